@@ -183,7 +183,7 @@ ERRORS = {
     "rope": (["--rope-type", "yarn"], "rope_type is yarn; expected normal or neox", "config.json"),
     "role": (["--pipeline-role", "prefill_only"], "pipeline_role is prefill_only, which is not in this", "Leave out"),
     "copies": (["--data-parallel-degree", "2"], "data_parallel_degree is 2, which is not in this", "Leave out"),
-    "draft": (["--draft-model", "x"], "--draft-model is not in this release: there is no speculative", "Leave it out"),
+    "draft": (["--draft-model", "x"], "--draft-model is not in this release: tokens are drafted", "Leave it out"),
     "lora": (["--lora-paths", "a=b"], "--lora-paths is not in this release: there are no LoRA", "Leave it out"),
     "custom": (["--custom-architectures", "no_such"], "'no_such' cannot be imported", "folder:module"),
 }  # fmt: skip

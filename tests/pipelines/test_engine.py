@@ -391,10 +391,7 @@ class DraftingPipeline(CountingPipeline):
             super()._run(one, steps)
             return
         assert steps == 1
-        rows, sequence = (
-            [*one.next_tokens.tolist(), *draft],
-            one.all_tokens[: one.start_idx].tolist(),
-        )
+        rows, sequence = one.next_tokens.tolist(), one.all_tokens[: one.start_idx].tolist()
         table = self.cache.pages.pages(one.request_id)
         chosen: list[int] = []
         for at, token in enumerate(rows, one.start_idx):

@@ -648,6 +648,16 @@ def test_drafted_tokens_take_no_pages_from_other_requests(pages, kept):
     assert trace.scheduler.preemptions == 0
 
 
+def test_a_batch_with_one_draft_runs_one_step():
+    trace = Trace(20, max_num_steps=3)
+    a, _ = trace.add("a", 3, new=9), trace.add("b", 3, new=9)
+    assert trace.step() == "CE1 a0:3 b0:3"
+    a.set_draft([1])
+    assert trace.schedule() == "TG1 a3:4 b3:4"
+    a.set_draft(())
+    assert trace.schedule() == "TG3 a3:4 b3:4"
+
+
 def test_drafted_tokens_are_not_counted_twice_as_future_pages():
     """The pages that a running request needs until its end hold its drafted tokens too."""
     trace = Trace(5, enable_in_flight_batching=True)

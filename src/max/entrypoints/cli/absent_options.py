@@ -5,8 +5,8 @@ from __future__ import annotations
 __all__ = ["NAMES_ELSEWHERE", "why_absent"]
 
 _REASONS = {
-    "there is no speculative decoding": """
-        --draft-* --speculative-method --num-speculative-tokens* --adaptive-speculative-*
+    "tokens are drafted by look-up only (`--speculative-method ngram`)": """
+        --draft-* --num-speculative-tokens-* --adaptive-speculative-*
         --synthetic-acceptance-rate --relaxed-* --use-greedy-acceptance --use-relaxed-acceptance-for-thinking
         --enable-spec-decode-mixed-batches --logit-penalties""",
     "there are no LoRA adapters": """

@@ -16,6 +16,12 @@ class RopeType(str, Enum):
     yarn = "yarn"
 
 
+class SpeculativeMethod(str, Enum):
+    """How tokens are drafted."""
+
+    ngram = "ngram"
+
+
 class PipelineRole(str, Enum):
     """The part of the work that a pipeline does."""
 

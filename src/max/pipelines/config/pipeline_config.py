@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Self
 from max._host import available_memory
 from max.graph.quantization import QuantizationEncoding
 from max.pipelines.checkpoints.chat_templates import DEFAULT, read_template_file
-from max.pipelines.config.enums import PipelineRole
+from max.pipelines.config.enums import PipelineRole, SpeculativeMethod
 from max.pipelines.config.kv_cache_config import KVCacheConfig
 from max.pipelines.config.later_config import PipelineArgs, PipelineRuntimeConfig, flat_options
 from max.pipelines.config.model_config import (
@@ -109,6 +109,13 @@ class PipelineConfig(StrictConfig):
     enable_echo: bool = option(
         "Return log-probabilities of prompts to requests that want them.", default=False
     )
+    speculative_method: SpeculativeMethod | None = option(
+        "How tokens are drafted, several of which one step verifies; ngram: by look-up in the request's own text.",
+        default=None,
+    )
+    num_speculative_tokens: int = option(
+        "The most drafted tokens of a request and step, with speculative_method.", default=8
+    )
     chat_template: Path | None = option(
         "A file with a chat template that replaces the model's.",
         default=None,
@@ -200,7 +207,7 @@ class PipelineConfig(StrictConfig):
         """Raises ConfigError for numbers that are too small."""
         at_least_1 = (
             "max_length", "max_batch_size", "max_ce_batch_size", "prefill_chunk_size",
-            "max_batch_context_length", "max_queue_size_tg",
+            "max_batch_context_length", "max_queue_size_tg", "num_speculative_tokens",
         )  # fmt: skip
         for name in at_least_1:
             value = getattr(self, name)

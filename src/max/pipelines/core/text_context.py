@@ -155,8 +155,8 @@ class TextContext:
 
     @property
     def active_length(self) -> int:
-        """The number of tokens of the next step: a prompt's or chunk's length, then 1."""
-        return self._active_idx - self._start_idx
+        """The number of tokens of the next step: a prompt's or chunk's length, then 1, or more with a draft."""
+        return self._active_idx - self._start_idx + len(self._draft_tokens)
 
     @property
     def current_length(self) -> int:
@@ -170,8 +170,9 @@ class TextContext:
 
     @property
     def next_tokens(self) -> Tokens:
-        """The tokens of the next step, from ``start_idx`` to ``active_idx``."""
-        return self.tokens[self._start_idx : self._active_idx]
+        """The tokens of the next step, from ``start_idx`` to ``active_idx``, and its draft after them."""
+        tokens = self.tokens[self._start_idx : self._active_idx]
+        return np.append(tokens, self._draft_tokens) if self._draft_tokens else tokens
 
     @property
     def draft_tokens(self) -> tuple[int, ...]:

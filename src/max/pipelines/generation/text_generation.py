@@ -28,20 +28,20 @@ from max.interfaces import (
 )
 from max.nn.kv_cache.manager import RaggedKVCacheInputs
 from max.pipelines.config.pipeline_config import PipelineConfig
-from max.pipelines.core.exceptions import UserError
+from max.pipelines.core.context import draft_length
 from max.pipelines.generation.batch_pipeline import BatchPipeline, StepResult
 from max.pipelines.generation.decode_loop import DecodeLoop, next_step_model
+from max.pipelines.generation.draft_steps import DraftSteps
 from max.pipelines.generation.last_step import LastStep
+from max.pipelines.generation.loaded_cache import loaded_cache
 from max.pipelines.generation.mixin import GenerateMixin
 from max.pipelines.generation.prefix_store import PrefixStore
 from max.pipelines.generation.reasoning_ends import reasoning_limit, with_ended_reasoning
 from max.pipelines.generation.step_checks import fail_without_logits
 from max.pipelines.generation.step_log_probabilities import last_logits, log_probabilities_of_step
 from max.pipelines.generation.step_reader import StepReader
-from max.pipelines.kv_cache.manager import PagedKVCacheManager
 from max.pipelines.models.inputs import ModelInputs, ModelOutputs
 from max.pipelines.models.interface_forms import initial_inputs
-from max.pipelines.models.kv_cache import KVCacheMixin
 from max.pipelines.models.loading import load_model
 from max.pipelines.models.pipeline_model import PipelineModel, WeightsAdapter
 from max.pipelines.sampling.inputs import SamplingInputs
@@ -121,28 +121,17 @@ class TextGenerationPipeline(
             self._pipeline_model = load_model(
                 pipeline_model, weight_adapters, pipeline_config, self._session, self._devices
             )
-        self._kv_manager = self._load_cache(available)
+        self._kv_manager = loaded_cache(
+            self._pipeline_model, pipeline_config, self._session, available
+        )
         self._sampler = Sampler(self._session, self._devices[0], pipeline_config.sampling_config)
         self._constraints = Constraints(getattr(tokenizer, "delegate", None))
         self._prefixes = PrefixStore.of(pipeline_config, self._kv_manager)
+        self._drafts = DraftSteps.of(
+            pipeline_config, self._pipeline_model, self._sampler, self._kv_manager.slots is not None
+        )
         self._loop = DecodeLoop.of(self._session, self._pipeline_model)
         self._step_reader: StepReader | None = None
-
-    def _load_cache(self, available: int) -> PagedKVCacheManager:
-        """The KV cache in the available bytes; raises UserError if one sequence does not fit."""
-        model, config = self._pipeline_model, self._pipeline_config
-        if not isinstance(model, KVCacheMixin):
-            raise TypeError(f"{type(model).__name__} has no KV cache: it lacks KVCacheMixin")
-        try:
-            return cast(
-                PagedKVCacheManager,
-                model.load_kv_manager(self._session, available),
-            )
-        except ValueError as error:
-            page, length = config.kv_cache_config.kv_cache_page_size, config.max_length
-            too_big = length is not None and page > length + page // 2
-            option = "--kv-cache-page-size" if too_big else "--max-length"
-            raise UserError(str(error), f"Give a smaller {option}.") from error
 
     @property
     def pipeline_config(self) -> PipelineConfig:
@@ -287,7 +276,7 @@ class TextGenerationPipeline(
             num_steps = self.calculate_num_steps(num_steps, context)
             if context.active_idx < context.end_idx or needs_sampler(context):
                 num_steps = 1  # a chunk yields no token; penalties depend on every token
-            if not self._pipeline_model.continues_steps:
+            if not self._pipeline_model.continues_steps or draft_length(context):
                 num_steps = 1
             limit = reasoning_limit(context)
             if limit is not None:
@@ -301,7 +290,8 @@ class TextGenerationPipeline(
     def _inputs(self, flat: list[TextGenerationContextType], num_steps: int) -> ModelInputs:
         """The inputs of the first step; if the batch is the same as before, those of its last step, updated."""
         last, self._last_step = self._last_step, None
-        if last and num_steps == 1 and last.precedes(flat):
+        drafted = max(map(draft_length, flat))
+        if last and num_steps == 1 and not drafted and last.precedes(flat):
             cache = cast(RaggedKVCacheInputs, last.inputs.kv_cache_inputs)
             last.inputs.update(kv_cache_inputs=self._kv_manager.advance(cache, flat))
             inputs = self._pipeline_model.prepare_next_token_inputs(last.tokens, last.inputs)
@@ -310,7 +300,9 @@ class TextGenerationPipeline(
                 inputs.update(sampling=sampling.advance(flat))
             return inputs
         cache_inputs = self._kv_manager.get_runtime_inputs(flat, num_steps)
-        return initial_inputs(self._pipeline_model, flat, cache_inputs)
+        # without drafts the sampler reads the logits of the last token only
+        rows = 1 if self._drafts is None else drafted + 1 if drafted else 0
+        return initial_inputs(self._pipeline_model, flat, cache_inputs, rows)
 
     @property
     def repeats_steps(self) -> bool:
@@ -345,7 +337,11 @@ class TextGenerationPipeline(
         """
         if not inputs:
             return StepResult({}, 0)
+        if self._drafts is not None:
+            self._drafts.drop(inputs.batch.values())
         batch, num_steps = self._reserve(inputs.batches, inputs.num_steps)
+        if self._drafts is not None and any(map(draft_length, batch)):
+            return self._verify(self._drafts, batch)
         loop = self._loop
         if (
             num_steps > 1
@@ -365,6 +361,8 @@ class TextGenerationPipeline(
                 device = self._devices[0]
                 model_inputs.update(sampling=SamplingInputs.of(batch, device, step))
             outputs = self._pipeline_model.execute(model_inputs)
+            if self._drafts is not None and not self._pipeline_config.enable_echo:
+                outputs.logit_offsets = None  # logits of no row
             tokens = self._next_tokens(outputs, batch, step, masks)
             chosen = np.asarray(tokens.to(CPU()).to_numpy(), np.int64)
             if num_steps == 1:
@@ -399,6 +397,14 @@ class TextGenerationPipeline(
         self._last_step = LastStep.of(batch, model_inputs, tokens, len(chosen))
         return self._result(batch, chosen.T.tolist(), len(chosen))
 
+    def _verify(self, drafts: DraftSteps, batch: list[TextGenerationContextType]) -> StepResult:
+        """Runs a step that verifies the drafted tokens of a batch."""
+        inputs = self._inputs(batch, 1)
+        if self._pipeline_model.samples_in_graph and inputs.sampling is None:
+            inputs.update(sampling=SamplingInputs.of(batch, self._devices[0]))
+        outputs = self._pipeline_model.execute(inputs)
+        return self._result(batch, drafts.verified(outputs, batch, self._devices[0]), 1)
+
     def _result(
         self,
         batch: list[TextGenerationContextType],
@@ -416,6 +422,8 @@ class TextGenerationPipeline(
         """
         outputs = self._append(batch, tokens, logs)
         self._kv_manager.step(batch)
+        if self._drafts is not None:
+            self._drafts.propose(batch)
         return StepResult(outputs, steps)
 
     def _next_tokens(
@@ -483,3 +491,5 @@ class TextGenerationPipeline(
             request_id: The request.
         """
         self._kv_manager.close(request_id)
+        if self._drafts is not None:
+            self._drafts.forget(request_id)

@@ -73,6 +73,7 @@ class DecoderModel(GraphModel[TextContext], KVCacheMixin):
     """
 
     samples_in_graph = True
+    verifies_drafts = True
 
     config_class: type[DecoderConfig] = DecoderConfig
     """The class of the config; it reads config.json."""

@@ -51,7 +51,7 @@ def load_model(
             kv_cache_config=config.kv_cache_config,
             weights=model_config.load_weights(),
             adapter=_adapter(pipeline_model, weight_adapters, config, session),
-            return_logits=ReturnLogits.ALL if config.enable_echo else ReturnLogits.LAST_TOKEN,
+            return_logits=_returned_logits(config),
         )
         model = pipeline_model(**arguments, **_of_its_version(pipeline_model, config))
         if isinstance(model, GraphTemplate):
@@ -126,3 +126,10 @@ def _adapter(
         return quantised_state_dict(weights, kind, session, model_config.weight_paths())
 
     return adapt
+
+
+def _returned_logits(config: PipelineConfig) -> ReturnLogits:
+    """The logits that the graph returns: of prompts for echo, of as many last tokens as a step verifies for drafts."""
+    if config.enable_echo:
+        return ReturnLogits.ALL
+    return ReturnLogits.LAST_TOKEN if config.speculative_method is None else ReturnLogits.VARIABLE

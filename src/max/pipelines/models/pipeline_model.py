@@ -132,6 +132,9 @@ class PipelineModel(ABC, Generic[BaseContextType]):
     samples_in_graph: bool = False
     """Whether the graph takes :class:`SamplingInputs` and returns the next tokens."""
 
+    verifies_drafts: bool = False
+    """Whether the graph returns the logits of the last tokens of each request, with ``ReturnLogits.VARIABLE``."""
+
     model_config_cls: ClassVar[type[Any] | None] = None
     """The class of the config in 26.x; by default the ``config`` of the `SupportedArchitecture`."""
 

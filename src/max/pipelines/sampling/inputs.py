@@ -66,15 +66,19 @@ class SamplingInputs:
 
     @classmethod
     def of(
-        cls, batch: Sequence[TextGenerationContext], device: Device | None = None, step: int = 0
+        cls,
+        batch: Sequence[TextGenerationContext],
+        device: Device | None = None,
+        step: int | Sequence[int] = 0,
     ) -> SamplingInputs:
         """The parameters of the next token of each request.
 
         Args:
             batch: The requests in the batch's order.
             device: The device of the tensors; None: the CPU.
-            step: The number of the step, in an execution of several.
+            step: The number of the step, in an execution of several; or the number of each row.
         """
+        steps = [step] * len(batch) if isinstance(step, int) else step
         params = [context.sampling_params for context in batch]
         choices = [_temperature_and_top_k(context) for context in batch]
         arrays = (
@@ -84,8 +88,8 @@ class SamplingInputs:
             np.array([p.min_p for p in params], np.float32),
             np.array(
                 [
-                    step_seed(p.seed, context.active_idx + step)
-                    for p, context in zip(params, batch, strict=True)
+                    step_seed(p.seed, context.active_idx + number)
+                    for p, context, number in zip(params, batch, steps, strict=True)
                 ],
                 np.uint64,
             ),

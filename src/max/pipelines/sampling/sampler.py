@@ -99,6 +99,23 @@ class Sampler:
         (tokens,) = self._model(penalties, bitmask is not None).execute(*inputs)
         return tokens
 
+    def sample_rows(
+        self, logits: Tensor, contexts: Sequence[TextGenerationContext], steps: Sequence[int]
+    ) -> Tensor:
+        """Samples a token of each row, several rows of a request among them.
+
+        Args:
+            logits: ``[rows, vocab]``, float32; not modified.
+            contexts: The request of each row, which needs no penalties, masks or processors.
+            steps: The number of tokens between the request's next one and that of the row.
+
+        Returns:
+            int64 ``[rows]``.
+        """
+        inputs = SamplingInputs.of(contexts, self._device, steps)
+        (tokens,) = self._model(False, False).execute(logits, *inputs)
+        return tokens
+
 
 def needs_masks(context: TextGenerationContext) -> bool:
     """Whether a request modifies its logits before the sampling graph.

@@ -1,0 +1,169 @@
+"""Steps of a pipeline that verify drafted tokens."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from max.driver import CPU, Device, Tensor
+from max.interfaces import RequestID, TextGenerationContext
+from max.pipelines.config.pipeline_config import PipelineConfig
+from max.pipelines.core.context import TextContext, draft_length
+from max.pipelines.core.exceptions import ConfigError
+from max.pipelines.generation.drafter import Drafter, LookupDrafter
+from max.pipelines.generation.reasoning_ends import reasoning_limit
+from max.pipelines.models.inputs import ModelOutputs
+from max.pipelines.models.pipeline_model import PipelineModel
+from max.pipelines.sampling.sampler import Sampler, needs_sampler
+
+__all__ = ["DraftSteps"]
+
+
+class DraftSteps:
+    """Drafts the tokens of a pipeline's requests, and finds which of them are right.
+
+    A drafted token is right if it is the token that the model chooses there: the likeliest one, or the one that the
+    request's seed samples at this position. So a text is the same as without drafts, except that the logits of a step
+    with several tokens may differ in their last bits.
+
+    Args:
+        drafter: Proposes the tokens.
+        most: The maximum number of drafted tokens of a request.
+        sampler: Chooses the tokens of rows.
+    """
+
+    def __init__(self, drafter: Drafter, most: int, sampler: Sampler) -> None:
+        self._drafter, self.most, self._sampler = drafter, most, sampler
+        self.drafted, self.accepted = 0, 0
+        """The number of tokens that were drafted, and of those that were right."""
+
+    @classmethod
+    def of(
+        cls, config: PipelineConfig, model: PipelineModel[Any], sampler: Sampler, has_states: bool
+    ) -> DraftSteps | None:
+        """The drafts of a configuration; None if it has none.
+
+        Args:
+            config: The configuration, resolved.
+            model: The model.
+            sampler: Chooses tokens.
+            has_states: Whether the model has recurrent states.
+
+        Raises:
+            ConfigError: The model cannot verify drafted tokens.
+        """
+        if config.speculative_method is None:
+            return None
+        if has_states or not model.verifies_drafts:
+            why = (
+                "has recurrent states, which cannot go back"
+                if has_states
+                else "gives one token a step"
+            )
+            raise ConfigError(
+                f"speculative_method is {config.speculative_method.value!r}, and the model {why}",
+                "Leave --speculative-method out.",
+            )
+        most = config.num_speculative_tokens
+        return cls(LookupDrafter(most), most, sampler)
+
+    def drop(self, batch: Iterable[TextGenerationContext]) -> None:
+        """Removes the drafts of a batch if one of its requests needs more than the model's own choice of tokens.
+
+        Args:
+            batch: The requests.
+        """
+        contexts = list(batch)
+        if any(map(_needs_single_tokens, contexts)):
+            for context in contexts:
+                if draft_length(context) and isinstance(context, TextContext):
+                    context.set_draft(())
+
+    def propose(self, batch: Sequence[TextGenerationContext]) -> None:
+        """Drafts the tokens that the next step verifies.
+
+        Args:
+            batch: The requests of the last step, with their new tokens.
+        """
+        for context in batch:
+            if context.is_done:
+                self._drafter.forget(context.request_id)
+            elif isinstance(context, TextContext) and context.active_length == 1:
+                most = min(self.most, context.max_length - context.end_idx - 1)
+                if most > 0 and not _needs_single_tokens(context):
+                    context.set_draft(self._drafter.propose(context, most))
+
+    def forget(self, request_id: RequestID) -> None:
+        """Forgets a request that has ended.
+
+        Args:
+            request_id: The request.
+        """
+        self._drafter.forget(request_id)
+
+    def verified(
+        self, outputs: ModelOutputs, batch: Sequence[TextGenerationContext], device: Device
+    ) -> list[list[int]]:
+        """The new tokens of each request: those of its draft that are right, and the one after them.
+
+        Args:
+            outputs: The outputs of a step whose inputs had the drafted tokens.
+            batch: The requests, before their new tokens.
+            device: The device of the logits.
+
+        Raises:
+            ValueError: The model did not return the logits of the drafted tokens.
+        """
+        if outputs.logit_offsets is None:
+            raise ValueError(
+                "drafted tokens are verified by their logits, which the model does not return"
+            )
+        offsets = outputs.logit_offsets.to(CPU()).to_numpy()
+        counts = [draft_length(context) + 1 for context in batch]
+        rows = np.concatenate(
+            [np.arange(end - count, end) for end, count in zip(offsets[1:], counts, strict=True)]
+        )
+        logits = np.ascontiguousarray(outputs.logits.to(CPU()).to_numpy()[rows.astype(np.int64)])
+        chosen = self._chosen(Tensor.from_numpy(logits).to(device), batch, counts)
+        tokens: list[list[int]] = []
+        begin = 0
+        for context, count in zip(batch, counts, strict=True):
+            own = chosen[begin : begin + count]
+            begin += count
+            tokens.append(own[: self._right(context, own) + 1])
+        return tokens
+
+    def _chosen(
+        self, logits: Tensor, batch: Sequence[TextGenerationContext], counts: Sequence[int]
+    ) -> list[int]:
+        """The token that the model chooses after each row, with the seed of its position."""
+        contexts = [context for context, n in zip(batch, counts, strict=True) for _ in range(n)]
+        steps = [step for n in counts for step in range(n)]
+        tokens: npt.NDArray[np.int64] = (
+            self._sampler.sample_rows(logits, contexts, steps).to(CPU()).to_numpy()
+        )
+        return tokens.tolist()
+
+    def _right(self, context: TextGenerationContext, chosen: Sequence[int]) -> int:
+        """The number of drafted tokens that are those that the model chooses."""
+        if not isinstance(context, TextContext) or not context.draft_tokens:
+            return 0
+        draft, right = context.draft_tokens, 0
+        while right < len(draft) and draft[right] == chosen[right]:
+            right += 1
+        self.drafted += len(draft)
+        self.accepted += right
+        self._drafter.observe(context, len(draft), right)
+        return right
+
+
+def _needs_single_tokens(context: TextGenerationContext) -> bool:
+    """Whether a token of a request depends on those before it in more than the logits, or has log-probabilities."""
+    return (
+        needs_sampler(context)
+        or context.log_probabilities > 0
+        or reasoning_limit(context) is not None
+    )
