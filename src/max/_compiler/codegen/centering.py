@@ -190,8 +190,9 @@ class _Rewrite:
         return number
 
     def scaled_center(self, value: Node, walk: int) -> int | None:
-        """A corrected center times a value of the row, ``(c - error) * r``, as ``c * r - error * r``, whose second product
-        is computed once; None for other products.
+        """A corrected center times a value of the row, ``(c - error) * r``, as ``c * r - error * r``.
+
+        The second product is computed once. None for other products.
         """
         for center, factor in (value.args, value.args[::-1]):
             stage = self.spec.stage[center]
