@@ -91,6 +91,25 @@ def loose_schema(schema: str | Mapping[str, Any] | bool) -> GrammarSchema:
         raise InputError(f"the JSON schema is invalid: {error}", "Give a JSON schema.") from error
 
 
+def simple_schema(schema: Mapping[str, Any]) -> GrammarSchema | None:
+    """As :func:`loose_schema`, but not checked, which takes most of the time; None if it must be.
+
+    Args:
+        schema: The schema.
+    """
+    try:
+        return _simple_form(json.dumps(schema))
+    except (ValueError, RecursionError):
+        return None
+
+
+@lru_cache(512)
+def _simple_form(text: str) -> GrammarSchema | None:
+    form = grammar_schema(json.loads(text))
+    # whether alternatives overlap is known after a check
+    return None if '"oneOf"' in json.dumps(form.schema) else form
+
+
 @lru_cache(128)  # clients send the same tools repeatedly
 def _loose_form(text: str) -> GrammarSchema:
     value = json.loads(text)
@@ -253,4 +272,5 @@ __all__ = [
     "of_loose_schema",
     "of_regex",
     "shortened_list",
+    "simple_schema",
 ]

@@ -13,6 +13,7 @@ from max.pipelines.structured.grammar import (
     loose_schema,
     of_json_schema,
     shortened_list,
+    simple_schema,
 )
 from max.serve.chat.tools.definitions import ChoiceKind, Tool, ToolChoice
 from max.serve.chat.tools.formats import ToolFormat
@@ -54,15 +55,20 @@ def tool_grammar(
     Raises:
         ApiError: The schema of a tool that is strict cannot be held.
     """
-    hints: list[str] = []
-    held: list[Tool] = []
-    for number, tool in enumerate(tools):
-        if choice.may_call(tool.name) and choice.kind is not ChoiceKind.NONE:
-            tool, lacks = _held(tool, number)
-            hints += lacks
-        held.append(tool)
+
+    def grammar_of(held: Sequence[Tool]) -> str | None:
+        return answer_grammar(held, choice, tool_format, special_tokens, content_grammar)
+
+    # nearly always the grammar of all tools can be compiled, and none needs a check of its own
+    held, hints = _all_held(tools, choice, check=False)
+    grammar = grammar_of(held)
+    if grammar is None:
+        return ToolGrammar(None)
+    if len(grammar) <= MAX_CHARACTERS and grammar_problem(grammar) is None:
+        return ToolGrammar(grammar, tuple(hints))
+    held, hints = _all_held(tools, choice, check=True)
     while True:
-        grammar = answer_grammar(held, choice, tool_format, special_tokens, content_grammar)
+        grammar = grammar_of(held)
         if grammar is None:
             return ToolGrammar(None)
         problem = "it is too long" if len(grammar) > MAX_CHARACTERS else grammar_problem(grammar)
@@ -75,13 +81,28 @@ def tool_grammar(
         held[largest] = replace(held[largest], parameters=_ANY_OBJECT)
 
 
-def _held(tool: Tool, number: int) -> tuple[Tool, list[str]]:
+def _all_held(
+    tools: Sequence[Tool], choice: ToolChoice, check: bool
+) -> tuple[list[Tool], list[str]]:
+    """Tools with the parts of their schemas that grammars hold, and what these lack."""
+    held: list[Tool] = []
+    hints: list[str] = []
+    for number, tool in enumerate(tools):
+        if choice.may_call(tool.name) and choice.kind is not ChoiceKind.NONE:
+            tool, lacks = _held(tool, number, check)
+            hints += lacks
+        held.append(tool)
+    return held, hints
+
+
+def _held(tool: Tool, number: int, check: bool) -> tuple[Tool, list[str]]:
     """A tool with the part of its schema that a grammar holds, and what it lacks."""
     where = f"tools.{number}.function.parameters"
     try:
         if tool.strict:
             of_json_schema(tool.parameters)
-        form = loose_schema(tool.parameters)
+        form = None if check else simple_schema(tool.parameters)
+        form = form or loose_schema(tool.parameters)
     except UserError as error:
         if tool.strict:
             raise of_user_error(
