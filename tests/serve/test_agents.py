@@ -10,6 +10,7 @@ import httpx
 import openai
 import pytest
 
+from max.serve.response_store import MOST_BYTES, ResponseStore, StoredResponse
 from tests.serve.test_tools import ASK
 
 WEATHER = {
@@ -332,3 +333,109 @@ def test_log_probabilities_of_ollama(http) -> None:
         ]
     post(http, "/api/generate", {"model": "tiny", "prompt": "x", "context": [1, 2]}, 400)
     post(http, "/api/generate", {"model": "tiny", "prompt": "x", "top_logprobs": 2}, 400)
+
+
+def test_responses_go_on_with_earlier_ones(client: openai.OpenAI, http) -> None:
+    options = {"model": "tiny", "temperature": 0, "max_output_tokens": 8}
+    first = client.responses.create(**options, input="What is the capital of Norway?")
+    assert first.store
+    second = client.responses.create(
+        **options, input="And of Italy?", previous_response_id=first.id
+    )
+    assert second.previous_response_id == first.id
+    said = {"role": "assistant", "content": first.output_text}
+    items = [
+        {"role": "user", "content": "What is the capital of Norway?"},
+        said,
+        {"role": "user", "content": "And of Italy?"},
+    ]
+    whole = client.responses.create(**options, input=items, store=False)
+    assert (whole.output_text, whole.usage.input_tokens) == (
+        second.output_text,
+        second.usage.input_tokens,
+    )
+    more = {**options, "input": "x", "previous_response_id": second.id}
+    *_, last = client.responses.create(**more, stream=True)
+    third = last.response
+    assert client.responses.retrieve(third.id).output_text == third.output_text
+    listed = client.responses.input_items.list(third.id, order="asc", limit=2)
+    texts = [item.content[0].text for item in listed]
+    assert texts == [
+        items[0]["content"],
+        first.output_text,
+        items[2]["content"],
+        second.output_text,
+        "x",
+    ]
+    newest = client.responses.input_items.list(third.id, limit=1).data
+    assert newest[0].content[0].text == "x"
+    for identifier in (whole.id, "resp-unknown"):
+        with pytest.raises(openai.NotFoundError):
+            client.responses.retrieve(identifier)
+        with pytest.raises(openai.BadRequestError, match="is not kept"):
+            client.responses.create(**options, input="x", previous_response_id=identifier)
+    client.responses.delete(first.id)
+    with pytest.raises(openai.NotFoundError):
+        client.responses.retrieve(first.id)
+    assert (
+        client.responses.create(**options, input="y", previous_response_id=third.id).output_text
+        is not None
+    )
+    post(http, "/v1/responses", {"model": "tiny", "input": "x", "background": True}, 400)
+
+
+def test_responses_with_calls_go_on(client: openai.OpenAI) -> None:
+    tools = [{"type": "function", "name": "now", "parameters": {}}]
+    options = {
+        "model": "tiny",
+        "tools": tools,
+        "max_output_tokens": 40,
+        "parallel_tool_calls": False,
+    }
+    first = client.responses.create(**options, input="x", tool_choice="required")
+    call = next(item for item in first.output if item.type == "function_call")
+    output = {"type": "function_call_output", "call_id": call.call_id, "output": "12:00"}
+    second = client.responses.create(
+        **options, input=[output], previous_response_id=first.id, tool_choice="none"
+    )
+    assert second.status in ("completed", "incomplete")
+    with pytest.raises(openai.BadRequestError, match="have no result of it"):
+        client.responses.create(**options, input="y", previous_response_id=first.id)
+
+
+def test_old_responses_are_dropped() -> None:
+    store = ResponseStore()
+    for number in range(10):
+        stored = StoredResponse("a", (), (), {"output": []}, MOST_BYTES // 4)
+        store.put(f"r{number}", stored)
+    assert [n for n in range(10) if store.find(f"r{n}", "a")] == [6, 7, 8, 9]
+    assert store.find("r9", "b") is None and not store.delete("r9", "b")
+    assert store.delete("r9", "a") and not store.delete("r9", "a")
+
+
+@pytest.mark.parametrize("thinking", [None, {"type": "adaptive"}, {"type": "disabled"}])
+def test_counted_tokens_are_those_of_the_prompt(http, thinking) -> None:
+    """What Claude Code sends: headers of betas, tools, blocks with cache_control, effort and adaptive thinking."""
+    block = {"type": "text", "text": "Be brief.", "cache_control": {"type": "ephemeral"}}
+    body = {
+        "model": "tiny",
+        "system": [block],
+        "messages": [{"role": "user", "content": [{**block, "text": "Hello"}]}],
+        "tools": [
+            {
+                "name": "now",
+                "description": "The time.",
+                "input_schema": {"type": "object", "properties": {}},
+            }
+        ],
+        "output_config": {"effort": "medium"},
+        **({"thinking": thinking} if thinking else {}),
+    }
+    headers = {
+        "anthropic-version": "2023-06-01",
+        "anthropic-beta": "claude-code-20250219,effort-2025-11-24",
+    }
+    counted = post(http, "/v1/messages/count_tokens", body, **headers)["input_tokens"]
+    more = {"max_tokens": 3, "metadata": {"user_id": "x"}}
+    usage = post(http, "/v1/messages?beta=true", {**body, **more}, **headers)["usage"]
+    assert counted == usage["input_tokens"] + usage["cache_read_input_tokens"]

@@ -110,10 +110,10 @@ def test_a_response(client: openai.OpenAI) -> None:
     assert "".join(deltas) == ANSWER
     cut = client.responses.create(**{**options, "max_output_tokens": 2})
     assert cut.status == "incomplete" and cut.incomplete_details.reason == "max_output_tokens"
-    with pytest.raises(openai.BadRequestError, match="nothing is stored"):
+    with pytest.raises(openai.BadRequestError, match="is not kept"):
         client.responses.create(**options, previous_response_id="resp-1")
-    with pytest.raises(openai.NotFoundError, match="nothing is stored"):
-        client.responses.retrieve(response.id)
+    with pytest.raises(openai.NotFoundError, match="there is no response"):
+        client.responses.retrieve("resp-1")
     counted = client.responses.input_tokens.count(model="tiny", input=QUESTION)
     assert counted.input_tokens == response.usage.input_tokens
 

@@ -31,7 +31,15 @@ from max.serve.http.validation import validation_error
 from max.serve.llama_cpp import infill
 from max.serve.ollama import library
 from max.serve.ollama import routes as ollama
-from max.serve.openai import chat, completions, embeddings, invocations, models, responses
+from max.serve.openai import (
+    chat,
+    completions,
+    embeddings,
+    invocations,
+    models,
+    responses,
+    stored_responses,
+)
 from max.serve.tracing import Tracing
 from max.serve.web import routes as web
 from max.serve.worker.client import EngineLostError, EngineUnavailableError
@@ -66,7 +74,7 @@ def build_app(
     app.state.server = state
     apis = {
         "openai": (tokens, embeddings, chat, completions),
-        "responses": (responses,),
+        "responses": (responses, stored_responses),
         "anthropic": (messages,),
         "ollama": (ollama, library),
         "sagemaker": (invocations,),

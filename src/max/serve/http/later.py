@@ -81,7 +81,6 @@ _REASONS = {
     "/api/blobs": _OLLAMA,
 }
 """A path, which includes the paths below it, and what to use instead."""
-_STORED = ("/v1/responses/{response_id}", "/v1/responses/{response_id}/input_items")
 
 
 def _refusal(reason: str) -> Callable[[Request], Awaitable[Response]]:
@@ -92,8 +91,8 @@ def _refusal(reason: str) -> Callable[[Request], Awaitable[Response]]:
     return refuse
 
 
-async def not_stored(response_id: str) -> None:
-    """Answers that no response has this identifier, as none is stored.
+async def not_running(response_id: str) -> None:
+    """Answers that no response with this identifier runs, as none runs without a connection.
 
     Args:
         response_id: The identifier.
@@ -101,12 +100,13 @@ async def not_stored(response_id: str) -> None:
     Raises:
         ApiError: Status 404.
     """
-    raise ApiError(f"there is no response {shown(response_id)}: nothing is stored", status=404)
+    raise ApiError(
+        f"no response {shown(response_id)} runs in the background: close the connection of one to end it",
+        status=404,
+    )
 
 
 for _path, _reason in _REASONS.items():
     for _form in (_path, f"{_path}/{{rest:path}}"):
         router.add_route(_form, _refusal(_reason), methods=_METHODS)
-for _path in _STORED:
-    router.add_api_route(_path, not_stored, methods=["GET", "DELETE"])
-router.add_api_route("/v1/responses/{response_id}/cancel", not_stored, methods=["POST"])
+router.add_api_route("/v1/responses/{response_id}/cancel", not_running, methods=["POST"])

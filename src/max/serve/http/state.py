@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol
 from urllib.parse import urlsplit
 
@@ -17,6 +17,7 @@ from max.serve.metrics import ServerMetrics
 from max.serve.model import ServedModel
 from max.serve.pool import ModelPool
 from max.serve.request_context import current_request
+from max.serve.response_store import ResponseStore
 from max.serve.settings import ServerSettings
 
 
@@ -38,12 +39,14 @@ class ServerState:
         metrics: The metrics.
         pool: The models.
         store: The models folder; None: the server has one model.
+        responses: The latest responses of OpenAI's API.
     """
 
     settings: ServerSettings
     metrics: ServerMetrics
     pool: ModelPool
     store: ModelStore | None = None
+    responses: ResponseStore = field(default_factory=ResponseStore)
 
     async def model(self, name: str | None, keep_alive: float | None = None) -> ServedModel:
         """The model of a request, loaded first if it is not.

@@ -8,6 +8,17 @@ from typing import Any
 from max.serve.errors import ApiError, shown
 
 
+def items_of(given: str | list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The items of an input.
+
+    Args:
+        given: A text, or items.
+    """
+    if isinstance(given, str):
+        return [{"type": "message", "role": "user", "content": given}]
+    return given
+
+
 def messages_of(items: str | list[dict[str, Any]]) -> list[dict[str, Any]]:
     """The messages of an input, with the fields of chat completions.
 

@@ -1,9 +1,9 @@
-"""``/v1/responses`` without stored state: each request has the whole conversation."""
+"""``/v1/responses``: answers an input, or an input that goes on with an earlier response."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Callable, Sequence
 from typing import Annotated, Any, Literal
 
 import msgspec
@@ -24,7 +24,8 @@ from max.serve.http.streaming import event_stream, unless_disconnected
 from max.serve.limits import MAX_MESSAGES, MAX_TOOLS
 from max.serve.offload import by_size
 from max.serve.openai.fields import FIRST_ERROR, CacheSalt, Name, StrictBody, refuse
-from max.serve.openai.response_input import messages_of
+from max.serve.openai.response_input import items_of, messages_of
+from max.serve.openai.stored_responses import history_of, keeper
 from max.serve.openai.structure import GrammarFields, ResponseFormat, SchemaField, compiled_grammar
 from max.serve.openai.tools import (
     AllowedChoice,
@@ -39,10 +40,9 @@ from max.serve.request_context import current_request
 router = APIRouter(tags=["OpenAI"], route_class=BodyRoute)
 
 _REFUSED = {
-    "previous_response_id": "nothing is stored; send the earlier items in input",
-    "conversation": "nothing is stored; send the earlier items in input",
-    "prompt": "nothing is stored; send the text in input",
-    "background": "answers are not stored; stream them",
+    "conversation": "give previous_response_id, or send the earlier items in input",
+    "prompt": "prompts are not stored; send the text in input",
+    "background": "answers are not made without a connection; stream them",
 }
 
 
@@ -126,10 +126,11 @@ async def input_tokens(body: ResponsesBody, request: Request) -> Response:
         body: The request whose prompt is counted.
         request: The connection.
     """
-    model = await state_of(request, body).model(body.model)
+    state = state_of(request, body)
+    model = await state.model(body.model)
     refuse(body, _REFUSED)
     tools = () if body.tool_choice == "none" else _tools(body)
-    messages = await by_size(_messages, body)
+    messages = await by_size(_messages, body, history_of(body.previous_response_id, state))
     count = await prompt_tokens(model, messages, tools)
     return json_response({"object": "response.input_tokens", "input_tokens": count})
 
@@ -143,8 +144,12 @@ async def responses(body: ResponsesBody, request: Request) -> Response:
         request: The connection.
     """
     state = state_of(request, body)
-    job = await _job(body, state)
-    writer = await by_size(_ResponseWriter, body, job)
+    history = history_of(body.previous_response_id, state)
+    job = await _job(body, state, history)
+    keep: Callable[[dict[str, Any]], None] | None = None
+    if body.store is not False:
+        keep = keeper(state, history, body.input)
+    writer = await by_size(_ResponseWriter, body, job, keep)
     if body.stream:
         return await event_stream(request, _stream(writer, job, state), _error_event)
     timeout = state.settings.request_timeout_s
@@ -152,7 +157,9 @@ async def responses(body: ResponsesBody, request: Request) -> Response:
     return json_response(writer.whole(answers[0]))
 
 
-async def _job(body: ResponsesBody, state: ServerState) -> ChatJob:
+async def _job(
+    body: ResponsesBody, state: ServerState, history: Sequence[dict[str, Any]]
+) -> ChatJob:
     model = await state.model(body.model)
     refuse(body, _REFUSED)
     sampling = SamplingParamsInput(
@@ -171,7 +178,7 @@ async def _job(body: ResponsesBody, state: ServerState) -> ChatJob:
         model,
         Conversation(
             request_id=new_id("resp"),
-            messages=await by_size(_messages, body),
+            messages=await by_size(_messages, body, history),
             sampling=model.sampling_params(sampling),
             tools=tools,
             tool_choice=choice,
@@ -180,8 +187,8 @@ async def _job(body: ResponsesBody, state: ServerState) -> ChatJob:
     )
 
 
-def _messages(body: ResponsesBody) -> list[dict[str, Any]]:
-    messages = messages_of(body.input)
+def _messages(body: ResponsesBody, history: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    messages = messages_of([*history, *items_of(body.input)] if history else body.input)
     if body.instructions:
         messages.insert(0, {"role": "system", "content": body.instructions})
     return messages
@@ -223,8 +230,13 @@ def _error_event(error: ApiError) -> bytes:
 class _ResponseWriter:
     """Makes the object and the events of one response."""
 
-    def __init__(self, body: ResponsesBody, job: ChatJob) -> None:
-        self._body, self._job = body, job
+    def __init__(
+        self,
+        body: ResponsesBody,
+        job: ChatJob,
+        keep: Callable[[dict[str, Any]], None] | None = None,
+    ) -> None:
+        self._body, self._job, self._keep = body, job, keep
         self._created = int(time.time())
         self._id = new_id("resp")
         self._sequence = -1
@@ -260,7 +272,7 @@ class _ResponseWriter:
             "output_tokens_details": {"reasoning_tokens": 0},
             "total_tokens": self._job.prompt_tokens + tokens,
         }
-        return {
+        response: dict[str, Any] = {
             "id": self._id,
             "object": "response",
             "created_at": self._created,
@@ -272,8 +284,8 @@ class _ResponseWriter:
             "model": self._job.model.name,
             "output": [] if finish_reason is None else self._items,
             "parallel_tool_calls": body.parallel_tool_calls is not False,
-            "previous_response_id": None,
-            "store": False,
+            "previous_response_id": body.previous_response_id,
+            "store": self._keep is not None,
             "temperature": body.temperature,
             "top_p": body.top_p,
             "text": {"format": _plain(body.text.format if body.text else None) or {"type": "text"}},
@@ -283,6 +295,9 @@ class _ResponseWriter:
             "usage": None if finish_reason is None else usage,
             "metadata": body.metadata or {},
         }
+        if finish_reason is not None and self._keep is not None:
+            self._keep(response)
+        return response
 
     def event(self, kind: str, **data: object) -> bytes:
         """An event with the next number."""

@@ -1,0 +1,145 @@
+"""Responses that are kept: later requests go on with them, and clients read and delete them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Literal
+
+from fastapi import APIRouter, Request
+from starlette.responses import Response
+
+from max.serve.errors import ApiError, shown
+from max.serve.http.body import BodyRoute
+from max.serve.http.state import ServerState, json_response, state_of
+from max.serve.openai.response_input import items_of
+from max.serve.openai.wire import encode_json, new_id
+from max.serve.request_context import current_request
+from max.serve.response_store import StoredResponse
+
+router = APIRouter(prefix="/v1/responses", tags=["OpenAI"], route_class=BodyRoute)
+_MOST_ITEMS = 100
+
+
+def history_of(identifier: str | None, state: ServerState) -> tuple[dict[str, Any], ...]:
+    """The items up to a response; empty where there is none.
+
+    Args:
+        identifier: Identifies the response.
+        state: The server.
+
+    Raises:
+        ApiError: It is not kept.
+    """
+    if identifier is None:
+        return ()
+    found = state.responses.find(identifier, current_request().client)
+    if found is None:
+        raise ApiError(
+            f"the previous response {shown(identifier)} is not kept: it was sent with store false, deleted, "
+            "or dropped for newer ones; send the earlier items in input",
+            param="previous_response_id",
+            code="previous_response_not_found",
+        )
+    return found.items
+
+
+def keeper(
+    state: ServerState, history: tuple[dict[str, Any], ...], given: str | list[dict[str, Any]]
+) -> Callable[[dict[str, Any]], None]:
+    """A function that keeps a response.
+
+    Args:
+        state: The server.
+        history: The items before its input.
+        given: Its input.
+    """
+    client = current_request().client
+    inputs = tuple({"id": new_id("item"), **item} for item in items_of(given))
+    size = len(encode_json(inputs))
+
+    def keep(response: dict[str, Any]) -> None:
+        data = encode_json(response)
+        stored = StoredResponse(client, history, inputs, response, size + len(data))
+        state.responses.put(response["id"], stored)
+
+    return keep
+
+
+def _stored(identifier: str, request: Request) -> StoredResponse:
+    found = state_of(request).responses.find(identifier, current_request().client)
+    if found is None:
+        raise ApiError(f"there is no response {shown(identifier)}", status=404, param="response_id")
+    return found
+
+
+@router.get("/{response_id}")
+async def response(response_id: str, request: Request) -> Response:
+    """Shows a response that is kept.
+
+    Args:
+        response_id: Identifies it.
+        request: The connection.
+    """
+    return json_response(_stored(response_id, request).response)
+
+
+@router.delete("/{response_id}")
+async def delete(response_id: str, request: Request) -> Response:
+    """Drops a response.
+
+    Args:
+        response_id: Identifies it.
+        request: The connection.
+    """
+    _stored(response_id, request)
+    state_of(request).responses.delete(response_id, current_request().client)
+    return json_response({"id": response_id, "object": "response.deleted", "deleted": True})
+
+
+@router.get("/{response_id}/input_items")
+async def input_items(
+    response_id: str,
+    request: Request,
+    limit: int = 20,
+    order: Literal["asc", "desc"] = "desc",
+    after: str | None = None,
+) -> Response:
+    """Lists the items of a response's input, with those before it.
+
+    Args:
+        response_id: Identifies it.
+        request: The connection.
+        limit: The maximum number of items.
+        order: Whether the last ones come first.
+        after: The identifier of the item after which the list begins.
+    """
+    if not 1 <= limit <= _MOST_ITEMS:
+        raise ApiError(f"limit is {limit}; it must be from 1 to {_MOST_ITEMS}", param="limit")
+    stored = _stored(response_id, request)
+    items = [_shown(item) for item in (*stored.history, *stored.inputs)]
+    if order == "desc":
+        items.reverse()
+    if after is not None:
+        places = [at for at, item in enumerate(items) if item.get("id") == after]
+        if not places:
+            raise ApiError(f"there is no item {shown(after)}", param="after")
+        items = items[places[0] + 1 :]
+    page = items[:limit]
+    return json_response(
+        {
+            "object": "list",
+            "data": page,
+            "first_id": page[0].get("id") if page else None,
+            "last_id": page[-1].get("id") if page else None,
+            "has_more": len(items) > limit,
+        }
+    )
+
+
+def _shown(item: dict[str, Any]) -> dict[str, Any]:
+    """An item as clients read it: the content of a message is a list of parts."""
+    content = item.get("content")
+    if item.get("type", "message") != "message" or not isinstance(content, str):
+        return item
+    kind = "output_text" if item.get("role") == "assistant" else "input_text"
+    return {"type": "message", **item, "content": [{"type": kind, "text": content}]}
