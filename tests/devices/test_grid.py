@@ -9,6 +9,9 @@ import numpy as np
 import pytest
 
 from max import kernel as k
+from max._backends import BackendOptions, backends_for
+from max._compiler import mok
+from max._compiler.pipeline import compile_module, optimise
 from max._kernel_library.library import KernelLibrary
 from max._kernel_library.lowering import Geometry, KernelCall, Operand, Scalar, view
 from max._runtime.program import Jump
@@ -19,6 +22,8 @@ from max.engine.loop import ModelLoop
 from max.experimental import functional as F
 from max.experimental.tensor import Tensor as EagerTensor
 from max.graph import BufferType, Graph, TensorType, Weight, ops
+from max.mlir import verify_module
+from tests.devices.fake import fake_devices
 from tests.devices.grid import FAKE_KERNELS, ROWS, WORKERS, GridBackend, GridDevice, grid_devices
 from tests.devices.mixed import HOST, ONE, arrays, compare, floats, on
 
@@ -51,6 +56,19 @@ def test_a_region_has_a_block_for_some_rows(devices: Any, rng: Any, rows: int) -
     want = np.exp(2 * x) / np.exp(2 * x).sum(1, keepdims=True)
     np.testing.assert_allclose(y, want, 1e-5, 1e-6)
     assert backend_of(session).blocks == -(-rows // ROWS)
+
+
+def test_the_blocks_of_a_call(devices: Any, rng: Any) -> None:
+    """Their number is computed with the caller's sizes."""
+    with Graph("calls", input_types=[TensorType(F32, ["n", 3], ONE)]) as graph:
+        sub = graph.add_subgraph("sub", lambda x: ops.softmax(x), [TensorType(F32, ["m", 3], ONE)])
+        x = graph.inputs[0].tensor
+        graph.output(ops.call(sub, ops.concat([x, x, x]))[0].tensor)
+    session = InferenceSession(devices=[CPU(), devices[0]])
+    x = floats(rng, 4, 3)
+    (y,) = arrays(session.load(graph).execute(on(devices[0], x)))
+    rows = np.exp(np.concatenate([x, x, x]))
+    np.testing.assert_allclose(y, rows / rows.sum(1, keepdims=True), 1e-5)
 
 
 @k.kernel
@@ -99,14 +117,14 @@ def test_a_library_kernel_has_a_geometry(devices: Any, monkeypatch: Any) -> None
 
 def test_the_pass_of_a_backend(devices: Any, rng: Any) -> None:
     """It changes the products of its device only; the transpose of a weight is copied at load."""
-    weights = {"a": floats(rng, 6, 40), "b": floats(rng, 40, 48)}
+    weights = {"a": floats(rng, 40, 40), "b": floats(rng, 40, 48)}
 
     def forward(at: Any, x: Any) -> Any:
-        a, b = Weight("a", F32, [6, 40], at(ONE)), Weight("b", F32, [40, 48], HOST)
+        a, b = Weight("a", F32, [40, 40], at(ONE)), Weight("b", F32, [40, 48], HOST)
         y = x @ a
         return y, y.to(at(HOST)) @ b
 
-    inputs = [(floats(rng, 3, 6), ONE)]
+    inputs = [(floats(rng, 3, 40), ONE)]
     model = compare(devices, forward, inputs, weights=weights, tolerance=1e-5)
     names = [launch.name for code in model._compiled.once for launch in code.launches]
     assert sorted(names) == ["mark", "pack", "transpose"]
@@ -140,6 +158,65 @@ def test_the_host_drives_a_loop_over_two_devices(devices: Any, rng: Any) -> None
     model = compare(devices, looped, inputs)
     assert model._compiled.later
     assert not any(launch.jump == "back" for launch in model._compiled.main.launches)
+
+
+def test_a_branch_of_the_host_inside_one_of_the_device(devices: Any, rng: Any) -> None:
+    """The host drives both: a device does not wait for the host between two launches."""
+
+    def forward(at: Any, outer: Any, inner: Any, x: Any) -> Any:
+        def first() -> Any:
+            return ops.cond(inner, [x.type], lambda: ops.exp(x), lambda: x * 3)[0] + 1
+
+        return ops.cond(outer, [x.type], first, lambda: x * 2)
+
+    for outer in (True, False):
+        for inner in (True, False):
+            flags = [(np.array(outer), ONE), (np.array(inner), HOST)]
+            model = compare(devices, forward, [*flags, (floats(rng, 2, 3), ONE)])
+            assert model._compiled.later
+
+
+@pytest.mark.parametrize(("kind", "jumps"), [(fake_devices, False), (grid_devices, True)])
+def test_only_devices_that_run_jumps_get_them(kind: Any, jumps: bool) -> None:
+    with kind(1) as found:
+        backends = backends_for(found, BackendOptions())
+        module = mok.parse(
+            """builtin.module {
+            mo.subgraph @one(%x: !mo.tensor<[3], f32, gpu:0>) -> (!mo.tensor<[3], f32, gpu:0>) {
+                %y = mo.neg(%x) : (!mo.tensor<[3], f32, gpu:0>) -> !mo.tensor<[3], f32, gpu:0>
+                mo.output(%y) : (!mo.tensor<[3], f32, gpu:0>) -> () }
+            mo.graph @g(%p: !mo.tensor<[], bool, gpu:0>, %x: !mo.tensor<[3], f32, gpu:0>)
+                    -> (!mo.tensor<[3], f32, gpu:0>) {
+                %y = mo.if(%p, %x) {otherwise = @one, then = @one}
+                    : (!mo.tensor<[], bool, gpu:0>, !mo.tensor<[3], f32, gpu:0>) -> !mo.tensor<[3], f32, gpu:0>
+                mo.output(%y) : (!mo.tensor<[3], f32, gpu:0>) -> () } }"""
+        )
+        compiled, _ = compile_module(module, ["p", "x"], backends)
+        assert (not compiled.later) is jumps
+
+
+def test_a_condition_that_is_also_called_returns_its_predicate_on_the_cpu() -> None:
+    number, flag = "!mo.tensor<[], si64, gpu:0>", "!mo.tensor<[], bool, cpu:0>"
+    there = "!mo.tensor<[], bool, gpu:0>"
+    with grid_devices(1) as found:
+        backends = backends_for(found, BackendOptions())
+        module = mok.parse(
+            f"""builtin.module {{
+            mo.subgraph @less(%i: {number}) -> ({flag}) {{
+                %p = mo.greater(%i, %i) : ({number}, {number}) -> {there}
+                %q = mo.transfer(%p) : ({there}) -> {flag}
+                mo.output(%q) : ({flag}) -> () }}
+            mo.subgraph @next(%i: {number}) -> ({number}) {{
+                %j = mo.neg(%i) : ({number}) -> {number}
+                mo.output(%j) : ({number}) -> () }}
+            mo.graph @g(%i: {number}) -> ({number}, {flag}) {{
+                %j = mo.while(%i) {{body = @next, condition = @less}} : ({number}) -> {number}
+                %q = mo.call(%j) {{callee = @less, prefix = ""}} : ({number}) -> {flag}
+                mo.output(%j, %q) : ({number}, {flag}) -> () }} }}"""
+        )
+        verify_module(module)
+        optimise(module, backends, "place-operands")
+        verify_module(module)
 
 
 def test_checks_in_branches_run_on_the_device(devices: Any, rng: Any) -> None:
@@ -193,6 +270,26 @@ def test_a_loop_over_two_models(devices: Any, rng: Any) -> None:
     host = Tensor.from_numpy(np.zeros(1, np.uint8))
     with pytest.raises(TypeError, match=r"again is .*expected uint8\[1\] on .*gpu"):
         loop.run([x], lambda outputs: [outputs[0], x, left, again], host)
+
+
+def test_an_error_in_a_loop_over_two_models(devices: Any, rng: Any) -> None:
+    """The run that meets it raises it, although the device has a queue."""
+    session = InferenceSession(devices=[CPU(), devices[0]])
+    types = [TensorType(F32, [3, 2], ONE), TensorType(I64, [1], ONE)]
+    with Graph("body", input_types=types) as body:
+        graph_x, index = (value.tensor for value in body.inputs)
+        body.output(ops.gather(graph_x, index, 0))
+    kinds: list[Any] = [TensorType(F32, [1, 2], ONE), BufferType(DType.uint8, [1], ONE)]
+    with Graph("after", input_types=kinds) as after:
+        ops.buffer_store(
+            after.inputs[1].buffer, ops.constant(np.zeros(1, np.uint8), DType.uint8, ONE)
+        )
+        after.output()
+    loop = ModelLoop(session.load(body), session.load(after))
+    again, x = on(devices[0], np.zeros(1, np.uint8)), on(devices[0], floats(rng, 3, 2))
+    with pytest.raises(IndexError, match="gather"):
+        loop.run([x, on(devices[0], np.array([9]))], lambda outputs: [outputs[0], again], again)
+    loop.run([x, on(devices[0], np.array([1]))], lambda outputs: [outputs[0], again], again)
 
 
 # programs of users -------------------------------------------------------------------------------

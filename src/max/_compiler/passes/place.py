@@ -4,8 +4,8 @@ An op runs on the device of its results. `mok.device_copy` copies an operand fro
 weight declared there), once for all ops of a block on that device. A `mo.transfer` between memories becomes such a
 copy; between devices that share their memory it stays a view.
 
-A predicate is staged on the CPU. It stays where it is computed if that device runs jumps: the device may then carry out
-the branch or the loop by itself.
+A predicate is staged on the CPU. It stays where it is computed: the device may then carry out the branch or the loop by
+itself, or the host reads it there.
 """
 
 from __future__ import annotations
@@ -46,9 +46,9 @@ def place_operands(block: Block, backends: Backends) -> None:
         if op.name == "mo.transfer":
             _transfer(op, backends)
         elif isinstance(op, IfOp):
-            _use_predicate_in_place(op, backends)
+            _use_predicate_in_place(op)
         elif isinstance(op, WhileOp):
-            _use_condition_in_place(op, backends)
+            _use_condition_in_place(op)
         elif not op.spec.on_any_device:
             device = device_of(op, backends)
             for position, operand in enumerate(op.operands):
@@ -72,16 +72,14 @@ def _transfer(op: MoOp, backends: Backends) -> None:
     op.erase()
 
 
-def _use_predicate_in_place(op: MoOp, backends: Backends) -> None:
-    """Replaces the first operand of an op, if it is copied from a device that runs jumps, by the source of the copy."""
+def _use_predicate_in_place(op: MoOp) -> None:
+    """Replaces the first operand of an op, if it is copied from another device, by the source of the copy."""
     copy = op.operands[0].owner
     if isinstance(copy, MoOp) and (isinstance(copy, DeviceCopyOp) or copy.name == "mo.transfer"):
-        source = copy.operands[0]
-        if backends[index_of(source.type, backends)].runs_jumps:
-            op.operands[0] = source
+        op.operands[0] = copy.operands[0]
 
 
-def _use_condition_in_place(op: WhileOp, backends: Backends) -> None:
+def _use_condition_in_place(op: WhileOp) -> None:
     """The same for the predicate that the condition of a loop returns, unless other ops call the condition."""
     module: Operation = op
     while (parent := module.parent_op()) is not None:
@@ -95,7 +93,7 @@ def _use_condition_in_place(op: WhileOp, backends: Backends) -> None:
     (condition,) = [o for o in ops if isinstance(o, SubgraphOp) and o.sym_name == name]
     output = condition.output
     assert isinstance(output, MoOp)
-    _use_predicate_in_place(output, backends)
+    _use_predicate_in_place(output)
 
 
 def _copied(op: MoOp, operand: SSAValue, device: int, backends: Backends) -> SSAValue:
