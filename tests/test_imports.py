@@ -13,8 +13,8 @@ import pytest
 
 SRC = Path(__file__).parents[1] / "src" / "max"
 EVERY = {
-    "_absent", "_config", "_dataclass", "_earlier", "_errors", "_garbage", "_host", "_lazy", "_reentry", "_spelling",
-    "_version", "dtype",
+    "_absent", "_config", "_dataclass", "_earlier", "_errors", "_garbage", "_host", "_lazy", "_private_folder",
+    "_reentry", "_spelling", "_version", "dtype",
 }  # fmt: skip
 ENGINE_BASE = EVERY | {"driver", "mlir", "graph"}
 
@@ -25,7 +25,7 @@ ALLOWED: dict[str, set[str]] = {
     "_absent_names": set(),
     "_earlier": {"_absent"},
     "_traceback": {"_config"},
-    "_config": {"_spelling"},
+    "_config": {"_private_folder", "_spelling"},
     "_dataclass": set(),
     "_errors": set(),
     "_garbage": {"_reentry"},

@@ -21,7 +21,9 @@ from max.pipelines.kv_cache.page_manager import PageManager
 from max.pipelines.kv_cache.request_pages import RequestPages
 from max.pipelines.kv_cache.salt_key import KEY_FILE, salt_key_of
 from max.serve.batch import call
+from max.serve.http import prefix_epochs
 from max.serve.http.middleware import Gate
+from max.serve.http.prefix_epochs import PrefixEpochs
 from max.serve.metrics import ServerMetrics
 from max.serve.request_context import RequestContext, current_request
 from max.serve.settings import ServerSettings
@@ -85,6 +87,15 @@ def test_keys_tenants_and_salts_of_a_server(
                          {"cache_salt": "a", "tenant": "a"}):  # fmt: skip
                 assert _cached(http, path, prompt, "first", **more) < 3 * PAGE, (path, more)
                 assert _cached(http, path, prompt, "first", **more) > 5 * PAGE, (path, more)
+        # the second key drops its own prefixes, and none of another key or tenant
+        reset = http.post("/reset_prefix_cache", headers={"Authorization": "Bearer second"})
+        assert reset.status_code == 200
+        path = "/v1/completions"
+        for _ in range(2):
+            assert _cached(http, path, prompts[path], "first") > 5 * PAGE
+            assert _cached(http, path, prompts[path], "first", tenant="a") > 5 * PAGE
+        assert _cached(http, path, prompts[path], "second") == 0
+        assert _cached(http, path, prompts[path], "second") > 5 * PAGE
         for salt in ("", 1, ["a"]):
             wrong = http.post(
                 "/v1/completions", json={"prompt": "a", "cache_salt": salt}, headers={"X-Api-Key": "first"}
@@ -219,3 +230,37 @@ def test_the_key_of_a_folder(
     (tmp_path / "file").write_text("")
     assert len({salt_key_of(tmp_path / "file"), salt_key_of(tmp_path / "file")}) == 2
     assert "are not kept" in caplog.text
+
+
+def test_each_reset_of_a_tenant_changes_its_salt_and_no_other() -> None:
+    epochs, draw, seen = PrefixEpochs(), random.Random(7), set[str]()
+    tenants = [str(n) for n in range(5)]
+
+    def salts() -> dict[str, str]:
+        return {
+            name: RequestContext(tenant=name, prefix_epoch=epochs.of(name)).prefix_salt
+            for name in tenants
+        }
+
+    before = salts()
+    for _ in range(60):
+        seen |= set(before.values())
+        name = draw.choice(tenants)
+        epochs.drop(name)
+        after = salts()
+        assert {n for n in tenants if after[n] != before[n]} == {name} and after[name] not in seen
+        before = after
+
+
+def test_very_many_tenants_that_drop_their_prefixes_take_bounded_memory(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(prefix_epochs, "_MOST_TENANTS", 50)
+    epochs, seen = PrefixEpochs(), dict[str, int]()
+    for n in range(500):
+        name = str(n % 173)
+        before = epochs.of(name)
+        assert before >= seen.get(name, 0)
+        epochs.drop(name)
+        assert epochs.of(name) > before and len(epochs._epochs) <= 50
+        seen[name] = epochs.of(name)

@@ -21,6 +21,7 @@ from pathlib import Path
 
 from max._config import cache_dir, flags
 from max._dataclass import dataclass
+from max._private_folder import is_private, make_private
 from max._reentry import reentrant_lock
 
 logger = logging.getLogger("max.runtime")
@@ -131,8 +132,11 @@ class Cache:
         path = self.path(kind, key)
         try:
             with open(path, "rb") as file:
+                stat = os.fstat(file.fileno())
+                if not is_private(stat):
+                    logger.debug("cache: other users may have written %s, ignored", path)
+                    return None
                 data = file.read()
-                modified = os.fstat(file.fileno()).st_mtime
         except OSError:
             return None
         name = f"{kind}/{key}".encode()
@@ -141,7 +145,7 @@ class Cache:
             self.stats.damaged += 1
             logger.debug("cache: entry %s is damaged or foreign, ignored", path)
             return None
-        if time.time() - modified > _TOUCH_SECONDS:
+        if time.time() - stat.st_mtime > _TOUCH_SECONDS:
             with contextlib.suppress(OSError):
                 os.utime(path)
         return payload
@@ -177,8 +181,8 @@ class Cache:
         )
         temporary = path.with_name(f".{key[:40]}.{os.getpid()}.{threading.get_ident()}.tmp")
         try:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            with open(temporary, "wb") as file:
+            make_private(path.parent, self.folder)
+            with open(temporary, "wb", opener=_own_file) as file:
                 file.write(header + name)
                 file.write(payload)
             os.replace(temporary, path)
@@ -240,6 +244,10 @@ class Cache:
                 total -= size
                 self.stats.evicted += 1
         return total
+
+
+def _own_file(path: str, flags: int) -> int:
+    return os.open(path, flags, 0o600)
 
 
 _open: dict[Path, Cache] = {}

@@ -30,6 +30,7 @@ class RequestContext:
         receive: Returns its body, then the disconnect of its client; None: it has no client.
         body_bytes: The size of its body.
         tenant: Those with whom it may share cached prefixes, as a text that tells them apart; empty: everyone.
+        prefix_epoch: How often the cached prefixes of the tenant were dropped.
         cache_salt: Its own salt of cached prefixes; None: none.
         hints: What its answer does not hold of what it asks for, for a header of the response.
         cached: For each of its sequences a number of the prompt, and the tokens of it that were in the prefix cache.
@@ -44,6 +45,7 @@ class RequestContext:
     receive: Callable[[], Awaitable[Any]] | None = None
     body_bytes: int = 0
     tenant: str = ""
+    prefix_epoch: int = 0
     cache_salt: str | None = None
     hints: list[str] = field(default_factory=list)
     cached: dict[str, tuple[int, int]] = field(default_factory=dict)
@@ -53,7 +55,10 @@ class RequestContext:
         """What tells its cached prefixes from those of other tenants and salts; empty: everyone shares them."""
         if not self.tenant and self.cache_salt is None:
             return ""
-        return hashlib.sha256(json.dumps([self.tenant, self.cache_salt]).encode()).hexdigest()
+        parts: list[str | int | None] = [self.tenant, self.cache_salt]
+        if self.prefix_epoch:
+            parts.append(self.prefix_epoch)
+        return hashlib.sha256(json.dumps(parts).encode()).hexdigest()
 
     @property
     def cached_tokens(self) -> int:

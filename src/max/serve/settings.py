@@ -77,6 +77,7 @@ class ServerSettings:
         max_key_requests: Open requests of one API key; more get status 429; None: no limit.
         key_requests_per_minute: Requests a minute of one API key; more get status 429; None: no limit.
         max_request_bytes: The longest body of a request.
+        max_open_request_bytes: The longest bodies of all open requests together, but for those of up to 64 KiB.
         request_timeout_s: The longest time of a request; None: no limit.
         graceful_timeout_s: Seconds that open requests get to end after SIGTERM or SIGINT.
         served_model_name: The model's name for clients; None: as ``--model`` has it.
@@ -105,6 +106,7 @@ class ServerSettings:
     max_key_requests: int | None = None
     key_requests_per_minute: float | None = None
     max_request_bytes: int = 32 << 20
+    max_open_request_bytes: int = 256 << 20
     request_timeout_s: float | None = None
     graceful_timeout_s: float = 5.0
     served_model_name: str | None = None

@@ -224,6 +224,7 @@ def _settings(options: dict[str, Any]) -> ServerSettings:
         max_key_requests=options.pop("max_key_requests"),
         key_requests_per_minute=options.pop("key_requests_per_minute"),
         max_request_bytes=options.pop("max_request_bytes"),
+        max_open_request_bytes=options.pop("max_open_request_bytes"),
         request_timeout_s=options.pop("request_timeout"),
         graceful_timeout_s=options.pop("graceful_shutdown_timeout"),
         served_model_name=options.get("served_model_name"),

@@ -119,6 +119,14 @@ _OPTIONS = (
         help="The longest body of a request.",
     ),
     serve_option(
+        "--max-open-request-bytes",
+        group=_CLIENTS,
+        env="MAX_OPEN_REQUEST_BYTES",
+        type=click.IntRange(min=1),
+        default=256 << 20,
+        help="Bytes of the bodies of all open requests; more get status 503.",
+    ),
+    serve_option(
         "--request-timeout",
         group=_CLIENTS,
         env="REQUEST_TIMEOUT_S",

@@ -114,6 +114,8 @@ def build_app(
         state.settings,
         state.metrics,
         tracing,
+        epochs=state.epochs,
+        bodies=state.bodies,
         hosts=hosts,
         content_types=ContentTypes(json_routes, unmarked),
         error_body=error_body,

@@ -10,6 +10,7 @@ from starlette.responses import Response
 from max._version import __version__
 from max.serve.http.state import json_response, refuse_foreign_pages, state_of
 from max.serve.metrics import CONTENT_TYPE
+from max.serve.request_context import current_request
 from max.serve.worker.client import EngineClient, EngineState
 
 router = APIRouter(tags=["operation"])
@@ -64,7 +65,8 @@ async def reset_prefix_cache(
 ) -> Response:
     """Empties the prefix cache of every loaded model, the part on the host included.
 
-    Requests that run keep their pages and go on; a request that starts afterwards reads its whole prompt.
+    Requests that run keep their pages and go on; a request that starts afterwards reads its whole prompt. A client
+    with an API key or a tenant's name drops only the prefixes that are its own, unless all clients share theirs.
 
     Args:
         request: The connection.
@@ -74,6 +76,9 @@ async def reset_prefix_cache(
     """
     state = state_of(request)
     refuse_foreign_pages(request, state)
+    if tenant := current_request().tenant:
+        state.epochs.drop(tenant)
+        return json_response({"success": True})
     engines = [model.engine for model in state.pool.loaded() if not model.encodes]
     await asyncio.gather(*(engine.forget_prefixes() for engine in engines))
     return json_response({"success": True})

@@ -18,6 +18,8 @@ from max.serve.errors import ApiError
 from max.serve.http.content_types import ContentTypes
 from max.serve.http.error_responses import ErrorBody, openai_body, send_error
 from max.serve.http.hosts import HostRule
+from max.serve.http.open_bodies import OpenBodies
+from max.serve.http.prefix_epochs import PrefixEpochs
 from max.serve.http.streaming import BODY_SEND
 from max.serve.metrics import ServerMetrics
 from max.serve.request_context import CURRENT_REQUEST, RequestContext, current_request
@@ -44,6 +46,8 @@ class Gate:
         settings: The server's settings.
         metrics: Counts the requests.
         tracing: Traces the requests; None: nothing does.
+        epochs: How often each tenant's cached prefixes were dropped.
+        bodies: The bytes of the bodies of open requests; None: there is no limit.
         hosts: The hosts that are answered; None: every host, as no socket listens.
         content_types: The types of bodies that are read.
         error_body: Makes the bodies of errors.
@@ -56,11 +60,14 @@ class Gate:
         metrics: ServerMetrics,
         tracing: Tracing | None = None,
         *,
+        epochs: PrefixEpochs | None = None,
+        bodies: OpenBodies | None = None,
         hosts: HostRule | None = None,
         content_types: ContentTypes | None = None,
         error_body: ErrorBody = openai_body,
     ) -> None:
         self._app, self._settings, self._metrics, self._tracing = app, settings, metrics, tracing
+        self._epochs, self._bodies = epochs or PrefixEpochs(), bodies
         self._hosts, self._content_types = hosts, content_types or ContentTypes()
         self._error_body = error_body
         # clients are identified by digests of keys, which may appear in logs
@@ -152,7 +159,9 @@ class Gate:
         current_request().client = key[:_CLIENT_DIGITS] or (scope.get("client") or ("",))[0]
         if not self._settings.share_prefixes:
             names = headers.getlist(self._settings.tenant_header)
-            current_request().tenant = json.dumps([key, *names]) if key or names else ""
+            tenant = json.dumps([key, *names]) if key or names else ""
+            current_request().tenant = tenant
+            current_request().prefix_epoch = self._epochs.of(tenant)
         length = headers.get("content-length", "0")
         if length.isdecimal() and int(length) > limit:
             await refuse(too_long)
@@ -165,10 +174,17 @@ class Gate:
         async def limited_receive() -> Message:
             nonlocal received
             message = await receive()
-            received += len(message.get("body", b""))
-            if received > limit:
+            size = received + len(message.get("body", b""))
+            if size > limit:
                 raise HTTPException(413, too_long.message)
+            if self._bodies is not None:
+                self._bodies.grow(received, size)
+            received = size
             return message
+
+        if self._bodies is not None:
+            bodies = self._bodies
+            current_request().cleanups.append(lambda: bodies.release(received))
 
         if scope["method"] != "POST":
             await self._app(scope, limited_receive, send)

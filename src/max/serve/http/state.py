@@ -12,6 +12,8 @@ from starlette.responses import Response
 
 from max.pipelines.store.local import ModelStore
 from max.serve.errors import ApiError
+from max.serve.http.open_bodies import OpenBodies
+from max.serve.http.prefix_epochs import PrefixEpochs
 from max.serve.http.streaming import unless_left
 from max.serve.metrics import ServerMetrics
 from max.serve.model import ServedModel
@@ -40,6 +42,10 @@ class ServerState:
         pool: The models.
         store: The models folder; None: the server has one model.
         responses: The latest responses of OpenAI's API.
+        epochs: How often each tenant's cached prefixes were dropped.
+
+    Attributes:
+        bodies: The bytes of the bodies of open requests.
     """
 
     settings: ServerSettings
@@ -47,6 +53,11 @@ class ServerState:
     pool: ModelPool
     store: ModelStore | None = None
     responses: ResponseStore = field(default_factory=ResponseStore)
+    epochs: PrefixEpochs = field(default_factory=PrefixEpochs)
+
+    def __post_init__(self) -> None:
+        limit = getattr(self.settings, "max_open_request_bytes", 0)
+        self.bodies = OpenBodies(max(limit, getattr(self.settings, "max_request_bytes", 0)))
 
     async def model(self, name: str | None, keep_alive: float | None = None) -> ServedModel:
         """The model of a request, loaded first if it is not.

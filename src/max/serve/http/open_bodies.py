@@ -1,0 +1,56 @@
+"""The limit on the bytes of all bodies that are held at the same time."""
+
+from __future__ import annotations
+
+from max.serve.errors import ApiError
+from max.serve.limits import LARGE_BODY
+
+__all__ = ["OpenBodies"]
+
+RETRY_SECONDS = 1
+
+
+class OpenBodies:
+    """Counts the bytes of the bodies of open requests, and refuses more than a limit.
+
+    Bodies of up to `LARGE_BODY` bytes are not counted, so that large ones do not keep ordinary requests waiting.
+
+    Args:
+        limit: The limit, at least that of one body.
+    """
+
+    def __init__(self, limit: int) -> None:
+        self.limit, self.bytes = limit, 0
+
+    def grow(self, before: int, after: int) -> None:
+        """Counts a body that grows.
+
+        Args:
+            before: Its bytes before.
+            after: Its bytes now.
+
+        Raises:
+            ApiError: Status 503: the limit is exceeded; with a ``Retry-After``. The body is counted as before.
+        """
+        more = _counted(after) - _counted(before)
+        if self.bytes + more > self.limit:
+            raise ApiError(
+                f"the bodies of open requests have {self.bytes} bytes, and at most {self.limit} may be held at the "
+                "same time; send the request again later",
+                status=503,
+                code="bodies_full",
+                headers={"Retry-After": str(RETRY_SECONDS)},
+            )
+        self.bytes += more
+
+    def release(self, size: int) -> None:
+        """Forgets a body.
+
+        Args:
+            size: Its bytes.
+        """
+        self.bytes -= _counted(size)
+
+
+def _counted(size: int) -> int:
+    return size if size > LARGE_BODY else 0

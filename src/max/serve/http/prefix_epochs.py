@@ -1,0 +1,35 @@
+"""Dropping the cached prefixes of one tenant: later requests have another salt, and find none of the earlier pages."""
+
+from __future__ import annotations
+
+__all__ = ["PrefixEpochs"]
+
+_MOST_TENANTS = 10_000
+
+
+class PrefixEpochs:
+    """For each tenant, how often its cached prefixes were dropped."""
+
+    def __init__(self) -> None:
+        self._epochs: dict[str, int] = {}
+        self._first = 0
+
+    def of(self, tenant: str) -> int:
+        """The number of a tenant, which is a part of its salt.
+
+        Args:
+            tenant: As `RequestContext.tenant` has it.
+        """
+        return self._epochs.get(tenant, self._first)
+
+    def drop(self, tenant: str) -> None:
+        """Drops the cached prefixes of a tenant; those of all, if very many tenants have done so.
+
+        Args:
+            tenant: As `RequestContext.tenant` has it; not empty.
+        """
+        if tenant not in self._epochs and len(self._epochs) >= _MOST_TENANTS:
+            self._first = max(self._epochs.values()) + 1
+            self._epochs.clear()
+            return
+        self._epochs[tenant] = self.of(tenant) + 1
