@@ -26,6 +26,7 @@ ALLOWED: dict[str, set[str]] = {
     "_earlier": {"_absent"},
     "_traceback": {"_config"},
     "_config": {"_private_folder", "_spelling"},
+    "_private_folder": set(),
     "_dataclass": set(),
     "_errors": set(),
     "_garbage": {"_reentry"},

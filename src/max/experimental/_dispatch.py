@@ -6,7 +6,7 @@ from collections.abc import Callable
 from threading import get_ident
 from typing import Any
 
-from max._reentry import guarded, refuse_second_use
+from max._reentry import guarded, refuse_in_collection, refuse_second_use
 from max.experimental._recorder import NAME, RECORDING, THREAD, begin, end_replay, record
 from max.graph import Value
 from max.graph.current import CURRENT
@@ -38,6 +38,7 @@ def apply(op: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any])
         RuntimeError: A signal handler, finalizer or trace function called it while this thread uses the recorder.
     """
     if CURRENT.get():
+        refuse_in_collection("staging an op")
         result = op(*args, **kwargs)
         if isinstance(result, Value):
             return _wrap_value(result)
