@@ -359,6 +359,8 @@ def test_requests_that_are_claimed_by_their_contexts():
     cache, first = RequestPages(PageManager(20, 5, True)), context(12)
     cache.claim(first)
     cache.alloc(first)
+    cache.alloc(first, 5)
+    assert len(cache.pages.pages(first.request_id)) == 4
     first.update(0)
     cache.step(first)
     second, third = context(12), context(12)
