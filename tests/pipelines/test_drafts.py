@@ -16,7 +16,10 @@ from max.pipelines.generation.batch_pipeline import limits_of
 from max.pipelines.generation.draft_steps import DraftSteps
 from max.pipelines.generation.drafter import LookupDrafter
 from max.pipelines.generation.engine import Engine, Failure
+from max.pipelines.generation.service import TextWork
+from max.pipelines.scheduler import SchedulerLimits
 from max.pipelines.structured.grammar import of_json_schema
+from tests.pipelines.counting_pipeline import CountingPipeline
 
 TINY = Path(__file__).parents[2] / "models" / "tiny-chat"
 LENGTH = 512
@@ -133,10 +136,12 @@ def generated(pipeline, contexts: list[TextContext]) -> list[list[int]]:
 
 @pytest.mark.parametrize("seed", range(2))
 def test_texts_are_those_without_drafts(plain, drafting, seed: int) -> None:
-    before = drafting._drafts.accepted
+    before = drafting.draft_counts[1]
     expected = generated(plain, requests(plain, seed))
     assert generated(drafting, requests(drafting, seed)) == expected
-    assert drafting._drafts.accepted > before and not drafting._drafts._drafter._records
+    assert plain.draft_counts == (0, 0)
+    drafted, accepted = drafting.draft_counts
+    assert drafted > accepted > before and not drafting._drafts._drafter._records
 
 
 def test_fewer_steps(plain, drafting, monkeypatch) -> None:
@@ -225,6 +230,18 @@ def test_batches_without_a_scheduler(plain, drafting) -> None:
             pipeline.release(one.request_id)
         texts.append([one.generated_tokens.tolist() for one in contexts])
     assert texts[0] == texts[1]
+
+
+class Counting(CountingPipeline):
+    draft_counts = 7, 4
+
+
+@pytest.mark.parametrize(("kind", "counts"), [(CountingPipeline, (0, 0)), (Counting, (7, 4))])
+def test_the_counts_of_drafts_are_reported(kind, counts) -> None:
+    work = TextWork(kind(), SchedulerLimits(), None, 0.0)
+    (stats,) = work.step()
+    assert (stats.drafted_tokens, stats.accepted_tokens) == counts
+    work.end(None)
 
 
 def test_what_cannot_draft() -> None:

@@ -367,6 +367,16 @@ def add_gauges(metrics: ServerMetrics, pool: ModelPool) -> None:
         "Times that a sequence has lost its pages.",
         total(lambda m: m.engine.stats.preemptions),
     )
+    gauge(
+        "drafted_tokens",
+        "Tokens that were drafted.",
+        total(lambda m: m.engine.stats.drafted_tokens),
+    )
+    gauge(
+        "accepted_tokens",
+        "Drafted tokens that were right.",
+        total(lambda m: m.engine.stats.accepted_tokens),
+    )
     gauge("cache_hit_rate", "Tokens of prompts that were in the cache, of all.", hit_rate)
     gauge("worker_restarts", "Workers that died.", total(lambda m: m.engine.restarts))
     gauge("models_loaded", "Models that are loaded.", lambda: len(pool.loaded()))

@@ -120,6 +120,11 @@ class BatchPipeline(
         """Builds state that requests share before the first one arrives; thread-safe, even while a batch runs."""
 
     @property
+    def draft_counts(self) -> tuple[int, int]:
+        """The number of tokens that were drafted, and of those that were right; 0 for a pipeline that drafts none."""
+        return 0, 0
+
+    @property
     def prefix_store(self) -> PrefixStore | None:
         """The files of cached prefixes; None, as by default: prefixes are not stored."""
         return None

@@ -112,6 +112,7 @@ class GenerationRequest:
         priority: Requests with lower values come first.
         client: The client that sent it; clients share the engine equally.
         cache_salt: Requests share cached prefixes only if theirs are equal.
+        adapter: Identifies the weights that are added to the model's; empty: none.
     """
 
     request_id: str
@@ -130,6 +131,7 @@ class GenerationRequest:
     priority: int = 0
     client: str = ""
     cache_salt: str = ""
+    adapter: str = ""
 
     @classmethod
     def of(cls, context: TextContext) -> GenerationRequest:
@@ -165,6 +167,7 @@ class GenerationRequest:
             model_name=context.model_name,
             sampling=Sampling.of(context.sampling_params),
             cache_salt=context.cache_salt,
+            adapter=context.adapter,
         )
 
     def with_grammar(self, grammar: str | None) -> GenerationRequest:
@@ -205,6 +208,7 @@ class GenerationRequest:
             model_name=self.model_name,
             sampling_params=self.sampling.to_params(),
             cache_salt=self.cache_salt,
+            adapter=self.adapter,
         )
 
 
@@ -432,6 +436,8 @@ class EngineStats:
         reused_tokens: How many of these were already in the cache.
         prompt_steps: The durations of steps that read prompts.
         decode_steps: The durations of all other steps.
+        drafted_tokens: The number of tokens that were drafted.
+        accepted_tokens: How many of these were right.
     """
 
     running: int = 0
@@ -442,6 +448,8 @@ class EngineStats:
     reused_tokens: int = 0
     prompt_steps: StepTimes = StepTimes()
     decode_steps: StepTimes = StepTimes()
+    drafted_tokens: int = 0
+    accepted_tokens: int = 0
 
 
 @dataclass(frozen=True)

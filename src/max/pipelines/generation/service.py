@@ -285,12 +285,14 @@ class TextWork(Work[_Command, Event]):
         if self._stats_interval is None or (now < self._next_stats and not self._engine.idle):
             return []
         self._next_stats = now + self._stats_interval
-        engine = self._engine
+        engine, (drafted, accepted) = self._engine, self._pipeline.draft_counts
         return [
             EngineStats(
                 **engine.scheduler.counts(),
                 prompt_steps=engine.prompt_steps.times,
                 decode_steps=engine.decode_steps.times,
+                drafted_tokens=drafted,
+                accepted_tokens=accepted,
             )
         ]
 

@@ -158,6 +158,11 @@ class TextGenerationPipeline(
         return self._kv_manager
 
     @property
+    def draft_counts(self) -> tuple[int, int]:
+        """The number of tokens that were drafted, and of those that were right."""
+        return (0, 0) if self._drafts is None else (self._drafts.drafted, self._drafts.accepted)
+
+    @property
     def prefix_store(self) -> PrefixStore | None:
         """The files of cached prefixes; None if the configuration has no folder for them."""
         return self._prefixes
