@@ -12,7 +12,15 @@ from typing import Any
 import pytest
 
 from max.pipelines.tokenization.chat_template import render_chat
-from max.serve.chat.parts import ArgumentsPart, ContentPart, ToolCallPart
+from max.serve.chat.parts import (
+    ArgumentsPart,
+    ContentPart,
+    PlainParser,
+    ReasoningPart,
+    ToolCallPart,
+)
+from max.serve.chat.reasoning import ReasoningParser
+from max.serve.chat.reasoning_marks import reasoning_marks
 from max.serve.chat.tools.definitions import ChoiceKind, Tool, ToolChoice
 from max.serve.chat.tools.derive import call_text
 from max.serve.chat.tools.grammars import answer_grammar
@@ -208,6 +216,48 @@ def test_a_value_may_have_the_mark_that_ends_it() -> None:
     value = "<parameter=city>\nx </parameter> y\n</parameter>"
     body = f"<tool_call>\n<function=get_weather>\n{value}\n</function>\n</tool_call>"
     assert parsed(tools, list(body))[1] == [["get_weather", '{"city": "x </parameter> y"}']]
+
+
+REASONING = {
+    "<think>": ("<think>\n{{ m.reasoning_content }}\n</think>\n\n", ("<think>", "</think>")),
+    "square": ("[THINK]{{ m.reasoning_content }}[/THINK]", ("[THINK]", "[/THINK]")),
+    "prefixed": (
+        "<seed:think>\n{{ m.reasoning_content }}\n</seed:think>",
+        ("<seed:think>", "</seed:think>"),
+    ),
+    "channel": (
+        "<|channel>thought\n{{ m.thinking }}\n<channel|>",
+        ("<|channel>thought", "<channel|>"),
+    ),
+    "spelled": (
+        "<|START_THINKING|>{{ m.reasoning }}<|END_THINKING|>",
+        ("<|START_THINKING|>", "<|END_THINKING|>"),
+    ),
+    "message": ("<|think|>{{ m.reasoning }}<|end|><|begin|>assistant<|content|>", None),
+    "nothing": ("{{ m.reasoning_content }}", None),
+}
+
+
+@pytest.mark.parametrize("kind", REASONING)
+def test_marks_of_reasoning_are_those_of_the_template(kind: str) -> None:
+    written, marks = REASONING[kind]
+    field = written.partition("{{ ")[2].partition(" }}")[0]
+    template = (
+        "{% for m in messages %}<|{{ m.role }}|>\n"
+        f"{{% if {field} %}}{written}{{% endif %}}"
+        "{{ m.content }}<|end|>{% endfor %}{% if add_generation_prompt %}<|assistant|>\n{% endif %}"
+    )
+    assert reasoning_marks(renderer(template), template) == marks
+    if marks is None:
+        return
+    answer = f"{marks[0]}\nHm {marks[1][:2]} so.\n{marks[1]}\n\nYes {marks[0]}."
+    for pieces in ([answer], list(answer)):
+        parser = ReasoningParser(PlainParser(), False, marks)
+        parts = [part for piece in pieces for part in parser.push(piece)]
+        parts += parser.finish()
+        thought = "".join(part.text for part in parts if isinstance(part, ReasoningPart))
+        content = "".join(part.text for part in parts if isinstance(part, ContentPart))
+        assert (thought, content) == (f"Hm {marks[1][:2]} so.", f"Yes {marks[0]}.")
 
 
 @pytest.mark.long

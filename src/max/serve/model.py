@@ -20,6 +20,7 @@ from max.pipelines.registry.registry import PIPELINE_REGISTRY
 from max.pipelines.tokenization.hf_tokenizer import HFTokenizer
 from max.pipelines.tokenization.tokenizer import TextTokenizer
 from max.serve.admission import Admission
+from max.serve.chat.reasoning_marks import THINK
 from max.serve.chat.tools.formats import ALIASES, FORMATS, ToolFormat
 from max.serve.chat.tools.probe import TemplateUse
 from max.serve.chat.tools.recognition import TemplateTools, tools_of_template
@@ -185,7 +186,14 @@ class ServedModel:
     @cached_property
     def reasons(self) -> bool:
         """Whether its answers may begin with reasoning, which is separated from them."""
-        return self.answers.reasoning_parser != "none" and "<think>" in self.template
+        if self.answers.reasoning_parser == "none" or self.tool_format.syntax == "harmony":
+            return False
+        return self._template_tools.reasoning is not None
+
+    @property
+    def reasoning_marks(self) -> tuple[str, str]:
+        """The marks before and after its reasoning."""
+        return self._template_tools.reasoning or THINK
 
     @property
     def marks_reasoning(self) -> bool:

@@ -12,13 +12,15 @@ from max.interfaces import RequestID, SamplingParams, TextGenerationRequest
 from max.pipelines.core.reasoning import UNLIMITED, ReasoningBudget
 from max.pipelines.core.text import utf8_size
 from max.serve.chat.parts import AnswerParser, PlainParser
-from max.serve.chat.reasoning import BEGIN, END, ReasoningParser
+from max.serve.chat.reasoning import ReasoningParser
+from max.serve.chat.reasoning_marks import THINK
 from max.serve.chat.replies import check_replies
 from max.serve.chat.run import ChatJob
 from max.serve.chat.tools import harmony
 from max.serve.chat.tools.definitions import ChoiceKind, Tool, ToolChoice, check_tools
 from max.serve.chat.tools.formats import description
 from max.serve.chat.tools.harmony import HarmonyParser
+from max.serve.chat.tools.layout import special_in
 from max.serve.chat.tools.parser import parser_of
 from max.serve.chat.tools.probe import TemplateUse
 from max.serve.chat.tools.schemas import tool_grammar
@@ -138,10 +140,11 @@ async def prepare(model: ServedModel, conversation: Conversation) -> ChatJob:
     # in harmony all answers have marks
     marked = bool(parsed) or tool_format.syntax == "harmony"
     marks = tuple(tool_format.visible(model.special_token_ids)) if marked else ()
-    thinks = text.rstrip().endswith(BEGIN)
+    think_marks = model.reasoning_marks
+    thinks = text.rstrip().endswith(think_marks[0])
     parses_reasoning = model.reasons and may_reason(conversation)
     if parses_reasoning:
-        marks = (*marks, BEGIN, END)
+        marks = (*marks, *special_in("".join(think_marks), model.special_token_ids))
     visible = frozenset(model.special_token_ids[m] for m in marks if m in model.special_token_ids)
     sequence = TextSequence(
         replace(
@@ -158,7 +161,7 @@ async def prepare(model: ServedModel, conversation: Conversation) -> ChatJob:
         if tool_format.syntax == "harmony" and conversation.grammar is None:
             return HarmonyParser()
         parser: AnswerParser = parser_of(tool_format, parsed) if parsed else PlainParser()
-        return ReasoningParser(parser, thinks) if parses_reasoning else parser
+        return ReasoningParser(parser, thinks, think_marks) if parses_reasoning else parser
 
     custom = frozenset(tool.name for tool in tools if tool.custom)
     return ChatJob(model, tuple(choices_of(sequence, conversation.count)), new_parser, custom)
@@ -201,10 +204,11 @@ def reasoning_budget(
     elif model.reasons:
         if not may_reason(conversation):
             return None
-        begin, end, closing = BEGIN, END, END
+        begin, end = model.reasoning_marks
+        closing = end
     else:
         raise ApiError(
-            f"{model.name} does not mark its reasoning: its chat template has no {BEGIN}, so there is "
+            f"{model.name} does not mark its reasoning: its chat template has no {THINK[0]}, so there is "
             "nothing to limit; leave the budget out, or limit the answer with max_tokens",
             param="thinking_token_budget",
             code="unsupported_parameter",

@@ -11,15 +11,19 @@ BEGIN, END = "<think>", "</think>"
 
 
 class ReasoningParser:
-    """Takes the text between ``<think>`` and ``</think>`` at the start of an answer as reasoning.
+    """Takes the text between two marks at the start of an answer as reasoning.
 
     Args:
         answer: The parser of the text after it.
-        begun: Whether the prompt ends in ``<think>``, so that the answer begins with reasoning.
+        begun: Whether the prompt ends in the first mark, so that the answer begins with reasoning.
+        marks: The marks.
     """
 
-    def __init__(self, answer: AnswerParser, begun: bool) -> None:
+    def __init__(
+        self, answer: AnswerParser, begun: bool, marks: tuple[str, str] = (BEGIN, END)
+    ) -> None:
         self._answer = answer
+        self._begin, self._end = marks
         self._inside, self._looking = begun, not begun
         self._buffer = ""
         # space at the start of the reasoning, and of the answer after it, is dropped
@@ -35,11 +39,11 @@ class ReasoningParser:
         parts: list[AnswerPart] = []
         if self._looking:
             bare = self._buffer.lstrip()
-            if BEGIN.startswith(bare) and bare != BEGIN:
+            if self._begin.startswith(bare) and bare != self._begin:
                 return parts
             self._looking = False
-            if bare.startswith(BEGIN):
-                self._inside, self._buffer = True, bare[len(BEGIN) :]
+            if bare.startswith(self._begin):
+                self._inside, self._buffer = True, bare[len(self._begin) :]
             else:
                 self._first = False
         if self._inside:
@@ -56,7 +60,7 @@ class ReasoningParser:
         """
         parts: list[AnswerPart] = []
         if self._inside:
-            partial = held(self._buffer, (END,)) if cut else 0
+            partial = held(self._buffer, (self._end,)) if cut else 0
             self._add(parts, self._buffer[: len(self._buffer) - (partial if partial > 2 else 0)])
         else:
             parts += self._answer.push(self._buffer)
@@ -64,15 +68,19 @@ class ReasoningParser:
         return [*parts, *self._answer.finish(cut)]
 
     def _reason(self, parts: list[AnswerPart]) -> None:
-        at = self._buffer.find(END)
+        at = self._buffer.find(self._end)
         if at >= 0:
             self._add(parts, self._buffer[:at].rstrip())
-            self._buffer, self._inside, self._first = self._buffer[at + len(END) :], False, True
+            self._buffer, self._inside, self._first = (
+                self._buffer[at + len(self._end) :],
+                False,
+                True,
+            )
             return
         # a mark may have begun; space before it is dropped
         ready = self._buffer.rstrip()
-        for size in range(min(len(END) - 1, len(ready)), 0, -1):
-            if END.startswith(ready[-size:]):
+        for size in range(min(len(self._end) - 1, len(ready)), 0, -1):
+            if self._end.startswith(ready[-size:]):
                 ready = ready[:-size].rstrip()
                 break
         self._add(parts, ready)

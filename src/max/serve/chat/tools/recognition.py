@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from max.serve.chat.parts import AnswerPart, ArgumentsPart, ContentPart, ToolCallPart
+from max.serve.chat.reasoning_marks import reasoning_marks
 from max.serve.chat.tools import harmony, probe
 from max.serve.chat.tools.definitions import Tool
 from max.serve.chat.tools.derive import DerivedCalls, call_text, derive, distinct
@@ -46,10 +47,12 @@ class TemplateTools:
     Args:
         use: The form in which the template takes tools and calls.
         format: How the model writes calls.
+        reasoning: The marks before and after reasoning; None: it has none.
     """
 
     use: TemplateUse
     format: ToolFormat
+    reasoning: tuple[str, str] | None = None
 
 
 def tools_of_template(render: Render, template: str, ends: Iterable[str] = ()) -> TemplateTools:
@@ -66,13 +69,14 @@ def tools_of_template(render: Render, template: str, ends: Iterable[str] = ()) -
     if not template:
         return TemplateTools(TemplateUse(), format_of_template(template))
     use = probe_use(render)
+    reasoning = reasoning_marks(render, template)
     if harmony.CHANNEL in template and "functions." in template:
-        return TemplateTools(use, HARMONY)
+        return TemplateTools(use, HARMONY, reasoning)
     if use.renders_calls and (derived := derive(render, use, ends)) is not None:
         found = _format(derived, template)
         if found is not None and reads_back(found, render, use):
-            return TemplateTools(use, found)
-    return TemplateTools(use, format_of_template(template))
+            return TemplateTools(use, found, reasoning)
+    return TemplateTools(use, format_of_template(template), reasoning)
 
 
 def _format(derived: DerivedCalls, template: str) -> ToolFormat | None:
