@@ -21,7 +21,10 @@ from max._compiler.template import (
     Step,
     Template,
     WhileStep,
+    callees_of,
+    computed_symbols,
     mark,
+    symbols_computed_by,
 )
 from max._dataclass import dataclass
 from max.dtype import DType
@@ -29,27 +32,6 @@ from max.mlir.dims import DimExpr
 from max.mlir.sizes import Size, simplify, substitute
 
 __all__ = ["Flat", "flatten"]
-
-
-def callees_of(step: Step) -> tuple[str, ...]:
-    """The templates that a step may run."""
-    if isinstance(step, CallStep):
-        return (step.callee,)
-    if isinstance(step, IfStep):
-        return (step.then.callee, step.otherwise.callee)
-    return (step.condition.callee, step.body.callee) if isinstance(step, WhileStep) else ()
-
-
-def symbols_computed_by(step: Step) -> tuple[str, ...]:
-    """The symbols whose values a step computes at run time."""
-    if isinstance(step, HostStep):
-        return tuple(filter(None, step.symbols))
-    return step.reveals if isinstance(step, CallStep) else ()
-
-
-def computed_symbols(template: Template) -> list[str]:
-    """The symbols whose values a template or its callees compute at run time."""
-    return [symbol for step in template.steps for symbol in symbols_computed_by(step)]
 
 
 def symbols_of(size: Size) -> tuple[str, ...]:

@@ -31,7 +31,10 @@ __all__ = [
     "Template",
     "UnsupportedOpError",
     "WhileStep",
+    "callees_of",
+    "computed_symbols",
     "mark",
+    "symbols_computed_by",
 ]
 
 
@@ -257,3 +260,24 @@ class Template:
     inputs: list[tuple[int, TensorInfo]] = field(default_factory=list[tuple[int, TensorInfo]])
     outputs: list[tuple[int, TensorInfo]] = field(default_factory=list[tuple[int, TensorInfo]])
     checks: list[Check] = field(default_factory=list[Check])
+
+
+def callees_of(step: Step) -> tuple[str, ...]:
+    """The templates that a step may run."""
+    if isinstance(step, CallStep):
+        return (step.callee,)
+    if isinstance(step, IfStep):
+        return (step.then.callee, step.otherwise.callee)
+    return (step.condition.callee, step.body.callee) if isinstance(step, WhileStep) else ()
+
+
+def symbols_computed_by(step: Step) -> tuple[str, ...]:
+    """The symbols whose values a step computes at run time."""
+    if isinstance(step, HostStep):
+        return tuple(filter(None, step.symbols))
+    return step.reveals if isinstance(step, CallStep) else ()
+
+
+def computed_symbols(template: Template) -> list[str]:
+    """The symbols whose values a template or its callees compute at run time."""
+    return [symbol for step in template.steps for symbol in symbols_computed_by(step)]

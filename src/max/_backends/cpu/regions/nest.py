@@ -21,7 +21,7 @@ from max._backends.cpu.regions.axes import (
     tile_axis,
     transposed_leaves,
 )
-from max._backends.cpu.regions.vector_width import vectors_per_step
+from max._backends.cpu.regions.vector_width import native_width, vectors_per_step
 from max._backends.cpu.tuning import REGION_CHUNK
 from max._backends.regions import REDUCTIONS, ArgView, Leaf, Node, RegionKernel, RegionSpec, Result
 from max._compiler.codegen.centering import with_exact_centers
@@ -31,7 +31,7 @@ from max._kernel_library.tiles.transpose import transpose
 from max.dtype import DType
 from max.mlir.sizes import Size, Sizes, divide, simplify
 
-__all__ = ["native_width", "write_nest", "write_region"]
+__all__ = ["write_nest", "write_region"]
 
 BLOCK = 4096
 """Elements of the vectorised axis that one parallel chunk takes."""
@@ -422,9 +422,7 @@ class _NestWriter:
 
     def grain(self, block: int) -> str:
         """The steps of the parallel loop that make up one chunk."""
-        work = block or 1
-        if self.tile_axis >= 0:
-            work *= self.tile_rows
+        work = (block or 1) * (self.tile_rows if self.tile_axis >= 0 else 1)
         # axes that one step of the parallel loop walks completely
         walked = [self.last] if self.columns or not block else []
         if self.columns and not block:
@@ -442,11 +440,7 @@ class _NestWriter:
         )
 
     def finish_text(self, parallel: bool) -> RegionKernel:
-        """The kernel: its signature with the written lines as its body, and its parameters.
-
-        Args:
-            parallel: Whether it shares out its work; if not, one worker runs it.
-        """
+        """The kernel: signature, lines and parameters; one worker runs it unless it is `parallel`."""
         spec = self.spec
         args: list[ArgView] = []
         params: list[str] = []
@@ -498,12 +492,6 @@ def write_nest(spec: RegionSpec, native_width: int) -> RegionKernel:
         spec = move_axis(spec, axis)
     vectors = vectors_per_step(spec, columns)
     return _NestWriter(spec, columns, vectors * native_width).write()
-
-
-def native_width(spec: RegionSpec, target: k.Target) -> int:
-    """The lanes of a region's widest compute type in a vector register."""
-    widest = max((compute_dtype(v.dtype) for v in spec.values), key=lambda d: d.size_in_bytes)
-    return min(target.width(KERNEL_NAME[widest]), target.width("f32") * 2)
 
 
 def write_region(spec: RegionSpec, target: k.Target) -> RegionKernel:

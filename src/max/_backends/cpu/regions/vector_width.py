@@ -1,18 +1,25 @@
-"""The number of native vectors that one step of a region's innermost loop takes."""
+"""The lanes of a native vector, and the number of vectors that one step of a region's innermost loop takes."""
 
 from __future__ import annotations
 
+from max import kernel as k
 from max._backends.cpu.regions.axes import tile_axis
 from max._backends.regions import Node, RegionSpec
-from max._compiler.codegen.expressions import compute_dtype
+from max._compiler.codegen.expressions import KERNEL_NAME, compute_dtype
 from max.dtype import DType
 
-__all__ = ["vectors_per_step"]
+__all__ = ["native_width", "vectors_per_step"]
 
 SIMPLE = 4
 """The most computed values of a region that needs few registers."""
 LONG = frozenset({"tanh", "exp", "sigmoid", "silu", "erf", "gelu"})
 """Functions with long dependency chains: their latency limits a loop, not their throughput."""
+
+
+def native_width(spec: RegionSpec, target: k.Target) -> int:
+    """The lanes of a region's widest compute type in a vector register."""
+    widest = max((compute_dtype(v.dtype) for v in spec.values), key=lambda d: d.size_in_bytes)
+    return min(target.width(KERNEL_NAME[widest]), target.width("f32") * 2)
 
 
 def vectors_per_step(spec: RegionSpec, columns: bool) -> int:
