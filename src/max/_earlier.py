@@ -21,6 +21,7 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from max import _absent
+from max._module_paths import PATHS
 
 if TYPE_CHECKING:
     from importlib.abc import Loader as _Loader
@@ -43,6 +44,7 @@ unsqueeze validation where
 """Modules of `max.graph.ops`."""
 
 MODULES: dict[str, tuple[str, ...]] = {
+    **PATHS,
     **{f"max.graph.ops.{name}": ("max.graph.ops",) for name in _OPS},
     "max.driver.buffer": ("max.driver", "max.driver._copies"),
     "max.driver.driver": ("max.driver", "max.driver._device", "max.driver._device_spec"),
@@ -216,6 +218,7 @@ NAMES: dict[str, dict[str, str]] = {
         "CUDA": "max.driver.Accelerator",
         "DeviceQueue": "max.driver.DeviceStream",
         "load_max_buffer": "max.driver._checkpoint_file",
+        "load_max_tensor": "max.driver._checkpoint_file",
         "batch_inplace_copy": "max.driver._copies",
         "copy_pinned_to_destinations": "max.driver._copies",
     },
