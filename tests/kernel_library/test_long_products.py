@@ -9,6 +9,8 @@ import numpy as np
 import pytest
 
 from max._kernel_library.products.dense.panels import panel_elements
+from max._kernel_library.products.quantised.packed import FORMATS
+from max.dtype.blocks import decode, encode
 from tests.kernel_library.harness import Runner, run
 from tests.kernel_library.test_guarded import run_guarded
 
@@ -185,3 +187,35 @@ def test_gptq(rng: np.random.Generator) -> None:
     )
     element = float(np.float32(4) * np.float32(0.1))
     assert off(got, np.full((5, 16), size * element * float(np.float32(0.1)))) < FOLDED
+
+
+@pytest.mark.parametrize("encoding", ["Q8_0", "Q6_K"])
+@pytest.mark.parametrize("machine", ["host", "avx2"])
+def test_quantised_weights(encoding: str, machine: str, rng: np.random.Generator) -> None:
+    """Equal sums on both paths, whose error does not grow with K; one accumulator of Q6_K is off by 4e-4."""
+    inner = 10**6 // 256 * 256
+    x = np.full((7, inner), 0.1, np.float32)
+    blocks = encode(np.full((3, inner), 0.1, np.float32), encoding)
+    (packed,) = run(
+        "mok.pack",
+        [blocks],
+        [(np.uint8, (1, FORMATS[encoding].group_bytes(inner)))],
+        {"encoding": encoding},
+    )
+    attributes = {"encoding": encoding, "columns": 3, "streamed": False}
+    operands, result = [x, packed], [(np.float32, (7, 3))]
+    few, many = (
+        Runner("mok.packed_matmul", operands, result, attributes, machine=machine, few=rows)()[0]
+        for rows in (64, 0)
+    )
+    np.testing.assert_array_equal(few, many)
+    rounded = 127 * float(np.float32(0.1) / np.float32(127))
+    want = rounded * decode(blocks, encoding).astype(np.float64).reshape(3, inner).sum(1)
+    assert off(few, np.broadcast_to(want, (7, 3))) < 4e-5
+    # random numbers: the panels of both paths are the same
+    operands[0] = rng.standard_normal((7, inner)).astype(np.float32)
+    few, many = (
+        Runner("mok.packed_matmul", operands, result, attributes, machine=machine, few=rows)()[0]
+        for rows in (64, 0)
+    )
+    np.testing.assert_array_equal(few, many)

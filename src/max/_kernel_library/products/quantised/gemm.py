@@ -19,12 +19,9 @@ from max._kernel_library.products.quantised.unpacking import (
     add_products,
     starting_sums,
 )
-from max._kernel_library.tiles.micro_kernels import load_sums, store_sums
+from max._kernel_library.tiles.micro_kernels import add_sums, load_sums, store_sums
 from max._kernel_library.tiles.strips import CACHE_LINE, COLUMNS, L2
 from max._kernel_library.tiles.tiling import Matrix
-
-PANEL = 24
-"""The number of blocks of k that are unpacked together, in whole units: with their scales they fit the L1 cache."""
 
 
 class Ahead(NamedTuple):
@@ -127,7 +124,10 @@ def multiply_strip(
     lines = prefetched_lines(t)
     sums = k.tile(k.f32, (rows, 2), width=t.width)
     tile = Matrix(c[first:], COLUMNS)
-    load_sums(sums, tile, rows, 2, t.width)
+    if t.folds:
+        sums = k.tile(k.f32, (rows, 2), width=t.width, fill=0.0)
+    else:
+        load_sums(sums, tile, rows, 2, t.width)
     for n in range(count):
         for i in k.static_range(lines):
             # into the L2 cache, as the L1 cache holds the current panel
@@ -135,4 +135,6 @@ def multiply_strip(
             ahead.packed.prefetch(byte, locality=L2)
         for p in k.static_range(t.form.parts):
             multiply_block(sums, q, strip, n, p, first, rows, t)
+    if t.folds:
+        add_sums(sums, tile, rows, 2, t.width)
     store_sums(tile, sums, rows, 2, t.width)

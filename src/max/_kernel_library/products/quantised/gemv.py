@@ -18,10 +18,11 @@ from max._kernel_library.products.quantised.unpacking import (
     lines_of_word,
     load_elements,
     load_scales,
+    panel_blocks,
     prefetch_ahead,
     starting_sums,
 )
-from max._kernel_library.tiles.micro_kernels import store_sums
+from max._kernel_library.tiles.micro_kernels import add_sums, store_sums
 from max._kernel_library.tiles.strips import COLUMNS
 from max._kernel_library.tiles.tiling import Matrix
 
@@ -133,6 +134,27 @@ def add_packed_block(
 
 
 @k.inline
+def add_units(
+    sums: Any, q: Rounded, strip: PackedStrip, begin: Any, end: Any, first: Any, rows: int,
+    vectors: int, t: QuantisedTiling,
+) -> None:  # fmt: skip
+    """Adds the products of units `[begin, end)` of a strip to a tile of sums; see `gemv_packed`."""
+    form = t.form
+    # all rows share the unpacked elements; with vectors of 4 lanes, registers hold those of only two vectors
+    together = min(vectors, 2) if t.width == 4 else vectors
+    packed, locality = strip.groups[0], strip.locality
+    for unit in range(begin, end):
+        scales = packed[unit * form.unit_bytes :]
+        prefetch_ahead(scales, 0, form.halves, prefetch_distance(rows, t), locality)
+        for inside in range(form.span):
+            b = unit * form.span + inside
+            block = scales[form.halves + inside * form.block_bytes :]
+            for v in k.static_range(0, vectors, together):
+                numbers = tuple(range(v, v + together))
+                add_packed_block(sums, q, b, scales, block, numbers, first, rows, locality, t)
+
+
+@k.inline
 def gemv_packed(
     c: Any, q: Rounded, strip: PackedStrip, first: Any, rows: int, vectors: int, t: QuantisedTiling
 ) -> None:
@@ -150,18 +172,18 @@ def gemv_packed(
         vectors: The number of vectors of columns.
         t: The tiling.
     """
-    form = t.form
-    sums = k.tile(k.f32, (rows, vectors), width=t.width, fill=0.0)
-    # all rows share the unpacked elements; with vectors of 4 lanes, registers hold those of only two vectors
-    together = min(vectors, 2) if t.width == 4 else vectors
-    packed, locality = strip.groups[0], strip.locality
-    for unit in range(strip.blocks // form.span):
-        scales = packed[unit * form.unit_bytes :]
-        prefetch_ahead(scales, 0, form.halves, prefetch_distance(rows, t), locality)
-        for inside in range(form.span):
-            b = unit * form.span + inside
-            block = scales[form.halves + inside * form.block_bytes :]
-            for v in k.static_range(0, vectors, together):
-                numbers = tuple(range(v, v + together))
-                add_packed_block(sums, q, b, scales, block, numbers, first, rows, locality, t)
-    store_sums(Matrix(c[first:], COLUMNS), sums, rows, vectors, t.width)
+    units, target = strip.blocks // t.form.span, Matrix(c[first:], COLUMNS)
+    if t.folds:
+        # the panels of the GEMM path, whose results are the same
+        piece = panel_blocks(t, False) // t.form.span
+        for number in range(k.ceildiv(units, piece)):
+            sums = k.tile(k.f32, (rows, vectors), width=t.width, fill=0.0)
+            end = k.min(number * piece + piece, units)
+            add_units(sums, q, strip, number * piece, end, first, rows, vectors, t)
+            if number > 0:
+                add_sums(sums, target, rows, vectors, t.width)
+            store_sums(target, sums, rows, vectors, t.width)
+    else:
+        sums = k.tile(k.f32, (rows, vectors), width=t.width, fill=0.0)
+        add_units(sums, q, strip, 0, units, first, rows, vectors, t)
+        store_sums(target, sums, rows, vectors, t.width)

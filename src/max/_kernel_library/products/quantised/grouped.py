@@ -49,9 +49,9 @@ from max._kernel_library.products.quantised.packed_matmul import (
     tile_rows,
 )
 from max._kernel_library.products.quantised.unpacking import (
-    KEPT,
-    STREAMED,
+    PackedWeight,
     QuantisedTiling,
+    packed_weight,
     quantised_tiling,
 )
 from max._kernel_library.tiles.strips import (
@@ -129,8 +129,7 @@ def grouped_qmatmul_packed(
     workspace: k.InOut,
     *extra: k.InOut,
     ctx: k.Context,
-    encoding: str,
-    locality: int,
+    weight: PackedWeight,
     parts: Parts,
     epilogue: Any = identity_of_parts,
 ) -> None:
@@ -140,7 +139,7 @@ def grouped_qmatmul_packed(
     There is one part of one or two products (`max._kernel_library.tiles.strips`). Sums of rows outside all groups are
     0.
     """
-    t = quantised_tiling(ctx.target, FORMATS[encoding])
+    t = quantised_tiling(ctx.target, FORMATS[weight.encoding], weight.folds)
     in_tiles = ctx.target.tile_products
     tile = tile_rows(ctx.target)
     blocks = x.shape[1] // BLOCK
@@ -166,7 +165,9 @@ def grouped_qmatmul_packed(
                 workspace, group.first, number, group.rows, blocks, workspace_rows, tile, t
             )
             if group.rows <= threshold:
-                gemv_strip(memory.sums, q, PackedStrip(packed, blocks, locality), group.rows, t)
+                gemv_strip(
+                    memory.sums, q, PackedStrip(packed, blocks, weight.locality), group.rows, t
+                )
                 store_strip(results, memory.sums, group.first, group.rows, strip)
             else:
                 tiles = k.ceildiv(group.rows, tile)
@@ -267,8 +268,7 @@ def _lower_packed(
         *further_results(results),
     )
     params = {
-        "encoding": encoding,
-        "locality": STREAMED if attributes["streamed"] else KEPT,
+        "weight": packed_weight(encoding, attributes["streamed"], inner),
         "parts": attributes["parts"],
         "epilogue": identity_of_parts,
     }

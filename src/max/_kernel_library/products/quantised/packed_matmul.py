@@ -33,7 +33,6 @@ from max._kernel_library.products.quantised.activations import (
     row_of,
 )
 from max._kernel_library.products.quantised.gemm import (
-    PANEL,
     Ahead,
     multiply_strip,
     prefetched_lines,
@@ -42,10 +41,11 @@ from max._kernel_library.products.quantised.gemv import PackedStrip, gemv_packed
 from max._kernel_library.products.quantised.packed import BLOCK, FORMATS
 from max._kernel_library.products.quantised.tuning import tuning_of
 from max._kernel_library.products.quantised.unpacking import (
-    KEPT,
-    STREAMED,
+    PackedWeight,
     QuantisedTiling,
     UnpackedStrip,
+    packed_weight,
+    panel_blocks,
     quantised_tiling,
     unpack_strip,
 )
@@ -89,11 +89,6 @@ def tile_rows(target: k.Target) -> int:
     return MAX_TILE_ROWS if target.registers >= 32 else MIN_TILE_ROWS
 
 
-def panel_blocks(t: QuantisedTiling, matrix_tiles: bool) -> int:
-    """The number of blocks of k that are unpacked together, half as many if signs are stored separately."""
-    return PANEL // 2 if t.splits_signs and not matrix_tiles else PANEL
-
-
 @k.inline
 def panel_length(blocks: Any, t: QuantisedTiling, matrix_tiles: bool) -> Any:
     """The number of blocks of a panel, for a strip of `blocks` blocks.
@@ -101,7 +96,7 @@ def panel_length(blocks: Any, t: QuantisedTiling, matrix_tiles: bool) -> Any:
     If panels are prefetched, they have equal lengths, so that each tile prefetches a share of the next one.
     """
     max_blocks = panel_blocks(t, matrix_tiles)
-    if not prefetched_lines(t) or matrix_tiles:
+    if not prefetched_lines(t) or matrix_tiles or t.folds:
         return max_blocks
     else:
         panels = k.max(k.ceildiv(blocks, max_blocks), 1)
@@ -271,8 +266,7 @@ def qmatmul_packed(
     row_threshold: k.i64,  # pyright: ignore
     *extra: k.InOut,
     ctx: k.Context,
-    encoding: str,
-    locality: int = KEPT,
+    weight: PackedWeight,
     parts: Parts = (),
     epilogue: Any = identity,
 ) -> None:
@@ -281,9 +275,9 @@ def qmatmul_packed(
     Up to `row_threshold` rows take the GEMV path. With `parts` there are several products; see
     `max._kernel_library.tiles.strips`.
     """
-    t = quantised_tiling(ctx.target, FORMATS[encoding])
+    t = quantised_tiling(ctx.target, FORMATS[weight.encoding], weight.folds)
     results = Results(out, extra, epilogue, t.width, parts)
-    multiply_quantised(results, operands, row_threshold, locality, t, ctx)
+    multiply_quantised(results, operands, row_threshold, weight.locality, t, ctx)
 
 
 @k.kernel
@@ -294,17 +288,16 @@ def qmatmul_normalised(
     row_threshold: k.i64,  # pyright: ignore
     *extra: k.InOut,
     ctx: k.Context,
-    encoding: str,
+    weight: PackedWeight,
     norm: Norm,
-    locality: int = KEPT,
     parts: Parts = (),
     epilogue: Any = identity,
 ) -> None:
     """`qmatmul_packed` on the RMS norm of `x`; see `max._kernel_library.products.row_norms`."""
     rows = normalise(operands.x, norm_operands, norm, ctx)
-    t = quantised_tiling(ctx.target, FORMATS[encoding])
+    t = quantised_tiling(ctx.target, FORMATS[weight.encoding], weight.folds)
     results = Results(out, extra, epilogue, t.width, parts)
-    multiply_quantised(results, operands._replace(x=rows), row_threshold, locality, t, ctx)
+    multiply_quantised(results, operands._replace(x=rows), row_threshold, weight.locality, t, ctx)
 
 
 def _lower_packed_matmul(
@@ -338,8 +331,8 @@ def _lower_packed_matmul(
         Limit(f"{encoding}, k {inner}", default_threshold(target, t), BLOCK_ROWS, rows),
         *further_results(results),
     )
-    locality = STREAMED if attributes["streamed"] else KEPT
-    params = {"encoding": encoding, "locality": locality, **norm_params}
+    weight = packed_weight(encoding, attributes["streamed"], inner)
+    params: dict[str, Any] = {"weight": weight, **norm_params}
     if parts:
         params |= {"parts": parts, "epilogue": identity_of_parts}
     kernel = qmatmul_normalised if memory else qmatmul_packed

@@ -13,6 +13,11 @@ from max.kernel import Target
 
 STREAMED, KEPT = 0, 3
 """Localities of prefetches: for weights larger than the caches, which must displace no other data, and for others."""
+PANEL = 24
+"""The number of blocks of k that are unpacked together, in whole units: with their scales they fit the L1 cache."""
+FOLDED_SIZE = 65536
+"""The maximum K whose sums stay in one accumulator: at most two are added for a block of 32, as many in all as of 4096
+elements of f32. For a larger K each panel has accumulators of its own."""
 LARGEST_SUM = 2**15 - 1
 """The largest sum in 16 bits."""
 
@@ -31,6 +36,7 @@ class QuantisedTiling:
             LLVM would move the loads of all words to their beginning and spill them.
         zero: The zero point for which the zero sums of x account; 0 if elements are multiplied as signed numbers.
         prefetch_distances: The bytes between a line that is read and the one that is prefetched; see `QuantisedTuning`.
+        folds: Whether each panel along k has accumulators of its own, which are then added to the sums in memory.
     """
 
     form: PackedFormat
@@ -40,6 +46,7 @@ class QuantisedTiling:
     narrow: bool
     zero: int
     prefetch_distances: tuple[int, ...]
+    folds: bool = False
 
     @property
     def splits_signs(self) -> bool:
@@ -56,15 +63,42 @@ class QuantisedTiling:
         return self.form.zero if self.signed else 0
 
 
-def quantised_tiling(target: Target, form: PackedFormat) -> QuantisedTiling:
-    """The tiling for a target and a format."""
+class PackedWeight(NamedTuple):
+    """What kernels know of a packed weight at compile time.
+
+    Args:
+        encoding: Its encoding.
+        locality: The locality of prefetches, `STREAMED` or `KEPT`.
+        folds: Whether K is above `FOLDED_SIZE`.
+    """
+
+    encoding: str
+    locality: int
+    folds: bool
+
+
+def packed_weight(encoding: str, streamed: bool, inner: object) -> PackedWeight:
+    """The facts of a weight whose rows have `inner` elements."""
+    folds = not isinstance(inner, int) or inner > FOLDED_SIZE
+    return PackedWeight(encoding, STREAMED if streamed else KEPT, folds)
+
+
+def quantised_tiling(target: Target, form: PackedFormat, folds: bool = False) -> QuantisedTiling:
+    """The tiling for a target and a format; matrix tiles keep one accumulator along k."""
     width = target.width(k.f32)
     signed = form.bits == 8 and not target.dot_i8_lanes(width)
     narrow = bool(target.narrow_dot_i8_lanes(width)) and not target.dot_i8_lanes(width)
     # two products per lane and word; words of x have magnitudes up to 127
     fold = LARGEST_SUM // (2 * 127 * (2**form.bits - 1)) if narrow else 0
     zero, distances = 0 if signed else form.zero, tuning_of(target).prefetch_distances
-    return QuantisedTiling(form, width, signed, fold, narrow, zero, distances)
+    return QuantisedTiling(
+        form, width, signed, fold, narrow, zero, distances, folds and not target.tile_products
+    )
+
+
+def panel_blocks(t: QuantisedTiling, matrix_tiles: bool) -> int:
+    """The number of blocks of k that are unpacked together, half as many if signs are stored separately."""
+    return PANEL // 2 if t.splits_signs and not matrix_tiles else PANEL
 
 
 class UnpackedStrip(NamedTuple):
