@@ -23,9 +23,11 @@ from max.serve.chat.reasoning import ReasoningParser
 from max.serve.chat.reasoning_marks import reasoning_marks
 from max.serve.chat.tools.definitions import ChoiceKind, Tool, ToolChoice
 from max.serve.chat.tools.derive import call_text
+from max.serve.chat.tools.formats import FORMATS, format_of_template
 from max.serve.chat.tools.grammars import answer_grammar
 from max.serve.chat.tools.layout import IDENTIFIER
 from max.serve.chat.tools.parser import parser_of
+from max.serve.chat.tools.probe import TemplateUse
 from max.serve.chat.tools.recognition import TemplateTools, tools_of_template
 from tests.serve.test_tool_formats import accepts, tokenizer_with
 from tests.serve.tool_templates import TEMPLATES
@@ -216,6 +218,50 @@ def test_a_value_may_have_the_mark_that_ends_it() -> None:
     value = "<parameter=city>\nx </parameter> y\n</parameter>"
     body = f"<tool_call>\n<function=get_weather>\n{value}\n</function>\n</tool_call>"
     assert parsed(tools, list(body))[1] == [["get_weather", '{"city": "x </parameter> y"}']]
+
+
+WEATHER = '{"city": "Oslo >>> x", "days": 3}'
+NAMED = [
+    ("functionary", "all\nHello > there", "Hello > there", []),
+    ("functionary", f"get_weather\n{WEATHER}", "", [WEATHER]),
+    ("functionary", f"all\nWait.\n>>>get_weather\n{WEATHER}>>>alarm.set-2\n{{}}", "Wait.", [WEATHER, "{}"]),
+    ("functionary", "every word\nis text", "every word\nis text", []),
+    ("functionary", "get_weath", "get_weath", []),
+    ("phi4", '<|tool_call|>[{"name": "get_weather", "arguments": ' + WEATHER + "}]<|/tool_call|>", "", [WEATHER]),
+    ("kimi_k2", "Hm <|tool_calls_section_begin|><|tool_call_begin|>functions.get_weather:0<|tool_call_argument_begin|>"
+     + WEATHER + "<|tool_call_end|><|tool_calls_section_end|>", "Hm", [WEATHER]),
+    ("lfm2", "<|tool_call_start|>[get_weather(city='Oslo >>> x', days=3), alarm.set-2()]<|tool_call_end|> ok", "ok",
+     [WEATHER, "{}"]),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("name", "answer", "content", "calls"), NAMED)
+def test_named_formats_in_any_pieces(
+    name: str, answer: str, content: str, calls: list[str]
+) -> None:
+    tools = TemplateTools(TemplateUse(), FORMATS[name])
+    whole = parsed(tools, [answer])
+    assert whole[0].strip() == content
+    assert [json.loads(text) for _, text in whole[1]] == [json.loads(text) for text in calls]
+    assert parsed(tools, list(answer)) == whole
+    numbers = random.Random(answer)
+    for _ in range(30):
+        assert parsed(tools, pieces_of(numbers, answer)) == whole
+    if calls and not content:
+        for place in range(1, len(answer)):
+            assert len(parsed(tools, [answer[:place]], cut=True)[0].strip()) < 3, answer[:place]
+
+
+def test_named_formats_of_templates() -> None:
+    names = {"x {{ '>>>all\n' }}": "functionary", "<|tool_call|>[]<|/tool_call|>": "phi4", "<|tool_call|>": "granite",
+             "<|tool_calls_section_begin|>": "kimi_k2", "List of tools: [": "lfm2"}  # fmt: skip
+    for template, name in names.items():
+        assert format_of_template(template).name == name
+    for name in ("functionary", "phi4", "kimi_k2"):
+        must = answer_grammar(TOOLS, ToolChoice(ChoiceKind.REQUIRED), FORMATS[name], {})
+        assert must is not None
+        text = FORMATS[name].render_call("get_weather", '{"city": "a"}').removeprefix(">>>")
+        assert accepts(must, text) and not accepts(must, text.replace("city", "town"))
 
 
 REASONING = {

@@ -160,6 +160,8 @@ async def prepare(model: ServedModel, conversation: Conversation) -> ChatJob:
     def new_parser() -> AnswerParser:
         if tool_format.syntax == "harmony" and conversation.grammar is None:
             return HarmonyParser()
+        if tool_format.syntax == "functionary" and conversation.grammar is None:
+            return parser_of(tool_format, parsed)
         parser: AnswerParser = parser_of(tool_format, parsed) if parsed else PlainParser()
         return ReasoningParser(parser, thinks, think_marks) if parses_reasoning else parser
 

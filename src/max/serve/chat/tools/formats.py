@@ -6,7 +6,7 @@ import json
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from max.serve.chat.tools import deepseek, harmony, pythonic
+from max.serve.chat.tools import deepseek, functionary, harmony, pythonic
 from max.serve.chat.tools.definitions import Tool
 from max.serve.chat.tools.layout import NAME, NUMBER, CallLayout, Style, filled
 
@@ -72,6 +72,8 @@ class ToolFormat:
         if self.syntax == "deepseek":
             call = f"{deepseek.CALL_BEGIN}{name}{deepseek.SEPARATOR}{arguments}{deepseek.CALL_END}"
             return f"{self.trigger}{call}{self.after}"
+        if self.syntax == "functionary":
+            return f"{functionary.SEPARATOR}{name}\n{arguments}"
         if self.syntax == "harmony":
             head = f"{harmony.CHANNEL}commentary to=functions.{name} {harmony.CONSTRAIN}json"
             return f"{head}{harmony.MESSAGE}{arguments}{harmony.CALL}"
@@ -133,10 +135,36 @@ KIMI = ToolFormat(
         section_end="<|tool_calls_section_end|>",
     ),
 )
+PHI4 = ToolFormat(
+    "phi4",
+    "<|tool_call|>",
+    after="<|/tool_call|>",
+    layout=CallLayout(
+        f'{{"name": "{NAME}", "arguments": ',
+        tail="}",
+        section="<|tool_call|>[",
+        section_end="]<|/tool_call|>",
+        separator=", ",
+    ),
+)
+FUNCTIONARY = ToolFormat("functionary", "", separator=functionary.SEPARATOR, syntax="functionary")
 
 FORMATS = {
     each.name: each
-    for each in (HERMES, GENERIC, LLAMA3, MISTRAL, GRANITE, PYTHONIC, DEEPSEEK, HARMONY, LFM2, KIMI)
+    for each in (
+        HERMES,
+        GENERIC,
+        LLAMA3,
+        MISTRAL,
+        GRANITE,
+        PYTHONIC,
+        DEEPSEEK,
+        HARMONY,
+        LFM2,
+        KIMI,
+        PHI4,
+        FUNCTIONARY,
+    )
 }
 """The formats by their names."""
 ALIASES = {
@@ -171,6 +199,10 @@ def format_of_template(template: str | None) -> ToolFormat:
         return MISTRAL
     if "<|python_tag|>" in text or ('"parameters"' in text and "ipython" in text):
         return LLAMA3
+    if f"{functionary.SEPARATOR}{functionary.EVERYONE}\\n" in text or ">>>all\n" in text:
+        return FUNCTIONARY
+    if PHI4.after in text:
+        return PHI4
     if "<|tool_call|>" in text:
         return GRANITE
     if "<tool_call>" in text or "<tools>" in text:

@@ -124,6 +124,8 @@ def _call_rule(tool: Tool, tool_format: ToolFormat, special_tokens: dict[str, in
             last = f'{_quoted(to)} {channel} "commentary"'  # the recipient may be in the role
             kind = f'(" " ({mark(harmony.CONSTRAIN)})? "json")?'
             return f"({first} | {last}) {kind} {mark(harmony.MESSAGE)} %json {schema}"
+        case "functionary":
+            return f"{_quoted(tool.name)} {json.dumps(chr(10))} %json {schema}"
         case _:
             head = f'{{"{tool_format.name_key}": {json.dumps(tool.name)}, "{tool_format.arguments_key}": '
             return f'{json.dumps(head)} %json {schema} "}}"'

@@ -16,6 +16,7 @@ from max.serve.chat.tools.call_scanner import CallScanner
 from max.serve.chat.tools.deepseek import DeepSeekParser
 from max.serve.chat.tools.definitions import Tool
 from max.serve.chat.tools.formats import ToolFormat
+from max.serve.chat.tools.functionary import FunctionaryParser
 from max.serve.chat.tools.harmony import HarmonyParser
 from max.serve.chat.tools.layout_parser import LayoutParser
 from max.serve.chat.tools.marks import BufferedParser, held
@@ -38,6 +39,8 @@ def parser_of(tool_format: ToolFormat, tools: Sequence[Tool] = ()) -> AnswerPars
             return DeepSeekParser()
         case "harmony":
             return HarmonyParser()
+        case "functionary":
+            return FunctionaryParser(tools)
         case _:
             return ToolParser(tool_format)
 
