@@ -18,6 +18,7 @@ from transformers import AutoTokenizer
 
 from max.pipelines.core.exceptions import InputError
 from max.pipelines.structured.grammar import loose_schema, of_json_schema, of_loose_schema
+from max.pipelines.structured.schema_check import misfit
 from max.pipelines.structured.schema_forms import grammar_schema
 
 TEXT = {"type": "string", "maxLength": 6}
@@ -280,6 +281,50 @@ def test_no_schema_is_refused() -> None:
         assert isinstance(form.schema, dict), schema
         grammar, relaxed = of_loose_schema(schema)
         assert grammar and relaxed == form.relaxed
+
+
+def some_value(numbers: random.Random, depth: int = 0) -> Any:
+    kinds = ["a", "ab", "xyz", 1, 2, 3.5, 4.0, True, None]
+    if depth < 3 and numbers.random() < 0.7:
+        if numbers.random() < 0.4:
+            return [some_value(numbers, depth + 1) for _ in range(numbers.randint(0, 3))]
+        names = numbers.sample(
+            ["a", "b", "c", "kind", "ab", "n", "t", "x", "o", "d"], numbers.randint(0, 4)
+        )
+        return {name: some_value(numbers, depth + 1) for name in names}
+    return numbers.choice(kinds)
+
+
+@pytest.mark.parametrize("kind", [*HELD, *RELAXED])
+def test_misfits_are_those_of_another_package(kind: str) -> None:
+    schema = {**HELD, **RELAXED}[kind]
+    if kind in (
+        "formats",
+        "draft 4",
+        "items list",
+        "python pattern",
+        "type",
+        "$ref",
+        "optional",
+        "dynamicAnchor",
+    ):
+        return  # formats, other drafts, and what is no schema there
+    validator = jsonschema_rs.validator_for(schema, validate_formats=False)
+    numbers = random.Random(kind)
+    for _ in range(300):
+        value = some_value(numbers)
+        assert (misfit(value, schema) is None) == validator.is_valid(value), (schema, value)
+
+
+def test_a_misfit_names_its_place() -> None:
+    schema = {
+        "type": "object",
+        "properties": {"x": {"type": "array", "items": {"type": "array", "uniqueItems": True}}},
+    }
+    assert misfit({"x": [[1, 2], [3, 3]]}, schema) == "x.1: uniqueItems"
+    assert misfit({"x": [[1, 1.0]]}, schema) == "x.0: uniqueItems"
+    assert misfit({"x": [[1, True]]}, schema) is None
+    assert misfit({}, {"$ref": "#"}) is None
 
 
 @pytest.mark.long

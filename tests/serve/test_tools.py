@@ -266,3 +266,30 @@ def test_a_function_without_parameters_gets_an_empty_object(http) -> None:
         }
         message = http.post("/v1/chat/completions", json=body).json()["choices"][0]["message"]
         assert [call["function"]["arguments"] for call in message["tool_calls"]] == ["{}"]
+
+
+def test_whole_answers_are_checked(http) -> None:
+    twice = {
+        "type": "array",
+        "items": {"const": 1},
+        "minItems": 2,
+        "maxItems": 2,
+        "uniqueItems": True,
+    }
+    schema = {"type": "object", "properties": {"a": twice}, "required": ["a"]}
+    tool = {"type": "function", "function": {"name": "f", "parameters": schema}}
+    body = {
+        "messages": ASK,
+        "tools": [tool],
+        "tool_choice": "required",
+        "max_tokens": 60,
+        "parallel_tool_calls": False,
+    }
+    form = {"type": "json_schema", "json_schema": {"name": "x", "schema": schema}}
+    for fields, name in (
+        (body, "f: "),
+        ({"messages": ASK, "max_tokens": 60, "response_format": form}, ""),
+    ):
+        answer = http.post("/v1/chat/completions", json=fields)
+        assert answer.status_code == 200, answer.text
+        assert f"what does not fit in it: {name}a: uniqueItems" in answer.headers["warning"]

@@ -6,7 +6,7 @@ import hashlib
 import json
 import logging
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from typing import Any
@@ -32,7 +32,9 @@ class RequestContext:
         tenant: Those with whom it may share cached prefixes, as a text that tells them apart; empty: everyone.
         prefix_epoch: How often the cached prefixes of the tenant were dropped.
         cache_salt: Its own salt of cached prefixes; None: none.
-        hints: What its answer does not hold of what it asks for, for a header of the response.
+        hints: What the grammar of its answer does not hold, for a header of the response.
+        schemas: Schemas that the grammar does not hold as a whole, by tools; that of the answer's text has no name.
+        misfits: What in its answer does not fit these schemas.
         cached: For each of its sequences a number of the prompt, and the tokens of it that were in the prefix cache.
     """
 
@@ -48,6 +50,8 @@ class RequestContext:
     prefix_epoch: int = 0
     cache_salt: str | None = None
     hints: list[str] = field(default_factory=list)
+    schemas: dict[str, Mapping[str, Any]] = field(default_factory=dict)
+    misfits: list[str] = field(default_factory=list)
     cached: dict[str, tuple[int, int]] = field(default_factory=dict)
 
     @property
@@ -77,6 +81,7 @@ class RequestContext:
         texts = [f"unknown fields are ignored: {unknown_fields}"] if unknown_fields else []
         if self.hints:
             text = f"the grammar of the answer does not hold: {'; '.join(self.hints)}"
+            text += f"; what does not fit in it: {'; '.join(self.misfits)}" if self.misfits else ""
             texts.append(text if len(text) <= _MOST_WARNING else f"{text[:_MOST_WARNING]}...")
         plain = (
             "".join(c if " " <= c <= "~" and c not in '"\\' else "?" for c in text)

@@ -105,6 +105,8 @@ async def prepare(model: ServedModel, conversation: Conversation) -> ChatJob:
         )
         grammar = found.grammar
         current_request().hints += found.hints
+        if found.hints:
+            current_request().schemas.update({tool.name: tool.parameters for tool in parsed})
     if grammar is not None and (
         conversation.sampling.ignore_eos or conversation.sampling.min_new_tokens
     ):

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Callable, Sequence
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field
 from typing import Any
 
 from max.pipelines.core.text import json_value
+from max.pipelines.structured.schema_check import misfit
 from max.serve.chat.parts import (
     AnswerParser,
     AnswerPart,
@@ -19,6 +20,7 @@ from max.serve.chat.parts import (
 from max.serve.generation import RunOptions, TextSequence, generate_choices
 from max.serve.metrics import ServerMetrics
 from max.serve.model import ServedModel
+from max.serve.request_context import current_request
 from max.serve.text import TokenLog
 from max.serve.worker.subscription import Repeated
 
@@ -266,4 +268,24 @@ async def collect_answers(
                     answers[delta] = Answer()
                 else:
                     answers[delta.choice].add(delta)
+    context = current_request()
+    if context.schemas:
+        for answer in answers:
+            context.misfits += _misfits(answer, context.schemas)
     return answers
+
+
+def _misfits(answer: Answer, schemas: Mapping[str, Mapping[str, Any]]) -> list[str]:
+    """What does not fit the schemas of an answer, which its grammar did not hold as a whole."""
+    texts = [(call.name, call.arguments) for call in answer.tool_calls]
+    texts += [("", answer.content)] if "" in schemas and answer.content else []
+    found: list[str] = []
+    for name, text in texts:
+        schema = schemas.get(name)
+        try:
+            value = json_value(text)
+        except ValueError:
+            continue  # cut off
+        if schema is not None and (what := misfit(value, schema)) is not None:
+            found.append(f"{name}: {what}" if name else what)
+    return found

@@ -40,9 +40,8 @@ from max.serve.ollama.schemas import (
     ShowBody,
 )
 from max.serve.openai.embeddings import inputs_of, json_rows, shortened
-from max.serve.openai.structure import AnswerGrammar, schema_grammar
+from max.serve.openai.structure import AnswerGrammar, note_relaxed, schema_grammar
 from max.serve.openai.wire import chat_logprobs, encode_json, new_id
-from max.serve.request_context import current_request
 
 router = APIRouter(prefix="/api", tags=["Ollama"])
 _REASONS = {"tool_calls": "stop", "cancelled": "stop"}
@@ -465,7 +464,7 @@ async def _compiled(field: str | dict[str, Any] | None) -> str | None:
     if not field:
         return None
     made = await in_grammar_thread(_grammar, field)
-    current_request().hints += made.relaxed
+    note_relaxed(made)
     return made.grammar
 
 

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Annotated, Any, Literal, TypeAlias
 
@@ -83,8 +84,19 @@ async def compiled_grammar(body: GrammarFields) -> str | None:
     if all(each is None for each in constraints):
         return None
     made = await in_grammar_thread(grammar_of, body)
-    current_request().hints += made.relaxed
+    note_relaxed(made)
     return made.grammar
+
+
+def note_relaxed(made: AnswerGrammar) -> None:
+    """Notes for the running request what a grammar does not hold, so that the answer is checked.
+
+    Args:
+        made: The grammar.
+    """
+    if made.relaxed:
+        current_request().hints += made.relaxed
+        current_request().schemas[""] = made.schema
 
 
 @dataclass(frozen=True)
@@ -94,10 +106,12 @@ class AnswerGrammar:
     Args:
         grammar: The grammar; None: any text.
         relaxed: What it does not hold of the schema.
+        schema: The schema, if it does not hold all of it.
     """
 
     grammar: str | None = None
     relaxed: tuple[str, ...] = ()
+    schema: Mapping[str, Any] = field(default_factory=dict)
 
 
 def schema_grammar(schema: Any, strict: bool = False) -> AnswerGrammar:
@@ -113,7 +127,10 @@ def schema_grammar(schema: Any, strict: bool = False) -> AnswerGrammar:
     if strict:
         return AnswerGrammar(grammar.of_json_schema(schema))
     made, relaxed = grammar.of_loose_schema(schema)
-    return AnswerGrammar(made, (grammar.shortened_list(relaxed),) if relaxed else ())
+    if not relaxed:
+        return AnswerGrammar(made)
+    value = json.loads(schema) if isinstance(schema, str) else schema
+    return AnswerGrammar(made, (grammar.shortened_list(relaxed),), value)
 
 
 def grammar_of(body: GrammarFields) -> AnswerGrammar:
@@ -162,28 +179,28 @@ def _object(_: object) -> str:
     return grammar.of_any_object()
 
 
-def _of_format(field: ResponseFormat) -> list[_Constraint]:
+def _of_format(form: ResponseFormat) -> list[_Constraint]:
     make: Callable[[Any], str | AnswerGrammar]
-    match field.type:
+    match form.type:
         case "text":
             return []
-        case "json_object" if field.schema_ is None:
+        case "json_object" if form.schema_ is None:
             return [("response_format", _object, True)]
         case "json_object":
-            return [("response_format.schema", schema_grammar, field.schema_)]
+            return [("response_format.schema", schema_grammar, form.schema_)]
         case "json_schema":
-            value = None if field.json_schema is None else field.json_schema.schema_
-            strict = field.json_schema is not None and bool(field.json_schema.strict)
+            value = None if form.json_schema is None else form.json_schema.schema_
+            strict = form.json_schema is not None and bool(form.json_schema.strict)
             where, make = (
                 "response_format.json_schema.schema",
                 partial(schema_grammar, strict=strict),
             )
         case "regex":
-            where, make, value = "response_format.regex", grammar.of_regex, field.regex
+            where, make, value = "response_format.regex", grammar.of_regex, form.regex
         case "choice":
-            where, make, value = "response_format.choice", grammar.of_choices, field.choice
+            where, make, value = "response_format.choice", grammar.of_choices, form.choice
         case "grammar":
-            where, make, value = "response_format.grammar", grammar.of_grammar, field.grammar
+            where, make, value = "response_format.grammar", grammar.of_grammar, form.grammar
     if value is None:
         raise ApiError(f"{where} is missing", param=where)
     return [(where, make, value)]

@@ -1,0 +1,197 @@
+"""Finds what does not fit a JSON schema in a value, for keywords that grammars do not hold."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+from typing import Any
+
+from max.pipelines.structured.schema_references import References
+
+_KINDS: dict[str, type | tuple[type, ...]] = {
+    "string": str, "number": (int, float), "boolean": bool, "object": dict, "array": list, "null": type(None),
+}  # fmt: skip
+_APPLIED = {"allOf", "anyOf", "oneOf", "if", "not", "$ref", "dependentSchemas"}
+_DEPTH = 64
+_PATTERN = 256
+_TEXT = 4096
+
+
+def misfit(value: Any, schema: Mapping[str, Any]) -> str | None:
+    """The place and the keyword that a value does not fit; None if it fits, as far as is known.
+
+    Formats, and patterns that Python's regular expressions do not have, are not checked.
+
+    Args:
+        value: The value.
+        schema: The schema.
+    """
+    try:
+        return _Checker(schema).misfit(value, schema, (), 0)
+    except RecursionError:
+        return None
+
+
+class _Checker:
+    """Checks values."""
+
+    def __init__(self, root: Mapping[str, Any]) -> None:
+        self._references = References(root)
+
+    def misfit(self, value: Any, schema: Any, path: tuple[str, ...], depth: int) -> str | None:
+        """The place and the keyword that a value does not fit.
+
+        Args:
+            value: The value.
+            schema: Its schema.
+            path: Where the value stands.
+            depth: The number of schemas around it.
+        """
+        if schema is False:
+            return _place(path, "false")
+        if not isinstance(schema, Mapping) or depth > _DEPTH:
+            return None
+        reference = schema.get("$ref", schema.get("$dynamicRef"))
+        if isinstance(reference, str):
+            target = self._references.target(reference, schema)
+            if target is not None and (found := self.misfit(value, target, path, depth + 1)):
+                return found
+        checks = (self._plain, self._array, self._object, self._combined)
+        return next((m for check in checks if (m := check(value, schema, path, depth))), None)
+
+    def _fits(self, value: Any, schema: Any, depth: int) -> bool:
+        return self.misfit(value, schema, (), depth + 1) is None
+
+    def _plain(
+        self, value: Any, schema: Mapping[str, Any], path: tuple[str, ...], depth: int
+    ) -> str | None:
+        kinds = schema.get("type")
+        if kinds is not None and not any(
+            _is(value, kind) for kind in (kinds if isinstance(kinds, list) else [kinds])
+        ):
+            return _place(path, "type")
+        if isinstance(schema.get("enum"), list) and _key(value) not in map(_key, schema["enum"]):
+            return _place(path, "enum")
+        if "const" in schema and _key(value) != _key(schema["const"]):
+            return _place(path, "const")
+        if isinstance(value, str):
+            if not schema.get("minLength", 0) <= len(value) <= schema.get("maxLength", len(value)):
+                return _place(path, "length")
+            if not _matches(schema.get("pattern"), value):
+                return _place(path, "pattern")
+        if isinstance(value, (int, float)) and not isinstance(value, bool):
+            divisor = schema.get("multipleOf")
+            whole = value == round(value) if abs(value) < 1e15 else False
+            if isinstance(divisor, int) and divisor > 0 and whole and int(value) % divisor:
+                return _place(path, "multipleOf")
+        return None
+
+    def _array(
+        self, value: Any, schema: Mapping[str, Any], path: tuple[str, ...], depth: int
+    ) -> str | None:
+        if not isinstance(value, list):
+            return None
+        if schema.get("uniqueItems") is True and len(set(map(_key, value))) != len(value):
+            return _place(path, "uniqueItems")
+        if "contains" in schema:
+            count = sum(self._fits(item, schema["contains"], depth) for item in value)
+            if not schema.get("minContains", 1) <= count <= schema.get("maxContains", count):
+                return _place(path, "contains")
+        items, prefix = schema.get("items"), schema.get("prefixItems")
+        if isinstance(items, list):
+            prefix, items = items, schema.get("additionalItems")
+        first = prefix if isinstance(prefix, list) else []
+        for at, item in enumerate(value):
+            own = first[at] if at < len(first) else items
+            if found := self.misfit(item, own, (*path, str(at)), depth + 1):
+                return found
+        return None
+
+    def _object(
+        self, value: Any, schema: Mapping[str, Any], path: tuple[str, ...], depth: int
+    ) -> str | None:
+        if not isinstance(value, dict):
+            return None
+        for name in (
+            schema.get("required") or () if isinstance(schema.get("required"), list) else ()
+        ):
+            if name not in value:
+                return _place((*path, str(name)), "required")
+        if not schema.get("minProperties", 0) <= len(value) <= schema.get("maxProperties", len(value)):  # fmt: skip
+            return _place(path, "number of properties")
+        properties = schema.get("properties") or {}
+        patterns = schema.get("patternProperties") or {}
+        more = schema.get("additionalProperties")
+        if more is None and not schema.keys() & _APPLIED:
+            more = schema.get("unevaluatedProperties")
+        for name, item in value.items():
+            place = (*path, name)
+            if not self._fits(name, schema.get("propertyNames"), depth):
+                return _place(place, "propertyNames")
+            own = [properties[name]] if name in properties else []
+            own += [each for pattern, each in patterns.items() if _matches(pattern, name)]
+            for each in own or [more]:
+                if found := self.misfit(item, each, place, depth + 1):
+                    return found
+        for keyword in ("dependentRequired", "dependentSchemas", "dependencies"):
+            for name, needed in (schema.get(keyword) or {}).items():
+                if name not in value:
+                    continue
+                if isinstance(needed, list) and not set(needed) <= value.keys():
+                    return _place(path, keyword)
+                if not isinstance(needed, list) and not self._fits(value, needed, depth):
+                    return _place(path, keyword)
+        return None
+
+    def _combined(
+        self, value: Any, schema: Mapping[str, Any], path: tuple[str, ...], depth: int
+    ) -> str | None:
+        for each in schema.get("allOf") or ():
+            if found := self.misfit(value, each, path, depth + 1):
+                return found
+        for keyword in ("anyOf", "oneOf"):
+            options = schema.get(keyword)
+            if isinstance(options, list) and options:
+                count = sum(self._fits(value, each, depth) for each in options)
+                if not count or (keyword == "oneOf" and count > 1):
+                    return _place(path, keyword)
+        if "not" in schema and self._fits(value, schema["not"], depth):
+            return _place(path, "not")
+        if "if" in schema:
+            branch = "then" if self._fits(value, schema["if"], depth) else "else"
+            return self.misfit(value, schema.get(branch), path, depth + 1)
+        return None
+
+
+def _place(path: tuple[str, ...], keyword: str) -> str:
+    return f"{'.'.join(path)}: {keyword}" if path else keyword
+
+
+def _is(value: Any, kind: Any) -> bool:
+    if kind == "integer":
+        whole = isinstance(value, float) and value.is_integer()
+        return whole or (isinstance(value, int) and not isinstance(value, bool))
+    if kind not in _KINDS:
+        return True
+    return isinstance(value, _KINDS[kind]) and (kind == "boolean" or not isinstance(value, bool))
+
+
+def _key(value: Any) -> str:
+    """A text that equal JSON values share."""
+    if isinstance(value, float) and value.is_integer():
+        value = int(value)
+    return json.dumps(value, sort_keys=True)
+
+
+def _matches(pattern: Any, text: str) -> bool:
+    """Whether a pattern is in a text; long ones and those of other syntax count as found."""
+    if not isinstance(pattern, str) or len(pattern) > _PATTERN or len(text) > _TEXT:
+        return True
+    # repeated groups may take time without end
+    if re.search(r"[*+}]\)[*+{]", pattern):
+        return True
+    try:
+        return re.search(pattern, text) is not None
+    except re.error:
+        return True
