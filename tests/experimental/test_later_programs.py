@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -88,6 +88,34 @@ def test_a_tensor_in_memory_as_a_buffer_of_a_graph() -> None:
     for _ in range(2):
         assert model.execute(np.full(2, 3, np.float32))[0].to_numpy().tolist() == [4, 4]
     assert session.load(other).execute()[0].to_numpy().tolist() == [1, 1] == x.to_numpy().tolist()
+
+
+def test_a_tensor_in_memory_as_a_buffer_outside_of_a_graph() -> None:
+    """It is written, as in MAX: by indexing and by ops, in a function and alone."""
+
+    @F.functional
+    def indexed(x: Any) -> Any:
+        buffer = BufferValue(x)
+        buffer[1:2] = buffer[...][0:1] * 5
+        return buffer[...]
+
+    @F.functional
+    def by_ops(x: Any) -> Any:
+        buffer = BufferValue(x)
+        before = ops.buffer_load(buffer)
+        ops.buffer_store(buffer, before * 3)
+        ops.buffer_store_slice(buffer, before[0:1], [slice(2, 3)])
+        return before
+
+    x = Tensor.from_dlpack(np.array([1, 2, 4], np.float32))
+    assert indexed(x).to_numpy().tolist() == [1, 5, 4] == x.to_numpy().tolist()
+    assert by_ops(x).to_numpy().tolist() == [1, 5, 4]
+    assert x.to_numpy().tolist() == [3, 15, 1]
+    buffer: Any = BufferValue(x)
+    buffer[...] = buffer[...] + 1
+    assert x.to_numpy().tolist() == [4, 16, 2]
+    with pytest.raises(TypeError, match="is not a buffer"):
+        BufferValue(cast(Any, 3))
 
 
 def test_ops_of_graphs_take_tensors_within_a_context() -> None:

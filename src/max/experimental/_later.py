@@ -8,6 +8,7 @@ from typing import Any
 
 from max.driver import CPU, Device
 from max.dtype import DType
+from max.experimental import _mutation
 from max.experimental._control import cond, while_loop
 from max.experimental._dispatch import apply, in_graph
 from max.experimental._sessions import session_of
@@ -115,19 +116,37 @@ def _on_tensors(op: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str,
 
 ensure_context = lazy
 
+
+def _load(x: Any) -> Tensor:
+    """The elements of an eager tensor that is used as a buffer, as they are now."""
+    return _buffer(x)[...]
+
+
+def _store(destination: Any, source: TensorValueLike, indices: Any = None) -> None:
+    _mutation.store(_buffer(destination), source, indices)
+
+
+def _buffer(value: Any) -> Tensor:
+    if isinstance(value, Tensor) and value._cell is not None:
+        return value
+    if RETRIES.get():  # a graph has buffers of its own
+        raise GraphNeeded
+    raise TypeError(f"{value!r} is not a buffer: outside of a graph these are eager tensors")
+
+
 _AT_ONCE: dict[Callable[..., Any], Callable[..., Any]] = {
     ops.shape_to_tensor: shape_to_tensor,
     ops.print: print,
+    ops.buffer_load: _load,
+    ops.buffer_store: _store,
+    ops.buffer_store_slice: _store,
     ops.cond: cond,
     ops.while_loop: while_loop,
 }
-"""Ops that are run, not recorded: they take functions, or return no tensor."""
+"""Ops that are run, not recorded: they take functions or buffers, or return no tensor."""
 _OF_GRAPHS = frozenset(
     {
         ops.buffer_create,
-        ops.buffer_load,
-        ops.buffer_store,
-        ops.buffer_store_slice,
         ops.call,
         ops.constant_external,
         ops.custom,

@@ -204,6 +204,16 @@ class BufferValue(_ShapedValue["mlir.BufferType"]):
 
     __slots__ = ()
 
+    # internal code makes values without arguments
+    def __new__(cls, *args: Any, **kwargs: Any) -> BufferValue:
+        """The value; an eager tensor outside of a graph is a buffer itself: its elements are loaded and stored."""
+        value: Any = args[0] if args else kwargs.get("value")
+        if not isinstance(value, Value | mlir.SSAValue) and hasattr(value, "__buffervalue__"):
+            own = value.__buffervalue__()
+            if own is value:
+                return own
+        return super().__new__(cls)
+
     def __init__(self, value: Value[Any] | mlir.SSAValue | HasBufferValue) -> None:
         if not isinstance(value, Value | mlir.SSAValue):
             if not hasattr(value, "__buffervalue__"):
