@@ -12,7 +12,7 @@ import gguf
 import numpy as np
 import numpy.typing as npt
 
-from max.pipelines.models.rope import RopeConfig
+from max.pipelines.models.blocks.rope import RopeConfig
 
 Array = npt.NDArray[Any]
 

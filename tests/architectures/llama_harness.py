@@ -24,10 +24,10 @@ from max.pipelines.architectures.llama3.model import Llama3Model
 from max.pipelines.generation.engine import Engine
 from max.pipelines.gguf.tensor_names import decoder_weights
 from max.pipelines.kv_cache.memory import group_shapes
-from max.pipelines.models.decoder_graph import build_graph
-from max.pipelines.models.decoder_model import DecoderModel, gguf_layout
-from max.pipelines.models.decoder_weights import weights_registry, with_embedding
-from max.pipelines.models.fused_weights import split_fused
+from max.pipelines.models.decoder.fused_weights import split_fused
+from max.pipelines.models.decoder.graph import build_graph
+from max.pipelines.models.decoder.model import DecoderModel, gguf_layout
+from max.pipelines.models.decoder.weights import weights_registry, with_embedding
 from tests.nn.harness import Array, session
 
 VARIANTS: dict[str, dict[str, Any]] = {

@@ -10,7 +10,7 @@ import pytest
 
 from max.dtype import DType
 from max.nn.transformer import ReturnLogits
-from max.pipelines.models.decoder_model import DecoderModel
+from max.pipelines.models.decoder.model import DecoderModel
 from tests.architectures.families import CASES, architecture, config_file, transformers_model
 from tests.architectures.llama_harness import Server, reference_logits, weights_of
 from tests.nn.harness import Array

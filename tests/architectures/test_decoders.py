@@ -11,20 +11,23 @@ import pytest
 from max.dtype import DType
 from max.nn.kv_cache import CacheGroup
 from max.nn.transformer import ReturnLogits
-from max.pipelines.architectures.deepseek import deepseek_v32_fields
-from max.pipelines.architectures.gemma3n import gemma3n_fields
-from max.pipelines.architectures.gemma4 import gemma4_fields
-from max.pipelines.architectures.granite import granite_fields
-from max.pipelines.architectures.lfm2 import lfm2_fields
-from max.pipelines.architectures.mistral import mistral_fields
-from max.pipelines.architectures.qwen2 import qwen2_fields
-from max.pipelines.architectures.qwen3 import qwen3_fields
-from max.pipelines.architectures.qwen3_next import qwen3_5_fields
+from max.pipelines.architectures.deepseek import deepseek_v32_decoder
+from max.pipelines.architectures.gemma3n import gemma3n_decoder
+from max.pipelines.architectures.gemma4 import gemma4_decoder
+from max.pipelines.architectures.granite import granite_decoder
+from max.pipelines.architectures.lfm2 import lfm2_decoder
+from max.pipelines.architectures.mistral import mistral_decoder
+from max.pipelines.architectures.qwen2 import qwen2_decoder
+from max.pipelines.architectures.qwen3 import qwen3_decoder
+from max.pipelines.architectures.qwen3_next import qwen3_5_decoder
 from max.pipelines.checkpoints.config_keys import ConfigKeys
 from max.pipelines.checkpoints.huggingface_config import HuggingFaceConfig
 from max.pipelines.core.exceptions import ConfigError
-from max.pipelines.models.decoder_config import DecoderConfig
-from max.pipelines.models.decoder_model import DecoderModel
+from max.pipelines.models.blocks.feed_forward import MLPForm
+from max.pipelines.models.blocks.sparse_latent_attention import SparseLatentForm
+from max.pipelines.models.decoder.config import DecoderConfig
+from max.pipelines.models.decoder.decoder import Decoder
+from max.pipelines.models.decoder.model import DecoderModel
 from tests.architectures.families import (
     CASES,
     architecture,
@@ -97,94 +100,105 @@ def read(fields: Any, **changes: Any) -> Any:
         "vocab_size": 61, "rms_norm_eps": 1e-6, "max_position_embeddings": 64,
     }  # fmt: skip
     config = HuggingFaceConfig({**values, **changes})
-    return DecoderConfig(**fields(ConfigKeys(config)))
+    return fields(ConfigKeys(config))
+
+
+def members(config: DecoderConfig) -> list[list[int]]:
+    """The blocks of each group of the cache."""
+    return [blocks for _, blocks in config.cache.groups]
 
 
 def test_groups_of_layers_in_the_cache() -> None:
     kinds = ["sliding_attention", "full_attention", "sliding_attention"]
     config = read(
-        gemma4_fields, layer_types=kinds, sliding_window=9, head_dim=6, global_head_dim=10,
-        num_global_key_value_heads=2, attention_k_eq_v=True,
+        gemma4_decoder, layer_types=kinds, sliding_window=9, head_dim=6, global_head_dim=10,
+        num_global_key_value_heads=2, attention_k_eq_v=True, from_gguf=True,
     )  # fmt: skip
-    assert config.cache_groups == [[1], [0, 2]] and config.num_cached_layers == 1
-    assert [config.cache_group(index) for index in range(3)] == [1, 0, 1]
-    assert [config.cache_layer(index) for index in range(3)] == [0, 0, 1]
+    assert members(config) == [[1], [0, 2]] and config.num_cached_layers == 1
+    assert config.cache.places == [(1, 0), (0, 0), (1, 1)]
     params = config.cache_params(DType.float16, 8)
     assert (params.n_kv_heads, params.head_dim, params.window) == (2, 10, None)
     assert params.groups == (CacheGroup(layers=2, n_kv_heads=4, head_dim=6, window=9),)
     assert params.group(1).stored_head_dim == 6 and params.group(1).groups == ()
     # a window that no sequence exceeds divides no layers of one shape
     for changes, groups in (({"sliding_window": 64}, [[0, 1, 2]]), ({"sliding_window": 9}, [[1], [0, 2]])):  # fmt: skip
-        same = read(gemma4_fields, layer_types=kinds, head_dim=512, **changes)
-        assert same.cache_groups == groups
-    assert read(mistral_fields, sliding_window=9).cache_params(DType.float16, 8).window == 9
+        same = read(gemma4_decoder, layer_types=kinds, head_dim=512, from_gguf=True, **changes)
+        assert members(same) == groups
+    assert read(mistral_decoder, sliding_window=9).cache_params(DType.float16, 8).window == 9
 
 
 def test_windows_of_layers() -> None:
     def windows(config: Any) -> list[int | None]:
-        return [config.window_of(index) for index in range(3)]
+        """The windows of layers that are built for the longest sequence."""
+        params = config.cache_params(DType.float32, 8)
+        layers = Decoder(config, params, DType.float32).layers
+        return [block.self_attn.window for block in layers]
 
-    assert windows(read(mistral_fields, sliding_window=None)) == [None] * 3
-    assert windows(read(mistral_fields, sliding_window=9)) == [9] * 3
+    assert windows(read(mistral_decoder, sliding_window=None)) == [None] * 3
+    assert windows(read(mistral_decoder, sliding_window=9)) == [9] * 3
     # a window as long as the longest sequence hides nothing
-    assert windows(read(mistral_fields, sliding_window=64)) == [None] * 3
-    assert read(mistral_fields).sliding_window == 4096
-    assert windows(read(qwen2_fields, sliding_window=9, max_window_layers=0)) == [None] * 3
+    assert windows(read(mistral_decoder, sliding_window=64)) == [None] * 3
+    assert read(mistral_decoder).attention.window == 4096
+    assert windows(read(qwen2_decoder, sliding_window=9, max_window_layers=0)) == [None] * 3
     used = {"use_sliding_window": True, "sliding_window": 9}
-    assert windows(read(qwen2_fields, max_window_layers=1, **used)) == [None, 9, 9]
+    assert windows(read(qwen2_decoder, max_window_layers=1, **used)) == [None, 9, 9]
     kinds = ["sliding_attention", "full_attention", "sliding_attention"]
-    assert windows(read(qwen2_fields, layer_types=kinds, **used)) == [9, None, 9]
+    assert windows(read(qwen2_decoder, layer_types=kinds, **used)) == [9, None, 9]
 
 
 @pytest.mark.parametrize(
     ("fields", "changes", "message"),
     [
-        (mistral_fields, {"sliding_window": 0}, "sliding_window is 0; expected an integer from 1"),
-        (qwen2_fields, {"layer_types": ["full_attention"]}, "layer_types is .*; expected 3 times"),
-        (qwen3_fields, {"layer_types": ["chunked_attention"] * 3}, "layer_types is .*; expected 3"),
-        (qwen3_fields, {"attention_bias": 1}, "attention_bias is 1; expected true or false"),
-        (lfm2_fields, {"layer_types": ["conv", "mamba", "conv"]}, "layer_types is .*; expected 3"),
-        (lfm2_fields, {"conv_L_cache": 1}, "conv_L_cache is 1; expected an integer from 2"),
-        (qwen3_5_fields, {"linear_num_key_heads": 5}, "linear_num_key_heads is 5; expected a div"),
+        (mistral_decoder, {"sliding_window": 0}, "sliding_window is 0; expected an integer from 1"),
+        (qwen2_decoder, {"layer_types": ["full_attention"]}, "layer_types is .*; expected 3 times"),
         (
-            gemma3n_fields,
+            qwen3_decoder,
+            {"layer_types": ["chunked_attention"] * 3},
+            "layer_types is .*; expected 3",
+        ),
+        (qwen3_decoder, {"attention_bias": 1}, "attention_bias is 1; expected true or false"),
+        (lfm2_decoder, {"layer_types": ["conv", "mamba", "conv"]}, "layer_types is .*; expected 3"),
+        (lfm2_decoder, {"conv_L_cache": 1}, "conv_L_cache is 1; expected an integer from 2"),
+        (qwen3_5_decoder, {"linear_num_key_heads": 5}, "linear_num_key_heads is 5; expected a div"),
+        (
+            gemma3n_decoder,
             {"intermediate_size": [3, 4], "num_kv_shared_layers": 0},
             "intermediate_size is .*; expected one",
         ),
         (
-            gemma3n_fields,
+            gemma3n_decoder,
             {"activation_sparsity_pattern": [0.5, 1.0, 0.0], "num_kv_shared_layers": 0},
             "activation_sparsity_pattern is .*; expected 3 numbers",
         ),
         (
-            gemma3n_fields,
+            gemma3n_decoder,
             {"num_kv_shared_layers": 3},
             "num_kv_shared_layers is 3; expected a layer",
         ),
         (
-            gemma4_fields,
+            gemma4_decoder,
             {"per_layer_config": {"1": {"sliding_window": 4}}},
             "per_layer_config is .*; expected head_dim and num_key_value_heads",
         ),
         (
-            gemma4_fields,
+            gemma4_decoder,
             {"per_layer_config": {"1": {"head_dim": 4}}, "layer_types": ["full_attention"] * 3},
             "per_layer_config is .*; expected equal heads in all layers of a kind",
         ),
         (
-            gemma4_fields,
+            gemma4_decoder,
             {"num_global_key_value_heads": 3, "attention_k_eq_v": True},
             "num_global_key_value_heads is 3; expected a divisor of the 4 query heads",
         ),
         (
-            granite_fields,
+            granite_decoder,
             {"logits_scaling": 0},
             "logits_scaling is 0; expected a number other than 0",
         ),
-        (deepseek_v32_fields, V32, "lacks q_lora_rank; expected an integer: the indexer reads"),
+        (deepseek_v32_decoder, V32, "lacks q_lora_rank; expected an integer: the indexer reads"),
         *(
             (
-                deepseek_v32_fields,
+                deepseek_v32_decoder,
                 {**V32, "q_lora_rank": 9, key: value},
                 f"{key} is .*; expected {expected}",
             )
@@ -208,18 +222,23 @@ def test_what_is_refused(fields: Any, changes: dict[str, Any], message: str) -> 
 
 def test_index_keys_are_a_group_of_the_cache() -> None:
     """The layers of DeepSeek V3.2 have latents in the first group, and index keys in the second."""
-    config = read(deepseek_v32_fields, **V32, q_lora_rank=9, index_head_dim=70)
-    assert config.latent is not None and config.latent.index is not None
-    assert config.latent.index.count == 2048 and config.experts.dense_layers == frozenset()
-    assert [config.cache_layer(index) for index in range(3)] == [0, 1, 2]
+    config = read(deepseek_v32_decoder, **V32, q_lora_rank=9, index_head_dim=70)
+    latent = config.first(SparseLatentForm)
+    assert latent is not None and latent.index.count == 2048
+    assert dense_layers(config) == []
+    assert config.cache.places == [(0, 0), (0, 1), (0, 2)]
     params = config.cache_params(DType.float16, 8, n_devices=2)
     assert (params.n_kv_heads_per_device, params.head_dim, params.is_mla) == (1, 576, True)
     assert params.groups == (CacheGroup(3, 1, 70, None, True),)
     assert (params.group(1).n_kv_heads_per_device, params.group(1).head_dim) == (1, 70)
     kinds = ["sparse", "dense", "sparse"]
-    assert read(
-        deepseek_v32_fields, **V32, q_lora_rank=9, mlp_layer_types=kinds
-    ).experts.dense_layers == {1}
+    config = read(deepseek_v32_decoder, **V32, q_lora_rank=9, mlp_layer_types=kinds)
+    assert dense_layers(config) == [1]
+
+
+def dense_layers(config: DecoderConfig) -> list[int]:
+    blocks = enumerate(config.blocks)
+    return [index for index, block in blocks if isinstance(block.feed_forward, MLPForm)]
 
 
 def test_latents_have_no_8_bit_cache() -> None:

@@ -17,7 +17,7 @@ from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
 from max.nn.transformer import ReturnLogits
-from max.pipelines.models.decoder_model import DecoderModel
+from max.pipelines.models.decoder.model import DecoderModel
 from tests.architectures.drawn_dense import DENSE
 from tests.architectures.drawn_experts import EXPERTS
 from tests.architectures.drawn_recurrent import RECURRENT

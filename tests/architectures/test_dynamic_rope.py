@@ -12,7 +12,8 @@ from max.pipelines import PipelineConfig
 from max.pipelines.checkpoints.config_keys import ConfigKeys
 from max.pipelines.checkpoints.huggingface_config import HuggingFaceConfig
 from max.pipelines.core.exceptions import ConfigError
-from max.pipelines.models.decoder_model import DecoderModel
+from max.pipelines.models.blocks.experts import Experts
+from max.pipelines.models.decoder.model import DecoderModel
 from tests.architectures.families import (
     architecture,
     architecture_named,
@@ -82,7 +83,7 @@ def test_experts_of_lists_are_equal_in_all_layers() -> None:
         "vocab_size": 61, "rms_norm_eps": 1e-6,
         "max_position_embeddings": 64, "num_experts": [4, 4], "moe_topk": [2, 2],
     }  # fmt: skip
-    experts = fields.from_huggingface(HuggingFaceConfig(values)).experts
+    experts = fields.from_huggingface(HuggingFaceConfig(values)).first(Experts)
     assert (experts.count, experts.per_token) == (4, 2)
     for wrong in ([2, 1], [], [2, 5], [2, None], 0):
         with pytest.raises(ValueError, match="moe_topk"):

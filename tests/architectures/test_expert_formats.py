@@ -23,7 +23,7 @@ from max.pipelines.checkpoints.huggingface_config import HuggingFaceConfig
 from max.pipelines.checkpoints.quantise import Quantiser, encoding_for
 from max.pipelines.checkpoints.quantised_formats import convert_quantised
 from max.pipelines.gguf.reader import config_of
-from max.pipelines.models.decoder_model import DecoderModel
+from max.pipelines.models.decoder.model import DecoderModel
 from tests.architectures import gguf_files
 from tests.architectures.families import (
     CASES,

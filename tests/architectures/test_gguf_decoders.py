@@ -22,7 +22,7 @@ from max.pipelines.checkpoints.huggingface_config import HuggingFaceConfig
 from max.pipelines.core.exceptions import ModelFilesError
 from max.pipelines.gguf.metadata import Metadata
 from max.pipelines.gguf.reader import config_of, window_types
-from max.pipelines.models.decoder_model import DecoderModel
+from max.pipelines.models.decoder.model import DecoderModel
 from tests.architectures import gguf_files
 from tests.architectures.families import CASES, architecture, transformers_model
 from tests.architectures.llama_harness import Server, reference_logits, relative_error

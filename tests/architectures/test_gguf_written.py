@@ -24,8 +24,8 @@ from max.pipelines.gguf.export import export_gguf, forms_of
 from max.pipelines.gguf.metadata_writer import decoder_metadata
 from max.pipelines.gguf.reader import config_of
 from max.pipelines.gguf.tensor_writer import stored_weights
-from max.pipelines.models.decoder_model import DecoderModel
-from max.pipelines.models.delta_net import DeltaNetForm
+from max.pipelines.models.blocks.delta_net import DeltaNetForm
+from max.pipelines.models.decoder.model import DecoderModel
 from tests.architectures import llama_cpp
 from tests.architectures.families import (
     CASES,
@@ -272,9 +272,11 @@ def test_importance_has_the_columns_of_files(groups: int) -> None:
     config = architecture_named("Qwen3_5MoeForCausalLM").pipeline_model
     assert issubclass(config, DecoderModel)
     shape = config.config_class.from_huggingface(config_file(model))
-    form = shape.recurrence
-    assert isinstance(form, DeltaNetForm)
-    shape = replace(shape, recurrence=replace(form, key_heads=form.heads // groups))
+    form = shape.first(DeltaNetForm)
+    assert form is not None
+    for index, block in enumerate(shape.blocks):
+        if block.mixer is form:
+            shape = shape.with_blocks([index], mixer=replace(form, key_heads=form.heads // groups))
     name = "layers.0.mixer.out_proj.weight"
     own = model.state_dict()["model.layers.0.linear_attn.out_proj.weight"].numpy()
     weights = {name: WeightData.from_numpy(own, name)}

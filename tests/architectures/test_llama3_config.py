@@ -23,6 +23,7 @@ from max.nn.transformer import ReturnLogits
 from max.pipelines.architectures.llama3.llama3 import Llama3, build_graph, weights_registry
 from max.pipelines.architectures.llama3.model_config import Llama3Config
 from max.pipelines.architectures.llama3.weight_adapters import convert_safetensor_state_dict
+from max.pipelines.models.blocks.feed_forward import MLPForm
 
 LLAMA3 = {
     "factor": 8.0,
@@ -47,10 +48,11 @@ def config(**changes: Any) -> Any:
 
 def rope_of(**changes: Any) -> RotaryEmbedding:
     made = Llama3Config.from_huggingface(config(**changes))
-    return made.rope.layer(
+    (rope, *_) = made.ropes
+    return rope.layer(
         dim=made.hidden_size,
-        n_heads=made.num_heads,
-        head_dim=made.head_dim,
+        n_heads=made.attention.heads,
+        head_dim=made.attention.head_dim,
         max_seq_len=8,
         interleaved=False,
     )
@@ -58,10 +60,11 @@ def rope_of(**changes: Any) -> RotaryEmbedding:
 
 def test_defaults() -> None:
     made = Llama3Config.from_huggingface(config())
-    assert (made.num_kv_heads, made.head_dim, made.max_seq_len) == (4, 8, 64)
-    assert not made.tie_word_embeddings and not made.attention_bias and not made.mlp_bias
-    assert made.activation == "silu"
-    assert made.rope.theta == 10000.0
+    assert (made.attention.kv_heads, made.attention.head_dim, made.max_seq_len) == (4, 8, 64)
+    mlp = made.first(MLPForm)
+    assert mlp is not None and mlp.activation == "silu" and not mlp.bias
+    assert not made.tie_word_embeddings and not made.attention.bias
+    assert made.ropes[0].theta == 10000.0
     assert Llama3Config.from_huggingface(config(), 16).max_seq_len == 16
 
 
@@ -144,7 +147,7 @@ def test_what_is_refused(changes: dict[str, Any], message: str) -> None:
 
 def parts(dtype: DType = DType.float32, **changes: Any) -> tuple[Llama3Config, KVCacheParams]:
     made = Llama3Config.from_huggingface(config(**changes))
-    return made, KVCacheParams(dtype, made.num_kv_heads, made.head_dim, page_size=16)
+    return made, made.cache_params(dtype, 16)
 
 
 def checkpoint(made: Llama3Config, params: KVCacheParams, dtype: Any) -> dict[str, WeightData]:

@@ -27,7 +27,7 @@ from max.pipelines.architectures.index import OWN_ARCHITECTURES
 from max.pipelines.checkpoints.encodings import SupportedEncoding
 from max.pipelines.checkpoints.quantise import encoding_for
 from max.pipelines.gguf.export import forms_of
-from max.pipelines.models.decoder_model import DecoderModel
+from max.pipelines.models.decoder.model import DecoderModel
 from tests.architectures.families import (
     CASES,
     Case,

@@ -40,10 +40,10 @@ def test_each_decoder_family_is_compared_with_transformers() -> None:
     "file", sorted(p.name for p in FOLDER.glob("*.py") if p.name not in SHARED)
 )
 def test_a_family_is_one_short_file(file: str) -> None:
-    """Under 60 lines; with the functions of its own GGUF metadata under 140."""
+    """Under 60 lines; with the functions of its own GGUF metadata under 160."""
     text = (FOLDER / file).read_text()
     lines = [line for line in text.splitlines() if line.strip()]
-    assert len(lines) < (140 if "GGUFForm(" in text or "GGUF = replace(" in text else 60)
+    assert len(lines) < (160 if "GGUFForm(" in text or "GGUF = replace(" in text else 60)
 
 
 def test_the_index_has_each_form_with_its_classes() -> None:

@@ -11,7 +11,7 @@ from transformers.models.falcon import modeling_falcon
 
 from max.dtype import DType
 from max.nn.transformer import ReturnLogits
-from max.pipelines.models.decoder_model import DecoderModel
+from max.pipelines.models.decoder.model import DecoderModel
 from tests.architectures.families import (
     GEMMA4,
     LLAMA_KEYS,

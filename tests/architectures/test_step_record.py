@@ -18,7 +18,7 @@ from max.pipelines.architectures.llama3.llama3 import (
     weights_registry,
 )
 from max.pipelines.architectures.llama3.weight_adapters import convert_safetensor_state_dict
-from max.pipelines.models.step_record import StepRecord
+from max.pipelines.models.decoder.step_record import StepRecord
 from tests.architectures.test_llama3_config import checkpoint, parts
 
 
@@ -68,7 +68,14 @@ def test_hidden_states_in_place_of_tokens(rng: np.random.Generator) -> None:
     table = np.asarray(weights["embed_tokens.weight"].to_buffer().to_numpy(), np.float32)
 
     def logits(tokens: Sequence[int], embedded: tuple | None) -> np.ndarray:
-        shape = (2, 2, made.num_layers, params.page_size, made.num_kv_heads, made.head_dim)
+        shape = (
+            2,
+            2,
+            made.num_layers,
+            params.page_size,
+            made.attention.kv_heads,
+            made.attention.head_dim,
+        )
         cache = [
             np.zeros(shape, np.float32), np.zeros(1, np.uint32), np.array([[0, 1]], np.uint32),
             np.array([[len(tokens), 0]], np.uint32),

@@ -21,8 +21,8 @@ from max.nn.transformer import ReturnLogits
 from max.pipelines import PIPELINE_REGISTRY, PipelineConfig
 from max.pipelines.config.model_config import parse_devices
 from max.pipelines.core.exceptions import ConfigError
-from max.pipelines.models.decoder_model import DecoderModel
-from max.pipelines.models.tensor_parallel import part_config
+from max.pipelines.models.blocks.feed_forward import MLPForm
+from max.pipelines.models.decoder.model import DecoderModel
 from tests.architectures.families import (
     CASES,
     architecture,
@@ -179,12 +179,12 @@ def test_features_that_do_not_divide() -> None:
     """The first devices have one more; the parts of a model with slopes have those of their heads."""
     config_class = cast(Any, architecture("bloom").pipeline_model).config_class
     config = config_class.from_huggingface(config_file(transformers_model("bloom")))
-    config = replace(config, intermediate_size=41, num_kv_heads=1)
-    parts = [part_config(config, 3, index) for index in range(3)]
-    assert [part.intermediate_size for part in parts] == [14, 14, 13]
-    assert [part.num_heads for part in parts] == [2, 2, 2]
-    assert [part.num_kv_heads for part in parts] == [1, 1, 1]
-    assert sum((part.alibi_slopes for part in parts), ()) == config.alibi_slopes
+    config = config.with_mlp(size=41).with_attention(kv_heads=1)
+    parts = [config.part(3, index) for index in range(3)]
+    assert [part.first(MLPForm).size for part in parts] == [14, 14, 13]
+    assert [part.attention.heads for part in parts] == [2, 2, 2]
+    assert [part.attention.kv_heads for part in parts] == [1, 1, 1]
+    assert sum((part.attention.alibi_slopes for part in parts), ()) == config.attention.alibi_slopes
 
 
 def test_devices_of_the_command_line() -> None:

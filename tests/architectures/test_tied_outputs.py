@@ -15,7 +15,7 @@ from safetensors.numpy import load_file, save_file
 from max.graph.weights import WeightData
 from max.nn.transformer import ReturnLogits
 from max.pipelines.checkpoints.huggingface_config import HuggingFaceConfig
-from max.pipelines.models.decoder_weights import own_output_layer
+from max.pipelines.models.decoder.weights import own_output_layer
 from tests.architectures.families import varied
 from tests.architectures.llama_harness import Server, reference_logits, relative_error
 from tests.architectures.test_model_types import SMALL

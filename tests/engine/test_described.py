@@ -25,7 +25,13 @@ from max.graph import DeviceRef, Graph, TensorType, Weight, ops
 from max.graph.weights import WeightData
 from max.nn.kv_cache import KVCacheParams
 from max.pipelines.architectures.llama3.model_config import Llama3Config
-from max.pipelines.models.rope import RopeConfig
+from max.pipelines.models.blocks.attention import AttentionForm
+from max.pipelines.models.blocks.block import Block
+from max.pipelines.models.blocks.delta_net import DeltaNetForm
+from max.pipelines.models.blocks.experts import Experts
+from max.pipelines.models.blocks.feed_forward import MLPForm
+from max.pipelines.models.blocks.rope import RopeConfig
+from max.pipelines.models.blocks.state_space import MambaForm
 
 CPU = DeviceRef.CPU()
 
@@ -353,12 +359,15 @@ def with_field(value: Any, name: str) -> Any:
 
 
 def test_each_field_of_a_config_is_described() -> None:
+    block = Block(AttentionForm(4, 2, 16, RopeConfig()), MLPForm(128))
     config = Llama3Config(
-        hidden_size=64, intermediate_size=128, num_layers=2, num_heads=4, num_kv_heads=2, head_dim=16, vocab_size=100,
-        norm_eps=1e-5, max_position_embeddings=64, max_seq_len=64, rope=RopeConfig(), tie_word_embeddings=True,
+        hidden_size=64, vocab_size=100, norm_eps=1e-5, max_position_embeddings=64, max_seq_len=64,
+        blocks=(block, block), tie_word_embeddings=True,
     )  # fmt: skip
     params = KVCacheParams(DType.float32, 2, 16, page_size=16)
-    for value in (config, params):
+    recurrent = DeltaNetForm(4, 2, 8, 8, 4, False)
+    forms = block.mixer, block.feed_forward, Experts(4, 2, 8), MambaForm(8, 4, 2), recurrent
+    for value in (config, params, block, *forms):
         assert _store.describe(value) is not None
         for field in fields(value):
             text = _store.describe(with_field(value, field.name))

@@ -20,8 +20,8 @@ from max.pipelines.core.exceptions import InputError, ModelFilesError
 from max.pipelines.gguf.export import export_gguf
 from max.pipelines.gguf.importance import ImportanceMatrix, importance_matrix
 from max.pipelines.lib.hf_utils import HuggingFaceRepo
-from max.pipelines.models.decoder_model import DecoderModel
-from max.pipelines.models.fused_weights import split_fused
+from max.pipelines.models.decoder.fused_weights import split_fused
+from max.pipelines.models.decoder.model import DecoderModel
 from max.pipelines.registry import PIPELINE_REGISTRY
 from tests.pipelines.test_gguf_export import folder_of
 

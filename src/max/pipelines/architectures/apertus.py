@@ -13,31 +13,34 @@ from max.pipelines.checkpoints.config_keys import ConfigKeys
 from max.pipelines.core.exceptions import ModelFilesError
 from max.pipelines.gguf.form import GGUFForm
 from max.pipelines.gguf.metadata import Metadata
-from max.pipelines.models.config_fields import Fields, base_fields, biases
-from max.pipelines.models.decoder_config import DecoderConfig
-from max.pipelines.models.feed_forward import XIELU_PARAMETERS
-from max.pipelines.models.norms import QKNorm
-from max.pipelines.models.weight_names import WeightNames
+from max.pipelines.models.blocks.feed_forward import XIELU_PARAMETERS, MLPForm
+from max.pipelines.models.blocks.norms import QKNorm
+from max.pipelines.models.decoder.config import DecoderConfig
+from max.pipelines.models.decoder.read_config import read_decoder, with_biases
+from max.pipelines.models.decoder.weight_names import WeightNames
 
 __all__ = ["ARCHITECTURES"]
 
 
-def apertus_fields(keys: ConfigKeys) -> Fields:
-    """The fields of an Apertus's config."""
-    fields = base_fields(keys, gated=False, activation="xielu", eps=1e-5, theta=12e6)
-    return fields | biases(keys) | {"qk_norm": QKNorm(), **_xielu(keys, fields["num_layers"])}
+def apertus_decoder(keys: ConfigKeys) -> DecoderConfig:
+    """An Apertus."""
+    config = read_decoder(keys, gated=False, activation="xielu", eps=1e-5, theta=12e6)
+    config = with_biases(config, keys).with_attention(qk_norm=QKNorm())
+    return _with_xielu(config, keys)
 
 
-def _xielu(keys: ConfigKeys, layers: int) -> Fields:
+def _with_xielu(config: DecoderConfig, keys: ConfigKeys) -> DecoderConfig:
     """The parameters of the activations, which GGUF files have as metadata."""
     xielu = keys.object("xielu")
     if xielu is None:
-        return {}
+        return config
     values = {part: xielu.numbers(part, over=-math.inf) or [] for part in XIELU_PARAMETERS}
     for part, numbers in values.items():
-        if len(numbers) != layers:
-            raise xielu.error(part, f"{layers} numbers")
-    return {"xielu": tuple(tuple(numbers) for numbers in values.values())}
+        if len(numbers) != config.num_layers:
+            raise xielu.error(part, f"{config.num_layers} numbers")
+    for index, parameters in enumerate(zip(*values.values(), strict=True)):
+        config = config.with_mlp([index], xielu=parameters)
+    return config
 
 
 NAMES = WeightNames(
@@ -63,7 +66,8 @@ def _split_weights(
         ModelFilesError: A layer lacks a parameter.
     """
     others, parameters = dict(weights), dict[str, list[float]]()
-    for part in XIELU_PARAMETERS if config.activation == "xielu" else ():
+    mlp = config.first(MLPForm)
+    for part in XIELU_PARAMETERS if mlp is not None and mlp.activation == "xielu" else ():
         parameters[f"xielu.{part}"] = []
         for index in range(config.num_layers):
             name = f"layers.{index}.mlp.act_fn.{part}"
@@ -80,7 +84,7 @@ ARCHITECTURES = [
     decoder_family(
         "ApertusForCausalLM",
         ["swiss-ai/Apertus-8B-Instruct-2509"],
-        apertus_fields,
+        apertus_decoder,
         names=NAMES,
         gguf=GGUF,
     )

@@ -2,43 +2,36 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from max.pipelines.architectures.decoder_family import decoder_family
 from max.pipelines.architectures.gpt_names import GPT_FILE_KEYS, GPT_KEYS, MEGATRON_LAYER
 from max.pipelines.checkpoints.config_keys import ConfigKeys
 from max.pipelines.gguf.form import GGUFForm
-from max.pipelines.models.alibi import alibi_slopes
-from max.pipelines.models.config_fields import EVERY_BIAS, Fields, base_fields
-from max.pipelines.models.norms import NormForm
-from max.pipelines.models.weight_names import WeightNames
+from max.pipelines.models.blocks.alibi import alibi_slopes
+from max.pipelines.models.blocks.norms import NormForm
+from max.pipelines.models.decoder.config import DecoderConfig
+from max.pipelines.models.decoder.read_config import read_decoder, with_every_bias
+from max.pipelines.models.decoder.weight_names import WeightNames
 
 __all__ = ["ARCHITECTURES"]
 
 
-def bloom_fields(keys: ConfigKeys) -> Fields:
-    """The fields of a BLOOM's config."""
+def bloom_decoder(keys: ConfigKeys) -> DecoderConfig:
+    """A BLOOM."""
     names = {**GPT_KEYS, "max_position_embeddings": "seq_length", "hidden_act": ""}
     # older files have the second name
     for name, other in (("hidden_size", "n_embed"), ("n_head", "num_attention_heads")):
         key = "num_attention_heads" if name == "n_head" else name
         names[key] = name if keys.value(name) is not None else other
-    fields = base_fields(
-        keys,
-        names,
-        tied=True,
-        gated=False,
-        eps=1e-5,
-        rotates=False,
-    )
-    return fields | {
-        "intermediate_size": 4 * fields["hidden_size"],
-        "activation": "gelu_tanh",
-        "alibi_slopes": alibi_slopes(fields["num_heads"]),
-        "embedding_norm": True,
-        "norm": NormForm("layer", bias=True),
-        "normed_residual": keys.flag("apply_residual_connection_post_layernorm"),
-        "qkv_layout": "heads",
-        **EVERY_BIAS,
-    }
+    config = read_decoder(keys, names, tied=True, gated=False, eps=1e-5, rotates=False)
+    config = with_every_bias(config)
+    config = config.with_attention(alibi_slopes=alibi_slopes(config.attention.heads))
+    config = config.with_mlp(size=4 * config.hidden_size, activation="gelu_tanh")
+    normed = keys.flag("apply_residual_connection_post_layernorm")
+    config = config.with_blocks(normed_residual=normed)
+    norm = NormForm("layer", bias=True)
+    return replace(config, embedding_norm=True, norm=norm, qkv_layout="heads")
 
 
 NAMES = WeightNames(
@@ -63,7 +56,7 @@ ARCHITECTURES = [
     decoder_family(
         "BloomForCausalLM",
         ["bigscience/bloom-560m"],
-        bloom_fields,
+        bloom_decoder,
         names=NAMES,
         rotates=False,
         gguf=GGUF,

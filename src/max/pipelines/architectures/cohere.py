@@ -2,35 +2,29 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 from max.pipelines.architectures.decoder_family import decoder_family
 from max.pipelines.checkpoints.config_keys import ConfigKeys
 from max.pipelines.gguf.form import GGUFForm
-from max.pipelines.models.config_fields import Fields, base_fields, biases, nonzero
-from max.pipelines.models.decoder_config import DecoderConfig
-from max.pipelines.models.norms import NormForm, QKNorm
+from max.pipelines.models.blocks.norms import NormForm, QKNorm
+from max.pipelines.models.decoder.config import DecoderConfig
+from max.pipelines.models.decoder.config_values import nonzero
+from max.pipelines.models.decoder.read_config import read_decoder, with_biases
 
-__all__ = ["ARCHITECTURES", "cohere_fields", "cohere_metadata"]
+__all__ = ["ARCHITECTURES", "cohere_decoder", "cohere_metadata"]
 
 
-def cohere_fields(keys: ConfigKeys) -> Fields:
-    """The fields of a Cohere's config."""
+def cohere_decoder(keys: ConfigKeys) -> DecoderConfig:
+    """A Cohere."""
     names = {"rms_norm_eps": "layer_norm_eps"}
-    fields = base_fields(keys, names, tied=True, eps=1e-5, longest=8192)
-    form = NormForm("layer")
-    return (
-        fields
-        | biases(keys)
-        | {
-            "norm": form,
-            "norm_places": ("attention_input",),
-            "parallel": True,
-            "interleaved_rope": True,
-            "qk_norm": QKNorm(form, "each_head") if keys.flag("use_qk_norm") else None,
-            "logits_scaling": 1 / nonzero(keys, "logit_scale", 0.0625),
-        }
-    )
+    config = read_decoder(keys, names, tied=True, eps=1e-5, longest=8192)
+    norm = NormForm("layer")
+    qk_norm = QKNorm(norm, "each_head") if keys.flag("use_qk_norm") else None
+    config = with_biases(config, keys).with_attention(interleaved=True, qk_norm=qk_norm)
+    config = config.with_blocks(norms=("attention_input",), parallel=True)
+    return replace(config, norm=norm, logits_scaling=1 / nonzero(keys, "logit_scale", 0.0625))
 
 
 def cohere_metadata(config: DecoderConfig) -> dict[str, Any]:
@@ -46,7 +40,7 @@ GGUF = GGUFForm("command-r", "cohere", keys={"qk_norm": "use_qk_norm"}, write=co
 
 ARCHITECTURES = [
     decoder_family(
-        "CohereForCausalLM", ["CohereForAI/c4ai-command-r-v01"], cohere_fields, gguf=GGUF
+        "CohereForCausalLM", ["CohereForAI/c4ai-command-r-v01"], cohere_decoder, gguf=GGUF
     )
 ]
 """The architectures of this module, for the registry."""

@@ -4,22 +4,20 @@ from __future__ import annotations
 
 from max.pipelines.architectures.decoder_family import decoder_family
 from max.pipelines.checkpoints.config_keys import ConfigKeys
-from max.pipelines.models.config_fields import Fields, base_fields, layers_of_type, window
+from max.pipelines.models.decoder.config import DecoderConfig
+from max.pipelines.models.decoder.config_values import layers_of_type, window
+from max.pipelines.models.decoder.read_config import read_decoder, with_windows
 
 __all__ = ["ARCHITECTURES"]
 
 
-def cwm_fields(keys: ConfigKeys) -> Fields:
-    """The fields of a CWM's config."""
-    fields = base_fields(keys, eps=1e-5, longest=131072, theta=1e6)
-    layers = fields["num_layers"]
+def cwm_decoder(keys: ConfigKeys) -> DecoderConfig:
+    """A CWM."""
+    config = read_decoder(keys, eps=1e-5, longest=131072, theta=1e6)
+    layers = config.num_layers
     full = layers_of_type(keys, layers, frozenset(range(0, layers, 4)))
-    return fields | {
-        "mlp_bias": keys.flag("mlp_bias"),
-        "sliding_window": window(keys),
-        "full_attention_layers": full,
-    }
+    return with_windows(config, window(keys), full).with_mlp(bias=keys.flag("mlp_bias"))
 
 
-ARCHITECTURES = [decoder_family("CwmForCausalLM", ["facebook/cwm"], cwm_fields)]
+ARCHITECTURES = [decoder_family("CwmForCausalLM", ["facebook/cwm"], cwm_decoder)]
 """The architectures of this module, for the registry."""

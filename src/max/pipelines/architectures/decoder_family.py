@@ -17,11 +17,10 @@ from max.pipelines.checkpoints.model_types import with_type
 from max.pipelines.config.enums import RopeType
 from max.pipelines.gguf.form import GGUFForm
 from max.pipelines.gguf.tensor_names import decoder_weights
-from max.pipelines.models.config_fields import Fields
-from max.pipelines.models.decoder import Decoder
-from max.pipelines.models.decoder_config import DecoderConfig
-from max.pipelines.models.decoder_model import DecoderModel
-from max.pipelines.models.weight_names import WeightNames
+from max.pipelines.models.decoder.config import DecoderConfig
+from max.pipelines.models.decoder.decoder import Decoder
+from max.pipelines.models.decoder.model import DecoderModel
+from max.pipelines.models.decoder.weight_names import WeightNames
 from max.pipelines.registry.architecture import SupportedArchitecture
 from max.pipelines.tokenization.tokenizer import TextTokenizer
 
@@ -42,7 +41,7 @@ _BLOCKS = (
 def decoder_family(
     name: str,
     example_repo_ids: Sequence[str],
-    fields: Callable[[ConfigKeys], Fields],
+    shape: Callable[[ConfigKeys], DecoderConfig],
     *,
     names: WeightNames | None = None,
     decoder: type[Decoder] = Decoder,
@@ -54,7 +53,7 @@ def decoder_family(
     Args:
         name: The class's name in ``architectures`` of config.json.
         example_repo_ids: Models of this architecture on the Hugging Face hub.
-        fields: Reads the fields of `DecoderConfig` from the keys of config.json.
+        shape: Reads the blocks and what surrounds them from the keys of config.json.
         names: The names of weights in checkpoints; by default those of Llama.
         decoder: The layers.
         rotates: Whether positions rotate heads.
@@ -64,8 +63,8 @@ def decoder_family(
 
     class Config(DecoderConfig):
         @classmethod
-        def fields_from(cls, keys: ConfigKeys) -> Fields:
-            return fields(with_type(keys, name))
+        def read(cls, keys: ConfigKeys) -> DecoderConfig:
+            return shape(with_type(keys, name))
 
     class Model(DecoderModel):
         config_class = Config
@@ -75,7 +74,7 @@ def decoder_family(
     forms = gguf if isinstance(gguf, tuple) else (gguf,)
     Model.gguf = tuple(replace(form, class_name=name) for form in forms)
     encodings = (*_FLOATS, *(_BLOCKS if forms else ()))
-    _name_classes(name, name.removesuffix("ForCausalLM"), fields.__module__, Config, Model)
+    _name_classes(name, name.removesuffix("ForCausalLM"), shape.__module__, Config, Model)
     rename = weight_names.from_safetensors
     return SupportedArchitecture(
         name=name,
@@ -123,9 +122,9 @@ def composite_family(
 
     class Config(DecoderConfig):
         @classmethod
-        def fields_from(cls, keys: ConfigKeys) -> Fields:
+        def read(cls, keys: ConfigKeys) -> DecoderConfig:
             own = text_config(keys.config, name)
-            return configs[own.model_type].fields_from(ConfigKeys(own))
+            return configs[own.model_type].read(ConfigKeys(own))
 
     class Model(base):
         config_class = Config

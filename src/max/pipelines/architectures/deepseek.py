@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -15,47 +15,58 @@ from max.pipelines.architectures.decoder_family import decoder_family
 from max.pipelines.checkpoints.config_keys import ConfigKeys
 from max.pipelines.gguf.form import ExpertKeys, GGUFForm
 from max.pipelines.gguf.metadata import Metadata
-from max.pipelines.models.config_fields import Fields
-from max.pipelines.models.decoder_config import DecoderConfig
-from max.pipelines.models.expert_fields import EXPERT_NAMES, grouped_experts_of_layers
-from max.pipelines.models.latent_fields import indexed_fields, latent_fields
-from max.pipelines.models.weight_names import WeightNames
+from max.pipelines.models.blocks.experts import Experts
+from max.pipelines.models.blocks.latent_attention import LatentForm
+from max.pipelines.models.decoder.config import DecoderConfig
+from max.pipelines.models.decoder.config_values import MOST_LAYERS
+from max.pipelines.models.decoder.read_experts import EXPERT_NAMES, with_grouped_experts
+from max.pipelines.models.decoder.read_latents import (
+    dense_layers_of,
+    read_latent_decoder,
+    with_indexer,
+)
+from max.pipelines.models.decoder.weight_names import WeightNames
 
 __all__ = ["ARCHITECTURES"]
 
 
-def deepseek_v3_fields(keys: ConfigKeys) -> Fields:
-    """The fields of a DeepSeek V3's config; Kimi K2 has the same."""
+def deepseek_v3_decoder(
+    keys: ConfigKeys, dense_layers: Collection[int] | None = None
+) -> DecoderConfig:
+    """A DeepSeek V3; Kimi K2 is the same. `dense_layers` are those without experts, if not the first ones."""
     keys.choice("scoring_func", ("sigmoid",), "sigmoid")
     keys.choice("topk_method", ("noaux_tc",), "noaux_tc")
     keys.integer("moe_layer_freq", 1, 1, 1)
-    fields = latent_fields(keys, eps=1e-6, longest=4096)
-    return fields | {"experts": grouped_experts_of_layers(keys, fields["num_layers"])}
+    config = read_latent_decoder(keys, eps=1e-6, longest=4096)
+    return with_grouped_experts(config, keys, dense_layers)
 
 
-def deepseek_v32_fields(keys: ConfigKeys) -> Fields:
-    """The fields of a DeepSeek V3.2's config: attention sees the tokens that an indexer selects."""
-    return indexed_fields(deepseek_v3_fields(keys), keys)
+def deepseek_v32_decoder(keys: ConfigKeys) -> DecoderConfig:
+    """A DeepSeek V3.2: attention sees the tokens that an indexer selects."""
+    layers = keys.integer("num_hidden_layers", 1, MOST_LAYERS)
+    return with_indexer(deepseek_v3_decoder(keys, dense_layers_of(keys, layers)), keys)
 
 
-def deepseek_v2_fields(keys: ConfigKeys) -> Fields:
-    """The fields of a DeepSeek V2's config."""
+def deepseek_v2_decoder(keys: ConfigKeys) -> DecoderConfig:
+    """A DeepSeek V2."""
     keys.choice("scoring_func", ("softmax",), "softmax")
     keys.integer("moe_layer_freq", 1, 1, 1)
     # transformers ignores norm_topk_prob
     bias = keys.flag("mlp_bias")
     grouped = keys.choice("topk_method", ("greedy", "group_limited_greedy"), "greedy") != "greedy"
-    fields = latent_fields(keys, eps=1e-6) | {"mlp_bias": bias}
-    experts = grouped_experts_of_layers(keys, fields["num_layers"])
-    if experts is None:
-        return fields
-    routing = ExpertRouting(
-        scale=experts.routing.scale,
-        groups=experts.routing.groups if grouped else 1,
-        chosen_groups=experts.routing.chosen_groups if grouped else 1,
-        in_float32=True,
-    )
-    return fields | {"experts": replace(experts, routing=routing, shared_bias=bias)}
+
+    def of_softmax(experts: Experts) -> Experts:
+        """The same experts, which the softmax of their scores selects."""
+        routing = ExpertRouting(
+            scale=experts.routing.scale,
+            groups=experts.routing.groups if grouped else 1,
+            chosen_groups=experts.routing.chosen_groups if grouped else 1,
+            in_float32=True,
+        )
+        return replace(experts, routing=routing, shared_bias=bias)
+
+    config = read_latent_decoder(keys, eps=1e-6).with_mlp(bias=bias)
+    return with_grouped_experts(config, keys, change=of_softmax)
 
 
 NAMES = WeightNames(layer=EXPERT_NAMES, stacked={"mlp.experts": "mlp.experts"})
@@ -91,14 +102,14 @@ def _split_weights(
     config: DecoderConfig, weights: Mapping[str, WeightData]
 ) -> tuple[dict[str, list[float]], dict[str, WeightData]]:
     """Splits the weights that expand latents into key weights ``[heads, latent, key]`` and value weights."""
-    latent, split = config.latent, dict(weights)
+    latent, split = config.first(LatentForm), dict(weights)
     assert latent is not None
     for name in weights:
         stem, suffix, _ = name.partition("kv_b_proj.weight")
         if not suffix:
             continue
         array = Tensor.from_dlpack(split.pop(name).data).to_numpy()
-        heads = array.reshape(config.num_heads, latent.plain_dim + latent.value_dim, latent.rank)
+        heads = array.reshape(latent.heads, latent.plain_dim + latent.value_dim, latent.rank)
         keys, values = heads[:, : latent.plain_dim].swapaxes(1, 2), heads[:, latent.plain_dim :]
         for part, rows in (("k_b_proj.weight", keys), ("v_b_proj.weight", values)):
             own_name = f"{stem}{part}"
@@ -120,9 +131,9 @@ GGUF_V3 = replace(GGUF, model_type="deepseek_v3", marks={"expert_gating_func": _
 ARCHITECTURES = [
     decoder_family(name, [example], fields, names=NAMES, gguf=gguf)
     for name, example, fields, gguf in (
-        ("DeepseekV2ForCausalLM", "deepseek-ai/DeepSeek-V2-Lite-Chat", deepseek_v2_fields, GGUF),
-        ("DeepseekV3ForCausalLM", "deepseek-ai/DeepSeek-V3", deepseek_v3_fields, GGUF_V3),
-        ("DeepseekV32ForCausalLM", "deepseek-ai/DeepSeek-V3.2", deepseek_v32_fields, ()),
+        ("DeepseekV2ForCausalLM", "deepseek-ai/DeepSeek-V2-Lite-Chat", deepseek_v2_decoder, GGUF),
+        ("DeepseekV3ForCausalLM", "deepseek-ai/DeepSeek-V3", deepseek_v3_decoder, GGUF_V3),
+        ("DeepseekV32ForCausalLM", "deepseek-ai/DeepSeek-V3.2", deepseek_v32_decoder, ()),
     )
 ]
 """The architectures of this module, for the registry."""

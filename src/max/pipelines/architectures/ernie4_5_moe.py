@@ -2,24 +2,26 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from max.nn.moe import ExpertRouting
 from max.pipelines.architectures.decoder_family import decoder_family
-from max.pipelines.architectures.ernie4_5 import ernie_fields
+from max.pipelines.architectures.ernie4_5 import ernie_decoder
 from max.pipelines.checkpoints.config_keys import ConfigKeys
 from max.pipelines.gguf.form import ExpertKeys, GGUFForm
-from max.pipelines.models.config_fields import Fields
-from max.pipelines.models.expert_fields import EXPERT_NAMES
-from max.pipelines.models.experts import Experts
-from max.pipelines.models.rope import LONGEST_SEQUENCE
-from max.pipelines.models.weight_names import WeightNames
+from max.pipelines.models.blocks.experts import Experts
+from max.pipelines.models.blocks.rope import LONGEST_SEQUENCE
+from max.pipelines.models.decoder.config import DecoderConfig
+from max.pipelines.models.decoder.read_experts import EXPERT_NAMES
+from max.pipelines.models.decoder.weight_names import WeightNames
 
 __all__ = ["ARCHITECTURES"]
 
 
-def ernie_moe_fields(keys: ConfigKeys) -> Fields:
-    """The fields of an ERNIE 4.5 MoE's config."""
-    fields = ernie_fields(keys)
-    layers = fields["num_layers"]
+def ernie_moe_decoder(keys: ConfigKeys) -> DecoderConfig:
+    """An ERNIE 4.5 MoE."""
+    config = ernie_decoder(keys)
+    layers = config.num_layers
     first = keys.integer("moe_layer_start_index", 0, LONGEST_SEQUENCE, 1)
     last = keys.integer("moe_layer_end_index", -1, LONGEST_SEQUENCE, -1)
     last = layers - 1 if last == -1 else last
@@ -34,11 +36,10 @@ def ernie_moe_fields(keys: ConfigKeys) -> Fields:
         in_float32=True,
     )
     shared = size * keys.integer("moe_num_shared_experts", 0, LONGEST_SEQUENCE, 2)
-    dense = frozenset(range(layers)) - with_experts
-    chosen = keys.integer("moe_k", 1, count)
-    bias = fields["mlp_bias"]
-    experts = Experts(count, chosen, size, routing, shared, dense_layers=dense, shared_bias=bias)
-    return fields | {"experts": experts, "output_bias": bias}
+    chosen, bias = keys.integer("moe_k", 1, count), keys.flag("use_bias")
+    experts = Experts(count, chosen, size, routing, shared, shared_bias=bias)
+    config = config.with_experts(experts, {*range(layers)} - with_experts)
+    return replace(config, output_bias=bias)
 
 
 _CORRECTION = "e_score_correction_bias"
@@ -60,14 +61,14 @@ GGUF = GGUFForm(
         "first_k_dense_replace": "moe_layer_start_index",
     },
     experts=ExpertKeys(shared_count=True),
-    write=lambda config: {} if config.experts is None else {"interleave_moe_layer_step": 1},
+    write=lambda config: {"interleave_moe_layer_step": 1} if config.first(Experts) else {},
 )
 
 ARCHITECTURES = [
     decoder_family(
         "Ernie4_5_MoeForCausalLM",
         ["baidu/ERNIE-4.5-21B-A3B-PT"],
-        ernie_moe_fields,
+        ernie_moe_decoder,
         names=NAMES,
         gguf=GGUF,
     )

@@ -8,29 +8,29 @@ from max.pipelines.architectures.decoder_family import decoder_family
 from max.pipelines.checkpoints.config_keys import ConfigKeys
 from max.pipelines.gguf.form import GGUFForm
 from max.pipelines.gguf.metadata import Metadata
-from max.pipelines.models.config_fields import Fields, base_fields, layers_of_type, window
-from max.pipelines.models.norms import QKNorm
-from max.pipelines.models.weight_names import OUTPUT_NORMS, WeightNames
+from max.pipelines.models.blocks.norms import QKNorm
+from max.pipelines.models.decoder.config import DecoderConfig
+from max.pipelines.models.decoder.config_values import layers_of_type, window
+from max.pipelines.models.decoder.read_config import read_decoder, with_windows
+from max.pipelines.models.decoder.weight_names import OUTPUT_NORMS, WeightNames
 
 __all__ = ["ARCHITECTURES"]
 
 
-def exaone4_fields(keys: ConfigKeys) -> Fields:
-    """The fields of an EXAONE 4's config."""
-    fields = base_fields(keys, eps=1e-5)
-    layers, sliding = fields["num_layers"], window(keys, 4096)
+def exaone4_decoder(keys: ConfigKeys) -> DecoderConfig:
+    """An EXAONE 4: with windows, layers without one are not rotated."""
+    config = read_decoder(keys, eps=1e-5)
+    layers, sliding = config.num_layers, window(keys, 4096)
     pattern = keys.value("sliding_window_pattern")
     # a string such as LLLG has a letter per layer of a period: local or global
     period = pattern if isinstance(pattern, str) else "L" * (int(pattern or 4) - 1) + "G"
     full = frozenset(index for index in range(layers) if period[index % len(period)] == "G")
-    full = layers_of_type(keys, layers, full) if sliding is not None else frozenset(range(layers))
-    return fields | {
-        "norm_places": ("attention_output", "mlp_output"),
-        "qk_norm": QKNorm(),
-        "sliding_window": sliding,
-        "full_attention_layers": full,
-        "unrotated_layers": frozenset[int]() if sliding is None else full,
-    }
+    config = config.with_blocks(norms=("attention_output", "mlp_output"))
+    config = config.with_attention(qk_norm=QKNorm())
+    if sliding is None:
+        return config
+    full = layers_of_type(keys, layers, full)
+    return with_windows(config, sliding, full).with_attention(full, rope=None)
 
 
 def _read(metadata: Metadata) -> dict[str, Any]:
@@ -46,7 +46,7 @@ ARCHITECTURES = [
     decoder_family(
         "Exaone4ForCausalLM",
         ["LGAI-EXAONE/EXAONE-4.0-1.2B"],
-        exaone4_fields,
+        exaone4_decoder,
         names=WeightNames(layer=OUTPUT_NORMS),
         gguf=GGUF,
     )

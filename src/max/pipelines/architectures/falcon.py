@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 from max.pipelines.architectures.decoder_family import decoder_family
@@ -9,14 +10,14 @@ from max.pipelines.architectures.gpt_names import MEGATRON_LAYER
 from max.pipelines.checkpoints.config_keys import ConfigKeys
 from max.pipelines.gguf.form import GGUFForm
 from max.pipelines.gguf.metadata import Metadata
-from max.pipelines.models.alibi import alibi_slopes
-from max.pipelines.models.config_fields import Fields, base_fields, biases
-from max.pipelines.models.decoder_config import DecoderConfig
-from max.pipelines.models.norms import NormForm
-from max.pipelines.models.rope import LONGEST_SEQUENCE
-from max.pipelines.models.weight_names import WeightNames
+from max.pipelines.models.blocks.alibi import alibi_slopes
+from max.pipelines.models.blocks.norms import NormForm
+from max.pipelines.models.blocks.rope import LONGEST_SEQUENCE
+from max.pipelines.models.decoder.config import DecoderConfig
+from max.pipelines.models.decoder.read_config import read_decoder, with_biases
+from max.pipelines.models.decoder.weight_names import WeightNames
 
-__all__ = ["ARCHITECTURES", "falcon_fields"]
+__all__ = ["ARCHITECTURES", "falcon_decoder"]
 
 
 _KEYS = {
@@ -28,10 +29,10 @@ _KEYS = {
 }
 
 
-def falcon_fields(keys: ConfigKeys) -> Fields:
-    """The fields of a Falcon's config."""
+def falcon_decoder(keys: ConfigKeys) -> DecoderConfig:
+    """A Falcon."""
     alibi, grouped = keys.flag("alibi"), keys.flag("new_decoder_architecture")
-    fields = base_fields(
+    config = read_decoder(
         keys,
         _KEYS,
         tied=True,
@@ -40,7 +41,8 @@ def falcon_fields(keys: ConfigKeys) -> Fields:
         eps=1e-5,
         rotates=not alibi,
     )
-    hidden, heads = fields["hidden_size"], fields["num_heads"]
+    hidden, attention = config.hidden_size, config.attention
+    heads = attention.heads
     shared = keys.flag("multi_query", True) and not grouped
     kv_heads = keys.integer("num_kv_heads", 1, heads, heads) if grouped else 1 if shared else heads
     if heads % kv_heads:
@@ -48,16 +50,16 @@ def falcon_fields(keys: ConfigKeys) -> Fields:
     parallel = grouped or keys.flag("parallel_attn", True)
     norms = keys.integer("num_ln_in_parallel_attn", 1, 2, 2 if grouped else 1)
     shares_norm = parallel and norms == 1
-    return fields | {
-        "num_kv_heads": kv_heads,
-        "intermediate_size": keys.integer("ffn_hidden_size", 1, LONGEST_SEQUENCE, 4 * hidden),
-        "alibi_slopes": alibi_slopes(heads, factor=fields["head_dim"] ** -0.5) if alibi else None,
-        "norm": NormForm("layer", bias=True),
-        "norm_places": ("attention_input",) if shares_norm else ("attention_input", "mlp_input"),
-        "parallel": parallel,
-        "qkv_layout": "rows" if shared else "heads",
-        **biases(keys, "bias", mlp="bias"),
-    }
+    slopes = alibi_slopes(heads, factor=attention.head_dim**-0.5) if alibi else None
+    config = with_biases(config, keys, "bias", mlp="bias")
+    config = config.with_attention(kv_heads=kv_heads, alibi_slopes=slopes)
+    config = config.with_mlp(size=keys.integer("ffn_hidden_size", 1, LONGEST_SEQUENCE, 4 * hidden))
+    config = config.with_blocks(
+        norms=("attention_input",) if shares_norm else ("attention_input", "mlp_input"),
+        parallel=parallel,
+    )
+    norm = NormForm("layer", bias=True)
+    return replace(config, norm=norm, qkv_layout="rows" if shared else "heads")
 
 
 NAMES = WeightNames(
@@ -82,8 +84,9 @@ def _read(metadata: Metadata) -> dict[str, Any]:
 
 def _write(config: DecoderConfig) -> dict[str, Any]:
     """Files state what differs from the first models."""
-    alibi = {} if config.alibi_slopes is None else {"attention.max_alibi_bias": 8.0}
-    return alibi if config.parallel else {**alibi, "use_parallel_residual": False}
+    slopes, parallel = config.attention.alibi_slopes, config.blocks[0].parallel
+    alibi = {} if slopes is None else {"attention.max_alibi_bias": 8.0}
+    return alibi if parallel else {**alibi, "use_parallel_residual": False}
 
 
 GGUF = GGUFForm(
@@ -104,7 +107,7 @@ GGUF = GGUFForm(
 
 ARCHITECTURES = [
     decoder_family(
-        "FalconForCausalLM", ["tiiuae/falcon-7b-instruct"], falcon_fields, names=NAMES, gguf=GGUF
+        "FalconForCausalLM", ["tiiuae/falcon-7b-instruct"], falcon_decoder, names=NAMES, gguf=GGUF
     )
 ]
 """The architectures of this module, for the registry."""

@@ -11,9 +11,11 @@ from max.pipelines.gguf.form import GGUFForm
 from max.pipelines.gguf.metadata import Metadata
 from max.pipelines.gguf.scan_keys import scan_keys
 from max.pipelines.gguf.tensor_names import GGUF_LAYER
-from max.pipelines.models.config_fields import LARGEST_SIZE, Fields, base_fields, biases, nonzero
-from max.pipelines.models.side_by_side import SideBySide
-from max.pipelines.models.state_space_fields import (
+from max.pipelines.models.blocks.side_by_side import SideBySideForm
+from max.pipelines.models.decoder.config import DecoderConfig
+from max.pipelines.models.decoder.config_values import LARGEST_SIZE, nonzero
+from max.pipelines.models.decoder.read_config import read_decoder, with_biases
+from max.pipelines.models.decoder.read_state_space import (
     GGUF_MIXER_FORMS,
     HYBRID_KEYS,
     HYBRID_LAYER,
@@ -23,16 +25,16 @@ from max.pipelines.models.state_space_fields import (
     mamba2_form,
     mixer_names,
 )
-from max.pipelines.models.weight_names import WeightNames
+from max.pipelines.models.decoder.weight_names import WeightNames
 
 __all__ = ["ARCHITECTURES"]
 
 
-def falcon_h1_fields(keys: ConfigKeys) -> Fields:
-    """The fields of a Falcon-H1's config."""
-    fields = base_fields(keys, eps=1e-5, longest=8192)
+def falcon_h1_decoder(keys: ConfigKeys) -> DecoderConfig:
+    """A Falcon-H1: each block has attention and Mamba 2 side by side."""
+    config = read_decoder(keys, eps=1e-5, longest=8192)
     inner = keys.integer("mamba_d_ssm", 1, LARGEST_SIZE, None)
-    form = mamba2_form(keys, HYBRID_KEYS, fields["hidden_size"], inner)
+    form = mamba2_form(keys, HYBRID_KEYS, config.hidden_size, inner)
     before = keys.flag("mamba_norm_before_gate", True)
     norm = "none" if not keys.flag("mamba_rms_norm") else "before_gate" if before else "after_gate"
 
@@ -42,17 +44,17 @@ def falcon_h1_fields(keys: ConfigKeys) -> Fields:
     parts = factors(keys, "ssm_multipliers", 5)
     own = {"norm": norm, "out_bias": keys.flag("projectors_bias"), "in_factor": factor("ssm_in")}
     outer = [factor(name) for name in ("attention_in", "attention_out", "ssm_out")]
-    return (
-        fields
-        | biases(keys, mlp="mlp_bias")
-        | {
-            "layer_kinds": ("both",) * fields["num_layers"],
-            "recurrence": replace(form, factors=parts, **own),
-            "side_by_side": SideBySide(*outer, *factors(keys, "mlp_multipliers", 2)),
-            "attention_multiplier": fields["head_dim"] ** -0.5 * factor("key"),
-            "embedding_multiplier": factor("embedding"),
-            "logits_scaling": 1 / nonzero(keys, "lm_head_multiplier", 1.0),
-        }
+    inner_factor, down_factor = factors(keys, "mlp_multipliers", 2)
+    config = with_biases(config, keys, mlp="mlp_bias")
+    config = config.with_mlp(factors=(inner_factor, down_factor))
+    attention = replace(config.attention, scale=config.attention.head_dim**-0.5 * factor("key"))
+    config = config.with_blocks(
+        mixer=SideBySideForm(attention, replace(form, factors=parts, **own), *outer)
+    )
+    return replace(
+        config,
+        embedding_multiplier=factor("embedding"),
+        logits_scaling=1 / nonzero(keys, "lm_head_multiplier", 1.0),
     )
 
 
@@ -85,6 +87,6 @@ GGUF = GGUFForm(
 )
 
 ARCHITECTURES = [
-    decoder_family("FalconH1ForCausalLM", EXAMPLES, falcon_h1_fields, names=NAMES, gguf=GGUF)
+    decoder_family("FalconH1ForCausalLM", EXAMPLES, falcon_h1_decoder, names=NAMES, gguf=GGUF)
 ]
 """The architectures of this module, for the registry."""

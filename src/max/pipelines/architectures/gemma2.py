@@ -3,46 +3,46 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from typing import Any
 
 from max.pipelines.architectures.decoder_family import decoder_family
-from max.pipelines.architectures.gemma import gemma_fields
+from max.pipelines.architectures.gemma import read_gemma
 from max.pipelines.checkpoints.config_keys import ConfigKeys
 from max.pipelines.gguf.form import GGUFForm
 from max.pipelines.gguf.metadata import Metadata
 from max.pipelines.gguf.metadata_writer import refused
-from max.pipelines.models.config_fields import Fields, windows
-from max.pipelines.models.decoder_config import DecoderConfig
-from max.pipelines.models.weight_names import SANDWICH_NORMS, WeightNames
+from max.pipelines.models.decoder.config import DecoderConfig
+from max.pipelines.models.decoder.config_values import periodic_windows
+from max.pipelines.models.decoder.read_config import with_windows
+from max.pipelines.models.decoder.weight_names import SANDWICH_NORMS, WeightNames
 
-__all__ = ["ARCHITECTURES", "sandwich_fields"]
+__all__ = ["ARCHITECTURES", "with_sandwich"]
 
 
-def sandwich_fields(keys: ConfigKeys, fields: Fields, pattern: int) -> Fields:
-    """The fields with norms around attention and MLP, soft caps and windows, as Gemma 2 and 3 have them.
+def with_sandwich(keys: ConfigKeys, config: DecoderConfig, pattern: int) -> DecoderConfig:
+    """Norms around attention and MLP, soft caps and windows, as Gemma 2 and 3 have them.
 
     Args:
-        config: config.json.
-        keys: Its keys.
-        fields: The other fields.
-        pattern: The distance of layers without a window, see `windows`.
+        keys: The keys of config.json.
+        config: The decoder without.
+        pattern: The distance of layers without a window, see `periodic_windows`.
     """
-    return (
-        fields
-        | windows(keys, fields["num_layers"], pattern, 4096)
-        | {
-            "attention_multiplier": keys.number("query_pre_attn_scalar", over=0, default=256)
-            ** -0.5,
-            "norm_places": ("attention_input", "attention_output", "mlp_input", "mlp_output"),
-            "scores_soft_cap": keys.number("attn_logit_softcapping", over=0, default=None),
-            "logits_soft_cap": keys.number("final_logit_softcapping", over=0, default=None),
-        }
+    window, full = periodic_windows(keys, config.num_layers, pattern, 4096)
+    config = config.with_attention(
+        scale=keys.number("query_pre_attn_scalar", over=0, default=256) ** -0.5,
+        soft_cap=keys.number("attn_logit_softcapping", over=0, default=None),
     )
+    config = config.with_blocks(
+        norms=("attention_input", "attention_output", "mlp_input", "mlp_output")
+    )
+    cap = keys.number("final_logit_softcapping", over=0, default=None)
+    return replace(with_windows(config, window, full), logits_soft_cap=cap)
 
 
-def gemma2_fields(keys: ConfigKeys) -> Fields:
-    """The fields of a Gemma 2's config."""
-    return sandwich_fields(keys, gemma_fields(keys), 2)
+def gemma2_decoder(keys: ConfigKeys) -> DecoderConfig:
+    """A Gemma 2."""
+    return with_sandwich(keys, read_gemma(keys), 2)
 
 
 def score_divisor(metadata: Metadata, largest: int) -> dict[str, Any]:
@@ -69,8 +69,9 @@ def check_divisor(config: DecoderConfig, name: str, largest: int) -> dict[str, A
         ModelFilesError: The divisor differs.
     """
     is_largest = config.num_layers == largest
-    divisor = config.hidden_size / config.num_heads if is_largest else config.head_dim
-    multiplier = config.attention_multiplier
+    attention = config.attention
+    divisor = config.hidden_size / attention.heads if is_largest else attention.head_dim
+    multiplier = attention.scale
     if multiplier is not None and not math.isclose(multiplier, divisor**-0.5):
         raise refused(name, f"scores that are not divided by the root of {divisor:g}")
     return {}
@@ -88,7 +89,7 @@ ARCHITECTURES = [
     decoder_family(
         "Gemma2ForCausalLM",
         ["google/gemma-2-2b-it"],
-        gemma2_fields,
+        gemma2_decoder,
         names=WeightNames(layer=SANDWICH_NORMS),
         gguf=GGUF,
     )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from dataclasses import replace
 from statistics import NormalDist
 from typing import Any
 
@@ -15,20 +16,25 @@ from max.pipelines.checkpoints.config_keys import ConfigKeys
 from max.pipelines.gguf.form import GGUFForm
 from max.pipelines.gguf.metadata import Metadata
 from max.pipelines.gguf.metadata_writer import refused
-from max.pipelines.models.alternating import Alternating
-from max.pipelines.models.config_fields import Fields
-from max.pipelines.models.decoder_config import DecoderConfig
-from max.pipelines.models.per_layer_fields import PER_LAYER_NAMES, PER_LAYER_TOP, per_layer_fields
-from max.pipelines.models.rope import LONGEST_SEQUENCE
-from max.pipelines.models.weight_names import SANDWICH_NORMS, WeightNames
+from max.pipelines.models.blocks.alternating import Alternating, AlternatingBlock
+from max.pipelines.models.blocks.attention import AttentionForm
+from max.pipelines.models.blocks.feed_forward import MLPForm
+from max.pipelines.models.blocks.rope import LONGEST_SEQUENCE
+from max.pipelines.models.decoder.config import DecoderConfig
+from max.pipelines.models.decoder.read_per_layer import (
+    PER_LAYER_NAMES,
+    PER_LAYER_TOP,
+    read_per_layer_decoder,
+)
+from max.pipelines.models.decoder.weight_names import SANDWICH_NORMS, WeightNames
 
 __all__ = ["ARCHITECTURES"]
 
 
-def gemma3n_fields(keys: ConfigKeys) -> Fields:
-    """The fields of a Gemma 3n's config."""
-    fields = per_layer_fields(keys, 5, 15)
-    layers, stated_sizes = fields["num_layers"], keys.value("intermediate_size")
+def gemma3n_decoder(keys: ConfigKeys) -> DecoderConfig:
+    """A Gemma 3n: each token has several hidden states, and vectors for each layer."""
+    config = read_per_layer_decoder(keys, 5, 15)
+    layers, stated_sizes = config.num_layers, keys.value("intermediate_size")
     sizes = [16384] * layers if stated_sizes is None else stated_sizes
     sizes = sizes if isinstance(sizes, list) else [sizes] * layers
     if len(sizes) != layers or not all(type(n) is int and 0 < n < LONGEST_SEQUENCE for n in sizes):
@@ -40,18 +46,24 @@ def gemma3n_fields(keys: ConfigKeys) -> Fields:
     if len(sparsity) != layers or max(sparsity) >= 1:
         raise keys.error("activation_sparsity_pattern", f"{layers} numbers from 0 to below 1")
     count = keys.integer("altup_num_inputs", 2, 64, 4)
-    return fields | {
-        "intermediate_size": max(sizes),
-        "layer_sizes": tuple(sizes),
-        "sparsity": tuple(sparsity),
-        "logits_soft_cap": keys.number("final_logit_softcapping", over=0, default=30.0),
-        "alternating": Alternating(
-            count,
-            keys.integer("altup_active_idx", 0, count - 1, 0),
-            keys.flag("altup_correct_scale", True),
-            keys.integer("laurel_rank", 1, LONGEST_SEQUENCE, 64),
-        ),
-    }
+    updates = Alternating(
+        count,
+        keys.integer("altup_active_idx", 0, count - 1, 0),
+        keys.flag("altup_correct_scale", True),
+        keys.integer("laurel_rank", 1, LONGEST_SEQUENCE, 64),
+    )
+    inputs, cap = (
+        config.per_layer_inputs,
+        keys.number("final_logit_softcapping", over=0, default=30.0),
+    )
+    if inputs is None:
+        raise keys.error("hidden_size_per_layer_input", "an integer from 1")
+    for index, (size, share) in enumerate(zip(sizes, sparsity, strict=True)):
+        config = config.with_mlp([index], size=size, sparsity=share)
+    blocks = tuple(
+        AlternatingBlock(**vars(block), updates=updates, inputs=inputs) for block in config.blocks
+    )
+    return replace(config, blocks=blocks, alternating=updates, logits_soft_cap=cap)
 
 
 NAMES = WeightNames(
@@ -91,16 +103,18 @@ def _read(metadata: Metadata) -> dict[str, Any]:
 def _write(config: DecoderConfig) -> dict[str, Any]:
     """The several hidden states of a token, and the vectors of layers."""
     states, inputs = config.alternating, config.per_layer_inputs
+    attentions = config.every(AttentionForm)
     if states is None or inputs is None or not states.scaled:
         raise refused("gemma3n", "layers without vectors, or states that are not scaled")
     return {
         "embedding_length_per_layer_input": inputs.size,
         "altup.active_idx": states.active,
         "altup.num_inputs": states.count,
-        "attention.shared_kv_layers": config.shared_kv_layers,
+        "attention.shared_kv_layers": sum(form.shared_with is not None for form in attentions),
         # the bound of gates, in standard deviations from their mean
         "activation_sparsity_scale": [
-            NormalDist().inv_cdf(share) if share else -math.inf for share in config.sparsity
+            NormalDist().inv_cdf(mlp.sparsity) if mlp.sparsity else -math.inf
+            for mlp in config.every(MLPForm)
         ],
     }
 
@@ -110,8 +124,10 @@ def _split_weights(
 ) -> tuple[dict[str, list[float]], dict[str, WeightData]]:
     """Files require keys and values of layers that read those of another layer, although they are not used."""
     completed = dict(weights)
-    for index in range(config.num_layers - config.shared_kv_layers, config.num_layers):
-        source = f"layers.{config.kv_layer_of(index)}.self_attn."
+    for index, form in enumerate(config.every(AttentionForm)):
+        if form.shared_with is None:
+            continue
+        source = f"layers.{form.shared_with}.self_attn."
         for name in [name for name in weights if name.startswith(source)]:
             part = name.removeprefix(source)
             if part.startswith(("k_", "v_")):
@@ -145,7 +161,7 @@ GGUF = GGUFForm(
 
 ARCHITECTURES = [
     decoder_family(
-        "Gemma3nForCausalLM", ["google/gemma-3n-E2B-it"], gemma3n_fields, names=NAMES, gguf=GGUF
+        "Gemma3nForCausalLM", ["google/gemma-3n-E2B-it"], gemma3n_decoder, names=NAMES, gguf=GGUF
     )
 ]
 """The architectures of this module, for the registry."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 from max.nn.moe import ExpertRouting
@@ -10,37 +11,48 @@ from max.pipelines.checkpoints.config_keys import ConfigKeys
 from max.pipelines.gguf.form import GGUFForm
 from max.pipelines.gguf.metadata import Metadata
 from max.pipelines.gguf.metadata_writer import one_or_list, refused
-from max.pipelines.models.config_fields import LARGEST_SIZE, Fields
-from max.pipelines.models.decoder_config import DecoderConfig
-from max.pipelines.models.experts import Experts
-from max.pipelines.models.per_layer_fields import (
+from max.pipelines.models.blocks.attention import AttentionForm
+from max.pipelines.models.blocks.experts import Experts
+from max.pipelines.models.blocks.feed_forward import MLPForm
+from max.pipelines.models.blocks.gated_block import GatedBlock
+from max.pipelines.models.decoder.config import DecoderConfig
+from max.pipelines.models.decoder.config_values import LARGEST_SIZE
+from max.pipelines.models.decoder.read_per_layer import (
     PER_LAYER_NAMES,
     PER_LAYER_TOP,
-    full_heads,
-    per_layer_fields,
+    read_per_layer_decoder,
+    with_full_heads,
 )
-from max.pipelines.models.weight_names import SANDWICH_NORMS, WeightNames
+from max.pipelines.models.decoder.weight_names import SANDWICH_NORMS, WeightNames
 
 __all__ = ["ARCHITECTURES"]
 
 
-def gemma4_fields(keys: ConfigKeys) -> Fields:
-    """The fields of a Gemma 4's config."""
+def gemma4_decoder(keys: ConfigKeys) -> DecoderConfig:
+    """A Gemma 4."""
     # GGUF files state the kind of each layer
     ends_full = not keys.value("from_gguf")
-    fields = full_heads(keys, per_layer_fields(keys, 6, 0, ends_full))
-    layers, inner = fields["num_layers"], keys.integer("intermediate_size", 1, LARGEST_SIZE, 9216)
-    sizes = [inner] * layers
+    config = with_full_heads(read_per_layer_decoder(keys, 6, 0, ends_full), keys, ends_full)
+    inner = keys.integer("intermediate_size", 1, LARGEST_SIZE, 9216)
+    config = config.with_mlp(size=inner)
     if keys.flag("use_double_wide_mlp"):
-        own = layers - fields["shared_kv_layers"]
-        sizes[own:] = [2 * inner] * (layers - own)
-    fields |= {"intermediate_size": max(sizes), "layer_sizes": tuple(sizes), "gated_blocks": True}
+        forms = enumerate(config.every(AttentionForm))
+        shared = [index for index, form in forms if form.shared_with is not None]
+        config = config.with_mlp(shared, size=2 * inner)
+    beside: Experts | None = None
     if keys.flag("enable_moe_block"):
         count = keys.integer("num_experts", 1, LARGEST_SIZE)
         chosen = keys.integer("top_k_experts", 1, count)
         size = keys.integer("moe_intermediate_size", 1, LARGEST_SIZE)
-        fields["experts_beside"] = Experts(count, chosen, size, ExpertRouting(normalised=True))
-    return fields
+        mlp = config.first(MLPForm)
+        assert mlp is not None
+        routing = ExpertRouting(normalised=True)
+        beside = Experts(count, chosen, size, routing, activation=mlp.activation)
+    inputs = config.per_layer_inputs
+    blocks = tuple(
+        GatedBlock(**vars(block), experts_beside=beside, inputs=inputs) for block in config.blocks
+    )
+    return replace(config, blocks=blocks)
 
 
 _BESIDE = {
@@ -100,27 +112,29 @@ def _read(metadata: Metadata) -> dict[str, Any]:
 
 def _write(config: DecoderConfig) -> dict[str, Any]:
     """The differences between layers with and without a window."""
-    layers, inputs = range(config.num_layers), config.per_layer_inputs
-    own = config.num_layers - config.shared_kv_layers
-    windowed = [i not in config.full_attention_layers for i in layers]
+    forms, inputs = config.every(AttentionForm), config.per_layer_inputs
+    own = sum(form.shared_with is None for form in forms)
+    windowed = [form.window is not None for form in forms]
     # llama.cpp takes shared keys from the last two layers with keys of their own
-    if own < config.num_layers and windowed[max(own - 2, 0) : own] != [True, False]:
+    if own < len(forms) and windowed[max(own - 2, 0) : own] != [True, False]:
         raise refused(
             "gemma4",
             "shared keys of other layers than the last with a window and the last without",
         )
-    dim = (config.full_attention_heads or (0, config.head_dim))[1]
+    # the size of heads in the last layer of each kind
+    of_kind = {form.window is not None: form.head_dim for form in forms}
+    dim, local_dim = (of_kind.get(local, forms[0].head_dim) for local in (False, True))
     return {
-        "attention.head_count_kv": one_or_list([config.heads_of(i)[0] for i in layers]),
+        "attention.head_count_kv": one_or_list([form.kv_heads for form in forms]),
         "attention.key_length": dim,
         "attention.value_length": dim,
-        "attention.key_length_swa": config.head_dim,
-        "attention.value_length_swa": config.head_dim,
+        "attention.key_length_swa": local_dim,
+        "attention.value_length_swa": local_dim,
         "attention.sliding_window_pattern": windowed,
-        "attention.shared_kv_layers": config.shared_kv_layers,
+        "attention.shared_kv_layers": len(forms) - own,
         "embedding_length_per_layer_input": 0 if inputs is None else inputs.size,
         "rope.dimension_count": dim,
-        "rope.dimension_count_swa": config.head_dim,
+        "rope.dimension_count_swa": local_dim,
     }
 
 
@@ -145,7 +159,7 @@ GGUF = GGUFForm(
 
 ARCHITECTURES = [
     decoder_family(
-        "Gemma4ForCausalLM", ["google/gemma-4-E2B-it"], gemma4_fields, names=NAMES, gguf=GGUF
+        "Gemma4ForCausalLM", ["google/gemma-4-E2B-it"], gemma4_decoder, names=NAMES, gguf=GGUF
     )
 ]
 """The architectures of this module, for the registry."""

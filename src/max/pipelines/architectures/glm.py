@@ -7,25 +7,23 @@ from typing import Any
 from max.pipelines.architectures.decoder_family import decoder_family
 from max.pipelines.checkpoints.config_keys import ConfigKeys
 from max.pipelines.gguf.form import GGUFForm
-from max.pipelines.models.config_fields import Fields, base_fields
-from max.pipelines.models.weight_names import WeightNames
+from max.pipelines.models.decoder.config import DecoderConfig
+from max.pipelines.models.decoder.read_config import read_decoder
+from max.pipelines.models.decoder.weight_names import WeightNames
 
 __all__ = ["ARCHITECTURES"]
 
 
-def glm_fields(keys: ConfigKeys) -> Fields:
-    """The fields of a GLM's config."""
-    fields = base_fields(keys, head_dim=128, eps=1.5625e-7, longest=131072, partial_rotation=0.5)
-    return fields | {
-        "attention_bias": keys.flag("attention_bias", True),
-        "interleaved_rope": True,
-    }
+def glm_decoder(keys: ConfigKeys) -> DecoderConfig:
+    """A GLM."""
+    config = read_decoder(keys, head_dim=128, eps=1.5625e-7, longest=131072, partial_rotation=0.5)
+    return config.with_attention(bias=keys.flag("attention_bias", True), interleaved=True)
 
 
-def glm4_fields(keys: ConfigKeys) -> Fields:
-    """The fields of a GLM-4-0414's config."""
+def glm4_decoder(keys: ConfigKeys) -> DecoderConfig:
+    """A GLM-4-0414."""
     places = ("attention_input", "attention_output", "mlp_input", "mlp_output")
-    return glm_fields(keys) | {"norm_places": places}
+    return glm_decoder(keys).with_blocks(norms=places)
 
 
 NAMES = WeightNames(
@@ -41,13 +39,13 @@ ARCHITECTURES = [
     decoder_family(
         "GlmForCausalLM",
         ["THUDM/glm-4-9b-chat-hf"],
-        glm_fields,
+        glm_decoder,
         gguf=GGUFForm("chatglm", "glm", **FUSED),
     ),
     decoder_family(
         "Glm4ForCausalLM",
         ["THUDM/GLM-4-9B-0414"],
-        glm4_fields,
+        glm4_decoder,
         names=NAMES,
         gguf=GGUFForm("glm4", "glm4", **FUSED),
     ),

@@ -7,41 +7,34 @@ from dataclasses import replace
 from max.pipelines.architectures.decoder_family import decoder_family
 from max.pipelines.checkpoints.config_keys import ConfigKeys
 from max.pipelines.gguf.form import ExpertKeys, GGUFForm
-from max.pipelines.models.config_fields import Fields, base_fields, biases, layers_of_type, window
-from max.pipelines.models.expert_fields import EXPERT_NAMES, grouped_experts_of_layers
-from max.pipelines.models.norms import QKNorm
-from max.pipelines.models.weight_names import WeightNames
+from max.pipelines.models.blocks.norms import QKNorm
+from max.pipelines.models.decoder.config import DecoderConfig
+from max.pipelines.models.decoder.config_values import layers_of_type, window
+from max.pipelines.models.decoder.read_config import read_decoder, with_biases, with_windows
+from max.pipelines.models.decoder.read_experts import EXPERT_NAMES, with_grouped_experts
+from max.pipelines.models.decoder.weight_names import WeightNames
 
 __all__ = ["ARCHITECTURES"]
 
 
-def glm4_moe_fields(keys: ConfigKeys) -> Fields:
-    """The fields of a GLM 4.5's config."""
-    fields = base_fields(keys, eps=1e-5, longest=131072, partial_rotation=0.5)
-    return fields | {
-        "attention_bias": keys.flag("attention_bias"),
-        "qk_norm": QKNorm() if keys.flag("use_qk_norm") else None,
-        "experts": grouped_experts_of_layers(keys, fields["num_layers"]),
-    }
+def glm4_moe_decoder(keys: ConfigKeys) -> DecoderConfig:
+    """A GLM 4.5."""
+    config = read_decoder(keys, eps=1e-5, longest=131072, partial_rotation=0.5)
+    qk_norm = QKNorm() if keys.flag("use_qk_norm") else None
+    config = config.with_attention(bias=keys.flag("attention_bias"), qk_norm=qk_norm)
+    return with_grouped_experts(config, keys)
 
 
-def dots1_fields(keys: ConfigKeys) -> Fields:
-    """The fields of a dots.1's config."""
-    fields = base_fields(keys, eps=1e-6)
-    layers = fields["num_layers"]
+def dots1_decoder(keys: ConfigKeys) -> DecoderConfig:
+    """A dots.1."""
+    config = read_decoder(keys, eps=1e-6)
+    layers = config.num_layers
     first = keys.integer("max_window_layers", 0, 1000, 62)
     full = frozenset(range(layers)) if keys.value("sliding_window") is None else frozenset[int]()
     full = full or frozenset(range(min(first, layers)))
-    return (
-        fields
-        | biases(keys)
-        | {
-            "qk_norm": QKNorm(),
-            "experts": grouped_experts_of_layers(keys, layers),
-            "sliding_window": window(keys),
-            "full_attention_layers": layers_of_type(keys, layers, full),
-        }
-    )
+    config = with_biases(config, keys).with_attention(qk_norm=QKNorm())
+    config = with_grouped_experts(config, keys)
+    return with_windows(config, window(keys), layers_of_type(keys, layers, full))
 
 
 NAMES = WeightNames(layer=EXPERT_NAMES, stacked={"mlp.experts": "mlp.experts"})
@@ -72,7 +65,7 @@ ARCHITECTURES = [
     decoder_family(
         "Glm4MoeForCausalLM",
         ["zai-org/GLM-4.5-Air"],
-        glm4_moe_fields,
+        glm4_moe_decoder,
         names=replace(
             NAMES,
             top=SARVAM_TOP,
@@ -83,7 +76,7 @@ ARCHITECTURES = [
     decoder_family(
         "Dots1ForCausalLM",
         ["rednote-hilab/dots.llm1.inst"],
-        dots1_fields,
+        dots1_decoder,
         names=NAMES,
         gguf=DOTS_GGUF,
     ),

@@ -2,21 +2,24 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from max.pipelines.architectures.decoder_family import decoder_family
 from max.pipelines.architectures.gpt_names import GPT_FILE_KEYS, GPT_KEYS
 from max.pipelines.checkpoints.config_keys import ConfigKeys
 from max.pipelines.gguf.form import GGUFForm
-from max.pipelines.models.config_fields import EVERY_BIAS, Fields, base_fields
-from max.pipelines.models.norms import NormForm
-from max.pipelines.models.rope import LONGEST_SEQUENCE
-from max.pipelines.models.weight_names import WeightNames
+from max.pipelines.models.blocks.norms import NormForm
+from max.pipelines.models.blocks.rope import LONGEST_SEQUENCE
+from max.pipelines.models.decoder.config import DecoderConfig
+from max.pipelines.models.decoder.read_config import read_decoder, with_every_bias
+from max.pipelines.models.decoder.weight_names import WeightNames
 
 __all__ = ["ARCHITECTURES"]
 
 
-def gpt2_fields(keys: ConfigKeys) -> Fields:
-    """The fields of a GPT-2's config."""
-    fields = base_fields(
+def gpt2_decoder(keys: ConfigKeys) -> DecoderConfig:
+    """A GPT-2."""
+    config = read_decoder(
         keys,
         GPT_KEYS,
         tied=True,
@@ -26,15 +29,16 @@ def gpt2_fields(keys: ConfigKeys) -> Fields:
         longest=1024,
         rotates=False,
     )
-    hidden = fields["hidden_size"]
-    return fields | {
-        "intermediate_size": keys.integer("n_inner", 1, LONGEST_SEQUENCE, 4 * hidden),
-        "learned_positions": fields["max_position_embeddings"],
-        "norm": NormForm("layer", bias=True),
-        "attention_multiplier": None if keys.flag("scale_attn_weights", True) else 1.0,
-        "score_divisor_by_layer": keys.flag("scale_attn_by_inverse_layer_idx"),
-        **EVERY_BIAS,
-    }
+    hidden = config.hidden_size
+    config = with_every_bias(config)
+    config = config.with_mlp(size=keys.integer("n_inner", 1, LONGEST_SEQUENCE, 4 * hidden))
+    scale = config.attention.score_factor if keys.flag("scale_attn_weights", True) else 1.0
+    by_layer = keys.flag("scale_attn_by_inverse_layer_idx")
+    for index in range(config.num_layers):
+        own = scale / (index + 1) if by_layer else scale
+        config = config.with_attention([index], scale=own)
+    positions = config.max_position_embeddings
+    return replace(config, learned_positions=positions, norm=NormForm("layer", bias=True))
 
 
 NAMES = WeightNames(
@@ -59,7 +63,7 @@ ARCHITECTURES = [
     decoder_family(
         "GPT2LMHeadModel",
         ["openai-community/gpt2"],
-        gpt2_fields,
+        gpt2_decoder,
         names=NAMES,
         rotates=False,
         gguf=GGUF,

@@ -2,23 +2,26 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from max.pipelines.architectures.decoder_family import decoder_family
 from max.pipelines.architectures.gpt_names import MEGATRON_LAYER
 from max.pipelines.architectures.stablelm import read_parallel, write_parallel
 from max.pipelines.checkpoints.config_keys import ConfigKeys
 from max.pipelines.gguf.form import GGUFForm
-from max.pipelines.models.config_fields import Fields, base_fields
-from max.pipelines.models.norms import NormForm
-from max.pipelines.models.weight_names import WeightNames
+from max.pipelines.models.blocks.norms import NormForm
+from max.pipelines.models.decoder.config import DecoderConfig
+from max.pipelines.models.decoder.read_config import read_decoder, with_biases
+from max.pipelines.models.decoder.weight_names import WeightNames
 
 __all__ = ["ARCHITECTURES"]
 
 
-def gpt_neox_fields(keys: ConfigKeys) -> Fields:
-    """The fields of a GPT-NeoX's config."""
+def gpt_neox_decoder(keys: ConfigKeys) -> DecoderConfig:
+    """A GPT-NeoX."""
     # transformers reads the usual names in ``rope_parameters`` only
     names = {"rope_theta": "rotary_emb_base", "partial_rotary_factor": "rotary_pct"}
-    fields = base_fields(
+    config = read_decoder(
         keys.renamed(names),
         {"rms_norm_eps": "layer_norm_eps"},
         gated=False,
@@ -26,15 +29,9 @@ def gpt_neox_fields(keys: ConfigKeys) -> Fields:
         eps=1e-5,
         partial_rotation=0.25,
     )
-    bias = keys.flag("attention_bias", True)
-    return fields | {
-        "norm": NormForm("layer", bias=True),
-        "parallel": keys.flag("use_parallel_residual", True),
-        "qkv_layout": "heads",
-        "attention_bias": bias,
-        "attention_output_bias": bias,
-        "mlp_bias": True,
-    }
+    config = with_biases(config, keys, default=True).with_mlp(bias=True)
+    config = config.with_blocks(parallel=keys.flag("use_parallel_residual", True))
+    return replace(config, norm=NormForm("layer", bias=True), qkv_layout="heads")
 
 
 NAMES = WeightNames(
@@ -50,7 +47,7 @@ GGUF = GGUFForm(
 
 ARCHITECTURES = [
     decoder_family(
-        "GPTNeoXForCausalLM", ["EleutherAI/pythia-160m"], gpt_neox_fields, names=NAMES, gguf=GGUF
+        "GPTNeoXForCausalLM", ["EleutherAI/pythia-160m"], gpt_neox_decoder, names=NAMES, gguf=GGUF
     )
 ]
 """The architectures of this module, for the registry."""

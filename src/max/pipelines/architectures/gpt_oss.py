@@ -6,35 +6,34 @@ from max.nn.moe import ExpertRouting
 from max.pipelines.architectures.decoder_family import decoder_family
 from max.pipelines.checkpoints.config_keys import ConfigKeys
 from max.pipelines.gguf.form import ExpertKeys, GGUFForm
-from max.pipelines.models.config_fields import Fields, base_fields, biases, windows
-from max.pipelines.models.experts import Experts
-from max.pipelines.models.rope import LONGEST_SEQUENCE
-from max.pipelines.models.weight_names import WeightNames
+from max.pipelines.models.blocks.experts import Experts
+from max.pipelines.models.blocks.rope import LONGEST_SEQUENCE
+from max.pipelines.models.decoder.config import DecoderConfig
+from max.pipelines.models.decoder.config_values import periodic_windows
+from max.pipelines.models.decoder.read_config import read_decoder, with_biases, with_windows
+from max.pipelines.models.decoder.weight_names import WeightNames
 
 __all__ = ["ARCHITECTURES"]
 
 
-def gpt_oss_fields(keys: ConfigKeys) -> Fields:
-    """The fields of a GPT-OSS's config."""
-    fields = base_fields(keys, head_dim=64, eps=1e-5, longest=131072, theta=150000.0)
+def gpt_oss_decoder(keys: ConfigKeys) -> DecoderConfig:
+    """A GPT-OSS."""
+    config = read_decoder(keys, head_dim=64, eps=1e-5, longest=131072, theta=150000.0)
     count = keys.integer("num_local_experts", 1, LONGEST_SEQUENCE)
     alpha = keys.number("swiglu_alpha", over=0, default=1.702)
     experts = Experts(
         count,
         keys.integer("num_experts_per_tok", 1, count),
-        fields["intermediate_size"],
+        keys.integer("intermediate_size", 1, LONGEST_SEQUENCE),
         ExpertRouting("softmax_of_chosen"),
         bias=True,
         gate_bias=True,
         clamped_swiglu=(alpha, keys.number("swiglu_limit", over=0, default=7.0)),
         gate_up_layout="pairs",
     )
-    return (
-        fields
-        | biases(keys, default=True)
-        | windows(keys, fields["num_layers"], 2, 128)
-        | {"sinks": True, "experts": experts}
-    )
+    config = with_biases(config, keys, default=True).with_attention(sinks=True)
+    windows = periodic_windows(keys, config.num_layers, 2, 128)
+    return with_windows(config, *windows).with_experts(experts)
 
 
 _EXPERTS = ("gate_up_proj", "down_proj")
@@ -59,7 +58,7 @@ GGUF = GGUFForm(
 
 ARCHITECTURES = [
     decoder_family(
-        "GptOssForCausalLM", ["openai/gpt-oss-20b"], gpt_oss_fields, names=NAMES, gguf=GGUF
+        "GptOssForCausalLM", ["openai/gpt-oss-20b"], gpt_oss_decoder, names=NAMES, gguf=GGUF
     )
 ]
 """The architectures of this module, for the registry."""

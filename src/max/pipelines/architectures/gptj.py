@@ -2,33 +2,32 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from max.pipelines.architectures.decoder_family import decoder_family
 from max.pipelines.architectures.gpt_names import GPT_KEYS
 from max.pipelines.checkpoints.config_keys import ConfigKeys
-from max.pipelines.models.config_fields import Fields, base_fields
-from max.pipelines.models.norms import NormForm
-from max.pipelines.models.rope import LONGEST_SEQUENCE, RopeConfig
-from max.pipelines.models.weight_names import WeightNames
+from max.pipelines.models.blocks.norms import NormForm
+from max.pipelines.models.blocks.rope import LONGEST_SEQUENCE, RopeConfig
+from max.pipelines.models.decoder.config import DecoderConfig
+from max.pipelines.models.decoder.read_config import read_decoder
+from max.pipelines.models.decoder.weight_names import WeightNames
 
 __all__ = ["ARCHITECTURES"]
 
 
-def gptj_fields(keys: ConfigKeys) -> Fields:
-    """The fields of a GPT-J's config."""
-    fields = base_fields(keys, GPT_KEYS, gated=False, activation="gelu_new", eps=1e-5, longest=2048)
-    rotated = keys.integer("rotary_dim", 2, fields["head_dim"], fields["head_dim"])
-    return fields | {
-        "intermediate_size": keys.integer(
-            "n_inner", 1, LONGEST_SEQUENCE, 4 * fields["hidden_size"]
-        ),
-        "rope": RopeConfig(rotated_dim=rotated),
-        "interleaved_rope": True,
-        "norm": NormForm("layer", bias=True),
-        "norm_places": ("attention_input",),
-        "parallel": True,
-        "mlp_bias": True,
-        "output_bias": True,
-    }
+def gptj_decoder(keys: ConfigKeys) -> DecoderConfig:
+    """A GPT-J."""
+    config = read_decoder(
+        keys, GPT_KEYS, gated=False, activation="gelu_new", eps=1e-5, longest=2048
+    )
+    size = config.attention.head_dim
+    rotated = keys.integer("rotary_dim", 2, size, size)
+    config = config.with_attention(rope=RopeConfig(rotated_dim=rotated), interleaved=True)
+    inner = keys.integer("n_inner", 1, LONGEST_SEQUENCE, 4 * config.hidden_size)
+    config = config.with_mlp(size=inner, bias=True)
+    config = config.with_blocks(norms=("attention_input",), parallel=True)
+    return replace(config, norm=NormForm("layer", bias=True), output_bias=True)
 
 
 NAMES = WeightNames(
@@ -46,6 +45,6 @@ NAMES = WeightNames(
 )
 
 ARCHITECTURES = [
-    decoder_family("GPTJForCausalLM", ["EleutherAI/gpt-j-6b"], gptj_fields, names=NAMES)
+    decoder_family("GPTJForCausalLM", ["EleutherAI/gpt-j-6b"], gptj_decoder, names=NAMES)
 ]
 """The architectures of this module, for the registry."""

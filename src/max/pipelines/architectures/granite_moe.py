@@ -6,29 +6,29 @@ from dataclasses import replace
 
 from max.nn.moe import ExpertRouting
 from max.pipelines.architectures.decoder_family import decoder_family
-from max.pipelines.architectures.granite import granite_fields, granite_metadata
+from max.pipelines.architectures.granite import granite_decoder, granite_metadata
 from max.pipelines.checkpoints.config_keys import ConfigKeys
 from max.pipelines.gguf.form import ExpertKeys, GGUFForm
-from max.pipelines.models.config_fields import Fields
-from max.pipelines.models.experts import Experts
-from max.pipelines.models.rope import LONGEST_SEQUENCE
-from max.pipelines.models.weight_names import WeightNames
+from max.pipelines.models.blocks.experts import Experts
+from max.pipelines.models.blocks.rope import LONGEST_SEQUENCE
+from max.pipelines.models.decoder.config import DecoderConfig
+from max.pipelines.models.decoder.weight_names import WeightNames
 
 __all__ = ["ARCHITECTURES"]
 
 
-def granite_moe_fields(keys: ConfigKeys) -> Fields:
-    """The fields of a GraniteMoE's config."""
-    fields = granite_fields(keys)
+def granite_moe_decoder(keys: ConfigKeys) -> DecoderConfig:
+    """A GraniteMoE."""
+    config = granite_decoder(keys)
     count = keys.integer("num_local_experts", 1, LONGEST_SEQUENCE, 8)
     experts = Experts(
         count,
         keys.integer("num_experts_per_tok", 1, count, 2),
-        fields["intermediate_size"],
+        keys.integer("intermediate_size", 1, LONGEST_SEQUENCE),
         ExpertRouting("softmax_of_chosen"),
         keys.integer("shared_intermediate_size", 0, LONGEST_SEQUENCE, 0),
     )
-    return fields | {"experts": experts}
+    return config.with_experts(experts)
 
 
 NAMES = WeightNames(
@@ -55,7 +55,7 @@ GGUF = GGUFForm(
 )
 
 ARCHITECTURES = [
-    decoder_family(name, [example], granite_moe_fields, names=NAMES, gguf=gguf)
+    decoder_family(name, [example], granite_moe_decoder, names=NAMES, gguf=gguf)
     for name, example, gguf in (
         ("GraniteMoeForCausalLM", "ibm-granite/granite-3.1-3b-a800m-instruct", GGUF),
         (

@@ -6,40 +6,38 @@ from typing import Any
 
 from max.pipelines.architectures.decoder_family import decoder_family
 from max.pipelines.architectures.granite import granite_metadata
-from max.pipelines.architectures.granite_moe import NAMES, granite_fields, granite_moe_fields
+from max.pipelines.architectures.granite_moe import NAMES, granite_decoder, granite_moe_decoder
 from max.pipelines.checkpoints.config_keys import ConfigKeys
 from max.pipelines.gguf.form import ExpertKeys, GGUFForm
 from max.pipelines.gguf.metadata import Metadata
 from max.pipelines.gguf.scan_keys import scan_keys
-from max.pipelines.models.config_fields import Fields
-from max.pipelines.models.decoder_config import DecoderConfig
-from max.pipelines.models.rope import LONGEST_SEQUENCE
-from max.pipelines.models.state_space_fields import (
+from max.pipelines.models.blocks.rope import LONGEST_SEQUENCE
+from max.pipelines.models.decoder.config import DecoderConfig
+from max.pipelines.models.decoder.read_state_space import (
     GGUF_MIXER_FORMS,
     HYBRID_KEYS,
     MIXER_FORMS,
     kinds_of_layers,
     mamba2_form,
     mixer_names,
+    with_kinds,
 )
-from max.pipelines.models.weight_names import SharedMLPNames
+from max.pipelines.models.decoder.weight_names import SharedMLPNames
 
 __all__ = ["ARCHITECTURES"]
 
 
-def hybrid_fields(keys: ConfigKeys) -> Fields:
-    """The fields of a Granite 4's config."""
+def hybrid_decoder(keys: ConfigKeys) -> DecoderConfig:
+    """A Granite 4."""
     if keys.integer("num_local_experts", 0, LONGEST_SEQUENCE, 8):
-        fields = granite_moe_fields(keys)
+        config = granite_moe_decoder(keys)
     else:
         inner = keys.integer("shared_intermediate_size", 1, LONGEST_SEQUENCE, 1024)
-        fields = granite_fields(keys) | {"intermediate_size": inner}
+        config = granite_decoder(keys).with_mlp(size=inner)
     if keys.choice("position_embedding_type", ("rope", "nope"), "nope") == "nope":
-        fields["rope"] = None
-    return fields | {
-        "layer_kinds": kinds_of_layers(keys, "layer_types", fields["num_layers"]),
-        "recurrence": mamba2_form(keys, HYBRID_KEYS, fields["hidden_size"]),
-    }
+        config = config.with_attention(rope=None)
+    kinds = kinds_of_layers(keys, "layer_types", config.num_layers)
+    return with_kinds(config, kinds, mamba2_form(keys, HYBRID_KEYS, config.hidden_size))
 
 
 HYBRID = SharedMLPNames(
@@ -67,7 +65,7 @@ def _read(metadata: Metadata) -> dict[str, Any]:
 
 def _write(config: DecoderConfig) -> dict[str, Any]:
     """Only some models rotate heads."""
-    return granite_metadata(config) | {"rope.scaling.finetuned": config.rope is not None}
+    return granite_metadata(config) | {"rope.scaling.finetuned": bool(config.ropes)}
 
 
 GGUF = GGUFForm(
@@ -86,7 +84,7 @@ ARCHITECTURES = [
     decoder_family(
         "GraniteMoeHybridForCausalLM",
         ["ibm-granite/granite-4.0-h-micro"],
-        hybrid_fields,
+        hybrid_decoder,
         names=HYBRID,
         gguf=GGUF,
     )

@@ -5,17 +5,18 @@ from __future__ import annotations
 from max.pipelines.architectures.decoder_family import decoder_family
 from max.pipelines.checkpoints.config_keys import ConfigKeys
 from max.pipelines.gguf.form import GGUFForm
-from max.pipelines.models.config_fields import Fields, base_fields, biases
-from max.pipelines.models.norms import QKNorm
-from max.pipelines.models.weight_names import WeightNames
+from max.pipelines.models.blocks.norms import QKNorm
+from max.pipelines.models.decoder.config import DecoderConfig
+from max.pipelines.models.decoder.read_config import read_decoder, with_biases
+from max.pipelines.models.decoder.weight_names import WeightNames
 
-__all__ = ["ARCHITECTURES", "hunyuan_fields", "NAMES"]
+__all__ = ["ARCHITECTURES", "hunyuan_decoder", "NAMES"]
 
 
-def hunyuan_fields(keys: ConfigKeys) -> Fields:
-    """The fields of a Hunyuan's config."""
-    fields = base_fields(keys, eps=1e-5)
-    return fields | biases(keys) | {"qk_norm": QKNorm(after_rotation=True)}
+def hunyuan_decoder(keys: ConfigKeys) -> DecoderConfig:
+    """A Hunyuan."""
+    config = with_biases(read_decoder(keys, eps=1e-5), keys)
+    return config.with_attention(qk_norm=QKNorm(after_rotation=True))
 
 
 NAMES = WeightNames(
@@ -31,7 +32,7 @@ ARCHITECTURES = [
     decoder_family(
         "HunYuanDenseV1ForCausalLM",
         ["tencent/Hunyuan-0.5B-Instruct"],
-        hunyuan_fields,
+        hunyuan_decoder,
         names=NAMES,
         gguf=GGUF,
     )

@@ -11,11 +11,12 @@ from max.pipelines.checkpoints.config_keys import ConfigKeys
 from max.pipelines.gguf.form import ExpertKeys, GGUFForm
 from max.pipelines.gguf.metadata import Metadata
 from max.pipelines.gguf.scan_keys import scan_keys
-from max.pipelines.models.config_fields import Fields, base_fields
-from max.pipelines.models.expert_fields import layer_list
-from max.pipelines.models.experts import Experts
-from max.pipelines.models.rope import LONGEST_SEQUENCE
-from max.pipelines.models.state_space_fields import (
+from max.pipelines.models.blocks.experts import Experts
+from max.pipelines.models.blocks.rope import LONGEST_SEQUENCE
+from max.pipelines.models.decoder.config import DecoderConfig
+from max.pipelines.models.decoder.read_config import read_decoder
+from max.pipelines.models.decoder.read_experts import layer_list
+from max.pipelines.models.decoder.read_state_space import (
     GGUF_MIXER_FORMS,
     HYBRID_KEYS,
     HYBRID_LAYER,
@@ -24,34 +25,33 @@ from max.pipelines.models.state_space_fields import (
     kinds_of_layers,
     mamba_form,
     periodic_layers,
+    with_kinds,
 )
-from max.pipelines.models.weight_names import WeightNames
+from max.pipelines.models.decoder.weight_names import WeightNames
 
 __all__ = ["ARCHITECTURES"]
 
 
-def jamba_fields(keys: ConfigKeys) -> Fields:
-    """The fields of a Jamba's config."""
-    fields = base_fields(keys, eps=1e-6, longest=262144, rotates=False)
-    layers = range(fields["num_layers"])
+def jamba_decoder(keys: ConfigKeys) -> DecoderConfig:
+    """A Jamba."""
+    config = read_decoder(keys, eps=1e-6, longest=262144, rotates=False)
+    layers = range(config.num_layers)
     attends, routed = periodic_layers(keys, "attn", 8, 4), periodic_layers(keys, "expert", 2, 1)
     attention = [i for i in layers if attends(i)]
     # GGUF files list both
     routed_layers = layer_list(keys, "moe_layers", filter(routed, layers))
-    form = mamba_form(keys, HYBRID_KEYS, fields["hidden_size"])
+    form = mamba_form(keys, HYBRID_KEYS, config.hidden_size)
     count = keys.integer("num_experts", 1, LONGEST_SEQUENCE, 16)
     experts = Experts(
         count,
         keys.integer("num_experts_per_tok", 1, count, min(2, count)),
-        fields["intermediate_size"],
+        keys.integer("intermediate_size", 1, LONGEST_SEQUENCE),
         ExpertRouting(normalised=False),
-        dense_layers=frozenset(layers) - routed_layers,
     )
-    return fields | {
-        "layer_kinds": kinds_of_layers(keys, "layers_block_type", len(layers), attention),
-        "recurrence": replace(form, norms=True),
-        "experts": experts if count > 1 else None,
-    }
+    if count > 1:
+        config = config.with_experts(experts, {*layers} - routed_layers)
+    kinds = kinds_of_layers(keys, "layers_block_type", len(layers), attention)
+    return with_kinds(config, kinds, replace(form, norms=True))
 
 
 LAYER = {**HYBRID_LAYER, "feed_forward.router": "mlp.gate.gate_score"}
@@ -84,7 +84,7 @@ GGUF = GGUFForm(
 
 ARCHITECTURES = [
     decoder_family(
-        "JambaForCausalLM", ["ai21labs/AI21-Jamba-Mini-1.7"], jamba_fields, names=NAMES, gguf=GGUF
+        "JambaForCausalLM", ["ai21labs/AI21-Jamba-Mini-1.7"], jamba_decoder, names=NAMES, gguf=GGUF
     )
 ]
 """The architectures of this module, for the registry."""

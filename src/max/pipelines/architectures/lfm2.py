@@ -8,43 +8,45 @@ from max.pipelines.architectures.decoder_family import decoder_family
 from max.pipelines.checkpoints.config_keys import ConfigKeys
 from max.pipelines.gguf.form import GGUFForm
 from max.pipelines.gguf.metadata import Metadata
-from max.pipelines.models.causal_conv import conv_taps
-from max.pipelines.models.config_fields import Fields, base_fields, layer_kinds
-from max.pipelines.models.norms import QKNorm
-from max.pipelines.models.rope import LONGEST_SEQUENCE
-from max.pipelines.models.short_conv import ShortConvForm
-from max.pipelines.models.state_space_fields import GGUF_MIXER_FORMS
-from max.pipelines.models.weight_names import WeightNames
+from max.pipelines.models.blocks.causal_conv import conv_taps
+from max.pipelines.models.blocks.feed_forward import MLPForm
+from max.pipelines.models.blocks.norms import QKNorm
+from max.pipelines.models.blocks.rope import LONGEST_SEQUENCE
+from max.pipelines.models.blocks.short_conv import ShortConvForm
+from max.pipelines.models.decoder.config import DecoderConfig
+from max.pipelines.models.decoder.config_values import attention_layers
+from max.pipelines.models.decoder.read_config import read_decoder
+from max.pipelines.models.decoder.read_state_space import GGUF_MIXER_FORMS
+from max.pipelines.models.decoder.weight_names import WeightNames
 
-__all__ = ["ARCHITECTURES", "LAYER_NAMES", "STORED_FORMS", "lfm2_fields"]
+__all__ = ["ARCHITECTURES", "LAYER_NAMES", "STORED_FORMS", "lfm2_decoder"]
 
 
-def lfm2_fields(keys: ConfigKeys) -> Fields:
-    """The fields of an LFM 2's config."""
+def lfm2_decoder(keys: ConfigKeys) -> DecoderConfig:
+    """An LFM 2: blocks of short convolutions and of attention."""
     # earlier files have other names
     names = {"hidden_act": "", "rms_norm_eps": "norm_eps"}
     names |= {"intermediate_size": "block_ff_dim"} if keys.value("block_ff_dim") else {}
     tied = keys.flag("tie_embedding", True)
-    fields = base_fields(keys, names, tied=tied, eps=1e-5, longest=128000, theta=1e6)
-    layers, full = fields["num_layers"], keys.value("full_attn_idxs")
+    config = read_decoder(keys, names, tied=tied, eps=1e-5, longest=128000, theta=1e6)
+    layers, full = config.num_layers, keys.value("full_attn_idxs")
     default = ["full_attention" if full is None or i in full else "conv" for i in range(layers)]
     taps, bias = keys.integer("conv_L_cache", 2, 64, 3), keys.flag("conv_bias")
-    return fields | {
-        "layer_kinds": layer_kinds(keys, default, "conv"),
-        "recurrence": ShortConvForm(fields["hidden_size"], taps, bias),
-        "qk_norm": QKNorm(),
-    }
+    attends = attention_layers(keys, default, "conv")
+    config = config.with_recurrence(ShortConvForm(config.hidden_size, taps, bias), attends)
+    return config.with_attention(qk_norm=QKNorm())
 
 
-def lfm2_dense_fields(keys: ConfigKeys) -> Fields:
-    """The fields of a dense LFM 2's config: the MLP's inner size is adjusted."""
-    fields = lfm2_fields(keys)
-    if keys.flag("block_auto_adjust_ff_dim", True):
-        multiple = keys.integer("block_multiple_of", 1, LONGEST_SEQUENCE, 256)
-        factor = keys.number("block_ffn_dim_multiplier", over=0, default=1.0)
-        size = int(factor * int(2 * fields["intermediate_size"] / 3))
-        fields["intermediate_size"] = -(-size // multiple) * multiple
-    return fields
+def lfm2_dense_decoder(keys: ConfigKeys) -> DecoderConfig:
+    """A dense LFM 2: the MLP's inner size is adjusted."""
+    config = lfm2_decoder(keys)
+    mlp = config.first(MLPForm)
+    if mlp is None or not keys.flag("block_auto_adjust_ff_dim", True):
+        return config
+    multiple = keys.integer("block_multiple_of", 1, LONGEST_SEQUENCE, 256)
+    factor = keys.number("block_ffn_dim_multiplier", over=0, default=1.0)
+    size = int(factor * int(2 * mlp.size / 3))
+    return config.with_mlp(size=-(-size // multiple) * multiple)
 
 
 LAYER_NAMES = {
@@ -95,6 +97,6 @@ GGUF = GGUFForm(
 )
 
 ARCHITECTURES = [
-    decoder_family("Lfm2ForCausalLM", EXAMPLES, lfm2_dense_fields, names=NAMES, gguf=GGUF)
+    decoder_family("Lfm2ForCausalLM", EXAMPLES, lfm2_dense_decoder, names=NAMES, gguf=GGUF)
 ]
 """The architectures of this module, for the registry."""

@@ -7,19 +7,19 @@ from dataclasses import replace
 from max.nn.moe import ExpertRouting
 from max.pipelines.architectures.decoder_family import decoder_family
 from max.pipelines.architectures.lfm2 import GGUF as DENSE_GGUF
-from max.pipelines.architectures.lfm2 import LAYER_NAMES, STORED_FORMS, lfm2_fields
+from max.pipelines.architectures.lfm2 import LAYER_NAMES, STORED_FORMS, lfm2_decoder
 from max.pipelines.checkpoints.config_keys import ConfigKeys
 from max.pipelines.gguf.form import ExpertKeys
-from max.pipelines.models.config_fields import Fields
-from max.pipelines.models.experts import Experts
-from max.pipelines.models.rope import LONGEST_SEQUENCE
-from max.pipelines.models.weight_names import WeightNames
+from max.pipelines.models.blocks.experts import Experts
+from max.pipelines.models.blocks.rope import LONGEST_SEQUENCE
+from max.pipelines.models.decoder.config import DecoderConfig
+from max.pipelines.models.decoder.weight_names import WeightNames
 
 __all__ = ["ARCHITECTURES"]
 
 
-def lfm2_moe_fields(keys: ConfigKeys) -> Fields:
-    """The fields of an LFM 2 MoE's config."""
+def lfm2_moe_decoder(keys: ConfigKeys) -> DecoderConfig:
+    """An LFM 2 MoE."""
     count = keys.integer("num_experts", 1, LONGEST_SEQUENCE, 32)
     routing = ExpertRouting(
         "sigmoid",
@@ -33,9 +33,9 @@ def lfm2_moe_fields(keys: ConfigKeys) -> Fields:
         keys.integer("num_experts_per_tok", 1, count, 4),
         keys.integer("moe_intermediate_size", 1, LONGEST_SEQUENCE, 1792),
         routing,
-        dense_layers=frozenset(range(keys.integer("num_dense_layers", 0, 1000, 2))),
     )
-    return lfm2_fields(keys) | {"experts": experts}
+    dense = range(keys.integer("num_dense_layers", 0, 1000, 2))
+    return lfm2_decoder(keys).with_experts(experts, dense)
 
 
 NAMES = WeightNames(
@@ -63,7 +63,7 @@ GGUF = replace(
 
 ARCHITECTURES = [
     decoder_family(
-        "Lfm2MoeForCausalLM", ["LiquidAI/LFM2-8B-A1B"], lfm2_moe_fields, names=NAMES, gguf=GGUF
+        "Lfm2MoeForCausalLM", ["LiquidAI/LFM2-8B-A1B"], lfm2_moe_decoder, names=NAMES, gguf=GGUF
     )
 ]
 """The architectures of this module, for the registry."""

@@ -10,30 +10,26 @@ from max.pipelines.checkpoints.config_keys import ConfigKeys
 from max.pipelines.gguf.form import ExpertKeys, GGUFForm
 from max.pipelines.gguf.metadata import Metadata
 from max.pipelines.gguf.metadata_writer import period_of, refused
-from max.pipelines.models.config_fields import (
-    Fields,
-    base_fields,
-    biases,
-    layers_of_type,
-    unrotated_layers,
-)
-from max.pipelines.models.decoder_config import DecoderConfig, QueryGrowth
-from max.pipelines.models.expert_fields import layer_list
-from max.pipelines.models.experts import Experts
-from max.pipelines.models.norms import NormForm, QKNorm
-from max.pipelines.models.rope import LONGEST_SEQUENCE
-from max.pipelines.models.weight_names import WeightNames
+from max.pipelines.models.blocks.attention import AttentionForm, QueryGrowth
+from max.pipelines.models.blocks.experts import Experts
+from max.pipelines.models.blocks.norms import NormForm, QKNorm
+from max.pipelines.models.blocks.rope import LONGEST_SEQUENCE
+from max.pipelines.models.decoder.config import DecoderConfig
+from max.pipelines.models.decoder.config_values import layers_of_type, unrotated_layers
+from max.pipelines.models.decoder.read_config import read_decoder, with_biases, with_windows
+from max.pipelines.models.decoder.read_experts import layer_list
+from max.pipelines.models.decoder.weight_names import WeightNames
 
 __all__ = ["ARCHITECTURES"]
 
 
-def llama4_fields(keys: ConfigKeys) -> Fields:
-    """The fields of a Llama 4's config."""
+def llama4_decoder(keys: ConfigKeys) -> DecoderConfig:
+    """A Llama 4: chunks in rotated layers, experts in some."""
     names = {"intermediate_size": "intermediate_size_mlp"}
-    fields = base_fields(keys, names, eps=1e-5, longest=131072, theta=5e5)
-    layers = fields["num_layers"]
+    config = read_decoder(keys, names, eps=1e-5, longest=131072, theta=5e5)
+    layers = config.num_layers
     step = keys.integer("interleave_moe_layer_step", 1, LONGEST_SEQUENCE, 1)
-    dense = frozenset(range(layers)) - layer_list(keys, "moe_layers", range(step - 1, layers, step))
+    routed = layer_list(keys, "moe_layers", range(step - 1, layers, step))
     count = keys.integer("num_local_experts", 1, LONGEST_SEQUENCE, 16)
     size = keys.integer("intermediate_size", 1, LONGEST_SEQUENCE)
     chosen = keys.integer("num_experts_per_tok", 1, count, 1)
@@ -42,18 +38,17 @@ def llama4_fields(keys: ConfigKeys) -> Fields:
     tuned = keys.value("attn_temperature_tuning")
     grows = bool(tuned) if type(tuned) is int else keys.flag("attn_temperature_tuning", True)
     growth = keys.number("attn_scale", default=0.1), keys.integer("floor_scale", 1, 2**31, 8192)
-    norm = QKNorm(NormForm(weight=False), after_rotation=True, rotated_only=True)
-    return fields | {
-        **biases(keys),
-        "interleaved_rope": True,
-        "unrotated_layers": unrotated,
-        "qk_norm": norm if keys.flag("use_qk_norm", True) else None,
-        "query_growth": QueryGrowth(*growth, 1, True) if grows else None,
-        "chunked": True,
-        "sliding_window": keys.integer("attention_chunk_size", 1, LONGEST_SEQUENCE, None),
-        "full_attention_layers": layers_of_type(keys, layers, unrotated, other="chunked_attention"),
-        "experts": Experts(count, chosen, size, routing, size, dense_layers=dense, weights_first=True),
-    }  # fmt: skip
+    norm = QKNorm(NormForm(weight=False), after_rotation=True)
+    config = with_biases(config, keys).with_attention(
+        interleaved=True, qk_norm=norm if keys.flag("use_qk_norm", True) else None
+    )
+    chunk = keys.integer("attention_chunk_size", 1, LONGEST_SEQUENCE, None)
+    full = layers_of_type(keys, layers, unrotated, other="chunked_attention")
+    config = with_windows(config, chunk, full, chunked=True)
+    grown = QueryGrowth(*growth, 1) if grows else None
+    config = config.with_attention(unrotated, rope=None, qk_norm=None, query_growth=grown)
+    experts = Experts(count, chosen, size, routing, size, weights_first=True)
+    return config.with_experts(experts, {*range(layers)} - routed)
 
 
 _EXPERTS = {part: f"mlp.experts.{part}.weight" for part in ("gate_up_proj", "down_proj")}
@@ -72,19 +67,22 @@ def _read(metadata: Metadata) -> dict[str, Any]:
 
 def _write(config: DecoderConfig) -> dict[str, Any]:
     """Refuses what differs from the published models, as files do not state it."""
-    layers = range(config.num_layers)
-    dense = frozenset(layers) if config.experts is None else config.experts.dense_layers
-    count = 0 if config.experts is None else config.experts.count
+    forms, experts = config.every(AttentionForm), config.first(Experts)
+    count = 0 if experts is None else experts.count
+    unrotated = [index for index, form in enumerate(forms) if form.rope is None]
+    growths = {form.query_growth for form in forms if form.rope is None}
+    has_norms = any(form.qk_norm is not None for form in forms)
     fixed = (
-        (config.sliding_window, 8192, "chunks of other lengths than 8192"),
-        (config.unrotated_layers, {i for i in layers if i % 4 == 3}, "other unrotated layers than each fourth"),
-        (config.query_growth, QueryGrowth(0.1, 8192, 1, True), "other growths of queries than the published"),
-        (config.qk_norm is None, count == _LARGEST_COUNT, "norms of heads of 128 experts, nor their lack elsewhere"),
+        ({form.window for form in forms} - {None}, {8192}, "chunks of other lengths than 8192"),
+        (unrotated, [i for i in range(len(forms)) if i % 4 == 3], "other unrotated layers than each fourth"),
+        (growths - {QueryGrowth(0.1, 8192, 1)}, set(), "other growths of queries than the published"),
+        (has_norms, count != _LARGEST_COUNT, "norms of heads of 128 experts, nor their lack elsewhere"),
     )  # fmt: skip
     for value, published, difference in fixed:
         if value != published:
             raise refused("llama4", difference)
-    step = period_of("llama4", [i not in dense for i in layers], "experts")
+    routed = [isinstance(block.feed_forward, Experts) for block in config.blocks]
+    step = period_of("llama4", routed, "experts")
     return {"interleave_moe_layer_step": step}
 
 
@@ -108,5 +106,7 @@ GGUF = GGUFForm(
     write=_write,
 )
 
-ARCHITECTURES = [decoder_family("Llama4ForCausalLM", _REPOS, llama4_fields, names=NAMES, gguf=GGUF)]
+ARCHITECTURES = [
+    decoder_family("Llama4ForCausalLM", _REPOS, llama4_decoder, names=NAMES, gguf=GGUF)
+]
 """The architectures of this module, for the registry."""

@@ -9,8 +9,9 @@ from max.pipelines.checkpoints.config_keys import ConfigKeys
 from max.pipelines.gguf.form import GGUFForm
 from max.pipelines.gguf.metadata import Metadata
 from max.pipelines.gguf.scan_keys import SCAN_KEYS, scan_keys
-from max.pipelines.models.config_fields import Fields, recurrent_fields
-from max.pipelines.models.state_space_fields import (
+from max.pipelines.models.decoder.config import DecoderConfig
+from max.pipelines.models.decoder.read_config import read_recurrent
+from max.pipelines.models.decoder.read_state_space import (
     GGUF_MIXER_FORMS,
     MAMBA2_KEYS,
     MAMBA_KEYS,
@@ -19,21 +20,19 @@ from max.pipelines.models.state_space_fields import (
     mamba_form,
     mixer_names,
 )
-from max.pipelines.models.weight_names import WeightNames
+from max.pipelines.models.decoder.weight_names import WeightNames
 
 __all__ = ["ARCHITECTURES"]
 
 
-def mamba_fields(keys: ConfigKeys) -> Fields:
-    """The fields of a Mamba's config."""
-    fields = recurrent_fields(keys, tied=True)
-    return fields | {"recurrence": mamba_form(keys, MAMBA_KEYS, fields["hidden_size"])}
+def mamba_decoder(keys: ConfigKeys) -> DecoderConfig:
+    """A Mamba."""
+    return read_recurrent(keys, lambda hidden: mamba_form(keys, MAMBA_KEYS, hidden), tied=True)
 
 
-def mamba2_fields(keys: ConfigKeys) -> Fields:
-    """The fields of a Mamba 2's config."""
-    fields = recurrent_fields(keys)
-    return fields | {"recurrence": mamba2_form(keys, MAMBA2_KEYS, fields["hidden_size"])}
+def mamba2_decoder(keys: ConfigKeys) -> DecoderConfig:
+    """A Mamba 2."""
+    return read_recurrent(keys, lambda hidden: mamba2_form(keys, MAMBA2_KEYS, hidden))
 
 
 NAMES = WeightNames(
@@ -61,8 +60,8 @@ ARCHITECTURES = [
         gguf=GGUFForm(stored, stored, hybrid=True, read=_read, converted=GGUF_MIXER_FORMS),
     )
     for name, example, fields, stored in (
-        ("MambaForCausalLM", "state-spaces/mamba-130m-hf", mamba_fields, "mamba"),
-        ("Mamba2ForCausalLM", "AntonV/mamba2-130m-hf", mamba2_fields, "mamba2"),
+        ("MambaForCausalLM", "state-spaces/mamba-130m-hf", mamba_decoder, "mamba"),
+        ("Mamba2ForCausalLM", "AntonV/mamba2-130m-hf", mamba2_decoder, "mamba2"),
     )
 ]
 """The architectures of this module, for the registry."""

@@ -5,34 +5,33 @@ from __future__ import annotations
 from typing import Any
 
 from max.pipelines.architectures.decoder_family import decoder_family
-from max.pipelines.architectures.mistral import mistral_fields
 from max.pipelines.checkpoints.config_keys import ConfigKeys
 from max.pipelines.gguf.form import GGUFForm
 from max.pipelines.gguf.metadata import Metadata
-from max.pipelines.models.config_fields import Fields, base_fields, layers_of_type, window
-from max.pipelines.models.decoder_config import DecoderConfig, QueryGrowth
-from max.pipelines.models.rope import rotation_keys
+from max.pipelines.models.blocks.attention import QueryGrowth
+from max.pipelines.models.blocks.rope import rotation_keys
+from max.pipelines.models.decoder.config import DecoderConfig
+from max.pipelines.models.decoder.config_values import layers_of_type, window
+from max.pipelines.models.decoder.read_config import read_decoder, with_windows
 
 __all__ = ["ARCHITECTURES"]
 
 
-def ministral_fields(keys: ConfigKeys) -> Fields:
-    """The fields of a Ministral's config."""
-    fields = mistral_fields(keys)
-    layers = fields["num_layers"]
-    return fields | {"full_attention_layers": layers_of_type(keys, layers, frozenset())}
+def ministral_decoder(keys: ConfigKeys) -> DecoderConfig:
+    """A Ministral."""
+    config = read_decoder(keys)
+    full = layers_of_type(keys, config.num_layers, frozenset())
+    return with_windows(config, window(keys, 4096), full)
 
 
-def ministral3_fields(keys: ConfigKeys) -> Fields:
-    """The fields of a Ministral 3's config."""
-    fields = base_fields(keys, head_dim=128, eps=1e-5, longest=262144, theta=1e6)
+def ministral3_decoder(keys: ConfigKeys) -> DecoderConfig:
+    """A Ministral 3."""
+    config = read_decoder(keys, head_dim=128, eps=1e-5, longest=262144, theta=1e6)
     rope = rotation_keys(keys) or ConfigKeys({})
     beta = rope.number("llama_4_scaling_beta", least=0, default=0.0)
-    length = fields["rope"].parameters["original_max_position_embeddings"]
-    return fields | {
-        "sliding_window": window(keys),
-        "query_growth": QueryGrowth(beta, length) if beta and length else None,
-    }
+    length = config.ropes[0].parameters["original_max_position_embeddings"]
+    growth = QueryGrowth(beta, length) if beta and length else None
+    return with_windows(config, window(keys)).with_attention(query_growth=growth)
 
 
 def _read(metadata: Metadata) -> dict[str, Any]:
@@ -51,7 +50,7 @@ def _read(metadata: Metadata) -> dict[str, Any]:
 
 def _write(config: DecoderConfig) -> dict[str, Any]:
     """The growth of queries."""
-    growth = config.query_growth
+    growth = config.attention.query_growth
     return {} if growth is None else {"attention.temperature_scale": float(growth.beta)}
 
 
@@ -70,13 +69,13 @@ ARCHITECTURES = [
     decoder_family(
         "MinistralForCausalLM",
         ["mistralai/Ministral-8B-Instruct-2410"],
-        ministral_fields,
+        ministral_decoder,
         gguf=GGUF,
     ),
     decoder_family(
         "Ministral3ForCausalLM",
         ["mistralai/Ministral-3-3B-Instruct-2512"],
-        ministral3_fields,
+        ministral3_decoder,
         gguf=GGUF_3,
     ),
 ]

@@ -7,25 +7,26 @@ from dataclasses import replace
 from max.pipelines.architectures.decoder_family import decoder_family
 from max.pipelines.checkpoints.config_keys import ConfigKeys
 from max.pipelines.gguf.form import ExpertKeys, GGUFForm
-from max.pipelines.models.config_fields import Fields, base_fields, window
-from max.pipelines.models.expert_fields import softmax_experts
-from max.pipelines.models.weight_names import WeightNames
+from max.pipelines.models.blocks.experts import Experts
+from max.pipelines.models.decoder.config import DecoderConfig
+from max.pipelines.models.decoder.config_values import window
+from max.pipelines.models.decoder.read_config import read_decoder, with_windows
+from max.pipelines.models.decoder.read_experts import with_softmax_experts
+from max.pipelines.models.decoder.weight_names import WeightNames
 
 __all__ = ["ARCHITECTURES", "NAMES"]
 
 
-def mixtral_fields(keys: ConfigKeys) -> Fields:
-    """The fields of a Mixtral's config."""
-    fields = base_fields(keys, eps=1e-5, theta=1e6)
-    experts = softmax_experts(
-        keys, fields["num_layers"], count="num_local_experts", size="intermediate_size"
-    )
+def mixtral_decoder(keys: ConfigKeys) -> DecoderConfig:
+    """A Mixtral."""
+    config = read_decoder(keys, eps=1e-5, theta=1e6)
+    config = with_softmax_experts(config, keys, count="num_local_experts", size="intermediate_size")
     # a softmax over the chosen experts equals the softmax over all experts, normalised over the chosen
-    routing = replace(experts.routing, normalised=True)
-    return fields | {
-        "experts": replace(experts, routing=routing),
-        "sliding_window": window(keys),
-    }
+    for index, experts in enumerate(config.every(Experts)):
+        routing = replace(experts.routing, normalised=True)
+        own = replace(experts, routing=routing)
+        config = config.with_blocks([index], feed_forward=own)
+    return with_windows(config, window(keys))
 
 
 NAMES = WeightNames(
@@ -53,7 +54,7 @@ ARCHITECTURES = [
     decoder_family(
         "MixtralForCausalLM",
         ["mistralai/Mixtral-8x7B-Instruct-v0.1"],
-        mixtral_fields,
+        mixtral_decoder,
         names=NAMES,
         gguf=GGUF,
     )

@@ -10,10 +10,11 @@ from max.pipelines.architectures.gpt_names import GPT_KEYS
 from max.pipelines.checkpoints.config_keys import ConfigKeys
 from max.pipelines.gguf.form import GGUFForm
 from max.pipelines.gguf.metadata import Metadata
-from max.pipelines.models.alibi import alibi_slopes
-from max.pipelines.models.config_fields import Fields, base_fields
-from max.pipelines.models.norms import NormForm
-from max.pipelines.models.weight_names import WeightNames
+from max.pipelines.models.blocks.alibi import alibi_slopes
+from max.pipelines.models.blocks.norms import NormForm
+from max.pipelines.models.decoder.config import DecoderConfig
+from max.pipelines.models.decoder.read_config import read_decoder
+from max.pipelines.models.decoder.weight_names import WeightNames
 
 __all__ = ["ARCHITECTURES"]
 
@@ -29,9 +30,9 @@ _KEYS = {
 }
 
 
-def mpt_fields(keys: ConfigKeys) -> Fields:
-    """The fields of an MPT's config."""
-    fields = base_fields(
+def mpt_decoder(keys: ConfigKeys) -> DecoderConfig:
+    """An MPT."""
+    config = read_decoder(
         keys, _KEYS, tied=True, gated=False, activation="gelu", eps=1e-5, rotates=False
     )
     attention = keys.object("attn_config") or ConfigKeys({})
@@ -43,14 +44,13 @@ def mpt_fields(keys: ConfigKeys) -> Fields:
     if not keys.flag("no_bias", True):
         raise keys.error("no_bias", "true: biases of MPT are not supported")
     largest = attention.number("alibi_bias_max", over=0, default=8)
-    return fields | {
-        "intermediate_size": 4 * fields["hidden_size"],
-        "activation": "gelu",
-        "alibi_slopes": alibi_slopes(fields["num_heads"], largest, interleaved=True),
-        "norm": NormForm("layer"),
-        "clip_qkv": attention.number("clip_qkv", over=0, default=None),
-        "attention_multiplier": attention.number("softmax_scale", over=0, default=None),
-    }
+    config = config.with_attention(
+        alibi_slopes=alibi_slopes(config.attention.heads, largest, interleaved=True),
+        clip=attention.number("clip_qkv", over=0, default=None),
+        scale=attention.number("softmax_scale", over=0, default=None),
+    )
+    config = config.with_mlp(size=4 * config.hidden_size, activation="gelu")
+    return replace(config, norm=NormForm("layer"))
 
 
 NAMES = WeightNames(
@@ -93,13 +93,13 @@ ARCHITECTURES = [
     decoder_family(
         "MPTForCausalLM",
         ["mosaicml/mpt-7b"],
-        mpt_fields,
+        mpt_decoder,
         names=NAMES,
         rotates=False,
         gguf=replace(GGUF, reads=False),
     ),
     decoder_family(
-        "MptForCausalLM", ["mosaicml/mpt-7b"], mpt_fields, names=NAMES, rotates=False, gguf=GGUF
+        "MptForCausalLM", ["mosaicml/mpt-7b"], mpt_decoder, names=NAMES, rotates=False, gguf=GGUF
     ),
 ]
 """The architectures of this module, for the registry."""

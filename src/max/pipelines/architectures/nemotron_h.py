@@ -11,18 +11,21 @@ from max.pipelines.gguf.form import ExpertKeys, GGUFForm
 from max.pipelines.gguf.metadata import Metadata
 from max.pipelines.gguf.metadata_writer import refused
 from max.pipelines.gguf.scan_keys import SCAN_KEYS, scan_keys
-from max.pipelines.models.config_fields import Fields, base_fields
-from max.pipelines.models.decoder_config import DecoderConfig
-from max.pipelines.models.expert_fields import latent_experts
-from max.pipelines.models.state_space_fields import (
+from max.pipelines.models.blocks.experts import Experts
+from max.pipelines.models.blocks.feed_forward import MLPForm
+from max.pipelines.models.decoder.config import DecoderConfig
+from max.pipelines.models.decoder.read_config import read_decoder
+from max.pipelines.models.decoder.read_experts import latent_experts
+from max.pipelines.models.decoder.read_state_space import (
     GGUF_MIXER_FORMS,
     MIXER_FORMS,
     NEMOTRON_KEYS,
     NEMOTRON_LAYER,
     kinds_of_pattern,
     mamba2_form,
+    with_kinds,
 )
-from max.pipelines.models.weight_names import WeightNames
+from max.pipelines.models.decoder.weight_names import WeightNames
 
 __all__ = ["ARCHITECTURES"]
 
@@ -33,27 +36,29 @@ KEYS = {
 }
 
 
-def nemotron_h_fields(keys: ConfigKeys) -> Fields:
-    """The fields of a Nemotron-H's config."""
-    fields = base_fields(
-        keys, KEYS, eps=1e-5, gated=False, activation="relu2", longest=4096, rotates=False
-    )
+def nemotron_h_decoder(keys: ConfigKeys) -> DecoderConfig:
+    """A Nemotron-H: each block has a norm and one layer of some kind."""
     kinds, routed = kinds_of_pattern(keys)
+    config = read_decoder(
+        keys,
+        KEYS,
+        num_layers=len(kinds),
+        eps=1e-5,
+        gated=False,
+        activation="relu2",
+        longest=4096,
+        rotates=False,
+    )
     form = mamba2_form(keys, NEMOTRON_KEYS, activation="mamba_hidden_act")
     limits = keys.number("time_step_min", over=0, default=0.001), float("inf")
     bias = keys.flag("mlp_bias")
-    dense = frozenset(range(len(kinds))) - routed
-    return fields | {
-        "num_layers": len(kinds),
-        # transformers ignores the key
-        "tie_word_embeddings": False,
-        "layer_kinds": kinds,
-        "recurrence": replace(form, limits=limits),
-        "norm_places": ("attention_input",),
-        "mixers_alone": True,
-        "mlp_bias": bias,
-        "experts": latent_experts(keys, dense, bias) if routed else None,
-    }
+    config = config.with_mlp(bias=bias).with_blocks(norms=("attention_input",))
+    if routed:
+        config = config.with_experts(latent_experts(keys, bias), {*range(len(kinds))} - routed)
+    config = with_kinds(config, kinds, replace(form, limits=limits))
+    mixing = [index for index, kind in enumerate(kinds) if kind != "feed_forward"]
+    # transformers ignores the key of tied weights
+    return replace(config.with_blocks(mixing, feed_forward=None), tie_word_embeddings=False)
 
 
 NAMES = WeightNames(
@@ -94,10 +99,10 @@ def _read(metadata: Metadata) -> dict[str, Any]:
 def _write(config: DecoderConfig) -> dict[str, Any]:
     """Both epsilons, and experts beside layers of other kinds."""
     values: dict[str, Any] = {"attention.layer_norm_epsilon": float(config.norm_eps)}
-    experts = config.experts
+    experts = config.first(Experts)
     if experts is None:
         return values
-    if any(config.feeds_forward(index) for index in experts.dense_layers):
+    if config.first(MLPForm) is not None:
         raise refused("nemotron_h_moe", "layers with an MLP beside layers with experts")
     # one shared MLP of the stated size
     values["expert_shared_count"] = 1
@@ -113,7 +118,7 @@ GGUF = GGUFForm(
     read=_read,
     write=_write,
     converted=GGUF_MIXER_FORMS,
-    describes=lambda config: config.experts is None,
+    describes=lambda config: config.first(Experts) is None,
 )
 GGUF_EXPERTS = replace(
     GGUF,
@@ -123,14 +128,14 @@ GGUF_EXPERTS = replace(
         "shared_expert_intermediate_size": "moe_shared_expert_intermediate_size",
     },
     experts=ExpertKeys(dense_layers="written"),
-    describes=lambda config: config.experts is not None,
+    describes=lambda config: config.first(Experts) is not None,
 )
 
 ARCHITECTURES = [
     decoder_family(
         "NemotronHForCausalLM",
         ["nvidia/Nemotron-H-8B-Base-8K"],
-        nemotron_h_fields,
+        nemotron_h_decoder,
         names=NAMES,
         gguf=(GGUF, GGUF_EXPERTS),
     )

@@ -5,25 +5,28 @@ from __future__ import annotations
 from typing import Any
 
 from max.pipelines.architectures.decoder_family import decoder_family
-from max.pipelines.architectures.olmo2 import olmo2_fields
+from max.pipelines.architectures.olmo2 import olmo2_decoder
 from max.pipelines.checkpoints.config_keys import ConfigKeys
 from max.pipelines.gguf.form import GGUFForm
 from max.pipelines.gguf.metadata import Metadata
-from max.pipelines.models.config_fields import Fields, windows
-from max.pipelines.models.rope import RopeConfig, rotation_keys
-from max.pipelines.models.weight_names import OUTPUT_NORMS, WeightNames
+from max.pipelines.models.blocks.rope import RopeConfig, rotation_keys
+from max.pipelines.models.decoder.config import DecoderConfig
+from max.pipelines.models.decoder.config_values import periodic_windows
+from max.pipelines.models.decoder.read_config import with_windows
+from max.pipelines.models.decoder.weight_names import OUTPUT_NORMS, WeightNames
 
 __all__ = ["ARCHITECTURES"]
 
 
-def olmo3_fields(keys: ConfigKeys) -> Fields:
-    """The fields of an OLMo 3's config."""
-    fields = olmo2_fields(keys, theta=500000.0, rope_section="full_attention")
-    local = RopeConfig(theta=fields["rope"].theta)
+def olmo3_decoder(keys: ConfigKeys) -> DecoderConfig:
+    """An OLMo 3."""
+    config = olmo2_decoder(keys, theta=500000.0, rope_section="full_attention")
+    local = RopeConfig(theta=config.ropes[0].theta)
     sections = rotation_keys(keys)
     if sections is not None and sections.object("sliding_attention") is not None:
         local = RopeConfig.from_keys(keys, section="sliding_attention", theta=local.theta)
-    return fields | windows(keys, fields["num_layers"], 4, 4096) | {"local_rope": local}
+    window, full = periodic_windows(keys, config.num_layers, 4, 4096)
+    return with_windows(config, window, full, rope=local)
 
 
 def _read(metadata: Metadata) -> dict[str, Any]:
@@ -45,7 +48,7 @@ ARCHITECTURES = [
     decoder_family(
         "Olmo3ForCausalLM",
         ["allenai/Olmo-3-7B-Instruct"],
-        olmo3_fields,
+        olmo3_decoder,
         names=WeightNames(layer=OUTPUT_NORMS),
         gguf=GGUF,
     )

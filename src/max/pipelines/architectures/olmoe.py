@@ -5,26 +5,21 @@ from __future__ import annotations
 from max.pipelines.architectures.decoder_family import decoder_family
 from max.pipelines.checkpoints.config_keys import ConfigKeys
 from max.pipelines.gguf.form import GGUFForm
-from max.pipelines.models.config_fields import Fields, base_fields, biases
-from max.pipelines.models.expert_fields import EXPERT_NAMES, softmax_experts
-from max.pipelines.models.norms import QKNorm
-from max.pipelines.models.weight_names import WeightNames
+from max.pipelines.models.blocks.norms import QKNorm
+from max.pipelines.models.decoder.config import DecoderConfig
+from max.pipelines.models.decoder.read_config import read_decoder, with_biases
+from max.pipelines.models.decoder.read_experts import EXPERT_NAMES, with_softmax_experts
+from max.pipelines.models.decoder.weight_names import WeightNames
 
 __all__ = ["ARCHITECTURES"]
 
 
-def olmoe_fields(keys: ConfigKeys) -> Fields:
-    """The fields of an OLMoE's config."""
-    fields = base_fields(keys, eps=1e-5)
-    return (
-        fields
-        | biases(keys)
-        | {
-            "experts": softmax_experts(keys, fields["num_layers"], size="intermediate_size"),
-            "qk_norm": QKNorm(over="all"),
-            "clip_qkv": keys.number("clip_qkv", over=0, default=None),
-        }
-    )
+def olmoe_decoder(keys: ConfigKeys) -> DecoderConfig:
+    """An OLMoE."""
+    config = with_biases(read_decoder(keys, eps=1e-5), keys)
+    config = with_softmax_experts(config, keys, size="intermediate_size")
+    clip = keys.number("clip_qkv", over=0, default=None)
+    return config.with_attention(qk_norm=QKNorm(over="all"), clip=clip)
 
 
 NAMES = WeightNames(layer=EXPERT_NAMES, stacked={"mlp.experts": "mlp.experts"})
@@ -35,7 +30,7 @@ ARCHITECTURES = [
     decoder_family(
         "OlmoeForCausalLM",
         ["allenai/OLMoE-1B-7B-0924-Instruct"],
-        olmoe_fields,
+        olmoe_decoder,
         names=NAMES,
         gguf=GGUF,
     )

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from max.pipelines.architectures.decoder_family import decoder_family
 from max.pipelines.checkpoints.config_keys import ConfigKeys
-from max.pipelines.models.config_fields import Fields, base_fields, biases
-from max.pipelines.models.norms import NormForm
-from max.pipelines.models.rope import LONGEST_SEQUENCE
-from max.pipelines.models.weight_names import WeightNames
+from max.pipelines.models.blocks.norms import NormForm
+from max.pipelines.models.blocks.rope import LONGEST_SEQUENCE
+from max.pipelines.models.decoder.config import DecoderConfig
+from max.pipelines.models.decoder.read_config import read_decoder, with_biases
+from max.pipelines.models.decoder.weight_names import WeightNames
 
 __all__ = ["ARCHITECTURES"]
 
@@ -20,24 +23,27 @@ _KEYS = {
 }
 
 
-def opt_fields(keys: ConfigKeys) -> Fields:
-    """The fields of an OPT's config."""
-    fields = base_fields(
+def opt_decoder(keys: ConfigKeys) -> DecoderConfig:
+    """An OPT."""
+    config = read_decoder(
         keys, _KEYS, tied=True, gated=False, activation="relu", eps=1e-5, rotates=False
     )
     before = keys.flag("do_layer_norm_before", True)
     affine = keys.flag("layer_norm_elementwise_affine", True)
-    width = keys.integer("word_embed_proj_dim", 1, LONGEST_SEQUENCE, fields["hidden_size"])
-    return fields | {
+    width = keys.integer("word_embed_proj_dim", 1, LONGEST_SEQUENCE, config.hidden_size)
+    config = with_biases(config, keys, "enable_bias", mlp="enable_bias", default=True)
+    config = config.with_blocks(
+        norms=("attention_input", "mlp_input") if before else ("attention_sum", "mlp_sum")
+    )
+    return replace(
+        config,
         # the first two rows are for padding
-        "learned_positions": fields["max_position_embeddings"] + 2,
-        "first_position": 2,
-        "embedding_size": None if width == fields["hidden_size"] else width,
-        "norm": NormForm("layer", weight=affine, bias=affine),
-        "norm_places": ("attention_input", "mlp_input") if before else ("attention_sum", "mlp_sum"),
-        "final_norm": before and not keys.flag("_remove_final_layer_norm"),
-        **biases(keys, "enable_bias", mlp="enable_bias", default=True),
-    }
+        learned_positions=config.max_position_embeddings + 2,
+        first_position=2,
+        embedding_size=None if width == config.hidden_size else width,
+        norm=NormForm("layer", weight=affine, bias=affine),
+        final_norm=before and not keys.flag("_remove_final_layer_norm"),
+    )
 
 
 NAMES = WeightNames(
@@ -53,6 +59,6 @@ NAMES = WeightNames(
 )
 
 ARCHITECTURES = [
-    decoder_family("OPTForCausalLM", ["facebook/opt-125m"], opt_fields, names=NAMES, rotates=False)
+    decoder_family("OPTForCausalLM", ["facebook/opt-125m"], opt_decoder, names=NAMES, rotates=False)
 ]
 """The architectures of this module, for the registry."""

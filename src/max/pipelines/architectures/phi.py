@@ -2,31 +2,30 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from max.pipelines.architectures.decoder_family import decoder_family
 from max.pipelines.checkpoints.config_keys import ConfigKeys
 from max.pipelines.gguf.form import GGUFForm
-from max.pipelines.models.config_fields import EVERY_BIAS, Fields, base_fields
-from max.pipelines.models.norms import NormForm, QKNorm
-from max.pipelines.models.weight_names import WeightNames
+from max.pipelines.models.blocks.norms import NormForm, QKNorm
+from max.pipelines.models.decoder.config import DecoderConfig
+from max.pipelines.models.decoder.read_config import read_decoder, with_every_bias
+from max.pipelines.models.decoder.weight_names import WeightNames
 
 __all__ = ["ARCHITECTURES"]
 
 
-def phi_fields(keys: ConfigKeys) -> Fields:
-    """The fields of a Phi's config."""
+def phi_decoder(keys: ConfigKeys) -> DecoderConfig:
+    """A Phi."""
     names = {"rms_norm_eps": "layer_norm_eps"}
-    fields = base_fields(
+    config = read_decoder(
         keys, names, gated=False, activation="gelu_new", eps=1e-5, partial_rotation=0.5
     )
-    form = NormForm("layer", bias=True)
-    return fields | {
-        "norm": form,
-        "norm_places": ("attention_input",),
-        "parallel": True,
-        "qk_norm": QKNorm(form) if keys.flag("qk_layernorm") else None,
-        **EVERY_BIAS,
-        "output_bias": True,
-    }
+    norm = NormForm("layer", bias=True)
+    qk_norm = QKNorm(norm) if keys.flag("qk_layernorm") else None
+    config = with_every_bias(config).with_attention(qk_norm=qk_norm)
+    config = config.with_blocks(norms=("attention_input",), parallel=True)
+    return replace(config, norm=norm, output_bias=True)
 
 
 NAMES = WeightNames(
@@ -43,6 +42,6 @@ NAMES = WeightNames(
 GGUF = GGUFForm("phi2", "phi", keys={"qk_norm": "qk_layernorm"}, fused=("qkv_proj",))
 
 ARCHITECTURES = [
-    decoder_family("PhiForCausalLM", ["microsoft/phi-2"], phi_fields, names=NAMES, gguf=GGUF)
+    decoder_family("PhiForCausalLM", ["microsoft/phi-2"], phi_decoder, names=NAMES, gguf=GGUF)
 ]
 """The architectures of this module, for the registry."""

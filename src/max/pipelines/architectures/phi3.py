@@ -5,16 +5,17 @@ from __future__ import annotations
 from max.pipelines.architectures.decoder_family import decoder_family
 from max.pipelines.checkpoints.config_keys import ConfigKeys
 from max.pipelines.gguf.form import GGUFForm
-from max.pipelines.models.config_fields import Fields, base_fields, window
+from max.pipelines.models.decoder.config import DecoderConfig
+from max.pipelines.models.decoder.config_values import window
+from max.pipelines.models.decoder.read_config import read_decoder, with_windows
 
 __all__ = ["ARCHITECTURES"]
 
 
-def phi3_fields(keys: ConfigKeys) -> Fields:
-    """The fields of a Phi 3's config."""
-    return base_fields(keys, eps=1e-5, longest=4096, partial_rotation=1.0) | {
-        "sliding_window": window(keys)
-    }
+def phi3_decoder(keys: ConfigKeys) -> DecoderConfig:
+    """A Phi 3."""
+    config = read_decoder(keys, eps=1e-5, longest=4096, partial_rotation=1.0)
+    return with_windows(config, window(keys))
 
 
 GGUF = GGUFForm(
@@ -25,7 +26,7 @@ ARCHITECTURES = [
     decoder_family(
         "Phi3ForCausalLM",
         ["microsoft/Phi-3-mini-4k-instruct", "microsoft/Phi-3.5-mini-instruct", "microsoft/phi-4"],
-        phi3_fields,
+        phi3_decoder,
         gguf=GGUF,
     )
 ]

@@ -3,30 +3,26 @@
 from __future__ import annotations
 
 from max.pipelines.architectures.decoder_family import decoder_family
-from max.pipelines.architectures.qwen2 import qwen2_fields
+from max.pipelines.architectures.qwen2 import qwen2_decoder
 from max.pipelines.checkpoints.config_keys import ConfigKeys
 from max.pipelines.gguf.form import GGUFForm
-from max.pipelines.models.config_fields import Fields
-from max.pipelines.models.norms import QKNorm
+from max.pipelines.models.blocks.norms import QKNorm
+from max.pipelines.models.decoder.config import DecoderConfig
+from max.pipelines.models.decoder.read_config import with_biases
 
-__all__ = ["ARCHITECTURES", "qwen3_fields"]
+__all__ = ["ARCHITECTURES", "qwen3_decoder"]
 
 
-def qwen3_fields(keys: ConfigKeys) -> Fields:
-    """The fields of a Qwen3's config."""
-    bias = keys.flag("attention_bias")
-    return qwen2_fields(keys) | {
-        "attention_bias": bias,
-        "attention_output_bias": bias,
-        "qk_norm": QKNorm(),
-    }
+def qwen3_decoder(keys: ConfigKeys) -> DecoderConfig:
+    """A Qwen3."""
+    return with_biases(qwen2_decoder(keys), keys).with_attention(qk_norm=QKNorm())
 
 
 GGUF = GGUFForm("qwen3", "qwen3")
 
 ARCHITECTURES = [
     decoder_family(
-        "Qwen3ForCausalLM", ["Qwen/Qwen3-0.6B", "Qwen/Qwen3-8B"], qwen3_fields, gguf=GGUF
+        "Qwen3ForCausalLM", ["Qwen/Qwen3-0.6B", "Qwen/Qwen3-8B"], qwen3_decoder, gguf=GGUF
     )
 ]
 """The architectures of this module, for the registry."""

@@ -9,50 +9,45 @@ from max.pipelines.architectures.decoder_family import decoder_family
 from max.pipelines.checkpoints.config_keys import ConfigKeys
 from max.pipelines.gguf.form import ExpertKeys, GGUFForm
 from max.pipelines.gguf.metadata import Metadata
-from max.pipelines.models.config_fields import Fields, base_fields, biases
-from max.pipelines.models.decoder_config import DecoderConfig
-from max.pipelines.models.delta_net_fields import STORED_PARTS, delta_net_fields
-from max.pipelines.models.expert_fields import EXPERT_NAMES, softmax_experts
-from max.pipelines.models.norms import NormForm, QKNorm
-from max.pipelines.models.state_space_fields import GGUF_MIXER_FORMS, MIXER_FORMS, mixer_names
-from max.pipelines.models.weight_names import WeightNames
+from max.pipelines.models.blocks.norms import NormForm, QKNorm
+from max.pipelines.models.decoder.config import DecoderConfig
+from max.pipelines.models.decoder.read_config import read_decoder, with_biases
+from max.pipelines.models.decoder.read_delta_nets import STORED_PARTS, with_delta_nets
+from max.pipelines.models.decoder.read_experts import EXPERT_NAMES, with_softmax_experts
+from max.pipelines.models.decoder.read_state_space import GGUF_MIXER_FORMS, MIXER_FORMS, mixer_names
+from max.pipelines.models.decoder.weight_names import WeightNames
 
 __all__ = ["ARCHITECTURES"]
 
 
-def hybrid_fields(keys: ConfigKeys, *, fused: bool, sized: bool = True) -> Fields:
-    """The fields of all three; `fused` is the layout of delta net projections, `sized` tells whether layers have
-    MLPs.
-    """
+def read_hybrid(keys: ConfigKeys, *, fused: bool, sized: bool = True) -> DecoderConfig:
+    """What all three share; `fused` is the layout of delta net projections, `sized` tells whether layers have MLPs."""
     names = {} if sized else {"intermediate_size": ""}
-    fields = base_fields(keys, names, head_dim=256, eps=1e-6, longest=32768, partial_rotation=0.25)
-    fields |= biases(keys) | delta_net_fields(keys, fields["num_layers"], fused, not fused)
+    config = read_decoder(keys, names, head_dim=256, eps=1e-6, longest=32768, partial_rotation=0.25)
     norm = NormForm(offset=1.0)
-    return fields | {"norm": norm, "qk_norm": QKNorm(norm), "attention_gate": True}
+    config = with_biases(config, keys).with_attention(qk_norm=QKNorm(norm), gated=True)
+    return replace(with_delta_nets(config, keys, fused, not fused), norm=norm)
 
 
-def experts(keys: ConfigKeys, layers: int) -> Fields:
+def _with_experts(config: DecoderConfig, keys: ConfigKeys) -> DecoderConfig:
     """The experts, with one shared expert."""
     sizes = {"size": "moe_intermediate_size", "shared": "shared_expert_intermediate_size"}
-    return {"experts": softmax_experts(keys, layers, normalised=True, **sizes)}
+    return with_softmax_experts(config, keys, normalised=True, **sizes)
 
 
-def qwen3_next_fields(keys: ConfigKeys) -> Fields:
-    """The fields of a Qwen 3-Next's config."""
-    fields = hybrid_fields(keys, fused=True)
-    return fields | experts(keys, fields["num_layers"])
+def qwen3_next_decoder(keys: ConfigKeys) -> DecoderConfig:
+    """A Qwen 3-Next."""
+    return _with_experts(read_hybrid(keys, fused=True), keys)
 
 
-def qwen3_5_fields(keys: ConfigKeys) -> Fields:
-    """The fields of a Qwen 3.5's config."""
-    return hybrid_fields(keys, fused=False)
+def qwen3_5_decoder(keys: ConfigKeys) -> DecoderConfig:
+    """A Qwen 3.5."""
+    return read_hybrid(keys, fused=False)
 
 
-def qwen3_5_moe_fields(keys: ConfigKeys) -> Fields:
-    """The fields of a Qwen 3.5 MoE's config: all layers have experts."""
-    fields = hybrid_fields(keys, fused=False, sized=False)
-    inner = keys.integer("moe_intermediate_size", 1, 2**24)
-    return fields | experts(keys, fields["num_layers"]) | {"intermediate_size": inner}
+def qwen3_5_moe_decoder(keys: ConfigKeys) -> DecoderConfig:
+    """A Qwen 3.5 MoE: all layers have experts."""
+    return _with_experts(read_hybrid(keys, fused=False, sized=False), keys)
 
 
 FUSED = {
@@ -86,9 +81,10 @@ def _read(metadata: Metadata) -> dict[str, Any]:
 
 def _write_sections(config: DecoderConfig) -> dict[str, Any]:
     """The numbers of pairs rotated by time, height and width; for text these positions are equal."""
-    if config.rope is None:
+    rope = next(iter(config.ropes), None)
+    if rope is None:
         return {}
-    pairs = (config.rope.rotated_dim or config.head_dim) // 2
+    pairs = (rope.rotated_dim or config.attention.head_dim) // 2
     sections = [(pairs + 2) // 3, (pairs + 1) // 3, pairs // 3, 0]
     return {"rope.dimension_sections": sections}
 
@@ -119,17 +115,17 @@ ARCHITECTURES = [
     decoder_family(
         "Qwen3NextForCausalLM",
         ["Qwen/Qwen3-Next-80B-A3B-Instruct"],
-        qwen3_next_fields,
+        qwen3_next_decoder,
         names=NAMES,
         gguf=GGUF_NEXT,
     ),
     decoder_family(
-        "Qwen3_5ForCausalLM", ["Qwen/Qwen3.5-27B"], qwen3_5_fields, names=NAMES, gguf=GGUF_5
+        "Qwen3_5ForCausalLM", ["Qwen/Qwen3.5-27B"], qwen3_5_decoder, names=NAMES, gguf=GGUF_5
     ),
     decoder_family(
         "Qwen3_5MoeForCausalLM",
         ["Qwen/Qwen3.5-35B-A3B"],
-        qwen3_5_moe_fields,
+        qwen3_5_moe_decoder,
         names=NAMES,
         gguf=GGUF_5_MOE,
     ),

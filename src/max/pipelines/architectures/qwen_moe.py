@@ -5,45 +5,38 @@ from __future__ import annotations
 from typing import Any
 
 from max.pipelines.architectures.decoder_family import decoder_family
-from max.pipelines.architectures.qwen2 import qwen2_fields
-from max.pipelines.architectures.qwen3 import qwen3_fields
+from max.pipelines.architectures.qwen2 import qwen2_window
+from max.pipelines.architectures.qwen3 import qwen3_decoder
 from max.pipelines.checkpoints.config_keys import ConfigKeys
 from max.pipelines.gguf.form import ExpertKeys, GGUFForm
 from max.pipelines.gguf.metadata import Metadata
-from max.pipelines.models.config_fields import Fields, layers_of_type
-from max.pipelines.models.expert_fields import EXPERT_NAMES, softmax_experts
-from max.pipelines.models.rope import LONGEST_SEQUENCE
-from max.pipelines.models.weight_names import WeightNames
+from max.pipelines.models.blocks.rope import LONGEST_SEQUENCE
+from max.pipelines.models.decoder.config import DecoderConfig
+from max.pipelines.models.decoder.config_values import layers_of_type
+from max.pipelines.models.decoder.read_config import read_decoder, with_windows
+from max.pipelines.models.decoder.read_experts import EXPERT_NAMES, with_softmax_experts
+from max.pipelines.models.decoder.weight_names import WeightNames
 
 __all__ = ["ARCHITECTURES"]
 
 
-def qwen2_moe_fields(keys: ConfigKeys) -> Fields:
-    """The fields of a Qwen2 MoE's config."""
-    fields = qwen2_fields(keys)
-    layers = fields["num_layers"]
+def qwen2_moe_decoder(keys: ConfigKeys) -> DecoderConfig:
+    """A Qwen2 MoE."""
+    config = read_decoder(keys).with_attention(bias=keys.flag("qkv_bias", True))
+    layers, size = config.num_layers, qwen2_window(keys)
     first = keys.integer("max_window_layers", 0, LONGEST_SEQUENCE, 28)
     # another default than Qwen2's
-    slides = fields.get("sliding_window") is not None
-    full = frozenset(i for i in range(layers) if i % 2 or i >= first or not slides)
-    experts = softmax_experts(
-        keys,
-        fields["num_layers"],
-        size="moe_intermediate_size",
-        shared="shared_expert_intermediate_size",
+    full = frozenset(i for i in range(layers) if i % 2 or i >= first or size is None)
+    config = with_windows(config, size, layers_of_type(keys, layers, full))
+    return with_softmax_experts(
+        config, keys, size="moe_intermediate_size", shared="shared_expert_intermediate_size"
     )
-    return fields | {
-        "attention_bias": keys.flag("qkv_bias", True),
-        "experts": experts,
-        "full_attention_layers": layers_of_type(keys, layers, full),
-    }
 
 
-def qwen3_moe_fields(keys: ConfigKeys) -> Fields:
-    """The fields of a Qwen3 MoE's config."""
-    fields = qwen3_fields(keys)
-    experts = softmax_experts(keys, fields["num_layers"], size="moe_intermediate_size")
-    return fields | {"experts": experts, "full_attention_layers": frozenset[int]()}
+def qwen3_moe_decoder(keys: ConfigKeys) -> DecoderConfig:
+    """A Qwen3 MoE: all layers have the window, if there is one."""
+    config = with_windows(qwen3_decoder(keys), qwen2_window(keys))
+    return with_softmax_experts(config, keys, size="moe_intermediate_size")
 
 
 NAMES = WeightNames(layer=EXPERT_NAMES, stacked={"mlp.experts": "mlp.experts"})
@@ -78,12 +71,12 @@ ARCHITECTURES = [
     decoder_family(
         "Qwen2MoeForCausalLM",
         ["Qwen/Qwen1.5-MoE-A2.7B-Chat"],
-        qwen2_moe_fields,
+        qwen2_moe_decoder,
         names=NAMES,
         gguf=GGUF_2,
     ),
     decoder_family(
-        "Qwen3MoeForCausalLM", ["Qwen/Qwen3-30B-A3B"], qwen3_moe_fields, names=NAMES, gguf=GGUF_3
+        "Qwen3MoeForCausalLM", ["Qwen/Qwen3-30B-A3B"], qwen3_moe_decoder, names=NAMES, gguf=GGUF_3
     ),
 ]
 """The architectures of this module, for the registry."""

@@ -2,32 +2,33 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 from max.pipelines.architectures.decoder_family import decoder_family
 from max.pipelines.checkpoints.config_keys import ConfigKeys
 from max.pipelines.gguf.form import GGUFForm
 from max.pipelines.gguf.metadata import Metadata
-from max.pipelines.models.config_fields import Fields, base_fields
-from max.pipelines.models.decoder_config import DecoderConfig
-from max.pipelines.models.norms import NormForm, QKNorm
-from max.pipelines.models.weight_names import WeightNames
+from max.pipelines.models.blocks.norms import NormForm, QKNorm
+from max.pipelines.models.decoder.config import DecoderConfig
+from max.pipelines.models.decoder.read_config import read_decoder
+from max.pipelines.models.decoder.weight_names import WeightNames
 
 __all__ = ["ARCHITECTURES", "read_parallel", "write_parallel"]
 
 
-def stablelm_fields(keys: ConfigKeys) -> Fields:
-    """The fields of a StableLM's config."""
+def stablelm_decoder(keys: ConfigKeys) -> DecoderConfig:
+    """A StableLM."""
     names = {"rms_norm_eps": "layer_norm_eps"}
-    fields = base_fields(keys, names, eps=1e-5, longest=4096, partial_rotation=0.25)
+    config = read_decoder(keys, names, eps=1e-5, longest=4096, partial_rotation=0.25)
     parallel = keys.flag("use_parallel_residual")
-    return fields | {
-        "norm": NormForm("layer", bias=True),
-        "norm_places": ("attention_input",) if parallel else ("attention_input", "mlp_input"),
-        "parallel": parallel,
-        "attention_bias": keys.flag("use_qkv_bias"),
-        "qk_norm": QKNorm(NormForm("layer"), "each_head") if keys.flag("qk_layernorm") else None,
-    }
+    qk_norm = QKNorm(NormForm("layer"), "each_head") if keys.flag("qk_layernorm") else None
+    config = config.with_attention(bias=keys.flag("use_qkv_bias"), qk_norm=qk_norm)
+    config = config.with_blocks(
+        norms=("attention_input",) if parallel else ("attention_input", "mlp_input"),
+        parallel=parallel,
+    )
+    return replace(config, norm=NormForm("layer", bias=True))
 
 
 NAMES = WeightNames(
@@ -54,7 +55,7 @@ def write_parallel(config: DecoderConfig) -> dict[str, Any]:
     Args:
         config: The shape of the model.
     """
-    return {"use_parallel_residual": config.parallel}
+    return {"use_parallel_residual": config.blocks[0].parallel}
 
 
 GGUF = GGUFForm(
@@ -69,7 +70,7 @@ ARCHITECTURES = [
     decoder_family(
         "StableLmForCausalLM",
         ["stabilityai/stablelm-2-1_6b"],
-        stablelm_fields,
+        stablelm_decoder,
         names=NAMES,
         gguf=GGUF,
     )

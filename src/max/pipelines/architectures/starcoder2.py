@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from max.pipelines.architectures.decoder_family import decoder_family
 from max.pipelines.checkpoints.config_keys import ConfigKeys
 from max.pipelines.gguf.form import GGUFForm
-from max.pipelines.models.config_fields import Fields, base_fields, biases, window
-from max.pipelines.models.norms import NormForm
-from max.pipelines.models.weight_names import WeightNames
+from max.pipelines.models.blocks.norms import NormForm
+from max.pipelines.models.decoder.config import DecoderConfig
+from max.pipelines.models.decoder.config_values import window
+from max.pipelines.models.decoder.read_config import read_decoder, with_biases, with_windows
+from max.pipelines.models.decoder.weight_names import WeightNames
 
 __all__ = ["ARCHITECTURES"]
 
 
-def starcoder2_fields(keys: ConfigKeys) -> Fields:
-    """The fields of a StarCoder 2's config."""
-    fields = base_fields(
+def starcoder2_decoder(keys: ConfigKeys) -> DecoderConfig:
+    """A StarCoder 2."""
+    config = read_decoder(
         keys,
         {"rms_norm_eps": "norm_epsilon"},
         tied=True,
@@ -23,11 +27,9 @@ def starcoder2_fields(keys: ConfigKeys) -> Fields:
         eps=1e-5,
         longest=4096,
     )
-    return fields | {
-        "norm": NormForm("layer", bias=True),
-        **biases(keys, "use_bias", mlp="use_bias", default=True),
-        "sliding_window": window(keys),
-    }
+    config = with_biases(config, keys, "use_bias", mlp="use_bias", default=True)
+    config = with_windows(config, window(keys))
+    return replace(config, norm=NormForm("layer", bias=True))
 
 
 NAMES = WeightNames(layer={"mlp.c_fc": "mlp.up_proj", "mlp.c_proj": "mlp.down_proj"})
@@ -42,7 +44,7 @@ ARCHITECTURES = [
     decoder_family(
         "Starcoder2ForCausalLM",
         ["bigcode/starcoder2-3b"],
-        starcoder2_fields,
+        starcoder2_decoder,
         names=NAMES,
         gguf=GGUF,
     )

@@ -21,7 +21,7 @@ from max.nn.layers.norm import LayerNorm, RMSNorm
 from max.nn.transformer._same_form import groups_of_same_form
 from max.nn.transformer.transformer import weight_prefix
 from max.pipelines.encoders.encoder_config import EncoderConfig
-from max.pipelines.models.rope import RopeConfig
+from max.pipelines.models.blocks.rope import RopeConfig
 
 __all__ = ["Encoder", "norm_layer"]
 

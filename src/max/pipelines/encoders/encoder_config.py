@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from max.pipelines.checkpoints.config_keys import ConfigKeys
-from max.pipelines.models.config_fields import ACTIVATIONS
-from max.pipelines.models.rope import RopeConfig, longest_of
+from max.pipelines.models.blocks.rope import RopeConfig, longest_of
+from max.pipelines.models.decoder.config_values import ACTIVATIONS
 
 __all__ = ["EncoderConfig", "HeadConfig", "read_activation", "read_labels", "read_sizes"]
 

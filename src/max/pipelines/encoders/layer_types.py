@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from max.pipelines.checkpoints.config_keys import ConfigKeys
-from max.pipelines.models.config_fields import layers_of_type
-from max.pipelines.models.rope import RopeConfig
+from max.pipelines.models.blocks.rope import RopeConfig
+from max.pipelines.models.decoder.config_values import layers_of_type
 
 __all__ = ["full_attention_every", "read_ropes"]
 

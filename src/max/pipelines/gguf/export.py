@@ -27,11 +27,11 @@ from max.pipelines.gguf.importance import ImportanceMatrix, importance_matrix
 from max.pipelines.gguf.metadata_writer import decoder_metadata
 from max.pipelines.gguf.tensor_writer import StoredWeight, rope_factors, stored_weights
 from max.pipelines.gguf.vocabulary import tokenizer_metadata
-from max.pipelines.models.decoder_config import DecoderConfig
-from max.pipelines.models.decoder_model import DecoderModel
-from max.pipelines.models.decoder_weights import with_embedding
-from max.pipelines.models.delta_net import DeltaNetForm
-from max.pipelines.models.fused_weights import split_fused
+from max.pipelines.models.blocks.delta_net import DeltaNetForm
+from max.pipelines.models.decoder.config import DecoderConfig
+from max.pipelines.models.decoder.fused_weights import split_fused
+from max.pipelines.models.decoder.model import DecoderModel
+from max.pipelines.models.decoder.weights import with_embedding
 from max.pipelines.registry import PIPELINE_REGISTRY
 from max.pipelines.tokenization.hf_tokenizer import active_tokenizer
 
@@ -86,9 +86,10 @@ def export_gguf(
     assert issubclass(model, DecoderModel)
     config = model.config_class.from_huggingface(source)
     form = next(form for form in forms[name] if form.describes(config))
-    if isinstance(config.recurrence, DeltaNetForm):
-        # files store fused projections in separate parts
-        config = replace(config, recurrence=replace(config.recurrence, fused=False))
+    # files store fused projections of delta nets in separate parts
+    for index, block in enumerate(config.blocks):
+        if isinstance(block.mixer, DeltaNetForm):
+            config = config.with_blocks([index], mixer=replace(block.mixer, fused=False))
     files = sorted(folder.glob("*.safetensors"))
     if not files:
         raise ModelFilesError(f"{folder} has no *.safetensors", "Give a folder with float weights.")

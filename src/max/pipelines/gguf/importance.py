@@ -26,10 +26,10 @@ from max.nn.layers.linear import Linear
 from max.nn.transformer import ReturnLogits
 from max.pipelines.core.exceptions import InputError, ModelFilesError
 from max.pipelines.kv_cache.memory import group_shapes
-from max.pipelines.models.decoder import Decoder
-from max.pipelines.models.decoder_config import DecoderConfig
-from max.pipelines.models.decoder_graph import build_graph
-from max.pipelines.models.decoder_weights import weights_registry
+from max.pipelines.models.decoder.config import DecoderConfig
+from max.pipelines.models.decoder.decoder import Decoder
+from max.pipelines.models.decoder.graph import build_graph
+from max.pipelines.models.decoder.weights import weights_registry
 
 __all__ = ["WINDOW", "ImportanceMatrix", "importance_matrix"]
 

@@ -10,11 +10,16 @@ from typing import Any
 
 from max.pipelines.core.exceptions import ModelFilesError
 from max.pipelines.gguf.form import GGUFForm
-from max.pipelines.models.decoder_config import DecoderConfig
-from max.pipelines.models.delta_net import DeltaNetForm
-from max.pipelines.models.rope import RopeConfig, yarn_magnitude
-from max.pipelines.models.short_conv import ShortConvForm
-from max.pipelines.models.state_space import Mamba2Form, MambaForm
+from max.pipelines.models.blocks.attention import AttentionForm
+from max.pipelines.models.blocks.delta_net import DeltaNetForm
+from max.pipelines.models.blocks.experts import Experts
+from max.pipelines.models.blocks.feed_forward import MLPForm
+from max.pipelines.models.blocks.latent_attention import LatentForm
+from max.pipelines.models.blocks.rope import RopeConfig, yarn_magnitude
+from max.pipelines.models.blocks.short_conv import ShortConvForm
+from max.pipelines.models.blocks.side_by_side import SideBySideForm
+from max.pipelines.models.blocks.state_space import Mamba2Form, MambaForm
+from max.pipelines.models.decoder.config import DecoderConfig
 
 __all__ = ["decoder_metadata", "one_or_list", "period_of", "refused"]
 
@@ -42,9 +47,11 @@ def decoder_metadata(config: DecoderConfig, form: GGUFForm) -> dict[str, Any]:
     }
     kind = "layer_norm_epsilon" if config.norm.kind == "layer" else "layer_norm_rms_epsilon"
     values[f"attention.{kind}"] = float(config.norm_eps)
-    values |= _attention(config) | _rotation(config, form) | _caps(config)
+    values |= _attention(config) | _rotation(config, form)
     values |= _experts(config, form) | _recurrence(config, form)
     values |= _window_pattern(config, form)
+    if config.logits_soft_cap is not None:
+        values["final_logit_softcapping"] = float(config.logits_soft_cap)
     return values | (form.write(config) if form.write is not None else {})
 
 
@@ -58,49 +65,65 @@ def one_or_list(numbers: list[int]) -> int | list[int]:
 
 
 def _feed_forward(config: DecoderConfig) -> int | list[int]:
-    """The inner size of the MLP of each layer; 0 if a layer has none."""
-    sizes = config.layer_sizes or (config.intermediate_size,) * config.num_layers
-    return one_or_list([n if config.feeds_forward(i) else 0 for i, n in enumerate(sizes)])
+    """The inner size of the MLP of each layer; 0 if a layer has none. Layers with experts have that of the others."""
+    mlps = [form.size for form in config.every(MLPForm)]
+    experts = config.first(Experts)
+    size = max(mlps) if mlps else config.hidden_size if experts is None else experts.size
+    forms = [block.feed_forward for block in config.blocks]
+    return one_or_list(
+        [0 if form is None else form.size if isinstance(form, MLPForm) else size for form in forms]
+    )
 
 
 def _attention(config: DecoderConfig) -> dict[str, Any]:
     """The keys of attention: heads, their sizes, windows."""
-    attends = [config.kind_of(i) in ("attention", "both") for i in range(config.num_layers)]
-    if not any(attends):
-        return {"attention.head_count": 0}
-    heads = one_or_list([config.num_kv_heads if yes else 0 for yes in attends])
-    if isinstance(config.recurrence, DeltaNetForm):
-        # the distance between attention layers is stated instead
-        heads = config.num_kv_heads
-    values: dict[str, Any] = {"attention.head_count": config.num_heads}
-    if config.latent is None:
-        values["attention.head_count_kv"] = heads
-        values["attention.key_length"] = values["attention.value_length"] = config.head_dim
-    else:
-        latent = config.latent
-        values |= {
+    attention, latent = config.first(AttentionForm), config.first(LatentForm)
+    if latent is not None:
+        values: dict[str, Any] = {
+            "attention.head_count": latent.heads,
             # the cache stores one latent for all heads
             "attention.head_count_kv": 1,
             "attention.kv_lora_rank": latent.rank,
-            "attention.key_length": latent.rank + latent.rotated_dim,
+            "attention.key_length": latent.cached_dim,
             "attention.value_length": latent.rank,
-            "attention.key_length_mla": latent.plain_dim + latent.rotated_dim,
+            "attention.key_length_mla": latent.head_dim,
             "attention.value_length_mla": latent.value_dim,
         }
-        if latent.query_rank:
-            values["attention.q_lora_rank"] = latent.query_rank
-    if config.sliding_window is not None and not config.chunked:
-        values["attention.sliding_window"] = config.sliding_window
-    if config.clip_qkv is not None:
-        values["attention.clamp_kqv"] = float(config.clip_qkv)
+        return values | ({"attention.q_lora_rank": latent.query_rank} if latent.query_rank else {})
+    if attention is None:
+        return {"attention.head_count": 0}
+    attends = [isinstance(b.mixer, AttentionForm | SideBySideForm) for b in config.blocks]
+    heads = one_or_list([attention.kv_heads if yes else 0 for yes in attends])
+    if isinstance(config.recurrence, DeltaNetForm):
+        # the distance between attention layers is stated instead
+        heads = attention.kv_heads
+    values = {
+        "attention.head_count": attention.heads,
+        "attention.head_count_kv": heads,
+        "attention.key_length": attention.head_dim,
+        "attention.value_length": attention.head_dim,
+    }
+    window = _window(config)
+    if window is not None:
+        values["attention.sliding_window"] = window
+    if attention.clip is not None:
+        values["attention.clamp_kqv"] = float(attention.clip)
+    if attention.soft_cap is not None:
+        values["attn_logit_softcapping"] = float(attention.soft_cap)
     return values
+
+
+def _window(config: DecoderConfig) -> int | None:
+    """The window; chunks are not stated."""
+    windows = [form.window for form in config.every(AttentionForm) if not form.chunked]
+    return next((window for window in windows if window is not None), None)
 
 
 def _window_pattern(config: DecoderConfig, form: GGUFForm) -> dict[str, Any]:
     """States which layers have a window, unless all have one or the family fixes the layers."""
-    if config.sliding_window is None or config.chunked:
+    if _window(config) is None:
         return {}
-    windowed = [i not in config.full_attention_layers for i in range(config.num_layers)]
+    windowed = [attention.window is not None for attention in config.every(AttentionForm)]
     period = form.window_period
     default = [period is None or (i + 1) % period > 0 for i in range(config.num_layers)]
     if windowed == default and not form.states_windows:
@@ -110,27 +133,30 @@ def _window_pattern(config: DecoderConfig, form: GGUFForm) -> dict[str, Any]:
 
 def _rotation(config: DecoderConfig, form: GGUFForm) -> dict[str, Any]:
     """The keys of the rotation."""
-    rope = config.rope
-    if rope is None:
+    latent = config.first(LatentForm)
+    attentions = config.every(AttentionForm)
+    # files state the rotation of layers without a window first
+    attentions.sort(key=lambda attention: attention.window is not None)
+    rotated = next((own for own in attentions if own.rope is not None), None)
+    if latent is not None:
+        rope, dim = latent.rope, latent.rotated_dim
+    elif rotated is not None and rotated.rope is not None:
+        rope, dim = rotated.rope, rotated.rope.rotated_dim or rotated.head_dim
+    else:
         return {}
-    dim = (
-        config.latent.rotated_dim
-        if config.latent is not None
-        else rope.rotated_dim or config.head_dim
-    )
     if rope.kind == "dynamic" and rope.parameters["alpha"] is None:
         raise refused(form.name, "a rotation whose base depends on the longest sequence (dynamic)")
     values: dict[str, Any] = {
         "rope.freq_base": float(rope.base(dim, config.max_position_embeddings)),
         "rope.dimension_count": dim,
     }
-    if config.local_rope is not None:
-        if config.local_rope.kind != "default":
+    local = next((own.rope for own in attentions if own.rope not in (None, rope)), None)
+    if local is not None:
+        if local.kind != "default":
             raise refused(
-                form.name,
-                f"layers with a window, which scale their rotation by {config.local_rope.kind}",
+                form.name, f"layers with a window, which scale their rotation by {local.kind}"
             )
-        values["rope.freq_base_swa"] = float(config.local_rope.theta)
+        values["rope.freq_base_swa"] = float(local.theta)
     return values | _scaling(rope, config, form)
 
 
@@ -164,45 +190,36 @@ def _scaling(rope: RopeConfig, config: DecoderConfig, form: GGUFForm) -> dict[st
     magnitude = rope.stated_yarn_magnitude()
     magnitude, default = unit if magnitude is None else magnitude, unit
     # the magnitude of a file that states no factor
-    if form.yarn_multiplier and all_dim and (config.latent is not None or own == 1):
+    if form.yarn_multiplier and all_dim and (config.first(LatentForm) is not None or own == 1):
         values[f"{prefix}yarn_log_multiplier"] = form.yarn_multiplier * float(all_dim)
         # latent attention takes mscale as equal to mscale_all_dim, other models as 1
-        default = 1.0 if config.latent is not None else unit / yarn_magnitude(factor, all_dim)
+        is_latent = config.first(LatentForm) is not None
+        default = 1.0 if is_latent else unit / yarn_magnitude(factor, all_dim)
     if not math.isclose(magnitude, default):
         # relative to the magnitude that YaRN computes
         values[f"{prefix}attn_factor"] = magnitude / unit
     return values
 
 
-def _caps(config: DecoderConfig) -> dict[str, Any]:
-    """The keys of caps of scores and logits."""
-    values: dict[str, Any] = {}
-    if config.scores_soft_cap is not None:
-        values["attn_logit_softcapping"] = float(config.scores_soft_cap)
-    if config.logits_soft_cap is not None:
-        values["final_logit_softcapping"] = float(config.logits_soft_cap)
-    return values
-
-
 def _experts(config: DecoderConfig, form: GGUFForm) -> dict[str, Any]:
     """The keys of experts; none for models without."""
-    experts, stated = config.experts, form.experts
-    if (beside := config.experts_beside) is not None:
-        return {
-            "expert_count": beside.count,
-            "expert_used_count": beside.per_token,
-            "expert_feed_forward_length": beside.size,
-        }
+    experts, stated = config.first(Experts), form.experts
     if experts is None:
         return {}
+    routed = [any(isinstance(f, Experts) for f in block.feed_forwards) for block in config.blocks]
+    # experts beside MLPs are those of all layers, with a fixed routing
+    beside = any(len(block.feed_forwards) > 1 for block in config.blocks)
+    count = routed.index(True)
     if experts.clamped_swiglu not in (None, _PUBLISHED_SWIGLU):
         raise refused(form.name, f"a SwiGLU of other numbers than {_PUBLISHED_SWIGLU}")
-    routing, count = experts.routing, len(experts.dense_layers)
+    routing = experts.routing
     values: dict[str, Any] = {
         "expert_count": experts.count,
         "expert_used_count": experts.per_token,
         "expert_feed_forward_length": experts.size,
     }
+    if beside:
+        return values
     if stated.weights:
         values["expert_weights_norm"] = routing.normalised
         values["expert_weights_scale"] = float(routing.scale)
@@ -216,7 +233,7 @@ def _experts(config: DecoderConfig, form: GGUFForm) -> dict[str, Any]:
         values["expert_shared_feed_forward_length"] = experts.shared_size
     if stated.dense_layers == "written":
         return values
-    if experts.dense_layers == frozenset(range(count)):
+    if all(routed[count:]):
         values["leading_dense_block_count"] = count
     elif stated.dense_layers == "leading":
         raise refused(form.name, "layers without experts between layers with some")
@@ -274,7 +291,7 @@ def _recurrence(config: DecoderConfig, form: GGUFForm) -> dict[str, Any]:
 
 
 def _attention_period(config: DecoderConfig, form: GGUFForm) -> int:
-    attends = [config.kind_of(index) == "attention" for index in range(config.num_layers)]
+    attends = [isinstance(block.mixer, AttentionForm) for block in config.blocks]
     return period_of(form.name, attends, "attention")
 
 

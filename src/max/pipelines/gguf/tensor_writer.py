@@ -15,10 +15,13 @@ from max.graph.weights import WeightData
 from max.pipelines.core.exceptions import ModelFilesError
 from max.pipelines.gguf.form import GGUFForm
 from max.pipelines.gguf.tensor_names import names_in_file, renamed
-from max.pipelines.models.decoder_config import DecoderConfig
-from max.pipelines.models.delta_net import DeltaNetForm
-from max.pipelines.models.rope import RopeConfig
-from max.pipelines.models.state_space import Mamba2Form
+from max.pipelines.models.blocks.attention import AttentionForm
+from max.pipelines.models.blocks.delta_net import DeltaNetForm
+from max.pipelines.models.blocks.feed_forward import MLPForm
+from max.pipelines.models.blocks.rope import RopeConfig
+from max.pipelines.models.blocks.side_by_side import SideBySideForm
+from max.pipelines.models.blocks.state_space import Mamba2Form
+from max.pipelines.models.decoder.config import DecoderConfig
 
 __all__ = ["StoredWeight", "rope_factors", "stored_weights"]
 
@@ -82,7 +85,8 @@ def stored_weights(
         ModelFilesError: A weight has no name in files of the family.
     """
     layer, top = names_in_file(form, weights)
-    permuted = form.permuted and not config.interleaved_rope
+    attention = config.first(AttentionForm)
+    permuted = form.permuted and attention is not None and not attention.interleaved
     result: list[StoredWeight] = []
     prefixes = {f"{own}.": stored for stored, own in form.stacked.items()}
     for prefix, stored in prefixes.items():
@@ -98,7 +102,7 @@ def stored_weights(
                 "Check that config.json and the weight files belong together.",
             )
         result.append(_stored(config, permuted, own_name, parts, name))
-    if config.side_by_side is not None and "lm_head.weight" not in weights:
+    if _outer(config) is not None and "lm_head.weight" not in weights:
         # a tied output layer with other factors than the embedding needs a tensor of its own
         parts = [weights["embed_tokens.weight"]]
         result.append(_stored(config, permuted, "lm_head.weight", parts, "output.weight"))
@@ -166,8 +170,9 @@ def _stored(
         # all other conversions keep the shape
         shape = _mixer_form(config, own_name, np.empty(shape, np.int8)).shape
     order: Array | None = None
-    if isinstance(config.recurrence, DeltaNetForm) and own_name.endswith(".mixer.out_proj.weight"):
-        order = _order_of_heads(config.recurrence, config.recurrence.value_dim)
+    delta = config.first(DeltaNetForm)
+    if delta is not None and own_name.endswith(".mixer.out_proj.weight"):
+        order = _order_of_heads(delta, delta.value_dim)
     return StoredWeight(own_name, name, shape, values, order)
 
 
@@ -179,12 +184,14 @@ def _steps(config: DecoderConfig, permuted: bool, own_name: str) -> list[Callabl
     if end == "weight" and (offset := _norm_offset(config, stem)):
         steps.append(lambda array: array.astype(np.float32) + np.float32(offset))
     if permuted and layer in ("q_proj", "k_proj"):
-        heads = config.num_heads if layer == "q_proj" else config.num_kv_heads
+        attention = config.attention
+        heads = attention.heads if layer == "q_proj" else attention.kv_heads
         steps.append(lambda array: _neighbours(array, heads))
     if (factor := _factor(config, own_name)) is not None:
         steps.append(lambda array: array.astype(np.float32) * factor)
-    if isinstance(config.recurrence, DeltaNetForm) and ".mixer." in own_name:
-        steps += _delta_steps(config.recurrence, layer, own_name)
+    delta = config.first(DeltaNetForm)
+    if delta is not None and ".mixer." in own_name:
+        steps += _delta_steps(delta, layer, own_name)
     if own_name == _VECTORS_OF_TOKENS:
         steps.append(lambda array: _padded(array, config.vocab_size))
     if own_name.endswith(_MIXER):
@@ -218,7 +225,9 @@ def _order_of_heads(form: DeltaNetForm, size: int) -> Array:
 def _norm_offset(config: DecoderConfig, stem: str) -> float:
     """The offset that a norm adds to its weight; files store the sum."""
     if stem.endswith((".q_norm", ".k_norm")):
-        return config.qk_norm.form.offset if config.qk_norm is not None else 0.0
+        attention = config.first(AttentionForm)
+        spec = None if attention is None else attention.qk_norm
+        return 0.0 if spec is None else spec.form.offset
     if "norm" not in stem or ".mixer." in stem or "layernorm" in stem and ".self_attn." in stem:
         return 0.0
     return config.norm.offset
@@ -238,11 +247,12 @@ def _neighbours(rows: Array, heads: int) -> Array:
 
 def _factor(config: DecoderConfig, own_name: str) -> Array | None:
     """The factor of the model that is multiplied into a weight, as files cannot state it; a column if rows differ."""
-    outer, form = config.side_by_side, config.recurrence
-    if outer is None or not isinstance(form, Mamba2Form):
+    outer, form, mlp = _outer(config), config.first(Mamba2Form), config.first(MLPForm)
+    if outer is None or form is None or mlp is None:
         return None
+    attention, (gate, down) = outer.attention, mlp.factors or (1.0, 1.0)
     bias = own_name.endswith(".bias")
-    keys = (config.attention_multiplier or config.head_dim**-0.5) * config.head_dim**0.5
+    keys = attention.score_factor * attention.head_dim**0.5
     inner = 1.0 if bias else outer.attention_in
     parts = np.repeat(np.array(form.factors, np.float32), form.parts)
     factors: dict[str, Any] = {
@@ -254,11 +264,17 @@ def _factor(config: DecoderConfig, own_name: str) -> Array | None:
         "o_proj": outer.attention_out,
         "in_proj": parts if bias else parts[:, None] * form.in_factor,
         "out_proj": outer.recurrent_out,
-        "gate_proj": outer.gate,
-        "down_proj": outer.down,
+        "gate_proj": gate,
+        "down_proj": down,
     }
     factor = factors.get(own_name.split(".")[-2]) if "." in own_name else None
     return None if factor is None else np.asarray(factor, np.float32)
+
+
+def _outer(config: DecoderConfig) -> SideBySideForm | None:
+    """The mixers with attention and a recurrent layer in parallel; None: there are none."""
+    mixer = config.blocks[0].mixer
+    return mixer if isinstance(mixer, SideBySideForm) else None
 
 
 def _mixer_form(config: DecoderConfig, own_name: str, array: Array) -> Array:
@@ -282,18 +298,19 @@ def rope_factors(config: DecoderConfig) -> dict[str, Array]:
     Args:
         config: The shape of the model.
     """
-    rope = config.rope
-    if rope is None:
+    rotated = [form for form in config.every(AttentionForm) if form.rope is not None]
+    # those of layers without a window; latent attention scales in other ways
+    form = min(rotated, key=lambda form: form.window is not None, default=None)
+    if form is None or form.rope is None:
         return {}
-    parameters = rope.parameters
+    rope, parameters = form.rope, form.rope.parameters
     if rope.kind == "llama3":
-        return {"rope_freqs.weight": _llama3_factors(rope, rope.rotated_dim or config.head_dim)}
+        return {"rope_freqs.weight": _llama3_factors(rope, rope.rotated_dim or form.head_dim)}
     if rope.kind == "factors":
         return {"rope_freqs.weight": np.array(parameters["factors"], np.float32)}
     if rope.kind == "proportional":
-        dim = (config.full_attention_heads or (0, config.head_dim))[1]
         # files store a large number instead of infinity
-        divisors = np.minimum(rope.proportional_divisors(dim), 1e30)
+        divisors = np.minimum(rope.proportional_divisors(form.head_dim), 1e30)
         return {"rope_freqs.weight": divisors.astype(np.float32)}
     if rope.kind == "longrope":
         return {

@@ -15,10 +15,10 @@ from max.pipelines.checkpoints.quantise import quantised_state_dict
 from max.pipelines.checkpoints.quantised_formats import convert_quantised
 from max.pipelines.config.pipeline_config import PipelineConfig
 from max.pipelines.core.exceptions import ModelFilesError, UserError, WeightsError
+from max.pipelines.models.decoder.weight_names import WeightNames
 from max.pipelines.models.interface_forms import takes, takes_any
 from max.pipelines.models.model_templates import GraphTemplate
 from max.pipelines.models.pipeline_model import MemoryPlan, PipelineModel, WeightsAdapter
-from max.pipelines.models.weight_names import WeightNames
 
 
 def load_model(

@@ -15,7 +15,7 @@ from max.pipelines.encoders.encoder_config import (
 from max.pipelines.encoders.encoder_model import EncoderModel
 from max.pipelines.encoders.layer_types import full_attention_every, read_ropes
 from max.pipelines.encoders.weight_names import EncoderNames
-from max.pipelines.models.rope import longest_of
+from max.pipelines.models.blocks.rope import longest_of
 
 __all__ = ["ARCHITECTURES", "ModernBertClassifier", "ModernBertEncoder"]
 

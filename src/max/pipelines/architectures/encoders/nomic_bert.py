@@ -14,7 +14,7 @@ from max.pipelines.encoders.encoder_config import (
 )
 from max.pipelines.encoders.encoder_model import EncoderModel
 from max.pipelines.encoders.weight_names import EncoderNames
-from max.pipelines.models.rope import RopeConfig
+from max.pipelines.models.blocks.rope import RopeConfig
 
 __all__ = ["ARCHITECTURES", "NomicBertClassifier", "NomicBertEncoder"]
 

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
 
 from max.graph.weights import WeightData
 from max.pipelines.architectures.llama3.llama3 import Llama3
 from max.pipelines.architectures.llama3.model_config import Llama3Config
 from max.pipelines.architectures.llama3.weight_adapters import LLAMA_GGUF, LLAMA_NAMES
-from max.pipelines.models.decoder_config import DecoderConfig
-from max.pipelines.models.decoder_model import DecoderInputs, DecoderModel
+from max.pipelines.models.decoder.config import DecoderConfig
+from max.pipelines.models.decoder.model import DecoderInputs, DecoderModel
 
 __all__ = ["Llama3Inputs", "Llama3Model"]
 
@@ -38,7 +37,7 @@ class Llama3Model(DecoderModel):
             UserError: A value does not fit the architecture.
         """
         config = super().configure(state_dict)
-        if self.attention_bias and not config.attention_bias:
+        if self.attention_bias and not config.attention.bias:
             output_bias = "layers.0.self_attn.o_proj.bias" in state_dict
-            config = replace(config, attention_bias=True, attention_output_bias=output_bias)
+            config = config.with_attention(bias=True, output_bias=output_bias)
         return config

@@ -8,7 +8,7 @@ from typing import Any
 from max.graph.weights import WeightData
 from max.pipelines.gguf.form import GGUFForm
 from max.pipelines.gguf.tensor_names import decoder_weights
-from max.pipelines.models.weight_names import WeightNames
+from max.pipelines.models.decoder.weight_names import WeightNames
 
 __all__ = ["convert_gguf_state_dict", "convert_safetensor_state_dict"]
 

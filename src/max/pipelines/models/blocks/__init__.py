@@ -1,0 +1,1 @@
+"""The blocks of decoders: forms of mixers, feed-forward layers and norms, and their layers."""

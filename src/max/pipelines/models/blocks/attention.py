@@ -1,0 +1,443 @@
+"""The attention of decoders, over the paged KV cache."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from max._dataclass import dataclass
+from max.dtype import DType
+from max.graph import TensorValue, Weight, ops
+from max.nn.attention._projections import QKVProjections
+from max.nn.attention.mask_config import MHAMaskVariant
+from max.nn.clamp import clamp
+from max.nn.kernels.attention import flash_attention_ragged
+from max.nn.kernels.cache import store_kv_cache_ragged
+from max.nn.kernels.rope import fused_qk_ragged_rope, rotate_ragged
+from max.nn.kv_cache.cache_values import PagedCacheValues
+from max.nn.layer import Module
+from max.nn.rotary_embedding import RotaryEmbedding
+from max.pipelines.models.blocks.mixer import CachedKeys, Mixer, Site
+from max.pipelines.models.blocks.norms import HeadNorm, QKNorm, norm_layer, unit_rms
+from max.pipelines.models.blocks.rope import RopeConfig
+
+__all__ = ["AttentionForm", "DecoderAttention", "QueryGrowth"]
+
+
+@dataclass(frozen=True)
+class QueryGrowth:
+    """Scales the queries at position p by ``1 + beta * log(1 + floor((p + first) / length))``.
+
+    Args:
+        beta: The weight of the logarithm.
+        length: The number of consecutive positions with the same factor.
+        first: Added to positions.
+    """
+
+    beta: float
+    length: int
+    first: int = 0
+
+
+@dataclass(frozen=True)
+class AttentionForm(Mixer):
+    """The form of causal self-attention.
+
+    Args:
+        heads: The number of query heads.
+        kv_heads: The number of KV heads.
+        head_dim: The size of a head.
+        rope: The rotary embedding; None: heads are not rotated.
+        interleaved: Whether the two elements of a rotated pair are adjacent; in most Hugging Face checkpoints they are
+            half a head apart.
+        bias: Whether the projections to queries, keys and values have biases.
+        output_bias: Whether the output projection has a bias.
+        qk_norm: The norm of queries and keys; None: they are not normalised.
+        gated: Whether attended values are multiplied by the sigmoid of gates. The query projection computes the gate
+            of a head directly after its query.
+        value_norm: Whether the values of each head are normalised, without a weight.
+        keys_as_values: Whether projected keys are also the values.
+        shared_with: The earlier block whose keys and values the layer reads; None: it has its own.
+        clip: Queries and keys, after their norms, and values are clamped to ``[-clip, clip]``.
+        scale: The factor of the scores; None: ``1 / sqrt(head_dim)``.
+        soft_cap: If set, ``cap * tanh(score / cap)`` replaces the scores.
+        sinks: Whether each head has an attention sink: a learned score without a value.
+        alibi_slopes: The decrease of a key's score per token of distance, for each head; None: ALiBi is not used.
+        query_growth: The position-dependent factor of queries; None: no factor.
+        window: The number of tokens that a token sees, including itself; None: all earlier tokens.
+        chunked: Whether the window is a chunk: a token sees itself and the earlier tokens of its chunk.
+    """
+
+    weights = "self_attn"
+
+    heads: int
+    kv_heads: int
+    head_dim: int
+    rope: RopeConfig | None = None
+    interleaved: bool = False
+    bias: bool = False
+    output_bias: bool = False
+    qk_norm: QKNorm | None = None
+    gated: bool = False
+    value_norm: bool = False
+    keys_as_values: bool = False
+    shared_with: int | None = None
+    clip: float | None = None
+    scale: float | None = None
+    soft_cap: float | None = None
+    sinks: bool = False
+    alibi_slopes: tuple[float, ...] | None = None
+    query_growth: QueryGrowth | None = None
+    window: int | None = None
+    chunked: bool = False
+
+    @property
+    def score_factor(self) -> float:
+        """The factor of the scores."""
+        return self.head_dim**-0.5 if self.scale is None else self.scale
+
+    @property
+    def keys(self) -> CachedKeys | None:
+        """See `Mixer.keys`."""
+        if self.shared_with is not None:
+            return None
+        return CachedKeys(self.kv_heads, self.head_dim, self.window)
+
+    @property
+    def source(self) -> int | None:
+        """See `Mixer.source`."""
+        return self.shared_with
+
+    def layer(self, site: Site) -> Module:
+        """A `DecoderAttention`; see `Mixer.layer`.
+
+        Args:
+            site: What it needs from its model.
+        """
+        return DecoderAttention(self, site)
+
+    def part(self, count: int, index: int) -> AttentionForm:
+        """The heads of one device; see `Mixer.part`.
+
+        Args:
+            count: The number of devices.
+            index: The index of the device.
+        """
+        heads, slopes = max(self.heads // count, 1), self.alibi_slopes
+        return replace(
+            self,
+            heads=heads,
+            kv_heads=max(self.kv_heads // count, 1),
+            alibi_slopes=None if slopes is None else slopes[index * heads : (index + 1) * heads],
+        )
+
+    def split_problem(self, count: int) -> str | None:
+        """See `Mixer.split_problem`.
+
+        Args:
+            count: The number of devices.
+        """
+        if self.heads % count:
+            return f"{self.heads} heads"
+        uneven = self.kv_heads % count and count % self.kv_heads
+        return f"{self.kv_heads} KV heads" if uneven else None
+
+    @property
+    def _needs_rows(self) -> bool:
+        """Whether the layer takes the rows of its tokens instead of the table of all positions."""
+        after = self.qk_norm is not None and self.qk_norm.after_rotation
+        return after or self.shared_with is not None
+
+    @property
+    def reads_positions(self) -> bool:  # pyright: ignore[reportIncompatibleVariableOverride]
+        """See `Mixer.reads_positions`."""
+        return self._needs_rows or self.query_growth is not None
+
+    @property
+    def positional_key(self) -> object:
+        """See `Mixer.positional_key`."""
+        sizes = self.head_dim, self.interleaved, self._needs_rows
+        return None if self.rope is None else (self.rope, sizes), self.query_growth
+
+    def positional(self, site: Site, positions: TensorValue | None) -> list[TensorValue]:
+        """See `Mixer.positional`; in the order of `DecoderAttention.__call__`.
+
+        Args:
+            site: What the layer needs from its model.
+            positions: The position of each token.
+        """
+        values, growth = list[TensorValue](), self.query_growth
+        if self.rope is not None:
+            table = self.rotary_embedding(site).freqs_cis.to(site.device)
+            if self._needs_rows and positions is not None:
+                table = ops.gather(table, positions, axis=0)
+            values.append(table)
+        if growth is not None and positions is not None:
+            steps = (np.arange(site.max_seq_len, dtype=np.float64) + growth.first) // growth.length
+            factors = (1 + growth.beta * np.log1p(steps)).astype(np.float32)
+            table = ops.constant(factors, DType.float32, site.device)
+            rows = ops.gather(table, positions, axis=0)
+            values.append(ops.reshape(rows, [positions.shape[0], 1, 1]))
+        return values
+
+    def rotary_embedding(self, site: Site) -> RotaryEmbedding:
+        """The layer of the rotation.
+
+        Args:
+            site: What it needs from its model.
+        """
+        return (self.rope or RopeConfig()).layer(
+            dim=site.hidden_size,
+            n_heads=self.heads,
+            head_dim=self.head_dim,
+            max_seq_len=site.max_seq_len,
+            interleaved=self.interleaved,
+        )
+
+
+class DecoderAttention(QKVProjections):
+    """Causal self-attention of a ragged batch.
+
+    Weights: ``q_proj``, ``k_proj``, ``v_proj``, ``o_proj`` (`Linear`); with QK norm ``q_norm`` and ``k_norm``; with
+    sinks ``sinks``, float32 ``[heads]``. A layer that reads the keys and values of another layer has no weights for
+    keys and values; a layer whose values are its keys has no ``v_proj``.
+
+    Args:
+        form: The form.
+        site: What the layer needs from its model.
+    """
+
+    def __init__(self, form: AttentionForm, site: Site) -> None:
+        super().__init__(
+            num_attention_heads=form.heads,
+            num_key_value_heads=form.kv_heads,
+            hidden_size=site.hidden_size,
+            kv_params=site.kv_params,
+            devices=[site.device],
+            dtype=site.dtype,
+            linear_cls=site.linear_cls,
+            stacked_qkv=False,
+            has_bias=form.bias,
+            clip_qkv=None,
+        )
+        if form.output_bias:
+            self.o_proj = site.linear_cls(
+                self.q_width, site.hidden_size, site.dtype, site.device, has_bias=True
+            )
+        self.gated = form.gated
+        if form.gated:
+            self.q_proj = site.linear_cls(
+                site.hidden_size, 2 * self.q_width, site.dtype, site.device, has_bias=form.bias
+            )
+        self.scale, self.clip = form.score_factor, form.clip
+        self.rotated, self.interleaved = form.rope is not None, form.interleaved
+        # a window that no sequence exceeds hides nothing
+        hides = form.window is not None and form.window < site.max_seq_len
+        self.window, self.chunked = form.window if hides else None, form.chunked
+        self.soft_cap, self.slopes = form.soft_cap, form.alibi_slopes
+        self.sinks = (
+            Weight("sinks", DType.float32, [form.heads], site.device) if form.sinks else None
+        )
+        self.qk_norm = form.qk_norm
+        self.value_eps = site.norm_eps if form.value_norm else None
+        self.shares_kv = form.shared_with is not None
+        self.q_norm: Module | None = None
+        self.k_norm: Module | None = None
+        if form.qk_norm is not None:
+            self.q_norm = self._head_norm(form.qk_norm, form.heads, site)
+            self.k_norm = self._head_norm(form.qk_norm, form.kv_heads, site)
+        self.keys_as_values = form.keys_as_values
+        if self.keys_as_values and not self.shares_kv:
+            del self.v_proj
+        if self.shares_kv:
+            del self.k_proj, self.v_proj, self.k_norm
+
+    def _head_norm(self, spec: QKNorm, heads: int, site: Site) -> Module:
+        """The norm of queries or keys, over each head or over all of them."""
+        dim = self.kv_params.head_dim
+        if spec.over == "each_head":
+            return HeadNorm(heads, dim, site.dtype, site.norm_eps, spec.form, site.device)
+        size = dim * (heads if spec.over == "all" else 1)
+        return norm_layer(spec.form, size, site.dtype, site.norm_eps, site.device)
+
+    def __call__(
+        self,
+        layer_idx: TensorValue,
+        x: TensorValue,
+        kv_collection: PagedCacheValues,
+        positional: list[TensorValue],
+        input_row_offsets: TensorValue,
+    ) -> TensorValue:
+        """The attention output.
+
+        Args:
+            layer_idx: The index of the layer in the cache, uint32, rank 0.
+            x: ``[total_seq_len, hidden_size]``.
+            kv_collection: The cache; keys and values of the new tokens are written to it.
+            positional: If the layer is rotated, the table of cosines and sines ``[positions, rotated_dim]``, or the
+                rows of the batch's tokens if heads are normalised after the rotation or keys are shared. Then, if
+                scores depend on the position, the factor of each token's queries ``[total_seq_len, 1, 1]``.
+            input_row_offsets: The first row of each sequence, uint32 ``[batch + 1]``.
+
+        Returns:
+            ``[total_seq_len, hidden_size]``, of x's dtype.
+        """
+        projected = self.project(x)
+        return self.attend(layer_idx, x, kv_collection, positional, input_row_offsets, *projected)
+
+    def project(self, x: TensorValue) -> tuple[TensorValue, TensorValue | None, TensorValue | None]:
+        """The queries, the gates of attended values if the layer has gates, and the keys unless the layer reads those
+        of another layer.
+
+        Args:
+            x: ``[total_seq_len, hidden_size]``.
+
+        Returns:
+            Queries and keys ``[total_seq_len, heads * head_dim]``; with gates, queries and gates are ``[total_seq_len,
+            heads, head_dim]``.
+        """
+        queries, gates = self.q_proj(x), None
+        if self.gated:
+            both = ops.reshape(queries, [x.shape[0], self.n_heads, 2 * self.kv_params.head_dim])
+            queries, gates = ops.split(both, [self.kv_params.head_dim] * 2, axis=2)
+        return queries, gates, None if self.shares_kv else self.k_proj(x)
+
+    def attend(
+        self,
+        layer_idx: TensorValue,
+        x: TensorValue,
+        kv_collection: PagedCacheValues,
+        positional: list[TensorValue],
+        input_row_offsets: TensorValue,
+        queries: TensorValue,
+        gates: TensorValue | None,
+        keys: TensorValue | None,
+    ) -> TensorValue:
+        """The attention output, of projected queries and keys; see `__call__`.
+
+        Args:
+            layer_idx: The index of the layer in the cache.
+            x: The layer's input.
+            kv_collection: The cache.
+            positional: The position-dependent inputs.
+            input_row_offsets: The first row of each sequence.
+            queries: As `project` returns them; likewise `gates` and `keys`.
+            gates: The gates.
+            keys: The keys.
+        """
+        remaining = list(positional)
+        if keys is None:
+            queries = self._normalised(queries, self.q_norm)
+            if self.rotated:
+                queries = self._rotate(queries, remaining.pop(0))
+        else:
+            queries = self._store(
+                layer_idx, queries, keys, x, kv_collection, remaining, input_row_offsets
+            )
+        if remaining:
+            queries = queries * ops.cast(remaining.pop(0), queries.dtype)
+        attended = flash_attention_ragged(
+            self.kv_params,
+            self.queries_for(queries),
+            input_row_offsets,
+            kv_collection,
+            layer_idx,
+            out_dtype=self.attended_dtype(queries),
+            **self._mask(),
+        )
+        if gates is not None:
+            attended = attended * ops.cast(ops.sigmoid(gates), attended.dtype)
+        return self.project_out(attended, x)
+
+    def _store(
+        self,
+        layer_idx: TensorValue,
+        q: TensorValue,
+        k: TensorValue,
+        x: TensorValue,
+        kv_collection: PagedCacheValues,
+        remaining: list[TensorValue],
+        input_row_offsets: TensorValue,
+    ) -> TensorValue:
+        """Writes keys and values of the new tokens to the cache, and returns the queries `q`, normalised and rotated,
+        ``[total_seq_len, heads, head_dim]``.
+
+        `remaining` holds the position-dependent inputs; the ones that are used here are removed from it.
+        """
+        params = self.kv_params
+        # a separate product per projection, so that each reads its weights in place
+        v = k if self.keys_as_values else self.v_proj(x)
+        after = self.qk_norm is not None and self.qk_norm.after_rotation
+        if after and self.rotated:
+            rows = remaining.pop(0)
+            q, k = (self._rotate(self._heads(y), rows) for y in (q, k))
+        queries = self._normalised(q, self.q_norm)
+        keys = self._normalised(k, self.k_norm)
+        if self.value_eps is not None:
+            v = ops.reshape(unit_rms(self._heads(v), self.value_eps), v.shape)
+        if self.clip is not None:
+            queries, keys, v = (clamp(y, min=-self.clip, max=self.clip) for y in (queries, keys, v))
+        rotation: tuple[Any, ...] | None = None
+        if self.rotated and not after:
+            table = remaining.pop(0)
+            rotation = (input_row_offsets, kv_collection, table, layer_idx, self.interleaved)
+        # rotate before storing, so that a key is rounded to 8 bits only once
+        if rotation is not None and not params.rotates_stored_keys:
+            queries, keys = (rotate_ragged(params, y, *rotation) for y in (queries, keys))
+        flat_keys = ops.reshape(keys, [keys.shape[0], self.kv_width])
+        store_kv_cache_ragged(params, flat_keys, v, input_row_offsets, kv_collection, layer_idx)
+        if rotation is not None and params.rotates_stored_keys:
+            queries = fused_qk_ragged_rope(params, queries, *rotation)
+        return queries
+
+    def _mask(self) -> dict[str, Any]:
+        """The arguments of the attention op that define the mask and the scores."""
+        masks = MHAMaskVariant
+        options: dict[str, Any] = {"mask_variant": masks.CAUSAL_MASK, "scale": self.scale}
+        if self.window is not None:
+            options["mask_variant"] = (
+                masks.CHUNKED_CAUSAL_MASK if self.chunked else masks.SLIDING_WINDOW_CAUSAL_MASK
+            )
+            options["local_window_size"] = self.window
+        if self.slopes is not None:
+            options["mask_variant"] = masks.CAUSAL_ALIBI_MASK
+            slopes = np.array(self.slopes, np.float32)
+            options["alibi_slopes"] = ops.constant(slopes, DType.float32, self.devices[0])
+        if self.soft_cap is not None:
+            options["softcap"] = self.soft_cap
+        if self.sinks is not None:
+            options["sink_weights"] = self.sinks
+        return options
+
+    def _heads(self, y: TensorValue) -> TensorValue:
+        """Reshapes to ``[total_seq_len, heads, head_dim]``."""
+        dim = self.kv_params.head_dim
+        return y if y.rank == 3 else ops.reshape(y, [y.shape[0], int(y.shape[1]) // dim, dim])
+
+    def _normalised(self, y: TensorValue, norm: Module | None) -> TensorValue:
+        """Normalises heads ``[total_seq_len, heads, head_dim]``; returns `y` if there is no norm."""
+        if norm is None:
+            return self._heads(y)
+        over_all = self.qk_norm is not None and self.qk_norm.over == "all"
+        return self._heads(norm(y)) if over_all else norm(self._heads(y))
+
+    def _rotate(self, y: TensorValue, rows: TensorValue) -> TensorValue:
+        """Rotates heads by their tokens' rows of cosines and sines; elements past the rotated ones stay unchanged."""
+        total, heads, dim = y.shape
+        half = int(rows.shape[1]) // 2
+        pairs = ops.reshape(rows, [total, 1, half, 2])
+        cos, sin = pairs[..., 0], pairs[..., 1]
+        part = y if int(dim) == 2 * half else y[..., : 2 * half]
+        if self.interleaved:
+            both = ops.reshape(part, [total, heads, half, 2])
+            first, second = both[..., 0], both[..., 1]
+        else:
+            first, second = part[..., :half], part[..., half:]
+        turned = first * cos - second * sin, first * sin + second * cos
+        if self.interleaved:
+            result = ops.reshape(ops.stack(turned, axis=-1), [total, heads, 2 * half])
+        else:
+            result = ops.concat(turned, axis=-1)
+        return result if int(dim) == 2 * half else ops.concat([result, y[..., 2 * half :]], axis=-1)

@@ -1,0 +1,432 @@
+"""The base of decoder-only models in pipelines: loading, inputs, execution, memory estimates."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import TypeVar
+
+import numpy as np
+
+from max.driver import Device, DLPackArray, Tensor
+from max.dtype import DType
+from max.engine import InferenceSession, Model
+from max.engine.described import describe_staging, load_described
+from max.graph import DeviceRef, Graph
+from max.graph.weights import WeightData, WeightsFormat
+from max.nn.kv_cache.cache_params import KVCacheParams
+from max.nn.kv_cache.manager import KVCacheInputs
+from max.pipelines.checkpoints.huggingface_config import HuggingFaceConfig
+from max.pipelines.config.enums import RopeType
+from max.pipelines.config.kv_cache_config import KVCacheConfig
+from max.pipelines.config.pipeline_config import PipelineConfig
+from max.pipelines.core import TextContext
+from max.pipelines.core.exceptions import ConfigError
+from max.pipelines.gguf.form import GGUFForm
+from max.pipelines.models.blocks.attention import AttentionForm
+from max.pipelines.models.blocks.block import Block
+from max.pipelines.models.blocks.delta_net import DeltaNetForm
+from max.pipelines.models.decoder.config import DecoderConfig
+from max.pipelines.models.decoder.decoder import Decoder
+from max.pipelines.models.decoder.fused_weights import split_fused
+from max.pipelines.models.decoder.gptq import gptq_v1, is_gptq, stores_plain_zeros
+from max.pipelines.models.decoder.graph import build_graph
+from max.pipelines.models.decoder.step_record import StepRecord
+from max.pipelines.models.decoder.weight_names import WeightNames
+from max.pipelines.models.decoder.weights import weights_registry, with_embedding
+from max.pipelines.models.graph_model import GraphModel
+from max.pipelines.models.inputs import ModelInputs, ModelOutputs, ragged
+from max.pipelines.models.interface_forms import cache_size, flat_batch
+from max.pipelines.models.kv_cache import KVCacheMixin
+
+__all__ = ["DecoderInputs", "DecoderModel", "gguf_layout"]
+
+T = TypeVar("T")
+
+
+class DecoderInputs(ModelInputs):
+    """The inputs of a step.
+
+    Args:
+        tokens: The new tokens of all requests, int64 ``[total_seq_len]``.
+        input_row_offsets: The offset of each request in ``tokens``, uint32 ``[batch + 1]``.
+        return_n_logits: The number of last tokens whose logits are returned, int64 ``[1]``.
+        kv_cache_inputs: The cache.
+    """
+
+    def __init__(
+        self,
+        tokens: Tensor,
+        input_row_offsets: Tensor,
+        return_n_logits: Tensor,
+        kv_cache_inputs: KVCacheInputs,
+    ) -> None:
+        self.tokens = tokens
+        self.input_row_offsets = input_row_offsets
+        self.return_n_logits = return_n_logits
+        self.kv_cache_inputs = kv_cache_inputs
+
+
+class DecoderModel(GraphModel[TextContext], KVCacheMixin):
+    """A decoder-only model that picks the next tokens in its graph.
+
+    An architecture subclasses it, sets the class attributes, and overrides `configure` if its
+    config depends on the weights.
+    """
+
+    samples_in_graph = True
+    verifies_drafts = True
+
+    config_class: type[DecoderConfig] = DecoderConfig
+    """The class of the config; it reads config.json."""
+
+    decoder_class: type[Decoder] = Decoder
+    """The class of the layers."""
+
+    weight_names: WeightNames = WeightNames()
+    """Renames the weights of a checkpoint if the architecture is registered without adapters."""
+
+    gguf: tuple[GGUFForm, ...] = ()
+    """The forms of the architecture in GGUF files; the first one has the names of all."""
+
+    def load_model(self, session: InferenceSession) -> Model:
+        """Builds, compiles and loads the graph.
+
+        Args:
+            session: The session that runs it.
+
+        Raises:
+            UserError: config.json does not fit the architecture.
+            WeightsError: The weights do not.
+        """
+        params = self.get_kv_params(
+            self.huggingface_config,
+            len(self.devices),
+            self.kv_cache_config,
+            self.kv_cache_config.cache_dtype(self.encoding.cache_dtype),
+        )
+        state_dict = self.renamed_weights(
+            self.own_weights(dict(self.weights.items())), self.weight_names.from_safetensors
+        )
+        config, state_dict = with_embedding(self.configure(state_dict), state_dict)
+        if config.quantization is not None and stores_plain_zeros(self.huggingface_config):
+            state_dict = gptq_v1(state_dict, config.quantization.bits)
+        state_dict = split_fused(config, state_dict)
+        devices = [DeviceRef.from_device(device) for device in self.devices]
+        use_subgraphs = self.pipeline_config.model_config.use_subgraphs
+
+        def stage() -> tuple[Graph, dict[str, DLPackArray]]:
+            """Stages the graph; returns it with the values of its weights."""
+            registry = weights_registry(self.decoder_class, config, params, self.dtype, state_dict)
+            graph = build_graph(
+                self.decoder_class,
+                config,
+                params,
+                self.dtype,
+                self.return_logits,
+                with_sampling=True,
+                devices=devices,
+                use_subgraphs=use_subgraphs,
+                state_dict=state_dict,
+            )
+            return graph, registry
+
+        # the inputs of `stage`, as the key of a cached graph; GPTQ has none, as staging also reads elements of weights
+        description = None
+        if not is_gptq(state_dict):
+            arguments = (
+                self.decoder_class, config, params, self.dtype, self.return_logits, [*map(str, devices)], use_subgraphs,
+            )  # fmt: skip
+            description = describe_staging(arguments, state_dict)
+        return load_described(session, description, state_dict, stage, self.dtype)
+
+    def configure(self, state_dict: Mapping[str, WeightData]) -> DecoderConfig:
+        """The shape of the model: config.json, the weights, and the user's options.
+
+        Args:
+            state_dict: The weights by the decoder's names.
+
+        Raises:
+            UserError: A value does not fit the architecture.
+        """
+        config = self.config_class.from_huggingface(self.huggingface_config, self.max_seq_len)
+        config = self.shape_by_weights(config, state_dict)
+        model_config = self.pipeline_config.model_config
+        if model_config.weights_format is WeightsFormat.gguf:
+            config = gguf_layout(config, state_dict, any(form.permuted for form in self.gguf))
+        if model_config.rope_type is not None:
+            config = config.with_attention(interleaved=_interleaved(model_config.rope_type))
+        return config
+
+    @classmethod
+    def own_weights(cls, weights: Mapping[str, T]) -> dict[str, T]:
+        """Selects the weights of a checkpoint that belong to this model; by default all.
+
+        Args:
+            weights: The weights by the checkpoint's names.
+
+        Raises:
+            WeightsError: The checkpoint has none of them.
+        """
+        return dict(weights)
+
+    @classmethod
+    def shape_by_weights(
+        cls, config: DecoderConfig, state_dict: Mapping[str, WeightData]
+    ) -> DecoderConfig:
+        """Completes the shape with properties that only the weights show; by default returns it unchanged.
+
+        Args:
+            config: The shape that config.json describes.
+            state_dict: The weights by the decoder's names.
+        """
+        return config
+
+    @property
+    def decoding_graph(self) -> Model:
+        """The loaded graph."""
+        return self.model
+
+    def decoding_inputs(self, model_inputs: ModelInputs) -> Sequence[Tensor]:
+        """The inputs of the graph, in its order.
+
+        Args:
+            model_inputs: Made by one of the ``prepare_*`` methods, with ``sampling`` set.
+
+        Raises:
+            TypeError: They are another model's inputs.
+            ValueError: The sampling parameters are missing.
+        """
+        inputs = self.own_inputs(model_inputs, DecoderInputs)
+        if inputs.sampling is None or inputs.kv_cache_inputs is None:
+            raise ValueError(f"{type(self).__name__}: the inputs lack sampling or kv_cache_inputs")
+        return StepRecord(
+            tokens=inputs.tokens,
+            input_row_offsets=inputs.input_row_offsets,
+            return_n_logits=inputs.return_n_logits,
+            cache=list(inputs.kv_cache_inputs),
+            sampling=list(inputs.sampling),
+        ).flat()
+
+    def execute(self, model_inputs: ModelInputs) -> ModelOutputs:
+        """Runs a step.
+
+        Args:
+            model_inputs: As for :meth:`decoding_inputs`.
+
+        Raises:
+            TypeError: They are another model's inputs.
+            ValueError: The sampling parameters are missing.
+        """
+        next_tokens, last, *more = self.model.execute(*self.decoding_inputs(model_inputs))
+        if not more:
+            return ModelOutputs(last, next_token_logits=last, next_tokens=next_tokens)
+        logits, offsets = more
+        return ModelOutputs(logits, last, offsets, next_tokens)
+
+    def prepare_initial_token_inputs(
+        self,
+        context_batch: Sequence[TextContext],
+        kv_cache_inputs: KVCacheInputs | None = None,
+        return_n_logits: int = 1,
+    ) -> DecoderInputs:
+        """The inputs of a batch's first step, from each request's ``next_tokens``.
+
+        Args:
+            context_batch: The requests.
+            kv_cache_inputs: The cache's pages and tables for the requests.
+            return_n_logits: The number of last tokens whose logits are returned.
+
+        Raises:
+            ValueError: The batch is empty, or no cache is given.
+        """
+        batch = flat_batch(context_batch)  # models of 26.x get a list per replica
+        if not batch or kv_cache_inputs is None:
+            raise ValueError(f"{type(self).__name__}: a step needs requests and a KV cache")
+        tokens, offsets = ragged([context.next_tokens for context in batch])
+        return DecoderInputs(
+            self.on_device(tokens),
+            self.on_device(offsets),
+            Tensor.from_numpy(np.array([return_n_logits], np.int64)),
+            kv_cache_inputs,
+        )
+
+    def prepare_next_token_inputs(
+        self, next_tokens: Tensor, prev_model_inputs: ModelInputs
+    ) -> DecoderInputs:
+        """The inputs of a further step of the same batch.
+
+        Args:
+            next_tokens: The tokens of the last step ``[batch]``.
+            prev_model_inputs: The last step's inputs; ``kv_cache_inputs`` is already updated.
+
+        Raises:
+            TypeError: They are another model's inputs.
+        """
+        previous = self.own_inputs(prev_model_inputs, DecoderInputs)
+        cache, offsets = previous.kv_cache_inputs, previous.input_row_offsets
+        assert cache is not None
+        # each request has one token, as in the previous step, so the offsets stay
+        if previous.tokens.shape != next_tokens.shape:
+            offsets = self.on_device(np.arange(next_tokens.shape[0] + 1, dtype=np.uint32))
+        return DecoderInputs(next_tokens, offsets, previous.return_n_logits, cache)
+
+    @classmethod
+    def calculate_max_seq_len(
+        cls, pipeline_config: PipelineConfig, huggingface_config: HuggingFaceConfig
+    ) -> int:
+        """The configured ``max_length``; by default the longest sequence that the model was trained for.
+
+        Args:
+            pipeline_config: The configuration of the pipeline.
+            huggingface_config: The model's config.json.
+
+        Raises:
+            ConfigError: ``max_length`` is longer than the model supports.
+        """
+        config = cls.config_class.from_huggingface(huggingface_config)
+        trained = config.max_position_embeddings
+        longest = max((rope.longest_sequence(trained) for rope in config.ropes), default=trained)
+        length = pipeline_config.max_length
+        if length is None:
+            return trained
+        if length > longest:
+            scaled = "" if longest == trained else f", scaled to {longest}"
+            raise ConfigError(
+                f"max_length {length} is more than the model's max_position_embeddings, "
+                f"{trained}{scaled}",
+                "Give a smaller --max-length.",
+            )
+        return length
+
+    @classmethod
+    def get_kv_params(
+        cls,
+        huggingface_config: HuggingFaceConfig,
+        n_devices: int,
+        kv_cache_config: KVCacheConfig,
+        cache_dtype: DType,
+    ) -> KVCacheParams:
+        """The shape of the KV cache.
+
+        Args:
+            huggingface_config: The model's config.json.
+            n_devices: The number of devices.
+            kv_cache_config: The options of the cache.
+            cache_dtype: The cache's dtype.
+        """
+        config = cls.config_class.from_huggingface(huggingface_config)
+        swaps = kv_cache_config.enable_kvcache_swapping_to_host and not config.states
+        return config.cache_params(
+            cache_dtype,
+            kv_cache_config.kv_cache_page_size,
+            # a cached prefix has pages but no recurrent states, so it cannot be reused
+            enable_prefix_caching=kv_cache_config.enable_prefix_caching and not config.states,
+            enable_kvcache_swapping_to_host=swaps,
+            host_kvcache_swap_space_gb=(
+                kv_cache_config.host_kvcache_swap_space_gb if swaps else None
+            ),
+            n_devices=n_devices,
+        )
+
+    @classmethod
+    def get_num_layers(cls, huggingface_config: HuggingFaceConfig) -> int:
+        """The number of layers of the first cache group.
+
+        Args:
+            huggingface_config: The model's config.json.
+        """
+        return cls.config_class.from_huggingface(huggingface_config).num_cached_layers
+
+    @classmethod
+    def estimate_kv_cache_size(
+        cls,
+        pipeline_config: PipelineConfig,
+        available_cache_memory: int,
+        devices: list[Device],
+        huggingface_config: HuggingFaceConfig,
+        kv_cache_config: KVCacheConfig,
+        cache_dtype: DType,
+    ) -> int:
+        """The bytes of the cache for a full batch, at most the available memory.
+
+        Args:
+            pipeline_config: The configuration of the pipeline.
+            available_cache_memory: Bytes for the cache.
+            devices: Where the model runs.
+            huggingface_config: The model's config.json.
+            kv_cache_config: The options of the cache.
+            cache_dtype: The cache's dtype.
+        """
+        return cache_size(
+            cls,
+            pipeline_config,
+            available_cache_memory,
+            devices,
+            huggingface_config,
+            kv_cache_config,
+            cache_dtype,
+        )
+
+    @classmethod
+    def estimate_activation_memory(
+        cls, pipeline_config: PipelineConfig, huggingface_config: HuggingFaceConfig
+    ) -> int:
+        """An upper bound of the bytes of a step's hidden states and logits.
+
+        Args:
+            pipeline_config: The configuration of the pipeline.
+            huggingface_config: The model's config.json.
+        """
+        config = cls.config_class.from_huggingface(huggingface_config)
+        tokens = cls.calculate_max_seq_len(pipeline_config, huggingface_config)
+        batch = pipeline_config.max_batch_size or 1
+        forms = [form for block in config.blocks for form in block.feed_forwards]
+        features = max((form.features for form in forms), default=config.hidden_size)
+        floats_per_token = 4 * config.hidden_size + 2 * features
+        return 4 * (tokens * floats_per_token + batch * config.vocab_size)
+
+
+def gguf_layout(
+    config: DecoderConfig, state_dict: Mapping[str, WeightData], interleaved: bool
+) -> DecoderConfig:
+    """The shape of a model whose weights are stored in the layout of GGUF files.
+
+    Args:
+        config: The shape, as read from the metadata.
+        state_dict: The weights by the decoder's names.
+        interleaved: Whether the family's files store the two elements of a rotated pair adjacently.
+    """
+    norm = replace(config.norm, offset=0.0)
+
+    def stored(block: Block) -> Block:
+        """The block with the weights of a file: sums of norms and their offsets, other rows."""
+        mixer = block.mixer
+        if isinstance(mixer, DeltaNetForm):
+            return replace(block, mixer=mixer.in_gguf())
+        if isinstance(mixer, AttentionForm) and mixer.qk_norm is not None:
+            spec = mixer.qk_norm
+            own = replace(spec, form=replace(spec.form, offset=0.0))
+            return replace(block, mixer=replace(mixer, qk_norm=own))
+        return block
+
+    config = replace(
+        config,
+        blocks=tuple(map(stored, config.blocks)),
+        # files do not state whether the output layer is tied; it is tied if they have no weight for it
+        tie_word_embeddings="lm_head.weight" not in state_dict,
+        norm=norm,
+        # fused projections are stored in layout ``rows``
+        qkv_layout="rows",
+    )
+    return config.with_attention(interleaved=True) if interleaved else config
+
+
+def _interleaved(rope_type: RopeType) -> bool:
+    """Whether a rope type stores the two elements of a rotated pair adjacently."""
+    if rope_type not in (RopeType.normal, RopeType.neox):
+        raise ConfigError(
+            f"rope_type is {rope_type.value}; expected normal or neox",
+            "The scaling of frequencies is set by rope_parameters in config.json.",
+        )
+    return rope_type is RopeType.normal
