@@ -130,6 +130,13 @@ def test_the_pages_of_all_caches():
     with pytest.raises(OutOfPagesError, match="2 more pages are needed, 1 of 3 are free"):
         pages.alloc(one, 4)
     assert pages.used_pages == 4, "in all caches or in none"
+    with pytest.raises(OutOfPagesError, match="2 more pages are needed, 1 of 3 are free"):
+        joined([large, small]).alloc(one, 4)
+    assert pages.used_pages == 4, "whatever their order"
+    pages.alloc(one)
+    assert pages.used_pages == 4
+    pages.alloc(one, 3)
+    assert (small.used_pages, large.used_pages) == (3, 2)
     pages.close(one.request_id)
     assert pages.used_pages == 0 and not large.contains(one) and not pages._opened
     with pytest.raises(KeyError):
