@@ -125,6 +125,7 @@ def test_an_answer_of_a_class(client) -> None:
         ({"response_format": {"type": "json_object"}}, lambda text: isinstance(json.loads(text), dict)),
         ({"response_format": {"type": "regex", "regex": "[a-c]{5}"}}, re.compile("[a-c]{5}").fullmatch),
         ({"guided_choice": ["Oslo", "Rome"]}, {"Oslo", "Rome"}.__contains__),
+        ({"structured_outputs": {"grammar": 'root ::= "x" | "y"'}}, {"x", "y"}.__contains__),
         ({"structured_outputs": {"regex": "[0-9]{1,4}!"}}, re.compile("[0-9]{1,4}!").fullmatch),
         ({"guided_grammar": 'root ::= "x" | "y"'}, {"x", "y"}.__contains__),
         ({"guided_json": {"enum": [1, "two"]}}, lambda text: json.loads(text) in (1, "two")),

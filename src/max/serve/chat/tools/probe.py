@@ -129,5 +129,5 @@ def rendered(
     """
     try:
         return render(messages, tools, begins)
-    except ValueError:
+    except Exception:  # a tokenizer of the user's own raises any class
         return None
