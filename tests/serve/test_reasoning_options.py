@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import random
 from pathlib import Path
 from typing import Any
@@ -9,6 +10,8 @@ from typing import Any
 import httpx
 import pytest
 
+from max.interfaces import SamplingParams, TextGenerationRequest
+from max.pipelines import PIPELINE_REGISTRY, PipelineConfig
 from max.pipelines.core.reasoning import UNLIMITED, ReasoningBudget, ReasoningLimit
 
 from .conftest import TINY, RunningServer
@@ -124,3 +127,30 @@ def test_no_parsers(start_server: Any, tmp_path: Path) -> None:
     assert message == _ask(server, tools=[TOOL], seed=5), "--top-k 1 is greedy"
     other = _ask(server, temperature=9, top_k=-1, seed=3)
     assert other != _ask(server, temperature=9, top_k=-1, seed=4)
+
+
+def test_a_program_gives_thinking_temperature(tmp_path: Path) -> None:
+    """In Python the parameter has the effect of the server's option."""
+    path = str(_template(tmp_path))
+    fields: dict[str, Any] = {"max_length": 256, "quantization_encoding": "float32"}
+    thinks = PipelineConfig(model_path=str(TINY), chat_template=path, **fields)
+    tokenizer = PIPELINE_REGISTRY.retrieve_tokenizer(thinks)
+    plain = PIPELINE_REGISTRY.retrieve_tokenizer(PipelineConfig(model_path=str(TINY), **fields))
+
+    def context(of: Any, **more: Any) -> Any:
+        begun = more.pop("begun", True)
+        prompt = {"messages": MESSAGES} if begun else {"prompt": "Oslo is"}
+        request = TextGenerationRequest(
+            request_id="r", model_name="", sampling_params=SamplingParams(**more), **prompt
+        )
+        return asyncio.run(of.new_context(request))
+
+    assert context(tokenizer).reasoning_limit is None
+    assert context(plain, thinking_temperature=0.5).reasoning_limit is None
+    assert context(tokenizer, thinking_temperature=0.5).reasoning_limit.temperature == 0.5
+    later = context(tokenizer, thinking_temperature=0.5, begun=False).reasoning_limit
+    assert later.temperature is None and later.sets_temperature
+    for wrong in (-1, float("inf"), float("nan"), "a", True):
+        with pytest.raises((TypeError, ValueError), match="thinking_temperature"):
+            SamplingParams(thinking_temperature=wrong)  # type: ignore[arg-type]
+    assert SamplingParams(thinking_temperature=0).thinking_temperature == 0

@@ -38,6 +38,7 @@ class SamplingParamsInput:
     seed: int | None = None
     logits_processors: LogitsProcessors | None = None
     logit_bias: dict[int, float] | None = None
+    thinking_temperature: float | None = None
 
 
 @dataclass
@@ -70,6 +71,7 @@ class SamplingParamsGenerationConfigDefaults:
 
 _NUMBERS = (
     "top_p", "min_p", "temperature", "frequency_penalty", "presence_penalty", "repetition_penalty",
+    "thinking_temperature",
 )  # fmt: skip
 _INTEGERS = ("top_k", "max_new_tokens", "min_new_tokens", "seed")
 
@@ -99,6 +101,8 @@ class SamplingParams:
         seed: The seed of the random numbers; by default, and for None, drawn from the system's random source.
         logits_processors: Callables that change the logits before sampling.
         logit_bias: Values to add to the logits of tokens before sampling.
+        thinking_temperature: The temperature of tokens of reasoning, for a model whose chat template has ``<think>``;
+            None: `temperature`.
 
     Raises:
         ValueError: A value is out of its range; the message states the value and the range.
@@ -120,6 +124,7 @@ class SamplingParams:
     seed: int = field(default_factory=_random_seed)
     logits_processors: LogitsProcessors | None = None
     logit_bias: dict[int, float] | None = None
+    thinking_temperature: float | None = None
 
     def __post_init__(self) -> None:
         def need(fits: bool, name: str, what: str) -> None:
@@ -138,6 +143,8 @@ class SamplingParams:
             setattr(self, name, operator.index(value))
         for name in _NUMBERS:
             value = getattr(self, name)
+            if name == "thinking_temperature" and value is None:
+                continue
             if isinstance(value, bool) or not isinstance(value, int | float):
                 raise TypeError(f"SamplingParams: {name} is {value!r}; it must be a number")
         if self.top_k == 0:
@@ -149,6 +156,8 @@ class SamplingParams:
         need(0 < self.top_p <= 1, "top_p", "over 0 and at most 1")
         need(0 <= self.min_p <= 1, "min_p", "from 0 to 1")
         need(0 <= self.temperature < float("inf"), "temperature", "at least 0 (0 is greedy)")
+        thinking_fits = 0 <= (self.thinking_temperature or 0) < float("inf")
+        need(thinking_fits, "thinking_temperature", "None or at least 0 (0 is greedy)")
         repetition_fits = 0 < self.repetition_penalty < float("inf")
         need(repetition_fits, "repetition_penalty", "a number over 0 (1 is none)")
         for name in ("frequency_penalty", "presence_penalty"):

@@ -15,6 +15,7 @@ from max.interfaces import (
     BaseContextType,
     PipelineTokenizer,
     RequestType,
+    SamplingParams,
     TextGenerationRequest,
     TextGenerationRequestMessage,
     TextGenerationRequestTool,
@@ -25,6 +26,7 @@ from max.pipelines.checkpoints.hub import HuggingFaceRepo
 from max.pipelines.config.pipeline_config import PipelineConfig
 from max.pipelines.core import TextContext
 from max.pipelines.core.exceptions import InputError, ModelFilesError, PromptTooLongError
+from max.pipelines.core.reasoning import UNLIMITED, ReasoningBudget
 from max.pipelines.core.text import shortened, utf8
 from max.pipelines.structured.grammar import of_json_schema
 from max.pipelines.tokenization.hf_tokenizer import (
@@ -39,6 +41,9 @@ else:
     asyncio = lazy_module("asyncio")
 
 logger = logging.getLogger("max.pipelines")
+
+_AFTER_MARK = 4
+"""Tokens of space that may follow the mark of reasoning at the end of a prompt."""
 
 Tokens = npt.NDArray[np.integer[Any]]
 _P = ParamSpec("_P")
@@ -478,6 +483,20 @@ class TextTokenizer(PipelineTokenizer[TextContext, Tokens, TextGenerationRequest
             return await self.encode(text, add_special_tokens=False)
         raise InputError("the request has neither a prompt nor messages", "Give one of them.")
 
+    def _reasoning(self, params: SamplingParams, tokens: Tokens) -> ReasoningBudget | None:
+        """How the answer reasons, if its reasoning has a temperature of its own, and the chat template marks it."""
+        temperature = params.thinking_temperature
+        begin, end = "<think>", "</think>"
+        templates = self._chat_templates or getattr(self.delegate, "chat_template", None)
+        if temperature is None or begin not in str(templates):
+            return None
+        opening = self._ids(begin, add_special_tokens=False)
+        last = self.decode_now(tokens[-(len(opening) + _AFTER_MARK) :])
+        closing = tuple(self._ids(end, add_special_tokens=False))
+        return ReasoningBudget(
+            UNLIMITED, begin, end, last.rstrip().endswith(begin), len(opening), closing, temperature
+        )
+
     def _context_arguments(self, request: TextGenerationRequest, tokens: Tokens) -> dict[str, Any]:
         """The arguments of the context of a request; raises InputError for invalid ones."""
         params = request.sampling_params
@@ -512,6 +531,7 @@ class TextTokenizer(PipelineTokenizer[TextContext, Tokens, TextGenerationRequest
             "ignore_eos": params.ignore_eos,
             "json_schema": schema,
             "sampling_params": params,
+            "reasoning_budget": None if schema else self._reasoning(params, tokens),
             "model_name": request.model_name,
             "target_endpoint": request.target_endpoint,
         }
