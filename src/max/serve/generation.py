@@ -9,9 +9,10 @@ from typing import TypeAlias
 
 from max.pipelines.generation.protocol import GenerationRequest, PromptStarted, TokensGenerated
 from max.serve.errors import ApiError
-from max.serve.limits import MAX_SEQUENCE_TOKENS
+from max.serve.limits import LONG_LOGS, MAX_SEQUENCE_TOKENS
 from max.serve.metrics import ServerMetrics
 from max.serve.model import ServedModel
+from max.serve.offload import in_body_thread
 from max.serve.request_context import current_request
 from max.serve.text import GeneratedText, TextPiece
 from max.serve.worker.subscription import Repeated
@@ -67,6 +68,12 @@ def choices_of(sequence: TextSequence, count: int) -> list[TextSequence]:
         )
         for i in range(count)
     ]
+
+
+def _is_long(event: TokensGenerated) -> bool:
+    """Whether it has log-probabilities of a long prompt."""
+    logs = event.log_probabilities
+    return logs is not None and any(len(entry.tokens) > LONG_LOGS for entry in logs)
 
 
 class _Sequence:
@@ -184,7 +191,10 @@ async def generate_choices(
                         sequence.restart()
                         pieces.append((number, event))
                     elif isinstance(event, TokensGenerated):
-                        piece = sequence.push(event)
+                        if _is_long(event):
+                            piece = await in_body_thread(sequence.push, event)
+                        else:
+                            piece = sequence.push(event)
                         if piece.text or piece.logs or piece.prompt_logs or piece.finish_reason:
                             pieces.append((number, piece))
                         if piece.finish_reason is not None:

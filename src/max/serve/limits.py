@@ -8,6 +8,8 @@ from __future__ import annotations
 
 LARGE_BODY = 64 << 10
 """Bodies of more bytes are read and prepared in a thread, so that other requests go on meanwhile."""
+LONG_LOGS = 1024
+"""Log-probabilities of more tokens of a prompt are prepared in a thread."""
 MAX_DEPTH = 128
 """Arrays and objects within each other."""
 MAX_FIELDS = 4096

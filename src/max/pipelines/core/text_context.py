@@ -80,6 +80,8 @@ class TextContext:
     _completion_end_idx: int = -1
     _prompt_len: int = -1
     _log_probabilities_data: dict[int, LogProbabilities] = field(default_factory=dict)
+    _chunk_log_probabilities: list[LogProbabilities] = field(default_factory=list)
+    """With echo, those of the chunks of the prompt that were read."""
     _is_initial_prompt: bool = True
     _draft_offset: int = 0
     target_endpoint: str | None = None
@@ -357,10 +359,13 @@ class TextContext:
 
         Args:
             new_token: The token.
-            log_probabilities: Its log-probabilities, if the request includes them.
+            log_probabilities: Its log-probabilities, if the request includes them; with echo, after those of the
+                prompt or of the chunk.
         """
         self._draft_tokens = ()
         if self._active_idx < self._end_idx:
+            if self.log_probabilities_echo and log_probabilities is not None:
+                self._chunk_log_probabilities.append(log_probabilities)
             self._start_idx, self._active_idx = self._active_idx, self._end_idx
             return
         self._append(new_token, log_probabilities)
@@ -385,6 +390,13 @@ class TextContext:
         self._grow(self._end_idx + 1)
         self.tokens[self._end_idx] = token
         if log_probabilities is not None:
+            parts, self._chunk_log_probabilities = self._chunk_log_probabilities, []
+            if parts:
+                parts.append(log_probabilities)
+                log_probabilities = LogProbabilities(
+                    [number for part in parts for number in part.token_log_probabilities],
+                    [top for part in parts for top in part.top_log_probabilities],
+                )
             self._log_probabilities_data[self._end_idx] = log_probabilities
         self._end_idx += 1
         self._completion_end_idx = self._end_idx
@@ -410,6 +422,7 @@ class TextContext:
         """Turns all tokens into a prompt to process again, after the request lost its cache pages."""
         self._start_idx, self._active_idx = 0, self._end_idx
         self._is_initial_prompt, self._draft_tokens = True, ()
+        self._chunk_log_probabilities = []
 
     def compute_num_available_steps(self, max_seq_len: int) -> int:
         """The number of tokens that can be generated before the sequence is full.

@@ -50,6 +50,10 @@ def log_probabilities_of_step(
                     "echo needs the logits of the prompt; set enable_echo in the configuration"
                 )
             rows = outputs.logits.to(CPU()).to_numpy()[int(offsets[row]) : int(offsets[row + 1])]
+            if (
+                context.active_idx < context.end_idx
+            ):  # a chunk, which the prompt's next token follows
+                chosen = [int(context.all_tokens[context.active_idx])]
             chosen = [*context.next_tokens[1:].tolist(), *chosen]
         entries.append(of_rows(rows, chosen, context.log_probabilities))
     return entries

@@ -282,9 +282,10 @@ class RequestPages:
             context: The request; its page table is empty.
 
         Returns:
-            The number of skipped tokens; 0 if tokens of the request were already processed.
+            The number of skipped tokens; 0 if tokens of the request were already processed, or if the
+            log-probabilities of the prompt are requested, for which it is read as a whole.
         """
-        if context.start_idx != 0:
+        if context.start_idx != 0 or _echoes(context):
             return 0
         salt, contents, end = self._identity(context)
         tokens = context.all_tokens[: end + 1]
@@ -359,3 +360,8 @@ def _length_after(context: TextGenerationContext, num_steps: int) -> int:
 def _number(request: RequestID | TextGenerationContext) -> RequestID:
     """The number of a request that is given by it or by its context."""
     return request if isinstance(request, RequestID) else request.request_id
+
+
+def _echoes(context: TextGenerationContext) -> bool:
+    """Whether the log-probabilities of the prompt's tokens are requested."""
+    return bool(context.log_probabilities and getattr(context, "log_probabilities_echo", False))

@@ -18,12 +18,12 @@ from max.pipelines.core.text import utf8_size
 from max.serve.errors import ApiError
 from max.serve.generation import RunOptions, TextSequence, choices_of, generate_choices
 from max.serve.http.body import BodyRoute
-from max.serve.http.state import ServerState, json_response, state_of
+from max.serve.http.state import ServerState, state_of
 from max.serve.http.streaming import event_stream, unless_disconnected
 from max.serve.infill import infill_of, prompt_tokens
-from max.serve.limits import MAX_PROMPTS
+from max.serve.limits import LONG_LOGS, MAX_PROMPTS
 from max.serve.model import ServedModel
-from max.serve.offload import by_size
+from max.serve.offload import by_size, in_body_thread
 from max.serve.openai.fields import (
     FIRST_ERROR,
     REFUSED_SAMPLING,
@@ -33,7 +33,16 @@ from max.serve.openai.fields import (
     sampling_of,
 )
 from max.serve.openai.structure import GrammarFields, compiled_grammar
-from max.serve.openai.wire import HOLE, Chunks, completion_logprobs, error_event, new_id, usage
+from max.serve.openai.wire import (
+    HOLE,
+    Chunks,
+    completion_logprobs,
+    encode_in_steps,
+    encode_json,
+    error_event,
+    new_id,
+    usage,
+)
 from max.serve.request_context import current_request
 from max.serve.text import TextPiece, TokenLog
 from max.serve.worker.subscription import Repeated
@@ -153,7 +162,7 @@ async def completions(body: CompletionRequest, request: Request) -> Response:
         return await event_stream(request, _stream(plan, state), error_event)
     options = RunOptions(repeatable=True, timeout=state.settings.request_timeout_s)
     answer = await unless_disconnected(request, _answer(plan, options, state))
-    return json_response(answer)
+    return Response(answer, media_type="application/json")
 
 
 async def _plan(body: CompletionRequest, state: ServerState) -> _Plan:
@@ -230,7 +239,7 @@ async def _last_tokens(model: ServedModel, prompt: str | list[int], count: int) 
     return prompt[-count:]
 
 
-async def _answer(plan: _Plan, options: RunOptions, state: ServerState) -> dict[str, Any]:
+async def _answer(plan: _Plan, options: RunOptions, state: ServerState) -> bytes:
     stream = generate_choices(plan.model, plan.sequences, options, state.metrics)
     async with aclosing(stream):
         async for pieces in stream:
@@ -244,7 +253,14 @@ async def _answer(plan: _Plan, options: RunOptions, state: ServerState) -> dict[
                 choice.prompt_logs = piece.prompt_logs or choice.prompt_logs
                 choice.tokens, choice.stop = piece.tokens, piece.stop
                 choice.finish_reason = piece.finish_reason or choice.finish_reason
-    return {
+    if any(len(choice.prompt_logs) > LONG_LOGS for choice in plan.choices):
+        return await in_body_thread(_encoded, plan)
+    return _encoded(plan)
+
+
+def _encoded(plan: _Plan) -> bytes:
+    """The body of the answer."""
+    answer = {
         **plan.head,
         "choices": [
             {
@@ -258,6 +274,9 @@ async def _answer(plan: _Plan, options: RunOptions, state: ServerState) -> dict[
         ],
         "usage": plan.usage,
     }
+    if any(len(choice.prompt_logs) > LONG_LOGS for choice in plan.choices):
+        return encode_in_steps(answer)
+    return encode_json(answer)
 
 
 async def _stream(plan: _Plan, state: ServerState) -> AsyncGenerator[bytes, None]:
@@ -267,11 +286,11 @@ async def _stream(plan: _Plan, state: ServerState) -> AsyncGenerator[bytes, None
     async with aclosing(stream):
         async for pieces in stream:
             # not in streams, whose answers do not start again
-            yield b"".join(
-                writer.event(number, piece)
-                for number, piece in pieces
-                if isinstance(piece, TextPiece)
-            )
+            texts = [(number, piece) for number, piece in pieces if isinstance(piece, TextPiece)]
+            if any(len(piece.prompt_logs) > LONG_LOGS for _, piece in texts):
+                yield await in_body_thread(writer.events, texts)
+            else:
+                yield writer.events(texts)
     yield writer.end()
 
 
@@ -291,6 +310,10 @@ class _ChoiceEvents:
         """The last events."""
         return self._chunks.end(self._plan.usage)
 
+    def events(self, pieces: Sequence[tuple[int, TextPiece]]) -> bytes:
+        """The events of pieces, with the numbers of their choices."""
+        return b"".join([self.event(number, piece) for number, piece in pieces])
+
     def event(self, number: int, piece: TextPiece) -> bytes:
         """The event of a piece of a choice."""
         plan = self._plan
@@ -306,7 +329,8 @@ class _ChoiceEvents:
             return self._plain[number].fill(text)
         logs = plan.logprobs(choice, piece.logs, first)
         fields = self._choice(number, text, logs, piece.finish_reason, piece.stop)
-        return self._chunks.event(fields, plan.usage if plan.body.wants_each_usage else None)
+        totals = plan.usage if plan.body.wants_each_usage else None
+        return self._chunks.event(fields, totals, len(piece.prompt_logs) > LONG_LOGS)
 
     @staticmethod
     def _choice(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Iterable
-from typing import Any
+from typing import Any, cast
 
 import msgspec
 
@@ -26,13 +26,55 @@ def new_id(prefix: str) -> str:
     return f"{prefix}-{secrets.token_hex(14)}"
 
 
-def event(data: object) -> bytes:
+def event(data: object, is_long: bool = False) -> bytes:
     """An event of a stream.
 
     Args:
         data: Its data, encoded as JSON.
+        is_long: Whether it has long lists.
     """
-    return b"data: " + encode_json(data) + b"\n\n"
+    return b"data: " + (encode_in_steps(data) if is_long else encode_json(data)) + b"\n\n"
+
+
+_STEP = 4096
+
+
+def encode_in_steps(data: object) -> bytes:
+    """JSON of data with long lists, made in steps: while it encodes, other threads wait for Python's lock.
+
+    Args:
+        data: The data. Lists and dicts of lists are encoded in parts of `_STEP` elements.
+    """
+    parts: list[bytes] = []
+    _add_json(data, parts)
+    return b"".join(parts)
+
+
+def _add_json(data: object, parts: list[bytes]) -> None:
+    if isinstance(data, dict):
+        separator = b"{"
+        for name, value in cast("dict[str, object]", data).items():
+            parts += [separator, encode_json(name), b":"]
+            _add_json(value, parts)
+            separator = b","
+        parts.append(b"}" if data else b"{}")
+    elif isinstance(data, list) and len(cast("list[object]", data)) > _STEP:
+        items = cast("list[object]", data)
+        for start in range(0, len(items), _STEP):
+            parts.append(b"," if start else b"[")
+            parts.append(encode_json(items[start : start + _STEP])[1:-1])
+        parts.append(b"]")
+    elif isinstance(data, list) and any(
+        isinstance(item, dict) for item in cast("list[object]", data)
+    ):
+        separator = b"["
+        for item in cast("list[object]", data):
+            parts.append(separator)
+            _add_json(item, parts)
+            separator = b","
+        parts.append(b"]")
+    else:
+        parts.append(encode_json(data))
 
 
 HOLE = "\x00hole\x00"
@@ -69,15 +111,18 @@ class Chunks:
     def __init__(self, head: dict[str, Any], with_usage: bool) -> None:
         self._head, self._with_usage = head, with_usage
 
-    def event(self, choice: dict[str, Any], totals: dict[str, Any] | None = None) -> bytes:
+    def event(
+        self, choice: dict[str, Any], totals: dict[str, Any] | None = None, is_long: bool = False
+    ) -> bytes:
         """The event of a choice.
 
         Args:
             choice: Its fields.
             totals: The numbers of tokens so far; None: the event does not have them.
+            is_long: Whether it has long lists.
         """
         data = self._data(choice)
-        return event(data if totals is None else {**data, "usage": totals})
+        return event(data if totals is None else {**data, "usage": totals}, is_long)
 
     def template(self, choice: dict[str, Any]) -> EventTemplate:
         """The event of a choice whose text is filled in later.
