@@ -144,19 +144,26 @@ def read_activation(keys: ConfigKeys, key: str, default: str = "gelu") -> str:
     return ACTIVATIONS[keys.choice(key, tuple(ACTIVATIONS), default)]
 
 
-def read_sizes(keys: ConfigKeys) -> dict[str, Any]:
+def read_sizes(
+    keys: ConfigKeys, *, states_kv_heads: bool = False, states_head_dim: bool = False
+) -> dict[str, Any]:
     """The sizes that most families name alike, as fields of `EncoderConfig`.
 
     Args:
         keys: The keys of config.json.
+        states_kv_heads: Whether the family has a key for the number of KV heads; of others it is not read.
+        states_head_dim: Whether the family has a key for the size of a head; of others it is not read.
 
     Raises:
         ModelFilesError: A value is missing, or does not fit.
     """
     hidden = keys.integer("hidden_size", 1, LARGEST_SIZE)
     heads = keys.integer("num_attention_heads", 1, LARGEST_SIZE)
-    kv_heads = keys.integer("num_key_value_heads", 1, LARGEST_SIZE, heads)
-    head_dim = keys.integer("head_dim", 1, LARGEST_SIZE, None)
+    kv_heads, head_dim = heads, None
+    if states_kv_heads:
+        kv_heads = keys.integer("num_key_value_heads", 1, LARGEST_SIZE, heads)
+    if states_head_dim:
+        head_dim = keys.integer("head_dim", 1, LARGEST_SIZE, None)
     if head_dim is None and hidden % heads:
         raise keys.error("num_attention_heads", f"a divisor of hidden_size, which is {hidden}")
     if heads % kv_heads:

@@ -56,7 +56,7 @@ class EmbeddingGemma(EncoderModel):
         """
         if keys.value("attn_logit_softcapping") is not None:
             raise keys.error("attn_logit_softcapping", "none")
-        sizes = read_sizes(keys)
+        sizes = read_sizes(keys, states_kv_heads=True, states_head_dim=True)
         causal = not keys.flag("use_bidirectional_attention")
         window = longest_of(keys, "sliding_window", 4096)
         pattern = keys.integer("sliding_window_pattern", 1, LARGEST_SIZE, None)

@@ -82,7 +82,7 @@ class NomicBertEncoder(EncoderModel):
             activation = read_activation(keys, "hidden_act", "silu")
             rope = RopeConfig.from_keys(keys, 1000.0)
         return EncoderConfig(
-            **read_sizes(keys),
+            **read_sizes(keys, states_head_dim=True),
             norm_eps=keys.number("layer_norm_eps", over=0, most=1, default=1e-12),
             token_types=keys.integer("type_vocab_size", 0, LARGEST_SIZE, 2),
             rope=rope,

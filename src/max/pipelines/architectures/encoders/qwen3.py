@@ -43,7 +43,7 @@ class Qwen3Encoder(EncoderModel):
             raise keys.error("use_sliding_window", "false")
         bias = keys.flag("attention_bias")
         return EncoderConfig(
-            **read_sizes(keys),
+            **read_sizes(keys, states_kv_heads=True, states_head_dim=True),
             norm="rms",
             norm_eps=keys.number("rms_norm_eps", over=0, most=1, default=1e-6),
             norm_placement="before",
