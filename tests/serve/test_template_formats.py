@@ -213,6 +213,19 @@ def test_models_may_leave_out_marks() -> None:
     assert parsed(tools, list(call)) == (" b", [["get_weather", '{"city": "a"}']])
 
 
+@pytest.mark.parametrize(
+    ("style", "answer", "content"),
+    [
+        ("keyed", '<|pre|>[{"get_weather": {"city": "a"}}, oops more', ", oops more"),
+        ("pythonic", '<|tool_call_start|>[get_weather(city="a"), oops more', " oops more"),
+    ],
+)
+def test_text_within_a_list_of_calls_is_content(style: str, answer: str, content: str) -> None:
+    tools = found_of(TEMPLATES[style])
+    for pieces in ([answer], list(answer)):
+        assert parsed(tools, pieces) == (content, [["get_weather", '{"city": "a"}']])
+
+
 def test_a_value_may_have_the_mark_that_ends_it() -> None:
     tools = found_of(TEMPLATES["parameters"])
     value = "<parameter=city>\nx </parameter> y\n</parameter>"

@@ -125,8 +125,8 @@ class LayoutParser(BufferedParser):
                 self._buffer, self._state = self._buffer[at:], "text"
                 return
             # a mark without a call is text
-            mark = next((t for t in self._triggers if self._buffer.startswith(t)), "")
-            size = len(mark) or 1
+            begun = [len(mark) for mark in self._triggers if self._buffer.startswith(mark)]
+            size = begun[0] if begun else 1
             parts += self._parts.content(self._buffer[:size])
             self._buffer, self._state = self._buffer[size:], "text"
             return
@@ -152,7 +152,7 @@ class LayoutParser(BufferedParser):
                 continue
             at = self._space(at, last)
             size = run_end(self._buffer[at : at + _MOST_NAME])
-            if not size and at == len(self._buffer):
+            if at == len(self._buffer):
                 raise _Wait
             if not size:
                 return None
