@@ -208,6 +208,7 @@ _KERNELS = {
         "norms": "apply_qk_rms_norm mtp_eh_norm row_mean_of_squares row_mean_of_squares_qk rms_norm_value_cache "
         "fused_qk_ragged_rms_norm",
         "projections": "fused_qkv_padded_matmul",
+        "streams": "hyper_connection_gates",
         "rope": "rope_ragged rope_ragged_with_position_ids fused_qk_rms_norm_rope_ragged rope_split_store_ragged",
     }.items()
     for name in names.split()
@@ -295,7 +296,7 @@ NAMES: dict[str, dict[str, str]] = {
         "LinearV2": "max.nn.linear.Linear",
         "MLPV2": "max.nn.linear.MLP",
     },
-    "max.nn.kernels": {"hyper_connection_gates": "max.nn.layers.hyper_connection", **_KERNELS},
+    "max.nn.kernels": _KERNELS,
     "max.nn.moe": {"GatedActivation": "max.nn.activation", "MoEQuantized": "max.nn.moe.MoEFp8"},
     "max.pipelines": {
         "EmbeddingsPipeline": LIB + "embeddings_pipeline",

@@ -108,6 +108,12 @@ CASES: dict[
         [(np.int32, (2,))],
         {"least_rows": 8, "most_cached": 3, "saved": 5, "spent": 2, "count": 12},
     ),
+    "gates of streams": (
+        "mo.streams.gates",
+        [floats(5, 15), floats(15), floats(3)],
+        [(np.float32, (5, 3)), (np.float32, (5, 3)), (np.float32, (5, 9))],
+        {"hc_mult": 3, "hc_eps": 1e-3, "hc_sinkhorn_iters": 4},
+    ),
     "token selection": (
         "mo.tokens.select.ragged.paged",
         [floats(15, 4, 16), floats(15, 4), PAGED[1], LATENT.blocks[:, :1], *PAGED[3:5], PAGED[6]],

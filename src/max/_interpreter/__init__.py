@@ -30,6 +30,7 @@ from max._interpreter import (
     reduction,
     shape,
     spatial,
+    streams,
     token_selection,
 )
 from max._interpreter.core import (
@@ -70,5 +71,6 @@ __all__ = [
     "run",
     "shape",
     "spatial",
+    "streams",
     "token_selection",
 ]

@@ -172,6 +172,7 @@ _CPU_FAMILIES: dict[str, str] = {
     "mo.fold": "images.fold",
     "mo.roi_align": "images.roi_align",
     "mo.nms": "images.suppression",
+    "mo.streams.gates": "numeric.stream_gates",
     "mo.irfft": "numeric.fourier",
     "mo.random": "numeric.random",
     "mo.dequantize": "products.quantised.dequantise",

@@ -22,6 +22,7 @@ from max.mlir.ops import (
     sampling,
     shape,
     spatial,
+    streams,
 )
 
 __all__ = [
@@ -46,4 +47,5 @@ __all__ = [
     "sampling",
     "shape",
     "spatial",
+    "streams",
 ]

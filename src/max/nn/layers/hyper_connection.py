@@ -2,123 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any
-
-from max import kernel as k
 from max.dtype import DType
-from max.graph import DeviceRef, TensorType, TensorValue, Weight, ops
-from max.graph.ops._stage import check_operand
+from max.graph import DeviceRef, TensorValue, Weight, ops
+from max.nn.kernels.streams import hyper_connection_gates
 from max.nn.layer import Module
 
-__all__ = ["HyperConnection", "hyper_connection_gates", "mix_streams"]
-
-_KERNEL = "max.hyper_connection.gates"
-
-
-@k.inline
-def _sigmoid(x: Any) -> Any:
-    return k.f32(1) / (k.f32(1) + k.exp(-x))
-
-
-@k.register(_KERNEL)
-def _gates(
-    pre: k.Output[k.f32, 2],
-    post: k.Output[k.f32, 2],
-    comb: k.Output[k.f32, 2],
-    proj: k.Input[k.f32, 2],
-    base: k.Input[k.f32, 1],
-    scale: k.Input[k.f32, 1],
-    ctx: k.Context,
-    *,
-    mult: int,
-    eps: float,
-    steps: int,
-) -> None:
-    for row in ctx.parallel(proj.shape[0]):
-        for i in k.static_range(mult):
-            pre[row, i] = _sigmoid(proj[row, i] * scale[0] + base[i]) + k.f32(eps)
-            post[row, i] = k.f32(2) * _sigmoid(proj[row, mult + i] * scale[1] + base[mult + i])
-        mix = k.tile(k.f32, (mult, mult), fill=0.0)
-        for i in k.static_range(mult):
-            top = k.f32(float("-inf"))
-            for j in k.static_range(mult):
-                at = (2 + i) * mult + j
-                mix[i, j] = proj[row, at] * scale[2] + base[at]
-                top = k.max(top, mix[i, j])
-            total = k.f32(0)
-            for j in k.static_range(mult):
-                mix[i, j] = k.exp(mix[i, j] - top)
-                total += mix[i, j]
-            for j in k.static_range(mult):
-                mix[i, j] = mix[i, j] / total + k.f32(eps)
-        # Sinkhorn-Knopp: alternately normalise columns and rows of a positive matrix, columns first and last
-        for step in range(2 * steps - 1):
-            for i in k.static_range(mult):
-                total = k.f32(eps)
-                for j in k.static_range(mult):
-                    total += mix[j, i] if step % 2 == 0 else mix[i, j]
-                for j in k.static_range(mult):
-                    if step % 2 == 0:
-                        mix[j, i] = mix[j, i] / total
-                    else:
-                        mix[i, j] = mix[i, j] / total
-        for i in k.static_range(mult):
-            for j in k.static_range(mult):
-                comb[row, i * mult + j] = mix[i, j]
-
-
-def hyper_connection_gates(
-    hc_proj: TensorValue,
-    pre_post_comb_b: TensorValue,
-    pre_post_comb_scale: TensorValue,
-    hc_mult: int,
-    hc_eps: float,
-    hc_sinkhorn_iters: int,
-) -> tuple[TensorValue, TensorValue, TensorValue]:
-    """Computes the weights that mix residual streams from a projection of the streams.
-
-    Args:
-        hc_proj: ``[tokens, (2 + hc_mult) * hc_mult]``, float32.
-        pre_post_comb_b: Added to the scaled projection, float32 ``[(2 + hc_mult) * hc_mult]``.
-        pre_post_comb_scale: The factors of the three parts, float32 ``[3]``.
-        hc_mult: The number of streams.
-        hc_eps: Added to weights and to the sums that divide them.
-        hc_sinkhorn_iters: The number of times that columns are normalised; rows are normalised in between.
-
-    Returns:
-        Three tensors: the weight of each stream in the input of a layer, ``[tokens, hc_mult]``; the weight of its
-        output in each stream, ``[tokens, hc_mult]``; and the mixing matrix of the streams,
-        ``[tokens, hc_mult * hc_mult]``.
-
-    Raises:
-        ValueError: A shape does not fit, or `hc_mult` or `hc_sinkhorn_iters` is less than 1.
-        TypeError: An operand is not float32.
-    """
-    op = "hyper_connection_gates"
-    for name, value in (("hc_mult", hc_mult), ("hc_sinkhorn_iters", hc_sinkhorn_iters)):
-        if type(value) is not int or value < 1:
-            raise ValueError(f"{op}: {name} is {value!r}, expected 1 or more")
-    width = (2 + hc_mult) * hc_mult
-    operands = {
-        "hc_proj": (hc_proj, 2, width),
-        "pre_post_comb_b": (pre_post_comb_b, 1, width),
-        "pre_post_comb_scale": (pre_post_comb_scale, 1, 3),
-    }
-    for name, (value, rank, size) in operands.items():
-        check_operand(op, name, value, DType.float32, rank)
-        if value.shape[-1] != size:
-            raise ValueError(f"{op}: {name} is {value!r}, expected {size} as the last dimension")
-    rows, device = hc_proj.shape[0], hc_proj.device
-    sizes = (hc_mult, hc_mult, hc_mult * hc_mult)
-    parameters: dict[str, Any] = {"mult": hc_mult, "eps": float(hc_eps), "steps": hc_sinkhorn_iters}
-    pre, post, comb = ops.custom(
-        _KERNEL,
-        device,
-        [hc_proj, pre_post_comb_b, pre_post_comb_scale],
-        [TensorType(DType.float32, [rows, size], device) for size in sizes],
-        parameters,
-    )
-    return pre.tensor, post.tensor, comb.tensor
+__all__ = ["HyperConnection", "mix_streams"]
 
 
 def mix_streams(
@@ -180,7 +69,7 @@ class HyperConnection(Module):
         hc_mult: The number of streams.
         device: The device of the weights.
         dtype: The dtype of the weights; must be float32.
-        hc_sinkhorn_iters: The number of times that the columns of the mixing matrix are normalised.
+        hc_sinkhorn_iters: The number of times that the columns of the mixing matrix are normalized.
         hc_eps: Added to weights and to the sums that divide them.
         rms_norm_eps: Added to the mean square of a token's streams.
     """
