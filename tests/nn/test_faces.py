@@ -52,3 +52,10 @@ def test_classes_are_found_by_their_module_and_name(name) -> None:
         if inspect.isclass(value):
             assert "._" not in value.__module__, value
             assert getattr(import_module(value.__module__), value.__qualname__) is value
+
+
+def test_folders_have_at_most_20_files() -> None:
+    root = Path(next(iter(max.nn.__path__)))
+    for folder in [root, *(p for p in root.rglob("*") if p.is_dir() and p.name != "__pycache__")]:
+        files = [path.name for path in folder.glob("*.py")]
+        assert len(files) <= 20, (folder, sorted(files))

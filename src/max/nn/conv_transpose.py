@@ -169,7 +169,7 @@ class ConvTranspose1d(_ConvTranspose):
 
 
 class WeightNormConvTranspose1d(_ConvTranspose):
-    """A `ConvTranspose1d` with weight normalisation: the filter is ``g v / |v|`` (https://arxiv.org/abs/1602.07868).
+    """A `ConvTranspose1d` with weight normalization: the filter is ``g v / |v|`` (https://arxiv.org/abs/1602.07868).
 
     The norm ``|v|`` is over all axes except that of the input channels.
 

@@ -143,7 +143,7 @@ class Float8Config:
         attn_qkv_in_float8: The layers whose attention projections are in float8.
         embedding_output_dtype: The dtype of the embedding's output.
         bias_dtype: The dtype of biases; by default that of the layer.
-        quant_method: The quantisation method of the checkpoint, such as ``fbgemm_fp8``.
+        quant_method: The quantization method of the checkpoint, such as ``fbgemm_fp8``.
     """
 
     input_scale: Float8InputScaleSpec
@@ -166,7 +166,7 @@ class Float8Config:
 
 
 _METHODS = ("compressed-tensors", "fbgemm_fp8", "fp8")
-"""The quantisation methods of float8 checkpoints."""
+"""The quantization methods of float8 checkpoints."""
 _MLP = ("gate_proj", "up_proj", "down_proj")
 _ATTENTION = ("q_proj", "k_proj", "v_proj", "o_proj")
 

@@ -141,7 +141,7 @@ class GPTQLinearV1(QLinearV1):
         weight: uint8 rows of packed integers and scales; see `max.nn._gptq_rows.gptq_rows`.
         bias: ``[out_dim]``.
         quantization_encoding: GPTQ.
-        quantization_config: How the weight was quantised.
+        quantization_config: How the weight was quantized.
         perm_idx: The index of the input that each column of the weight multiplies, integers ``[in_dim]``.
 
     Raises:
@@ -151,7 +151,7 @@ class GPTQLinearV1(QLinearV1):
     __module__ = "max.nn.linear"
 
     quantization_config: QuantizationConfig | None = None
-    """How the weight was quantised."""
+    """How the weight was quantized."""
 
     perm_idx: TensorValueLike | None = None
     """The index of the input that each column of the weight multiplies."""
@@ -286,7 +286,7 @@ class RMSNormV1(Layer):
         self.weight_offset, self.multiply_before_cast = weight_offset, multiply_before_cast
 
     def __call__(self, x: TensorValue) -> TensorValue:
-        """The normalised tensor.
+        """The normalized tensor.
 
         Args:
             x: ``[…, dim]``.
@@ -326,7 +326,7 @@ class LayerNormV1(Layer):
         self.weight, self.bias, self.eps = weight, bias, eps
 
     def __call__(self, x: TensorValue) -> TensorValue:
-        """The normalised tensor.
+        """The normalized tensor.
 
         Args:
             x: ``[…, dims]``.

@@ -1,4 +1,4 @@
-"""`QuantConfig`: the quantisation of weights and inputs, with the names and fields of version 26."""
+"""`QuantConfig`: the quantization of weights and inputs, with the names and fields of version 26."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ __all__ = ["QuantConfig", "QuantFormat"]
 
 
 class QuantFormat(Enum):
-    """The format of a checkpoint's quantised weights."""
+    """The format of a checkpoint's quantized weights."""
 
     __module__ = "max.nn.quant_config"
 
@@ -59,15 +59,15 @@ _METHODS = {
 
 @dataclass(init=False)
 class QuantConfig(Float8Config):
-    """The quantised parts of a model and their scales: a `Float8Config` with the fields of version 26.
+    """The quantized parts of a model and their scales: a `Float8Config` with the fields of version 26.
 
     Layers accept it as ``quant_config=`` or ``float8_config=``.
 
     Args:
         input_scale: How inputs are scaled.
         weight_scale: How weights are scaled.
-        mlp_quantized_layers: The layers whose MLP is quantised.
-        attn_quantized_layers: The layers whose attention projections are quantised.
+        mlp_quantized_layers: The layers whose MLP is quantized.
+        attn_quantized_layers: The layers whose attention projections are quantized.
         format: The format; must be one of 8-bit floats.
         embedding_output_dtype: The dtype of the embedding's output.
         shared_experts_weight_dtype: The dtype of the weights of shared experts; None: that of the other experts.
@@ -122,8 +122,8 @@ class QuantConfig(Float8Config):
         """Creates a config of 8-bit floats with a scale per weight block and dynamic scales per input row and block.
 
         Args:
-            mlp_quantized_layers: The layers whose MLP is quantised.
-            attn_quantized_layers: The layers whose attention projections are quantised.
+            mlp_quantized_layers: The layers whose MLP is quantized.
+            attn_quantized_layers: The layers whose attention projections are quantized.
             block_size: Rows and columns of a block of a weight; the columns are also the width of a block of the input.
             scale_dtype: The dtype of the scales.
             embedding_output_dtype: The dtype of the embedding's output.
@@ -144,12 +144,12 @@ class QuantConfig(Float8Config):
 
     @property
     def mlp_quantized_layers(self) -> set[int]:
-        """The layers whose MLP is quantised."""
+        """The layers whose MLP is quantized."""
         return self.mlp_in_float8
 
     @property
     def attn_quantized_layers(self) -> set[int]:
-        """The layers whose attention projections are quantised."""
+        """The layers whose attention projections are quantized."""
         return self.attn_qkv_in_float8
 
     @property
@@ -169,7 +169,7 @@ class QuantConfig(Float8Config):
         return self.shared_experts_weight_dtype or routed_weight_dtype
 
     def shared_experts_use_quant(self, routed_weight_dtype: DType) -> bool:
-        """Whether the weights of shared experts are quantised like those of the other experts.
+        """Whether the weights of shared experts are quantized like those of the other experts.
 
         Args:
             routed_weight_dtype: The dtype of the weights of the other experts.
@@ -177,7 +177,7 @@ class QuantConfig(Float8Config):
         return self.shared_experts_dtype(routed_weight_dtype) is routed_weight_dtype
 
     def quantized_scales_type(self, quantized_shape: Shape, device_ref: DeviceRef) -> TensorType:
-        """The type of the scales of an input that is quantised in blocks.
+        """The type of the scales of an input that is quantized in blocks.
 
         Args:
             quantized_shape: Rows and columns of the input.

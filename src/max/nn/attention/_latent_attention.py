@@ -98,7 +98,7 @@ class LatentInputs:
 class LatentAttentionWithRope(Module):
     """Causal self-attention of a ragged batch over cached latents.
 
-    A token's latent has `kv_lora_rank` normalised elements, from which each head expands its key and value, and a
+    A token's latent has `kv_lora_rank` normalized elements, from which each head expands its key and value, and a
     rotated part that all heads share. For decoding, queries are projected into the latent space (weight absorption), so
     that the cache is read once for all heads. For prompts, keys and values of all tokens are expanded instead if that
     takes fewer multiplications (`max.nn._latent_plan`).
@@ -313,11 +313,11 @@ class LatentAttentionWithRope(Module):
             freqs_cis, self._positions(rows, kv_collection, input_row_offsets), axis=0
         )
         latents = self.kv_a_proj_with_mqa(x)
-        normalised = self.kv_a_layernorm(latents[:, : self.kv_lora_rank])
+        normalized = self.kv_a_layernorm(latents[:, : self.kv_lora_rank])
         shared = ops.reshape(latents[:, self.kv_lora_rank :], [rows, 1, self.qk_rope_head_dim])
         shared = rotate_rows(shared, angles, self.rope.interleaved)
         shared = ops.reshape(shared, [rows, self.qk_rope_head_dim])
-        entry = ops.concat([normalised, ops.cast(shared, normalised.dtype)], axis=1)
+        entry = ops.concat([normalized, ops.cast(shared, normalized.dtype)], axis=1)
         store_rows(self.kv_params, entry, input_row_offsets, kv_collection, layer_idx)
 
         query_latents, q = self._queries(x)

@@ -9,12 +9,9 @@ from typing import Any
 from max._earlier import later_keywords
 from max.dtype import DType
 from max.graph import DeviceRef, ShardingStrategy, TensorValue, ops
-from max.nn.attention._projections import QKVProjections
+from max.nn.attention.cached_attention import CachedAttention
 from max.nn.attention.mask_config import MHAMaskVariant
 from max.nn.float8_config import Float8Config
-from max.nn.kernels.attention import flash_attention_ragged
-from max.nn.kernels.cache import store_kv_cache_ragged
-from max.nn.kernels.rope import fused_qk_ragged_rope
 from max.nn.kv_cache.cache_params import KVCacheParams
 from max.nn.kv_cache.cache_values import PagedCacheValues
 from max.nn.layers.linear import Linear
@@ -33,7 +30,7 @@ def distribute_value(v: TensorValue, devices: list[DeviceRef]) -> list[TensorVal
     return [v.to(device) for device in devices]
 
 
-class AttentionWithRope(QKVProjections):
+class AttentionWithRope(CachedAttention):
     """Causal self-attention of a ragged batch, with rotated queries and keys.
 
     ``softmax(scale * q kᵀ + mask) v``; sums and softmax are computed in float32. Query head ``i`` reads KV head
@@ -57,7 +54,7 @@ class AttentionWithRope(QKVProjections):
         has_bias: Whether queries, keys and values have biases.
         float8_config: How float8 projections and their inputs are scaled.
         clip_qkv: The weights of queries, keys and values are clamped to ``[-clip_qkv, clip_qkv]``.
-        use_qk_norm: Whether query and key heads are normalised before they are rotated.
+        use_qk_norm: Whether query and key heads are normalized before they are rotated.
         rms_norm_eps: The epsilon of these norms.
 
     Raises:
@@ -268,35 +265,31 @@ class AttentionWithRope(QKVProjections):
             ValueError: A shape does not fit.
             TypeError: A dtype does not fit.
         """
-        params = self.kv_params
         q, k, v = self.project_qkv(x)
-        queries = self.per_head(q)
+        queries, keys = self.per_head(q), k
         if self.q_norm is not None and self.k_norm is not None:
             queries = self.q_norm(queries)
-            per_head = [k.shape[0], self.num_key_value_heads, params.head_dim]
-            k = ops.reshape(self.k_norm(ops.reshape(k, per_head)), k.shape)
-        store_kv_cache_ragged(params, k, v, input_row_offsets, kv_collection, layer_idx)
-        queries = fused_qk_ragged_rope(
-            params,
+            keys = self.k_norm(self.per_head(k))
+        queries = self.store_rotated(
             queries,
+            keys,
+            v,
             input_row_offsets,
             kv_collection,
             freqs_cis,
             layer_idx,
-            interleaved=self.rope.interleaved,
+            self.rope.interleaved,
         )
         window = self.sliding_window
         causal, sliding = MHAMaskVariant.CAUSAL_MASK, MHAMaskVariant.SLIDING_WINDOW_CAUSAL_MASK
-        attended = flash_attention_ragged(
-            params,
-            self.queries_for(queries),
+        attended = self.attend_cache(
+            queries,
             input_row_offsets,
             kv_collection,
             layer_idx,
-            causal if window is None else sliding,
-            self.scale,
-            -1 if window is None else window,
-            out_dtype=self.attended_dtype(queries),
+            mask_variant=causal if window is None else sliding,
+            scale=self.scale,
+            local_window_size=-1 if window is None else window,
         )
         return self.project_out(attended, x)
 

@@ -1,4 +1,4 @@
-"""Attention with rotary position embedding and quantised weights: GGUF blocks, and GPTQ."""
+"""Attention with rotary position embedding and quantized weights: GGUF blocks, and GPTQ."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ class GPTQAttentionWithRope(AttentionWithRope):
     """`AttentionWithRope` with GPTQ weights in the layout of checkpoints; see `GPTQLinear`.
 
     Args:
-        quantization_config: How the weights were quantised.
+        quantization_config: How the weights were quantized.
         rope: Provides the scale of the attention scores and the layout of rotated pairs.
         num_attention_heads: The number of query heads.
         num_key_value_heads: The number of KV heads.

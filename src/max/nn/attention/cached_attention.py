@@ -1,4 +1,4 @@
-"""The projections of attention layers."""
+"""The base of attention layers over the paged KV cache: projections, rotation, stores, attention."""
 
 from __future__ import annotations
 
@@ -8,16 +8,23 @@ from typing import Any
 from max.dtype import DType
 from max.graph import DeviceRef, TensorValue, Weight, ops
 from max.nn.clamp import clamp
+from max.nn.kernels.attention import flash_attention_ragged
+from max.nn.kernels.cache import store_kv_cache_ragged
 from max.nn.kernels.products import HALF, project
+from max.nn.kernels.rope import fused_qk_ragged_rope, rotate_ragged
 from max.nn.kv_cache.cache_params import KVCacheParams
+from max.nn.kv_cache.cache_values import PagedCacheValues
 from max.nn.layer import Module
 from max.nn.layers.linear import Linear
 
-__all__ = ["QKVProjections"]
+__all__ = ["CachedAttention"]
 
 
-class QKVProjections(Module):
-    """Base of attention layers: the projections to queries, keys and values, and the output projection.
+class CachedAttention(Module):
+    """Base of attention layers of ragged batches over the paged KV cache.
+
+    A layer projects its input to queries, keys and values, may change them, stores keys and values by `store` (rotated
+    by `store_rotated`), attends by `attend_cache`, and projects the result by `project_out`.
 
     Weights: ``q_proj``, ``k_proj``, ``v_proj`` (or ``qkv_proj.weight``, stacked), and ``o_proj``.
     """
@@ -138,12 +145,98 @@ class QKVProjections(Module):
         rounded = weight.dtype in HALF or weight.quantization_encoding is not None
         return ops.cast(q, self.kv_params.dtype) if rounded and self.kv_params.dtype in HALF else q
 
+    def store_rotated(
+        self,
+        queries: TensorValue,
+        keys: TensorValue,
+        v: TensorValue,
+        input_row_offsets: TensorValue,
+        kv_collection: PagedCacheValues,
+        freqs_cis: TensorValue,
+        layer_idx: TensorValue,
+        interleaved: bool,
+    ) -> TensorValue:
+        """Rotates queries and keys by the positions of their tokens, and writes keys and values to the cache.
+
+        Args:
+            queries: ``[total_seq_len, n_heads, head_dim]``.
+            keys: ``[total_seq_len, num_key_value_heads, head_dim]``, or with these heads concatenated.
+            v: The values ``[total_seq_len, num_key_value_heads * head_dim]``.
+            input_row_offsets: The first row of each sequence.
+            kv_collection: The cache.
+            freqs_cis: Interleaved cosines and sines, one row per position.
+            layer_idx: The index of the layer in the cache.
+            interleaved: Whether the two elements of a rotated pair are adjacent.
+
+        Returns:
+            The rotated queries.
+        """
+        params = self.kv_params
+        rotation = (input_row_offsets, kv_collection, freqs_cis, layer_idx, interleaved)
+        # a key of an 8-bit cache is rotated before it is stored, so that it is rounded once
+        if not params.rotates_stored_keys:
+            queries, keys = (
+                rotate_ragged(params, y, *rotation) for y in (queries, self.per_head(keys))
+            )
+        self.store(keys, v, input_row_offsets, kv_collection, layer_idx)
+        if params.rotates_stored_keys:
+            queries = fused_qk_ragged_rope(params, queries, *rotation)
+        return queries
+
+    def store(
+        self,
+        keys: TensorValue,
+        v: TensorValue,
+        input_row_offsets: TensorValue,
+        kv_collection: PagedCacheValues,
+        layer_idx: TensorValue,
+    ) -> None:
+        """Writes keys and values to the cache as they are.
+
+        Args:
+            keys: ``[total_seq_len, num_key_value_heads, head_dim]``, or with these heads concatenated.
+            v: The values ``[total_seq_len, num_key_value_heads * head_dim]``.
+            input_row_offsets: The first row of each sequence.
+            kv_collection: The cache.
+            layer_idx: The index of the layer in the cache.
+        """
+        k = keys if keys.rank == 2 else ops.reshape(keys, [keys.shape[0], self.kv_width])
+        store_kv_cache_ragged(self.kv_params, k, v, input_row_offsets, kv_collection, layer_idx)
+
+    def attend_cache(
+        self,
+        queries: TensorValue,
+        input_row_offsets: TensorValue,
+        kv_collection: PagedCacheValues,
+        layer_idx: TensorValue,
+        **options: Any,
+    ) -> TensorValue:
+        """Attention of the new tokens, of the dtype that the output projection reads.
+
+        Args:
+            queries: ``[total_seq_len, n_heads, head_dim]``.
+            input_row_offsets: The first row of each sequence.
+            kv_collection: The cache, with the new keys and values stored.
+            layer_idx: The index of the layer in the cache.
+            options: The mask and the scores: more arguments of `max.nn.kernels.flash_attention_ragged`.
+        """
+        return flash_attention_ragged(
+            self.kv_params,
+            self.queries_for(queries),
+            input_row_offsets,
+            kv_collection,
+            layer_idx,
+            out_dtype=self.attended_dtype(queries),
+            **options,
+        )
+
     def project_out(self, attended: TensorValue, like: TensorValue) -> TensorValue:
         """The result ``[total_seq_len, hidden_size]``, of the dtype of the layer's input."""
         total = attended.shape[0]
         y = self.o_proj(ops.reshape(attended, [total, self.q_width]))
         return ops.cast(y, like.dtype)
 
-    def per_head(self, q: TensorValue) -> TensorValue:
-        """Queries as ``[total_seq_len, n_heads, head_dim]``."""
-        return ops.reshape(q, [q.shape[0], self.n_heads, self.kv_params.head_dim])
+    def per_head(self, y: TensorValue) -> TensorValue:
+        """Queries, keys or values as ``[total_seq_len, heads, head_dim]``."""
+        dim = self.kv_params.head_dim
+        return y if y.rank == 3 else ops.reshape(y, [y.shape[0], int(y.shape[1]) // dim, dim])

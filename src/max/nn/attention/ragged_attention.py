@@ -8,10 +8,8 @@ from typing import Any
 
 from max.dtype import DType
 from max.graph import DeviceRef, TensorValue
-from max.nn.attention._projections import QKVProjections
+from max.nn.attention.cached_attention import CachedAttention
 from max.nn.attention.mask_config import MHAMaskVariant
-from max.nn.kernels.attention import flash_attention_ragged
-from max.nn.kernels.cache import store_kv_cache_ragged
 from max.nn.kv_cache.cache_params import KVCacheParams
 from max.nn.kv_cache.cache_values import PagedCacheValues
 from max.nn.layers.linear import Linear
@@ -19,7 +17,7 @@ from max.nn.layers.linear import Linear
 __all__ = ["RaggedAttention"]
 
 
-class RaggedAttention(QKVProjections):
+class RaggedAttention(CachedAttention):
     """Self-attention of a ragged batch, with any mask that the kernel supports.
 
     ``softmax(scale * q kᵀ + mask) v``; sums and softmax are computed in float32. Query head ``i`` reads KV head
@@ -103,16 +101,14 @@ class RaggedAttention(QKVProjections):
             raise TypeError("RaggedAttention: input_row_offsets is missing")
         offsets = kwargs["input_row_offsets"]
         q, k, v = self.project_qkv(x)
-        store_kv_cache_ragged(self.kv_params, k, v, offsets, kv_collection, layer_idx)
-        attended = flash_attention_ragged(
-            self.kv_params,
-            self.queries_for(self.per_head(q)),
+        self.store(k, v, offsets, kv_collection, layer_idx)
+        attended = self.attend_cache(
+            self.per_head(q),
             offsets,
             kv_collection,
             layer_idx,
-            self.mask_variant,
-            self.scale,
-            kwargs.get("local_window_size", -1),
-            out_dtype=self.attended_dtype(q),
+            mask_variant=self.mask_variant,
+            scale=self.scale,
+            local_window_size=kwargs.get("local_window_size", -1),
         )
         return self.project_out(attended, x)

@@ -1,4 +1,4 @@
-"""The ops of attention over a paged KV cache, of quantised products, of experts and of sampling.
+"""The ops of attention over a paged KV cache, of quantized products, of experts and of sampling.
 
 A ragged batch holds the tokens of all sequences, concatenated; ``input_row_offsets`` (uint32 ``[batch + 1]``) holds the
 first row of each sequence. The cache is a `PagedCacheValues`; ``layer_idx`` (uint32, rank 0) is the index of a layer in

@@ -50,7 +50,7 @@ def quantize_static_scaled_float8(
     scale_is_inverted: bool = True,
     out_type: DType = DType.float8_e4m3fn,
 ) -> TensorValue:
-    """Quantises to float8 with a given scale; magnitudes out of range saturate.
+    """Quantizes to float8 with a given scale; magnitudes out of range saturate.
 
     Args:
         x: A float tensor.
@@ -75,7 +75,7 @@ def quantize_dynamic_scaled_float8(
     out_type: DType = DType.float8_e4m3fn,
     scales_type: DType = DType.bfloat16,
 ) -> tuple[TensorValue, TensorValue]:
-    """Quantises to float8 with computed scales, which map the greatest magnitude of each group to the type's maximum.
+    """Quantizes to float8 with computed scales, which map the greatest magnitude of each group to the type's maximum.
 
     Args:
         input: ``[rows, columns]``.
@@ -106,11 +106,11 @@ def quantize_dynamic_scaled_float8(
     if input_scale_spec.is_tensor:
         magnitude = ops.broadcast_to(ops.max(ops.max(magnitude, axis=0), axis=1), magnitude.shape)
     bounded = ops.max(ops.min(magnitude, scale_ub), _LEAST)
-    # the product applies the scale rounded to `scales_type`: quantise with the same rounded scale
+    # the product applies the scale rounded to `scales_type`: quantize with the same rounded scale
     scales = ops.cast(bounded / _greatest(out_type), scales_type)
-    quantised = _rounded(wide / ops.cast(scales, F32), out_type)
+    quantized = _rounded(wide / ops.cast(scales, F32), out_type)
     table = ops.transpose(ops.reshape(scales, (rows, size // group)), 0, 1)
-    return ops.reshape(quantised, (rows, columns)), table
+    return ops.reshape(quantized, (rows, columns)), table
 
 
 def matmul_static_scaled_float8(

@@ -235,7 +235,7 @@ def topk_topp_masked_probs(
     ranked, _ = ops.top_k(probabilities, size)
     number = _numbers(size, logits.device)
     count = ops.where(k < 0, ops.constant(size, DType.int64, logits.device), k)
-    # top-p applies to the distribution renormalised after top-k
+    # top-p applies to the distribution renormalized after top-k
     left = ops.where(
         ops.greater(count, number), ranked, ops.constant(0.0, DType.float32, logits.device)
     )

@@ -36,21 +36,21 @@ def rms_norm_key_cache(
     multiply_before_cast: bool = True,
     per_head_norm: bool = True,
 ) -> None:
-    """Normalises the new keys of the cache, in place.
+    """Normalizes the new keys of the cache, in place.
 
     Args:
         kv_params: The parameters of the cache.
         kv_collection: The cache, with the new keys stored.
         gamma: The weight: ``[head_dim]``, or ``[kv_heads * head_dim]`` without `per_head_norm`. With `rms_norm_cols` it
-            is ``[rms_norm_cols]``, and only the leading elements are normalised.
+            is ``[rms_norm_cols]``, and only the leading elements are normalized.
         epsilon: Added to the mean of squares.
         layer_idx: The index of the layer in the cache.
         total_seq_len: The number of new tokens.
         input_row_offsets: The first row of each sequence.
         weight_offset: Added to the weight.
-        rms_norm_cols: The number of leading elements to normalise; by default all of them.
+        rms_norm_cols: The number of leading elements to normalize; by default all of them.
         multiply_before_cast: Whether the product with the weight is computed in float32, before it is rounded.
-        per_head_norm: Whether each head is normalised separately.
+        per_head_norm: Whether each head is normalized separately.
 
     Raises:
         ValueError: The weight's size does not fit.
@@ -74,7 +74,7 @@ def rms_norm_value_cache(
     multiply_before_cast: bool = True,
     per_head_norm: bool = True,
 ) -> None:
-    """Normalises the new values of the cache, in place; see `rms_norm_key_cache`.
+    """Normalizes the new values of the cache, in place; see `rms_norm_key_cache`.
 
     Args:
         kv_params: The parameters of the cache.
@@ -85,9 +85,9 @@ def rms_norm_value_cache(
         total_seq_len: The number of new tokens.
         input_row_offsets: The first row of each sequence.
         weight_offset: Added to the weight.
-        rms_norm_cols: The number of leading elements to normalise; by default all of them.
+        rms_norm_cols: The number of leading elements to normalize; by default all of them.
         multiply_before_cast: Whether the product with the weight is computed in float32, before it is rounded.
-        per_head_norm: Whether each head is normalised separately.
+        per_head_norm: Whether each head is normalized separately.
 
     Raises:
         ValueError: The weight's size does not fit, or the cache has no values.
@@ -113,7 +113,7 @@ def _norm_rows(
     if columns != size and rms_norm_cols != columns:
         raise ValueError(
             f"{op}: gamma has {columns} elements, a {'head' if per_head_norm else 'key'} {size}; "
-            f"rms_norm_cols={columns} normalises the first ones only"
+            f"rms_norm_cols={columns} normalizes the first ones only"
         )
     if columns > size:
         raise ValueError(f"{op}: gamma has {columns} elements, more than the {size} of a key")
@@ -128,7 +128,7 @@ def _norm_rows(
     )
     shape = [keys.shape[0], heads if per_head_norm else 1, size]
     parts = ops.reshape(keys, shape)
-    normalised = ops.rms_norm(
+    normalized = ops.rms_norm(
         parts[:, :, :columns] if columns < size else parts,
         ops.cast(gamma, keys.dtype),
         float(epsilon),
@@ -136,8 +136,8 @@ def _norm_rows(
         multiply_before_cast=multiply_before_cast,
     )
     if columns < size:
-        normalised = ops.concat([normalised, parts[:, :, columns:]], axis=-1)
-    rows = ops.reshape(normalised, keys.shape)
+        normalized = ops.concat([normalized, parts[:, :, columns:]], axis=-1)
+    rows = ops.reshape(normalized, keys.shape)
     store_rows(kv_params, rows, input_row_offsets, kv_collection, layer_idx, side)
 
 
@@ -173,7 +173,7 @@ def fused_qk_ragged_rms_norm(
         multiply_before_cast: Whether the product with the weight is computed in float32, before it is rounded.
 
     Returns:
-        The normalised queries, of the shape and dtype of the input.
+        The normalized queries, of the shape and dtype of the input.
 
     Raises:
         ValueError: A shape does not fit.
@@ -273,7 +273,7 @@ def apply_qk_rms_norm(
         epsilon: Added to the means.
 
     Returns:
-        The normalised queries and keys, of the shapes and dtype of the inputs.
+        The normalized queries and keys, of the shapes and dtype of the inputs.
 
     Raises:
         ValueError: The shapes or dtypes do not fit.
@@ -288,7 +288,7 @@ def apply_qk_rms_norm(
     for what, value, shape in expected:
         if value.dtype is not DType.float32 or list(value.shape) != shape:
             raise ValueError(f"{op}: {what} is {value!r}, expected float32 {shape}")
-    normalised = [
+    normalized = [
         ops.cast(
             ops.cast(x, DType.float32)
             * ops.rsqrt(qk_var[:, side : side + 1] + float(epsilon))
@@ -297,7 +297,7 @@ def apply_qk_rms_norm(
         )
         for side, (x, gamma) in enumerate(((q, gamma_q), (k, gamma_k)))
     ]
-    return normalised[0], normalised[1]
+    return normalized[0], normalized[1]
 
 
 def mtp_eh_norm(
@@ -319,7 +319,7 @@ def mtp_eh_norm(
         block_threads: The number of threads per block of GPU kernels; only validated here.
 
     Returns:
-        ``[tokens, 2 * hidden_size]``: the normalised embeddings, then the hidden states. Both are rounded to the dtype
+        ``[tokens, 2 * hidden_size]``: the normalized embeddings, then the hidden states. Both are rounded to the dtype
         before the product with the weight.
 
     Raises:

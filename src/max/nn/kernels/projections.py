@@ -226,7 +226,7 @@ def fused_qkv_ragged_matmul_quantized(
         kv_collection: The cache.
         layer_idx: The index of the layer in the cache.
         n_heads: The number of query heads.
-        quantization_config: How the weight was quantised.
+        quantization_config: How the weight was quantized.
         perm_idx: The index of the input that each column of the weight multiplies, integers ``[hidden_size]``.
         bias: ``[(n_heads + 2 * kv_heads) * head_dim]``.
 

@@ -24,6 +24,7 @@ __all__ = [
     "rope_ragged",
     "rope_ragged_with_position_ids",
     "rope_split_store_ragged",
+    "rotate_pairs",
     "rotate_ragged",
 ]
 
@@ -125,6 +126,29 @@ def _rotate(
     )[0]
 
 
+def rotate_pairs(
+    x: TensorValue, cosine: TensorValue, sine: TensorValue, interleaved: bool
+) -> TensorValue:
+    """Rotates the pairs of elements of the last axis, which has a static size.
+
+    Args:
+        x: ``[…, size]``.
+        cosine: The cosine of each pair, of a shape that broadcasts to ``[…, size / 2]``.
+        sine: The sine of each pair.
+        interleaved: Whether the two elements of a pair are adjacent; otherwise they are half a row apart.
+    """
+    half = int(x.shape[-1]) // 2
+    if interleaved:
+        pairs = ops.reshape(x, [*x.shape[:-1], half, 2])
+        first, second = pairs[..., 0], pairs[..., 1]
+    else:
+        first, second = x[..., :half], x[..., half:]
+    rotated = [first * cosine - second * sine, first * sine + second * cosine]
+    if interleaved:
+        return ops.reshape(ops.stack(rotated, axis=-1), x.shape)
+    return ops.concat(rotated, axis=-1)
+
+
 def _rotate_at(
     op: str,
     input: TensorValue,
@@ -151,14 +175,7 @@ def _rotate_at(
     cosine, sine = pairs[..., 0], pairs[..., 1]
     begin = 0 if rope_first else size - width
     x = ops.cast(input[:, :, begin : begin + width], DType.float32)
-    if interleaved:
-        parts = ops.reshape(x, [rows, heads, width // 2, 2])
-        a, b = parts[..., 0], parts[..., 1]
-        rotated = ops.stack([a * cosine - b * sine, a * sine + b * cosine], axis=-1)
-        rotated = ops.reshape(rotated, x.shape)
-    else:
-        a, b = x[:, :, : width // 2], x[:, :, width // 2 :]
-        rotated = ops.concat([a * cosine - b * sine, a * sine + b * cosine], axis=-1)
+    rotated = rotate_pairs(x, cosine, sine, interleaved)
     rotated = ops.cast(rotated, input.dtype)
     if width == size:
         return rotated
@@ -295,7 +312,7 @@ def fused_qk_rms_norm_rope_ragged(
             input before the cast.
 
     Returns:
-        The normalised and rotated queries, of the shape of the input.
+        The normalized and rotated queries, of the shape of the input.
 
     Raises:
         ValueError: A shape does not fit.
@@ -345,8 +362,8 @@ def rope_split_store_ragged(
         fuse: A hint to the compiler of MAX; not used.
         q_out_dtype: The dtype of the result; by default that of `qkv`. The result is rounded to the dtype of `qkv`
             before the cast.
-        q_norm_weight: The weight of the norm of queries, ``[head_dim]``. If given, all heads are normalised before the
-            rotation; those of values are normalised without a weight.
+        q_norm_weight: The weight of the norm of queries, ``[head_dim]``. If given, all heads are normalized before the
+            rotation; those of values are normalized without a weight.
         k_norm_weight: The weight of the norm of keys, ``[head_dim]``.
         rms_norm_eps: Added to the mean of squares; required if the norm weights are given.
         k_eq_v: Whether the values are the keys before rotation; `qkv` then holds queries and keys only. Requires the
@@ -362,12 +379,12 @@ def rope_split_store_ragged(
     """
     op, size = "rope_split_store_ragged", kv_params.head_dim
     kv_heads = kv_params.n_kv_heads_per_device
-    normalised = q_norm_weight is not None
-    if normalised != (k_norm_weight is not None) or normalised != (rms_norm_eps is not None):
+    normalized = q_norm_weight is not None
+    if normalized != (k_norm_weight is not None) or normalized != (rms_norm_eps is not None):
         raise ValueError(f"{op}: q_norm_weight, k_norm_weight and rms_norm_eps go together")
-    if k_eq_v and not normalised:
+    if k_eq_v and not normalized:
         raise ValueError(f"{op}: k_eq_v needs q_norm_weight")
-    if normalised and position_ids is not None:
+    if normalized and position_ids is not None:
         raise ValueError(f"{op}: q_norm_weight and position_ids do not go together")
     heads = [n_heads, kv_heads] if k_eq_v else [n_heads, kv_heads, kv_heads]
     if qkv.rank != 2 or qkv.shape[1] != sum(heads) * size:

@@ -125,7 +125,7 @@ def apply_penalties_to_logits(
     presence_penalty: TensorValueLike = 0.0,
     repetition_penalty: TensorValueLike = 1.0,
 ) -> None:
-    """Penalises the logits of tokens that have occurred.
+    """Penalizes the logits of tokens that have occurred.
 
     A positive logit is divided by the repetition penalty, any other is multiplied by it;
     then the frequency penalty times the count, and the presence penalty, are subtracted.

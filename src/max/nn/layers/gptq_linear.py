@@ -25,7 +25,7 @@ class GPTQLinear(Linear):
         device: The device of the product.
         has_bias: Whether there is a bias.
         quantization_encoding: GPTQ.
-        quantization_config: The quantisation parameters of the weight.
+        quantization_config: The quantization parameters of the weight.
         float8_config: Not supported.
 
     Raises:

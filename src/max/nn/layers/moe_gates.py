@@ -117,8 +117,8 @@ class ExpertRouting:
         has_correction: Whether the weight ``e_score_correction_bias`` is added to the scores for the choice only, not
             for the weights.
         in_float32: Whether a gate with 16-bit weights computes its logits in float32, without rounding them to 16 bits.
-        least_sum: The lower bound of the divisor of normalised weights.
-        sum_offset: Added to the divisor of normalised weights.
+        least_sum: The lower bound of the divisor of normalized weights.
+        sum_offset: Added to the divisor of normalized weights.
         jitter: For sparsemixer: logits whose distance from the chosen one, relative to their magnitude, exceeds twice
             this value are masked.
     """

@@ -1,4 +1,4 @@
-"""Normalisations."""
+"""Normalizations."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ __all__ = ["ConstantLayerNorm", "GroupNorm", "LayerNorm", "RMSNorm"]
 
 
 def parameter_for(value: TensorValueLike, x: TensorValue) -> TensorValue:
-    """Converts a parameter to the dtype and device for a normalisation of `x`."""
+    """Converts a parameter to the dtype and device for a normalization of `x`."""
     return ops.cast(TensorValue(value), x.dtype).to(x.device)
 
 
@@ -33,7 +33,7 @@ class _ReplicatedNorm(Module):
         """How `shard` splits the layer; only ``replicate`` is supported. None: not split.
 
         Raises:
-            ValueError: It is set to another strategy: a row cannot be normalised in parts.
+            ValueError: It is set to another strategy: a row cannot be normalized in parts.
         """
         return self.weight.sharding_strategy
 
@@ -53,7 +53,7 @@ class RMSNorm(_ReplicatedNorm):
         dtype: The dtype of the weight.
         eps: Added to the mean square.
         weight_offset: Added to the weight; 1 for Gemma.
-        multiply_before_cast: If true, the normalised value is multiplied by the weight in float32 and rounded once
+        multiply_before_cast: If true, the normalized value is multiplied by the weight in float32 and rounded once
             (Gemma); if false, it is rounded to the dtype of x before the product (Llama).
     """
 
@@ -87,7 +87,7 @@ class RMSNorm(_ReplicatedNorm):
         return [part_of(self, RMSNorm, weight=w) for w in self.weight.shard(where)]
 
     def __call__(self, x: TensorValue) -> TensorValue:
-        """The normalised tensor, of x's dtype.
+        """The normalized tensor, of x's dtype.
 
         Args:
             x: ``[…, dim]``.
@@ -157,7 +157,7 @@ class LayerNorm(_ReplicatedNorm):
         ]
 
     def __call__(self, x: TensorValue) -> TensorValue:
-        """The normalised tensor, of x's dtype.
+        """The normalized tensor, of x's dtype.
 
         Args:
             x: ``[…, dims]``.
@@ -213,7 +213,7 @@ class ConstantLayerNorm(Module):
         self.device, self.dtype, self.eps = device, dtype, eps
 
     def __call__(self, x: TensorValue) -> TensorValue:
-        """The normalised tensor, of x's dtype.
+        """The normalized tensor, of x's dtype.
 
         Args:
             x: ``[…, dims]``.
@@ -265,7 +265,7 @@ class GroupNorm(Module):
             self.bias = Weight("bias", DType.float32, [num_channels], device)
 
     def __call__(self, x: TensorValue) -> TensorValue:
-        """The normalised tensor, of x's dtype.
+        """The normalized tensor, of x's dtype.
 
         Args:
             x: ``[batch, num_channels, …]``.

@@ -15,6 +15,7 @@ import numpy.typing as npt
 
 from max.dtype import DType
 from max.graph import DeviceRef, Dim, DimLike, TensorValue, TensorValueLike, ops
+from max.nn.kernels.rope import rotate_pairs
 from max.nn.layer import Module
 
 __all__ = ["Floats", "RotaryEmbedding", "rotate_positions"]
@@ -190,14 +191,5 @@ def rotate_positions(
     rows = ops.slice_tensor(base, [(slice(first_row, first_row + TensorValue(length)), length)])
     cos, sin = (ops.reshape(rows[:, :, i], [1, length, 1, half]) for i in (0, 1))
     heads = ops.cast(x, DType.float32)
-    if interleaved:
-        pairs = ops.reshape(heads, [*x.shape[:-1], half, 2])
-        first, second = pairs[..., 0], pairs[..., 1]
-    else:
-        first, second = ops.split(heads, [half, half], -1)
-    rotated = first * cos - second * sin, first * sin + second * cos
-    if interleaved:
-        result = ops.reshape(ops.stack(rotated, axis=-1), x.shape)
-    else:
-        result = ops.concat(rotated, axis=-1)
+    result = rotate_pairs(heads, cos, sin, interleaved)
     return ops.cast(result, x.dtype)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 import numpy as np
 
@@ -22,10 +22,12 @@ from max.nn.layers.rotary import Floats, RotaryEmbedding
 __all__ = [
     "DeepseekYarnRotaryEmbedding",
     "DynamicRotaryEmbedding",
+    "FactorRotaryEmbedding",
     "LinearRotaryEmbedding",
     "Llama3RotaryEmbedding",
     "LongRoPERotaryEmbedding",
     "YarnRotaryEmbedding",
+    "yarn_magnitude",
 ]
 
 
@@ -121,6 +123,26 @@ class LinearRotaryEmbedding(_ScaledRotaryEmbedding[LinearScalingParams]):
         return inv_freqs if p is None else inv_freqs / np.float32(p.factor)
 
 
+class FactorRotaryEmbedding(RotaryEmbedding):
+    """Rotary embedding with a separate divisor for each frequency.
+
+    Args:
+        factors: The divisors ``[head_dim / 2]``.
+        magnitude: The factor of cosines and sines.
+        options: The arguments of `RotaryEmbedding`.
+    """
+
+    def __init__(self, factors: list[float], magnitude: float = 1.0, **options: Any) -> None:
+        super().__init__(**options)
+        self.factors, self.magnitude = factors, magnitude
+
+    def _inv_freqs(self) -> Floats:
+        return super()._inv_freqs() / np.asarray(self.factors, np.float32)
+
+    def _magnitude(self) -> float:
+        return self.magnitude
+
+
 def _yarn_inv_freqs(
     inv_freqs: Floats,
     theta: float,
@@ -148,7 +170,13 @@ def _yarn_inv_freqs(
     return (scaled * (1 - kept) + inv_freqs * kept).astype(np.float32)
 
 
-def _yarn_magnitude(factor: float, weight: float = 1.0) -> float:
+def yarn_magnitude(factor: float, weight: float = 1.0) -> float:
+    """YaRN's factor of queries and keys (https://arxiv.org/abs/2309.00071): ``0.1 * weight * ln(factor) + 1``.
+
+    Args:
+        factor: The divisor of low frequencies.
+        weight: The weight of the logarithm (``mscale``).
+    """
     return 1.0 if factor <= 1 else 0.1 * weight * math.log(factor) + 1.0
 
 
@@ -168,6 +196,9 @@ class YarnRotaryEmbedding(_ScaledRotaryEmbedding[YarnScalingParams]):
 
     __module__ = "max.nn.rotary_embedding"
 
+    magnitude: float | None = None
+    """The factor of cosines and sines; None: `yarn_magnitude` of the scaling."""
+
     def _inv_freqs(self) -> Floats:
         inv_freqs = super()._inv_freqs()
         p = self.scaling_params
@@ -179,7 +210,9 @@ class YarnRotaryEmbedding(_ScaledRotaryEmbedding[YarnScalingParams]):
 
     def _magnitude(self) -> float:
         p = self.scaling_params
-        return 1.0 if p is None else _yarn_magnitude(p.factor)
+        if self.magnitude is not None:
+            return self.magnitude
+        return 1.0 if p is None else yarn_magnitude(p.factor)
 
 
 class DeepseekYarnRotaryEmbedding(_ScaledRotaryEmbedding[DeepseekYarnRopeScalingParams]):
@@ -237,7 +270,7 @@ class DeepseekYarnRotaryEmbedding(_ScaledRotaryEmbedding[DeepseekYarnRopeScaling
         p = self.scaling_params
         if p is None:
             return 1.0
-        both = (_yarn_magnitude(p.scaling_factor, w) for w in (p.mscale, p.mscale_all_dim))
+        both = (yarn_magnitude(p.scaling_factor, w) for w in (p.mscale, p.mscale_all_dim))
         own, all_dim = both
         return own / all_dim
 
@@ -251,7 +284,7 @@ class DeepseekYarnRotaryEmbedding(_ScaledRotaryEmbedding[DeepseekYarnRopeScaling
         p = self.scaling_params
         if p is None:
             return scale
-        return scale * _yarn_magnitude(p.scaling_factor, p.mscale_all_dim) ** 2
+        return scale * yarn_magnitude(p.scaling_factor, p.mscale_all_dim) ** 2
 
 
 class DynamicRotaryEmbedding(RotaryEmbedding):

@@ -20,7 +20,7 @@ _convolve = F.functional(convolve)
 
 
 class Conv2d(Module):
-    """Convolution over images; parameters are initialised at random.
+    """Convolution over images; parameters are initialized at random.
 
     Shapes: ``[N, H, W, in_channels]`` gives ``[N, OH, OW, out_channels]``, with `permute` channels second.
 

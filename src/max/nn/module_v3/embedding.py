@@ -14,7 +14,7 @@ __all__ = ["Embedding"]
 
 
 class Embedding(Module):
-    """A table of vectors, looked up by index; the vectors are initialised at random.
+    """A table of vectors, looked up by index; the vectors are initialized at random.
 
     Args:
         vocab_size: The number of vectors.

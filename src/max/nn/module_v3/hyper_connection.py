@@ -16,12 +16,12 @@ _mix = F.functional(mix_streams)
 
 
 class HyperConnection(Module):
-    """`max.nn.HyperConnection` for eager tensors; parameters are initialised at random.
+    """`max.nn.HyperConnection` for eager tensors; parameters are initialized at random.
 
     Args:
         hidden_size: The width of a stream.
         hc_mult: The number of streams.
-        hc_sinkhorn_iters: The number of times that the columns of the mixing matrix are normalised.
+        hc_sinkhorn_iters: The number of times that the columns of the mixing matrix are normalized.
         hc_eps: Added to weights and to the sums that divide them.
         rms_norm_eps: Added to the mean square of a token's streams.
     """

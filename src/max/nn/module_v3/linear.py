@@ -14,7 +14,7 @@ __all__ = ["Linear"]
 
 
 class Linear(Module):
-    """``x @ weight.T + bias``; parameters are initialised at random.
+    """``x @ weight.T + bias``; parameters are initialized at random.
 
     Shapes: ``x`` is ``[…, in_dim]``, the result ``[…, out_dim]``.
 

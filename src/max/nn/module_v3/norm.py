@@ -1,4 +1,4 @@
-"""Normalisations of the last axis, and of groups of channels."""
+"""Normalizations of the last axis, and of groups of channels."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class LayerNorm(Module):
     Args:
         dim: The size of the last axis.
         eps: Added to the variance.
-        keep_dtype: Whether to normalise in the dtype of x if the parameters have it; otherwise in float32. The result
+        keep_dtype: Whether to normalize in the dtype of x if the parameters have it; otherwise in float32. The result
             has the dtype of x.
         elementwise_affine: Whether there is a scale.
         use_bias: Whether there is a shift; ignored without a scale.
@@ -50,7 +50,7 @@ class LayerNorm(Module):
         return self._dim
 
     def __call__(self, x: Tensor) -> Tensor:
-        """Normalises the last axis of x.
+        """Normalizes the last axis of x.
 
         Raises:
             ValueError: The size of the axis is not `dim`.
@@ -92,7 +92,7 @@ class RMSNorm(Module):
         return self.weight.shape[0]
 
     def __call__(self, x: Tensor) -> Tensor:
-        """Normalises the last axis of x."""
+        """Normalizes the last axis of x."""
         return F.rms_norm(x, self.weight, self.eps)
 
     def _shown(self) -> Iterator[tuple[str, object]]:
@@ -112,7 +112,7 @@ class GemmaRMSNorm(RMSNorm):
         self.weight = Tensor.zeros([dim])
 
     def __call__(self, x: Tensor) -> Tensor:
-        """Normalises the last axis of x."""
+        """Normalizes the last axis of x."""
         return F.rms_norm(x, self.weight, self.eps, weight_offset=1.0)
 
 
@@ -148,7 +148,7 @@ class GroupNorm(Module):
         self.bias = Tensor.zeros([num_channels]) if affine else None
 
     def __call__(self, x: Tensor) -> Tensor:
-        """Normalises the groups of x, ``[batch, num_channels, …]``.
+        """Normalizes the groups of x, ``[batch, num_channels, …]``.
 
         Raises:
             ValueError: The number of channels of x is not `num_channels`.

@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 from typing import Any
 
+from max.nn.layers.scaled_rotary import yarn_magnitude
 from max.pipelines.core.exceptions import ModelFilesError
 from max.pipelines.gguf.form import GGUFForm
 from max.pipelines.models.blocks.attention import AttentionForm
@@ -15,7 +16,7 @@ from max.pipelines.models.blocks.delta_net import DeltaNetForm
 from max.pipelines.models.blocks.experts import Experts
 from max.pipelines.models.blocks.feed_forward import MLPForm
 from max.pipelines.models.blocks.latent_attention import LatentForm
-from max.pipelines.models.blocks.rope import RopeConfig, yarn_magnitude
+from max.pipelines.models.blocks.rope import RopeConfig
 from max.pipelines.models.blocks.short_conv import ShortConvForm
 from max.pipelines.models.blocks.side_by_side import SideBySideForm
 from max.pipelines.models.blocks.state_space import Mamba2Form, MambaForm

@@ -10,12 +10,10 @@ import numpy as np
 from max._dataclass import dataclass
 from max.dtype import DType
 from max.graph import TensorValue, Weight, ops
-from max.nn.attention._projections import QKVProjections
+from max.nn.attention.cached_attention import CachedAttention
 from max.nn.attention.mask_config import MHAMaskVariant
 from max.nn.clamp import clamp
-from max.nn.kernels.attention import flash_attention_ragged
-from max.nn.kernels.cache import store_kv_cache_ragged
-from max.nn.kernels.rope import fused_qk_ragged_rope, rotate_ragged
+from max.nn.kernels.rope import rotate_pairs
 from max.nn.kv_cache.cache_values import PagedCacheValues
 from max.nn.layer import Module
 from max.nn.rotary_embedding import RotaryEmbedding
@@ -197,7 +195,7 @@ class AttentionForm(Mixer):
         )
 
 
-class DecoderAttention(QKVProjections):
+class DecoderAttention(CachedAttention):
     """Causal self-attention of a ragged batch.
 
     Weights: ``q_proj``, ``k_proj``, ``v_proj``, ``o_proj`` (`Linear`); with QK norm ``q_norm`` and ``k_norm``; with
@@ -338,14 +336,8 @@ class DecoderAttention(QKVProjections):
             )
         if remaining:
             queries = queries * ops.cast(remaining.pop(0), queries.dtype)
-        attended = flash_attention_ragged(
-            self.kv_params,
-            self.queries_for(queries),
-            input_row_offsets,
-            kv_collection,
-            layer_idx,
-            out_dtype=self.attended_dtype(queries),
-            **self._mask(),
+        attended = self.attend_cache(
+            queries, input_row_offsets, kv_collection, layer_idx, **self._mask()
         )
         if gates is not None:
             attended = attended * ops.cast(ops.sigmoid(gates), attended.dtype)
@@ -366,30 +358,23 @@ class DecoderAttention(QKVProjections):
 
         `remaining` holds the position-dependent inputs; the ones that are used here are removed from it.
         """
-        params = self.kv_params
         # a separate product per projection, so that each reads its weights in place
         v = k if self.keys_as_values else self.v_proj(x)
         after = self.qk_norm is not None and self.qk_norm.after_rotation
         if after and self.rotated:
             rows = remaining.pop(0)
-            q, k = (self._rotate(self._heads(y), rows) for y in (q, k))
+            q, k = (self._rotate(self.per_head(y), rows) for y in (q, k))
         queries = self._normalised(q, self.q_norm)
         keys = self._normalised(k, self.k_norm)
         if self.value_eps is not None:
-            v = ops.reshape(unit_rms(self._heads(v), self.value_eps), v.shape)
+            v = ops.reshape(unit_rms(self.per_head(v), self.value_eps), v.shape)
         if self.clip is not None:
             queries, keys, v = (clamp(y, min=-self.clip, max=self.clip) for y in (queries, keys, v))
-        rotation: tuple[Any, ...] | None = None
+        cache = (input_row_offsets, kv_collection)
         if self.rotated and not after:
             table = remaining.pop(0)
-            rotation = (input_row_offsets, kv_collection, table, layer_idx, self.interleaved)
-        # rotate before storing, so that a key is rounded to 8 bits only once
-        if rotation is not None and not params.rotates_stored_keys:
-            queries, keys = (rotate_ragged(params, y, *rotation) for y in (queries, keys))
-        flat_keys = ops.reshape(keys, [keys.shape[0], self.kv_width])
-        store_kv_cache_ragged(params, flat_keys, v, input_row_offsets, kv_collection, layer_idx)
-        if rotation is not None and params.rotates_stored_keys:
-            queries = fused_qk_ragged_rope(params, queries, *rotation)
+            return self.store_rotated(queries, keys, v, *cache, table, layer_idx, self.interleaved)
+        self.store(keys, v, *cache, layer_idx)
         return queries
 
     def _mask(self) -> dict[str, Any]:
@@ -411,33 +396,19 @@ class DecoderAttention(QKVProjections):
             options["sink_weights"] = self.sinks
         return options
 
-    def _heads(self, y: TensorValue) -> TensorValue:
-        """Reshapes to ``[total_seq_len, heads, head_dim]``."""
-        dim = self.kv_params.head_dim
-        return y if y.rank == 3 else ops.reshape(y, [y.shape[0], int(y.shape[1]) // dim, dim])
-
     def _normalised(self, y: TensorValue, norm: Module | None) -> TensorValue:
         """Normalises heads ``[total_seq_len, heads, head_dim]``; returns `y` if there is no norm."""
         if norm is None:
-            return self._heads(y)
+            return self.per_head(y)
         over_all = self.qk_norm is not None and self.qk_norm.over == "all"
-        return self._heads(norm(y)) if over_all else norm(self._heads(y))
+        return self.per_head(norm(y)) if over_all else norm(self.per_head(y))
 
     def _rotate(self, y: TensorValue, rows: TensorValue) -> TensorValue:
         """Rotates heads by their tokens' rows of cosines and sines; elements past the rotated ones stay unchanged."""
-        total, heads, dim = y.shape
+        total, _, dim = y.shape
         half = int(rows.shape[1]) // 2
         pairs = ops.reshape(rows, [total, 1, half, 2])
         cos, sin = pairs[..., 0], pairs[..., 1]
         part = y if int(dim) == 2 * half else y[..., : 2 * half]
-        if self.interleaved:
-            both = ops.reshape(part, [total, heads, half, 2])
-            first, second = both[..., 0], both[..., 1]
-        else:
-            first, second = part[..., :half], part[..., half:]
-        turned = first * cos - second * sin, first * sin + second * cos
-        if self.interleaved:
-            result = ops.reshape(ops.stack(turned, axis=-1), [total, heads, 2 * half])
-        else:
-            result = ops.concat(turned, axis=-1)
+        result = rotate_pairs(part, cos, sin, self.interleaved)
         return result if int(dim) == 2 * half else ops.concat([result, y[..., 2 * half :]], axis=-1)

@@ -7,10 +7,8 @@ from collections.abc import Mapping
 from dataclasses import field
 from typing import Any
 
-import numpy as np
-import numpy.typing as npt
-
 from max._dataclass import dataclass
+from max.nn.layers.scaled_rotary import FactorRotaryEmbedding, yarn_magnitude
 from max.nn.rotary_embedding import (
     LinearRotaryEmbedding,
     LinearScalingParams,
@@ -24,16 +22,12 @@ from max.pipelines.checkpoints.config_keys import ConfigKeys
 
 __all__ = [
     "LONGEST_SEQUENCE",
-    "FactorRotaryEmbedding",
     "RopeConfig",
     "longest_of",
     "rotation_keys",
-    "yarn_magnitude",
 ]
 
 LONGEST_SEQUENCE = 2**31 - 1
-
-Floats = npt.NDArray[np.float32]
 
 _REQUIRED: dict[str, tuple[str, ...]] = {
     "default": (),
@@ -80,35 +74,6 @@ def rotation_keys(keys: ConfigKeys) -> ConfigKeys | None:
         if section is not None and section.config:
             return section
     return keys.default_object("rope_parameters")
-
-
-class FactorRotaryEmbedding(RotaryEmbedding):
-    """Rotary embedding with a separate divisor for each frequency.
-
-    Args:
-        factors: The divisors ``[head_dim / 2]``.
-        magnitude: The factor of cosines and sines.
-        options: The arguments of `RotaryEmbedding`.
-    """
-
-    def __init__(self, factors: list[float], magnitude: float = 1.0, **options: Any) -> None:
-        super().__init__(**options)
-        self.factors, self.magnitude = factors, magnitude
-
-    def _inv_freqs(self) -> Floats:
-        return super()._inv_freqs() / np.asarray(self.factors, np.float32)
-
-    def _magnitude(self) -> float:
-        return self.magnitude
-
-
-class _YarnWithMagnitude(YarnRotaryEmbedding):
-    """`YarnRotaryEmbedding` with an explicit factor of cosines and sines."""
-
-    magnitude: float = 1.0
-
-    def _magnitude(self) -> float:
-        return self.magnitude
 
 
 @dataclass(frozen=True)
@@ -317,11 +282,8 @@ class RopeConfig:
             original_max_position_embeddings=int(p["original_max_position_embeddings"]),
             truncate=bool(p.get("truncate", True)),
         )
-        magnitude = self.stated_yarn_magnitude()
-        if magnitude is None:
-            return YarnRotaryEmbedding(**common, scaling_params=scaling)
-        rope = _YarnWithMagnitude(**common, scaling_params=scaling)
-        rope.magnitude = magnitude
+        rope = YarnRotaryEmbedding(**common, scaling_params=scaling)
+        rope.magnitude = self.stated_yarn_magnitude()
         return rope
 
     def stated_yarn_magnitude(self) -> float | None:
@@ -343,16 +305,6 @@ class RopeConfig:
         original = p["original_max_position_embeddings"]
         factor = p.get("factor") or p["max_position_embeddings"] / original
         return 1.0 if factor <= 1 else math.sqrt(1 + math.log(factor) / math.log(original))
-
-
-def yarn_magnitude(factor: float, weight: float) -> float:
-    """YaRN's factor of queries and keys (https://arxiv.org/abs/2309.00071): ``0.1 * weight * ln(factor) + 1``.
-
-    Args:
-        factor: The divisor of low frequencies.
-        weight: The weight of the logarithm (``mscale``).
-    """
-    return 1.0 if factor <= 1 else 0.1 * weight * math.log(factor) + 1.0
 
 
 def _rotated_dim(

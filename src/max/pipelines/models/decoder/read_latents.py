@@ -5,9 +5,10 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
+from max.nn.layers.scaled_rotary import yarn_magnitude
 from max.pipelines.checkpoints.config_keys import ConfigKeys
 from max.pipelines.models.blocks.latent_attention import LatentForm
-from max.pipelines.models.blocks.rope import RopeConfig, yarn_magnitude
+from max.pipelines.models.blocks.rope import RopeConfig
 from max.pipelines.models.blocks.sparse_latent_attention import IndexForm, SparseLatentForm
 from max.pipelines.models.decoder.config import DecoderConfig
 from max.pipelines.models.decoder.config_values import LARGEST_SIZE
