@@ -138,7 +138,7 @@ class GPTQLinearV1(QLinearV1):
     """``y = x Wᵀ + b`` with a GPTQ weight in one value of the graph. Deprecated: use `GPTQLinear`.
 
     Args:
-        weight: uint8 rows of packed integers and scales; see `max.nn._gptq_rows.gptq_rows`.
+        weight: uint8 rows of packed integers and scales; see `max.nn.kernels.gptq.gptq_rows`.
         bias: ``[out_dim]``.
         quantization_encoding: GPTQ.
         quantization_config: How the weight was quantized.

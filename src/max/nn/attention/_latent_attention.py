@@ -101,7 +101,7 @@ class LatentAttentionWithRope(Module):
     A token's latent has `kv_lora_rank` normalized elements, from which each head expands its key and value, and a
     rotated part that all heads share. For decoding, queries are projected into the latent space (weight absorption), so
     that the cache is read once for all heads. For prompts, keys and values of all tokens are expanded instead if that
-    takes fewer multiplications (`max.nn._latent_plan`).
+    takes fewer multiplications (`max.nn.kernels.latents.plan_latents`).
 
     Weights: ``q_proj`` (or ``q_a_proj``, ``q_a_layernorm``, ``q_b_proj``), ``kv_a_proj_with_mqa``, ``kv_a_layernorm``,
     ``kv_b_proj`` and ``o_proj``, each with ``.weight``.
