@@ -185,7 +185,7 @@ AT_LIMITS = [
 LARGER = [
     ("/v1/completions", "prompt", "tokens", 4_000_000, "1000000 tokens"),
     ("/v1/chat/completions", "messages", "an image", 3_000_000, "a part of type 'image_url'"),
-    ("/v1/chat/completions", "messages", "long arguments", 3_000_000, "more than 1048576 values"),
+    ("/v1/chat/completions", "messages", "long arguments", 3_000_000, "at most 2097152 are read"),
     ("/v1/chat/completions", "logit_bias", "biases", 4_000_000, "more than 262144 entries"),
     ("/v1/messages", "messages", "blocks", 2_000_000, "more than 131072 texts"),
     ("/detokenize", "tokens", "tokens", 5_000_000, "more than 1048576 values"),
