@@ -656,6 +656,9 @@ def test_a_batch_with_one_draft_runs_one_step():
     assert trace.schedule() == "TG1 a3:4 b3:4"
     a.set_draft(())
     assert trace.schedule() == "TG3 a3:4 b3:4"
+    two = Trace(20, max_num_steps=2)
+    two.add("a", 3, new=9)
+    assert two.steps(2) == ["CE1 a0:3", "TG2 a3:4"]
 
 
 def test_drafted_tokens_are_not_counted_twice_as_future_pages():
