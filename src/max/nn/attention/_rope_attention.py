@@ -9,7 +9,7 @@ from typing import Any
 from max._earlier import later_keywords
 from max.dtype import DType
 from max.graph import DeviceRef, ShardingStrategy, TensorValue, ops
-from max.nn.attention.cached_attention import CachedAttention
+from max.nn.attention._cached_attention import CachedAttention
 from max.nn.attention.mask_config import MHAMaskVariant
 from max.nn.float8_config import Float8Config
 from max.nn.kv_cache.cache_params import KVCacheParams

@@ -8,7 +8,7 @@ from typing import Any
 
 from max.dtype import DType
 from max.graph import DeviceRef, TensorValue
-from max.nn.attention.cached_attention import CachedAttention
+from max.nn.attention._cached_attention import CachedAttention
 from max.nn.attention.mask_config import MHAMaskVariant
 from max.nn.kv_cache.cache_params import KVCacheParams
 from max.nn.kv_cache.cache_values import PagedCacheValues

@@ -10,7 +10,7 @@ import numpy as np
 from max._dataclass import dataclass
 from max.dtype import DType
 from max.graph import TensorValue, Weight, ops
-from max.nn.attention.cached_attention import CachedAttention
+from max.nn.attention._cached_attention import CachedAttention
 from max.nn.attention.mask_config import MHAMaskVariant
 from max.nn.clamp import clamp
 from max.nn.kernels.rope import rotate_pairs
