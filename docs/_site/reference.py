@@ -20,6 +20,8 @@ from pathlib import Path
 from types import FunctionType, ModuleType
 from typing import Any, TypeVar, get_origin
 
+from max._reentry import cached_property
+
 # the groups of the navigation, and the modules of each
 MODULES: dict[str, tuple[str, ...]] = {
     "Graphs": (
@@ -106,6 +108,9 @@ _DEFAULTS = (
 )
 _PATH = re.compile(r"\ADocumented path of (.*?)(?:: see `[\w.]+`)?\.")
 _ROLE = re.compile(r":(?:class|func|obj|meth|attr|mod):(`[^`]+`)")
+
+
+_PROPERTIES = (property, functools.cached_property, cached_property)
 
 
 def page_name(module: str) -> str:
@@ -243,7 +248,7 @@ def _members(cls: type) -> Iterator[tuple[str, Any]]:
         for name, value in {**annotations, **vars(base)}.items():
             if (not name.startswith("_") or name == "__call__") and name not in seen:
                 # a field shows its type, not its slot or default
-                is_code = callable(value) or isinstance(value, property | functools.cached_property)
+                is_code = callable(value) or isinstance(value, _PROPERTIES)
                 is_code = is_code or isinstance(value, classmethod | staticmethod)
                 seen[name] = value if is_code else annotations.get(name, "")
     if issubclass(cls, enum.Enum):
@@ -278,8 +283,12 @@ def _is_private(module: str) -> bool:
 def _member(owner: str, name: str, value: Any, doc: str) -> list[str]:
     """A member's heading, signature and text; `doc` is the text of a field."""
     path = f"{owner}.{name}"
-    if isinstance(value, property | functools.cached_property):
-        function = value.fget if isinstance(value, property) else value.func
+    if isinstance(value, _PROPERTIES):
+        if isinstance(value, property):
+            function = value.fget
+        else:
+            # the engine's own class names its function otherwise
+            function = getattr(value, "function", None) or value.func
         returns = _returns(function)
         shown = f"property {name}{f': {returns}' if returns else ''}"
         doc = inspect.getdoc(value) or inspect.getdoc(function) or doc
