@@ -172,7 +172,7 @@ def test_few_rows_of_bf16(
         ("Q4_0", DOT, "sdot", 225),
         ("Q4_0", MATRIX, "usdot", 225),
         ("Q8_0", DOT, "sdot", 225),
-        ("Q8_0", MATRIX, "usdot", 160),
+        ("Q8_0", MATRIX, "usdot", 175),
         ("Q4_K", MATRIX, "usdot", 340),
         ("Q6_K", DOT, "sdot", 530),
         ("Q4_0", PLAIN, "smull", 480),

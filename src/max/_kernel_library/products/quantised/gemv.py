@@ -23,7 +23,7 @@ from max._kernel_library.products.quantised.unpacking import (
     starting_sums,
 )
 from max._kernel_library.tiles.micro_kernels import add_sums, store_sums
-from max._kernel_library.tiles.strips import COLUMNS
+from max._kernel_library.tiles.strips import CACHE_LINE, COLUMNS
 from max._kernel_library.tiles.tiling import Matrix
 
 
@@ -90,7 +90,9 @@ def add_packed_block(
         t: The tiling.
     """
     form, width = t.form, t.width
-    ahead, column = prefetch_distance(rows, t), 4 * (first + vectors[0] * width)
+    # of columns that share cache lines the first vectors prefetch
+    ahead = prefetch_distance(rows, t) if 4 * vectors[0] * width % CACHE_LINE == 0 else 0
+    column = 4 * (first + vectors[0] * width)
     size = 4 * width * len(vectors)
     steps = 8 // form.parts
     fold = min(t.fold, steps) or steps
@@ -123,7 +125,8 @@ def add_packed_block(
                 v = vectors[i]
                 scaled = scale * q.scales[b * q.height + r]
                 sums[r, v] = k.fma(k.cast(acc[r, i], k.f32), scaled, sums[r, v])
-    prefetch_ahead(block, form.lines * LINE, form.multiplier_bytes, ahead, locality)
+    if vectors[0] == 0:
+        prefetch_ahead(block, form.lines * LINE, form.multiplier_bytes, ahead, locality)
     if form.affine:
         for i in k.static_range(count):
             v = vectors[i]
