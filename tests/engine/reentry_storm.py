@@ -1,7 +1,7 @@
 """Uses models at any instruction of uses of models: a script for `test_reentry.py`, as failures may end the process.
 
-``python -m tests.engine.reentry_storm opcodes ACTION SUBJECT=STRIDE…``: a trace function acts at every STRIDE-th
-bytecode of a use. ``storm SECONDS SEED [threads=N] [SUBJECT…]``: signals and finalizers act at random times, in several
+``python -m tests.engine.reentry_storm opcodes ACTION SUBJECT=STRIDE[:FUNCTION]…``: a trace function acts at every
+STRIDE-th bytecode of a use, or of one function in it. ``storm SECONDS SEED [threads=N] [SUBJECT…]``: signals and finalizers act at random times, in several
 threads, with forks.
 """
 
@@ -200,16 +200,21 @@ def refused(error: Exception) -> bool:
 class Injector:
     """Calls a function at one bytecode of a use, counted from its begin.
 
+    Args:
+        at: Which bytecode.
+        act: The function.
+        within: Counts the bytecodes of functions with this qualified name only; empty: all.
+
     Attributes:
         count: The number of bytecodes so far.
     """
 
-    def __init__(self, at: int, act: Callable[[], None]) -> None:
-        self.at, self.act, self.count = at, act, 0
+    def __init__(self, at: int, act: Callable[[], None], within: str = "") -> None:
+        self.at, self.act, self.within, self.count = at, act, within, 0
 
     def trace(self, frame: FrameType, event: str, arg: object) -> Any:
         frame.f_trace_opcodes = True
-        if event == "opcode":
+        if event == "opcode" and self.within in ("", frame.f_code.co_qualname):
             self.count += 1
             if self.count == self.at:
                 self.act()
@@ -223,13 +228,13 @@ class Injector:
             sys.settrace(None)
 
 
-def opcodes(models: Models, subject: str, action: str, stride: int) -> None:
-    """Acts at every `stride`-th bytecode of a use; a fork's child ends with the use."""
+def opcodes(models: Models, subject: str, action: str, stride: int, within: str = "") -> None:
+    """Acts at every `stride`-th bytecode of a use, or of one function; a fork's child ends with the use."""
     use = getattr(models, subject)
     for n in (5, 9, 5, 9):
         use(n)
         models.execute(n)
-    counter = Injector(-1, lambda: None)
+    counter = Injector(-1, lambda: None, within)
     counter.run(use, 5)
     tally = {"done": 0, "refused": 0}
     child: list[bool] = []
@@ -255,7 +260,7 @@ def opcodes(models: Models, subject: str, action: str, stride: int) -> None:
             tally["refused"] += 1
 
     for at in range(1, counter.count + 1, stride):
-        Injector(at, act).run(use, 5)
+        Injector(at, act, within).run(use, 5)
         if child:
             use(9)
             models.execute(9)
@@ -400,6 +405,7 @@ if __name__ == "__main__":
         all_models = Models(2)
         for item in sys.argv[3:]:
             name, _, count = item.partition("=")
-            opcodes(all_models, name, sys.argv[2], int(count))
+            stride, _, within = count.partition(":")
+            opcodes(all_models, name, sys.argv[2], int(stride), within)
     else:
         storm(float(sys.argv[2]), int(sys.argv[3]), *sys.argv[4:])

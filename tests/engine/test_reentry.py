@@ -94,6 +94,12 @@ def test_a_child_forked_at_any_bytecode_ends_the_use():
     tallies("fork", {"execute": 211, "turns": 311})
 
 
+@needs_fork
+def test_a_child_forked_at_each_bytecode_before_native_code_runs_alone():
+    ((count, *_),) = tallies("fork", {"execute": "1:Pool.run"}).values()
+    assert count > 20
+
+
 @pytest.mark.long
 @pytest.mark.parametrize("action", reentry_storm.ACTIONS)
 @pytest.mark.parametrize("subject", reentry_storm.SUBJECTS)

@@ -282,7 +282,8 @@ class Pool:
         words[PoolState.IDLE_SPINS] = IDLE_SPINS
         words[PoolState.RUN_SPINS] = IDLE_SPINS if crowded else RUN_SPINS
         words[PoolState.YIELD_MASK] = YIELD_EVERY - 1
-        words[PoolState.ACTIVE] = 1 if self._closed else self.num_threads
+        # `_start` adds the other workers: a child that is forked in `run` finds none
+        words[PoolState.ACTIVE] = 1
         buffers = self._new_buffers(address, scratch_bytes, num_slots)
         words[PoolState.CONTEXTS] = buffers[0].ctypes.data
         return memory, address, buffers
@@ -336,7 +337,7 @@ class Pool:
         """Starts the missing worker threads; a closed pool starts none.
 
         Returns:
-            Whether they run; not in a signal handler that interrupted this method.
+            Whether they run; not in a signal handler or a forked child that interrupted this method.
         """
         if self._closed:
             return True
@@ -347,18 +348,24 @@ class Pool:
             self._is_starting = True
             if self._words(PoolState.STOP)[0]:
                 self._new_memory()  # an interrupted `_dismiss` made none
-            for worker in range(len(self._threads) + 1, self.num_threads):
-                thread = DaemonThread(_work, native.worker, self._memory, worker)
+            # a child that is forked from here on has other memory, and another list
+            memory = self._memory
+            threads = self._threads
+            if memory is not self._memory:
+                return False
+            for worker in range(len(threads) + 1, self.num_threads):
+                thread = DaemonThread(_work, native.worker, memory, worker)
                 # first in the list: an interrupt after its start must not leave it on the memory
-                self._threads.append(thread)
+                threads.append(thread)
                 thread.start()
+            memory.view(np.int64)[PoolState.ACTIVE] = self.num_threads
         except BaseException:
             # the system refused a thread, or Ctrl-C: the next run starts them again
             self._dismiss()
             raise
         finally:
             self._is_starting = False
-        return True
+        return memory is self._memory
 
     def _dismiss(self) -> None:
         """Ends the worker threads and allocates new memory for the next ones."""
