@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from max.pipelines.core.exceptions import InputError
-from max.pipelines.structured import grammar
+from max.pipelines.structured import grammar, schema_forms, validation
 
 pytest.importorskip("llguidance")
 
@@ -203,8 +203,15 @@ def test_caches_are_bounded() -> None:
     """CVE-2025-29770."""
     for i in range(300):
         grammar.of_choices([f"text {i}"])
-    info = grammar._problem.cache_info()
-    assert info.maxsize is not None and info.currsize <= info.maxsize <= 1024
+        grammar.loose_schema({"type": "string", "maxLength": i + 1})
+    for cache in (grammar._simple_form, grammar._loose_form, validation._problem):
+        assert 0 < (cache.cache_info().maxsize or 0) <= 1024
+    kept = grammar._loose_form.cache_info().currsize
+    grammar.loose_schema({"type": "string", "description": "x" * 100_000})
+    assert grammar._loose_form.cache_info().currsize == kept
+    kept = schema_forms._grammar_pattern.cache_info().currsize
+    schema_forms.pattern_for_grammar("x" * 2000)
+    assert schema_forms._grammar_pattern.cache_info().currsize == kept
 
 
 def test_a_schema_refers_to_no_file_and_no_host() -> None:

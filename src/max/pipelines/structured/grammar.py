@@ -31,6 +31,8 @@ from max.pipelines.structured.validation import (
 
 JSON_STYLE = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
 """The white space between JSON tokens, for llguidance: one style, as small models may generate spaces endlessly."""
+_MOST_KEPT = 64 << 10
+"""The characters of schemas whose forms are kept for later requests: it bounds the memory that clients can fill."""
 
 
 def of_json_schema(schema: str | Mapping[str, Any] | bool) -> str:
@@ -84,7 +86,8 @@ def loose_schema(schema: str | Mapping[str, Any] | bool) -> GrammarSchema:
         InputError: The schema is no object, or nothing fits it.
     """
     try:
-        return _loose_form(json.dumps(_mapping(schema)))
+        text = json.dumps(_mapping(schema))
+        return (_loose_form if len(text) <= _MOST_KEPT else _loose_form.__wrapped__)(text)
     except (ValueError, RecursionError) as error:
         if isinstance(error, InputError):
             raise
@@ -98,7 +101,8 @@ def simple_schema(schema: Mapping[str, Any]) -> GrammarSchema | None:
         schema: The schema.
     """
     try:
-        return _simple_form(json.dumps(schema))
+        text = json.dumps(schema)
+        return (_simple_form if len(text) <= _MOST_KEPT else _simple_form.__wrapped__)(text)
     except (ValueError, RecursionError):
         return None
 

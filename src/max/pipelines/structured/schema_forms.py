@@ -86,13 +86,19 @@ def grammar_schema(
     return GrammarSchema(written, tuple(writer.relaxed))
 
 
-@lru_cache(4096)
 def pattern_for_grammar(pattern: str) -> str | None:
     """A pattern in the syntax of the grammar's regular expressions; None if it has none.
 
     Args:
         pattern: The pattern, of ECMAScript or Python.
     """
+    # what is kept of requests is bounded
+    written = _grammar_pattern if len(pattern) <= 1024 else _grammar_pattern.__wrapped__
+    return written(pattern)
+
+
+@lru_cache(4096)
+def _grammar_pattern(pattern: str) -> str | None:
     text = re.sub(r"\\Z$", "$", pattern)
     text = re.sub(r"^\\A", "^", text)
     text = re.sub(r"\\u([0-9a-fA-F]{4})", r"\\x{\1}", text)
