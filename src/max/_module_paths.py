@@ -39,7 +39,6 @@ PATHS: dict[str, tuple[str, ...]] = {
     "max.kv_cache.paged_cache.block_manager": ("max.pipelines.kv_cache",),
     "max.kv_cache.paged_cache.cache_manager": _PAGES,
     "max.nn.comm.allreduce": ("max.nn.comm",),
-    "max.nn.data_parallelism.split_batch": ("max._compat.nn.device_splits",),
     "max.nn.hooks.print_hook": ("max.nn.hooks",),
     "max.nn.kv_cache.paged_cache": ("max.nn.kv_cache.cache_values",),
     **{f"{_LORA}.{part}": (_LORA,) for part in ("attention_lora", "interfaces", "linear_lora")},
