@@ -1,8 +1,8 @@
 """Uses models at any instruction of uses of models: a script for `test_reentry.py`, as failures may end the process.
 
 ``python -m tests.engine.reentry_storm opcodes ACTION SUBJECT=STRIDE[:FUNCTION]…``: a trace function acts at every
-STRIDE-th bytecode of a use, or of one function in it. ``storm SECONDS SEED [threads=N] [SUBJECT…]``: signals and finalizers act at random times, in several
-threads, with forks.
+STRIDE-th bytecode of a use, or of one function in it. ``storm SECONDS SEED [threads=N] [SUBJECT…]``: signals and
+finalizers act at random times, in several threads, with forks.
 """
 
 from __future__ import annotations

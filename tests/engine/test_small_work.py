@@ -175,7 +175,6 @@ def test_an_event_ends_a_run_alone() -> None:
 
 def test_a_run_alone_starts_no_threads() -> None:
     workers = 6  # a pool that no other test uses
-    names = {f"max-worker-{index}" for index in range(1, workers)}
     with flags.override(MAX_RUN_ALONE=True), Graph("idle", input_types=[tensor("n")]) as graph:
         graph.output(graph.inputs[0].tensor + 1.0)
         model = InferenceSession(devices=[CPU()], num_threads=workers).load(graph)
@@ -183,4 +182,4 @@ def test_a_run_alone_starts_no_threads() -> None:
     np.testing.assert_array_equal(model.execute(np.float32([1, 2]))[0].to_numpy(), [2, 3])
     assert not pool._threads  # pyright: ignore[reportPrivateUsage]
     model.execute(np.zeros(70_001, np.float32))
-    assert {thread.name for thread in pool._threads} == names  # pyright: ignore[reportPrivateUsage]
+    assert len(pool._threads) == workers - 1  # pyright: ignore[reportPrivateUsage]

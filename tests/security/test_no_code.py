@@ -43,7 +43,7 @@ ALLOWED: dict[str, dict[str, str]] = {
     "_Environment": {"tokenization/chat_template.py": "the sandbox itself"},
     "exec": {
         "max/_dataclass.py": "the code of __init__",
-        "_compiler/sizes.py": "formulas of sizes",
+        "mlir/sizes.py": "formulas of sizes",
         "engine/_binding.py": "checks of inputs",
         "language/source.py": "a kernel of the program",
         "experimental/_matching.py": "the code of a recording's checks",
