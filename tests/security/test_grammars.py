@@ -205,13 +205,13 @@ def test_caches_are_bounded() -> None:
         grammar.of_choices([f"text {i}"])
         grammar.loose_schema({"type": "string", "maxLength": i + 1})
     for cache in (grammar._simple_form, grammar._loose_form, validation._problem):
-        assert 0 < (cache.cache_info().maxsize or 0) <= 1024
-    kept = grammar._loose_form.cache_info().currsize
+        assert 0 < (cache.__wrapped__.cache_info().maxsize or 0) <= 1024
+    kept = grammar._loose_form.__wrapped__.cache_info().currsize
     grammar.loose_schema({"type": "string", "description": "x" * 100_000})
-    assert grammar._loose_form.cache_info().currsize == kept
-    kept = schema_forms._grammar_pattern.cache_info().currsize
+    assert grammar._loose_form.__wrapped__.cache_info().currsize == kept
+    kept = schema_forms.pattern_for_grammar.__wrapped__.cache_info().currsize
     schema_forms.pattern_for_grammar("x" * 2000)
-    assert schema_forms._grammar_pattern.cache_info().currsize == kept
+    assert schema_forms.pattern_for_grammar.__wrapped__.cache_info().currsize == kept
 
 
 def test_a_schema_refers_to_no_file_and_no_host() -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from functools import lru_cache
 from typing import Any
 
 from max.pipelines.core.exceptions import InputError
@@ -25,14 +24,13 @@ from max.pipelines.structured.validation import (
     first_line,
     grammar_problem,
     guarded,
+    kept_results,
     llguidance,
     of_regex,
 )
 
 JSON_STYLE = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
 """The white space between JSON tokens, for llguidance: one style, as small models may generate spaces endlessly."""
-_MOST_KEPT = 64 << 10
-"""The characters of schemas whose forms are kept for later requests: it bounds the memory that clients can fill."""
 
 
 def of_json_schema(schema: str | Mapping[str, Any] | bool) -> str:
@@ -86,8 +84,7 @@ def loose_schema(schema: str | Mapping[str, Any] | bool) -> GrammarSchema:
         InputError: The schema is no object, or nothing fits it.
     """
     try:
-        text = json.dumps(_mapping(schema))
-        return (_loose_form if len(text) <= _MOST_KEPT else _loose_form.__wrapped__)(text)
+        return _loose_form(json.dumps(_mapping(schema)))
     except (ValueError, RecursionError) as error:
         if isinstance(error, InputError):
             raise
@@ -101,20 +98,19 @@ def simple_schema(schema: Mapping[str, Any]) -> GrammarSchema | None:
         schema: The schema.
     """
     try:
-        text = json.dumps(schema)
-        return (_simple_form if len(text) <= _MOST_KEPT else _simple_form.__wrapped__)(text)
+        return _simple_form(json.dumps(schema))
     except (ValueError, RecursionError):
         return None
 
 
-@lru_cache(512)
+@kept_results(512)
 def _simple_form(text: str) -> GrammarSchema | None:
     form = grammar_schema(json.loads(text))
     # whether alternatives overlap is known after a check
     return None if '"oneOf"' in json.dumps(form.schema) else form
 
 
-@lru_cache(128)  # clients send the same tools repeatedly
+@kept_results(128)  # clients send the same tools repeatedly
 def _loose_form(text: str) -> GrammarSchema:
     value = json.loads(text)
     relaxed: tuple[str, ...] = ()

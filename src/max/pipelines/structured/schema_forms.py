@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping
-from functools import lru_cache
 from typing import Any
 
 from max._dataclass import dataclass
@@ -32,7 +31,7 @@ from max.pipelines.structured.schema_merging import (
     merge,
 )
 from max.pipelines.structured.schema_references import References
-from max.pipelines.structured.validation import is_regex
+from max.pipelines.structured.validation import is_regex, kept_results
 
 TYPES = frozenset(("string", "integer", "number", "boolean", "object", "array", "null"))
 _FORMATS = frozenset(
@@ -86,19 +85,13 @@ def grammar_schema(
     return GrammarSchema(written, tuple(writer.relaxed))
 
 
+@kept_results(4096, longest=1024)
 def pattern_for_grammar(pattern: str) -> str | None:
     """A pattern in the syntax of the grammar's regular expressions; None if it has none.
 
     Args:
         pattern: The pattern, of ECMAScript or Python.
     """
-    # what is kept of requests is bounded
-    written = _grammar_pattern if len(pattern) <= 1024 else _grammar_pattern.__wrapped__
-    return written(pattern)
-
-
-@lru_cache(4096)
-def _grammar_pattern(pattern: str) -> str | None:
     text = re.sub(r"\\Z$", "$", pattern)
     text = re.sub(r"^\\A", "^", text)
     text = re.sub(r"\\u([0-9a-fA-F]{4})", r"\\x{\1}", text)

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import re
-from functools import lru_cache
+from collections.abc import Callable
+from functools import lru_cache, wraps
 from types import ModuleType
+from typing import TypeVar
 
 from max.pipelines.core.exceptions import ConfigError, InputError
 from max.pipelines.core.native_calls import native_calls
@@ -14,8 +16,31 @@ from max.pipelines.structured.deep_stack import on_deep_stack
 MAX_CHARACTERS = 256 << 10
 """The maximum length of a grammar. llguidance recurses over nested rules: up to 750 bytes of stack per character."""
 guarded = native_calls("the grammar cannot be compiled", "Give a simpler one.", InputError)
+_Result = TypeVar("_Result")
 INLINE_CHARACTERS = 4 << 10
 """Grammars up to this length fit the default stack of a thread."""
+
+
+def kept_results(
+    entries: int, longest: int = 64 << 10
+) -> Callable[[Callable[[str], _Result]], Callable[[str], _Result]]:
+    """Keeps the results of a function of a text of a request, in bounded memory.
+
+    Args:
+        entries: The number of texts whose results are kept.
+        longest: The most characters of such a text.
+    """
+
+    def decorate(function: Callable[[str], _Result]) -> Callable[[str], _Result]:
+        kept = lru_cache(entries)(function)
+
+        @wraps(kept)  # `__wrapped__` is the cache
+        def result(text: str) -> _Result:
+            return kept(text) if len(text) <= longest else function(text)
+
+        return result
+
+    return decorate
 
 
 def llguidance() -> ModuleType:
@@ -116,7 +141,7 @@ def grammar_problem(grammar: str) -> str | None:
     return None if not problem or problem.startswith("WARNING") else first_line(problem)
 
 
-@lru_cache(128)  # clients send the same schema repeatedly
+@kept_results(128, longest=MAX_CHARACTERS)  # clients send the same schema repeatedly
 def _problem(grammar: str) -> str:
     validate = guarded(llguidance().LLMatcher.validate_grammar)
     if len(grammar) <= INLINE_CHARACTERS:
