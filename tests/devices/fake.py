@@ -17,7 +17,7 @@ import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, cast
+from typing import Any, ClassVar, Self, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -170,14 +170,15 @@ class FakeDevice(Accelerator):
     __slots__ = ("queue",)
 
     queue: FakeQueue
+    first_address: ClassVar[int] = FIRST_ADDRESS
 
     @classmethod
-    def make(cls, id: int) -> FakeDevice:
+    def make(cls, id: int) -> Self:
         """Opens a device."""
         device = cls.__new__(cls)
         device._id = id
         device.queue = FakeQueue(f"gpu:{id}")
-        device.memory = FakeMemory(device.queue, FIRST_ADDRESS + (id << 50))
+        device.memory = FakeMemory(device.queue, cls.first_address + (id << 50))
         device._default_stream = DeviceStream(device)
         return device
 

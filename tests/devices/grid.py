@@ -48,13 +48,12 @@ from max._runtime.program import (
     check_program,
     run_error_class,
 )
-from max.driver import Accelerator, Device, DeviceStream
+from max.driver import Accelerator, Device
 from max.driver._device import register_accelerators, unregister_accelerators
 from max.mlir import TensorType, build, to_attr
 from max.mlir.sizes import product, simplify
 from tests.devices.fake import FAKE_KERNELS, FakeDevice, FakeMemory, FakeQueue, FakeTarget
 
-FIRST_ADDRESS = 1 << 61
 WORKERS = 4
 """Workers of a block."""
 ROWS = 3
@@ -68,14 +67,7 @@ class GridDevice(FakeDevice):
 
     __slots__ = ()
 
-    @classmethod
-    def make(cls, id: int) -> GridDevice:
-        device = cls.__new__(cls)
-        device._id = id
-        device.queue = FakeQueue(f"gpu:{id}")
-        device.memory = FakeMemory(device.queue, FIRST_ADDRESS + (id << 50))
-        device._default_stream = DeviceStream(device)
-        return device
+    first_address = 1 << 61
 
     @property
     def api(self) -> str:
