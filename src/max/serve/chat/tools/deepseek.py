@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from max.serve.chat.parts import AnswerPart
-from max.serve.chat.tools.marks import BufferedParser, CallParts, ObjectEnd, first_mark, held
+from max.serve.chat.tools.marks import CallParser, ObjectEnd, first_mark, held
 
 CALLS_BEGIN, CALLS_END = "<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>"
 CALL_BEGIN, CALL_END, SEPARATOR = "<｜tool▁call▁begin｜>", "<｜tool▁call▁end｜>", "<｜tool▁sep｜>"
 _FENCE = "```json"
 
 
-class DeepSeekParser(BufferedParser):
+class DeepSeekParser(CallParser):
     """Finds calls: ``BEGIN name SEPARATOR {…} END``, or ``BEGIN function SEPARATOR name`` with a fenced block.
 
     Text outside of calls is content; of a call that the length limit cut off the part that has arrived stays.
@@ -21,8 +21,6 @@ class DeepSeekParser(BufferedParser):
     def __init__(self) -> None:
         super().__init__()
         self._state = "text"
-        self._parts = CallParts()
-        self._object = ObjectEnd()
 
     def finish(self, cut: bool = False) -> Sequence[AnswerPart]:
         """The parts that were held back.
@@ -74,12 +72,7 @@ class DeepSeekParser(BufferedParser):
         return True
 
     def _arguments(self, parts: list[AnswerPart]) -> bool:
-        end = self._object.take(self._buffer)
-        text = self._buffer if end is None else self._buffer[:end]
-        if text:
-            parts.append(self._parts.arguments(text))
-        self._buffer = self._buffer[len(text) :]
-        if end is None:
+        if not self._take_object(parts):
             return False
         self._state = "tail"
         return True

@@ -6,12 +6,12 @@ from collections.abc import Sequence
 
 from max.serve.chat.parts import AnswerPart
 from max.serve.chat.tools.definitions import Tool
-from max.serve.chat.tools.marks import BufferedParser, CallParts, ObjectEnd, held
+from max.serve.chat.tools.marks import CallParser, ObjectEnd, held
 
 SEPARATOR, EVERYONE = ">>>", "all"
 
 
-class FunctionaryParser(BufferedParser):
+class FunctionaryParser(CallParser):
     """Splits an answer into parts: ``recipient`` and a line break, then text or arguments, then ``>>>``.
 
     An answer that does not begin with a recipient is content.
@@ -25,8 +25,6 @@ class FunctionaryParser(BufferedParser):
         self._recipients = [EVERYONE, *(tool.name for tool in tools)]
         self._state = "recipient"
         self._first = True
-        self._parts = CallParts()
-        self._object = ObjectEnd()
 
     def finish(self, cut: bool = False) -> Sequence[AnswerPart]:
         """The parts that were held back.
@@ -92,12 +90,7 @@ class FunctionaryParser(BufferedParser):
                 parts.append(self._parts.arguments("{}"))
                 self._state = "after"
                 return True
-        end = self._object.take(self._buffer)
-        text = self._buffer if end is None else self._buffer[:end]
-        if text:
-            parts.append(self._parts.arguments(text))
-        self._buffer = self._buffer[len(text) :]
-        if end is None:
+        if not self._take_object(parts):
             return False
         self._state = "after"
         return True

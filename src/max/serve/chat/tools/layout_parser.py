@@ -19,7 +19,7 @@ from max.serve.chat.tools.layout import (
     pieces,
     run_end,
 )
-from max.serve.chat.tools.marks import BufferedParser, CallParts, ObjectEnd, first_mark, held
+from max.serve.chat.tools.marks import CallParser, ObjectEnd, first_mark, held
 from max.serve.chat.tools.pythonic import end_of_call, parsed_call
 from max.serve.chat.tools.values import (
     bare_object,
@@ -37,7 +37,7 @@ class _Wait(Exception):
     """More text is needed."""
 
 
-class LayoutParser(BufferedParser):
+class LayoutParser(CallParser):
     """Finds calls of a layout; all other text is content.
 
     The marks of calls are no content, also if the answer ends within a call. White space between marks may
@@ -57,11 +57,9 @@ class LayoutParser(BufferedParser):
         self._key_marks = _key_marks(layout) if layout.style is Style.TAGGED else ("", "")
         self._key, self._value_end = pieces(layout.key), layout.value_end.strip()
         self._schemas = {tool.name: tool.parameters for tool in tools}
-        self._parts = CallParts()
         self._state = "text"
         self._listed = False  # within a list, after its mark
         self._name = ""
-        self._object = ObjectEnd()
         self._keys: list[str] = []
 
     def finish(self, cut: bool = False) -> Sequence[AnswerPart]:
@@ -204,12 +202,7 @@ class LayoutParser(BufferedParser):
                     self._finish_call(parts, {})
                 return
             self._buffer = self._buffer[at:]
-        end = self._object.take(self._buffer)
-        text = self._buffer if end is None else self._buffer[:end]
-        if text:
-            parts.append(self._parts.arguments(text))
-        self._buffer = self._buffer[len(text) :]
-        if end is not None:
+        if self._take_object(parts):
             self._state = "tail"
 
     def _tagged(self, parts: list[AnswerPart], last: bool) -> None:

@@ -141,3 +141,21 @@ class CallParts:
         """The space that was held back, if there was no call."""
         space, self._space = self._space, ""
         return [ContentPart(space)] if space and not self.calls else []
+
+
+class CallParser(BufferedParser):
+    """A base of the parsers of calls whose arguments are JSON objects."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._parts = CallParts()
+        self._object = ObjectEnd()
+
+    def _take_object(self, parts: list[AnswerPart]) -> bool:
+        """Takes the text of the arguments from the buffer; whether they have ended."""
+        end = self._object.take(self._buffer)
+        text = self._buffer if end is None else self._buffer[:end]
+        if text:
+            parts.append(self._parts.arguments(text))
+        self._buffer = self._buffer[len(text) :]
+        return end is not None
