@@ -22,12 +22,10 @@ from max.pipelines.config.kv_cache_config import KVCacheConfig
 from max.pipelines.config.pipeline_config import PipelineConfig
 from max.pipelines.core import TextContext
 from max.pipelines.core.token_buffer import TokenBuffer
-from max.pipelines.kv_cache.memory import cache_bytes
 
 __all__ = [
     "ContextView",
     "cache_shape",
-    "cache_size",
     "constructor_of_either_form",
     "flat_batch",
     "initial_inputs",
@@ -241,39 +239,6 @@ def longest_sequence(
         "model_config": pipeline_config.model_config,
     }
     return method(**offered(method, offers))
-
-
-def cache_size(
-    pipeline_model: object,
-    pipeline_config: PipelineConfig,
-    available_cache_memory: int,
-    devices: Sequence[Device],
-    huggingface_config: HuggingFaceConfig,
-    kv_cache_config: KVCacheConfig,
-    cache_dtype: DType,
-) -> int:
-    """The bytes of a model's cache for a full batch, at most the available memory.
-
-    Args:
-        pipeline_model: The model's class, with a KV cache.
-        pipeline_config: The configuration of the pipeline.
-        available_cache_memory: Bytes for the cache.
-        devices: Where the model runs.
-        huggingface_config: The model's config.json.
-        kv_cache_config: The options of the cache.
-        cache_dtype: The cache's dtype.
-    """
-    params, layers = cache_shape(
-        pipeline_model, pipeline_config, huggingface_config, devices, kv_cache_config, cache_dtype
-    )
-    full_batch = cache_bytes(
-        params,
-        layers,
-        max_batch_size=pipeline_config.max_batch_size or 1,
-        max_seq_len=longest_sequence(pipeline_model, pipeline_config, huggingface_config),
-        step_tokens=pipeline_config.step_tokens,
-    )
-    return min(available_cache_memory, full_batch)
 
 
 def constructor_of_either_form(init: F) -> F:

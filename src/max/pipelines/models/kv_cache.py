@@ -14,7 +14,8 @@ from max.pipelines.checkpoints.huggingface_config import HuggingFaceConfig
 from max.pipelines.config.kv_cache_config import KVCacheConfig
 from max.pipelines.config.pipeline_config import PipelineConfig
 from max.pipelines.kv_cache.manager import PagedKVCacheManager, load_kv_manager
-from max.pipelines.models.interface_forms import cache_shape
+from max.pipelines.kv_cache.memory import cache_bytes
+from max.pipelines.models.interface_forms import cache_shape, longest_sequence
 
 
 @runtime_checkable
@@ -102,6 +103,42 @@ class KVCacheMixin(Protocol):
             cache_dtype: The cache's dtype.
         """
         ...
+
+
+class SizedKVCache(KVCacheMixin):
+    """The methods of a model whose cache has the size that the shape of the cache gives."""
+
+    @classmethod
+    def estimate_kv_cache_size(
+        cls,
+        pipeline_config: PipelineConfig,
+        available_cache_memory: int,
+        devices: list[Device],
+        huggingface_config: HuggingFaceConfig,
+        kv_cache_config: KVCacheConfig,
+        cache_dtype: DType,
+    ) -> int:
+        """The bytes of the cache for a full batch, at most the available memory.
+
+        Args:
+            pipeline_config: The configuration of the pipeline.
+            available_cache_memory: Bytes for the cache.
+            devices: Where the model runs.
+            huggingface_config: The model's config.json.
+            kv_cache_config: The options of the cache.
+            cache_dtype: The cache's dtype.
+        """
+        params, layers = cache_shape(
+            cls, pipeline_config, huggingface_config, devices, kv_cache_config, cache_dtype
+        )
+        full_batch = cache_bytes(
+            params,
+            layers,
+            max_batch_size=pipeline_config.max_batch_size or 1,
+            max_seq_len=longest_sequence(cls, pipeline_config, huggingface_config),
+            step_tokens=pipeline_config.step_tokens,
+        )
+        return min(available_cache_memory, full_batch)
 
 
 def get_paged_manager(pipeline: Pipeline[Any, Any]) -> PagedKVCacheManager | None:

@@ -9,7 +9,7 @@ from functools import cached_property
 from types import TracebackType
 from typing import Any, Self
 
-from max.driver import Device, Tensor
+from max.driver import Tensor
 from max.dtype import DType
 from max.engine import InferenceSession, Model
 from max.graph import DeviceRef, Graph, Value
@@ -23,11 +23,10 @@ from max.pipelines.config.pipeline_config import PipelineConfig
 from max.pipelines.models.inputs import ModelInputs, ModelOutputs
 from max.pipelines.models.interface_forms import (
     cache_shape,
-    cache_size,
     longest_sequence,
     offered,
 )
-from max.pipelines.models.kv_cache import KVCacheMixin
+from max.pipelines.models.kv_cache import SizedKVCache
 from max.pipelines.models.pipeline_model import PipelineModel, WeightsAdapter
 
 __all__ = [
@@ -97,7 +96,7 @@ def parse_state_dict_from_weights(
     )
 
 
-class PipelineModelWithKVCache(PipelineModel[BaseContextType], KVCacheMixin):
+class PipelineModelWithKVCache(PipelineModel[BaseContextType], SizedKVCache):
     """The base of models of 26.x with a paged KV cache.
 
     `get_kv_params` returns the shape of the cache, including layers and devices. A subclass that sets
@@ -160,36 +159,6 @@ class PipelineModelWithKVCache(PipelineModel[BaseContextType], KVCacheMixin):
             self.kv_cache_config,
             dtype,
         )[0]
-
-    @classmethod
-    def estimate_kv_cache_size(
-        cls,
-        pipeline_config: PipelineConfig,
-        available_cache_memory: int,
-        devices: list[Device],
-        huggingface_config: HuggingFaceConfig,
-        kv_cache_config: KVCacheConfig,
-        cache_dtype: DType,
-    ) -> int:
-        """The bytes of the cache for a full batch, at most the available memory.
-
-        Args:
-            pipeline_config: The configuration of the pipeline.
-            available_cache_memory: Bytes for the cache.
-            devices: Where the model runs.
-            huggingface_config: The model's config.json.
-            kv_cache_config: The options of the cache.
-            cache_dtype: The cache's dtype.
-        """
-        return cache_size(
-            cls,
-            pipeline_config,
-            available_cache_memory,
-            devices,
-            huggingface_config,
-            kv_cache_config,
-            cache_dtype,
-        )
 
 
 class GraphTemplate(PipelineModel[BaseContextType]):

@@ -8,7 +8,7 @@ from typing import TypeVar
 
 import numpy as np
 
-from max.driver import Device, DLPackArray, Tensor
+from max.driver import DLPackArray, Tensor
 from max.dtype import DType
 from max.engine import InferenceSession, Model
 from max.engine.described import describe_staging, load_described
@@ -36,8 +36,8 @@ from max.pipelines.models.decoder.weight_names import WeightNames
 from max.pipelines.models.decoder.weights import weights_registry, with_embedding
 from max.pipelines.models.graph_model import GraphModel
 from max.pipelines.models.inputs import ModelInputs, ModelOutputs, ragged
-from max.pipelines.models.interface_forms import cache_size, flat_batch
-from max.pipelines.models.kv_cache import KVCacheMixin
+from max.pipelines.models.interface_forms import flat_batch
+from max.pipelines.models.kv_cache import SizedKVCache
 
 __all__ = ["DecoderInputs", "DecoderModel", "gguf_layout"]
 
@@ -67,7 +67,7 @@ class DecoderInputs(ModelInputs):
         self.kv_cache_inputs = kv_cache_inputs
 
 
-class DecoderModel(GraphModel[TextContext], KVCacheMixin):
+class DecoderModel(GraphModel[TextContext], SizedKVCache):
     """A decoder-only model that picks the next tokens in its graph.
 
     An architecture subclasses it, sets the class attributes, and overrides `configure` if its
@@ -337,36 +337,6 @@ class DecoderModel(GraphModel[TextContext], KVCacheMixin):
             huggingface_config: The model's config.json.
         """
         return cls.config_class.from_huggingface(huggingface_config).num_cached_layers
-
-    @classmethod
-    def estimate_kv_cache_size(
-        cls,
-        pipeline_config: PipelineConfig,
-        available_cache_memory: int,
-        devices: list[Device],
-        huggingface_config: HuggingFaceConfig,
-        kv_cache_config: KVCacheConfig,
-        cache_dtype: DType,
-    ) -> int:
-        """The bytes of the cache for a full batch, at most the available memory.
-
-        Args:
-            pipeline_config: The configuration of the pipeline.
-            available_cache_memory: Bytes for the cache.
-            devices: Where the model runs.
-            huggingface_config: The model's config.json.
-            kv_cache_config: The options of the cache.
-            cache_dtype: The cache's dtype.
-        """
-        return cache_size(
-            cls,
-            pipeline_config,
-            available_cache_memory,
-            devices,
-            huggingface_config,
-            kv_cache_config,
-            cache_dtype,
-        )
 
     @classmethod
     def estimate_activation_memory(
