@@ -38,12 +38,6 @@ class OllamaOptions(LlamaSamplingFields):
         return self.sampling_with(self.num_predict)
 
 
-class OllamaCall(StrictBody):
-    """An earlier call of a tool; its arguments are an object."""
-
-    function: dict[str, Any]
-
-
 @with_config(ConfigDict(extra="allow", strict=True))
 class OllamaMessage(TypedDict):
     """A message of a conversation."""

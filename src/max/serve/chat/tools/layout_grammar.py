@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from max.serve.chat.tools.definitions import Tool
-from max.serve.chat.tools.layout import IDENTIFIER, KEY, NAME, NUMBER, CallLayout, Style, filled
+from max.serve.chat.tools.layout import IDENTIFIER, KEY, NAME, NUMBER, CallLayout, Style
 from max.serve.chat.tools.values import resolved, types_of
 
 _FIELDS = {IDENTIFIER: "/[a-zA-Z0-9]{9}/", NUMBER: "/[0-9]{1,4}/"}
@@ -269,12 +269,3 @@ def layout_rules(
     if layout.section or not several:
         return "calls", rules
     return f"calls ({writer.literal(layout.separator)} calls)*", rules
-
-
-def marks_of(layout: CallLayout) -> str:
-    """All marks of a layout in one text, with its fields filled in.
-
-    Args:
-        layout: The layout.
-    """
-    return filled(layout.marks, "", "")
