@@ -39,7 +39,7 @@ install-dev: $(VENV)/.dev  ## the same with linter and type checker
 demo: $(VENV)/.base  ## generate text with the bundled model
 	$(VENV)/bin/max generate --model models/tiny-chat --prompt "What is the capital of Norway?"
 
-test: $(VENV)/.test  ## the whole suite, without the long fuzzers; ARGS=--optimize lets LLVM optimise all kernels
+test: $(VENV)/.test  ## the whole suite, without the long fuzzers; ARGS=--optimize lets LLVM optimize all kernels
 	$(PY) -m pytest -q -n $(JOBS) --dist worksteal -m "not long" $(ARGS)
 
 test-portable: $(VENV)/.test  ## the engine's part on an AVX2-only machine without futex

@@ -49,7 +49,7 @@ and servers.
 
 ## How it is measured
 Supremum and each peer run in processes of their own, in turn (A B A B …), after a warm-up. A figure is the median with
-its range. A ratio is the median of the ratios of neighbouring runs, so it may differ from the ratio of the medians: the
+its range. A ratio is the median of the ratios of neighboring runs, so it may differ from the ratio of the medians: the
 machine is shared, and its memory bandwidth varies by half within minutes. Trust the ratios more than the figures.
 
 `make bench` measures everything (about four hours, and 25 GB on disk for the models) and writes these pages from the
@@ -192,7 +192,7 @@ SECTIONS: dict[str, Section] = {
     ),
     "families": Section(
         "Other families",
-        "As above, shapes of Qwen 3, Gemma 3 and OLMoE. Both engines read the same GGUF file, which llama.cpp quantised.",
+        "As above, shapes of Qwen 3, Gemma 3 and OLMoE. Both engines read the same GGUF file, which llama.cpp quantized.",
         _families,
         3,
         25,

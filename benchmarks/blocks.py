@@ -108,7 +108,7 @@ def drawn(
                 shape = rng.choice(SHAPES[block])
                 sizes: list[int] = []
                 for size, step in zip(shape, steps or (1,) * len(shape), strict=True):
-                    # what is one, or a colour, stays so
+                    # what is one, or a color, stays so
                     some = round(size * 2 ** rng.uniform(-1, 1) / step) * step
                     sizes.append(max(some, step) if size > 3 else size)
                 if shape[2:3] == shape[3:4] and words[-1] == "attention":

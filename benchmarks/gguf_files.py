@@ -1,4 +1,4 @@
-"""GGUF files of Llama checkpoints in the Hugging Face layout, as llama.cpp's converter and quantiser write them."""
+"""GGUF files of Llama checkpoints in the Hugging Face layout, as llama.cpp's converter and quantizer write them."""
 
 from __future__ import annotations
 

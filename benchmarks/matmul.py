@@ -1,13 +1,13 @@
 """Products with constant weights, ours and the peers': few rows as in decoding, more as in prefill.
 
-Ours are packed when the graph is loaded. The peers are torch (oneDNN) for floats, ggml with llama.cpp's repacked buffers for quantised
+Ours are packed when the graph is loaded. The peers are torch (oneDNN) for floats, ggml with llama.cpp's repacked buffers for quantized
 weights, and for int8 torch (`_int_mm`), ONNX Runtime (`MatMulInteger` of uint8 rows) and OpenVINO. "int8" multiplies int8 rows into 32-bit
 sums. "int8, scaled" takes float32 rows, rounds each to int8 with a scale of its own, and scales the product; its peers are torch's
-dynamically quantised layer, ONNX Runtime's `DynamicQuantizeMatMul`, and OpenVINO's compressed weights with dynamic quantisation.
+dynamically quantized layer, ONNX Runtime's `DynamicQuantizeMatMul`, and OpenVINO's compressed weights with dynamic quantization.
 
 For few rows a figure is the speed of reading weights (several weights in turn, together larger than the caches), else operations a second.
 "Of the limit" is the share of what two small kernels reach on the same machine: one only reads memory, one only multiplies in registers
-(bf16 products for 16-bit weights, bytes for int8 and quantised ones).
+(bf16 products for 16-bit weights, bytes for int8 and quantized ones).
 """
 
 from __future__ import annotations

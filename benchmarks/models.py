@@ -1,4 +1,4 @@
-"""Randomly initialised checkpoints in the Hugging Face layout, made once per folder."""
+"""Randomly initialized checkpoints in the Hugging Face layout, made once per folder."""
 
 from __future__ import annotations
 
@@ -146,7 +146,7 @@ _FILE_TYPES = {**FILE_TYPES, "bfloat16": 32}
 
 
 def fits(shape: str, encoding: str) -> bool:
-    """Whether all matrices of a shape have whole blocks of an encoding: K-quants take 256 neighbours."""
+    """Whether all matrices of a shape have whole blocks of an encoding: K-quants take 256 neighbors."""
     sizes = [SHAPES[shape][name] for name in ("hidden_size", "intermediate_size")]
     block = 256 if encoding.endswith("_k") else 32 if encoding in FILE_TYPES else 1
     return all(isinstance(size, int) and size % block == 0 for size in sizes)
@@ -155,7 +155,7 @@ def fits(shape: str, encoding: str) -> bool:
 def make_gguf(shape: str, encoding: str, folder: Path) -> Path:
     """Write the model of ``shape`` as a GGUF file in ``encoding``: a key of ``FLOATS`` or of ``FILE_TYPES``.
 
-    Quantised files are made by llama.cpp (`benchmarks.peers`), all weights alike. The file has no tokenizer.
+    Quantized files are made by llama.cpp (`benchmarks.peers`), all weights alike. The file has no tokenizer.
     """
     target = folder / f"{shape}-{encoding}.gguf"
     if target.exists():

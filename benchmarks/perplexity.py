@@ -1,4 +1,4 @@
-"""Perplexity of a Llama model on a text in each encoding: what quantised weights cost.
+"""Perplexity of a Llama model on a text in each encoding: what quantized weights cost.
 
 The text is read in windows; of each, all tokens but the first are predicted. ``python -m benchmarks.perplexity``.
 """

@@ -108,10 +108,10 @@ class Setup:
 
     def command(self, engine: str, port: int) -> list[str] | None:
         """The command of a server; None where it is not installed or does not read the encoding."""
-        quantised = self.encoding in FILE_TYPES
+        quantized = self.encoding in FILE_TYPES
         if engine == OURS:
             code = "from max.entrypoints.cli import main; main()"
-            weights = ["--weight-path", str(self.gguf)] if quantised else []
+            weights = ["--weight-path", str(self.gguf)] if quantized else []
             return [
                 sys.executable, "-c", code, "serve", "--model", str(self.checkpoint), *weights,
                 "--quantization-encoding", self.encoding, "--port", str(port), "--metrics-port", "0",
@@ -131,7 +131,7 @@ class Setup:
             binary = self.binaries.get("MAX") or (
                 str(found.with_name("max")) if (found := python("max")) else None
             )
-            if not binary or quantised:
+            if not binary or quantized:
                 return None
             return [
                 binary, "serve", "--model-path", str(self.checkpoint), "--devices", "cpu", "--port", str(port),
@@ -141,7 +141,7 @@ class Setup:
         program = self.binaries.get("transformers") or (
             str(found.with_name("transformers")) if (found := python("transformers")) else None
         )
-        if not program or quantised:
+        if not program or quantized:
             return None
         return [
             program, "serve", "--host", "127.0.0.1", "--port", str(port), "--device", "cpu",

@@ -20,11 +20,11 @@ STEPS = 40
 def denoise(x: TensorValue, sigma: TensorValue) -> TensorValue:
     """The mean of the clean point, given one with noise of deviation `sigma`: ``[n, 2]``."""
     variance = sigma * sigma + SPREAD**2
-    centres = ops.constant(CENTRES, DType.float32, device=cpu)
-    apart = ops.unsqueeze(x, 1) - ops.unsqueeze(centres, 0)  # [n, clusters, 2]
+    centers = ops.constant(CENTRES, DType.float32, device=cpu)
+    apart = ops.unsqueeze(x, 1) - ops.unsqueeze(centers, 0)  # [n, clusters, 2]
     distance = ops.squeeze(ops.sum(apart * apart, axis=-1), -1)
     weight = ops.softmax(distance * -0.5 / variance)  # the cluster that it came from
-    return weight @ centres + (x - weight @ centres) * (SPREAD**2 / variance)
+    return weight @ centers + (x - weight @ centers) * (SPREAD**2 / variance)
 
 
 types = [

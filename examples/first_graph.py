@@ -8,10 +8,10 @@ from max.engine import InferenceSession
 from max.graph import DeviceRef, Graph, TensorType, ops
 
 x_type = TensorType(DType.float32, ("batch", 4), DeviceRef.CPU())
-with Graph("normalise", input_types=[x_type]) as graph:
+with Graph("normalize", input_types=[x_type]) as graph:
     x = graph.inputs[0].tensor
-    centred = x - ops.mean(x, axis=-1)
-    graph.output(centred / ops.sqrt(ops.mean(centred * centred, axis=-1) + 1e-6))
+    centered = x - ops.mean(x, axis=-1)
+    graph.output(centered / ops.sqrt(ops.mean(centered * centered, axis=-1) + 1e-6))
 
 model = InferenceSession(devices=[CPU()]).load(graph)
 for batch in (1, 3):

@@ -1,4 +1,4 @@
-"""Quantisation with an importance matrix: a text shows which columns of each matrix matter, and their errors become smaller.
+"""Quantization with an importance matrix: a text shows which columns of each matrix matter, and their errors become smaller.
 
 The program writes the bundled chat model as two GGUF files of 4 bits: `plain` treats all columns alike, `weighted` reads one
 part of a text first, as ``max quantize models/tiny-chat weighted.gguf --type q4_0 --imatrix text.txt`` does. Both models

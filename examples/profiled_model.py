@@ -1,4 +1,4 @@
-"""Where a model spends its time: a profile by kernel, a trace for Perfetto, and what quantising changes."""
+"""Where a model spends its time: a profile by kernel, a trace for Perfetto, and what quantizing changes."""
 
 import tempfile
 from pathlib import Path

@@ -63,7 +63,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
         "--optimize",
         action="store_true",
-        help="kernels of all tests are optimised by LLVM, as for users",
+        help="kernels of all tests are optimized by LLVM, as for users",
     )
 
 
@@ -114,12 +114,12 @@ COMPOSED = {
     "nn",
     "torch_operations",
 }
-"""Folders of tests of what is made of kernels. LLVM's optimiser would take half of their time."""
+"""Folders of tests of what is made of kernels. LLVM's optimizer would take half of their time."""
 
 
 @pytest.fixture(scope="module", autouse=True)
 def _optimizer(request: pytest.FixtureRequest) -> Iterator[None]:
-    """Kernels of composed tests go through LLVM without its optimiser, but for ``--optimize``.
+    """Kernels of composed tests go through LLVM without its optimizer, but for ``--optimize``.
 
     The tests of kernels, of pipelines, and all processes that tests start, have it.
     """

@@ -66,7 +66,7 @@ def interpret(graph: Any, arrays: Sequence[np.ndarray]) -> list[tuple[np.ndarray
 
 def _bound(differences: np.ndarray, expected: np.ndarray) -> np.ndarray:
     finite = np.nan_to_num(differences, nan=0.0, posinf=0.0)
-    # an element that the samples leave alone by chance is as uncertain as its neighbours
+    # an element that the samples leave alone by chance is as uncertain as its neighbors
     typical = float(np.sqrt(np.mean(finite * finite))) if finite.size else 0.0
     last_bit = np.abs(expected.astype(np.float64)) * np.finfo(np.float32).eps
     return FACTOR * (finite.max(0) + typical / 4 + last_bit * 0.5)

@@ -70,7 +70,7 @@ def test_means() -> None:
     assert text == "In the mean, here (and of the listed shapes): f32 4.00 (1.00).\n"
 
 
-def test_ratios_are_of_neighbouring_runs() -> None:
+def test_ratios_are_of_neighboring_runs() -> None:
     """The machine became twice as slow between two runs: the ratio did not."""
     assert ratio(Samples([10.0, 5.0, 10.0]), Samples([5.0, 2.5, 4.0])) == 2.0
 

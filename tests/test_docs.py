@@ -53,7 +53,7 @@ def test_linked_headings_exist(page: Path) -> None:
     missing = [
         f"{target}#{anchor}"
         for target, anchor in links
-        # a picture's says for which colours it is
+        # a picture's says for which colors it is
         if (not target or target.endswith(".md"))
         and anchor not in anchors_of(page.parent / target if target else page)
     ]

@@ -36,7 +36,7 @@ def run(tmp_path: Path, dump: str) -> str:
         (
             "passes",
             [
-                "// ----- after canonicalise -----",
+                "// ----- after canonicalize -----",
                 "// ----- after fuse -----",
                 "mok.region",
                 "mo.tanh",

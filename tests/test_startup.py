@@ -16,7 +16,7 @@ from benchmarks.random_models import random_checkpoint
 from max._kernel_library.library import CPU_KERNELS, Arg, Operand
 from max._kernel_library.packing import CPU_PACKING
 from max._kernel_library.products.dense.panels import DTYPES
-from max._kernel_library.products.quantised.packed import FORMATS
+from max._kernel_library.products.quantized.packed import FORMATS
 from max.dtype import DType
 from max.kernel import (
     KernelIR,
@@ -209,7 +209,7 @@ def test_names_of_the_engine_are_there_for_tools_that_run_no_code() -> None:
 
 def test_the_packing_of_cpus_is_that_of_their_kernels() -> None:
     assert set(DTYPES) == CPU_PACKING.dense == CPU_PACKING.filters
-    assert set(FORMATS) == CPU_PACKING.quantised
+    assert set(FORMATS) == CPU_PACKING.quantized
 
 
 START = """
@@ -223,7 +223,7 @@ llm = LLM(PipelineConfig(model_path=sys.argv[1], max_length=256))
 (text,) = llm.generate("The capital of Norway is", max_new_tokens=1, use_tqdm=False)
 measure = sys.modules.get("max.engine._measure")
 print(json.dumps({
-    "specialised": stats.kernels, "recipes": stats.recipes, "modules": stats.modules, "from_disk": stats.from_disk,
+    "specialized": stats.kernels, "recipes": stats.recipes, "modules": stats.modules, "from_disk": stats.from_disk,
     "compiled": jit.stats.compiled, "linked": jit.stats.linked,
     "measured": 0 if measure is None else measure.stats.measured + measure.stats.given_up,
     "imported": [*sys.modules], "text": text,
@@ -238,11 +238,11 @@ def test_a_second_start_compiles_and_measures_nothing(
     first = json.loads(python(START, str(TINY_CHAT))[-1])
     assert first["measured"] == 0, "no measurement comes before the first token"
     # two programs: the model, and what makes the inputs of the next step; 21 kernels for AVX2, and the pool's own code
-    assert first["modules"] == 2 and 10 <= first["specialised"] <= 24
-    assert first["compiled"] == first["specialised"] + 1
+    assert first["modules"] == 2 and 10 <= first["specialized"] <= 24
+    assert first["compiled"] == first["specialized"] + 1
     second = json.loads(python(START, str(TINY_CHAT))[-1])
     assert second["text"] == first["text"]
-    assert (second["measured"], second["specialised"], second["modules"], second["compiled"]) == (
+    assert (second["measured"], second["specialized"], second["modules"], second["compiled"]) == (
         0,
     ) * 4
     # the model, and what makes the inputs of the next step: no graph is staged
@@ -294,12 +294,12 @@ def test_products_are_little_code(operand, panels, encoding, most, most_own) -> 
     assert instructions(emit_llvm(plain, machine)) < most
     modules = emit_modules(plain, machine)
     assert instructions(modules.text) < most_own
-    normalised = emit_modules(
+    normalized = emit_modules(
         product(operand, panels, encoding, "avx2", norm=(1e-5, 0.0, False)), machine
     )
     # the norm of a row is one more
-    assert modules.functions.items() <= normalised.functions.items()
-    assert len(normalised.functions) == len(modules.functions) + 1
+    assert modules.functions.items() <= normalized.functions.items()
+    assert len(normalized.functions) == len(modules.functions) + 1
 
 
 PEAK = """

@@ -24,7 +24,7 @@ FLASH_ATTENTION = 1
 
 
 def quantize(source: str, target: str, file_type: int) -> dict[str, float]:
-    """Makes a quantised GGUF file of another."""
+    """Makes a quantized GGUF file of another."""
     params = lib.llama_model_quantize_default_params()
     params.ftype = file_type
     params.nthread = len(os.sched_getaffinity(0))

@@ -1,4 +1,4 @@
-"""Products with quantised weights in ggml, llama.cpp's library, through its C interface and the shared libraries of llama-cpp-python.
+"""Products with quantized weights in ggml, llama.cpp's library, through its C interface and the shared libraries of llama-cpp-python.
 
 Weights lie where llama.cpp puts them: in the buffers that lay them out anew for the processor, where those take the encoding, else as they
 are. Runs in its own environment (see `benchmarks.peers`).

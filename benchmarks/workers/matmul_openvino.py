@@ -17,7 +17,7 @@ from benchmarks.timing import median_time
 
 _made: dict[tuple[int, ...], Any] = {}
 GROUP = 32
-"""Neighbours of a row that share a scale when it is rounded: what it does by default with compressed weights."""
+"""Neighbors of a row that share a scale when it is rounded: what it does by default with compressed weights."""
 
 
 def setup() -> dict[str, object]:

@@ -1,4 +1,4 @@
-"""torch's linear layer, timed; of int8 its product in 32 bits, and its dynamically quantised layer."""
+"""torch's linear layer, timed; of int8 its product in 32 bits, and its dynamically quantized layer."""
 
 from __future__ import annotations
 

@@ -37,7 +37,7 @@ state: dict[str, Any] = {}
 
 
 class Layer(Module):
-    """Attention and an MLP, each normalised after it is added to its input."""
+    """Attention and an MLP, each normalized after it is added to its input."""
 
     def __init__(self, dtype: DType) -> None:
         super().__init__()

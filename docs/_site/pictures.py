@@ -1,6 +1,6 @@
 """The pictures of docs/how-it-works.md, drawn from the compiler's passes over a small model.
 
-``python docs/_site/pictures.py`` writes docs/images: each picture in colours for a light and a dark page.
+``python docs/_site/pictures.py`` writes docs/images: each picture in colors for a light and a dark page.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ class Box:
 
     Attributes:
         lines: Its text.
-        kind: What it holds: ``op``, ``weight`` or ``load``, its colour; ``bend`` for a point of a long edge.
+        kind: What it holds: ``op``, ``weight`` or ``load``, its color; ``bend`` for a point of a long edge.
         sources: The boxes that it reads.
         rank: The row it stands in.
         x: The left edge.
@@ -183,7 +183,7 @@ def place(boxes: list[Box]) -> tuple[float, float]:
         y += tall + ROW
     width = max(b.x + b.width for b in boxes)
     for row in rows:
-        # rows are centred
+        # rows are centered
         shift = (width - (row[-1].x + row[-1].width)) / 2 + PAD
         for box in row:
             box.x += shift
@@ -206,7 +206,7 @@ def _add_bends(boxes: list[Box]) -> None:
 def drawing(boxes: list[Box], theme: str) -> str:
     """The boxes as SVG."""
     width, height = place(boxes)
-    colours = THEMES[theme]
+    colors = THEMES[theme]
     parts: list[str] = []
     for box in boxes:
         for source in box.sources:
@@ -215,24 +215,24 @@ def drawing(boxes: list[Box], theme: str) -> str:
             bend = (y0 + y1) / 2
             parts.append(
                 f'<path d="M{x0:.1f} {y0:.1f} C{x0:.1f} {bend:.1f} {x1:.1f} {bend:.1f} {x1:.1f} {y1:.1f}" '
-                f'fill="none" stroke="{colours["line"]}" stroke-width="1.2"/>'
+                f'fill="none" stroke="{colors["line"]}" stroke-width="1.2"/>'
             )
     for box in boxes:
         if box.kind == "bend":
             x = box.x + box.width / 2
             parts.append(
-                f'<path d="M{x:.1f} {box.y:.1f} V{box.y + box.height:.1f}" stroke="{colours["line"]}" '
+                f'<path d="M{x:.1f} {box.y:.1f} V{box.y + box.height:.1f}" stroke="{colors["line"]}" '
                 'stroke-width="1.2"/>'
             )
             continue
         parts.append(
             f'<rect x="{box.x:.1f}" y="{box.y:.1f}" width="{box.width:.1f}" height="{box.height:.1f}" rx="6" '
-            f'fill="{colours[box.kind]}" stroke="{colours["line"]}"/>'
+            f'fill="{colors[box.kind]}" stroke="{colors["line"]}"/>'
         )
         for number, line in enumerate(box.lines):
             parts.append(
                 f'<text x="{box.x + box.width / 2:.1f}" y="{box.y + PAD / 2 + 13 + number * LINE:.1f}" '
-                f'text-anchor="middle" fill="{colours["ink"]}">{html.escape(line)}</text>'
+                f'text-anchor="middle" fill="{colors["ink"]}">{html.escape(line)}</text>'
             )
     return _svg(width, height, parts)
 

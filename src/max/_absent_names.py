@@ -28,7 +28,7 @@ _COMPLEX = "Complex numbers are pairs of floats: ops.as_interleaved_complex and 
 _FOREIGN = f"ONNX and TorchScript models are not read, nor by MAX any more. {_GRAPHS}"
 _EAGER = "MAX_DEBUG_NANS=1 checks operations one by one (docs/eager.md)."
 _ENCODINGS = (
-    "Encodings and scales of a checkpoint are found when it is loaded (docs/quantisation.md)."
+    "Encodings and scales of a checkpoint are found when it is loaded (docs/quantization.md)."
 )
 _FP4 = "4-bit floats of GPUs are absent; QuantConfig is for 8-bit floats (docs/compatibility.md)."
 _GRAMMARS = "`max serve` holds answers to a schema or a grammar (docs/serving.md)."

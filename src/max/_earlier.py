@@ -37,7 +37,7 @@ _ENUMS = (CONFIG + "enums", _ENCODINGS, "max.pipelines.checkpoints.hub")
 
 _OPS = """
 argsort band_part bottom_k broadcast_to cast chunk conditional conv_transpose cumsum debug flatten fold group_norm
-hann_window layer_norm nms nonzero outer pad parallel permute quantized rebind repeat_interleave reshape rms_norm
+hann_window layer_norm nms nonzero outer pad parallel permute rebind repeat_interleave reshape rms_norm
 scatter sequence shape_to_tensor shard_and_stack slice_tensor split squeeze stack tile top_k transfer_to transpose
 unsqueeze validation where
 """.split()

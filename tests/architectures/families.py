@@ -879,7 +879,7 @@ def random_model(spec: Case, seed: int, vocabulary: int = VOCABULARY) -> Any:
 
 
 def varied(model: Any) -> Any:
-    """A model whose norms, biases and buffers, which are initialised to 1 and 0, are random."""
+    """A model whose norms, biases and buffers, which are initialized to 1 and 0, are random."""
     name_of_class = type(model).__name__
     # grouped products of torch need rows of whole 16 bytes
     model.set_experts_implementation("eager")

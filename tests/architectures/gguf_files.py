@@ -22,7 +22,7 @@ PERMUTED = {"llama", "olmo", "granite", "granitemoe", "smollm3", "arcee", "mistr
 TRANSPOSED = ("c_attn.weight", "c_proj.weight", "c_fc.weight")
 
 
-def _neighbours(rows: Array, heads: int) -> Array:
+def _neighbors(rows: Array, heads: int) -> Array:
     """Rows of heads whose pairs are half a head apart, with pairs side by side."""
     size = rows.shape[0] // heads
     parts = rows.reshape(heads, 2, size // 2, *rows.shape[1:])
@@ -48,9 +48,9 @@ def _converted(name: str, value: Array, arch: str, config: Any) -> Array:
     heads = config.num_attention_heads
     if arch in PERMUTED:
         if "q_proj" in name:
-            return _neighbours(value, heads)
+            return _neighbors(value, heads)
         if "k_proj" in name:
-            return _neighbours(value, config.num_key_value_heads)
+            return _neighbors(value, config.num_key_value_heads)
     if "query_key_value" in name:
         if arch in ("bloom", "gptneox"):
             return _split_heads(value, heads, 1)
@@ -171,10 +171,10 @@ def write(
         arch: llama.cpp's name of its architecture.
         extra: Writes metadata that the family has besides the sizes.
         change: Changes the weights, by names of transformers, before they are written.
-        kinds: The types of quantised tensors, by the part of their names in a layer.
+        kinds: The types of quantized tensors, by the part of their names in a layer.
 
     Returns:
-        The values of the quantised tensors, by their names in the file.
+        The values of the quantized tensors, by their names in the file.
     """
     config = copy.deepcopy(model.config)
     config.allow_global_per_layer_attribute_access = True

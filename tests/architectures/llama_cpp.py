@@ -107,8 +107,8 @@ class LlamaCpp:
         chosen = np.take_along_axis(logs[:, :-1], np.array(windows)[:, 1:, None], 2)
         return float(np.exp(-chosen.mean()))
 
-    def quantise(self, path: Path, out: Path, file_type: int) -> None:
-        """Quantises a file by llama.cpp's number of a kind of files."""
+    def quantize(self, path: Path, out: Path, file_type: int) -> None:
+        """Quantizes a file by llama.cpp's number of a kind of files."""
         assert self._ask(kind="quantize", path=str(path), out=str(out), ftype=file_type) == {
             "code": 0
         }

@@ -89,7 +89,7 @@ def make_reference(variant: str, initializer_range: float = 0.15) -> LlamaForCau
 
 
 def vary_vectors(model: Any) -> None:
-    """Adds noise to norms and biases, which transformers initialises to 1 and 0."""
+    """Adds noise to norms and biases, which transformers initializes to 1 and 0."""
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             if parameter.ndim < 2 or "norm" in name:
@@ -298,7 +298,7 @@ def greedy(batch: int) -> list[Array]:
     ]
 
 
-def centred(rows: Array) -> Array:
+def centered(rows: Array) -> Array:
     """Each row minus its mean: logits and the log-probabilities of their softmax become equal.
 
     Args:

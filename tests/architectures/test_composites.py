@@ -33,7 +33,7 @@ from max.pipelines.models.decoder.model import DecoderModel
 from tests.architectures.families import CASES, architecture_named, tolerance, varied
 from tests.architectures.llama_harness import (
     Server,
-    centred,
+    centered,
     log_probabilities,
     reference_logits,
     relative_error,
@@ -167,7 +167,7 @@ def check_served(folder: Path, name: str, kind: str, rng: np.random.Generator) -
     tokens, rows = served(folder, prompt)
     logits = reference_logits(model, prompt + tokens[:-1])[len(prompt) - 1 :]
     assert tokens == expected
-    assert relative_error(centred(rows), centred(logits)) < tolerance(case)
+    assert relative_error(centered(rows), centered(logits)) < tolerance(case)
 
 
 @pytest.mark.any_target

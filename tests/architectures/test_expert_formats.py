@@ -1,4 +1,4 @@
-"""Experts in quantised checkpoints, against transformers' models with the decoded weights."""
+"""Experts in quantized checkpoints, against transformers' models with the decoded weights."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ from max.graph.quantization import QuantizationEncoding
 from max.graph.weights import GGUFFile, GGUFWeights, WeightData
 from max.nn.transformer import ReturnLogits
 from max.pipelines.checkpoints.huggingface_config import HuggingFaceConfig
-from max.pipelines.checkpoints.quantise import Quantiser, encoding_for
-from max.pipelines.checkpoints.quantised_formats import convert_quantised
+from max.pipelines.checkpoints.quantize import Quantizer, encoding_for
+from max.pipelines.checkpoints.quantized_formats import convert_quantized
 from max.pipelines.gguf.reader import config_of
 from max.pipelines.models.decoder.model import DecoderModel
 from tests.architectures import gguf_files
@@ -59,7 +59,7 @@ def test_mxfp4_checkpoint(rng: np.random.Generator, backend: str, tolerance: flo
         del weights[name]
         for part, array in (("blocks", blocks), ("scales", scales)):
             weights[f"{name}_{part}"] = WeightData.from_numpy(array, f"{name}_{part}")
-    converted = convert_quantised(weights, {"quant_method": "mxfp4"})
+    converted = convert_quantized(weights, {"quant_method": "mxfp4"})
     encodings = {value.quantization_encoding for value in converted.values()}
     assert encodings == {None, QuantizationEncoding.Q8_0}
     ours = Server(
@@ -166,10 +166,10 @@ def _wide(case: str) -> Any:
 def _logits(
     model: Any, case: str, kind: str, backend: str, decodes: bool, tokens: list[int]
 ) -> tuple[Any, set[str]]:
-    """The logits of a model that is quantised at load, its blocks decoded again or not; the names of stacked weights in
+    """The logits of a model that is quantized at load, its blocks decoded again or not; the names of stacked weights in
     blocks.
     """
-    quantiser, stacked = Quantiser(InferenceSession()), set[str]()
+    quantizer, stacked = Quantizer(InferenceSession()), set[str]()
 
     def change(weights: dict[str, WeightData]) -> Mapping[str, WeightData]:
         for name, value in weights.items():
@@ -177,7 +177,7 @@ def _logits(
             if (chosen := encoding_for(name, shape, kind)) is None:
                 continue
             stacked.update([name] if len(shape) == 3 else [])
-            weights[name] = encoded = quantiser.encode(value, chosen)
+            weights[name] = encoded = quantizer.encode(value, chosen)
             if decodes and encoded.quantization_encoding is not None:
                 blocks = Tensor.from_dlpack(encoded.data).to_numpy()
                 floats = decode(blocks, encoded.quantization_encoding.value)
@@ -197,7 +197,7 @@ def _logits(
 
 
 @pytest.mark.parametrize("case", EXPERTS)
-def test_experts_are_quantised_at_load(rng: np.random.Generator, case: str) -> None:
+def test_experts_are_quantized_at_load(rng: np.random.Generator, case: str) -> None:
     """The logits are those of the decoded blocks, for each family."""
     model, tokens = _wide(case), rng.integers(0, 61, 13).tolist()
     actual, stacked = _logits(model, case, "q4_k", "interpreter", False, tokens)
@@ -207,7 +207,7 @@ def test_experts_are_quantised_at_load(rng: np.random.Generator, case: str) -> N
 
 
 @pytest.mark.parametrize("kind", ["q4_k", "q6_k"])
-def test_kernels_of_quantised_experts(rng: np.random.Generator, kind: str) -> None:
+def test_kernels_of_quantized_experts(rng: np.random.Generator, kind: str) -> None:
     """Blocks of 256 elements in the engine, whose products round inputs to 8 bits."""
     case = CASES["olmoe"]
     sizes = {"hidden_size": 256, "intermediate_size": 256, "num_attention_heads": 4}

@@ -17,7 +17,7 @@ from max.pipelines.generation.batch_pipeline import limits_of
 from max.pipelines.generation.engine import Engine
 from tests.architectures.families import CASES, tolerance, transformers_model
 from tests.architectures.llama_harness import (
-    centred,
+    centered,
     log_probabilities,
     reference_logits,
     relative_error,
@@ -104,7 +104,7 @@ def test_tokens_of_ragged_batches_chunks_and_preemption(case: str, tmp_path: Pat
     rows = log_probabilities(engine, VOCABULARY)
     prompt, expected = requests[0]
     logits = reference_logits(model, prompt + expected[:-1])[len(prompt) - 1 :]
-    assert relative_error(centred(rows), centred(logits)) < tolerance(case)
+    assert relative_error(centered(rows), centered(logits)) < tolerance(case)
     for context, (_, tokens) in zip([*contexts, alone], [*requests, requests[0]], strict=True):
         assert context.generated_tokens.tolist() == tokens
     cache = pipeline.kv_managers[0]

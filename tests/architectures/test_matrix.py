@@ -1,7 +1,7 @@
 """The matrix of architectures, encodings and sources: what docs/models.md states, and cells that no other test runs.
 
 Float32 runs in `test_decoders`, bfloat16 in `test_bfloat16`, GGUF files in `test_gguf_decoders` and
-`test_gguf_written`; here each architecture runs in float16, and with weights that are quantised when they are loaded.
+`test_gguf_written`; here each architecture runs in float16, and with weights that are quantized when they are loaded.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from max.graph.weights import WeightData
 from max.nn.transformer import ReturnLogits
 from max.pipelines.architectures.index import OWN_ARCHITECTURES
 from max.pipelines.checkpoints.encodings import SupportedEncoding
-from max.pipelines.checkpoints.quantise import encoding_for
+from max.pipelines.checkpoints.quantize import encoding_for
 from max.pipelines.gguf.export import forms_of
 from max.pipelines.models.decoder.model import DecoderModel
 from tests.architectures.families import (
@@ -153,5 +153,5 @@ def test_cells(architecture: str, encoding: str, rng: np.random.Generator) -> No
 
 
 @pytest.mark.parametrize("case", ["nemotron_h_latents", "opt_after"])
-def test_projections_of_single_families_quantised(case: str, rng: np.random.Generator) -> None:
+def test_projections_of_single_families_quantized(case: str, rng: np.random.Generator) -> None:
     check_cell(case, "q8_0", rng)

@@ -22,7 +22,7 @@ def texts(model: Path, **options: str) -> list[str]:
     return list(llm.generate(PROMPTS, max_new_tokens=12, use_tqdm=False))
 
 
-def neighbours(weight: np.ndarray) -> np.ndarray:
+def neighbors(weight: np.ndarray) -> np.ndarray:
     """Rows of heads whose pairs are half a head apart, with pairs side by side."""
     dim = CONFIG["head_dim"]
     heads = weight.reshape(-1, 2, dim // 2, weight.shape[1])
@@ -32,10 +32,10 @@ def neighbours(weight: np.ndarray) -> np.ndarray:
 def test_pairs_are_those_that_the_user_says(tmp_path):
     model = make_model(tmp_path / "halves", np.random.default_rng(5))
     (model / "generation_config.json").unlink()  # it asks for sampling
-    permuted = Path(shutil.copytree(model, tmp_path / "neighbours"))
+    permuted = Path(shutil.copytree(model, tmp_path / "neighbors"))
     for file in permuted.glob("*.safetensors"):
         weights = {
-            name: neighbours(w) if name.endswith(("q_proj.weight", "k_proj.weight")) else w
+            name: neighbors(w) if name.endswith(("q_proj.weight", "k_proj.weight")) else w
             for name, w in load_file(file).items()
         }
         save_file(weights, file, {"format": "pt"})

@@ -120,7 +120,7 @@ def test_logits_of_transformers(
         assert relative_error(actual, reference_logits(model, prompt)) < 2e-5
 
 
-def quantised(kind: QuantizationEncoding) -> Any:
+def quantized(kind: QuantizationEncoding) -> Any:
     """A function that encodes the projections of layers."""
 
     def change(weights: dict[str, WeightData]) -> Mapping[str, WeightData]:
@@ -137,7 +137,7 @@ def quantised(kind: QuantizationEncoding) -> Any:
 
 
 @pytest.mark.parametrize("kind", [QuantizationEncoding.Q8_0, QuantizationEncoding.Q4_K])
-def test_quantised_weights(rng: np.random.Generator, kind: QuantizationEncoding) -> None:
+def test_quantized_weights(rng: np.random.Generator, kind: QuantizationEncoding) -> None:
     """Split between blocks; where a device's columns are no whole blocks, an error has the numbers."""
     sizes = {"hidden_size": 256, "head_dim": 128, "num_attention_heads": 4, "num_hidden_layers": 1}
     spec = CASES["qwen3"]
@@ -148,7 +148,7 @@ def test_quantised_weights(rng: np.random.Generator, kind: QuantizationEncoding)
 
     prompts = [rng.integers(0, 61, n).tolist() for n in (7, 5)]
     whole = model(512)
-    one, two = (steps(server(whole, "qwen3", n, change=quantised(kind)), *prompts) for n in (1, 2))
+    one, two = (steps(server(whole, "qwen3", n, change=quantized(kind)), *prompts) for n in (1, 2))
     for actual, expected in zip(two, one, strict=True):
         assert relative_error(actual, expected) < 1e-5
     if kind is QuantizationEncoding.Q4_K:
@@ -157,7 +157,7 @@ def test_quantised_weights(rng: np.random.Generator, kind: QuantizationEncoding)
             (768, r"down_proj.weight: .*\[256, 384\], .* of whole blocks of Q4_K, 256 elements"),
         ):
             with pytest.raises(ConfigError, match=message):
-                server(model(inner), "qwen3", 2, change=quantised(kind))
+                server(model(inner), "qwen3", 2, change=quantized(kind))
 
 
 @pytest.mark.parametrize(

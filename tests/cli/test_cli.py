@@ -162,7 +162,7 @@ ERRORS = {
         "float32"),
     "unsupported": (["--quantization-encoding", "float8_e4m3fn"], "does not run with encoding float8_e4m3fn",
         "It runs with"),
-    "unquantised": (["--quantization-encoding", "q4_k"], "stores bfloat16, which cannot be converted to q4_k",
+    "unquantized": (["--quantization-encoding", "q4_k"], "stores bfloat16, which cannot be converted to q4_k",
         "Leave out"),
     "number": (["--max-length", "many"], "'many' is not a valid integer", "See `max generate --help`"),
     "length": (["--max-length", "99999"], "max_length 99999 is more than the model", "smaller --max-length"),
@@ -420,7 +420,7 @@ def test_a_config_that_names_no_architecture(here, folder, model_type, kind, fit
     check_error(done, f"names no architectures; its model_type is {kind}", fitting)
 
 
-def test_a_quantisation_that_is_not_known(here, folder):
+def test_a_quantization_that_is_not_known(here, folder):
     config = json.loads((folder / "config.json").read_text())
     for section, problem in (
         ({"quant_method": "hqq"}, "config.json: quantization_config.quant_method is 'hqq'; expected one of gptq"),

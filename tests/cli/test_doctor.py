@@ -7,9 +7,9 @@ import json
 import pytest
 from click.testing import CliRunner
 
-from max._kernel_library.products.quantised.packed import FORMATS
-from max._kernel_library.products.quantised.packed_matmul import default_threshold
-from max._kernel_library.products.quantised.unpacking import quantised_tiling
+from max._kernel_library.products.quantized.packed import FORMATS
+from max._kernel_library.products.quantized.packed_matmul import default_threshold
+from max._kernel_library.products.quantized.unpacking import quantized_tiling
 from max.entrypoints.cli import doctor
 from max.kernel import host_target
 
@@ -21,7 +21,7 @@ def test_the_chosen_paths_and_the_bandwidth(monkeypatch: pytest.MonkeyPatch) -> 
     findings = {one["check"]: one for one in json.loads(said.output)}
     target = host_target()
     for encoding, form in FORMATS.items():
-        rows = default_threshold(target, quantised_tiling(target, form))
+        rows = default_threshold(target, quantized_tiling(target, form))
         text = findings[f"products {encoding}"]["text"]
         assert text.startswith(f"up to {rows} rows") and "default of the processor" in text
     assert 0.01 < float(findings["bandwidth"]["text"].split()[0]) < 10_000

@@ -185,7 +185,7 @@ def test_broken_custom_architectures(model, tmp_path, capfd, source, code, probl
     assert problem in lines[0] and name in lines[0]
 
 
-def test_encoders_are_not_quantised(encoder, capfd) -> None:
+def test_encoders_are_not_quantized(encoder, capfd) -> None:
     for kind in ("q4_k", "int8"):
         lines = told(capfd, 2, "encode", "--model", encoder, "--prompt", "w1", "--quantize", kind)
         assert f"quantize is {kind}, and BertModel runs with float weights only" in lines[0]

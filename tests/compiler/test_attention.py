@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from max import kernel as k
 from max._backends.cpu.backend import cpu_backends
-from max._compiler.pipeline import compile_module, optimise
+from max._compiler.pipeline import compile_module, optimize
 from max._config import flags
 from max.driver import CPU, Tensor
 from max.dtype import DType
@@ -51,7 +51,7 @@ def staged(build: Build, arrays: Sequence[Array], dims: Sequence[Sequence[Any]] 
 def fused(graph: Graph) -> int:
     """The number of attention ops in a graph after the pass."""
     module = clone_module(graph.to_mlir())
-    optimise(module, cpu_backends())
+    optimize(module, cpu_backends())
     return print_module(module).count("mok.attention(")
 
 

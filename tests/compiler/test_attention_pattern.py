@@ -11,7 +11,7 @@ from xdsl.ir import SSAValue
 
 from max._compiler.passes.attention import fuse_attention
 from max._compiler.passes.base import constant_of, ops_of
-from max._compiler.passes.canonicalise import canonicalise
+from max._compiler.passes.canonicalize import canonicalize
 from max._compiler.passes.dce import drop_dead_ops
 from max._compiler.shapes import shape_of
 from max.dtype import DType
@@ -80,7 +80,7 @@ def found(
     Args:
         build: Stages the graph.
         dtype: The dtype of the inputs, except `c`, which is bool.
-        canonical: Whether the graph is canonicalised before.
+        canonical: Whether the graph is canonicalized before.
         shapes: The shapes of inputs that differ from `SHAPES`.
     """
     names = list(build.__code__.co_varnames[: build.__code__.co_argcount])
@@ -95,7 +95,7 @@ def found(
     block = entry(module).block
     assert block.last_op is not None
     if canonical:
-        canonicalise(block)
+        canonicalize(block)
         drop_dead_ops(block)
     before = described(block.last_op.operands[0], names)
     fuse_attention(block)

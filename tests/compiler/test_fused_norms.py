@@ -67,7 +67,7 @@ class Weights:
 
 
 def close(actual: np.ndarray, expected: np.ndarray, kind: str) -> None:
-    """Compares relative to the greatest element; products with quantised weights round x to 8 bits."""
+    """Compares relative to the greatest element; products with quantized weights round x to 8 bits."""
     share = {"float32": 1e-5, "bfloat16": 0.03, "float16": 4e-3}.get(kind, 0.03)
     spread = max(float(np.abs(expected).max()), 1.0)
     np.testing.assert_allclose(actual.astype(np.float64), expected, rtol=0, atol=share * spread)

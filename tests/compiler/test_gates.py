@@ -67,8 +67,8 @@ def rotate(x: TensorValue) -> TensorValue:
 
 
 def variance(x: TensorValue) -> TensorValue:
-    centred = x - ops.mean(x)
-    return centred * ops.rsqrt(ops.mean(centred * centred) + 1e-5)
+    centered = x - ops.mean(x)
+    return centered * ops.rsqrt(ops.mean(centered * centered) + 1e-5)
 
 
 @dataclass(frozen=True)
@@ -92,7 +92,7 @@ GATES: dict[str, Gate] = {
     "logsoftmax of a shifted": Gate(lambda x: ops.logsoftmax(x * 2 + 1), 1, 0, 1, 2 * X, 0),
     "rms_norm": Gate(lambda x: norm(x, "w"), 1, 0, 1, 2 * X + H * F32, 0),
     "residual and rms_norm": Gate(lambda x: norm(x + ops.exp(x), "w"), 1, 0, 1, 2 * X + H * F32, 0),
-    "normalisation spelt out": Gate(variance, 1, 0, 1, 2 * X, 0),
+    "normalization spelt out": Gate(variance, 1, 0, 1, 2 * X, 0),
     "views cost nothing": Gate(
         lambda x: ops.transpose(x.reshape(("n", 4, 16))[:, 1:3, ::2], 0, 1) * 2, 1, 0, 1,
     ),

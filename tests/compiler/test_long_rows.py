@@ -23,11 +23,11 @@ def build(x: TensorValue) -> list[Any]:
 
 def build_of_any(x: TensorValue) -> list[Any]:
     """Reductions that are defined for zero elements."""
-    centred = x - ops.mean(x, 0)
+    centered = x - ops.mean(x, 0)
     return [
         ops.softmax(x, 0),
         ops.sum(x, 0),
-        centred * ops.rsqrt(ops.mean(centred * centred, 0) + 1.0),
+        centered * ops.rsqrt(ops.mean(centered * centered, 0) + 1.0),
     ]
 
 

@@ -11,7 +11,7 @@ from max._backends import BackendOptions, Backends, backends_for
 from max._backends.cpu.backend import CPUBackend
 from max._backends.cpu.passes.packed_ops import GroupedProductsOp
 from max._compiler import mok
-from max._compiler.pipeline import optimise, steps
+from max._compiler.pipeline import optimize, steps
 from max.mlir import ModuleOp, print_module, verify_module
 from tests.devices.fake import fake_devices
 
@@ -114,8 +114,8 @@ SOURCES: dict[str, tuple[str, str]] = {
             mo.output(%e, %f) : (!mo.tensor<[2 * n, 8], bf16, cpu:0>, !mo.tensor<[2 * n, 8], bf16, cpu:1>) -> ()""",
         ),
     ),
-    "canonicalise_views": (
-        "canonicalise",
+    "canonicalize_views": (
+        "canonicalize",
         graph(
             f"%x: {X}",
             f"{X}, {X}",
@@ -131,8 +131,8 @@ SOURCES: dict[str, tuple[str, str]] = {
             mo.output(%f, %g) : ({X}, {X}) -> ()""",
         ),
     ),
-    "canonicalise_matmul": (
-        "canonicalise",
+    "canonicalize_matmul": (
+        "canonicalize",
         graph(
             f"%x: {X}, %w: {W}",
             Y,
@@ -142,8 +142,8 @@ SOURCES: dict[str, tuple[str, str]] = {
             mo.output(%y) : ({Y}) -> ()""",
         ),
     ),
-    "canonicalise_pow": (
-        "canonicalise",
+    "canonicalize_pow": (
+        "canonicalize",
         graph(
             f"%x: {X}",
             X,
@@ -333,8 +333,8 @@ SOURCES: dict[str, tuple[str, str]] = {
             mo.output(%y) : ({Y}) -> ()""",
         ),
     ),
-    "materialise": (
-        "materialise",
+    "materialize": (
+        "materialize",
         graph(
             f"%x: {X}",
             f"!mo.tensor<[n * 8], {F}>, {X}",
@@ -510,7 +510,7 @@ def test_pass(name: str, golden: Callable[[str, str], None], backends: Backends)
     last, source = SOURCES[name]
     module = mok.parse(source)
     verify_module(module)
-    optimise(module, backends, last)
+    optimize(module, backends, last)
     verify_module(module)
     # a value that a removed op still uses would never be dropped
     users = {use.operation for op in module.walk() for value in op.results for use in value.uses}
@@ -521,7 +521,7 @@ def test_pass(name: str, golden: Callable[[str, str], None], backends: Backends)
 @pytest.mark.parametrize("name", SOURCES)
 def test_printed_module_parses_back(name: str, backends: Backends) -> None:
     module = mok.parse(SOURCES[name][1])
-    optimise(module, backends)
+    optimize(module, backends)
     again: ModuleOp = mok.parse(print_module(module))
     verify_module(again)
     assert again.is_structurally_equivalent(module)
@@ -539,7 +539,7 @@ def test_packed_experts_that_caches_do_not_hold(
     host = backends.host
     assert isinstance(host, CPUBackend)
     monkeypatch.setattr(host, "packing", replace(host.packing, streamed_bytes=limit))
-    optimise(module, backends, "pack-experts")
+    optimize(module, backends, "pack-experts")
     products = [op for op in module.walk() if isinstance(op, GroupedProductsOp)]
     assert [op.attr("streamed") for op in products] == streamed
 

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from max._backends.cpu.backend import cpu_backends
-from max._compiler.pipeline import optimise
+from max._compiler.pipeline import optimize
 from max.driver import CPU
 from max.dtype import DType
 from max.engine import InferenceSession
@@ -85,7 +85,7 @@ def staged(build: Build, shapes: list[tuple[int, ...]]) -> tuple[Graph, list[str
     with Graph("attention", input_types=types) as graph:
         graph.output(build(*[v.tensor for v in graph.inputs]))
     module = clone_module(graph.to_mlir())
-    optimise(module, cpu_backends())
+    optimize(module, cpu_backends())
     match = re.search(r"mok\.attention\(.*roundings = \[(.*?)\]", print_module(module))
     return graph, None if match is None else re.findall(r"unit|bf16|f16", match[1])
 

@@ -11,7 +11,7 @@ import pytest
 from max import kernel as k
 from max._backends import BackendOptions, backends_for
 from max._compiler import mok
-from max._compiler.pipeline import compile_module, optimise
+from max._compiler.pipeline import compile_module, optimize
 from max._kernel_library.library import KernelLibrary
 from max._kernel_library.lowering import Geometry, KernelCall, Operand, Scalar, view
 from max._runtime.program import Jump
@@ -215,7 +215,7 @@ def test_a_condition_that_is_also_called_returns_its_predicate_on_the_cpu() -> N
                 mo.output(%j, %q) : ({number}, {flag}) -> () }} }}"""
         )
         verify_module(module)
-        optimise(module, backends, "place-operands")
+        optimize(module, backends, "place-operands")
         verify_module(module)
 
 

@@ -1,4 +1,4 @@
-"""Quantised blocks against the gguf package: all bits of decoded elements, and of those encoders that it has."""
+"""Quantized blocks against the gguf package: all bits of decoded elements, and of those encoders that it has."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis.extra import numpy as hnp
 
 from max.dtype.blocks import BLOCK_FORMATS, decode, encode
-from tests.quantised import ENCODINGS
+from tests.quantized import ENCODINGS
 
 
 def reference(blocks: np.ndarray, encoding: str) -> np.ndarray:

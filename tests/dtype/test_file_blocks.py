@@ -115,7 +115,7 @@ def test_blocks_with_kernels(name, rng):
 
 
 def test_what_8_bits_do_not_hold():
-    """Scales outside the range of float16, values that are not finite, and a value that is far from its neighbours."""
+    """Scales outside the range of float16, values that are not finite, and a value that is far from its neighbors."""
     blocks = np.full((2, 17), 0x11, np.uint8)
     for exponent in (0, 80, 255):
         blocks[:, 0] = exponent

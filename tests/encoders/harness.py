@@ -82,7 +82,7 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
 CLASSIFIERS = [name for name, (family, _) in CASES.items() if family != "Gemma3Text"]
 
 
-def randomised(model: torch.nn.Module) -> None:
+def randomized(model: torch.nn.Module) -> None:
     """Sets norms and biases to random values, as 1 and 0 would hide errors."""
     with torch.no_grad():
         for value in model.parameters():
@@ -102,7 +102,7 @@ def checkpoint(case: str, kind: str = "Model", dtype: str = "float32") -> tuple[
     if kind != "Model":
         config.num_labels = 3
     model = getattr(transformers, f"{family}{kind}")(config)
-    randomised(model)
+    randomized(model)
     model = model.to(getattr(torch, dtype)).eval()
     folder = Path(tempfile.mkdtemp(prefix="encoder-"))
     atexit.register(shutil.rmtree, folder, ignore_errors=True)

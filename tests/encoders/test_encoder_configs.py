@@ -20,7 +20,7 @@ from max.pipelines.encoders.encoder_model import EncoderModel
 from max.pipelines.models.decoder.config import DecoderConfig
 from tests.architectures.edited_files import ACTIVATIONS, edited
 from tests.architectures.test_config_files import comparable, loaded
-from tests.encoders.harness import CASES, pipeline, randomised, reference, run, texts
+from tests.encoders.harness import CASES, pipeline, randomized, reference, run, texts
 
 REFUSED = (
     "hidden_act is 'prelu'",  # an activation with weights
@@ -97,7 +97,7 @@ def check(case: str, draw: Callable[[Any], Any], folder: Path) -> None:
             return
         torch.manual_seed(len(tokens))
         model = getattr(transformers, name)(config).float().eval()
-        randomised(model)
+        randomized(model)
         want = reference(model, tokens).last_hidden_state[0].numpy()
     except Exception:  # whatever a model raises for a config that its class accepts
         return

@@ -102,7 +102,7 @@ def test_all_poolings_are_concatenated_in_order(folder: Path) -> None:
         np.testing.assert_allclose(vector, np.concatenate(want), rtol=1e-4, atol=1e-5)
 
 
-def test_dense_layers_norms_and_normalisation(folder: Path) -> None:
+def test_dense_layers_norms_and_normalization(folder: Path) -> None:
     torch.manual_seed(0)
     first, second = torch.nn.Linear(32, 20, bias=False), torch.nn.Linear(20, 6)
     norm = torch.nn.LayerNorm(6)

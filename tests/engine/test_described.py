@@ -301,7 +301,7 @@ def test_errors_of_kernels_name_the_line_that_staged_the_op() -> None:
     assert texts[0] == texts[1] and stats.recipes == recipes + 1
 
 
-class Colour(Enum):
+class Color(Enum):
     RED = "red"
     BLUE = "blue"
 
@@ -309,7 +309,7 @@ class Colour(Enum):
 def test_different_values_have_different_descriptions() -> None:
     values: list[Any] = [
         None, True, 1, 1.0, "1", b"1", "None", [], [1], [[1]], (), [1, 1], "1,1", ["1,1"], [None], {"a": 1}, {"a": 2},
-        {"b": 1}, ["a", 1], {1}, {1, 2}, frozenset(), Colour.RED, Colour.BLUE, DType.float32, DType.bfloat16,
+        {"b": 1}, ["a", 1], {1}, {1, 2}, frozenset(), Color.RED, Color.BLUE, DType.float32, DType.bfloat16,
         Llama3Config, 0.1,
         np.nextafter(0.1, 1).item(), RopeConfig(), RopeConfig(theta=1.0), RopeConfig(parameters={"factor": 2}),
     ]  # fmt: skip

@@ -66,7 +66,7 @@ def test_every_code_widens_exactly(dtype: DType, goal: DType) -> None:
 
 
 def interesting(dtype: DType, rng: np.random.Generator) -> np.ndarray:
-    """All representable numbers, the midpoints of neighbours and the floats next to them, the extremes, and random
+    """All representable numbers, the midpoints of neighbors and the floats next to them, the extremes, and random
     bits.
     """
     finite = np.unique(every_code(dtype).astype(np.float32))

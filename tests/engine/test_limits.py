@@ -15,9 +15,9 @@ import pytest
 
 from max._backends.cpu.tuning import TUNING
 from max._config import flags
-from max._kernel_library.products.quantised.packed import FORMATS
-from max._kernel_library.products.quantised.packed_matmul import default_threshold
-from max._kernel_library.products.quantised.unpacking import quantised_tiling
+from max._kernel_library.products.quantized.packed import FORMATS
+from max._kernel_library.products.quantized.packed_matmul import default_threshold
+from max._kernel_library.products.quantized.unpacking import quantized_tiling
 from max.driver import CPU, Tensor
 from max.dtype import DType
 from max.dtype.blocks import BLOCK_FORMATS, encode
@@ -44,7 +44,7 @@ def nothing_known(monkeypatch: pytest.MonkeyPatch, tmp_path) -> Iterator[None]:
 
 @functools.cache
 def weights(encoding: str, layers: int, n: int) -> list[np.ndarray]:
-    """The same weights for all models of a shape: to quantise them takes longer than to compile the model."""
+    """The same weights for all models of a shape: to quantize them takes longer than to compile the model."""
     rng = np.random.default_rng(5)
     values = [(rng.standard_normal((n, K)) / 32).astype(np.float32) for _ in range(layers)]
     if encoding in BLOCK_FORMATS:
@@ -54,13 +54,13 @@ def weights(encoding: str, layers: int, n: int) -> list[np.ndarray]:
 
 def product_model(encoding: str, rows: object = "rows", layers: int = 5, n: int = N) -> Model:
     """Stages a chain of products, each with its own weight."""
-    quantised = encoding in BLOCK_FORMATS
-    kind = DType.float32 if quantised else DType[encoding]
+    quantized = encoding in BLOCK_FORMATS
+    kind = DType.float32 if quantized else DType[encoding]
     registry = {f"w{i}": weight for i, weight in enumerate(weights(encoding, layers, n))}
     with Graph("products", input_types=[TensorType(kind, [rows, K], DEVICE)]) as graph:
         x = graph.inputs[0].tensor
         for i, values in enumerate(registry.values()):
-            if quantised:
+            if quantized:
                 weight = Weight(f"w{i}", DType.uint8, values.shape, DEVICE)
                 y = ops.qmatmul(QuantizationEncoding(encoding), None, x, weight)
             else:
@@ -107,7 +107,7 @@ def test_the_threshold_is_where_the_ways_cross(monkeypatch, encoding: str, cross
 
     monkeypatch.setattr(_measure.Measurement, "_few_is_faster", few_is_faster)
     guesses = limits_of(model := product_model(encoding))
-    q4 = default_threshold(host_target(), quantised_tiling(host_target(), FORMATS["Q4_0"]))
+    q4 = default_threshold(host_target(), quantized_tiling(host_target(), FORMATS["Q4_0"]))
     assert guesses == {{"float32": 8, "Q4_0": q4}[encoding]} and not asked, (
         "a load measures nothing"
     )

@@ -1,4 +1,4 @@
-"""Sums of up to 10⁸ elements, and normalisations of rows that are nearly constant, against float64."""
+"""Sums of up to 10⁸ elements, and normalizations of rows that are nearly constant, against float64."""
 
 from __future__ import annotations
 
@@ -165,7 +165,7 @@ FORMS = [layer_norm, spelled_out, with_sums, after_a_residual]
 
 
 def near_constant_rows(rng: np.random.Generator, size: int, level: float) -> np.ndarray:
-    """Equal elements; two neighbouring floats; deviations far below the level; at the level's size; one far off."""
+    """Equal elements; two neighboring floats; deviations far below the level; at the level's size; one far off."""
     level = np.float32(level)
     rows = np.full((5, size), level, np.float32)
     rows[1, rng.random(size) < 0.5] = np.nextafter(level, np.float32(np.inf))

@@ -264,8 +264,8 @@ def norm(draw: Draw, name: str) -> Any:
         want = wide / np.sqrt((wide**2).mean(-1, keepdims=True) + 1e-3) * gamma
         return lambda a, g: ops.rms_norm(a, g, 1e-3), want.astype(np.float32)
     beta = draw.floats(shape[-1:])
-    centred = wide - wide.mean(-1, keepdims=True)
-    want = centred / np.sqrt((centred**2).mean(-1, keepdims=True) + 1e-3) * gamma + beta
+    centered = wide - wide.mean(-1, keepdims=True)
+    want = centered / np.sqrt((centered**2).mean(-1, keepdims=True) + 1e-3) * gamma + beta
     return lambda a, g, b: ops.layer_norm(a, g, b, 1e-3), want.astype(np.float32)
 
 
@@ -276,8 +276,8 @@ def group_norm(draw: Draw, name: str) -> Any:
     shape = (draw.int(1, 3), channels, *draw.shape(high=2, least=1))
     x, gamma, beta = draw.floats(shape), draw.floats((channels,)), draw.floats((channels,))
     wide = x.astype(np.float64).reshape(shape[0], groups, -1)
-    centred = wide - wide.mean(-1, keepdims=True)
-    scaled = (centred / np.sqrt((centred**2).mean(-1, keepdims=True) + 1e-3)).reshape(shape)
+    centered = wide - wide.mean(-1, keepdims=True)
+    scaled = (centered / np.sqrt((centered**2).mean(-1, keepdims=True) + 1e-3)).reshape(shape)
     per_channel = (channels, *[1] * (len(shape) - 2))
     want = scaled * gamma.reshape(per_channel) + beta.reshape(per_channel)
 

@@ -187,7 +187,7 @@ FLOATS = [DType.float32, DType.bfloat16, DType.float16]
 
 
 def stored(dtype: DType, shape: tuple[int, ...], seed: int) -> WeightData:
-    """A weight with numbers of all magnitudes, infinities, NaN, and ties between neighbours of a narrower dtype."""
+    """A weight with numbers of all magnitudes, infinities, NaN, and ties between neighbors of a narrower dtype."""
     rng = np.random.default_rng(seed)
     bits = rng.integers(0, 1 << 32, shape, np.uint32)
     values = np.where(rng.random(shape) < 0.5, bits.view(np.float32), rng.standard_normal(shape))

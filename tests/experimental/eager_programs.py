@@ -561,7 +561,7 @@ def samples(world: World, kind: str, like: Array, first: Any, second: Any) -> Ar
     if kind == "uniform":
         result = unit * (float(second) - float(first)) + float(first)
     else:
-        # Box-Muller on pairs of neighbours
+        # Box-Muller on pairs of neighbors
         radius = np.sqrt(-2 * np.log(unit[:, ::2] + 2.0**-25))
         angle = 2 * np.pi * unit[:, 1::2]
         normal = np.stack([radius * np.cos(angle), radius * np.sin(angle)], axis=2)

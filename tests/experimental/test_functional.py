@@ -49,7 +49,7 @@ BINARY = [(F.add, np.add), (F.sub, np.subtract), (F.mul, np.multiply), (F.max, n
 
 @pytest.mark.parametrize("seed", range(6))
 def test_random_programs(seed: int) -> None:
-    """A program of random calls, with varying sizes and numbers, that realises some intermediate tensors."""
+    """A program of random calls, with varying sizes and numbers, that realizes some intermediate tensors."""
     plan = np.random.default_rng(seed)
     steps = []
     for position in range(12):

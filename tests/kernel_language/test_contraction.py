@@ -1,4 +1,4 @@
-"""Products fused into sums: the same whatever LLVM optimises and whatever is checked; and casts that round once."""
+"""Products fused into sums: the same whatever LLVM optimizes and whatever is checked; and casts that round once."""
 
 from __future__ import annotations
 

@@ -746,7 +746,7 @@ def test_one_of_two_views():
 
 
 @pytest.mark.plain_code
-def test_specialised_code_is_equal_for_equal_kernels():
+def test_specialized_code_is_equal_for_equal_kernels():
     spec = k.TensorSpec(k.f32, ("n",))
     one = k.specialize(saxpy, [spec, spec, spec, k.f32], {"W": 8})
     two = k.specialize(saxpy, [spec, spec, spec, k.f32], {"W": 8})

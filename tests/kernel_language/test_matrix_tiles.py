@@ -60,7 +60,7 @@ def elements(rng: np.random.Generator, shape: tuple[int, ...], dtype: Any) -> np
 
 
 def product(a: np.ndarray, b: np.ndarray, group: int) -> np.ndarray:
-    """The product of a and b, in whose rows `group` neighbours in k lie side by side."""
+    """The product of a and b, in whose rows `group` neighbors in k lie side by side."""
     steps, wide = b.shape
     plain = b.reshape(steps, wide // group, group).transpose(0, 2, 1).reshape(steps * group, -1)
     exact = np.int64 if group == 4 else np.float64

@@ -14,7 +14,7 @@ from max import mlir
 from max._backends.cpu.runtime import kernel_code
 from max._backends.cpu.runtime.executor import Executor
 from max._backends.cpu.runtime.pool import Pool
-from max._compiler.specialisations import Specialisations
+from max._compiler.specializations import Specializations
 from max._kernel_library import library
 from max._runtime import platform
 from max._runtime.program import Launch, Program
@@ -23,7 +23,7 @@ from max.graph import DeviceRef
 from tests.guarded import PATTERN, Margins
 
 AVX2 = frozenset({"avx2", "fma", "f16c", "bmi", "bmi2"})
-SPECIALISATIONS = Specialisations(limit=16 << 20)
+SPECIALIZATIONS = Specializations(limit=16 << 20)
 """The kernel IR of this process's tests: examples that differ in run-time sizes or numbers have one kernel."""
 
 
@@ -90,7 +90,7 @@ class Runner:
         all_params = {**call.params, **(params or {})}
         # the text of each value too: True is not 1
         named = tuple((key, value, repr(value)) for key, value in all_params.items())
-        self.ir = SPECIALISATIONS.get(
+        self.ir = SPECIALIZATIONS.get(
             (call.kernel, tuple(specs), named, compiled_for),
             lambda: k.specialize(call.kernel, specs, all_params, compiled_for),
         )

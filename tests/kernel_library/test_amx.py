@@ -20,14 +20,14 @@ from max._config import flags
 from max._kernel_library import library
 from max._kernel_library.products.dense.packed_matmul import ROW_THRESHOLD
 from max._kernel_library.products.dense.panels import panel_elements
-from max._kernel_library.products.quantised.packed import FORMATS
+from max._kernel_library.products.quantized.packed import FORMATS
 from max.dtype import DType
 from max.dtype.blocks import decode
 from tests.kernel_library.harness import Runner, interpreted, run
 from tests.kernel_library.test_attention import check as check_paged
 from tests.kernel_library.test_attention import make_cache
 from tests.kernel_library.test_int8_matmul import check as check_int8
-from tests.quantised import assert_product, random_weight
+from tests.quantized import assert_product, random_weight
 from tests.tolerance import assert_close
 
 BF16, F32 = np.dtype(ml_dtypes.bfloat16), np.dtype(np.float32)
@@ -164,7 +164,7 @@ def test_matmul(m: int, n: int, inner: int, by_rows: bool, workers: int, batch: 
 @pytest.mark.parametrize("encoding", FORMATS)
 @settings(max_examples=2, deadline=None)
 @given(st.integers(33, 300), st.integers(1, 100), st.integers(1, 5), st.sampled_from([1, 2]))
-def test_quantised(encoding: str, m: int, n: int, units: int, workers: int) -> None:
+def test_quantized(encoding: str, m: int, n: int, units: int, workers: int) -> None:
     rng = np.random.default_rng(m * 1000 + n)
     inner = units * FORMATS[encoding].super_block
     x = rng.standard_normal((m, inner)).astype(F32)
@@ -374,7 +374,7 @@ def test_code_of_panels() -> None:
 
 @pytest.mark.plain_code
 @pytest.mark.parametrize("encoding", ["Q4_K", "Q6_K", "Q8_0"])
-def test_code_of_quantised(encoding: str) -> None:
+def test_code_of_quantized(encoding: str) -> None:
     text = assembly(encoding, DType.float32)
     assert text.count("ldtilecfg") == 1 and "tilerelease" in text and "vpdpbusd" in text
     (loop,) = [loop for loop in inner_loops(text) if any("tdpbssd" in line for line in loop)]

@@ -21,7 +21,7 @@ from max._backends.cpu.runtime import jit
 from max._compiler.pipeline import compile_module
 from max._kernel_library import library
 from max._kernel_library.products.dense import panels
-from max._kernel_library.products.quantised.packed import FORMATS
+from max._kernel_library.products.quantized.packed import FORMATS
 from max.dtype import DType
 from max.graph import DeviceRef, Graph, TensorType, ops
 from max.kernel.targets import host
@@ -97,7 +97,7 @@ def code(
 
 
 def blocks(text: str) -> Iterator[tuple[str, list[str]]]:
-    """The labelled blocks of a function: the label, and the instructions up to the next one."""
+    """The labeled blocks of a function: the label, and the instructions up to the next one."""
     for block in re.split(r"\n(?=\.?\w+:)", text):
         label, *body = block.split("\n")
         lines = [re.sub(r"\s*//.*", "", x).strip() for x in body if re.match(r"\t[a-z]", x)]

@@ -432,7 +432,7 @@ def gated_delta_rule() -> Case:
         (U32, []),
     ]
     # halves of small integers: sums are exact in any order
-    return Case(types, functools.partial(delta_rule, scale=1.0, normalised=False), draw)
+    return Case(types, functools.partial(delta_rule, scale=1.0, normalized=False), draw)
 
 
 @case

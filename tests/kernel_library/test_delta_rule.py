@@ -56,7 +56,7 @@ def operands(
 
 def recurrence(
     q: Array, keys: Array, values: Array, gates: Array, rates: Array, offsets: Array, lengths: Array, slots: Array,
-    buffer: Array, layer: Array, scale: float, normalised: bool,
+    buffer: Array, layer: Array, scale: float, normalized: bool,
 ) -> tuple[Array, Array]:  # fmt: skip
     """The rule in float64, head by head."""
     out, buffer = np.zeros(values.shape), buffer.astype(np.float64)
@@ -68,7 +68,7 @@ def recurrence(
             for h in range(values.shape[1]):
                 source = h // (values.shape[1] // keys.shape[1])
                 query, key = q[t, source].astype(np.float64), keys[t, source].astype(np.float64)
-                if normalised:
+                if normalized:
                     query = query / np.sqrt(query @ query + 1e-6)
                     key = key / np.sqrt(key @ key + 1e-6)
                 state = states[slot, h] * np.exp(np.float64(gates[t, h]))
@@ -77,13 +77,13 @@ def recurrence(
     return out, buffer
 
 
-def check(given_operands: list[Array], normalised: bool, scale: float, **options: Any) -> None:
+def check(given_operands: list[Array], normalized: bool, scale: float, **options: Any) -> None:
     arrays = copy.deepcopy(given_operands)
     values = arrays[2]
-    attributes = {"scale": scale, "normalised": normalised}
+    attributes = {"scale": scale, "normalized": normalized}
     (got,) = run(OP, arrays, [(values.dtype, values.shape)], attributes, **options)
-    want, states = recurrence(*given_operands, scale, normalised)
-    error = 1e-2 if values.dtype == BF16 else 2e-6 if normalised else 1e-4
+    want, states = recurrence(*given_operands, scale, normalized)
+    error = 1e-2 if values.dtype == BF16 else 2e-6 if normalized else 1e-4
     np.testing.assert_allclose(got.astype(F32), want, atol=error * np.abs(want).max(initial=1))
     # other slots and layers are unchanged
     np.testing.assert_allclose(arrays[8], states, atol=error * np.abs(states).max())
@@ -126,7 +126,7 @@ def test_random_shapes(
 
 
 def test_plain_keys_and_closed_gates(rng: np.random.Generator) -> None:
-    """Keys that are not normalised, decays of 0 and of infinite logarithms, rates of 0 and 1."""
+    """Keys that are not normalized, decays of 0 and of infinite logarithms, rates of 0 and 1."""
     arrays = operands(rng, [50, 5], (2, 2, 8, 8))
     arrays[1] /= 4
     arrays[3][[3, 20, 52]] = -np.inf
@@ -138,7 +138,7 @@ def test_plain_keys_and_closed_gates(rng: np.random.Generator) -> None:
 def test_functions_of_transformers(rng: np.random.Generator) -> None:
     """One sequence: a prompt, then single steps from its state."""
     arrays = operands(rng, [83], (6, 2, 24, 20), fresh=(0,))
-    attributes = {"scale": 24**-0.5, "normalised": True}
+    attributes = {"scale": 24**-0.5, "normalized": True}
     tensors = [torch.from_numpy(x[None]) for x in arrays[:5]]
     slot, states = int(arrays[7][0]), arrays[8]
     options: dict[str, Any] = {"output_final_state": True, "use_qk_l2norm_in_kernel": True}
@@ -161,10 +161,10 @@ def test_functions_of_transformers(rng: np.random.Generator) -> None:
 
 def test_the_definition_of_the_interpreter(rng: np.random.Generator) -> None:
     arrays = operands(rng, [5, 0, 2], (4, 2, 3, 5), fresh=(0, 1))
-    for normalised in (True, False):
+    for normalized in (True, False):
         states = arrays[8].copy()
-        got = REFERENCES[OP](*arrays[:8], states, arrays[9], scale=0.3, normalised=normalised)
-        want, after = recurrence(*arrays, 0.3, normalised)
+        got = REFERENCES[OP](*arrays[:8], states, arrays[9], scale=0.3, normalized=normalized)
+        want, after = recurrence(*arrays, 0.3, normalized)
         assert_close(got, want)
         assert_close(states, after.astype(F32))
 
@@ -186,10 +186,10 @@ def test_invalid_slots_offsets_and_layers_raise(
     arrays = operands(rng, [4, 2, 3], (2, 1, 4, 4))
     arrays[8] = arrays[8][:4]
     arrays[7] = np.array([1, 3, 0], np.uint32)
-    run(OP, arrays, [(F32, (9, 2, 4))], {"scale": 1.0, "normalised": True}, workers=workers)
+    run(OP, arrays, [(F32, (9, 2, 4))], {"scale": 1.0, "normalized": True}, workers=workers)
     arrays[at] = np.array(value, np.uint32)
     with pytest.raises(KernelRunError, match=message):
-        run(OP, arrays, [(F32, (9, 2, 4))], {"scale": 1.0, "normalised": True}, workers=workers)
+        run(OP, arrays, [(F32, (9, 2, 4))], {"scale": 1.0, "normalized": True}, workers=workers)
 
 
 @pytest.mark.parametrize(
@@ -208,4 +208,4 @@ def test_operands_that_do_not_fit(
     arrays = operands(rng, [4, 2, 3], (2, 1, 4, 4))
     arrays[at] = np.zeros(shape, dtype)
     with pytest.raises(NotImplementedError, match=message):
-        run(OP, arrays, [(F32, (9, 2, 4))], {"scale": 1.0, "normalised": True})
+        run(OP, arrays, [(F32, (9, 2, 4))], {"scale": 1.0, "normalized": True})

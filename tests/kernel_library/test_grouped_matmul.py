@@ -12,11 +12,11 @@ from hypothesis import strategies as st
 
 from max import kernel as k
 from max._kernel_library.products.dense.panels import panel_elements
-from max._kernel_library.products.quantised import grouped
+from max._kernel_library.products.quantized import grouped
 from max._runtime.program import KernelRunError
 from max.dtype.blocks import BLOCK_FORMATS, decode, encode
 from tests.kernel_library.harness import run
-from tests.quantised import random_weight, rounded_to_8_bits
+from tests.quantized import random_weight, rounded_to_8_bits
 from tests.tolerance import assert_close
 
 F32, F16, BF16 = np.dtype(np.float32), np.dtype(np.float16), np.dtype(ml_dtypes.bfloat16)
@@ -94,7 +94,7 @@ def test_shapes_long(**drawn: Any) -> None:
 @pytest.mark.parametrize("machine", ["host", "avx2", "tiles host"])
 @pytest.mark.parametrize("encoding", ["Q4_0", "Q8_0", "Q4_K", "Q5_K", "Q6_K"])
 @pytest.mark.parametrize("columns", [64, 70])
-def test_quantised(encoding: str, columns: int, machine: str) -> None:
+def test_quantized(encoding: str, columns: int, machine: str) -> None:
     """Packed weights, whose products round rows to 8 bits, and weights in stored blocks."""
     sizes = {2: 1, 0: 5, -1: 2, 3: 67, 4: 250}
     experts, inner = 5, 2 * max(BLOCK_FORMATS[encoding].elements, 64)

@@ -13,13 +13,13 @@ from max._config import flags
 from max._kernel_library import library
 from max._kernel_library.convolution.filters import filter_elements
 from max._kernel_library.products.dense.panels import panel_elements
-from max._kernel_library.products.quantised.packed import FORMATS
+from max._kernel_library.products.quantized.packed import FORMATS
 from max.dtype import DType
 from max.dtype.blocks import BLOCK_FORMATS, encode
 from tests.kernel_library.harness import interpreted, run
 from tests.kernel_library.test_attention import make_cache
 from tests.kernel_library.test_sampling import operands as sampling_operands
-from tests.quantised import gptq_weight
+from tests.quantized import gptq_weight
 from tests.tolerance import assert_close
 
 F32, I64 = np.float32, np.int64
@@ -141,7 +141,7 @@ CASES: dict[
             np.array(1, np.uint32),
         ],
         [(F32, (11, 4, 9))],
-        {"scale": 0.4, "normalised": True},
+        {"scale": 0.4, "normalized": True},
     ),
     "causal convolution": (
         "mo.causal_conv.ragged",
@@ -791,7 +791,7 @@ def check_bounds(name: str, level: int) -> None:
 
 @pytest.mark.parametrize("name", CASES)
 def test_bounds(name: str) -> None:
-    """The second level has the checks of the first; LLVM takes a quarter of the time, as it does not optimise them."""
+    """The second level has the checks of the first; LLVM takes a quarter of the time, as it does not optimize them."""
     check_bounds(name, 2)
 
 
@@ -804,5 +804,5 @@ FIRST_LEVEL = (
     "name",
     [name if name in FIRST_LEVEL else pytest.param(name, marks=pytest.mark.long) for name in CASES],
 )
-def test_bounds_of_optimised_code(name: str) -> None:
+def test_bounds_of_optimized_code(name: str) -> None:
     check_bounds(name, 1)

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from max._kernel_library.products.dense.panels import panel_elements
-from max._kernel_library.products.quantised.packed import FORMATS
+from max._kernel_library.products.quantized.packed import FORMATS
 from max.dtype.blocks import decode, encode
 from tests.kernel_library.harness import Runner, run
 from tests.kernel_library.test_guarded import run_guarded
@@ -191,7 +191,7 @@ def test_gptq(rng: np.random.Generator) -> None:
 
 @pytest.mark.parametrize("encoding", ["Q8_0", "Q6_K"])
 @pytest.mark.parametrize("machine", ["host", "avx2"])
-def test_quantised_weights(encoding: str, machine: str, rng: np.random.Generator) -> None:
+def test_quantized_weights(encoding: str, machine: str, rng: np.random.Generator) -> None:
     """Equal sums on both paths, whose error does not grow with K; one accumulator of Q6_K is off by 4e-4."""
     inner = 10**6 // 256 * 256
     x = np.full((7, inner), 0.1, np.float32)

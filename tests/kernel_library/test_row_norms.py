@@ -1,4 +1,4 @@
-"""RMS norms in the launch of a product, exactly: the product with the identity is the normalised rows."""
+"""RMS norms in the launch of a product, exactly: the product with the identity is the normalized rows."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def test_rounding_before_or_after_gamma(
 def rows_of_each_worker(
     out: k.Output, x: k.Input, gamma: k.Input, memory: k.InOut, ctx: k.Context, *, norm: row_norms.Norm
 ) -> None:  # fmt: skip
-    rows = row_norms.normalise(x, row_norms.NormOperands(gamma, memory), norm, ctx)
+    rows = row_norms.normalize(x, row_norms.NormOperands(gamma, memory), norm, ctx)
     for i in range(x.shape[0]):
         for j in range(x.shape[1]):
             out[ctx.worker, i, j] = rows[i, j]

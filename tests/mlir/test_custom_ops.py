@@ -12,7 +12,7 @@ STAGES_CUSTOM_OPS = {
     "torch/_library.py": "kernels of a user, as operations of PyTorch",
     "experimental/_later.py": "the functions for users, by the names of another version",
     "experimental/_bits.py": "bits of eager tensors, by kernels that it registers",
-    "experimental/array_api/factorisations.py": "factorizations of matrices, by kernels that it registers",
+    "experimental/array_api/factorizations.py": "factorizations of matrices, by kernels that it registers",
 }
 """The files that stage `mo.custom`, and for what."""
 

@@ -311,7 +311,7 @@ class _Finder(ast.NodeVisitor):
         self.generic_visit(node)
 
     def visit_Compare(self, node: ast.Compare) -> None:
-        """Each operator becomes its neighbour: ``<`` and ``<=``, ``==`` and ``!=``."""
+        """Each operator becomes its neighbor: ``<`` and ``<=``, ``==`` and ``!=``."""
         for index, op in enumerate(node.ops):
             ops = [*node.ops]
             ops[index] = COMPARISONS[type(op)]()

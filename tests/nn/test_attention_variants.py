@@ -1,4 +1,4 @@
-"""Attention layers with quantised weights, adapters and latents, against plain layers and transformers."""
+"""Attention layers with quantized weights, adapters and latents, against plain layers and transformers."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ from max.nn.float8_config import (
 from max.nn.kv_cache import KVCacheParams, PagedCacheValues, paged_cache_types
 from tests.nn.harness import BACKENDS, CPU_REF, Array, f32, normal, run_graph
 from tests.nn.reference import PagedBatch
-from tests.quantised import gptq_weight
+from tests.quantized import gptq_weight
 from tests.tolerance import assert_close
 
 both = pytest.mark.parametrize("backend", BACKENDS)

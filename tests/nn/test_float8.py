@@ -137,7 +137,7 @@ def test_linear(name: str, element: DType, rng: np.random.Generator) -> None:
     assert (error <= bound).all(), (error / bound).max()
 
 
-def test_quantised_elements_and_scales(rng: np.random.Generator) -> None:
+def test_quantized_elements_and_scales(rng: np.random.Generator) -> None:
     x = rng.standard_normal((7, 32)).astype(np.float32)
     x[2] = 0
     cfg = config(BLOCK, BLOCK, group=8)
@@ -252,7 +252,7 @@ def test_mlp(rng: np.random.Generator) -> None:
     gate = product(x, "gate").astype(BF16).astype(np.float64)
     hidden = gate / (1 + np.exp(-gate)) * product(x, "up").astype(BF16).astype(np.float64)
     expected = product(hidden, "down")
-    # one hidden value may be rounded to the other neighbour in float8
+    # one hidden value may be rounded to the other neighbor in float8
     error = np.abs(y.to_numpy().astype(np.float64) - expected)
     assert error.max() < 0.05 * np.abs(expected).max()
     assert error.mean() < 0.03 * np.abs(expected).mean()

@@ -30,7 +30,7 @@ from max.nn.float8_config import (
 from max.nn.kv_cache import KVCacheParams, PagedCacheValues
 from tests.nn.harness import BACKENDS, CPU_REF, FLOATS, Array, f32, normal, run_graph
 from tests.nn.reference import PagedBatch
-from tests.quantised import assert_product
+from tests.quantized import assert_product
 from tests.tolerance import assert_close
 
 both = pytest.mark.parametrize("backend", BACKENDS)

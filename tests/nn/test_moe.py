@@ -38,13 +38,13 @@ from max.nn.moe import (
     SigmoidTopKRouter,
 )
 from tests.nn.harness import BACKENDS, CPU_REF, Array, evaluate, f32, normal, run_graph
-from tests.quantised import rounded_to_8_bits
+from tests.quantized import rounded_to_8_bits
 from tests.tolerance import assert_close
 
 both = pytest.mark.parametrize("backend", BACKENDS)
 TOKENS = (1, 37)
 ROUTINGS = {
-    "mixtral": ExpertRouting(normalised=True),
+    "mixtral": ExpertRouting(normalized=True),
     "olmoe": ExpertRouting(),
     "gpt_oss": ExpertRouting("softmax_of_chosen"),
     "deepseek_v3": ExpertRouting(
@@ -130,12 +130,12 @@ def test_families(rng: np.random.Generator, backend: str, family: str) -> None:
 
 
 @both
-@pytest.mark.parametrize(("normalised", "scale"), [(True, 2.5), (False, 1.0)])
+@pytest.mark.parametrize(("normalized", "scale"), [(True, 2.5), (False, 1.0)])
 def test_a_router_of_sigmoids(
-    rng: np.random.Generator, backend: str, normalised: bool, scale: float
+    rng: np.random.Generator, backend: str, normalized: bool, scale: float
 ) -> None:
     router = SigmoidTopKRouter(
-        [CPU_REF], 32, 7, 3, DType.float32, normalised, routed_scaling_factor=scale
+        [CPU_REF], 32, 7, 3, DType.float32, normalized, routed_scaling_factor=scale
     )
     weights = {
         "gate_score.weight": normal(rng, (7, 32)),
@@ -147,7 +147,7 @@ def test_a_router_of_sigmoids(
     scores = 1 / (1 + np.exp(-(x @ weights["gate_score.weight"].T)))
     chosen = np.argsort(-(scores + weights["e_score_correction_bias"]), axis=1)[:, :3]
     want = np.take_along_axis(scores, chosen, 1)
-    want = (want / want.sum(1, keepdims=True) if normalised else want) * scale
+    want = (want / want.sum(1, keepdims=True) if normalized else want) * scale
     assert (experts.dtype, shares.dtype) == (np.int32, np.float32)
     np.testing.assert_array_equal(experts, chosen)
     np.testing.assert_allclose(shares, want, rtol=1e-5)
@@ -196,7 +196,7 @@ def test_half_weights(rng: np.random.Generator, dtype: DType) -> None:
 
 @pytest.mark.parametrize("encoding", ["Q4_0", "Q8_0", "Q4_K"])
 @pytest.mark.parametrize("packed", [True, False])
-def test_quantised_experts(rng: np.random.Generator, encoding: str, packed: bool) -> None:
+def test_quantized_experts(rng: np.random.Generator, encoding: str, packed: bool) -> None:
     """Weights that are packed at load, and weights that are inputs of the graph."""
     w = normal(rng, (4, 40, 256))
     blocks = np.stack([encode(rows, encoding) for rows in w])
@@ -228,7 +228,7 @@ def test_quantised_experts(rng: np.random.Generator, encoding: str, packed: bool
     )
 
 
-def test_quantised_layer(rng: np.random.Generator) -> None:
+def test_quantized_layer(rng: np.random.Generator) -> None:
     layer = MoE(
         [CPU_REF], 64, 4, 2, 32, dtype=DType.uint8, gate_dtype=DType.float32,
         quantization_encoding=QuantizationEncoding.Q8_0,
@@ -348,7 +348,7 @@ def test_sums_near_zero() -> None:
     with torch.no_grad():
         expected = router(torch.from_numpy(x), torch.zeros(6))[1].numpy()
     assert expected.sum(-1).min() < 1.2, "the offset counts"
-    routing = ExpertRouting("sigmoid", normalised=True, scale=1.5, sum_offset=1e-6)
+    routing = ExpertRouting("sigmoid", normalized=True, scale=1.5, sum_offset=1e-6)
     gate = RoutedMoEGate([CPU_REF], 16, 6, 2, DType.float32, routing)
     actual = evaluate(gate, [x], "interpreter", {"gate_score.weight": weight})[1]
     assert_close(actual, expected)

@@ -61,12 +61,12 @@ def test_layers_compute_with_it(rng: np.random.Generator) -> None:
     weight = rng.standard_normal((32, 48)).astype(ml_dtypes.float8_e4m3fn)
     scales = rng.uniform(0.5, 2.0, (2, 3)).astype(np.float32)
     x = rng.standard_normal((5, 48)).astype(np.float32)
-    quantised = QuantConfig.blockscaled_fp8(
+    quantized = QuantConfig.blockscaled_fp8(
         mlp_quantized_layers=[0], attn_quantized_layers=[0], block_size=16
     )
-    plain = Float8Config(quantised.input_scale, quantised.weight_scale, {0}, {0})
+    plain = Float8Config(quantized.input_scale, quantized.weight_scale, {0}, {0})
     results: list[np.ndarray] = []
-    for given in ({"quant_config": quantised}, {"float8_config": plain}):
+    for given in ({"quant_config": quantized}, {"float8_config": plain}):
         linear = Linear(48, 32, FP8, CPU_REF, **given)
         linear.load_state_dict({"weight": weight, "weight_scale": scales})
         graph = Graph("q", linear, input_types=[TensorType(DType.float32, x.shape, CPU_REF)])
@@ -77,4 +77,4 @@ def test_layers_compute_with_it(rng: np.random.Generator) -> None:
     error = np.abs(results[0] - x @ whole.T).max() / np.abs(x @ whole.T).max()
     assert error < 0.05
     with pytest.raises(TypeError, match="quant_config and float8_config are one argument"):
-        Linear(48, 32, FP8, CPU_REF, quant_config=quantised, float8_config=plain)
+        Linear(48, 32, FP8, CPU_REF, quant_config=quantized, float8_config=plain)

@@ -87,7 +87,7 @@ def test_a_graph_updates_the_state_as_the_definition_says(
     if name == "conv":
         parameters = {"activation": "none"}
     elif name == "delta":
-        parameters = {"scale": 3**-0.5, "normalised": True}
+        parameters = {"scale": 3**-0.5, "normalized": True}
     symbol = {
         "conv": "mo.causal_conv.ragged",
         "ssd": "mo.ssd.ragged",

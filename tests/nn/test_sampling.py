@@ -22,7 +22,7 @@ def softmax(x: Array) -> Array:
 
 
 def test_min_p(rng: np.random.Generator) -> None:
-    """Only tokens above the threshold are drawn, with their renormalised probabilities."""
+    """Only tokens above the threshold are drawn, with their renormalized probabilities."""
     row = np.log(np.array([0.5, 0.3, 0.14, 0.06], np.float32))
     logits = np.broadcast_to(row, (4000, 4)).copy()
     (tokens,) = evaluate(lambda x: MinPSampler(DType.int32, [4000, 1])(x, 0.25), [logits], "engine")

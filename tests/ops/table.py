@@ -27,7 +27,7 @@ from tests.ops.case import (
 )
 from tests.ops.case import torch_reference as _torch
 from tests.ops.detection import DETECTION
-from tests.ops.quantised import QUANTISED
+from tests.ops.quantized import QUANTIZED
 from tests.ops.selection import SELECTION
 from tests.ops.spatial import SPATIAL
 from tests.tolerance import assert_close
@@ -608,7 +608,7 @@ CASES: tuple[OpCase, ...] = (
     *MATMULS,
     *SELECTION,
     *SPATIAL,
-    *QUANTISED,
+    *QUANTIZED,
 )
 
 PAIRS = [(case, dtype) for case in CASES for dtype in case.dtypes]

@@ -144,7 +144,7 @@ def replace_tokenizer(folder: Path, tokenizer: Tokenizer) -> None:
 
 
 def test_tokenizers(tmp_path, session):
-    """Pre-tokenizers are recognised by their patterns, merges of SentencePiece become scores."""
+    """Pre-tokenizers are recognized by their patterns, merges of SentencePiece become scores."""
     folder = folder_of(tmp_path / "m", "Llama", vocab_size=400)
     corpus = [(TINY / "heldout.txt").read_text("utf-8")[:20000]]
     splits = pre_tokenizers.Sequence(

@@ -1,4 +1,4 @@
-"""Importance matrices: sums against hooks of transformers, files that are quantised with them, and bad input."""
+"""Importance matrices: sums against hooks of transformers, files that are quantized with them, and bad input."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from max.engine import InferenceSession
 from max.entrypoints.cli import cli
 from max.graph.weights import load_weights
 from max.pipelines.checkpoints.huggingface_config import HuggingFaceConfig
-from max.pipelines.checkpoints.quantise import encoding_for
+from max.pipelines.checkpoints.quantize import encoding_for
 from max.pipelines.core.exceptions import InputError, ModelFilesError
 from max.pipelines.gguf.export import export_gguf
 from max.pipelines.gguf.importance import ImportanceMatrix, importance_matrix

@@ -202,7 +202,7 @@ def test_msgpack_compares_and_refuses():
     assert SharedMemoryArray("n", (1,), "f4").shape == (1,)
 
 
-def test_sampling_params_may_be_set_and_normalise() -> None:
+def test_sampling_params_may_be_set_and_normalize() -> None:
     params = SamplingParams(top_k=0, seed=None)  # type: ignore[arg-type]
     assert params.top_k == -1 and isinstance(params.seed, int)
     params.top_k = 5

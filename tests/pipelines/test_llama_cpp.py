@@ -85,7 +85,7 @@ def test_ours_reads_llama_cpps(
     peer: llama_cpp.LlamaCpp,
 ) -> None:
     path = tmp_path / f"{kind}.gguf"
-    peer.quantise(exact, path, FILE_TYPES[kind])
+    peer.quantize(exact, path, FILE_TYPES[kind])
     ours, theirs = compare(path, text, windows, peer)
     assert ours == pytest.approx(theirs, rel=0.01), (ours, theirs)
 

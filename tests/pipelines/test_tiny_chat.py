@@ -30,7 +30,7 @@ TINY = Path(__file__).parents[2] / "models" / "tiny-chat"
 ASKED = [
     "What is the capital of Norway?", "What is the capital of Peru?", "Hello!", "Count from 3 to 9.",
     "What is 3 + 4?", "What is 12 * 3?", "Spell the word wizard.", "Repeat: blue green", "Sort: wizard anchor",
-    "Give me a JSON object with name Ada.", "What colour is grass?", "Who are you?", "Bye", "Sort: d a c b",
+    "Give me a JSON object with name Ada.", "What color is grass?", "Who are you?", "Bye", "Sort: d a c b",
     "Say hi three times.", "What is the capital of Japan?", "Weather in Oslo?", "List two fruits.",
 ]  # fmt: skip
 BARE = [

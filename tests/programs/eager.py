@@ -280,7 +280,7 @@ def short_convolution(
 """
 
 
-def parameterised_operation() -> None:
+def parameterized_operation() -> None:
     """A library of kernels for torch: a variant for each width, bias and activation; two results."""
     with tempfile.TemporaryDirectory() as folder:
         (Path(folder) / "__init__.py").write_text(CONVOLUTION)
@@ -311,4 +311,4 @@ def parameterised_operation() -> None:
             torch.testing.assert_close(states, x[:, :, -3:])
 
 
-PROGRAMS = [language_model, torch_backend, parameterised_operation]
+PROGRAMS = [language_model, torch_backend, parameterized_operation]

@@ -39,8 +39,8 @@ def softmax(x: np.ndarray) -> np.ndarray:
 
 
 def norm(x: np.ndarray, weight: np.ndarray, bias: np.ndarray, eps: float) -> np.ndarray:
-    centred = x - x.mean(-1, keepdims=True)
-    return centred / np.sqrt((centred**2).mean(-1, keepdims=True) + eps) * weight + bias
+    centered = x - x.mean(-1, keepdims=True)
+    return centered / np.sqrt((centered**2).mean(-1, keepdims=True) + eps) * weight + bias
 
 
 def relu_mlp_of_constants() -> None:
@@ -464,13 +464,13 @@ def speech_features() -> None:
         x = ops.conv2d(graph.inputs[0], rscf(first), stride=(2, 1))
         x = ops.reshape(x, [batch, -1, 6])
         rows = ops.reshape(ops.transpose(x, 1, 2), [batch * 6, -1])
-        centred = ops.sub(rows, ops.mean(rows, axis=1))
+        centered = ops.sub(rows, ops.mean(rows, axis=1))
         spread = ops.sqrt(
-            ops.add(ops.mean(ops.mul(centred, centred), axis=1), const(np.array(1e-5)))
+            ops.add(ops.mean(ops.mul(centered, centered), axis=1), const(np.array(1e-5)))
         )
         scale = ops.reshape(ops.tile(ops.reshape(const(gamma), [1, 6]), [batch, 1]), [batch * 6, 1])
         shift = ops.reshape(ops.tile(ops.reshape(const(beta), [1, 6]), [batch, 1]), [batch * 6, 1])
-        rows = ops.add(ops.mul(ops.div(centred, spread), scale), shift)
+        rows = ops.add(ops.mul(ops.div(centered, spread), scale), shift)
         x = ops.transpose(ops.reshape(rows, [batch, 6, -1]), 1, 2)
         x = ops.conv2d(ops.reshape(ops.gelu(x), [batch, -1, 1, 6]), rscf(second), stride=(2, 1))
         x = ops.reshape(x, [batch, -1, 8])
@@ -519,8 +519,8 @@ def boxes() -> None:
         before, after = ops.split(distances, [2, 2], axis=2)
         anchor = ops.constant(anchors.reshape(1, cells, 2), F32, device=REF)
         low, high = ops.sub(anchor, before), ops.add(anchor, after)
-        centre = ops.mul(ops.add(low, high), ops.constant(np.float32(0.5), F32, device=REF))
-        out = ops.concat([centre, ops.sub(high, low), ops.sigmoid(score)], axis=2)
+        center = ops.mul(ops.add(low, high), ops.constant(np.float32(0.5), F32, device=REF))
+        out = ops.concat([center, ops.sub(high, low), ops.sigmoid(score)], axis=2)
         graph.output(ops.permute(out, [0, 2, 1]))
     x = normal(1, cells, 8 * bins)
     got = run(graph, x, weights_registry=registry)[0]

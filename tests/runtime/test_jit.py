@@ -384,7 +384,7 @@ def test_the_native_call_is_linked_with_the_second_started_unit(
 
 
 def test_code_for_other_processors_follows_code_for_this_one():
-    """LLVM is initialised for the host first, and for all targets when another one is asked for."""
+    """LLVM is initialized for the host first, and for all targets when another one is asked for."""
     host = jit.Machine.host()
     other = "aarch64-unknown-linux-gnu" if "x86" in host.triple else "x86_64-unknown-linux-gnu"
     for triple in (host.triple, other):
@@ -514,17 +514,17 @@ def squares(out: kernel.Output[kernel.f32, 1], ctx: kernel.Context):
         out[i] = kernel.f32(i) * kernel.f32(i) + 1
 
 
-def test_optimised_code_and_plain_code_of_a_kernel_are_apart(counts, monkeypatch):
+def test_optimized_code_and_plain_code_of_a_kernel_are_apart(counts, monkeypatch):
     target = kernel.host_target()
     ir = kernel.specialize(squares, [kernel.TensorSpec(kernel.f32, (None,))], {}, target)
     monkeypatch.setattr(kernel_code, "_optimized", lambda: True)
-    optimised = kernel_code.compile_kernels([ir], target)[ir.key]
+    optimized = kernel_code.compile_kernels([ir], target)[ir.key]
     monkeypatch.setattr(kernel_code, "_optimized", lambda: False)
     plain = kernel_code.compile_kernels([ir], target)[ir.key]
-    assert plain != optimised and counts("compiled", "reused") == (2, 0)
+    assert plain != optimized and counts("compiled", "reused") == (2, 0)
     assert kernel_code.load_kernels([ir.key], target) == {ir.key: plain}
     monkeypatch.setattr(kernel_code, "_optimized", lambda: True)
-    assert kernel_code.load_kernels([ir.key], target) == {ir.key: optimised}
+    assert kernel_code.load_kernels([ir.key], target) == {ir.key: optimized}
     assert counts("compiled", "reused") == (2, 2)
 
 

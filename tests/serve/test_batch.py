@@ -19,7 +19,7 @@ def line(custom_id: str, body: object, url: str = "/v1/chat/completions", **more
 
 
 def test_a_file_of_requests(http: httpx.Client, tmp_path: Path) -> None:
-    prompts = ["What is the capital of Norway?", "Name a colour.", "Sort: c b a"]
+    prompts = ["What is the capital of Norway?", "Name a color.", "Sort: c b a"]
     bodies: dict[str, tuple[str, dict]] = {
         f"chat-{i}": (
             "/v1/chat/completions",

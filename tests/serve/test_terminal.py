@@ -54,7 +54,7 @@ def test_the_commands_of_a_conversation() -> None:
     assert take("/new") == take("/system") == "" and session.messages == []
     assert take("/again") == "" and take("  ") == ""
     assert take("/set temperature") == "" and take("x") == "None:ux\n"
-    assert "must be a number" in take("/set seed abc") and "cannot be set" in take("/set colour 1")
+    assert "must be a number" in take("/set seed abc") and "cannot be set" in take("/set color 1")
     assert take("/hlep") == "/hlep is no command; did you mean /help? /help lists them\n"
     assert "/nothing is no command" in take("/nothing") and "/again" in take("/help")
     assert take("/stats") == "" and "first text after" in take("y")

@@ -100,7 +100,7 @@ def test_negated_tensors_and_those_without_a_dtype_here(tmp_path: Path) -> None:
         "complex": complex_,
         "sparse": torch.eye(3).to_sparse(),
         "meta": torch.empty(2, device="meta"),
-        "quantised": torch.quantize_per_tensor(torch.ones(2), 0.1, 0, torch.qint8),
+        "quantized": torch.quantize_per_tensor(torch.ones(2), 0.1, 0, torch.qint8),
     }
     torch.save(tensors, tmp_path / "m.pt")
     file = TorchFile(tmp_path / "m.pt")
@@ -109,7 +109,7 @@ def test_negated_tensors_and_those_without_a_dtype_here(tmp_path: Path) -> None:
         "complex": "of type complex64, which cannot be read",
         "sparse": "it is sparse, which cannot be read",
         "meta": "without elements",
-        "quantised": "quantised by torch, which cannot be read",
+        "quantized": "quantized by torch, which cannot be read",
     }
     for name, reason in reasons.items():
         with pytest.raises(WeightsFileError, match=f"m.pt: tensor '{name}': .*{reason}"):

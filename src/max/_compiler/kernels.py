@@ -11,7 +11,7 @@ from max._backends.backend import Backend, Backends
 from max._backends.regions import ArgView, RegionKernel
 from max._compiler.code import KernelInfo
 from max._compiler.codegen import functions
-from max._compiler.specialisations import specialisations
+from max._compiler.specializations import specializations
 from max._compiler.template import BufferBound, LimitSlot, Number, Pointer, Slot
 from max._dataclass import dataclass
 from max.kernel.frontend.specialize import argument_roles
@@ -63,11 +63,11 @@ class Argument:
 
 
 class KernelTable:
-    """Specialises kernels for one device, each once.
+    """Specializes kernels for one device, each once.
 
     Args:
         backend: The device.
-        ahead: Whether the device starts to compile each kernel as soon as it is specialised.
+        ahead: Whether the device starts to compile each kernel as soon as it is specialized.
     """
 
     def __init__(self, backend: Backend, ahead: bool = False) -> None:
@@ -93,7 +93,7 @@ class KernelTable:
         specs += [k.i64] * len(text.scalars)
         functions_used = tuple(text.functions.items())
         request = ("region", text.source, tuple(specs), functions_used)
-        ir = self._specialise(key, make, specs, request)
+        ir = self._specialize(key, make, specs, request)
         return ir.key, self.slots(ir, arguments, text.scalars)
 
     def library(
@@ -103,7 +103,7 @@ class KernelTable:
         params: Mapping[str, Any],
         epilogue: str | None,
     ) -> tuple[str, tuple[Slot | BufferBound, ...]]:
-        """The specialisation of a library kernel, with the text of an epilogue or None, and its slots."""
+        """The specialization of a library kernel, with the text of an epilogue or None, and its slots."""
         specs = [a.spec() if isinstance(a, Argument) else k.i64 for a in arguments]
         key = (
             id(kernel),
@@ -119,7 +119,7 @@ class KernelTable:
         fixed = _is_fixed(kernel)
         # values and their text: functions compare by identity, and only the text tells True from 1
         request = (kernel, tuple(params.items()), key) if fixed else None
-        ir = self._specialise(key, make, specs, request)
+        ir = self._specialize(key, make, specs, request)
         return ir.key, self.slots(ir, arguments)
 
     def check(self, exact: bool) -> str:
@@ -129,7 +129,7 @@ class KernelTable:
         def make() -> tuple[Any, dict[str, Any]]:
             return k.from_source(text, "guard", _GLOBALS), {}
 
-        return self._specialise(text, make, [k.i64, k.i64], ("guard", text)).key
+        return self._specialize(text, make, [k.i64, k.i64], ("guard", text)).key
 
     def _inline(self, text: str) -> Any:
         if text not in self._inlines:
@@ -137,25 +137,25 @@ class KernelTable:
             self._inlines[text] = k.InlineFunction(kernel, kernel.source)
         return self._inlines[text]
 
-    def _specialise(
+    def _specialize(
         self,
         key: Any,
         make: Callable[[], tuple[Any, dict[str, Any]]],
         specs: list[Any],
         request: tuple[Any, ...] | None,
     ) -> k.KernelIR:
-        """The IR of a key, specialised once per table; with a `request`, once per process."""
+        """The IR of a key, specialized once per table; with a `request`, once per process."""
         ir = self._irs_by_request.get(key)
         if ir is None:
 
-            def specialise() -> k.KernelIR:
+            def specialize() -> k.KernelIR:
                 kernel, params = make()
                 return k.specialize(kernel, args=specs, params=params, target=self.target)
 
             if request is None:
-                ir = specialise()
+                ir = specialize()
             else:
-                ir = specialisations.get((*request, self.target), specialise)
+                ir = specializations.get((*request, self.target), specialize)
             self._irs_by_request[key] = ir
             if ir.key not in self.irs:
                 self.irs[ir.key] = ir

@@ -18,7 +18,7 @@ from max._compiler.lower_library import LibraryLowering
 from max._compiler.lower_regions import RegionLowering
 from max._compiler.mok import CheckOp, OnceOp, PackingOp, ProductsOp, RegionOp
 from max._compiler.passes.base import constant_of, ops_of
-from max._compiler.passes.materialise import base_of
+from max._compiler.passes.materialize import base_of
 from max._compiler.placing import Place, Placing
 from max._compiler.shapes import is_view, shape_of
 from max._compiler.template import (

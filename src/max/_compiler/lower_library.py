@@ -209,7 +209,7 @@ class LibraryLowering:
             if arg.source in layouts:
                 strides = layouts[arg.source][arg.index].strides
             view = ArgView(arg.dtype, tuple(arg.shape), strides)
-            # only the stride of the last axis is a constant in the code: fewer specialisations
+            # only the stride of the last axis is a constant in the code: fewer specializations
             static_strides = tuple([axis == len(arg.shape) - 1 for axis in range(len(arg.shape))])
             arguments.append(Argument(pointer, view, arg.static, static_strides))
             written.append(arg.source != "operand")
@@ -256,10 +256,10 @@ class LibraryLowering:
             written.append(position < num_results or mutable)
             if mutable:
                 also_read.append(place.buffer)
-        specialised = self.placing.kernels.library(
+        specialized = self.placing.kernels.library(
             kernel, arguments, dict(op.attr("parameters")), None
         )
-        self.placing.launch(specialised, arguments, written, False, symbol, (), also_read)
+        self.placing.launch(specialized, arguments, written, False, symbol, (), also_read)
 
 
 def in_place_pairs(

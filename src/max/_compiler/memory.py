@@ -193,7 +193,7 @@ class _Planner:
                 self.plan.block_of[buffer] = self.take(self.buffers[buffer].bytes)
         for buffer in launch.reads:
             if self.buffers[buffer].kind == "temp" and buffer not in self.plan.block_of:
-                # an uninitialised buffer (`buffer_create`) is read before it is written
+                # an uninitialized buffer (`buffer_create`) is read before it is written
                 self.plan.block_of[buffer] = self.take(self.buffers[buffer].bytes)
         return reused
 

@@ -16,14 +16,14 @@ from max._compiler.locations import number_ops
 from max._compiler.lower import lower_graph
 from max._compiler.passes.attention import fuse_attention
 from max._compiler.passes.base import DevicePass, GraphPass, ModulePass, Pass, PassesOfBackends
-from max._compiler.passes.canonicalise import canonicalise
+from max._compiler.passes.canonicalize import canonicalize
 from max._compiler.passes.checks import insert_checks
 from max._compiler.passes.collectives import expand_collectives
 from max._compiler.passes.constants import fold_constants
 from max._compiler.passes.cse import merge_equal_ops
 from max._compiler.passes.dce import drop_dead_ops
 from max._compiler.passes.fuse import fuse
-from max._compiler.passes.materialise import materialise
+from max._compiler.passes.materialize import materialize
 from max._compiler.passes.once import compute_once
 from max._compiler.passes.place import place_operands
 from max._compiler.passes.resolve import resolve_sizes
@@ -45,7 +45,7 @@ from max.mlir import (
 )
 from max.mlir.builtin import ModuleOp
 
-__all__ = ["PASSES", "compile_module", "optimise", "steps"]
+__all__ = ["PASSES", "compile_module", "optimize", "steps"]
 
 
 PASSES: tuple[Pass, ...] = (
@@ -53,7 +53,7 @@ PASSES: tuple[Pass, ...] = (
     ModulePass("resolve-sizes", resolve_sizes),
     GraphPass("insert-checks", insert_checks),
     GraphPass("expand-collectives", expand_collectives),
-    GraphPass("canonicalise", canonicalise),
+    GraphPass("canonicalize", canonicalize),
     DevicePass("place-operands", place_operands),
     GraphPass("fold-constants", fold_constants),
     GraphPass("merge-equal-ops", merge_equal_ops),
@@ -63,7 +63,7 @@ PASSES: tuple[Pass, ...] = (
     GraphPass("drop-dead-ops", drop_dead_ops),
     PassesOfBackends("weights"),
     GraphPass("compute-once", compute_once),
-    GraphPass("materialise", materialise),
+    GraphPass("materialize", materialize),
     PassesOfBackends("regions"),
     GraphPass("fuse", fuse),
     GraphPass("drop-dead-views", drop_dead_ops),
@@ -80,7 +80,7 @@ def steps(backends: Backends) -> Iterator[Pass]:
             yield step
 
 
-def optimise(
+def optimize(
     module: ModuleOp,
     backends: Backends,
     last: str | None = None,
@@ -132,7 +132,7 @@ def compile_module(
         module: The module.
         input_names: The names of the entry graph's inputs, chains left out.
         backends: The devices to compile for.
-        ahead: Whether devices start to compile kernels while others are still specialised; for programs that are
+        ahead: Whether devices start to compile kernels while others are still specialized; for programs that are
             loaded.
 
     Returns:
@@ -149,7 +149,7 @@ def compile_module(
     number_ops(work)
     start = stats.add("clone", start)
     compilation = recorded()
-    optimise(work, backends, compilation=compilation)
+    optimize(work, backends, compilation=compilation)
     start = time.perf_counter()
     tables = KernelTables(backends, ahead)
     callees = subgraphs(work)

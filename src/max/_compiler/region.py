@@ -208,7 +208,7 @@ class _Builder:
         return own_dtype
 
     def rowwise(self, op: MoOp) -> int:
-        """Softmax, normalisations and reductions as sums, maxima and element-wise nodes."""
+        """Softmax, normalizations and reductions as sums, maxima and element-wise nodes."""
         x = self.operand(op.operands[0])
         type_ = op.results[0].type
         assert isinstance(type_, ShapedType)
@@ -219,12 +219,12 @@ class _Builder:
             case "mo.reduce_sum" | "mo.reduce_max" | "mo.reduce_min" | "mo.reduce_mul":
                 return self.node(op.name.removeprefix("mo."), (x,), dtype)
             case "mo.softmax" | "mo.logsoftmax":
-                centred = self.node("sub", (x, self.node("reduce_max", (x,), dtype)), dtype)
-                powers = self.node("exp", (centred,), dtype)
+                centered = self.node("sub", (x, self.node("reduce_max", (x,), dtype)), dtype)
+                powers = self.node("exp", (centered,), dtype)
                 total = self.node("reduce_sum", (powers,), dtype)
                 if op.name == "mo.softmax":
                     return self.node("div", (powers, total), dtype)
-                return self.node("sub", (centred, self.node("log", (total,), dtype)), dtype)
+                return self.node("sub", (centered, self.node("log", (total,), dtype)), dtype)
             case "mo.rms_norm":
                 square = self.mean(self.node("mul", (x, x), dtype), dtype)
                 scaled = self.node("mul", (x, self.inverse_root(square, op, dtype)), dtype)
@@ -240,11 +240,11 @@ class _Builder:
                 size = self.add(SizeOf(dtype, len(self.space) - 1))
                 part = self.node("div", (self.literal(1.0, dtype), size), dtype)
                 total = self.node("reduce_sum", (x,), dtype)
-                centred = self.node("sub", (x, self.node("mul", (total, part), dtype)), dtype)
-                squares = self.node("mul", (centred, centred), dtype)
+                centered = self.node("sub", (x, self.node("mul", (total, part), dtype)), dtype)
+                squares = self.node("mul", (centered, centered), dtype)
                 total = self.node("reduce_sum", (squares,), dtype)
                 variance = self.node("mul", (total, part), dtype)
-                scaled = self.node("mul", (centred, self.inverse_root(variance, op, dtype)), dtype)
+                scaled = self.node("mul", (centered, self.inverse_root(variance, op, dtype)), dtype)
                 gamma, beta = (self.column(v) for v in op.operands[1:])
                 return self.node("fma", (scaled, gamma, beta), dtype)
 

@@ -21,7 +21,7 @@ class CompileStats:
     recipes: int = 0
     """Of these, programs that were found without staging their module."""
     kernels: int = 0
-    """Kernels that were specialised."""
+    """Kernels that were specialized."""
     seconds: dict[str, float] = field(default_factory=dict[str, float])
     """Time of each pass and phase, summed."""
 

@@ -17,7 +17,7 @@ def _create(frame: Frame, op: MoOp, operands: Sequence[Array]) -> Array:
     type_ = op.results[0].type
     assert isinstance(type_, ShapedType)
     fresh = np.empty(frame.shape(type_), type_.dtype.to_numpy())
-    # poison: a read of uninitialised elements shows in results
+    # poison: a read of uninitialized elements shows in results
     fresh.reshape(-1).view(np.uint8)[:] = 0x7F
     return fresh
 

@@ -27,7 +27,7 @@ def _gated_delta(
     states: Array,
     layer: Array,
     scale: float,
-    normalised: bool,
+    normalized: bool,
 ) -> Array:
     total, heads, _ = values.shape
     check_offsets("input_row_offsets", offsets, len(slots), total)
@@ -45,9 +45,9 @@ def _gated_delta(
     q, keys, values, decays, rates = (
         np.asarray(x, np.float64) for x in (q, keys, values, np.exp(gates, dtype=np.float64), rates)
     )
-    if normalised:
+    if normalized:
         q, keys = _unit(q), _unit(keys)
-    # a key head serves neighbouring heads
+    # a key head serves neighboring heads
     q, keys = (np.repeat(x, heads // x.shape[1], axis=1) for x in (q, keys))
     out = np.zeros(values.shape)
     for sequence, slot in enumerate(slots):

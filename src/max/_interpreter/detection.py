@@ -31,7 +31,7 @@ def _bins(low: float, high: float, bins: int, op: MoOp) -> tuple[list[list[float
     ], samples
 
 
-def _neighbours(position: float, size: int) -> list[tuple[int, float]]:
+def _neighbors(position: float, size: int) -> list[tuple[int, float]]:
     """The elements around a position, and their weights; none where it is outside."""
     if not -1 <= position <= size:
         return []
@@ -55,8 +55,8 @@ def _roi_align(frame: Frame, op: MoOp, operands: Sequence[Array]) -> Array:
             parts = [
                 [x[int(number), r, c] * (v * h) for r, v in vertical for c, h in horizontal]
                 or [np.zeros(shape[3])]
-                for vertical in (_neighbours(y, x.shape[1]) for y in rows[i])
-                for horizontal in (_neighbours(z, x.shape[2]) for z in columns[j])
+                for vertical in (_neighbors(y, x.shape[1]) for y in rows[i])
+                for horizontal in (_neighbors(z, x.shape[2]) for z in columns[j])
             ]
             if parts and op.attr("mode") == "AVG":
                 out[m, i, j] = sum(sum(part) for part in parts) / (down * across)

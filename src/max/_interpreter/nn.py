@@ -112,7 +112,7 @@ def _kv_store(
 def _rotate(x: Array, angles: Array, interleaved: bool) -> Array:
     """Rotates the first elements of heads ``[heads, head_dim]`` by a row of interleaved cosines and sines.
 
-    Pairs are neighbours if `interleaved`, else the two halves of the rotated elements.
+    Pairs are neighbors if `interleaved`, else the two halves of the rotated elements.
     """
     rope_dim = angles.shape[0]
     cos, sin = angles[0::2].astype(np.float32), angles[1::2].astype(np.float32)

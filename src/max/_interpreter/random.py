@@ -50,7 +50,7 @@ def _random(frame: Frame, op: MoOp, operands: Sequence[Array]) -> Array:
     words = philox(counter, np.array([seed & 0xFFFFFFFF, seed >> 32], np.uint32))
     unit = (words >> np.uint32(8)).astype(np.float32) * np.float32(2.0**-24)
     if op.attr("distribution") == "normal":
-        # Box-Muller on pairs of neighbours; the offset keeps the logarithm finite
+        # Box-Muller on pairs of neighbors; the offset keeps the logarithm finite
         radius = np.sqrt(-2 * np.log(unit[:, ::2].astype(np.float64) + 2.0**-25))
         angle = unit[:, 1::2].astype(np.float64) * (2 * np.pi)
         pairs = np.stack([radius * np.cos(angle), radius * np.sin(angle)], axis=2)

@@ -40,7 +40,7 @@ def _transpose(frame: Frame, op: MoOp, operands: Sequence[Array]) -> Array:
 
 
 def slices(frame: Frame, op: MoOp, shape: Sequence[int]) -> tuple[slice, ...]:
-    """Converts the bounds of a normalised slice to Python slices.
+    """Converts the bounds of a normalized slice to Python slices.
 
     Raises:
         IndexError: A bound is out of range.

@@ -111,7 +111,7 @@ def _avg_pool(frame: Frame, op: MoOp, operands: Sequence[Array]) -> Array:
 
 
 def _cubic(t: Array) -> list[Array]:
-    """Keys' cubic convolution weights, a = -0.75, of four neighbours for a position `t` after the second one."""
+    """Keys' cubic convolution weights, a = -0.75, of four neighbors for a position `t` after the second one."""
     a = -0.75
     distances = (1 + t, t, 1 - t, 2 - t)
     near = [((a + 2) * d - (a + 3)) * d * d + 1 for d in distances]
@@ -120,7 +120,7 @@ def _cubic(t: Array) -> list[Array]:
 
 
 def _resized(x: Array, axis: int, size: int, mode: str) -> Array:
-    """Resizes one axis by a weighted sum of neighbours."""
+    """Resizes one axis by a weighted sum of neighbors."""
     old_size = x.shape[axis]
     if mode == "nearest":
         return np.take(x, np.arange(size) * old_size // max(size, 1), axis)

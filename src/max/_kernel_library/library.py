@@ -10,7 +10,7 @@ A `KernelLibrary` belongs to a kind of device; `CPU_KERNELS` is the library of t
 - `target`: the processor that the kernel is compiled for.
 
 The result is a `KernelCall`. To launch it, allocate its `workspaces`. For each `Arg` make a `k.TensorSpec(arg.dtype,
-arg.spec_shape())`, and pass the pointer and each dim that is None in `spec_shape()`. Specialise `call.kernel` with
+arg.spec_shape())`, and pass the pointer and each dim that is None in `spec_shape()`. Specialize `call.kernel` with
 `call.params`. If `call.serial` is true, launch the kernel on one worker. Views are contiguous (those of `mok.attention`
 may be strided), row-major, and aligned to their dtype only.
 
@@ -175,18 +175,18 @@ _CPU_FAMILIES: dict[str, str] = {
     "mo.streams.gates": "numeric.stream_gates",
     "mo.irfft": "numeric.fourier",
     "mo.random": "numeric.random",
-    "mo.dequantize": "products.quantised.dequantise",
-    "mo.quantize": "products.quantised.quantise",
+    "mo.dequantize": "products.quantized.dequantize",
+    "mo.quantize": "products.quantized.quantize",
     "mo.moe.indices": "indexing.experts",
     "mo.grouped_matmul.ragged": "products.dense.grouped",
-    "mo.grouped_qmatmul.ragged": "products.quantised.grouped",
-    "mok.grouped_products": "products.quantised.grouped",
-    "mo.qmatmul": "products.quantised.qmatmul",
-    "mo.qmatmul_gptq": "products.quantised.qmatmul",
+    "mo.grouped_qmatmul.ragged": "products.quantized.grouped",
+    "mok.grouped_products": "products.quantized.grouped",
+    "mo.qmatmul": "products.quantized.qmatmul",
+    "mo.qmatmul_gptq": "products.quantized.qmatmul",
     "mok.attention": "attention.dense_attention",
-    "mok.pack": "products.quantised.packed",
-    "mok.packed_matmul": "products.quantised.packed_matmul",
-    "mok.packed_products": "products.quantised.packed_matmul",
+    "mok.pack": "products.quantized.packed",
+    "mok.packed_matmul": "products.quantized.packed_matmul",
+    "mok.packed_products": "products.quantized.packed_matmul",
     "mo.causal_conv.ragged": "recurrence.causal_conv",
     "mo.selective_scan.ragged": "recurrence.scan",
     "mo.ssd.ragged": "recurrence.scan",

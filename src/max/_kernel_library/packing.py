@@ -15,7 +15,7 @@ class Packing:
     Args:
         dense: Dtypes of dense weights that become panels.
         filters: Dtypes of filters of convolutions that become strips.
-        quantised: Encodings of quantised weights that are packed.
+        quantized: Encodings of quantized weights that are packed.
         int8: Whether weights of 8-bit integers are packed.
         min_size: A dense weight with fewer rows or columns is not packed: a panel would hold mostly padding.
         streamed_bytes: Packed weights of a graph of at least this size are not expected to stay in caches between
@@ -24,7 +24,7 @@ class Packing:
 
     dense: frozenset[DType] = frozenset()
     filters: frozenset[DType] = frozenset()
-    quantised: frozenset[str] = frozenset()
+    quantized: frozenset[str] = frozenset()
     int8: bool = False
     min_size: int = 32
     streamed_bytes: int = 32 << 20
@@ -38,7 +38,7 @@ _PANELS = frozenset({DType.float32, DType.bfloat16, DType.float16})
 CPU_PACKING = Packing(
     dense=_PANELS,
     filters=_PANELS,
-    quantised=frozenset({"Q4_0", "Q8_0", "Q4_K", "Q5_K", "Q6_K"}),
+    quantized=frozenset({"Q4_0", "Q8_0", "Q4_K", "Q5_K", "Q6_K"}),
     int8=True,
 )
 """The rules of CPUs."""

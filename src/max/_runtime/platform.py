@@ -69,7 +69,7 @@ def advise_huge_pages(address: int, num_bytes: int) -> bool:
 
 
 def allocate(num_bytes: int, alignment: int = CACHE_LINE) -> np.ndarray:
-    """An uninitialised, aligned array of bytes.
+    """An uninitialized, aligned array of bytes.
 
     Args:
         num_bytes: The size; 0 gives an empty array.
@@ -459,7 +459,7 @@ def primitives(parking_offset: int, mode: str) -> Primitives:
 
 
 def init_parking(address: int, mode: str) -> None:
-    """Initialises the mutex and the condition variable of the portable parking."""
+    """Initializes the mutex and the condition variable of the portable parking."""
     if mode != "pthread":
         return
     libc = _libc()

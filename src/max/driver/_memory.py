@@ -110,7 +110,7 @@ def allocate(op: str, dtype: DType, shape: tuple[int, ...], zero: bool) -> Memor
 
 
 def allocate_bytes(nbytes: int) -> tuple[int, object]:
-    """Uninitialised host memory, aligned to :data:`ALIGNMENT`: its address and owner. Each output calls it.
+    """Uninitialized host memory, aligned to :data:`ALIGNMENT`: its address and owner. Each output calls it.
 
     Args:
         nbytes: The number of bytes.

@@ -84,7 +84,7 @@ class StridedMemory:
 
     @classmethod
     def _empty(cls, dtype: DType, shape: tuple[int, ...], device: Device) -> Self:
-        """An uninitialised tensor of a checked shape: the fast path for outputs of executions."""
+        """An uninitialized tensor of a checked shape: the fast path for outputs of executions."""
         memory = device.memory.allocate("Tensor", dtype, shape, False)
         return cls._over(memory, dtype, shape, device, device.default_stream)
 
@@ -190,7 +190,7 @@ class StridedMemory:
 
     @property
     def strides(self) -> tuple[int, ...]:
-        """The distance between neighbours along each axis in elements."""
+        """The distance between neighbors along each axis in elements."""
         return contiguous_strides(self._shape) if self._strides is None else self._strides
 
     @property

@@ -61,7 +61,7 @@ class Tensor(StridedMemory):
         stream: The stream of the tensor, which determines the device.
         usage: What the memory is for, instead of ``pinned``.
 
-    The elements are uninitialised; :meth:`zeros` sets them. Memory is aligned to 64 bytes.
+    The elements are uninitialized; :meth:`zeros` sets them. Memory is aligned to 64 bytes.
 
     Raises:
         TypeError: An argument is of a wrong type.

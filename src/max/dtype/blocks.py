@@ -1,6 +1,6 @@
-"""Quantised blocks as GGUF files store them: their formats, and conversions from and to NumPy arrays.
+"""Quantized blocks as GGUF files store them: their formats, and conversions from and to NumPy arrays.
 
-A block holds a fixed number of neighbouring elements of a row in a fixed number of bytes (little-endian). With `d` and
+A block holds a fixed number of neighboring elements of a row in a fixed number of bytes (little-endian). With `d` and
 `m` for the float16 scales of a block, `s` and `o` for the integer scales of its parts, and `q` for an element's bits,
 an element is
 
@@ -94,7 +94,7 @@ def encode(values: npt.NDArray[Any], name: str, weights: npt.NDArray[Any] | None
     """Blocks that hold values as closely as the format can.
 
     Without weights, Q4_0 and Q8_0 are those of the ``gguf`` package, bit by bit. Scales of the K formats are fitted by
-    least squares, the best of a few roundings. With weights the scales of all formats but Q8_0 minimise the weighted
+    least squares, the best of a few roundings. With weights the scales of all formats but Q8_0 minimize the weighted
     sum of squared errors; a block that is better without the weights, under the same sum, is encoded without them.
 
     Args:

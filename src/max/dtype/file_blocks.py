@@ -1,7 +1,7 @@
-"""Quantised blocks of GGUF files for which there are no kernels: their values, and blocks with kernels that hold them.
+"""Quantized blocks of GGUF files for which there are no kernels: their values, and blocks with kernels that hold them.
 
 A value is ``d s q`` or ``d s q + m o`` with `d` and `m` floats of the block, `s` and `o` small integers of a group of
-neighbours and `q` an 8-bit integer of the element. With `n` for the low (first) and high halves of bytes, the bytes of
+neighbors and `q` an 8-bit integer of the element. With `n` for the low (first) and high halves of bytes, the bytes of
 a block are
 
 =======  ========  =====  ==============  ==================================================================

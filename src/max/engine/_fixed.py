@@ -155,5 +155,5 @@ def _bytes(value: Tensor | Array) -> Array:
 
 
 def _guarded(item: FixedBuffer, value: Tensor | Array | None) -> Array:
-    """A buffer between guard pages: a copy of the value, or uninitialised memory for a result computed once."""
+    """A buffer between guard pages: a copy of the value, or uninitialized memory for a result computed once."""
     return guard.allocate(item.bytes) if value is None else guard.copied(_bytes(value))

@@ -75,7 +75,7 @@ class OutputMemory:
         return sum(block.size for kept in self._kept for block in list(kept))
 
     def tensor(self, index: int, shape: tuple[int, ...]) -> Tensor:
-        """An uninitialised tensor for an output, in memory that nothing else uses.
+        """An uninitialized tensor for an output, in memory that nothing else uses.
 
         Args:
             index: The index of the output.

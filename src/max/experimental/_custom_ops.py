@@ -46,7 +46,7 @@ _STRUCTURES = 256
 _PROGRAMS = 8
 """The maximum number of programs of a structure, for different sizes."""
 _FAILURES = 2
-"""The number of failures to compile a structure with symbols after which it is always specialised."""
+"""The number of failures to compile a structure with symbols after which it is always specialized."""
 _PLACE = "eager"
 """The file in source locations of a program, which is shared by calls at many lines."""
 

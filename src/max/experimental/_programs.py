@@ -39,7 +39,7 @@ __all__ = [
 _PROGRAMS = 1024
 """The maximum number of programs with the numbers of their inputs; the oldest are dropped."""
 _FAILURES = 2
-"""The number of failures to compile a structure with symbols after which it is always specialised."""
+"""The number of failures to compile a structure with symbols after which it is always specialized."""
 _PLACE = "eager"
 """The file in source locations of programs, whose lines are numbers of calls."""
 _STAGED_AT = re.compile(r"\(staged at eager:(\d+)\)")
@@ -183,7 +183,7 @@ def _find(recording: Recording, places: list[int]) -> Bound:
         if extra is not None:
             return Bound(compiled.program, extra)
     structure.examples.append(details)
-    # the first sets of sizes are specialised: most programs have no more
+    # the first sets of sizes are specialized: most programs have no more
     compiled = None
     if len(structure.examples) > EXAMPLES and structure.failures < _FAILURES:
         try:

@@ -26,7 +26,7 @@ from max.experimental._staging import Structure
 from max.experimental._templates import describe
 from max.experimental._traces import Capture, Trace, UserLine
 from max.experimental._types import type_of
-from max.experimental._varying import generalised
+from max.experimental._varying import generalized
 from max.graph import Graph
 from max.graph._places import user_frame, user_place
 from max.graph.current import CURRENT
@@ -85,7 +85,7 @@ class _Site:
             self.skipped = self.pause = min(2 * self.pause + 1, _MOST_SKIPPED)
 
     def learn(self, trace: Trace | None, recording: Recording) -> None:
-        """Sets the trace to that of a new stretch, or generalises the earlier trace.
+        """Sets the trace to that of a new stretch, or generalizes the earlier trace.
 
         Args:
             trace: The trace; None if the stretch cannot be followed.
@@ -93,7 +93,7 @@ class _Site:
         """
         general = None
         if trace is not None and self.trace is not None:
-            general = generalised(self.trace, trace, recording)
+            general = generalized(self.trace, trace, recording)
         if general is not None and general.symbolic is not None:
             self.misses = 0
         self.trace = general or trace

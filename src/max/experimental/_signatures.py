@@ -21,13 +21,13 @@ from max.mlir.dims import DimExpr
 __all__ = ["EXAMPLES", "Family", "Signature", "signature_of"]
 
 EXAMPLES = 2
-"""The number of sets of sizes for which a computation is specialised before its sizes become symbols."""
+"""The number of sets of sizes for which a computation is specialized before its sizes become symbols."""
 _SIGNATURES = 1 << 15
 """The maximum number of signatures; the oldest are dropped."""
 _PATTERNS = 8
 """The maximum number of patterns of a family; the oldest are dropped."""
 _FAILURES = 2
-"""The number of failures to stage a family with symbols after which it is always specialised."""
+"""The number of failures to stage a family with symbols after which it is always specialized."""
 
 
 class _Symbolic(NamedTuple):

@@ -18,7 +18,7 @@ from max.experimental._specifications import Nested, VaryingLeaf, VaryingNumber,
 from max.experimental._traces import Step, SymbolicProgram, Trace, VaryingType
 from max.experimental._types import CellType
 
-__all__ = ["generalised"]
+__all__ = ["generalized"]
 
 
 def _details(trace: Trace) -> Details:
@@ -29,7 +29,7 @@ def _details(trace: Trace) -> Details:
     )
 
 
-def generalised(old: Trace, new: Trace, recording: Recording) -> Trace | None:
+def generalized(old: Trace, new: Trace, recording: Recording) -> Trace | None:
     """The common trace of two stretches that differ only in sizes and numbers.
 
     Args:

@@ -47,7 +47,7 @@ class GraphWeights(HierarchicalWeights):
         Args:
             dtype: The element type.
             shape: The shape.
-            quantization_encoding: The encoding of quantised values; None for plain ones.
+            quantization_encoding: The encoding of quantized values; None for plain ones.
             device: The device of the weight in the graph.
 
         Raises:

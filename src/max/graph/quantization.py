@@ -1,4 +1,4 @@
-"""Encodings of quantised weights: names, block structure, and conversion of arrays."""
+"""Encodings of quantized weights: names, block structure, and conversion of arrays."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ __all__ = [
 
 @dataclass(frozen=True)
 class BlockParameters:
-    """The structure of a quantisation block.
+    """The structure of a quantization block.
 
     Args:
         elements_per_block: The number of elements in a block.
@@ -35,14 +35,14 @@ class BlockParameters:
 
 @dataclass(frozen=True)
 class QuantizationConfig:
-    """The quantisation parameters of a checkpoint, for methods that an encoding's name does not determine.
+    """The quantization parameters of a checkpoint, for methods that an encoding's name does not determine.
 
     Args:
         quant_method: The method, such as ``gptq``.
         bits: The bits of an element.
         group_size: The number of inputs that share a scale; -1 for all inputs.
-        desc_act: Whether inputs were quantised in order of activation, so that a group's inputs are not contiguous.
-        sym: Whether quantisation is symmetric: the zero point is the middle of the range.
+        desc_act: Whether inputs were quantized in order of activation, so that a group's inputs are not contiguous.
+        sym: Whether quantization is symmetric: the zero point is the middle of the range.
     """
 
     quant_method: str
@@ -53,7 +53,7 @@ class QuantizationConfig:
 
 
 class QuantizationEncoding(StrEnum):
-    """An encoding of quantised weights. `max.dtype.blocks` documents the byte layout of block encodings."""
+    """An encoding of quantized weights. `max.dtype.blocks` documents the byte layout of block encodings."""
 
     Q4_0 = "Q4_0"
     """4 bits, in blocks of 32 with one scale."""

@@ -30,7 +30,7 @@ class Weight(TensorValue):
         dtype: The element type.
         shape: The shape in elements.
         device: The device of the weight in the graph.
-        quantization_encoding: The encoding of quantised values, or None. With a block encoding the weight is a uint8
+        quantization_encoding: The encoding of quantized values, or None. With a block encoding the weight is a uint8
             tensor whose last axis holds encoded blocks.
         align: The minimum alignment of the values in bytes.
         sharding_strategy: The split over devices.

@@ -21,11 +21,11 @@ class WeightData:
     """The data of a weight, with its name, dtype, shape and encoding. It is a DLPack array.
 
     Attributes:
-        data: The elements; uint8 blocks for a quantised weight.
+        data: The elements; uint8 blocks for a quantized weight.
         name: The hierarchical name, such as ``model.layers.0.mlp.down_proj.weight``.
         dtype: The element type of ``data``.
         shape: The shape of ``data``.
-        quantization_encoding: The encoding of a quantised weight, or None.
+        quantization_encoding: The encoding of a quantized weight, or None.
     """
 
     data: DLPackArray
@@ -69,7 +69,7 @@ class WeightData:
             dtype: The new element type; for the current one this object is returned.
 
         Raises:
-            ValueError: The weight is quantised.
+            ValueError: The weight is quantized.
         """
         if dtype is self.dtype:
             return self
@@ -97,7 +97,7 @@ class WeightData:
             dtype: The new element type; for the current one this object is returned.
 
         Raises:
-            ValueError: The weight is quantised.
+            ValueError: The weight is quantized.
         """
         if dtype is self.dtype or self.quantization_encoding is not None:
             return self.astype(dtype)

@@ -56,7 +56,7 @@ class Allreduce(Module):
 
 
 class Signals:
-    """The buffers that devices use to synchronise collectives.
+    """The buffers that devices use to synchronize collectives.
 
     CPU devices share memory and never access the buffers, so the buffers reserve address space but occupy no memory.
 

@@ -33,7 +33,7 @@ def _of_length(layer: str, what: str, value: int | tuple[int, ...], height: int)
 
 
 class _ConvTranspose(Module):
-    """Base of the transposed convolutions over sequences; subclasses define the parametrisation of the filter."""
+    """Base of the transposed convolutions over sequences; subclasses define the parametrization of the filter."""
 
     bias: Weight | None
     """``[out_channels]``."""

@@ -1,7 +1,7 @@
 """One node of a region as an expression of the kernel language.
 
 Floats of 16 bits or fewer are computed in f32, other types in their own. ``round_to`` rounds a value to its dtype. A
-value is a vector if it varies along the vectorised axis, else a scalar; the caller splats scalars that meet vectors.
+value is a vector if it varies along the vectorized axis, else a scalar; the caller splats scalars that meet vectors.
 """
 
 from __future__ import annotations

@@ -44,7 +44,7 @@ class ValueWriter:
     Args:
         spec: The region.
         code: The code around the values.
-        axis: The vectorised axis.
+        axis: The vectorized axis.
         lanes: The number of lanes, as an expression.
         vectors: Leaves that are always vectors: the sums that an epilogue starts from.
     """
@@ -71,7 +71,7 @@ class ValueWriter:
         return f"t{self._counter}"
 
     def is_vector(self, i: int) -> bool:
-        """Whether a value varies along the vectorised axis."""
+        """Whether a value varies along the vectorized axis."""
         vector = self._vectors.get(i)
         if vector is None:
             value = self.spec.values[i]

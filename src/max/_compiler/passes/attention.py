@@ -21,7 +21,7 @@ from xdsl.ir import Block, SSAValue
 
 from max._compiler.mok import AttentionOp
 from max._compiler.passes.base import constant_of, ops_of
-from max._compiler.passes.canonicalise import canonicalise, insert_before, producer
+from max._compiler.passes.canonicalize import canonicalize, insert_before, producer
 from max._compiler.passes.dce import drop_dead_ops
 from max._compiler.passes.once import weights_only
 from max._compiler.precision import holds
@@ -75,7 +75,7 @@ def fuse_attention(block: Block) -> None:
     for op in softmaxes:
         changed = _Fusion(op, constant_values).run() or changed
     if changed:
-        canonicalise(block)
+        canonicalize(block)
         drop_dead_ops(block)
 
 

@@ -11,7 +11,7 @@ from functools import reduce
 from xdsl.ir import Block, SSAValue
 
 from max._compiler.passes.base import ops_of
-from max._compiler.passes.canonicalise import insert_before
+from max._compiler.passes.canonicalize import insert_before
 from max.dtype import DType
 from max.mlir import MoOp, TensorType, build
 

@@ -10,7 +10,7 @@ import numpy.typing as npt
 from xdsl.ir import Block
 
 from max._compiler.passes.base import constant_of, ops_of
-from max._compiler.passes.canonicalise import insert_before
+from max._compiler.passes.canonicalize import insert_before
 from max.dtype import DType
 from max.dtype.rounding import converted
 from max.mlir import DenseAttr, MoOp, TensorType, build

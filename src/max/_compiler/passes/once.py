@@ -7,7 +7,7 @@ from xdsl.ir import Attribute, Block, SSAValue
 from max._compiler.layout import Layout
 from max._compiler.mok import OnceOp, YieldOp
 from max._compiler.passes.base import constant_of, ops_of
-from max._compiler.passes.materialise import needs_contiguous
+from max._compiler.passes.materialize import needs_contiguous
 from max._compiler.shapes import is_view, shape_of, view_layout
 from max.mlir import DimAttr, MoOp, ShapeAttr, TensorType, builtin
 
@@ -86,7 +86,7 @@ def compute_once(block: Block) -> None:
     """Hoists ops that depend on weights and constants only.
 
     Views cost nothing: they stay, unless a hoisted op needs them. A strided view is hoisted too if an op outside needs
-    it contiguous: it is then copied once (`materialise` inserts the copy). A reshape that no strides can describe is a
+    it contiguous: it is then copied once (`materialize` inserts the copy). A reshape that no strides can describe is a
     copy, too. Small constants are already folded, by `fold_constants`.
     """
     ops = ops_of(block)

@@ -16,7 +16,7 @@ from max._backends.backend import Backends
 from max._compiler.devices import device_of, index_of
 from max._compiler.mok import DeviceCopyOp
 from max._compiler.passes.base import ops_of
-from max._compiler.passes.canonicalise import insert_before
+from max._compiler.passes.canonicalize import insert_before
 from max._compiler.template import UnsupportedOpError
 from max.mlir import (
     BufferType,

@@ -9,7 +9,7 @@ from __future__ import annotations
 from xdsl.ir import Block, SSAValue
 
 from max._compiler.passes.base import ops_of
-from max._compiler.passes.canonicalise import insert_before
+from max._compiler.passes.canonicalize import insert_before
 from max.mlir import MoOp, TensorType
 
 __all__ = ["push_views"]

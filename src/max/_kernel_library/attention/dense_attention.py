@@ -1,6 +1,6 @@
 """Attention over keys and values in plain tensors: `softmax(scale · q · kᵀ + mask) · v`, for `mok.attention`.
 
-The matrix of scores is not materialised. A task is a block of queries of one batch index; the query heads that share
+The matrix of scores is not materialized. A task is a block of queries of one batch index; the query heads that share
 keys and values are rows of the same task. The loops, from the outside: task → block of keys, packed with its values →
 row tile → scores, weights, products with the values. The softmax is online, in f32. Tasks with few rows (decoding) read
 keys and values in place. With fewer than 4 tasks per worker each task is split over the keys, and a second phase merges

@@ -328,7 +328,7 @@ def attention(
             memory.tiles.configure()
 
     grain = k.i64(1)
-    # neighbouring heads go to one worker, which prefetches the keys of the next head
+    # neighboring heads go to one worker, which prefetches the keys of the next head
     if grid.splits == 1 and grid.tasks >= 4 * ctx.num_workers * p.kv_heads:
         grain = k.i64(p.kv_heads)
     for index, split in ctx.parallel((grid.tasks, grid.splits), grain=grain):

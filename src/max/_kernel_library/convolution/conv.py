@@ -5,7 +5,7 @@ by all workers before they begin. Each position of the result is an offset into 
 from a workspace that has its padding around it and a group's channels side by side, or from copies of patches (see
 `MODES` in `convolve`).
 
-Filters are `[taps…, C, F]`. bf16 is multiplied in pairs of neighbours where the target can.
+Filters are `[taps…, C, F]`. bf16 is multiplied in pairs of neighbors where the target can.
 """
 
 from __future__ import annotations

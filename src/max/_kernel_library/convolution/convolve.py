@@ -1,4 +1,4 @@
-"""Convolutions as products of patches with strips of a packed filter; the matrix of patches is not materialised.
+"""Convolutions as products of patches with strips of a packed filter; the matrix of patches is not materialized.
 
 A task is up to `BLOCK_ROWS` positions by some strips. The loops, from the outside::
 
@@ -93,7 +93,7 @@ def layout_of(x: Any, window: Window, channels: Any, groups: int, mode: str) -> 
     """The layout of patches in the input that `mode` reads."""
     taps, dilation, padding = window.taps, window.dilation, window.padding
     in_place = mode == "in_place"
-    # neighbouring taps of a line are adjacent in memory, unless groups lie between them
+    # neighboring taps of a line are adjacent in memory, unless groups lie between them
     line_is_run = (
         dilation[2] == 1 and (groups == 1 or not in_place) and not (in_place and any(padding))
     )

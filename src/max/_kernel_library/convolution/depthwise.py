@@ -2,7 +2,7 @@
 
 A task is a line of the result. It goes tile by tile of `POSITIONS` positions and a vector of channels, whose sums stay
 in registers through all taps: 8 accumulators, a factor and an element. The padded input is in a workspace; a tile reads
-neighbouring columns of it, which stay in the L1 cache from tap to tap.
+neighboring columns of it, which stay in the L1 cache from tap to tap.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from max._kernel_library.tiles.strips import Results, identity
 from max._kernel_library.tiles.tiling import multiply_add
 
 POSITIONS = 8
-"""Neighbouring positions of a tile: their sums stay in registers through all taps."""
+"""Neighboring positions of a tile: their sums stay in registers through all taps."""
 
 
 class Channels(NamedTuple):
@@ -41,7 +41,7 @@ class Channels(NamedTuple):
 def depthwise_tile(
     results: Results, row: Any, count: Any, a: Channels, weight: Any, height: int, dilation: Any
 ) -> None:
-    """Computes a vector of channels for `height` neighbouring positions.
+    """Computes a vector of channels for `height` neighboring positions.
 
     Args:
         results: The result `[rows, C]`, the epilogue and its views.

@@ -1,6 +1,6 @@
 """Filters of convolutions `[taps…, C, F]` packed as strips of 32 columns.
 
-A strip holds 32 columns of the filter, one row for each tap and channel; with elements of 16 bits pairs of neighbouring
+A strip holds 32 columns of the filter, one row for each tap and channel; with elements of 16 bits pairs of neighboring
 channels::
 
     [group][strip] │ tap 0, channel 0: 32 columns │ tap 0, channel 1 │ … │ tap 1, channel 0 │ …
@@ -59,7 +59,7 @@ def conv_tiling(
 
 
 def is_pairs(dtype: k.ScalarType) -> bool:
-    """Whether a packed filter has two neighbouring channels side by side."""
+    """Whether a packed filter has two neighboring channels side by side."""
     return dtype.is_float and dtype.bits == 16
 
 

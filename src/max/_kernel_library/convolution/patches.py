@@ -5,7 +5,7 @@ Taps in the padding then read zeros: each position has a bit for each tap that s
 patches are read from a copy of the input with its padding around it; where their elements do not make whole lanes, K
 blocks of patches are copied from there to scratch memory.
 
-A patch is a sequence of runs, neighbours in memory: with dilation 1 the taps of a line make one run, else each tap
+A patch is a sequence of runs, neighbors in memory: with dilation 1 the taps of a line make one run, else each tap
 does::
 
     input line   …│pixel 4│pixel 5│pixel 6│…          runs of position 4, 3 × 3 taps, dilation 1

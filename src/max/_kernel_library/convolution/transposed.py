@@ -1,7 +1,7 @@
 """Transposed convolutions over images.
 
 All workers first copy the input to a workspace with its margin around it, and the filter as strips two vectors wide.
-Columns of the result that are a stride apart (a phase) see the same taps, of neighbouring columns of the input: they
+Columns of the result that are a stride apart (a phase) see the same taps, of neighboring columns of the input: they
 make the tiles, whose sums stay in registers through all taps and channels: 12 × 2 vectors with 32 registers, 6 × 2 with
 16, besides two vectors of the filter and a broadcast element. No inserted zeros are multiplied::
 

@@ -4,7 +4,7 @@ The distribution is `softmax(logits / temperature)`, cut in this order: to the `
 fewest of those whose probabilities sum to `top_p`, then to those with at least `min_p` times the greatest probability.
 Of equal logits the lower index ranks first. The token is the first, in order of index, at which the running sum of
 weights exceeds `u` times the total, where `u` in [0, 1) depends on the row's seed only: `u = (mix(seed) >> 40) /
-2**24`, with the finaliser of splitmix64.
+2**24`, with the finalizer of splitmix64.
 
 A cut is a threshold: a logit, and the last index among equal logits that is kept. A heap finds it for `top_k` up to
 `SMALL_K`, otherwise bisection over the bits of the logit, 31 passes over the row. Rows are not sorted, and weights are
@@ -88,7 +88,7 @@ class Distribution(NamedTuple):
 
 @k.inline
 def token_weights(logits: Any, d: Distribution) -> Any:
-    """Unnormalised probabilities: 1 for logits that equal the greatest one, also an infinite one; 0 for NaN."""
+    """Unnormalized probabilities: 1 for logits that equal the greatest one, also an infinite one; 0 for NaN."""
     zeros = k.splat(k.f32(0), logits.width)
     scaled = k.select(logits == d.peak, zeros, (logits - d.peak) * d.inverse_temperature)
     scaled = k.exp(scaled)

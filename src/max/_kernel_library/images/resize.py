@@ -1,9 +1,9 @@
-"""Resizing of images: the nearest element, or weighted sums of two (bilinear) or four (bicubic) neighbours along each
+"""Resizing of images: the nearest element, or weighted sums of two (bilinear) or four (bicubic) neighbors along each
 axis.
 
 The places of columns are the same for all lines and are computed first; then a task is a line of the result.
 
-Pixel centres are at halves: element `i` of `n` is at `(i + 0.5) / n`, as in PyTorch without `align_corners`.
+Pixel centers are at halves: element `i` of `n` is at `(i + 0.5) / n`, as in PyTorch without `align_corners`.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from max._kernel_library.lowering import KernelCall, Operand, Workspace, view
 from max.dtype import DType
 
 CUBIC = -0.75
-"""The slope of the cubic weights at the first neighbour."""
+"""The slope of the cubic weights at the first neighbor."""
 
 
 @k.inline
@@ -34,7 +34,7 @@ def source(position: Any, size: Any, input_size: Any, mode: str, dtype: Any) -> 
 
 @k.inline
 def interpolation_weights(t: Any, mode: str) -> Any:
-    """The weights of the neighbours of a place that is `t` after the first of them, or after the second of four."""
+    """The weights of the neighbors of a place that is `t` after the first of them, or after the second of four."""
     if mode == "nearest":
         return (None,)
     if mode == "bilinear":

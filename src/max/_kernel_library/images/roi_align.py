@@ -56,7 +56,7 @@ def extent(
 
 
 @k.inline
-def neighbours(e: Extent, bin_index: Any, sample: Any, size: Any) -> Any:
+def neighbors(e: Extent, bin_index: Any, sample: Any, size: Any) -> Any:
     """Where a sample lies: whether it is inside of the image, the elements before and behind it, and the weight of the
     latter.
     """
@@ -103,9 +103,9 @@ def roi_align(
                 if not mean and count > 0:
                     total = k.splat(wide(float("-inf")), width)
                 for p in range(down.samples):
-                    in_rows, top, bottom, v = neighbours(down, i, p, x.shape[1])
+                    in_rows, top, bottom, v = neighbors(down, i, p, x.shape[1])
                     for q in range(across.samples):
-                        in_columns, left, right, h = neighbours(across, j, q, x.shape[2])
+                        in_columns, left, right, h = neighbors(across, j, q, x.shape[2])
                         if in_rows & in_columns:
                             a = k.cast(x.load(image, top, left, c, width=width, mask=mask), wide)
                             b = k.cast(x.load(image, top, right, c, width=width, mask=mask), wide)

@@ -1,4 +1,4 @@
-"""Cumulative sums along an axis: a task is a vector of neighbouring columns, whose sums stay in a register."""
+"""Cumulative sums along an axis: a task is a vector of neighboring columns, whose sums stay in a register."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def _split(total: Any, lost: Any, dtype: Any) -> Any:
 def _scan(
     out: Any, x: Any, o: Any, j: Any, zero: Any, exclusive: bool, reverse: bool, width: int
 ) -> None:
-    """The sums of a column, or of `width` neighbouring columns."""
+    """The sums of a column, or of `width` neighboring columns."""
     size = x.shape[1]
     floats = zero.dtype.is_float
     total, lost = no_sum(zero) if floats else (zero, zero)

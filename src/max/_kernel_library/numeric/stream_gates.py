@@ -53,7 +53,7 @@ def stream_gates(
                 total += mix[i, j]
             for j in k.static_range(mult):
                 mix[i, j] = mix[i, j] / total + k.f32(eps)
-        # Sinkhorn-Knopp: alternately normalise columns and rows of a positive matrix, columns first and last
+        # Sinkhorn-Knopp: alternately normalize columns and rows of a positive matrix, columns first and last
         for step in range(2 * steps - 1):
             for i in k.static_range(mult):
                 total = k.f32(eps)

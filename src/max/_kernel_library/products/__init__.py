@@ -1,1 +1,1 @@
-"""Matrix products; the files here are shared by products with dense, quantised and int8 weights."""
+"""Matrix products; the files here are shared by products with dense, quantized and int8 weights."""

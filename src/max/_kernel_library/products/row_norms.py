@@ -1,6 +1,6 @@
 """RMS norms of the rows of a product's left operand, in the product's own launch.
 
-Each worker normalises a small activation itself, which takes less time than a barrier. The workspace then holds one
+Each worker normalizes a small activation itself, which takes less time than a barrier. The workspace then holds one
 copy per worker, otherwise a single copy::
 
     small    worker 0: SMALL_ELEMENTS │ worker 1: SMALL_ELEMENTS │ …
@@ -16,7 +16,7 @@ from max import kernel as k
 from max._kernel_library.lowering import Arg, Operand, Workspace, product, view
 
 SMALL_ELEMENTS, SMALL_WORKERS = 4096, 64
-"""Maximum size of an activation, and maximum number of workers, if each worker normalises all of it itself."""
+"""Maximum size of an activation, and maximum number of workers, if each worker normalizes all of it itself."""
 
 PIECE = 128
 """The most squares that a lane adds up in f32 before their sum is added in f64."""
@@ -30,7 +30,7 @@ class NormOperands(NamedTuple):
 
     Args:
         gamma: The weight of the norm, `[K]`.
-        memory: The workspace of the normalised rows, flat.
+        memory: The workspace of the normalized rows, flat.
     """
 
     gamma: k.Input
@@ -39,12 +39,12 @@ class NormOperands(NamedTuple):
 
 @k.inline
 def is_small(elements: Any, ctx: Any) -> Any:
-    """Whether each worker normalises an activation of `elements` elements itself."""
+    """Whether each worker normalizes an activation of `elements` elements itself."""
     return elements <= SMALL_ELEMENTS and ctx.num_workers <= SMALL_WORKERS
 
 
 @k.outlined
-def normalise_row(out: Any, x: Any, gamma: Any, norm: Norm, width: int) -> None:
+def normalize_row(out: Any, x: Any, gamma: Any, norm: Norm, width: int) -> None:
     """`out` `[K]` = `x / sqrt(mean(x²) + epsilon) * (gamma + offset)`, in f32."""
     epsilon, offset, multiply_first = norm
     size = x.size
@@ -67,8 +67,8 @@ def normalise_row(out: Any, x: Any, gamma: Any, norm: Norm, width: int) -> None:
 
 
 @k.inline
-def normalise(x: Any, operands: NormOperands, norm: Norm, ctx: Any) -> Any:
-    """Normalises the rows of `x` `[M, K]` into the workspace; on return this worker may read all of them."""
+def normalize(x: Any, operands: NormOperands, norm: Norm, ctx: Any) -> Any:
+    """Normalizes the rows of `x` `[M, K]` into the workspace; on return this worker may read all of them."""
     gamma, memory = operands
     rows, size = x.shape[0], x.shape[1]
     width = ctx.target.width(k.f32)
@@ -78,7 +78,7 @@ def normalise(x: Any, operands: NormOperands, norm: Norm, ctx: Any) -> Any:
     share = rows if small else k.ceildiv(rows, ctx.num_workers)
     first = k.i64(0) if small else ctx.worker * share
     for r in range(first, k.min(first + share, rows)):
-        normalise_row(out[r * size :], x[r], gamma, norm, width)
+        normalize_row(out[r * size :], x[r], gamma, norm, width)
     if not small:
         ctx.barrier()
     return out[: rows * size].reshape(rows, size)

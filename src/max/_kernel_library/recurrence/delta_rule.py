@@ -28,7 +28,7 @@ from max._kernel_library.tiles.micro_kernels import multiply_columns
 from max._kernel_library.tiles.tiling import Matrix, round_up
 
 NORM_EPSILON = 1e-6
-"""Added to the sum of squares of queries and keys that are normalised."""
+"""Added to the sum of squares of queries and keys that are normalized."""
 
 MIN_CHUNK = 8
 """Minimum number of tokens of a chunk; shorter remainders are computed token by token."""
@@ -42,7 +42,7 @@ class Tokens(NamedTuple):
 
     Args:
         q: `[total, key_heads, key_dim]`.
-        keys: The same shape; a key head serves neighbouring heads of the values.
+        keys: The same shape; a key head serves neighboring heads of the values.
         values: `[total, heads, value_dim]`.
         gates: The logarithms of decays, `[total, heads]`.
         rates: beta, `[total, heads]`.
@@ -84,13 +84,13 @@ class Form(NamedTuple):
         width: Lanes of a vector; a chunk has four times as many tokens, a block of values as many elements.
         height: Rows per pass of a product.
         scale: The factor of queries.
-        normalised: Whether queries and keys are divided by their lengths.
+        normalized: Whether queries and keys are divided by their lengths.
     """
 
     width: int
     height: int
     scale: float
-    normalised: bool
+    normalized: bool
 
 
 class Scratch(NamedTuple):
@@ -136,9 +136,9 @@ def delta_scratch(key_dim: int, f: Form, ctx: Any) -> Scratch:
 
 @k.inline
 def load_row(target: Any, source: Any, factor: float, f: Form) -> None:
-    """`target = factor · source`, of length `factor` where rows are normalised, in float32."""
+    """`target = factor · source`, of length `factor` where rows are normalized, in float32."""
     scale = k.f32(factor)
-    if f.normalised:
+    if f.normalized:
         squares = k.splat(k.f32(0), f.width)
         for j, mask in k.vectors(source.shape[0], f.width):
             x = k.cast(source.load(j, width=f.width, mask=mask), k.f32)
@@ -296,7 +296,7 @@ def gated_delta_rule(
     ctx: k.Context,
     *,
     scale: float,
-    normalised: bool,
+    normalized: bool,
 ) -> None:
     """`out` `[total, heads, value_dim]` of the rule, and the states after the last token of each sequence.
 
@@ -308,7 +308,7 @@ def gated_delta_rule(
     heads, key_heads, key_dim = values.shape[1], keys.shape[1], keys.shape[2]
     total = values.shape[0]
     height = 4 if ctx.target.registers >= 32 else 2
-    f = Form(ctx.target.width(k.f32), height, scale, normalised)
+    f = Form(ctx.target.width(k.f32), height, scale, normalized)
     check_states(batch, total, ctx)
     check_size("the result", out.shape[0], total)
     check_size("queries", q.shape[0], total)
@@ -369,7 +369,7 @@ def _lower_gated_delta(
     )
     params = {
         "scale": float(attributes["scale"]),
-        "normalised": bool(attributes["normalised"]),
+        "normalized": bool(attributes["normalized"]),
     }
     return KernelCall(gated_delta_rule, args, params)
 

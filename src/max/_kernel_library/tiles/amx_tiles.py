@@ -2,7 +2,7 @@
 operands.
 
 Rows of A are in tiles of 1 KB, zero-filled, so that rows a power of two apart do not share sets of the cache. A panel
-of B has pairs of neighbours in k side by side, as without AMX; a tile of it, 16 pairs of 16 columns, is loaded in
+of B has pairs of neighbors in k side by side, as without AMX; a tile of it, 16 pairs of 16 columns, is loaded in
 place, with rows 128 bytes apart::
 
     A  [tiles of rows][tiles of k][16][32]            B  [K / 2][32][2]

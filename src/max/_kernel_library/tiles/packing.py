@@ -1,7 +1,7 @@
 """Packing of rows and columns into panels.
 
 A panel is `[k / pair][rows][pair]`: for A with the rows of a register tile, for B with its columns. With ``pair`` 2 two
-neighbours in k share a 32-bit lane, as `dot_bf16` multiplies them.
+neighbors in k share a 32-bit lane, as `dot_bf16` multiplies them.
 
 Rows are transposed in registers, `width` rows by `width` lanes at a time: 2 × `width` vectors, see
 `max._kernel_library.tiles.transpose`.

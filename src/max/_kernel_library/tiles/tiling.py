@@ -27,7 +27,7 @@ class Tiling:
     Args:
         sums: Element type of the accumulators.
         lane: Element type of a lane of a packed panel (i32 holds two bf16).
-        pair: Neighbours in k that share a lane.
+        pair: Neighbors in k that share a lane.
         width: Lanes of a vector.
         height: Rows of the register tile.
         gemv_rows: Rows of A per pass of the GEMV path, which reads B unpacked.
@@ -45,7 +45,7 @@ class Tiling:
 
     @property
     def step(self) -> int:
-        """Neighbours in k that fill a vector."""
+        """Neighbors in k that fill a vector."""
         return self.width * self.pair
 
 

@@ -33,7 +33,7 @@ COMMANDS = {
     ),
     "quantize": (
         "max.entrypoints.cli.quantize:quantize",
-        "Write a model as a quantised GGUF file.",
+        "Write a model as a quantized GGUF file.",
     ),
     "pull": ("max.entrypoints.cli.models:pull", "Get a model."),
     "ls": ("max.entrypoints.cli.models:ls", "List the models on this machine."),

@@ -98,7 +98,7 @@ def _compiler() -> Iterator[Finding]:
 
 
 def _paths() -> Iterator[Finding]:
-    """Up to how many rows products with quantised weights take the path that reads the weight as it multiplies."""
+    """Up to how many rows products with quantized weights take the path that reads the weight as it multiplies."""
     encodings = [e for e in QuantizationEncoding if e is not QuantizationEncoding.GPTQ]
     device, inner = DeviceRef.CPU(), 2048
     with Graph("paths", input_types=[TensorType(DType.float32, ("rows", inner), device)]) as graph:

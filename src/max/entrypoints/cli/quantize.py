@@ -28,7 +28,7 @@ WEIGHTED_TYPES = ("q6_k", "q5_k", "q4_k", "q4_0")
 """Types whose scales an importance matrix changes."""
 
 
-@click.command("quantize", short_help="Write a model as a quantised GGUF file.")
+@click.command("quantize", short_help="Write a model as a quantized GGUF file.")
 @click.argument("model", metavar="FOLDER", type=click.Path(exists=True, file_okay=False))
 @click.argument("path", metavar="FILE.gguf", type=click.Path(dir_okay=False))
 @click.option(

@@ -72,13 +72,13 @@ def plot(runs: Sequence[dict[str, Any]], title: str) -> str:
             f'<text x="{at_x[0]}" y="{height - bottom + 16}" text-anchor="middle">{x:.0f}</text>'
         )
         parts.append(f'<text x="{left - 6}" y="{at_y[1]}" text-anchor="end">{y:.0f}</text>')
-    for key, colour in (("median", "#0b62c4"), ("p99", "#b3261e")):
+    for key, color in (("median", "#0b62c4"), ("p99", "#b3261e")):
         points = [(run["output_throughput"], run["latency_ms"][key]) for run in shown]
         line = " ".join(place(*point) for point in points)
-        parts.append(f'<polyline points="{line}" fill="none" stroke="{colour}" stroke-width="2"/>')
+        parts.append(f'<polyline points="{line}" fill="none" stroke="{color}" stroke-width="2"/>')
         for point in points:
             x, y = place(*point).split(",")
-            parts.append(f'<circle cx="{x}" cy="{y}" r="3.5" fill="{colour}"/>')
+            parts.append(f'<circle cx="{x}" cy="{y}" r="3.5" fill="{color}"/>')
         label_y = top + (14 if key == "median" else 30)
-        parts.append(f'<text x="{left + 12}" y="{label_y}" fill="{colour}">{key}</text>')
+        parts.append(f'<text x="{left + 12}" y="{label_y}" fill="{color}">{key}</text>')
     return "\n".join([*parts, "</svg>"]) + "\n"

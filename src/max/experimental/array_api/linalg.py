@@ -1,7 +1,7 @@
 """The `linalg` extension of the array API standard.
 
 Decompositions are computed in float64, by kernels of the kernel language, and have the dtype of their operand. They run
-in stacks: one matrix is factorised by one worker.
+in stacks: one matrix is factorized by one worker.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import numpy as np
 
 from max.dtype import DType, finfo
 from max.experimental import functional as F
-from max.experimental.array_api import factorisations
+from max.experimental.array_api import factorizations
 from max.experimental.array_api.arguments import Axis, axes_of, shape_of
 from max.experimental.array_api.creation import eye, tril, zeros_like
 from max.experimental.array_api.data_types import astype, result_type
@@ -101,7 +101,7 @@ def cholesky(x: Tensor, /, *, upper: builtins.bool = False) -> Tensor:
     Raises:
         ValueError: A matrix is not positive definite, when it is computed.
     """
-    lower = _like(x, factorisations.cholesky(_matrices("cholesky", x, square=True)))
+    lower = _like(x, factorizations.cholesky(_matrices("cholesky", x, square=True)))
     return lower.mT if upper else lower
 
 
@@ -120,7 +120,7 @@ def cross(x1: Tensor, x2: Tensor, /, *, axis: int = -1) -> Tensor:
 
 def det(x: Tensor, /) -> Tensor:
     """The determinants."""
-    factors, _, signs = factorisations.lu(_matrices("det", x, square=True))
+    factors, _, signs = factorizations.lu(_matrices("det", x, square=True))
     return _like(x, prod(diagonal(factors), axis=-1) * signs)
 
 
@@ -146,7 +146,7 @@ def eigh(x: Tensor, /) -> EighResult:
     n = shape_of(lower)[-1]
     # shifted by a bound of the eigenvalues it is positive, and its singular vectors are the eigenvectors
     bound = max(sum(F.abs(symmetric), axis=-1), axis=-1).reshape((-1, 1, 1)) if n else top
-    _, vectors = factorisations.orthogonal_rows(symmetric + bound * eye(n, dtype=DType.float64))
+    _, vectors = factorizations.orthogonal_rows(symmetric + bound * eye(n, dtype=DType.float64))
     values = sum((vectors @ symmetric) * vectors, axis=-1)
     order = argsort(values, axis=-1)
     values = take_along_axis(values, order) * top.squeeze(-1)
@@ -171,9 +171,9 @@ def inv(x: Tensor, /) -> Tensor:
     """
     stack = _matrices("inv", x, square=True)
     batch, n, _ = shape_of(stack)
-    factors, order, _ = factorisations.lu(stack)
+    factors, order, _ = factorizations.lu(stack)
     ones = F.broadcast_to(eye(n, dtype=DType.float64), (batch, n, n))
-    return _like(x, factorisations.solve_factored(factors, order, ones))
+    return _like(x, factorizations.solve_factored(factors, order, ones))
 
 
 def matrix_norm(
@@ -265,14 +265,14 @@ def qr(x: Tensor, /, *, mode: str = "reduced") -> QRResult:
     if mode not in ("reduced", "complete"):
         raise ValueError(f"qr: mode is {mode!r}, expected 'reduced' or 'complete'")
     stack, top = _scaled(_matrices("qr", x))
-    rows = factorisations.qr_of_rows(stack.mT, mode == "complete")
+    rows = factorizations.qr_of_rows(stack.mT, mode == "complete")
     q, r = rows[0].mT, rows[1][..., : shape_of(rows[0])[1]].mT
     return QRResult(_like(x, q), _like(x, r * top))
 
 
 def slogdet(x: Tensor, /) -> SlogdetResult:
     """The signs of the determinants, and the logarithms of their magnitudes, which are minus infinity of 0."""
-    factors, _, signs = factorisations.lu(_matrices("slogdet", x, square=True))
+    factors, _, signs = factorizations.lu(_matrices("slogdet", x, square=True))
     elements = diagonal(factors)
     logarithms = sum(F.log(F.abs(elements)), axis=-1)
     return SlogdetResult(_like(x, prod(sign(elements), axis=-1) * signs), _like(x, logarithms))
@@ -300,9 +300,9 @@ def solve(x1: Tensor, x2: Tensor, /) -> Tensor:
         )
     lead = np.broadcast_shapes(shape_of(x1)[:-2], shape_of(right)[:-2])
     matrices = F.broadcast_to(x1, [*lead, n, n])
-    factors, order, _ = factorisations.lu(_matrices("solve", matrices))
+    factors, order, _ = factorizations.lu(_matrices("solve", matrices))
     stack = _matrices("solve", F.broadcast_to(right, [*lead, n, columns]))
-    result = _like(matrices, factorisations.solve_factored(factors, order, stack))
+    result = _like(matrices, factorizations.solve_factored(factors, order, stack))
     return result.squeeze(-1) if x2.rank == 1 else result
 
 
@@ -322,7 +322,7 @@ def svd(x: Tensor, /, *, full_matrices: builtins.bool = True) -> SVDResult:
         left, values, right = svd(x.mT, full_matrices=full_matrices)
         return SVDResult(right.mT, values, left.mT)
     stack, top = _scaled(_matrices("svd", x))
-    rotated, rotations = factorisations.orthogonal_rows(stack.mT)
+    rotated, rotations = factorizations.orthogonal_rows(stack.mT)
     values = F.sqrt(sum(rotated * rotated, axis=-1))
     order = argsort(values, axis=-1, descending=True)
     values, rotated, rotations = (
@@ -335,7 +335,7 @@ def svd(x: Tensor, /, *, full_matrices: builtins.bool = True) -> SVDResult:
         # rows of rounding errors are no directions: the completion has others
         kept = values > values[:, :1] * (rows * float(finfo(DType.float64).eps))
         left = F.where(kept.unsqueeze(-1), rotated / F.where(kept, values, 1.0).unsqueeze(-1), 0.0)
-        completion = factorisations.qr_of_rows(left, True)[0]
+        completion = factorizations.qr_of_rows(left, True)[0]
         left = F.where(kept.unsqueeze(-1), left, completion[:, :columns])
         if full_matrices and rows > columns:
             left = F.concat([left, completion[:, columns:]], axis=1)

@@ -186,7 +186,7 @@ def diff(
     prepend: Tensor | None = None,
     append: Tensor | None = None,
 ) -> Tensor:
-    """The differences of neighbours along an axis, `n` times.
+    """The differences of neighbors along an axis, `n` times.
 
     Args:
         x: The elements.

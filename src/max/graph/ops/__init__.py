@@ -88,7 +88,7 @@ from max.graph.ops.matmul import matmul, outer
 from max.graph.ops.normalization import group_norm, layer_norm, rms_norm
 from max.graph.ops.pooling import avg_pool2d, max_pool2d
 from max.graph.ops.print import print
-from max.graph.ops.quantised import dequantize, qmatmul, quantize
+from max.graph.ops.quantized import dequantize, qmatmul, quantize
 from max.graph.ops.range import range
 from max.graph.ops.reduction import (
     argmax,

@@ -1,4 +1,4 @@
-"""Helpers of all op families: staging of one op, normalised axes."""
+"""Helpers of all op families: staging of one op, normalized axes."""
 
 from __future__ import annotations
 

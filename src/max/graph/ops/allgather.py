@@ -21,10 +21,10 @@ def allgather(
 
     Args:
         inputs: One tensor per device, of equal dtype, and of equal shape except along `axis`.
-        signal_buffers: One uint8 buffer per device for synchronisation, in the same order. CPU devices do not write
+        signal_buffers: One uint8 buffer per device for synchronization, in the same order. CPU devices do not write
             them.
         axis: The axis; negative counts from the last.
-        group_size: The number of neighbours that exchange their tensors; None or 0: all of them.
+        group_size: The number of neighbors that exchange their tensors; None or 0: all of them.
 
     Returns:
         The concatenation of a group, once on the device of each of its inputs.

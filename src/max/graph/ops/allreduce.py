@@ -17,7 +17,7 @@ def sum(inputs: Iterable[TensorValue], signal_buffers: Iterable[BufferValue]) ->
 
     Args:
         inputs: One tensor per device, of equal shape and dtype.
-        signal_buffers: One uint8 buffer per device for synchronisation, in the same order. CPU devices do not write
+        signal_buffers: One uint8 buffer per device for synchronization, in the same order. CPU devices do not write
             them.
 
     Returns:

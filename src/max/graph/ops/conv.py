@@ -199,7 +199,7 @@ def conv2d_transpose(
         x: The images: ``[N, H, W, C]``, or ``[N, C, H, W]`` with `input_layout` NCHW.
         filter: The filter: ``[R, S, F, C]`` (RSCF), where F are the channels of the result, or
             ``[C, F, R, S]`` (CFRS), PyTorch's layout.
-        stride: The distance in the result between the windows of neighbouring input elements, along H and W.
+        stride: The distance in the result between the windows of neighboring input elements, along H and W.
         dilation: The distance between the taps of a window along H and W.
         padding: The elements cropped from the result before and after H, before and after W.
         output_paddings: The elements appended to H and W of the result; less than the stride or the dilation.

@@ -1,4 +1,4 @@
-"""Normalisations over the last axis, and over groups of channels."""
+"""Normalizations over the last axis, and over groups of channels."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def rms_norm(
         epsilon: The positive number added to the mean square.
         weight_offset: The number added to the weight; 1 for Gemma.
         multiply_before_cast: Whether the result is rounded to the dtype once, after the product with the weight. If
-            false, the normalised value is rounded before the product, as Llama does.
+            false, the normalized value is rounded before the product, as Llama does.
 
     Returns:
         A tensor of the input's shape and dtype.
@@ -90,7 +90,7 @@ def group_norm(
     num_groups: int,
     epsilon: float,
 ) -> TensorValue:
-    """Normalises groups of channels: mean and variance over the channels of a group and all positions.
+    """Normalizes groups of channels: mean and variance over the channels of a group and all positions.
 
     Computed in float32, and in float64 for float64 (https://arxiv.org/abs/1803.08494).
 

@@ -28,7 +28,7 @@ from max.graph.value import TensorValue, TensorValueLike
 __all__ = ["resize_bicubic", "resize_linear", "resize_nearest"]
 
 HALF_PIXEL, ALIGN_CORNERS, ASYMMETRIC, HALF_PIXEL_1D = 0, 1, 2, 3
-"""Coordinate transforms: half-pixel centres; aligned corners; aligned first corners; as HALF_PIXEL, but 0 for size 1.
+"""Coordinate transforms: half-pixel centers; aligned corners; aligned first corners; as HALF_PIXEL, but 0 for size 1.
 """
 HALF_DOWN, HALF_UP, FLOOR, CEIL = 0, 1, 2, 3
 """Rounding modes of a position."""
@@ -56,7 +56,7 @@ def resize_nearest(
     Args:
         input: The tensor, of any rank and dtype.
         size: The shape of the result, of the input's rank.
-        coordinate_transform_mode: The coordinate transform: 0: half-pixel centres; 1: aligned corners; 2: aligned first
+        coordinate_transform_mode: The coordinate transform: 0: half-pixel centers; 1: aligned corners; 2: aligned first
             corners (asymmetric); 3: as 0, but position 0 if the new size is 1.
         round_mode: The rounding of a position to an index: 0: to nearest, halves down; 1: to nearest, halves up; 2:
             down; 3: up.
@@ -93,7 +93,7 @@ def resize_linear(
     coordinate_transform_mode: int = 0,
     antialias: bool = False,
 ) -> TensorValue:
-    """Resizes a tensor: elements are interpolated linearly between two neighbours along each axis.
+    """Resizes a tensor: elements are interpolated linearly between two neighbors along each axis.
 
     Computed in float32 (float64 for float64). Positions beyond the tensor take the edge elements.
 
@@ -130,7 +130,7 @@ def resize_linear(
 
 
 def resize_bicubic(input: TensorValueLike, size: Iterable[DimLike]) -> TensorValue:
-    """Resizes images by cubic interpolation between four neighbours along each axis; see `resize`.
+    """Resizes images by cubic interpolation between four neighbors along each axis; see `resize`.
 
     Args:
         input: The images: ``[N, C, H, W]``, of a floating-point type.
@@ -188,7 +188,7 @@ def _positions(x: TensorValue, axis: int, new: Dim, transform: int) -> _Position
 
 
 def _between(x: TensorValue, axis: int, positions: _Positions) -> TensorValue:
-    """Linear interpolation between two neighbours along an axis."""
+    """Linear interpolation between two neighbors along an axis."""
     denominator, last = positions.denominator, positions.last
     inside = minimum(maximum(positions.numerators, 0), mul(last, denominator))
     first = floor_div(inside, denominator)
@@ -203,7 +203,7 @@ def _between(x: TensorValue, axis: int, positions: _Positions) -> TensorValue:
 def _filtered(x: TensorValue, axis: int, new: Dim, positions: _Positions) -> TensorValue:
     """Weighted sums along an axis; the weights fall linearly to 0 at the distance of one old or new element."""
     old = x.shape[axis]
-    centre = div(cast(positions.numerators, x.dtype), cast(positions.denominator, x.dtype))
+    center = div(cast(positions.numerators, x.dtype), cast(positions.denominator, x.dtype))
     elements = sequence(0, old, 1, old, dtype=x.dtype, device=x.device)
     old_size, new_size = (cast(TensorValue(dim).to(x.device), x.dtype) for dim in (old, new))
     reach = maximum(div(old_size, maximum(new_size, 1)), 1)
@@ -211,7 +211,7 @@ def _filtered(x: TensorValue, axis: int, new: Dim, positions: _Positions) -> Ten
     index = floor_div(positions.numerators, positions.denominator)
     before = gather(elements, minimum(maximum(index, 0), positions.last), 0)
     steps = sub(reshape(elements, [old, 1]), reshape(before, [1, new]))
-    distance = abs(sub(steps, reshape(sub(centre, before), [1, new])))
+    distance = abs(sub(steps, reshape(sub(center, before), [1, new])))
     weights = maximum(sub(1, div(distance, reach)), 0)
     weights = div(weights, sum(weights, axis=0))
     return transpose(matmul(transpose(x, axis, -1), weights), axis, -1)

@@ -21,9 +21,9 @@ class InterpolationMode(StrEnum):
     NEAREST = "nearest"
     """Element ``i * size // new_size`` along each axis."""
     BILINEAR = "bilinear"
-    """Linear interpolation between two neighbours along each axis."""
+    """Linear interpolation between two neighbors along each axis."""
     BICUBIC = "bicubic"
-    """Cubic interpolation between four neighbours along each axis."""
+    """Cubic interpolation between four neighbors along each axis."""
 
 
 def resize(
@@ -33,7 +33,7 @@ def resize(
 ) -> TensorValue:
     """Resizes images.
 
-    Elements lie at pixel centres, and positions beyond the image take the edge elements, as in PyTorch's
+    Elements lie at pixel centers, and positions beyond the image take the edge elements, as in PyTorch's
     ``interpolate`` without ``align_corners``. There is no antialiasing.
 
     Args:

@@ -40,7 +40,7 @@ Bound = DimExpr | TensorValue
 
 @dataclass(frozen=True)
 class _Axis:
-    """The normalised index of one axis."""
+    """The normalized index of one axis."""
 
     start: Bound
     stop: Bound
@@ -55,7 +55,7 @@ class _Axis:
 
 @dataclass(frozen=True)
 class Slice:
-    """A normalised index of all axes of a tensor or buffer."""
+    """A normalized index of all axes of a tensor or buffer."""
 
     axes: tuple[_Axis, ...]
     new_axes: tuple[int, ...]
@@ -91,7 +91,7 @@ class Slice:
 
 
 def parse_indices(op: str, shape: tuple[DimExpr, ...], indices: SliceIndices) -> Slice:
-    """Normalises indices for a shape.
+    """Normalizes indices for a shape.
 
     Raises:
         TypeError: An index is of an unsupported type.

@@ -18,7 +18,7 @@ class WeightsFormat(StrEnum):
     __module__ = "max.graph.weights"
 
     gguf = "gguf"
-    """The format of llama.cpp: weights, often quantised, and metadata; ``.gguf``."""
+    """The format of llama.cpp: weights, often quantized, and metadata; ``.gguf``."""
     pytorch = "pytorch"
     """Checkpoints written by ``torch.save``; ``.bin``, ``.pt``, ``.pth``. Code in the file is never
     executed."""

@@ -50,7 +50,7 @@ def read_tensors(path: os.PathLike[str] | str) -> dict[str, Stored]:
 class GGUFWeights(HierarchicalWeights):
     """Weights in a GGUF file.
 
-    The data of a quantised weight is uint8: a row of encoded blocks per row of elements. Data is mapped, read-only. A
+    The data of a quantized weight is uint8: a row of encoded blocks per row of elements. Data is mapped, read-only. A
     weight of a type without kernels (`max.dtype.file_blocks`) is converted when it is read: to Q8_0, Q6_K or Q4_0, or
     to bfloat16 if these would lose more than 1/128 of it.
 

@@ -89,7 +89,7 @@ class StoredTensor(NamedTuple):
     Args:
         dtype: The element type by torch's name.
         shape: The shape.
-        strides: The distances of neighbours in elements, by dimension.
+        strides: The distances of neighbors in elements, by dimension.
         offset: The index of the first element in its storage.
         storage: The elements.
         negated: Whether the elements are stored with the other sign.
@@ -304,7 +304,7 @@ _NAMES: dict[str, Callable[..., Any] | None] = {
     "torch._utils._rebuild_parameter_with_state": _parameter,
     "torch._tensor._rebuild_from_type_v2": _of_type,
     "torch._utils._rebuild_device_tensor_from_cpu_tensor": _parameter,
-    "torch._utils._rebuild_qtensor": _unread("quantised by torch"),
+    "torch._utils._rebuild_qtensor": _unread("quantized by torch"),
     "torch._utils._rebuild_sparse_tensor": _unread("sparse"),
     "torch._utils._rebuild_nested_tensor": _unread("nested"),
     "torch._utils._rebuild_meta_tensor_no_storage": _unread("on the device meta, without elements"),

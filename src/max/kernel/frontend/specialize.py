@@ -1,4 +1,4 @@
-"""Specialisation: compiles a kernel for argument types to kernel IR."""
+"""Specialization: compiles a kernel for argument types to kernel IR."""
 
 # pyright: reportUnknownVariableType=false, reportUnknownArgumentType=false, reportUnknownMemberType=false
 # values of the user's program are Any

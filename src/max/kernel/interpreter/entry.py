@@ -126,7 +126,7 @@ def interpreted_entry(ir: KernelIR, target: Target) -> int:
     """The address of a native function that runs the kernel in plain Python.
 
     Args:
-        ir: the kernel, specialised while ``MAX_KERNEL_INTERPRET`` was set.
+        ir: the kernel, specialized while ``MAX_KERNEL_INTERPRET`` was set.
         target: what ``k.target()`` gives.
     """
     entry = _ENTRY(_Runner(ir, target))

@@ -265,7 +265,7 @@ def _word(slot: ArgSlot, x: Any) -> int:
 
 @dataclass(frozen=True, eq=False)
 class KernelIR:
-    """A kernel specialised for arguments, compile-time parameters and a target. Equal keys are equal kernels."""
+    """A kernel specialized for arguments, compile-time parameters and a target. Equal keys are equal kernels."""
 
     name: str
     slots: tuple[ArgSlot, ...]

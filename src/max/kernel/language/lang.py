@@ -68,14 +68,14 @@ def tile(
 
 def matrix_tiles(shapes: Any) -> Any:
     """Tiles that are multiplied as matrices: registers of AMX where the target has it, else memory with the same
-    behaviour.
+    behavior.
 
     - ``tiles.configure()`` takes them into use (each worker for itself), all zero; ``tiles.release()`` gives them back
       before the kernel ends.
     - ``tiles.zero(t)``, ``tiles.load(t, x, i, j)``, ``tiles.store(t, x, i, j)``: rows lie along the last axis of a
       view, without gaps, and next to each other along the last but one, or ``stride`` elements apart.
     - ``tiles.dot(c, a, b, k.bf16)`` adds to ``c`` the products of rows of ``a`` with columns of ``b``, whose rows hold
-      pairs of neighbours in k side by side; sums are f32. ``tiles.dot(c, a, b, k.u8, k.i8)`` does so with four bytes
+      pairs of neighbors in k side by side; sums are f32. ``tiles.dot(c, a, b, k.u8, k.i8)`` does so with four bytes
       and sums in i32.
 
     Args:

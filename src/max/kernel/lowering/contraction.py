@@ -1,7 +1,7 @@
 """Contraction: the choice of float products that are fused into sums, without an intermediate rounding.
 
 ``x * y + z`` becomes one fused multiply-add if the sum is the product's only use and in the same body. The choice is
-made on the IR instead of by LLVM, so that results depend neither on LLVM's optimisations nor on checks between the two
+made on the IR instead of by LLVM, so that results depend neither on LLVM's optimizations nor on checks between the two
 ops (``MAX_KERNEL_CHECK``).
 """
 

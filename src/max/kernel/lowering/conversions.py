@@ -161,7 +161,7 @@ def _round_to_odd(w: Writer, text: str, width: int) -> str:
     last = w.temp(f"and {ints} {bits}, {c('i32', 1)}")
     even = w.temp(f"icmp eq {ints} {last}, {c('i32', 0)}")
     move = w.temp(f"and {flags} {inexact}, {even}")
-    # the bits of floats are ordered by magnitude: choose the odd one of the two neighbours of `text`
+    # the bits of floats are ordered by magnitude: choose the odd one of the two neighbors of `text`
     name = f"llvm.fabs.{mangled(Type(f64, width))}"
     magnitudes = [w.call(doubles, name, [(doubles, x)]) for x in (back, text)]
     smaller = w.temp(f"fcmp olt {doubles} {magnitudes[0]}, {magnitudes[1]}")

@@ -71,7 +71,7 @@ def emit_llvm(ir: KernelIR, target: LLVMTarget) -> str:
 
     Args:
         ir: The kernel.
-        target: The target; it must have the features that the kernel was specialised for.
+        target: The target; it must have the features that the kernel was specialized for.
     """
     return _emit(ir, target, Writer(target, STATEMENTS))
 

@@ -1,4 +1,4 @@
-"""Normalisations over the last axis."""
+"""Normalizations over the last axis."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ def _check(op: str, x: TensorType, scales: dict[str, TensorType], epsilon: float
     if not x.dtype.is_float():
         raise TypeError(f"{op}: the input is {x.short}, expected a floating-point type")
     if x.rank == 0:
-        raise ValueError(f"{op}: the input {x.short} has no axis to normalise over")
+        raise ValueError(f"{op}: the input {x.short} has no axis to normalize over")
     for name, t in scales.items():
         if t.shape != (x.shape[-1],):
             raise ValueError(

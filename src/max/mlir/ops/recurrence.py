@@ -183,6 +183,6 @@ define(
         1,
         _delta,
         chained=True,
-        attributes={"scale": float, "normalised": bool},
+        attributes={"scale": float, "normalized": bool},
     )
 )

@@ -147,7 +147,7 @@ def slice_shape(
     stop: tuple[DimExpr, ...],
     step: tuple[DimExpr, ...],
 ) -> tuple[DimExpr, ...]:
-    """The shape of a normalised slice.
+    """The shape of a normalized slice.
 
     Raises:
         ValueError: The number of bounds differs from the rank, a step is symbolic or 0, or a static bound is out of
@@ -201,7 +201,7 @@ def check_slice_result(op: str, expected: tuple[DimExpr, ...], actual: tuple[Dim
 def slice_conditions(
     op: str, shape: tuple[DimExpr, ...], result: tuple[DimExpr, ...], attrs: Attrs
 ) -> list[Condition]:
-    """The conditions that a normalised slice lies inside a tensor of shape `shape` and has shape `result`."""
+    """The conditions that a normalized slice lies inside a tensor of shape `shape` and has shape `result`."""
     bounds: list[tuple[DimExpr, ...]] = [attrs[name] for name in SLICE_ATTRIBUTES]
     sizes = slice_shape(op, shape, *bounds)
     conditions: list[Condition] = []

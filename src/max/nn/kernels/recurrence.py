@@ -162,7 +162,7 @@ def gated_delta_rule(
     states: BufferValue,
     layer_idx: TensorValue,
     scale: float | None = None,
-    normalised: bool = True,
+    normalized: bool = True,
 ) -> TensorValue:
     """Linear attention by the gated delta rule (https://arxiv.org/abs/2412.06464); updates the states of sequences.
 
@@ -181,7 +181,7 @@ def gated_delta_rule(
         states: float32 ``[slots, layers, heads, key_dim, value_dim]``; updated in place.
         layer_idx: The index of the layer in the state buffer, uint32, rank 0.
         scale: The factor that multiplies the queries; by default ``1 / sqrt(key_dim)``.
-        normalised: Whether queries and keys are divided by their L2 norms.
+        normalized: Whether queries and keys are divided by their L2 norms.
 
     Returns:
         ``[total, heads, value_dim]``, of the dtype of values.
@@ -196,7 +196,7 @@ def gated_delta_rule(
     batch = [input_row_offsets, cache_lengths, slots, states, layer_idx]
     parameters: dict[str, Any] = {
         "scale": scale,
-        "normalised": normalised,
+        "normalized": normalized,
     }
     return stage_declared(
         "gated_delta.ragged", [q, keys, values, decays, rates, *batch], parameters

@@ -109,7 +109,7 @@ class ExpertRouting:
         scoring: The function of a token's logits: softmax over all experts, softmax over the chosen ones, sigmoid, or
             sparsemixer (https://arxiv.org/abs/2409.12136), which chooses two experts; the weight of each is its softmax
             over the logits near its own, without the expert chosen before it.
-        normalised: Whether the weights of a token are divided by their sum.
+        normalized: Whether the weights of a token are divided by their sum.
         scale: The factor by which the final weights are multiplied.
         groups: The number of groups of consecutive experts; only experts of the best groups can be chosen.
         chosen_groups: The number of these best groups.
@@ -124,7 +124,7 @@ class ExpertRouting:
     """
 
     scoring: Literal["softmax", "softmax_of_chosen", "sigmoid", "sparsemixer"] = "softmax"
-    normalised: bool = False
+    normalized: bool = False
     scale: float = 1.0
     groups: int = 1
     chosen_groups: int = 1
@@ -227,7 +227,7 @@ class RoutedMoEGate(MoEGate):
         weights = ops.gather_nd(scores, ops.unsqueeze(experts, -1), batch_dims=1)
         if routing.scoring == "softmax_of_chosen":
             weights = ops.softmax(weights)
-        if routing.normalised:
+        if routing.normalized:
             total = ops.sum(weights, axis=-1)
             if routing.least_sum:
                 total = ops.max(total, routing.least_sum)

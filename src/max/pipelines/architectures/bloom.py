@@ -1,4 +1,4 @@
-"""BLOOM: ALiBi instead of a rotation, normalised embeddings."""
+"""BLOOM: ALiBi instead of a rotation, normalized embeddings."""
 
 from __future__ import annotations
 

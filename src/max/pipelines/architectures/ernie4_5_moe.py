@@ -30,7 +30,7 @@ def ernie_moe_decoder(keys: ConfigKeys) -> DecoderConfig:
     count = keys.integer("moe_num_experts", 1, LONGEST_SEQUENCE)
     size = keys.integer("moe_intermediate_size", 1, LONGEST_SEQUENCE)
     routing = ExpertRouting(
-        normalised=True,
+        normalized=True,
         least_sum=keys.number("moe_norm_min", least=0, default=1e-12),
         has_correction=True,
         in_float32=True,

@@ -1,4 +1,4 @@
-"""EXAONE 4: normalised outputs of layers, QK norm; layers without a window are not rotated."""
+"""EXAONE 4: normalized outputs of layers, QK norm; layers without a window are not rotated."""
 
 from __future__ import annotations
 

@@ -46,7 +46,7 @@ def gemma4_decoder(keys: ConfigKeys) -> DecoderConfig:
         size = keys.integer("moe_intermediate_size", 1, LARGEST_SIZE)
         mlp = config.first(MLPForm)
         assert mlp is not None
-        routing = ExpertRouting(normalised=True)
+        routing = ExpertRouting(normalized=True)
         beside = Experts(count, chosen, size, routing, activation=mlp.activation)
     inputs = config.per_layer_inputs
     blocks = tuple(

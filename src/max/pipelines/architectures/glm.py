@@ -1,4 +1,4 @@
-"""GLM 4 (9B) and GLM-4-0414: partly rotated heads with adjacent pairs; the latter also normalises outputs."""
+"""GLM 4 (9B) and GLM-4-0414: partly rotated heads with adjacent pairs; the latter also normalizes outputs."""
 
 from __future__ import annotations
 

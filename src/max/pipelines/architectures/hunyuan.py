@@ -1,4 +1,4 @@
-"""Hunyuan (dense): queries and keys are normalised after the rotation."""
+"""Hunyuan (dense): queries and keys are normalized after the rotation."""
 
 from __future__ import annotations
 

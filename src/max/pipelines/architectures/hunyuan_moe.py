@@ -24,7 +24,7 @@ def hunyuan_moe_decoder(keys: ConfigKeys) -> DecoderConfig:
     top = "moe_topk" if keys.value("moe_topk") is not None else "num_experts_per_tok"
     size = keys.integer("intermediate_size", 1, LONGEST_SEQUENCE)
     chosen = keys.same_integer(top, 1, count)
-    return config.with_experts(Experts(count, chosen, size, ExpertRouting(normalised=True), size))
+    return config.with_experts(Experts(count, chosen, size, ExpertRouting(normalized=True), size))
 
 
 NAMES = WeightNames(

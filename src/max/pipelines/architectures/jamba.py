@@ -46,7 +46,7 @@ def jamba_decoder(keys: ConfigKeys) -> DecoderConfig:
         count,
         keys.integer("num_experts_per_tok", 1, count, min(2, count)),
         keys.integer("intermediate_size", 1, LONGEST_SEQUENCE),
-        ExpertRouting(normalised=False),
+        ExpertRouting(normalized=False),
     )
     if count > 1:
         config = config.with_experts(experts, {*layers} - routed_layers)

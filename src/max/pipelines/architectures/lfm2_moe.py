@@ -23,7 +23,7 @@ def lfm2_moe_decoder(keys: ConfigKeys) -> DecoderConfig:
     count = keys.integer("num_experts", 1, LONGEST_SEQUENCE, 32)
     routing = ExpertRouting(
         "sigmoid",
-        normalised=keys.flag("norm_topk_prob", True),
+        normalized=keys.flag("norm_topk_prob", True),
         scale=keys.number("routed_scaling_factor", over=0, default=1.0),
         has_correction=keys.flag("use_expert_bias", True),
         sum_offset=1e-6,

@@ -24,7 +24,7 @@ def minimax_m2_decoder(keys: ConfigKeys) -> DecoderConfig:
     share = keys.integer("rotary_dim", 2, size, size) / size
     config = read_decoder(keys, head_dim=128, eps=1e-6, partial_rotation=share)
     count = keys.integer("num_local_experts", 1, LONGEST_SEQUENCE)
-    routing = ExpertRouting("sigmoid", normalised=True, has_correction=True)
+    routing = ExpertRouting("sigmoid", normalized=True, has_correction=True)
     chosen = keys.integer("num_experts_per_tok", 1, count)
     inner = keys.integer("intermediate_size", 1, LONGEST_SEQUENCE)
     config = config.with_attention(qk_norm=QKNorm(over="all"))

@@ -21,9 +21,9 @@ def mixtral_decoder(keys: ConfigKeys) -> DecoderConfig:
     """A Mixtral."""
     config = read_decoder(keys, eps=1e-5, theta=1e6)
     config = with_softmax_experts(config, keys, count="num_local_experts", size="intermediate_size")
-    # a softmax over the chosen experts equals the softmax over all experts, normalised over the chosen
+    # a softmax over the chosen experts equals the softmax over all experts, normalized over the chosen
     for index, experts in enumerate(config.every(Experts)):
-        routing = replace(experts.routing, normalised=True)
+        routing = replace(experts.routing, normalized=True)
         own = replace(experts, routing=routing)
         config = config.with_blocks([index], feed_forward=own)
     return with_windows(config, window(keys))

@@ -1,4 +1,4 @@
-"""Qwen3: query and key heads are normalised before RoPE."""
+"""Qwen3: query and key heads are normalized before RoPE."""
 
 from __future__ import annotations
 

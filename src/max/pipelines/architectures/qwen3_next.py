@@ -32,7 +32,7 @@ def read_hybrid(keys: ConfigKeys, *, fused: bool, sized: bool = True) -> Decoder
 def _with_experts(config: DecoderConfig, keys: ConfigKeys) -> DecoderConfig:
     """The experts, with one shared expert."""
     sizes = {"size": "moe_intermediate_size", "shared": "shared_expert_intermediate_size"}
-    return with_softmax_experts(config, keys, normalised=True, **sizes)
+    return with_softmax_experts(config, keys, normalized=True, **sizes)
 
 
 def qwen3_next_decoder(keys: ConfigKeys) -> DecoderConfig:

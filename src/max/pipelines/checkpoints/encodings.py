@@ -9,8 +9,8 @@ from max.dtype import DType
 from max.dtype.file_blocks import FILE_FORMATS
 from max.graph.quantization import QuantizationEncoding
 
-QUANTISED_KINDS = ("q8_0", "q6_k", "q5_k", "q4_k", "q4_0", "int8")
-"""The types that float checkpoints can be quantised to at load; ``int8`` has 8 bits and one scale per row."""
+QUANTIZED_KINDS = ("q8_0", "q6_k", "q5_k", "q4_k", "q4_0", "int8")
+"""The types that float checkpoints can be quantized to at load; ``int8`` has 8 bits and one scale per row."""
 
 
 class SupportedEncoding(str, Enum):

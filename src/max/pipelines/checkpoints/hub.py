@@ -1,7 +1,7 @@
 """The files of models, in a folder or on the Hugging Face hub.
 
 A local path never causes network access; nor does a hub name if ``HF_HUB_OFFLINE`` is set, which the huggingface-hub
-package honours.
+package honors.
 """
 
 from __future__ import annotations

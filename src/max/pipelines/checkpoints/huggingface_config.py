@@ -131,7 +131,7 @@ class HuggingFaceConfig:
         return None if value is None else str(value)
 
     @property
-    def quantisation(self) -> dict[str, Any] | None:
+    def quantization(self) -> dict[str, Any] | None:
         """The object ``quantization_config`` of the top level, or of text_config; None if there is none."""
         section = self.stated("quantization_config")
         return section if isinstance(section, dict) else None

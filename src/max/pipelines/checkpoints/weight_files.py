@@ -142,22 +142,22 @@ def encoding_of(entries: list[TensorEntry]) -> SupportedEncoding | None:
 
 
 def bytes_of(
-    entries: list[TensorEntry], encoding: SupportedEncoding, quantise: str | None = None
+    entries: list[TensorEntry], encoding: SupportedEncoding, quantize: str | None = None
 ) -> int:
     """The bytes of a checkpoint in memory, after floats are converted to an encoding and blocks to those with kernels.
 
     Args:
         entries: The tensors of the checkpoint.
         encoding: The encoding.
-        quantise: The type that float matrices are quantised to; None: they are not quantised.
+        quantize: The type that float matrices are quantized to; None: they are not quantized.
     """
     floats = {"F64", "F32", "F16", "BF16"}
     into = {"float32": 4, "float16": 2, "bfloat16": 2}.get(encoding.value)
     total = 0
     for entry in entries:
         size = entry.end - entry.begin
-        if quantise is not None and entry.dtype in floats and len(entry.shape) > 1:
-            elements, bytes_ = BLOCK_FORMATS["Q8_0" if quantise == "int8" else quantise.upper()]
+        if quantize is not None and entry.dtype in floats and len(entry.shape) > 1:
+            elements, bytes_ = BLOCK_FORMATS["Q8_0" if quantize == "int8" else quantize.upper()]
             size = size // _BYTES[entry.dtype] // elements * bytes_
         elif entry.dtype == "U8" and entry.name.endswith("_blocks"):
             # 16 bytes of MXFP4 hold 32 elements, which become one Q8_0 block

@@ -17,7 +17,7 @@ from max.graph.weights import weights_format as format_of_files
 from max.interfaces import SamplingParamsGenerationConfigDefaults
 from max.pipelines.checkpoints.composite_config import COMPOSITES, text_weight_name
 from max.pipelines.checkpoints.config_keys import ConfigKeys
-from max.pipelines.checkpoints.encodings import QUANTISED_KINDS, SupportedEncoding
+from max.pipelines.checkpoints.encodings import QUANTIZED_KINDS, SupportedEncoding
 from max.pipelines.checkpoints.hub import HuggingFaceRepo, RepoType, download_weight_files
 from max.pipelines.checkpoints.huggingface_config import (
     HuggingFaceConfig,
@@ -25,7 +25,7 @@ from max.pipelines.checkpoints.huggingface_config import (
     sampling_defaults,
 )
 from max.pipelines.checkpoints.json_files import read_json
-from max.pipelines.checkpoints.quantised_formats import CONVERTED_METHODS
+from max.pipelines.checkpoints.quantized_formats import CONVERTED_METHODS
 from max.pipelines.checkpoints.weight_files import (
     ENTRY_READERS,
     bytes_of,
@@ -131,13 +131,13 @@ def _dtype(value: object) -> DType:
         raise ConfigError(f"{value!r} is not a dtype", "It must be a max.dtype.DType.") from None
 
 
-def _quantised_kind(value: object) -> str | None:
-    """The kind of quantisation, or None; raises ConfigError for unknown ones."""
-    if value is None or value in QUANTISED_KINDS:
+def _quantized_kind(value: object) -> str | None:
+    """The kind of quantization, or None; raises ConfigError for unknown ones."""
+    if value is None or value in QUANTIZED_KINDS:
         return value
     raise ConfigError(
-        f"quantize is {value!r}, which does not fit{did_you_mean(str(value), list(QUANTISED_KINDS))}",
-        f"It must be one of {', '.join(QUANTISED_KINDS)}.",
+        f"quantize is {value!r}, which does not fit{did_you_mean(str(value), list(QUANTIZED_KINDS))}",
+        f"It must be one of {', '.join(QUANTIZED_KINDS)}.",
     )
 
 
@@ -176,11 +176,11 @@ class MAXModelConfig(StrictConfig):
         default=None,
     )
     quantize: str | None = option(
-        "Quantise the matrices of a float checkpoint when it is loaded: "
-        + ", ".join(QUANTISED_KINDS)
+        "Quantize the matrices of a float checkpoint when it is loaded: "
+        + ", ".join(QUANTIZED_KINDS)
         + ".",
         default=None,
-        parse=lambda value: _quantised_kind(value),
+        parse=lambda value: _quantized_kind(value),
     )
     allow_safetensors_weights_fp32_bf6_bidirectional_cast: bool = option(
         "Allow weights to be converted between float32 and bfloat16.",
@@ -204,7 +204,7 @@ class MAXModelConfig(StrictConfig):
         default=False,
     )
     rope_type: RopeType | None = option(
-        "Which elements of queries and keys form a rotated pair: normal (neighbours) or neox (half a head "
+        "Which elements of queries and keys form a rotated pair: normal (neighbors) or neox (half a head "
         "apart). Not set: as in the format of the weights.",
         default=None,
     )
@@ -366,7 +366,7 @@ class MAXModelConfig(StrictConfig):
                 return self._gguf_encoding(paths)
             read = ENTRY_READERS.get(paths[0].suffix.lower())
             return encoding_of([e for p in paths for e in read(p)]) if read is not None else None
-        section = self.huggingface_config.quantisation
+        section = self.huggingface_config.quantization
         stated_dtype = self.huggingface_config.checkpoint_dtype
         if section is not None and section.get("quant_method") in CONVERTED_METHODS:
             # blocks take the place of the weights, and the others are of the stated dtype
@@ -459,7 +459,7 @@ class MAXModelConfig(StrictConfig):
         """The bytes of the weights in memory; of composite checkpoints only those of the text model are loaded.
 
         Args:
-            quantize: What float matrices would be quantised to; the configuration's by default.
+            quantize: What float matrices would be quantized to; the configuration's by default.
         """
         kind = quantize or self.quantize
         composite = not COMPOSITES.keys().isdisjoint(self.huggingface_config.architectures)

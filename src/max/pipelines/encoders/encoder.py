@@ -188,13 +188,13 @@ class EncoderBlock(Module):
             positional: What the attention takes of positions.
         """
 
-        def normalised(norm: Layer | None, value: TensorValue) -> TensorValue:
+        def normalized(norm: Layer | None, value: TensorValue) -> TensorValue:
             return value if norm is None else norm(value)
 
         if self.placement == "after":
-            h = normalised(self.attention_norm, x + self.attention(x, offsets, positional))
+            h = normalized(self.attention_norm, x + self.attention(x, offsets, positional))
             return self.mlp_norm(h + self.mlp(h))
-        attended = self.attention(normalised(self.attention_norm, x), offsets, positional)
+        attended = self.attention(normalized(self.attention_norm, x), offsets, positional)
         if self.placement == "before":
             h = x + attended
             return h + self.mlp(self.mlp_norm(h))
@@ -310,7 +310,7 @@ class Encoder(Module):
 
 
 class EncoderEmbeddings(Module):
-    """The sum of the rows of tokens, positions and token types, normalised.
+    """The sum of the rows of tokens, positions and token types, normalized.
 
     Args:
         config: The shape of the model.

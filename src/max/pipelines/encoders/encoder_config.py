@@ -35,7 +35,7 @@ class EncoderConfig:
         norm_placement: Where the norms of a block are: ``after`` the residual sums, ``before`` attention and MLP,
             or ``around`` each of the two.
         first_attention_norm: Whether the first block has a norm before its attention.
-        embedding_norm: Whether embeddings are normalised.
+        embedding_norm: Whether embeddings are normalized.
         final_norm: Whether there is a norm after the last block.
         position_rows: Rows of the table of learned positions; 0 without one.
         first_position: The row of a text's first token.
@@ -49,7 +49,7 @@ class EncoderConfig:
         attention_bias: Whether the projections to queries, keys and values have biases.
         attention_output_bias: Whether the attention's output projection has a bias.
         attention_scale: The factor of the attention scores; None: ``1 / sqrt(head_dim)``.
-        qk_norm: Whether query and key heads are normalised before they are rotated.
+        qk_norm: Whether query and key heads are normalized before they are rotated.
         gated_mlp: Whether the MLP multiplies by a gate.
         mlp_bias: Whether the MLP's projections have biases.
         activation: The MLP's activation, as `max.nn.activation.ACTIVATIONS` names it.

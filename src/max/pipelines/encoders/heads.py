@@ -1,4 +1,4 @@
-"""The heads of encoders: pooled and normalised vectors, or a classifier's scores, of hidden states."""
+"""The heads of encoders: pooled and normalized vectors, or a classifier's scores, of hidden states."""
 
 from __future__ import annotations
 
@@ -108,7 +108,7 @@ class SentenceStep:
 
 
 class SentenceHead(Module):
-    """The modules of sentence-transformers after the encoder: pooling, dense layers, normalisation.
+    """The modules of sentence-transformers after the encoder: pooling, dense layers, normalization.
 
     Weights: ``steps.N.weight`` and ``steps.N.bias``, where N counts the dense layers and norms.
 

@@ -78,7 +78,7 @@ class TextEncoder:
         """The vectors of texts.
 
         A text of more tokens than the model reads is cut off with a warning. The model's own
-        sentence-transformers files say how hidden states are pooled and normalised; without them the mean is
+        sentence-transformers files say how hidden states are pooled and normalized; without them the mean is
         taken.
 
         Args:

@@ -1,7 +1,7 @@
 """Delivers the tokens of an execution of several steps while it runs.
 
 The loop writes the tokens of each step into a row of its history, in native code without Python's lock. A thread polls
-the rows. No synchronisation is needed: a row starts as ``NO_TOKEN``, tokens are never negative, and each is one aligned
+the rows. No synchronization is needed: a row starts as ``NO_TOKEN``, tokens are never negative, and each is one aligned
 word, so any other value is a complete token.
 """
 

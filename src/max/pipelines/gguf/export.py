@@ -1,4 +1,4 @@
-"""Writes a checkpoint in the Hugging Face layout as a GGUF file: config, tokenizer and quantised weights."""
+"""Writes a checkpoint in the Hugging Face layout as a GGUF file: config, tokenizer and quantized weights."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from max.graph.weights import WeightData, load_weights
 from max.pipelines.checkpoints.composite_config import text_class
 from max.pipelines.checkpoints.hub import HuggingFaceRepo
 from max.pipelines.checkpoints.huggingface_config import HuggingFaceConfig
-from max.pipelines.checkpoints.quantise import Quantiser, encoding_for
+from max.pipelines.checkpoints.quantize import Quantizer, encoding_for
 from max.pipelines.core.exceptions import ModelFilesError
 from max.pipelines.gguf.file_writer import GGUFEntry, write_gguf
 from max.pipelines.gguf.form import GGUFForm
@@ -120,9 +120,9 @@ def export_gguf(
     if text is not None:
         tokens = active_tokenizer(repo).encode(text, add_special_tokens=False)
         matrix = importance_matrix(model.decoder_class, config, weights, tokens, session)
-    quantiser = Quantiser(session)
+    quantizer = Quantizer(session)
     entries = [_table(key, table) for key, table in rope_factors(config).items()]
-    entries += [_entry(tensor, kind, quantiser, matrix) for tensor in tensors]
+    entries += [_entry(tensor, kind, quantizer, matrix) for tensor in tensors]
     write_gguf(path, metadata, entries)
     return sum(entry.nbytes for entry in entries)
 
@@ -161,7 +161,7 @@ def _table(name: str, values: npt.NDArray[Any]) -> GGUFEntry:
 
 
 def _entry(
-    tensor: StoredWeight, kind: str, quantiser: Quantiser, matrix: ImportanceMatrix | None
+    tensor: StoredWeight, kind: str, quantizer: Quantizer, matrix: ImportanceMatrix | None
 ) -> GGUFEntry:
     """The entry of a weight in a file: encoded if its kind and shape allow it, else a plain float."""
     shape = tensor.shape
@@ -177,7 +177,7 @@ def _entry(
 
         def encoded() -> npt.NDArray[Any]:
             values = WeightData.from_numpy(tensor.values(), tensor.own_name)
-            data = quantiser.encode(values, encoding, importance).data
+            data = quantizer.encode(values, encoding, importance).data
             return Tensor.from_dlpack(data).to_numpy()
 
         nbytes = math.prod(shape) // form.elements * form.bytes

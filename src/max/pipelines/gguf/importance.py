@@ -71,7 +71,7 @@ class ImportanceMatrix:
         if sums.ndim > 1:
             unseen = ~sums.any(-1, keepdims=True)
             sums = np.where(unseen, sums.sum(0), sums)
-        # the number of rows cancels, as the mean is normalised to 1
+        # the number of rows cancels, as the mean is normalized to 1
         share = sums / sums.mean(-1, keepdims=True)
         return np.maximum(share, _LEAST).astype(np.float32)
 

@@ -222,7 +222,7 @@ def _experts(config: DecoderConfig, form: GGUFForm) -> dict[str, Any]:
     if beside:
         return values
     if stated.weights:
-        values["expert_weights_norm"] = routing.normalised
+        values["expert_weights_norm"] = routing.normalized
         values["expert_weights_scale"] = float(routing.scale)
     if stated.scoring:
         values["expert_gating_func"] = _SCORINGS[routing.scoring]

@@ -201,7 +201,7 @@ def window_types(metadata: Metadata) -> dict[str, Any]:
 
 
 def _counts(metadata: Metadata) -> dict[str, Any]:
-    """The numbers of experts and latent sizes, and whether the weights of experts are normalised."""
+    """The numbers of experts and latent sizes, and whether the weights of experts are normalized."""
     counts: dict[str, Any] = {
         key: metadata.least_zero(stored)
         for key, stored in _COUNTS.items()

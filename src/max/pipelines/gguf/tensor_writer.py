@@ -186,7 +186,7 @@ def _steps(config: DecoderConfig, permuted: bool, own_name: str) -> list[Callabl
     if permuted and layer in ("q_proj", "k_proj"):
         attention = config.attention
         heads = attention.heads if layer == "q_proj" else attention.kv_heads
-        steps.append(lambda array: _neighbours(array, heads))
+        steps.append(lambda array: _neighbors(array, heads))
     if (factor := _factor(config, own_name)) is not None:
         steps.append(lambda array: array.astype(np.float32) * factor)
     delta = config.first(DeltaNetForm)
@@ -239,7 +239,7 @@ def _padded(rows: Array, count: int) -> Array:
     return np.concatenate([rows[:count], more])
 
 
-def _neighbours(rows: Array, heads: int) -> Array:
+def _neighbors(rows: Array, heads: int) -> Array:
     """Reorders rows of heads so that the elements of a rotated pair, which are half a head apart, become adjacent."""
     pairs = rows.reshape(heads, 2, -1, *rows.shape[1:])
     return pairs.swapaxes(1, 2).reshape(rows.shape)

@@ -105,13 +105,13 @@ def _sentencepiece(
     ranks: dict[str, int] = {}
     for rank, pair in enumerate(merges):
         ranks.setdefault("".join(pair), rank)
-    normaliser = json.dumps(values.get("normalizer")) + json.dumps(values.get("pre_tokenizer"))
-    prefix = "Prepend" in normaliser or '"prepend_scheme": "first"' in normaliser
+    normalizer = json.dumps(values.get("normalizer")) + json.dumps(values.get("pre_tokenizer"))
+    prefix = "Prepend" in normalizer or '"prepend_scheme": "first"' in normalizer
     return {
         "tokenizer.ggml.model": "llama",
         "tokenizer.ggml.pre": "default",
         "tokenizer.ggml.scores": [-float(ranks.get(text, len(merges))) for text in tokens],
-        "tokenizer.ggml.add_space_prefix": prefix or '"prepend_scheme": "always"' in normaliser,
+        "tokenizer.ggml.add_space_prefix": prefix or '"prepend_scheme": "always"' in normalizer,
     }
 
 

@@ -11,8 +11,8 @@ from max.graph.weights import WeightData, WeightsFileError, WeightsFormat
 from max.interfaces import BaseContextType
 from max.nn.transformer.transformer import ReturnHiddenStates, ReturnLogits
 from max.pipelines.checkpoints.damaged_files import remedy_for
-from max.pipelines.checkpoints.quantise import quantised_state_dict
-from max.pipelines.checkpoints.quantised_formats import convert_quantised
+from max.pipelines.checkpoints.quantize import quantized_state_dict
+from max.pipelines.checkpoints.quantized_formats import convert_quantized
 from max.pipelines.config.pipeline_config import PipelineConfig
 from max.pipelines.core.exceptions import ModelFilesError, UserError, WeightsError
 from max.pipelines.models.decoder.weight_names import WeightNames
@@ -105,12 +105,12 @@ def _adapter(
     config: PipelineConfig,
     session: InferenceSession,
 ) -> WeightsAdapter | None:
-    """The adapter of the weights: it converts quantised checkpoints, renames the weights, then quantises floats if
+    """The adapter of the weights: it converts quantized checkpoints, renames the weights, then quantizes floats if
     the configuration says so.
     """
     model_config = config.model_config
     rename = weight_adapters.get(model_config.weights_format)
-    kind, section = model_config.quantize, model_config.huggingface_config.quantisation
+    kind, section = model_config.quantize, model_config.huggingface_config.quantization
     if kind is None and section is None:
         return rename
     if rename is None:
@@ -119,11 +119,11 @@ def _adapter(
     rename_weights = rename
 
     def adapt(state_dict: Mapping[str, Any], **options: object) -> dict[str, WeightData]:
-        converted = state_dict if section is None else convert_quantised(state_dict, section)
+        converted = state_dict if section is None else convert_quantized(state_dict, section)
         weights = rename_weights(converted, **options)
         if kind is None:
             return weights
-        return quantised_state_dict(weights, kind, session, model_config.weight_paths())
+        return quantized_state_dict(weights, kind, session, model_config.weight_paths())
 
     return adapt
 

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import logging
 
-from max.pipelines.checkpoints.encodings import QUANTISED_KINDS
+from max.pipelines.checkpoints.encodings import QUANTIZED_KINDS
 from max.pipelines.config.model_config import PLAIN_FLOATS
 from max.pipelines.config.pipeline_config import PipelineConfig
 from max.pipelines.core.exceptions import ConfigError
@@ -116,7 +116,7 @@ def _refusal(config: PipelineConfig, page_bytes: int, states: int) -> ConfigErro
     if not states and weights + page_bytes // page <= available_bytes < weights + page_bytes:
         return ConfigError(plan, "Give a smaller --kv-cache-page-size, so that a page fits.")
     if model.quantize is None and encoding in PLAIN_FLOATS:
-        for kind in QUANTISED_KINDS[:-1]:
+        for kind in QUANTIZED_KINDS[:-1]:
             size = model.weights_size(kind)
             if size + page_bytes <= available_bytes:
                 return ConfigError(plan, f"--quantize {kind} would fit: {_size(size)} of weights.")

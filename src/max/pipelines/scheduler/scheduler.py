@@ -150,7 +150,7 @@ class TextScheduler:
         batch = self._decodable(steps)
         if batch:
             return _inputs(batch, BatchType.TG, steps)
-        # decoding preempted every running request in favour of waiting ones: admit these now
+        # decoding preempted every running request in favor of waiting ones: admit these now
         return self.schedule() if self._waiting else None
 
     def record_step(self, seconds: float, steps: int) -> None:

@@ -221,7 +221,7 @@ def of_gbnf(text: str) -> str:
 
 
 def of_grammar(text: str) -> str:
-    """A grammar in Lark's or in llama.cpp's syntax, recognised by the sign between a rule's name and its body.
+    """A grammar in Lark's or in llama.cpp's syntax, recognized by the sign between a rule's name and its body.
 
     Args:
         text: The grammar.

@@ -27,7 +27,7 @@ def _text(name: str) -> str:
 
 @cache
 def _with_theme(name: str) -> str:
-    """A page with the colours and the header that all pages share: it loads no second file."""
+    """A page with the colors and the header that all pages share: it loads no second file."""
     return _text(name).replace("/* theme.css */\n", _text("theme.css"))
 
 

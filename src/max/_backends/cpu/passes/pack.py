@@ -10,7 +10,7 @@ from max._backends.backend import RunsHere
 from max._backends.cpu.passes.packed_filters import PackedConvOp, PackFilterOp
 from max._backends.cpu.passes.packed_ops import PackedMatmulOp, PackOp
 from max._compiler.passes.base import ops_of
-from max._compiler.passes.canonicalise import insert_before, producer
+from max._compiler.passes.canonicalize import insert_before, producer
 from max._compiler.passes.dce import drop_dead_ops
 from max._compiler.passes.once import weights_only
 from max._compiler.shapes import shape_of
@@ -144,7 +144,7 @@ def _encoding(op: MoOp, packing: Packing) -> str | None:
     if shape is None or len(shape) != 2 or 0 in shape:
         return None
     if op.name == "mo.qmatmul":
-        return op.attr("encoding") if op.attr("encoding") in packing.quantised else None
+        return op.attr("encoding") if op.attr("encoding") in packing.quantized else None
     assert isinstance(x, TensorType) and isinstance(w, TensorType)
     if w.dtype not in packing.dense or x.dtype is not w.dtype or min(shape) < packing.min_size:
         return None

@@ -11,7 +11,7 @@ from max._backends.backend import RunsHere
 from max._backends.cpu.passes.merge_products import bring_before, pairs_of
 from max._backends.cpu.passes.packed_ops import GroupedProductsOp, PackOp
 from max._compiler.passes.base import ops_of
-from max._compiler.passes.canonicalise import insert_before
+from max._compiler.passes.canonicalize import insert_before
 from max._compiler.passes.once import weights_only
 from max._compiler.shapes import shape_of
 from max._kernel_library.packing import Packing
@@ -20,7 +20,7 @@ from max.mlir import DimExpr, MoOp, TensorType, build
 
 __all__ = ["pack_experts"]
 
-DENSE, QUANTISED = "mo.grouped_matmul.ragged", "mo.grouped_qmatmul.ragged"
+DENSE, QUANTIZED = "mo.grouped_matmul.ragged", "mo.grouped_qmatmul.ragged"
 """The grouped products: of rows, weights, starts, experts, statistics."""
 
 
@@ -37,7 +37,7 @@ def pack_experts(block: Block, runs_here: RunsHere, packing: Packing) -> None:
         packing: Which weights are packed.
     """
     ops = ops_of(block)
-    products = [op for op in ops if op.name in (DENSE, QUANTISED) and runs_here(op)]
+    products = [op for op in ops if op.name in (DENSE, QUANTIZED) and runs_here(op)]
     if not products:
         return
     constant = weights_only(ops)
@@ -93,9 +93,9 @@ def _encoding(op: MoOp, constant: set[SSAValue], packing: Packing) -> str | None
     shape = w.static_shape if isinstance(w, TensorType) else None
     if op.operands[1] not in constant or shape is None or 0 in shape:
         return None
-    if op.name == QUANTISED:
+    if op.name == QUANTIZED:
         encoding: str = op.attr("encoding")
-        return encoding if encoding in packing.quantised else None
+        return encoding if encoding in packing.quantized else None
     assert isinstance(x, TensorType) and isinstance(w, TensorType)
     fits = w.dtype in packing.dense and x.dtype is w.dtype and min(shape[1:]) >= packing.min_size
     return "rows" if fits else None

@@ -12,7 +12,7 @@ from max._compiler.mok import backend_op
 from max._compiler.mok_products import PackingOp, Piece, ProductsOp, parts_of
 from max._kernel_library.products.dense.panels import panel_elements
 from max._kernel_library.products.int8.panels import ENCODINGS as INT8
-from max._kernel_library.products.quantised.packed import FORMATS
+from max._kernel_library.products.quantized.packed import FORMATS
 from max._kernel_library.tiles.strips import strips_of
 from max.dtype import DType
 from max.dtype.blocks import BLOCK_FORMATS
@@ -68,7 +68,7 @@ class PackOp(PackingOp):
 
     Encodings and their layouts:
 
-    - that of quantised blocks: `max._kernel_library.products.quantised.packed`;
+    - that of quantized blocks: `max._kernel_library.products.quantized.packed`;
     - ``"rows"`` (`[N, K]`) or ``"columns"`` (`[K, N]`) of a dense weight: `max._kernel_library.products.dense.panels`;
     - ``"int8 rows"`` or ``"int8 columns"`` of an int8 weight: `max._kernel_library.products.int8.panels`.
     """

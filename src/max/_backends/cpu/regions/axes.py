@@ -1,4 +1,4 @@
-"""The choice of the axes that a region's loop nest vectorises and tiles."""
+"""The choice of the axes that a region's loop nest vectorizes and tiles."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def move_axis(spec: RegionSpec, axis: int) -> RegionSpec:
 
 
 def column_axis(spec: RegionSpec) -> int | None:
-    """The outer axis to vectorise if the reduction axis is contiguous in no leaf, else None."""
+    """The outer axis to vectorize if the reduction axis is contiguous in no leaf, else None."""
     varying = [v for v in spec.values if isinstance(v, Leaf) and v.strides and v.strides[-1] != 0]
     if not spec.reduces or len(spec.dims) < 2 or any(v.strides[-1] == 1 for v in varying):
         return None

@@ -2,9 +2,9 @@
 
 Two kinds of loop nests cover all regions:
 
-- *rows*: the last axis is vectorised. Without reductions it is cut into blocks that are shared out like the outer
+- *rows*: the last axis is vectorized. Without reductions it is cut into blocks that are shared out like the outer
   axes; with reductions it is walked once for each reduction and once more for the results that need them.
-- *columns*: the reduction axis is not contiguous in memory, but another axis is. That one is vectorised, and the
+- *columns*: the reduction axis is not contiguous in memory, but another axis is. That one is vectorized, and the
   reduction is a plain loop in which every value is a vector.
 
 A value that does not vary along the innermost loop is computed before it, as a scalar or, in columns, as a vector.
@@ -34,7 +34,7 @@ from max.mlir.sizes import Size, Sizes, divide, simplify
 __all__ = ["write_nest", "write_region"]
 
 BLOCK = 4096
-"""Elements of the vectorised axis that one parallel chunk takes."""
+"""Elements of the vectorized axis that one parallel chunk takes."""
 TILE_ROWS, TILE_LANES = 16, 16
 """The tile in which a transposed argument is read: each of its cache lines is used whole while it is in the cache."""
 TILE_LINE = 64
@@ -52,7 +52,7 @@ class _NestWriter:
     """Writes the loop nest of one region.
 
     Args:
-        spec: The region; in `columns` its reduction axis is last, and the vectorised axis before it.
+        spec: The region; in `columns` its reduction axis is last, and the vectorized axis before it.
         columns: Whether the nest is of the second kind.
         width: Lanes of a vector.
     """

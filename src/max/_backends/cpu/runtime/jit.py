@@ -81,7 +81,7 @@ class Unit(NamedTuple):
         key: Equal keys mean equal code.
         exports: The names of the functions to export.
         text: Makes the module's text, with the modules of the outlined functions that it calls. Called on a miss only.
-        optimize: Whether LLVM optimises it.
+        optimize: Whether LLVM optimizes it.
     """
 
     key: str

@@ -15,7 +15,7 @@ __all__ = ["cancel_started", "compile_kernels", "load_kernels", "start_kernel"]
 
 
 def _optimized() -> bool:
-    """Whether LLVM optimises kernels; not if every access is checked, as that takes five times as long."""
+    """Whether LLVM optimizes kernels; not if every access is checked, as that takes five times as long."""
     return flags.MAX_KERNEL_CHECK < 2
 
 
@@ -32,7 +32,7 @@ def compile_kernels(irs: Iterable[kernel.KernelIR], target: kernel.LLVMTarget) -
 
 
 def start_kernel(ir: kernel.KernelIR, target: kernel.LLVMTarget) -> None:
-    """Starts to compile a kernel ahead of `compile_kernels`, while more kernels are specialised.
+    """Starts to compile a kernel ahead of `compile_kernels`, while more kernels are specialized.
 
     Args:
         ir: The kernel.

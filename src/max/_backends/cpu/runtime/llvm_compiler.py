@@ -1,7 +1,7 @@
 """LLVM IR text to object code, for one machine.
 
 Kernels come as LLVM IR with explicit vectors, so the pipeline is LLVM's function simplification at level 1, without the
-vectoriser and the unroller (docs/runtime.md has the measurements).
+vectorizer and the unroller (docs/runtime.md has the measurements).
 """
 
 from __future__ import annotations
@@ -103,7 +103,7 @@ def create_target_machine(machine: Machine, level: int = 2) -> llvm.TargetMachin
 
     Args:
         machine: The machine.
-        level: The level of optimisation of the code generator, 0 to 3.
+        level: The level of optimization of the code generator, 0 to 3.
     """
     if machine.triple == llvm.get_process_triple():
         _initialize_host()  # a millisecond less than all targets
@@ -120,7 +120,7 @@ def create_target_machine(machine: Machine, level: int = 2) -> llvm.TargetMachin
 
 
 SPEED_LEVEL = 1
-"""The level of the pipeline that optimises functions."""
+"""The level of the pipeline that optimizes functions."""
 
 
 def _address(reference: Any) -> int:
@@ -144,15 +144,15 @@ class Compiler:
         self._builder = llvm.create_pass_builder(self._target_machine, options)
         self._layout = str(self._target_machine.target_data)
         self.native: Callable[[bytes, bytes, bytes, int, int], bytes | None] | None = None
-        """Compiles optimised modules in one call, if given: `native_compiler.NativeCompile`."""
+        """Compiles optimized modules in one call, if given: `native_compiler.NativeCompile`."""
 
     def compile(self, name: str, text: str, optimize: bool = True) -> bytes:
-        """Verifies and optimises a module, and emits its object code.
+        """Verifies and optimizes a module, and emits its object code.
 
         Args:
             name: For errors and dumps.
             text: The module.
-            optimize: Whether LLVM optimises. IR that is already in its final form compiles five times as fast without.
+            optimize: Whether LLVM optimizes. IR that is already in its final form compiles five times as fast without.
 
         Raises:
             CompileError: The text does not parse or does not verify.
@@ -194,7 +194,7 @@ class Compiler:
         inline.run(module, self._builder)
         for function in module.functions:
             if not function.is_declaration:
-                # a new pass manager per function: one keeps analyses of the function that it ran on
+                # a new pass manager per function: one keeps analyzes of the function that it ran on
                 self._builder.getFunctionPassManager().run(function, self._builder)
 
     def assembly(self, text: str) -> str:

@@ -1,7 +1,7 @@
 """Compiles a module with LLVM in one native call.
 
 Through llvmlite a module takes 30 calls. After each, ctypes takes Python's lock again, and waits for it up to Python's
-switch interval (5 ms) while the main thread specialises further kernels: a module that takes LLVM 20 ms took 50 to 350.
+switch interval (5 ms) while the main thread specializes further kernels: a module that takes LLVM 20 ms took 50 to 350.
 ``max_compile(functions, job) -> i64`` calls the same functions of llvmlite's library in the same order without the
 lock; the result is 1, or 0 if LLVM rejects the module.
 """
@@ -108,10 +108,10 @@ next:
 look:
   %declared = call i32 %IsDeclaration(ptr %function)
   %empty = icmp ne i32 %declared, 0
-  br i1 %empty, label %next, label %optimise
+  br i1 %empty, label %next, label %optimize
 
-; a new pass manager per function: one keeps analyses of the function that it ran on
-optimise:
+; a new pass manager per function: one keeps analyzes of the function that it ran on
+optimize:
   %passes = call ptr %buildFunctionSimplificationPipeline(ptr %BUILDER, i32 {SPEED_LEVEL})
   call void %RunNewFunctionPassManager(ptr %passes, ptr %function, ptr %BUILDER)
   call void %DisposeNewFunctionPassManger(ptr %passes)
@@ -187,7 +187,7 @@ class NativeCompile:
     def __call__(
         self, text: bytes, triple: bytes, layout: bytes, machine: int, builder: int
     ) -> bytes | None:
-        """The object code of a module, optimised; None if LLVM rejects it.
+        """The object code of a module, optimized; None if LLVM rejects it.
 
         Args:
             text: The module.

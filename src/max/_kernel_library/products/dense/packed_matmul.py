@@ -23,7 +23,7 @@ from max._kernel_library.products.blocking import LANES_K, STEP, cut_depth
 from max._kernel_library.products.dense.gemm import InnerSize, gemm_panels, inner_size
 from max._kernel_library.products.dense.gemm_amx import gemm_panels_amx
 from max._kernel_library.products.dense.panels import storage, widened
-from max._kernel_library.products.row_norms import Norm, NormOperands, norm_arguments, normalise
+from max._kernel_library.products.row_norms import Norm, NormOperands, norm_arguments, normalize
 from max._kernel_library.tiles.micro_kernels import add_sums, store_sums
 from max._kernel_library.tiles.strips import (
     COLUMNS,
@@ -204,7 +204,7 @@ def matmul_panels(
 
 
 @k.kernel
-def matmul_normalised(
+def matmul_normalized(
     out: k.Output,
     a: k.Input,
     panels: k.Input,
@@ -218,7 +218,7 @@ def matmul_normalised(
     epilogue: Any = identity,
 ) -> None:
     """`matmul_panels` on the RMS norm of `a`; see `max._kernel_library.products.row_norms`."""
-    rows = normalise(a, norm_operands, norm, ctx)
+    rows = normalize(a, norm_operands, norm, ctx)
     t = tiling(ctx.target, a.dtype, panels.dtype, inner.folds)
     results = Results(out, extra, epilogue, t.width, parts)
     multiply_dense(results, rows, panels, row_threshold, inner.in_place, t, ctx)
@@ -248,5 +248,5 @@ def lower_matmul(
     params = {"inner": inner_size(x.dtype, operands[1].dtype, inner), **norm_params}
     if parts:
         params |= {"parts": parts, "epilogue": identity_of_parts}
-    kernel = matmul_normalised if memory else matmul_panels
+    kernel = matmul_normalized if memory else matmul_panels
     return KernelCall(kernel, args, params, epilogue=True, workspaces=memory)

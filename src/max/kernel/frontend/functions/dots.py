@@ -1,4 +1,4 @@
-"""Dot products of neighbouring lanes, with the target's instructions or an equal sequence."""
+"""Dot products of neighboring lanes, with the target's instructions or an equal sequence."""
 
 # pyright: reportUnknownVariableType=false, reportUnknownArgumentType=false, reportUnknownMemberType=false
 # values of the user's program are Any
@@ -86,7 +86,7 @@ def emit_dot_i8(fe: Frontend, acc: Any, a: Any, b: Any, narrow: bool = False) ->
 
 
 def _add_lane_products(fe: Frontend, acc: Any, a: Any, b: Any, count: int) -> Any:
-    """Adds the products of `count` neighbours without instructions for them."""
+    """Adds the products of `count` neighbors without instructions for them."""
     for j in range(count):
         lanes = tuple(range(j, count * acc.type.width, count))
         x, y = (cast(fe, emit_shuffle(fe, v, None, lanes), acc.type.dtype) for v in (a, b))

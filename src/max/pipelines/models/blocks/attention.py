@@ -52,10 +52,10 @@ class AttentionForm(Mixer):
             half a head apart.
         bias: Whether the projections to queries, keys and values have biases.
         output_bias: Whether the output projection has a bias.
-        qk_norm: The norm of queries and keys; None: they are not normalised.
+        qk_norm: The norm of queries and keys; None: they are not normalized.
         gated: Whether attended values are multiplied by the sigmoid of gates. The query projection computes the gate
             of a head directly after its query.
-        value_norm: Whether the values of each head are normalised, without a weight.
+        value_norm: Whether the values of each head are normalized, without a weight.
         keys_as_values: Whether projected keys are also the values.
         shared_with: The earlier block whose keys and values the layer reads; None: it has its own.
         clip: Queries and keys, after their norms, and values are clamped to ``[-clip, clip]``.
@@ -275,7 +275,7 @@ class DecoderAttention(CachedAttention):
             x: ``[total_seq_len, hidden_size]``.
             kv_collection: The cache; keys and values of the new tokens are written to it.
             positional: If the layer is rotated, the table of cosines and sines ``[positions, rotated_dim]``, or the
-                rows of the batch's tokens if heads are normalised after the rotation or keys are shared. Then, if
+                rows of the batch's tokens if heads are normalized after the rotation or keys are shared. Then, if
                 scores depend on the position, the factor of each token's queries ``[total_seq_len, 1, 1]``.
             input_row_offsets: The first row of each sequence, uint32 ``[batch + 1]``.
 
@@ -327,7 +327,7 @@ class DecoderAttention(CachedAttention):
         """
         remaining = list(positional)
         if keys is None:
-            queries = self._normalised(queries, self.q_norm)
+            queries = self._normalized(queries, self.q_norm)
             if self.rotated:
                 queries = self._rotate(queries, remaining.pop(0))
         else:
@@ -353,7 +353,7 @@ class DecoderAttention(CachedAttention):
         remaining: list[TensorValue],
         input_row_offsets: TensorValue,
     ) -> TensorValue:
-        """Writes keys and values of the new tokens to the cache, and returns the queries `q`, normalised and rotated,
+        """Writes keys and values of the new tokens to the cache, and returns the queries `q`, normalized and rotated,
         ``[total_seq_len, heads, head_dim]``.
 
         `remaining` holds the position-dependent inputs; the ones that are used here are removed from it.
@@ -364,8 +364,8 @@ class DecoderAttention(CachedAttention):
         if after and self.rotated:
             rows = remaining.pop(0)
             q, k = (self._rotate(self.per_head(y), rows) for y in (q, k))
-        queries = self._normalised(q, self.q_norm)
-        keys = self._normalised(k, self.k_norm)
+        queries = self._normalized(q, self.q_norm)
+        keys = self._normalized(k, self.k_norm)
         if self.value_eps is not None:
             v = ops.reshape(unit_rms(self.per_head(v), self.value_eps), v.shape)
         if self.clip is not None:
@@ -396,8 +396,8 @@ class DecoderAttention(CachedAttention):
             options["sink_weights"] = self.sinks
         return options
 
-    def _normalised(self, y: TensorValue, norm: Module | None) -> TensorValue:
-        """Normalises heads ``[total_seq_len, heads, head_dim]``; returns `y` if there is no norm."""
+    def _normalized(self, y: TensorValue, norm: Module | None) -> TensorValue:
+        """Normalizes heads ``[total_seq_len, heads, head_dim]``; returns `y` if there is no norm."""
         if norm is None:
             return self.per_head(y)
         over_all = self.qk_norm is not None and self.qk_norm.over == "all"

@@ -36,7 +36,7 @@ class Block:
     """A block of a decoder: a mixer, a feed-forward layer, norms and residual sums.
 
     Sequential blocks compute ``h = x + mixer(norm(x))``, then ``h + feed_forward(norm(h))``. Parallel blocks compute
-    ``x + mixer(norm(x)) + feed_forward(norm(x))``; the feed-forward layer reads the mixer's normalised input unless it
+    ``x + mixer(norm(x)) + feed_forward(norm(x))``; the feed-forward layer reads the mixer's normalized input unless it
     has its own norm.
 
     Args:
@@ -45,7 +45,7 @@ class Block:
         norms: The places of the norms, keys of `NORM_PLACES`. A block without a mixer has the norms of one.
         parallel: Whether both layers read the same hidden states.
         residual_multiplier: The factor of each layer's output before it is added.
-        normed_residual: Whether residual sums add the normalised input of a layer instead of its input.
+        normed_residual: Whether residual sums add the normalized input of a layer instead of its input.
     """
 
     mixer: Mixer | None
@@ -118,7 +118,7 @@ class DecoderBlock(Module):
     """Attention, a feed-forward layer, norms and residual sums.
 
     Sequential blocks compute ``h = x + attention(norm(x))``, then ``h + mlp(norm(h))``. Parallel blocks compute
-    ``x + attention(norm(x)) + mlp(norm(x))``; the MLP reads the attention's normalised input unless it has its own
+    ``x + attention(norm(x)) + mlp(norm(x))``; the MLP reads the attention's normalized input unless it has its own
     norm.
 
     Args:
@@ -127,7 +127,7 @@ class DecoderBlock(Module):
         norms: The norms by place, a key of `NORM_PLACES`.
         parallel: Whether attention and MLP read the same hidden states.
         residual_multiplier: The factor of both outputs before they are added.
-        normed_residual: Whether the residual sums add the normalised input instead of the input.
+        normed_residual: Whether the residual sums add the normalized input instead of the input.
         mixer: The name of the attention's weights.
     """
 

@@ -198,9 +198,9 @@ class SparseMLP(MLP):
             x: ``[total_seq_len, hidden_size]``.
         """
         gates = self.gate_proj(x)
-        centred = gates - ops.mean(gates, axis=-1)
-        bound = ops.sqrt(ops.mean(centred * centred, axis=-1)) * self.bound
-        hidden = self.activation(ops.relu(centred - bound)) * self.up_proj(x)
+        centered = gates - ops.mean(gates, axis=-1)
+        bound = ops.sqrt(ops.mean(centered * centered, axis=-1)) * self.bound
+        hidden = self.activation(ops.relu(centered - bound)) * self.up_proj(x)
         return ops.cast(self.down_proj(hidden), x.dtype)
 
 

@@ -56,7 +56,7 @@ class ExpertsBeside(DecoderExperts):
         self._over_devices = parts
 
     def beside(self, h: TensorValue, y: TensorValue) -> TensorValue:
-        """The sum of the MLP's and the experts' outputs, each normalised, of h's shape and dtype.
+        """The sum of the MLP's and the experts' outputs, each normalized, of h's shape and dtype.
 
         Args:
             h: The hidden states ``[tokens, hidden_size]``.

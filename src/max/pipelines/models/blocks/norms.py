@@ -42,12 +42,12 @@ class NormForm:
 
 @dataclass(frozen=True)
 class QKNorm:
-    """How queries and keys are normalised.
+    """How queries and keys are normalized.
 
     Args:
         over: ``head``: each head, with one weight for all; ``each_head``: each head, with its own weight; ``all``: all
             heads of a token together.
-        after_rotation: Whether heads are normalised after the rotation instead of before it.
+        after_rotation: Whether heads are normalized after the rotation instead of before it.
     """
 
     form: NormForm = NormForm()
@@ -74,7 +74,7 @@ class PlainLayerNorm(Module):
         self.bias = Weight("bias", dtype, [dim], device) if form.bias else None
 
     def __call__(self, x: TensorValue) -> TensorValue:
-        """The normalised tensor, of x's dtype.
+        """The normalized tensor, of x's dtype.
 
         Args:
             x: ``[…, dim]``.
@@ -97,7 +97,7 @@ class PlainRMSNorm(Module):
         self.eps = eps
 
     def __call__(self, x: TensorValue) -> TensorValue:
-        """The normalised tensor, of x's dtype.
+        """The normalized tensor, of x's dtype.
 
         Args:
             x: ``[…, dim]``.
@@ -124,7 +124,7 @@ class HeadNorm(Module):
         self.weight = Weight("weight", dtype, [heads, dim], device)
 
     def __call__(self, x: TensorValue) -> TensorValue:
-        """The normalised heads, of x's dtype.
+        """The normalized heads, of x's dtype.
 
         Args:
             x: ``[rows, heads, dim]``.

@@ -191,7 +191,7 @@ class RopeConfig:
             n_heads: The number of query heads.
             head_dim: The size of a head.
             max_seq_len: The longest sequence.
-            interleaved: Whether the elements of a rotated pair are neighbours.
+            interleaved: Whether the elements of a rotated pair are neighbors.
         """
         p = self.parameters
         rotated = self.rotated_dim or head_dim

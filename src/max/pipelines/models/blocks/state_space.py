@@ -26,7 +26,7 @@ SCAN = "scan"
 
 
 class GatedNorm(Module):
-    """An RMS norm over groups of channels, multiplied by SiLU of a gate before or after normalising.
+    """An RMS norm over groups of channels, multiplied by SiLU of a gate before or after normalizing.
 
     Weights: ``weight`` ``[channels]``, float32.
 
@@ -210,7 +210,7 @@ class MambaForm(Mixer):
         taps: The number of inputs that an output of the convolution depends on.
         conv_bias: Whether the convolution has a bias.
         bias: Whether the input and output projections have biases.
-        norms: Whether step sizes, B and C are normalised, as in Jamba.
+        norms: Whether step sizes, B and C are normalized, as in Jamba.
     """
 
     channels: int

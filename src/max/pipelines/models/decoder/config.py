@@ -50,7 +50,7 @@ class DecoderConfig:
         embedding_size: The size of embeddings that are projected to hidden states and back; None: hidden_size.
         embedding_multiplier: The factor of the embeddings.
         rounds_multiplier: Whether the factor is rounded to the dtype of 16-bit weights, as in Gemma's training.
-        embedding_norm: Whether embeddings are normalised.
+        embedding_norm: Whether embeddings are normalized.
         per_layer_inputs: The per-token vectors of each layer; None: there are none.
         alternating: The number of hidden states of a token, if there are several; None: there is one.
         tie_word_embeddings: Whether the output layer shares the embedding's weight.

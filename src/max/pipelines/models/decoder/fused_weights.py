@@ -31,7 +31,7 @@ def split_fused(
 ) -> dict[str, WeightData]:
     """Splits ``qkv_proj`` into ``q_proj``, ``k_proj``, ``v_proj``, and ``gate_up_proj`` into its two halves.
 
-    The separate expansions of latents are joined, and decoded if quantised, since keys and values are split later.
+    The separate expansions of latents are joined, and decoded if quantized, since keys and values are split later.
     Projections of delta nets are split if the form has separate ones. Activation parameters that the config states are
     added as weights.
 

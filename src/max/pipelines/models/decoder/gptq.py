@@ -15,7 +15,7 @@ from max.nn.layers.gptq_linear import GPTQLinear
 from max.nn.layers.linear import Linear
 from max.pipelines.checkpoints.config_keys import ConfigKeys
 from max.pipelines.checkpoints.huggingface_config import HuggingFaceConfig
-from max.pipelines.checkpoints.quantised_formats import CONVERTED_METHODS, METHODS
+from max.pipelines.checkpoints.quantized_formats import CONVERTED_METHODS, METHODS
 from max.pipelines.core.exceptions import ModelFilesError
 
 __all__ = ["gptq_linear", "gptq_v1", "is_gptq", "read_quantization", "stores_plain_zeros"]
@@ -66,7 +66,7 @@ def stores_plain_zeros(config: HuggingFaceConfig) -> bool:
     Args:
         config: The model's config.json.
     """
-    section = config.quantisation
+    section = config.quantization
     return section is not None and section.get("checkpoint_format") == "gptq_v2"
 
 

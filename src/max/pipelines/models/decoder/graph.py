@@ -48,7 +48,7 @@ from max.pipelines.models.decoder.config import DecoderConfig
 from max.pipelines.models.decoder.decoder import Decoder
 from max.pipelines.models.decoder.step_record import StepRecord
 from max.pipelines.models.decoder.tensor_parallel import split_over_devices
-from max.pipelines.models.decoder.weights import is_quantised, quantised_decoder
+from max.pipelines.models.decoder.weights import is_quantized, quantized_decoder
 from max.pipelines.sampling.inputs import sample_tokens, sampling_input_types
 
 __all__ = ["build_graph", "input_types"]
@@ -112,7 +112,7 @@ def build_graph(
         with_sampling: Whether the graph picks the next tokens.
         devices: Where it runs; the CPU by default. Over several, its layers are split.
         use_subgraphs: Whether blocks with equal staging share one subgraph.
-        state_dict: The weights; if they are quantised, the graph takes their encodings.
+        state_dict: The weights; if they are quantized, the graph takes their encodings.
         with_embeddings: Whether hidden states may replace those of some tokens.
 
     Raises:
@@ -145,8 +145,8 @@ def build_graph(
         raise ValueError(
             f"build_graph: a cache on {kv_params.n_devices} devices; the model runs on {len(devices)}"
         )
-    if state_dict is not None and is_quantised(state_dict):
-        model = quantised_decoder(decoder, config, kv_params, state_dict, devices[0], return_logits)
+    if state_dict is not None and is_quantized(state_dict):
+        model = quantized_decoder(decoder, config, kv_params, state_dict, devices[0], return_logits)
     else:
         model = decoder(config, kv_params, dtype, devices[0], return_logits)
         model.name_weights()

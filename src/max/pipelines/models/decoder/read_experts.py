@@ -60,7 +60,7 @@ def with_softmax_experts(
     count: str = "num_experts",
     size: str,
     shared: str = "",
-    normalised: bool = False,
+    normalized: bool = False,
 ) -> DecoderConfig:
     """A decoder with experts that are selected by the softmax of their scores.
 
@@ -70,7 +70,7 @@ def with_softmax_experts(
         count: The key of the number of experts.
         size: The key of an expert's inner size.
         shared: The key of the inner size of the shared MLP; empty: there is none.
-        normalised: Whether weights are divided by their sum if the file does not say so.
+        normalized: Whether weights are divided by their sum if the file does not say so.
 
     Raises:
         ModelFilesError: A value does not fit.
@@ -83,7 +83,7 @@ def with_softmax_experts(
         number,
         keys.integer("num_experts_per_tok", 1, number),
         _size(keys, size),
-        ExpertRouting(normalised=keys.flag("norm_topk_prob", normalised)),
+        ExpertRouting(normalized=keys.flag("norm_topk_prob", normalized)),
         _size(keys, shared) if shared else 0,
         bool(shared),
     )
@@ -118,7 +118,7 @@ def grouped_experts(keys: ConfigKeys) -> Experts:
         raise keys.error("n_group", f"a divisor of n_routed_experts, which is {count}")
     routing = ExpertRouting(
         "sigmoid",
-        normalised=keys.flag("norm_topk_prob", True),
+        normalized=keys.flag("norm_topk_prob", True),
         scale=keys.number("routed_scaling_factor", over=0, default=1.0),
         groups=groups,
         chosen_groups=keys.integer("topk_group", 1, groups, 1),

@@ -3,7 +3,7 @@ vocabulary.
 
 Each part is a model of a smaller config; its weights are slices of the whole model's weights if shapes differ.
 The first device holds the hidden states: it computes embeddings, norms, residual sums and recurrent layers.
-Attention and feed-forward layers run on all devices, from copies of the normalised hidden states; the first device
+Attention and feed-forward layers run on all devices, from copies of the normalized hidden states; the first device
 adds up their results.
 """
 
@@ -46,7 +46,7 @@ def split_over_devices(model: Decoder, devices: Sequence[DeviceRef]) -> None:
         devices: The devices.
 
     Raises:
-        ConfigError: A number of heads cannot be split, or a quantised weight would be cut inside a block.
+        ConfigError: A number of heads cannot be split, or a quantized weight would be cut inside a block.
     """
     config, count = model.config, len(devices)
     config.check_split(count)
@@ -129,7 +129,7 @@ class _SplitAttention:
                     "a norm over all heads is not split after a rotation, with gates, or if values are keys"
                 )
             self.together = whole
-            # `attend` receives normalised queries and keys, so the parts must not normalise again
+            # `attend` receives normalized queries and keys, so the parts must not normalize again
             for part in parts:
                 part.q_norm = part.k_norm = None
 
@@ -157,8 +157,8 @@ class _SplitAttention:
             outputs = [part(*call) for part, call in zip(self.parts, calls, strict=True)]
             return _added(outputs, self.devices[0])
         projected = [part.project(call[1]) for part, call in zip(self.parts, calls, strict=True)]
-        queries = self._normalised([q for q, _, _ in projected], whole.q_norm, whole.q_width)
-        keys = self._normalised([k for _, _, k in projected], whole.k_norm, whole.kv_width)
+        queries = self._normalized([q for q, _, _ in projected], whole.q_norm, whole.q_width)
+        keys = self._normalized([k for _, _, k in projected], whole.k_norm, whole.kv_width)
         outputs = [
             part.attend(*call, q, gates, k)
             for part, call, q, (_, gates, _), k in zip(
@@ -167,10 +167,10 @@ class _SplitAttention:
         ]
         return _added(outputs, self.devices[0])
 
-    def _normalised(
+    def _normalized(
         self, parts: list[TensorValue], norm: Module | None, all_heads: int
     ) -> list[TensorValue]:
-        """Normalises over `all_heads` elements on the first device, and returns the heads of each device."""
+        """Normalizes over `all_heads` elements on the first device, and returns the heads of each device."""
         if norm is None:
             return parts
         width = int(parts[0].shape[1])
@@ -281,7 +281,7 @@ def _elements(weight: Weight) -> list[int]:
 
 
 def _check_groups(whole: GPTQLinear, parts: Sequence[Any]) -> None:
-    """Checks that each device has whole quantisation groups of the inputs.
+    """Checks that each device has whole quantization groups of the inputs.
 
     Raises:
         ConfigError: A group would be cut, or the inputs of a group are not contiguous.

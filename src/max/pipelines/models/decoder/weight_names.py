@@ -18,10 +18,10 @@ OUTPUT_NORMS = {
     "post_attention_layernorm": "attention_output_norm",
     "post_feedforward_layernorm": "mlp_output_norm",
 }
-"""Names of norms in checkpoints of families that normalise the outputs of attention and MLP."""
+"""Names of norms in checkpoints of families that normalize the outputs of attention and MLP."""
 
 SANDWICH_NORMS = {**OUTPUT_NORMS, "pre_feedforward_layernorm": "post_attention_layernorm"}
-"""The same for families that also normalise the inputs."""
+"""The same for families that also normalize the inputs."""
 
 
 @dataclass(frozen=True)

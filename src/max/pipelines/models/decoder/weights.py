@@ -22,9 +22,9 @@ from max.pipelines.models.decoder.decoder import Decoder
 from max.pipelines.models.decoder.gptq import gptq_linear, is_gptq, without_trivial_groups
 
 __all__ = [
-    "is_quantised",
+    "is_quantized",
     "own_output_layer",
-    "quantised_decoder",
+    "quantized_decoder",
     "weights_registry",
     "with_embedding",
 ]
@@ -39,7 +39,7 @@ def weights_registry(
 ) -> dict[str, DLPackArray]:
     """The weights as ``session.load(graph, weights_registry=…)`` takes them.
 
-    Weights that already have `dtype` are not copied; the weights of quantised checkpoints keep their encodings.
+    Weights that already have `dtype` are not copied; the weights of quantized checkpoints keep their encodings.
 
     Args:
         decoder: The model's class.
@@ -51,8 +51,8 @@ def weights_registry(
     Raises:
         WeightsError: A weight is missing, is unknown to the model, or has another shape.
     """
-    if is_quantised(state_dict):
-        return quantised_decoder(decoder, config, kv_params, state_dict).state_dict()
+    if is_quantized(state_dict):
+        return quantized_decoder(decoder, config, kv_params, state_dict).state_dict()
     values = _own_values(config, state_dict)
     model = decoder(config, kv_params, dtype)
     dtypes = {name: weight.dtype for name, weight in model.raw_state_dict().items()}
@@ -65,7 +65,7 @@ def weights_registry(
     return model.state_dict()
 
 
-def is_quantised(state_dict: Mapping[str, WeightData]) -> bool:
+def is_quantized(state_dict: Mapping[str, WeightData]) -> bool:
     """Whether a checkpoint has weights in encoded blocks, or GPTQ's packed tensors.
 
     Args:
@@ -76,7 +76,7 @@ def is_quantised(state_dict: Mapping[str, WeightData]) -> bool:
     )
 
 
-def quantised_decoder(
+def quantized_decoder(
     decoder: type[Decoder],
     config: DecoderConfig,
     kv_params: KVCacheParams,
@@ -109,7 +109,7 @@ def quantised_decoder(
         value = values.get(name)
         if value is None or value.quantization_encoding is not None or not value.dtype.is_float():
             continue
-        # an unquantised matrix keeps its dtype, except float64, for which there are no weight kernels
+        # an unquantized matrix keeps its dtype, except float64, for which there are no weight kernels
         if weight.rank > 1 and value.dtype is not DType.float64:
             weight.dtype = value.dtype
         values[name] = value.cast_at_load(weight.dtype)

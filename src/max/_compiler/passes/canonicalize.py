@@ -1,0 +1,255 @@
+"""Brings ops to canonical form: removes no-ops, joins adjacent views, folds transposes into matmul."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+import numpy as np
+from xdsl.ir import Block, Operation, SSAValue
+
+from max._compiler.mok import MatmulOp
+from max._compiler.passes.base import constant_of, ops_of
+from max.mlir import DenseAttr, MoOp, ShapedType, TensorType, build, to_attr
+from max.mlir.builtin import UNKNOWN_LOC
+
+__all__ = ["canonicalize", "insert_before"]
+
+Rule = Callable[[MoOp], "SSAValue | None"]
+
+
+def insert_before(anchor: Operation, op: MoOp) -> SSAValue:
+    """Inserts an op before the anchor and returns its first result; an op without a location takes the anchor's."""
+    block = anchor.parent_block()
+    assert block is not None
+    if op.location == UNKNOWN_LOC:
+        op.location = anchor.location
+    block.insert_op_before(op, anchor)
+    return op.results[0]
+
+
+def producer(value: SSAValue, name: str) -> MoOp | None:
+    """The op that defines a value, if it has the given name."""
+    owner = value.owner
+    return owner if isinstance(owner, MoOp) and owner.name == name else None
+
+
+def shape_of(value: SSAValue) -> tuple[object, ...]:
+    """The dims of a tensor or buffer."""
+    type_ = value.type
+    assert isinstance(type_, ShapedType)
+    return type_.shape
+
+
+def _same_type(op: MoOp) -> SSAValue | None:
+    return op.operands[0] if op.operands[0].type == op.results[0].type else None
+
+
+def _reshape(op: MoOp) -> SSAValue | None:
+    """Removes a reshape to the same type; a reshape of a reshape becomes one."""
+    if (unchanged := _same_type(op)) is not None:
+        return unchanged
+    inner = producer(op.operands[0], "mo.reshape")
+    if inner is None:
+        return None
+    return insert_before(op, build("mo.reshape", inner.operands, {}, op.result_types))
+
+
+def _broadcast_to(op: MoOp) -> SSAValue | None:
+    """Removes a broadcast to the same type; a broadcast of a broadcast becomes one."""
+    if (unchanged := _same_type(op)) is not None:
+        return unchanged
+    inner = producer(op.operands[0], "mo.broadcast_to")
+    if inner is None:
+        return None
+    return insert_before(op, build("mo.broadcast_to", inner.operands, {}, op.result_types))
+
+
+def _transpose(op: MoOp) -> SSAValue | None:
+    """Removes an identity; joins two transposes; a transpose that moves axes of size 1 only becomes a reshape."""
+    perm: tuple[int, ...] = op.attr("perm")
+    source = op.operands[0]
+    if list(perm) == list(range(len(perm))):
+        return source
+    if (inner := producer(source, "mo.transpose")) is not None:
+        first: tuple[int, ...] = inner.attr("perm")
+        joined = tuple(first[axis] for axis in perm)
+        return insert_before(op, build("mo.transpose", inner.operands, {"perm": joined}))
+    shape = shape_of(source)
+    moved = [axis for axis in perm if shape[axis] != 1]
+    if moved == sorted(moved):
+        # only axes of size 1 move: a reshape, no element moves in memory
+        return insert_before(op, build("mo.reshape", (source,), {}, op.result_types))
+    return None
+
+
+def _slice(op: MoOp) -> SSAValue | None:
+    start, step = op.attr("start"), op.attr("step")
+    is_full = all(s == 0 for s in start) and all(s == 1 for s in step)
+    return op.operands[0] if is_full and op.operands[0].type == op.results[0].type else None
+
+
+def _concat(op: MoOp) -> SSAValue | None:
+    """Drops operands that are empty along the axis; a concat of one operand becomes the operand."""
+    axis: int = op.attr("axis")
+    kept = [v for v in op.operands if shape_of(v)[axis] != 0]
+    if len(kept) == 1 and kept[0].type == op.results[0].type:
+        return kept[0]
+    if len(kept) == len(op.operands) or not kept:
+        return None
+    return insert_before(op, build("mo.concat", kept, {"axis": axis}))
+
+
+def _reduce_one(op: MoOp) -> SSAValue | None:
+    """A reduction over an axis of size 1 is the identity."""
+    return op.operands[0] if shape_of(op.operands[0])[op.attr("axis")] == 1 else None
+
+
+def _matmul(op: MoOp) -> SSAValue | None:
+    """`mo.matmul(x, transpose(w))` becomes `mok.matmul(x, w) {transpose_b = true}`."""
+    x, y = op.operands
+    inner = producer(y, "mo.transpose")
+    if inner is None:
+        return None
+    perm: tuple[int, ...] = inner.attr("perm")
+    rank = len(perm)
+    if perm != (*range(rank - 2), rank - 1, rank - 2):
+        return None
+    matmul = MatmulOp.create(
+        operands=(x, inner.operands[0]),
+        result_types=op.result_types,
+        attributes={"transpose_b": to_attr(True)},
+        location=op.location,
+    )
+    return insert_before(op, matmul)
+
+
+def _gather(op: MoOp) -> SSAValue | None:
+    """`gather(cast(table))` becomes `cast(gather(table))`: only the gathered rows are converted."""
+    inner = producer(op.operands[0], "mo.cast")
+    if inner is None:
+        return None
+    result = op.results[0].type
+    source = inner.operands[0].type
+    assert isinstance(result, TensorType) and isinstance(source, ShapedType)
+    if source.dtype.size_in_bytes >= result.dtype.size_in_bytes:
+        return None
+    rows = insert_before(op, build("mo.gather", (inner.operands[0], op.operands[1]), op.attrs))
+    return insert_before(op, build("mo.cast", (rows,), {}, (result,)))
+
+
+def _transfer(op: MoOp) -> SSAValue | None:
+    """Joins two transfers, and removes transfers to the device of their operand."""
+    inner = producer(op.operands[0], "mo.transfer")
+    if inner is None:
+        return _same_type(op)
+    if inner.operands[0].type == op.results[0].type:
+        return inner.operands[0]
+    return insert_before(op, build("mo.transfer", inner.operands, {}, op.result_types))
+
+
+def _pow(op: MoOp) -> SSAValue | None:
+    """Small constant powers of floats as products and roots."""
+    x, y = op.operands
+    while (
+        (view := y.owner)
+        and isinstance(view, MoOp)
+        and view.name in ("mo.broadcast_to", "mo.reshape")
+    ):
+        y = view.operands[0]
+    array = constant_of(y.owner)
+    type_ = x.type
+    if (
+        array is None
+        or array.size != 1
+        or not isinstance(type_, TensorType)
+        or not type_.dtype.is_float()
+    ):
+        return None
+    match float(array.reshape(-1)[0]):
+        case 1.0:
+            return x
+        case 2.0:
+            return insert_before(op, build("mo.mul", (x, x)))
+        case 3.0:
+            return insert_before(
+                op, build("mo.mul", (insert_before(op, build("mo.mul", (x, x))), x))
+            )
+        case 0.5 | -0.5 as power:
+            # unlike roots, powers of -0.0 are those of 0.0, and powers of -inf those of inf
+            infinite = insert_before(op, build("mo.equal", (x, _filled(op, type_, -math.inf))))
+            base = insert_before(op, build("mo.add", (x, _filled(op, type_, 0.0))))
+            base = (infinite, _filled(op, type_, math.inf), base)
+            base = insert_before(op, build("mo.select", base))
+            return insert_before(op, build("mo.sqrt" if power > 0 else "mo.rsqrt", (base,)))
+        case _:
+            return None
+
+
+def _filled(op: MoOp, type_: TensorType, number: float) -> SSAValue:
+    """A tensor of one number, before an op."""
+    scalar_type = TensorType.get(type_.dtype, (), type_.device)
+    attr = {"value": DenseAttr.of(np.asarray(number).astype(type_.dtype.to_numpy()))}
+    scalar = insert_before(op, build("mo.constant", (), attr, (scalar_type,)))
+    return insert_before(op, build("mo.broadcast_to", (scalar,), {}, (type_,)))
+
+
+def _pad(op: MoOp) -> SSAValue | None:
+    """Padding by symbolic amounts becomes a concat per axis: the kernel takes constant amounts only."""
+    low, high = op.attr("low"), op.attr("high")
+    if not low:
+        return op.operands[0]
+    if all(amount.is_static for amount in (*low, *high)):
+        return None
+    value = op.operands[0]
+    type_ = value.type
+    assert isinstance(type_, TensorType)
+    for axis, amounts in enumerate(zip(low, high, strict=True)):
+        assert isinstance(value.type, TensorType)
+        shape = value.type.shape
+        margins = [
+            _filled(
+                op, type_.with_shape([*shape[:axis], amount, *shape[axis + 1 :]]), op.attr("value")
+            )
+            if amount != 0
+            else None
+            for amount in amounts
+        ]
+        parts = [part for part in (margins[0], value, margins[1]) if part is not None]
+        if len(parts) > 1:
+            value = insert_before(op, build("mo.concat", parts, {"axis": axis}))
+    return value
+
+
+RULES: dict[str, Rule] = {
+    "mo.pad": _pad,
+    "mo.pow": _pow,
+    "mo.cast": _same_type,
+    "mo.reshape": _reshape,
+    "mo.broadcast_to": _broadcast_to,
+    "mo.transpose": _transpose,
+    "mo.slice": _slice,
+    "mo.concat": _concat,
+    "mo.rebind": _same_type,
+    "mo.matmul": _matmul,
+    "mo.gather": _gather,
+    "mo.transfer": _transfer,
+}
+"""The rule of each op: it returns the replacement, or None to keep the op. `_reduce_one` is that of reductions."""
+
+
+def canonicalize(block: Block) -> None:
+    """Applies the rules, operands before users, until none applies to an op or to what replaced it."""
+    for op in ops_of(block):
+        current: MoOp | None = op
+        while current is not None:
+            rule = RULES.get(current.name, _reduce_one if current.spec.reduction else None)
+            value = rule(current) if rule is not None else None
+            if value is None:
+                break
+            current.results[0].replace_all_uses_with(value)
+            current.detach()
+            current.erase()
+            # a new op may be simplified further; older ones have been already
+            owner = value.owner
+            current = owner if isinstance(owner, MoOp) and value.first_use is not None else None

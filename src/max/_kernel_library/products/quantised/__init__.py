@@ -1,1 +1,0 @@
-"""Matrix products with quantised weights, and the conversion of quantised blocks."""

@@ -1,0 +1,1 @@
+"""Matrix products with quantized weights, and the conversion of quantized blocks."""

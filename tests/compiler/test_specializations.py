@@ -1,0 +1,152 @@
+"""Later compilations of a process reuse specialized kernels, unless these may have changed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+
+from max import kernel as k
+from max._backends.cpu.backend import cpu_backends
+from max._backends.regions import ArgView
+from max._compiler import kernels, specializations
+from max._compiler.kernels import Argument, KernelTable
+from max._compiler.specializations import Specializations
+from max._compiler.template import Pointer
+from max._config import flags
+from max.driver import CPU
+from max.dtype import DType
+from max.engine import InferenceSession
+from max.graph import DeviceRef, Graph, TensorType, ops
+
+DEVICE = DeviceRef.CPU()
+
+
+@pytest.fixture
+def count(monkeypatch: pytest.MonkeyPatch) -> Callable[[], int]:
+    """Counts the specializations of the test, which starts with an empty cache."""
+    monkeypatch.setattr("max._compiler.kernels.specializations", Specializations())
+    names: list[str] = []
+    specialize = k.specialize
+
+    def counted(fn: k.Kernel, *args: object, **options: object) -> k.KernelIR:
+        names.append(fn.name)
+        return specialize(fn, *args, **options)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(k, "specialize", counted)
+    return lambda: len(names)
+
+
+def softmax_of_products(factor: float = 2.0) -> Graph:
+    types = [TensorType(DType.float32, shape, DEVICE) for shape in (("m", 24), (24, 40))]
+    with Graph("g", input_types=types) as graph:
+        x, w = (value.tensor for value in graph.inputs)
+        graph.output(ops.softmax(x @ w), ops.tanh(x) * factor)
+    return graph
+
+
+def run(graph: Graph, rng: np.random.Generator, factor: float = 2.0) -> None:
+    model = InferenceSession(devices=[CPU()]).load(graph)
+    x, w = rng.standard_normal((3, 24), np.float32), rng.standard_normal((24, 40), np.float32)
+    probabilities, doubled = (out.to_numpy() for out in model.execute(x, w))
+    powers = np.exp(x @ w)
+    np.testing.assert_allclose(probabilities, powers / powers.sum(1, keepdims=True), 1e-4)
+    np.testing.assert_allclose(doubled, np.tanh(x) * factor, 1e-5)
+
+
+def test_a_second_compilation_specializes_nothing(count: Callable[[], int], rng) -> None:
+    run(softmax_of_products(), rng)
+    first = count()
+    assert first >= 3
+    run(softmax_of_products(), rng)
+    assert count() == first
+    run(softmax_of_products(3.0), rng, 3.0)
+    assert count() == first + 1
+
+
+@pytest.mark.parametrize("flag", ["MAX_KERNEL_CHECK", "MAX_KERNEL_INTERPRET"])
+def test_flags_are_part_of_the_key(flag: str, count: Callable[[], int], rng) -> None:
+    run(softmax_of_products(), rng)
+    first = count()
+    with flags.override(**{flag: 1}):
+        run(softmax_of_products(), rng)
+        assert count() == 2 * first
+    run(softmax_of_products(), rng)
+    assert count() == 2 * first
+
+
+FACTOR = 2.0
+
+
+@k.register("test_specializations_scale")
+def scale(y: k.Output[k.f32, 1], x: k.Input[k.f32, 1]):
+    for i in range(x.shape[0]):
+        y[i] = x[i] * FACTOR
+
+
+def test_custom_kernels_see_current_globals(monkeypatch: pytest.MonkeyPatch) -> None:
+    kind = TensorType(DType.float32, ["n"], DEVICE)
+    with Graph("g", input_types=[kind]) as graph:
+        x = graph.inputs[0].tensor
+        graph.output(ops.custom("test_specializations_scale", DEVICE, [x], [kind])[0])
+    session = InferenceSession(devices=[CPU()])
+    ones = np.ones(3, np.float32)
+    assert session.load(graph).execute(ones)[0].to_numpy().tolist() == [2, 2, 2]
+    monkeypatch.setitem(globals(), "FACTOR", 5.0)
+    assert session.load(graph).execute(ones)[0].to_numpy().tolist() == [5, 5, 5]
+
+
+@k.kernel
+def flagged(y: k.Output[k.f32, 1], *, on: bool):
+    y[0] = 1.0 if on is True else 2.0
+
+
+def test_parameters_of_equal_value_and_other_type(monkeypatch: pytest.MonkeyPatch) -> None:
+    """True equals 1, but the kernels differ."""
+    monkeypatch.setattr(kernels, "_is_fixed", lambda kernel: True)
+    monkeypatch.setattr(kernels, "specializations", Specializations())
+    (backend,) = cpu_backends()
+    pointer = Pointer(0, 0)
+    argument = Argument(pointer, ArgView(DType.float32, (1,), None))
+    keys = [
+        KernelTable(backend).library(flagged, [argument], {"on": on}, None)[0]
+        for on in (True, 1, True)
+    ]
+    assert keys[0] == keys[2] != keys[1]
+
+
+def ir(name: str, length: int) -> k.KernelIR:
+    return k.KernelIR(name, (), 1, 0, (), (), "x" * length)
+
+
+def test_the_least_recently_used_is_dropped() -> None:
+    kept = Specializations(limit=100)
+    made: list[str] = []
+
+    def get(name: str, length: int = 40) -> k.KernelIR:
+        def make() -> k.KernelIR:
+            made.append(name)
+            return ir(name, length)
+
+        return kept.get(name, make)
+
+    first = get("a")
+    get("b")
+    assert get("a") is first and made == ["a", "b"]
+    get("c")  # drops b, the least recently used
+    assert get("a") is first and get("c") is get("c") and made == ["a", "b", "c"]
+    get("b")
+    assert made == ["a", "b", "c", "b"]
+    large = get("large", 1000)  # larger than the limit: the only entry
+    assert get("large", 1000) is large and made[-1] == "large"
+    get("c")
+    assert made[-1] == "c"
+
+
+def test_nothing_is_reused_while_kernels_are_dumped(monkeypatch: pytest.MonkeyPatch) -> None:
+    kept = Specializations()
+    kept.get("a", lambda: ir("a", 1))
+    monkeypatch.setattr(specializations, "dump_log", lambda what: what == "kernels")
+    other = ir("a", 1)
+    assert kept.get("a", lambda: other) is other
