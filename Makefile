@@ -1,5 +1,8 @@
 # `make demo` and `make test` work on a fresh machine with python3.11+ and make.
-PYTHON ?= python3
+IS_SUPPORTED := -c 'import sys; sys.exit(sys.version_info < (3, 11))'
+# python3 where it is new enough, else a newer one beside it; PYTHON=... names another
+PYTHON ?= $(shell for python in python3 python3.14 python3.13 python3.12 python3.11; do \
+	"$$python" $(IS_SUPPORTED) 2> /dev/null && { echo "$$python"; exit; }; done; echo python3)
 VENV   := .venv
 PY     := $(VENV)/bin/python
 JOBS   ?= 2
@@ -14,6 +17,12 @@ help:  ## show this help
 	@grep -hE '^[a-z0-9-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
 
 $(VENV)/.base: pyproject.toml
+	@"$(PYTHON)" $(IS_SUPPORTED) 2> /dev/null || { \
+		echo "Supremum needs Python 3.11 or newer; $(PYTHON) is $$("$(PYTHON)" --version 2>&1 | head -n 1)." >&2; \
+		echo "Install one, or name it: make PYTHON=/path/to/python3.12" >&2; exit 1; }
+	@# an environment of an older Python, or of one that is gone, is made anew
+	@if [ -e $(VENV) ] && ! $(PY) $(IS_SUPPORTED) 2> /dev/null; then \
+		echo "$(VENV) is not of Python 3.11 or newer: it is made anew" >&2; rm -rf $(VENV); fi
 	$(PYTHON) -m venv $(VENV)
 	$(PY) -m pip install --quiet --disable-pip-version-check -e .
 	@touch $@
@@ -83,7 +92,7 @@ lint: $(VENV)/.dev  ## ruff
 types: $(VENV)/.dev  ## basedpyright, strict on the engine
 	$(VENV)/bin/basedpyright
 
-docs: $(VENV)/.docs  ## the documentation as pages that need no network, in site/; the reference of max.torch needs torch, which is installed
+docs: $(VENV)/.docs  ## the documentation as pages that need no network, in site/
 	NO_MKDOCS_2_WARNING=1 $(VENV)/bin/mkdocs build --strict
 	@echo "open site/index.html in a browser"
 

@@ -203,6 +203,28 @@ def test_the_reference_has_a_page_a_module(monkeypatch: pytest.MonkeyPatch) -> N
         assert len(re.findall("^```", text, re.M)) % 2 == 0, name
 
 
+def test_the_reference_of_torch_needs_no_torch(monkeypatch: pytest.MonkeyPatch) -> None:
+    """`make docs` installs none; the pages are the same, and nothing sees the stand-in afterwards."""
+    folder = ROOT / "docs" / "_site"
+    code = """
+import sys
+import importlib.util
+find = importlib.util.find_spec
+importlib.util.find_spec = lambda name, *rest: None if name == "torch" else find(name, *rest)
+import absent_torch, reference
+absent_torch.import_without_torch("max.torch")
+assert not [n for n in sys.modules if n.split(".")[0] == "torch"]
+sys.stdout.write(reference.render("max.torch"))
+"""
+    env = {**os.environ, "PYTHONPATH": f"{folder}:{ROOT / 'src'}"}
+    result = subprocess.run(
+        [sys.executable, "-c", code], env=env, capture_output=True, text=True, timeout=120
+    )
+    assert result.returncode == 0, result.stderr
+    monkeypatch.syspath_prepend(folder)
+    assert result.stdout == importlib.import_module("reference").render("max.torch")
+
+
 def test_each_class_and_function_of_the_reference_has_text(monkeypatch: pytest.MonkeyPatch) -> None:
     """Below its signature; fields have the text under them, or their entry in the docstring of their class."""
     monkeypatch.syspath_prepend(ROOT / "docs" / "_site")

@@ -8,10 +8,11 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import absent_torch  # beside this file, whose folder mkdocs puts on the path
 from mkdocs.structure.files import File, Files
 from mkdocs.utils import get_relative_url
 
-import reference  # beside this file, whose folder mkdocs puts on the path
+import reference
 
 ROOT = Path(__file__).parents[2]
 
@@ -34,6 +35,7 @@ def on_config(config: Any) -> Any:
     """Adds the groups of the reference and the examples to the navigation."""
     # the sources beside this file, not an installed copy; mkdocs restores the path that a hook sets on import
     sys.path.insert(0, str(ROOT / "src"))
+    absent_torch.import_without_torch("max.torch")
     groups: list[Any] = ["reference/index.md"]
     for title, modules in reference.MODULES.items():
         package = [reference.PACKAGES[title]] if title in reference.PACKAGES else []
