@@ -17,8 +17,8 @@ import pytest
 
 from max._version import __version__
 from max.entrypoints.cli import cli
-from max.entrypoints.cli.absent_options import NAMES_ELSEWHERE, why_absent
 from max.entrypoints.cli.errors import report
+from max.entrypoints.cli.options.absent_options import NAMES_ELSEWHERE, why_absent
 from max.pipelines.lib.registry import PIPELINE_REGISTRY
 
 ROOT = Path(__file__).parents[2]

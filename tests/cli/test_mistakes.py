@@ -12,8 +12,8 @@ import pytest
 from safetensors.numpy import load_file, save_file
 
 from max.entrypoints.cli import cli
-from max.entrypoints.cli.absent_options import NAMES_ELSEWHERE
 from max.entrypoints.cli.errors import report
+from max.entrypoints.cli.options.absent_options import NAMES_ELSEWHERE
 from max.entrypoints.llm import LLM
 from max.pipelines import PIPELINE_REGISTRY, PipelineConfig
 from max.pipelines.core.exceptions import InputError

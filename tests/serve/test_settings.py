@@ -12,8 +12,8 @@ import pytest
 from click.testing import CliRunner
 
 from max.entrypoints.cli import cli
-from max.entrypoints.cli.env_file import read_env_file
 from max.entrypoints.cli.errors import CommandError
+from max.entrypoints.cli.options.env_file import read_env_file
 
 from .conftest import TINY
 
@@ -21,7 +21,7 @@ from .conftest import TINY
 @pytest.fixture
 def variables(monkeypatch) -> dict[str, str]:
     taken: dict[str, str] = {}
-    monkeypatch.setattr("max.entrypoints.cli.env_file.set_missing_variables", taken.update)
+    monkeypatch.setattr("max.entrypoints.cli.options.env_file.set_missing_variables", taken.update)
     return taken
 
 

@@ -40,14 +40,17 @@ COMMANDS = {
     "show": ("max.entrypoints.cli.models:show", "Show a model."),
     "rm": ("max.entrypoints.cli.models:rm", "Delete a model."),
     "ps": ("max.entrypoints.cli.models:ps", "List the models that a server has loaded."),
-    "run": ("max.entrypoints.cli.run:run", "Run a model of `max ls`."),
+    "run": ("max.entrypoints.cli.chat:run", "Run a model of `max ls`."),
     "run-batch": ("max.entrypoints.cli.run_batch:run_batch", "Answer a file of requests."),
     "doctor": ("max.entrypoints.cli.doctor:doctor", "Check this machine."),
     "warm-cache": (
-        "max.entrypoints.cli.warm_cache:warm_cache",
+        "max.entrypoints.cli.cache:warm_cache",
         "Compile a model into the cache.",
     ),
-    "list": ("max.entrypoints.cli.list:list_architectures", "Show the architectures that can run."),
+    "list": (
+        "max.entrypoints.cli.architectures:list_architectures",
+        "Show the architectures that can run.",
+    ),
 }
 # the headings of `max --help`, and the commands under them in their order
 GROUPS = {

@@ -10,8 +10,8 @@ from typing import Any
 import click
 
 from max.entrypoints.cli import log_level_option
-from max.entrypoints.cli.config_file import read_config
 from max.entrypoints.cli.errors import CommandError
+from max.entrypoints.cli.options.config_file import read_config
 from max.entrypoints.load_test.http_client import Target
 from max.entrypoints.load_test.measure import Workload, measure, summary
 from max.entrypoints.load_test.report import plot, table

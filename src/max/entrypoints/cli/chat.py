@@ -1,4 +1,4 @@
-"""`max chat`: a conversation in the terminal, with a model of this process or of a server."""
+"""`max chat`: a conversation in the terminal, with a model of this process or of a server; `max run` by a name."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from max._lazy import lazy_module
 from max._spelling import similar_names
 from max.entrypoints.cli import log_level_option
 from max.entrypoints.cli.errors import CommandError
-from max.entrypoints.cli.options import (
+from max.entrypoints.cli.options.config_options import (
     GroupedCommand,
     config_options,
     given,
@@ -27,6 +27,7 @@ from max.entrypoints.cli.options import (
 from max.interfaces import SamplingParamsInput
 from max.pipelines.core.exceptions import UserError
 from max.pipelines.sampling.defaults import sampling_params_for
+from max.pipelines.store.local import ModelStore
 
 # with --url no model runs in this process
 if TYPE_CHECKING:
@@ -339,3 +340,32 @@ def chat(url: str | None, api_key: str | None, system: str, stats: bool, **optio
     for text in _messages():
         if not session.take(text):
             break
+
+
+_RUN_OPTIONS = {
+    "ignore_unknown_options": True,
+    "allow_extra_args": True,
+    "help_option_names": ["-h", "--help"],
+}
+
+
+@click.command("run", short_help="Run a model of `max ls`.", context_settings=_RUN_OPTIONS)
+@click.argument("name")
+@click.argument("arguments", nargs=-1, type=click.UNPROCESSED)
+def run(name: str, arguments: tuple[str, ...]) -> None:
+    """Run a model of `max ls`: answer a prompt, or talk with it where none is given.
+
+    NAME is the model's name or its path. A first argument that is no option is the prompt; - reads it from stdin,
+    and so does a pipe. Options are those of `max generate` with a prompt, else those of `max chat`.
+    """
+    path = str(ModelStore().find_or_open(name).path)
+    words = list(arguments)
+    prompt = None
+    if words and (words[0] == "-" or not words[0].startswith("-")):
+        prompt = words.pop(0)
+    elif not sys.stdin.isatty():
+        prompt = "-"
+    command, options = (chat, []) if prompt is None else (model_runs.generate, ["--prompt", prompt])
+    command.main(
+        ["--model", path, *options, *words], prog_name=f"max run {name}", standalone_mode=False
+    )

@@ -10,7 +10,7 @@ import click
 
 from max._lazy import lazy_module
 from max.entrypoints.cli import log_level_option
-from max.entrypoints.cli.options import GroupedCommand, config_options, given
+from max.entrypoints.cli.options.config_options import GroupedCommand, config_options, given
 from max.pipelines.config.pipeline_config import PipelineConfig
 from max.pipelines.core.exceptions import InputError
 

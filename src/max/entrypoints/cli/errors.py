@@ -17,10 +17,10 @@ from max._lazy import lazy_module
 from max._spelling import similar_names
 
 if TYPE_CHECKING:
-    from max.entrypoints.cli import absent_options
+    from max.entrypoints.cli.options import absent_options
 else:
     # needed for errors only
-    absent_options = lazy_module("max.entrypoints.cli.absent_options")
+    absent_options = lazy_module("max.entrypoints.cli.options.absent_options")
 
 _CORRECTABLE, _FAILED, _INTERRUPTED = 2, 1, 130
 _TRACEBACK = "`--log-level debug` shows where."

@@ -14,7 +14,7 @@ import click
 
 from max._lazy import lazy_module
 from max.entrypoints.cli import log_level_option
-from max.entrypoints.cli.options import (
+from max.entrypoints.cli.options.config_options import (
     GroupedCommand,
     config_options,
     given,

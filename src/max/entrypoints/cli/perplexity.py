@@ -8,7 +8,12 @@ import click
 
 from max._lazy import lazy_module
 from max.entrypoints.cli import log_level_option
-from max.entrypoints.cli.options import GroupedCommand, config_options, given, text_of
+from max.entrypoints.cli.options.config_options import (
+    GroupedCommand,
+    config_options,
+    given,
+    text_of,
+)
 
 # loaded when the command runs, not for its help or for completions of a shell
 if TYPE_CHECKING:

@@ -10,7 +10,7 @@ import click
 
 from max._lazy import lazy_module
 from max.entrypoints.cli import log_level_option
-from max.entrypoints.cli.options import text_of
+from max.entrypoints.cli.options.config_options import text_of
 
 # loaded when a command runs, not for its help or for completions of a shell
 if TYPE_CHECKING:

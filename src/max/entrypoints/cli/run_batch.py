@@ -13,7 +13,7 @@ import click
 from max._lazy import lazy_module
 from max.entrypoints.cli import log_level_option
 from max.entrypoints.cli.errors import CommandError
-from max.entrypoints.cli.options import config_options, given
+from max.entrypoints.cli.options.config_options import config_options, given
 from max.entrypoints.cli.serve import check_packages
 from max.serve.settings import ServerSettings, WorkerSettings
 

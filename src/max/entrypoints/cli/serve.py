@@ -18,11 +18,11 @@ import click
 
 from max._config import flags
 from max.entrypoints.cli import log_level_option
-from max.entrypoints.cli.answer_options import answer_settings
-from max.entrypoints.cli.env_file import read_env_file
 from max.entrypoints.cli.errors import CommandError, StoppedError
-from max.entrypoints.cli.options import GroupedCommand, config_options, given
-from max.entrypoints.cli.serve_options import PREFIX, server_options
+from max.entrypoints.cli.options.answer_options import answer_settings
+from max.entrypoints.cli.options.config_options import GroupedCommand, config_options, given
+from max.entrypoints.cli.options.env_file import read_env_file
+from max.entrypoints.cli.options.serve_options import PREFIX, server_options
 from max.serve.settings import (
     API_TYPES,
     LogSettings,

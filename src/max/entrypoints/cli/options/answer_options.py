@@ -6,7 +6,7 @@ from typing import Any
 
 import click
 
-from max.entrypoints.cli.options import GroupedOption
+from max.entrypoints.cli.options.config_options import GroupedOption
 from max.serve.settings import AnswerSettings
 
 TOOL_PARSERS = [

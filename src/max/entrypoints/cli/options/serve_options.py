@@ -8,8 +8,8 @@ from typing import Any, TypeVar, cast
 
 import click
 
-from max.entrypoints.cli.answer_options import ANSWER_OPTIONS, PREFIX, serve_option
-from max.entrypoints.cli.config_file import read_config
+from max.entrypoints.cli.options.answer_options import ANSWER_OPTIONS, PREFIX, serve_option
+from max.entrypoints.cli.options.config_file import read_config
 from max.serve.host_names import checked_host
 from max.serve.settings import API_TYPES, WatchLimits
 
