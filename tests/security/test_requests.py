@@ -22,7 +22,7 @@ import numpy as np
 import pytest
 
 from max.serve.http.middleware import OPEN_PATHS
-from max.serve.settings import ServerSettings
+from max.serve.process.settings import ServerSettings
 from tests.serve.conftest import RunningServer, http, server, start_server  # noqa: F401
 from tests.serve.test_hosts import _application, _ask, _routes
 

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from max.serve import offload
+from max.serve.requests import threads as request_threads
 
 FREE = frozenset({"encode_batch_fast"})
 """Functions that run without the GIL."""
@@ -69,7 +69,7 @@ def measured(monkeypatch: pytest.MonkeyPatch) -> Iterator[Stretches]:
 
     threads = ThreadPoolExecutor(2, initializer=start)
     monkeypatch.setattr(asyncio.Handle, "_run", timed)
-    monkeypatch.setattr(offload, "_THREADS", threads)
+    monkeypatch.setattr(request_threads, "_BODY_THREADS", threads)
     # as a server does: the objects of the imports are not visited by each collection
     gc.collect()
     gc.freeze()

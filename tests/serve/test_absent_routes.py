@@ -13,9 +13,9 @@ import httpx
 from max.serve.http.app import build_app
 from max.serve.http.state import ServerState
 from max.serve.metrics import ServerMetrics
-from max.serve.pool import ModelPool
-from max.serve.pool_entry import PoolLimits
-from max.serve.settings import ServerSettings
+from max.serve.models.pool import ModelPool
+from max.serve.models.pool_entry import PoolLimits
+from max.serve.process.settings import ServerSettings
 from tests.serve.conftest import RunningServer
 
 METHODS = ("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS")

@@ -17,16 +17,17 @@ import numpy as np
 import pytest
 from fastapi.routing import APIRoute
 
-from max.serve import generation, limits
-from max.serve.admission import Admission
+from max.serve import limits
 from max.serve.http.app import build_app
-from max.serve.http.body import BodyRoute
+from max.serve.http.bodies.body import BodyRoute
 from max.serve.http.state import ServerState
 from max.serve.metrics import ServerMetrics
-from max.serve.model import ServedModel
-from max.serve.pool import ModelPool
-from max.serve.pool_entry import PoolLimits
-from max.serve.settings import ServerSettings
+from max.serve.models.admission import Admission
+from max.serve.models.model import ServedModel
+from max.serve.models.pool import ModelPool
+from max.serve.models.pool_entry import PoolLimits
+from max.serve.process.settings import ServerSettings
+from max.serve.requests import generation
 from max.serve.worker.client import EngineState, EngineUnavailableError
 from max.serve.worker.config import served_config
 from max.serve.worker.encoder_messages import EncodeRequest, TextsEncoded

@@ -19,7 +19,7 @@ from max.pipelines.generation.protocol import (
     RequestFailed,
     Shutdown,
 )
-from max.serve.http.failures import as_api_error
+from max.serve.http.error_responses import as_api_error
 from max.serve.worker.encoder_messages import (
     EncoderCommand,
     EncodeRequest,

@@ -25,11 +25,11 @@ from max.entrypoints.cli import cli
 from max.entrypoints.cli.errors import report
 from max.pipelines.core.exceptions import ConfigError
 from max.pipelines.generation.protocol import EngineReady
-from max.serve.listener import open_socket
-from max.serve.loading import load_model
-from max.serve.pool_entry import PoolLimits
-from max.serve.server import RouterSettings, run_server
-from max.serve.settings import ServerSettings, WorkerSettings
+from max.serve.models.loading import load_model
+from max.serve.models.pool_entry import PoolLimits
+from max.serve.process.listener import open_socket
+from max.serve.process.server import RouterSettings, run_server
+from max.serve.process.settings import ServerSettings, WorkerSettings
 from max.serve.worker import client as worker_client
 from max.serve.worker.client import EngineClient, EngineState
 from max.serve.worker.process import WorkerProcess
@@ -126,7 +126,7 @@ def test_a_signal_while_the_model_loads(command, monkeypatch, capfd) -> None:
         return await load_model(*arguments)
 
     monkeypatch.setattr("max.serve.worker.process.WorkerProcess", Stopped)
-    monkeypatch.setattr("max.serve.server.load_model", load)
+    monkeypatch.setattr("max.serve.process.server.load_model", load)
     assert command("--model", str(TINY)) == 128 + signal.SIGTERM
     assert "max: stopped by SIGTERM before the server was ready\n" in capfd.readouterr().err
     assert [worker.exit_reason for worker in workers] == ["signal SIGKILL"]

@@ -14,7 +14,7 @@ import pytest
 
 from max.pipelines.generation.channel import ConnectionChannel
 from max.pipelines.generation.protocol import EngineReady, Shutdown
-from max.serve.settings import WorkerSettings
+from max.serve.process.settings import WorkerSettings
 from max.serve.worker import client as worker_client
 from max.serve.worker import process
 from max.serve.worker.client import EngineClient, EngineState, EngineUnavailableError

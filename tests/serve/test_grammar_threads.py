@@ -12,8 +12,8 @@ from max.pipelines.generation.protocol import ErrorInfo
 from max.pipelines.structured import compile_threads
 from max.pipelines.structured.compile_threads import MOST_OVERDUE
 from max.serve.errors import ApiError
-from max.serve.grammar_threads import in_grammar_thread
-from max.serve.http.failures import as_api_error
+from max.serve.http.error_responses import as_api_error
+from max.serve.requests.threads import in_grammar_thread
 
 
 def test_what_is_too_slow_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:

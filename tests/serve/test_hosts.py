@@ -20,15 +20,15 @@ from starlette.routing import Route
 
 from max.entrypoints.cli.serve import serve
 from max.pipelines.store.local import ModelStore
-from max.serve.host_names import checked_host, host_of, leads_here
-from max.serve.http import later
+from max.serve.http import unsupported_routes as later
 from max.serve.http.app import build_app
-from max.serve.http.hosts import HostGuard, HostRule
+from max.serve.http.connections.hosts import HostGuard, HostRule
 from max.serve.http.state import ServerState
 from max.serve.metrics import ServerMetrics
-from max.serve.pool import ModelPool
-from max.serve.pool_entry import PoolLimits
-from max.serve.settings import ServerSettings
+from max.serve.models.pool import ModelPool
+from max.serve.models.pool_entry import PoolLimits
+from max.serve.process.host_names import checked_host, host_of, leads_here
+from max.serve.process.settings import ServerSettings
 from tests.serve.conftest import TINY, RunningServer
 
 FOREIGN = ["evil.example", "localhost.evil.example", "evil.example:8000", "10.0.0.1", "[2001:db8::1]", "xlocalhost",

@@ -12,7 +12,7 @@ import pytest
 import schemathesis
 from tokenizers import Tokenizer
 
-from max.serve.infill import FAMILIES, ExtraFile, Infill
+from max.serve.requests.infill import FAMILIES, ExtraFile, Infill
 from tests.serve.conftest import TINY, RunningServer
 from tests.serve.test_fuzz import send_random
 

@@ -12,9 +12,9 @@ import pytest
 
 from max.serve import limits
 from max.serve.errors import ApiError
-from max.serve.http import json_reader
-from max.serve.http.json_reader import read_object
-from max.serve.http.json_structure import StructureScanner
+from max.serve.http.bodies import json_reader
+from max.serve.http.bodies.json_reader import read_object
+from max.serve.http.bodies.json_structure import StructureScanner
 
 PIECES = [
     "a",

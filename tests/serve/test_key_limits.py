@@ -10,13 +10,13 @@ from types import SimpleNamespace
 import pytest
 import uvicorn
 
-from max.serve.admission import KeyLimits
 from max.serve.batch import call
 from max.serve.errors import ApiError
 from max.serve.http.middleware import Gate
 from max.serve.metrics import ServerMetrics
-from max.serve.request_context import current_request
-from max.serve.settings import ServerSettings
+from max.serve.models.admission import KeyLimits
+from max.serve.process.settings import ServerSettings
+from max.serve.requests.request_context import current_request
 
 
 class Clock:

@@ -9,12 +9,12 @@ from typing import Any
 import pytest
 
 from max.serve.errors import ApiError
+from max.serve.http.bodies.open_bodies import OpenBodies
 from max.serve.http.middleware import Gate
-from max.serve.http.open_bodies import OpenBodies
 from max.serve.http.state import ServerState
 from max.serve.limits import LARGE_BODY
 from max.serve.metrics import ServerMetrics
-from max.serve.settings import ServerSettings
+from max.serve.process.settings import ServerSettings
 
 
 def test_the_sum_of_large_bodies_never_exceeds_the_limit() -> None:

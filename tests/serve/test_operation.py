@@ -14,16 +14,16 @@ import pytest
 
 from max.interfaces import GenerationStatus
 from max.pipelines.generation.protocol import GenerationRequest, TokensGenerated
-from max.serve.generation import TextSequence, _Sequence
 from max.serve.metrics import ServerMetrics
-from max.serve.pool import ModelPool
-from max.serve.pool_entry import PoolLimits
-from max.serve.request_context import (
+from max.serve.models.pool import ModelPool
+from max.serve.models.pool_entry import PoolLimits
+from max.serve.process.server import add_gauges
+from max.serve.requests.generation import TextSequence, _Sequence
+from max.serve.requests.request_context import (
     CURRENT_REQUEST,
     RequestContext,
     name_requests_in_logs,
 )
-from max.serve.server import add_gauges
 
 DASHBOARD = json.loads((Path(__file__).parents[2] / "docs" / "grafana.json").read_text())
 QUERIES = [t["expr"] for panel in DASHBOARD["panels"] for t in panel["targets"]]

@@ -13,9 +13,9 @@ import pytest
 from max.pipelines.core.exceptions import ModelFilesError
 from max.pipelines.store.local import StoredModel
 from max.serve.errors import ApiError
-from max.serve.pool import ModelPool
-from max.serve.pool_entry import ModelStatus, PoolLimits
-from max.serve.request_context import CURRENT_REQUEST, RequestContext
+from max.serve.models.pool import ModelPool
+from max.serve.models.pool_entry import ModelStatus, PoolLimits
+from max.serve.requests.request_context import CURRENT_REQUEST, RequestContext
 from max.serve.worker.client import EngineState, EngineUnavailableError
 
 SIZES = {"a": 100, "b": 100, "c": 300, "broken": 1}

@@ -13,9 +13,9 @@ import pytest
 from max.serve.errors import ApiError
 from max.serve.http.state import ServerState
 from max.serve.http.streaming import ClientLeftError
-from max.serve.loading import load_model
-from max.serve.pool_entry import ModelStatus
-from max.serve.request_context import CURRENT_REQUEST, RequestContext
+from max.serve.models.loading import load_model
+from max.serve.models.pool_entry import ModelStatus
+from max.serve.requests.request_context import CURRENT_REQUEST, RequestContext
 from max.serve.worker.client import EngineState
 from tests.serve.test_pool import request, run, until
 

@@ -25,8 +25,8 @@ from max.serve.http import prefix_epochs
 from max.serve.http.middleware import Gate
 from max.serve.http.prefix_epochs import PrefixEpochs
 from max.serve.metrics import ServerMetrics
-from max.serve.request_context import RequestContext, current_request
-from max.serve.settings import ServerSettings
+from max.serve.process.settings import ServerSettings
+from max.serve.requests.request_context import RequestContext, current_request
 from tests.serve.conftest import TINY, RunningServer
 
 PAGE = 16

@@ -16,9 +16,9 @@ import httpx
 import pytest
 import uvicorn
 
-from max.serve.http import protocol
-from max.serve.http.protocol import BoundedProtocol
-from max.serve.http.quiet_server import QuietServer
+from max.serve.http.connections import protocol
+from max.serve.http.connections.protocol import BoundedProtocol
+from max.serve.http.connections.quiet_server import QuietServer
 
 H2C = b"Connection: Upgrade, HTTP2-Settings\r\nUpgrade: h2c\r\nHTTP2-Settings: AAMAAABkAAQ\r\n"
 CHUNKED = b"Transfer-Encoding: chunked\r\n"

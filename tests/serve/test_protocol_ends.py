@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from max.serve.http import protocol
-from max.serve.http.protocol import MAX_HEAD_BYTES, PROBES_S
+from max.serve.http.connections import protocol
+from max.serve.http.connections.protocol import MAX_HEAD_BYTES, PROBES_S
 from tests.serve import test_protocol_times
 from tests.serve.test_protocol_times import GARBAGE, GET, Connection, chunked, post
 

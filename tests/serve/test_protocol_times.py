@@ -15,7 +15,7 @@ import pytest
 import uvicorn
 from uvicorn.server import ServerState
 
-from max.serve.http.protocol import BODY_S, HEAD_S, MAX_HEAD_BYTES, BoundedProtocol
+from max.serve.http.connections.protocol import BODY_S, HEAD_S, MAX_HEAD_BYTES, BoundedProtocol
 
 GET = b"GET /a HTTP/1.1\r\nHost: x\r\n\r\n"
 GARBAGE = b"\x16\x03\x01\x02\x00\x01"

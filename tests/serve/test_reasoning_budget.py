@@ -23,7 +23,7 @@ from max.serve.chat.parts import ContentPart, ReasoningPart
 from max.serve.chat.prompt import Conversation, reasoning_budget
 from max.serve.chat.tools.formats import FORMATS
 from max.serve.chat.tools.harmony import HarmonyParser
-from max.serve.settings import AnswerSettings
+from max.serve.process.settings import AnswerSettings
 
 from .conftest import TINY, RunningServer
 

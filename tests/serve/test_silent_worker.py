@@ -19,7 +19,7 @@ import pytest
 from max.entrypoints.cli.errors import CommandError
 from max.entrypoints.cli.serve import _settings, serve
 from max.pipelines.generation.protocol import GenerationRequest, TokensGenerated
-from max.serve.settings import WatchLimits
+from max.serve.process.settings import WatchLimits
 from max.serve.worker.client import MOST_SILENT_ATTEMPTS, EngineClient, EngineLostError, EngineState
 from max.serve.worker.life_signs import LifeSigns
 from max.serve.worker.watch import WorkerWatch

@@ -8,8 +8,8 @@ from hypothesis import strategies as st
 from max.interfaces import GenerationStatus
 from max.pipelines.generation.protocol import TokenLogProbabilities, TokensGenerated
 from max.pipelines.tokenization.tokenizer import TextTokenizer
-from max.serve.text import GeneratedText
-from max.serve.vocabulary import Vocabulary
+from max.serve.models.vocabulary import Vocabulary
+from max.serve.requests.text import GeneratedText
 from tests.serve.conftest import TINY
 
 TOKENIZER = TextTokenizer(str(TINY))

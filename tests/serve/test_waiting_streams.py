@@ -16,7 +16,7 @@ from max.pipelines.generation.protocol import GenerationRequest, TokensGenerated
 from max.serve.errors import ApiError
 from max.serve.http import streaming
 from max.serve.http.streaming import ClientLeftError, event_stream
-from max.serve.settings import WatchLimits
+from max.serve.process.settings import WatchLimits
 from max.serve.worker.client import (
     EngineClient,
     EngineLostError,

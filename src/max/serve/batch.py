@@ -14,11 +14,11 @@ from starlette.types import ASGIApp, Message
 from max.pipelines.core.text import json_value
 from max.serve.http.app import build_app
 from max.serve.http.state import ServerState
-from max.serve.loading import load_model
 from max.serve.metrics import ServerMetrics
-from max.serve.pool import ModelPool
-from max.serve.pool_entry import PoolLimits
-from max.serve.settings import ServerSettings, WorkerSettings
+from max.serve.models.loading import load_model
+from max.serve.models.pool import ModelPool
+from max.serve.models.pool_entry import PoolLimits
+from max.serve.process.settings import ServerSettings, WorkerSettings
 from max.serve.worker.process import WorkerProcess
 
 URLS = (

@@ -15,7 +15,7 @@ from max.entrypoints.cli import log_level_option
 from max.entrypoints.cli.errors import CommandError
 from max.entrypoints.cli.options.config_options import config_options, given
 from max.entrypoints.cli.serve import check_packages
-from max.serve.settings import ServerSettings, WorkerSettings
+from max.serve.process.settings import ServerSettings, WorkerSettings
 
 if TYPE_CHECKING:
     from max.serve import batch

@@ -23,7 +23,7 @@ from max.entrypoints.cli.options.answer_options import answer_settings
 from max.entrypoints.cli.options.config_options import GroupedCommand, config_options, given
 from max.entrypoints.cli.options.env_file import read_env_file
 from max.entrypoints.cli.options.serve_options import PREFIX, server_options
-from max.serve.settings import (
+from max.serve.process.settings import (
     API_TYPES,
     LogSettings,
     ServerSettings,
@@ -86,7 +86,7 @@ def serve(context: click.Context, **options: Any) -> None:
     level = context.find_root().meta.get("log_level") or flags.MAX_LOG_LEVEL
     worker_settings = WorkerSettings(config, level, settings.logs, settings.watch.unhealthy_s)
     if settings.logs != LogSettings() or level != "warning":
-        from max.serve.logs import set_up_logs
+        from max.serve.process.logs import set_up_logs
 
         try:
             set_up_logs(level, settings.logs)
@@ -96,7 +96,7 @@ def serve(context: click.Context, **options: Any) -> None:
                 "Give another --log-file.",
             ) from error
     # each of these imports takes a while: the worker process starts before the last one, and loads beside it
-    from max.serve.listener import open_socket
+    from max.serve.process.listener import open_socket
 
     try:
         listener = open_socket(settings)
@@ -109,8 +109,8 @@ def serve(context: click.Context, **options: Any) -> None:
             else "Give another --port; 0 takes one that is free.",
         ) from error
     if not config.get("model_path"):
-        from max.serve.pool_entry import PoolLimits
-        from max.serve.server import RouterSettings, run_server
+        from max.serve.models.pool_entry import PoolLimits
+        from max.serve.process.server import RouterSettings, run_server
 
         root = None if models_dir is None else Path(models_dir)
         run_server(settings, RouterSettings(root, PoolLimits(*limits), worker_settings), listener)
@@ -125,7 +125,7 @@ def serve(context: click.Context, **options: Any) -> None:
             "Check the free memory, and the limits of processes and open files (`ulimit -a`).",
         ) from error
     try:
-        from max.serve.server import FirstModel, run_server
+        from max.serve.process.server import FirstModel, run_server
 
         number = run_server(settings, FirstModel(worker_settings, worker), listener)
         if number is not None:

@@ -21,12 +21,10 @@ from max.serve.chat.prompt import Conversation, prepare, prompt_tokens
 from max.serve.chat.run import Answer, AnswerDelta, ChatJob, collect_answers, stream_events
 from max.serve.chat.tools.definitions import ChoiceKind
 from max.serve.errors import CONTEXT_LENGTH_EXCEEDED, ApiError, shown
-from max.serve.generation import RunOptions
-from max.serve.http.body import BodyRoute
+from max.serve.http.bodies.body import BodyRoute
 from max.serve.http.state import ServerState, json_response, state_of
 from max.serve.http.streaming import event_stream, unless_disconnected
-from max.serve.model import ServedModel
-from max.serve.offload import by_size
+from max.serve.models.model import ServedModel
 from max.serve.openai.structure import (
     GrammarFields,
     ResponseFormat,
@@ -34,7 +32,9 @@ from max.serve.openai.structure import (
     compiled_grammar,
 )
 from max.serve.openai.wire import encode_json, new_id
-from max.serve.request_context import current_request
+from max.serve.requests.generation import RunOptions
+from max.serve.requests.request_context import current_request
+from max.serve.requests.threads import by_size
 
 router = APIRouter(prefix="/v1/messages", tags=["Anthropic"], route_class=BodyRoute)
 

@@ -25,12 +25,11 @@ from max.serve.chat.tools.parser import parser_of
 from max.serve.chat.tools.probe import TemplateUse
 from max.serve.chat.tools.schemas import tool_grammar
 from max.serve.errors import CONTEXT_LENGTH_EXCEEDED, ApiError, shown
-from max.serve.generation import TextSequence, choices_of
-from max.serve.grammar_threads import in_grammar_thread
-from max.serve.http.json_reader import INVALID_JSON, read_object
-from max.serve.model import ServedModel
-from max.serve.offload import by_size, in_body_thread
-from max.serve.request_context import current_request
+from max.serve.http.bodies.json_reader import INVALID_JSON, read_object
+from max.serve.models.model import ServedModel
+from max.serve.requests.generation import TextSequence, choices_of
+from max.serve.requests.request_context import current_request
+from max.serve.requests.threads import by_size, in_body_thread, in_grammar_thread
 
 ROLES = frozenset({"system", "developer", "user", "assistant", "tool", "function"})
 _MANY = 32

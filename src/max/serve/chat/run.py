@@ -17,11 +17,11 @@ from max.serve.chat.parts import (
     ReasoningPart,
     ToolCallPart,
 )
-from max.serve.generation import RunOptions, TextSequence, generate_choices
 from max.serve.metrics import ServerMetrics
-from max.serve.model import ServedModel
-from max.serve.request_context import current_request
-from max.serve.text import TokenLog
+from max.serve.models.model import ServedModel
+from max.serve.requests.generation import RunOptions, TextSequence, generate_choices
+from max.serve.requests.request_context import current_request
+from max.serve.requests.text import TokenLog
 from max.serve.worker.subscription import Repeated
 
 

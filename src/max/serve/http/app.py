@@ -20,14 +20,14 @@ from max._version import __version__
 from max.pipelines.core.exceptions import UserError
 from max.serve.anthropic import messages
 from max.serve.errors import ApiError
-from max.serve.http import health, later, tokens
-from max.serve.http.content_types import ContentTypes
-from max.serve.http.failures import as_api_error
-from max.serve.http.hosts import HostRule
+from max.serve.http import health, tokens, unsupported_routes
+from max.serve.http.bodies.content_types import ContentTypes
+from max.serve.http.bodies.validation import validation_error
+from max.serve.http.connections.hosts import HostRule
+from max.serve.http.error_responses import as_api_error
 from max.serve.http.middleware import Gate
 from max.serve.http.state import ServerState, json_response
 from max.serve.http.streaming import ClientLeftError
-from max.serve.http.validation import validation_error
 from max.serve.llama_cpp import infill
 from max.serve.ollama import library
 from max.serve.ollama import routes as ollama
@@ -83,7 +83,7 @@ def build_app(
     served = state.settings.api_types
     of_apis = [module for name, api in apis.items() if name in served for module in api]
     modules = (health, models, *of_apis)
-    for module in (*modules, later):
+    for module in (*modules, unsupported_routes):
         app.include_router(module.router)
     # routes that are absent say so whatever the type of their body is
     json_routes = [route for module in modules for route in module.router.routes]

@@ -10,7 +10,7 @@ from starlette.responses import Response
 from max._version import __version__
 from max.serve.http.state import json_response, refuse_foreign_pages, state_of
 from max.serve.metrics import CONTENT_TYPE
-from max.serve.request_context import current_request
+from max.serve.requests.request_context import current_request
 from max.serve.worker.client import EngineClient, EngineState
 
 router = APIRouter(tags=["operation"])

@@ -13,17 +13,17 @@ from starlette.datastructures import Headers, MutableHeaders
 from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from max.serve.admission import KeyLimits
 from max.serve.errors import ApiError
-from max.serve.http.content_types import ContentTypes
+from max.serve.http.bodies.content_types import ContentTypes
+from max.serve.http.bodies.open_bodies import OpenBodies
+from max.serve.http.connections.hosts import HostRule
 from max.serve.http.error_responses import ErrorBody, openai_body, send_error
-from max.serve.http.hosts import HostRule
-from max.serve.http.open_bodies import OpenBodies
 from max.serve.http.prefix_epochs import PrefixEpochs
 from max.serve.http.streaming import BODY_SEND
 from max.serve.metrics import ServerMetrics
-from max.serve.request_context import CURRENT_REQUEST, RequestContext, current_request
-from max.serve.settings import ServerSettings
+from max.serve.models.admission import KeyLimits
+from max.serve.process.settings import ServerSettings
+from max.serve.requests.request_context import CURRENT_REQUEST, RequestContext, current_request
 from max.serve.tracing import Tracing
 
 logger = logging.getLogger("max.serve.requests")

@@ -12,15 +12,15 @@ from starlette.responses import Response
 
 from max.pipelines.store.local import ModelStore
 from max.serve.errors import ApiError
-from max.serve.http.open_bodies import OpenBodies
+from max.serve.http.bodies.open_bodies import OpenBodies
 from max.serve.http.prefix_epochs import PrefixEpochs
 from max.serve.http.streaming import unless_left
 from max.serve.metrics import ServerMetrics
-from max.serve.model import ServedModel
-from max.serve.pool import ModelPool
-from max.serve.request_context import current_request
-from max.serve.response_store import ResponseStore
-from max.serve.settings import ServerSettings
+from max.serve.models.model import ServedModel
+from max.serve.models.pool import ModelPool
+from max.serve.openai.response_store import ResponseStore
+from max.serve.process.settings import ServerSettings
+from max.serve.requests.request_context import current_request
 
 
 class HasUnknownFields(Protocol):

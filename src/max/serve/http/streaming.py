@@ -12,7 +12,7 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from max.serve.errors import ApiError
-from max.serve.http.failures import as_api_error
+from max.serve.http.error_responses import as_api_error
 
 logger = logging.getLogger("max.serve")
 BODY_SEND = "body_send"

@@ -12,14 +12,14 @@ from max.pipelines.core.exceptions import PromptTooLongError
 from max.pipelines.core.text import utf8_size
 from max.serve.chat.prompt import conversation_text
 from max.serve.errors import ApiError, of_user_error
-from max.serve.http.body import BodyRoute
+from max.serve.http.bodies.body import BodyRoute
 from max.serve.http.state import json_response, state_of
 from max.serve.limits import MAX_DETOKENIZED, MAX_LISTED
-from max.serve.model import ServedModel
-from max.serve.offload import by_size
+from max.serve.models.model import ServedModel
 from max.serve.openai.fields import Name, StrictBody, TokenList
 from max.serve.openai.messages import ChatMessages, plain_messages
 from max.serve.openai.tools import ToolFields, tools_of
+from max.serve.requests.threads import by_size
 
 router = APIRouter(tags=["tokens"], route_class=BodyRoute)
 

@@ -11,17 +11,17 @@ from pydantic import Field
 from starlette.responses import Response
 
 from max.interfaces import RequestID, SamplingParamsInput, TextGenerationRequest
-from max.serve.generation import RunOptions, TextSequence, generate_choices
-from max.serve.http.body import BodyRoute
+from max.serve.http.bodies.body import BodyRoute
 from max.serve.http.state import ServerState, json_response, state_of
 from max.serve.http.streaming import event_stream, unless_disconnected
-from max.serve.infill import ExtraFile, infill_of, prompt_tokens
 from max.serve.limits import MAX_INPUTS
-from max.serve.model import ServedModel
+from max.serve.models.model import ServedModel
 from max.serve.openai.fields import FIRST_ERROR, Name, StopTexts, StrictBody
+from max.serve.openai.sampling_fields import LlamaSamplingFields
 from max.serve.openai.wire import encode_json, error_event, new_id
-from max.serve.sampling_fields import LlamaSamplingFields
-from max.serve.text import TextPiece
+from max.serve.requests.generation import RunOptions, TextSequence, generate_choices
+from max.serve.requests.infill import ExtraFile, infill_of, prompt_tokens
+from max.serve.requests.text import TextPiece
 from max.serve.worker.subscription import Repeated
 
 router = APIRouter(tags=["llama.cpp"], route_class=BodyRoute)

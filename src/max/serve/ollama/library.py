@@ -17,8 +17,8 @@ from max.pipelines.store.local import ModelStore, checked_name
 from max.pipelines.store.pull import pull as pull_model
 from max.pipelines.store.sources import Source, of_hub
 from max.serve.errors import ApiError
-from max.serve.http.body import read_body
-from max.serve.http.failures import as_api_error
+from max.serve.http.bodies.body import read_body
+from max.serve.http.error_responses import as_api_error
 from max.serve.http.state import ServerState, refuse_foreign_pages, state_of
 from max.serve.http.streaming import event_stream, unless_disconnected
 from max.serve.ollama.routes import json_line

@@ -22,15 +22,11 @@ from max.serve.chat.parts import PlainParser
 from max.serve.chat.prompt import Conversation, prepare
 from max.serve.chat.run import Answer, AnswerDelta, ChatJob, stream_answers
 from max.serve.chat.tools.definitions import ChoiceKind, Tool, ToolChoice
-from max.serve.encoding import encode_texts, token_counts
 from max.serve.errors import ApiError, of_user_error, shown
-from max.serve.generation import RunOptions, TextSequence
-from max.serve.grammar_threads import in_grammar_thread
-from max.serve.http.body import read_body
+from max.serve.http.bodies.body import read_body
 from max.serve.http.state import ServerState, json_response, state_of
 from max.serve.http.streaming import event_stream, unless_disconnected
-from max.serve.infill import infill_of, prompt_tokens
-from max.serve.model import ServedModel
+from max.serve.models.model import ServedModel
 from max.serve.ollama.schemas import (
     ChatBody,
     EmbedBody,
@@ -42,6 +38,10 @@ from max.serve.ollama.schemas import (
 from max.serve.openai.embeddings import inputs_of, json_rows, shortened
 from max.serve.openai.structure import AnswerGrammar, note_relaxed, schema_grammar
 from max.serve.openai.wire import chat_logprobs, encode_json, new_id
+from max.serve.requests.encoding import encode_texts, token_counts
+from max.serve.requests.generation import RunOptions, TextSequence
+from max.serve.requests.infill import infill_of, prompt_tokens
+from max.serve.requests.threads import in_grammar_thread
 
 router = APIRouter(prefix="/api", tags=["Ollama"])
 _REASONS = {"tool_calls": "stop", "cancelled": "stop"}

@@ -10,7 +10,7 @@ from typing_extensions import TypedDict
 from max.interfaces import SamplingParamsInput
 from max.serve.limits import MAX_INPUTS, MAX_MESSAGES, MAX_TOOLS
 from max.serve.openai.fields import FIRST_ERROR, Name, Objects, Stop, StrictBody
-from max.serve.sampling_fields import LlamaSamplingFields
+from max.serve.openai.sampling_fields import LlamaSamplingFields
 
 
 class OllamaOptions(LlamaSamplingFields):

@@ -21,12 +21,10 @@ from max.serve.chat.parts import (
 from max.serve.chat.prompt import Conversation, prepare
 from max.serve.chat.run import Answer, AnswerDelta, ChatJob, collect_answers, stream_answers
 from max.serve.errors import ApiError, shown
-from max.serve.generation import RunOptions
-from max.serve.http.body import BodyRoute
+from max.serve.http.bodies.body import BodyRoute
 from max.serve.http.state import ServerState, json_response, state_of
 from max.serve.http.streaming import event_stream, unless_disconnected
-from max.serve.model import ServedModel
-from max.serve.offload import by_size
+from max.serve.models.model import ServedModel
 from max.serve.openai.fields import (
     FIRST_ERROR,
     REFUSED_SAMPLING,
@@ -47,7 +45,9 @@ from max.serve.openai.wire import (
     new_id,
     usage,
 )
-from max.serve.request_context import current_request
+from max.serve.requests.generation import RunOptions
+from max.serve.requests.request_context import current_request
+from max.serve.requests.threads import by_size
 
 router = APIRouter(route_class=BodyRoute)
 

@@ -16,14 +16,11 @@ from starlette.responses import Response
 from max.interfaces import RequestID, TextGenerationRequest
 from max.pipelines.core.text import utf8_size
 from max.serve.errors import ApiError
-from max.serve.generation import RunOptions, TextSequence, choices_of, generate_choices
-from max.serve.http.body import BodyRoute
+from max.serve.http.bodies.body import BodyRoute
 from max.serve.http.state import ServerState, state_of
 from max.serve.http.streaming import event_stream, unless_disconnected
-from max.serve.infill import infill_of, prompt_tokens
 from max.serve.limits import LONG_LOGS, MAX_PROMPTS
-from max.serve.model import ServedModel
-from max.serve.offload import by_size, in_body_thread
+from max.serve.models.model import ServedModel
 from max.serve.openai.fields import (
     FIRST_ERROR,
     REFUSED_SAMPLING,
@@ -43,8 +40,11 @@ from max.serve.openai.wire import (
     new_id,
     usage,
 )
-from max.serve.request_context import current_request
-from max.serve.text import TextPiece, TokenLog
+from max.serve.requests.generation import RunOptions, TextSequence, choices_of, generate_choices
+from max.serve.requests.infill import infill_of, prompt_tokens
+from max.serve.requests.request_context import current_request
+from max.serve.requests.text import TextPiece, TokenLog
+from max.serve.requests.threads import by_size, in_body_thread
 from max.serve.worker.subscription import Repeated
 
 router = APIRouter(route_class=BodyRoute)

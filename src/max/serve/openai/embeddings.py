@@ -12,16 +12,16 @@ from fastapi import APIRouter, Request
 from pydantic import Field
 from starlette.responses import Response
 
-from max.serve.encoding import Floats, encode_texts, rank_texts, token_counts
 from max.serve.errors import ApiError
-from max.serve.http.body import BodyRoute
+from max.serve.http.bodies.body import BodyRoute
 from max.serve.http.state import json_response, state_of
 from max.serve.http.streaming import unless_disconnected
 from max.serve.limits import MAX_INPUTS
-from max.serve.model import ServedModel
-from max.serve.offload import by_size, in_body_thread
+from max.serve.models.model import ServedModel
 from max.serve.openai.fields import FIRST_ERROR, Name, StrictBody, TokenList
 from max.serve.openai.wire import encode_json, new_id
+from max.serve.requests.encoding import Floats, encode_texts, rank_texts, token_counts
+from max.serve.requests.threads import by_size, in_body_thread
 
 router = APIRouter(tags=["embeddings"], route_class=BodyRoute)
 _OF_INPUTS = Field(min_length=1, max_length=MAX_INPUTS)

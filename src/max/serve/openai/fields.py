@@ -12,7 +12,7 @@ from pydantic_core import PydanticCustomError
 from max.interfaces import SamplingParams, SamplingParamsInput
 from max.serve import limits
 from max.serve.errors import ApiError, shown
-from max.serve.model import ServedModel
+from max.serve.models.model import ServedModel
 
 
 class StrictBody(BaseModel):

@@ -9,11 +9,11 @@ from pydantic import BaseModel
 from starlette.responses import Response
 
 from max.serve.errors import ApiError
-from max.serve.http.body import BodyRoute, of_schema
-from max.serve.offload import by_size
+from max.serve.http.bodies.body import BodyRoute, of_schema
 from max.serve.openai.chat import ChatCompletionRequest, chat_completions
 from max.serve.openai.completions import CompletionRequest, completions
 from max.serve.openai.embeddings import EmbeddingsBody, embeddings
+from max.serve.requests.threads import by_size
 
 router = APIRouter(route_class=BodyRoute)
 _KINDS: dict[str, tuple[type[BaseModel], Any]] = {

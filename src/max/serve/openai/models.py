@@ -8,10 +8,10 @@ from typing import Any
 from fastapi import APIRouter, Request
 from starlette.responses import Response
 
-from max.serve.http.body import BodyRoute
+from max.serve.http.bodies.body import BodyRoute
 from max.serve.http.state import json_response, state_of
+from max.serve.models.pool_entry import ModelStatus, PoolEntry
 from max.serve.openai.fields import Name, StrictBody
-from max.serve.pool_entry import ModelStatus, PoolEntry
 
 router = APIRouter(route_class=BodyRoute)
 _ANTHROPIC = "anthropic-version"

@@ -17,12 +17,10 @@ from max.serve.chat.prompt import Conversation, prepare, prompt_tokens
 from max.serve.chat.run import Answer, AnswerDelta, ChatJob, collect_answers, stream_events
 from max.serve.chat.tools.definitions import ChoiceKind, Tool, ToolChoice
 from max.serve.errors import ApiError, shown
-from max.serve.generation import RunOptions
-from max.serve.http.body import BodyRoute
+from max.serve.http.bodies.body import BodyRoute
 from max.serve.http.state import ServerState, json_response, state_of
 from max.serve.http.streaming import event_stream, unless_disconnected
 from max.serve.limits import MAX_MESSAGES, MAX_TOOLS
-from max.serve.offload import by_size
 from max.serve.openai.fields import FIRST_ERROR, CacheSalt, Name, StrictBody, refuse
 from max.serve.openai.response_input import items_of, messages_of
 from max.serve.openai.stored_responses import history_of, keeper
@@ -35,7 +33,9 @@ from max.serve.openai.tools import (
     custom_tool,
 )
 from max.serve.openai.wire import encode_json, new_id
-from max.serve.request_context import current_request
+from max.serve.requests.generation import RunOptions
+from max.serve.requests.request_context import current_request
+from max.serve.requests.threads import by_size
 
 router = APIRouter(tags=["OpenAI"], route_class=BodyRoute)
 

@@ -9,12 +9,12 @@ from fastapi import APIRouter, Request
 from starlette.responses import Response
 
 from max.serve.errors import ApiError, shown
-from max.serve.http.body import BodyRoute
+from max.serve.http.bodies.body import BodyRoute
 from max.serve.http.state import ServerState, json_response, state_of
 from max.serve.openai.response_input import items_of
+from max.serve.openai.response_store import StoredResponse
 from max.serve.openai.wire import encode_json, new_id
-from max.serve.request_context import current_request
-from max.serve.response_store import StoredResponse
+from max.serve.requests.request_context import current_request
 
 router = APIRouter(prefix="/v1/responses", tags=["OpenAI"], route_class=BodyRoute)
 _MOST_ITEMS = 100

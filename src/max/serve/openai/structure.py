@@ -13,9 +13,9 @@ from pydantic import ConfigDict, Field
 from max.pipelines.core.exceptions import UserError
 from max.pipelines.structured import grammar
 from max.serve.errors import ApiError, of_user_error
-from max.serve.grammar_threads import in_grammar_thread
 from max.serve.openai.fields import FIRST_ERROR, StrictBody
-from max.serve.request_context import current_request
+from max.serve.requests.request_context import current_request
+from max.serve.requests.threads import in_grammar_thread
 
 _Constraint: TypeAlias = "tuple[str, Callable[[Any], str | AnswerGrammar], Any]"
 Texts = Annotated[list[str], FIRST_ERROR]

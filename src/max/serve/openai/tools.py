@@ -12,7 +12,7 @@ from max.serve.chat.tools.definitions import ChoiceKind, Tool, ToolChoice
 from max.serve.errors import ApiError, shown
 from max.serve.limits import MAX_TOOLS
 from max.serve.openai.fields import FIRST_ERROR, StrictBody
-from max.serve.request_context import current_request
+from max.serve.requests.request_context import current_request
 
 
 class FunctionField(StrictBody):

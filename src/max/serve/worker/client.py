@@ -23,7 +23,7 @@ from max.pipelines.generation.protocol import (
     StepTimes,
     TokensGenerated,
 )
-from max.serve.settings import WatchLimits
+from max.serve.process.settings import WatchLimits
 from max.serve.worker.encoder_messages import EncodeRequest, RankRequest, TextsEncoded
 from max.serve.worker.event_reader import (
     EventReader,

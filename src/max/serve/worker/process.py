@@ -14,9 +14,9 @@ from max.pipelines.generation.channel import ConnectionChannel
 from max.pipelines.generation.protocol import EngineStopped, ErrorInfo
 from max.pipelines.generation.service import serve_pipeline
 from max.pipelines.registry.registry import PIPELINE_REGISTRY
-from max.serve.logs import set_up_logs
-from max.serve.process_end import end_soon
-from max.serve.settings import WorkerSettings
+from max.serve.process.logs import set_up_logs
+from max.serve.process.process_end import end_soon
+from max.serve.process.settings import WorkerSettings
 from max.serve.worker.config import served_config
 from max.serve.worker.encoder_service import serve_encoder
 from max.serve.worker.life_signs import LifeSigns

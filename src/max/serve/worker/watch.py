@@ -6,7 +6,7 @@ import asyncio
 import time
 from collections.abc import Callable
 
-from max.serve.settings import WatchLimits
+from max.serve.process.settings import WatchLimits
 from max.serve.worker.life_signs import LifeSigns
 
 

@@ -7,7 +7,7 @@ from typing import Any
 import click
 
 from max.entrypoints.cli.options.config_options import GroupedOption
-from max.serve.settings import AnswerSettings
+from max.serve.process.settings import AnswerSettings
 
 TOOL_PARSERS = [
     "hermes",

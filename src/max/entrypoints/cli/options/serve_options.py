@@ -10,8 +10,8 @@ import click
 
 from max.entrypoints.cli.options.answer_options import ANSWER_OPTIONS, PREFIX, serve_option
 from max.entrypoints.cli.options.config_file import read_config
-from max.serve.host_names import checked_host
-from max.serve.settings import API_TYPES, WatchLimits
+from max.serve.process.host_names import checked_host
+from max.serve.process.settings import API_TYPES, WatchLimits
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 _SERVER, _CLIENTS, _ROUTER, _LOG = "Server", "Clients", "Several models", "Logs and traces"

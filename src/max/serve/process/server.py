@@ -20,19 +20,19 @@ from max.pipelines.core.exceptions import ConfigError
 from max.pipelines.generation.protocol import StepTimes
 from max.pipelines.store.local import ModelStore, StoredModel
 from max.serve.http.app import build_app
-from max.serve.http.hosts import HostRule
-from max.serve.http.metrics_listener import metrics_listener
-from max.serve.http.quiet_server import HTTP_PROTOCOL, QuietServer
+from max.serve.http.connections.hosts import HostRule
+from max.serve.http.connections.metrics_listener import metrics_listener
+from max.serve.http.connections.quiet_server import HTTP_PROTOCOL, QuietServer
 from max.serve.http.state import ServerState
-from max.serve.loading import load_model
-from max.serve.logs import share_handlers
 from max.serve.metrics import ServerMetrics
-from max.serve.model import ServedModel
-from max.serve.pool import ModelPool
-from max.serve.pool_entry import PoolLimits
-from max.serve.process_end import end_soon
-from max.serve.request_context import name_requests_in_logs
-from max.serve.settings import ServerSettings, WorkerSettings
+from max.serve.models.loading import load_model
+from max.serve.models.model import ServedModel
+from max.serve.models.pool import ModelPool
+from max.serve.models.pool_entry import PoolLimits
+from max.serve.process.logs import share_handlers
+from max.serve.process.process_end import end_soon
+from max.serve.process.settings import ServerSettings, WorkerSettings
+from max.serve.requests.request_context import name_requests_in_logs
 from max.serve.tracing import Tracing
 from max.serve.worker.process import WorkerProcess
 

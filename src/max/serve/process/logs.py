@@ -7,7 +7,7 @@ import logging
 import sys
 import time
 
-from max.serve.settings import LogSettings
+from max.serve.process.settings import LogSettings
 
 
 class LineFormatter(logging.Formatter):

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 
 from max.pipelines.store.local import StoredModel
-from max.serve.model import ServedModel
+from max.serve.models.model import ServedModel
 from max.serve.worker.client import EngineState
 
 

@@ -7,9 +7,9 @@ from collections.abc import Iterable
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from max.serve.errors import ApiError, shown
-from max.serve.host_names import address_of, host_of, leads_here
 from max.serve.http.error_responses import send_error
-from max.serve.settings import ServerSettings
+from max.serve.process.host_names import address_of, host_of, leads_here
+from max.serve.process.settings import ServerSettings
 
 TARGET_HOST = "target_host"
 """The key of a connection's state for the host of a request target that is a whole URL."""

@@ -13,11 +13,11 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 
 from max.serve.errors import ApiError
-from max.serve.http.json_reader import read_object
+from max.serve.http.bodies.json_reader import read_object
+from max.serve.http.bodies.validation import validation_error
 from max.serve.http.streaming import ClientLeftError
-from max.serve.http.validation import validation_error
-from max.serve.offload import by_size
-from max.serve.request_context import current_request
+from max.serve.requests.request_context import current_request
+from max.serve.requests.threads import by_size
 
 T = TypeVar("T")
 

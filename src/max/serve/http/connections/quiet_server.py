@@ -10,7 +10,7 @@ from typing import Any
 import uvicorn
 
 try:
-    from max.serve.http.protocol import BoundedProtocol
+    from max.serve.http.connections.protocol import BoundedProtocol
 except ImportError:  # without httptools uvicorn uses its other parser
     HTTP_PROTOCOL: Any = "auto"
 else:

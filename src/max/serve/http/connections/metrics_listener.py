@@ -11,12 +11,12 @@ from dataclasses import replace
 import uvicorn
 from prometheus_client import make_asgi_app
 
-from max.serve.http.hosts import HostGuard, HostRule
-from max.serve.http.quiet_server import HTTP_PROTOCOL, QuietServer
-from max.serve.listener import open_socket
-from max.serve.logs import share_handlers
+from max.serve.http.connections.hosts import HostGuard, HostRule
+from max.serve.http.connections.quiet_server import HTTP_PROTOCOL, QuietServer
 from max.serve.metrics import ServerMetrics
-from max.serve.settings import ServerSettings
+from max.serve.process.listener import open_socket
+from max.serve.process.logs import share_handlers
+from max.serve.process.settings import ServerSettings
 
 logger = logging.getLogger("max.serve")
 

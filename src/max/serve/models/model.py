@@ -19,17 +19,17 @@ from max.pipelines.gguf.tokenizer import INFILL_TOKENS
 from max.pipelines.registry.registry import PIPELINE_REGISTRY
 from max.pipelines.tokenization.hf_tokenizer import HFTokenizer
 from max.pipelines.tokenization.tokenizer import TextTokenizer
-from max.serve.admission import Admission
 from max.serve.chat.reasoning_marks import THINK
 from max.serve.chat.tools.formats import ALIASES, FORMATS, ToolFormat
 from max.serve.chat.tools.probe import TemplateUse
 from max.serve.chat.tools.recognition import TemplateTools, tools_of_template
 from max.serve.errors import CONTEXT_LENGTH_EXCEEDED, ApiError, of_user_error
-from max.serve.infill import Infill
 from max.serve.limits import MAX_TEXT
-from max.serve.request_context import current_request
-from max.serve.settings import AnswerSettings
-from max.serve.vocabulary import Vocabulary
+from max.serve.models.admission import Admission
+from max.serve.models.vocabulary import Vocabulary
+from max.serve.process.settings import AnswerSettings
+from max.serve.requests.infill import Infill
+from max.serve.requests.request_context import current_request
 from max.serve.worker.client import EngineClient
 
 logger = logging.getLogger("max.serve")

@@ -13,7 +13,7 @@ import msgspec
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
 from max.serve.errors import ApiError
-from max.serve.http.hosts import TARGET_HOST
+from max.serve.http.connections.hosts import TARGET_HOST
 
 MAX_HEAD_BYTES = 64 << 10
 """The maximum size of a request line with its headers, if they come in several parts."""

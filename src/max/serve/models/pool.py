@@ -11,9 +11,9 @@ from max._host import available_memory
 from max.pipelines.core.exceptions import UserError
 from max.pipelines.store.local import StoredModel
 from max.serve.errors import ApiError, model_not_found
-from max.serve.model import ServedModel
-from max.serve.pool_entry import ModelStatus, PoolEntry, PoolLimits
-from max.serve.request_context import current_request
+from max.serve.models.model import ServedModel
+from max.serve.models.pool_entry import ModelStatus, PoolEntry, PoolLimits
+from max.serve.requests.request_context import current_request
 from max.serve.worker.client import EngineUnavailableError
 
 logger = logging.getLogger("max.serve")

@@ -8,7 +8,7 @@ from types import MappingProxyType
 
 from max.serve.errors import CONTEXT_LENGTH_EXCEEDED, ApiError
 from max.serve.limits import MAX_TEXT
-from max.serve.offload import in_body_thread
+from max.serve.requests.threads import in_body_thread
 
 
 @dataclass(frozen=True)

@@ -18,7 +18,7 @@ import numpy as np
 
 from max.serve import limits
 from max.serve.errors import ApiError, shown
-from max.serve.http.json_structure import (
+from max.serve.http.bodies.json_structure import (
     ARRAY,
     COLON,
     COMMA,

@@ -11,10 +11,10 @@ from max.pipelines.generation.protocol import GenerationRequest, PromptStarted, 
 from max.serve.errors import ApiError
 from max.serve.limits import LONG_LOGS, MAX_SEQUENCE_TOKENS
 from max.serve.metrics import ServerMetrics
-from max.serve.model import ServedModel
-from max.serve.offload import in_body_thread
-from max.serve.request_context import current_request
-from max.serve.text import GeneratedText, TextPiece
+from max.serve.models.model import ServedModel
+from max.serve.requests.request_context import current_request
+from max.serve.requests.text import GeneratedText, TextPiece
+from max.serve.requests.threads import in_body_thread
 from max.serve.worker.subscription import Repeated
 
 

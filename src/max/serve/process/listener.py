@@ -5,7 +5,7 @@ from __future__ import annotations
 import socket
 import sys
 
-from max.serve.settings import ServerSettings
+from max.serve.process.settings import ServerSettings
 
 
 def open_socket(settings: ServerSettings) -> socket.socket:

@@ -7,9 +7,9 @@ from collections.abc import Callable
 
 from max.interfaces import PipelineTask
 from max.pipelines.core.exceptions import ConfigError
-from max.serve.admission import Admission
-from max.serve.model import ServedModel
-from max.serve.settings import ServerSettings, WorkerSettings
+from max.serve.models.admission import Admission
+from max.serve.models.model import ServedModel
+from max.serve.process.settings import ServerSettings, WorkerSettings
 from max.serve.worker.client import EngineClient
 from max.serve.worker.config import served_config
 from max.serve.worker.event_reader import Worker, start_in_thread

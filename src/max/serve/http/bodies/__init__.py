@@ -1,0 +1,1 @@
+"""Bodies of requests: their types, limits and schemas."""

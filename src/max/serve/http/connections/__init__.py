@@ -1,0 +1,1 @@
+"""Sockets, hosts, and the HTTP that is read from them."""

@@ -1,0 +1,1 @@
+"""The server as a process: its settings, its start, its end."""

@@ -1,0 +1,1 @@
+"""What a request runs, independent of its API."""
