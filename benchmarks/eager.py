@@ -17,7 +17,7 @@ import numpy as np
 from max.dtype import DType
 from max.experimental import Tensor
 from max.experimental import functional as F
-from max.experimental._programs import compiled_programs
+from max.experimental.programs.programs import compiled_programs
 from max.graph import DeviceRef, TensorType
 from max.nn.module_v3 import Module
 from tests.experimental.models import GPT2

@@ -283,7 +283,7 @@ def circle_of_files(arrows: dict[Path, set[Path]]) -> list[Path]:
 
 
 LOADED_FROM_ABOVE = {
-    "experimental/_properties.py": ("experimental/array_api/__init__.py",
+    "experimental/tensors/properties.py": ("experimental/array_api/__init__.py",
         "an array returns its namespace, as the standard says"),
     "nn/kv_cache/cache_params.py": ("nn/kv_cache/cache_values.py",
         "a cache's shape gives the types of a graph's inputs"),

@@ -361,7 +361,7 @@ def test_an_exception_in_a_followed_call_does_not_shift_the_values_of_later_call
 
 def test_a_handler_that_raises_leaves_other_tensors_computable():
     """What ends the run of values that nobody needs yet is not their error."""
-    from max.experimental import _recorder
+    from max.experimental.record import recorder
 
     class Stop(Exception):
         pass
@@ -371,7 +371,7 @@ def test_a_handler_that_raises_leaves_other_tensors_computable():
     raised = []
 
     def trace(frame, event, arg):
-        if frame.f_code is _recorder.program_of.__code__ and not raised:
+        if frame.f_code is recorder.program_of.__code__ and not raised:
             raised.append(True)
             raise Stop
 

@@ -28,8 +28,11 @@ import torch
 
 from max._interpreter.random import philox
 from max.dtype import DType
-from max.experimental import Tensor, _packing, _programs, _recorder, _signatures, random
+from max.experimental import Tensor, random
 from max.experimental import functional as F
+from max.experimental.programs import packed_weights as _packing
+from max.experimental.programs import programs, signatures
+from max.experimental.record import recorder
 
 REPETITIONS = 12
 INPUTS = 3
@@ -624,8 +627,8 @@ def pack_soon(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(_packing, name, value)
     monkeypatch.setattr(_packing, "under_pressure", lambda _: False)
     for module, name in (
-        (_programs, "_structures"), (_programs, "_bound"), (_recorder, "_sites"),
-        (_signatures, "_signatures"), (_signatures, "_families"),
+        (programs, "_structures"), (programs, "_bound"), (recorder, "_sites"),
+        (signatures, "signatures"), (signatures, "_families"),
     ):  # fmt: skip
         monkeypatch.setattr(module, name, {})
 

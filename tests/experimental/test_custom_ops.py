@@ -14,9 +14,9 @@ from max.driver import CPU
 from max.dtype import DType
 from max.engine import InferenceSession
 from max.experimental import Tensor
-from max.experimental import _custom_ops as module
 from max.experimental import functional as F
-from max.experimental._programs import compiled_programs
+from max.experimental.programs.programs import compiled_programs
+from max.experimental.tensors import custom_ops as module
 from max.graph import BufferType, DeviceRef, Graph, TensorType, ops
 from max.nn.module_v3 import Module
 

@@ -9,7 +9,7 @@ import pytest
 
 from max.experimental import Tensor
 from max.experimental import functional as F
-from max.experimental._programs import compiled_programs
+from max.experimental.programs.programs import compiled_programs
 from max.graph import ops
 from tests.ops.table import CASES, OpCase, compare, inputs_of
 

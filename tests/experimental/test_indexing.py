@@ -14,7 +14,7 @@ from max.dtype import DType
 from max.engine import InferenceSession
 from max.experimental import Tensor
 from max.experimental import functional as F
-from max.experimental._programs import compiled_programs
+from max.experimental.programs.programs import compiled_programs
 from max.graph import DeviceRef, Graph, TensorType
 
 Array = np.ndarray[Any, Any]

@@ -10,12 +10,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from max.experimental import Tensor, _replays
-from max.experimental._matching import matcher
-from max.experimental._patterns import Symbol
-from max.experimental._replays import Replay
-from max.experimental._specifications import Nested, VaryingLeaf, VaryingNumber
-from max.experimental._traces import Capture
+from max.experimental import Tensor
+from max.experimental.programs.number_patterns import Symbol
+from max.experimental.replay import replays
+from max.experimental.replay.matching import matcher
+from max.experimental.replay.replays import Replay
+from max.experimental.replay.specifications import Nested, VaryingLeaf, VaryingNumber
+from max.experimental.replay.traces import Capture
 from max.graph.dim import StaticDim
 from max.mlir.conditions import Condition
 
@@ -56,12 +57,12 @@ def replay() -> Replay:
 
 
 def test_the_number_of_open_replays_is_bounded() -> None:
-    _replays.settle_all()
-    earlier = [replay() for _ in range(_replays._MOST_REPLAYS)]
+    replays.settle_all()
+    earlier = [replay() for _ in range(replays._MOST_REPLAYS)]
     assert not any(each._closed for each in earlier)
     last = replay()
     assert all(each._closed for each in earlier) and not last._closed
-    _replays.settle_all()
+    replays.settle_all()
 
 
 class Pairs:

@@ -10,7 +10,7 @@ import transformers
 from max.driver import CPU
 from max.dtype import DType
 from max.experimental import Tensor
-from max.experimental._programs import compiled_programs
+from max.experimental.programs.programs import compiled_programs
 from max.graph import DeviceRef, TensorType
 from max.nn.module_v3 import Embedding, LayerNorm, Linear, Module, Sequential, module_dataclass
 from tests.experimental.models import GPT2, LSTM, ResNet18, UNet

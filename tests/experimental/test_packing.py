@@ -24,11 +24,14 @@ from max import kernel as k
 from max._config import flags
 from max.driver import CPU
 from max.dtype import DType
-from max.experimental import Tensor, _packing, _programs, _recorder, random
+from max.experimental import Tensor, random
 from max.experimental import functional as F
-from max.experimental._ownership import owned
-from max.experimental._packing import packed_bytes, packed_programs
-from max.experimental._programs import compiled_programs
+from max.experimental.programs import packed_weights as _packing
+from max.experimental.programs import programs
+from max.experimental.programs.ownership import owned
+from max.experimental.programs.packed_weights import packed_bytes, packed_programs
+from max.experimental.programs.programs import compiled_programs
+from max.experimental.record import recorder
 from max.graph import BufferType, DeviceRef
 from max.nn.module_v3 import Linear, Module, Sequential
 
@@ -68,10 +71,10 @@ def _small_and_soon(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(_packing, "BACKOFF", 1)
     monkeypatch.setattr(_packing, "LEAST_BYTES", 256)
     monkeypatch.setattr(_packing, "under_pressure", lambda _: False)
-    monkeypatch.setattr(_programs, "_structures", {})
-    monkeypatch.setattr(_programs, "_bound", {})
+    monkeypatch.setattr(programs, "_structures", {})
+    monkeypatch.setattr(programs, "_bound", {})
     # traces refer to programs
-    monkeypatch.setattr(_recorder, "_sites", {})
+    monkeypatch.setattr(recorder, "_sites", {})
 
 
 def own(*shape: int) -> Tensor:

@@ -7,7 +7,7 @@ import pytest
 
 from max.experimental import Tensor
 from max.experimental import functional as F
-from max.experimental._recorder import PENDING_CALLS
+from max.experimental.record.recorder import PENDING_CALLS
 
 
 def out_of_range(x: Tensor) -> Tensor:

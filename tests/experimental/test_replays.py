@@ -10,8 +10,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from max.experimental import Tensor, _replays, array_api
+from max.experimental import Tensor, array_api
 from max.experimental import functional as F
+from max.experimental.replay import replays
 
 RNG = np.random.default_rng(8)
 
@@ -57,7 +58,7 @@ def test_a_write_asks_for_its_target_and_its_source(usual: str, other: str) -> N
         same(z, want["z"])
         same(y, want["y"])
         del y, z, w
-    assert not _replays._replays
+    assert not replays._replays
 
 
 def test_a_call_that_was_made_elsewhere_first_is_recorded_at_its_own_line() -> None:

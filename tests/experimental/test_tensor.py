@@ -21,9 +21,9 @@ from max.dtype import DType
 from max.experimental import Tensor, random
 from max.experimental import functional as F
 from max.experimental import tensor as tensor_module
-from max.experimental._patterns import Pattern, Symbol
-from max.experimental._programs import compiled_programs
-from max.experimental._recorder import PENDING_CALLS
+from max.experimental.programs.number_patterns import Pattern, Symbol
+from max.experimental.programs.programs import compiled_programs
+from max.experimental.record.recorder import PENDING_CALLS
 from max.graph import DeviceRef, Graph, TensorType, ops
 
 F32 = DType.float32

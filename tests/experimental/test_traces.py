@@ -15,11 +15,13 @@ import pytest
 
 from max._config import flags
 from max.dtype import DType
-from max.experimental import Tensor, _dispatch, _replays, _traces, array_api
+from max.experimental import Tensor, array_api
 from max.experimental import functional as F
-from max.experimental._patterns import Pattern, Symbol
-from max.experimental._programs import compiled_programs
-from max.experimental._recorder import PENDING_CALLS
+from max.experimental.programs.number_patterns import Pattern, Symbol
+from max.experimental.programs.programs import compiled_programs
+from max.experimental.record import dispatch
+from max.experimental.record.recorder import PENDING_CALLS
+from max.experimental.replay import replays, traces
 from max.nn.module_v3 import LayerNorm, Linear, Module, Sequential
 
 RNG = np.random.default_rng(5)
@@ -34,13 +36,13 @@ def records(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Any]]:
     """The ops that are recorded, and not followed."""
     (Tensor.constant(array(1)) + 1).to_numpy()  # ends the stretch that an earlier test began
     ops: list[Any] = []
-    record = _dispatch.record
+    record = dispatch.record
 
     def counting(op: Any, args: Any, kwargs: Any) -> Any:
         ops.append(op)
         return record(op, args, kwargs)
 
-    monkeypatch.setattr(_dispatch, "record", counting)
+    monkeypatch.setattr(dispatch, "record", counting)
     yield ops
 
 
@@ -310,7 +312,7 @@ def test_one_memory_that_becomes_two() -> None:
 def test_a_call_while_another_thread_settles(monkeypatch: pytest.MonkeyPatch) -> None:
     a = array(3)
     x, other = Tensor.constant(a), Tensor.constant(array(3))
-    frame, busy = _replays._frame, [False]
+    frame, busy = replays._frame, [False]
 
     def interrupted(depth: int) -> Any:
         if busy[0]:
@@ -320,7 +322,7 @@ def test_a_call_while_another_thread_settles(monkeypatch: pytest.MonkeyPatch) ->
             worker.join()
         return frame(depth + 1)
 
-    monkeypatch.setattr(_replays, "_frame", interrupted)
+    monkeypatch.setattr(replays, "_frame", interrupted)
     for turn in range(6):
         y = x * 2
         busy[0] = turn == 5
@@ -486,7 +488,7 @@ def test_tensors_without_references_are_freed_and_not_computed() -> None:
         assert reference() is None
         _ = z.realize
     gc.collect()
-    assert not _replays._replays
+    assert not replays._replays
 
 
 def test_what_another_thread_recorded() -> None:
@@ -509,7 +511,7 @@ def test_what_another_thread_recorded() -> None:
         same(box[0] * 2, (a * 2 + 1) * 2)
         a = x.to_numpy().copy()
     gc.collect()
-    assert len(_replays._replays) < _replays._MOST_REPLAYS
+    assert len(replays._replays) < replays._MOST_REPLAYS
 
 
 def test_threads_that_follow_the_same_trace_and_share_values() -> None:
@@ -591,7 +593,7 @@ def test_a_replay_that_left_a_tensor_is_held_by_nothing() -> None:
     for _ in range(8):
         beside = x * 3
         _ = (x + 1).realize
-        assert not beside.real and not _replays._replays
+        assert not beside.real and not replays._replays
 
 
 def test_a_replay_that_another_value_interrupts_is_held_by_nothing() -> None:
@@ -601,7 +603,7 @@ def test_a_replay_that_another_value_interrupts_is_held_by_nothing() -> None:
         _ = (x + 1).realize
         here = F.tanh(x)
         _ = (beside if turn == 7 else here + 1).realize
-    assert beside.real and not here.real and not _replays._replays
+    assert beside.real and not here.real and not replays._replays
 
 
 def test_a_replay_that_fails_is_held_by_nothing() -> None:
@@ -613,7 +615,7 @@ def test_a_replay_that_fails_is_held_by_nothing() -> None:
                 _ = z.realize
         else:
             _ = z.realize
-    assert not _replays._replays
+    assert not replays._replays
 
 
 def test_nans_are_looked_for_in_the_middle_of_a_trace() -> None:
@@ -649,13 +651,13 @@ def test_a_program_without_repetition_is_not_captured_again_and_again(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     captures: list[object] = []
-    make = _traces.Capture.__init__
+    make = traces.Capture.__init__
 
     def counting(self: Any) -> None:
         captures.append(self)
         make(self)
 
-    monkeypatch.setattr(_traces.Capture, "__init__", counting)
+    monkeypatch.setattr(traces.Capture, "__init__", counting)
     x = Tensor.constant(array(3))
     ops = [F.tanh, F.exp, F.sin, F.cos, F.abs]
     for turn in range(300):
@@ -762,13 +764,13 @@ def test_a_replay_is_recorded_only_for_tensors_that_it_left(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     settled: list[Any] = []
-    settle = _replays.Replay.settle
+    settle = replays.Replay.settle
 
     def counting(self: Any) -> None:
         settled.append(self)
         settle(self)
 
-    monkeypatch.setattr(_replays.Replay, "settle", counting)
+    monkeypatch.setattr(replays.Replay, "settle", counting)
     x = Tensor.constant(array(3))
     for turn in range(8):
         dead = x * 3

@@ -12,7 +12,7 @@ from max.driver import CPU
 from max.dtype import DType
 from max.experimental import Tensor
 from max.experimental import functional as F
-from max.experimental._programs import compiled_programs
+from max.experimental.programs.programs import compiled_programs
 from max.graph import BufferType, DeviceRef, Dim, DimLike, Graph, TensorType, TensorValue, ops
 
 _CPU = DeviceRef.CPU()

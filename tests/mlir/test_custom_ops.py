@@ -8,10 +8,10 @@ from pathlib import Path
 SRC = Path(__file__).parents[2] / "src" / "max"
 STAGES_CUSTOM_OPS = {
     "graph/ops/custom.py": "the functions for users",
-    "experimental/_custom_ops.py": "the same for eager tensors",
+    "experimental/tensors/custom_ops.py": "the same for eager tensors",
     "torch/_library.py": "kernels of a user, as operations of PyTorch",
     "experimental/_later.py": "the functions for users, by the names of another version",
-    "experimental/_bits.py": "bits of eager tensors, by kernels that it registers",
+    "experimental/tensors/bits.py": "bits of eager tensors, by kernels that it registers",
     "experimental/array_api/factorizations.py": "factorizations of matrices, by kernels that it registers",
 }
 """The files that stage `mo.custom`, and for what."""

@@ -46,7 +46,7 @@ ALLOWED: dict[str, dict[str, str]] = {
         "mlir/sizes.py": "formulas of sizes",
         "engine/_binding.py": "checks of inputs",
         "language/source.py": "a kernel of the program",
-        "experimental/_matching.py": "the code of a recording's checks",
+        "experimental/replay/matching.py": "the code of a recording's checks",
     },
     "eval": {"interpreter/interpret.py": "an expression of a kernel of the program"},
     "os.system": {},

@@ -8,11 +8,11 @@ from typing import Any
 
 from max.driver import CPU, Device
 from max.dtype import DType
-from max.experimental import _mutation
-from max.experimental._control import cond, while_loop
-from max.experimental._dispatch import apply, in_graph
-from max.experimental._sessions import session_of
+from max.experimental.programs.sessions import session_of
+from max.experimental.record.dispatch import apply, in_graph
 from max.experimental.tensor import Tensor
+from max.experimental.tensors import mutation
+from max.experimental.tensors.control import cond, while_loop
 from max.graph import DimLike, Graph, ShapeLike, TensorValue, TensorValueLike, ops
 from max.graph.current import OUTSIDE, RETRIES, GraphNeeded
 
@@ -123,7 +123,7 @@ def _load(x: Any) -> Tensor:
 
 
 def _store(destination: Any, source: TensorValueLike, indices: Any = None) -> None:
-    _mutation.store(_buffer(destination), source, indices)
+    mutation.store(_buffer(destination), source, indices)
 
 
 def _buffer(value: Any) -> Tensor:

@@ -9,9 +9,9 @@ from collections.abc import Iterator, Sequence
 from typing import Any, Self
 
 from max import driver
-from max.experimental._conversions import Conversions
-from max.experimental._dispatch import in_graph
 from max.experimental._mesh import DeviceMapping, DeviceMesh, Placement, device_of
+from max.experimental.record.dispatch import in_graph
+from max.experimental.tensors.conversions import Conversions
 from max.graph import BufferValue, TensorValue
 
 __all__ = ["OneDevice"]

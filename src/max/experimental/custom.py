@@ -25,8 +25,8 @@ from typing import TYPE_CHECKING, Any, cast
 
 from max._lazy import lazy_module
 from max.dtype import DType
-from max.experimental._custom_ops import custom
 from max.experimental.tensor import Tensor
+from max.experimental.tensors.custom_ops import custom
 from max.graph import DeviceRef, Dim, DimLike, SymbolicDim, TensorType, Value
 
 if TYPE_CHECKING:

@@ -13,11 +13,6 @@ from typing import Any
 from max._earlier import earlier_names, later_keywords
 from max.driver import Device
 from max.dtype import DType
-from max.experimental import _mutation, _operations
-from max.experimental._control import cond, side_stream, while_loop
-from max.experimental._custom_ops import custom, inplace_custom
-from max.experimental._dispatch import apply, in_graph
-from max.experimental._functional import functional
 from max.experimental._later import (
     arange,
     clamp,
@@ -46,7 +41,12 @@ from max.experimental.random import (
     uniform,
     uniform_like,
 )
+from max.experimental.record.dispatch import apply, in_graph
 from max.experimental.tensor import Tensor, default_device, defaults
+from max.experimental.tensors import mutation, operations
+from max.experimental.tensors.control import cond, side_stream, while_loop
+from max.experimental.tensors.custom_ops import custom, inplace_custom
+from max.experimental.tensors.function_wrappers import functional
 from max.graph import (
     DeviceRef,
     DimLike,
@@ -96,7 +96,7 @@ def _reduction(op: Callable[..., Any]) -> Callable[..., Any]:
 
     @functools.wraps(op)
     def on_tensors(x: Any, axis: int | None = -1) -> Any:
-        return apply(op, _operations.along(x, axis), {})
+        return apply(op, operations.along(x, axis), {})
 
     return on_tensors
 
@@ -115,7 +115,7 @@ def _extremum(op: Callable[..., Any]) -> Callable[..., Any]:
     def on_tensors(x: Any, y: Any = None, /, axis: int | None = _LAST_AXIS) -> Any:
         if y is not None:
             return apply(op, (x, y), {} if axis is _LAST_AXIS else {"axis": axis})
-        x, axis = _operations.along(x, axis)
+        x, axis = operations.along(x, axis)
         return apply(op, (x,), {"axis": axis})
 
     return on_tensors
@@ -214,7 +214,7 @@ silu = functional(ops.silu)
 sin = functional(ops.sin)
 slice_tensor = functional(ops.slice_tensor)
 softmax = functional(ops.softmax)
-split = later_keywords(split_size_or_sections="split_sizes")(functional(_operations.split))
+split = later_keywords(split_size_or_sections="split_sizes")(functional(operations.split))
 sqrt = functional(ops.sqrt)
 squeeze = functional(ops.squeeze)
 sum = _reduction(ops.sum)
@@ -365,7 +365,7 @@ def buffer_store_slice(destination: Tensor, source: TensorValueLike, indices: An
 
 def _store(destination: Tensor, source: TensorValueLike, indices: Any) -> None:
     if isinstance(destination, Tensor) and destination._cell is not None:
-        _mutation.store(destination, source, indices)
+        mutation.store(destination, source, indices)
     elif indices is None:
         ops.buffer_store(destination, source)
     else:

@@ -15,8 +15,8 @@ import numpy as np
 from max._earlier import later_keywords
 from max.driver import Device
 from max.dtype import DType
-from max.experimental._dispatch import apply, in_graph
 from max.experimental._mesh import DeviceMapping, DeviceMesh
+from max.experimental.record.dispatch import apply, in_graph
 from max.experimental.tensor import Tensor, defaults
 from max.graph import DeviceRef, Graph, ShapeLike, TensorType, TensorValue, TensorValueLike, ops
 

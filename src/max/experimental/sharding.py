@@ -14,7 +14,6 @@ from typing import Any, Literal
 from max._earlier import earlier_names
 from max.driver import Device
 from max.dtype import DType
-from max.experimental._defaults import default_mesh
 from max.experimental._mesh import (
     ConversionError,
     DeviceMapping,
@@ -27,6 +26,7 @@ from max.experimental._mesh import (
     Unknown,
     device_of,
 )
+from max.experimental.tensors.defaults import default_mesh
 from max.graph import BufferType, DeviceRef, Shape, ShapeLike, TensorType
 
 __all__ = [

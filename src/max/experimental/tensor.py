@@ -27,22 +27,23 @@ from max import driver
 from max._earlier import earlier_names, later_keywords
 from max.driver import CPU, Device, DLPackArray
 from max.dtype import DType
-from max.experimental import _creation, _indexing, _mutation, _replays
-from max.experimental._cells import Cell
-from max.experimental._compute_graph import GRAPH, ComputeGraph
-from max.experimental._defaults import (
+from max.experimental._mesh import DeviceMapping, DeviceMesh
+from max.experimental._one_device import OneDevice
+from max.experimental.programs.lazy_values import Cell
+from max.experimental.programs.value_types import type_of
+from max.experimental.record.dispatch import apply, bind_tensor, in_graph
+from max.experimental.replay import replays
+from max.experimental.replay.pending_tensors import hold
+from max.experimental.tensors import creation, indexing, mutation
+from max.experimental.tensors.compute_graph import GRAPH, ComputeGraph
+from max.experimental.tensors.defaults import (
     contextvar_context,
     default_device,
     default_dtype,
     defaults,
     defaults_like,
 )
-from max.experimental._dispatch import apply, bind_tensor, in_graph
-from max.experimental._holders import hold
-from max.experimental._mesh import DeviceMapping, DeviceMesh
-from max.experimental._one_device import OneDevice
-from max.experimental._operations import Operations
-from max.experimental._types import type_of
+from max.experimental.tensors.operations import Operations
 from max.graph import (
     BufferType,
     BufferValue,
@@ -193,10 +194,10 @@ class Tensor(Operations, OneDevice):
         """
         if isinstance(value, Tensor):
             return value if dtype is None else value.cast(dtype)
-        dtype, device = defaults(_creation.dtype_of(value) if dtype is None else dtype, device)
+        dtype, device = defaults(creation.dtype_of(value) if dtype is None else dtype, device)
         if in_graph():
             return cls.from_graph_value(ops.constant(value, dtype, DeviceRef.from_device(device)))
-        return cls(storage=_creation.constant(value, dtype, device))
+        return cls(storage=creation.constant(value, dtype, device))
 
     @classmethod
     def full(
@@ -222,7 +223,7 @@ class Tensor(Operations, OneDevice):
         number = cls.constant(value, dtype=dtype, device=device)
         if in_graph():
             return apply(ops.broadcast_to, (number, Shape(shape)), {})
-        return cls(storage=_creation.full(shape, number.driver_tensor))
+        return cls(storage=creation.full(shape, number.driver_tensor))
 
     @classmethod
     def zeros(
@@ -303,7 +304,7 @@ class Tensor(Operations, OneDevice):
         bounds = (start, stop, step)
         if any(isinstance(bound, Dim) and not bound.expr.is_static for bound in bounds):
             return apply(ops.range, (*bounds, out_dim), {"dtype": dtype, "device": device})
-        values = _creation.evenly_spaced(start, stop, step)
+        values = creation.evenly_spaced(start, stop, step)
         result = cls.constant(values, dtype=dtype, device=device).reshape((len(values),))
         return result if out_dim is None else apply(ops.rebind, (result, [out_dim]), {})
 
@@ -404,22 +405,22 @@ class Tensor(Operations, OneDevice):
             TypeError: An index is of another kind; or a mask while a graph is being built.
         """
         indices = cast("tuple[Any, ...]", index) if isinstance(index, tuple) else (index,)
-        if _indexing.is_advanced(indices):
-            return _indexing.index_by_arrays(self, indices)
+        if indexing.is_advanced(indices):
+            return indexing.index_by_arrays(self, indices)
         return apply(ops.slice_tensor, (self, indices), {})
 
     def __setitem__(self, index: Any, value: TensorValueLike) -> None:
         """Replaces elements, see `__getitem__`, at once; what was recorded before has the elements before."""
         indices = cast("tuple[Any, ...]", index) if isinstance(index, tuple) else (index,)
         if self._cell is None:
-            if _indexing.is_advanced(indices):
+            if indexing.is_advanced(indices):
                 raise TypeError(
                     "a graph writes no elements by masks or arrays; make new tensors by F.where(mask, new, x) or "
                     "F.scatter_nd(x, new, indices)"
                 )
             ops.buffer_store_slice(BufferValue(self), value, indices)
         else:
-            _mutation.store(self, value, indices)
+            mutation.store(self, value, indices)
 
 
 class RealizedTensor(Tensor):
@@ -491,6 +492,6 @@ def _type_like(like: TensorType | Tensor) -> TensorType:
 
 
 bind_tensor(Tensor._of_cell, Tensor.from_graph_value)
-_replays.bind_tensor(Tensor)
+replays.bind_tensor(Tensor)
 
 __getattr__ = earlier_names(__name__)

@@ -1,13 +1,13 @@
-"""Functions of the bits of integers and floats (`max.experimental._bits`)."""
+"""Functions of the bits of integers and floats (`max.experimental.tensors.bits`)."""
 
 from __future__ import annotations
 
 from typing import Any
 
-from max.experimental import _bits
 from max.experimental import functional as F
 from max.experimental.array_api.operands import pair_of
 from max.experimental.tensor import Tensor
+from max.experimental.tensors import bits
 
 __all__ = [
     "bitwise_and",
@@ -21,12 +21,10 @@ __all__ = [
     "signbit",
 ]
 
-_AND, _OR, _XOR = (
-    F.functional(op) for op in (_bits.bitwise_and, _bits.bitwise_or, _bits.bitwise_xor)
-)
-_LEFT, _RIGHT = F.functional(_bits.bitwise_left_shift), F.functional(_bits.bitwise_right_shift)
-_INVERT = F.functional(_bits.bitwise_invert)
-_WORD, _FLOAT = F.functional(_bits.word_of), F.functional(_bits.float_of)
+_AND, _OR, _XOR = (F.functional(op) for op in (bits.bitwise_and, bits.bitwise_or, bits.bitwise_xor))
+_LEFT, _RIGHT = F.functional(bits.bitwise_left_shift), F.functional(bits.bitwise_right_shift)
+_INVERT = F.functional(bits.bitwise_invert)
+_WORD, _FLOAT = F.functional(bits.word_of), F.functional(bits.float_of)
 
 
 def bitwise_and(x1: Any, x2: Any, /) -> Tensor:

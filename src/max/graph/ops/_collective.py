@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from max.graph import graph as _graph
+from max.graph import graph
 from max.graph.ops._stage import as_tensor
 from max.graph.value import BufferValue, TensorValue, tensor_of
 
@@ -30,5 +30,5 @@ def stage_collective(
             f"{name}: {len(tensors)} inputs and {len(buffers)} signal buffers; expected a buffer "
             "for each input"
         )
-    results = _graph.Graph.current.stage_effect(f"mo.{name}", (*tensors, *buffers), attrs)
+    results = graph.Graph.current.stage_effect(f"mo.{name}", (*tensors, *buffers), attrs)
     return [tensor_of(result) for result in results]

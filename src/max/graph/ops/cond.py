@@ -7,7 +7,7 @@ from typing import Any, cast
 
 from max import mlir
 from max.dtype import DType
-from max.graph import graph as _graph
+from max.graph import graph
 from max.graph.branch import Branch, close_branches
 from max.graph.ops._stage import as_tensor
 from max.graph.type import DeviceRef, Type
@@ -124,7 +124,7 @@ def cond(
         ValueError: `pred` is not of rank 0, a symbol is not bound, or the results of a branch differ from
             `out_types`.
     """
-    outer = _graph.Graph.current
+    outer = graph.Graph.current
     choice = checked_predicate("cond", pred)
     types = [] if out_types is None else [t.to_mlir() for t in out_types]
     for t in types:

@@ -13,7 +13,7 @@ from max import mlir
 from max.driver import Device, DLPackArray, Tensor
 from max.dtype import DType
 from max.dtype.rounding import converted
-from max.graph import graph as _graph
+from max.graph import graph
 from max.graph.ops._stage import stage
 from max.graph.type import DeviceRef, TensorType
 from max.graph.value import TensorValue
@@ -52,7 +52,7 @@ def constant(
     on_cpu = mlir.TensorType.get(element, array.shape)
     attr = mlir.constant_attr(array, "")
     if isinstance(attr, mlir.ResourceAttr):
-        attr = mlir.ResourceAttr.of(_graph.Graph.current.resource_key(), array)
+        attr = mlir.ResourceAttr.of(graph.Graph.current.resource_key(), array)
     on_host = stage("constant", (), {"value": attr}, on_cpu)
     return on_host if where.is_cpu() and where.id == 0 else on_host.to(where)
 

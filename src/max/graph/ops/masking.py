@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from max import mlir
 from max.dtype import DType
-from max.graph import graph as _graph
+from max.graph import graph
 from max.graph.dim import Dim, DimLike
 from max.graph.ops._stage import as_tensor, stage
 from max.graph.ops.binary import not_equal
@@ -92,7 +92,7 @@ def masked_scatter(
 
 def _first(updates: TensorValue, count: Dim) -> TensorValue:
     """The first `count` updates; raises at the run if there are fewer."""
-    present = Dim(_graph.Graph.current.new_symbol("updates"))
+    present = Dim(graph.Graph.current.new_symbol("updates"))
     updates = updates[(slice(None, TensorValue(count)), present),]
     return rebind(
         updates, [count], "masked_scatter: fewer updates than elements that the mask selects"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import operator
 
 from max.dtype import DType
-from max.graph import graph as _graph
+from max.graph import graph
 from max.graph.ops._stage import as_tensor, normalize_axis, stage
 from max.graph.ops.binary import maximum, minimum
 from max.graph.ops.promotion import cast_to
@@ -250,7 +250,7 @@ def bottom_k(input: TensorValueLike, k: int, axis: int = -1) -> tuple[TensorValu
 def _select(op: str, input: TensorValueLike, k: int, axis: int) -> tuple[TensorValue, TensorValue]:
     tensor = as_tensor(input)
     attrs = {"k": operator.index(k), "axis": normalize_axis(op, axis, tensor.rank)}
-    values, indices = _graph.Graph.current.stage(f"mo.{op}", (_ordered(tensor),), attrs)
+    values, indices = graph.Graph.current.stage(f"mo.{op}", (_ordered(tensor),), attrs)
     return cast_to(tensor_of(values), tensor.dtype), tensor_of(indices)
 
 

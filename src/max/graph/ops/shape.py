@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from max import mlir
-from max.graph import graph as _graph
+from max.graph import graph
 from max.graph.dim import Dim, DimLike
 from max.graph.ops._stage import as_tensor, normalize_axis, stage
 from max.graph.shape import Shape, ShapeLike
@@ -36,7 +36,7 @@ def _dims(op: str, shape: ShapeLike, may_follow: bool = False) -> tuple[DimExpr,
     except TypeError as error:
         raise TypeError(f"{op}: {error}") from error
     if any(not dim.is_static for dim in dims):
-        _graph.Graph.current.check_symbols(op, dims, may_follow)
+        graph.Graph.current.check_symbols(op, dims, may_follow)
     return dims
 
 

@@ -12,7 +12,7 @@ import numpy as np
 from max import mlir
 from max._errors import AxisError
 from max.dtype import DType
-from max.graph import graph as _graph
+from max.graph import graph
 from max.graph.dim import Dim, DimLike
 from max.graph.ops._stage import as_tensor, stage
 from max.graph.ops.binary import equal, greater, where
@@ -187,7 +187,7 @@ def _dynamic_slice(op: str, axis: int, dim: DimExpr, item: slice, size: DimExpr)
             return _scalar(op, axis, value)
         size = Dim(value).expr
         if not size.is_static:
-            _graph.Graph.current.check_symbols(op, (size,))
+            graph.Graph.current.check_symbols(op, (size,))
         return size
 
     step = bound(item.step, _ONE)
@@ -227,7 +227,7 @@ def _bound(op: str, axis: int, dim: DimExpr, value: Any, beyond: tuple[int, int]
             + ("; for many indices use ops.gather" if isinstance(value, np.ndarray | list) else "")
         ) from error
     if not index.is_static:
-        _graph.Graph.current.check_symbols(op, (index,))
+        graph.Graph.current.check_symbols(op, (index,))
     from_end = index.is_static and index.value < 0
     if dim.is_static and index.is_static:
         size, at = dim.value, index.value

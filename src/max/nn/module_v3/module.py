@@ -18,7 +18,7 @@ from max._earlier import later_keywords
 from max.driver import Device, DLPackArray
 from max.dtype import DType
 from max.engine import InferenceSession
-from max.experimental._sessions import session_of
+from max.experimental.programs.sessions import session_of
 from max.experimental.sharding import DeviceMapping, DeviceMesh, TensorLayout
 from max.experimental.tensor import Tensor, defaults
 from max.graph import BufferType, Graph, Type, Value, ops

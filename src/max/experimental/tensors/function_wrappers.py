@@ -17,9 +17,9 @@ from typing import Any, cast
 from weakref import WeakSet
 
 from max._earlier import later_keywords
-from max.experimental._called_graph import CalledGraph
-from max.experimental._dispatch import apply, in_graph
 from max.experimental._later import ensure_context
+from max.experimental.record.called_graph import CalledGraph
+from max.experimental.record.dispatch import apply, in_graph
 from max.experimental.tensor import Tensor
 from max.graph import BufferValue, TensorValue, Value
 from max.graph.current import RETRIES, GraphNeeded

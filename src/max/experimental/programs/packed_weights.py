@@ -26,12 +26,12 @@ from max import driver
 from max._config import flags
 from max.engine import Model
 from max.engine._outputs import under_pressure
-from max.experimental._cells import Cell, Reader
-from max.experimental._ownership import owned
-from max.experimental._patterns import Pattern, Symbol
-from max.experimental._sessions import session_of
-from max.experimental._staging import Staged, Step, stage, weight_name
-from max.experimental._types import Kind
+from max.experimental.programs.lazy_values import Cell, Reader
+from max.experimental.programs.number_patterns import Pattern, Symbol
+from max.experimental.programs.ownership import owned
+from max.experimental.programs.sessions import session_of
+from max.experimental.programs.staging import Staged, Step, stage, weight_name
+from max.experimental.programs.value_types import Kind
 from max.graph import Graph
 
 __all__ = ["Blueprint", "Extra", "Program", "packed_bytes", "packed_programs"]

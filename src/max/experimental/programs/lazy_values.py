@@ -11,8 +11,8 @@ from typing import Any
 
 from max import driver
 from max._reentry import reentrant_lock
-from max.experimental._signatures import Signature
-from max.experimental._types import CellType
+from max.experimental.programs.signatures import Signature
+from max.experimental.programs.value_types import CellType
 
 __all__ = ["Call", "Cell", "Reader", "Unsettled"]
 
@@ -166,7 +166,7 @@ class Call:
 
 
 class Unsettled:
-    """The calls of cells that are not yet recorded; see `max.experimental._replays`."""
+    """The calls of cells that are not yet recorded; see `max.experimental.replay.replays`."""
 
     __slots__ = ()
 

@@ -16,11 +16,11 @@ import numpy as np
 
 from max import driver
 from max._reentry import LockLevel, locked, reentrant_lock
-from max.experimental._cells import Call, Cell
-from max.experimental._packing import Blueprint, Extra, Program
-from max.experimental._patterns import Details, Pattern
-from max.experimental._signatures import EXAMPLES
-from max.experimental._staging import Step
+from max.experimental.programs.lazy_values import Call, Cell
+from max.experimental.programs.number_patterns import Details, Pattern
+from max.experimental.programs.packed_weights import Blueprint, Extra, Program
+from max.experimental.programs.signatures import EXAMPLES
+from max.experimental.programs.staging import Step
 from max.graph import Graph
 from max.mlir.conditions import Condition, first_unmet
 

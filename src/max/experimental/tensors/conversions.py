@@ -9,10 +9,10 @@ import numpy as np
 
 from max import driver
 from max.driver import CPU
-from max.experimental import _recorder
-from max.experimental._called_graph import CalledGraph
-from max.experimental._dispatch import in_graph
-from max.experimental._properties import Properties, handed_out
+from max.experimental.record import recorder
+from max.experimental.record.called_graph import CalledGraph
+from max.experimental.record.dispatch import in_graph
+from max.experimental.tensors.properties import Properties, handed_out
 from max.graph import BufferValue, Graph, TensorValue, ops
 from max.graph.current import RETRIES, GraphNeeded
 
@@ -33,7 +33,7 @@ class Conversions(Properties):
                 "the tensor is a value of a graph that is being built, so it has no elements yet"
             )
         if cell.storage is None:
-            _recorder.materialize([cell])
+            recorder.materialize([cell])
         storage = cell.storage
         assert storage is not None
         return storage

@@ -14,16 +14,16 @@ from max._lazy import lazy_module
 from max._reentry import LockLevel, locked, reentrant_lock
 from max.driver import Device
 from max.engine import Model
-from max.experimental import _recorder
-from max.experimental._cells import Cell
-from max.experimental._dispatch import apply, in_graph
-from max.experimental._patterns import Details, Pattern
-from max.experimental._programs import relocate
-from max.experimental._sessions import session_of
-from max.experimental._signatures import EXAMPLES
-from max.experimental._staging import with_dims
-from max.experimental._templates import Template, describe
-from max.experimental._types import CellType, type_of
+from max.experimental.programs.argument_trees import Template, describe
+from max.experimental.programs.lazy_values import Cell
+from max.experimental.programs.number_patterns import Details, Pattern
+from max.experimental.programs.programs import relocate
+from max.experimental.programs.sessions import session_of
+from max.experimental.programs.signatures import EXAMPLES
+from max.experimental.programs.staging import with_dims
+from max.experimental.programs.value_types import CellType, type_of
+from max.experimental.record import recorder
+from max.experimental.record.dispatch import apply, in_graph
 from max.experimental.tensor import Tensor
 from max.graph import BufferType, DeviceRef, Graph, TensorType, TensorValue, Value, ops
 from max.graph._places import user_place
@@ -155,15 +155,15 @@ def inplace_custom(
         [role == "inout" for role in roles],
     )
     # a signal handler must not record readers between the first line of it and the last
-    storages = _recorder.alone(_run, call, written)
+    storages = recorder.alone(_run, call, written)
     return [Tensor._of_cell(Cell(type_of(storage), storage)) for storage in storages]
 
 
 def _run(call: _Call, written: Sequence[Cell]) -> list[driver.Tensor]:
     """Runs a call that writes to cells."""
-    _recorder.compute(call.cells)
+    recorder.compute(call.cells)
     # readers that were recorded before must see the elements before
-    _recorder.compute_all()
+    recorder.compute_all()
     model = _model(call)
     try:
         results = model.execute(*[cell.storage for cell in call.cells])

@@ -20,8 +20,8 @@ from max import driver
 from max.driver._shared_memory import SharedMemory
 from max.dtype import DType
 from max.engine._outputs import kept_blocks
-from max.experimental._cells import Cell
-from max.experimental._types import type_of
+from max.experimental.programs.lazy_values import Cell
+from max.experimental.programs.value_types import type_of
 
 __all__ = ["owned"]
 

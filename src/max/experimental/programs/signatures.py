@@ -10,10 +10,10 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 from max.dtype import DType
-from max.experimental._patterns import Details, Pattern
-from max.experimental._staging import Staged, Step, Structure, stage
-from max.experimental._templates import Template
-from max.experimental._types import CellType, Kind, cell_type
+from max.experimental.programs.argument_trees import Template
+from max.experimental.programs.number_patterns import Details, Pattern
+from max.experimental.programs.staging import Staged, Step, Structure, stage
+from max.experimental.programs.value_types import CellType, Kind, cell_type
 from max.graph import DeviceRef, TensorValue
 from max.mlir.conditions import Condition, first_unmet
 from max.mlir.dims import DimExpr

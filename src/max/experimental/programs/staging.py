@@ -6,8 +6,8 @@ from collections.abc import Callable, Collection, Sequence
 from typing import Any, NamedTuple
 
 from max.dtype import DType
-from max.experimental._patterns import Pattern, Symbol
-from max.experimental._templates import Template
+from max.experimental.programs.argument_trees import Template
+from max.experimental.programs.number_patterns import Pattern, Symbol
 from max.graph import DeviceRef, Dim, Graph, TensorType, TensorValue, Value, ops
 from max.graph.ops.promotion import greatest_integer
 from max.mlir import DimExpr, walk

@@ -20,20 +20,20 @@ from weakref import ref
 
 from max._config import flags
 from max._reentry import locked
-from max.experimental._cells import Call, Cell, Unsettled
-from max.experimental._holders import LOCK, hold
-from max.experimental._patterns import Symbol
-from max.experimental._programs import execute
-from max.experimental._signatures import Signature, signature_of
-from max.experimental._specifications import (
+from max.experimental.programs.lazy_values import Call, Cell, Unsettled
+from max.experimental.programs.number_patterns import Symbol
+from max.experimental.programs.programs import execute
+from max.experimental.programs.signatures import Signature, signature_of
+from max.experimental.programs.value_types import CellType, cell_type
+from max.experimental.replay.pending_tensors import LOCK, hold
+from max.experimental.replay.specifications import (
     Nested,
     VaryingLeaf,
     VaryingNumber,
     equals,
     is_number,
 )
-from max.experimental._traces import Capture, Step, Trace, VaryingType
-from max.experimental._types import CellType, cell_type
+from max.experimental.replay.traces import Capture, Step, Trace, VaryingType
 from max.graph._places import user_place
 from max.graph.dim import StaticDim
 from max.mlir.conditions import first_unmet

@@ -13,7 +13,7 @@ from typing import TypeVar
 from max import driver
 from max.driver import Device
 from max.dtype import DType
-from max.experimental._cells import Cell
+from max.experimental.programs.lazy_values import Cell
 from max.graph import BufferValue, Shape, TensorType, TensorValue
 
 __all__ = ["Properties", "handed_out"]

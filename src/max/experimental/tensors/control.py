@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any, cast
 
 from max.dtype import DType
-from max.experimental._dispatch import apply, in_graph
+from max.experimental.record.dispatch import apply, in_graph
 from max.experimental.tensor import Tensor
 from max.graph import Type, Value, ops
 from max.graph.ops.launches import check_stream

@@ -2,7 +2,7 @@
 
 A stretch begins with the first call after a value was computed, and ends where the next one is. When the same line
 begins a second stretch, its calls are captured: the op and arguments of each, and the program that computed the value.
-From then on `max.experimental._replays` compares calls with the trace instead of looking their signatures up.
+From then on `max.experimental.replay.replays` compares calls with the trace instead of looking their signatures up.
 """
 
 from __future__ import annotations
@@ -11,14 +11,14 @@ from collections.abc import Callable, Mapping, Sequence
 from types import CodeType
 from typing import Any, NamedTuple
 
-from max.experimental._cells import Call, Cell
-from max.experimental._matching import Match, matcher
-from max.experimental._patterns import Details, Symbol
-from max.experimental._programs import Bound, Compiled, Recording
-from max.experimental._signatures import Signature
-from max.experimental._specifications import Nested, VaryingLeaf
-from max.experimental._templates import is_mutable
-from max.experimental._types import CellType, Kind
+from max.experimental.programs.argument_trees import is_mutable
+from max.experimental.programs.lazy_values import Call, Cell
+from max.experimental.programs.number_patterns import Details, Symbol
+from max.experimental.programs.programs import Bound, Compiled, Recording
+from max.experimental.programs.signatures import Signature
+from max.experimental.programs.value_types import CellType, Kind
+from max.experimental.replay.matching import Match, matcher
+from max.experimental.replay.specifications import Nested, VaryingLeaf
 from max.mlir.conditions import Condition
 from max.mlir.dims import DimExpr
 

@@ -8,9 +8,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from max import driver
-from max.experimental import _recorder
-from max.experimental._cells import Cell
-from max.experimental._sessions import session_of
+from max.experimental.programs.lazy_values import Cell
+from max.experimental.programs.sessions import session_of
+from max.experimental.record import recorder
 from max.graph import Graph, TensorType, TensorValue
 from max.graph.value import value_of
 
@@ -54,7 +54,7 @@ class CalledGraph(Graph):
             A tensor in memory for each output.
         """
         self.output(*outputs)
-        _recorder.materialize(self._cells)
+        recorder.materialize(self._cells)
         inputs = [cell.storage for cell in self._cells]
         devices = [value.device.to_device() for value in outputs]
         devices += [cell.type.device.to_device() for cell in self._cells]

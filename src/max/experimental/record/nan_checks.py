@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from max.driver import CPU
-from max.experimental._cells import Call, Cell
+from max.experimental.programs.lazy_values import Call, Cell
 
 __all__ = ["check_nans"]
 

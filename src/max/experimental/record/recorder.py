@@ -16,17 +16,17 @@ from max import driver
 from max._config import flags
 from max._reentry import ReentryError, exclusively, locked, reentrant_lock, refuse_second_use
 from max.engine import ExecutionInterrupted
-from max.experimental._cells import Call, Cell
-from max.experimental._holders import LOCK, held
-from max.experimental._nans import check_nans
-from max.experimental._programs import Recording, execute, program_of, staged
-from max.experimental._replays import Replay, settle_all
-from max.experimental._signatures import signature_of
-from max.experimental._staging import Structure
-from max.experimental._templates import describe
-from max.experimental._traces import Capture, Trace, UserLine
-from max.experimental._types import type_of
-from max.experimental._varying import generalized
+from max.experimental.programs.argument_trees import describe
+from max.experimental.programs.lazy_values import Call, Cell
+from max.experimental.programs.programs import Recording, execute, program_of, staged
+from max.experimental.programs.signatures import signature_of
+from max.experimental.programs.staging import Structure
+from max.experimental.programs.value_types import type_of
+from max.experimental.record.nan_checks import check_nans
+from max.experimental.replay.pending_tensors import LOCK, held
+from max.experimental.replay.replays import Replay, settle_all
+from max.experimental.replay.symbolic_traces import generalized
+from max.experimental.replay.traces import Capture, Trace, UserLine
 from max.graph import Graph
 from max.graph._places import user_frame, user_place
 from max.graph.current import CURRENT

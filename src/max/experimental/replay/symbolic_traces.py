@@ -10,13 +10,13 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from max.experimental import _staging
-from max.experimental._patterns import Details, Pattern, Symbol
-from max.experimental._programs import Recording, programs_of
-from max.experimental._signatures import EXAMPLES
-from max.experimental._specifications import Nested, VaryingLeaf, VaryingNumber, is_number
-from max.experimental._traces import Step, SymbolicProgram, Trace, VaryingType
-from max.experimental._types import CellType
+from max.experimental.programs import staging
+from max.experimental.programs.number_patterns import Details, Pattern, Symbol
+from max.experimental.programs.programs import Recording, programs_of
+from max.experimental.programs.signatures import EXAMPLES
+from max.experimental.programs.value_types import CellType
+from max.experimental.replay.specifications import Nested, VaryingLeaf, VaryingNumber, is_number
+from max.experimental.replay.traces import Step, SymbolicProgram, Trace, VaryingType
 
 __all__ = ["generalized"]
 
@@ -101,15 +101,15 @@ def _staged(trace: Trace, pattern: Pattern, program: SymbolicProgram) -> Trace:
     sources: dict[int, tuple[int, int]] = {
         number: (-1, index) for index, (number, _) in enumerate(leaf_types)
     }
-    steps: list[_staging.Step] = []
+    steps: list[staging.Step] = []
     for index, step in enumerate(trace.steps):
         inputs = tuple([sources[number] for number in step.inputs])
         signature = step.signature
         steps.append(
-            _staging.Step(signature.family.template, inputs, len(signature.numbers), ("", index))
+            staging.Step(signature.family.template, inputs, len(signature.numbers), ("", index))
         )
         sources.update({step.first + i: (index, i) for i in range(len(step.types))})
-    staged = _staging.stage(steps, [type_.kind for _, type_ in leaf_types], pattern)
+    staged = staging.stage(steps, [type_.kind for _, type_ in leaf_types], pattern)
     if any(0 in value.mlir_type.shape for values in staged.values for value in values):
         return trace  # bounds of an empty slice are no conditions
     conditions = [condition for condition in staged.conditions() if not condition.always_holds]

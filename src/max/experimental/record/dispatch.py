@@ -7,7 +7,7 @@ from threading import get_ident
 from typing import Any
 
 from max._reentry import guarded, refuse_in_collection, refuse_second_use
-from max.experimental._recorder import NAME, RECORDING, THREAD, begin, end_replay, record
+from max.experimental.record.recorder import NAME, RECORDING, THREAD, begin, end_replay, record
 from max.graph import Value
 from max.graph.current import CURRENT
 

@@ -1,4 +1,4 @@
-"""The operations of `Tensor`: each is an op of `max.graph.ops`, recorded or staged (`max.experimental._dispatch`)."""
+"""The operations of `Tensor`: ops of `max.graph.ops`, recorded or staged (`max.experimental.record.dispatch`)."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any, Self
 from max._earlier import later_keywords
 from max.driver import Device
 from max.dtype import DType
-from max.experimental import _bits
-from max.experimental._dispatch import apply
 from max.experimental._mesh import DeviceMapping, DeviceMesh, device_of
+from max.experimental.record.dispatch import apply
+from max.experimental.tensors import bits
 from max.graph import DeviceRef, Dim, DimLike, ShapeLike, TensorValue, TensorValueLike, ops
 from max.graph._operators import Operators
 from max.graph.value import missing_method
@@ -188,34 +188,34 @@ class Operations(Operators[TensorValueLike]):
     # of integers these are the bits, of bools logic
 
     def __invert__(self) -> Self:
-        return apply(_bits.bitwise_invert, (self,), {})
+        return apply(bits.bitwise_invert, (self,), {})
 
     def __and__(self, rhs: TensorValueLike) -> Self:
-        return apply(_bits.bitwise_and, (self, rhs), {})
+        return apply(bits.bitwise_and, (self, rhs), {})
 
     def __rand__(self, lhs: TensorValueLike) -> Self:
-        return apply(_bits.bitwise_and, (lhs, self), {})
+        return apply(bits.bitwise_and, (lhs, self), {})
 
     def __or__(self, rhs: TensorValueLike) -> Self:
-        return apply(_bits.bitwise_or, (self, rhs), {})
+        return apply(bits.bitwise_or, (self, rhs), {})
 
     def __ror__(self, lhs: TensorValueLike) -> Self:
-        return apply(_bits.bitwise_or, (lhs, self), {})
+        return apply(bits.bitwise_or, (lhs, self), {})
 
     def __xor__(self, rhs: TensorValueLike) -> Self:
-        return apply(_bits.bitwise_xor, (self, rhs), {})
+        return apply(bits.bitwise_xor, (self, rhs), {})
 
     def __rxor__(self, lhs: TensorValueLike) -> Self:
-        return apply(_bits.bitwise_xor, (lhs, self), {})
+        return apply(bits.bitwise_xor, (lhs, self), {})
 
     def __lshift__(self, rhs: TensorValueLike) -> Self:
-        return apply(_bits.bitwise_left_shift, (self, rhs), {})
+        return apply(bits.bitwise_left_shift, (self, rhs), {})
 
     def __rlshift__(self, lhs: TensorValueLike) -> Self:
-        return apply(_bits.bitwise_left_shift, (lhs, self), {})
+        return apply(bits.bitwise_left_shift, (lhs, self), {})
 
     def __rshift__(self, rhs: TensorValueLike) -> Self:
-        return apply(_bits.bitwise_right_shift, (self, rhs), {})
+        return apply(bits.bitwise_right_shift, (self, rhs), {})
 
     def __rrshift__(self, lhs: TensorValueLike) -> Self:
-        return apply(_bits.bitwise_right_shift, (lhs, self), {})
+        return apply(bits.bitwise_right_shift, (lhs, self), {})

@@ -21,7 +21,7 @@ from max import driver
 from max._errors import AxisError
 from max.driver import CPU
 from max.dtype import DType
-from max.experimental._dispatch import apply, in_graph
+from max.experimental.record.dispatch import apply, in_graph
 from max.graph import Dim, TensorValue, ops
 from max.graph.ops._broadcasting import broadcast_shapes
 

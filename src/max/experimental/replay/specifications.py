@@ -16,8 +16,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from max.experimental._patterns import Symbol
-from max.experimental._types import Kind
+from max.experimental.programs.number_patterns import Symbol
+from max.experimental.programs.value_types import Kind
 from max.graph.dim import StaticDim
 
 __all__ = ["Nested", "VaryingLeaf", "VaryingNumber", "equals", "is_number"]
@@ -67,7 +67,7 @@ def equals(value: Any, constant: Any) -> bool:
 
 
 def is_number(value: Any) -> bool:
-    """Whether an argument is one of the numbers of its call, see `max.experimental._templates.describe`."""
+    """Whether an argument is one of its call's numbers: see `max.experimental.programs.argument_trees.describe`."""
     kind = type(value)
     if kind is float:
         return value != 0.0 and not math.isnan(value)

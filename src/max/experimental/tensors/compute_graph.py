@@ -8,9 +8,9 @@ from collections.abc import Sequence
 from typing import Any, cast
 from weakref import WeakValueDictionary
 
-from max.experimental import _recorder
-from max.experimental._conversions import Conversions
-from max.experimental._holders import hold
+from max.experimental.record import recorder
+from max.experimental.replay.pending_tensors import hold
+from max.experimental.tensors.conversions import Conversions
 from max.graph import Graph, Value
 
 __all__ = ["GRAPH", "ComputeGraph"]
@@ -45,12 +45,12 @@ class ComputeGraph:
 
         They are not kept alive: a value that nothing holds is not computed.
         """
-        return WeakValueDictionary({id(tensor._cell): tensor for tensor in _recorder.pending()})
+        return WeakValueDictionary({id(tensor._cell): tensor for tensor in recorder.pending()})
 
     @property
     def graph(self) -> Graph:
         """A graph of what was recorded, with all tensors that are not computed yet as outputs."""
-        return _recorder.staged_graph()
+        return recorder.staged_graph()
 
     def add_source(self, tensor: Conversions) -> None:
         """Keeps a tensor of a graph value alive.

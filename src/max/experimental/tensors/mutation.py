@@ -10,9 +10,9 @@ import numpy as np
 
 from max import driver
 from max._errors import AxisError
-from max.experimental import _recorder
-from max.experimental._cells import Cell
-from max.experimental._indexing import array_indices, is_advanced
+from max.experimental.programs.lazy_values import Cell
+from max.experimental.record import recorder
+from max.experimental.tensors.indexing import array_indices, is_advanced
 from max.graph import BufferType, BufferValue, Graph, TensorType, TensorValue, ops
 
 __all__ = ["store"]
@@ -42,13 +42,13 @@ def store(destination: Any, source: Any, indices: Any) -> None:
             indices = tuple([_bound(index) for index in indices])
     _check(cell, source, source_cell, indices if selected is None else [...], selected)
     # a signal handler must not record readers between the first line of it and the last
-    _recorder.alone(_write, cell, values, source_cell, indices)
+    recorder.alone(_write, cell, values, source_cell, indices)
 
 
 def _write(cell: Cell, values: Any, source_cell: Cell | None, indices: Any) -> None:
     # readers that were recorded before must see the elements before
-    _recorder.compute([cell] if source_cell is None else [cell, source_cell])
-    _recorder.compute_all()
+    recorder.compute([cell] if source_cell is None else [cell, source_cell])
+    recorder.compute_all()
     storage = cell.storage
     assert storage is not None
     if source_cell is not None:

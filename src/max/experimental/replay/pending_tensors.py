@@ -9,7 +9,7 @@ from typing import Any
 from weakref import ref
 
 from max._reentry import LockLevel, locked, reentrant_lock
-from max.experimental._cells import Cell
+from max.experimental.programs.lazy_values import Cell
 
 __all__ = ["LOCK", "hold", "held"]
 

@@ -9,8 +9,8 @@ from collections.abc import Callable, Sequence
 from functools import lru_cache
 from typing import Any
 
-from max.experimental._specifications import Nested, equals
-from max.experimental._types import CellType
+from max.experimental.programs.value_types import CellType
+from max.experimental.replay.specifications import Nested, equals
 from max.graph.dim import StaticDim
 
 __all__ = ["Match", "matcher"]

@@ -1,0 +1,1 @@
+"""The recorder of calls on eager tensors, and what calls it."""

@@ -1,0 +1,1 @@
+"""Traces of a program's calls, and the comparison of its next run with them."""

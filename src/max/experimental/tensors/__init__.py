@@ -1,0 +1,1 @@
+"""What tensors can do: operations, indexing, conversions, writes, control flow."""
