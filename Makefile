@@ -54,14 +54,14 @@ test: $(VENV)/.test  ## the whole suite, without the long fuzzers; ARGS=--optimi
 test-portable: $(VENV)/.test  ## the engine's part on an AVX2-only machine without futex
 	MAX_CPU_FEATURES=avx2,fma MAX_PARKING=portable \
 	$(PY) -m pytest -q -n $(JOBS) --dist worksteal -m "not long and not any_target" --optimize \
-	tests/kernel_language tests/kernel_library tests/runtime tests/compiler tests/engine tests/architectures tests/test_smoke.py
+	tests/kernel_language tests/cpu_kernels tests/runtime tests/compiler tests/engine tests/architectures tests/test_smoke.py
 
 test-checked: $(VENV)/.test  ## the engine's part with every load and store compared with its tensor's memory
 	MAX_KERNEL_CHECK=2 \
 	$(PY) -m pytest -q -n $(JOBS) --dist worksteal -m "not long" \
-	tests/kernel_language tests/kernel_library tests/runtime tests/compiler tests/engine tests/architectures tests/test_smoke.py
+	tests/kernel_language tests/cpu_kernels tests/runtime tests/compiler tests/engine tests/architectures tests/test_smoke.py
 
-test-arm64: $(VENV)/.base  ## on an emulated arm64 processor, on Debian; ARGS="tests/kernel_library -k matmul"
+test-arm64: $(VENV)/.base  ## on an emulated arm64 processor, on Debian; ARGS="tests/cpu_kernels -k matmul"
 	tests/arm64/run $(ARGS)
 
 check-wheel: $(VENV)/.dev  ## build the wheel; a graph runs in a fresh venv with the engine's four dependencies

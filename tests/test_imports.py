@@ -43,11 +43,9 @@ ALLOWED: dict[str, set[str]] = {
     "graph": EVERY | {"driver", "mlir", "kernel"},  # kernels' signatures, for custom ops
     "kernel": EVERY | {"_abi"},
     "_runtime": EVERY | {"_abi", "kernel"},
-    "_kernel_library": EVERY | {"kernel"},
-    "_backends": EVERY | {"driver", "kernel", "mlir", "_runtime", "_kernel_library"},
-    "_backends.cpu": ENGINE_BASE
-    | {"_abi", "kernel", "_runtime", "_kernel_library", "_backends", "_compiler"},
-    "_compiler": ENGINE_BASE | {"_abi", "kernel", "_kernel_library", "_backends"},
+    "_backends": EVERY | {"driver", "kernel", "mlir", "_runtime"},
+    "_backends.cpu": ENGINE_BASE | {"_abi", "kernel", "_runtime", "_backends", "_compiler"},
+    "_compiler": ENGINE_BASE | {"_abi", "kernel", "_backends"},
     "_interpreter": ENGINE_BASE | {"kernel"},
     "engine": ENGINE_BASE
     | {"_abi", "kernel", "_runtime", "_backends", "_compiler", "_interpreter"},
@@ -66,7 +64,7 @@ ALLOWED: dict[str, set[str]] = {
 }
 THIRD_PARTY_ENGINE = {"numpy", "ml_dtypes", "llvmlite", "xdsl"}
 ENGINE_PACKAGES = {
-    "_abi", "_config", "_host", "dtype", "driver", "mlir", "graph", "kernel", "_runtime", "_kernel_library",
+    "_abi", "_config", "_host", "dtype", "driver", "mlir", "graph", "kernel", "_runtime",
     "_backends", "_backends.cpu", "_compiler", "_interpreter", "engine",
 }  # fmt: skip
 # optional, and only where a user hands the object in or asks for the format
@@ -177,8 +175,7 @@ INTERFACES = {
     "max._backends.backend",
     "max._backends.regions",
     "max._backends.registry",
-    "max._kernel_library.lowering",  # the description of a launch
-    "max._kernel_library.numeric.sums",  # sums of pairs of floats, in the kernel language
+    "max._backends.kernel_call",
 }
 
 
@@ -189,7 +186,7 @@ def test_compiler_and_engine_know_no_device() -> None:
         for path in FILES
         if package_of(path) in ("_compiler", "engine")
         for name in imports_of(path)
-        if name.startswith(("max._backends", "max._kernel_library")) and name not in INTERFACES
+        if name.startswith("max._backends") and name not in INTERFACES
     ]
     assert not wrong, "\n".join(wrong)
 

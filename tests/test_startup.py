@@ -13,10 +13,11 @@ from pathlib import Path
 import pytest
 
 from benchmarks.random_models import random_checkpoint
-from max._kernel_library.library import CPU_KERNELS, Arg, Operand
-from max._kernel_library.packing import CPU_PACKING
-from max._kernel_library.products.dense.panels import DTYPES
-from max._kernel_library.products.quantized.packed import FORMATS
+from max._backends.cpu.kernels.library import CPU_KERNELS
+from max._backends.cpu.kernels.products.dense.panels import DTYPES
+from max._backends.cpu.kernels.products.quantized.packed import FORMATS
+from max._backends.cpu.packing import CPU_PACKING
+from max._backends.kernel_call import Arg, Operand
 from max.dtype import DType
 from max.kernel import (
     KernelIR,
@@ -29,7 +30,7 @@ from max.kernel import (
 )
 from max.kernel.targets.target import LLVMTarget
 from max.kernel.types import scalar_type
-from tests.kernel_library.harness import target
+from tests.cpu_kernels.harness import target
 
 TINY_CHAT = Path(__file__).parents[1] / "models" / "tiny-chat"
 
@@ -106,8 +107,8 @@ def test_packages_import_nothing_of_theirs(module: str, parts: set[str]) -> None
 def test_a_session_needs_no_compiler(code: str) -> None:
     modules = imported(code)
     heavy = ("max.kernel.frontend", "max.kernel.lowering", "max.kernel.interpreter", "max._compiler.passes",
-             "max._compiler.pipeline", "max._compiler.codegen", "max._interpreter", "max._kernel_library.products",
-             "torch", "xdsl", "max.mlir.types")  # fmt: skip
+             "max._compiler.pipeline", "max._compiler.codegen", "max._interpreter",
+             "max._backends.cpu.kernels.products", "torch", "xdsl", "max.mlir.types")  # fmt: skip
     assert not {name for name in modules if name.startswith(heavy)}
 
 
@@ -150,7 +151,7 @@ def test_the_engine_imports_neither_graphs_nor_the_compiler() -> None:
     layers = {name.split(".")[1] for name in own(modules) if name != "max"}
     assert layers <= {
         "_abi", "_absent", "_backends", "_compiler", "_config", "_dataclass", "_earlier", "_errors", "_garbage",
-        "_host", "_kernel_library", "_lazy", "_module_paths", "_private_folder",
+        "_host", "_lazy", "_module_paths", "_private_folder",
         "_reentry", "_runtime", "_spelling", "_traceback", "_version", "driver", "dtype", "engine", "kernel", "mlir",
     }  # fmt: skip
     # what programs on the disk consist of, not what makes them
@@ -248,8 +249,9 @@ def test_a_second_start_compiles_and_measures_nothing(
     # the model, and what makes the inputs of the next step: no graph is staged
     assert second["from_disk"] == second["recipes"] == 2 and second["linked"] >= 10
     unused = ("max.kernel.frontend", "max.kernel.lowering", "max.kernel.interpreter", "max._compiler.passes",
-              "max._compiler.pipeline", "max._compiler.codegen", "max._interpreter", "max._kernel_library.products",
-              "torch", "transformers", "huggingface_hub", "multiprocessing", "xdsl", "max.mlir.types",
+              "max._compiler.pipeline", "max._compiler.codegen", "max._interpreter",
+              "max._backends.cpu.kernels.products", "torch", "transformers", "huggingface_hub",
+              "multiprocessing", "xdsl", "max.mlir.types",
               "jinja2")  # fmt: skip
     assert not {name for name in second["imported"] if name.startswith(unused)}
 

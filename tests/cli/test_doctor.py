@@ -7,9 +7,9 @@ import json
 import pytest
 from click.testing import CliRunner
 
-from max._kernel_library.products.quantized.packed import FORMATS
-from max._kernel_library.products.quantized.packed_matmul import default_threshold
-from max._kernel_library.products.quantized.unpacking import quantized_tiling
+from max._backends.cpu.kernels.products.quantized.packed import FORMATS
+from max._backends.cpu.kernels.products.quantized.packed_matmul import default_threshold
+from max._backends.cpu.kernels.products.quantized.unpacking import quantized_tiling
 from max.entrypoints.cli import doctor
 from max.kernel import host_target
 

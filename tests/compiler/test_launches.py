@@ -8,12 +8,12 @@ import numpy as np
 import pytest
 
 from max import kernel as k
+from max._backends.cpu.kernels.tiles.strips import COLUMNS
 from max._backends.cpu.regions import nest
 from max._compiler.kernels import Argument
 from max._compiler.lower_library import plain
 from max._compiler.placing import Placing
 from max._compiler.template import Launch
-from max._kernel_library.tiles.strips import COLUMNS
 from max.driver import CPU
 from max.dtype import DType
 from max.engine import InferenceSession

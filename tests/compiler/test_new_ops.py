@@ -11,10 +11,10 @@ import pytest
 
 from max import _interpreter
 from max import kernel as k
+from max._backends.cpu.kernels.library import CPU_KERNELS
+from max._backends.kernel_call import KernelCall, Operand, view
 from max._compiler.codegen.expressions import _TABLE, register_expression
 from max._interpreter.core import IMPLEMENTATIONS, implements
-from max._kernel_library.library import CPU_KERNELS
-from max._kernel_library.lowering import KernelCall, Operand, view
 from max.driver import CPU
 from max.dtype import DType
 from max.engine import InferenceSession

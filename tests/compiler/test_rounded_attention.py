@@ -16,7 +16,7 @@ from max.dtype import DType
 from max.engine import InferenceSession
 from max.graph import DeviceRef, Graph, TensorType, TensorValue, ops
 from max.mlir import clone_module, print_module
-from tests.kernel_library.rounded_attention import (
+from tests.cpu_kernels.rounded_attention import (
     assert_attended,
     attended,
     picks,

@@ -24,10 +24,11 @@ import numpy.typing as npt
 
 from max import kernel as k
 from max._backends import Backend, BackendOptions, register_backend
+from max._backends.cpu.kernels.library import CPU_KERNELS
 from max._backends.cpu.regions.nest import write_region
+from max._backends.kernel_call import KernelCall, Operand, product, view
+from max._backends.kernel_library import KernelLibrary
 from max._backends.regions import RegionKernel, RegionSpec
-from max._kernel_library.library import CPU_KERNELS, KernelLibrary
-from max._kernel_library.lowering import KernelCall, Operand, product, view
 from max._runtime.program import Jump, NativeArray, Program, run_error_class
 from max.driver import Accelerator, Device, DeviceStream
 from max.driver._device import register_accelerators, unregister_accelerators

@@ -24,6 +24,7 @@ from xdsl.ir import Block
 from max import kernel as k
 from max._backends import Backend, BackendOptions, register_backend
 from max._backends.backend import BackendPass, PassPlace, RunsHere
+from max._backends.kernel_call import Geometry
 from max._backends.regions import (
     REDUCTIONS,
     ArgView,
@@ -38,7 +39,6 @@ from max._compiler.mok import MatmulOp
 from max._compiler.passes.base import ops_of
 from max._compiler.passes.canonicalize import insert_before
 from max._compiler.passes.once import weights_only
-from max._kernel_library.lowering import Geometry
 from max._runtime.program import (
     Jump,
     KernelRunError,

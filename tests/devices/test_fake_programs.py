@@ -7,7 +7,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from max._kernel_library.library import CPU_KERNELS, KernelLibrary
+from max._backends.cpu.kernels.library import CPU_KERNELS
+from max._backends.kernel_library import KernelLibrary
 from max.driver import CPU, Tensor
 from max.dtype import DType
 from max.engine import InferenceSession

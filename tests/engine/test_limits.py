@@ -13,11 +13,11 @@ import ml_dtypes
 import numpy as np
 import pytest
 
+from max._backends.cpu.kernels.products.quantized.packed import FORMATS
+from max._backends.cpu.kernels.products.quantized.packed_matmul import default_threshold
+from max._backends.cpu.kernels.products.quantized.unpacking import quantized_tiling
 from max._backends.cpu.tuning import TUNING
 from max._config import flags
-from max._kernel_library.products.quantized.packed import FORMATS
-from max._kernel_library.products.quantized.packed_matmul import default_threshold
-from max._kernel_library.products.quantized.unpacking import quantized_tiling
 from max.driver import CPU, Tensor
 from max.dtype import DType
 from max.dtype.blocks import BLOCK_FORMATS, encode

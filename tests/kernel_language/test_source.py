@@ -88,7 +88,7 @@ def test_each_function_of_an_awkward_file() -> None:
 
 
 @pytest.mark.parametrize(
-    "name", ["kernel/language/mathlib.py", "_kernel_library/products/dense/gemm.py"]
+    "name", ["kernel/language/mathlib.py", "_backends/cpu/kernels/products/dense/gemm.py"]
 )
 def test_functions_of_the_library(name: str) -> None:
     text = (SRC / name).read_text()

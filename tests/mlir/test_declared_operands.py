@@ -13,7 +13,7 @@ from max import mlir
 from max.dtype import DType
 from max.graph import BufferType, DeviceRef, Graph, TensorType
 from max.graph.ops._stage import stage_declared
-from tests.kernel_library.test_interpreted import CASES
+from tests.cpu_kernels.test_interpreted import CASES
 
 CPU, OTHER = DeviceRef.CPU(), DeviceRef.CPU(1)
 Type = TensorType | BufferType

@@ -20,9 +20,9 @@ from max.dtype import DType
 if TYPE_CHECKING:
     from xdsl.ir import Block, Operation
 
-    from max._kernel_library import library as kernel_library
+    from max._backends import kernel_library
 else:
-    kernel_library = lazy_module("max._kernel_library.library")
+    kernel_library = lazy_module("max._backends.kernel_library")
 
 __all__ = [
     "HOST",

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import field, replace
 
+from max._backends.kernel_call import Geometry
 from max._dataclass import dataclass
-from max._kernel_library.lowering import Geometry
 from max.dtype import DType
 from max.mlir.sizes import Size, Sizes, contiguous_strides, product
 

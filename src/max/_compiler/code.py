@@ -148,7 +148,7 @@ class LaunchCode:
 
 @dataclass(frozen=True, slots=True)
 class LimitCode:
-    """A slot with a row threshold, chosen when the program is loaded; see `max._kernel_library.lowering.Limit`."""
+    """A slot with a row threshold, chosen when the program is loaded; see `max._backends.kernel_call.Limit`."""
 
     slot: int
     name: str

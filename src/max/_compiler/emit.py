@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from max._abi import BaseLayout
+from max._backends.kernel_call import Geometry
 from max._compiler.code import (
     ALIGNMENT,
     Check,
@@ -26,7 +27,6 @@ from max._compiler.memory import Block, MemoryPlan, plan_memory
 from max._compiler.template import Buffer, HostStep, Launch, LimitSlot, Number, Slot
 from max._config import flags
 from max._dataclass import dataclass
-from max._kernel_library.lowering import Geometry
 from max.mlir.sizes import Size, simplify
 
 __all__ = ["emit"]

@@ -225,4 +225,4 @@ class KernelTables:
 
 def _is_fixed(kernel: k.Kernel) -> bool:
     """Whether the globals of a kernel are constant: true for the kernel library, unknown for a user's kernel."""
-    return kernel.source.globals.get("__name__", "").startswith("max._kernel_library")
+    return kernel.source.globals.get("__name__", "").startswith("max._backends.")

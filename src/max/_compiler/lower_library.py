@@ -9,6 +9,7 @@ from typing import Any, cast
 from xdsl.ir import SSAValue
 
 from max import kernel as k
+from max._backends.kernel_call import Arg, KernelCall, Limit, Operand, Scalar
 from max._backends.regions import ArgView, Leaf, RegionSpec
 from max._compiler.attention import attention_views
 from max._compiler.code import WorkCode
@@ -20,7 +21,6 @@ from max._compiler.placing import Place, Placing, described
 from max._compiler.region import RegionParts, norm_before
 from max._compiler.shapes import shape_of
 from max._compiler.template import HostStep, LimitSlot, Number, UnsupportedOpError
-from max._kernel_library.lowering import Arg, KernelCall, Limit, Operand, Scalar
 from max.mlir import BufferType, DimExpr, MoOp, ShapedType
 from max.mlir.sizes import Size, simplify
 from max.mlir.types import short_types

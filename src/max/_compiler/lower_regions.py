@@ -8,6 +8,7 @@ from itertools import takewhile
 
 from xdsl.ir import SSAValue
 
+from max._backends.kernel_call import Workspace
 from max._backends.regions import Leaf, RegionSpec, Result
 from max._compiler.code import WorkCode
 from max._compiler.codegen.epilogue import write_part_epilogues
@@ -21,7 +22,6 @@ from max._compiler.placing import Place, Placing, described
 from max._compiler.products import plan_products
 from max._compiler.region import epilogue_parts, region_parts
 from max._compiler.shapes import is_view, shape_of
-from max._kernel_library.lowering import Workspace
 from max.mlir import MoOp
 from max.mlir.sizes import Size, simplify
 

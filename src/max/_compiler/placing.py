@@ -10,6 +10,7 @@ import numpy as np
 from xdsl.ir import SSAValue
 
 from max._backends.backend import HOST, Backend
+from max._backends.kernel_call import Geometry, KernelCall, Operand, Workspace
 from max._compiler.code import WorkCode
 from max._compiler.devices import index_of
 from max._compiler.kernels import Argument, KernelTable, KernelTables
@@ -26,7 +27,6 @@ from max._compiler.template import (
     UnsupportedOpError,
 )
 from max._dataclass import dataclass
-from max._kernel_library.lowering import Geometry, KernelCall, Operand, Workspace
 from max.dtype import DType
 from max.mlir import GraphOp, MoOp, ResourceAttr, ShapedType, SubgraphOp
 from max.mlir.sizes import Size, product, simplify

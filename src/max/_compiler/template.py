@@ -9,9 +9,9 @@ from collections.abc import Sequence
 from dataclasses import field
 from typing import Any
 
+from max._backends.kernel_call import Geometry
 from max._compiler.code import Check, TensorInfo, WorkCode
 from max._dataclass import dataclass
-from max._kernel_library.lowering import Geometry
 from max.dtype import DType
 from max.mlir.sizes import Size
 
@@ -82,7 +82,7 @@ class Number:
 
 @dataclass(frozen=True, slots=True)
 class LimitSlot:
-    """A slot with a row threshold that is known when a program is loaded; see `max._kernel_library.lowering.Limit`."""
+    """A slot with a row threshold that is known when a program is loaded; see `max._backends.kernel_call.Limit`."""
 
     name: str
     default: int

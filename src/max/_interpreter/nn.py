@@ -315,7 +315,7 @@ def _splitmix64(seed: int, index: int) -> int:
 def _sample_row(
     logits: Array, temperature: float, top_k: int, top_p: float, min_p: float, seed: int
 ) -> int:
-    """Samples the token of one row; `max._kernel_library.generation.sampling` documents the order of the filters."""
+    """Samples the token of one row; the kernel of `mo.sample.token` documents the order of the filters."""
     if not temperature >= 0:
         raise ValueError(f"the temperature is {temperature}, expected 0 or more")
     if not (0 <= top_p <= 1 and 0 <= min_p <= 1):

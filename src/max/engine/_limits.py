@@ -1,7 +1,7 @@
 """Row thresholds of products: looked up when a program is loaded, measured when its pool is idle.
 
 A kernel with a GEMV and a GEMM path takes the threshold between them as an argument
-(`max._kernel_library.lowering.Limit`). The best threshold depends on the processor, its caches and the shape. Loading
+(`max._backends.kernel_call.Limit`). The best threshold depends on the processor, its caches and the shape. Loading
 takes it from the disk cache, or the compiler's default, and never measures. `max.engine._idle` measures thresholds
 without a measurement, or with one from a busy machine, after the first execution, and stores them for later processes.
 Both paths compute the same result.
@@ -91,7 +91,7 @@ def find_limits(compiled: Compiled, backend: Backend) -> Thresholds:
             groups.setdefault(launch.limit.name, []).append(launch)
     if not groups or not flags.MAX_AUTOTUNE or flags.MAX_KERNEL_INTERPRET:
         return thresholds
-    makers = [source_fingerprint(package) for package in ("_kernel_library", "kernel", "engine")]
+    makers = [source_fingerprint(package) for package in ("_backends", "kernel", "engine")]
     for name, launches in groups.items():
         sample = _sample(compiled, launches, tuning)
         if not sample:

@@ -53,7 +53,7 @@ MOST_CONSTANTS = 128 << 20
 CACHE_FLAGS = frozenset({"MAX_CACHE_DIR", "MAX_CACHE_SIZE", "MAX_WEIGHT_CACHE_SIZE"})
 """Flags for the folders and sizes of caches, which do not affect code."""
 
-CODE_PACKAGES = ("_compiler", "_backends", "kernel", "_kernel_library", "mlir", "_runtime")
+CODE_PACKAGES = ("_compiler", "_backends", "kernel", "mlir", "_runtime")
 """The packages whose source determines the code of a module."""
 
 

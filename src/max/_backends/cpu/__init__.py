@@ -1,1 +1,1 @@
-"""The CPU: its backend, its runtime, its passes and the kernels of its regions."""
+"""The CPU: its backend, its runtime, its passes, its library kernels and the kernels of its regions."""

@@ -15,28 +15,28 @@ from max._backends.backend import (
     MemoryBlock,
     PassPlace,
 )
+from max._backends.cpu.packing import CPU_PACKING
 from max._backends.cpu.runtime import amx, kernel_code
 from max._backends.cpu.runtime.executor import Executor
 from max._backends.cpu.runtime.pool import Pool, shared_pool
 from max._backends.cpu.tuning import SHARING, TUNING
 from max._backends.regions import RegionKernel, RegionSpec
-from max._kernel_library.packing import CPU_PACKING
 from max._lazy import lazy_module
 from max._runtime import guard, platform
 from max._runtime.program import Program
 from max.driver import CPU, Device
 
 if TYPE_CHECKING:
+    from max._backends.cpu.kernels import library as cpu_kernels
     from max._backends.cpu.passes import merge_products, pack, pack_experts
     from max._backends.cpu.regions import nest
-    from max._kernel_library import library as kernel_library
 else:
     # not needed where a program comes from the disk
     nest = lazy_module("max._backends.cpu.regions.nest")
     merge_products = lazy_module("max._backends.cpu.passes.merge_products")
     pack = lazy_module("max._backends.cpu.passes.pack")
     pack_experts = lazy_module("max._backends.cpu.passes.pack_experts")
-    kernel_library = lazy_module("max._kernel_library.library")
+    cpu_kernels = lazy_module("max._backends.cpu.kernels.library")
 
 __all__ = ["CPUBackend", "cpu_backends", "make_backend"]
 
@@ -58,7 +58,7 @@ class CPUBackend(Backend):
 
     def __init__(self, pool: Pool, target: k.CPUTarget | None = None) -> None:
         target = amx.native_target() if target is None else target
-        super().__init__(CPU(), target, kernel_library.CPU_KERNELS)
+        super().__init__(CPU(), target, cpu_kernels.CPU_KERNELS)
         self.packing = CPU_PACKING
         """Which weights are laid out anew when a model is loaded."""
         self.pool = pool

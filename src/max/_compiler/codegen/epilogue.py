@@ -77,7 +77,7 @@ def write_epilogue(spec: RegionSpec) -> EpilogueText:
 def write_part_epilogues(specs: Sequence[tuple[RegionSpec, int] | None]) -> EpilogueText:
     """Writes the epilogue ``epilogue(part, sums, row, col, mask, extra)`` of a kernel with several results.
 
-    `max._kernel_library.tiles.strips` calls it.
+    `max._backends.cpu.kernels.tiles.strips` calls it.
 
     Args:
         specs: For each part a region as in `write_epilogue`, and the number of products that its first values are;

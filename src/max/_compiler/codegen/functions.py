@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import Any
 
 from max import kernel as k
-from max._kernel_library.numeric.sums import add_part, no_sum, rounded_sum
+from max._compiler.codegen.sums import add_part, no_sum, rounded_sum
 
 __all__ = [
     "acos", "add_part", "floor_div", "floor_divide", "floor_mod", "gelu", "gelu_quick", "gelu_tanh", "integer_mod",

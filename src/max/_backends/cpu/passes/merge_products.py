@@ -9,12 +9,12 @@ from collections import Counter
 from xdsl.ir import Block, SSAValue
 
 from max._backends.backend import RunsHere
+from max._backends.cpu.kernels.products.quantized.packed import DENSE, FORMATS
 from max._backends.cpu.passes.packed_ops import PackedProductsOp, PackOp
 from max._compiler.passes.base import ops_of
 from max._compiler.passes.canonicalize import insert_before
 from max._compiler.shapes import shape_of
 from max._dataclass import dataclass
-from max._kernel_library.products.quantized.packed import DENSE, FORMATS
 from max.mlir import MoOp
 
 __all__ = ["bring_before", "merge_products", "pairs_of"]

@@ -7,6 +7,7 @@ import math
 from xdsl.ir import Block, SSAValue
 
 from max._backends.backend import RunsHere
+from max._backends.cpu.packing import NO_PACKING, Packing
 from max._backends.cpu.passes.packed_filters import PackedConvOp, PackFilterOp
 from max._backends.cpu.passes.packed_ops import PackedMatmulOp, PackOp
 from max._compiler.passes.base import ops_of
@@ -14,7 +15,6 @@ from max._compiler.passes.canonicalize import insert_before, producer
 from max._compiler.passes.dce import drop_dead_ops
 from max._compiler.passes.once import weights_only
 from max._compiler.shapes import shape_of
-from max._kernel_library.packing import NO_PACKING, Packing
 from max.dtype import DType
 from max.mlir import MoOp, TensorType, build
 

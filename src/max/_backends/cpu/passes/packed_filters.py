@@ -8,9 +8,9 @@ from typing import cast
 from xdsl.ir import Attribute, OpTraits, SSAValue
 from xdsl.traits import Pure
 
+from max._backends.cpu.kernels.convolution.filters import filter_elements
+from max._backends.cpu.kernels.tiles.strips import COLUMNS
 from max._compiler.mok import backend_op
-from max._kernel_library.convolution.filters import filter_elements
-from max._kernel_library.tiles.strips import COLUMNS
 from max.mlir import DimExpr, MoOp, OpSpec, TensorType, to_attr
 from max.mlir.operation import OPS, Attrs
 
@@ -29,7 +29,7 @@ def _infer_pack_filter(types: Sequence[Attribute], attrs: Attrs) -> Sequence[Att
 
 @backend_op
 class PackFilterOp(MoOp):
-    """A filter `[taps…, C / groups, F]` in the packed layout that `max._kernel_library.convolution.conv` reads."""
+    """A filter `[taps…, C / groups, F]` in the packed layout that `kernels.convolution.conv` reads."""
 
     name = "mok.pack_filter"
     spec = OpSpec(

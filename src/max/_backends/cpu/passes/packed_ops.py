@@ -8,12 +8,12 @@ from typing import Any, Self, cast
 from xdsl.ir import Attribute, OpTraits, SSAValue
 from xdsl.traits import Pure
 
+from max._backends.cpu.kernels.products.dense.panels import panel_elements
+from max._backends.cpu.kernels.products.int8.panels import ENCODINGS as INT8
+from max._backends.cpu.kernels.products.quantized.packed import FORMATS
+from max._backends.cpu.kernels.tiles.strips import strips_of
 from max._compiler.mok import backend_op
 from max._compiler.mok_products import PackingOp, Piece, ProductsOp, parts_of
-from max._kernel_library.products.dense.panels import panel_elements
-from max._kernel_library.products.int8.panels import ENCODINGS as INT8
-from max._kernel_library.products.quantized.packed import FORMATS
-from max._kernel_library.tiles.strips import strips_of
 from max.dtype import DType
 from max.dtype.blocks import BLOCK_FORMATS
 from max.mlir import DimExpr, MoOp, OpSpec, TensorType, to_attr
@@ -68,9 +68,9 @@ class PackOp(PackingOp):
 
     Encodings and their layouts:
 
-    - that of quantized blocks: `max._kernel_library.products.quantized.packed`;
-    - ``"rows"`` (`[N, K]`) or ``"columns"`` (`[K, N]`) of a dense weight: `max._kernel_library.products.dense.panels`;
-    - ``"int8 rows"`` or ``"int8 columns"`` of an int8 weight: `max._kernel_library.products.int8.panels`.
+    - that of quantized blocks: `kernels.products.quantized.packed`;
+    - ``"rows"`` (`[N, K]`) or ``"columns"`` (`[K, N]`) of a dense weight: `kernels.products.dense.panels`;
+    - ``"int8 rows"`` or ``"int8 columns"`` of an int8 weight: `kernels.products.int8.panels`.
     """
 
     name = "mok.pack"

@@ -13,6 +13,7 @@ A value that does not vary along the innermost loop is computed before it, as a 
 from __future__ import annotations
 
 from max import kernel as k
+from max._backends.cpu.kernels.tiles.transpose import transpose
 from max._backends.cpu.regions.accumulators import Accumulators, Lines, is_float_sum
 from max._backends.cpu.regions.axes import (
     column_axis,
@@ -27,7 +28,6 @@ from max._backends.regions import REDUCTIONS, ArgView, Leaf, Node, RegionKernel,
 from max._compiler.codegen.centering import with_exact_centers
 from max._compiler.codegen.expressions import KERNEL_NAME, combine, compute_dtype, identity, loaded
 from max._compiler.codegen.values import ValueWriter
-from max._kernel_library.tiles.transpose import transpose
 from max.dtype import DType
 from max.mlir.sizes import Size, Sizes, divide, simplify
 

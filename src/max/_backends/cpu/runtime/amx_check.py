@@ -1,4 +1,4 @@
-"""A test of AMX products: every worker of a small pool multiplies tiles as the kernels of ``max._kernel_library``.
+"""A test of AMX products: every worker of a small pool multiplies tiles as the library kernels do.
 
 The results must equal those of the same kernel in plain Python.
 """

@@ -1,0 +1,1 @@
+"""The library kernels of the CPU, written in the kernel language."""

@@ -1,0 +1,130 @@
+"""Operands, checks and look-ups of ragged batches over a paged KV cache.
+
+::
+
+    blocks        [pages, 2, layers, page_size, kv_heads, head_dim]       keys at 0, values at 1 of the second axis
+    lookup_table  [batch, max_pages]     token t of b: slot t % page_size of page lookup_table[b, t // page_size]
+    offsets       [batch + 1]            row r of the batch: token cache_lengths[b] + r - offsets[b] of its sequence b
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+from max import kernel as k
+from max._backends.cpu.kernels.operand_checks import check_offsets, check_size
+
+CACHE_DIMS = (False, True, False, True, True, True)
+"""The dims of a cache that are compile-time constants: all but the numbers of pages and of layers."""
+
+
+class PagedCache(NamedTuple):
+    """The operands of a cache, with the sequences of a batch.
+
+    Args:
+        blocks: The cache.
+        cache_lengths: Cached tokens of each sequence, `[batch]`.
+        lookup_table: Pages of each sequence, `[batch, max_pages]`.
+    """
+
+    blocks: k.InOut
+    cache_lengths: k.Input
+    lookup_table: k.Input
+
+
+@k.inline
+def check_batch(offsets: Any, rows: Any, cache: PagedCache, width: int, kinds: int = 2) -> None:
+    """Raises where offsets, lengths and page table do not describe one ragged batch over a cache.
+
+    Afterwards `place_of` is defined for each row, and positions are not negative. Each worker calls it before it reads
+    the batch.
+
+    Args:
+        offsets: First row of each sequence, and the number of rows.
+        rows: The number of rows.
+        cache: The cache and its sequences.
+        width: Offsets per vector.
+        kinds: Kinds of pages that the caller reads or writes: keys, or keys and values.
+    """
+    blocks, cache_lengths, lookup_table = cache
+    check_size("input_row_offsets", offsets.size, cache_lengths.size + 1)
+    check_size("lookup_table", lookup_table.shape[0], cache_lengths.size)
+    check_offsets("input_row_offsets", offsets, rows, width)
+    if blocks.shape[1] < kinds or blocks.shape[3] == 0:
+        raise ValueError(
+            "the cache has {} kinds of pages of {} tokens, expected {} (keys, values) of 1 or more",
+            blocks.shape[1],
+            blocks.shape[3],
+            kinds,
+        )
+
+
+@k.inline
+def sequence_of(offsets: Any, batch: Any, token: Any) -> Any:
+    """The sequence that holds a row of the ragged batch.
+
+    Args:
+        offsets: First row of each sequence, and the number of rows, `[batch + 1]`, checked by `check_batch`.
+        batch: Number of sequences.
+        token: The row.
+    """
+    low = k.i64(0)
+    high = k.i64(batch - 1)
+    while low < high:
+        middle = (low + high) // 2
+        if k.i64(offsets[middle + 1]) > token:
+            high = middle
+        else:
+            low = middle + 1
+    return low
+
+
+@k.inline
+def place_of(offsets: Any, cache: PagedCache, row: Any) -> Any:
+    """The sequence of a row of the ragged batch, and the row's position in it; `check_batch` has checked the batch."""
+    sequence = sequence_of(offsets, cache.cache_lengths.size, row)
+    return sequence, k.i64(cache.cache_lengths[sequence]) + row - k.i64(offsets[sequence])
+
+
+@k.inline
+def page_of(blocks: Any, lookup_table: Any, sequence: Any, position: Any) -> Any:
+    """The page of a token; raises where the sequence or the cache does not have it.
+
+    Args:
+        blocks: The cache.
+        lookup_table: Pages of each sequence, `[batch, max_pages]`.
+        sequence: The sequence.
+        position: The token's position in it.
+    """
+    slot = position // blocks.shape[3]
+    if slot >= lookup_table.shape[1]:
+        raise IndexError(
+            "sequence {}: position {} lies beyond its {} pages",
+            sequence,
+            position,
+            lookup_table.shape[1],
+        )
+    page = k.i64(lookup_table[sequence, slot])
+    if page >= blocks.shape[0]:
+        raise IndexError(
+            "sequence {}: page {} at position {}; the cache has {} pages",
+            sequence,
+            page,
+            position,
+            blocks.shape[0],
+        )
+    return page
+
+
+@k.inline
+def layer_of(blocks: Any, layer_index: Any) -> Any:
+    """The layer that `layer_index` `[1]` names; raises where the cache has no such layer.
+
+    Args:
+        blocks: The cache.
+        layer_index: The layer.
+    """
+    layer = k.i64(layer_index[0])
+    if layer >= blocks.shape[2]:
+        raise IndexError("layer {}; the cache has {} layers", layer, blocks.shape[2])
+    return layer

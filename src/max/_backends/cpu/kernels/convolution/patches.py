@@ -1,0 +1,306 @@
+"""Patches of convolutions: their places in the input, their products, their copies.
+
+A patch is what a filter sees at a position of the result: `[taps…, C]`. Patches with enough channels are read in place.
+Taps in the padding then read zeros: each position has a bit for each tap that says whether it lies in the input. Other
+patches are read from a copy of the input with its padding around it; where their elements do not make whole lanes, K
+blocks of patches are copied from there to scratch memory.
+
+A patch is a sequence of runs, neighbors in memory: with dilation 1 the taps of a line make one run, else each tap
+does::
+
+    input line   …│pixel 4│pixel 5│pixel 6│…          runs of position 4, 3 × 3 taps, dilation 1
+                   └───────── run ────────┘            offsets[i]: from the patch's first element to run i
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+from max import kernel as k
+from max._backends.cpu.kernels.convolution.inputs import inside
+from max._backends.cpu.kernels.tiles.micro_kernels import add_sums, load_sums, store_sums
+from max._backends.cpu.kernels.tiles.strips import COLUMNS
+from max._backends.cpu.kernels.tiles.tiling import Matrix, Tiling, multiply_add
+
+MAX_HEIGHT = 13
+"""The maximum number of positions of a tile."""
+MAX_TAPS = 62
+"""The maximum number of taps that have bits."""
+LINE = 16
+"""Lanes of 32 bits in a cache line."""
+
+
+class Layout(NamedTuple):
+    """The places of patches in the input, in elements.
+
+    Args:
+        size: Elements of a patch.
+        run: Elements of a run.
+        runs: Runs of a patch.
+        pieces: Runs of a line of taps.
+        pixel: From column to column of the input.
+        line: From line to line of taps.
+        plane: From plane to plane of taps.
+        sizes: Volumes between images, and `[D, H, W]` of the input.
+        low: The padding before D, H and W that the input lacks.
+    """
+
+    size: Any
+    run: Any
+    runs: Any
+    pieces: Any
+    pixel: Any
+    line: Any
+    plane: Any
+    sizes: Any
+    low: Any
+
+
+class Steps(NamedTuple):
+    """The compile-time parameters of a window, by axis.
+
+    Args:
+        stride: From position to position.
+        dilation: From tap to tap.
+        padding: Before and after each axis.
+    """
+
+    stride: tuple[int, ...]
+    dilation: tuple[int, ...]
+    padding: tuple[int, ...]
+
+
+class Window(NamedTuple):
+    """The window of a convolution.
+
+    Args:
+        taps: `[Q, R, S]`.
+        stride: From position to position along the axes.
+        dilation: From tap to tap along the axes.
+        padding: Before and after each axis.
+    """
+
+    taps: Any
+    stride: Any
+    dilation: Any
+    padding: Any
+
+
+class Patches(NamedTuple):
+    """The patches of a task.
+
+    Args:
+        lanes: The input or the copy of patches, flat lanes.
+        starts: Lanes before each patch; None: they are `step` apart.
+        step: Lanes from patch to patch of a copy.
+        valid: The bits of the runs that lie in the input; None: all do.
+        zeros: What the other runs read.
+        offsets: Lanes from the beginning of a patch to each run.
+    """
+
+    lanes: Any
+    starts: Any
+    step: Any
+    valid: Any
+    zeros: Any
+    offsets: Any
+
+
+class Runs(NamedTuple):
+    """The part of patches that a K block has.
+
+    Args:
+        first: The first run.
+        last: The run after the last one.
+        begin: The first lane of each run.
+        length: Lanes of each run.
+    """
+
+    first: Any
+    last: Any
+    begin: Any
+    length: Any
+
+
+@k.inline
+def line_bits(first: Any, step: int, taps: Any, size: Any, ones: Any, apart: Any) -> Any:
+    """The bits of the taps of an axis that lie in the input, `apart` bits from each other.
+
+    Args:
+        first: The place of the first tap.
+        step: From tap to tap.
+        taps: The number of taps.
+        size: The size of the input along the axis.
+        ones: A bit for each tap.
+        apart: Bits from tap to tap.
+    """
+    begin, end = inside(first, step, taps, size)
+    below = ones & ((k.i64(1) << (k.max(end, begin) * apart)) - 1)
+    return below >> (begin * apart) << (begin * apart)
+
+
+@k.inline
+def repeated_bits(count: Any, apart: Any) -> Any:
+    """`count` bits, `apart` bits from each other."""
+    bits = k.i64(0)
+    for i in range(count):
+        bits = bits | (k.i64(1) << (i * apart))
+    return bits
+
+
+@k.inline
+def find_patches(
+    starts: Any, valid: Any, first: Any, count: Any, shape: Any, layout: Layout, window: Window,
+    pixel: Any,
+) -> None:  # fmt: skip
+    """Writes the places of the patches of some positions; those up to the next whole tile equal the last.
+
+    Args:
+        starts: Elements of the input before each patch, with room for `MAX_HEIGHT` more.
+        valid: The bits of the taps that lie in the input; None: not needed.
+        first: The first position.
+        count: The number of positions.
+        shape: `[N, D, H, W]` of the result.
+        layout: The layout of the input.
+        window: The window.
+        pixel: From column to column of the input, in the unit of `starts`.
+    """
+    sizes, low, taps = layout.sizes, layout.low, window.taps
+    stride, dilation = window.stride, window.dilation
+    w = first % shape[3]
+    h = first // shape[3] % shape[2]
+    d = first // (shape[3] * shape[2]) % shape[1]
+    n = first // (shape[3] * shape[2] * shape[1])
+    of_s, of_r, of_q = k.i64(0), k.i64(0), k.i64(0)
+    if valid is not None:
+        of_s = repeated_bits(taps[2], 1)
+        of_r = repeated_bits(taps[1], taps[2])
+        of_q = repeated_bits(taps[0], taps[1] * taps[2])
+    start, lines = k.i64(0), k.i64(0)
+    for i in range(count):
+        if i == 0 or w == 0:
+            at_d = d * stride[0] - low[0]
+            at_h = h * stride[1] - low[1]
+            start = ((n * sizes[0] * sizes[1] + at_d) * sizes[2] + at_h) * sizes[3] * pixel
+            if valid is not None:
+                lines = line_bits(at_h, dilation[1], taps[1], sizes[2], of_r, taps[2])
+                # one bit per line, times the bits of a line, gives those of a plane
+                lines *= line_bits(
+                    at_d, dilation[0], taps[0], sizes[1], of_q, taps[1] * taps[2]
+                )  # fmt: skip
+        at_w = w * stride[2] - low[2]
+        starts[i] = start + at_w * pixel
+        if valid is not None:
+            valid[i] = lines * line_bits(at_w, dilation[2], taps[2], sizes[3], of_s, 1)
+        # the next position, over the ends of lines, planes and images
+        w += 1
+        if w == shape[3]:
+            w = k.i64(0)
+            h += 1
+            if h == shape[2]:
+                h = k.i64(0)
+                d += 1
+                if d == shape[1]:
+                    d = k.i64(0)
+                    n += 1
+    for i in range(count, count + MAX_HEIGHT):
+        starts[i] = starts[count - 1]
+        if valid is not None:
+            valid[i] = valid[count - 1]
+
+
+@k.inline
+def copy_patches(
+    copy: Any, x: Any, starts: Any, count: Any, begin: Any, end: Any, layout: Layout, window: Window,
+    step: Any, pair: int,
+) -> None:  # fmt: skip
+    """Copies elements `[begin, end)` of some patches.
+
+    Whole vectors are copied; what they write past a run is overwritten by the next run or never read.
+
+    Args:
+        copy: Flat lanes.
+        x: The input, flat, with room for a vector behind it.
+        starts: Elements of the input before each patch.
+        count: The number of patches.
+        begin: The first element, a whole lane.
+        end: After the last; the second half of a last half lane is 0.
+        layout: The layout of the input.
+        window: The window.
+        step: Lanes of the copy from patch to patch.
+        pair: Elements of a lane.
+    """
+    elements = copy.view(x.dtype) if pair == 2 else copy
+    width = k.target().width(elements.dtype)
+    run, column = layout.run, layout.pixel * window.dilation[2]
+    pieces, lines = k.max(layout.pieces, 1), k.max(window.taps[1], 1)
+    for i in range(begin // k.max(run, 1), k.ceildiv(end, k.max(run, 1))):
+        offset = i % pieces * column + i // pieces % lines * layout.line
+        offset += i // (pieces * lines) * layout.plane
+        first = k.max(begin - i * run, 0)
+        last = k.min(end - i * run, run)
+        target = i * run + first - begin
+        for n in range(count):
+            source = starts[n] + offset + first
+            for j in range(0, last - first, width):
+                value = x.load(source + j, width=width)
+                elements.store(n * step * pair + target + j, value=value)
+    if pair == 2 and (end - begin) % 2 == 1:
+        for n in range(count):
+            elements[n * step * pair + end - begin] = k.cast(k.f32(0), elements.dtype)
+
+
+@k.inline
+def rows_of_run(patches: Patches, run: Any, begin: Any, height: int) -> Any:
+    """Views of a run of `height` patches: in the input, in the copy, or zeros."""
+    offset = patches.offsets[run] + begin
+    if patches.starts is None:
+        rows = [patches.lanes[i * patches.step + offset :] for i in k.static_range(height)]
+    else:
+        rows = [patches.lanes[patches.starts[i] + offset :] for i in k.static_range(height)]
+    if patches.valid is not None:
+        rows = [
+            k.select(patches.valid[i] >> run & 1 == 1, rows[i], patches.zeros)
+            for i in k.static_range(height)
+        ]
+    return rows
+
+
+@k.inline
+def multiply_patches(
+    c: Any, patches: Patches, runs: Runs, b: Any, first: Any, ahead: Any, line: Any, height: int,
+    t: Tiling,
+) -> None:  # fmt: skip
+    """Multiplies runs of `height` patches by rows of a strip: one register tile.
+
+    Args:
+        c: The sums, `COLUMNS` a row; set where `first`, else added to.
+        patches: The patches, from the tile's first on.
+        runs: The runs of the K block.
+        b: Rows of the strip, `COLUMNS` lanes each.
+        first: Whether this is the first K block.
+        ahead: Rows of a strip that are multiplied next and prefetched meanwhile, a cache line a step; None: nothing.
+        line: The first line of them.
+        height: Positions.
+        t: The tiling.
+    """
+    sums = k.tile(t.sums, (height, 2), width=t.width, fill=0)
+    if not t.folds:
+        if not first:
+            load_sums(sums, Matrix(c, COLUMNS), height, 2, t.width)
+    for run in range(runs.first, runs.last):
+        rows = rows_of_run(patches, run, runs.begin, height)
+        done = (run - runs.first) * runs.length
+        for n in range(runs.length):
+            low = b.load((done + n) * COLUMNS, width=t.width)
+            high = b.load((done + n) * COLUMNS + t.width, width=t.width)
+            if ahead is not None:
+                ahead.prefetch((line + done + n) * LINE, locality=2)
+            for i in k.static_range(height):
+                left = k.splat(rows[i][n], t.width)
+                sums[i, 0] = multiply_add(sums[i, 0], left, low)
+                sums[i, 1] = multiply_add(sums[i, 1], left, high)
+    if t.folds:
+        if not first:
+            add_sums(sums, Matrix(c, COLUMNS), height, 2, t.width)
+    store_sums(Matrix(c, COLUMNS), sums, height, 2, t.width)

@@ -1,0 +1,235 @@
+"""GEMM with packed dense weights: tasks of rows by panels (`kernels.products.blocking`), in register tiles.
+
+A is not packed, so that no worker waits for a packing phase: elements of a tile's rows are broadcast in place, each row
+at its own offset. K blocks of rows are copied to scratch memory if elements must be widened, if rows are not aligned
+to whole lanes, or if rows map to the same sets of the L1 cache. The loops, from the outside::
+
+    task (rows × panels, of a counter) → K block → panel → register tile (12 × 2 vectors, AVX2 6 × 2) → k
+
+Register budget: see `kernels.tiles.tiling.Tiling`. Cache budget: see
+`kernels.products.blocking`; the copy of rows takes `BLOCK_ROWS` × `COPY_STRIDE` × 4 bytes (268 KB) of the
+L2 cache, a widened K block of a panel 32 KB of the L1 cache.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+from max import kernel as k
+from max._backends.cpu.kernels.products.blocking import (
+    BLOCK_ROWS,
+    BLOCK_SUMS,
+    LANES_K,
+    STEP,
+    Blocking,
+    Task,
+    cut_depth,
+    is_long,
+    next_panel,
+    plan,
+    taller_from,
+    task_at,
+    task_grid,
+    tile_heights,
+)
+from max._backends.cpu.kernels.products.dense.panels import (
+    COPY_STRIDE,
+    copy_rows,
+    storage,
+    widen_block,
+)
+from max._backends.cpu.kernels.products.panel_tiles import (
+    CACHE_LANES,
+    KBlock,
+    PanelStep,
+    for_each_step,
+    multiply_panel,
+)
+from max._backends.cpu.kernels.tiles.micro_kernels import add_sums, load_sums, store_sums
+from max._backends.cpu.kernels.tiles.strips import COLUMNS, SET_PERIOD, Results
+from max._backends.cpu.kernels.tiles.tiling import Matrix, Tiling, multiply_add
+from max.dtype import DType
+
+
+class DenseRows(NamedTuple):
+    """A K block of the rows of a task.
+
+    Args:
+        elements: Flat lanes of A, from the first row and lane on.
+        stride: Lanes from row to row.
+        last: The last row; tiles that reach past it read it again (their results are discarded).
+    """
+
+    elements: Any
+    stride: Any
+    last: Any
+
+
+@k.inline
+def multiply_step(sums: Any, a: Any, rows: Any, b: Any, n: Any, height: int, t: Tiling) -> None:
+    """Adds the products of lane `n` of `height` rows, at the offsets `rows`, with two vectors of columns."""
+    low = b.load(n * COLUMNS, width=t.width)
+    high = b.load(n * COLUMNS + t.width, width=t.width)
+    for i in k.static_range(height):
+        left = k.splat(a[rows[i] + n], t.width)
+        sums[i, 0] = multiply_add(sums[i, 0], left, low)
+        sums[i, 1] = multiply_add(sums[i, 1], left, high)
+
+
+@k.inline
+def multiply_rows(
+    c: Any, x: KBlock, row: Any, height: int, t: Tiling, ahead: Any, prefetches: Any
+) -> None:
+    """Multiplies `height` rows by two vectors of columns: one register tile, a `MultiplyRows`."""
+    a = x.rows
+    sums = k.tile(t.sums, (height, 2), width=t.width, fill=0)
+    if not t.folds:
+        if not x.first:
+            load_sums(sums, Matrix(c, COLUMNS), height, 2, t.width)
+    rows = [k.min(row + i, a.last) * a.stride for i in k.static_range(height)]
+    # a widened panel has two steps per row of pairs, so each step prefetches half a row
+    widens = ahead.dtype != x.panel.dtype
+    lines = COLUMNS // CACHE_LANES // (2 if widens else 1)
+    for_each_step(
+        lambda n: multiply_step(sums, a.elements, rows, x.panel, n, height, t),  # pyright: ignore[reportUnknownLambdaType]
+        x, row, height, ahead, prefetches, lines=lines,
+    )  # fmt: skip
+    if t.folds:
+        if not x.first:
+            add_sums(sums, Matrix(c, COLUMNS), height, 2, t.width)
+    store_sums(Matrix(c, COLUMNS), sums, height, 2, t.width)
+
+
+def reads_rows_in_place(x: DType, panels: DType, inner: object) -> bool:
+    """Whether the rows of the left operand are read in place; otherwise their K blocks are copied.
+
+    They are copied if a row of pairs does not end with a pair, and if all rows of a tile share the sets of the
+    L1 cache: with 12 rows in 8 ways no element is read from it.
+
+    Args:
+        x: The dtype of the rows.
+        panels: The dtype of the packed weights.
+        inner: K; not an int if it is known only at run time.
+    """
+    is_static = isinstance(inner, int)
+    whole_pairs = DType.bfloat16 not in (x, panels) or (is_static and inner % 2 == 0)
+    shares_sets = is_static and inner * x.size_in_bytes % SET_PERIOD == 0
+    return whole_pairs and not shares_sets
+
+
+class InnerSize(NamedTuple):
+    """What kernels know of K at compile time.
+
+    Args:
+        in_place: Whether rows are read in place; see `reads_rows_in_place`.
+        folds: Whether each K block has accumulators of its own; see `Tiling`.
+    """
+
+    in_place: bool
+    folds: bool
+
+
+def inner_size(x: DType, panels: DType, inner: object) -> InnerSize:
+    """The facts of K; see `reads_rows_in_place`."""
+    return InnerSize(reads_rows_in_place(x, panels, inner), is_long(inner))
+
+
+class GemmMemory(NamedTuple):
+    """Scratch memory of a worker: sums, a widened K block of a panel, a copy of K blocks of rows."""
+
+    sums: Any
+    wide: Any
+    copy: Any
+
+
+@k.inline
+def gemm_memory(panels: Any, in_place: bool, t: Tiling, ctx: Any) -> GemmMemory:
+    """The scratch memory of a launch; see `gemm_panels`."""
+    widens = storage(k.target(), panels.dtype).pair != t.pair
+    sums = ctx.scratch(t.sums, (BLOCK_SUMS + (t.height + 1) * COLUMNS,))
+    wide = ctx.scratch(t.lane, (LANES_K * COLUMNS if widens else 1,))
+    return GemmMemory(
+        sums, wide, ctx.scratch(t.lane, (1 if in_place else BLOCK_ROWS * COPY_STRIDE,))
+    )
+
+
+@k.inline
+def gemm_task(
+    results: Results, a: Any, panels: Any, memory: GemmMemory, task: Task, b: Blocking,
+    copied: Any, in_place: bool, t: Tiling,
+) -> Any:  # fmt: skip
+    """Multiplies the rows of a task by its panels.
+
+    Args:
+        results: The results.
+        a: The left operand, `[M, K]`.
+        panels: The packed weights, `[panels, elements]`.
+        memory: Scratch memory.
+        task: The task.
+        b: The blocking.
+        copied: The contents of the copy of rows: the index of its first row times the number of K blocks, plus the
+            index of its group of K blocks; -1: empty.
+        in_place: Whether A is read in place instead of copied.
+        t: The tiling.
+
+    Returns:
+        The new contents of the copy of rows.
+    """
+    stored = storage(k.target(), panels.dtype)
+    widens = stored.pair != t.pair
+    rows, size = a.shape[0], a.shape[1]
+    blocks, block = cut_depth(size, LANES_K * t.pair, STEP)
+    held = k.max(BLOCK_ROWS // task.rows, 1)  # the number of K blocks that fit the copy
+    for turn in range(blocks * task.strips):
+        n, strip = turn // task.strips, turn % task.strips
+        begin = n * block
+        length = k.min(block, size - begin)
+        depth = k.ceildiv(length, t.pair)
+        if not in_place:
+            # the copy is reused for all panels of its K blocks, and for the next task of the same rows
+            group = n // held
+            if copied != task.row * blocks + group:
+                copied = task.row * blocks + group
+                for i in range(k.min(held, blocks - group * held)):
+                    at = (group * held + i) * block
+                    part = a[task.row : task.row + task.rows, at : k.min(at + block, size)]
+                    copy_rows(memory.copy[i * task.rows * COPY_STRIDE :], part, t)
+        panel = panels[task.strip + strip, begin * COLUMNS :].view(stored.lane)
+        if widens:
+            widen_block(memory.wide, panel, k.ceildiv(length, 2), panels.dtype, t)
+        if in_place:
+            left = a[task.row :].reshape((rows - task.row) * size).view(t.lane)
+            left, stride = left[begin // t.pair :], size // t.pair
+        else:
+            left, stride = memory.copy[n % held * task.rows * COPY_STRIDE :], k.i64(COPY_STRIDE)
+        ahead = next_panel(panels, task, turn, blocks, block * COLUMNS).view(stored.lane)
+        left_rows = DenseRows(left, stride, task.rows - 1)
+        x = KBlock(left_rows, memory.wide if widens else panel, depth, n == 0)
+        step = PanelStep(x, strip, blocks, n, ahead)
+        taller = taller_from(task.rows, t)
+        multiply_panel(
+            results, memory.sums, step, task, b, t, multiply_rows, tile_heights(t), taller
+        )
+    return copied
+
+
+@k.inline
+def gemm_panels(results: Results, a: Any, panels: Any, in_place: bool, t: Tiling, ctx: Any) -> None:
+    """Computes `results` from `a` `[M, K]` and `panels` `[panels, elements]`.
+
+    Args:
+        results: The results.
+        a: The left operand.
+        panels: The packed weights.
+        in_place: Whether A is read in place instead of copied.
+        t: The tiling.
+        ctx: The context.
+    """
+    rows, strips = a.shape[0], panels.shape[0]
+    memory = gemm_memory(panels, in_place, t, ctx)
+    tiles, task_panels = plan(rows, strips * COLUMNS, ctx.num_workers, t)
+    b = Blocking(rows, strips, t.height, tiles, task_panels)
+    copied = k.i64(-1)
+    for row_block, group in ctx.parallel(task_grid(b), grain=1):
+        task = task_at(b, row_block, group)
+        copied = gemm_task(results, a, panels, memory, task, b, copied, in_place, t)

@@ -1,0 +1,257 @@
+"""Products with packed dense weights (`kernels.products.dense.panels`).
+
+One kernel, which branches on the number of rows at run time:
+
+- GEMV path, up to the row threshold: a task is a panel; passes of up to eight rows multiply it as it is read, limited
+by
+  memory bandwidth;
+- GEMM path: tasks of rows by panels, in register tiles (`gemm`) or matrix tiles (`gemm_amx`).
+
+Register budget of the GEMV path: 8 × 2 accumulators with 32 registers, 4 × 2 with 16; one or two rows use all columns
+of a panel at once, 2 × 2 vectors with AVX-512 and 2 × 4 with AVX2. Cache budget: the rows and `MAX_GEMV_ROWS` × 32
+sums (8 KB) stay in the L1 cache while a panel streams through it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+from max import kernel as k
+from max._backends.cpu.kernels.products.blocking import LANES_K, STEP, cut_depth
+from max._backends.cpu.kernels.products.dense.gemm import InnerSize, gemm_panels, inner_size
+from max._backends.cpu.kernels.products.dense.gemm_amx import gemm_panels_amx
+from max._backends.cpu.kernels.products.dense.panels import storage, widened
+from max._backends.cpu.kernels.products.row_norms import (
+    Norm,
+    NormOperands,
+    norm_arguments,
+    normalize,
+)
+from max._backends.cpu.kernels.tiles.micro_kernels import add_sums, store_sums
+from max._backends.cpu.kernels.tiles.strips import (
+    COLUMNS,
+    Parts,
+    Results,
+    further_results,
+    identity,
+    identity_of_parts,
+    store_strip,
+)
+from max._backends.cpu.kernels.tiles.tiling import Matrix, Tiling, multiply_add, tiling
+from max._backends.kernel_call import KernelCall, Limit, Operand, product, view
+
+ROW_THRESHOLD = 8
+"""Default row threshold for the GEMV path, used when no measurement exists."""
+MAX_GEMV_ROWS = 64
+"""The maximum number of rows of the GEMV path, as its sums are in scratch memory of fixed size."""
+GEMV_PASSES = (8, 4, 2, 1)
+"""Rows per pass of the GEMV path, for 32 registers and for fewer."""
+
+
+class GemvRows(NamedTuple):
+    """Rows of A on the GEMV path.
+
+    Args:
+        elements: The rows, flat and contiguous.
+        size: The number of elements of a row.
+        count: The number of rows; passes beyond the end read the last row again (those results are discarded).
+    """
+
+    elements: Any
+    size: Any
+    count: Any
+
+
+@k.inline
+def add_lanes(
+    sums: Any, a: GemvRows, panel: Any, begin: Any, end: Any, last: Any, rows: int, vectors: int,
+    t: Tiling,
+) -> None:  # fmt: skip
+    """Adds the products of lanes `[begin, end)` of a panel, and where `last` of an odd last element; see
+    `gemv_panel`.
+    """
+    stored = storage(k.target(), panel.dtype)
+    b = panel.view(stored.lane)
+    size = a.size
+    words = a.elements.view(k.i32) if t.pair == 2 else a.elements
+    begins = [k.min(k.i64(r), a.count - 1) * (size // t.pair) for r in k.static_range(rows)]
+    for n in range(begin, end):
+        for v in k.static_range(vectors):
+            right = b.load(n * COLUMNS + v * t.width, width=t.width)
+            if stored.pair == 1 or t.pair == 2:
+                for r in k.static_range(rows):
+                    left = k.splat(words[begins[r] + n], t.width)
+                    sums[r, v] = multiply_add(sums[r, v], left, right)
+            else:
+                both = widened(right, panel.dtype)
+                for r in k.static_range(rows):
+                    pair = k.cast(a.elements.load(begins[r] + 2 * n, width=2), k.f32)
+                    for i in k.static_range(2):
+                        sums[r, v] = k.fma(k.splat(pair[i], t.width), both[i], sums[r, v])
+    if stored.pair != t.pair:
+        if size % 2 == 1 and last:
+            # the last element of an odd K has no pair
+            for v in k.static_range(vectors):
+                right = b.load(size // 2 * COLUMNS + v * t.width, width=t.width)
+                both = widened(right, panel.dtype)
+                for r in k.static_range(rows):
+                    left = k.splat(k.f32(a.elements[begins[r] + size - 1]), t.width)
+                    sums[r, v] = k.fma(left, both[0], sums[r, v])
+
+
+@k.inline
+def gemv_panel(c: Any, a: GemvRows, panel: Any, rows: int, vectors: int, t: Tiling) -> None:
+    """Multiplies `rows` rows of A by some vectors of columns of a panel, a single stream for the hardware prefetcher.
+
+    Register budget: rows × vectors accumulators (16 at most), a vector of B (two if B is widened) and a broadcast
+    element of A.
+
+    Args:
+        c: The sums, `COLUMNS` per row.
+        a: The rows.
+        panel: The panel, from the first of the columns on.
+        rows: The number of rows per pass.
+        vectors: The number of vectors of columns.
+        t: The tiling.
+    """
+    depth = a.size // storage(k.target(), panel.dtype).pair
+    target = Matrix(c, COLUMNS)
+    if t.folds:
+        # the K blocks of the GEMM path, whose results are the same to the last bit
+        cut = cut_depth(a.size, LANES_K * t.pair, STEP)
+        block = cut[1] // storage(k.target(), panel.dtype).pair
+        for number in range(cut[0]):
+            sums = k.tile(k.f32, (rows, vectors), width=t.width, fill=0.0)
+            end = k.min(number * block + block, depth)
+            add_lanes(sums, a, panel, number * block, end, number == cut[0] - 1, rows, vectors, t)
+            if number > 0:
+                add_sums(sums, target, rows, vectors, t.width)
+            store_sums(target, sums, rows, vectors, t.width)
+    else:
+        sums = k.tile(k.f32, (rows, vectors), width=t.width, fill=0.0)
+        add_lanes(sums, a, panel, 0, depth, True, rows, vectors, t)
+        store_sums(target, sums, rows, vectors, t.width)
+
+
+@k.outlined
+def gemv_by_panel(c: Any, a: Any, panel: Any, t: Tiling) -> None:
+    """Multiplies all rows of `a` `[M, K]`, in passes, by a panel; `c` holds the sums, `COLUMNS` per row."""
+    rows, size = a.shape[0], a.shape[1]
+    i = k.i64(0)
+    flat = a.reshape(rows * size)
+    while i < rows:
+        remaining = rows - i
+        done = k.i64(0)
+        for count in k.unroll(GEMV_PASSES[k.target().registers < 32 :]):
+            if done == 0 and remaining > count // 2:
+                # for one or two rows all columns of a panel fit the registers, so whole cache lines are read
+                vectors = COLUMNS // t.width if count <= 2 else 2
+                # a run-time loop, so that one copy of the code serves all columns
+                for first in range(0, COLUMNS, vectors * t.width):
+                    pass_rows = GemvRows(flat[i * size :], size, remaining)
+                    columns = panel[first * storage(k.target(), panel.dtype).pair :]
+                    sums = c[i * COLUMNS + first :]
+                    gemv_panel(sums, pass_rows, columns, count, vectors, t)
+                done = k.min(remaining, count)
+        i += done
+
+
+@k.inline
+def gemv_panels(results: Results, a: Any, panels: Any, t: Tiling, ctx: Any) -> None:
+    """Computes `results` from up to `MAX_GEMV_ROWS` rows of `a` `[M, K]` and `panels`; a task is a panel."""
+    c = ctx.scratch(t.sums, (MAX_GEMV_ROWS * COLUMNS,))
+    for strip in ctx.parallel(panels.shape[0]):
+        gemv_by_panel(c, a, panels[strip], t)
+        store_strip(results, c, k.i64(0), a.shape[0], strip)
+
+
+@k.inline
+def multiply_dense(
+    results: Results, a: Any, panels: Any, row_threshold: Any, in_place: bool, t: Tiling, ctx: Any
+) -> None:
+    """The products of a launch; see `matmul_panels`."""
+    rows, size = a.shape[0], a.shape[1]
+    matrix_tiles = a.dtype == k.bf16 and panels.dtype == k.bf16 and ctx.target.float_tile_products
+    # a fixed limit with matrix tiles: these round sums in another order, and a measured limit would change results
+    limit = k.i64(ROW_THRESHOLD) if matrix_tiles else k.min(row_threshold, MAX_GEMV_ROWS)
+    # the GEMV path requires rows of whole pairs
+    if rows > limit or size % t.pair == 1:
+        if matrix_tiles:
+            gemm_panels_amx(results, a, panels, t, ctx)
+        else:
+            direct = in_place and (t.pair == 2 or a.dtype == t.lane)
+            gemm_panels(results, a, panels, direct, t, ctx)
+        return
+    gemv_panels(results, a, panels, t, ctx)
+
+
+@k.kernel
+def matmul_panels(
+    out: k.Output,
+    a: k.Input,
+    panels: k.Input,
+    row_threshold: k.i64,  # pyright: ignore
+    *extra: k.InOut,
+    ctx: k.Context,
+    inner: InnerSize,
+    parts: Parts = (),
+    epilogue: Any = identity,
+) -> None:
+    """`out` `[M, N]` = `epilogue(a @ b)` from `a` `[M, K]` and the panels `[panels, elements]` of b.
+
+    Up to `row_threshold` rows take the GEMV path. With `parts` there are several products; see
+    `kernels.tiles.strips`.
+    """
+    t = tiling(ctx.target, a.dtype, panels.dtype, inner.folds)
+    results = Results(out, extra, epilogue, t.width, parts)
+    multiply_dense(results, a, panels, row_threshold, inner.in_place, t, ctx)
+
+
+@k.kernel
+def matmul_normalized(
+    out: k.Output,
+    a: k.Input,
+    panels: k.Input,
+    norm_operands: NormOperands,
+    row_threshold: k.i64,  # pyright: ignore
+    *extra: k.InOut,
+    ctx: k.Context,
+    inner: InnerSize,
+    norm: Norm,
+    parts: Parts = (),
+    epilogue: Any = identity,
+) -> None:
+    """`matmul_panels` on the RMS norm of `a`; see `kernels.products.row_norms`."""
+    rows = normalize(a, norm_operands, norm, ctx)
+    t = tiling(ctx.target, a.dtype, panels.dtype, inner.folds)
+    results = Results(out, extra, epilogue, t.width, parts)
+    multiply_dense(results, rows, panels, row_threshold, inner.in_place, t, ctx)
+
+
+def lower_matmul(
+    operands: Sequence[Operand],
+    results: Sequence[Operand],
+    attributes: Mapping[str, Any],
+    target: k.Target,
+) -> KernelCall:
+    """The launch of a product of x `[…, K]`, or of its norm, with panels; with `parts` of several products."""
+    x, out = operands[0], results[0]
+    parts: Parts = attributes.get("parts", ())
+    norm_args, norm_params, memory = norm_arguments(operands, attributes, 0)
+    last = len(x.shape) - 1
+    inner = x.shape[last]
+    kinds = f"{x.dtype.name} by panels of {operands[1].dtype.name}, k {inner}"
+    args = (
+        view("result", 0, out, (range(last), (last,)), static=False),
+        view("operand", 0, x, (range(last), (last,)), static=False),
+        view("operand", 1, operands[1], static=False),
+        *norm_args,
+        Limit(kinds, ROW_THRESHOLD, MAX_GEMV_ROWS, product(x.shape[:last])),
+        *further_results(results),
+    )
+    params = {"inner": inner_size(x.dtype, operands[1].dtype, inner), **norm_params}
+    if parts:
+        params |= {"parts": parts, "epilogue": identity_of_parts}
+    kernel = matmul_normalized if memory else matmul_panels
+    return KernelCall(kernel, args, params, epilogue=True, workspaces=memory)

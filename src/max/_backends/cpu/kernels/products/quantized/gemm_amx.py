@@ -1,0 +1,119 @@
+"""GEMM with packed quantized weights in the matrix tiles of AMX.
+
+A block of 32 elements along k of an unpacked strip is a tile of 8 lines of 16 columns by four bytes, loaded in place;
+16 rows of rounded x are a tile in their packed order::
+
+    x  [block][16 rows][8 words]      strip  [block][8 lines][32 columns][4]      sums  2 tiles of 16 × 16, exact i32
+Zero points are subtracted when elements are unpacked, so that both operands are signed. The exact sums of `GROUP`
+blocks are stored to memory and loaded as vectors, which are converted, scaled and added in f32, block by block in the
+order of k, so results are bit-identical to those without AMX.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from max import kernel as k
+from max._backends.cpu.kernels.products.quantized.activations import Rounded
+from max._backends.cpu.kernels.products.quantized.packed import LINE, PackedFormat
+from max._backends.cpu.kernels.products.quantized.unpacking import QuantisedTiling, UnpackedStrip
+from max._backends.cpu.kernels.tiles.micro_kernels import load_sums, store_sums
+from max._backends.cpu.kernels.tiles.strips import COLUMNS
+from max._backends.cpu.kernels.tiles.tiling import Matrix
+
+TILE_ROWS = 16
+"""The number of rows of x in a tile."""
+GROUP = 4
+"""The number of blocks whose exact sums are in memory at once (8 KB, Q6_K 16 KB), to fit the L1 cache with a strip."""
+
+
+def tile_shapes(form: PackedFormat) -> tuple[tuple[int, int], ...]:
+    """The matrix tiles: sums of 2 × 16 columns, rows of x, and 2 × 16 columns of the weight.
+
+    Args:
+        form: The weight's format, which has one or two scales per block.
+    """
+    sums, columns = (TILE_ROWS, 64), (8 // form.parts, 64)
+    return (sums, sums, (TILE_ROWS, 32 // form.parts), columns, columns)
+
+
+@k.inline
+def add_scaled(
+    c: Any, products: Any, q: Rounded, strip: UnpackedStrip, row: Any, first: int, begin: Any,
+    count: Any, rows: int, t: QuantisedTiling,
+) -> None:  # fmt: skip
+    """Scales the exact sums of some blocks and adds them to a register tile of rows by two vectors of columns.
+
+    Args:
+        c: The sums in f32, `COLUMNS` per row.
+        products: Exact sums, `[blocks * parts * TILE_ROWS, COLUMNS]`.
+        q: The rounded rows.
+        strip: The unpacked strip.
+        row: The first row.
+        first: The first column.
+        begin: The first block.
+        count: The number of blocks.
+        rows: The number of rows of the register tile.
+        t: The tiling.
+    """
+    form, width = t.form, t.width
+    total = k.tile(k.f32, (rows, 2), width=width)
+    tile = Matrix(c[row * COLUMNS + first :], COLUMNS)
+    load_sums(total, tile, rows, 2, width)
+    columns = [first + half * width for half in k.static_range(2)]
+    for m in range(count):
+        n = begin + m
+        for p in range(form.parts):
+            unit = (m * form.parts + p) * TILE_ROWS + row
+            at = (n * form.parts + p) * COLUMNS
+            factor = [strip.scales.load(at + column, width=width) for column in columns]
+            for r in k.static_range(rows):
+                scale = q.scales[n * TILE_ROWS + row + r]
+                for half in k.static_range(2):
+                    exact = products.load(unit + r, columns[half], width=width)
+                    total[r, half] = k.fma(
+                        k.cast(exact, k.f32), factor[half] * scale, total[r, half]
+                    )
+                    if form.affine:
+                        scaled_sum = k.splat(-q.zero_sums[n * TILE_ROWS + row + r], width)
+                        offset = strip.offsets.load(n * COLUMNS + columns[half], width=width)
+                        total[r, half] = k.fma(offset, scaled_sum, total[r, half])
+    store_sums(tile, total, rows, 2, width)
+
+
+@k.inline
+def multiply_strip_amx(
+    tiles: Any, c: Any, products: Any, q: Rounded, strip: UnpackedStrip, count: Any,
+    t: QuantisedTiling,
+) -> None:  # fmt: skip
+    """Adds the products of 16 rows of x with an unpacked strip, over some blocks.
+
+    Args:
+        tiles: The matrix tiles, see `tile_shapes`.
+        c: The sums, `COLUMNS` per row.
+        products: Scratch memory for the exact sums of `GROUP` blocks, `[GROUP * parts * TILE_ROWS, COLUMNS]`.
+        q: The rounded rows, from the first block on.
+        strip: The unpacked strip, of signed bytes.
+        count: The number of blocks.
+        t: The tiling.
+    """
+    form = t.form
+    lines = 8 // form.parts
+    # taller register tiles would spill
+    rows = 4 if form.affine else 8
+    for begin in range(0, count, GROUP):
+        group = k.min(GROUP, count - begin)
+        for m in range(group):
+            for p in range(form.parts):
+                n = begin + m
+                tiles.load(2, q.words, n * (TILE_ROWS * 8) + p * lines, stride=8)
+                for half in k.static_range(2):
+                    tiles.zero(half)
+                    at = (n * 8 + p * lines) * LINE + 64 * half
+                    tiles.load(3 + half, strip.elements, at, stride=LINE)
+                    tiles.dot(half, 2, 3 + half, k.i8)
+                for half in k.static_range(2):
+                    tiles.store(half, products, (m * form.parts + p) * TILE_ROWS, 16 * half)
+        for row in range(0, TILE_ROWS, rows):
+            for first in k.static_range(0, COLUMNS, 2 * t.width):
+                add_scaled(c, products, q, strip, row, first, begin, group, rows, t)

@@ -1,0 +1,192 @@
+"""GEMV with packed quantized weights: lines are unpacked in registers and multiplied, limited by memory bandwidth.
+
+The loops, from the outside: strip → unit → block of 32 → part (one scale) → word of x (four elements adjacent in k).
+A line is unpacked once for all rows of a pass. Integer sums of a part are exact; the scaled parts are added in f32.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+from max import kernel as k
+from max._backends.cpu.kernels.products.quantized.activations import Rounded
+from max._backends.cpu.kernels.products.quantized.packed import LINE
+from max._backends.cpu.kernels.products.quantized.unpacking import (
+    QuantisedTiling,
+    add_pairs,
+    add_products,
+    lines_of_word,
+    load_elements,
+    load_scales,
+    panel_blocks,
+    prefetch_ahead,
+    starting_sums,
+)
+from max._backends.cpu.kernels.tiles.micro_kernels import add_sums, store_sums
+from max._backends.cpu.kernels.tiles.strips import CACHE_LINE, COLUMNS
+from max._backends.cpu.kernels.tiles.tiling import Matrix
+
+
+class PackedStrip(NamedTuple):
+    """A strip of a packed weight.
+
+    Args:
+        groups: The packed groups from this strip on, `[groups, bytes]`.
+        blocks: The number of blocks of 32 along k.
+        locality: The locality of prefetches, as in `k.prefetch`.
+    """
+
+    groups: Any
+    blocks: Any
+    locality: int
+
+
+def prefetch_distance(rows: int, t: QuantisedTiling) -> int:
+    """The distance of prefetches for a pass of some rows; a single row reads lines of 8 bits fastest without."""
+    return t.prefetch_distances[rows - 1] if t.form.bits < 8 or rows > 1 else 0
+
+
+@k.inline
+def add_word(
+    acc: Any, lines: Any, words: Any, j: int, vectors: tuple[int, ...], first: Any, rows: int,
+    t: QuantisedTiling,
+) -> None:  # fmt: skip
+    """Adds the products of a word of each row of a block of x with some vectors of columns.
+
+    Args:
+        acc: A tile of sums in i32 or i16.
+        lines: The lines of the block.
+        words: The words of the block, eight per row.
+        j: The index of the word.
+        vectors: The indices of the vectors.
+        first: The first column of vector 0.
+        rows: The number of rows of x.
+        t: The tiling.
+    """
+    for i in k.static_range(len(vectors)):
+        byte = 4 * (first + vectors[i] * t.width)
+        elements = load_elements(lines, byte, j, t.form, t.width) ^ t.lowered
+        for r in k.static_range(rows):
+            acc[r, i] = add_products(acc[r, i], elements, words[r * 8 + j], t)
+
+
+@k.inline
+def add_packed_block(
+    sums: Any, q: Rounded, b: Any, unit: Any, block: Any, vectors: tuple[int, ...], first: Any,
+    rows: int, locality: int, t: QuantisedTiling,
+) -> None:  # fmt: skip
+    """Adds the products of one block of x with some vectors of columns.
+
+    Args:
+        sums: A tile of sums, f32.
+        q: The rounded rows.
+        b: The index of the block.
+        unit: The bytes of the block's unit.
+        block: The bytes of the block.
+        vectors: The indices of the vectors.
+        first: The first column of vector 0.
+        rows: The number of rows of x.
+        locality: The locality of prefetches.
+        t: The tiling.
+    """
+    form, width = t.form, t.width
+    # of columns that share cache lines the first vectors prefetch
+    ahead = prefetch_distance(rows, t) if 4 * vectors[0] * width % CACHE_LINE == 0 else 0
+    column = 4 * (first + vectors[0] * width)
+    size = 4 * width * len(vectors)
+    steps = 8 // form.parts
+    fold = min(t.fold, steps) or steps
+    count = len(vectors)
+    words = q.words[b * q.height * 8 :]
+    for p in k.static_range(form.parts):
+        acc = starting_sums(q.zero_sums[(b * form.parts + p) * q.height :], rows, count, t)
+        for begin in k.static_range(p * steps, (p + 1) * steps, fold):
+            pairs = k.tile(k.i16, (rows, count), width=2 * width, fill=0)
+            sums_of_four = pairs if t.fold else acc
+            if t.narrow and form.bits in (4, 8):
+                # words j and 4 + j are in one line, or four lines apart
+                for j in range(4):
+                    four = block[j * LINE :]
+                    for half in k.static_range(2):
+                        if half == 0 or form.bits == 8:
+                            prefetch_ahead(four, 4 * half * LINE + column, size, ahead, locality)
+                        add_word(sums_of_four, four, words[j:], 4 * half, vectors, first, rows, t)
+            else:
+                for j in k.static_range(begin, begin + fold):
+                    for line in lines_of_word(j, form):
+                        prefetch_ahead(block, line * LINE + column, size, ahead, locality)
+                    add_word(sums_of_four, block, words, j, vectors, first, rows, t)
+            if t.fold:
+                add_pairs(acc, pairs, rows, count, t)
+        for i in k.static_range(count):
+            at = first + vectors[i] * width
+            scale = load_scales(unit, block, at, form, p, width)
+            for r in k.static_range(rows):
+                v = vectors[i]
+                scaled = scale * q.scales[b * q.height + r]
+                sums[r, v] = k.fma(k.cast(acc[r, i], k.f32), scaled, sums[r, v])
+    if vectors[0] == 0:
+        prefetch_ahead(block, form.lines * LINE, form.multiplier_bytes, ahead, locality)
+    if form.affine:
+        for i in k.static_range(count):
+            v = vectors[i]
+            offset = load_scales(unit, block, first + v * width, form, form.parts, width)
+            for r in k.static_range(rows):
+                scaled_sum = k.splat(-q.zero_sums[b * q.height + r], width)
+                sums[r, v] = k.fma(offset, scaled_sum, sums[r, v])
+
+
+@k.inline
+def add_units(
+    sums: Any, q: Rounded, strip: PackedStrip, begin: Any, end: Any, first: Any, rows: int,
+    vectors: int, t: QuantisedTiling,
+) -> None:  # fmt: skip
+    """Adds the products of units `[begin, end)` of a strip to a tile of sums; see `gemv_packed`."""
+    form = t.form
+    # all rows share the unpacked elements; with vectors of 4 lanes, registers hold those of only two vectors
+    together = min(vectors, 2) if t.width == 4 else vectors
+    packed, locality = strip.groups[0], strip.locality
+    for unit in range(begin, end):
+        scales = packed[unit * form.unit_bytes :]
+        prefetch_ahead(scales, 0, form.halves, prefetch_distance(rows, t), locality)
+        for inside in range(form.span):
+            b = unit * form.span + inside
+            block = scales[form.halves + inside * form.block_bytes :]
+            for v in k.static_range(0, vectors, together):
+                numbers = tuple(range(v, v + together))
+                add_packed_block(sums, q, b, scales, block, numbers, first, rows, locality, t)
+
+
+@k.inline
+def gemv_packed(
+    c: Any, q: Rounded, strip: PackedStrip, first: Any, rows: int, vectors: int, t: QuantisedTiling
+) -> None:
+    """Multiplies `rows` rows of x by some vectors of columns of a strip.
+
+    Register budget: rows × vectors sums in f32 and as many accumulators in i32; with vectors of 4 lanes the lines of
+    two vectors at a time.
+
+    Args:
+        c: The sums, `COLUMNS` per row.
+        q: The rounded rows.
+        strip: The strip.
+        first: The first column.
+        rows: The number of rows of x per pass.
+        vectors: The number of vectors of columns.
+        t: The tiling.
+    """
+    units, target = strip.blocks // t.form.span, Matrix(c[first:], COLUMNS)
+    if t.folds:
+        # the panels of the GEMM path, whose results are the same
+        piece = panel_blocks(t, False) // t.form.span
+        for number in range(k.ceildiv(units, piece)):
+            sums = k.tile(k.f32, (rows, vectors), width=t.width, fill=0.0)
+            end = k.min(number * piece + piece, units)
+            add_units(sums, q, strip, number * piece, end, first, rows, vectors, t)
+            if number > 0:
+                add_sums(sums, target, rows, vectors, t.width)
+            store_sums(target, sums, rows, vectors, t.width)
+    else:
+        sums = k.tile(k.f32, (rows, vectors), width=t.width, fill=0.0)
+        add_units(sums, q, strip, 0, units, first, rows, vectors, t)
+        store_sums(target, sums, rows, vectors, t.width)

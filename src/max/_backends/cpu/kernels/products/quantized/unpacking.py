@@ -1,0 +1,305 @@
+"""Unpacking of quantized weights to bytes and scales: in registers for GEMV, to scratch memory for GEMM."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+from max import kernel as k
+from max._backends.cpu.kernels.products.quantized.packed import LINE, ROWS, PackedFormat
+from max._backends.cpu.kernels.products.quantized.tuning import tuning_of
+from max._backends.cpu.kernels.tiles.strips import CACHE_LINE, COLUMNS
+from max._dataclass import dataclass
+from max.kernel import Target
+
+STREAMED, KEPT = 0, 3
+"""Localities of prefetches: for weights larger than the caches, which must displace no other data, and for others."""
+PANEL = 24
+"""The number of blocks of k that are unpacked together, in whole units: with their scales they fit the L1 cache."""
+FOLDED_SIZE = 65536
+"""The maximum K whose sums stay in one accumulator: at most two are added for a block of 32, as many in all as of 4096
+elements of f32. For a larger K each panel has accumulators of its own."""
+LARGEST_SUM = 2**15 - 1
+"""The largest sum in 16 bits."""
+
+
+@dataclass(frozen=True)
+class QuantisedTiling:
+    """The compile-time properties of products with a packed weight.
+
+    Args:
+        form: The weight's format.
+        width: Lanes of a vector of sums.
+        signed: Whether 8-bit elements are multiplied as signed numbers: if byte products are limited to magnitudes of
+            128.
+        fold: The number of words of a row of x whose products are summed in 16 bits; 0: all are summed in 32 bits.
+        narrow: Whether a product takes several instructions. Then loops over the words of a block are not unrolled, as
+            LLVM would move the loads of all words to their beginning and spill them.
+        zero: The zero point for which the zero sums of x account; 0 if elements are multiplied as signed numbers.
+        prefetch_distances: The bytes between a line that is read and the one that is prefetched; see `QuantisedTuning`.
+        folds: Whether each panel along k has accumulators of its own, which are then added to the sums in memory.
+    """
+
+    form: PackedFormat
+    width: int
+    signed: bool
+    fold: int
+    narrow: bool
+    zero: int
+    prefetch_distances: tuple[int, ...]
+    folds: bool = False
+
+    @property
+    def splits_signs(self) -> bool:
+        """Whether unpacked elements are split into magnitudes and signs.
+
+        On Zen 4, `vpsignb` occupies one of the two execution units of multiply-adds, an exclusive or one of four units:
+        32 products take 1 cycle instead of 1.5.
+        """
+        return self.signed and self.narrow
+
+    @property
+    def lowered(self) -> int:
+        """The number that is subtracted from elements before they are multiplied."""
+        return self.form.zero if self.signed else 0
+
+
+class PackedWeight(NamedTuple):
+    """What kernels know of a packed weight at compile time.
+
+    Args:
+        encoding: Its encoding.
+        locality: The locality of prefetches, `STREAMED` or `KEPT`.
+        folds: Whether K is above `FOLDED_SIZE`.
+    """
+
+    encoding: str
+    locality: int
+    folds: bool
+
+
+def packed_weight(encoding: str, streamed: bool, inner: object) -> PackedWeight:
+    """The facts of a weight whose rows have `inner` elements."""
+    folds = not isinstance(inner, int) or inner > FOLDED_SIZE
+    return PackedWeight(encoding, STREAMED if streamed else KEPT, folds)
+
+
+def quantized_tiling(target: Target, form: PackedFormat, folds: bool = False) -> QuantisedTiling:
+    """The tiling for a target and a format; matrix tiles keep one accumulator along k."""
+    width = target.width(k.f32)
+    signed = form.bits == 8 and not target.dot_i8_lanes(width)
+    narrow = bool(target.narrow_dot_i8_lanes(width)) and not target.dot_i8_lanes(width)
+    # two products per lane and word; words of x have magnitudes up to 127
+    fold = LARGEST_SUM // (2 * 127 * (2**form.bits - 1)) if narrow else 0
+    zero, distances = 0 if signed else form.zero, tuning_of(target).prefetch_distances
+    return QuantisedTiling(
+        form, width, signed, fold, narrow, zero, distances, folds and not target.tile_products
+    )
+
+
+def panel_blocks(t: QuantisedTiling, matrix_tiles: bool) -> int:
+    """The number of blocks of k that are unpacked together, half as many if signs are stored separately."""
+    return PANEL // 2 if t.splits_signs and not matrix_tiles else PANEL
+
+
+class UnpackedStrip(NamedTuple):
+    """Some blocks of a strip, unpacked.
+
+    Args:
+        elements: Bytes `[block][8][COLUMNS][4]`, flat.
+        scales: `[block][parts][COLUMNS]`, flat.
+        offsets: `[block][COLUMNS]`, flat; of formats with offsets.
+        signs: -1 for negative elements, else 0, in the shape of `elements`; only if elements are magnitudes.
+        corrections: i32 `[block][COLUMNS]`, flat, the sums of negative elements' magnitudes; only if elements are
+            magnitudes.
+    """
+
+    elements: Any
+    scales: Any
+    offsets: Any
+    signs: Any
+    corrections: Any
+
+
+@k.inline
+def prefetch_ahead(lines: Any, at: Any, size: int, ahead: int, locality: int) -> None:
+    """Prefetches what lies `ahead` bytes behind some bytes that are read now; beyond a strip lies the next one.
+
+    Each pass prefetches the cache lines that it reads, in the order in which it reads them, and not many at once: the
+    hardware prefetchers then see one rising stream.
+
+    Args:
+        lines: The bytes of a block or of a unit.
+        at: The first byte that is read.
+        size: The number of bytes.
+        ahead: The distance; 0: nothing is prefetched.
+        locality: The locality of prefetches, as in `k.prefetch`.
+    """
+    if ahead:
+        for i in k.static_range(0, size, CACHE_LINE):
+            lines.prefetch(at + ahead + i, locality=locality)
+
+
+def lines_of_word(j: int, form: PackedFormat) -> tuple[int, ...]:
+    """The lines of a block that word `j` of x is the first to read."""
+    if form.bits == 8:
+        return (j,)
+    low = (form.first_low + j,) if j < 4 else ()
+    upper = (0,) if j == 0 and form.first_low else ()
+    return (*upper, *low, *((5,) if form.bits == 6 and j == 4 else ()))
+
+
+@k.inline
+def load_elements(lines: Any, at: Any, j: int, form: PackedFormat, width: int) -> Any:
+    """Elements ``4 j … 4 j + 3`` of a block of `width` rows, as unsigned bytes.
+
+    Args:
+        lines: The packed bytes.
+        at: The first byte of the block's first line that belongs to these rows.
+        j: The index of the four elements.
+        form: The format.
+        width: The number of rows of the weight.
+    """
+    if form.bits == 8:
+        return lines.load(at + j * LINE, width=4 * width)
+    low = lines.load(at + (form.first_low + j % 4) * LINE, width=4 * width)
+    low = low >> 4 if j >= 4 else low & 15
+    if form.bits == 5:
+        return low | (lines.load(at, width=4 * width) >> j & 1) << 4
+    if form.bits == 6:
+        upper = lines.load(at + 5 * (j // 4) * LINE, width=4 * width) >> (2 * (j % 4)) & 3
+        return low | upper << 4
+    return low
+
+
+@k.inline
+def add_products(acc: Any, elements: Any, word: Any, t: QuantisedTiling) -> Any:
+    """Adds the products of four elements adjacent in k of each column with a word of x, its four elements in a row.
+
+    Args:
+        acc: Sums in i32, or in i16 (`QuantisedTiling.fold`), of two products each.
+        elements: The elements as bytes, minus `QuantisedTiling.lowered`.
+        word: The word of x.
+        t: The tiling.
+    """
+    x = k.bitcast(k.splat(word, t.width), k.i8)
+    if t.signed:
+        elements = k.bitcast(elements, k.i8)
+    elif k.target().signed_bytes:
+        # less than 128, so equal as a signed byte
+        elements = k.bitcast(elements, k.i8)
+    return k.dot_i8(acc, elements, x, narrow=True)
+
+
+@k.inline
+def starting_sums(zero_sums: Any, rows: int, count: int, t: QuantisedTiling) -> Any:
+    """Accumulators for a part of a block, initialized with the zero sums of `rows` rows, `count` vectors each."""
+    acc = k.tile(k.i32, (rows, count), width=t.width, fill=0)
+    if not t.form.affine and not t.signed:
+        for r in k.static_range(rows):
+            zero_sum = zero_sums.view(k.i32)[r]
+            for v in k.static_range(count):
+                acc[r, v] = k.splat(zero_sum, t.width)
+    return acc
+
+
+@k.inline
+def add_pairs(acc: Any, pairs: Any, rows: int, count: int, t: QuantisedTiling) -> None:
+    """Adds sums in i16 to accumulators."""
+    ones = k.splat(k.i16(1), 2 * t.width)
+    for r in k.static_range(rows):
+        for v in k.static_range(count):
+            acc[r, v] = k.dot_i16(acc[r, v], pairs[r, v], ones)
+
+
+@k.inline
+def load_scales(unit: Any, block: Any, at: Any, form: PackedFormat, index: int, width: int) -> Any:
+    """Scales (`index` 0; 1 of the second part) or offsets (index `parts`) of `width` rows.
+
+    Args:
+        unit: The bytes of a unit.
+        block: The bytes of a block of it.
+        at: The first row.
+        form: The format.
+        index: The number of the scales among those of the block.
+        width: The number of rows of the weight.
+    """
+    half = index if form.affine else 0
+    d = k.cast(unit.view(k.f16).load(half * ROWS + at, width=width), k.f32)
+    if not form.two_levels:
+        return d
+    level = block.load(form.lines * LINE + index * ROWS + at, width=width)
+    if form.encoding == "Q6_K":
+        return d * k.cast(k.bitcast(level, k.i8), k.f32)
+    return d * k.cast(level, k.f32)
+
+
+@k.inline
+def split_signs(strip: UnpackedStrip, n: Any, column: Any, t: QuantisedTiling) -> None:
+    """Splits the elements of a block, as many columns as a vector has lanes, into magnitudes and signs.
+
+    ``w x = |w| ((x ^ sign) - sign)``, with `sign` -1 or 0, so the sum of ``|w| (x ^ sign)`` lacks the sum of negative
+    elements' magnitudes. A pair of products fits 16 bits: each lies between -128² and 127².
+
+    Args:
+        strip: The strip, whose elements are signed.
+        n: The index of the block.
+        column: The first column.
+        t: The tiling.
+    """
+    width = t.width
+    negative_sums = k.splat(k.i32(0), width)
+    for j in k.static_range(8):
+        at = (n * 8 + j) * LINE + 4 * column
+        elements = k.bitcast(strip.elements.load(at, width=4 * width), k.i8)
+        signs = elements >> 7
+        magnitudes = k.bitcast((elements ^ signs) - signs, k.u8)
+        negative_sums = k.dot_i8(negative_sums, magnitudes, signs, narrow=True)
+        strip.elements.store(at, value=magnitudes)
+        strip.signs.store(at, value=signs)
+    strip.corrections.store(n * COLUMNS + column, value=0 - negative_sums)
+
+
+@k.inline
+def unpack_strip(
+    strip: UnpackedStrip, packed: Any, begin: Any, count: Any, zero: int, t: QuantisedTiling,
+    splits_signs: bool,
+) -> None:  # fmt: skip
+    """Unpacks blocks of a strip.
+
+    Args:
+        strip: The result.
+        packed: The packed bytes of the strip.
+        begin: The first block.
+        count: The number of blocks.
+        zero: The number that is subtracted from elements.
+        t: The tiling.
+        splits_signs: Whether elements are split into magnitudes and signs.
+    """
+    form, width = t.form, t.width
+    # where register tiles prefetch the next panel, nothing is prefetched here
+    columns, ahead = (width, 0) if t.narrow else (COLUMNS, t.prefetch_distances[0])
+    for n in range(count):
+        b = begin + n
+        unit = packed[b // form.span * form.unit_bytes :]
+        block = unit[form.halves + b % form.span * form.block_bytes :]
+        if b % form.span == 0:
+            prefetch_ahead(unit, 0, form.halves, ahead, KEPT)
+        for first in range(0, COLUMNS, columns):
+            for j in k.static_range(8):
+                for line in lines_of_word(j, form):
+                    prefetch_ahead(block, line * LINE, LINE, ahead, KEPT)
+                for column in k.static_range(0, columns, width):
+                    byte = 4 * (first + column)
+                    elements = load_elements(block, byte, j, form, width)
+                    strip.elements.store((n * 8 + j) * LINE + byte, value=elements - zero)
+            prefetch_ahead(block, form.lines * LINE, form.multiplier_bytes, ahead, KEPT)
+            for column in k.static_range(0, columns, width):
+                at = first + column
+                if splits_signs:
+                    split_signs(strip, n, at, t)
+                for p in k.static_range(form.parts):
+                    scale = load_scales(unit, block, at, form, p, width)
+                    strip.scales.store((n * form.parts + p) * COLUMNS + at, value=scale)
+                if form.affine:
+                    offset = load_scales(unit, block, at, form, form.parts, width)
+                    strip.offsets.store(n * COLUMNS + at, value=offset)

@@ -1,1 +1,0 @@
-"""Library kernels, written in the kernel language."""

@@ -1,0 +1,59 @@
+"""Products with packed quantized weights on both paths, with elements at their bounds, against NumPy."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from max._backends.cpu.kernels.products.quantized.packed import FORMATS
+from max.dtype.blocks import BLOCK_FORMATS
+from tests.cpu_kernels.harness import run
+
+COLUMNS, INNER = 35, 512
+SCALE_BYTE = {"Q4_0": 0, "Q8_0": 0, "Q4_K": 0, "Q5_K": 0, "Q6_K": 208}
+"""Where the float16 scale of a block begins."""
+
+
+def blocks_of(encoding: str, rng: np.random.Generator) -> np.ndarray:
+    """Random rows of blocks with small scales; some rows have all bits set or clear in their elements."""
+    elements, size = BLOCK_FORMATS[encoding]
+    blocks = rng.integers(0, 256, (COLUMNS, INNER // elements, size), dtype=np.uint8)
+    blocks[0], blocks[1] = 255, 0
+    # 128 has no negative byte: magnitudes of Q8_0 reach it
+    blocks[2] = 128
+    half = np.array([0.01], np.float16).view(np.uint8)
+    at = SCALE_BYTE[encoding]
+    blocks[..., at : at + 2] = half
+    if FORMATS[encoding].affine:
+        blocks[..., 2:4] = half
+    return blocks.reshape(COLUMNS, -1)
+
+
+@pytest.mark.parametrize("encoding", list(FORMATS))
+@pytest.mark.parametrize("machine", ["host", "avx2", "generic"])
+@pytest.mark.parametrize("path", ["gemv", "gemm"])
+def test_bounds(encoding: str, machine: str, path: str) -> None:
+    """Rows of x are integers with a largest one of 127 in each block, so that rounding them changes nothing."""
+    rng = np.random.default_rng(len(encoding))
+    w = blocks_of(encoding, rng)
+    group = FORMATS[encoding].group_bytes(INNER)
+    (packed,) = run("mok.pack", [w], [(np.uint8, (2, group))], {"encoding": encoding})
+    flat = [(np.float32, (COLUMNS * INNER,))]
+    (dense,) = run("mo.dequantize", [w.reshape(-1)], flat, {"encoding": encoding})
+    dense = dense.reshape(COLUMNS, INNER).astype(np.float64)
+    attributes = {"encoding": encoding, "columns": COLUMNS, "streamed": False}
+    for rows in (1, 2, 3, 4, 7, 11):
+        x = rng.integers(-127, 128, (rows, INNER)).astype(np.float32)
+        x[0], x[-1] = 127, rng.choice([-127, 127], INNER)
+        x[:, ::32] = 127
+        (got,) = run(
+            "mok.packed_matmul",
+            [x, packed],
+            [(np.float32, (rows, COLUMNS))],
+            attributes,
+            machine=machine,
+            few=240 if path == "gemv" else 0,
+        )
+        terms = np.abs(x.astype(np.float64)) @ np.abs(dense).T
+        error = np.abs(got - x.astype(np.float64) @ dense.T)
+        assert (error <= 1e-6 * terms).all(), (rows, (error / terms).max())

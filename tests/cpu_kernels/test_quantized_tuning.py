@@ -1,0 +1,134 @@
+"""Passes of the GEMV path, and the parameters of processor families."""
+
+from __future__ import annotations
+
+import pytest
+
+from max import kernel as k
+from max._backends.cpu.kernels.library import CPU_KERNELS
+from max._backends.cpu.kernels.products.quantized.packed import FORMATS
+from max._backends.cpu.kernels.products.quantized.packed_matmul import (
+    AMX_ROW_THRESHOLD,
+    GEMV_PASSES,
+    default_threshold,
+)
+from max._backends.cpu.kernels.products.quantized.tuning import tuning_of
+from max._backends.cpu.kernels.products.quantized.unpacking import quantized_tiling
+from max._backends.cpu.runtime.llvm_compiler import Compiler, Machine
+from max._backends.kernel_call import Arg, Operand
+from max.dtype import DType
+from max.kernel.types import scalar_type
+from tests.cpu_kernels.test_amx import inner_loops
+
+DOT = frozenset({"avx2", "fma", "avx512f", "avx512bw", "avx512vl", "avx512vnni"})
+
+
+WIDE = DOT | {"f16c", "gfni", "avx512dq", "avx512vbmi"}
+NARROW = frozenset({"avx2", "fma", "f16c", "bmi", "bmi2"})
+
+
+def cpu(name: str, features: frozenset[str] = DOT) -> k.CPUTarget:
+    return k.CPUTarget(features, "x86_64-unknown-linux-gnu", name)
+
+
+def passes(rows: int) -> list[int]:
+    """The rows of each pass over a weight, as `gemv_strip` chooses them."""
+    chosen: list[int] = []
+    for count in GEMV_PASSES:
+        while sum(chosen) + count <= rows:
+            chosen.append(count)
+    return chosen
+
+
+def test_more_rows_never_take_fewer_passes() -> None:
+    """A pass reads the weight and unpacks it: a batch of one more row must not save one."""
+    counts = [len(passes(rows)) for rows in range(1, 65)]
+    assert counts == sorted(counts)
+    assert counts == [-(-rows // max(GEMV_PASSES)) for rows in range(1, 65)]
+    assert all(sum(passes(rows)) == rows for rows in range(65))
+
+
+@pytest.mark.parametrize("encoding", FORMATS)
+def test_a_family_has_its_prefetch_distance_and_threshold(encoding: str) -> None:
+    form = FORMATS[encoding]
+    default, zen4 = cpu("generic"), cpu("znver4")
+    assert tuning_of(default) == tuning_of(cpu("of another family"))
+    for target in (default, zen4):
+        tiling, tuning = quantized_tiling(target, form), tuning_of(target)
+        assert tiling.prefetch_distances == tuning.prefetch_distances
+        assert len(tuning.prefetch_distances) == max(GEMV_PASSES)
+        assert default_threshold(target, tiling) == tuning.row_thresholds[form.bits]
+    assert tuning_of(zen4).prefetch_distances < tuning_of(default).prefetch_distances
+    least = tuning_of(default).row_thresholds[form.bits]
+    assert tuning_of(zen4).row_thresholds[form.bits] > least
+
+
+@pytest.mark.parametrize("encoding", FORMATS)
+def test_code_of_several_instructions_and_tiles_have_thresholds_of_their_own(encoding: str) -> None:
+    form = FORMATS[encoding]
+    features = frozenset({"avx2", "fma"})
+    for name in ("znver4", "generic"):
+        narrow, tiles = cpu(name, features), cpu(name, DOT | {"amx-emulated"})
+        tuning = tuning_of(narrow)
+        assert tuning != tuning_of(cpu(name))
+        rows = default_threshold(narrow, quantized_tiling(narrow, form))
+        assert rows == tuning.row_thresholds[form.bits] >= 8
+        assert default_threshold(tiles, quantized_tiling(tiles, form)) == AMX_ROW_THRESHOLD
+
+
+def code_of(encoding: str, target: k.CPUTarget) -> str:
+    """The assembly of a product."""
+    weight = Operand(DType.uint8, (3, FORMATS[encoding].group_bytes(512)))
+    operands = [Operand(DType.float32, (5, 512)), weight]
+    attributes = {"encoding": encoding, "columns": 70, "streamed": False}
+    result = [Operand(DType.float32, (5, 70))]
+    call = CPU_KERNELS.lower("mok.packed_matmul", operands, result, attributes, target)
+    specs = [
+        k.TensorSpec(scalar_type(arg.dtype), arg.spec_shape()) if isinstance(arg, Arg) else k.i64
+        for arg in call.args
+    ]
+    ir = k.specialize(call.kernel, specs, call.params, target)
+    return Compiler(Machine.of(target)).assembly(k.emit_llvm(ir, target))
+
+
+@pytest.mark.plain_code
+@pytest.mark.parametrize(
+    ("encoding", "name", "features"),
+    [
+        *(
+            ("Q4_K", name, WIDE)
+            for name in ("znver4", "znver5", "icelake-server", "sapphirerapids")
+        ),
+        ("Q5_K", "znver4", WIDE),
+        ("Q6_K", "icelake-server", WIDE),
+        ("Q5_K", "haswell", NARROW),
+        ("Q6_K", "znver4", NARROW),
+    ],
+)
+def test_more_rows_never_take_fewer_instructions(
+    encoding: str, name: str, features: frozenset[str]
+) -> None:
+    """Instructions of the GEMV path's loops over blocks, and the lines of the weight that they read and prefetch."""
+    form, target = FORMATS[encoding], cpu(name, features)
+    lines, wide = form.block_bytes // 64, features is WIDE
+    instructions: dict[int, int] = {}
+    for loop in inner_loops(code_of(encoding, target)):
+        code = [line for line in loop if line and line[0] not in ".#"]
+        products = sum("vpdpbusd" in line or "vpmaddubsw" in line for line in code)
+        # register tiles of the GEMM path prefetch nothing, or other lines
+        if not products or sum("prefetch" in line for line in code) < lines // 2:
+            continue
+        prefetches = sum("prefetch" in line for line in code)
+        # several rows with vectors of 256 bits are multiplied by half of the columns, then by the others
+        halves = 2 if prefetches < lines else 1
+        assert prefetches == (lines if halves == 1 else form.lines + 1)
+        rows, rest = divmod(products, (16 if wide else 32) // halves)
+        assert not rest and rows not in instructions
+        instructions[rows] = halves * len(code)
+    assert sorted(instructions) == sorted(GEMV_PASSES)
+    steps = [sum(instructions[n] for n in passes(rows)) for rows in range(1, 65)]
+    assert steps == sorted(steps)
+    # 1024 weights: unpacking, products and scales of one row; each further row shares the unpacking
+    assert instructions[1] < (0.16 if wide else 0.38) * 1024
+    if wide:
+        assert all(instructions[n + 1] - instructions[n] < 0.06 * 1024 for n in (1, 2, 3))
