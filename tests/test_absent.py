@@ -8,7 +8,7 @@ import sys
 
 import pytest
 
-from max import _absent, _absent_names
+from max._compat import absent, absent_names
 
 IMPORTS = [
     "from max.engine import TorchInputSpec",
@@ -92,11 +92,11 @@ def test_names_of_later_versions_say_so(module: str) -> None:
             getattr(found, name)
 
 
-@pytest.mark.parametrize("module", _absent_names.LATER)
+@pytest.mark.parametrize("module", absent_names.LATER)
 def test_names_of_the_table_are_absent(module: str) -> None:
     """The table has no name that exists, and the error of each says what to use."""
     found = importlib.import_module(module)
-    for names, instead in _absent_names.LATER[module].items():
+    for names, instead in absent_names.LATER[module].items():
         for name in names.split():
             with pytest.raises(AttributeError) as error:
                 getattr(found, name)
@@ -124,9 +124,9 @@ def test_names_that_max_has_not_are_told_as_python_does() -> None:
 
 
 def test_each_entry_says_what_to_do() -> None:
-    for pattern, instead in _absent_names.ABSENT.items():
+    for pattern, instead in absent_names.ABSENT.items():
         assert pattern.startswith(("max.", "modular.")) and instead.endswith(".")
         plain = pattern.replace("*", "X")
-        assert _absent.message(f"{plain}.below") == _absent.message(plain)
-        assert _absent.message(plain) is not None
-    assert _absent.message("max.graph.ops.add") is None and _absent.message("numpy.nothing") is None
+        assert absent.message(f"{plain}.below") == absent.message(plain)
+        assert absent.message(plain) is not None
+    assert absent.message("max.graph.ops.add") is None and absent.message("numpy.nothing") is None

@@ -9,7 +9,9 @@ import sys
 
 import pytest
 
-from max._earlier import MODULES, NAMES, earlier_names
+from max._compat.module_paths import MODULES
+from max._compat.names import NAMES
+from max._names import lazy_names
 
 
 @pytest.mark.parametrize("name", MODULES)
@@ -81,7 +83,7 @@ def test_an_unknown_name_of_an_alias_says_where_its_names_are() -> None:
 def test_names_are_kept_once_found() -> None:
     import max.engine
 
-    found = earlier_names("max.engine")("DType")
+    found = lazy_names("max.engine")("DType")
     assert vars(max.engine)["DType"] is found
 
 
@@ -89,8 +91,8 @@ def test_importing_max_loads_no_part_of_it() -> None:
     code = "import sys, max; print(sorted(m for m in sys.modules if m.startswith('max')))"
     out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert out.stdout.strip() == (
-        "['max', 'max._absent', 'max._config', 'max._earlier', 'max._lazy', 'max._module_paths', "
-        "'max._private_folder', 'max._spelling', 'max._traceback', 'max._version']"
+        "['max', 'max._config', 'max._lazy', 'max._names', 'max._private_folder', 'max._spelling', "
+        "'max._traceback', 'max._version']"
     )
 
 

@@ -13,18 +13,15 @@ import pytest
 
 SRC = Path(__file__).parents[1] / "src" / "max"
 EVERY = {
-    "_absent", "_config", "_dataclass", "_earlier", "_errors", "_garbage", "_host", "_lazy", "_private_folder",
-    "_reentry", "_spelling", "_version", "dtype",
+    "_config", "_dataclass", "_errors", "_garbage", "_host", "_lazy", "_names", "_private_folder", "_reentry",
+    "_spelling", "_version", "dtype",
 }  # fmt: skip
 ENGINE_BASE = EVERY | {"driver", "mlir", "graph"}
 
 # package -> the packages of `max` that it may import; function-local and TYPE_CHECKING imports count too
 ALLOWED: dict[str, set[str]] = {
     "_version": set(),
-    "_absent": {"_absent_names", "_lazy"},
-    "_absent_names": set(),
-    "_earlier": {"_absent", "_module_paths"},
-    "_module_paths": set(),
+    "_names": set(),
     "_traceback": {"_config"},
     "_config": {"_private_folder", "_spelling"},
     "_private_folder": set(),

@@ -66,8 +66,8 @@ def test_help_imports_the_command_line_only() -> None:
         "report(cli, ['--help'])"
     )
     assert own(modules) == {
-        "max", "max._absent", "max._config", "max._earlier", "max._lazy", "max._module_paths",
-        "max._private_folder", "max._spelling", "max._traceback", "max._version",
+        "max", "max._config", "max._lazy", "max._names", "max._private_folder", "max._spelling",
+        "max._traceback", "max._version",
         "max.entrypoints", "max.entrypoints.cli", "max.entrypoints.cli.errors",
     }  # fmt: skip
     # click and the standard library; 164 with Python 3.11
@@ -86,8 +86,8 @@ def test_help_imports_the_command_line_only() -> None:
 def test_packages_import_nothing_of_theirs(module: str, parts: set[str]) -> None:
     modules = imported(f"import {module}")
     assert own(modules) <= {
-        "max", "max._absent", "max._config", "max._earlier", "max._lazy", "max._module_paths",
-        "max._private_folder", "max._spelling", "max._traceback", "max._version", module,
+        "max", "max._config", "max._lazy", "max._names", "max._private_folder", "max._spelling",
+        "max._traceback", "max._version", module,
         *parts,
     }  # fmt: skip
     assert not {"numpy", "xdsl", "llvmlite", "dis", "inspect", "tempfile"} & modules
@@ -150,8 +150,8 @@ def test_the_engine_imports_neither_graphs_nor_the_compiler() -> None:
     assert not {name for name in modules if name.startswith("max._backends.cpu")}
     layers = {name.split(".")[1] for name in own(modules) if name != "max"}
     assert layers <= {
-        "_abi", "_absent", "_backends", "_compiler", "_config", "_dataclass", "_earlier", "_errors", "_garbage",
-        "_host", "_lazy", "_module_paths", "_private_folder",
+        "_abi", "_backends", "_compiler", "_config", "_dataclass", "_errors", "_garbage",
+        "_host", "_lazy", "_names", "_private_folder",
         "_reentry", "_runtime", "_spelling", "_traceback", "_version", "driver", "dtype", "engine", "kernel", "mlir",
     }  # fmt: skip
     # what programs on the disk consist of, not what makes them

@@ -161,7 +161,7 @@ def test_locations_of_functions_with_other_keywords_are_of_the_user() -> None:
         x = graph.inputs[0].tensor
         graph.output(functional.where(x > 0, x, -x))
     text = mlir.print_module(graph.to_mlir(), locations=True)
-    assert f'loc("{__file__}":' in text and "_earlier.py" not in text
+    assert f'loc("{__file__}":' in text and "_names.py" not in text
 
 
 # Values

@@ -9,7 +9,7 @@
 Tensors share memory with NumPy, torch and others through DLPack, for every dtype.
 """
 
-from max._earlier import earlier_names
+from max._names import lazy_names
 from max._version import __version__ as __version__
 from max.driver._device import CPU as CPU
 from max.driver._device import Accelerator as Accelerator
@@ -28,4 +28,4 @@ from max.driver._strided_memory import Usage as Usage
 from max.driver._tensor import Buffer as Buffer
 from max.driver._tensor import Tensor as Tensor
 
-__getattr__ = earlier_names(__name__)
+__getattr__ = lazy_names(__name__)

@@ -17,7 +17,7 @@
     assert y.to_numpy().tolist() == [2.0, 4.0]
 """
 
-from max._earlier import earlier_names
+from max._names import lazy_names
 from max._runtime.interrupts import ExecutionInterrupted, interrupt_on
 from max.engine._model import Model
 from max.engine._options import (
@@ -44,4 +44,4 @@ __all__ = [
     "interrupt_on",
 ]
 
-__getattr__ = earlier_names(__name__)
+__getattr__ = lazy_names(__name__)

@@ -10,7 +10,7 @@ import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from max._earlier import earlier_names, later_keywords
+from max._names import keyword_aliases, lazy_names
 from max.driver import Device
 from max.dtype import DType
 from max.experimental._later import (
@@ -214,7 +214,7 @@ silu = functional(ops.silu)
 sin = functional(ops.sin)
 slice_tensor = functional(ops.slice_tensor)
 softmax = functional(ops.softmax)
-split = later_keywords(split_size_or_sections="split_sizes")(functional(operations.split))
+split = keyword_aliases(split_size_or_sections="split_sizes")(functional(operations.split))
 sqrt = functional(ops.sqrt)
 squeeze = functional(ops.squeeze)
 sum = _reduction(ops.sum)
@@ -224,11 +224,11 @@ top_k = functional(ops.top_k)
 transpose = functional(ops.transpose)
 trunc = functional(ops.trunc)
 unsqueeze = functional(ops.unsqueeze)
-where = later_keywords(cond="condition")(functional(ops.where))
+where = keyword_aliases(cond="condition")(functional(ops.where))
 rebind = functional(ops.rebind)
 
 
-@later_keywords(target="device")
+@keyword_aliases(target="device")
 @functools.wraps(ops.transfer_to)
 def transfer_to(x: Any, device: Any) -> Any:
     return apply(ops.transfer_to, (x, device_of(device)), {})
@@ -372,4 +372,4 @@ def _store(destination: Tensor, source: TensorValueLike, indices: Any) -> None:
         ops.buffer_store_slice(destination, source, indices)
 
 
-__getattr__ = earlier_names(__name__)
+__getattr__ = lazy_names(__name__)

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from max._earlier import later_keywords
+from max._names import keyword_aliases
 from max.driver import Device
 from max.dtype import DType
 from max.experimental._mesh import DeviceMapping, DeviceMesh
@@ -35,7 +35,7 @@ _first_seed = 0
 _seeds = itertools.count()
 
 
-@later_keywords(value="seed")
+@keyword_aliases(value="seed")
 def set_seed(seed: int) -> None:
     """Restarts the sequence of eager random tensors.
 

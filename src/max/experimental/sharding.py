@@ -11,7 +11,7 @@ import contextlib
 from collections.abc import Generator, Iterable
 from typing import Any, Literal
 
-from max._earlier import earlier_names
+from max._names import lazy_names
 from max.driver import Device
 from max.dtype import DType
 from max.experimental._mesh import (
@@ -192,4 +192,4 @@ def auto_reshard(
     yield
 
 
-__getattr__ = earlier_names(__name__)
+__getattr__ = lazy_names(__name__)

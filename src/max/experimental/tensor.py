@@ -24,7 +24,7 @@ from typing import Any, cast
 import numpy as np
 
 from max import driver
-from max._earlier import earlier_names, later_keywords
+from max._names import keyword_aliases, lazy_names
 from max.driver import CPU, Device, DLPackArray
 from max.dtype import DType
 from max.experimental._mesh import DeviceMapping, DeviceMesh
@@ -248,7 +248,7 @@ class Tensor(Operations, OneDevice):
         return cls.full(shape, 1, dtype=dtype, device=device)
 
     @classmethod
-    @later_keywords(input="type")
+    @keyword_aliases(input="type")
     def full_like(cls, type: TensorType | Tensor, value: float | np.number[Any]) -> Tensor:
         """A tensor of a given type with one value everywhere.
 
@@ -260,13 +260,13 @@ class Tensor(Operations, OneDevice):
         return cls.full(type.shape, value, dtype=type.dtype, device=type.device.to_device())
 
     @classmethod
-    @later_keywords(input="type")
+    @keyword_aliases(input="type")
     def zeros_like(cls, type: TensorType | Tensor) -> Tensor:
         """A tensor of zeros of a given type."""
         return cls.full_like(type, 0)
 
     @classmethod
-    @later_keywords(input="type")
+    @keyword_aliases(input="type")
     def ones_like(cls, type: TensorType | Tensor) -> Tensor:
         """A tensor of ones of a given type."""
         return cls.full_like(type, 1)
@@ -325,7 +325,7 @@ class Tensor(Operations, OneDevice):
         return cls.constant(int(Dim(dim)), dtype=DType.int64, device=CPU())
 
     @classmethod
-    @later_keywords(input="type")
+    @keyword_aliases(input="type")
     def range_like(cls, type: TensorType | Tensor) -> Tensor:
         """The indices along the last axis, for each row: a tensor of a given type.
 
@@ -494,4 +494,4 @@ def _type_like(like: TensorType | Tensor) -> TensorType:
 bind_tensor(Tensor._of_cell, Tensor.from_graph_value)
 replays.bind_tensor(Tensor)
 
-__getattr__ = earlier_names(__name__)
+__getattr__ = lazy_names(__name__)

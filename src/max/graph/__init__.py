@@ -13,7 +13,7 @@
         graph.output(ops.silu(gate) * x)
 """
 
-from max._earlier import earlier_names
+from max._names import lazy_names
 from max.graph.dim import AlgebraicDim, Dim, DimLike, StaticDim, SymbolicDim
 from max.graph.shape import Shape, ShapeLike
 from max.graph.sharding import ShardingStrategy
@@ -83,4 +83,4 @@ __all__ = [
     "quantization",
 ]
 
-__getattr__ = earlier_names(__name__)
+__getattr__ = lazy_names(__name__)

@@ -14,7 +14,7 @@ __all__ = ["location_at", "user_frame", "user_place"]
 _STAGING = tuple(
     [
         str(Path(__file__).parents[1] / name)
-        for name in ("graph", "nn", "experimental", "_earlier.py", "_reentry.py")
+        for name in ("graph", "nn", "experimental", "_names.py", "_reentry.py")
     ]
 )
 """Packages, and files of functions that call others, whose frames are skipped when an op's location is recorded."""

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import cast
 
 from max import mlir
-from max._absent import mojo_hint
+from max.kernel.language.extensions import mojo_hint
 
 __all__ = ["KernelLibrary", "default_custom_extensions", "default_custom_extensions_scope"]
 

@@ -6,7 +6,7 @@ one.
 
 from __future__ import annotations
 
-from max._earlier import earlier_names
+from max._names import lazy_names
 from max.interfaces.audio_generation import (
     AudioGenerationContextType,
     AudioGenerationInputs,
@@ -142,4 +142,4 @@ __all__ = [
     "msgpack_numpy_encoder",
 ]
 
-__getattr__ = earlier_names(__name__)
+__getattr__ = lazy_names(__name__)

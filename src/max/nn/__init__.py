@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from max._earlier import earlier_names
+from max._names import lazy_names
 from max.nn.clamp import clamp
 from max.nn.layer import Module
 
@@ -223,7 +223,7 @@ __all__ = [
     "recursive_named_layers",
 ]
 
-__getattr__ = earlier_names(__name__, _WHERE, submodules=True)
+__getattr__ = lazy_names(__name__, _WHERE, submodules=True)
 
 
 def __dir__() -> list[str]:

@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from max._earlier import earlier_names
+from max._names import lazy_names
 from max.graph import TensorValue, ops
 
 __all__ = [
@@ -249,4 +249,4 @@ def make_stacked_gated_activation_fn(
     return lambda gate, up: activation_fn(gate) * up
 
 
-__getattr__ = earlier_names(__name__)
+__getattr__ = lazy_names(__name__)

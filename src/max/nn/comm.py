@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from max._earlier import earlier_names
+from max._names import lazy_names
 from max.driver import CPU, Accelerator, Device, Tensor, accelerator_count
 from max.dtype import DType
 from max.graph import BufferType, BufferValue, DeviceRef, TensorValue, ops
@@ -93,4 +93,4 @@ class Signals:
         return [BufferType(DType.uint8, [self.NUM_BYTES], device) for device in self.devices]
 
 
-__getattr__ = earlier_names(__name__)
+__getattr__ = lazy_names(__name__)

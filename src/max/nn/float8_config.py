@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Any
 
-from max._earlier import earlier_names
+from max._names import lazy_names
 from max.dtype import DType
 from max.graph.weights import WeightData
 
@@ -328,4 +328,4 @@ def _block_scales(
     )
 
 
-__getattr__ = earlier_names(__name__)
+__getattr__ = lazy_names(__name__)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from max._earlier import earlier_names
+from max._names import lazy_names
 from max.nn.layers.layer import Layer, add_layer_hook, clear_hooks
 from max.nn.layers.layer import remove_layer_hook as remove_layer_hook
 from max.nn.layers.layer_list import LayerList
@@ -19,4 +19,4 @@ __all__ = [
     "recursive_named_layers",
 ]
 
-__getattr__ = earlier_names(__name__)
+__getattr__ = lazy_names(__name__)

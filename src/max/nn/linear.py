@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from max._compat.nn.layers_v1 import MLPV1, GPTQLinearV1, LinearV1, QLinearV1
-from max._earlier import earlier_names
+from max._names import lazy_names
 from max.nn.layers.gptq_linear import GPTQLinear
 from max.nn.layers.linear import ColumnParallelLinear, DistributedGemmConfig, Linear
 from max.nn.layers.mlp import MLP
@@ -20,4 +20,4 @@ __all__ = [
     "QLinearV1",
 ]
 
-__getattr__ = earlier_names(__name__)
+__getattr__ = lazy_names(__name__)

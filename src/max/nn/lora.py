@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from typing import Protocol, runtime_checkable
 
-from max._earlier import later_keywords
+from max._names import keyword_aliases
 from max.dtype import DType
 from max.graph import DeviceRef, ShardingStrategy, TensorValue, Weight, ops
 from max.graph.quantization import QuantizationEncoding
@@ -81,7 +81,7 @@ class LinearLoRA(Linear):
     lora_bias: Weight | None
     """The adapters' biases."""
 
-    @later_keywords(quant_config="float8_config")
+    @keyword_aliases(quant_config="float8_config")
     def __init__(
         self,
         in_dim: int,
@@ -205,7 +205,7 @@ class AttentionWithRopeAndLoRA(AttentionWithRope):
         ValueError: `linear_cls` creates other layers, or weights are stacked.
     """
 
-    @later_keywords(quant_config="float8_config")
+    @keyword_aliases(quant_config="float8_config")
     def __init__(
         self,
         *,

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from max._earlier import earlier_names, later_keywords
+from max._names import keyword_aliases, lazy_names
 from max.dtype import DType
 from max.graph import DeviceRef, ShardingStrategy, TensorValue, Weight, ops
 from max.graph.quantization import QuantizationEncoding
@@ -75,7 +75,7 @@ class MoE(Module):
         NotImplementedError: `ep_size` is not 1, or `ep_batch_manager` is given.
     """
 
-    @later_keywords(quant_config="float8_config")
+    @keyword_aliases(quant_config="float8_config")
     def __init__(
         self,
         devices: list[DeviceRef],
@@ -309,4 +309,4 @@ class MoEFp8(MoE):
         )
 
 
-__getattr__ = earlier_names(__name__)
+__getattr__ = lazy_names(__name__)

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from max._compat.nn.quant_config import QuantConfig, QuantFormat
-from max._earlier import earlier_names
+from max._names import lazy_names
 
 __all__ = ["QuantConfig", "QuantFormat"]
 
-__getattr__ = earlier_names(__name__)
+__getattr__ = lazy_names(__name__)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from max._earlier import earlier_names
+from max._names import lazy_names
 from max.nn.layers.rope_scaling import (
     DeepseekYarnRopeScalingParams,
     LinearScalingParams,
@@ -35,4 +35,4 @@ __all__ = [
     "YarnScalingParams",
 ]
 
-__getattr__ = earlier_names(__name__)
+__getattr__ = lazy_names(__name__)

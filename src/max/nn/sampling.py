@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from max._earlier import earlier_names
+from max._names import lazy_names
 from max.dtype import DType
 from max.graph import (
     DeviceRef,
@@ -294,4 +294,4 @@ class RejectionSamplerWithResiduals(Module):
         return ops.reshape(chosen, list(chosen.shape)[:-1])
 
 
-__getattr__ = earlier_names(__name__)
+__getattr__ = lazy_names(__name__)

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from max._earlier import earlier_names
 from max._lazy import lazy_module
+from max._names import lazy_names
 from max.pipelines.config.resolver import set_resolver
 
 if TYPE_CHECKING:
@@ -100,7 +100,7 @@ __all__ = [
 ]
 
 
-__getattr__ = earlier_names(__name__, _WHERE)
+__getattr__ = lazy_names(__name__, _WHERE)
 
 
 def __dir__() -> list[str]:

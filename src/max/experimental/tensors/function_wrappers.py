@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any, cast
 from weakref import WeakSet
 
-from max._earlier import later_keywords
+from max._names import keyword_aliases
 from max.experimental._later import ensure_context
 from max.experimental.record.called_graph import CalledGraph
 from max.experimental.record.dispatch import apply, in_graph
@@ -27,7 +27,7 @@ from max.graph.current import RETRIES, GraphNeeded
 __all__ = ["functional"]
 
 
-@later_keywords(graph_op="op")
+@keyword_aliases(graph_op="op")
 def functional(
     op: Callable[..., Any], rule: Callable[..., Any] | None = None
 ) -> Callable[..., Any]:

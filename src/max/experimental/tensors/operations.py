@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Self
 
-from max._earlier import later_keywords
+from max._names import keyword_aliases
 from max.driver import Device
 from max.dtype import DType
 from max.experimental._mesh import DeviceMapping, DeviceMesh, device_of
@@ -68,7 +68,7 @@ class Operations(Operators[TensorValueLike]):
         """
         return apply(ops.cast, (self, dtype), {})
 
-    @later_keywords(target="device")
+    @keyword_aliases(target="device")
     def to(self, device: Device | DeviceMesh | DeviceMapping) -> Self:
         """The elements on another device.
 
@@ -171,7 +171,7 @@ class Operations(Operators[TensorValueLike]):
         """With a new axis of size 1."""
         return apply(ops.unsqueeze, (self, axis), {})
 
-    @later_keywords(split_size_or_sections="split_sizes")
+    @keyword_aliases(split_size_or_sections="split_sizes")
     def split(self, split_sizes: Sequence[int] | int, axis: int = 0) -> list[Self]:
         """Parts of given sizes along an axis, or of one size."""
         return apply(split, (self, split_sizes, axis), {})

@@ -3,17 +3,15 @@
 Operands are tensors, or anything that converts to one: numbers, arrays, dimensions, shapes (see `TensorValue`).
 """
 
-import sys
 from collections.abc import Callable
 from types import FunctionType
 
-from max._earlier import earlier_names
+from max._names import lazy_names
 from max.graph._operators import bind_operations
 from max.graph.ops import allreduce, random
 from max.graph.ops import complex as complex
 from max.graph.ops import elementwise as elementwise
 from max.graph.ops._errors import naming
-from max.graph.ops._modules import OpsPackage
 from max.graph.ops.allgather import allgather
 from max.graph.ops.broadcast import broadcast_to
 from max.graph.ops.buffer import buffer_create, buffer_load, buffer_store, buffer_store_slice
@@ -269,6 +267,4 @@ _NAMED = {
 globals().update(_NAMED)
 bind_operations(_NAMED)
 
-sys.modules[__name__].__class__ = OpsPackage
-
-__getattr__ = earlier_names(__name__)
+__getattr__ = lazy_names(__name__)

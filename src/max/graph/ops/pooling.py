@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from max._earlier import earlier_names
+from max._names import lazy_names
 from max.graph.dim import Dim, DimLike
 from max.graph.ops._stage import as_tensor, stage
 from max.graph.value import TensorValue, TensorValueLike
@@ -117,4 +117,4 @@ def avg_pool2d(
     return stage("avg_pool", (as_tensor(input),), {**attrs, "count_boundary": bool(count_boundary)})
 
 
-__getattr__ = earlier_names(__name__)
+__getattr__ = lazy_names(__name__)

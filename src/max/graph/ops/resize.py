@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from enum import StrEnum
 
 from max import mlir
-from max._earlier import earlier_names
+from max._names import lazy_names
 from max.graph.dim import Dim, DimLike
 from max.graph.ops._stage import as_tensor, stage
 from max.graph.ops.pooling import pair
@@ -116,4 +116,4 @@ def fold(
     return stage("fold", (x,), attrs, result)
 
 
-__getattr__ = earlier_names(__name__)
+__getattr__ = lazy_names(__name__)

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import importlib.util
+from collections.abc import Iterable
 from pathlib import Path
 from types import ModuleType
 from typing import Any, cast
 
-from max._absent import mojo_hint
-
-__all__ = ["load_extensions"]
+__all__ = ["load_extensions", "mojo_hint"]
 
 _extensions: dict[Path, ModuleType] = {}
 
@@ -52,3 +51,21 @@ def load_extensions(extensions: Any) -> None:
                 module = importlib.util.module_from_spec(spec)
                 spec.loader.exec_module(module)
                 _extensions[file] = module
+
+
+_MOJO = {".mojo", ".mojopkg", ".🔥"}
+
+
+def mojo_hint(files: Iterable[Path]) -> str:
+    """The end of an error message about kernels in Mojo; empty if there are none.
+
+    Args:
+        files: Files, any of which may be one.
+    """
+    mojo_files = sorted(file.name for file in files if file.suffix in _MOJO)
+    if not mojo_files:
+        return ""
+    return (
+        f"; {mojo_files[0]} is a kernel in Mojo, which is not compiled here: write it in the kernel language, "
+        "a Python function under @max.kernel.register(name), and graphs that use it stay as they are"
+    )

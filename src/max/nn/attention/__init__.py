@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from max._earlier import earlier_names
+from max._names import lazy_names
 
 if TYPE_CHECKING:
     from max.nn.attention.attention_with_rope import (
@@ -64,4 +64,4 @@ __all__ = [
     "TensorParallelLatentAttentionWithRope",
 ]
 
-__getattr__ = earlier_names(__name__, _WHERE, submodules=True)
+__getattr__ = lazy_names(__name__, _WHERE, submodules=True)

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from typing import Any
 
-from max._earlier import later_keywords
+from max._names import keyword_aliases
 from max.dtype import DType
 from max.graph import DeviceRef, ShardingStrategy, TensorValue, ops
 from max.nn.attention._cached_attention import CachedAttention
@@ -69,7 +69,7 @@ class AttentionWithRope(CachedAttention):
     sliding_window: int | None = None
     """The number of tokens that a token attends to, itself included; None: itself and all tokens before it."""
 
-    @later_keywords(quant_config="float8_config")
+    @keyword_aliases(quant_config="float8_config")
     def __init__(
         self,
         *,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from max._earlier import later_keywords
+from max._names import keyword_aliases
 from max.dtype import DType
 from max.graph import BufferValue, DeviceRef, ShardingStrategy, TensorValue
 from max.nn.attention._rope_attention import AttentionWithRope
@@ -59,7 +59,7 @@ class TensorParallelAttentionWithRope(_AttentionOverDevices):
 
     __module__ = "max.nn.attention.attention_with_rope"
 
-    @later_keywords(quant_config="float8_config")
+    @keyword_aliases(quant_config="float8_config")
     def __init__(
         self,
         *,
@@ -134,7 +134,7 @@ class DataParallelAttentionWithRope(_AttentionOverDevices):
 
     __module__ = "max.nn.attention.attention_with_rope"
 
-    @later_keywords(quant_config="float8_config")
+    @keyword_aliases(quant_config="float8_config")
     def __init__(
         self,
         *,

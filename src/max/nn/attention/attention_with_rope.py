@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from max._earlier import earlier_names
+from max._names import lazy_names
 from max.nn.attention._rope_attention import (
     AttentionWithRope,
     AttentionWithRopeNoOpaque,
@@ -27,4 +27,4 @@ __all__ = [
     "distribute_value",
 ]
 
-__getattr__ = earlier_names(__name__)
+__getattr__ = lazy_names(__name__)

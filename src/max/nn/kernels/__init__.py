@@ -7,7 +7,7 @@ it. New keys and values are written after the cached ones; the number of cached 
 
 from __future__ import annotations
 
-from max._earlier import earlier_names
+from max._names import lazy_names
 from max.nn.kernels.adapters import sgmv_kernel, sgmv_lora_kernel, sgmv_qkv_lora_kernel
 from max.nn.kernels.attention import (
     cross_attention_ragged,
@@ -109,4 +109,4 @@ __all__ = [
     "update_frequency_data",
 ]
 
-__getattr__ = earlier_names(__name__)
+__getattr__ = lazy_names(__name__)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from max._earlier import earlier_names
+from max._names import lazy_names
 
 if TYPE_CHECKING:
     from max.nn.kv_cache.cache_params import CacheGroup, KVCacheParams, KVCacheStrategy
@@ -35,4 +35,4 @@ __all__ = [
     "paged_cache_types",
 ]
 
-__getattr__ = earlier_names(__name__, _WHERE, submodules=True)
+__getattr__ = lazy_names(__name__, _WHERE, submodules=True)

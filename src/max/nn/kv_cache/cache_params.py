@@ -7,8 +7,8 @@ from dataclasses import dataclass, field, replace
 from enum import Enum
 from typing import TYPE_CHECKING, Any
 
-from max._earlier import earlier_names
 from max._lazy import lazy_module
+from max._names import lazy_names
 from max.dtype import DType
 from max.dtype.cache_rows import cache_row_elements
 from max.nn.kv_cache.recurrent_state import RecurrentState
@@ -301,4 +301,4 @@ class KVCacheParams:
         return (cache_values.PagedCacheValues.of(values, len(self.groups)),)
 
 
-__getattr__ = earlier_names(__name__)
+__getattr__ = lazy_names(__name__)

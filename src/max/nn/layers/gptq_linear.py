@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from max._earlier import later_keywords
+from max._names import keyword_aliases
 from max.dtype import DType
 from max.graph import DeviceRef, ShardingStrategy, TensorValue, Weight, ops
 from max.graph.quantization import QuantizationConfig, QuantizationEncoding
@@ -45,7 +45,7 @@ class GPTQLinear(Linear):
     g_idx: Weight | None
     """int32 ``[in_dim]``: the group of each input."""
 
-    @later_keywords(quant_config="float8_config")
+    @keyword_aliases(quant_config="float8_config")
     def __init__(
         self,
         in_dim: int,

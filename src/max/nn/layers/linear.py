@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from max._earlier import later_keywords
+from max._names import keyword_aliases
 from max.dtype import DType
 from max.graph import BufferValue, DeviceRef, ShardingStrategy, TensorValue, Weight, ops
 from max.graph.quantization import QuantizationEncoding
@@ -71,7 +71,7 @@ class Linear(Module):
     device: DeviceRef
     """The device of the product."""
 
-    @later_keywords(quant_config="float8_config")
+    @keyword_aliases(quant_config="float8_config")
     def __init__(
         self,
         in_dim: int,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 
-from max._earlier import later_keywords
+from max._names import keyword_aliases
 from max.dtype import DType
 from max.graph import DeviceRef, ShardingStrategy, TensorValue, ops
 from max.graph.quantization import QuantizationEncoding
@@ -43,7 +43,7 @@ class MLP(Module):
 
     __module__ = "max.nn.linear"
 
-    @later_keywords(quant_config="float8_config")
+    @keyword_aliases(quant_config="float8_config")
     def __init__(
         self,
         dtype: DType,

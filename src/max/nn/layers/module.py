@@ -9,8 +9,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
-from max._earlier import later_keywords
 from max._lazy import lazy_module
+from max._names import keyword_aliases
 from max.driver import DLPackArray
 from max.graph import (
     DeviceRef,
@@ -285,7 +285,7 @@ class Module(Layer, ABC):
                 weight.shape = as_tensor(value).shape
             vars(layer).setdefault("_weight_values", {})[key] = value_of(value)
 
-    @later_keywords(inputs="input_types")
+    @keyword_aliases(inputs="input_types")
     def build_subgraph(
         self,
         name: str,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from max._earlier import earlier_names
+from max._names import lazy_names
 from max.nn.module_v3.conv import Conv2d
 from max.nn.module_v3.embedding import Embedding
 from max.nn.module_v3.hyper_connection import HyperConnection
@@ -42,4 +42,4 @@ __all__ = [
 ]
 
 _SUBGRAPHS = "max._compat.nn.subgraphs"
-__getattr__ = earlier_names(__name__, {"PinnedDeviceTensor": _SUBGRAPHS, "as_subgraph": _SUBGRAPHS})
+__getattr__ = lazy_names(__name__, {"PinnedDeviceTensor": _SUBGRAPHS, "as_subgraph": _SUBGRAPHS})

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Generic, Self, TypeVar, dataclass_transform, overload
 
 from max import driver
-from max._earlier import later_keywords
+from max._names import keyword_aliases
 from max.driver import Device, DLPackArray
 from max.dtype import DType
 from max.engine import InferenceSession
@@ -233,7 +233,7 @@ class Module(Generic[_P, _R]):
             )
         return self._new_values(op, state.__getitem__, auto_cast)
 
-    @later_keywords(target="device")
+    @keyword_aliases(target="device")
     def to(self, device: Device | DeviceMesh | DeviceMapping) -> Self:
         """Moves the parameters to a device, in place.
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from max._earlier import earlier_names
+from max._names import lazy_names
 from max.pipelines.core.context import TextAndVisionContext, TextContext, TTSContext
 from max.pipelines.core.exceptions import ConfigError, InputError, ModelFilesError, UserError
 from max.pipelines.core.token_buffer import TokenBuffer
@@ -34,4 +34,4 @@ __all__ = [
     "validate_vision_position_ids",
 ]
 
-__getattr__ = earlier_names(__name__)
+__getattr__ = lazy_names(__name__)

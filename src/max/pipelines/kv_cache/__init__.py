@@ -1,5 +1,5 @@
 """The paged KV cache: page tables (`page_manager.py`, without tensors), and the tensors (`manager.py`)."""
 
-from max._earlier import earlier_names
+from max._names import lazy_names
 
-__getattr__ = earlier_names(__name__)
+__getattr__ = lazy_names(__name__)

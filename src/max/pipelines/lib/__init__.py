@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from max._earlier import earlier_names
+from max._names import lazy_names
 
 if TYPE_CHECKING:
     from max.pipelines.checkpoints.encodings import SupportedEncoding
@@ -121,7 +121,7 @@ __all__ = [
     "upper_bounded_default",
 ]
 
-__getattr__ = earlier_names(__name__, _WHERE)
+__getattr__ = lazy_names(__name__, _WHERE)
 
 
 def __dir__() -> list[str]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from max._earlier import earlier_names
+from max._names import lazy_names
 from max.pipelines.config.audio_config import (
     AudioGenerationConfig,
     PrependPromptSpeechTokens,
@@ -29,4 +29,4 @@ __all__ = [
     "PipelineConfig",
 ]
 
-__getattr__ = earlier_names(__name__)
+__getattr__ = lazy_names(__name__)

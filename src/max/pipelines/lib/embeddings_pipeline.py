@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from max._earlier import earlier_names
+from max._names import lazy_names
 from max.pipelines.encoders.embeddings_pipeline import EmbeddingsPipeline
 
 __all__ = ["EmbeddingsPipeline"]
 
-__getattr__ = earlier_names(__name__)
+__getattr__ = lazy_names(__name__)

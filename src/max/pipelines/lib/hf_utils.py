@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from max._earlier import earlier_names
+from max._names import lazy_names
 from max.pipelines.checkpoints.hub import (
     HuggingFaceRepo,
     download_weight_files,
@@ -19,4 +19,4 @@ __all__ = [
     "validate_hf_repo_access",
 ]
 
-__getattr__ = earlier_names(__name__)
+__getattr__ = lazy_names(__name__)

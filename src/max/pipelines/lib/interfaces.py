@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from max._earlier import earlier_names
+from max._names import lazy_names
 from max.pipelines.generation.mixin import GenerateMixin
 from max.pipelines.models.inputs import ModelInputs, ModelOutputs
 from max.pipelines.models.kv_cache import KVCacheMixin, get_paged_manager
@@ -25,4 +25,4 @@ __all__ = [
     "upper_bounded_default",
 ]
 
-__getattr__ = earlier_names(__name__)
+__getattr__ = lazy_names(__name__)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from max._earlier import earlier_names
+from max._names import lazy_names
 from max.pipelines.sampling.log_probabilities import (
     compute_log_probabilities_ragged,
     log_probabilities_ragged_graph,
@@ -11,4 +11,4 @@ from max.pipelines.sampling.log_probabilities import (
 
 __all__ = ["compute_log_probabilities_ragged", "log_probabilities_ragged_graph", "log_softmax"]
 
-__getattr__ = earlier_names(__name__)
+__getattr__ = lazy_names(__name__)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from max._earlier import earlier_names
+from max._names import lazy_names
 from max.pipelines.registry.architecture import SupportedArchitecture
 from max.pipelines.registry.registry import (
     PIPELINE_REGISTRY,
@@ -17,4 +17,4 @@ __all__ = [
     "get_pipeline_for_task",
 ]
 
-__getattr__ = earlier_names(__name__)
+__getattr__ = lazy_names(__name__)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from max._earlier import earlier_names
+from max._names import lazy_names
 from max.pipelines.tokenization.tokenizer import (
     IdentityPipelineTokenizer,
     PreTrainedPipelineTokenizer,
@@ -19,4 +19,4 @@ __all__ = [
     "run_with_default_executor",
 ]
 
-__getattr__ = earlier_names(__name__)
+__getattr__ = lazy_names(__name__)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from max._earlier import earlier_names
+from max._names import lazy_names
 
 if TYPE_CHECKING:
     from max.pipelines.registry.architecture import SupportedArchitecture
@@ -23,7 +23,7 @@ __all__ = [
 
 _REGISTRY = "max.pipelines.registry.registry"
 
-__getattr__ = earlier_names(
+__getattr__ = lazy_names(
     __name__,
     {
         "PIPELINE_REGISTRY": _REGISTRY,

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from max._earlier import earlier_names
+from max._names import lazy_names
 
 if TYPE_CHECKING:
     from max.pipelines.architectures.llama3.arch import ARCHITECTURES, llama_arch
@@ -34,4 +34,4 @@ __all__ = [
     "llama_arch",
 ]
 
-__getattr__ = earlier_names(__name__, _WHERE)
+__getattr__ = lazy_names(__name__, _WHERE)

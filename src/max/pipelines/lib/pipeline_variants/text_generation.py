@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from max._earlier import earlier_names
+from max._names import lazy_names
 from max.pipelines.generation.text_generation import BatchInfo, TextGenerationPipeline
 
 __all__ = ["BatchInfo", "TextGenerationPipeline"]
 
-__getattr__ = earlier_names(__name__)
+__getattr__ = lazy_names(__name__)

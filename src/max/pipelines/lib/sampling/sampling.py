@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from max._earlier import earlier_names
+from max._names import lazy_names
 from max.pipelines.sampling.graph import apply_penalties, penalty_inputs, token_sampler
 from max.pipelines.sampling.rejection import rejection_sampler, rejection_sampler_with_residuals
 
@@ -14,4 +14,4 @@ __all__ = [
     "token_sampler",
 ]
 
-__getattr__ = earlier_names(__name__)
+__getattr__ = lazy_names(__name__)

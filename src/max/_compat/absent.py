@@ -1,30 +1,15 @@
 """Errors for documented parts of MAX that this release lacks, with what to use instead.
 
-The names are in `max._absent_names`, which is imported when a name is not found. A finder at the end of `sys.meta_path`
-raises the errors of modules, a module's ``__getattr__`` (`max._earlier`) those of names. Existing modules and names
-never get there.
+`max._compat.finder` asks for them when a name or a module is not found. The names are in `max._compat.absent_names`.
 """
 
 from __future__ import annotations
 
+import fnmatch
 import sys
-from collections.abc import Iterable, Sequence
-from importlib.machinery import ModuleSpec
 from opcode import opmap
-from types import ModuleType
-from typing import TYPE_CHECKING
 
-from max._lazy import lazy_module
-
-if TYPE_CHECKING:
-    import fnmatch
-    from pathlib import Path
-
-    from max import _absent_names as tables
-else:
-    # every `import max` comes here
-    fnmatch = lazy_module("fnmatch")
-    tables = lazy_module("max._absent_names")
+from max._compat import absent_names as tables
 
 
 def message(name: str) -> str | None:
@@ -67,47 +52,28 @@ def missing(module: str, name: str, depth: int = 2) -> AttributeError | ImportEr
     return AttributeError(text, name=name, obj=sys.modules.get(module))
 
 
-_MOJO = {".mojo", ".mojopkg", ".🔥"}
-
-
-def mojo_hint(files: Iterable[Path]) -> str:
-    """The end of an error message about kernels in Mojo; empty if there are none.
+def raise_for_module(fullname: str) -> None:
+    """Raises the error of a module that this release lacks; does nothing for others.
 
     Args:
-        files: Files, any of which may be one.
+        fullname: The module's name.
+
+    Raises:
+        ModuleNotFoundError: The release lacks it.
     """
-    mojo_files = sorted(file.name for file in files if file.suffix in _MOJO)
-    if not mojo_files:
-        return ""
-    return (
-        f"; {mojo_files[0]} is a kernel in Mojo, which is not compiled here: write it in the kernel language, "
-        "a Python function under @max.kernel.register(name), and graphs that use it stay as they are"
-    )
-
-
-class _Finder:
-    """Raises errors for absent modules; finds none."""
-
-    def find_spec(
-        self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
-    ) -> ModuleSpec | None:
-        if fullname.startswith(("max.", "modular.")) and (text := message(fullname)):
-            # with a module's name, `from package import module` replaces the text
-            raise ModuleNotFoundError(text, name=None if _in_from_import() else fullname)
-        return None
+    text = message(fullname)
+    if text is not None:
+        # with a module's name, `from package import module` replaces the text
+        raise ModuleNotFoundError(text, name=None if _in_from_import() else fullname)
 
 
 def _in_from_import() -> bool:
     """Whether a module is searched for as a name in ``from package import``."""
-    frame = sys._getframe(2)
+    frame = sys._getframe(1)
+    while frame is not None and not frame.f_code.co_filename.startswith("<frozen importlib"):
+        frame = frame.f_back
     while frame is not None and frame.f_code.co_filename.startswith("<frozen importlib"):
         if frame.f_code.co_name == "_handle_fromlist":
             return True
         frame = frame.f_back
     return False
-
-
-def install() -> None:
-    """Adds the finder, once."""
-    if not any(isinstance(finder, _Finder) for finder in sys.meta_path):
-        sys.meta_path.append(_Finder())

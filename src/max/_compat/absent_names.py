@@ -1,4 +1,4 @@
-"""Names of MAX that this release lacks, and what does their work here; `max._absent` tells of them."""
+"""Names of MAX that this release lacks, and what does their work here; `max._compat.absent` tells of them."""
 
 from __future__ import annotations
 
