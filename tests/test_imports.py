@@ -188,6 +188,33 @@ def test_compiler_and_engine_know_no_device() -> None:
     assert not wrong, "\n".join(wrong)
 
 
+KINDS_ASKED = {
+    "pipelines/config/model_config.py": "a virtual CPU device is refused as the first one, as inputs are on cpu:0",
+    "pipelines/checkpoints/encodings.py": "a documented table: the encodings of the CPU and of GPUs",
+}
+"""Files above the backends that ask for the kind of a device, once each, and why; others ask what it can do."""
+
+
+def questions_for_the_kind(path: Path) -> int:
+    """How often a file reads ``is_host``, or compares the label, the API or the type of a device."""
+    nodes = [*ast.walk(parsed(path)[0])]
+    compared = [node.left for node in nodes if isinstance(node, ast.Compare)]
+    names = [node.attr for node in compared if isinstance(node, ast.Attribute)]
+    asked = [node.attr for node in nodes if isinstance(node, ast.Attribute)]
+    return asked.count("is_host") + sum(map(names.count, ("label", "api", "device_type")))
+
+
+def test_code_above_the_backends_asks_what_a_device_can_do() -> None:
+    """Of the kind of a device depends nothing; `Backend`, `Device` and `DeviceMemory` say what each can do."""
+    found = {
+        path.relative_to(SRC).as_posix(): count
+        for path in FILES
+        if package_of(path) in ("_compiler", "engine", "pipelines")
+        and (count := questions_for_the_kind(path))
+    }
+    assert found == dict.fromkeys(KINDS_ASKED, 1)
+
+
 def test_the_engine_needs_only_its_four_dependencies() -> None:
     allowed = THIRD_PARTY_ENGINE | OPTIONAL_ENGINE | set(sys.stdlib_module_names) | {"max"}
     wrong = [

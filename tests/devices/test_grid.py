@@ -252,6 +252,14 @@ def test_a_loop_over_two_models(devices: Any, rng: Any) -> None:
         after.output()
     models = [session.load(graph) for graph in (body, after)]
     assert all(ModelLoop.supports(model) for model in models)
+    assert ModelLoop.runs_on(session, devices[0])
+    # the host could not follow a loop in this memory
+    assert [ModelLoop.runs_on(session, d, on_host_memory=True) for d in (CPU(), devices[0])] == [
+        True,
+        False,
+    ]
+    with pytest.raises(ValueError, match="the graph uses gpu:1, the session has cpu, gpu:0"):
+        ModelLoop.runs_on(session, devices[1])
     loop = ModelLoop(*models)
     start = floats(rng, 3)
     x, left = on(devices[0], start), on(devices[0], np.array([4], np.int64))

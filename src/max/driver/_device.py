@@ -25,6 +25,8 @@ class Device:
     _default_stream: DeviceStream
     memory: DeviceMemory
     """The device's memory, in which tensors are allocated and copied."""
+    useful_batch_size: ClassVar[int] = 512
+    """The number of sequences beyond which a larger batch of a text model gains no throughput."""
 
     def __new__(cls, id: int = -1) -> Self:
         if cls is Device:
@@ -78,7 +80,7 @@ class Device:
     @property
     def is_host_unified(self) -> bool:
         """Whether the host reads and writes the device's memory in place."""
-        return self.is_host
+        return self.memory.addressable
 
     @property
     def label(self) -> str:
@@ -152,6 +154,7 @@ class CPU(Device):
     __module__ = "max.driver"
     __slots__ = ()
 
+    useful_batch_size = 32
     _instances: ClassVar[dict[int, Any]] = {}
     _lock: ClassVar[threading.RLock] = reentrant_lock()
 

@@ -56,6 +56,9 @@ class DeviceMemory(ABC):
     after all launches queued before, and complete when the call returns.
     """
 
+    addressable: bool = False
+    """Whether an address is one of the process: the host reads and writes the memory in place."""
+
     @abstractmethod
     def allocate(self, op: str, dtype: DType, shape: tuple[int, ...], zero: bool) -> Memory:
         """Allocates memory for a contiguous tensor, aligned to :data:`ALIGNMENT`; the returned owner frees it.
@@ -140,6 +143,8 @@ def _zeroed_huge_pages(nbytes: int) -> Array:
 
 class HostMemory(DeviceMemory):
     """The memory of the host: addresses are those of the process."""
+
+    addressable = True
 
     # the function itself: each output of an execution calls it
     allocate = staticmethod(allocate)  # pyright: ignore[reportAssignmentType]

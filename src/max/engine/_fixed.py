@@ -1,5 +1,7 @@
 """Memory that lives as long as a model: weights, constants, and results computed once."""
 
+# part of the engine: it reads the private fields of tensors
+# pyright: reportPrivateUsage=false
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
@@ -12,7 +14,7 @@ from max._backends import Backend, Backends
 from max._compiler.code import ALIGNMENT, Compiled, FixedBuffer
 from max._lazy import lazy_module
 from max._runtime import guard, platform
-from max.driver import CPU, Tensor
+from max.driver import Tensor
 from max.dtype import DType
 
 if TYPE_CHECKING:
@@ -24,7 +26,6 @@ else:
 __all__ = ["FixedMemory"]
 
 Array = np.ndarray[Any, np.dtype[Any]]
-HOST_DEVICE = CPU()
 
 
 class FixedMemory:
@@ -123,10 +124,12 @@ class FixedMemory:
 
     def _own(self, index: int, value: Tensor | Array) -> None:
         """Uses the memory of a value as a buffer on the CPU."""
-        if isinstance(value, Tensor) and not value.is_host:
-            value = value.to(HOST_DEVICE)
+        if isinstance(value, Tensor):
+            value = value._on_host()
+            address = value._fixed_address()
+        else:
+            address = value.ctypes.data
         self._owners[index] = value
-        address = value._fixed_address() if isinstance(value, Tensor) else value.ctypes.data  # pyright: ignore[reportPrivateUsage]
         self.addresses.append(address)
 
     def _on_device(
@@ -136,7 +139,7 @@ class FixedMemory:
         memory = backend.device.memory
         if isinstance(value, Tensor) and backend.holds(value.device):
             self._owners[index] = value
-            self.addresses.append(value._ptr)  # pyright: ignore[reportPrivateUsage]
+            self.addresses.append(value._ptr)
             return
         block = memory.allocate("load", DType.uint8, (item.bytes,), False)
         if value is not None and item.bytes:
@@ -148,7 +151,7 @@ class FixedMemory:
 def _bytes(value: Tensor | Array) -> Array:
     """The elements of a contiguous value as a uint8 array of the host."""
     if isinstance(value, Tensor):
-        array = (value if value.is_host else value.to(HOST_DEVICE)).to_numpy()
+        array = value._on_host().to_numpy()
     else:
         array = value
     return np.ascontiguousarray(array).reshape(-1).view(np.uint8)

@@ -1,5 +1,7 @@
 """Models that the NumPy interpreter runs, under ``MAX_INTERPRET=1``."""
 
+# part of the engine: it reads the private fields of tensors
+# pyright: reportPrivateUsage=false
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
@@ -9,7 +11,7 @@ import numpy as np
 from max import _interpreter, mlir
 from max._compiler.code import Compiled, ProgramCode, TensorInfo
 from max._runtime.interrupts import check_interrupt
-from max.driver import CPU, DLPackArray, Tensor
+from max.driver import DLPackArray, Tensor
 from max.driver._device import device_named
 from max.engine._arena import Arena
 from max.engine._model import Model
@@ -49,13 +51,10 @@ class _Run:
         self.top = mlir.entry(graph.to_mlir())
         self.outputs = outputs
         self.printing = printing
-        self.weights = {
-            name: (tensor if tensor.is_host else tensor.to(CPU())).to_numpy()
-            for name, tensor in weights.items()
-        }
+        self.weights = {name: tensor._on_host().to_numpy() for name, tensor in weights.items()}
 
     def __call__(self, inputs: Sequence[Tensor]) -> list[Tensor]:
-        on_host = [tensor if tensor.is_host else tensor.to(CPU()) for tensor in inputs]
+        on_host = [tensor._on_host() for tensor in inputs]
         arrays = [tensor.to_numpy() for tensor in on_host]
         token = _interpreter.printing.CURRENT.set(self.printing)
         try:

@@ -58,7 +58,7 @@ class OutputMemory:
         self._guarded = guarded
         # looked up once: properties take longer than an allocation
         self._outputs = [
-            (dtype, dtype.size_in_bytes, device, device.default_stream, device.is_host)
+            (dtype, dtype.size_in_bytes, device, device.default_stream, device.memory.addressable)
             for dtype, device in outputs
         ]
         self._kept: list[list[npt.NDArray[np.uint8]]] = [[] for _ in outputs]
@@ -84,8 +84,8 @@ class OutputMemory:
         Raises:
             MemoryError: The device is out of memory.
         """
-        dtype, itemsize, device, stream, is_host = self._outputs[index]
-        if not is_host:
+        dtype, itemsize, device, stream, addressable = self._outputs[index]
+        if not addressable:
             return Tensor._empty(dtype, shape, device)
         nbytes = math.prod(shape) * itemsize
         if self._guarded:

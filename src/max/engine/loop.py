@@ -21,11 +21,12 @@ import numpy.typing as npt
 from max._abi import BaseLayout
 from max._backends.backend import Backend, ProgramExecutor
 from max._runtime.program import NO_VALUE, Jump, Launch, NativeArray, Program, packed_words
-from max.driver import Tensor
+from max.driver import Device, Tensor
 from max.dtype import DType
 from max.engine._binding import ModelInput
 from max.engine._model import Model
 from max.engine._program import Linked
+from max.engine._session import InferenceSession
 
 __all__ = ["ModelLoop"]
 
@@ -74,6 +75,22 @@ class ModelLoop:
         if linked is None or linked.later or linked.main._watchers:
             return False
         return linked.main.backend.runs_jumps
+
+    @staticmethod
+    def runs_on(session: InferenceSession, device: Device, on_host_memory: bool = False) -> bool:
+        """Whether a device of a session runs loops.
+
+        Args:
+            session: The session.
+            device: The device.
+            on_host_memory: Whether the host must be able to read and write the loop's tensors while it runs.
+
+        Raises:
+            ValueError: The session does not have the device.
+        """
+        backends = session._backends
+        backend = backends[backends.index((device.label, device.id))]
+        return backend.runs_jumps and (backend.shares_host_memory or not on_host_memory)
 
     def _make(self) -> _Joined:
         """Joins both programs into one, with a jump back to the start."""

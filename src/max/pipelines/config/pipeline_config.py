@@ -365,7 +365,7 @@ class PipelineConfig(StrictConfig):
     def host_memory(self) -> int | None:
         """Bytes of host memory for the KV cache and its swap area: available less the weights; None if unknown."""
         free = available_memory()
-        if free is None or not self.model_config.devices[0].is_host:
+        if free is None or not self.model_config.devices[0].is_host_unified:
             return free
         return max(free - self.model_config.weights_size(), 0)
 
@@ -373,12 +373,11 @@ class PipelineConfig(StrictConfig):
         """Bytes that programs can have on all devices, cached files that the system would drop included; None if
         unknown.
 
-        CPU devices share the host's memory; a model takes as much of each other device as of the fullest.
+        Devices on the host's memory share it; a model takes as much of each other device as of the fullest.
         """
         devices = self.model_config.devices
-        available = available_memory() if devices[0].is_host else None
-        if available or devices[0].is_host:
-            return available or devices[0].stats.get("free_memory") or None
+        if devices[0].is_host_unified:
+            return available_memory() or devices[0].stats.get("free_memory") or None
         return (
             len(devices) * min(device.stats.get("free_memory") or 0 for device in devices) or None
         )

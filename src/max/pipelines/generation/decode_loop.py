@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from max.driver import Tensor
+from max.driver import Device, Tensor
 from max.dtype import DType
 from max.engine import InferenceSession, Model
 from max.engine.described import load_described
@@ -81,16 +81,26 @@ class DecodeLoop:
         self._again = np.zeros(1, np.uint8)
         self._flags = [Tensor.from_numpy(flag) for flag in (self._interrupted, self._again)]
 
+    @staticmethod
+    def runs_on(session: InferenceSession, device: Device) -> bool:
+        """Whether loops run on a device, and the host reads their tokens and interrupts them.
+
+        Args:
+            session: The session.
+            device: A device of the session.
+        """
+        return ModelLoop.runs_on(session, device, on_host_memory=True)
+
     @classmethod
     def of(cls, session: InferenceSession, pipeline_model: PipelineModel[Any]) -> DecodeLoop | None:
-        """The loop of a model; None if its graph cannot be repeated on the host.
+        """The loop of a model; None if its device does not repeat its graph on memory that the host reads meanwhile.
 
         Args:
             session: The model's session.
             pipeline_model: The model.
         """
-        model = pipeline_model.decoding_graph
-        if model is None or not pipeline_model.devices[0].is_host or not ModelLoop.supports(model):
+        model, device = pipeline_model.decoding_graph, pipeline_model.devices[0]
+        if model is None or not cls.runs_on(session, device) or not ModelLoop.supports(model):
             return None
         return cls(session, pipeline_model, model)
 

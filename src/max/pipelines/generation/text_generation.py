@@ -115,7 +115,7 @@ class TextGenerationPipeline(
         # computed before the weights are loaded, as it subtracts their size from the free memory
         available = pipeline_config.available_cache_memory()
         with ExitStack() as stack:
-            if self._devices[0].is_host:
+            if DecodeLoop.runs_on(self._session, self._devices[0]):
                 work = partial(next_step_model, self._session)  # the graph of the decode loop
                 stack.enter_context(while_compiling(self._session, work))
             self._pipeline_model = load_model(

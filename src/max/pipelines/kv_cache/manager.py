@@ -308,7 +308,8 @@ class PagedKVCacheManager(RequestPages):
             group_tables=[self._place(table) for table in lookup_tables[1:]],
             other_blocks=self.other_blocks,
         )
-        if self.device.is_host and num_steps == 1:
+        # on the host the inputs are the arrays themselves, which `advance` overwrites
+        if inputs.cache_lengths.device is inputs.max_lengths.device and num_steps == 1:
             self._host_tables = _HostTables(
                 inputs, tables, cache_lengths, lookup_tables, max_lengths, slots
             )

@@ -112,5 +112,4 @@ class GraphModel(PipelineModel[BaseContextType]):
         Args:
             array: Its values; on a host device the tensor shares their memory.
         """
-        tensor, device = Tensor.from_numpy(array), self.devices[0]
-        return tensor if device.is_host else tensor.to(device)
+        return Tensor.from_numpy(array).to(self.devices[0])

@@ -307,7 +307,7 @@ class PipelineModel(ABC, Generic[BaseContextType]):
             kv_cache_config: The options of the cache.
             cache_dtype: The cache's dtype.
         """
-        largest_batch = 32 if all(device.is_host for device in devices) else 512
+        largest_batch = max(device.useful_batch_size for device in devices)
         if not issubclass(cls, KVCacheMixin):
             return largest_batch
         params, layers = cache_shape(
