@@ -16,8 +16,8 @@ import pytest
 
 from max.graph.weights import GGUFFile, GGUFWeights
 from max.nn.transformer import ReturnLogits
-from max.pipelines.architectures.gemma3n import GGUF as GEMMA3N
-from max.pipelines.architectures.gemma4 import GGUF as GEMMA4
+from max.pipelines.architectures.gemma.gemma3n import GGUF as GEMMA3N
+from max.pipelines.architectures.gemma.gemma4 import GGUF as GEMMA4
 from max.pipelines.checkpoints.huggingface_config import HuggingFaceConfig
 from max.pipelines.core.exceptions import ModelFilesError
 from max.pipelines.gguf.metadata import Metadata

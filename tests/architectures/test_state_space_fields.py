@@ -7,12 +7,12 @@ from typing import Any
 
 import pytest
 
-from max.pipelines.architectures.bamba import bamba_decoder
-from max.pipelines.architectures.falcon_h1 import falcon_h1_decoder
-from max.pipelines.architectures.granite_moe_hybrid import hybrid_decoder
-from max.pipelines.architectures.jamba import jamba_decoder
-from max.pipelines.architectures.mamba import mamba2_decoder, mamba_decoder
-from max.pipelines.architectures.nemotron_h import nemotron_h_decoder
+from max.pipelines.architectures.falcon.falcon_h1 import falcon_h1_decoder
+from max.pipelines.architectures.granite.bamba import bamba_decoder
+from max.pipelines.architectures.granite.granite_moe_hybrid import hybrid_decoder
+from max.pipelines.architectures.mamba.jamba import jamba_decoder
+from max.pipelines.architectures.mamba.mamba import mamba2_decoder, mamba_decoder
+from max.pipelines.architectures.nemotron.nemotron_h import nemotron_h_decoder
 from max.pipelines.checkpoints.config_keys import ConfigKeys
 from max.pipelines.checkpoints.huggingface_config import HuggingFaceConfig
 from max.pipelines.models.blocks.attention import AttentionForm

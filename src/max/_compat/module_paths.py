@@ -177,11 +177,14 @@ MODULES: dict[str, tuple[str, ...]] = {
     "max.random": ("max.experimental.random",),
     "max.tensor": ("max.experimental.tensor",),
     "max.torch.torch": ("max.torch",),
-    # architectures that are one file here
+    # architectures that are one file here, in the folder of their family
     **{
-        f"max.pipelines.architectures.{name}.{part}": (f"max.pipelines.architectures.{name}",)
+        f"max.pipelines.architectures.{name}{part}": (
+            f"max.pipelines.architectures.{name.rstrip('23')}.{name}",
+        )
         for name in ("gemma3", "granite", "mistral", "olmo", "olmo2", "phi3", "qwen2", "qwen3")
-        for part in ("arch", "model", "model_config")
+        for part in ("", ".arch", ".model", ".model_config")
+        if part or name[-1].isdigit()
     },
 }
 """A module of another version, and the modules that have its names; submodules go along."""

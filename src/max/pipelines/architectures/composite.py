@@ -4,19 +4,12 @@ audio models.
 
 from __future__ import annotations
 
-from max.pipelines.architectures import (
-    gemma3,
-    gemma3n,
-    gemma4,
-    lfm2,
-    llama4,
-    ministral,
-    mistral,
-    qwen2,
-    qwen3,
-    qwen3_next,
-)
+from max.pipelines.architectures import llama4
 from max.pipelines.architectures.decoder_family import composite_family
+from max.pipelines.architectures.gemma import gemma3, gemma3n, gemma4
+from max.pipelines.architectures.lfm2 import lfm2
+from max.pipelines.architectures.mistral import ministral, mistral
+from max.pipelines.architectures.qwen import qwen2, qwen3, qwen3_next
 from max.pipelines.checkpoints.composite_config import COMPOSITES
 
 __all__ = ["ARCHITECTURES"]

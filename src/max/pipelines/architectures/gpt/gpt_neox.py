@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 
 from max.pipelines.architectures.decoder_family import decoder_family
-from max.pipelines.architectures.gpt_names import MEGATRON_LAYER
-from max.pipelines.architectures.stablelm import read_parallel, write_parallel
+from max.pipelines.architectures.gpt.gpt_names import MEGATRON_LAYER
+from max.pipelines.architectures.gpt.stablelm import read_parallel, write_parallel
 from max.pipelines.checkpoints.config_keys import ConfigKeys
 from max.pipelines.gguf.form import GGUFForm
 from max.pipelines.models.blocks.norms import NormForm

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from max.pipelines.architectures.decoder_family import decoder_family
-from max.pipelines.architectures.olmo2 import olmo2_decoder
+from max.pipelines.architectures.olmo.olmo2 import olmo2_decoder
 from max.pipelines.checkpoints.config_keys import ConfigKeys
 from max.pipelines.gguf.form import GGUFForm
 from max.pipelines.gguf.metadata import Metadata

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from max.nn.moe import ExpertRouting
 from max.pipelines.architectures.decoder_family import decoder_family
-from max.pipelines.architectures.ernie4_5 import ernie_decoder
+from max.pipelines.architectures.ernie.ernie4_5 import ernie_decoder
 from max.pipelines.checkpoints.config_keys import ConfigKeys
 from max.pipelines.gguf.form import ExpertKeys, GGUFForm
 from max.pipelines.models.blocks.experts import Experts

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from max.pipelines.architectures.decoder_family import decoder_family
-from max.pipelines.architectures.gemma import read_gemma
-from max.pipelines.architectures.gemma2 import check_divisor, score_divisor, with_sandwich
+from max.pipelines.architectures.gemma.gemma import read_gemma
+from max.pipelines.architectures.gemma.gemma2 import check_divisor, score_divisor, with_sandwich
 from max.pipelines.checkpoints.config_keys import ConfigKeys
 from max.pipelines.gguf.form import GGUFForm
 from max.pipelines.models.blocks.attention import AttentionForm

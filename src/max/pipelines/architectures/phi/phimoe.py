@@ -7,7 +7,7 @@ from typing import Any
 
 from max.nn.moe import ExpertRouting
 from max.pipelines.architectures.decoder_family import decoder_family
-from max.pipelines.architectures.mixtral import NAMES
+from max.pipelines.architectures.mistral.mixtral import NAMES
 from max.pipelines.checkpoints.config_keys import ConfigKeys
 from max.pipelines.gguf.form import ExpertKeys, GGUFForm
 from max.pipelines.models.blocks.experts import Experts

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from max.pipelines.architectures.cohere import cohere_decoder, cohere_metadata
+from max.pipelines.architectures.cohere.cohere import cohere_decoder, cohere_metadata
 from max.pipelines.architectures.decoder_family import decoder_family
 from max.pipelines.checkpoints.config_keys import ConfigKeys
 from max.pipelines.gguf.form import GGUFForm

@@ -5,8 +5,12 @@ from __future__ import annotations
 from typing import Any
 
 from max.pipelines.architectures.decoder_family import decoder_family
-from max.pipelines.architectures.granite import granite_metadata
-from max.pipelines.architectures.granite_moe import NAMES, granite_decoder, granite_moe_decoder
+from max.pipelines.architectures.granite.granite import granite_metadata
+from max.pipelines.architectures.granite.granite_moe import (
+    NAMES,
+    granite_decoder,
+    granite_moe_decoder,
+)
 from max.pipelines.checkpoints.config_keys import ConfigKeys
 from max.pipelines.gguf.form import ExpertKeys, GGUFForm
 from max.pipelines.gguf.metadata import Metadata

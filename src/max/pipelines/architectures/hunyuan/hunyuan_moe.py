@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from max.nn.moe import ExpertRouting
 from max.pipelines.architectures.decoder_family import decoder_family
-from max.pipelines.architectures.hunyuan import NAMES as DENSE_NAMES
-from max.pipelines.architectures.hunyuan import hunyuan_decoder
+from max.pipelines.architectures.hunyuan.hunyuan import NAMES as DENSE_NAMES
+from max.pipelines.architectures.hunyuan.hunyuan import hunyuan_decoder
 from max.pipelines.checkpoints.config_keys import ConfigKeys
 from max.pipelines.gguf.form import ExpertKeys, GGUFForm
 from max.pipelines.models.blocks.experts import Experts

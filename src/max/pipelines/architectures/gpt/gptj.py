@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from max.pipelines.architectures.decoder_family import decoder_family
-from max.pipelines.architectures.gpt_names import GPT_KEYS
+from max.pipelines.architectures.gpt.gpt_names import GPT_KEYS
 from max.pipelines.checkpoints.config_keys import ConfigKeys
 from max.pipelines.models.blocks.norms import NormForm
 from max.pipelines.models.blocks.rope import LONGEST_SEQUENCE, RopeConfig

@@ -6,8 +6,8 @@ from dataclasses import replace
 
 from max.nn.moe import ExpertRouting
 from max.pipelines.architectures.decoder_family import decoder_family
-from max.pipelines.architectures.lfm2 import GGUF as DENSE_GGUF
-from max.pipelines.architectures.lfm2 import LAYER_NAMES, STORED_FORMS, lfm2_decoder
+from max.pipelines.architectures.lfm2.lfm2 import GGUF as DENSE_GGUF
+from max.pipelines.architectures.lfm2.lfm2 import LAYER_NAMES, STORED_FORMS, lfm2_decoder
 from max.pipelines.checkpoints.config_keys import ConfigKeys
 from max.pipelines.gguf.form import ExpertKeys
 from max.pipelines.models.blocks.experts import Experts

@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 from max.pipelines.architectures.decoder_family import decoder_family
-from max.pipelines.architectures.gemma import read_gemma
+from max.pipelines.architectures.gemma.gemma import read_gemma
 from max.pipelines.checkpoints.config_keys import ConfigKeys
 from max.pipelines.gguf.form import GGUFForm
 from max.pipelines.gguf.metadata import Metadata

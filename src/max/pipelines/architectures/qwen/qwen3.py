@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from max.pipelines.architectures.decoder_family import decoder_family
-from max.pipelines.architectures.qwen2 import qwen2_decoder
+from max.pipelines.architectures.qwen.qwen2 import qwen2_decoder
 from max.pipelines.checkpoints.config_keys import ConfigKeys
 from max.pipelines.gguf.form import GGUFForm
 from max.pipelines.models.blocks.norms import QKNorm

@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 from max.pipelines.architectures.decoder_family import decoder_family
-from max.pipelines.architectures.gpt_names import GPT_KEYS
+from max.pipelines.architectures.gpt.gpt_names import GPT_KEYS
 from max.pipelines.checkpoints.config_keys import ConfigKeys
 from max.pipelines.gguf.form import GGUFForm
 from max.pipelines.gguf.metadata import Metadata

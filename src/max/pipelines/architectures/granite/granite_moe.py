@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from max.nn.moe import ExpertRouting
 from max.pipelines.architectures.decoder_family import decoder_family
-from max.pipelines.architectures.granite import granite_decoder, granite_metadata
+from max.pipelines.architectures.granite.granite import granite_decoder, granite_metadata
 from max.pipelines.checkpoints.config_keys import ConfigKeys
 from max.pipelines.gguf.form import ExpertKeys, GGUFForm
 from max.pipelines.models.blocks.experts import Experts

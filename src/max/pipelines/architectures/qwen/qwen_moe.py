@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from max.pipelines.architectures.decoder_family import decoder_family
-from max.pipelines.architectures.qwen2 import qwen2_window
-from max.pipelines.architectures.qwen3 import qwen3_decoder
+from max.pipelines.architectures.qwen.qwen2 import qwen2_window
+from max.pipelines.architectures.qwen.qwen3 import qwen3_decoder
 from max.pipelines.checkpoints.config_keys import ConfigKeys
 from max.pipelines.gguf.form import ExpertKeys, GGUFForm
 from max.pipelines.gguf.metadata import Metadata

@@ -1,0 +1,1 @@
+"""Gemma, of Google."""

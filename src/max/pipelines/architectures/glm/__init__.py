@@ -1,0 +1,1 @@
+"""GLM and dots.llm1."""

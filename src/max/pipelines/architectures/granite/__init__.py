@@ -1,0 +1,1 @@
+"""Granite and Bamba, of IBM."""

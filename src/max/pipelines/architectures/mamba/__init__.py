@@ -1,0 +1,1 @@
+"""Mamba and Jamba."""

@@ -1,0 +1,1 @@
+"""Nemotron, of NVIDIA."""

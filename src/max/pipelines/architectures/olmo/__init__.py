@@ -1,0 +1,1 @@
+"""OLMo, of the Allen Institute."""

@@ -1,0 +1,1 @@
+"""Phi, of Microsoft."""
