@@ -13,6 +13,7 @@ import numpy as np
 from max.driver import Tensor
 from max.graph.weights import WeightsFormat
 from max.interfaces import PipelineTask
+from max.nn import ReturnLogits
 from max.nn.kv_cache.cache_params import KVCacheParams, KVCacheStrategy
 from max.pipelines.kv_cache.memory import cache_bytes
 from max.pipelines.lib.config_enums import SupportedEncoding
@@ -120,7 +121,7 @@ class FakeModel(PipelineModel[Any], KVCacheMixin):
             rows.append(every[-1])
         last = Tensor.from_numpy(np.stack(rows))
         outputs = ModelOutputs(last)
-        if self.pipeline_config.enable_echo:
+        if self.return_logits is ReturnLogits.ALL:
             outputs = ModelOutputs(Tensor.from_numpy(np.stack(every)), last, model_inputs.offsets)
         if self.samples_in_graph:
             assert model_inputs.sampling is not None

@@ -32,6 +32,7 @@ from max.interfaces import (
 )
 from max.pipelines import PIPELINE_REGISTRY, PipelineConfig, TextContext
 from max.pipelines.core import InputError, ModelFilesError, TextAndVisionContext
+from max.pipelines.core.exceptions import UserError
 from max.pipelines.generation import protocol, service
 from max.pipelines.generation.channel import ConnectionChannel
 from max.pipelines.generation.engine import Engine
@@ -568,6 +569,69 @@ def test_running_requests_do_not_wait_for_a_grammar(served):
     event = channel.receive()
     assert isinstance(event, protocol.RequestFailed) and event.error.kind == "InputError"
     channel.send(protocol.Shutdown())
+
+
+class LoadingPipeline(CountingPipeline):
+    """Loads the graph with the logits of prompts when it is told to go on; the first time it fails."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.loads, self.waiting, self.go = 0, threading.Event(), threading.Event()
+
+    def load_prompt_logits(self) -> None:
+        self.waiting.set()
+        assert self.go.wait(60)
+        self.loads += 1
+        if self.loads == 1:
+            raise UserError("no memory is left", "Start again.")
+
+
+def echoing(name: str, **values) -> protocol.GenerationRequest:
+    return protocol.GenerationRequest(
+        name, (1,), 3, log_probabilities=1, log_probabilities_echo=True, **values
+    )
+
+
+def test_running_requests_do_not_wait_for_the_logits_of_prompts(served):
+    pipeline = LoadingPipeline()
+    channel = served(pipeline).channel
+    assert isinstance(channel.receive(), protocol.EngineReady)
+    for name in ("failed", "good", "cancelled"):
+        channel.send(echoing(name))
+    assert pipeline.waiting.wait(60)
+    channel.send(protocol.GenerationRequest("plain", (1,), 3, log_probabilities_echo=True))
+    while not (event := channel.receive()).status.is_done:
+        assert event.request_id == "plain", "the others wait for the graph"
+    channel.send(protocol.CancelRequest("cancelled"))
+    channel.send(protocol.GenerationRequest("mark", (1,), 2))
+    assert channel.receive().request_id == "mark"
+    pipeline.go.set()
+    ends = {}
+    while len(ends) < 3:
+        event = channel.receive()
+        if isinstance(event, protocol.RequestFailed) or event.status.is_done:
+            ends[event.request_id] = event
+    assert ends["failed"].error.problem == "no memory is left"
+    assert ends["good"].status == FULL and ends["cancelled"].status == CANCELLED
+    channel.send(protocol.Shutdown())
+
+
+@pytest.mark.parametrize("finish", [True, False])
+def test_a_shutdown_while_a_graph_is_loaded(served, finish):
+    pipeline = LoadingPipeline()
+    pipeline.loads = 1
+    channel = served(pipeline).channel
+    for name in ("a", "b"):
+        channel.send(echoing(name))
+    assert pipeline.waiting.wait(60)
+    channel.send(protocol.Shutdown(finish))
+    if finish:
+        pipeline.go.set()
+    _, *events, last = messages_until_the_end(channel)
+    pipeline.go.set()
+    assert last == protocol.EngineStopped()
+    ends = {event.request_id: event.status for event in events if event.status.is_done}
+    assert ends == dict.fromkeys("ab", FULL if finish else CANCELLED)
 
 
 class WarmingPipeline(CountingPipeline):

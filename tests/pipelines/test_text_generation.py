@@ -23,6 +23,7 @@ from max.pipelines.core.exceptions import WeightsError
 from max.pipelines.kv_cache.page_manager import OutOfPagesError
 from max.pipelines.lib.interfaces import get_paged_manager
 from max.pipelines.lib.log_probabilities import log_softmax
+from max.pipelines.sampling.log_probabilities import of_rows
 from tests.pipelines import fake_architecture
 from tests.pipelines.fake_architecture import VOCAB, FakeModel, greedy, logits_of
 
@@ -221,6 +222,58 @@ def test_log_probabilities(fake):
     (logs,) = outputs[contexts[1].request_id].log_probabilities
     assert len(logs.top_log_probabilities[0]) == 2
     assert outputs[contexts[2].request_id].log_probabilities is None
+
+
+def test_the_logits_of_prompts_need_no_option(fake, monkeypatch):
+    loaded = []
+    load = FakeModel.__init__
+
+    def loads(self, **kwargs):
+        load(self, **kwargs)
+        loaded.append((kwargs["return_logits"], self))
+
+    monkeypatch.setattr(FakeModel, "__init__", loads)
+    pipeline = pipeline_of(fake, max_num_steps=4)
+    expected = step(pipeline_of(fake, enable_echo=True), echo := context([3, 4, 5]))
+    del loaded[1:]
+    plain = context([8, 9])
+    assert step(pipeline, plain)[plain.request_id].log_probabilities is None
+    assert len(loaded) == 1, "no request has asked for them"
+    for tokens in ([3, 4, 5], [3, 4, 5, 6, 7]):
+        one, other = context(tokens), context([8, 9])
+        one.log_probabilities, one.log_probabilities_echo = 2, True
+        outputs = step(pipeline, one, other)
+        (logs,) = outputs[one.request_id].log_probabilities
+        assert len(logs.token_log_probabilities) == len(tokens)
+        assert outputs[other.request_id].tokens == greedy([8, 9], 1)
+        for i, token in enumerate([*tokens[1:], greedy(tokens, 1)[0]]):
+            row = log_softmax(logits_of(tokens[: i + 1])[None])[0]
+            assert logs.token_log_probabilities[i] == pytest.approx(row[token], abs=1e-5)
+    assert [logits.value for logits, _ in loaded] == ["last_token", "all"]
+    assert expected[echo.request_id].tokens == greedy([3, 4, 5], 1)
+    before = loaded[1][1].executions
+    step(pipeline, one, other)
+    assert loaded[1][1].executions == before, "later steps run on the first model"
+
+
+def test_a_second_graph_that_does_not_fit_says_so(fake, monkeypatch):
+    pipeline = pipeline_of(fake)
+    monkeypatch.setattr(PipelineConfig, "free_memory", lambda self: 3)
+    with pytest.raises(UserError, match="second graph.*free") as caught:
+        pipeline.load_prompt_logits()
+    assert "--enable-echo" in str(caught.value.remedy)
+    monkeypatch.undo()
+    pipeline.load_prompt_logits()
+
+
+@pytest.mark.parametrize("count", [0, 1, 3, 49, 50, 60])
+def test_the_likeliest_tokens_of_rows_with_equal_ones(count):
+    rng = np.random.default_rng(count)
+    rows = rng.integers(0, 6, size=(20, 50)).astype(np.float32)
+    rows[0] = 1.0
+    found = of_rows(rows, rng.integers(0, 50, 20).tolist(), count).top_log_probabilities
+    for row, top in zip(log_softmax(rows), found, strict=True):
+        assert list(top)[:count] == np.argsort(-row, kind="stable")[:count].tolist()
 
 
 def test_log_softmax_of_extremes():

@@ -117,7 +117,7 @@ def server(start_server: Callable[..., RunningServer]) -> RunningServer:
     """A server of tiny-chat, shared by all tests that do not change it."""
     return start_server(
         "--model", str(TINY), "--served-model-name", "tiny", "--max-length", "512",
-        "--max-batch-size", "8", "--enable-echo", "--quantization-encoding", "float32",
+        "--max-batch-size", "8", "--quantization-encoding", "float32",
         "--max-request-bytes", "200000",
     ).wait_ready()  # fmt: skip
 

@@ -247,8 +247,8 @@ def test_anthropic_clients_list_models_and_get_schemas(http) -> None:
     [
         ("/v1/chat/completions", {"bad_words": ["a"]}, "bad_words"),
         ("/v1/completions", {"bad_words": ["a"]}, "bad_words"),
-        ("/v1/chat/completions", {"prompt_logprobs": 1}, "prompt_logprobs"),
-        ("/v1/completions", {"prompt_logprobs": 0}, "prompt_logprobs"),
+        ("/v1/chat/completions", {"prompt_logprobs": 1, "stream": True}, "prompt_logprobs"),
+        ("/v1/completions", {"prompt_logprobs": 21}, "prompt_logprobs"),
         (
             "/v1/chat/completions",
             {"chat_template_kwargs": {"max_tokens": 3}},

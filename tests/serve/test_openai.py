@@ -137,6 +137,81 @@ def test_log_probabilities_are_those_of_transformers(client, reference) -> None:
             assert math.isclose(top[text], value, abs_tol=2e-3)
 
 
+def prompt_logs_of(reference, tokens: list[int]) -> np.ndarray:
+    _, model = reference
+    with torch.no_grad():
+        return model(torch.tensor([tokens])).logits[0].log_softmax(-1).numpy()
+
+
+def check_prompt_logs(found: list, tokens: list[int], reference, top: int) -> None:
+    logs = prompt_logs_of(reference, tokens)
+    assert found[0] is None and len(found) == len(tokens)
+    for row, token, entry in zip(logs, tokens[1:], found[1:], strict=False):
+        best = [int(t) for t in np.argsort(-row, kind="stable")[:top]]
+        assert list(map(int, entry)) == list(dict.fromkeys([*best, token]))
+        for key, value in entry.items():
+            assert math.isclose(value["logprob"], row[int(key)], abs_tol=2e-3)
+            rank = best.index(int(key)) + 1 if int(key) in best else None
+            assert value["rank"] == rank
+            assert value["decoded_token"] == reference[0].decode([int(key)])
+
+
+@pytest.mark.parametrize("top", [0, 3])
+def test_prompt_logprobs(client, http, reference, top: int) -> None:
+    tokenizer, _ = reference
+    text = "The capital of Norway is"
+    with_others = {"logprobs": 1, "echo": True} if top else {}
+    answer = client.completions.create(
+        model="tiny", prompt=[text, "One two"], max_tokens=2, temperature=0, **with_others,
+        extra_body={"prompt_logprobs": top},
+    )  # fmt: skip
+    for choice, prompt in zip(answer.choices, (text, "One two"), strict=True):
+        tokens = tokenizer.encode(prompt)
+        check_prompt_logs(choice.prompt_logprobs, tokens, reference, top)
+        assert choice.text.startswith(prompt) is bool(top)
+        if top:
+            assert all(len(each) <= 2 for each in choice.logprobs.top_logprobs[1:])
+        else:
+            assert choice.logprobs is None
+    chat = client.chat.completions.create(
+        model="tiny", messages=NORWAY, **LIMITED, extra_body={"prompt_logprobs": top}
+    )
+    tokens = tokenizer.apply_chat_template(
+        NORWAY, add_generation_prompt=True, tokenize=True, return_dict=False
+    )
+    check_prompt_logs(chat.prompt_logprobs, tokens, reference, top)
+    assert chat.choices[0].logprobs is None
+    assert (
+        "Oslo"
+        in client.chat.completions.create(model="tiny", messages=NORWAY).choices[0].message.content
+    )
+
+
+def test_requests_of_lm_evaluation_harness(http, reference) -> None:
+    """The documented form: the context and the continuation as tokens, echo, one more token."""
+    tokenizer, _ = reference
+    pairs = [("The capital of Norway is", " Oslo"), ("One two three", " banana split")]
+    encoded = [
+        (tokenizer.encode(a), tokenizer.encode(b, add_special_tokens=False)) for a, b in pairs
+    ]
+    body = {
+        "model": "tiny", "prompt": [[*a, *b] for a, b in encoded], "temperature": 0, "max_tokens": 1,
+        "logprobs": 1, "seed": 1234, "echo": True,
+    }  # fmt: skip
+    answer = http.post("/v1/completions", json=body).json()
+    for choice, (context, more) in zip(answer["choices"], encoded, strict=True):
+        whole = [*context, *more]
+        logs = prompt_logs_of(reference, whole)
+        values = choice["logprobs"]["token_logprobs"][len(context) : -1]
+        rows = logs[len(context) - 1 : -1]
+        expected = [float(row[token]) for row, token in zip(rows, more, strict=True)]
+        np.testing.assert_allclose(values, expected, atol=2e-3)
+        tops = choice["logprobs"]["top_logprobs"][len(context) : -1]
+        tokens = choice["logprobs"]["tokens"][len(context) : -1]
+        greedy_found = all(t == max(top, key=top.get) for t, top in zip(tokens, tops, strict=True))
+        assert greedy_found == all(int(r.argmax()) == t for r, t in zip(rows, more, strict=True))
+
+
 @pytest.mark.parametrize("stream", [False, True])
 def test_log_probabilities_of_a_conversation(client, stream: bool) -> None:
     answer = client.chat.completions.create(

@@ -77,6 +77,16 @@ def test_bytes_of_all_tokens() -> None:
         assert token in special or own
 
 
+def test_an_invisible_token_keeps_the_logs_of_the_prompt() -> None:
+    """With echo, the first token may be the end of the sequence."""
+    generated = GeneratedText(decode, frozenset({END}), [])
+    entry = TokenLogProbabilities((-3.0, -2.0, -1.0), tuple(((t, -1.0),) for t in (7, 8, END)))
+    event = TokensGenerated("r", (END,), GenerationStatus.END_OF_SEQUENCE, (entry,))
+    piece = generated.push(event)
+    assert [log.log_probability for log in piece.prompt_logs] == [-3.0, -2.0]
+    assert (piece.text, piece.logs, piece.finish_reason) == ("", (), "stop")
+
+
 def test_the_token_that_begins_a_stop_text_has_no_log() -> None:
     """All tokens in one step: the text ends exactly at the start of that token."""
     tokens = TOKENIZER.encode_now("ab\nb", add_special_tokens=False).tolist()

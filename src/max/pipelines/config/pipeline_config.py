@@ -107,7 +107,8 @@ class PipelineConfig(StrictConfig):
         default=False,
     )
     enable_echo: bool = option(
-        "Return log-probabilities of prompts to requests that want them.", default=False
+        "Load one graph that gives log-probabilities of prompts; without it a second one when they are asked for.",
+        default=False,
     )
     speculative_method: SpeculativeMethod | None = option(
         "How tokens are drafted, several of which one step verifies; ngram: by look-up in the request's own text.",

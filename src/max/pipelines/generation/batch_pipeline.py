@@ -116,6 +116,10 @@ class BatchPipeline(
             ValueError: The request is invalid.
         """
 
+    def load_prompt_logits(self) -> None:
+        """Prepares the pipeline for requests with log-probabilities of their prompts; thread-safe, even while a batch
+        runs. Does nothing by default."""
+
     def warm_up(self) -> None:
         """Builds state that requests share before the first one arrives; thread-safe, even while a batch runs."""
 

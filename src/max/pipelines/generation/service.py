@@ -7,7 +7,7 @@ import queue
 import threading
 import time
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future
+from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
 from typing import Any, TypeAlias
 
@@ -133,8 +133,10 @@ class TextWork(Work[_Command, Event]):
         self._has_new_prefixes = False  # whether prefixes may have been cached since the last write
         # a grammar may take seconds to compile, so another thread than the reading one compiles it
         self._compiler = GrammarThreads(1)
-        # requests that are still being compiled; those of them that were cancelled
-        self._compiled_later: set[RequestID] = set()
+        # the graph with the logits of prompts takes as long to load as the model
+        self._loader = ThreadPoolExecutor(1, "prompt logits")
+        # requests that wait for a thread; those of them that were cancelled
+        self._prepared_later: set[RequestID] = set()
         self._cancelled: set[RequestID] = set()
         self._warming: threading.Thread | None = None
         self._ends = threading.Event()
@@ -147,7 +149,7 @@ class TextWork(Work[_Command, Event]):
     @property
     def finished(self) -> bool:
         """Whether no request is open."""
-        return self._engine.idle and not self._compiled_later
+        return self._engine.idle and not self._prepared_later
 
     def begin(self) -> EngineReady:
         """Fills the cache with stored prefixes, and starts to warm up the pipeline."""
@@ -162,7 +164,7 @@ class TextWork(Work[_Command, Event]):
         self._engine.interrupt()
 
     def read(self, message: GenerationRequest | CancelRequest | ForgetPrefixes, put: _Put) -> None:
-        """Prepares new requests in this thread, or in another one if they have a grammar.
+        """Prepares new requests in this thread, or in another one if they have a grammar or need another graph.
 
         Args:
             message: The message.
@@ -170,16 +172,39 @@ class TextWork(Work[_Command, Event]):
         """
         if not isinstance(message, GenerationRequest):
             put(message)
-        elif message.grammar is None and message.json_schema is None:
-            put(self._arrival(message))
-        else:
-            self._compiled_later.add(RequestID(message.request_id))
+        elif message.log_probabilities and message.log_probabilities_echo:
+            self._prepared_later.add(RequestID(message.request_id))
             try:
-                compiled = self._compiler.submit(self._compiled, message)
+                loaded = self._loader.submit(self._pipeline.load_prompt_logits)
             except RuntimeError as error:  # no thread could be started, or the engine has ended
                 put(_Arrival(message, None, error))
             else:
-                compiled.add_done_callback(partial(self._put_compiled, message, put))
+                loaded.add_done_callback(partial(self._put_loaded, message, put))
+        else:
+            self._put(message, put)
+
+    def _put(self, request: GenerationRequest, put: _Put) -> None:
+        """Queues a request, prepared in this thread or, with a grammar, in one that compiles it."""
+        if request.grammar is None and request.json_schema is None:
+            put(self._arrival(request))
+            return
+        self._prepared_later.add(RequestID(request.request_id))
+        try:
+            compiled = self._compiler.submit(self._compiled, request)
+        except RuntimeError as error:  # no thread could be started, or the engine has ended
+            put(_Arrival(request, None, error))
+        else:
+            compiled.add_done_callback(partial(self._put_compiled, request, put))
+
+    def _put_loaded(self, request: GenerationRequest, put: _Put, loaded: Future[None]) -> None:
+        """Queues a request whose graph was loaded or cannot be."""
+        if loaded.cancelled():
+            return  # the engine has ended
+        error = loaded.exception()
+        if error is None:
+            self._put(request, put)
+        else:
+            put(_Arrival(request, None, error))
 
     def _compiled(self, request: GenerationRequest) -> _Arrival:
         """Prepares a request with a grammar, unless it was cancelled while it waited for the compiler."""
@@ -231,7 +256,7 @@ class TextWork(Work[_Command, Event]):
             case _Arrival() as arrival:
                 return self._submit(arrival, late)
             case CancelRequest(request_id):
-                if RequestID(request_id) in self._compiled_later:
+                if RequestID(request_id) in self._prepared_later:
                     self._cancelled.add(RequestID(request_id))
                 else:
                     self._engine.cancel(RequestID(request_id))
@@ -307,8 +332,8 @@ class TextWork(Work[_Command, Event]):
         """Submits a request that has arrived; returns its end if it was cancelled or is invalid."""
         request, context = arrival.request, arrival.context
         request_id = RequestID(request.request_id)
-        later = request_id in self._compiled_later
-        self._compiled_later.discard(request_id)
+        later = request_id in self._prepared_later
+        self._prepared_later.discard(request_id)
         if request_id in self._cancelled:
             self._cancelled.discard(request_id)
             return (TokensGenerated(request.request_id, (), GenerationStatus.CANCELLED),)
@@ -355,6 +380,7 @@ class TextWork(Work[_Command, Event]):
         if self._warming is not None:
             self._warming.join()  # native code that still runs at interpreter shutdown may crash
         self._compiler.close()
+        self._loader.shutdown(wait=False, cancel_futures=True)
         for request_id in self._open:
             self._engine.cancel(request_id)
         self._engine.apply_changes()
@@ -362,5 +388,5 @@ class TextWork(Work[_Command, Event]):
         if error is None:
             self._pipeline.save_prefixes()
         status = GenerationStatus.CANCELLED
-        ended = self._open | self._compiled_later
+        ended = self._open | self._prepared_later
         return [TokensGenerated(request.value, (), status) for request in ended]

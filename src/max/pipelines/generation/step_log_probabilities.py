@@ -9,6 +9,7 @@ import numpy.typing as npt
 
 from max.driver import CPU, Tensor
 from max.interfaces import LogProbabilities, TextGenerationContext
+from max.pipelines.generation.prompt_logits import wants_prompt_logits
 from max.pipelines.models.inputs import ModelOutputs
 from max.pipelines.sampling.log_probabilities import of_rows
 
@@ -44,10 +45,10 @@ def log_probabilities_of_step(
             entries.append(None)
             continue
         rows, chosen = last[row : row + 1], [int(tokens[row])]
-        if context.log_probabilities_echo and context.is_initial_prompt:
+        if wants_prompt_logits(context):
             if offsets is None:
                 raise ValueError(
-                    "echo needs the logits of the prompt; set enable_echo in the configuration"
+                    "echo needs the logits of the prompt, which the model does not return"
                 )
             rows = outputs.logits.to(CPU()).to_numpy()[int(offsets[row]) : int(offsets[row + 1])]
             if (

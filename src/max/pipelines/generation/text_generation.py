@@ -27,6 +27,7 @@ from max.interfaces import (
     TextGenerationRequest,
 )
 from max.nn.kv_cache.manager import RaggedKVCacheInputs
+from max.nn.transformer.transformer import ReturnLogits
 from max.pipelines.config.pipeline_config import PipelineConfig
 from max.pipelines.core.context import draft_length
 from max.pipelines.generation.batch_pipeline import BatchPipeline, StepResult
@@ -36,6 +37,7 @@ from max.pipelines.generation.last_step import LastStep
 from max.pipelines.generation.loaded_cache import loaded_cache
 from max.pipelines.generation.mixin import GenerateMixin
 from max.pipelines.generation.prefix_store import PrefixStore
+from max.pipelines.generation.prompt_logits import PromptLogits, wants_prompt_logits
 from max.pipelines.generation.reasoning_ends import reasoning_limit, with_ended_reasoning
 from max.pipelines.generation.step_checks import fail_without_logits
 from max.pipelines.generation.step_log_probabilities import last_logits, log_probabilities_of_step
@@ -118,9 +120,13 @@ class TextGenerationPipeline(
             if DecodeLoop.runs_on(self._session, self._devices[0]):
                 work = partial(next_step_model, self._session)  # the graph of the decode loop
                 stack.enter_context(while_compiling(self._session, work))
-            self._pipeline_model = load_model(
-                pipeline_model, weight_adapters, pipeline_config, self._session, self._devices
-            )
+            load = partial(
+                load_model, pipeline_model, weight_adapters, pipeline_config, self._session, self._devices
+            )  # fmt: skip
+            self._pipeline_model = load()
+        self._prompt_logits = PromptLogits(
+            pipeline_config, self._pipeline_model, partial(load, return_logits=ReturnLogits.ALL)
+        )
         self._kv_manager = loaded_cache(
             self._pipeline_model, pipeline_config, self._session, available
         )
@@ -240,6 +246,14 @@ class TextGenerationPipeline(
         """
         self._constraints.begin(context)
 
+    def load_prompt_logits(self) -> None:
+        """Loads the graph with the logits of prompts, unless it is loaded; thread-safe, even while a batch runs.
+
+        Raises:
+            UserError: It does not fit into memory.
+        """
+        self._prompt_logits.load()
+
     def warm_up(self) -> None:
         """Builds the vocabulary of structured output in advance, so that the first request with a grammar does not wait
         for it; thread-safe. Does nothing if requests cannot have grammars."""
@@ -283,6 +297,8 @@ class TextGenerationPipeline(
                 num_steps = 1  # a chunk yields no token; penalties depend on every token
             if not self._pipeline_model.continues_steps or draft_length(context):
                 num_steps = 1
+            if wants_prompt_logits(context):
+                num_steps = 1  # the steps after that of the prompt run on the other model
             limit = reasoning_limit(context)
             if limit is not None:
                 if limit.sets_temperature:
@@ -292,10 +308,20 @@ class TextGenerationPipeline(
         self._kv_manager.reserve(flat, num_steps)
         return flat, num_steps
 
-    def _inputs(self, flat: list[TextGenerationContextType], num_steps: int) -> ModelInputs:
-        """The inputs of the first step; if the batch is the same as before, those of its last step, updated."""
+    def _inputs(
+        self,
+        flat: list[TextGenerationContextType],
+        num_steps: int,
+        model: PipelineModel[TextGenerationContextType] | None = None,
+    ) -> ModelInputs:
+        """The inputs of the first step of a model, by default the plain one.
+
+        If the batch is the same as before, and the model is the plain one, they are those of its last step, updated.
+        """
         last, self._last_step = self._last_step, None
         drafted = max(map(draft_length, flat))
+        if model is not None and model is not self._pipeline_model:
+            return initial_inputs(model, flat, self._kv_manager.get_runtime_inputs(flat, num_steps))
         if last and num_steps == 1 and not drafted and last.precedes(flat):
             cache = cast(RaggedKVCacheInputs, last.inputs.kv_cache_inputs)
             last.inputs.update(kv_cache_inputs=self._kv_manager.advance(cache, flat))
@@ -356,17 +382,18 @@ class TextGenerationPipeline(
             and all(context.active_length == 1 for context in batch)
         ):
             return self._run_loop(loop, batch, num_steps)
+        model = self._prompt_logits.model_of(batch, self._pipeline_model)
         masks = self._constraints.start_masks(batch)  # computed while the model runs
-        model_inputs = self._inputs(batch, num_steps)
+        model_inputs = self._inputs(batch, num_steps, model)
         steps: list[npt.NDArray[np.int64]] = []
         logs: list[list[LogProbabilities | None]] = []
         enable_log_probs = inputs.enable_log_probs
         for step in range(num_steps):
-            if self._pipeline_model.samples_in_graph and (step or model_inputs.sampling is None):
+            if model.samples_in_graph and (step or model_inputs.sampling is None):
                 device = self._devices[0]
                 model_inputs.update(sampling=SamplingInputs.of(batch, device, step))
-            outputs = self._pipeline_model.execute(model_inputs)
-            if self._drafts is not None and not self._pipeline_config.enable_echo:
+            outputs = model.execute(model_inputs)
+            if model.return_logits is ReturnLogits.VARIABLE:
                 outputs.logit_offsets = None  # logits of no row
             tokens = self._next_tokens(outputs, batch, step, masks)
             chosen = np.asarray(tokens.to(CPU()).to_numpy(), np.int64)
@@ -383,8 +410,13 @@ class TextGenerationPipeline(
                 model_inputs.update(
                     kv_cache_inputs=self._kv_manager.next_step(cast(Any, cache), batch, step + 1)
                 )
-                model_inputs = self._pipeline_model.prepare_next_token_inputs(tokens, model_inputs)
-            elif step == 0 and steps[-1] is chosen and self._pipeline_model.continues_steps:
+                model_inputs = model.prepare_next_token_inputs(tokens, model_inputs)
+            elif (
+                step == 0
+                and steps[-1] is chosen
+                and model is self._pipeline_model
+                and model.continues_steps
+            ):
                 self._last_step = LastStep.of(batch, model_inputs, tokens)
         return self._result(batch, np.array(steps).T.tolist(), len(steps), logs)
 

@@ -27,6 +27,7 @@ def load_model(
     config: PipelineConfig,
     session: InferenceSession,
     devices: Sequence[Device],
+    return_logits: ReturnLogits | None = None,
 ) -> PipelineModel[BaseContextType]:
     """Opens the weight files of a model and creates the model, which compiles its graph.
 
@@ -36,6 +37,7 @@ def load_model(
         config: The configuration, resolved.
         session: Compiles and runs the graph.
         devices: Where the model runs.
+        return_logits: The logits that the graph returns; None: those that the configuration needs.
 
     Raises:
         UserError: The model's files do not fit the architecture.
@@ -51,7 +53,7 @@ def load_model(
             kv_cache_config=config.kv_cache_config,
             weights=model_config.load_weights(),
             adapter=_adapter(pipeline_model, weight_adapters, config, session),
-            return_logits=_returned_logits(config),
+            return_logits=return_logits or _returned_logits(config),
         )
         model = pipeline_model(**arguments, **_of_its_version(pipeline_model, config))
         if isinstance(model, GraphTemplate):

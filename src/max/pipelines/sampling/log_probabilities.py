@@ -37,14 +37,23 @@ def of_rows(logits: Floats, tokens: Sequence[int], top_n: int) -> LogProbabiliti
         top_n: The number of likeliest tokens; the row's own token is returned besides.
     """
     logs = log_softmax(logits)
-    token_logs: list[float] = []
+    rows = np.arange(len(logs))
+    token_logs: list[float] = logs[rows, np.asarray(tokens, np.int64)].tolist()
     top: list[dict[int, float]] = []
     for row, token in zip(logs, tokens, strict=True):
-        token_logs.append(float(row[token]))
-        # of equal ones the lower token comes first, as in sampling
-        likeliest = np.argsort(-row, kind="stable")[:top_n].tolist()
+        likeliest = _likeliest(row, top_n).tolist()
         top.append({int(t): float(row[t]) for t in dict.fromkeys([*likeliest, token])})
     return LogProbabilities(token_logs, top)
+
+
+def _likeliest(row: Floats, count: int) -> npt.NDArray[np.int64]:
+    """The likeliest tokens of a row; of equal ones the lower token comes first, as in sampling."""
+    if 0 < count < len(row):
+        least = np.partition(row, -count)[-count]
+        found = np.flatnonzero(row >= least)  # with all tokens that are equal to the last one
+        if len(found) < len(row):  # NaN sorts last and compares with nothing
+            return found[np.argsort(-row[found], kind="stable")][:count]
+    return np.argsort(-row, kind="stable")[:count]
 
 
 def log_probabilities_ragged_graph(device: DeviceRef, *, levels: int) -> Graph:

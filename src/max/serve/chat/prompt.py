@@ -51,6 +51,7 @@ class Conversation:
         include_stop: Whether the stop text is part of it.
         count: The number of answers.
         log_probabilities: The number of likeliest tokens; 0: no log-probabilities.
+        prompt_logs: Whether the prompt has log-probabilities too.
         template_options: More variables of the chat template.
         reasoning_tokens: The maximum number of tokens of reasoning; None: no limit.
         thinking_temperature: The temperature of tokens of reasoning; None: the server's default.
@@ -68,6 +69,7 @@ class Conversation:
     include_stop: bool = False
     count: int = 1
     log_probabilities: int = 0
+    prompt_logs: bool = False
     template_options: dict[str, Any] = field(default_factory=dict)
     reasoning_tokens: int | None = None
     thinking_temperature: float | None = None
@@ -133,6 +135,7 @@ async def prepare(model: ServedModel, conversation: Conversation) -> ChatJob:
             model_name=model.name,
             prompt=await _prompt(model, text, conversation.kept_tokens),
             logprobs=conversation.log_probabilities,
+            echo=conversation.prompt_logs,
             stop=list(conversation.stops),
             sampling_params=conversation.sampling,
         ),

@@ -58,6 +58,7 @@ class AnswerDelta:
         tokens: The number of tokens generated for it so far.
         finish_reason: ``"stop"``, ``"length"``, ``"tool_calls"`` or ``"cancelled"`` for the last one.
         stop: The stop text that ended it.
+        prompt_logs: The log-probabilities of the prompt's tokens from the second.
     """
 
     choice: int
@@ -66,6 +67,7 @@ class AnswerDelta:
     tokens: int
     finish_reason: str | None = None
     stop: str | None = None
+    prompt_logs: tuple[TokenLog, ...] = ()
 
 
 @dataclass
@@ -103,6 +105,7 @@ class Answer:
         tokens: The number of tokens.
         finish_reason: Why it ended.
         stop: The stop text that ended it.
+        prompt_logs: The log-probabilities of the prompt's tokens from the second.
     """
 
     content: str = ""
@@ -112,6 +115,7 @@ class Answer:
     tokens: int = 0
     finish_reason: str = "stop"
     stop: str | None = None
+    prompt_logs: tuple[TokenLog, ...] = ()
 
     def add(self, delta: AnswerDelta) -> None:
         """Adds new parts.
@@ -130,6 +134,7 @@ class Answer:
                 case ArgumentsPart(index, text):
                     self.tool_calls[index].arguments += text
         self.logs += delta.logs
+        self.prompt_logs = delta.prompt_logs or self.prompt_logs
         self.tokens, self.stop = delta.tokens, delta.stop
         self.finish_reason = delta.finish_reason or self.finish_reason
 
@@ -208,9 +213,15 @@ async def stream_answers(
                         called.add(number)
                 if reason == "stop" and number in called:
                     reason = "tool_calls"
-                if parts or piece.logs or reason is not None:
+                if parts or piece.logs or piece.prompt_logs or reason is not None:
                     delta = AnswerDelta(
-                        number, tuple(parts), piece.logs, piece.tokens, reason, piece.stop
+                        number,
+                        tuple(parts),
+                        piece.logs,
+                        piece.tokens,
+                        reason,
+                        piece.stop,
+                        piece.prompt_logs,
                     )
                     deltas.append(delta)
             if deltas:

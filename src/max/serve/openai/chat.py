@@ -24,6 +24,7 @@ from max.serve.errors import ApiError, shown
 from max.serve.http.bodies.body import BodyRoute
 from max.serve.http.state import ServerState, json_response, state_of
 from max.serve.http.streaming import event_stream, unless_disconnected
+from max.serve.limits import LONG_LOGS
 from max.serve.models.model import ServedModel
 from max.serve.openai.fields import (
     FIRST_ERROR,
@@ -41,13 +42,15 @@ from max.serve.openai.wire import (
     Chunks,
     EventTemplate,
     chat_logprobs,
+    encode_in_steps,
     error_event,
     new_id,
+    prompt_logprobs,
     usage,
 )
 from max.serve.requests.generation import RunOptions
 from max.serve.requests.request_context import current_request
-from max.serve.requests.threads import by_size
+from max.serve.requests.threads import by_size, in_body_thread
 
 router = APIRouter(route_class=BodyRoute)
 
@@ -118,7 +121,21 @@ async def chat_completions(body: ChatCompletionRequest, request: Request) -> Res
     answers = await unless_disconnected(request, collect_answers(job, state.metrics, timeout))
     choices = [_choice(i, answer, body, job) for i, answer in enumerate(answers)]
     totals = usage(job.prompt_tokens, sum(answer.tokens for answer in answers))
-    return json_response({**head, "choices": choices, "usage": totals})
+    whole = {**head, "choices": choices, "usage": totals}
+    if body.prompt_logprobs is not None:
+        tokens, vocabulary = job.sequences[0].request.tokens, job.model.vocabulary
+        logs = answers[0].prompt_logs
+        whole["prompt_logprobs"] = await in_body_thread(
+            prompt_logprobs, tokens, logs, body.prompt_logprobs, vocabulary
+        )
+        return (
+            json_response(whole)
+            if len(logs) <= LONG_LOGS
+            else Response(
+                await in_body_thread(encode_in_steps, whole), media_type="application/json"
+            )
+        )
+    return json_response(whole)
 
 
 async def _job(body: ChatCompletionRequest, state: ServerState) -> ChatJob:
@@ -164,7 +181,10 @@ async def _job(body: ChatCompletionRequest, state: ServerState) -> ChatJob:
             stops=body.stops,
             include_stop=bool(body.include_stop_str_in_output),
             count=body.n or 1,
-            log_probabilities=max(body.top_logprobs or 0, 1) if body.logprobs else 0,
+            log_probabilities=max(body.top_logprobs or 0, body.prompt_logprobs or 0, 1)
+            if body.logprobs or body.wants_prompt_logs
+            else 0,
+            prompt_logs=body.wants_prompt_logs,
             template_options=options,
             reasoning_tokens=None
             if body.thinking_token_budget == -1

@@ -38,6 +38,7 @@ from max.serve.openai.wire import (
     encode_json,
     error_event,
     new_id,
+    prompt_logprobs,
     usage,
 )
 from max.serve.requests.generation import RunOptions, TextSequence, choices_of, generate_choices
@@ -147,6 +148,14 @@ class _Plan:
             at += len(vocabulary.text(token))
         return completion_logprobs([*entries, *shown], top, vocabulary, offset)
 
+    def prompt_logprobs(self, choice: _Choice) -> dict[str, Any]:
+        """The field of the prompt's log-probabilities, if it is wanted."""
+        top = self.body.prompt_logprobs
+        if top is None:
+            return {}
+        logs = prompt_logprobs(choice.prompt, choice.prompt_logs, top, self.model.vocabulary)
+        return {"prompt_logprobs": logs}
+
 
 @router.post("/v1/completions", tags=["OpenAI"])
 async def completions(body: CompletionRequest, request: Request) -> Response:
@@ -178,11 +187,7 @@ async def _plan(body: CompletionRequest, state: ServerState) -> _Plan:
     echo_alone = body.max_tokens == 0
     if echo_alone and not body.echo:
         raise ApiError("max_tokens is 0; it must be at least 1 without echo", param="max_tokens")
-    if body.echo and body.logprobs is not None and not model.config.enable_echo:
-        raise ApiError(
-            "log-probabilities of the prompt need a server that was started with --enable-echo",
-            param="echo",
-        )
+    wants_prompt_logs = body.wants_prompt_logs
     # OpenAI's default for completions
     infill = None if body.suffix is None else infill_of(model.infill, model.name, "suffix")
     if infill is not None and body.echo:
@@ -206,8 +211,10 @@ async def _plan(body: CompletionRequest, state: ServerState) -> _Plan:
                 if infill is None
                 else await prompt_tokens(infill, prompt, body.suffix or ""),
                 # the engine computes log-probabilities only for one likeliest token or more
-                logprobs=0 if body.logprobs is None else max(body.logprobs, 1),
-                echo=bool(body.echo) and body.logprobs is not None,
+                logprobs=0
+                if body.logprobs is None and not wants_prompt_logs
+                else max(body.logprobs or 0, body.prompt_logprobs or 0, 1),
+                echo=wants_prompt_logs or (bool(body.echo) and body.logprobs is not None),
                 stop=list(body.stops),
                 sampling_params=params,
             ),
@@ -269,6 +276,7 @@ def _encoded(plan: _Plan) -> bytes:
                 "logprobs": plan.logprobs(choice, choice.logs, first=True),
                 "finish_reason": choice.finish_reason,
                 "stop_reason": choice.stop,
+                **plan.prompt_logprobs(choice),
             }
             for index, choice in enumerate(plan.choices)
         ],

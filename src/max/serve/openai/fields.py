@@ -139,9 +139,10 @@ class SamplingFields(StrictBody):
     cache_salt: CacheSalt | None = None
     # vLLM's: the last tokens of the prompt that are kept
     truncate_prompt_tokens: Annotated[int, Field(ge=1, lt=_TOKEN_LIMIT)] | None = None
+    # vLLM's: the likeliest tokens at each place of the prompt
+    prompt_logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
     # refused, as they would change the answer
     bad_words: list[str] | None = None
-    prompt_logprobs: int | None = None
     # images, audio and adapters come later
     lora: Any = None
 
@@ -162,6 +163,16 @@ class SamplingFields(StrictBody):
         if options is not None and not self.stream:
             raise ApiError("stream_options needs stream to be true", param="stream_options")
         return bool(options is not None and options.include_usage)
+
+    @property
+    def wants_prompt_logs(self) -> bool:
+        """Whether the answer has vLLM's log-probabilities of the prompt."""
+        if self.prompt_logprobs is not None and self.stream:
+            raise ApiError(
+                "prompt_logprobs needs stream to be false; echo and logprobs of /v1/completions can be streamed",
+                param="prompt_logprobs",
+            )
+        return self.prompt_logprobs is not None
 
     @property
     def wants_each_usage(self) -> bool:
@@ -252,7 +263,6 @@ def bias_of(field: dict[str, float] | None, vocabulary_size: int) -> dict[int, f
 
 REFUSED_SAMPLING = {
     "bad_words": "answers with certain texts are not suppressed; give logit_bias for tokens",
-    "prompt_logprobs": "give echo and logprobs to /v1/completions",
 }
 """Fields of vLLM that this server lacks, and what to use instead."""
 

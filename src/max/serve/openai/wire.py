@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any, cast
 
 import msgspec
@@ -195,6 +195,35 @@ def chat_logprobs(logs: Iterable[TokenLog], top: int, vocabulary: Vocabulary) ->
         for log in logs
     ]
     return {"content": content, "refusal": None}
+
+
+def prompt_logprobs(
+    tokens: Sequence[int], logs: Sequence[TokenLog], top: int, vocabulary: Vocabulary
+) -> list[dict[str, Any] | None]:
+    """vLLM's log-probabilities of a prompt: for each token but the first the likeliest ones, and the token itself.
+
+    Args:
+        tokens: The prompt.
+        logs: The log-probabilities of its tokens from the second.
+        top: The number of likeliest tokens to show.
+        vocabulary: The tokens' bytes.
+    """
+    entries: list[dict[str, Any] | None] = [None]
+    for token, log in zip(tokens[1:], logs, strict=False):
+        # the token itself may be outside of the likeliest ones, and has no rank then
+        ranks = {likely: rank for rank, (likely, _) in enumerate(log.top[:top], 1)}
+        values = dict(log.top[:top]) | {token: log.log_probability}
+        entries.append(
+            {
+                str(each): {
+                    "logprob": value,
+                    "rank": ranks.get(each),
+                    "decoded_token": vocabulary.text(each),
+                }
+                for each, value in values.items()
+            }
+        )
+    return entries
 
 
 def completion_logprobs(

@@ -120,13 +120,15 @@ class GeneratedText:
     def _push_with_logs(
         self, visible: Sequence[int], entries: Sequence[TokenLogProbabilities]
     ) -> tuple[tuple[TokenLog, ...], str]:
-        prompt_logs: list[TokenLog] = []
+        # with echo, before that of the generated token, which may be the invisible end
+        prompt_logs = [
+            TokenLog(-1, log_probability, top, 0)
+            for entry in entries
+            for log_probability, top in zip(entry.tokens[:-1], entry.top[:-1], strict=True)
+        ]
         text = ""
         for token, entry in zip(visible, entries, strict=False):
-            *earlier, own = zip(entry.tokens, entry.top, strict=True)
-            for log_probability, top in earlier:  # with echo; the token is among the likeliest
-                prompt_logs.append(TokenLog(-1, log_probability, top, 0))
-            self._logs.append(TokenLog(token, own[0], own[1], self._length))
+            self._logs.append(TokenLog(token, entry.tokens[-1], entry.top[-1], self._length))
             text += self._find(self._stream.push([token]))
             if self._search.found:
                 break
