@@ -28,7 +28,7 @@ PHASES: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("kernel frontend", ("max/_compiler/kernels.py", "max/kernel/frontend/")),
     ("passes", ("max/_compiler/passes/", "max/_backends/cpu/passes/")),
     ("lowering", ("max/_compiler/", "max/_backends/cpu/regions/")),
-    ("casts of weights", ("graph/weight_data.py:astype", "_casts.py")),
+    ("casts of weights", ("graph/weights/_weight_data.py:astype", "_casts.py")),
     ("reading of weights", ("max/graph/weights/",)),
     ("key of the graph", ("_store.py:_key", "_store.py:_recipe_key", "described.py")),
     ("linking of the program", ("max/engine/",)),

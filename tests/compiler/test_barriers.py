@@ -19,7 +19,7 @@ from max.dtype import DType
 from max.engine import InferenceSession
 from max.engine.explain import explain_graph
 from max.graph import BufferType, DeviceRef, Graph, TensorType, TensorValue, ops
-from max.graph.ops._stage import stage_declared
+from max.graph.ops.staging.stage import stage_declared
 from tests.compiler.reordered import ORDERS, reorder, reordered
 from tests.compiler.test_random_graphs import Builder, ExactBuilder, draw_case
 from tests.sensitivity import assert_within, interpret

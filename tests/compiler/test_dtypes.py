@@ -14,7 +14,7 @@ from max.driver import CPU
 from max.dtype import DType
 from max.engine import InferenceSession
 from max.graph import DeviceRef, Graph, TensorType, ops
-from max.graph.ops._stage import stage
+from max.graph.ops.staging.stage import stage
 from tests.tolerance import assert_close
 
 SESSION = InferenceSession(devices=[CPU()])

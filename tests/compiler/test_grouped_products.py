@@ -12,7 +12,7 @@ from max.dtype import DType
 from max.dtype.blocks import encode
 from max.engine import InferenceSession
 from max.graph import DeviceRef, Graph, TensorType, TensorValue, ops
-from max.graph.ops._stage import stage_declared
+from max.graph.ops.staging.stage import stage_declared
 from max.graph.quantization import QuantizationEncoding
 from max.nn.moe import run_experts
 from tests.tolerance import assert_close

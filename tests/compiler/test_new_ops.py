@@ -19,7 +19,7 @@ from max.driver import CPU
 from max.dtype import DType
 from max.engine import InferenceSession
 from max.graph import DeviceRef, Graph, TensorType, TensorValue
-from max.graph.ops._stage import stage
+from max.graph.ops.staging.stage import stage
 from max.mlir import OPS, OpSpec
 from max.mlir.operation import Attrs, Types, define, tensor
 

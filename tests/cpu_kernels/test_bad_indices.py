@@ -21,7 +21,7 @@ from max.driver import CPU
 from max.dtype import DType
 from max.engine import InferenceSession, Model
 from max.graph import BufferType, DeviceRef, Graph, TensorType, ops
-from max.graph.ops._stage import stage, stage_declared
+from max.graph.ops.staging.stage import stage, stage_declared
 from max.nn import kernels
 from max.nn.kernels.recurrence import gated_delta_rule as delta_rule
 from tests.guarded import Margins

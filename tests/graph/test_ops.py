@@ -16,7 +16,7 @@ from max import _interpreter
 from max.driver import Tensor
 from max.dtype import DType
 from max.graph import DeviceRef, Dim, Graph, Shape, TensorType, TensorValue, ops
-from max.graph.ops.promotion import promote_types
+from max.graph.ops.staging.promotion import promote_types
 
 CPU = DeviceRef.CPU()
 NUMBERS = [d for d in DType if d is not DType.bool and not d.is_float8() and d.size_in_bits >= 8]

@@ -7,7 +7,7 @@ from pathlib import Path
 
 SRC = Path(__file__).parents[2] / "src" / "max"
 STAGES_CUSTOM_OPS = {
-    "graph/ops/custom.py": "the functions for users",
+    "graph/ops/control/custom.py": "the functions for users",
     "experimental/tensors/custom_ops.py": "the same for eager tensors",
     "torch/_library.py": "kernels of a user, as operations of PyTorch",
     "experimental/_later.py": "the functions for users, by the names of another version",

@@ -12,7 +12,7 @@ import pytest
 from max import mlir
 from max.dtype import DType
 from max.graph import BufferType, DeviceRef, Graph, TensorType
-from max.graph.ops._stage import stage_declared
+from max.graph.ops.staging.stage import stage_declared
 from tests.cpu_kernels.test_interpreted import CASES
 
 CPU, OTHER = DeviceRef.CPU(), DeviceRef.CPU(1)

@@ -31,7 +31,7 @@ def values_of(*types: Any) -> list[Any]:
 
 @pytest.fixture(autouse=True)
 def _no_graph_is_left() -> Any:
-    from max.graph.current import CURRENT
+    from max.graph.staging.current import CURRENT
 
     before = CURRENT.get()
     yield

@@ -80,10 +80,11 @@ _FURTHER: dict[str, tuple[str, ...]] = {
 }
 
 _OPS = """
-argsort band_part bottom_k broadcast_to cast chunk conditional conv_transpose cumsum debug flatten fold group_norm
-hann_window layer_norm nms nonzero outer pad parallel permute rebind repeat_interleave reshape rms_norm
-scatter sequence shape_to_tensor shard_and_stack slice_tensor split squeeze stack tile top_k transfer_to transpose
-unsqueeze validation where
+allgather argsort band_part bottom_k broadcast broadcast_to buffer call cast chunk concat conditional constant conv
+conv_transpose cumsum custom debug flatten fold gather group_norm hann_window irfft layer_norm matmul nms nonzero outer
+pad parallel permute pooling quantized range rebind reduction repeat_interleave reshape resize rms_norm scatter sequence
+shape_to_tensor shard_and_stack slice_tensor split squeeze stack tile top_k transfer_to transpose unsqueeze validation
+where while_loop
 """.split()
 """Modules of `max.graph.ops`."""
 
@@ -101,7 +102,7 @@ MODULES: dict[str, tuple[str, ...]] = {
     "max.dtype.dtype_extension": ("max.dtype",),
     "max.graph.buffer_utils": ("max.graph.tensor_utils",),
     "max.graph.dtype": ("max.dtype",),
-    "max.graph.dtype_promotion": ("max.graph.ops.promotion", "max.graph"),
+    "max.graph.dtype_promotion": ("max.graph.ops.staging.promotion", "max.graph"),
     "max.graph.weights.format": ("max.graph.weights",),
     "max.graph.weights.load": ("max.graph.weights",),
     "max.graph.weights.load_gguf": ("max.graph.weights",),

@@ -103,11 +103,6 @@ NAMES: dict[str, dict[str, str]] = {
         "default_custom_extensions": "max.graph.kernel_library",
         "default_custom_extensions_scope": "max.graph.kernel_library",
     },
-    "max.graph.ops.pooling": {"roi_align": "max.graph.ops.detection"},
-    "max.graph.ops.resize": {
-        name: "max.graph.ops.resample"
-        for name in ("resize_bicubic", "resize_linear", "resize_nearest")
-    },
     "max.interfaces": {
         "EmbeddingsGenerationContextType": "max.interfaces.EmbeddingsContext",
         "InputContext": "max.interfaces.TextGenerationContext",

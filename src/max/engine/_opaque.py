@@ -8,9 +8,9 @@ from max import mlir
 from max._lazy import lazy_module
 
 if TYPE_CHECKING:
-    import max.graph.ops.custom as custom_ops
+    import max.graph.ops.control.custom as custom_ops
 else:
-    custom_ops = lazy_module("max.graph.ops.custom")
+    custom_ops = lazy_module("max.graph.ops.control.custom")
 
 __all__ = ["with_buffers"]
 

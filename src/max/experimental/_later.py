@@ -14,7 +14,7 @@ from max.experimental.tensor import Tensor
 from max.experimental.tensors import mutation
 from max.experimental.tensors.control import cond, while_loop
 from max.graph import DimLike, Graph, ShapeLike, TensorValue, TensorValueLike, ops
-from max.graph.current import OUTSIDE, RETRIES, GraphNeeded
+from max.graph.staging.current import OUTSIDE, RETRIES, GraphNeeded
 
 __all__ = [
     "arange", "clamp", "clip", "complex_mul", "elementwise_max", "elementwise_min", "ensure_context", "full",

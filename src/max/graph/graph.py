@@ -13,24 +13,24 @@ from typing import Any, cast
 from max import mlir
 from max._errors import ArgumentError
 from max._reentry import refuse_in_collection
-from max.graph._places import location_at, user_place
-from max.graph.added_weights import AddedWeights
-from max.graph.chains import Chains, DeviceChainMap
-from max.graph.current import CURRENT, current_graph
 from max.graph.graph_module import Module
-from max.graph.graph_weights import GraphWeights
 from max.graph.kernel_library import KernelLibrary, default_custom_extensions
 from max.graph.kernel_library import (
     default_custom_extensions_scope as default_custom_extensions_scope,
 )
 from max.graph.later_options import DevicePlacementPolicy, GraphDebugConfig, ProfileScopeColor
-from max.graph.later_symbols import order_by_symbols
 from max.graph.saved import load_module, save_module
-from max.graph.symbols import Symbols
+from max.graph.staging.added_weights import AddedWeights
+from max.graph.staging.chains import Chains, DeviceChainMap
+from max.graph.staging.current import CURRENT, current_graph
+from max.graph.staging.graph_weights import GraphWeights
+from max.graph.staging.symbol_order import order_by_symbols
+from max.graph.staging.symbols import Symbols
+from max.graph.staging.user_lines import location_at, user_place
 from max.graph.type import DeviceRef, Type, _ChainType
 from max.graph.value import TensorValue, TensorValueLike, Value, _ChainValue, value_of
 from max.graph.weight import Weight, stage_weight
-from max.graph.weights_by_name import Weights
+from max.graph.weights._hierarchical import Weights
 from max.mlir.dims import DimExpr
 
 __all__ = ["Graph"]

@@ -18,7 +18,7 @@ from max.dtype import DType
 from max.graph._operators import Operators, ops
 from max.graph.dim import Dim
 from max.graph.shape import Shape, ShapeLike
-from max.graph.truth import truth_of
+from max.graph.staging.truth import truth_of
 from max.graph.type import BufferType, DeviceRef, TensorType, Type, _ChainType, _OpaqueType
 
 __all__ = [

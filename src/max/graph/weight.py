@@ -9,11 +9,11 @@ from max import mlir
 from max.driver import Device
 from max.dtype import DType
 from max.graph._operators import ops
-from max.graph.current import Staging, current_graph
 from max.graph.dim import StaticDim
 from max.graph.quantization import QuantizationEncoding
 from max.graph.shape import Shape, ShapeLike
 from max.graph.sharding import Ranges, Segment, ShardingStrategy
+from max.graph.staging.current import Staging, current_graph
 from max.graph.type import DeviceRef, TensorType
 from max.graph.value import TensorValue, tensor_of
 

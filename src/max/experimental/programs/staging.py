@@ -9,7 +9,7 @@ from max.dtype import DType
 from max.experimental.programs.argument_trees import Template
 from max.experimental.programs.number_patterns import Pattern, Symbol
 from max.graph import DeviceRef, Dim, Graph, TensorType, TensorValue, Value, ops
-from max.graph.ops.promotion import greatest_integer
+from max.graph.ops.staging.promotion import greatest_integer
 from max.mlir import DimExpr, walk
 from max.mlir.conditions import Condition
 

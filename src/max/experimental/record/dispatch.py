@@ -9,7 +9,7 @@ from typing import Any
 from max._reentry import guarded, refuse_in_collection, refuse_second_use
 from max.experimental.record.recorder import NAME, RECORDING, THREAD, begin, end_replay, record
 from max.graph import Value
-from max.graph.current import CURRENT
+from max.graph.staging.current import CURRENT
 
 __all__ = ["apply", "bind_tensor", "in_graph"]
 

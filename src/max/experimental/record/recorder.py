@@ -28,8 +28,8 @@ from max.experimental.replay.replays import Replay, settle_all
 from max.experimental.replay.symbolic_traces import generalized
 from max.experimental.replay.traces import Capture, Trace, UserLine
 from max.graph import Graph
-from max.graph._places import user_frame, user_place
-from max.graph.current import CURRENT
+from max.graph.staging.current import CURRENT
+from max.graph.staging.user_lines import user_frame, user_place
 
 __all__ = [
     "NAME",

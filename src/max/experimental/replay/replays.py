@@ -34,8 +34,8 @@ from max.experimental.replay.specifications import (
     is_number,
 )
 from max.experimental.replay.traces import Capture, Step, Trace, VaryingType
-from max.graph._places import user_place
 from max.graph.dim import StaticDim
+from max.graph.staging.user_lines import user_place
 from max.mlir.conditions import first_unmet
 
 __all__ = ["Replay", "bind_tensor", "settle_all"]

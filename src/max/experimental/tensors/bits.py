@@ -6,8 +6,8 @@ from max import kernel as k
 from max._errors import ArgumentError
 from max.dtype import DType
 from max.graph import TensorType, TensorValue, TensorValueLike, ops
-from max.graph.ops._broadcasting import broadcast_all
-from max.graph.ops.promotion import promoted
+from max.graph.ops.staging.broadcasting import broadcast_all
+from max.graph.ops.staging.promotion import promoted
 
 __all__ = [
     "bitwise_and",

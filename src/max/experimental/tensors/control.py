@@ -9,7 +9,7 @@ from max.dtype import DType
 from max.experimental.record.dispatch import apply, in_graph
 from max.experimental.tensor import Tensor
 from max.graph import Type, Value, ops
-from max.graph.ops.launches import check_stream
+from max.graph.ops.devices.launches import check_stream
 
 __all__ = ["cond", "side_stream", "while_loop"]
 

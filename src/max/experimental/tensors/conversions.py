@@ -14,7 +14,7 @@ from max.experimental.record.called_graph import CalledGraph
 from max.experimental.record.dispatch import in_graph
 from max.experimental.tensors.properties import Properties, handed_out
 from max.graph import BufferValue, Graph, TensorValue, ops
-from max.graph.current import RETRIES, GraphNeeded
+from max.graph.staging.current import RETRIES, GraphNeeded
 
 __all__ = ["Conversions"]
 

@@ -11,7 +11,7 @@ from max import driver
 from max.driver import CPU, Device
 from max.dtype import DType
 from max.graph import Dim, Shape, ShapeLike
-from max.graph.ops.constant import to_array
+from max.graph.ops.creation.constant import to_array
 
 __all__ = ["constant", "dtype_of", "evenly_spaced", "full"]
 

@@ -26,7 +26,7 @@ from max.experimental.record import recorder
 from max.experimental.record.dispatch import apply, in_graph
 from max.experimental.tensor import Tensor
 from max.graph import BufferType, DeviceRef, Graph, TensorType, TensorValue, Value, ops
-from max.graph._places import user_place
+from max.graph.staging.user_lines import user_place
 from max.mlir import walk
 from max.mlir.conditions import Condition, first_unmet
 

@@ -22,7 +22,7 @@ from max.experimental.record.called_graph import CalledGraph
 from max.experimental.record.dispatch import apply, in_graph
 from max.experimental.tensor import Tensor
 from max.graph import BufferValue, TensorValue, Value
-from max.graph.current import RETRIES, GraphNeeded
+from max.graph.staging.current import RETRIES, GraphNeeded
 
 __all__ = ["functional"]
 

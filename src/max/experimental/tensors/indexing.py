@@ -23,7 +23,7 @@ from max.driver import CPU
 from max.dtype import DType
 from max.experimental.record.dispatch import apply, in_graph
 from max.graph import Dim, TensorValue, ops
-from max.graph.ops._broadcasting import broadcast_shapes
+from max.graph.ops.staging.broadcasting import broadcast_shapes
 
 __all__ = ["array_indices", "index_by_arrays", "is_advanced"]
 

@@ -11,18 +11,23 @@ from max.graph._operators import bind_operations
 from max.graph.ops import allreduce, random
 from max.graph.ops import complex as complex
 from max.graph.ops import elementwise as elementwise
-from max.graph.ops._errors import naming
-from max.graph.ops.allgather import allgather
-from max.graph.ops.broadcast import broadcast_to
-from max.graph.ops.buffer import buffer_create, buffer_load, buffer_store, buffer_store_slice
-from max.graph.ops.call import call
-from max.graph.ops.concat import chunk, concat, pad, split, stack
-from max.graph.ops.cond import cond
-from max.graph.ops.constant import constant, constant_external
-from max.graph.ops.conv import conv2d, conv2d_transpose, conv3d
-from max.graph.ops.custom import custom, inplace_custom
-from max.graph.ops.detection import non_maximum_suppression, roi_align
-from max.graph.ops.device import assert_same_device, transfer_to
+from max.graph.ops.control.buffer import (
+    buffer_create,
+    buffer_load,
+    buffer_store,
+    buffer_store_slice,
+)
+from max.graph.ops.control.call import call
+from max.graph.ops.control.cond import cond
+from max.graph.ops.control.custom import custom, inplace_custom
+from max.graph.ops.control.print import print
+from max.graph.ops.control.while_loop import while_loop
+from max.graph.ops.creation.constant import constant, constant_external
+from max.graph.ops.creation.range import range
+from max.graph.ops.creation.window import band_part, hann_window
+from max.graph.ops.devices.allgather import allgather
+from max.graph.ops.devices.device import assert_same_device, transfer_to
+from max.graph.ops.devices.launches import parallel, shard_and_stack, side_stream
 from max.graph.ops.elementwise import (
     abs,
     acos,
@@ -65,7 +70,13 @@ from max.graph.ops.elementwise import (
     trunc,
     where,
 )
-from max.graph.ops.gather import (
+from max.graph.ops.images.detection import non_maximum_suppression, roi_align
+from max.graph.ops.images.pooling import avg_pool2d, max_pool2d
+from max.graph.ops.images.resample import resize_bicubic, resize_linear, resize_nearest
+from max.graph.ops.images.resize import InterpolationMode, fold, resize
+from max.graph.ops.movement.broadcast import broadcast_to
+from max.graph.ops.movement.concat import chunk, concat, pad, split, stack
+from max.graph.ops.movement.gather import (
     gather,
     gather_nd,
     scatter,
@@ -79,16 +90,26 @@ from max.graph.ops.gather import (
     scatter_nd_min,
     scatter_nd_mul,
 )
-from max.graph.ops.irfft import irfft
-from max.graph.ops.launches import parallel, shard_and_stack, side_stream
-from max.graph.ops.masking import masked_scatter, nonzero
-from max.graph.ops.matmul import matmul, outer
-from max.graph.ops.normalization import group_norm, layer_norm, rms_norm
-from max.graph.ops.pooling import avg_pool2d, max_pool2d
-from max.graph.ops.print import print
-from max.graph.ops.quantized import dequantize, qmatmul, quantize
-from max.graph.ops.range import range
-from max.graph.ops.reduction import (
+from max.graph.ops.movement.masking import masked_scatter, nonzero
+from max.graph.ops.movement.repeat import repeat_interleave, tile
+from max.graph.ops.movement.shape import (
+    as_interleaved_complex,
+    flatten,
+    permute,
+    rebind,
+    reshape,
+    shape_to_tensor,
+    squeeze,
+    transpose,
+    unsqueeze,
+)
+from max.graph.ops.movement.slicing import slice_tensor
+from max.graph.ops.products.conv import conv2d, conv2d_transpose, conv3d
+from max.graph.ops.products.irfft import irfft
+from max.graph.ops.products.matmul import matmul, outer
+from max.graph.ops.products.quantized import dequantize, qmatmul, quantize
+from max.graph.ops.reductions.normalization import group_norm, layer_norm, rms_norm
+from max.graph.ops.reductions.reduction import (
     argmax,
     argmin,
     argsort,
@@ -103,23 +124,7 @@ from max.graph.ops.reduction import (
     sum,
     top_k,
 )
-from max.graph.ops.repeat import repeat_interleave, tile
-from max.graph.ops.resample import resize_bicubic, resize_linear, resize_nearest
-from max.graph.ops.resize import InterpolationMode, fold, resize
-from max.graph.ops.shape import (
-    as_interleaved_complex,
-    flatten,
-    permute,
-    rebind,
-    reshape,
-    shape_to_tensor,
-    squeeze,
-    transpose,
-    unsqueeze,
-)
-from max.graph.ops.slicing import slice_tensor
-from max.graph.ops.while_loop import while_loop
-from max.graph.ops.window import band_part, hann_window
+from max.graph.ops.staging.named_errors import naming
 from max.graph.type import DeviceRef, TensorType
 
 __all__ = [

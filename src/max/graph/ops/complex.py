@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from max.graph.ops._stage import as_tensor
-from max.graph.ops.concat import stack
-from max.graph.ops.shape import as_interleaved_complex
+from max.graph.ops.movement.concat import stack
+from max.graph.ops.movement.shape import as_interleaved_complex
+from max.graph.ops.staging.stage import as_tensor
 from max.graph.value import TensorValue, TensorValueLike
 
 __all__ = ["as_interleaved_complex", "mul"]

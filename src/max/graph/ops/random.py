@@ -16,9 +16,9 @@ from __future__ import annotations
 from max._errors import ArgumentError
 from max.dtype import DType
 from max.graph import graph as _graph
-from max.graph.ops._stage import as_tensor, stage
-from max.graph.ops.constant import constant
-from max.graph.ops.unary import cast, floor
+from max.graph.ops.creation.constant import constant
+from max.graph.ops.elementwise.unary import cast, floor
+from max.graph.ops.staging.stage import as_tensor, stage
 from max.graph.type import DeviceRef, TensorType
 from max.graph.value import TensorValue, TensorValueLike
 

@@ -14,10 +14,10 @@ from max.driver import DLPackArray, Tensor
 from max.dtype import DType
 from max.dtype.file_blocks import FILE_FORMATS, decode_file_blocks, to_kernel_blocks
 from max.graph.quantization import QuantizationEncoding
-from max.graph.weight_data import WeightData
 from max.graph.weights._gguf_file import BLOCK_TYPES, PLAIN_TYPES, GGUFFile, GGUFTensor, open_gguf
+from max.graph.weights._hierarchical import HierarchicalWeights
 from max.graph.weights._safetensors_file import WeightsFileError
-from max.graph.weights_by_name import HierarchicalWeights
+from max.graph.weights._weight_data import WeightData
 
 if TYPE_CHECKING:
     import gguf

@@ -9,9 +9,9 @@ from typing import Any
 
 from max.graph.weights import _gguf, _pytorch
 from max.graph.weights._format import WeightsFormat, weights_format
+from max.graph.weights._hierarchical import Weights
 from max.graph.weights._safetensors import SafetensorWeights
 from max.graph.weights._safetensors_file import WeightsFileError
-from max.graph.weights_by_name import Weights
 
 
 def load_weights(paths: list[Path]) -> Weights:

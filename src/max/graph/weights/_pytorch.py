@@ -11,10 +11,10 @@ from max.driver import DLPackArray, Tensor
 from max.dtype import DType
 from max.graph.quantization import QuantizationEncoding
 from max.graph.shape import Shape
-from max.graph.weight_data import WeightData
+from max.graph.weights._hierarchical import HierarchicalWeights
 from max.graph.weights._safetensors_file import WeightsFileError
 from max.graph.weights._torch_file import TorchFile
-from max.graph.weights_by_name import HierarchicalWeights
+from max.graph.weights._weight_data import WeightData
 
 
 def read_tensors(path: os.PathLike[str] | str) -> dict[str, Any]:

@@ -12,10 +12,10 @@ from max.driver import DLPackArray, Tensor
 from max.dtype import DType
 from max.graph.type import DeviceRef
 from max.graph.weight import Weight
-from max.graph.weight_data import WeightData
 from max.graph.weights._format import INDEX_SUFFIX, check_paths
+from max.graph.weights._hierarchical import HierarchicalWeights
 from max.graph.weights._safetensors_file import SafetensorsFile, WeightsFileError
-from max.graph.weights_by_name import HierarchicalWeights
+from max.graph.weights._weight_data import WeightData
 
 
 class SafetensorWeights(HierarchicalWeights):

@@ -10,7 +10,7 @@ import numpy.typing as npt
 from max import mlir
 from max.dtype import DType
 from max.graph import DeviceRef, Dim, TensorType, TensorValue, TensorValueLike, ops
-from max.graph.ops._stage import check_operand, stage_declared
+from max.graph.ops.staging.stage import check_operand, stage_declared
 from max.nn.attention.mask_config import MHAMaskVariant
 from max.nn.kernels.cache import check_cache
 from max.nn.kernels.ragged import padded_rows, ragged_rows

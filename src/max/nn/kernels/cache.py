@@ -11,7 +11,7 @@ from max.graph import (
     TensorValue,
     ops,
 )
-from max.graph.ops._stage import stage_declared
+from max.graph.ops.staging.stage import stage_declared
 from max.nn.kernels.ragged import ragged_rows
 from max.nn.kv_cache.cache_params import KVCacheParams
 from max.nn.kv_cache.cache_values import PagedCacheValues

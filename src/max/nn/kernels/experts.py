@@ -6,7 +6,7 @@ from typing import Literal
 
 from max.dtype import DType
 from max.graph import DeviceRef, StaticDim, TensorType, TensorValue, ops
-from max.graph.ops._stage import stage_declared
+from max.graph.ops.staging.stage import stage_declared
 from max.graph.quantization import QuantizationEncoding
 from max.nn.float8_config import Float8InputScaleSpec, Float8WeightScaleSpec
 from max.nn.kernels.float8 import scaled_rows, scaled_weights

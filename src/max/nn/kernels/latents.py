@@ -8,7 +8,7 @@ import numpy as np
 
 from max.dtype import DType
 from max.graph import DeviceRef, TensorType, TensorValue, ops
-from max.graph.ops._stage import stage_declared
+from max.graph.ops.staging.stage import stage_declared
 from max.nn.attention.mask_config import MHAMaskVariant
 from max.nn.kernels.cache import k_cache_to_buffer
 from max.nn.kernels.products import project

@@ -6,7 +6,7 @@ import numpy as np
 
 from max.dtype import DType
 from max.graph import DeviceRef, StaticDim, TensorValue, TensorValueLike, ops
-from max.graph.ops._stage import check_operand, stage_declared
+from max.graph.ops.staging.stage import check_operand, stage_declared
 
 __all__ = [
     "apply_packed_bitmask",

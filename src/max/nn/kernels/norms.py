@@ -6,7 +6,7 @@ import numpy as np
 
 from max.dtype import DType
 from max.graph import Dim, StaticDim, TensorValue, ops
-from max.graph.ops._stage import check_operand
+from max.graph.ops.staging.stage import check_operand
 from max.nn.kernels.cache import KEYS, VALUES, load_rows, store_rows
 from max.nn.kv_cache.cache_params import KVCacheParams
 from max.nn.kv_cache.cache_values import PagedCacheValues

@@ -10,7 +10,7 @@ from max.graph import (
     TensorValue,
     ops,
 )
-from max.graph.ops._stage import check_operand, stage_declared
+from max.graph.ops.staging.stage import check_operand, stage_declared
 
 __all__ = [
     "group_of_rows",

@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import Any
 
 from max.graph import BufferValue, TensorValue
-from max.graph.ops._stage import stage_declared
+from max.graph.ops.staging.stage import stage_declared
 
 __all__ = [
     "causal_conv_ragged",

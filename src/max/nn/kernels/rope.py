@@ -11,7 +11,7 @@ from max.graph import (
     TensorValue,
     ops,
 )
-from max.graph.ops._stage import check_operand, stage_declared
+from max.graph.ops.staging.stage import check_operand, stage_declared
 from max.nn.kernels.cache import check_cache, store_kv_cache_ragged
 from max.nn.kernels.norms import check_gamma, fused_qk_ragged_rms_norm
 from max.nn.kernels.ragged import group_of_rows

@@ -8,7 +8,7 @@ import numpy as np
 
 from max.dtype import DType
 from max.graph import BufferValue, DeviceRef, TensorValue, TensorValueLike, Value, ops
-from max.graph.ops._stage import check_operand, stage_declared
+from max.graph.ops.staging.stage import check_operand, stage_declared
 
 __all__ = [
     "apply_penalties_to_logits",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from max.graph import TensorValue
-from max.graph.ops._stage import stage_declared
+from max.graph.ops.staging.stage import stage_declared
 
 __all__ = ["hyper_connection_gates"]
 

@@ -22,7 +22,7 @@ from max.graph import (
     Value,
     Weight,
 )
-from max.graph.weight_data import WeightData
+from max.graph.weights._weight_data import WeightData
 from max.nn.layers.layer import Layer
 from max.nn.layers.module_tree import module_tree
 from max.nn.layers.weight_values import (

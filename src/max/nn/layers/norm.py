@@ -10,7 +10,7 @@ import numpy.typing as npt
 
 from max.dtype import DType
 from max.graph import DeviceRef, ShardingStrategy, TensorValue, TensorValueLike, Weight, ops
-from max.graph.ops.normalization import normalize_groups
+from max.graph.ops.reductions.normalization import normalize_groups
 from max.nn.layer import Module
 from max.nn.layers.sharding import check_strategy, part_of, parts_of_weight, shard_devices
 

@@ -17,7 +17,7 @@ from max.engine import InferenceSession, Model
 from max.engine.described import load_described
 from max.engine.loop import ModelLoop
 from max.graph import BufferType, DeviceRef, Graph, TensorType
-from max.graph.ops._stage import stage_declared
+from max.graph.ops.staging.stage import stage_declared
 from max.interfaces import TextGenerationContext
 from max.nn.kv_cache.manager import RaggedKVCacheInputs
 from max.pipelines.generation.step_reader import NO_TOKEN, StepReader

@@ -9,7 +9,7 @@ import numpy as np
 from max.driver import Tensor
 from max.dtype import DType
 from max.graph import DeviceRef, Graph, TensorType, TensorValue, ops
-from max.graph.ops._stage import stage_declared
+from max.graph.ops.staging.stage import stage_declared
 from max.interfaces import SamplingParams, TextGenerationContext
 from max.pipelines.config.model_config import SamplingConfig
 from max.pipelines.sampling.inputs import sample_tokens, sampling_input_types

@@ -16,7 +16,7 @@ import numpy.typing as npt
 from max.driver import CPU, Device, Tensor
 from max.dtype import DType
 from max.graph import DeviceRef, TensorType, TensorValue, ops
-from max.graph.ops._stage import stage_declared
+from max.graph.ops.staging.stage import stage_declared
 from max.interfaces import TextGenerationContext
 from max.pipelines.core.reasoning import ReasoningLimit
 

@@ -1,0 +1,1 @@
+"""Ops that make tensors from nothing but sizes: constants, sequences, windows."""

@@ -1,0 +1,1 @@
+"""Ops of several devices: transfers, collectives, launches."""

@@ -1,0 +1,1 @@
+"""Products of matrices, also of quantized weights, convolutions and Fourier transforms."""

@@ -1,0 +1,1 @@
+"""What all op families share: staging of one op, promotion and broadcasting of operands."""
