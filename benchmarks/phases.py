@@ -15,8 +15,11 @@ from types import FrameType
 # the first pattern that any frame of the stack matches, the outermost frames included
 PHASES: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("imports", ("<frozen importlib._bootstrap>",)),
-    ("measuring", ("max/engine/_limits.py", "max/engine/_measure.py")),
-    ("packing", ("max/engine/_once.py",)),
+    (
+        "measuring",
+        ("max/engine/tune/row_thresholds.py", "max/engine/tune/threshold_measurement.py"),
+    ),
+    ("packing", ("max/engine/load/load_time_results.py",)),
     (
         "LLVM, loading and linking of code",
         (

@@ -17,7 +17,7 @@ from hypothesis import HealthCheck, Phase, settings
 
 from max._backends.cpu.runtime import jit, kernel_code
 from max._config import flags
-from max.engine._store import ProgramStore
+from max.engine.load.program_store import ProgramStore
 
 # a shell without job control starts background jobs with SIGINT ignored, which their children inherit
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:

@@ -217,12 +217,12 @@ START = """
 import json, sys
 from max._backends.cpu.runtime import jit
 from max._compiler.stats import stats
-from max.engine import _idle
+from max.engine.tune import idle_measurement
 from max.entrypoints.llm import LLM
 from max.pipelines import PipelineConfig
 llm = LLM(PipelineConfig(model_path=sys.argv[1], max_length=256))
 (text,) = llm.generate("The capital of Norway is", max_new_tokens=1, use_tqdm=False)
-measure = sys.modules.get("max.engine._measure")
+measure = sys.modules.get("max.engine.tune.threshold_measurement")
 print(json.dumps({
     "specialized": stats.kernels, "recipes": stats.recipes, "modules": stats.modules, "from_disk": stats.from_disk,
     "compiled": jit.stats.compiled, "linked": jit.stats.linked,
@@ -308,7 +308,8 @@ PEAK = """
 import json, os, sys
 from pathlib import Path
 os.environ["MAX_WEIGHT_CACHE_SIZE"] = sys.argv[3]
-from max.engine import InferenceSession, _once
+from max.engine import InferenceSession
+from max.engine.load import load_time_results
 from max.entrypoints.llm import LLM
 from max.pipelines import PipelineConfig
 
@@ -316,7 +317,7 @@ def memory(key):
     lines = Path("/proc/self/status").read_text().splitlines()
     return next(1024 * int(line.split()[1]) for line in lines if line.startswith(key))
 
-_once.PART_BYTES = 4 << 20
+load_time_results.PART_BYTES = 4 << 20
 config = PipelineConfig(model_path=sys.argv[1], quantization_encoding=sys.argv[2], max_length=128, max_batch_size=1)
 # the code of LLVM and of the pool is no memory of the model
 InferenceSession()._backends.host.pool.prepare()

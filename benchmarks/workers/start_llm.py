@@ -70,6 +70,6 @@ if __name__ == "__main__":
     kinds = [x.removeprefix("--quantize=") for x in sys.argv if x.startswith("--quantize=")]
     main(sys.argv[1], sys.argv[2], "--phases" in sys.argv, kinds[0] if kinds else None)
     if "--fill" in sys.argv:
-        from max.engine import _packed
+        from max.engine.load import packed_weights
 
-        _packed.write_now()
+        packed_weights.write_now()

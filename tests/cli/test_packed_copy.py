@@ -10,7 +10,7 @@ import pytest
 
 from max._compiler.stats import stats
 from max._config import flags
-from max.engine import _packed
+from max.engine.load import packed_weights
 from max.entrypoints.cli import cli, generate
 
 MODEL = Path(__file__).parents[2] / "models" / "tiny-chat"
@@ -20,9 +20,9 @@ MODEL = Path(__file__).parents[2] / "models" / "tiny-chat"
 def test_packed_weights_are_reused_by_the_next_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(_packed, "LEAST_BYTES", 1)
-    monkeypatch.setattr(_packed, "WAIT_SECONDS", 1e6)
-    monkeypatch.setattr(_packed, "_writer", _packed._Writer())
+    monkeypatch.setattr(packed_weights, "LEAST_BYTES", 1)
+    monkeypatch.setattr(packed_weights, "WAIT_SECONDS", 1e6)
+    monkeypatch.setattr(packed_weights, "_writer", packed_weights._Writer())
     monkeypatch.setattr(generate, "_alive", [])
     texts = []
     with flags.override(MAX_CACHE_DIR=tmp_path, MAX_CHECK=1, MAX_GUARD=False):
@@ -32,7 +32,7 @@ def test_packed_weights_are_reused_by_the_next_run(
             texts.append(capsys.readouterr().out)
             gc.collect()
             # as at the end of the process
-            _packed._writer.run()
+            packed_weights._writer.run()
             (copy,) = (tmp_path / "weights").iterdir()
     assert texts == ["The capital of Norway is Oslo.\n"] * 2
 
@@ -41,16 +41,16 @@ def test_packed_weights_are_reused_by_the_next_run(
 def test_without_the_weight_cache_nothing_is_written_or_read(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(_packed, "LEAST_BYTES", 1)
-    monkeypatch.setattr(_packed, "WAIT_SECONDS", 1e6)
-    monkeypatch.setattr(_packed, "_writer", _packed._Writer())
+    monkeypatch.setattr(packed_weights, "LEAST_BYTES", 1)
+    monkeypatch.setattr(packed_weights, "WAIT_SECONDS", 1e6)
+    monkeypatch.setattr(packed_weights, "_writer", packed_weights._Writer())
     monkeypatch.setattr(generate, "_alive", [])
     # restored after the test
     monkeypatch.setenv("MAX_WEIGHT_CACHE_SIZE", "4096")
     words = ["generate", "--model", str(MODEL), "--prompt", "What is the capital of Norway?"]
 
     def folders() -> set[str]:
-        _packed._writer.run()
+        packed_weights._writer.run()
         return {path.name for path in tmp_path.iterdir()}
 
     with flags.override(MAX_CACHE_DIR=tmp_path, MAX_CHECK=1, MAX_GUARD=False):

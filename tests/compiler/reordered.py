@@ -15,7 +15,7 @@ from dataclasses import replace
 import pytest
 
 from max._runtime.program import Jump, Launch, Program
-from max.engine import _program
+from max.engine.run import linked_program
 
 ORDERS = ("serial first", "serial last")
 
@@ -62,5 +62,5 @@ def reordered(order: str) -> Generator[list[int]]:
         return Program(changed, num_values, scratch_bytes)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(_program, "Program", program)
+        patch.setattr(linked_program, "Program", program)
         yield moved

@@ -22,7 +22,8 @@ from max._runtime import platform
 from max.driver import CPU
 from max.dtype import DType
 from max.dtype.blocks import BLOCK_FORMATS, encode
-from max.engine import InferenceSession, _once
+from max.engine import InferenceSession
+from max.engine.load import load_time_results
 from max.graph import DeviceRef, Graph, TensorType, TensorValue, Weight, ops
 from max.graph.quantization import QuantizationEncoding
 from max.mlir import MoOp, entry, verify_module
@@ -427,7 +428,7 @@ def test_weights_of_several_layers(rng: np.random.Generator) -> None:
 @pytest.mark.skipif(not platform.LINUX, reason="reads /proc")
 def test_memory_of_loading(tmp_path: Any, monkeypatch: pytest.MonkeyPatch, rng: Any) -> None:
     """Each weight is packed into its part of the common buffer; its pages are released before the next is read."""
-    monkeypatch.setattr(_once, "PART_BYTES", 1)
+    monkeypatch.setattr(load_time_results, "PART_BYTES", 1)
     size, count = 1 << 10, 4
     arrays: dict[str, np.ndarray] = {}
     peaks: list[int] = []

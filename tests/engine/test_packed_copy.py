@@ -15,7 +15,8 @@ from safetensors.numpy import save_file
 from max._config import flags
 from max._runtime.cache import Cache
 from max.dtype import DType
-from max.engine import InferenceSession, _linker, _packed
+from max.engine import InferenceSession
+from max.engine.load import linker, packed_weights
 from max.graph import DeviceRef, Graph, TensorType, Weight
 from max.graph.weights import SafetensorWeights
 
@@ -27,9 +28,9 @@ ROWS, COLUMNS = 96, 160
 @pytest.fixture(autouse=True)
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     """An empty cache that accepts small weights and is not written by a timer."""
-    monkeypatch.setattr(_packed, "LEAST_BYTES", 1)
-    monkeypatch.setattr(_packed, "WAIT_SECONDS", 1e6)
-    monkeypatch.setattr(_packed, "_writer", _packed._Writer())
+    monkeypatch.setattr(packed_weights, "LEAST_BYTES", 1)
+    monkeypatch.setattr(packed_weights, "WAIT_SECONDS", 1e6)
+    monkeypatch.setattr(packed_weights, "_writer", packed_weights._Writer())
     with flags.override(MAX_CACHE_DIR=tmp_path / "cache", MAX_CHECK=1, MAX_GUARD=False):
         yield tmp_path
 
@@ -77,7 +78,7 @@ def no_packing(monkeypatch: pytest.MonkeyPatch):
     def unwanted(*args: Any) -> None:
         raise AssertionError("packed again")
 
-    return lambda: monkeypatch.setattr(_linker, "run_once", unwanted)
+    return lambda: monkeypatch.setattr(linker, "run_once", unwanted)
 
 
 @pytest.mark.parametrize("dtype", [DType.float32, DType.bfloat16])
@@ -86,7 +87,7 @@ def test_the_next_load_packs_nothing(folder: Path, dtype: DType, no_packing: Any
     model = load(folder / "model.safetensors", dtype)
     first = result(model, arrays, dtype)
     assert not copies(folder)
-    _packed._writer.run()
+    packed_weights._writer.run()
     (copy,) = copies(folder)
     assert copy.stat().st_size >= ROWS * COLUMNS * dtype.size_in_bytes
     no_packing()
@@ -95,7 +96,7 @@ def test_the_next_load_packs_nothing(folder: Path, dtype: DType, no_packing: Any
     )
     # the copy is not written again
     written = copy.stat().st_ino
-    _packed._writer.run()
+    packed_weights._writer.run()
     assert [path.stat().st_ino for path in copies(folder)] == [written]
 
 
@@ -104,7 +105,7 @@ def test_changed_weights_are_packed_again(folder: Path) -> None:
     first = write(path, 1)
     result(load(path), first)
     model = load(path)
-    _packed._writer.run()
+    packed_weights._writer.run()
     del model
     # overwritten in place: inode, size and modification time do not change
     stat = path.stat()
@@ -118,7 +119,7 @@ def test_changed_weights_are_packed_again(folder: Path) -> None:
 def test_another_program_has_another_copy(folder: Path) -> None:
     arrays = write(folder / "model.safetensors", 1)
     models = [load(folder / "model.safetensors", d) for d in (DType.float32, DType.bfloat16)]
-    _packed._writer.run()
+    packed_weights._writer.run()
     assert len(copies(folder)) == 2
     for model, dtype in zip(models, (DType.float32, DType.bfloat16), strict=True):
         result(model, arrays, dtype)
@@ -129,7 +130,7 @@ def test_a_damaged_copy_is_not_used(folder: Path, damage: str) -> None:
     path = folder / "model.safetensors"
     arrays = write(path, 1)
     model = load(path)
-    _packed._writer.run()
+    packed_weights._writer.run()
     (copy,) = copies(folder)
     content = copy.read_bytes()
     changed = {"short": content[:-1], "long": content + b"x", "empty": b""}
@@ -143,7 +144,7 @@ def test_weights_that_are_not_in_files_have_no_copy(folder: Path) -> None:
         graph.output(graph.inputs[0].tensor @ Weight("w", DType.float32, [ROWS, COLUMNS], CPU).T)
     w = np.ones((ROWS, COLUMNS), np.float32)
     model = InferenceSession().load(graph, weights_registry={"w": w})
-    _packed._writer.run()
+    packed_weights._writer.run()
     assert not copies(folder)
     del model
 
@@ -154,14 +155,14 @@ def test_without_room_nothing_is_written(folder: Path) -> None:
     for override in ({"MAX_WEIGHT_CACHE_SIZE": 0}, {"MAX_GUARD": True}):
         with flags.override(**override):
             model = load(path)
-            _packed._writer.run()
+            packed_weights._writer.run()
             assert not copies(folder)
             del model
     # the copy of a model whose files no longer exist
     model = load(path)
     del model
     gc.collect()
-    _packed._writer.run()
+    packed_weights._writer.run()
     assert not copies(folder)
 
 
@@ -170,14 +171,14 @@ def test_the_least_recently_used_copies_make_room(folder: Path) -> None:
     with flags.override(MAX_WEIGHT_CACHE_SIZE=1):
         half = np.zeros(400 << 10, np.uint8)
         for number, name in enumerate("abc"):
-            assert _packed.PackedCopy(inner / name, half.nbytes).write(half)
+            assert packed_weights.PackedCopy(inner / name, half.nbytes).write(half)
             os.utime(inner / name, (number, number))
         assert {path.name for path in copies(folder)} == {"b", "c"}
         # b was used last, so c is deleted
-        assert _packed.PackedCopy(inner / "b", half.nbytes).mapped() is not None
-        assert _packed.PackedCopy(inner / "d", half.nbytes).write(half)
+        assert packed_weights.PackedCopy(inner / "b", half.nbytes).mapped() is not None
+        assert packed_weights.PackedCopy(inner / "d", half.nbytes).write(half)
         assert {path.name for path in copies(folder)} == {"b", "d"}
-    assert _packed.PackedCopy(inner / "c", half.nbytes).mapped() is None
+    assert packed_weights.PackedCopy(inner / "c", half.nbytes).mapped() is None
 
 
 def test_the_end_of_a_process_waits_for_some_time_only(
@@ -186,13 +187,13 @@ def test_the_end_of_a_process_waits_for_some_time_only(
     path = folder / "model.safetensors"
     arrays = write(path, 1)
     model = load(path)
-    monkeypatch.setattr(_packed, "CHUNK", 1 << 10)
-    monkeypatch.setattr(_packed, "EXIT_SECONDS", 0.0)
-    _packed._writer.at_exit()
+    monkeypatch.setattr(packed_weights, "CHUNK", 1 << 10)
+    monkeypatch.setattr(packed_weights, "EXIT_SECONDS", 0.0)
+    packed_weights._writer.at_exit()
     assert not copies(folder)
-    monkeypatch.setattr(_packed, "EXIT_SECONDS", 60.0)
+    monkeypatch.setattr(packed_weights, "EXIT_SECONDS", 60.0)
     other = load(path)
-    _packed._writer.at_exit()
+    packed_weights._writer.at_exit()
     assert len(copies(folder)) == 1
     np.testing.assert_array_equal(result(other, arrays), result(model, arrays))
 
@@ -202,7 +203,7 @@ def test_an_interrupted_copy_leaves_nothing(folder: Path, monkeypatch: pytest.Mo
         raise KeyboardInterrupt
 
     monkeypatch.setattr(os, "replace", interrupt)
-    copy = _packed.PackedCopy(folder / "cache" / "weights" / "a", 100)
+    copy = packed_weights.PackedCopy(folder / "cache" / "weights" / "a", 100)
     with pytest.raises(KeyboardInterrupt):
         copy.write(np.zeros(100, np.uint8))
     assert not copies(folder)

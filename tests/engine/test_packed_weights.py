@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 from max._runtime import platform
 from max.driver import Tensor
 from max.dtype import DType
-from max.engine import InferenceSession, _once
+from max.engine import InferenceSession
+from max.engine.load import load_time_results
 from max.graph import DeviceRef, Graph, TensorType, Weight, ops
 from tests.tolerance import assert_close
 
@@ -159,7 +160,7 @@ def test_a_weight_with_several_uses(rng):
 @pytest.mark.parametrize("part", [1, 3000, 1 << 30])
 def test_packing_in_parts(part, monkeypatch, rng):
     """A reload packs again; the packing program gives equal results whether it runs whole or in parts."""
-    monkeypatch.setattr(_once, "PART_BYTES", part)
+    monkeypatch.setattr(load_time_results, "PART_BYTES", part)
     ws = [rng.standard_normal((40, 40)).astype(np.float32) for _ in range(6)]
     with Graph("g", input_types=[TensorType(DType.float32, ["m", 40], CPU)]) as graph:
         x = graph.inputs[0].tensor

@@ -119,7 +119,7 @@ def test_ten_thousand_executions_do_not_grow(session: InferenceSession) -> None:
 
 
 def test_sizes_are_forgotten_at_a_limit(load: Load) -> None:
-    from max.engine._program import MAX_INSTANCES
+    from max.engine.run.linked_program import MAX_INSTANCES
 
     model = load([tensor("n")], lambda x: x + 1)
     for n in range(MAX_INSTANCES + 50):

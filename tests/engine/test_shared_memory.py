@@ -11,8 +11,8 @@ import pytest
 
 from max.driver import Tensor
 from max.dtype import DType
-from max.engine import _binding
 from max.engine.loop import ModelLoop
+from max.engine.run import input_binding
 from max.graph import ops
 from tests.engine.conftest import buffer, tensor
 
@@ -106,8 +106,8 @@ def test_overlaps_are_found_as_by_numpy(load, seed, monkeypatch):
         lambda *values: (values[0] if types[0] == tensor("n0") else ops.buffer_load(values[0])) + 1,
     )
     if seed % 2:
-        monkeypatch.setattr(_binding, "MOST_PAIRS", 0)
-    binder = _binding.InputBinder(
+        monkeypatch.setattr(input_binding, "MOST_PAIRS", 0)
+    binder = input_binding.InputBinder(
         "m", model._binder.inputs, model._binder.names, model._binder.symbols
     )
     whole = np.zeros(40, np.float32)

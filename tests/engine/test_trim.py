@@ -18,7 +18,8 @@ import psutil
 from max._host import SystemMemory
 from max.driver import CPU
 from max.dtype import DType
-from max.engine import InferenceSession, _outputs
+from max.engine import InferenceSession
+from max.engine.run import output_memory
 from max.graph import DeviceRef, Graph, TensorType, ops
 
 MB = 1 << 20
@@ -109,12 +110,12 @@ def test_nothing_is_kept_when_little_memory_is_left():
         before = rss()
         run()
         kept = rss() - before
-        _outputs.system_memory = lambda: SystemMemory(16 << 30, 1 << 30)
-        _outputs.FRESH_SECONDS = 0
+        output_memory.system_memory = lambda: SystemMemory(16 << 30, 1 << 30)
+        output_memory.FRESH_SECONDS = 0
         run(other)
         print(kept, rss() - before)
         # enough again, but the blocks of all models would be more than a quarter of it
-        _outputs.system_memory = lambda: SystemMemory(600 << 20, 600 << 20)
+        output_memory.system_memory = lambda: SystemMemory(600 << 20, 600 << 20)
         run(plus); run(other)
         print(rss() - before, plus._output_memory.kept_bytes() + other._output_memory.kept_bytes())
         """

@@ -16,7 +16,8 @@ from safetensors.torch import load_file, save_file
 from max._compiler import pipeline
 from max._config import flags
 from max.driver import Tensor
-from max.engine import InferenceSession, _store
+from max.engine import InferenceSession
+from max.engine.load import program_store
 from max.interfaces import (
     GenerationStatus,
     PipelineTask,
@@ -252,7 +253,7 @@ def test_the_graph_between_steps_is_compiled_beside_the_model(tmp_path, monkeypa
         return compile_module(module, *arguments, **options)
 
     monkeypatch.setattr(pipeline, "compile_module", compiled)
-    load = _store.ProgramStore.load_described
+    load = program_store.ProgramStore.load_staged_graph
     ends = []
 
     def loaded(self, description, stage):
@@ -261,7 +262,7 @@ def test_the_graph_between_steps_is_compiled_beside_the_model(tmp_path, monkeypa
         finally:
             ends.append("next_step" if description == "next_step" else "model")
 
-    monkeypatch.setattr(_store.ProgramStore, "load_described", loaded)
+    monkeypatch.setattr(program_store.ProgramStore, "load_staged_graph", loaded)
     with flags.override(MAX_CACHE_DIR=tmp_path, MAX_CHECK=1):
         pipeline_of(1)
     # the third casts weights

@@ -18,7 +18,7 @@ SRC = Path(__file__).parents[2] / "src" / "max"
 # what a call names (its last one or two names) -> the files that may call it, each for a reason
 ALLOWED: dict[str, dict[str, str]] = {
     "pickle.loads": {
-        "engine/_store.py": "compiled programs in the cache of the user, which no one else may write",
+        "engine/load/program_store.py": "compiled programs in the cache of the user, which no one else may write",
         "generation/channel.py": "objects of Python between an engine and its parent; the server uses MessageCodec",
     },
     "pickle.load": {},
@@ -44,7 +44,7 @@ ALLOWED: dict[str, dict[str, str]] = {
     "exec": {
         "max/_dataclass.py": "the code of __init__",
         "mlir/sizes.py": "formulas of sizes",
-        "engine/_binding.py": "checks of inputs",
+        "engine/run/input_binding.py": "checks of inputs",
         "language/source.py": "a kernel of the program",
         "experimental/replay/matching.py": "the code of a recording's checks",
     },
@@ -68,7 +68,7 @@ ALLOWED: dict[str, dict[str, str]] = {
 }
 
 IMPORTED = {
-    "pickle": ("engine/_store.py", "generation/channel.py"),
+    "pickle": ("engine/load/program_store.py", "generation/channel.py"),
     "jinja2": (
         "tokenization/chat_template.py",
         *(f"tokenization/templates/{name}.py" for name in ("budget", "calls", "code", "filters")),

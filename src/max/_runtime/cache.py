@@ -30,7 +30,7 @@ _MAGIC = b"SUPREMUM"
 _FORMAT = 1
 _HEADER = struct.Struct("<8sII Q 16s")  # magic, format, length of the key, of the payload, checksum
 WEIGHTS_FOLDER = "weights"
-"""The folder of packed weights in the cache folder; see `max.engine._packed`."""
+"""The folder of packed weights in the cache folder; see `max.engine.load.packed_weights`."""
 _TOUCH_SECONDS = 3600.0  # a hit updates an entry's modification time at most once an hour
 _STALE_TEMPORARY_SECONDS = (
     3600.0  # older temporary files are of processes that ended while they wrote

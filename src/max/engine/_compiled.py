@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any
 from max import mlir
 from max._dataclass import dataclass
 from max._lazy import lazy_module
-from max.engine._opaque import with_buffers
 from max.engine._options import CustomExtensionsType
-from max.engine._store import Loaded
+from max.engine.load.opaque_buffers import with_buffers
+from max.engine.load.program_store import Loaded
 from max.kernel.language.extensions import load_extensions
 
 if TYPE_CHECKING:

@@ -23,13 +23,13 @@ from max.driver import CPU, Device, DLPackArray, Tensor
 from max.driver._device import device_named
 from max.driver._memory import ALIGNMENT
 from max.dtype import DType
-from max.engine._arena import Arena, arena_of
-from max.engine._binding import InputBinder, ModelInput
-from max.engine._captures import Capture, Captures, checked_keys
-from max.engine._outputs import OutputMemory
-from max.engine._profile import Profile, recording
-from max.engine._program import Instance, Linked, LinkedProgram
 from max.engine._tensor_spec import TensorSpec
+from max.engine.run.arena import Arena, arena_of
+from max.engine.run.captures import Capture, Captures, checked_keys
+from max.engine.run.input_binding import InputBinder, ModelInput
+from max.engine.run.linked_program import Instance, Linked, LinkedProgram
+from max.engine.run.output_memory import OutputMemory
+from max.engine.run.profile import Profile, recording
 
 __all__ = ["Model"]
 

@@ -20,9 +20,6 @@ from max._lazy import lazy_module
 from max._reentry import reentrant_lock
 from max._runtime import platform
 from max.driver import CPU, Device, DLPackArray
-from max.engine._arena import arena_of
-from max.engine._casts import Caster
-from max.engine._linker import ModelLinker
 from max.engine._model import Model
 from max.engine._options import (
     LEVELS,
@@ -33,14 +30,18 @@ from max.engine._options import (
     SplitKReductionPrecision,
     choice,
 )
-from max.engine._profile import Profile, recording
-from max.engine._store import Loaded, ProgramStore, input_names
-from max.engine._weights import bind_weights, declared_weights
+from max.engine.load.linker import ModelLinker
+from max.engine.load.program_store import Loaded, ProgramStore, input_names
+from max.engine.load.weight_casts import Caster
+from max.engine.load.weights import bind_weights, declared_weights
+from max.engine.run.arena import arena_of
+from max.engine.run.profile import Profile, recording
 from max.kernel.language.extensions import load_extensions
 
 if TYPE_CHECKING:
     from max import graph as graphs
-    from max.engine import _compiled, _interpreted, debug_config
+    from max.engine import _compiled, debug_config
+    from max.engine.run import interpreted_model
     from max.graph import print_options
     from max.graph import weights as weight_files
 else:
@@ -49,7 +50,7 @@ else:
     print_options = lazy_module("max.graph.print_options")
     debug_config = lazy_module("max.engine.debug_config")
     weight_files = lazy_module("max.graph.weights")
-    _interpreted = lazy_module("max.engine._interpreted")
+    interpreted_model = lazy_module("max.engine.run.interpreted_model")
     # not needed where a program is found by its description
     _compiled = lazy_module("max.engine._compiled")
 
@@ -314,7 +315,7 @@ class InferenceSession:
         weights = {
             n: w.now() if isinstance(w, weight_files.LaterCast) else w for n, w in bound.items()
         }
-        return _interpreted.interpreted_model(
+        return interpreted_model.interpreted_model(
             part.graph, input_names(module), weights, arena_of(self._backends.host), self._printing,
             self.debug.nan_check,
         )  # fmt: skip

@@ -16,9 +16,9 @@ from max._compiler.flatten import Flat
 from max._compiler.memory import MemoryPlan
 from max._compiler.record import Compilation, record
 from max._compiler.template import Buffer, Launch
-from max.engine._limits import find_limits
-from max.engine._opaque import with_buffers
-from max.engine._store import input_names
+from max.engine.load.opaque_buffers import with_buffers
+from max.engine.load.program_store import input_names
+from max.engine.tune.row_thresholds import find_limits
 from max.graph import Graph
 from max.kernel.language.extensions import load_extensions
 from max.mlir.sizes import NOMINAL, Size, nominal

@@ -23,10 +23,10 @@ from max._backends.backend import Backend, ProgramExecutor
 from max._runtime.program import NO_VALUE, Jump, Launch, NativeArray, Program, packed_words
 from max.driver import Device, Tensor
 from max.dtype import DType
-from max.engine._binding import ModelInput
 from max.engine._model import Model
-from max.engine._program import Linked
 from max.engine._session import InferenceSession
+from max.engine.run.input_binding import ModelInput
+from max.engine.run.linked_program import Linked
 
 __all__ = ["ModelLoop"]
 

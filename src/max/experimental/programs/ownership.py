@@ -19,7 +19,7 @@ import numpy as np
 from max import driver
 from max.driver._shared_memory import SharedMemory
 from max.dtype import DType
-from max.engine._outputs import kept_blocks
+from max.engine.run.output_memory import kept_blocks
 from max.experimental.programs.lazy_values import Cell
 from max.experimental.programs.value_types import type_of
 

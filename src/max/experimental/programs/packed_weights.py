@@ -25,7 +25,7 @@ import numpy as np
 from max import driver
 from max._config import flags
 from max.engine import Model
-from max.engine._outputs import under_pressure
+from max.engine.run.output_memory import under_pressure
 from max.experimental.programs.lazy_values import Cell, Reader
 from max.experimental.programs.number_patterns import Pattern, Symbol
 from max.experimental.programs.ownership import owned

@@ -14,7 +14,7 @@ import numpy.typing as npt
 from max.driver import Device, Tensor
 from max.dtype import DType
 from max.engine import InferenceSession, Model
-from max.engine.described import load_described
+from max.engine.load.staged_graphs import load_staged_graph
 from max.engine.loop import ModelLoop
 from max.graph import BufferType, DeviceRef, Graph, TensorType
 from max.graph.ops.staging.stage import stage_declared
@@ -57,7 +57,7 @@ def next_step_model(session: InferenceSession) -> Model:
     Args:
         session: The session.
     """
-    return load_described(session, "next_step", {}, lambda: (next_step_graph(), {}))
+    return load_staged_graph(session, "next_step", {}, lambda: (next_step_graph(), {}))
 
 
 class DecodeLoop:

@@ -15,7 +15,7 @@ import numpy.typing as npt
 from max._dataclass import dataclass
 from max.driver import CPU, Tensor
 from max.engine import InferenceSession
-from max.engine.described import while_compiling
+from max.engine.load.staged_graphs import while_compiling
 from max.graph.weights import WeightsFormat
 from max.interfaces import (
     LogProbabilities,

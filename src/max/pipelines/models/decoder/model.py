@@ -11,7 +11,7 @@ import numpy as np
 from max.driver import DLPackArray, Tensor
 from max.dtype import DType
 from max.engine import InferenceSession, Model
-from max.engine.described import describe_staging, load_described
+from max.engine.load.staged_graphs import describe_staging, load_staged_graph
 from max.graph import DeviceRef, Graph
 from max.graph.weights import WeightData, WeightsFormat
 from max.nn.kv_cache.cache_params import KVCacheParams
@@ -138,7 +138,7 @@ class DecoderModel(GraphModel[TextContext], SizedKVCache):
                 self.decoder_class, config, params, self.dtype, self.return_logits, [*map(str, devices)], use_subgraphs,
             )  # fmt: skip
             description = describe_staging(arguments, state_dict)
-        return load_described(session, description, state_dict, stage, self.dtype)
+        return load_staged_graph(session, description, state_dict, stage, self.dtype)
 
     def configure(self, state_dict: Mapping[str, WeightData]) -> DecoderConfig:
         """The shape of the model: config.json, the weights, and the user's options.

@@ -11,8 +11,8 @@ from max._backends import Backends
 from max._backends.backend import HOST
 from max._compiler.code import Compiled, LaunchCode, ProgramCode
 from max._runtime import platform
-from max.engine._arena import arena_of
-from max.engine._program import LinkedProgram
+from max.engine.run.arena import arena_of
+from max.engine.run.linked_program import LinkedProgram
 
 __all__ = ["inputs_of", "needed_later", "run_once"]
 

@@ -7,7 +7,7 @@ import weakref
 from max._backends import Backend
 from max._compiler.code import ALIGNMENT
 from max._reentry import reentrant_lock
-from max.engine._outputs import trim_all
+from max.engine.run.output_memory import trim_all
 
 __all__ = ["Arena", "arena_of"]
 

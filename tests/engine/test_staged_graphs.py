@@ -19,8 +19,9 @@ from max._runtime import reserve
 from max._runtime.reserve import Reserve
 from max.driver import Tensor
 from max.dtype import DType
-from max.engine import InferenceSession, _store, described
-from max.engine.described import describe_staging, load_described, while_compiling
+from max.engine import InferenceSession
+from max.engine.load import program_store, staged_graphs
+from max.engine.load.staged_graphs import describe_staging, load_staged_graph, while_compiling
 from max.graph import DeviceRef, Graph, TensorType, Weight, ops
 from max.graph.weights import WeightData
 from max.nn.kv_cache import KVCacheParams
@@ -72,7 +73,7 @@ def load(values: dict[str, WeightData], description: str | None, **options: Any)
     """Loads the model in a new session and returns its result for one input."""
     rows = int(values["w"].shape[0])
     table = options.pop("table", np.arange(100 * rows, dtype=np.float32).reshape(100, rows) / 64)
-    model = load_described(
+    model = load_staged_graph(
         InferenceSession(), description, values, affine(values, table, **options)
     )
     x = np.linspace(-1, 1, len(table) * rows, dtype=np.float32).reshape(len(table), rows)
@@ -97,7 +98,7 @@ def test_the_second_load_stages_nothing_and_takes_new_weights(dtype: DType) -> N
         raise AssertionError("staged")
 
     values = weights(1)
-    model = load_described(InferenceSession(), text, values, unwanted)
+    model = load_staged_graph(InferenceSession(), text, values, unwanted)
     x = np.linspace(-1, 1, 500, dtype=np.float32).reshape(100, 5)
     np.testing.assert_array_equal(model.execute(x)[0].to_numpy(), first)
     assert counts()[0] == modules and counts()[1] > recipes
@@ -154,19 +155,19 @@ def test_packed_weights_lie_in_memory_that_was_requested_before(
             self.sizes.append(num_bytes)
             return super().take(num_bytes)
 
-    monkeypatch.setattr(described, "Reserve", Kept)
+    monkeypatch.setattr(staged_graphs, "Reserve", Kept)
     values = large(3)
     x = np.random.default_rng(4).standard_normal((7, 640), np.float32)
     w, b = (Tensor.from_dlpack(values[k].data).to_numpy() for k in "wb")
     for _ in range(2):
-        model = load_described(InferenceSession(), "product", values, product(values))
+        model = load_staged_graph(InferenceSession(), "product", values, product(values))
         (y,) = model.execute(x)
         np.testing.assert_allclose(y.to_numpy(), x @ w + b, rtol=1e-4, atol=1e-4)
     # the second load finds the recipe and compiles nothing
     (one,) = made
     assert one.sizes == [641 * 512 * 4, 640 * 512 * 4]
     with pytest.raises(ZeroDivisionError):
-        load_described(InferenceSession(), "failing", values, lambda: 1 // 0)
+        load_staged_graph(InferenceSession(), "failing", values, lambda: 1 // 0)
     assert not [t for t in threading.enumerate() if t.name == "max-reserve"]
 
 
@@ -178,36 +179,36 @@ def test_work_is_done_once_while_the_first_program_compiles() -> None:
     def work() -> None:
         # another program of the same session, before the first one is there
         calls.append(stats.modules)
-        load_described(session, "inner", values, affine(values, shifted))
+        load_staged_graph(session, "inner", values, affine(values, shifted))
 
     before = stats.modules
     with while_compiling(session, work):
         assert not calls
-        outer = load_described(session, "outer", values, affine(values, table))
+        outer = load_staged_graph(session, "outer", values, affine(values, table))
         assert calls == [before + 1]
         assert stats.modules == before + 2
-        load_described(session, "later", values, affine(values, shifted + 2))
+        load_staged_graph(session, "later", values, affine(values, shifted + 2))
     x = np.ones((4, 5), np.float32)
     w, b = (Tensor.from_dlpack(values[k].data).to_numpy() for k in "wb")
     np.testing.assert_allclose(outer.execute(x)[0].to_numpy(), 2 * x @ w + b, rtol=1e-5)
     # what the work loaded is found
     modules = stats.modules
-    inner = load_described(session, "inner", values, affine(values, shifted))
+    inner = load_staged_graph(session, "inner", values, affine(values, shifted))
     np.testing.assert_allclose(inner.execute(x)[0].to_numpy(), x @ w + b, rtol=1e-5)
     assert stats.modules == modules and len(calls) == 1
 
 
 def test_work_is_not_done_where_programs_are_on_the_disk_nor_after_the_block() -> None:
     values, table = weights(1), np.ones((4, 5), np.float32)
-    load_described(InferenceSession(), "outer", values, affine(values, table))
+    load_staged_graph(InferenceSession(), "outer", values, affine(values, table))
     session = InferenceSession()
 
     def unwanted() -> None:
         raise AssertionError("called")
 
     with while_compiling(session, unwanted):
-        load_described(session, "outer", values, affine(values, table))
-    load_described(session, "other", values, affine(values, table + 1))
+        load_staged_graph(session, "outer", values, affine(values, table))
+    load_staged_graph(session, "other", values, affine(values, table + 1))
 
 
 def test_errors_of_the_work_are_raised_by_the_load_and_the_session_goes_on() -> None:
@@ -217,8 +218,8 @@ def test_errors_of_the_work_are_raised_by_the_load_and_the_session_goes_on() -> 
         raise KeyError("x")
 
     with while_compiling(session, fail), pytest.raises(KeyError):
-        load_described(session, "outer", values, affine(values, table))
-    model = load_described(session, "outer", values, affine(values, table))
+        load_staged_graph(session, "outer", values, affine(values, table))
+    model = load_staged_graph(session, "outer", values, affine(values, table))
     w, b = (Tensor.from_dlpack(values[k].data).to_numpy() for k in "wb")
     x = np.ones((4, 5), np.float32)
     np.testing.assert_allclose(model.execute(x)[0].to_numpy(), 2 * x @ w + b, rtol=1e-5)
@@ -243,7 +244,7 @@ def test_values_that_are_no_weights_leave_no_recipe() -> None:
 
     recipes = stats.recipes
     for _ in range(2):
-        load_described(InferenceSession(), "text", values, stage)
+        load_staged_graph(InferenceSession(), "text", values, stage)
     assert stats.recipes == recipes
 
 
@@ -252,19 +253,19 @@ def test_weights_on_one_memory_leave_no_recipe() -> None:
     values["tied"] = values["w"]
     recipes = stats.recipes
     for _ in range(2):
-        load_described(
+        load_staged_graph(
             InferenceSession(), "text", values, affine(weights(1), np.ones((100, 5), np.float32))
         )
     assert stats.recipes == recipes
 
 
 def test_many_constants_leave_no_recipe(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(_store, "MOST_CONSTANTS", 100 * 5 * 4 - 1)
+    monkeypatch.setattr(program_store, "MOST_CONSTANTS", 100 * 5 * 4 - 1)
     recipes = stats.recipes
     for _ in range(2):
         load(weights(1), "text")
     assert stats.recipes == recipes
-    monkeypatch.setattr(_store, "MOST_CONSTANTS", 100 * 5 * 4)
+    monkeypatch.setattr(program_store, "MOST_CONSTANTS", 100 * 5 * 4)
     for _ in range(2):
         load(weights(1), "text")
     assert stats.recipes == recipes + 1
@@ -294,8 +295,8 @@ def test_errors_of_kernels_name_the_line_that_staged_the_op() -> None:
     texts: list[str] = []
     recipes = stats.recipes
     for _ in range(2):
-        model = load_described(InferenceSession(), "rows", {}, stage)
-        with pytest.raises(Exception, match=r"test_described\.py:\d+") as caught:
+        model = load_staged_graph(InferenceSession(), "rows", {}, stage)
+        with pytest.raises(Exception, match=r"test_staged_graphs\.py:\d+") as caught:
             model.execute(np.ones(3, np.float32), np.array([7]))
         texts.append(str(caught.value))
     assert texts[0] == texts[1] and stats.recipes == recipes + 1
@@ -313,7 +314,7 @@ def test_different_values_have_different_descriptions() -> None:
         Llama3Config, 0.1,
         np.nextafter(0.1, 1).item(), RopeConfig(), RopeConfig(theta=1.0), RopeConfig(parameters={"factor": 2}),
     ]  # fmt: skip
-    texts = [_store.describe(value) for value in values]
+    texts = [program_store.describe(value) for value in values]
     # an empty list and an empty tuple stage the same graph
     assert texts[values.index([])] == texts[values.index(())]
     assert len({*texts}) == len(texts) - 1, [t for t in texts if texts.count(t) > 1]
@@ -328,7 +329,7 @@ class Foreign:
     "value", [object(), Foreign(), Foreign, [Foreign()], {"a": object()}, np.ones(1), {object()}]
 )
 def test_values_of_unknown_kinds_have_none(value: Any) -> None:
-    assert _store.describe(value) is None
+    assert program_store.describe(value) is None
     assert describe_staging([value], {}) is None
 
 
@@ -368,10 +369,10 @@ def test_each_field_of_a_config_is_described() -> None:
     recurrent = DeltaNetForm(4, 2, 8, 8, 4, False)
     forms = block.mixer, block.feed_forward, Experts(4, 2, 8), MambaForm(8, 4, 2), recurrent
     for value in (config, params, block, *forms):
-        assert _store.describe(value) is not None
+        assert program_store.describe(value) is not None
         for field in fields(value):
-            text = _store.describe(with_field(value, field.name))
-            assert text is not None and text != _store.describe(value), field.name
+            text = program_store.describe(with_field(value, field.name))
+            assert text is not None and text != program_store.describe(value), field.name
 
 
 def test_kinds_of_weights_are_described() -> None:

@@ -35,7 +35,7 @@ from max._lazy import lazy_module
 from max._reentry import LockLevel, locked, reentrant_lock
 from max._runtime.cache import content_key, default_cache, source_fingerprint
 from max._version import __version__
-from max.engine._weights import WeightInfo, declared_weights
+from max.engine.load.weights import WeightInfo, declared_weights
 
 if TYPE_CHECKING:
     from max._compiler import pipeline
@@ -123,7 +123,7 @@ class ProgramStore:
         constants = _constants(module, compiled)
         return Loaded(compiled, entries, declared, constants, SourceLocations.of(module), note, key)
 
-    def load_described(
+    def load_staged_graph(
         self, description: str | None, stage: Callable[[], tuple[mlir.ModuleOp, object]]
     ) -> Loaded:
         """The program of the module that a function stages; the function is not called if the disk has the recipe.
@@ -247,7 +247,7 @@ def _first_compilation() -> bool:
 
 
 def describe(value: object) -> str | None:
-    """A text that tells two values apart, for `ProgramStore.load_described`; None for a value of an unknown kind.
+    """A text that tells two values apart, for `ProgramStore.load_staged_graph`; None for a value of an unknown kind.
 
     Args:
         value: None, bools, numbers, strings, enums, classes and dataclasses of `max`, and lists, tuples, sets and

@@ -13,16 +13,16 @@ from max._config import dump_log
 from max._lazy import lazy_module
 from max._runtime import platform
 from max.driver import DLPackArray
-from max.engine._casts import Caster
-from max.engine._fixed import FixedMemory
-from max.engine._idle import measure_when_idle
-from max.engine._limits import find_limits
-from max.engine._once import inputs_of, needed_later, run_once
-from max.engine._packed import PackedCopy
-from max.engine._profile import keep_for_exit
-from max.engine._program import Linked, LinkedProgram
-from max.engine._store import Loaded
-from max.engine._weights import bind_weights
+from max.engine.load.fixed_memory import FixedMemory
+from max.engine.load.load_time_results import inputs_of, needed_later, run_once
+from max.engine.load.packed_weights import PackedCopy
+from max.engine.load.program_store import Loaded
+from max.engine.load.weight_casts import Caster
+from max.engine.load.weights import bind_weights
+from max.engine.run.linked_program import Linked, LinkedProgram
+from max.engine.run.profile import keep_for_exit
+from max.engine.tune.idle_measurement import measure_when_idle
+from max.engine.tune.row_thresholds import find_limits
 
 if TYPE_CHECKING:
     from max.graph import print_options

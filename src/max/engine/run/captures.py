@@ -7,7 +7,7 @@ from typing import Any, cast
 
 from max._dataclass import dataclass
 from max.driver import Tensor
-from max.engine._program import Instance, Linked
+from max.engine.run.linked_program import Instance, Linked
 
 __all__ = ["Capture", "Captures", "checked_keys"]
 

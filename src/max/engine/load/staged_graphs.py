@@ -1,9 +1,9 @@
 """Loads a graph that a function stages; the function is not called if the program is on the disk.
 
-A description of what the function reads stands for the graph, see `max.engine._store`::
+A description of what the function reads stands for the graph, see `max.engine.load.program_store`::
 
     description = describe_staging(arguments, weights)
-    model = load_described(session, description, weights, lambda: staged(*arguments, weights))
+    model = load_staged_graph(session, description, weights, lambda: staged(*arguments, weights))
 """
 
 # reads private fields of sessions and models, as part of the engine
@@ -21,13 +21,13 @@ from max._runtime.reserve import Reserve
 from max.driver import DLPackArray, Tensor
 from max.dtype import DType
 from max.engine._model import Model
-from max.engine._opaque import with_buffers
 from max.engine._session import InferenceSession
-from max.engine._store import describe
+from max.engine.load.opaque_buffers import with_buffers
+from max.engine.load.program_store import describe
 from max.graph import Graph
 from max.graph.weights import LaterCast, WeightData
 
-__all__ = ["describe_staging", "load_described", "while_compiling"]
+__all__ = ["describe_staging", "load_staged_graph", "while_compiling"]
 
 ALIGNMENT = 64
 """The largest alignment of a weight that staging may depend on."""
@@ -40,7 +40,7 @@ class _Source(NamedTuple):
     dtype: DType | None
 
 
-def load_described(
+def load_staged_graph(
     session: InferenceSession,
     description: str | None,
     weights: Mapping[str, WeightData],
@@ -78,7 +78,7 @@ def load_described(
         graph, registry = stage()
         return session.load(graph, weights_registry=registry)
     try:
-        loaded = session._store.load_described(description, module)
+        loaded = session._store.load_staged_graph(description, module)
         if not registry and loaded.note:
             sources = cast("dict[str, _Source]", loaded.note)
             registry = {
@@ -130,7 +130,7 @@ def describe_staging(arguments: Sequence[object], weights: Mapping[str, WeightDa
     Of the weights it has names, dtypes, shapes, encodings and alignments, not the elements.
 
     Args:
-        arguments: The arguments, of the kinds that `max.engine._store.describe` takes.
+        arguments: The arguments, of the kinds that `max.engine.load.program_store.describe` takes.
         weights: The weights by name.
     """
     types = [

@@ -21,7 +21,8 @@ from max._config import flags
 from max.driver import CPU, Tensor
 from max.dtype import DType
 from max.dtype.blocks import BLOCK_FORMATS, encode
-from max.engine import InferenceSession, Model, _idle, _limits, _measure
+from max.engine import InferenceSession, Model
+from max.engine.tune import idle_measurement, row_thresholds, threshold_measurement
 from max.graph import DeviceRef, Graph, TensorType, Weight, ops
 from max.graph.quantization import QuantizationEncoding
 from max.kernel import host_target
@@ -32,10 +33,10 @@ N, K = 640, 768
 
 @pytest.fixture(autouse=True)
 def nothing_known(monkeypatch: pytest.MonkeyPatch, tmp_path) -> Iterator[None]:
-    monkeypatch.setattr(_limits, "_in_process", {})
+    monkeypatch.setattr(row_thresholds, "_in_process", {})
     monkeypatch.setenv("MAX_CACHE_DIR", str(tmp_path))
-    idler = _idle._Idler()
-    monkeypatch.setattr(_idle, "_idler", idler)
+    idler = idle_measurement._Idler()
+    monkeypatch.setattr(idle_measurement, "_idler", idler)
     # the idle thread does not start; tests measure explicitly or shorten its delay
     with flags.override(MAX_AUTOTUNE=True):
         yield
@@ -88,9 +89,9 @@ def measured(model: Model) -> Model:
     """Measures a model's thresholds synchronously, as the idle thread does."""
     linked = model._linked
     assert linked is not None
-    for job in [job for job in _idle._idler._jobs if job.linked() is linked]:
-        _idle._idler._jobs.remove(job)
-        _idle._idler._measure(job)
+    for job in [job for job in idle_measurement._idler._jobs if job.linked() is linked]:
+        idle_measurement._idler._jobs.remove(job)
+        idle_measurement._idler._measure(job)
     return model
 
 
@@ -105,7 +106,7 @@ def test_the_threshold_is_where_the_ways_cross(monkeypatch, encoding: str, cross
         asked.append(rows)
         return rows <= crossing
 
-    monkeypatch.setattr(_measure.Measurement, "_few_is_faster", few_is_faster)
+    monkeypatch.setattr(threshold_measurement.Measurement, "_few_is_faster", few_is_faster)
     guesses = limits_of(model := product_model(encoding))
     q4 = default_threshold(host_target(), quantized_tiling(host_target(), FORMATS["Q4_0"]))
     assert guesses == {{"float32": 8, "Q4_0": q4}[encoding]} and not asked, (
@@ -121,7 +122,7 @@ def test_the_threshold_is_where_the_ways_cross(monkeypatch, encoding: str, cross
     assert 1 <= len(asked) <= 8
     before = len(asked)
     assert limits_of(measured(product_model(encoding))) == {limit} and len(asked) == before
-    _limits._in_process.clear()
+    row_thresholds._in_process.clear()
     assert limits_of(product_model(encoding)) == {limit} and len(asked) == before, "from the disk"
 
 
@@ -130,9 +131,11 @@ def test_results_do_not_depend_on_the_threshold(monkeypatch, tmp_path, encoding:
     guessed = product_model(encoding)
     wanted = {rows: run(guessed, rows, encoding) for rows in (1, 5, 17, 70)}
     for crossing in (1, 1000):
-        _limits._in_process.clear()
+        row_thresholds._in_process.clear()
         monkeypatch.setattr(
-            _measure.Measurement, "_few_is_faster", lambda self, rows, c=crossing: rows <= c
+            threshold_measurement.Measurement,
+            "_few_is_faster",
+            lambda self, rows, c=crossing: rows <= c,
         )
         # another cache folder has no thresholds either
         monkeypatch.setenv("MAX_CACHE_DIR", str(tmp_path / str(crossing)))
@@ -160,17 +163,19 @@ def test_the_guess_stays(monkeypatch, why: str) -> None:
     if why in ("a clear guess", "a busy machine"):
         # neither kernel is clearly faster, or the processor is busy
         step = 1000 if why == "a clear guess" else 0
-        monkeypatch.setattr(_measure.time, "perf_counter", itertools.count().__next__)
-        monkeypatch.setattr(_measure.time, "process_time", itertools.count(0, step).__next__)
+        monkeypatch.setattr(threshold_measurement.time, "perf_counter", itertools.count().__next__)
+        monkeypatch.setattr(
+            threshold_measurement.time, "process_time", itertools.count(0, step).__next__
+        )
         assert limits_of(measured(product_model("float32"))) == {8}
-        (known,) = _limits._in_process.values()
+        (known,) = row_thresholds._in_process.values()
         assert known.quality == (0 if why == "a busy machine" else known.quality)
         return
 
     def never(self: object, rows: int) -> bool:
         raise AssertionError("it was measured")
 
-    monkeypatch.setattr(_measure.Measurement, "_few_is_faster", never)
+    monkeypatch.setattr(threshold_measurement.Measurement, "_few_is_faster", never)
     if why == "switched off":
         with flags.override(MAX_AUTOTUNE=False):
             assert limits_of(measured(product_model("float32"))) == {8}
@@ -185,30 +190,32 @@ def test_the_guess_stays(monkeypatch, why: str) -> None:
 def test_a_better_measurement_replaces_a_worse_one(monkeypatch) -> None:
     answers = iter([(30, 0.3), (20, 0.7), (40, 0.6), (10, 0.95)])
 
-    def threshold(self: object) -> _limits.Threshold:
-        return _limits.Threshold(*next(answers))
+    def threshold(self: object) -> row_thresholds.Threshold:
+        return row_thresholds.Threshold(*next(answers))
 
-    monkeypatch.setattr(_measure.Measurement, "threshold", threshold)
+    monkeypatch.setattr(threshold_measurement.Measurement, "threshold", threshold)
     used = []
     for _ in range(5):
-        _limits._in_process.clear()
+        row_thresholds._in_process.clear()
         used.append(limits_of(measured(product_model("float32"))))
     # too noisy to use; used; worse than the stored one; from a quiet machine, so not measured again
     assert used == [{8}, {20}, {20}, {10}, {10}]
     assert next(answers, None) is None
-    _limits._in_process.clear()
+    row_thresholds._in_process.clear()
     assert limits_of(product_model("float32")) == {10}
 
 
 def test_damaged_entries_are_not_used(tmp_path, monkeypatch) -> None:
-    monkeypatch.setattr(_measure.Measurement, "_few_is_faster", lambda self, rows: rows <= 20)
+    monkeypatch.setattr(
+        threshold_measurement.Measurement, "_few_is_faster", lambda self, rows: rows <= 20
+    )
     (limit,) = limits_of(measured(product_model("float32")))
     assert limit != 8
     (entry,) = (path for path in (tmp_path / "limits").rglob("*") if path.is_file())
     sound = entry.read_bytes()
     for data in (sound[:-1], sound[:-1] + bytes([sound[-1] ^ 1]), b"", sound + b"x"):
         entry.write_bytes(data)
-        _limits._in_process.clear()
+        row_thresholds._in_process.clear()
         assert limits_of(product_model("float32")) == {8}
 
 
@@ -221,9 +228,13 @@ def wait_for(what: Callable[[], bool]) -> None:
 
 
 def test_the_idle_thread_measures_after_the_first_execution(monkeypatch) -> None:
-    monkeypatch.setattr(_idle, "IDLE_SECONDS", 0.05)
-    monkeypatch.setattr(_idle, "IDLE_CPU", 1e9)
-    monkeypatch.setattr(_measure.Measurement, "threshold", lambda self: _limits.Threshold(33, 0.95))
+    monkeypatch.setattr(idle_measurement, "IDLE_SECONDS", 0.05)
+    monkeypatch.setattr(idle_measurement, "IDLE_CPU", 1e9)
+    monkeypatch.setattr(
+        threshold_measurement.Measurement,
+        "threshold",
+        lambda self: row_thresholds.Threshold(33, 0.95),
+    )
     model = product_model("float32")
     time.sleep(0.3)
     assert limits_of(model) == {8}, "it has not run yet"
@@ -235,7 +246,7 @@ def test_a_measurement_gives_way(monkeypatch) -> None:
     model, other = product_model("float32"), product_model("float32", layers=2)
     linked = model._linked
     assert linked is not None
-    (job,) = (job for job in _idle._idler._jobs if job.linked() is linked)
+    (job,) = (job for job in idle_measurement._idler._jobs if job.linked() is linked)
     turns, backend = [], linked.main.backend
 
     def stopped() -> bool:
@@ -245,13 +256,17 @@ def test_a_measurement_gives_way(monkeypatch) -> None:
             run(other, 2, "float32")
         return False
 
-    before = _measure.stats.given_up
-    measurement = _measure.Measurement(job.compiled, job.link, job.unsure.sample, backend, stopped)
-    with pytest.raises(_measure.PoolIsBusyError):
+    before = threshold_measurement.stats.given_up
+    measurement = threshold_measurement.Measurement(
+        job.compiled, job.link, job.unsure.sample, backend, stopped
+    )
+    with pytest.raises(threshold_measurement.PoolIsBusyError):
         measurement.threshold()
-    assert _measure.stats.given_up == before + 1 and len(turns) == 2
-    ended = _measure.Measurement(job.compiled, job.link, job.unsure.sample, backend, lambda: True)
-    with pytest.raises(_measure.PoolIsBusyError):
+    assert threshold_measurement.stats.given_up == before + 1 and len(turns) == 2
+    ended = threshold_measurement.Measurement(
+        job.compiled, job.link, job.unsure.sample, backend, lambda: True
+    )
+    with pytest.raises(threshold_measurement.PoolIsBusyError):
         ended.threshold()
 
 

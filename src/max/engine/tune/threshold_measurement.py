@@ -12,8 +12,8 @@ from max._backends.backend import Backend, MemoryBlock
 from max._compiler.code import Compiled, LaunchCode, LimitCode, ProgramCode
 from max._dataclass import dataclass
 from max._runtime.program import NativeArray
-from max.engine._limits import Threshold
-from max.engine._program import LinkedProgram
+from max.engine.run.linked_program import LinkedProgram
+from max.engine.tune.row_thresholds import Threshold
 from max.mlir.sizes import product, size_function
 
 __all__ = ["Linker", "Measurement", "PoolIsBusyError", "stats"]

@@ -21,14 +21,14 @@ from max._dataclass import dataclass
 from max._lazy import lazy_module
 from max._reentry import in_child, reentrant_lock
 from max._runtime.daemon_thread import DaemonThread
-from max.engine._limits import QUIET, USABLE, Unsure, remember, remembered
-from max.engine._program import Linked
+from max.engine.run.linked_program import Linked
+from max.engine.tune.row_thresholds import QUIET, USABLE, Unsure, remember, remembered
 
 if TYPE_CHECKING:
-    from max.engine import _measure
-    from max.engine._measure import Linker
+    from max.engine.tune import threshold_measurement
+    from max.engine.tune.threshold_measurement import Linker
 else:
-    _measure = lazy_module("max.engine._measure")
+    threshold_measurement = lazy_module("max.engine.tune.threshold_measurement")
 
 __all__ = ["measure_when_idle"]
 
@@ -124,10 +124,10 @@ class _Idler:
         stored = remembered(unsure.key)
         if stored is None or stored.quality < QUIET:
             try:
-                threshold = _measure.Measurement(
+                threshold = threshold_measurement.Measurement(
                     job.compiled, job.link, unsure.sample, linked.main.backend, self._ended.is_set
                 ).threshold()
-            except _measure.PoolIsBusyError:
+            except threshold_measurement.PoolIsBusyError:
                 return True
             if threshold is None:
                 return False

@@ -2,8 +2,9 @@
 
 A kernel with a GEMV and a GEMM path takes the threshold between them as an argument
 (`max._backends.kernel_call.Limit`). The best threshold depends on the processor, its caches and the shape. Loading
-takes it from the disk cache, or the compiler's default, and never measures. `max.engine._idle` measures thresholds
-without a measurement, or with one from a busy machine, after the first execution, and stores them for later processes.
+takes it from the disk cache, or the compiler's default, and never measures. After the first execution
+`max.engine.tune.idle_measurement` measures thresholds without a measurement, or with one from a busy machine, and
+stores them for later processes.
 Both paths compute the same result.
 """
 

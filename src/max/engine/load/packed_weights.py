@@ -33,7 +33,7 @@ from max._runtime import platform
 from max._runtime.cache import WEIGHTS_FOLDER, content_key
 from max._runtime.daemon_thread import DaemonThread
 from max.driver import Tensor
-from max.engine._once import inputs_of
+from max.engine.load.load_time_results import inputs_of
 
 if TYPE_CHECKING:
     from max.graph import weights as weight_files

@@ -13,10 +13,10 @@ from max._compiler.code import Compiled, ProgramCode, TensorInfo
 from max._runtime.interrupts import check_interrupt
 from max.driver import DLPackArray, Tensor
 from max.driver._device import device_named
-from max.engine._arena import Arena
 from max.engine._model import Model
-from max.engine._nan_check import raise_for_nans
-from max.engine._program import Linked
+from max.engine.run.arena import Arena
+from max.engine.run.linked_program import Linked
+from max.engine.run.nan_check import raise_for_nans
 from max.graph import Graph
 from max.graph.print_options import PrintOptions
 from max.mlir.sizes import simplify

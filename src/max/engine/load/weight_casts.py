@@ -13,9 +13,9 @@ from max._lazy import lazy_module
 from max._runtime import platform
 from max.driver import Tensor
 from max.dtype import DType
-from max.engine._arena import arena_of
-from max.engine._program import LinkedProgram
-from max.engine._store import ProgramStore, describe
+from max.engine.load.program_store import ProgramStore, describe
+from max.engine.run.arena import arena_of
+from max.engine.run.linked_program import LinkedProgram
 
 if TYPE_CHECKING:
     from max import graph as graphs
@@ -77,7 +77,7 @@ class Caster:
         """The program that converts a tensor of one dtype to another; made once per pair."""
         if (source, dtype) not in self._programs:
             description = describe(("convert", source, dtype))
-            loaded = self._store.load_described(description, lambda: (_cast(source, dtype), ()))
+            loaded = self._store.load_staged_graph(description, lambda: (_cast(source, dtype), ()))
             compiled = loaded.compiled
             program = LinkedProgram(compiled, compiled.main, loaded.entries, [], self._backends)
             self._programs[source, dtype] = compiled, program

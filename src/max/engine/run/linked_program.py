@@ -25,8 +25,8 @@ from max._lazy import lazy_module
 from max._reentry import reentrant_lock
 from max._runtime import guard
 from max._runtime.program import Jump, Launch, LaunchGeometry, NativeArray, Program
-from max.engine._host_steps import HostSteps, slot_address
-from max.engine._small_work import small_work
+from max.engine.run.host_steps import HostSteps, slot_address
+from max.engine.run.small_work import small_work
 from max.mlir.sizes import Size, size_function
 
 if TYPE_CHECKING:

@@ -22,7 +22,7 @@ import numpy as np
 from max._abi import Event, ProfileRecord
 from max._config import flags
 from max._dataclass import dataclass
-from max.engine._program import LinkedProgram
+from max.engine.run.linked_program import LinkedProgram
 
 __all__ = ["KernelTime", "Profile", "keep_for_exit", "recording"]
 

@@ -1,0 +1,1 @@
+"""Runs a program that is linked: inputs, outputs, arenas, host steps, profiles."""

@@ -1,0 +1,1 @@
+"""Measures the row thresholds of products on this machine."""
