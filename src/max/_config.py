@@ -357,6 +357,11 @@ class Override:
 flags = Flags()
 
 
+def terminal_kind() -> str:
+    """The kind of terminal that the process runs in, such as ``dumb``; empty where none is named."""
+    return os.environ.get("TERM", "")
+
+
 def set_missing_variables(variables: Mapping[str, str]) -> None:
     """Sets variables that the environment lacks, for this process and those that it starts from now on.
 

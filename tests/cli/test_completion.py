@@ -70,7 +70,7 @@ def test_help_is_in_groups() -> None:
     places = [text.index(f"\n{heading}\n") for heading in headings]
     assert places == sorted(places)
     parameters = {p.name: p for p in cli.get_command(None, "serve").params}  # type: ignore[arg-type]
-    shown = [name for name, p in parameters.items() if not p.hidden]
+    shown = [name for name, p in parameters.items() if not getattr(p, "hidden", False)]
     assert all(max(parameters[name].opts, key=len) in text for name in shown)
 
 

@@ -19,7 +19,7 @@ from max.pipelines import PIPELINE_REGISTRY, PipelineConfig
 from max.pipelines.core.exceptions import InputError
 from tests.encoders.harness import checkpoint
 from tests.encoders.test_text_encoder import write_tokenizer
-from tests.pipelines.broken_files import make_model
+from tests.pipelines.broken_files import TINY, make_model
 
 LFS_POINTER = (
     "version https://git-lfs.github.com/spec/v1\n"
@@ -112,7 +112,6 @@ def test_a_gguf_file_that_is_a_pointer(tmp_path, capfd) -> None:
         (["adapter_config.json"], "an adapter (LoRA)"),
         (["model_index.json"], "an image model of diffusers"),
         (["params.json", "consolidated.safetensors"], "original files"),
-        (["a.gguf", "b.gguf"], "a.gguf."),
         (["README.md"], "config.json, tokenizer.json, *.safetensors"),
     ],
 )
@@ -121,6 +120,15 @@ def test_folders_of_something_else(tmp_path, capfd, names, remedy) -> None:
         (tmp_path / name).write_text("{}")
     lines = told(capfd, 2, *generate(tmp_path))
     assert "has no config.json" in lines[0] and remedy in lines[1]
+
+
+def test_a_folder_of_several_models(tmp_path, capfd) -> None:
+    for name in ("a.gguf", "b.gguf"):
+        (tmp_path / name).write_text(LFS_POINTER)
+    lines = told(capfd, 2, *generate(tmp_path))
+    assert f"{tmp_path} has several GGUF files: a, b" in lines[0]
+    named = lines[1].strip().removeprefix("Name one of them: ")
+    assert told(capfd, 2, *generate(named))[1].strip() == PULL, "the file of that name is read"
 
 
 def test_a_byte_order_mark_is_skipped(model, capfd) -> None:
@@ -215,7 +223,7 @@ def test_the_model_of_perplexity_in_both_places(model, tmp_path, capfd, argument
     [
         (["model"], "expected a model and a text file"),
         (["model", "text", "more"], "expected a model and a text file"),
-        (["model", "absent.txt"], "absent.txt cannot be read"),
+        ([str(TINY), "absent.txt"], "absent.txt cannot be read"),
     ],
 )
 def test_perplexity_without_a_text(capfd, arguments, problem) -> None:

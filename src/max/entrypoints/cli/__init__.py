@@ -40,7 +40,7 @@ COMMANDS = {
     "show": ("max.entrypoints.cli.models:show", "Show a model."),
     "rm": ("max.entrypoints.cli.models:rm", "Delete a model."),
     "ps": ("max.entrypoints.cli.models:ps", "List the models that a server has loaded."),
-    "run": ("max.entrypoints.cli.chat:run", "Run a model of `max ls`."),
+    "run": ("max.entrypoints.cli.chat:run", "Run a model: a prompt or a chat."),
     "run-batch": ("max.entrypoints.cli.run_batch:run_batch", "Answer a file of requests."),
     "doctor": ("max.entrypoints.cli.doctor:doctor", "Check this machine."),
     "warm-cache": (

@@ -24,10 +24,11 @@ from max.entrypoints.cli.options.config_options import (
     sampling_input,
     sampling_options,
 )
+from max.entrypoints.cli.options.model_names import ModelType, model_argument, set_model
+from max.entrypoints.cli.progress import Progress
 from max.interfaces import SamplingParamsInput
 from max.pipelines.core.exceptions import UserError
 from max.pipelines.sampling.defaults import sampling_params_for
-from max.pipelines.store.local import ModelStore
 
 # with --url no model runs in this process
 if TYPE_CHECKING:
@@ -72,7 +73,7 @@ class _ModelAnswerer:
 
     def __init__(self, values: dict[str, Any]) -> None:
         values.setdefault("max_batch_size", 1)
-        progress = model_runs.Progress()
+        progress = Progress()
         with progress.stage("reading the configuration"):
             self._config = pipelines.PipelineConfig(**values)
             defaults = self._config.model_config.sampling_params_defaults
@@ -313,6 +314,7 @@ def _messages() -> Iterator[str]:
 
 
 @click.command("chat", cls=GroupedCommand, short_help="Talk with a model in the terminal.")
+@model_argument
 @click.option(
     "--url", metavar="URL", help="A server with OpenAI's API; without it the model runs here."
 )
@@ -322,19 +324,34 @@ def _messages() -> Iterator[str]:
 @sampling_options
 @config_options
 @log_level_option
-def chat(url: str | None, api_key: str | None, system: str, stats: bool, **options: object) -> None:
-    """Talk with a model in the terminal. /help lists the commands."""
+def chat(
+    model: str | None,
+    url: str | None,
+    api_key: str | None,
+    system: str,
+    stats: bool,
+    **options: object,
+) -> None:
+    """Talk with a model in the terminal. /help lists the commands.
+
+    MODEL is a folder, a GGUF file, or a name: of `max ls`, a short name, or one on the hub. With --url it is the
+    server's name of a model.
+    """
     values = given(options)
     sampling = sampling_input(values)
     answerer: Answerer
     if url is not None:
-        answerer = _ServerAnswerer(url, values.pop("model_path", None), api_key)
+        answerer = _ServerAnswerer(url, values.pop("model_path", model), api_key)
         if values:
             name = next(iter(values)).replace("_", "-")
             raise CommandError(f"--{name} is the server's with --url", "Leave it out.")
     else:
-        if not values.get("model_path"):
-            raise CommandError("no model is given", "Give --model, or --url of a server.")
+        if model is None and "model_path" not in values:
+            raise CommandError(
+                "no model is given",
+                "`max chat MODEL`, or `max chat --url URL` of a server; `max ls` lists models.",
+            )
+        set_model(values, model, "chat")
         answerer = _ModelAnswerer(values)
     session = Session(answerer, sampling, system, stats)
     for text in _messages():
@@ -349,23 +366,30 @@ _RUN_OPTIONS = {
 }
 
 
-@click.command("run", short_help="Run a model of `max ls`.", context_settings=_RUN_OPTIONS)
-@click.argument("name")
+@click.command("run", short_help="Run a model: a prompt or a chat.", context_settings=_RUN_OPTIONS)
+@click.argument("name", metavar="MODEL", type=ModelType())
 @click.argument("arguments", nargs=-1, type=click.UNPROCESSED)
 def run(name: str, arguments: tuple[str, ...]) -> None:
-    """Run a model of `max ls`: answer a prompt, or talk with it where none is given.
+    """Run a model: answer a prompt, or talk with it where none is given.
 
-    NAME is the model's name or its path. A first argument that is no option is the prompt; - reads it from stdin,
-    and so does a pipe. Options are those of `max generate` with a prompt, else those of `max chat`.
+    MODEL is a folder, a GGUF file, or a name: of `max ls`, a short name, or one on the hub. An argument that is
+    no option is the prompt; - reads it from stdin, and so does a pipe. Options are those of `max generate` with
+    a prompt, else those of `max chat`.
     """
-    path = str(ModelStore().find_or_open(name).path)
     words = list(arguments)
-    prompt = None
-    if words and (words[0] == "-" or not words[0].startswith("-")):
-        prompt = words.pop(0)
+    command: click.Command = chat
+    if _has_prompt(words):
+        command = model_runs.generate
     elif not sys.stdin.isatty():
-        prompt = "-"
-    command, options = (chat, []) if prompt is None else (model_runs.generate, ["--prompt", prompt])
-    command.main(
-        ["--model", path, *options, *words], prog_name=f"max run {name}", standalone_mode=False
+        command, words = model_runs.generate, ["--prompt", "-", *words]
+    command.main([name, *words], prog_name=f"max run {name}", standalone_mode=False)
+
+
+def _has_prompt(words: list[str]) -> bool:
+    """Whether arguments of `max run` have a prompt: a text that is no option and no value of one."""
+    context = click.Context(
+        model_runs.generate, resilient_parsing=True, ignore_unknown_options=True
     )
+    values, _, _ = model_runs.generate.make_parser(context).parse_args(list(words))
+    # the parser takes the first text for the model, which is named before
+    return values.get("model") is not None or values.get("prompt") is not None

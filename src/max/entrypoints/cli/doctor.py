@@ -25,7 +25,7 @@ from max.dtype import DType
 from max.engine import InferenceSession
 from max.engine.explain import explain_graph
 from max.entrypoints.cli import log_level_option
-from max.entrypoints.cli.models import size_text
+from max.entrypoints.cli.progress import size_text
 from max.graph import DeviceRef, Graph, TensorType, TensorValue, Weight, ops
 from max.graph.quantization import QuantizationEncoding
 from max.pipelines.store.local import ModelStore
@@ -154,7 +154,9 @@ def _folders() -> Iterator[Finding]:
     yield Finding("models folder", level, f"{store.root}: {size_text(free)} free")
     models = store.models()
     names = ", ".join(m.name for m in models)
-    yield Finding("models", "ok" if models else "warning", names or "none; `max pull` gets some")
+    yield Finding(
+        "models", "ok" if models else "warning", names or "none; `max pull org/model` gets one"
+    )
 
 
 def _port() -> Iterator[Finding]:

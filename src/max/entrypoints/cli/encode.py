@@ -11,6 +11,7 @@ import click
 from max._lazy import lazy_module
 from max.entrypoints.cli import log_level_option
 from max.entrypoints.cli.options.config_options import GroupedCommand, config_options, given
+from max.entrypoints.cli.options.model_names import model_argument, set_model
 from max.pipelines.config.pipeline_config import PipelineConfig
 from max.pipelines.core.exceptions import InputError
 
@@ -22,6 +23,7 @@ else:
 
 
 @click.command("encode", cls=GroupedCommand, short_help="Make vectors of texts.")
+@model_argument
 @click.option(
     "--prompt",
     "prompts",
@@ -49,6 +51,7 @@ else:
 @config_options
 @log_level_option
 def encode(
+    model: str | None,
     prompts: tuple[str, ...],
     prompt_name: str | None,
     as_json: bool,
@@ -60,7 +63,7 @@ def encode(
     The vector of each text is printed on a line of its own, as a JSON list.
     """
     texts = _texts(prompts)
-    encoder = _load(given(options))
+    encoder = _load(given(options), model, "encode")
     for _ in range(num_warmups):
         encoder.encode(texts, prompt_name)
     for index, (text, vector) in enumerate(
@@ -88,7 +91,7 @@ def rank(
     Each line has a score and a text, the best first.
     """
     candidates = _texts(texts)
-    scores = _load(given(options)).rank(query, candidates)
+    scores = _load(given(options), None, "rank --model").rank(query, candidates)
     best = sorted(range(len(candidates)), key=lambda index: -scores[index])
     for index in best[:top]:
         score = float(scores[index])
@@ -115,6 +118,7 @@ def _texts(values: tuple[str, ...]) -> list[str]:
     return texts
 
 
-def _load(values: dict[str, Any]) -> text_encoder.TextEncoder:
-    """The model of the options' values."""
+def _load(values: dict[str, Any], model: str | None, command: str) -> text_encoder.TextEncoder:
+    """The model of the argument, or of the options' values."""
+    set_model(values, model, command)
     return text_encoder.TextEncoder(PipelineConfig(**values))

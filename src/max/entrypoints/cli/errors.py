@@ -15,6 +15,7 @@ import click
 from max._config import FlagError, flags
 from max._lazy import lazy_module
 from max._spelling import similar_names
+from max.entrypoints.cli.progress import is_live
 
 if TYPE_CHECKING:
     from max.entrypoints.cli.options import absent_options
@@ -61,7 +62,8 @@ class _ToStderr(logging.Handler):
             text = f"max: {level.lower()}: {text}"
         elif record.name != "max.dump":
             text = f"{level} {record.name}: {text}"
-        click.echo(text, err=True)
+        # a line of progress may stand there
+        click.echo(f"\r\x1b[K{text}" if is_live() else text, err=True)
 
 
 def set_up_logging(level: str) -> None:

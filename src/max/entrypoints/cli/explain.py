@@ -11,6 +11,7 @@ import click
 from max import pipelines
 from max.engine.explain import explain_graph, explanations
 from max.entrypoints.cli import log_level_option
+from max.entrypoints.cli.options.model_names import ModelType, set_model
 
 PAGE = Path(__file__).with_name("explain.html")
 PASS_TEXT_LIMIT = 400_000
@@ -21,7 +22,7 @@ _WEIGHTS = (".safetensors", ".bin", ".pt", ".pth")
 
 
 @click.command("explain", short_help="Show how the compiler translates a graph or model.")
-@click.argument("target", metavar="FILE_OR_MODEL")
+@click.argument("target", metavar="FILE_OR_MODEL", type=ModelType())
 @click.option(
     "--html", type=click.Path(dir_okay=False, path_type=Path), help="Write a page to this file."
 )
@@ -74,6 +75,7 @@ def _explain(target: str, encoding: str | None, max_length: int | None) -> list[
     if not path.exists() and path.suffix in (".mo", ".mlir"):
         raise click.UsageError(f"{target} does not exist")
     values: dict[str, Any] = {"model_path": target, "max_batch_size": 1}
+    set_model(values, None, "explain")
     if encoding is not None:
         values["quantization_encoding"] = encoding
     if max_length is not None:

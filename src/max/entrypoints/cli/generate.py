@@ -5,7 +5,6 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -14,6 +13,7 @@ import click
 
 from max._lazy import lazy_module
 from max.entrypoints.cli import log_level_option
+from max.entrypoints.cli.errors import CommandError
 from max.entrypoints.cli.options.config_options import (
     GroupedCommand,
     config_options,
@@ -21,6 +21,8 @@ from max.entrypoints.cli.options.config_options import (
     sampling_input,
     sampling_options,
 )
+from max.entrypoints.cli.options.model_names import model_argument, set_model
+from max.entrypoints.cli.progress import Progress
 from max.interfaces import (
     PipelineTask,
     RequestID,
@@ -48,7 +50,9 @@ else:
 
 
 @click.command("generate", cls=GroupedCommand, short_help="Generate text from a prompt.")
-@click.option("--prompt", required=True, metavar="TEXT", help="The prompt; - reads it from stdin.")
+@model_argument
+@click.argument("text", required=False, metavar="[PROMPT]")
+@click.option("--prompt", metavar="TEXT", help="The prompt; - reads it from stdin.")
 @click.option(
     "--chat/--no-chat-template",
     "chat",
@@ -73,13 +77,23 @@ else:
 @sampling_options
 @config_options
 @log_level_option
-def generate(prompt: str, chat: bool, num_warmups: int, stats: bool, **options: Any) -> None:
+def generate(
+    model: str | None,
+    text: str | None,
+    prompt: str | None,
+    chat: bool,
+    num_warmups: int,
+    stats: bool,
+    **options: Any,
+) -> None:
     """Generate text from a prompt.
 
-    The text goes to stdout as it is generated; progress and timing go to stderr.
+    MODEL is a folder, a GGUF file, or a name: of `max ls`, a short name, or one on the hub. The text goes to
+    stdout as it is generated; progress and timing go to stderr.
     """
     grammar = _grammar(options.pop("json_schema"), options.pop("regex"), options.pop("grammar"))
     values = given(options)
+    prompt = _prompt(values, model, text, prompt)
     sampling = sampling_input(values)
     if values.pop("enable_echo", False):
         click.echo(
@@ -97,14 +111,14 @@ def generate(prompt: str, chat: bool, num_warmups: int, stats: bool, **options: 
             params = sampling_params_for(sampling, defaults)
         except ValueError as error:
             raise click.UsageError(str(error).removeprefix("SamplingParams: ")) from error
-    model = config.model_config
+    config_of_model = config.model_config
     runner = Runner(config, params, grammar)
     context = runner.context(
         prompt, chat
     )  # reports a prompt that is too long before the model is loaded
-    encoding = model.quantization_encoding
+    encoding = config_of_model.quantization_encoding
     shown = "" if encoding is None else f" ({encoding.value})"
-    with progress.stage(f"loading {model.model_path}{shown}"):
+    with progress.stage(f"loading {config_of_model.model_name}{shown}"):
         runner.load()
     ready = time.perf_counter() - begin
     for i in range(num_warmups):
@@ -120,6 +134,27 @@ def generate(prompt: str, chat: bool, num_warmups: int, stats: bool, **options: 
     click.echo()
     if stats:
         click.echo(timing.summary(), err=True)
+
+
+def _prompt(values: dict[str, Any], model: str | None, text: str | None, prompt: str | None) -> str:
+    """The prompt of a call; the model of its arguments is set in the values."""
+    if model is not None and text is None and prompt is None and "model_path" in values:
+        model, text = None, model  # --model names the model
+    if model is not None and " " in model.strip() and "model_path" not in values:
+        raise CommandError(
+            f"no model is given, and {model!r} is none",
+            "`max generate MODEL PROMPT`; `max ls` lists models.",
+        )
+    if text is not None and prompt is not None:
+        raise CommandError(
+            f"two prompts are given: {text!r} and --prompt {prompt!r}",
+            "Give one of them; put a text with spaces in quotes.",
+        )
+    prompt = text if prompt is None else prompt
+    if prompt is None:
+        raise click.UsageError("Missing option '--prompt'.")
+    set_model(values, model, "generate")
+    return prompt
 
 
 def _grammar(json_schema: str | None, regex: str | None, text: str | None) -> str | None:
@@ -287,33 +322,3 @@ class _Timing:
             speed = (self.generated - 1) / max(self.last - self.first, 1e-9)
             lines.append(f"Generation speed:    {speed:.1f} tokens/s")
         return "\n".join(lines)
-
-
-class Progress:
-    """Progress on stderr: one line that is overwritten on a terminal."""
-
-    def __init__(self) -> None:
-        self._terminal = sys.stderr is not None and sys.stderr.isatty()  # pyright: ignore[reportUnnecessaryComparison]
-
-    @contextmanager
-    def stage(self, what: str) -> Iterator[None]:
-        """Shows a stage for the duration of a block.
-
-        Args:
-            what: The stage in a few words.
-        """
-        begin = time.perf_counter()
-        if self._terminal:
-            click.echo(f"\r\x1b[K{what} ...", nl=False, err=True)
-        try:
-            yield
-        except BaseException:
-            self.close()
-            raise
-        if not self._terminal:
-            click.echo(f"{what}: {time.perf_counter() - begin:.2f} s", err=True)
-
-    def close(self) -> None:
-        """Clears the line."""
-        if self._terminal:
-            click.echo("\r\x1b[K", nl=False, err=True)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import json
 import re
-import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -14,10 +13,13 @@ import click
 
 from max.entrypoints.cli import log_level_option
 from max.entrypoints.cli.errors import CommandError
+from max.entrypoints.cli.options.model_names import ModelType
+from max.entrypoints.cli.progress import PullProgress, size_text
 from max.entrypoints.load_test.http_client import Target
 from max.pipelines.checkpoints.hub import HuggingFaceRepo
 from max.pipelines.checkpoints.huggingface_config import HuggingFaceConfig
 from max.pipelines.store.local import ModelStore, StoredModel
+from max.pipelines.store.names import short_names
 from max.pipelines.store.pull import pull as pull_model
 from max.pipelines.store.pull import verify
 from max.pipelines.store.sources import open_source
@@ -40,39 +42,8 @@ def _size(context: click.Context, parameter: click.Parameter, value: str | None)
     return int(float(match[1]) * _UNITS[match[2].upper()])
 
 
-def size_text(size: float) -> str:
-    """A number of bytes for people.
-
-    Args:
-        size: The bytes.
-    """
-    for unit in ("B", "KiB", "MiB", "GiB"):
-        if size < 1024:
-            return f"{size:.0f} {unit}" if unit == "B" else f"{size:.1f} {unit}"
-        size /= 1024
-    return f"{size:.1f} TiB"
-
-
-class _Bar:
-    """Shows the progress of a pull on stderr: one changing line on a terminal, else a line per file."""
-
-    def __init__(self) -> None:
-        self._shown, self._name = 0.0, ""
-
-    def __call__(self, name: str, at: int, size: int | None) -> None:
-        terminal, now = sys.stderr.isatty(), time.monotonic()
-        if not terminal and name != self._name:
-            click.echo(name, err=True)
-        elif terminal and (now - self._shown > 0.1 or at == size):
-            end = "" if size is None else f" of {size_text(size)} ({100 * at // max(size, 1)} %)"
-            line_end = at == size
-            click.echo(f"\r\x1b[K{name}: {size_text(at)}{end}", err=True, nl=line_end)
-            self._shown = now
-        self._name = name
-
-
 @click.command("pull", short_help="Get a model.")
-@click.argument("source")
+@click.argument("source", type=ModelType())
 @click.option("--name", help="The model's name here. [default: the source's]")
 @click.option(
     "--max-size", callback=_size, metavar="SIZE", help="The most that it may take, such as 20G."
@@ -82,27 +53,41 @@ class _Bar:
 def pull(source: str, name: str | None, max_size: int | None, models_dir: Path | None) -> None:
     """Get a model into the models folder.
 
-    SOURCE is a folder or a GGUF file, an http:// or file:// address of one, or a name on the Hugging
-    Face hub. A pull that was interrupted goes on where it ended; checksums are compared.
+    SOURCE is a folder or a GGUF file, an http:// or file:// address of one, a name on the Hugging Face hub
+    (org/model; org/model:Q4_K_M is one GGUF file of several), or a short name of `max ls --names`. A pull that
+    was interrupted goes on where it ended; checksums are compared.
     """
     store = ModelStore(models_dir)
-    model = pull_model(open_source(source), store, name, max_size, _Bar())
+    source = short_names(store.root).get(source, source)
+    with PullProgress() as progress:
+        model = pull_model(open_source(source), store, name, max_size, progress)
     click.echo(f"{model.name}\t{size_text(model.size)}\t{model.path}")
 
 
 @click.command("ls", short_help="List the models on this machine.")
+@click.option("--names", is_flag=True, help="List the short names, and what they stand for.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 @models_dir_option
 @log_level_option
-def ls(as_json: bool, models_dir: Path | None) -> None:
-    """List the models on this machine: those of the models folder, and those of the hub's cache."""
+def ls(names: bool, as_json: bool, models_dir: Path | None) -> None:
+    """List the models on this machine: those of the models folder, and those of the hub's cache.
+
+    The file names.toml of the models folder adds short names: lines such as tiny = "/data/models/tiny".
+    """
     store = ModelStore(models_dir)
+    if names:
+        table = short_names(store.root)
+        if as_json:
+            click.echo(json.dumps(table, indent=1))
+        else:
+            _print_table([("NAME", "STANDS FOR"), *sorted(table.items())])
+        return
     models = store.models()
     if as_json:
         click.echo(json.dumps([_facts(model) for model in models], indent=1))
         return
     if not models:
-        click.echo(f"no models in {store.root}; `max pull` gets some", err=True)
+        click.echo(f"no models in {store.root}; `max pull org/model` gets one", err=True)
         return
     rows = [("NAME", "SIZE", "FORMAT", "WHERE", "MODIFIED")]
     rows += [
@@ -128,7 +113,7 @@ def check_files(model: StoredModel) -> None:
 
 
 @click.command("show", short_help="Show a model.")
-@click.argument("name")
+@click.argument("name", metavar="MODEL", type=ModelType())
 @click.option("--verify", "check", is_flag=True, help="Compare its files with their checksums.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 @models_dir_option
@@ -136,7 +121,7 @@ def check_files(model: StoredModel) -> None:
 def show(name: str, check: bool, as_json: bool, models_dir: Path | None) -> None:
     """Show a model: its files, its architecture, its context.
 
-    NAME is a name of `max ls`, or the path of a folder or a GGUF file.
+    MODEL is a name of `max ls`, or the path of a folder or a GGUF file.
     """
     model = ModelStore(models_dir).find_or_open(name)
     facts, config = _facts(model), model.config()
@@ -160,12 +145,12 @@ def show(name: str, check: bool, as_json: bool, models_dir: Path | None) -> None
         for key, value in facts.items():
             click.echo(f"{key:<14}{size_text(value) if key == 'size' else value}")
     if problems:
-        raise CommandError("; ".join(problems), f"`max rm {name}` and `max pull` it again.")
+        raise CommandError("; ".join(problems), f"`max rm {name}`, then pull it again.")
     check_files(model)
 
 
 @click.command("rm", short_help="Delete a model.")
-@click.argument("names", nargs=-1, required=True)
+@click.argument("names", metavar="MODEL...", nargs=-1, required=True, type=ModelType())
 @models_dir_option
 @log_level_option
 def rm(names: tuple[str, ...], models_dir: Path | None) -> None:
@@ -190,7 +175,7 @@ def ps(url: str, api_key: str | None, as_json: bool) -> None:
         models = asyncio.run(target.json("/v1/models"))["data"]
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise CommandError(
-            f"{url} does not answer as a server does: {error}", "Start one with `max serve`."
+            f"{url} does not answer as a server does: {error}", "Start one with `max serve MODEL`."
         ) from error
     states = {model["id"]: model.get("status", {}).get("value", "loaded") for model in models}
     busy = [m for m in models if states[m["id"]] in ("loaded", "loading")]

@@ -14,6 +14,7 @@ from max.entrypoints.cli.options.config_options import (
     given,
     text_of,
 )
+from max.entrypoints.cli.options.model_names import ModelType, set_model
 
 # loaded when the command runs, not for its help or for completions of a shell
 if TYPE_CHECKING:
@@ -25,7 +26,7 @@ else:
 @click.command(
     "perplexity", cls=GroupedCommand, short_help="Measure how well a model predicts a text."
 )
-@click.argument("paths", metavar="MODEL TEXT_FILE", nargs=-1, required=True)
+@click.argument("paths", metavar="MODEL TEXT_FILE", nargs=-1, required=True, type=ModelType())
 @click.option(
     "--window",
     type=click.IntRange(min=2),
@@ -50,6 +51,7 @@ def perplexity(paths: tuple[str, ...], window: int, windows: int | None, **optio
     if len(paths) != 2:
         raise click.UsageError(f"got {' '.join(paths)!r}; expected a model and a text file")
     values["model_path"], text = paths
+    set_model(values, None, "perplexity")
     for name in ("max_length", "max_batch_size", "enable_echo"):
         if values.pop(name, None) is not None:
             raise click.UsageError(f"--{name.replace('_', '-')} is set by --window")

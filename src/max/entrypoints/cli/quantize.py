@@ -11,6 +11,7 @@ import click
 from max._lazy import lazy_module
 from max.entrypoints.cli import log_level_option
 from max.entrypoints.cli.options.config_options import text_of
+from max.entrypoints.cli.options.model_names import ModelType, model_files
 
 # loaded when a command runs, not for its help or for completions of a shell
 if TYPE_CHECKING:
@@ -29,7 +30,7 @@ WEIGHTED_TYPES = ("q6_k", "q5_k", "q4_k", "q4_0")
 
 
 @click.command("quantize", short_help="Write a model as a quantized GGUF file.")
-@click.argument("model", metavar="FOLDER", type=click.Path(exists=True, file_okay=False))
+@click.argument("model", metavar="MODEL", type=ModelType())
 @click.argument("path", metavar="FILE.gguf", type=click.Path(dir_okay=False))
 @click.option(
     "--type", "kind", type=click.Choice(TYPES), default="q4_k", show_default=True,
@@ -47,11 +48,18 @@ WEIGHTED_TYPES = ("q6_k", "q5_k", "q4_k", "q4_0")
 def quantize(
     model: str, path: str, kind: str, imatrix: str | None, custom_architectures: tuple[str, ...]
 ) -> None:
-    """Write the model in FOLDER, in the Hugging Face layout, as a GGUF file, which llama.cpp reads too."""
+    """Write a model as a GGUF file, which llama.cpp reads too.
+
+    MODEL is a folder in the Hugging Face layout, or a name of `max ls`.
+    """
     if not path.endswith(".gguf"):
         raise click.UsageError(f"the file is {path!r}, expected a name that ends in .gguf")
     if not Path(path).parent.is_dir():
         raise click.UsageError(f"the folder {str(Path(path).parent)!r} of the file does not exist")
+    folder = Path(model_files(model)[0])
+    if not folder.is_dir():
+        kind_of_file = "is a GGUF file already" if folder.is_file() else "does not exist"
+        raise click.UsageError(f"the model {model} {kind_of_file}; give a folder with safetensors")
     text: str | None = None
     if imatrix is not None:
         if kind not in WEIGHTED_TYPES:
@@ -61,5 +69,5 @@ def quantize(
         text = text_of(imatrix)
     architecture_registry.PIPELINE_REGISTRY.load_custom(list(custom_architectures))
     begin = time.perf_counter()
-    size = export.export_gguf(Path(model), Path(path), kind, engine.InferenceSession(), text)
+    size = export.export_gguf(folder, Path(path), kind, engine.InferenceSession(), text)
     click.echo(f"{path}: {size / 2**20:.1f} MiB in {time.perf_counter() - begin:.1f} s", err=True)

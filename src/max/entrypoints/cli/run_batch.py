@@ -14,6 +14,7 @@ from max._lazy import lazy_module
 from max.entrypoints.cli import log_level_option
 from max.entrypoints.cli.errors import CommandError
 from max.entrypoints.cli.options.config_options import config_options, given
+from max.entrypoints.cli.options.model_names import model_argument, set_model
 from max.entrypoints.cli.serve import check_packages
 from max.serve.process.settings import ServerSettings, WorkerSettings
 
@@ -39,10 +40,17 @@ else:
     type=click.Path(dir_okay=False, allow_dash=True),
     help="Receives a line for each, as they end; - for stdout.",
 )
+@model_argument
 @config_options
 @log_level_option
 @click.pass_context
-def run_batch(context: click.Context, input_file: str, output_file: str, **options: object) -> None:
+def run_batch(
+    context: click.Context,
+    model: str | None,
+    input_file: str,
+    output_file: str,
+    **options: object,
+) -> None:
     """Answer a file of requests in OpenAI's batch format, without a server.
 
     A line is {"custom_id": …, "method": "POST", "url": "/v1/chat/completions", "body": {…}}. The exit
@@ -50,8 +58,7 @@ def run_batch(context: click.Context, input_file: str, output_file: str, **optio
     """
     check_packages("run-batch")
     config = given(options)
-    if not config.get("model_path"):
-        raise CommandError("no model is given", "Give one with --model, a folder or a name.")
+    set_model(config, model, "run-batch")
     with ExitStack() as stack:
         lines = (
             sys.stdin

@@ -22,6 +22,7 @@ from max.entrypoints.cli.errors import CommandError, StoppedError
 from max.entrypoints.cli.options.answer_options import answer_settings
 from max.entrypoints.cli.options.config_options import GroupedCommand, config_options, given
 from max.entrypoints.cli.options.env_file import read_env_file
+from max.entrypoints.cli.options.model_names import MODEL_FIELDS, model_argument, set_model
 from max.entrypoints.cli.options.serve_options import PREFIX, server_options
 from max.serve.process.settings import (
     API_TYPES,
@@ -58,18 +59,24 @@ class ServeCommand(GroupedCommand):
 
 
 @click.command("serve", cls=ServeCommand, short_help="Serve a model over HTTP.")
+@model_argument
 @server_options
 @config_options
 @partial(log_level_option, envvar=PREFIX + "LOGS_CONSOLE_LEVEL")
 @click.pass_context
-def serve(context: click.Context, **options: Any) -> None:
+def serve(context: click.Context, model: str | None, **options: Any) -> None:
     """Serve a model over HTTP.
 
-    OpenAI's API at /v1; /health, /metrics and /version beside it. Without --model, models are loaded
-    on their first request and unloaded when they are idle.
+    MODEL is a folder, a GGUF file, or a name: of `max ls`, a short name, or one on the hub. Without one, models
+    are loaded on their first request and unloaded when they are idle. OpenAI's API is at /v1; /health, /metrics
+    and /version beside it.
     """
     check_packages("serve")
     _say_what_ends_it()
+    if model is not None or options.get("model_path"):
+        named = given({key: options[key] for key in MODEL_FIELDS})
+        set_model(named, model, "serve")
+        options |= named
     settings = _settings(options)
     models_dir = options.pop("models_dir")
     limits = (options.pop("max_loaded_models"), options.pop("idle_timeout"))

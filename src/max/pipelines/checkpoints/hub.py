@@ -46,10 +46,13 @@ _OTHER_TORCH_FILES = ("training_args", "optimizer", "scheduler", "rng_state", "s
 """What the names of files of ``torch.save`` without weights begin with."""
 
 
-def _looks_local(repo_id: str) -> bool:
+def looks_local(repo_id: str) -> bool:
     """Whether a name that does not exist locally is meant as a path, not as a hub name.
 
     A name inside an existing folder counts as a path, so that a misspelt ``models/llama`` causes no request to the hub.
+
+    Args:
+        repo_id: The name.
     """
     return (
         ("/" in repo_id and Path(repo_id).parent.is_dir())
@@ -92,7 +95,7 @@ class HuggingFaceRepo:
     def __post_init__(self) -> None:
         folder = Path(self.repo_id).expanduser()
         if self.repo_type is None:
-            local = folder.exists() or _looks_local(self.repo_id)
+            local = folder.exists() or looks_local(self.repo_id)
             object.__setattr__(self, "repo_type", RepoType.local if local else RepoType.online)
         if self.repo_type == RepoType.local and not folder.is_dir() and not self._is_gguf_file:
             problem = "is a file, not a folder" if folder.is_file() else "does not exist"

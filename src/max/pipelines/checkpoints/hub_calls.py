@@ -74,8 +74,8 @@ def call_hub(action: Callable[[], T], repo_id: str, revision: str | None) -> T:
         raise ModelFilesError(
             f"{repo_id} is no folder, is not in the Hugging Face cache, and the hub is not "
             "reachable (or HF_HUB_OFFLINE is set)",
-            "Give the path of a model folder, or download the model while online: "
-            f"`hf download {repo_id}`.",
+            "Give the path of a model folder, or get the model while online: "
+            f"`max pull {repo_id}`.",
         ) from error
     except errors.HFValidationError as error:
         raise ModelFilesError(

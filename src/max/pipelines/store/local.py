@@ -16,13 +16,23 @@ from huggingface_hub import constants
 from max._config import flags
 from max._spelling import similar_names
 from max.pipelines.core.exceptions import InputError, ModelFilesError
+from max.pipelines.store.names import (
+    file_of_tag,
+    gguf_models,
+    short_names,
+    split_tag,
+    tag_of,
+    without_hub_prefix,
+)
 
 MANIFEST = ".max-model.json"
 """The file that a pull writes beside a model's files: their source, sizes and checksums."""
 PARTIAL = ".partial"
 """The folder of downloads that have not ended."""
 _PART = r"[A-Za-z0-9][A-Za-z0-9._-]{0,95}"
-_NAME = re.compile(rf"{_PART}(/{_PART})?")
+_NAME = re.compile(rf"{_PART}(/{_PART})?(:{_PART})?")
+_TAG_MARK = "@"
+"""Stands for the colon before a tag in names of folders, where Windows allows none."""
 
 
 def models_dir() -> Path:
@@ -42,7 +52,7 @@ def checked_name(name: str) -> str:
     if not _NAME.fullmatch(name):
         raise InputError(
             f"{name!r} is no name of a model",
-            "Give one or two parts of letters, digits, '.', '_' and '-', such as org/name.",
+            "Give one or two parts of letters, digits, '.', '_' and '-', such as org/name or org/name:Q4_K_M.",
         )
     return name
 
@@ -105,6 +115,14 @@ class ModelStore:
         self.root = root or models_dir()
         self._hub = hub
 
+    def folder_of(self, name: str) -> Path:
+        """Where a model of a name stands in the folder, or will stand.
+
+        Args:
+            name: Its name.
+        """
+        return self.root / name.replace(":", _TAG_MARK)
+
     def models(self) -> list[StoredModel]:
         """All models, by name; the folder's come before the hub's of the same name."""
         models = {model.name: model for model in self._of_hub()} if self._hub else {}
@@ -112,7 +130,9 @@ class ModelStore:
         return [models[name] for name in sorted(models)]
 
     def find(self, name: str) -> StoredModel:
-        """A model by its name; ``:latest`` at its end is ignored.
+        """A model by its name, or by a short name; ``:latest`` at its end is ignored.
+
+        A name without a tag stands for the only model of several tags, or for the usual one of them.
 
         Args:
             name: The name.
@@ -121,30 +141,40 @@ class ModelStore:
             ModelFilesError: There is none; near names are given.
         """
         models = {model.name: model for model in self.models()}
-        bare = name if name in models else name.removesuffix(":latest")
-        if bare in models:
-            return models[bare]
+        table = short_names(self.root)
+        for each in (name, name.removesuffix(":latest")):
+            target = table.get(each, each)
+            for known in (each, without_hub_prefix(target)):
+                if (model := _with_tag(models, known)) is not None:
+                    return model
+        bare = name.removesuffix(":latest")
+        hint = near_names(bare, [*models, *table])
         raise ModelFilesError(
             f"there is no model {name!r} in {self.root}",
-            near_names(bare, list(models)) or "`max pull` gets models, `max ls` lists them.",
+            hint or "`max ls` lists the models, `max pull org/model` gets one.",
         )
 
     def find_or_open(self, name: str) -> StoredModel:
-        """A model by its name, else by its path: a folder or a GGUF file anywhere.
+        """A model by its path, a folder or a GGUF file anywhere, else by its name.
 
         Args:
-            name: The name or the path.
+            name: The name or the path; ``folder:Q4_K_M`` is a GGUF file of a folder with several.
 
         Raises:
             ModelFilesError: There is none; near names are given.
         """
+        path, file = Path(name).expanduser(), gguf_in_folder(name)
+        is_file = path.is_file() and path.suffix == ".gguf"
+        if is_file or (path.is_dir() and is_model_folder(path)):
+            return _of_files(name, path, "path")
         try:
             return self.find(name)
         except ModelFilesError:
-            path = Path(name)
-            is_file = path.is_file() and path.suffix == ".gguf"
-            if is_file or (path.is_dir() and is_model_folder(path)):
-                return _of_files(name, path, "path")
+            if file is not None:
+                return _of_files(name, file, "path")
+            target = short_names(self.root).get(name)
+            if target is not None and _is_path(target):
+                return self.find_or_open(target)
             if path.exists():
                 raise ModelFilesError(
                     f"{name} is no model", "Give a folder with a config.json, or a GGUF file."
@@ -165,9 +195,12 @@ class ModelStore:
             OSError: A file cannot be deleted.
         """
         model = self.find(name)
-        if model.origin == "hub":
+        if model.origin == "hub" and model.path.is_dir():
             # snapshots are links to the blobs beside them
             shutil.rmtree(model.path.parent.parent)
+        elif model.origin == "hub":
+            model.path.resolve().unlink()
+            model.path.unlink(missing_ok=True)
         elif model.path.is_dir():
             shutil.rmtree(model.path)
         else:
@@ -185,7 +218,7 @@ class ModelStore:
         except OSError:
             return
         for entry in entries:
-            name = f"{prefix}{entry.name}"
+            name = f"{prefix}{entry.name.replace(_TAG_MARK, ':')}"
             if not _NAME.fullmatch(name):
                 continue
             if entry.is_file() and entry.suffix == ".gguf":
@@ -200,10 +233,68 @@ class ModelStore:
         cache = Path(constants.HF_HUB_CACHE)
         for folder in sorted(cache.glob("models--*")):
             name = folder.name.removeprefix("models--").replace("--", "/")
-            snapshots = [s for s in folder.glob("snapshots/*") if is_model_folder(s)]
-            if snapshots and _NAME.fullmatch(name):
-                newest = max(snapshots, key=_modified)
+            snapshots = sorted(folder.glob("snapshots/*"), key=_modified, reverse=True)
+            if not _NAME.fullmatch(name):
+                continue
+            newest = next((s for s in snapshots if is_model_folder(s)), None)
+            if newest is not None:
                 yield from _if_there(name, newest, "hub")
+                continue
+            # several quantizations of one model
+            for snapshot in snapshots[:1]:
+                for file in gguf_models(path.name for path in snapshot.glob("*.gguf")):
+                    yield from _if_there(f"{name}:{tag_of(file)}", snapshot / file, "hub")
+
+
+def gguf_in_folder(text: str) -> Path | None:
+    """The GGUF file that ``folder:tag`` names, or a folder that has several; None where it is no such folder.
+
+    Args:
+        text: A path, with a tag or without.
+
+    Raises:
+        ModelFilesError: The folder has no file of this tag.
+    """
+    path, tag = Path(text).expanduser(), None
+    if not path.is_dir():
+        base, tag = split_tag(text)
+        path = Path(base).expanduser()
+    if not path.is_dir() or (tag is None and (path / "config.json").is_file()):
+        return None
+    files = gguf_models(entry.name for entry in path.glob("*.gguf"))
+    if not files or (tag is None and len(files) == 1):
+        return None
+    return path / file_of_tag(files, tag, str(path))
+
+
+def _is_path(text: str) -> bool:
+    return text.startswith(("/", "~", ".")) or "\\" in text or Path(text).exists()
+
+
+def _with_tag(models: dict[str, StoredModel], name: str) -> StoredModel | None:
+    """The model of a name; one without a tag may stand for one of several with tags, and the other way round."""
+    if name in models:
+        return models[name]
+    base, tag = split_tag(name)
+    if tag is None:
+        tags = {
+            model.rpartition(":")[2]: model for model in models if model.rpartition(":")[0] == base
+        }
+        if not tags:
+            return models.get(base)
+        file = file_of_tag([f"{each}.gguf" for each in tags], None, name)
+        return models[tags[file.removesuffix(".gguf")]]
+    for model in models.values():
+        if model.name.lower() == f"{base}:{tag}".lower():
+            return model
+    # a model that was pulled whole, and has one file of this tag
+    model = models.get(base)
+    if model is not None and model.format == "gguf":
+        path = model.path
+        files = [path.name] if path.is_file() else gguf_models(p.name for p in path.glob("*.gguf"))
+        if any(tag_of(file).lower() == tag.lower() for file in files):
+            return model
+    return None
 
 
 def is_model_folder(folder: Path) -> bool:
@@ -212,7 +303,7 @@ def is_model_folder(folder: Path) -> bool:
     Args:
         folder: The folder.
     """
-    gguf = sum(1 for _ in folder.glob("*.gguf"))
+    gguf = len(gguf_models(path.name for path in folder.glob("*.gguf")))
     if (folder / "config.json").is_file():
         return gguf > 0 or any(folder.glob("*.safetensors")) or any(folder.glob("*.bin"))
     return gguf == 1

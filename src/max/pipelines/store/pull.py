@@ -59,10 +59,10 @@ def pull(
         InputError: The name does not fit, or is taken.
     """
     name = checked_name(name or source.name)
-    target = store.root / name
+    target = store.folder_of(name)
     if target.exists():
         raise InputError(f"{target} exists already", f"`max rm {name}` deletes it; or give --name.")
-    partial = store.root / PARTIAL / name
+    partial = store.root / PARTIAL / target.relative_to(store.root)
     partial.mkdir(parents=True, exist_ok=True)
     _check_room(source, partial, max_bytes)
     files: list[PulledFile] = []

@@ -15,6 +15,13 @@ from huggingface_hub import constants, get_token
 
 from max._version import __version__
 from max.pipelines.core.exceptions import InputError, ModelFilesError
+from max.pipelines.store.names import (
+    file_of_tag,
+    gguf_models,
+    split_tag,
+    tag_of,
+    without_hub_prefix,
+)
 
 TIMEOUT_S = 30.0
 _WEIGHTS = (".safetensors", ".gguf")
@@ -65,12 +72,14 @@ def open_source(text: str) -> Source:
 
     Args:
         text: A folder or a GGUF file, also as ``file://``; an ``http`` address of a GGUF file or of a
-            folder; or a name on the Hugging Face hub.
+            folder; or a name on the Hugging Face hub. ``:Q4_K_M`` after a folder or a name is one GGUF
+            file of several.
 
     Raises:
         ModelFilesError: There is nothing, or the network cannot be reached.
         InputError: It is none of these.
     """
+    text = without_hub_prefix(text)
     scheme = urlsplit(text).scheme
     if scheme == "file":
         return _of_path(Path(unquote(urlsplit(text).path)))
@@ -78,7 +87,11 @@ def open_source(text: str) -> Source:
         return _of_address(text)
     if Path(text).expanduser().exists():
         return _of_path(Path(text).expanduser().resolve())
-    parts = text.split("/")
+    name, tag = split_tag(text)
+    if tag is not None and Path(name).expanduser().is_dir():
+        return _of_path(Path(name).expanduser().resolve(), tag)
+    parts = name.split("/")
+    scheme = urlsplit(name).scheme
     if scheme or len(parts) != 2 or not all(parts) or text.startswith((".", "~")):
         raise InputError(
             f"{text!r} is no folder, no file and no name on the hub",
@@ -87,8 +100,8 @@ def open_source(text: str) -> Source:
     return of_hub(text)
 
 
-def _of_path(path: Path) -> Source:
-    """The source of a local folder or GGUF file."""
+def _of_path(path: Path, tag: str | None = None) -> Source:
+    """The source of a local folder or GGUF file; a tag is one file of a folder."""
     if path.is_file() and path.suffix == ".gguf":
         return Source(
             path.stem, str(path), (SourceFile(path.name, str(path), path.stat().st_size),)
@@ -101,11 +114,19 @@ def _of_path(path: Path) -> Source:
             f"{path} has no weights", "A model's folder has *.safetensors or *.gguf files."
         )
     sums = _checksums(path.joinpath("SHA256SUMS"))
-    return Source(
-        path.name,
-        str(path),
-        tuple(SourceFile(f.name, str(f), f.stat().st_size, sums.get(f.name)) for f in files),
-    )
+    listed = [SourceFile(f.name, str(f), f.stat().st_size, sums.get(f.name)) for f in files]
+    return _chosen(Source(path.name, str(path), tuple(listed)), tag)
+
+
+def _chosen(source: Source, tag: str | None) -> Source:
+    """One GGUF file of a source that has several, with its tag in the name; others as they are."""
+    names = {file.name for file in source.files}
+    gguf = gguf_models(names)
+    if tag is None and (len(gguf) < 2 or any(name.endswith(".safetensors") for name in names)):
+        return source
+    file = file_of_tag(gguf, tag, source.address)
+    kept = tuple(each for each in source.files if each.name == file)
+    return Source(f"{source.name}:{tag_of(file)}", source.address, kept)
 
 
 def _checksums(path: Path) -> dict[str, str]:
@@ -155,11 +176,12 @@ def of_hub(name: str) -> Source:
     """A repository of the hub, or of a server that speaks as it does (``HF_ENDPOINT``).
 
     Args:
-        name: Its name, ``owner/model``.
+        name: Its name, ``owner/model``, or one of its GGUF files, ``owner/model:Q4_K_M``.
 
     Raises:
         ModelFilesError: There is none, or the hub cannot be reached.
     """
+    name, tag = split_tag(name)
     if constants.HF_HUB_OFFLINE:
         raise ModelFilesError(
             f"{name!r} is a name on the hub, and HF_HUB_OFFLINE is set",
@@ -172,13 +194,14 @@ def of_hub(name: str) -> Source:
             f"the hub has no model {name!r}", "Models that need a token are read with HF_TOKEN."
         )
     files = list(_hub_files(listed, f"{endpoint}/{quote(name)}/resolve/main"))
-    if any(file.name.endswith(".safetensors") for file in files):  # both: the same weights twice
+    safetensors = any(file.name.endswith(".safetensors") for file in files)
+    if safetensors and tag is None:  # both: the same weights twice
         files = [file for file in files if not file.name.endswith(".gguf")]
     if not any(file.name.endswith(_WEIGHTS) for file in files):
         raise ModelFilesError(
             f"{name!r} has no *.safetensors or *.gguf files", "Give another model."
         )
-    return Source(name, f"{endpoint}/{name}", tuple(files))
+    return _chosen(Source(name, f"{endpoint}/{name}", tuple(files)), tag)
 
 
 def _hub_files(listed: dict[str, Any], base: str) -> Iterator[SourceFile]:

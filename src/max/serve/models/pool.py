@@ -35,6 +35,7 @@ class ModelPool:
         load: Loads one.
         limits: How many are loaded, and for how long.
         free_memory: Returns the free memory in bytes; None if it is unknown.
+        alias: Returns the name of the model that another name stands for; None: it stands for none.
     """
 
     def __init__(
@@ -43,9 +44,10 @@ class ModelPool:
         load: Callable[[StoredModel], Awaitable[ServedModel]],
         limits: PoolLimits,
         free_memory: Callable[[], int | None] = available_memory,
+        alias: Callable[[str], str | None] = lambda name: None,
     ) -> None:
         self._catalog, self._load, self._limits = catalog, load, limits
-        self._free_memory = free_memory
+        self._free_memory, self._alias = free_memory, alias
         self._entries: dict[str, PoolEntry] = {}
         self._one_load = asyncio.Lock()
         self._files = asyncio.Lock()  # held while the catalog is read, and while files are deleted
@@ -103,6 +105,9 @@ class ModelPool:
         for each in names:
             if each in self._entries:
                 return self._entries[each]
+        meant = await asyncio.to_thread(self._alias, name)
+        if meant in self._entries:
+            return self._entries[meant]
         raise model_not_found(name, sorted(self._entries))
 
     def is_ready(self, name: str | None) -> bool:

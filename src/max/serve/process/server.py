@@ -16,7 +16,7 @@ from pathlib import Path
 import uvicorn
 from starlette.types import ASGIApp
 
-from max.pipelines.core.exceptions import ConfigError
+from max.pipelines.core.exceptions import ConfigError, UserError
 from max.pipelines.generation.protocol import StepTimes
 from max.pipelines.store.local import ModelStore, StoredModel
 from max.serve.http.app import build_app
@@ -215,7 +215,13 @@ def _pool(
         worker = replace(shared, config=values)
         return await load_model(stored.name, settings, worker, WorkerProcess)
 
-    return ModelPool(catalog, load, models.limits)
+    def alias(name: str) -> str | None:
+        try:
+            return store.find(name).name
+        except UserError:
+            return None
+
+    return ModelPool(catalog, load, models.limits, alias=alias)
 
 
 async def _load_nothing(stored: StoredModel) -> ServedModel:

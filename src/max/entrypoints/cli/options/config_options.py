@@ -12,6 +12,7 @@ from typing import Any
 import click
 
 from max._config import flags
+from max.entrypoints.cli.options.model_names import ModelType
 from max.interfaces import SamplingParamsInput
 from max.pipelines.config.options import options_of, type_hints
 from max.pipelines.config.pipeline_config import PipelineConfig
@@ -159,6 +160,10 @@ def _option(
             hidden=hidden,
         )
     click_type: Any = {int: click.INT, float: click.FLOAT}.get(kind, click.STRING)
+    if name == "model_path":
+        click_type = ModelType()
+    elif kind is Path:
+        click_type = click.Path()
     # None, not an empty tuple: the option is not set
     return click.option(
         *words,

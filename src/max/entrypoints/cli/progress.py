@@ -1,0 +1,227 @@
+"""Progress on stderr: one changing line on a terminal, one line a step in a pipe or on a dumb terminal."""
+
+from __future__ import annotations
+
+import shutil
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from types import TracebackType
+from typing import Self
+
+import click
+
+from max._config import terminal_kind
+
+_INTERVAL_S = 0.1
+_BAR_WIDTH = 24
+_UNITS = ("B", "KiB", "MiB", "GiB")
+
+
+def size_text(size: float) -> str:
+    """A number of bytes for people.
+
+    Args:
+        size: The bytes.
+    """
+    for unit in _UNITS:
+        if size < 1024:
+            return f"{size:.0f} {unit}" if unit == "B" else f"{size:.1f} {unit}"
+        size /= 1024
+    return f"{size:.1f} TiB"
+
+
+def duration_text(seconds: float) -> str:
+    """A time for people: ``8 s``, ``3:05``, ``1:02:03``.
+
+    Args:
+        seconds: The seconds.
+    """
+    whole = int(seconds)
+    if whole < 60:
+        return f"{whole} s"
+    minutes, rest = divmod(whole, 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"
+
+
+def bar_text(at: int, size: int | None, seconds: float, begin: int = 0) -> str:
+    """How far a transfer of bytes is: a bar, bytes, speed and the time that is left.
+
+    Args:
+        at: The bytes so far.
+        size: All bytes; None: unknown.
+        seconds: The time since the transfer began.
+        begin: The bytes that were there when it began.
+    """
+    speed = (at - begin) / seconds if seconds > 0 else 0.0
+    text = size_text(at)
+    if size is not None:
+        full = _BAR_WIDTH * at // max(size, 1)
+        text = f"{'━' * full}{'╌' * (_BAR_WIDTH - full)} {100 * at // max(size, 1):>3} % {text} of {size_text(size)}"
+    if seconds >= 1 and speed:
+        text += f", {size_text(speed)}/s"
+        if size is not None and size > at:
+            text += f", {duration_text((size - at) / speed)} left"
+    return text
+
+
+def is_live() -> bool:
+    """Whether a line of stderr can be overwritten: it is a terminal that knows how."""
+    if sys.stderr is None or not sys.stderr.isatty():  # pyright: ignore[reportUnnecessaryComparison]
+        return False
+    return sys.platform == "win32" or terminal_kind() not in ("", "dumb")
+
+
+class Progress:
+    """The steps of a command.
+
+    On a terminal the line of the current step is overwritten, with the time since it began; else each step
+    that has ended is a line with its time.
+    """
+
+    def __init__(self) -> None:
+        self._live = is_live()
+        self._line = _LiveLine() if self._live else None
+        self._detail = ""
+
+    @contextmanager
+    def stage(self, what: str) -> Iterator[None]:
+        """Shows a step for the duration of a block.
+
+        Args:
+            what: The step in a few words.
+        """
+        begin = time.perf_counter()
+        if self._line is not None:
+            self._detail = ""
+            self._line.show(lambda: f"{what}{self._detail} … {_elapsed(begin)}")
+        try:
+            yield
+        except BaseException:
+            self.close()
+            raise
+        if not self._live:
+            click.echo(f"{what}: {time.perf_counter() - begin:.2f} s", err=True)
+
+    def detail(self, text: str) -> None:
+        """Shows what a step is at, on a terminal.
+
+        Args:
+            text: A few words; empty: nothing.
+        """
+        self._detail = f", {text}" if text else ""
+
+    def close(self) -> None:
+        """Clears the line."""
+        if self._line is not None:
+            self._line.close()
+
+
+class PullProgress:
+    """The files of a pull: a bar on a terminal, else a line for each file."""
+
+    def __init__(self) -> None:
+        self._live = is_live()
+        self._line = _LiveLine() if self._live else None
+        self._file, self._text = "", ""
+        self._began, self._begin = 0.0, 0
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        if self._line is not None:
+            self._line.close()
+
+    def __call__(self, name: str, at: int, size: int | None) -> None:
+        """Takes note of how far a file is.
+
+        Args:
+            name: The file.
+            at: Its bytes so far.
+            size: Its bytes; None: unknown.
+        """
+        if name != self._file:
+            self._file, self._began, self._begin = name, time.perf_counter(), at
+            if self._line is None:
+                click.echo(name if size is None else f"{name} ({size_text(size)})", err=True)
+        self._text = bar_text(at, size, time.perf_counter() - self._began, self._begin)
+        if self._line is not None:
+            if at == size:
+                self._line.leave(f"{name}: {self._text}")
+            else:
+                self._line.show(lambda: f"{self._file}: {self._text}")
+
+
+class _LiveLine:
+    """The last line of a terminal, drawn anew in short intervals by a thread."""
+
+    def __init__(self) -> None:
+        self._text: Callable[[], str] | None = None
+        self._lock = threading.Lock()
+        self._changed = threading.Event()
+        self._thread: threading.Thread | None = None
+
+    def show(self, text: Callable[[], str]) -> None:
+        """Draws a text from now on.
+
+        Args:
+            text: Returns the text of the moment.
+        """
+        with self._lock:
+            first, self._text = self._text is None, text
+        if first:
+            self._draw()
+        if self._thread is None:
+            self._changed.clear()
+            self._thread = threading.Thread(target=self._run, name="progress", daemon=True)
+            self._thread.start()
+
+    def leave(self, text: str) -> None:
+        """Draws a text that stays, and goes to the next line.
+
+        Args:
+            text: The text.
+        """
+        with self._lock:
+            self._text = None
+            click.echo(f"\r\x1b[K{_cut(text)}", err=True)
+
+    def close(self) -> None:
+        """Clears the line, and draws no more."""
+        thread, self._thread = self._thread, None
+        if thread is None:
+            return
+        self._changed.set()
+        thread.join()
+        with self._lock:
+            self._text = None
+            click.echo("\r\x1b[K", nl=False, err=True)
+
+    def _run(self) -> None:
+        while not self._changed.wait(_INTERVAL_S):
+            self._draw()
+
+    def _draw(self) -> None:
+        with self._lock:
+            if self._text is not None:
+                click.echo(f"\r\x1b[K{_cut(self._text())}", err=True, nl=False)
+
+
+def _cut(text: str) -> str:
+    """A text that fits one line of the terminal: a longer one would not be overwritten as a whole."""
+    width = shutil.get_terminal_size().columns - 1
+    return text if len(text) <= width else f"{text[: max(width - 1, 0)]}…"
+
+
+def _elapsed(begin: float) -> str:
+    seconds = time.perf_counter() - begin
+    return f"{seconds:.1f} s" if seconds < 10 else duration_text(seconds)
