@@ -174,7 +174,7 @@ ERRORS = {
     "template": (["--chat-template", "no.jinja"], "no.jinja cannot be read", "--chat-template"),
     "weights": (["--weight-path", "no.safetensors"], "weight file no.safetensors does not exist", "--weight-path"),
     "case": (["--quantization-encoding", "BF16"], "'BF16', which does not fit; did you mean 'bfloat16'?", "float32"),
-    "quotes": (["--prompt", "What", "is"], "two prompts are given: 'is' and --prompt 'What'", "put a text with spaces in quotes"),
+    "quotes": (["--prompt", "What", "is"], "prompts are given: 'is' and --prompt 'What'", "with spaces in quotes"),
     "page": (["--kv-cache-page-size", "1280000000000"], "does not fit into memory", "smaller --kv-cache-page-size"),
     "suffix": (["--weight-path", "README.md"], "README.md has no known suffix", "Check --weight-path"),
     "top_k": (["--top-k", "9" * 30], "top_k is 999", "See `max generate --help`"),

@@ -227,10 +227,10 @@ def test_the_table_is_listed(max_: CommandLine) -> None:
 
 
 def test_a_router_takes_short_names(models: Path) -> None:
-    from max.serve.pool import ModelPool
-    from max.serve.pool_entry import PoolLimits
-    from max.serve.server import RouterSettings, _pool
-    from max.serve.settings import ServerSettings, WorkerSettings
+    from max.serve.models.pool import ModelPool
+    from max.serve.models.pool_entry import PoolLimits
+    from max.serve.process.server import RouterSettings, _pool
+    from max.serve.process.settings import ServerSettings, WorkerSettings
 
     store = ModelStore(models, hub=False)
     pool = _pool(ServerSettings(), RouterSettings(models, PoolLimits(), WorkerSettings({})), store)

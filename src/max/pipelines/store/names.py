@@ -139,7 +139,7 @@ def file_of_tag(files: Sequence[str], tag: str | None, where: str) -> str:
     """
     tags = {tag_of(file).lower(): file for file in reversed(files)}
     stems = {file.removesuffix(".gguf").lower(): file for file in files}
-    wanted = [tag] if tag is not None else list(_PREFERRED)
+    wanted: list[str] = [tag] if tag is not None else list(_PREFERRED)
     if tag is None and (len(files) == 1 or all(_QUANT.search(f"-{each}") for each in tags)):
         wanted.append(tag_of(files[0]))
     for each in wanted:
