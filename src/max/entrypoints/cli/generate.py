@@ -138,7 +138,7 @@ def generate(
 
 def _prompt(values: dict[str, Any], model: str | None, text: str | None, prompt: str | None) -> str:
     """The prompt of a call; the model of its arguments is set in the values."""
-    if model is not None and text is None and prompt is None and "model_path" in values:
+    if model is not None and text is None and "model_path" in values:
         model, text = None, model  # --model names the model
     if model is not None and " " in model.strip() and "model_path" not in values:
         raise CommandError(
