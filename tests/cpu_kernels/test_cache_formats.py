@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from max._interpreter import cache_formats
+from max._interpreter.models import cache_rows as cache_formats
 from tests.cpu_kernels.harness import interpreted, run
 from tests.cpu_kernels.test_attention import (
     BATCHES,

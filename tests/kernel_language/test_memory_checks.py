@@ -75,7 +75,8 @@ def arguments(n: int, m: int) -> list[Any]:
 @pytest.fixture
 def only_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     """Without the checks of indices, which would come first."""
-    from max.kernel.frontend import view_elements, view_methods
+    from max.kernel.frontend.views import elements as view_elements
+    from max.kernel.frontend.views import methods as view_methods
 
     for module in (view_elements, view_methods):
         monkeypatch.setattr(module, "check_indices", lambda *args, **kwargs: None)

@@ -224,7 +224,7 @@ def _access(kind: str, parameters: Any) -> Access:
 
 
 class _View:
-    # the methods of views in kernels, which `max.kernel.frontend.view_methods` and the interpreter carry out
+    # the methods of views in kernels, which `max.kernel.frontend.views.methods` and the interpreter carry out
     if TYPE_CHECKING:
         shape: tuple[Any, ...]
         strides: tuple[Any, ...]

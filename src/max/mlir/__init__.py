@@ -70,7 +70,6 @@ if TYPE_CHECKING:
     )
     from max.mlir.operand import Operand
     from max.mlir.operation import OPS, MoOp, OpSpec, build, infer_types
-    from max.mlir.ops.cache import check_window
     from max.mlir.ops.control import (
         CallOp,
         GraphOp,
@@ -82,6 +81,7 @@ if TYPE_CHECKING:
         substitute_type,
     )
     from max.mlir.ops.elementwise import GELU_APPROXIMATIONS
+    from max.mlir.ops.models.cache import check_window
     from max.mlir.ops.shape import PAD_MODES, slice_shape
     from max.mlir.types import (
         BufferType,
@@ -111,7 +111,7 @@ _NAMES = {
     ),
     "max.mlir.operand": "Operand",
     "max.mlir.operation": "MoOp OPS OpSpec build infer_types",
-    "max.mlir.ops.cache": "check_window",
+    "max.mlir.ops.models.cache": "check_window",
     "max.mlir.ops.control": "CallOp GraphOp IfOp SubgraphOp WhileOp bind_call control_callees substitute_type",
     "max.mlir.types": (
         "BufferType ChainType DTypeAttr DeviceRefAttr DimAttr OpaqueType ShapeAttr ShapedType TensorType dims_text "

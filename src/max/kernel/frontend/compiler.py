@@ -5,10 +5,10 @@ from __future__ import annotations
 import ast
 
 from max.kernel.errors import KernelError
-from max.kernel.frontend.expressions import EXPRESSIONS
-from max.kernel.frontend.loops import LOOPS
 from max.kernel.frontend.state import Frontend
-from max.kernel.frontend.statements import STATEMENTS
+from max.kernel.frontend.syntax.expressions import EXPRESSIONS
+from max.kernel.frontend.syntax.loops import LOOPS
+from max.kernel.frontend.syntax.statements import STATEMENTS
 from max.kernel.ir.nodes import Block
 from max.kernel.language.source import returns_early
 from max.kernel.targets.target import Target

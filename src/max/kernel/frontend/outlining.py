@@ -26,7 +26,7 @@ from max.kernel.frontend.values import (
     is_number,
     tuple_like,
 )
-from max.kernel.frontend.views import View
+from max.kernel.frontend.views.views import View
 from max.kernel.ir.nodes import (
     Alloc,
     Assign,

@@ -9,8 +9,8 @@ from collections.abc import Sequence
 from typing import Any, NoReturn
 
 from max.kernel.errors import KernelError, KernelIndexError, KernelTypeError, KernelValueError
-from max.kernel.frontend.formatting import run_time_format
 from max.kernel.frontend.state import Frontend
+from max.kernel.frontend.syntax.formatting import run_time_format
 from max.kernel.frontend.values import describe
 from max.kernel.ir.nodes import Atom, If, Message, Raise
 

@@ -16,10 +16,10 @@ from max.kernel.errors import KernelTypeError
 from max.kernel.frontend.compiler import compile_body, new_frontend
 from max.kernel.frontend.division import MAX_SIZE
 from max.kernel.frontend.inlining import evaluate_in
-from max.kernel.frontend.memory import memory_of
 from max.kernel.frontend.state import Failure, Frame, Frontend
 from max.kernel.frontend.values import ContextValue, Index
-from max.kernel.frontend.views import View, contiguous_strides
+from max.kernel.frontend.views.memory import memory_of
+from max.kernel.frontend.views.views import View, contiguous_strides
 from max.kernel.ir.nodes import (
     ArgSlot,
     Assign,

@@ -2,27 +2,29 @@
 
 from max.mlir.ops import (
     buffer,
-    cache,
     collective,
     constant,
     control,
     detection,
     elementwise,
-    experts,
     fourier,
     gather,
-    latents,
     matmul,
     normalization,
     quantized,
-    ragged,
     random,
-    recurrence,
     reduction,
-    sampling,
     shape,
     spatial,
-    streams,
+)
+from max.mlir.ops.models import (
+    cache,
+    experts,
+    latents,
+    ragged,
+    recurrence,
+    residual_streams,
+    sampling,
 )
 
 __all__ = [
@@ -44,8 +46,8 @@ __all__ = [
     "random",
     "recurrence",
     "reduction",
+    "residual_streams",
     "sampling",
     "shape",
     "spatial",
-    "streams",
 ]

@@ -15,7 +15,7 @@ from max.kernel.frontend.functions.matrix_tiles import TILE_METHODS, TilesValue
 from max.kernel.frontend.functions.table import Handler, as_dtype
 from max.kernel.frontend.state import Frontend
 from max.kernel.frontend.values import ChunksValue, ContextValue, Method, ParallelValue, describe
-from max.kernel.frontend.views import View, scratch_view
+from max.kernel.frontend.views.views import View, scratch_view
 from max.kernel.ir.nodes import Barrier
 from max.kernel.types import INDEX, POINTER
 

@@ -15,7 +15,7 @@ from max.kernel.frontend.division import note_condition
 from max.kernel.frontend.functions.table import HandlerTable
 from max.kernel.frontend.state import Frontend
 from max.kernel.frontend.values import Index, VectorsValue, is_runtime
-from max.kernel.frontend.views import View, checked_width
+from max.kernel.frontend.views.views import View, checked_width
 from max.kernel.ir.nodes import Atom, Const, Ref
 from max.kernel.language import lang
 from max.kernel.types import INDEX, f64, i64

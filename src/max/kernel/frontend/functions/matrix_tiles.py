@@ -12,10 +12,10 @@ from max._dataclass import dataclass
 from max.kernel.errors import KernelError, KernelIndexError, KernelTypeError, KernelValueError
 from max.kernel.frontend.conversions import as_index
 from max.kernel.frontend.functions.table import HandlerTable
-from max.kernel.frontend.memory import check_bytes
 from max.kernel.frontend.state import Frontend
 from max.kernel.frontend.values import Index, Runtime, describe
-from max.kernel.frontend.views import View, address, check_indices
+from max.kernel.frontend.views.memory import check_bytes
+from max.kernel.frontend.views.views import View, address, check_indices
 from max.kernel.ir.nodes import Atom, Const, Ref
 from max.kernel.language import lang
 from max.kernel.language import tile_values as rules

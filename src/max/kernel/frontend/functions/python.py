@@ -16,7 +16,7 @@ from max.kernel.frontend.functions.table import HandlerTable
 from max.kernel.frontend.functions.vectors import emit_all_lanes, emit_any_lane
 from max.kernel.frontend.state import Frontend
 from max.kernel.frontend.values import RangeValue, describe, is_runtime
-from max.kernel.frontend.views import View
+from max.kernel.frontend.views.views import View
 from max.kernel.ir.nodes import Const, Ref
 from max.kernel.types import f32, i64
 

@@ -12,10 +12,10 @@ from max.kernel.errors import KernelIndexError
 from max.kernel.frontend.conversions import cast, coerce, sequence, splat, together, widened
 from max.kernel.frontend.functions.table import Handler, HandlerTable, as_dtype, as_value, as_vector
 from max.kernel.frontend.state import Frontend
-from max.kernel.frontend.tiles import make_tile
 from max.kernel.frontend.values import describe, is_runtime
-from max.kernel.frontend.view_methods import select_view
-from max.kernel.frontend.views import View, checked_width
+from max.kernel.frontend.views.methods import select_view
+from max.kernel.frontend.views.tiles import make_tile
+from max.kernel.frontend.views.views import View, checked_width
 from max.kernel.ir.nodes import Const, Ref
 from max.kernel.language import lang
 from max.kernel.types import BOOL, scalar, vector

@@ -6,7 +6,7 @@ from max.dtype import DType
 from max.mlir.declare import NamedTypes, declare, static_dims
 from max.mlir.operand import FLOATS, INTEGERS, Operand
 from max.mlir.operation import Attrs, Types, define
-from max.mlir.ops.cache import OFFSETS, SCALE, check_window
+from max.mlir.ops.models.cache import OFFSETS, SCALE, check_window
 from max.mlir.types import TensorType
 
 _MASKS = ("null", "causal", "sliding_window", "chunked_causal", "symmetric_window")

@@ -11,10 +11,10 @@ from typing import Any
 from max.kernel.errors import KernelSyntaxError, KernelValueError
 from max.kernel.frontend.conversions import coerce, loose_type, sequence, unify
 from max.kernel.frontend.state import Frontend, Retype
-from max.kernel.frontend.tiles import Tile, tile_set
 from max.kernel.frontend.values import SlotVar, describe, is_number
-from max.kernel.frontend.view_methods import assign
-from max.kernel.frontend.views import View
+from max.kernel.frontend.views.methods import assign
+from max.kernel.frontend.views.tiles import Tile, tile_set
+from max.kernel.frontend.views.views import View
 from max.kernel.ir.nodes import Const, Ref
 
 

@@ -1,11 +1,11 @@
-"""How a batch attends to latents, the selection of cached tokens by index keys, and attention over them, in NumPy."""
+"""Attention over latents: the plan of a batch, prompts, selection of cached tokens by index keys, in NumPy."""
 
 from __future__ import annotations
 
 import numpy as np
 
 from max._interpreter.core import Array, register
-from max._interpreter.nn import check_batch, check_offsets, new_tokens, slot_of
+from max._interpreter.models.attention import check_batch, check_offsets, new_tokens, slot_of
 
 
 def _rows(blocks: Array, lookup_table: Array, sequence: int, tokens: Array, layer: Array) -> Array:
@@ -98,3 +98,63 @@ def _attention_selected(
         weights /= weights.sum(axis=1, keepdims=True)
         out[row] = weights @ latents[:, :value_size]
     return out
+
+
+@register("mo.mla.prefill.ragged.paged")
+def _latent_prefill(
+    q: Array,
+    keys: Array,
+    values: Array,
+    offsets: Array,
+    buffer_offsets: Array,
+    cache_offsets: Array,
+    blocks: Array,
+    cache_lengths: Array,
+    lookup_table: Array,
+    layer: Array,
+    scale: Array,
+    *previous: Array,
+    causal: bool,
+) -> tuple[Array, Array]:
+    check_batch(offsets, len(q), blocks, cache_lengths, lookup_table, layer)
+    check_offsets("buffer_row_offsets", buffer_offsets, len(cache_lengths), len(keys), exact=False)
+    if len(cache_offsets) != len(cache_lengths) or len(values) != len(keys):
+        raise ValueError(
+            f"{len(cache_offsets)} cache_offsets of {len(cache_lengths)} sequences, "
+            f"{len(values)} values for {len(keys)} keys"
+        )
+    rotated = q.shape[2] - keys.shape[2]
+    out = np.zeros((*q.shape[:2], values.shape[2]))
+    info = np.zeros((*q.shape[:2], 2))
+    for result, part in zip((out, info), previous, strict=False):
+        if part.shape != result.shape:
+            raise ValueError(
+                f"a result of earlier chunks has shape {part.shape}, expected {result.shape}"
+            )
+    for row, sequence, position in new_tokens(offsets, cache_lengths):
+        first = int(cache_offsets[sequence])
+        places = np.arange(int(buffer_offsets[sequence]), int(buffer_offsets[sequence + 1]))
+        if causal:
+            places = places[: max(position + 1 - first, 0)]
+        slots = [slot_of(lookup_table, blocks, sequence, first + i) for i in range(len(places))]
+        shared = np.array(
+            [blocks[page, 0, int(layer), place, 0, -rotated:] for page, place in slots], np.float64
+        ).reshape(len(places), rotated)
+        for head in range(q.shape[1]):
+            query = q[row, head].astype(np.float64)
+            scores = (
+                keys[places, head].astype(np.float64) @ query[:-rotated] + shared @ query[-rotated:]
+            )
+            scores = scores * float(scale)
+            top, total, before = -np.inf, 0.0, np.zeros(values.shape[2])
+            if previous:
+                top, total = (float(x) for x in previous[1][row, head])
+                before = previous[0][row, head].astype(np.float64) * total
+            most = max(top, scores.max(initial=-np.inf))
+            change = np.exp(top - most) if total else 0.0
+            weights = np.exp(scores - most) if len(scores) else scores
+            total = total * change + weights.sum()
+            sums = before * change + weights @ values[places, head].astype(np.float64)
+            out[row, head] = sums / total if total else 0
+            info[row, head] = most, total
+    return out, info

@@ -12,12 +12,19 @@ from typing import Any
 from max.kernel.errors import KernelIndexError, KernelTypeError, KernelValueError
 from max.kernel.frontend.arithmetic import binary, truth
 from max.kernel.frontend.conversions import as_index
-from max.kernel.frontend.memory import chosen_memory
 from max.kernel.frontend.raising import guard
 from max.kernel.frontend.state import Frontend
 from max.kernel.frontend.values import Index, describe
-from max.kernel.frontend.view_elements import atomic_add, gather, load, prefetch, scatter, store
-from max.kernel.frontend.views import (
+from max.kernel.frontend.views.elements import (
+    atomic_add,
+    gather,
+    load,
+    prefetch,
+    scatter,
+    store,
+)
+from max.kernel.frontend.views.memory import chosen_memory
+from max.kernel.frontend.views.views import (
     View,
     address,
     check_indices,

@@ -10,11 +10,8 @@ from typing import Any
 
 from max.kernel.errors import KernelSyntaxError, KernelValueError
 from max.kernel.frontend.arithmetic import truth
-from max.kernel.frontend.assignment import bind_target
 from max.kernel.frontend.conversions import literal, sequence, type_of
 from max.kernel.frontend.division import most_iterations, note_loop
-from max.kernel.frontend.parallel_loops import for_chunks, for_parallel, for_vectors
-from max.kernel.frontend.run_time_loops import emit_loop, loop_body, loop_target, run_time_loop
 from max.kernel.frontend.state import (
     BREAK,
     CONTINUE,
@@ -25,6 +22,14 @@ from max.kernel.frontend.state import (
     Loop,
     NeedsSlots,
     StatementVisitor,
+)
+from max.kernel.frontend.syntax.assignment import bind_target
+from max.kernel.frontend.syntax.parallel_loops import for_chunks, for_parallel, for_vectors
+from max.kernel.frontend.syntax.run_time_loops import (
+    emit_loop,
+    loop_body,
+    loop_target,
+    run_time_loop,
 )
 from max.kernel.frontend.values import (
     ChunksValue,

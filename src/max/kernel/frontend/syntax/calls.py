@@ -13,10 +13,10 @@ from typing import Any
 
 from max.kernel.errors import KernelError, KernelTypeError, KernelValueError
 from max.kernel.frontend.conversions import cast, sequence
-from max.kernel.frontend.formatting import format_parts
 from max.kernel.frontend.functions.handlers import HANDLERS
 from max.kernel.frontend.inlining import call_inline
 from max.kernel.frontend.state import Frontend
+from max.kernel.frontend.syntax.formatting import format_parts
 from max.kernel.frontend.values import Closure, Method, Runtime, describe, is_record, is_runtime
 from max.kernel.ir.nodes import Const, Ref
 from max.kernel.language import lang

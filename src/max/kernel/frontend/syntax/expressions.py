@@ -12,15 +12,14 @@ from typing import Any, NoReturn
 
 from max.kernel.errors import KernelIndexError, KernelNameError, KernelSyntaxError
 from max.kernel.frontend.arithmetic import at_compile_time, binary, truth, unary
-from max.kernel.frontend.assignment import bind, bind_target
 from max.kernel.frontend.builder import Scope
-from max.kernel.frontend.calls import call_node
 from max.kernel.frontend.conversions import coerce, extract, sequence, together, type_of
-from max.kernel.frontend.formatting import format_parts
 from max.kernel.frontend.functions.context import context_attribute
 from max.kernel.frontend.merging import is_pure, join
 from max.kernel.frontend.state import ExpressionVisitor, Frontend, Suppressed
-from max.kernel.frontend.tiles import Tile, tile_get
+from max.kernel.frontend.syntax.assignment import bind, bind_target
+from max.kernel.frontend.syntax.calls import call_node
+from max.kernel.frontend.syntax.formatting import format_parts
 from max.kernel.frontend.values import (
     Closure,
     Method,
@@ -31,8 +30,9 @@ from max.kernel.frontend.values import (
     describe,
     is_runtime,
 )
-from max.kernel.frontend.view_methods import VIEW_METHODS, attribute, subscript
-from max.kernel.frontend.views import View
+from max.kernel.frontend.views.methods import VIEW_METHODS, attribute, subscript
+from max.kernel.frontend.views.tiles import Tile, tile_get
+from max.kernel.frontend.views.views import View
 from max.kernel.ir.nodes import Const, If, Ref
 from max.kernel.language.source import FunctionSource
 

@@ -11,13 +11,13 @@ from typing import Any
 from max._dataclass import dataclass
 from max.kernel.errors import KernelIndexError
 from max.kernel.frontend.conversions import as_index, coerce, splat
-from max.kernel.frontend.memory import (
-    Memory,
-    scratch_memory,
-)
 from max.kernel.frontend.raising import guard
 from max.kernel.frontend.state import Frontend
 from max.kernel.frontend.values import Index, Runtime, describe
+from max.kernel.frontend.views.memory import (
+    Memory,
+    scratch_memory,
+)
 from max.kernel.ir.nodes import Atom, Const, Ref
 from max.kernel.language.limits import width_error
 from max.kernel.types import (

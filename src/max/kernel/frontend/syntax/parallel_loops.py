@@ -11,7 +11,6 @@ from typing import Any
 
 from max.kernel.errors import KernelSyntaxError
 from max.kernel.frontend.arithmetic import binary
-from max.kernel.frontend.assignment import bind_target
 from max.kernel.frontend.conversions import splat, type_of
 from max.kernel.frontend.division import (
     MAX_SIZE,
@@ -21,8 +20,9 @@ from max.kernel.frontend.division import (
     note_loop,
     note_positive,
 )
-from max.kernel.frontend.run_time_loops import loop_body, loop_target, run_time_loop
 from max.kernel.frontend.state import FALLS, Frontend, Loop
+from max.kernel.frontend.syntax.assignment import bind_target
+from max.kernel.frontend.syntax.run_time_loops import loop_body, loop_target, run_time_loop
 from max.kernel.frontend.values import ChunksValue, ParallelValue, VectorsValue
 from max.kernel.ir.nodes import Atom, Block, For, If, Parallel, Ref, While
 from max.kernel.language.source import assigned_names

@@ -1,4 +1,4 @@
-"""NumPy references of the library ops: attention over a paged KV cache, RoPE, sampling, penalties.
+"""Attention over a paged KV cache, RoPE, and what all ops of ragged batches check, in NumPy.
 
 Shapes and semantics are in the table of ``docs/architecture.md``. References compute in float64 or float32, round once,
 and resolve positions, pages and masks token by token.
@@ -11,10 +11,10 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from max._interpreter.cache_formats import decode_rows, encode_rows
 from max._interpreter.core import Array, register
+from max._interpreter.models.cache_rows import decode_rows, encode_rows
 
-__all__ = ["check_batch", "check_offsets", "new_tokens", "slot_of", "uniform"]
+__all__ = ["check_batch", "check_offsets", "new_tokens", "slot_of"]
 
 
 def check_offsets(name: str, offsets: Array, batch: int, rows: int, exact: bool = True) -> None:
@@ -298,109 +298,6 @@ def _attention_ragged(
     return out
 
 
-def uniform(seed: int) -> float:
-    """A sample in [0, 1): the upper 24 bits of splitmix64's first output for a seed."""
-    return (_splitmix64(seed, 1) >> 40) / 2**24
-
-
-def _splitmix64(seed: int, index: int) -> int:
-    """Output number `index`, from 1, of splitmix64 for a seed."""
-    mask = (1 << 64) - 1
-    z = (int(seed) + index * 0x9E3779B97F4A7C15) & mask
-    z = ((z ^ (z >> 30)) * 0xBF58476D1CE4E5B9) & mask
-    z = ((z ^ (z >> 27)) * 0x94D049BB133111EB) & mask
-    return z ^ (z >> 31)
-
-
-def _sample_row(
-    logits: Array, temperature: float, top_k: int, top_p: float, min_p: float, seed: int
-) -> int:
-    """Samples the token of one row; the kernel of `mo.sample.token` documents the order of the filters."""
-    if not temperature >= 0:
-        raise ValueError(f"the temperature is {temperature}, expected 0 or more")
-    if not (0 <= top_p <= 1 and 0 <= min_p <= 1):
-        raise ValueError(f"top_p is {top_p}, min_p {min_p}; expected 0 to 1")
-    if not logits.size:
-        raise ValueError("the logits have 0 columns, expected 1 or more")
-    if np.isnan(logits).all():
-        return -1
-    scores: Array = np.where(np.isnan(logits), -np.inf, logits.astype(np.float64))
-    best = int(np.argmax(scores))
-    peak = scores[best]
-    if temperature == 0 or top_k == 1 or peak == -np.inf:
-        return best
-    if peak == np.inf:
-        weights: Array = (scores == np.inf).astype(np.float64)
-    else:
-        weights = np.where(scores > -np.inf, np.exp((scores - peak) / temperature), 0.0)
-    order = np.argsort(-scores, kind="stable")
-    if top_k > 0:
-        order = order[:top_k]
-    if top_p < 1:
-        cumulative = np.cumsum(weights[order])
-        # the smallest set of most probable tokens whose probability reaches top_p
-        count = int(np.count_nonzero(cumulative < top_p * cumulative[-1])) + 1
-        order = order[: max(1, count)]
-    eligible = np.zeros(len(scores), bool)
-    eligible[order] = True
-    eligible &= (weights >= min_p) & (weights > 0)
-    cumulative = np.cumsum(np.where(eligible, weights, 0.0))
-    return int(np.count_nonzero(cumulative <= uniform(seed) * cumulative[-1]))
-
-
-@register("mo.sample.token")
-def _sample(
-    logits: Array,
-    temperature: Array,
-    top_k: Array,
-    top_p: Array,
-    min_p: Array,
-    seed: Array,
-) -> Array:
-    rows = zip(logits, temperature, top_k, top_p, min_p, seed, strict=True)
-    tokens = [
-        _sample_row(row, float(t), int(k), float(p), float(m), int(n))
-        for row, t, k, p, m, n in rows
-    ]
-    return np.array(tokens, np.int64)
-
-
-@register("mo.next_step.ragged.paged")
-def _next_step(
-    next_tokens: Array,
-    first_seeds: Array,
-    ends: Array,
-    interrupted: Array,
-    tokens: Array,
-    cache_lengths: Array,
-    max_lengths: Array,
-    seeds: Array,
-    history: Array,
-    steps: Array,
-    again: Array,
-) -> None:
-    step = int(steps[0])
-    if not 0 <= step < len(history):
-        raise IndexError(f"step {step} of {len(history)}, the rows of the history")
-    rows = {len(x) for x in (next_tokens, first_seeds, ends, tokens, cache_lengths, seeds)}
-    if rows != {history.shape[1]} or max_lengths.shape[1] != 2:
-        raise ValueError(f"operands of {rows} rows for a history of {history.shape[1]}")
-    if not len(interrupted) == len(steps) == len(again) == 1:
-        raise ValueError("interrupted, steps and again have one element each")
-    if (cache_lengths == np.iinfo(cache_lengths.dtype).max).any():
-        raise ValueError(f"cache_lengths are {cache_lengths}: one is the maximum of its type")
-    history[step] = tokens[:] = next_tokens
-    cache_lengths += np.uint32(1)
-    max_lengths[0, 1] += np.uint32(1)
-    for row, (first, length) in enumerate(zip(first_seeds, cache_lengths, strict=True)):
-        seeds[row] = _splitmix64(first, int(length) + 2)
-    steps[0] = step + 1
-    ended = bool(interrupted[0]) or bool(
-        (ends == next_tokens[:, None]).any() or (next_tokens < 0).any()
-    )
-    again[0] = not ended and step + 1 < len(history)
-
-
 @register("mo.check.counts")
 def _counts(counts: Array, what: str) -> Array:
     numbers = [int(n) for n in counts]
@@ -415,32 +312,3 @@ def _counts(counts: Array, what: str) -> Array:
 def _row_offsets(offsets: Array, rows: Array, what: str) -> Array:
     check_offsets(what, offsets, len(offsets) - 1, int(rows))
     return offsets
-
-
-@register("mo.penalties")
-def _penalties(
-    logits: Array,
-    tokens: Array,
-    counts: Array,
-    offsets: Array,
-    frequency: Array,
-    presence: Array,
-    repetition: Array,
-) -> Array:
-    check_offsets("offsets", offsets, len(logits), len(tokens), exact=False)
-    if not len(frequency) == len(presence) == len(repetition) == len(logits):
-        raise ValueError(f"penalties of other numbers of rows than {len(logits)}")
-    if len(counts) != len(tokens):
-        raise ValueError(f"{len(counts)} counts of {len(tokens)} tokens")
-    out = logits.astype(np.float32, copy=True)
-    for row in range(len(out)):
-        for i in range(int(offsets[row]), int(offsets[row + 1])):
-            token, count = int(tokens[i]), int(counts[i])
-            if not 0 <= token < out.shape[1]:
-                raise IndexError(f"token {token} is out of range for {out.shape[1]} logits")
-            if count <= 0:
-                continue
-            logit = out[row, token]
-            logit = logit / repetition[row] if logit > 0 else logit * repetition[row]
-            out[row, token] = logit - frequency[row] * np.float32(count) - presence[row]
-    return out

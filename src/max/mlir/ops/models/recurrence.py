@@ -13,7 +13,7 @@ from max.mlir.declare import NamedTypes, declare, static_dims
 from max.mlir.dims import DimExpr
 from max.mlir.operand import FLOATS, Operand
 from max.mlir.operation import Attrs, Types, define
-from max.mlir.ops.cache import LAYER, LENGTHS, OFFSETS
+from max.mlir.ops.models.cache import LAYER, LENGTHS, OFFSETS
 from max.mlir.types import TensorType
 
 _STATES = (DType.float32, DType.bfloat16, DType.float16)

@@ -9,11 +9,17 @@ from typing import Any
 
 from max.kernel.errors import KernelIndexError
 from max.kernel.frontend.conversions import cast, coerce, literal, splat
-from max.kernel.frontend.memory import Memory, check_bytes, check_lanes
 from max.kernel.frontend.raising import guard
 from max.kernel.frontend.state import Frontend
 from max.kernel.frontend.values import Index, describe, is_number
-from max.kernel.frontend.views import View, address, as_mask, check_indices, checked_width
+from max.kernel.frontend.views.memory import Memory, check_bytes, check_lanes
+from max.kernel.frontend.views.views import (
+    View,
+    address,
+    as_mask,
+    check_indices,
+    checked_width,
+)
 from max.kernel.ir.nodes import Atom, Const, Ref
 from max.kernel.types import BOOL, INDEX, Type, scalar, vector
 

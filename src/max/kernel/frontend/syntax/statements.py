@@ -11,14 +11,14 @@ from typing import Any
 
 from max.kernel.errors import KernelSyntaxError
 from max.kernel.frontend.arithmetic import truth
-from max.kernel.frontend.assignment import bind_target
 from max.kernel.frontend.builder import Scope
 from max.kernel.frontend.conversions import annotated
 from max.kernel.frontend.division import note_condition
-from max.kernel.frontend.formatting import format_parts, run_time_format
 from max.kernel.frontend.merging import join
 from max.kernel.frontend.raising import fail_statically, raise_at_run_time
 from max.kernel.frontend.state import DEAD, FALLS, RETURN, Frontend, StatementVisitor
+from max.kernel.frontend.syntax.assignment import bind_target
+from max.kernel.frontend.syntax.formatting import format_parts, run_time_format
 from max.kernel.frontend.values import Closure, Unbound, describe
 from max.kernel.ir.nodes import Block, If, Leave, Ref
 from max.kernel.language.source import FunctionSource, assigned_names

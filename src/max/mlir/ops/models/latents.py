@@ -7,7 +7,7 @@ from max.dtype.cache_rows import cache_row_elements
 from max.mlir.declare import NamedTypes, declare, static_dims
 from max.mlir.operand import FLOATS, Operand
 from max.mlir.operation import Attrs, Types, define
-from max.mlir.ops.cache import BATCH, LAYER, LENGTHS, OFFSETS, SCALE
+from max.mlir.ops.models.cache import BATCH, LAYER, LENGTHS, OFFSETS, SCALE
 from max.mlir.types import TensorType
 
 _U32 = (DType.uint32,)

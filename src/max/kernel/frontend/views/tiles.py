@@ -16,7 +16,7 @@ from max.kernel.frontend.conversions import as_index, coerce
 from max.kernel.frontend.raising import guard
 from max.kernel.frontend.state import Frontend
 from max.kernel.frontend.values import Index, Runtime, describe
-from max.kernel.frontend.views import checked_width
+from max.kernel.frontend.views.views import checked_width
 from max.kernel.ir.nodes import Atom
 from max.kernel.language.limits import MAX_TILES_BYTES, tile_error
 from max.kernel.types import (

@@ -1,0 +1,1 @@
+"""Ops of language models in NumPy: the paged cache, attention, experts, recurrent layers, sampling."""

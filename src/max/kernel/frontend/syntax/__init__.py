@@ -1,0 +1,1 @@
+"""The visitors of the syntax tree: expressions, calls, statements, loops."""

@@ -1,0 +1,1 @@
+"""Tensor views and tiles at compile time, their methods, and the IR of loads and stores."""

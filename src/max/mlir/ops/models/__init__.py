@@ -1,0 +1,1 @@
+"""Ops of language models: the paged cache, attention, experts, recurrent layers, sampling."""
