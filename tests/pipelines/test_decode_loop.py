@@ -30,8 +30,8 @@ from max.mlir import entry
 from max.pipelines import PIPELINE_REGISTRY, PipelineConfig, TextContext
 from max.pipelines.core.exceptions import NotFiniteError
 from max.pipelines.generation.batch_pipeline import limits_of
-from max.pipelines.generation.decode_loop import next_step_graph
 from max.pipelines.generation.generation import Generation
+from max.pipelines.generation.steps.decode_loop import next_step_graph
 from max.pipelines.sampling.inputs import step_seed
 
 TINY = Path(__file__).parents[2] / "models" / "tiny-chat"

@@ -33,12 +33,14 @@ from max.interfaces import (
 from max.pipelines import PIPELINE_REGISTRY, PipelineConfig, TextContext
 from max.pipelines.core import InputError, ModelFilesError, TextAndVisionContext
 from max.pipelines.core.exceptions import UserError
-from max.pipelines.generation import protocol, service
-from max.pipelines.generation.channel import ConnectionChannel
 from max.pipelines.generation.engine import Engine
 from max.pipelines.generation.generation import Generation
-from max.pipelines.generation.remote import RemoteGeneration
-from max.pipelines.generation.service import serve, serve_pipeline
+from max.pipelines.generation.process import commands as command_messages
+from max.pipelines.generation.process import events as event_messages
+from max.pipelines.generation.process import service
+from max.pipelines.generation.process.channel import ConnectionChannel
+from max.pipelines.generation.process.remote import RemoteGeneration
+from max.pipelines.generation.process.service import serve, serve_pipeline
 from max.pipelines.scheduler import SchedulerLimits
 from tests.pipelines.counting_pipeline import CountingPipeline, context, expected
 
@@ -50,7 +52,7 @@ INT = st.integers(0, 2**31 - 1)
 FLOAT = st.floats(allow_nan=False)
 NAME = st.text(max_size=8)
 SAMPLING = st.builds(
-    protocol.Sampling,
+    command_messages.Sampling,
     top_k=st.integers(1, 2**31 - 1), top_p=st.floats(0.01, 1), min_p=st.floats(0, 1),
     temperature=st.floats(0.01, 9), frequency_penalty=st.floats(-2, 2), presence_penalty=st.floats(-2, 2),
     repetition_penalty=st.floats(0.1, 3), min_new_tokens=INT, ignore_eos=st.booleans(),
@@ -58,7 +60,7 @@ SAMPLING = st.builds(
     logit_bias=st.dictionaries(INT, st.floats(-100, 100), max_size=3).map(lambda d: tuple(d.items())),
 )  # fmt: skip
 REQUEST = st.builds(
-    protocol.GenerationRequest,
+    command_messages.GenerationRequest,
     request_id=NAME, tokens=st.lists(INT, min_size=1, max_size=9).map(tuple),
     max_length=st.integers(10, 2**40), eos_token_ids=st.sets(INT, max_size=3).map(sorted).map(tuple),
     eos_sequences=st.lists(st.lists(INT, max_size=3).map(tuple), max_size=3).map(tuple),
@@ -66,22 +68,22 @@ REQUEST = st.builds(
     json_schema=st.none() | NAME, grammar=st.none() | NAME, model_name=NAME, sampling=SAMPLING,
 )  # fmt: skip
 LOGS = st.builds(
-    protocol.TokenLogProbabilities,
+    event_messages.TokenLogProbabilities,
     st.lists(FLOAT, max_size=2).map(tuple),
     st.lists(st.lists(st.tuples(INT, FLOAT), max_size=3).map(tuple), max_size=2).map(tuple),
 )
-ERROR = st.builds(protocol.ErrorInfo, NAME, NAME, NAME)
+ERROR = st.builds(event_messages.ErrorInfo, NAME, NAME, NAME)
 MESSAGE = st.one_of(
     REQUEST,
-    st.builds(protocol.CancelRequest, NAME),
-    st.builds(protocol.Shutdown, st.booleans()),
+    st.builds(command_messages.CancelRequest, NAME),
+    st.builds(command_messages.Shutdown, st.booleans()),
     st.builds(
-        protocol.TokensGenerated, NAME, st.lists(INT).map(tuple),
+        event_messages.TokensGenerated, NAME, st.lists(INT).map(tuple),
         st.sampled_from(GenerationStatus), st.none() | st.lists(LOGS, max_size=3).map(tuple),
     ),
-    st.builds(protocol.RequestFailed, NAME, ERROR),
-    st.builds(protocol.EngineReady, INT, INT, INT),
-    st.builds(protocol.EngineStopped, st.none() | ERROR),
+    st.builds(event_messages.RequestFailed, NAME, ERROR),
+    st.builds(event_messages.EngineReady, INT, INT, INT),
+    st.builds(event_messages.EngineStopped, st.none() | ERROR),
 )  # fmt: skip
 
 
@@ -99,7 +101,7 @@ def test_messages_are_plain_data(message):
 @given(request=REQUEST)
 def test_a_request_and_its_context(request):
     one = request.to_context()
-    assert protocol.GenerationRequest.of(one) == request
+    assert command_messages.GenerationRequest.of(one) == request
     params = one.sampling_params
     assert (params.seed, params.top_p) == (request.sampling.seed, request.sampling.top_p)
     assert one.all_tokens.tolist() == list(request.tokens)
@@ -111,58 +113,62 @@ def test_defaults_are_those_of_a_context():
     plain = TextContext(
         max_length=9, tokens=np.array([7, 8]), request_id=RequestID("a"), sampling_params=params
     )
-    request = protocol.GenerationRequest.of(plain)
-    assert request == protocol.GenerationRequest("a", (7, 8), 9)
-    assert protocol.Sampling() == protocol.Sampling.of(params)
-    assert protocol.Sampling().to_params() == params
+    request = command_messages.GenerationRequest.of(plain)
+    assert request == command_messages.GenerationRequest("a", (7, 8), 9)
+    assert command_messages.Sampling() == command_messages.Sampling.of(params)
+    assert command_messages.Sampling().to_params() == params
     assert request == replace(request, priority=0, client="")
     limited = request.with_grammar("root ::= [0-9]")
     assert limited == replace(request, grammar="root ::= [0-9]") != request
     assert limited.with_grammar(None) == request
     assert request.ending_with([8, 1]).ending_with([3]).eos_token_ids == (1, 3, 8)
-    assert not protocol.Shutdown().finish, "open requests are cancelled"
+    assert not command_messages.Shutdown().finish, "open requests are cancelled"
 
 
 def test_the_load_of_an_engine_that_has_done_nothing():
-    bounds = protocol.STEP_BOUNDS_MS
+    bounds = event_messages.STEP_BOUNDS_MS
     assert bounds == tuple(n * 10**e for e in range(-1, 4) for n in (1, 2, 5))[2:], "0.5 ms to 5 s"
-    nothing = protocol.StepTimes((0,) * (len(bounds) + 1), 0.0)
-    assert protocol.EngineStats() == protocol.EngineStats(0, 0, 0, 0, 0, 0, nothing, nothing)
-    one = protocol.StepTimes((*range(len(bounds)), 5), 2.5)
+    nothing = event_messages.StepTimes((0,) * (len(bounds) + 1), 0.0)
+    assert event_messages.EngineStats() == event_messages.EngineStats(
+        0, 0, 0, 0, 0, 0, nothing, nothing
+    )
+    one = event_messages.StepTimes((*range(len(bounds)), 5), 2.5)
     assert one + nothing == nothing + one == one
-    assert one + one == protocol.StepTimes(tuple(2 * n for n in one.counts), 5.0)
+    assert one + one == event_messages.StepTimes(tuple(2 * n for n in one.counts), 5.0)
 
 
 def test_contexts_that_cannot_be_sent():
     one = context([1], 3)
     one.update(5)
     with pytest.raises(ValueError, match="has 1 generated tokens"):
-        protocol.GenerationRequest.of(one)
+        command_messages.GenerationRequest.of(one)
     one = context([1], 3)
     one.sampling_params.logits_processors = [print]
     with pytest.raises(ValueError, match="logits processors cannot be sent"):
-        protocol.GenerationRequest.of(one)
+        command_messages.GenerationRequest.of(one)
     image = ImageMetadata(start_idx=0, end_idx=1, pixel_values=np.zeros(1))
     one = TextAndVisionContext(
         max_length=9, tokens=np.array([7]), vision_token_ids=[7], images=[image]
     )
     with pytest.raises(ValueError, match="has images"):
-        protocol.GenerationRequest.of(one)
+        command_messages.GenerationRequest.of(one)
 
 
 def test_outputs_and_errors_as_data():
     logs = [LogProbabilities([-1.5, -2.0], [{4: -1.5, 3: float("-inf")}, {}])]
     output = TextGenerationOutput(RequestID("a"), [4, 9], FULL, logs)
-    assert protocol.TokensGenerated.of(output).to_output() == output
+    assert event_messages.TokensGenerated.of(output).to_output() == output
     output = TextGenerationOutput(RequestID("a"), [], CANCELLED)
-    assert protocol.TokensGenerated.of(output).to_output() == output
+    assert event_messages.TokensGenerated.of(output).to_output() == output
     for error in (InputError("too long", "make it short"), ModelFilesError("no file")):
-        copy = protocol.ErrorInfo.of(error).to_exception()
+        copy = event_messages.ErrorInfo.of(error).to_exception()
         assert type(copy) is type(error)
         assert (copy.problem, copy.remedy) == (error.problem, error.remedy)
-    copy = protocol.ErrorInfo.of(ZeroDivisionError("in the kernel")).to_exception()
+    copy = event_messages.ErrorInfo.of(ZeroDivisionError("in the kernel")).to_exception()
     assert type(copy) is RuntimeError and str(copy) == "generation failed: in the kernel"
-    assert protocol.ErrorInfo.of(KeyError()) == protocol.ErrorInfo("KeyError", "KeyError")
+    assert event_messages.ErrorInfo.of(KeyError()) == event_messages.ErrorInfo(
+        "KeyError", "KeyError"
+    )
 
 
 class Served:
@@ -198,7 +204,7 @@ def served():
     yield serve_in_thread
     for one in started:
         with contextlib.suppress(OSError):  # already closed
-            one.channel.send(protocol.Shutdown())
+            one.channel.send(command_messages.Shutdown())
         one.join()
         one.channel.close()
         one.there.close()
@@ -214,7 +220,7 @@ def test_an_idle_engine_waits(served, monkeypatch):
 
     monkeypatch.setattr(Engine, "step", counted)
     one = served(CountingPipeline())
-    assert one.channel.receive() == protocol.EngineReady(4, 2, 64)
+    assert one.channel.receive() == event_messages.EngineReady(4, 2, 64)
     time.sleep(0.2)
     assert not steps
     readers = [t for t in threading.enumerate() if t.name == "engine commands"]
@@ -224,21 +230,21 @@ def test_an_idle_engine_waits(served, monkeypatch):
 def test_the_load_is_reported_at_intervals_and_when_it_ends(served):
     """With a long interval, statistics come after the first step and with the step after which the engine is idle."""
     one = served(CountingPipeline(), LIMITS, 1000.0)
-    assert one.channel.receive() == protocol.EngineReady(4, 2, 64)
-    one.channel.send(protocol.GenerationRequest.of(context([1, 2], 30)))
+    assert one.channel.receive() == event_messages.EngineReady(4, 2, 64)
+    one.channel.send(command_messages.GenerationRequest.of(context([1, 2], 30)))
     events, done = [], False
-    while not (done and isinstance(events[-1], protocol.EngineStats)):
+    while not (done and isinstance(events[-1], event_messages.EngineStats)):
         events.append(one.channel.receive())
         done = done or getattr(events[-1], "status", None) is FULL
     assert len(events) > 5
-    reports = [i for i, event in enumerate(events) if isinstance(event, protocol.EngineStats)]
+    reports = [i for i, event in enumerate(events) if isinstance(event, event_messages.EngineStats)]
     assert len(reports) == 2 and reports[0] < 3 and reports[1] == len(events) - 1
 
 
 def test_threads_share_a_remote_engine(served):
     pipeline = CountingPipeline(seconds=0.0005)
     remote = RemoteGeneration(served(pipeline).channel)
-    assert remote.ready == protocol.EngineReady(4, 2, 64)
+    assert remote.ready == event_messages.EngineReady(4, 2, 64)
     readers = [t for t in threading.enumerate() if t.name == "engine events"]
     assert readers and all(t.daemon for t in readers), "no reader keeps the process alive"
     wrong: list[int] = []
@@ -268,14 +274,14 @@ class ScriptedChannel:
 
     def __init__(self) -> None:
         self.events: queue.SimpleQueue = queue.SimpleQueue()
-        self.sent: list[protocol.Command] = []
+        self.sent: list[command_messages.Command] = []
         self.closed = False
-        self.events.put(protocol.EngineReady(4, 2, 64))
+        self.events.put(event_messages.EngineReady(4, 2, 64))
 
-    def send(self, message: protocol.Command) -> None:
+    def send(self, message: command_messages.Command) -> None:
         self.sent.append(message)
 
-    def receive(self) -> protocol.Event:
+    def receive(self) -> event_messages.Event:
         return self.events.get()
 
     def close(self) -> None:
@@ -288,17 +294,17 @@ def test_a_stream_that_is_closed_cancels_its_request():
     remote = RemoteGeneration(channel)
     one = context([1], 9)
     name = one.request_id.value
-    channel.events.put(protocol.TokensGenerated(name, (5,), GenerationStatus.ACTIVE))
+    channel.events.put(event_messages.TokensGenerated(name, (5,), GenerationStatus.ACTIVE))
     stream = remote.stream([one])
     assert next(stream).tokens == [5]
-    assert channel.sent == [protocol.GenerationRequest.of(one)]
+    assert channel.sent == [command_messages.GenerationRequest.of(one)]
     stream.close()
-    assert channel.sent[1:] == [protocol.CancelRequest(name)]
+    assert channel.sent[1:] == [command_messages.CancelRequest(name)]
     with pytest.raises(ValueError, match="is open already"):
         next(remote.stream([one]))
-    channel.events.put(protocol.TokensGenerated(name, (), CANCELLED))
+    channel.events.put(event_messages.TokensGenerated(name, (), CANCELLED))
     wait_for(lambda: not remote._calls)
-    channel.events.put(protocol.EngineStopped())
+    channel.events.put(event_messages.EngineStopped())
 
 
 def test_a_failed_request_is_not_cancelled():
@@ -306,21 +312,21 @@ def test_a_failed_request_is_not_cancelled():
     remote = RemoteGeneration(channel)
     one = context([1], 9)
     stream = remote.stream([one])
-    error = protocol.ErrorInfo("InputError", "too long")
+    error = event_messages.ErrorInfo("InputError", "too long")
     threading.Timer(
-        0.05, channel.events.put, [protocol.RequestFailed(one.request_id.value, error)]
+        0.05, channel.events.put, [event_messages.RequestFailed(one.request_id.value, error)]
     ).start()
     with pytest.raises(InputError, match="too long"):
         next(stream)
-    assert channel.sent == [protocol.GenerationRequest.of(one)]
-    channel.events.put(protocol.EngineStopped())
+    assert channel.sent == [command_messages.GenerationRequest.of(one)]
+    channel.events.put(event_messages.EngineStopped())
 
 
 @pytest.mark.timeout(60)
 def test_an_engine_that_stops_ends_its_requests():
     channel = ScriptedChannel()
     remote = RemoteGeneration(channel)
-    threading.Timer(0.05, channel.events.put, [protocol.EngineStopped()]).start()
+    threading.Timer(0.05, channel.events.put, [event_messages.EngineStopped()]).start()
     for _ in range(2):  # while the request runs, and after its end
         with pytest.raises(RuntimeError, match="the engine has stopped"):
             next(remote.stream([context([1], 9)]))
@@ -330,10 +336,10 @@ def test_an_engine_that_stops_ends_its_requests():
 def test_close_waits_until_the_engine_has_stopped(arguments):
     channel = ScriptedChannel()
     remote = RemoteGeneration(channel)
-    stopped = protocol.EngineStopped()
+    stopped = event_messages.EngineStopped()
     threading.Timer(0.1, channel.events.put, [stopped]).start()
     remote.close(*arguments)
-    assert channel.sent == [protocol.Shutdown(*arguments)] and channel.closed
+    assert channel.sent == [command_messages.Shutdown(*arguments)] and channel.closed
     assert remote._stopped is stopped
 
 
@@ -399,7 +405,7 @@ def test_each_request_has_its_own_error(served):
 
 def messages_until_the_end(channel) -> list:
     messages = []
-    while not messages or not isinstance(messages[-1], protocol.EngineStopped):
+    while not messages or not isinstance(messages[-1], event_messages.EngineStopped):
         messages.append(channel.receive())
     return messages
 
@@ -415,20 +421,22 @@ def test_shutdown(served, finish):
 
     pipeline.before = wait_for_the_shutdown
     channel = served(pipeline).channel
-    request = protocol.GenerationRequest("a", (1, 2), 22)
+    request = command_messages.GenerationRequest("a", (1, 2), 22)
     channel.send(request)
     channel.send(request)
-    channel.send(protocol.CancelRequest("b"))
-    assert isinstance(channel.receive(), protocol.EngineReady)
+    channel.send(command_messages.CancelRequest("b"))
+    assert isinstance(channel.receive(), event_messages.EngineReady)
     messages = [channel.receive()]
-    channel.send(protocol.Shutdown(finish=True) if finish else protocol.Shutdown())
+    channel.send(command_messages.Shutdown(finish=True) if finish else command_messages.Shutdown())
     steps.release(99)
     if finish:
-        channel.send(protocol.GenerationRequest("late", (1,), 9))
+        channel.send(command_messages.GenerationRequest("late", (1,), 9))
     messages += messages_until_the_end(channel)
-    assert messages.pop() == protocol.EngineStopped()
+    assert messages.pop() == event_messages.EngineStopped()
     late = [m for m in messages if m.request_id == "late"]
-    twice = [m for m in messages if m.request_id == "a" and isinstance(m, protocol.RequestFailed)]
+    twice = [
+        m for m in messages if m.request_id == "a" and isinstance(m, event_messages.RequestFailed)
+    ]
     messages = [m for m in messages if m not in [*late, *twice]]
     assert [m.error.kind for m in twice] in (
         [],
@@ -442,7 +450,7 @@ def test_shutdown(served, finish):
         assert len(tokens) == 20
         # the cancellation was read before the last token came, or not at all
         assert all(
-            m.error == protocol.ErrorInfo("RuntimeError", "the engine is shutting down")
+            m.error == event_messages.ErrorInfo("RuntimeError", "the engine is shutting down")
             for m in late
         )
     wait_for(lambda: pipeline.cache.free_pages == 64)
@@ -451,11 +459,11 @@ def test_shutdown(served, finish):
 def test_requests_can_be_cancelled_during_a_shutdown(served):
     pipeline = CountingPipeline(seconds=0.02)
     channel = served(pipeline).channel
-    channel.send(protocol.GenerationRequest("a", (1, 2), 102))
-    channel.send(protocol.Shutdown(finish=True))
-    channel.send(protocol.CancelRequest("a"))
+    channel.send(command_messages.GenerationRequest("a", (1, 2), 102))
+    channel.send(command_messages.Shutdown(finish=True))
+    channel.send(command_messages.CancelRequest("a"))
     *messages, last = messages_until_the_end(channel)
-    assert last == protocol.EngineStopped() and messages[-1].status == CANCELLED
+    assert last == event_messages.EngineStopped() and messages[-1].status == CANCELLED
     assert sum(len(message.tokens) for message in messages[1:]) < 100
 
 
@@ -475,16 +483,16 @@ def test_every_request_of_a_conversation_ends_once(commands, finish):
     prompts: dict[str, tuple] = {}
     for command in commands:
         if isinstance(command, int):
-            served.channel.send(protocol.CancelRequest(str(command)))
+            served.channel.send(command_messages.CancelRequest(str(command)))
         else:
             prompt, new = prompts[str(len(prompts))] = command
             name = str(len(prompts) - 1)
-            served.channel.send(protocol.GenerationRequest(name, prompt, len(prompt) + new))
-    served.channel.send(protocol.Shutdown(finish))
+            served.channel.send(command_messages.GenerationRequest(name, prompt, len(prompt) + new))
+    served.channel.send(command_messages.Shutdown(finish))
     first, *events, last = messages_until_the_end(served.channel)
     served.join()
     served.channel.close()
-    assert isinstance(first, protocol.EngineReady) and last == protocol.EngineStopped()
+    assert isinstance(first, event_messages.EngineReady) and last == event_messages.EngineStopped()
     for name, (prompt, new) in prompts.items():
         own = [event for event in events if event.request_id == name]
         if not own:
@@ -501,15 +509,21 @@ def test_every_request_of_a_conversation_ends_once(commands, finish):
 
 def test_bad_requests_are_errors_of_their_own(served):
     channel = served(CountingPipeline()).channel
-    channel.send(protocol.GenerationRequest("empty", (), 5))
-    channel.send(protocol.GenerationRequest("long", (1, 2, 3), 3))
-    channel.send(protocol.GenerationRequest("params", (1,), 3, sampling=protocol.Sampling(top_p=2)))
-    channel.send(protocol.GenerationRequest("good", (1,), 2))
-    channel.send(protocol.Shutdown(finish=True))
+    channel.send(command_messages.GenerationRequest("empty", (), 5))
+    channel.send(command_messages.GenerationRequest("long", (1, 2, 3), 3))
+    channel.send(
+        command_messages.GenerationRequest(
+            "params", (1,), 3, sampling=command_messages.Sampling(top_p=2)
+        )
+    )
+    channel.send(command_messages.GenerationRequest("good", (1,), 2))
+    channel.send(command_messages.Shutdown(finish=True))
     _, *messages, _ = messages_until_the_end(channel)
-    kinds = {m.request_id: m.error.kind for m in messages if isinstance(m, protocol.RequestFailed)}
+    kinds = {
+        m.request_id: m.error.kind for m in messages if isinstance(m, event_messages.RequestFailed)
+    }
     assert kinds == {"empty": "InputError", "long": "InputError", "params": "ValueError"}
-    assert messages[-1] == protocol.TokensGenerated("good", tuple(expected([1], 1)), FULL)
+    assert messages[-1] == event_messages.TokensGenerated("good", tuple(expected([1], 1)), FULL)
 
 
 class PreparingPipeline(CountingPipeline):
@@ -530,11 +544,11 @@ class PreparingPipeline(CountingPipeline):
 def test_running_requests_do_not_wait_for_a_grammar(served):
     pipeline = PreparingPipeline()
     channel = served(pipeline, LIMITS).channel
-    assert isinstance(channel.receive(), protocol.EngineReady)
-    running = protocol.GenerationRequest.of(context([1], 100))
+    assert isinstance(channel.receive(), event_messages.EngineReady)
+    running = command_messages.GenerationRequest.of(context([1], 100))
     channel.send(running)
     channel.receive()
-    slow = protocol.GenerationRequest.of(context([2], 3)).with_grammar("slow")
+    slow = command_messages.GenerationRequest.of(context([2], 3)).with_grammar("slow")
     channel.send(slow)
     assert pipeline.waiting.wait(60)
     tokens, ended = 0, False
@@ -543,17 +557,17 @@ def test_running_requests_do_not_wait_for_a_grammar(served):
         assert event.request_id == running.request_id
         tokens, ended = tokens + len(event.tokens), event.status.is_done
     # nor do those that come after it
-    later = protocol.GenerationRequest.of(context([4], 3))
+    later = command_messages.GenerationRequest.of(context([4], 3))
     channel.send(later)
     event = channel.receive()
     assert event.request_id == later.request_id
     while not event.status.is_done:
         event = channel.receive()
     # others of the kind wait; one that is cancelled meanwhile never runs
-    cancelled = protocol.GenerationRequest.of(context([5], 3)).with_grammar("bad")
+    cancelled = command_messages.GenerationRequest.of(context([5], 3)).with_grammar("bad")
     channel.send(cancelled)
-    channel.send(protocol.CancelRequest(cancelled.request_id))
-    channel.send(protocol.GenerationRequest("mark", (1,), 2))
+    channel.send(command_messages.CancelRequest(cancelled.request_id))
+    channel.send(command_messages.GenerationRequest("mark", (1,), 2))
     assert channel.receive().request_id == "mark"  # the engine has obeyed what came before it
     pipeline.go.set()
     ends = {}
@@ -562,13 +576,13 @@ def test_running_requests_do_not_wait_for_a_grammar(served):
         if event.status.is_done:
             ends[event.request_id] = event
     assert ends[slow.request_id].status == FULL
-    expected_end = protocol.TokensGenerated(cancelled.request_id, (), CANCELLED)
+    expected_end = event_messages.TokensGenerated(cancelled.request_id, (), CANCELLED)
     assert ends[cancelled.request_id] == expected_end
-    bad = protocol.GenerationRequest.of(context([3], 3)).with_grammar("bad")
+    bad = command_messages.GenerationRequest.of(context([3], 3)).with_grammar("bad")
     channel.send(bad)
     event = channel.receive()
-    assert isinstance(event, protocol.RequestFailed) and event.error.kind == "InputError"
-    channel.send(protocol.Shutdown())
+    assert isinstance(event, event_messages.RequestFailed) and event.error.kind == "InputError"
+    channel.send(command_messages.Shutdown())
 
 
 class LoadingPipeline(CountingPipeline):
@@ -586,8 +600,8 @@ class LoadingPipeline(CountingPipeline):
             raise UserError("no memory is left", "Start again.")
 
 
-def echoing(name: str, **values) -> protocol.GenerationRequest:
-    return protocol.GenerationRequest(
+def echoing(name: str, **values) -> command_messages.GenerationRequest:
+    return command_messages.GenerationRequest(
         name, (1,), 3, log_probabilities=1, log_probabilities_echo=True, **values
     )
 
@@ -595,25 +609,25 @@ def echoing(name: str, **values) -> protocol.GenerationRequest:
 def test_running_requests_do_not_wait_for_the_logits_of_prompts(served):
     pipeline = LoadingPipeline()
     channel = served(pipeline).channel
-    assert isinstance(channel.receive(), protocol.EngineReady)
+    assert isinstance(channel.receive(), event_messages.EngineReady)
     for name in ("failed", "good", "cancelled"):
         channel.send(echoing(name))
     assert pipeline.waiting.wait(60)
-    channel.send(protocol.GenerationRequest("plain", (1,), 3, log_probabilities_echo=True))
+    channel.send(command_messages.GenerationRequest("plain", (1,), 3, log_probabilities_echo=True))
     while not (event := channel.receive()).status.is_done:
         assert event.request_id == "plain", "the others wait for the graph"
-    channel.send(protocol.CancelRequest("cancelled"))
-    channel.send(protocol.GenerationRequest("mark", (1,), 2))
+    channel.send(command_messages.CancelRequest("cancelled"))
+    channel.send(command_messages.GenerationRequest("mark", (1,), 2))
     assert channel.receive().request_id == "mark"
     pipeline.go.set()
     ends = {}
     while len(ends) < 3:
         event = channel.receive()
-        if isinstance(event, protocol.RequestFailed) or event.status.is_done:
+        if isinstance(event, event_messages.RequestFailed) or event.status.is_done:
             ends[event.request_id] = event
     assert ends["failed"].error.problem == "no memory is left"
     assert ends["good"].status == FULL and ends["cancelled"].status == CANCELLED
-    channel.send(protocol.Shutdown())
+    channel.send(command_messages.Shutdown())
 
 
 @pytest.mark.parametrize("finish", [True, False])
@@ -624,12 +638,12 @@ def test_a_shutdown_while_a_graph_is_loaded(served, finish):
     for name in ("a", "b"):
         channel.send(echoing(name))
     assert pipeline.waiting.wait(60)
-    channel.send(protocol.Shutdown(finish))
+    channel.send(command_messages.Shutdown(finish))
     if finish:
         pipeline.go.set()
     _, *events, last = messages_until_the_end(channel)
     pipeline.go.set()
-    assert last == protocol.EngineStopped()
+    assert last == event_messages.EngineStopped()
     ends = {event.request_id: event.status for event in events if event.status.is_done}
     assert ends == dict.fromkeys("ab", FULL if finish else CANCELLED)
 
@@ -652,17 +666,17 @@ def test_an_engine_ends_after_its_warm_up(served, monkeypatch):
     pipeline = WarmingPipeline()
     one = served(pipeline)
     assert pipeline.warms.wait(60)
-    one.channel.send(protocol.Shutdown())
+    one.channel.send(command_messages.Shutdown())
     one.thread.join(0.1)
     assert one.thread.is_alive()
     pipeline.go.set()
-    assert messages_until_the_end(one.channel)[-1] == protocol.EngineStopped()
+    assert messages_until_the_end(one.channel)[-1] == event_messages.EngineStopped()
     # an engine that ends before begins none
     monkeypatch.setattr(service, "WARM_UP_DELAY_S", 30.0)
     pipeline = WarmingPipeline()
     one = served(pipeline)
-    one.channel.send(protocol.Shutdown())
-    assert messages_until_the_end(one.channel)[-1] == protocol.EngineStopped()
+    one.channel.send(command_messages.Shutdown())
+    assert messages_until_the_end(one.channel)[-1] == event_messages.EngineStopped()
     assert not pipeline.warms.is_set()
 
 
@@ -671,14 +685,14 @@ def test_a_shutdown_while_a_grammar_is_compiled(served, finish):
     pipeline = PreparingPipeline()
     channel = served(pipeline).channel
     for name in ("a", "b"):
-        channel.send(protocol.GenerationRequest(name, (1,), 3).with_grammar("slow"))
+        channel.send(command_messages.GenerationRequest(name, (1,), 3).with_grammar("slow"))
     assert pipeline.waiting.wait(60)
-    channel.send(protocol.Shutdown(finish))
+    channel.send(command_messages.Shutdown(finish))
     if finish:
         pipeline.go.set()
     _, *events, last = messages_until_the_end(channel)
     pipeline.go.set()
-    assert last == protocol.EngineStopped()
+    assert last == event_messages.EngineStopped()
     ends = {event.request_id: event.status for event in events if event.status.is_done}
     assert ends == dict.fromkeys("ab", FULL if finish else CANCELLED)
 
@@ -686,8 +700,8 @@ def test_a_shutdown_while_a_grammar_is_compiled(served, finish):
 def test_an_engine_ends_with_its_users(served):
     pipeline = CountingPipeline(seconds=0.001)
     one = served(pipeline)
-    one.channel.send(protocol.GenerationRequest("a", (1, 2), 400))
-    assert isinstance(one.channel.receive(), protocol.EngineReady)
+    one.channel.send(command_messages.GenerationRequest("a", (1, 2), 400))
+    assert isinstance(one.channel.receive(), event_messages.EngineReady)
     one.channel.receive()
     one.channel.close()
     one.join()

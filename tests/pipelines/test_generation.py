@@ -13,8 +13,8 @@ from max.pipelines.core import InputError
 from max.pipelines.generation.batch_pipeline import limits_of
 from max.pipelines.generation.coroutines import run_async
 from max.pipelines.generation.generation import Generation
-from max.pipelines.generation.request_text import RequestText
 from max.pipelines.scheduler import SchedulerLimits
+from max.pipelines.tokenization.text_stream import RequestText
 from tests.pipelines.counting_pipeline import CountingPipeline, context, expected
 
 

@@ -23,23 +23,20 @@ from hypothesis import strategies as st
 from max.interfaces import PipelineTask, SamplingParams
 from max.pipelines import PIPELINE_REGISTRY, PipelineConfig, TextContext
 from max.pipelines.core import ConfigError
-from max.pipelines.generation import prefix_keeper, prefix_store, service
 from max.pipelines.generation.batch_pipeline import limits_of
-from max.pipelines.generation.channel import ConnectionChannel
-from max.pipelines.generation.prefix_keeper import PrefixKeeper
-from max.pipelines.generation.prefix_store import PrefixWrite
-from max.pipelines.generation.protocol import (
+from max.pipelines.generation.process import prefix_keeper, service
+from max.pipelines.generation.process.channel import ConnectionChannel
+from max.pipelines.generation.process.commands import ForgetPrefixes, GenerationRequest, Shutdown
+from max.pipelines.generation.process.events import (
     EngineReady,
     EngineStats,
     EngineStopped,
-    ForgetPrefixes,
-    GenerationRequest,
     PrefixesForgotten,
-    Shutdown,
     TokensGenerated,
 )
-from max.pipelines.generation.service import serve
-from max.pipelines.kv_cache import prefix_file
+from max.pipelines.generation.process.prefix_keeper import PrefixKeeper
+from max.pipelines.generation.process.service import serve
+from max.pipelines.kv_cache import prefix_file, prefix_store
 from max.pipelines.kv_cache.page_pool import PagePool
 from max.pipelines.kv_cache.prefix_file import (
     PageGroup,
@@ -47,6 +44,7 @@ from max.pipelines.kv_cache.prefix_file import (
     remove_abandoned_parts,
     write_pages,
 )
+from max.pipelines.kv_cache.prefix_store import PrefixWrite
 
 TINY = Path(__file__).parents[2] / "models" / "tiny-chat"
 SIZES = (40, 24)

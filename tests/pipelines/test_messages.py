@@ -17,7 +17,8 @@ from max.pipelines.core.exceptions import (
     PromptTooLongError,
     UserError,
 )
-from max.pipelines.generation.protocol import ErrorInfo, GenerationRequest, Sampling
+from max.pipelines.generation.process.commands import GenerationRequest, Sampling
+from max.pipelines.generation.process.events import ErrorInfo
 
 TOKENS = st.integers(0, 400)
 PARAMETERS = st.fixed_dictionaries({

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from max.pipelines.generation.protocol import Shutdown
-from max.pipelines.generation.remote import RemoteGeneration
+from max.pipelines.generation.process.commands import Shutdown
+from max.pipelines.generation.process.remote import RemoteGeneration
 from tests.pipelines.counting_pipeline import CountingPipeline, context, expected
 from tests.pipelines.test_engine_process import Served
 

@@ -13,11 +13,12 @@ import pytest
 from max.interfaces import PipelineTask, RequestID, SamplingParams, TextGenerationInputs
 from max.pipelines import PIPELINE_REGISTRY, PipelineConfig, TextContext
 from max.pipelines.generation.batch_pipeline import limits_of
-from max.pipelines.generation.channel import ConnectionChannel
 from max.pipelines.generation.engine import Engine
-from max.pipelines.generation.protocol import GenerationRequest, Shutdown, TokensGenerated
-from max.pipelines.generation.service import serve
-from max.pipelines.generation.step_reader import NO_TOKEN, StepReader
+from max.pipelines.generation.process.channel import ConnectionChannel
+from max.pipelines.generation.process.commands import GenerationRequest, Shutdown
+from max.pipelines.generation.process.events import TokensGenerated
+from max.pipelines.generation.process.service import serve
+from max.pipelines.generation.steps.step_reader import NO_TOKEN, StepReader
 from max.pipelines.scheduler import SchedulerLimits
 from tests.pipelines.counting_pipeline import CountingPipeline, context, expected
 

@@ -21,7 +21,7 @@ import pytest
 from max.entrypoints.cli import cli
 from max.entrypoints.cli.errors import report
 from max.graph.weights import WeightsFileError, load_weights
-from max.pipelines.generation.channel import ConnectionChannel
+from max.pipelines.generation.process.channel import ConnectionChannel
 from max.pipelines.lib.registry import PIPELINE_REGISTRY
 from max.serve.worker.message_codec import MessageCodec
 from tests.pipelines.broken_files import TINY

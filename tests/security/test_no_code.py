@@ -19,7 +19,7 @@ SRC = Path(__file__).parents[2] / "src" / "max"
 ALLOWED: dict[str, dict[str, str]] = {
     "pickle.loads": {
         "engine/load/program_store.py": "compiled programs in the cache of the user, which no one else may write",
-        "generation/channel.py": "objects of Python between an engine and its parent; the server uses MessageCodec",
+        "generation/process/channel.py": "objects between an engine and its parent; the server uses MessageCodec",
     },
     "pickle.load": {},
     "pickle.Unpickler": {},
@@ -68,7 +68,7 @@ ALLOWED: dict[str, dict[str, str]] = {
 }
 
 IMPORTED = {
-    "pickle": ("engine/load/program_store.py", "generation/channel.py"),
+    "pickle": ("engine/load/program_store.py", "generation/process/channel.py"),
     "jinja2": (
         "tokenization/chat_template.py",
         *(f"tokenization/templates/{name}.py" for name in ("budget", "calls", "code", "filters")),

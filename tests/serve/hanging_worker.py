@@ -6,8 +6,8 @@ import multiprocessing
 import time
 from multiprocessing.connection import Connection
 
-from max.pipelines.generation.channel import ConnectionChannel
-from max.pipelines.generation.service import serve
+from max.pipelines.generation.process.channel import ConnectionChannel
+from max.pipelines.generation.process.service import serve
 from max.pipelines.scheduler import SchedulerLimits
 from max.serve.worker.life_signs import LifeSigns
 from max.serve.worker.message_codec import MessageCodec

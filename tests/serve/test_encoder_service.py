@@ -11,13 +11,12 @@ import numpy as np
 import pytest
 
 from max.pipelines.core.exceptions import InputError, NotFiniteError
-from max.pipelines.generation.protocol import (
-    CancelRequest,
+from max.pipelines.generation.process.commands import CancelRequest, Shutdown
+from max.pipelines.generation.process.events import (
     EngineReady,
     EngineStopped,
     ErrorInfo,
     RequestFailed,
-    Shutdown,
 )
 from max.serve.http.error_responses import as_api_error
 from max.serve.worker.encoder_messages import (

@@ -24,7 +24,7 @@ import pytest
 from max.entrypoints.cli import cli
 from max.entrypoints.cli.errors import report
 from max.pipelines.core.exceptions import ConfigError
-from max.pipelines.generation.protocol import EngineReady
+from max.pipelines.generation.process.events import EngineReady
 from max.serve.models.loading import load_model
 from max.serve.models.pool_entry import PoolLimits
 from max.serve.process.listener import open_socket

@@ -10,14 +10,12 @@ import pytest
 
 from max.interfaces import GenerationStatus
 from max.pipelines.core.exceptions import ConfigError
-from max.pipelines.generation.protocol import (
-    CancelRequest,
+from max.pipelines.generation.process.commands import CancelRequest, GenerationRequest, Shutdown
+from max.pipelines.generation.process.events import (
     EngineReady,
     EngineStopped,
     ErrorInfo,
-    GenerationRequest,
     RequestFailed,
-    Shutdown,
     TokensGenerated,
 )
 from max.serve.worker.client import (

@@ -12,8 +12,9 @@ from typing import Any
 
 import pytest
 
-from max.pipelines.generation.channel import ConnectionChannel
-from max.pipelines.generation.protocol import EngineReady, Shutdown
+from max.pipelines.generation.process.channel import ConnectionChannel
+from max.pipelines.generation.process.commands import Shutdown
+from max.pipelines.generation.process.events import EngineReady
 from max.serve.process.settings import WorkerSettings
 from max.serve.worker import client as worker_client
 from max.serve.worker import process

@@ -8,7 +8,7 @@ import threading
 import pytest
 
 from max.pipelines.core.exceptions import UserError
-from max.pipelines.generation.protocol import ErrorInfo
+from max.pipelines.generation.process.events import ErrorInfo
 from max.pipelines.structured import compile_threads
 from max.pipelines.structured.compile_threads import MOST_OVERDUE
 from max.serve.errors import ApiError

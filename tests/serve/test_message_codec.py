@@ -13,10 +13,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from max.interfaces import GenerationStatus
-from max.pipelines.generation import protocol
-from max.pipelines.generation.channel import ConnectionChannel
-from max.pipelines.generation.protocol import GenerationRequest, Shutdown, TokensGenerated
-from max.pipelines.generation.service import serve
+from max.pipelines.generation.process import commands, events
+from max.pipelines.generation.process.channel import ConnectionChannel
+from max.pipelines.generation.process.commands import GenerationRequest, Shutdown
+from max.pipelines.generation.process.events import TokensGenerated
+from max.pipelines.generation.process.service import serve
 from max.pipelines.scheduler import SchedulerLimits
 from max.serve.worker.encoder_messages import EncodeRequest, RankRequest, TextsEncoded
 from max.serve.worker.message_codec import MessageCodec
@@ -61,16 +62,16 @@ def test_numbers_of_numpy_are_plain_and_other_types_are_errors() -> None:
 
 
 def test_every_message_of_the_protocol_has_a_form() -> None:
-    times = protocol.StepTimes(tuple(range(14)), 7.5)
+    times = events.StepTimes(tuple(range(14)), 7.5)
     messages = [
-        protocol.CancelRequest("a"), protocol.ForgetPrefixes(3), Shutdown(True),
-        protocol.EngineReady(1, 2, 3), protocol.PromptStarted("a", 1.5),
-        protocol.RequestFailed("a", protocol.ErrorInfo("E", "p", "r")),
-        protocol.PrefixesForgotten(4), protocol.EngineStats(1, 2, 3, 4, 5, 6, times, times + times),
-        protocol.EngineStopped(), GenerationRequest("a", (1, 2), 9),
+        commands.CancelRequest("a"), commands.ForgetPrefixes(3), Shutdown(True),
+        events.EngineReady(1, 2, 3), events.PromptStarted("a", 1.5),
+        events.RequestFailed("a", events.ErrorInfo("E", "p", "r")),
+        events.PrefixesForgotten(4), events.EngineStats(1, 2, 3, 4, 5, 6, times, times + times),
+        events.EngineStopped(), GenerationRequest("a", (1, 2), 9),
         TokensGenerated("a", (3,), GenerationStatus.ACTIVE),
     ]  # fmt: skip
-    kinds = {*get_args(protocol.Command), *get_args(protocol.Event)}
+    kinds = {*get_args(commands.Command), *get_args(events.Event)}
     assert {type(message) for message in messages} == kinds
     codec = MessageCodec()
     assert codec.decode(codec.encode(messages)) == messages

@@ -13,7 +13,8 @@ from typing import Any
 import pytest
 
 from max.interfaces import GenerationStatus
-from max.pipelines.generation.protocol import GenerationRequest, TokensGenerated
+from max.pipelines.generation.process.commands import GenerationRequest
+from max.pipelines.generation.process.events import TokensGenerated
 from max.serve.metrics import ServerMetrics
 from max.serve.models.pool import ModelPool
 from max.serve.models.pool_entry import PoolLimits

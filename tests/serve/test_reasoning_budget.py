@@ -18,7 +18,7 @@ from max.pipelines import PIPELINE_REGISTRY, PipelineConfig
 from max.pipelines.core.reasoning import ReasoningBudget, ReasoningLimit
 from max.pipelines.generation.coroutines import run_async
 from max.pipelines.generation.generation import Generation
-from max.pipelines.generation.protocol import GenerationRequest
+from max.pipelines.generation.process.commands import GenerationRequest
 from max.serve.chat.parts import ContentPart, ReasoningPart
 from max.serve.chat.prompt import Conversation, reasoning_budget
 from max.serve.chat.tools.formats import FORMATS

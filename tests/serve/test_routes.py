@@ -13,9 +13,9 @@ import httpx
 from max.interfaces import PipelineTask
 from max.pipelines import PIPELINE_REGISTRY, PipelineConfig
 from max.pipelines.generation.batch_pipeline import limits_of
-from max.pipelines.generation.channel import ConnectionChannel
-from max.pipelines.generation.protocol import Shutdown
-from max.pipelines.generation.service import serve
+from max.pipelines.generation.process.channel import ConnectionChannel
+from max.pipelines.generation.process.commands import Shutdown
+from max.pipelines.generation.process.service import serve
 
 TINY = Path(__file__).parents[2] / "models" / "tiny-chat"
 

@@ -18,7 +18,8 @@ import pytest
 
 from max.entrypoints.cli.errors import CommandError
 from max.entrypoints.cli.serve import _settings, serve
-from max.pipelines.generation.protocol import GenerationRequest, TokensGenerated
+from max.pipelines.generation.process.commands import GenerationRequest
+from max.pipelines.generation.process.events import TokensGenerated
 from max.serve.process.settings import WatchLimits
 from max.serve.worker.client import MOST_SILENT_ATTEMPTS, EngineClient, EngineLostError, EngineState
 from max.serve.worker.life_signs import LifeSigns

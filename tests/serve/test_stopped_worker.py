@@ -10,7 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import httpx
 
-from max.pipelines.generation.channel import ConnectionChannel
+from max.pipelines.generation.process.channel import ConnectionChannel
 from max.serve.worker.queued_channel import QueuedChannel
 from tests.serve.conftest import RunningServer
 

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from max.interfaces import GenerationStatus
-from max.pipelines.generation.protocol import TokenLogProbabilities, TokensGenerated
+from max.pipelines.generation.process.events import TokenLogProbabilities, TokensGenerated
 from max.pipelines.tokenization.tokenizer import TextTokenizer
 from max.serve.models.vocabulary import Vocabulary
 from max.serve.requests.text import GeneratedText

@@ -14,7 +14,12 @@ import pytest
 from max.interfaces import RequestID
 from max.pipelines.core.exceptions import ConfigError
 from max.pipelines.generation.engine import StepRecorder
-from max.pipelines.generation.protocol import STEP_BOUNDS_MS, EngineStats, PromptStarted, StepTimes
+from max.pipelines.generation.process.events import (
+    STEP_BOUNDS_MS,
+    EngineStats,
+    PromptStarted,
+    StepTimes,
+)
 from max.serve.tracing import Tracing
 from max.serve.worker.message_codec import MessageCodec
 from tests.serve.conftest import TINY, RunningServer

@@ -12,7 +12,8 @@ from typing import Any
 import pytest
 from starlette.requests import Request
 
-from max.pipelines.generation.protocol import GenerationRequest, TokensGenerated
+from max.pipelines.generation.process.commands import GenerationRequest
+from max.pipelines.generation.process.events import TokensGenerated
 from max.serve.errors import ApiError
 from max.serve.http import streaming
 from max.serve.http.streaming import ClientLeftError, event_stream

@@ -14,9 +14,9 @@ from max.interfaces import (
 from max.pipelines.config.pipeline_config import PipelineConfig
 from max.pipelines.generation.coroutines import run_async
 from max.pipelines.generation.generation import Generation
-from max.pipelines.generation.request_text import RequestText
 from max.pipelines.registry.registry import PIPELINE_REGISTRY
 from max.pipelines.sampling.defaults import sampling_params_for
+from max.pipelines.tokenization.text_stream import RequestText
 from max.pipelines.tokenization.tokenizer import TextTokenizer
 
 __all__ = ["LLM"]

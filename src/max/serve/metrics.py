@@ -18,7 +18,7 @@ from prometheus_client import (
 from prometheus_client.core import HistogramMetricFamily
 from prometheus_client.registry import Collector
 
-from max.pipelines.generation.protocol import STEP_BOUNDS_MS, StepTimes
+from max.pipelines.generation.process.events import STEP_BOUNDS_MS, StepTimes
 from max.serve.requests.request_context import current_request
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"

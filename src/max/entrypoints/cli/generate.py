@@ -37,13 +37,14 @@ from max.pipelines.sampling.defaults import sampling_params_for
 
 # loaded when a command runs, not for its help or for completions of a shell
 if TYPE_CHECKING:
-    from max.pipelines.generation import generation, request_text
+    from max.pipelines.generation import generation
     from max.pipelines.registry import registry
     from max.pipelines.structured import grammar as grammars
+    from max.pipelines.tokenization import text_stream
     from max.pipelines.tokenization import tokenizer as text_tokenizer
 else:
     generation = lazy_module("max.pipelines.generation.generation")
-    request_text = lazy_module("max.pipelines.generation.request_text")
+    text_stream = lazy_module("max.pipelines.tokenization.text_stream")
     registry = lazy_module("max.pipelines.registry.registry")
     grammars = lazy_module("max.pipelines.structured.grammar")
     text_tokenizer = lazy_module("max.pipelines.tokenization.tokenizer")
@@ -240,7 +241,7 @@ class Runner:
 
     def run(self, context: TextGenerationContext, timing: _Timing | None = None) -> Iterator[str]:
         """The text of a request, in pieces."""
-        text = request_text.RequestText(
+        text = text_stream.RequestText(
             lambda tokens: self.tokenizer.decode_now(tokens, skip_special_tokens=True),
             context.eos_token_ids,
             self.params.stop or (),

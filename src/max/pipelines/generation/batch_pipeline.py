@@ -15,8 +15,8 @@ from max.interfaces import (
     TextGenerationOutput,
 )
 from max.pipelines.config.pipeline_config import PipelineConfig
-from max.pipelines.generation.prefix_store import PrefixStore, PrefixWrite
-from max.pipelines.generation.step_reader import StepReader
+from max.pipelines.generation.steps.step_reader import StepReader
+from max.pipelines.kv_cache.prefix_store import PrefixStore, PrefixWrite
 from max.pipelines.kv_cache.request_pages import RequestPages
 from max.pipelines.scheduler import SchedulerLimits
 

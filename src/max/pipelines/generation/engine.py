@@ -2,7 +2,7 @@
 
 The engine is the only place that connects scheduler and pipeline. It has no thread: a driver calls
 :meth:`Engine.step` as long as there are requests. Drivers are :class:`~max.pipelines.generation.generation.Generation`
-for threads of this process, and :func:`~max.pipelines.generation.service.serve` for another process.
+for threads of this process, and :func:`~max.pipelines.generation.process.service.serve` for another process.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ from max.interfaces import (
     TextGenerationOutput,
 )
 from max.pipelines.generation.batch_pipeline import BatchPipeline, StepResult
-from max.pipelines.generation.protocol import STEP_BOUNDS_MS, StepTimes
-from max.pipelines.generation.step_reader import StepReader
+from max.pipelines.generation.process.events import STEP_BOUNDS_MS, StepTimes
+from max.pipelines.generation.steps.step_reader import StepReader
 from max.pipelines.kv_cache.joined_pages import joined
 from max.pipelines.scheduler import SchedulerLimits, TextScheduler
 

@@ -31,19 +31,23 @@ from max.nn.transformer.transformer import ReturnLogits
 from max.pipelines.config.pipeline_config import PipelineConfig
 from max.pipelines.core.context import draft_length
 from max.pipelines.generation.batch_pipeline import BatchPipeline, StepResult
-from max.pipelines.generation.decode_loop import DecodeLoop, next_step_model
-from max.pipelines.generation.draft_steps import DraftSteps
-from max.pipelines.generation.last_step import LastStep
-from max.pipelines.generation.loaded_cache import loaded_cache
 from max.pipelines.generation.mixin import GenerateMixin
-from max.pipelines.generation.prefix_store import PrefixStore
-from max.pipelines.generation.prompt_logits import PromptLogits, wants_prompt_logits
-from max.pipelines.generation.reasoning_ends import reasoning_limit, with_ended_reasoning
-from max.pipelines.generation.step_checks import fail_without_logits
-from max.pipelines.generation.step_log_probabilities import last_logits, log_probabilities_of_step
-from max.pipelines.generation.step_reader import StepReader
+from max.pipelines.generation.steps.decode_loop import DecodeLoop, next_step_model
+from max.pipelines.generation.steps.draft_steps import DraftSteps
+from max.pipelines.generation.steps.prompt_logits import PromptLogits, wants_prompt_logits
+from max.pipelines.generation.steps.reusable_inputs import ReusableInputs
+from max.pipelines.generation.steps.step_reader import StepReader
+from max.pipelines.generation.steps.step_tokens import (
+    fail_without_logits,
+    last_logits,
+    log_probabilities_of_step,
+    reasoning_limit,
+    with_closing_tokens,
+)
+from max.pipelines.kv_cache.prefix_store import PrefixStore
 from max.pipelines.models.inputs import ModelInputs, ModelOutputs
 from max.pipelines.models.interface_forms import initial_inputs
+from max.pipelines.models.kv_cache import load_cache
 from max.pipelines.models.loading import load_model
 from max.pipelines.models.pipeline_model import PipelineModel, WeightsAdapter
 from max.pipelines.sampling.inputs import SamplingInputs
@@ -113,7 +117,7 @@ class TextGenerationPipeline(
         invariant = pipeline_config.batch_invariant
         self._session = InferenceSession(devices=self._devices, batch_invariant=invariant)
         pipeline_config.configure_session(self._session)
-        self._last_step: LastStep | None = None
+        self._reusable: ReusableInputs | None = None
         # computed before the weights are loaded, as it subtracts their size from the free memory
         available = pipeline_config.available_cache_memory()
         with ExitStack() as stack:
@@ -127,7 +131,7 @@ class TextGenerationPipeline(
         self._prompt_logits = PromptLogits(
             pipeline_config, self._pipeline_model, partial(load, return_logits=ReturnLogits.ALL)
         )
-        self._kv_manager = loaded_cache(
+        self._kv_manager = load_cache(
             self._pipeline_model, pipeline_config, self._session, available
         )
         self._sampler = Sampler(self._session, self._devices[0], pipeline_config.sampling_config)
@@ -318,7 +322,7 @@ class TextGenerationPipeline(
 
         If the batch is the same as before, and the model is the plain one, they are those of its last step, updated.
         """
-        last, self._last_step = self._last_step, None
+        last, self._reusable = self._reusable, None
         drafted = max(map(draft_length, flat))
         if model is not None and model is not self._pipeline_model:
             return initial_inputs(model, flat, self._kv_manager.get_runtime_inputs(flat, num_steps))
@@ -398,7 +402,7 @@ class TextGenerationPipeline(
             tokens = self._next_tokens(outputs, batch, step, masks)
             chosen = np.asarray(tokens.to(CPU()).to_numpy(), np.int64)
             if num_steps == 1:
-                steps.append(with_ended_reasoning(chosen, batch, self._tokenizer))
+                steps.append(with_closing_tokens(chosen, batch, self._tokenizer))
             else:
                 steps.append(chosen)
             if enable_log_probs:
@@ -417,7 +421,7 @@ class TextGenerationPipeline(
                 and model is self._pipeline_model
                 and model.continues_steps
             ):
-                self._last_step = LastStep.of(batch, model_inputs, tokens)
+                self._reusable = ReusableInputs.of(batch, model_inputs, tokens)
         return self._result(batch, np.array(steps).T.tolist(), len(steps), logs)
 
     def _run_loop(
@@ -431,7 +435,7 @@ class TextGenerationPipeline(
         if model_inputs.sampling is None:
             model_inputs.update(sampling=SamplingInputs.of(batch, self._devices[0]))
         model_inputs, tokens, chosen = loop.run(model_inputs, batch, num_steps, self._step_reader)
-        self._last_step = LastStep.of(batch, model_inputs, tokens, len(chosen))
+        self._reusable = ReusableInputs.of(batch, model_inputs, tokens, len(chosen))
         return self._result(batch, chosen.T.tolist(), len(chosen))
 
     def _verify(self, drafts: DraftSteps, batch: list[TextGenerationContextType]) -> StepResult:

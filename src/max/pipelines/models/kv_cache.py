@@ -13,6 +13,7 @@ from max.nn.kv_cache.cache_params import KVCacheParams
 from max.pipelines.checkpoints.huggingface_config import HuggingFaceConfig
 from max.pipelines.config.kv_cache_config import KVCacheConfig
 from max.pipelines.config.pipeline_config import PipelineConfig
+from max.pipelines.core.exceptions import UserError
 from max.pipelines.kv_cache.manager import PagedKVCacheManager, load_kv_manager
 from max.pipelines.kv_cache.memory import cache_bytes
 from max.pipelines.models.interface_forms import cache_shape, longest_sequence
@@ -149,3 +150,29 @@ def get_paged_manager(pipeline: Pipeline[Any, Any]) -> PagedKVCacheManager | Non
     """
     managers = getattr(pipeline, "kv_managers", None) or []
     return next((m for m in managers if isinstance(m, PagedKVCacheManager)), None)
+
+
+def load_cache(
+    model: object, config: PipelineConfig, session: InferenceSession, available: int
+) -> PagedKVCacheManager:
+    """The KV cache of a model in the available memory.
+
+    Args:
+        model: The model.
+        config: The configuration, resolved.
+        session: The model's session.
+        available: The bytes for the cache.
+
+    Raises:
+        TypeError: The model has no cache.
+        UserError: One sequence does not fit.
+    """
+    if not isinstance(model, KVCacheMixin):
+        raise TypeError(f"{type(model).__name__} has no KV cache: it lacks KVCacheMixin")
+    try:
+        return model.load_kv_manager(session, available)
+    except ValueError as error:
+        page, length = config.kv_cache_config.kv_cache_page_size, config.max_length
+        too_big = length is not None and page > length + page // 2
+        option = "--kv-cache-page-size" if too_big else "--max-length"
+        raise UserError(str(error), f"Give a smaller {option}.") from error

@@ -14,7 +14,7 @@ from max.interfaces import SamplingParams, SamplingParamsInput, TextGenerationRe
 from max.pipelines.config.pipeline_config import PipelineConfig
 from max.pipelines.core.exceptions import PromptTooLongError
 from max.pipelines.core.text import utf8, utf8_size
-from max.pipelines.generation.protocol import GenerationRequest
+from max.pipelines.generation.process.commands import GenerationRequest
 from max.pipelines.gguf.tokenizer import INFILL_TOKENS
 from max.pipelines.registry.registry import PIPELINE_REGISTRY
 from max.pipelines.tokenization.hf_tokenizer import HFTokenizer

@@ -17,7 +17,7 @@ import uvicorn
 from starlette.types import ASGIApp
 
 from max.pipelines.core.exceptions import ConfigError, UserError
-from max.pipelines.generation.protocol import StepTimes
+from max.pipelines.generation.process.events import StepTimes
 from max.pipelines.store.local import ModelStore, StoredModel
 from max.serve.http.app import build_app
 from max.serve.http.connections.hosts import HostRule

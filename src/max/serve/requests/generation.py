@@ -7,7 +7,8 @@ from collections.abc import AsyncGenerator, Sequence
 from dataclasses import dataclass, replace
 from typing import TypeAlias
 
-from max.pipelines.generation.protocol import GenerationRequest, PromptStarted, TokensGenerated
+from max.pipelines.generation.process.commands import GenerationRequest
+from max.pipelines.generation.process.events import PromptStarted, TokensGenerated
 from max.serve.errors import ApiError
 from max.serve.limits import LONG_LOGS, MAX_SEQUENCE_TOKENS
 from max.serve.metrics import ServerMetrics

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from max.interfaces import GenerationStatus
-from max.pipelines.generation.protocol import TokenLogProbabilities, TokensGenerated
+from max.pipelines.generation.process.events import TokenLogProbabilities, TokensGenerated
 from max.pipelines.tokenization.text_stream import StopStrings, TextStream
 
 

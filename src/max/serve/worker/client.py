@@ -8,18 +8,20 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from enum import Enum
 
-from max.pipelines.generation.protocol import (
+from max.pipelines.generation.process.commands import (
     CancelRequest,
     Command,
+    ForgetPrefixes,
+    Shutdown,
+)
+from max.pipelines.generation.process.events import (
     EngineReady,
     EngineStats,
     EngineStopped,
     ErrorInfo,
-    ForgetPrefixes,
     PrefixesForgotten,
     PromptStarted,
     RequestFailed,
-    Shutdown,
     StepTimes,
     TokensGenerated,
 )

@@ -1,6 +1,6 @@
 """The messages between the server and a worker process that runs an encoder.
 
-Requests are answered in the way of :mod:`max.pipelines.generation.protocol`, whose ``CancelRequest``, ``Shutdown``,
+Requests are answered as in :mod:`max.pipelines.generation.process.events`, whose ``CancelRequest``, ``Shutdown``,
 ``EngineReady``, ``RequestFailed`` and ``EngineStopped`` they share. The last event of a request, and its only one, is
 :class:`TextsEncoded` or ``RequestFailed``. A cancelled request may end without an event.
 """
@@ -13,13 +13,8 @@ from typing import TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from max.pipelines.generation.protocol import (
-    CancelRequest,
-    EngineReady,
-    EngineStopped,
-    RequestFailed,
-    Shutdown,
-)
+from max.pipelines.generation.process.commands import CancelRequest, Shutdown
+from max.pipelines.generation.process.events import EngineReady, EngineStopped, RequestFailed
 
 
 @dataclass(frozen=True)

@@ -8,15 +8,15 @@ from typing import Protocol
 import numpy as np
 import numpy.typing as npt
 
-from max.pipelines.generation.channel import Channel
-from max.pipelines.generation.protocol import (
-    CancelRequest,
+from max.pipelines.generation.process.channel import Channel
+from max.pipelines.generation.process.commands import CancelRequest
+from max.pipelines.generation.process.events import (
     EngineReady,
     EngineStopped,
     ErrorInfo,
     RequestFailed,
 )
-from max.pipelines.generation.worker_loop import StepSigns, Work, WorkerLoop
+from max.pipelines.generation.process.worker_loop import StepSigns, Work, WorkerLoop
 from max.serve.worker.encoder_messages import (
     EncoderCommand,
     EncodeRequest,

@@ -11,8 +11,8 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Protocol, TypeAlias
 
-from max.pipelines.generation.channel import Channel
-from max.pipelines.generation.protocol import Event
+from max.pipelines.generation.process.channel import Channel
+from max.pipelines.generation.process.events import Event
 from max.serve.worker.encoder_messages import TextsEncoded
 from max.serve.worker.life_signs import LifeSigns
 

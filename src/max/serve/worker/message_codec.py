@@ -14,17 +14,19 @@ import msgspec
 import numpy as np
 
 from max.interfaces import GenerationStatus
-from max.pipelines.generation.protocol import (
+from max.pipelines.generation.process.commands import (
     CancelRequest,
+    ForgetPrefixes,
+    GenerationRequest,
+    Shutdown,
+)
+from max.pipelines.generation.process.events import (
     EngineReady,
     EngineStats,
     EngineStopped,
-    ForgetPrefixes,
-    GenerationRequest,
     PrefixesForgotten,
     PromptStarted,
     RequestFailed,
-    Shutdown,
     TokenLogProbabilities,
     TokensGenerated,
 )
@@ -73,7 +75,7 @@ class MessageCodec:
         """The frame of messages.
 
         Args:
-            messages: The messages, of the types of ``generation.protocol`` and ``encoder_messages``.
+            messages: The messages, of the types of ``generation.process`` and ``encoder_messages``.
 
         Raises:
             TypeError: A message has another type.

@@ -10,9 +10,9 @@ from typing import Any
 
 from max.interfaces import PipelineTask
 from max.pipelines.encoders.text_encoder import TextEncoder
-from max.pipelines.generation.channel import ConnectionChannel
-from max.pipelines.generation.protocol import EngineStopped, ErrorInfo
-from max.pipelines.generation.service import serve_pipeline
+from max.pipelines.generation.process.channel import ConnectionChannel
+from max.pipelines.generation.process.events import EngineStopped, ErrorInfo
+from max.pipelines.generation.process.service import serve_pipeline
 from max.pipelines.registry.registry import PIPELINE_REGISTRY
 from max.serve.process.logs import set_up_logs
 from max.serve.process.process_end import end_soon

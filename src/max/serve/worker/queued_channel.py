@@ -8,7 +8,7 @@ import threading
 from collections.abc import Sequence
 from typing import Any
 
-from max.pipelines.generation.channel import ConnectionChannel
+from max.pipelines.generation.process.channel import ConnectionChannel
 
 
 class QueuedChannel:

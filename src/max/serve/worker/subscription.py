@@ -8,12 +8,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
 
-from max.pipelines.generation.protocol import (
-    GenerationRequest,
-    PromptStarted,
-    RequestFailed,
-    TokensGenerated,
-)
+from max.pipelines.generation.process.commands import GenerationRequest
+from max.pipelines.generation.process.events import PromptStarted, RequestFailed, TokensGenerated
 from max.serve.worker.encoder_messages import EncodeRequest, RankRequest, TextsEncoded
 
 

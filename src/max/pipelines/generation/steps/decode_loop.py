@@ -20,7 +20,7 @@ from max.graph import BufferType, DeviceRef, Graph, TensorType
 from max.graph.ops.staging.stage import stage_declared
 from max.interfaces import TextGenerationContext
 from max.nn.kv_cache.manager import RaggedKVCacheInputs
-from max.pipelines.generation.step_reader import NO_TOKEN, StepReader
+from max.pipelines.generation.steps.step_reader import NO_TOKEN, StepReader
 from max.pipelines.models.inputs import ModelInputs
 from max.pipelines.models.pipeline_model import PipelineModel
 from max.pipelines.sampling.inputs import SEED_MASK

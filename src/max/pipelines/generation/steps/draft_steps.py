@@ -13,8 +13,8 @@ from max.interfaces import RequestID, TextGenerationContext
 from max.pipelines.config.pipeline_config import PipelineConfig
 from max.pipelines.core.context import TextContext, draft_length
 from max.pipelines.core.exceptions import ConfigError
-from max.pipelines.generation.drafter import Drafter, LookupDrafter
-from max.pipelines.generation.reasoning_ends import reasoning_limit
+from max.pipelines.generation.steps.drafter import Drafter, LookupDrafter
+from max.pipelines.generation.steps.step_tokens import reasoning_limit
 from max.pipelines.models.inputs import ModelOutputs
 from max.pipelines.models.pipeline_model import PipelineModel
 from max.pipelines.sampling.sampler import Sampler, needs_sampler

@@ -15,27 +15,33 @@ from max._dataclass import dataclass
 from max.interfaces import GenerationStatus, RequestID, TextGenerationOutput
 from max.pipelines.core.context import TextContext
 from max.pipelines.generation.batch_pipeline import BatchPipeline, batch_pipeline, limits_of
-from max.pipelines.generation.channel import Channel
 from max.pipelines.generation.engine import Engine, Failure, Outcome
-from max.pipelines.generation.prefix_keeper import KEEP_DELAY_S, KEEP_INTERVAL_S, PrefixKeeper
-from max.pipelines.generation.protocol import (
+from max.pipelines.generation.process.channel import Channel
+from max.pipelines.generation.process.commands import (
     CancelRequest,
     Command,
+    ForgetPrefixes,
+    GenerationRequest,
+    Shutdown,
+)
+from max.pipelines.generation.process.events import (
     EngineReady,
     EngineStats,
     EngineStopped,
     ErrorInfo,
     Event,
-    ForgetPrefixes,
-    GenerationRequest,
     PrefixesForgotten,
     PromptStarted,
     RequestFailed,
-    Shutdown,
     TokensGenerated,
 )
-from max.pipelines.generation.step_reader import StepReader
-from max.pipelines.generation.worker_loop import StepSigns, Work, WorkerLoop
+from max.pipelines.generation.process.prefix_keeper import (
+    KEEP_DELAY_S,
+    KEEP_INTERVAL_S,
+    PrefixKeeper,
+)
+from max.pipelines.generation.process.worker_loop import StepSigns, Work, WorkerLoop
+from max.pipelines.generation.steps.step_reader import StepReader
 from max.pipelines.scheduler import SchedulerLimits
 from max.pipelines.structured.compile_threads import GrammarThreads
 

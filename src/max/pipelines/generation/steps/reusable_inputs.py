@@ -1,4 +1,4 @@
-"""The last step of a pipeline; the next step of the same batch updates its inputs in place."""
+"""The inputs of a step that the next step of the same batch updates in place."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from max._dataclass import dataclass
 from max.driver import Tensor
 from max.pipelines.models.inputs import ModelInputs
 
-__all__ = ["LastStep"]
+__all__ = ["ReusableInputs"]
 
 
 @dataclass
-class LastStep:
-    """The inputs and tokens of the last step; the next step updates them in place if its batch is the same.
+class ReusableInputs:
+    """The inputs and tokens of a step; the next step updates them in place if its batch is the same.
 
     Args:
         batch: The requests.
@@ -29,8 +29,10 @@ class LastStep:
     tokens: Tensor
 
     @classmethod
-    def of(cls, batch: list[Any], inputs: ModelInputs, tokens: Tensor, steps: int = 1) -> LastStep:
-        """Records the last of `steps` steps, before its tokens are added to the contexts."""
+    def of(
+        cls, batch: list[Any], inputs: ModelInputs, tokens: Tensor, steps: int = 1
+    ) -> ReusableInputs:
+        """Records those of the last of `steps` steps, before its tokens are added to the contexts."""
         ends = [c.active_idx + steps if c.active_idx == c.end_idx else -1 for c in batch]
         return cls(batch, ends, inputs, tokens)
 

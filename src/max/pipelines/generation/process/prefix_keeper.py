@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import threading
 
-from max.pipelines.generation.prefix_store import PrefixWrite
+from max.pipelines.kv_cache.prefix_store import PrefixWrite
 
 logger = logging.getLogger("max.pipelines")
 

@@ -12,8 +12,9 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from typing import Any, Generic, Protocol, TypeVar
 
-from max.pipelines.generation.channel import Channel
-from max.pipelines.generation.protocol import EngineReady, EngineStopped, ErrorInfo, Shutdown
+from max.pipelines.generation.process.channel import Channel
+from max.pipelines.generation.process.commands import Shutdown
+from max.pipelines.generation.process.events import EngineReady, EngineStopped, ErrorInfo
 
 logger = logging.getLogger("max.pipelines")
 

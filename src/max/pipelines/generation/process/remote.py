@@ -8,21 +8,23 @@ from collections.abc import Generator, Sequence
 
 from max.interfaces import RequestID, TextGenerationOutput
 from max.pipelines.core.context import TextContext
-from max.pipelines.generation.channel import Channel
 from max.pipelines.generation.generation import TextGenerator, by_request
-from max.pipelines.generation.protocol import (
+from max.pipelines.generation.process.channel import Channel
+from max.pipelines.generation.process.commands import (
     CancelRequest,
     Command,
+    GenerationRequest,
+    Shutdown,
+)
+from max.pipelines.generation.process.events import (
     EngineReady,
     EngineStats,
     EngineStopped,
     ErrorInfo,
     Event,
-    GenerationRequest,
     PrefixesForgotten,
     PromptStarted,
     RequestFailed,
-    Shutdown,
     TokensGenerated,
 )
 

@@ -1,0 +1,124 @@
+"""The tokens of a step: forced ones, missing ones, and their log-probabilities."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import cast
+
+import numpy as np
+import numpy.typing as npt
+
+from max.driver import CPU, Tensor
+from max.interfaces import GenerationStatus, LogProbabilities, TextGenerationContext
+from max.pipelines.core.context import TextContext
+from max.pipelines.core.exceptions import NotFiniteError
+from max.pipelines.core.reasoning import ReasoningLimit
+from max.pipelines.generation.steps.prompt_logits import wants_prompt_logits
+from max.pipelines.models.inputs import ModelOutputs
+from max.pipelines.sampling.log_probabilities import of_rows
+from max.pipelines.tokenization.tokenizer import TextTokenizer
+
+__all__ = [
+    "fail_without_logits",
+    "last_logits",
+    "log_probabilities_of_step",
+    "reasoning_limit",
+    "with_closing_tokens",
+]
+
+
+def last_logits(outputs: ModelOutputs) -> Tensor:
+    """The logits of the last token of each request, ``[batch, vocab]``."""
+    return outputs.logits if outputs.next_token_logits is None else outputs.next_token_logits
+
+
+def log_probabilities_of_step(
+    outputs: ModelOutputs, batch: Sequence[TextGenerationContext], tokens: npt.NDArray[np.int64]
+) -> list[LogProbabilities | None]:
+    """The log-probabilities of the tokens of a step; with echo, preceded by those of the prompt.
+
+    Args:
+        outputs: The outputs of the step.
+        batch: The requests.
+        tokens: The chosen tokens, ``[batch]``.
+
+    Returns:
+        The log-probabilities of each request; None for requests without log-probabilities.
+
+    Raises:
+        ValueError: A request includes log-probabilities of its prompt, but the model does not return these logits.
+    """
+    last = last_logits(outputs).to(CPU()).to_numpy()
+    entries: list[LogProbabilities | None] = []
+    offsets = None if outputs.logit_offsets is None else outputs.logit_offsets.to(CPU()).to_numpy()
+    for row, context in enumerate(batch):
+        if not context.log_probabilities:
+            entries.append(None)
+            continue
+        rows, chosen = last[row : row + 1], [int(tokens[row])]
+        if wants_prompt_logits(context):
+            if offsets is None:
+                raise ValueError(
+                    "echo needs the logits of the prompt, which the model does not return"
+                )
+            rows = outputs.logits.to(CPU()).to_numpy()[int(offsets[row]) : int(offsets[row + 1])]
+            if (
+                context.active_idx < context.end_idx
+            ):  # a chunk, which the prompt's next token follows
+                chosen = [int(context.all_tokens[context.active_idx])]
+            chosen = [*context.next_tokens[1:].tolist(), *chosen]
+        entries.append(of_rows(rows, chosen, context.log_probabilities))
+    return entries
+
+
+def reasoning_limit(context: TextGenerationContext) -> ReasoningLimit | None:
+    """The limit on the reasoning of a request; contexts of other classes have no limit."""
+    return context.reasoning_limit if isinstance(context, TextContext) else None
+
+
+def with_closing_tokens(
+    chosen: npt.NDArray[np.int64],
+    batch: Sequence[TextGenerationContext],
+    tokenizer: object,
+) -> npt.NDArray[np.int64]:
+    """The tokens of a step, with closing tokens in place of the chosen ones if a reasoning budget is used up.
+
+    Args:
+        chosen: The tokens that the model chose, ``[batch]``.
+        batch: The requests.
+        tokenizer: The requests' tokenizer; it must be a `TextTokenizer` if any reasoning has a budget.
+
+    Returns:
+        The same array, or a copy if a token was replaced, as the model's own tensor must not change.
+    """
+    forced: dict[int, int] = {}
+    for row, context in enumerate(batch):
+        limit = reasoning_limit(context)
+        if limit is None or context.active_idx < context.end_idx:
+            continue
+        generated = context.generated_tokens.tolist()
+        token = limit.forced_token(generated, cast(TextTokenizer, tokenizer).decode_now)
+        if token is not None and token != chosen[row]:
+            forced[row] = token
+    if not forced:
+        return chosen
+    tokens = chosen.copy()
+    tokens[list(forced)] = list(forced.values())
+    return tokens
+
+
+def fail_without_logits(context: TextGenerationContext) -> None:
+    """Ends a request with an error, as its logits are all NaN: sampling gave a negative token.
+
+    Args:
+        context: The request; it gets status ``CANCELLED`` and a ``failure``.
+
+    Raises:
+        NotFiniteError: The context has no field for an error.
+    """
+    error = NotFiniteError(
+        f"the logits after token {context.current_length} of request {context.request_id} are all NaN"
+    )
+    if not isinstance(context, TextContext):
+        raise error
+    context.status, context.failure = GenerationStatus.CANCELLED, error
