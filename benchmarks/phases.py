@@ -28,12 +28,15 @@ PHASES: tuple[tuple[str, tuple[str, ...]], ...] = (
             "max/_backends/cpu/runtime/llvm_compiler.py",
         ),
     ),
-    ("kernel frontend", ("max/_compiler/kernels.py", "max/kernel/frontend/")),
+    ("kernel frontend", ("max/_compiler/lowering/kernel_tables.py", "max/kernel/frontend/")),
     ("passes", ("max/_compiler/passes/", "max/_backends/cpu/passes/")),
     ("lowering", ("max/_compiler/", "max/_backends/cpu/regions/")),
-    ("casts of weights", ("graph/weights/_weight_data.py:astype", "_casts.py")),
+    ("casts of weights", ("graph/weights/_weight_data.py:astype", "weight_casts.py")),
     ("reading of weights", ("max/graph/weights/",)),
-    ("key of the graph", ("_store.py:_key", "_store.py:_recipe_key", "described.py")),
+    (
+        "key of the graph",
+        ("program_store.py:_key", "program_store.py:_recipe_key", "staged_graphs.py"),
+    ),
     ("linking of the program", ("max/engine/",)),
     (
         "tokenizer",

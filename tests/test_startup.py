@@ -156,7 +156,7 @@ def test_the_engine_imports_neither_graphs_nor_the_compiler() -> None:
     }  # fmt: skip
     # what programs on the disk consist of, not what makes them
     assert {name for name in modules if name.startswith("max._compiler.")} <= {
-        "max._compiler.code", "max._compiler.record", "max._compiler.locations", "max.mlir.sizes",
+        "max._compiler.program", "max._compiler.program.code", "max._compiler.record", "max._compiler.locations",
         "max._compiler.stats",
     }  # fmt: skip
     assert "max.kernel.ir.nodes" not in modules
@@ -182,8 +182,8 @@ def test_a_graph_is_staged_and_compiled_without_the_builtin_dialect(tmp_path: Pa
         & modules
     )
     assert not {name for name in modules if name.startswith("max.kernel.interpreter")}
-    # 626 with Python 3.11
-    assert len(modules) <= 640
+    # 650 with Python 3.11
+    assert len(modules) <= 660
 
 
 def test_a_session_compiles_nothing(tmp_path: Path) -> None:

@@ -9,11 +9,11 @@ import numpy as np
 import pytest
 from xdsl.ir import SSAValue
 
+from max._compiler.analysis.shapes import shape_of
 from max._compiler.passes.attention import fuse_attention
 from max._compiler.passes.base import constant_of, ops_of
 from max._compiler.passes.canonicalize import canonicalize
 from max._compiler.passes.dce import drop_dead_ops
-from max._compiler.shapes import shape_of
 from max.dtype import DType
 from max.graph import DeviceRef, Graph, TensorType, TensorValue, ops
 from max.mlir import MoOp, clone_module, entry, verify_module

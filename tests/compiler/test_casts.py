@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from max import _interpreter
-from max._compiler.precision import holds
+from max._compiler.analysis.precision import holds
 from max._config import flags
 from max.driver import CPU
 from max.dtype import DType

@@ -14,8 +14,8 @@ import pytest
 
 from max import kernel as k
 from max._backends.cpu.backend import cpu_backends
-from max._compiler.code import Compiled
 from max._compiler.pipeline import compile_module
+from max._compiler.program.code import Compiled
 from max.dtype import DType
 from max.graph import DeviceRef, Graph, TensorType, TensorValue, Weight, ops
 

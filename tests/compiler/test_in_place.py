@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 
 from max._backends.regions import Leaf, Literal, Node, RegionSpec, Result, Value
-from max._compiler.layout import Layout
-from max._compiler.lower_library import in_place_pairs
-from max._compiler.placing import Place
+from max._compiler.analysis.layout import Layout
+from max._compiler.lowering.library_lowering import in_place_pairs
+from max._compiler.lowering.placing import Place
 from max.driver import CPU
 from max.dtype import DType
 from max.engine import InferenceSession

@@ -10,10 +10,10 @@ import pytest
 from max import kernel as k
 from max._backends.cpu.kernels.tiles.strips import COLUMNS
 from max._backends.cpu.regions import nest
-from max._compiler.kernels import Argument
-from max._compiler.lower_library import plain
-from max._compiler.placing import Placing
-from max._compiler.template import Launch
+from max._compiler.lowering.kernel_tables import Argument
+from max._compiler.lowering.library_lowering import plain
+from max._compiler.lowering.lowered_graph import Launch
+from max._compiler.lowering.placing import Placing
 from max.driver import CPU
 from max.dtype import DType
 from max.engine import InferenceSession

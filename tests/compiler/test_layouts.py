@@ -11,9 +11,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from max import mlir
-from max._compiler.layout import Layout
+from max._compiler.analysis.layout import Layout
+from max._compiler.analysis.shapes import is_view, shape_of, strip, view_layout
 from max._compiler.locations import SourceLocations, number_ops, staged_op_of
-from max._compiler.shapes import is_view, shape_of, strip, view_layout
 from max.dtype import DType
 from max.graph import DeviceRef, Graph, TensorType, ops
 from max.mlir import sizes

@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from max._compiler.memory import MemoryPlan, plan_memory
-from max._compiler.template import Buffer, Jump, Launch
+from max._compiler.lowering.lowered_graph import Buffer, Jump, Launch
+from max._compiler.program.memory_plan import MemoryPlan, plan_memory
 from max.mlir.dims import DimExpr
 from max.mlir.sizes import Size
 

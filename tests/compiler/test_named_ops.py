@@ -13,11 +13,13 @@ COMPILER = SRC / "_compiler"
 NAMES = {*OPS, *(op.name for op in MOK.operations)}
 
 NAMED = {
-    "flops.py": (1, "a cast counts nothing"),
-    "lower.py": (17, "ops that no kernel of a library carries out: the method of each"),
-    "lower_regions.py": (1, "a result that is written to its part of a concat"),
-    "mok_bodies.py": (1, "the end of a body"),
-    "mok_products.py": (1, "the product that one with a transposed weight extends"),
+    "analysis/shapes.py": (5, "the layout of each view"),
+    "lowering/flops.py": (1, "a cast counts nothing"),
+    "lowering/graph_lowering.py": (17, "ops that no kernel of a library carries out: the method of each"),
+    "lowering/region_lowering.py": (1, "a result that is written to its part of a concat"),
+    "lowering/region_specs.py": (11, "what each op of a region computes"),
+    "mok/bodies.py": (1, "the end of a body"),
+    "mok/products.py": (1, "the product that one with a transposed weight extends"),
     "passes/attention.py": (24, "the pattern of attention"),
     "passes/base.py": (1, "the elements of a constant"),
     "passes/canonicalize.py": (22, "the rule of each op"),
@@ -30,8 +32,6 @@ NAMED = {
     "passes/resolve.py": (2, "the ops whose results introduce sizes"),
     "passes/split.py": (2, "the pattern of rotated halves"),
     "passes/views.py": (1, "a broadcast moves before cheap ops only"),
-    "region.py": (11, "what each op of a region computes"),
-    "shapes.py": (5, "the layout of each view"),
 }  # fmt: skip
 """For each file the number of op names in it, with what they are for."""
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 
 from max._compiler import mok
+from max._compiler.analysis.shapes import is_view
 from max._compiler.mok import RegionOp
 from max._compiler.passes.base import ops_of
 from max._compiler.passes.fuse import fuse
-from max._compiler.shapes import is_view
 from max.mlir import MoOp, entry, verify_module
 
 PACKED = "!mo.tensor<[2, 1024], f32, cpu:0>"

@@ -1,4 +1,4 @@
-"""Later compilations of a process reuse specialized kernels, unless these may have changed."""
+"""Later compilations of a process reuse specialized kernel_tables, unless these may have changed."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ import pytest
 from max import kernel as k
 from max._backends.cpu.backend import cpu_backends
 from max._backends.regions import ArgView
-from max._compiler import kernels, specializations
-from max._compiler.kernels import Argument, KernelTable
-from max._compiler.specializations import Specializations
-from max._compiler.template import Pointer
+from max._compiler.lowering import kernel_tables, specializations
+from max._compiler.lowering.kernel_tables import Argument, KernelTable
+from max._compiler.lowering.lowered_graph import Pointer
+from max._compiler.lowering.specializations import Specializations
 from max._config import flags
 from max.driver import CPU
 from max.dtype import DType
@@ -26,7 +26,7 @@ DEVICE = DeviceRef.CPU()
 @pytest.fixture
 def count(monkeypatch: pytest.MonkeyPatch) -> Callable[[], int]:
     """Counts the specializations of the test, which starts with an empty cache."""
-    monkeypatch.setattr("max._compiler.kernels.specializations", Specializations())
+    monkeypatch.setattr("max._compiler.lowering.kernel_tables.specializations", Specializations())
     names: list[str] = []
     specialize = k.specialize
 
@@ -104,8 +104,8 @@ def flagged(y: k.Output[k.f32, 1], *, on: bool):
 
 def test_parameters_of_equal_value_and_other_type(monkeypatch: pytest.MonkeyPatch) -> None:
     """True equals 1, but the kernels differ."""
-    monkeypatch.setattr(kernels, "_is_fixed", lambda kernel: True)
-    monkeypatch.setattr(kernels, "specializations", Specializations())
+    monkeypatch.setattr(kernel_tables, "_is_fixed", lambda kernel: True)
+    monkeypatch.setattr(kernel_tables, "specializations", Specializations())
     (backend,) = cpu_backends()
     pointer = Pointer(0, 0)
     argument = Argument(pointer, ArgView(DType.float32, (1,), None))

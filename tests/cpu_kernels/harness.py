@@ -16,7 +16,7 @@ from max._backends.cpu.runtime import kernel_code
 from max._backends.cpu.runtime.executor import Executor
 from max._backends.cpu.runtime.pool import Pool
 from max._backends.kernel_call import Arg, KernelCall, Limit, Operand, Scalar
-from max._compiler.specializations import Specializations
+from max._compiler.lowering.specializations import Specializations
 from max._runtime import platform
 from max._runtime.program import Launch, Program
 from max.dtype import DType

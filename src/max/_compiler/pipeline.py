@@ -8,17 +8,15 @@ from collections.abc import Iterator
 from max import kernel as k
 from max._backends.backend import Backends
 from max._compiler import mok
-from max._compiler.code import Compiled
-from max._compiler.emit import emit
-from max._compiler.flatten import flatten
-from max._compiler.kernels import KernelTables
+from max._compiler.analysis.outer_symbols import scopes
 from max._compiler.locations import number_ops
-from max._compiler.lower import lower_graph
+from max._compiler.lowering.graph_lowering import lower_graph
+from max._compiler.lowering.kernel_tables import KernelTables
 from max._compiler.passes.attention import fuse_attention
 from max._compiler.passes.base import DevicePass, GraphPass, ModulePass, Pass, PassesOfBackends
 from max._compiler.passes.canonicalize import canonicalize
-from max._compiler.passes.checks import insert_checks
 from max._compiler.passes.collectives import expand_collectives
+from max._compiler.passes.condition_checks import insert_checks
 from max._compiler.passes.constants import fold_constants
 from max._compiler.passes.cse import merge_equal_ops
 from max._compiler.passes.dce import drop_dead_ops
@@ -29,8 +27,10 @@ from max._compiler.passes.place import place_operands
 from max._compiler.passes.resolve import resolve_sizes
 from max._compiler.passes.split import split_concats
 from max._compiler.passes.views import push_views
+from max._compiler.program.code import Compiled
+from max._compiler.program.emit import emit
+from max._compiler.program.flatten import flatten
 from max._compiler.record import Compilation, recorded
-from max._compiler.scopes import scopes
 from max._compiler.stats import stats
 from max._config import dump_log, flags
 from max.mlir import (

@@ -11,16 +11,16 @@ from typing import TYPE_CHECKING
 from max import kernel as k
 from max import mlir
 from max._backends.backend import Backends
-from max._compiler.code import Compiled
+from max._compiler.program.code import Compiled
 from max._dataclass import dataclass
 from max._lazy import lazy_module
 
 if TYPE_CHECKING:
-    from max._compiler import flatten, memory
+    from max._compiler.program import flatten, memory_plan
 else:
     # loaded on first use: most compilations are not recorded
-    flatten = lazy_module("max._compiler.flatten")
-    memory = lazy_module("max._compiler.memory")
+    flatten = lazy_module("max._compiler.program.flatten")
+    memory_plan = lazy_module("max._compiler.program.memory_plan")
 
 __all__ = ["Compilation", "PassRecord", "is_recording", "record", "recorded"]
 
@@ -57,7 +57,7 @@ class Compilation:
 
     passes: list[PassRecord] = field(default_factory=list[PassRecord])
     flat: flatten.Flat | None = None
-    plan: memory.MemoryPlan | None = None
+    plan: memory_plan.MemoryPlan | None = None
     compiled: Compiled | None = None
     irs: list[dict[str, k.KernelIR]] = field(default_factory=list)
     backends: Backends | None = None
@@ -80,7 +80,7 @@ class Compilation:
             (at, pointer.buffer) for at, step in flat.host_steps for pointer in step.bounds
         ]
         self.flat, self.compiled, self.irs, self.backends = flat, compiled, irs, backends
-        self.plan = memory.plan_memory(
+        self.plan = memory_plan.plan_memory(
             flat.buffers, flat.launches, cuts, host_reads, flat.labels, flat.loops
         )
 

@@ -14,7 +14,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from max._abi import BaseLayout
-from max._compiler.code import Compiled
+from max._compiler.program.code import Compiled
 from max._reentry import exclusively, guarded, reentrant_lock, refuse_second_use
 from max._runtime import platform
 from max._runtime.interrupts import check_interrupt

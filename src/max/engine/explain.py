@@ -11,11 +11,11 @@ from typing import Any
 from max import kernel as k
 from max._backends import BackendOptions, backends_for
 from max._compiler import pipeline
-from max._compiler.code import ALIGNMENT, Compiled, TensorInfo
-from max._compiler.flatten import Flat
-from max._compiler.memory import MemoryPlan
+from max._compiler.lowering.lowered_graph import Buffer, Launch
+from max._compiler.program.code import ALIGNMENT, Compiled, TensorInfo
+from max._compiler.program.flatten import Flat
+from max._compiler.program.memory_plan import MemoryPlan
 from max._compiler.record import Compilation, record
-from max._compiler.template import Buffer, Launch
 from max.engine.load.opaque_buffers import with_buffers
 from max.engine.load.program_store import input_names
 from max.engine.tune.row_thresholds import find_limits

@@ -9,7 +9,7 @@ import numpy.typing as npt
 from xdsl.ir import Block, Operation
 
 from max._backends.backend import Backends, PassPlace, RunsHere
-from max._compiler.devices import device_of
+from max._compiler.analysis.devices import device_of
 from max._compiler.mok import OnceOp
 from max._dataclass import dataclass
 from max.mlir import DenseAttr, GraphOp, MoOp, ResourceAttr, graphs

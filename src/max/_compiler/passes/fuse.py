@@ -14,12 +14,12 @@ from collections.abc import Iterable, Set
 
 from xdsl.ir import Block, SSAValue
 
+from max._compiler.analysis.shapes import is_view, shape_of, strip
 from max._compiler.codegen.expressions import KERNEL_NAME
 from max._compiler.mok import ProductsOp
 from max._compiler.passes.base import ops_of
 from max._compiler.passes.materialize import base_of
 from max._compiler.passes.outline import Unit, rebuild
-from max._compiler.shapes import is_view, shape_of, strip
 from max._dataclass import dataclass
 from max.dtype import DType
 from max.mlir import MoOp, ShapedType

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from xdsl.ir import Block, SSAValue
 
-from max._compiler.attention import readable
-from max._compiler.layout import Layout
+from max._compiler.analysis.attention_operands import readable
+from max._compiler.analysis.layout import Layout
+from max._compiler.analysis.shapes import is_view, shape_of, view_layout
 from max._compiler.mok import BodyOp, RegionOp, YieldOp
 from max._compiler.passes.base import ops_of
-from max._compiler.shapes import is_view, shape_of, view_layout
 from max.mlir import BufferType, MoOp, ShapedType, builtin
 
 __all__ = ["base_of", "copy_region", "materialize", "needs_contiguous"]

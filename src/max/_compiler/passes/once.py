@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from xdsl.ir import Attribute, Block, SSAValue
 
-from max._compiler.layout import Layout
+from max._compiler.analysis.layout import Layout
+from max._compiler.analysis.shapes import is_view, shape_of, view_layout
 from max._compiler.mok import OnceOp, YieldOp
 from max._compiler.passes.base import constant_of, ops_of
 from max._compiler.passes.materialize import needs_contiguous
-from max._compiler.shapes import is_view, shape_of, view_layout
 from max.mlir import DimAttr, MoOp, ShapeAttr, TensorType, builtin
 
 __all__ = ["compute_once", "weights_only"]

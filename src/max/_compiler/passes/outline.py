@@ -8,9 +8,9 @@ from collections.abc import Iterable
 from xdsl.ir import Block, SSAValue
 
 from max import mlir
+from max._compiler.analysis.shapes import is_view
 from max._compiler.mok import BodyOp, RegionOp, YieldOp
 from max._compiler.passes.base import constant_of, ops_of
-from max._compiler.shapes import is_view
 from max._dataclass import dataclass
 from max.mlir import DimExpr, MoOp, ShapeAttr, ShapedType
 

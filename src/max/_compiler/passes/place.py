@@ -13,11 +13,11 @@ from __future__ import annotations
 from xdsl.ir import Block, Operation, SSAValue
 
 from max._backends.backend import Backends
-from max._compiler.devices import device_of, index_of
+from max._compiler.analysis.devices import device_of, index_of
+from max._compiler.lowering.lowered_graph import UnsupportedOpError
 from max._compiler.mok import DeviceCopyOp
 from max._compiler.passes.base import ops_of
 from max._compiler.passes.canonicalize import insert_before
-from max._compiler.template import UnsupportedOpError
 from max.mlir import (
     BufferType,
     IfOp,

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING
 
 from xdsl.ir import Attribute
 
+from max._compiler.lowering.lowered_graph import UnsupportedOpError
 from max._compiler.passes.base import ops_of
-from max._compiler.template import UnsupportedOpError
 from max._lazy import lazy_module
 from max.mlir import (
     CallOp,

@@ -9,9 +9,9 @@ from __future__ import annotations
 
 from xdsl.ir import Block, SSAValue
 
+from max._compiler.analysis.shapes import shape_of
 from max._compiler.passes.base import ops_of
 from max._compiler.passes.canonicalize import insert_before
-from max._compiler.shapes import shape_of
 from max.mlir import DimExpr, MoOp, TensorType, build
 
 __all__ = ["split_concats"]

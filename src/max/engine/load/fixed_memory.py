@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from max._backends import Backend, Backends
-from max._compiler.code import ALIGNMENT, Compiled, FixedBuffer
+from max._compiler.program.code import ALIGNMENT, Compiled, FixedBuffer
 from max._lazy import lazy_module
 from max._runtime import guard, platform
 from max.driver import Tensor

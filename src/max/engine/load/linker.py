@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from max._backends import Backends
-from max._compiler.code import Compiled, ProgramCode
+from max._compiler.program.code import Compiled, ProgramCode
 from max._config import dump_log
 from max._lazy import lazy_module
 from max._runtime import platform

@@ -9,7 +9,7 @@ import numpy as np
 
 from max._backends import Backends
 from max._backends.backend import HOST
-from max._compiler.code import Compiled, LaunchCode, ProgramCode
+from max._compiler.program.code import Compiled, LaunchCode, ProgramCode
 from max._runtime import platform
 from max.engine.run.arena import arena_of
 from max.engine.run.linked_program import LinkedProgram

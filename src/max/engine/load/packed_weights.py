@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from max._backends.backend import HOST
-from max._compiler.code import Compiled
+from max._compiler.program.code import Compiled
 from max._config import cache_dir, flags
 from max._lazy import lazy_module
 from max._reentry import reentrant_lock

@@ -24,8 +24,8 @@ import numpy as np
 
 from max import mlir
 from max._backends import Backends
-from max._compiler.code import Compiled
 from max._compiler.locations import SourceLocations
+from max._compiler.program.code import Compiled
 from max._compiler.record import is_recording
 from max._compiler.stats import stats
 from max._config import flags
@@ -243,7 +243,7 @@ class ProgramStore:
 
 def _first_compilation() -> bool:
     """Whether the compiler is not imported yet: its modules live as long as the process."""
-    return "max._compiler.lower" not in sys.modules
+    return "max._compiler.lowering.graph_lowering" not in sys.modules
 
 
 def describe(value: object) -> str | None:

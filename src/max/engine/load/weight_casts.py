@@ -8,7 +8,7 @@ import numpy as np
 
 from max import mlir
 from max._backends import Backends
-from max._compiler.code import Compiled
+from max._compiler.program.code import Compiled
 from max._lazy import lazy_module
 from max._runtime import platform
 from max.driver import Tensor

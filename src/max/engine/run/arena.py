@@ -5,7 +5,7 @@ from __future__ import annotations
 import weakref
 
 from max._backends import Backend
-from max._compiler.code import ALIGNMENT
+from max._compiler.program.code import ALIGNMENT
 from max._reentry import reentrant_lock
 from max.engine.run.output_memory import trim_all
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from max._compiler.code import HostStepCode, SlotCode
+from max._compiler.program.code import HostStepCode, SlotCode
 from max._lazy import lazy_module
 from max.driver._memory import DeviceMemory, copy_between
 from max.dtype import DType

@@ -10,7 +10,7 @@ from typing import Any, cast
 
 import numpy as np
 
-from max._compiler.code import TensorInfo
+from max._compiler.program.code import TensorInfo
 from max._errors import ArgumentError, ForeignTypeError
 from max.driver import DLPackArray, Tensor
 from max.driver._device import device_named

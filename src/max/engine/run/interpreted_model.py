@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from max import _interpreter, mlir
-from max._compiler.code import Compiled, ProgramCode, TensorInfo
+from max._compiler.program.code import Compiled, ProgramCode, TensorInfo
 from max._runtime.interrupts import check_interrupt
 from max.driver import DLPackArray, Tensor
 from max.driver._device import device_named

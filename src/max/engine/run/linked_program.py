@@ -10,7 +10,8 @@ import numpy as np
 import numpy.typing as npt
 
 from max._backends import Backends
-from max._compiler.code import (
+from max._compiler.locations import SourceLocations
+from max._compiler.program.code import (
     ALIGNMENT,
     Check,
     Compiled,
@@ -19,7 +20,6 @@ from max._compiler.code import (
     LaunchCode,
     ProgramCode,
 )
-from max._compiler.locations import SourceLocations
 from max._dataclass import dataclass
 from max._lazy import lazy_module
 from max._reentry import reentrant_lock

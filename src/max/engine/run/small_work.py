@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 
 from max._backends.backend import Rate, Sharing
-from max._compiler.code import ProgramCode
+from max._compiler.program.code import ProgramCode
 from max._config import flags
 from max.mlir.sizes import size_function
 

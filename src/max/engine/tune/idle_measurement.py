@@ -16,7 +16,7 @@ import weakref
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from max._compiler.code import Compiled
+from max._compiler.program.code import Compiled
 from max._dataclass import dataclass
 from max._lazy import lazy_module
 from max._reentry import in_child, reentrant_lock

@@ -17,7 +17,7 @@ from dataclasses import field
 from typing import NamedTuple
 
 from max._backends.backend import Backend, Tuning
-from max._compiler.code import Compiled, LaunchCode
+from max._compiler.program.code import Compiled, LaunchCode
 from max._config import flags
 from max._dataclass import dataclass
 from max._runtime.cache import content_key, default_cache, source_fingerprint

@@ -9,7 +9,7 @@ from dataclasses import replace
 import numpy as np
 
 from max._backends.backend import Backend, MemoryBlock
-from max._compiler.code import Compiled, LaunchCode, LimitCode, ProgramCode
+from max._compiler.program.code import Compiled, LaunchCode, LimitCode, ProgramCode
 from max._dataclass import dataclass
 from max._runtime.program import NativeArray
 from max.engine.run.linked_program import LinkedProgram

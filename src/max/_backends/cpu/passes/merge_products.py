@@ -11,9 +11,9 @@ from xdsl.ir import Block, SSAValue
 from max._backends.backend import RunsHere
 from max._backends.cpu.kernels.products.quantized.packed import DENSE, FORMATS
 from max._backends.cpu.passes.packed_ops import PackedProductsOp, PackOp
+from max._compiler.analysis.shapes import shape_of
 from max._compiler.passes.base import ops_of
 from max._compiler.passes.canonicalize import insert_before
-from max._compiler.shapes import shape_of
 from max._dataclass import dataclass
 from max.mlir import MoOp
 

@@ -10,11 +10,11 @@ from max._backends.backend import RunsHere
 from max._backends.cpu.packing import NO_PACKING, Packing
 from max._backends.cpu.passes.packed_filters import PackedConvOp, PackFilterOp
 from max._backends.cpu.passes.packed_ops import PackedMatmulOp, PackOp
+from max._compiler.analysis.shapes import shape_of
 from max._compiler.passes.base import ops_of
 from max._compiler.passes.canonicalize import insert_before, producer
 from max._compiler.passes.dce import drop_dead_ops
 from max._compiler.passes.once import weights_only
-from max._compiler.shapes import shape_of
 from max.dtype import DType
 from max.mlir import MoOp, TensorType, build
 

@@ -12,10 +12,10 @@ from max._backends.cpu.kernels.tiles.strips import COLUMNS
 from max._backends.cpu.packing import Packing
 from max._backends.cpu.passes.merge_products import bring_before, pairs_of
 from max._backends.cpu.passes.packed_ops import GroupedProductsOp, PackOp
+from max._compiler.analysis.shapes import shape_of
 from max._compiler.passes.base import ops_of
 from max._compiler.passes.canonicalize import insert_before
 from max._compiler.passes.once import weights_only
-from max._compiler.shapes import shape_of
 from max.mlir import DimExpr, MoOp, TensorType, build
 
 __all__ = ["pack_experts"]

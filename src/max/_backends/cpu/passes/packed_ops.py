@@ -13,7 +13,7 @@ from max._backends.cpu.kernels.products.int8.panels import ENCODINGS as INT8
 from max._backends.cpu.kernels.products.quantized.packed import FORMATS
 from max._backends.cpu.kernels.tiles.strips import strips_of
 from max._compiler.mok import backend_op
-from max._compiler.mok_products import PackingOp, Piece, ProductsOp, parts_of
+from max._compiler.mok.products import PackingOp, Piece, ProductsOp, parts_of
 from max.dtype import DType
 from max.dtype.blocks import BLOCK_FORMATS
 from max.mlir import DimExpr, MoOp, OpSpec, TensorType, to_attr

@@ -6,9 +6,9 @@ from collections.abc import Sequence
 
 from xdsl.ir import SSAValue
 
+from max._compiler.analysis.shapes import shape_of
 from max._compiler.mok import BodyOp
 from max._compiler.passes.base import ops_of
-from max._compiler.shapes import shape_of
 from max.mlir import MoOp
 from max.mlir.sizes import Size, product, simplify
 

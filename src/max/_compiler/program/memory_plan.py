@@ -17,8 +17,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import field
 
-from max._compiler.code import ALIGNMENT
-from max._compiler.template import Buffer, Launch
+from max._compiler.lowering.lowered_graph import Buffer, Launch
+from max._compiler.program.code import ALIGNMENT
 from max._dataclass import dataclass
 from max.mlir.sizes import Size, nominal
 

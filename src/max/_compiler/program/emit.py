@@ -1,4 +1,4 @@
-"""Emits launches and their memory plan as a program without addresses or symbol values (`max._compiler.code`)."""
+"""Emits launches and their memory plan as a program without addresses or symbol values."""
 
 from __future__ import annotations
 
@@ -7,7 +7,8 @@ from dataclasses import replace
 
 from max._abi import BaseLayout
 from max._backends.kernel_call import Geometry
-from max._compiler.code import (
+from max._compiler.lowering.lowered_graph import Buffer, HostStep, Launch, LimitSlot, Number, Slot
+from max._compiler.program.code import (
     ALIGNMENT,
     Check,
     Compiled,
@@ -22,9 +23,8 @@ from max._compiler.code import (
     TensorInfo,
     ValueCode,
 )
-from max._compiler.flatten import Flat
-from max._compiler.memory import Block, MemoryPlan, plan_memory
-from max._compiler.template import Buffer, HostStep, Launch, LimitSlot, Number, Slot
+from max._compiler.program.flatten import Flat
+from max._compiler.program.memory_plan import Block, MemoryPlan, plan_memory
 from max._config import flags
 from max._dataclass import dataclass
 from max.mlir.sizes import Size, simplify

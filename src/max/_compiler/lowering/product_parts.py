@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from xdsl.ir import SSAValue
 
+from max._compiler.lowering.region_specs import RegionParts, epilogue_parts, needed_ops
 from max._compiler.mok import ProductsOp, RegionOp
-from max._compiler.region import RegionParts, epilogue_parts, needed_ops
 from max._dataclass import dataclass
 
 __all__ = ["PartJob", "plan_products"]

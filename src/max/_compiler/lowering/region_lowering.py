@@ -10,18 +10,18 @@ from xdsl.ir import SSAValue
 
 from max._backends.kernel_call import Workspace
 from max._backends.regions import Leaf, RegionSpec, Result
-from max._compiler.code import WorkCode
+from max._compiler.analysis.layout import collapse
+from max._compiler.analysis.shapes import is_view, shape_of
 from max._compiler.codegen.epilogue import write_part_epilogues
-from max._compiler.flops import op_flops, region_flops, region_name
-from max._compiler.kernels import Argument
-from max._compiler.layout import collapse
-from max._compiler.lower_library import LibraryLowering, in_place_pairs, with_norm
+from max._compiler.lowering.flops import op_flops, region_flops, region_name
+from max._compiler.lowering.kernel_tables import Argument
+from max._compiler.lowering.library_lowering import LibraryLowering, in_place_pairs, with_norm
+from max._compiler.lowering.placing import Place, Placing, described
+from max._compiler.lowering.product_parts import plan_products
+from max._compiler.lowering.region_specs import epilogue_parts, region_parts
 from max._compiler.mok import ProductsOp, RegionOp
 from max._compiler.passes.base import ops_of
-from max._compiler.placing import Place, Placing, described
-from max._compiler.products import plan_products
-from max._compiler.region import epilogue_parts, region_parts
-from max._compiler.shapes import is_view, shape_of
+from max._compiler.program.code import WorkCode
 from max.mlir import MoOp
 from max.mlir.sizes import Size, simplify
 

@@ -23,8 +23,8 @@ import numpy.typing as npt
 from xdsl.ir import Attribute, Dialect, OpTraits, SSAValue
 from xdsl.traits import IsTerminator, Pure
 
-from max._compiler.mok_bodies import BodyOp, OnceOp, RegionOp
-from max._compiler.mok_products import MatmulOp, PackingOp, ProductsOp, parts_of
+from max._compiler.mok.bodies import BodyOp, OnceOp, RegionOp
+from max._compiler.mok.products import MatmulOp, PackingOp, ProductsOp, parts_of
 from max.dtype import DType
 from max.mlir import MO, DimExpr, MoOp, OpSpec, TensorType, to_attr
 from max.mlir.builtin import LocationAttr, ModuleOp

@@ -8,12 +8,12 @@ from dataclasses import replace
 from xdsl.ir import Block, SSAValue
 
 from max._backends.regions import Leaf, Literal, Node, RegionSpec, Result, SizeOf, Value
+from max._compiler.analysis.layout import Layout, collapse
+from max._compiler.analysis.precision import KEEPS, holds
+from max._compiler.analysis.shapes import is_view, shape_of, strip, view_layout
 from max._compiler.codegen.expressions import compute_dtype
-from max._compiler.layout import Layout, collapse
 from max._compiler.mok import BodyOp
 from max._compiler.passes.base import constant_of, ops_of
-from max._compiler.precision import KEEPS, holds
-from max._compiler.shapes import is_view, shape_of, strip, view_layout
 from max._dataclass import dataclass
 from max.dtype import DType
 from max.mlir import MoOp, ShapedType

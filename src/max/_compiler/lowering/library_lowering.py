@@ -11,16 +11,16 @@ from xdsl.ir import SSAValue
 from max import kernel as k
 from max._backends.kernel_call import Arg, KernelCall, Limit, Operand, Scalar
 from max._backends.regions import ArgView, Leaf, RegionSpec
-from max._compiler.attention import attention_views
-from max._compiler.code import WorkCode
+from max._compiler.analysis.attention_operands import attention_views
+from max._compiler.analysis.shapes import shape_of
 from max._compiler.codegen.epilogue import EpilogueText, write_epilogue
-from max._compiler.flops import op_flops, region_flops, region_name
-from max._compiler.kernels import Argument
+from max._compiler.lowering.flops import op_flops, region_flops, region_name
+from max._compiler.lowering.kernel_tables import Argument
+from max._compiler.lowering.lowered_graph import HostStep, LimitSlot, Number, UnsupportedOpError
+from max._compiler.lowering.placing import Place, Placing, described
+from max._compiler.lowering.region_specs import RegionParts, norm_before
 from max._compiler.mok import DeviceCopyOp, MatmulOp, PackingOp, RegionOp
-from max._compiler.placing import Place, Placing, described
-from max._compiler.region import RegionParts, norm_before
-from max._compiler.shapes import shape_of
-from max._compiler.template import HostStep, LimitSlot, Number, UnsupportedOpError
+from max._compiler.program.code import WorkCode
 from max.mlir import BufferType, DimExpr, MoOp, ShapedType
 from max.mlir.sizes import Size, simplify
 from max.mlir.types import short_types

@@ -1,6 +1,6 @@
 """Templates: the launches of one graph or subgraph over its own buffers and symbols, before memory is planned.
 
-A subgraph is lowered once; :mod:`max._compiler.flatten` instantiates its template for each call.
+A subgraph is lowered once; :mod:`max._compiler.program.flatten` instantiates its template for each call.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from dataclasses import field
 from typing import Any
 
 from max._backends.kernel_call import Geometry
-from max._compiler.code import Check, TensorInfo, WorkCode
+from max._compiler.program.code import Check, TensorInfo, WorkCode
 from max._dataclass import dataclass
 from max.dtype import DType
 from max.mlir.sizes import Size

@@ -9,19 +9,13 @@ from typing import Any
 from xdsl.ir import Attribute
 
 from max._backends.regions import ArgView, RegionKernel
-from max._compiler.code import Check, TensorInfo
-from max._compiler.devices import device_of, index_of
-from max._compiler.kernels import Argument, KernelTables
-from max._compiler.layout import Layout
+from max._compiler.analysis.devices import device_of, index_of
+from max._compiler.analysis.layout import Layout
+from max._compiler.analysis.shapes import is_view, shape_of
 from max._compiler.locations import staged_op_of
-from max._compiler.lower_library import LibraryLowering
-from max._compiler.lower_regions import RegionLowering
-from max._compiler.mok import CheckOp, OnceOp, PackingOp, ProductsOp, RegionOp
-from max._compiler.passes.base import constant_of, ops_of
-from max._compiler.passes.materialize import base_of
-from max._compiler.placing import Place, Placing
-from max._compiler.shapes import is_view, shape_of
-from max._compiler.template import (
+from max._compiler.lowering.kernel_tables import Argument, KernelTables
+from max._compiler.lowering.library_lowering import LibraryLowering
+from max._compiler.lowering.lowered_graph import (
     Buffer,
     CallStep,
     HostStep,
@@ -32,6 +26,12 @@ from max._compiler.template import (
     WhileStep,
     mark,
 )
+from max._compiler.lowering.placing import Place, Placing
+from max._compiler.lowering.region_lowering import RegionLowering
+from max._compiler.mok import CheckOp, OnceOp, PackingOp, ProductsOp, RegionOp
+from max._compiler.passes.base import constant_of, ops_of
+from max._compiler.passes.materialize import base_of
+from max._compiler.program.code import Check, TensorInfo
 from max.dtype import DType
 from max.mlir import (
     BufferType,

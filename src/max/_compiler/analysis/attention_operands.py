@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from max._compiler.layout import Layout, collapse
+from max._compiler.analysis.layout import Layout, collapse
 from max.mlir.sizes import Size, Sizes
 
 __all__ = ["attention_views", "readable"]

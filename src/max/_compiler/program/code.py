@@ -158,7 +158,7 @@ class LimitCode:
 
 @dataclass(frozen=True, slots=True)
 class HostStepCode:
-    """What the host does after a segment; see `max._compiler.template.HostStep`."""
+    """What the host does after a segment; see `max._compiler.lowering.lowered_graph.HostStep`."""
 
     rule: str
     symbols: tuple[str, ...]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from xdsl.ir import SSAValue
 
-from max._compiler.layout import Layout
+from max._compiler.analysis.layout import Layout
 from max.mlir import MoOp, ShapedType
 from max.mlir.sizes import Size, Sizes, simplify
 

@@ -6,8 +6,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import field, replace
 
 from max._backends.backend import HOST
-from max._compiler.code import Check, WorkCode
-from max._compiler.template import (
+from max._compiler.lowering.lowered_graph import (
     Buffer,
     CallStep,
     HostStep,
@@ -26,6 +25,7 @@ from max._compiler.template import (
     mark,
     symbols_computed_by,
 )
+from max._compiler.program.code import Check, WorkCode
 from max._dataclass import dataclass
 from max.dtype import DType
 from max.mlir.dims import DimExpr

@@ -9,10 +9,10 @@ from typing import Any
 from max import kernel as k
 from max._backends.backend import Backend, Backends
 from max._backends.regions import ArgView, RegionKernel
-from max._compiler.code import KernelInfo
 from max._compiler.codegen import functions
-from max._compiler.specializations import specializations
-from max._compiler.template import BufferBound, LimitSlot, Number, Pointer, Slot
+from max._compiler.lowering.lowered_graph import BufferBound, LimitSlot, Number, Pointer, Slot
+from max._compiler.lowering.specializations import specializations
+from max._compiler.program.code import KernelInfo
 from max._dataclass import dataclass
 from max.kernel.frontend.specialize import argument_roles
 from max.mlir.sizes import Size

@@ -11,13 +11,11 @@ from xdsl.ir import SSAValue
 
 from max._backends.backend import HOST, Backend
 from max._backends.kernel_call import Geometry, KernelCall, Operand, Workspace
-from max._compiler.code import WorkCode
-from max._compiler.devices import index_of
-from max._compiler.kernels import Argument, KernelTable, KernelTables
-from max._compiler.layout import Layout
-from max._compiler.passes.base import constant_of
-from max._compiler.shapes import shape_of, view_layout
-from max._compiler.template import (
+from max._compiler.analysis.devices import index_of
+from max._compiler.analysis.layout import Layout
+from max._compiler.analysis.shapes import shape_of, view_layout
+from max._compiler.lowering.kernel_tables import Argument, KernelTable, KernelTables
+from max._compiler.lowering.lowered_graph import (
     Buffer,
     BufferBound,
     Launch,
@@ -26,6 +24,8 @@ from max._compiler.template import (
     Template,
     UnsupportedOpError,
 )
+from max._compiler.passes.base import constant_of
+from max._compiler.program.code import WorkCode
 from max._dataclass import dataclass
 from max.dtype import DType
 from max.mlir import GraphOp, MoOp, ResourceAttr, ShapedType, SubgraphOp

@@ -1,0 +1,1 @@
+"""Facts about values and ops that passes and lowering share: layouts, shapes, devices, exact conversions."""
