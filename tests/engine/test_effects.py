@@ -11,7 +11,7 @@ import pytest
 from max import kernel as k
 from max.dtype import DType
 from max.engine import InferenceSession, Model
-from max.graph import Graph, TensorType, ops
+from max.graph import BufferType, Graph, TensorType, ops
 from tests.engine.conftest import DEVICE, buffer, tensor
 from tests.tolerance import assert_close
 
@@ -183,3 +183,34 @@ def test_custom_extensions(tmp_path: Path, rng: np.random.Generator) -> None:
     (tmp_path / "ops.txt").write_text("")
     with pytest.raises(ValueError, match="not a Python file"):
         InferenceSession(custom_extensions=str(tmp_path / "ops.txt"))
+
+
+@pytest.mark.parametrize("steps", [1, 4, 7])
+def test_a_loop_fills_a_buffer_beside_its_temporaries(
+    load: Load, rng: np.random.Generator, steps: int
+) -> None:
+    """A created buffer whose first use is in a loop holds what all iterations stored."""
+
+    def build(x):
+        kept = ops.buffer_create(BufferType(DType.float32, [steps, 2, 8], DEVICE))
+
+        def body(number, state):
+            row = ops.gather(x, number, 0)
+            state = state * 0.5 + ops.unsqueeze(row, 2) * ops.unsqueeze(row, 1)
+            product = ops.squeeze(ops.unsqueeze(row, 1) @ state, 1)
+            ops.buffer_store_slice(
+                kept, ops.unsqueeze(product, 0), [(slice(number, number + 1), 1)]
+            )
+            return number + 1, state
+
+        start = ops.broadcast_to(ops.constant(np.float32(0)), [2, 8, 8])
+        ops.while_loop([ops.constant(0), start], lambda number, state: number < steps, body)
+        return kept[...]
+
+    model = load([tensor(steps, 2, 8)], build)
+    x = rng.standard_normal((steps, 2, 8), np.float32)
+    state, wanted = np.zeros((2, 8, 8), np.float32), []
+    for row in x:
+        state = state * 0.5 + row[:, :, None] * row[:, None, :]
+        wanted.append((row[:, None, :] @ state)[:, 0])
+    assert_close(model.execute(x)[0].to_numpy(), np.stack(wanted))

@@ -88,7 +88,8 @@ class _Planner:
         self.read: tuple[set[int], set[int]] = (set(), set())
 
     def keep_through_loops(self, loops: Sequence[tuple[int, int]]) -> dict[int, list[int]]:
-        """Extends the lifetime of buffers that are defined before a loop and used in it to the loop's end.
+        """Extends the lifetime of buffers that are defined before a loop, or kept from one iteration to the next, to the
+        loop's end.
 
         Returns:
             The extended buffers, by the position of the loop's last launch.
@@ -97,19 +98,47 @@ class _Planner:
         for index, launch in enumerate(self.launches):
             for buffer in (*launch.reads, *launch.writes):
                 first_use.setdefault(buffer, index)
+        self.hoisted = self.allocate_before_loops(loops, first_use)
         ends: dict[int, list[int]] = {}
         for start, end in loops:
             used = {
                 buffer
                 for launch in self.launches[start:end]
                 for buffer in (*launch.reads, *launch.writes)
-                if buffer in self.last_use and first_use[buffer] < start
+                if buffer in self.last_use
+                and (first_use[buffer] < start or buffer in self.hoisted.get(start, ()))
             }
             for buffer in used:
                 if self.last_use[buffer] < end - 1:
                     self.last_use[buffer] = end - 1
                     ends.setdefault(end - 1, []).append(buffer)
         return ends
+
+    def allocate_before_loops(
+        self, loops: Sequence[tuple[int, int]], first_use: dict[int, int]
+    ) -> dict[int, list[int]]:
+        """Moves the first use of uninitialized buffers (`buffer_create`) from a loop to its start: what an iteration
+        stores in them, later iterations and launches read.
+
+        Returns:
+            The buffers, by the position of the loop's first launch.
+        """
+        hoisted: dict[int, list[int]] = {}
+        for start, end in sorted(loops):
+            for index in range(start, end):
+                if index > start and index in self.cuts:
+                    # sizes that the segments before compute are not known at the start
+                    break
+                launch = self.launches[index]
+                for buffer in dict.fromkeys((*launch.reads, *launch.writes)):
+                    if (
+                        self.buffers[buffer].kind == "temp"
+                        and first_use[buffer] == index
+                        and buffer in launch.reads
+                    ):
+                        first_use[buffer] = start
+                        hoisted.setdefault(start, []).append(buffer)
+        return hoisted
 
     def run(self) -> MemoryPlan:
         """Assigns blocks and barriers launch by launch, and releases the blocks of buffers that are not used again."""
@@ -121,6 +150,9 @@ class _Planner:
             barrier = index in self.joins or (index > 0 and (waits or self.conflicts(launch)))
             if barrier:
                 self.pass_barrier()
+            for buffer in self.hoisted.get(index, ()):
+                if buffer not in self.plan.block_of:
+                    self.plan.block_of[buffer] = self.take(self.buffers[buffer].bytes)
             reused = self.allocate(index, launch)
             if reused and self.conflicts(launch):
                 # the launch overwrites an operand in place: its other readers must be finished
