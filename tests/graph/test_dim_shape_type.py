@@ -25,7 +25,7 @@ from max.graph import (
     Type,
 )
 from max.graph.type import ConvInputLayout, _ChainType, _OpaqueType
-from max.mlir.dims import POC
+from max.mlir.dim_operators import POC
 
 CPU = DeviceRef.CPU()
 

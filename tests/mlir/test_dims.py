@@ -12,8 +12,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from max.mlir.dim_operators import POC
 from max.mlir.dim_parser import DimParseError, parse_dim
-from max.mlir.dims import POC, DimExpr, is_symbol_name, may_be_negative
+from max.mlir.dims import DimExpr, is_symbol_name, may_be_negative
 
 SYMBOLS = ("a", "b", "c")
 OPERATORS: dict[str, Callable[..., object]] = {

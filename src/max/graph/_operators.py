@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Mapping
 from types import SimpleNamespace
 from typing import Any, Generic, Self, TypeVar
 
-__all__ = ["Operators", "bind_operations", "ops"]
+__all__ = ["Operators", "bind_operations", "missing_method", "ops"]
 
 Operand = TypeVar("Operand", contravariant=True)
 
@@ -131,3 +132,17 @@ class Operators(Generic[Operand]):
         return self._call(ops.not_equal, self, rhs)  # type: ignore[arg-type]
 
     __hash__ = object.__hash__
+
+
+def missing_method(value: object, name: str, module: str) -> AttributeError:
+    """The error for an attribute that tensors lack: tensor methods of other libraries are functions here.
+
+    Args:
+        value: The tensor.
+        name: The attribute.
+        module: The module with the functions.
+    """
+    kind = type(value).__name__
+    functions = getattr(sys.modules.get(module), "__all__", ())
+    hint = f"; {module}.{name} is a function" if name in functions else ""
+    return AttributeError(f"{kind!r} object has no attribute {name!r}{hint}", name=name, obj=value)

@@ -12,7 +12,8 @@ from typing import Any, cast
 import numpy as np
 
 from max import mlir
-from max.mlir.dims import POC, DimExpr
+from max.mlir.dim_operators import POC
+from max.mlir.dims import DimExpr
 
 __all__ = ["AlgebraicDim", "Dim", "DimLike", "StaticDim", "SymbolicDim"]
 

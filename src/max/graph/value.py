@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterator
 from functools import cache
 from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar, cast, runtime_checkable
@@ -15,11 +14,11 @@ import numpy as np
 from max import mlir
 from max.driver import Device, DLPackArray
 from max.dtype import DType
-from max.graph._operators import Operators, ops
+from max.graph._operators import Operators, missing_method, ops
 from max.graph.dim import Dim
 from max.graph.shape import Shape, ShapeLike
 from max.graph.staging.truth import truth_of
-from max.graph.type import BufferType, DeviceRef, TensorType, Type, _ChainType, _OpaqueType
+from max.graph.type import BufferType, DeviceRef, TensorType, Type, _OpaqueType
 
 __all__ = [
     "BufferValue",
@@ -132,11 +131,6 @@ class _ChainValue(Value["mlir.ChainType"]):
     def __init__(self, value: Value[Any] | mlir.SSAValue) -> None:
         self._mlir_value = _ssa(value, mlir.ChainType, "a chain")
 
-    @property
-    def type(self) -> _ChainType:
-        """The type of the chain."""
-        return _ChainType()
-
 
 class _OpaqueValue(Value["mlir.OpaqueType"]):
     """A value that only custom ops interpret."""
@@ -244,20 +238,6 @@ class BufferValue(_ShapedValue["mlir.BufferType"]):
         else:
             indices = cast("tuple[Any, ...]", index) if isinstance(index, tuple) else (index,)
             ops.buffer_store_slice(self, value, indices)
-
-
-def missing_method(value: object, name: str, module: str) -> AttributeError:
-    """The error for an attribute that tensors lack: tensor methods of other libraries are functions here.
-
-    Args:
-        value: The tensor.
-        name: The attribute.
-        module: The module with the functions.
-    """
-    kind = type(value).__name__
-    functions = getattr(sys.modules.get(module), "__all__", ())
-    hint = f"; {module}.{name} is a function" if name in functions else ""
-    return AttributeError(f"{kind!r} object has no attribute {name!r}{hint}", name=name, obj=value)
 
 
 def _staged(made: Any) -> mlir.SSAValue:

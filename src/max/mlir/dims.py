@@ -18,13 +18,11 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Iterable, Mapping
-from enum import Enum
-from functools import lru_cache, reduce
+from collections.abc import Mapping
+from functools import lru_cache
 from typing import Any, NamedTuple
 
 __all__ = [
-    "POC",
     "DimExpr",
     "FloorDiv",
     "is_symbol_name",
@@ -487,28 +485,3 @@ def may_be_negative(expr: DimExpr) -> bool:
         or any(isinstance(atom, FloorDiv) and any(map(may_be_negative, atom)) for atom, _ in powers)
         for powers, coefficient in expr.terms
     )
-
-
-class POC(Enum):
-    """The operators of dimension expressions."""
-
-    add = "+"
-    sub = "-"
-    mul = "*"
-    div = "//"
-
-    def apply(self, operands: Iterable[DimExpr]) -> DimExpr:
-        """Applies the operator to the operands, from left to right.
-
-        Raises:
-            ZeroDivisionError: A divisor is 0.
-        """
-        return reduce(_APPLY[self], operands)
-
-
-_APPLY: dict[POC, Callable[[DimExpr, DimExpr], DimExpr]] = {
-    POC.add: lambda x, y: x + y,
-    POC.sub: lambda x, y: x - y,
-    POC.mul: lambda x, y: x * y,
-    POC.div: lambda x, y: x // y,
-}

@@ -12,8 +12,7 @@ from max.experimental._mesh import DeviceMapping, DeviceMesh, device_of
 from max.experimental.record.dispatch import apply
 from max.experimental.tensors import bits
 from max.graph import DeviceRef, Dim, DimLike, ShapeLike, TensorValue, TensorValueLike, ops
-from max.graph._operators import Operators
-from max.graph.value import missing_method
+from max.graph._operators import Operators, missing_method
 
 __all__ = ["Operations", "along", "split"]
 

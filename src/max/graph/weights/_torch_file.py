@@ -21,7 +21,8 @@ import numpy.typing as npt
 from max.driver import Tensor
 from max.dtype import DType
 from max.graph.weights._safetensors_file import STORED_NAMES, TensorEntry, WeightsFileError
-from max.graph.weights._torch_pickle import Bytes, PickleError, Storage, StoredTensor, interpret
+from max.graph.weights._torch_objects import PickleError, Storage, StoredTensor
+from max.graph.weights._torch_pickle import Bytes, interpret
 
 _MOST_PICKLE_BYTES = 64 * 2**20
 _MAGIC = 0x1950A86A20F9469CFC6C
