@@ -13,7 +13,7 @@ from max._compiler.analysis.shapes import shape_of
 from max._compiler.passes.attention import fuse_attention
 from max._compiler.passes.base import constant_of, ops_of
 from max._compiler.passes.canonicalize import canonicalize
-from max._compiler.passes.dce import drop_dead_ops
+from max._compiler.passes.redundant_ops import drop_dead_ops
 from max.dtype import DType
 from max.graph import DeviceRef, Graph, TensorType, TensorValue, ops
 from max.mlir import MoOp, clone_module, entry, verify_module
