@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -11,6 +12,7 @@ import pytest
 
 from max.driver import Tensor
 from max.dtype import DType
+from max.graph import DeviceRef
 from max.graph.weights import WeightData
 from max.nn.kv_cache import KVCacheParams
 from max.nn.rotary_embedding import (
@@ -227,6 +229,25 @@ def test_the_cache_must_fit_the_model() -> None:
         ValueError, match="a cache of 2 heads of 8, keys and values; the model has 4 of 8"
     ):
         build_graph(made, params, DType.float32)
+
+
+@pytest.mark.parametrize("devices", [1, 2])
+def test_steps_that_verify_drafts_read_the_output_layer_once(devices: int) -> None:
+    made, params = parts()
+    products = {
+        kind: str(
+            build_graph(
+                made,
+                replace(params, n_devices=devices),
+                DType.float32,
+                kind,
+                devices=[DeviceRef.CPU(i) for i in range(devices)],
+            )
+        ).count("mo.matmul")
+        for kind in (ReturnLogits.LAST_TOKEN, ReturnLogits.VARIABLE, ReturnLogits.ALL)
+    }
+    last, variable, every = products.values()
+    assert last == variable < every
 
 
 def test_text_of_a_model() -> None:

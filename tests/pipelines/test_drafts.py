@@ -9,14 +9,20 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from max.interfaces import PipelineTask, RequestID, SamplingParams, TextGenerationInputs
+from max.interfaces import (
+    GenerationStatus,
+    PipelineTask,
+    RequestID,
+    SamplingParams,
+    TextGenerationInputs,
+)
 from max.pipelines import PIPELINE_REGISTRY, PipelineConfig, TextContext
 from max.pipelines.core.exceptions import ConfigError
 from max.pipelines.generation.batch_pipeline import limits_of
 from max.pipelines.generation.engine import Engine, Failure
 from max.pipelines.generation.process.service import TextWork
 from max.pipelines.generation.steps.draft_steps import DraftSteps
-from max.pipelines.generation.steps.drafter import LookupDrafter
+from max.pipelines.generation.steps.drafter import Drafter, LookupDrafter
 from max.pipelines.scheduler import SchedulerLimits
 from max.pipelines.structured.grammar import of_json_schema
 from tests.pipelines.counting_pipeline import CountingPipeline
@@ -196,28 +202,128 @@ def test_texts_in_other_configurations(plain, values) -> None:
         assert engine.scheduler.preemptions > 0
 
 
-def test_requests_that_need_single_tokens(plain, drafting) -> None:
-    """Penalties, log-probabilities and grammars depend on each token: their batches have no drafts."""
+def single_token_requests(pipeline) -> list[TextContext]:
+    """Penalties, log-probabilities, grammars and minimum lengths depend on each token."""
     schema = of_json_schema('{"type": "array", "items": {"enum": ["one two", "three"]}}')
     kinds = [
         dict(sampling_params=SamplingParams(top_k=1, repetition_penalty=1.3)),
         dict(log_probabilities=2, sampling_params=SamplingParams(top_k=1)),
         dict(grammar=schema, sampling_params=SamplingParams(top_k=1)),
         dict(sampling_params=SamplingParams(top_k=1, min_new_tokens=9)),
+        dict(
+            log_probabilities=1,
+            log_probabilities_echo=True,
+            sampling_params=SamplingParams(top_k=1),
+        ),
+        dict(sampling_params=SamplingParams(top_k=1, logit_bias={5: 3.0})),
     ]
+    tokens = pipeline.tokenizer.encode_now("one two three four one two three four one two")
+    return [
+        TextContext(
+            tokens=np.array(tokens), max_length=len(tokens) + 20,
+            eos_token_ids=set(pipeline.tokenizer.eos_token_ids), **kind,
+        )
+        for kind in kinds
+    ]  # fmt: skip
+
+
+def test_requests_that_need_single_tokens_beside_drafted_ones(plain, drafting) -> None:
+    """They have no drafts, and the others of the batch keep theirs."""
+    results, counts, logs = [], [], []
+    for pipeline in (plain, drafting):
+        before = pipeline.draft_counts[1]
+        contexts = requests(pipeline, 3)[:2] + single_token_requests(pipeline)
+        results.append(generated(pipeline, contexts))
+        counts.append(pipeline.draft_counts[1] - before)
+        logs.append([c._log_probabilities_data for c in contexts])
+    assert results[0] == results[1]
+    assert counts[1] > 0
+    for one, other in zip(*logs, strict=True):
+        assert one.keys() == other.keys()
+
+
+def test_a_step_mixes_drafts_and_single_tokens(plain, drafting, monkeypatch) -> None:
+    """In one execution a request gets several tokens, and one with a penalty its own."""
+    mixed, verified = [], DraftSteps.verified
+
+    def watched(self, outputs, batch, device):
+        tokens = verified(self, outputs, batch, device)
+        mixed.append([len(own) for own in tokens])
+        return tokens
+
+    monkeypatch.setattr(DraftSteps, "verified", watched)
     results = []
     for pipeline in (plain, drafting):
-        contexts = requests(pipeline, 3)
-        tokens = pipeline.tokenizer.encode_now("one two three four one two three four one two")
-        for kind in kinds:
-            contexts.append(
-                TextContext(
-                    tokens=np.array(tokens), max_length=len(tokens) + 20,
-                    eos_token_ids=set(pipeline.tokenizer.eos_token_ids), **kind,
-                )
-            )  # fmt: skip
+        tokens = pipeline.tokenizer.encode_now("one two three four five six seven " * 6)
+        contexts = [
+            TextContext(
+                tokens=np.array(tokens), max_length=len(tokens) + 40, ignore_eos=True,
+                sampling_params=SamplingParams(top_k=1, ignore_eos=True, repetition_penalty=p),
+            )
+            for p in (1.0, 1.2)
+        ]  # fmt: skip
         results.append(generated(pipeline, contexts))
     assert results[0] == results[1]
+    assert any(first > 1 and second == 0 for first, second in mixed)
+
+
+class RecordedDrafter(Drafter):
+    """Proposes what its script says, and records what it is told."""
+
+    def __init__(self) -> None:
+        self.told: list[tuple] = []
+
+    def propose(self, context, most):
+        self.told.append(("propose", len(context.all_tokens), most))
+        return context.all_tokens[:most].tolist()
+
+    def observe(self, context, drafted, accepted):
+        self.told.append(("observe", drafted, accepted))
+
+    def rewind(self, context):
+        self.told.append(("rewind", len(context.all_tokens)))
+
+    def forget(self, request_id):
+        self.told.append(("forget", request_id.value))
+
+
+def test_a_drafter_is_told_that_tokens_were_removed() -> None:
+    drafter = RecordedDrafter()
+    steps = DraftSteps(drafter, 3, None)
+    one = TextContext(tokens=np.arange(4), max_length=12, request_id=RequestID("a"))
+    one.update(7)
+    steps.propose([one])
+    assert one.draft_tokens == (0, 1, 2)
+    for token in (0, 1, 5):
+        one.update(token)
+    one.truncate(6)
+    one.truncate(6)  # nothing is removed
+    one.update(9)
+    steps.propose([one])
+    one.set_draft(())
+    steps.propose([one])
+    assert drafter.told == [
+        ("propose", 5, 3), ("rewind", 7), ("propose", 7, 3), ("propose", 7, 3),
+    ]  # fmt: skip
+    one.truncate(5)
+    one.status = GenerationStatus.CANCELLED
+    steps.propose([one])
+    assert drafter.told[4:] == [("forget", "a")] and not steps._truncations
+    steps.forget(one.request_id)
+    assert drafter.told[5:] == [("forget", "a")]
+
+
+def test_options_that_change_after_a_draft_drop_it() -> None:
+    steps = DraftSteps(RecordedDrafter(), 3, None)
+    contexts = [TextContext(tokens=np.arange(4), max_length=12) for _ in range(2)]
+    for one in contexts:
+        one.update(7)
+    steps.propose(contexts)
+    contexts[0].log_probabilities = 1
+    steps.drop(contexts)
+    assert [c.draft_length for c in contexts] == [0, 3]
+    steps.propose(contexts)
+    assert [c.draft_length for c in contexts] == [0, 3]
 
 
 def test_batches_without_a_scheduler(plain, drafting) -> None:

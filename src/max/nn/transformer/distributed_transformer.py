@@ -280,8 +280,8 @@ class DistributedTransformer(Module):
             tokens: Integers ``[total_seq_len]``.
             signal_buffers: One signal buffer per device; see `max.nn.comm.Signals`.
             kv_collections: The cache of each device.
-            return_n_logits: For `ReturnLogits.VARIABLE`, the number of last tokens whose logits are returned, int64
-                ``[1]``.
+            return_n_logits: For `ReturnLogits.VARIABLE`, the number of last tokens whose logits are returned, at least
+                1, int64 ``[1]``.
             input_row_offsets: The first row of each sequence, uint32 ``[batch + 1]``; or one tensor per device.
 
         Returns:
@@ -302,13 +302,14 @@ class DistributedTransformer(Module):
         freqs = distribute_value(self.rope.freqs_cis, self.devices)
         hs = self._blocks(hs, signals, list(kv_collections), freqs, offsets)
         first = offsets[0]
+        if self.return_logits is ReturnLogits.VARIABLE:
+            rows, starts = last_rows(first, return_n_logits)
+            logits = self._logits(hs, rows, signals)
+            return ops.gather(logits, ops.cast(starts[1:], DType.int64) - 1, axis=0), logits, starts
         ends = ops.cast(first[1:], DType.int64) - 1
         last = self._logits(hs, ends, signals)
         if self.return_logits is ReturnLogits.ALL:
             return last, self._logits(hs, None, signals), first
-        if self.return_logits is ReturnLogits.VARIABLE:
-            rows, starts = last_rows(first, return_n_logits)
-            return last, self._logits(hs, rows, signals), starts
         return (last,)
 
     def _groups(self) -> list[int]:

@@ -174,8 +174,8 @@ class Transformer(Module):
         Args:
             tokens: Integers ``[total_seq_len]``.
             kv_collection: The cache; keys and values of the tokens are written to it.
-            return_n_logits: For `ReturnLogits.VARIABLE`, the number of last tokens whose logits are returned, int64
-                ``[1]``.
+            return_n_logits: For `ReturnLogits.VARIABLE`, the number of last tokens whose logits are returned, at least
+                1, int64 ``[1]``.
             input_row_offsets: The first row of each sequence, uint32 ``[batch + 1]``.
 
         Returns:
@@ -232,13 +232,19 @@ class Transformer(Module):
     def _outputs(
         self, h: TensorValue, return_n_logits: TensorValue, input_row_offsets: TensorValue
     ) -> tuple[TensorValue, ...]:
+        if self.return_logits is ReturnLogits.VARIABLE:
+            rows, offsets = last_rows(input_row_offsets, return_n_logits)
+            # the output layer is read once: the last row of each sequence is one of these rows
+            logits = self._logits(ops.gather(h, rows, axis=0))
+            return (
+                ops.gather(logits, ops.cast(offsets[1:], DType.int64) - 1, axis=0),
+                logits,
+                offsets,
+            )
         ends = input_row_offsets[1:]
         last = self._logits(ops.gather(h, ops.cast(ends, DType.int64) - 1, axis=0))
         if self.return_logits is ReturnLogits.ALL:
             return last, self._logits(h), input_row_offsets
-        if self.return_logits is ReturnLogits.VARIABLE:
-            rows, offsets = last_rows(input_row_offsets, return_n_logits)
-            return last, self._logits(ops.gather(h, rows, axis=0)), offsets
         return (last,)
 
     def _logits(self, h: TensorValue) -> TensorValue:

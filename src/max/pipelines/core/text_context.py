@@ -93,6 +93,7 @@ class TextContext:
     _draft_tokens: tuple[int, ...] = ()
     failure: Exception | None = None
     """The error that has ended the generation."""
+    _truncations: int = 0
 
     def __post_init__(self) -> None:
         buffer: Any = self.tokens
@@ -180,6 +181,11 @@ class TextContext:
     def draft_tokens(self) -> tuple[int, ...]:
         """The drafted tokens that the next step verifies: they may follow those of ``all_tokens``."""
         return self._draft_tokens
+
+    @property
+    def truncations(self) -> int:
+        """How often tokens were removed from the end of the text."""
+        return self._truncations
 
     @property
     def draft_length(self) -> int:
@@ -340,6 +346,7 @@ class TextContext:
             )
         if length >= self._end_idx:
             return
+        self._truncations += 1
         for index in range(length, self._end_idx):
             self._log_probabilities_data.pop(index, None)
         self._start_idx = min(self._start_idx, length - 1)

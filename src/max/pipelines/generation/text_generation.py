@@ -38,7 +38,7 @@ from max.pipelines.generation.steps.prompt_logits import PromptLogits, wants_pro
 from max.pipelines.generation.steps.reusable_inputs import ReusableInputs
 from max.pipelines.generation.steps.step_reader import StepReader
 from max.pipelines.generation.steps.step_tokens import (
-    fail_without_logits,
+    append_tokens,
     last_logits,
     log_probabilities_of_step,
     reasoning_limit,
@@ -335,9 +335,8 @@ class TextGenerationPipeline(
                 inputs.update(sampling=sampling.advance(flat))
             return inputs
         cache_inputs = self._kv_manager.get_runtime_inputs(flat, num_steps)
-        # without drafts the sampler reads the logits of the last token only
-        rows = 1 if self._drafts is None else drafted + 1 if drafted else 0
-        return initial_inputs(self._pipeline_model, flat, cache_inputs, rows)
+        # a draft of n tokens is verified by the logits before, between and after them
+        return initial_inputs(self._pipeline_model, flat, cache_inputs, drafted + 1)
 
     @property
     def repeats_steps(self) -> bool:
@@ -375,30 +374,30 @@ class TextGenerationPipeline(
         if self._drafts is not None:
             self._drafts.drop(inputs.batch.values())
         batch, num_steps = self._reserve(inputs.batches, inputs.num_steps)
-        if self._drafts is not None and any(map(draft_length, batch)):
-            return self._verify(self._drafts, batch)
         loop = self._loop
         if (
             num_steps > 1
             and loop is not None
             and loop.usable
             and not inputs.enable_log_probs
-            and all(context.active_length == 1 for context in batch)
+            and all(context.active_length == 1 for context in batch)  # no prompts, no drafts
         ):
             return self._run_loop(loop, batch, num_steps)
+        drafted = any(map(draft_length, batch))
         model = self._prompt_logits.model_of(batch, self._pipeline_model)
         masks = self._constraints.start_masks(batch)  # computed while the model runs
         model_inputs = self._inputs(batch, num_steps, model)
         steps: list[npt.NDArray[np.int64]] = []
         logs: list[list[LogProbabilities | None]] = []
+        verified: list[list[int]] = []
         enable_log_probs = inputs.enable_log_probs
         for step in range(num_steps):
             if model.samples_in_graph and (step or model_inputs.sampling is None):
                 device = self._devices[0]
                 model_inputs.update(sampling=SamplingInputs.of(batch, device, step))
             outputs = model.execute(model_inputs)
-            if model.return_logits is ReturnLogits.VARIABLE:
-                outputs.logit_offsets = None  # logits of no row
+            if drafted and self._drafts is not None:
+                verified = self._drafts.verified(outputs, batch, self._devices[0])
             tokens = self._next_tokens(outputs, batch, step, masks)
             chosen = np.asarray(tokens.to(CPU()).to_numpy(), np.int64)
             if num_steps == 1:
@@ -418,11 +417,15 @@ class TextGenerationPipeline(
             elif (
                 step == 0
                 and steps[-1] is chosen
+                and not drafted
                 and model is self._pipeline_model
                 and model.continues_steps
             ):
                 self._reusable = ReusableInputs.of(batch, model_inputs, tokens)
-        return self._result(batch, np.array(steps).T.tolist(), len(steps), logs)
+        new_tokens: list[list[int]] = np.array(steps).T.tolist()
+        if verified:
+            new_tokens = [own or one for own, one in zip(verified, new_tokens, strict=True)]
+        return self._result(batch, new_tokens, len(steps), logs)
 
     def _run_loop(
         self,
@@ -437,14 +440,6 @@ class TextGenerationPipeline(
         model_inputs, tokens, chosen = loop.run(model_inputs, batch, num_steps, self._step_reader)
         self._reusable = ReusableInputs.of(batch, model_inputs, tokens, len(chosen))
         return self._result(batch, chosen.T.tolist(), len(chosen))
-
-    def _verify(self, drafts: DraftSteps, batch: list[TextGenerationContextType]) -> StepResult:
-        """Runs a step that verifies the drafted tokens of a batch."""
-        inputs = self._inputs(batch, 1)
-        if self._pipeline_model.samples_in_graph and inputs.sampling is None:
-            inputs.update(sampling=SamplingInputs.of(batch, self._devices[0]))
-        outputs = self._pipeline_model.execute(inputs)
-        return self._result(batch, drafts.verified(outputs, batch, self._devices[0]), 1)
 
     def _result(
         self,
@@ -461,7 +456,7 @@ class TextGenerationPipeline(
             steps: How often the model ran.
             logs: For each step, the log-probabilities of each request; empty: none.
         """
-        outputs = self._append(batch, tokens, logs)
+        outputs = append_tokens(batch, tokens, logs, self._constraints)
         self._kv_manager.step(batch)
         if self._drafts is not None:
             self._drafts.propose(batch)
@@ -501,29 +496,8 @@ class TextGenerationPipeline(
             The new tokens of each request.
         """
         tokens = generated_tokens_host[:, :num_steps].tolist()
-        return self._append(flat_batch, tokens, batch_log_probabilities if enable_log_probs else ())
-
-    def _append(
-        self,
-        batch: Sequence[TextGenerationContextType],
-        tokens: Sequence[Sequence[int]],
-        logs: Sequence[Sequence[LogProbabilities | None]],
-    ) -> dict[RequestID, TextGenerationOutput]:
-        """Adds any number of tokens to each request, up to the end of its sequence, and collects the outputs."""
-        outputs: dict[RequestID, TextGenerationOutput] = {}
-        for row, (context, row_tokens) in enumerate(zip(batch, tokens, strict=True)):
-            for step, token in enumerate(row_tokens):
-                if context.is_done:
-                    break
-                if token < 0:
-                    fail_without_logits(context)
-                    break
-                chunk = context.end_idx
-                context.update(token, logs[step][row] if logs else None)
-                if context.end_idx > chunk:  # otherwise the token followed a chunk and was dropped
-                    self._constraints.advance(context, token)
-            outputs[context.request_id] = context.to_generation_output()
-        return outputs
+        logs = batch_log_probabilities if enable_log_probs else ()
+        return append_tokens(flat_batch, tokens, logs, self._constraints)
 
     def release(self, request_id: RequestID) -> None:
         """Frees the pages of a request; nothing happens if it has none.

@@ -37,6 +37,7 @@ class DraftSteps:
 
     def __init__(self, drafter: Drafter, most: int, sampler: Sampler) -> None:
         self._drafter, self.most, self._sampler = drafter, most, sampler
+        self._truncations: dict[RequestID, int] = {}  # as the drafter knows them
         self.drafted, self.accepted = 0, 0
         """The number of tokens that were drafted, and of those that were right."""
 
@@ -71,16 +72,18 @@ class DraftSteps:
         return cls(LookupDrafter(most), most, sampler)
 
     def drop(self, batch: Iterable[TextGenerationContext]) -> None:
-        """Removes the drafts of a batch if one of its requests needs more than the model's own choice of tokens.
+        """Removes the drafts of requests that now need more than the model's own choice of tokens.
 
         Args:
-            batch: The requests.
+            batch: The requests; their options may have changed since they were drafted.
         """
-        contexts = list(batch)
-        if any(map(_needs_single_tokens, contexts)):
-            for context in contexts:
-                if draft_length(context) and isinstance(context, TextContext):
-                    context.set_draft(())
+        for context in batch:
+            if (
+                isinstance(context, TextContext)
+                and context.draft_length
+                and _needs_single_tokens(context)
+            ):
+                context.set_draft(())
 
     def propose(self, batch: Sequence[TextGenerationContext]) -> None:
         """Drafts the tokens that the next step verifies.
@@ -89,9 +92,15 @@ class DraftSteps:
             batch: The requests of the last step, with their new tokens.
         """
         for context in batch:
+            if not isinstance(context, TextContext):
+                continue
             if context.is_done:
-                self._drafter.forget(context.request_id)
-            elif isinstance(context, TextContext) and context.active_length == 1:
+                self.forget(context.request_id)
+                continue
+            if context.truncations != self._truncations.get(context.request_id, 0):
+                self._truncations[context.request_id] = context.truncations
+                self._drafter.rewind(context)
+            if context.active_length == 1:
                 most = min(self.most, context.max_length - context.end_idx - 1)
                 if most > 0 and not _needs_single_tokens(context):
                     context.set_draft(self._drafter.propose(context, most))
@@ -102,17 +111,21 @@ class DraftSteps:
         Args:
             request_id: The request.
         """
+        self._truncations.pop(request_id, None)
         self._drafter.forget(request_id)
 
     def verified(
         self, outputs: ModelOutputs, batch: Sequence[TextGenerationContext], device: Device
     ) -> list[list[int]]:
-        """The new tokens of each request: those of its draft that are right, and the one after them.
+        """The new tokens of drafted requests: those of the draft that are right, and the one after them.
 
         Args:
             outputs: The outputs of a step whose inputs had the drafted tokens.
             batch: The requests, before their new tokens.
             device: The device of the logits.
+
+        Returns:
+            The tokens of each request; none for a request without a draft.
 
         Raises:
             ValueError: The model did not return the logits of the drafted tokens.
@@ -122,7 +135,8 @@ class DraftSteps:
                 "drafted tokens are verified by their logits, which the model does not return"
             )
         offsets = outputs.logit_offsets.to(CPU()).to_numpy()
-        counts = [draft_length(context) + 1 for context in batch]
+        # rows of the logits: one before each drafted token, and the one after the last
+        counts = [n + 1 if (n := draft_length(context)) else 0 for context in batch]
         rows = np.concatenate(
             [np.arange(end - count, end) for end, count in zip(offsets[1:], counts, strict=True)]
         )
@@ -133,7 +147,7 @@ class DraftSteps:
         for context, count in zip(batch, counts, strict=True):
             own = chosen[begin : begin + count]
             begin += count
-            tokens.append(own[: self._right(context, own) + 1])
+            tokens.append(own[: self._right(context, own) + 1] if count else [])
         return tokens
 
     def _chosen(

@@ -47,6 +47,16 @@ class Drafter(ABC):
         """
 
     @abstractmethod
+    def rewind(self, context: TextContext) -> None:
+        """Tells that the last tokens of a request were removed; a drafter with a cache of its own goes back there.
+
+        Called before the next `propose`.
+
+        Args:
+            context: The request; its text may have new tokens already.
+        """
+
+    @abstractmethod
     def forget(self, request_id: RequestID) -> None:
         """Forgets a request that has ended; nothing happens if it is unknown.
 
@@ -125,7 +135,7 @@ class LookupDrafter(Drafter):
             accepted: How many of them were right.
         """
         record = self._records.get(context.request_id)
-        if record is None:
+        if record is None:  # another drafter proposed the tokens, or the request has ended
             return
         if accepted == drafted:
             record.length = min(self._most, 2 * record.length)
@@ -134,6 +144,13 @@ class LookupDrafter(Drafter):
         record.wrong = 0 if accepted else record.wrong + 1
         if record.wrong > 1:
             record.pause = min(2**record.wrong, LONGEST_PAUSE)
+
+    def rewind(self, context: TextContext) -> None:
+        """Does nothing: each look-up reads the text as it is.
+
+        Args:
+            context: The request.
+        """
 
     def forget(self, request_id: RequestID) -> None:
         """Forgets what the drafts of a request have shown.

@@ -9,16 +9,24 @@ import numpy as np
 import numpy.typing as npt
 
 from max.driver import CPU, Tensor
-from max.interfaces import GenerationStatus, LogProbabilities, TextGenerationContext
+from max.interfaces import (
+    GenerationStatus,
+    LogProbabilities,
+    RequestID,
+    TextGenerationContext,
+    TextGenerationOutput,
+)
 from max.pipelines.core.context import TextContext
 from max.pipelines.core.exceptions import NotFiniteError
 from max.pipelines.core.reasoning import ReasoningLimit
 from max.pipelines.generation.steps.prompt_logits import wants_prompt_logits
 from max.pipelines.models.inputs import ModelOutputs
 from max.pipelines.sampling.log_probabilities import of_rows
+from max.pipelines.structured.constraint import Constraints
 from max.pipelines.tokenization.tokenizer import TextTokenizer
 
 __all__ = [
+    "append_tokens",
     "fail_without_logits",
     "last_logits",
     "log_probabilities_of_step",
@@ -105,6 +113,37 @@ def with_closing_tokens(
     tokens = chosen.copy()
     tokens[list(forced)] = list(forced.values())
     return tokens
+
+
+def append_tokens(
+    batch: Sequence[TextGenerationContext],
+    tokens: Sequence[Sequence[int]],
+    logs: Sequence[Sequence[LogProbabilities | None]],
+    constraints: Constraints,
+) -> dict[RequestID, TextGenerationOutput]:
+    """Adds any number of tokens to each request, up to the end of its sequence, and collects the outputs.
+
+    Args:
+        batch: The requests.
+        tokens: The new tokens of each request; a negative one ends its request with an error.
+        logs: For each step, the log-probabilities of each request; empty: none.
+        constraints: Advances the grammars of the requests.
+    """
+    outputs: dict[RequestID, TextGenerationOutput] = {}
+    for row, (context, row_tokens) in enumerate(zip(batch, tokens, strict=True)):
+        for step, token in enumerate(row_tokens):
+            if context.is_done:
+                break
+            if token < 0:
+                fail_without_logits(context)
+                break
+            chunk = context.end_idx
+            # a request with several tokens of one step is drafted, and has no log-probabilities
+            context.update(token, logs[step][row] if step < len(logs) else None)
+            if context.end_idx > chunk:  # otherwise the token followed a chunk and was dropped
+                constraints.advance(context, token)
+        outputs[context.request_id] = context.to_generation_output()
+    return outputs
 
 
 def fail_without_logits(context: TextGenerationContext) -> None:
