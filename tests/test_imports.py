@@ -11,6 +11,9 @@ from pathlib import Path
 
 import pytest
 
+from max._compat.module_paths import MODULES
+from max._compat.names import NAMES
+
 SRC = Path(__file__).parents[1] / "src" / "max"
 EVERY = {
     "_config", "_dataclass", "_errors", "_garbage", "_host", "_lazy", "_names", "_private_folder", "_reentry",
@@ -54,8 +57,8 @@ ALLOWED: dict[str, set[str]] = {
     "_tree_nodes": set(),
     "tree": {"_tree_nodes"},
     "nn": ENGINE_BASE | {"kernel", "engine", "experimental", "interfaces", "_compat"},  # faces only
-    "_compat": ENGINE_BASE | {"engine", "experimental", "interfaces", "nn"},
-    "pipelines": ENGINE_BASE | {"kernel", "engine", "interfaces", "nn"},
+    "_compat": ENGINE_BASE | {"kernel", "engine", "experimental", "interfaces", "nn", "pipelines"},
+    "pipelines": ENGINE_BASE | {"kernel", "engine", "interfaces", "nn", "_compat"},  # its face only
     "serve": ENGINE_BASE | {"kernel", "engine", "interfaces", "nn", "pipelines"},
     "entrypoints": ENGINE_BASE | {"kernel", "engine", "interfaces", "nn", "pipelines", "serve"},
 }
@@ -347,32 +350,96 @@ def test_a_circle_of_files_is_found() -> None:
     assert circle_of_files({d: {a, b}, a: {b, c}, b: {c}, c: set()}) == []
 
 
-def defines_nothing(path: Path) -> bool:
-    """Whether a file shows names of other files only, but for its ``__getattr__`` and ``__dir__``."""
-    return not any(
-        isinstance(node, (ast.ClassDef, ast.FunctionDef)) and not node.name.startswith("__")
-        for node in parsed(path)[0].body
-    )
+FACES = {
+    "__init__.py": "names that nothing defines are looked up there",
+    "nn/__init__.py": "documented names of layers in the interface of 25.x",
+    "nn/conv.py": "V1 layers", "nn/embedding.py": "V1 layers", "nn/linear.py": "V1 layers", "nn/norm.py": "V1 layers",
+    "nn/module_v3/__init__.py": "subgraphs of functions",
+    "nn/quant_config.py": "QuantConfig",
+    "pipelines/__init__.py": "declarations of architectures and configurations",
+}  # fmt: skip
+"""Documented modules that show the compatibility wing, `max._compat`, and what of it."""
 
 
-def loads_compatibility(path: Path) -> bool:
-    """Whether a file imports the package `max._compat` when it is imported itself."""
-    return any(
-        name.startswith("max._compat") for n in parsed(path)[0].body for name in modules_of(n)
-    )
+def names_the_wing(path: Path) -> bool:
+    """Whether a file imports the wing or names one of its modules in a text, at any depth of the file."""
+    texts = {
+        node.value
+        for node in nodes_of(path)
+        if isinstance(node, ast.Constant) and isinstance(node.value, str)
+    }
+    docstrings = {
+        ast.get_docstring(node, clean=False)
+        for node in ast.walk(parsed(path)[0])
+        if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef)
+    }
+    return any("max._compat" in text for text in (texts - docstrings) | imports_of(path))
 
 
-def test_only_faces_import_what_other_versions_have() -> None:
-    """Names and forms of other versions are loaded by programs that use them."""
-    inner = [path for path in FILES if package_of(path) != "_compat" and not defines_nothing(path)]
-    faces = {path for path in FILES if loads_compatibility(path) and defines_nothing(path)}
-    assert SRC / "nn/linear.py" in faces
+def test_only_faces_name_the_compatibility_wing() -> None:
+    """Forms and names of other versions are found through hooks that `max` and `max.pipelines` fill."""
+    naming = {
+        path.relative_to(SRC).as_posix()
+        for path in FILES
+        if package_of(path) != "_compat" and names_the_wing(path)
+    }
+    assert naming == FACES.keys() - {"__init__.py"}
+    assert names_the_wing(SRC / "__init__.py")
+
+
+def imported_names(path: Path) -> set[tuple[str, str]]:
+    """The modules of `max` that a file imports names from, and these names."""
+    return {
+        (node.module, alias.name)
+        for node in nodes_of(path)
+        if isinstance(node, ast.ImportFrom) and node.level == 0 and node.module
+        for alias in node.names
+    }
+
+
+def test_nothing_inside_imports_what_only_other_versions_have() -> None:
+    """Neither a face that loads the wing at import, nor a name or module of the wing's tables."""
+    inner = [
+        path
+        for path in FILES
+        if package_of(path) != "_compat" and path.relative_to(SRC).as_posix() not in FACES
+    ]
+    loading = {
+        SRC / name
+        for name in FACES
+        if any(
+            m.startswith("max._compat") for n in parsed(SRC / name)[0].body for m in modules_of(n)
+        )
+    }
+    assert SRC / "nn/linear.py" in loading
     wrong = []
     for path in inner:
-        imports = {name for name in imports_of(path) if name.startswith("max._compat")}
-        imports |= {str(face.relative_to(SRC)) for face in files_imported_by(path) & faces}
+        imports = {str(face.relative_to(SRC)) for face in files_imported_by(path) & loading}
+        imports |= {name for name in imports_of(path) if name in MODULES}
+        imports |= {
+            f"{module}.{name}"
+            for module, name in imported_names(path)
+            if name in NAMES.get(module, {})
+            and file_of(f"{module}.{name}") is None
+            and name not in names_bound_in(module)
+        }
         wrong += [f"{path.relative_to(SRC)} imports {name}" for name in imports]
     assert not wrong, "\n".join(wrong)
+
+
+def names_bound_in(module: str) -> set[str]:
+    """The names that a module binds or imports at its top."""
+    path = file_of(module)
+    assert path is not None
+    tree = parsed(path)[0]
+    imported = {
+        alias.asname or alias.name
+        for node in tree.body
+        if isinstance(node, ast.ImportFrom)
+        for alias in node.names
+    }
+    classes = {node.name for node in tree.body if isinstance(node, ast.ClassDef)}
+    return names_bound_by(tree) | imported | classes
 
 
 TYPES_ONLY = {

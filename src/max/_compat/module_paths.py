@@ -4,7 +4,7 @@ from __future__ import annotations
 
 LIB = "max.pipelines.lib."
 CONFIG = "max.pipelines.config."
-MODELS = "max.pipelines.models."
+V26 = "max._compat.pipelines.v26_"
 ENCODINGS = "max.pipelines.checkpoints.encodings"
 _ENUMS = (CONFIG + "enums", ENCODINGS, "max.pipelines.checkpoints.hub")
 _LORA = "max.nn.lora"
@@ -62,7 +62,7 @@ _FURTHER: dict[str, tuple[str, ...]] = {
     "max.pipelines.lib.kv_cache_config": ("max.pipelines.config.kv_cache_config",),
     "max.pipelines.lib.profiling_config": _CONFIG,
     "max.pipelines.lib.sampling.sampling_config": _CONFIG,
-    "max.pipelines.lib.weight_path_parser": ("max.pipelines.checkpoints.weight_path_parser",),
+    "max.pipelines.lib.weight_path_parser": ("max._compat.pipelines.weight_path_parser",),
     "max.pipelines.lora": ("max.interfaces.lora",),
     "max.pipelines.lora.lora_types": ("max.interfaces.lora",),
     "max.pipelines.modeling.dataprocessing": _TOKENIZER,
@@ -141,24 +141,24 @@ MODULES: dict[str, tuple[str, ...]] = {
     },
     "max.pipelines.interfaces": ("max.interfaces", LIB + "interfaces"),
     "max.pipelines.kv_cache.config": (CONFIG + "kv_cache_config",),
-    "max.pipelines.kv_cache.memory_planner": ("max.pipelines.registry.memory_planner",),
+    "max.pipelines.kv_cache.memory_planner": (V26 + "memory",),
     "max.pipelines.kv_cache.registry": ("max.pipelines.kv_cache.manager",),
     "max.pipelines.lib.config.config": (CONFIG + "pipeline_config",),
     "max.pipelines.lib.config.config_enums": _ENUMS,
     "max.pipelines.lib.config.kv_cache_config": (CONFIG + "kv_cache_config",),
     "max.pipelines.lib.config.model_config": (CONFIG + "model_config",),
     "max.pipelines.lib.config_enums": _ENUMS,
-    "max.pipelines.lib.interfaces.arch_config": (MODELS + "arch_config",),
-    "max.pipelines.lib.interfaces.batch_processor": (MODELS + "batch_processor",),
+    "max.pipelines.lib.interfaces.arch_config": (V26 + "arch_configs",),
+    "max.pipelines.lib.interfaces.batch_processor": (V26 + "batch_processors",),
     "max.pipelines.lib.interfaces.kv_cache": (LIB + "interfaces",),
     "max.pipelines.lib.interfaces.pipeline_model": (LIB + "interfaces", "max.nn.transformer"),
-    "max.pipelines.lib.memory_estimation": (MODELS + "pipeline_model",),
+    "max.pipelines.lib.memory_estimation": (V26 + "memory",),
     "max.pipelines.lib.max_config": (CONFIG + "model_config", "max.config"),
     "max.pipelines.lib.model_config": (CONFIG + "model_config",),
     "max.pipelines.lib.pipeline": (LIB + "interfaces", "max.pipelines"),
-    "max.pipelines.lib.pipeline_args": (CONFIG + "later_config",),
-    "max.pipelines.lib.pipeline_runtime_config": (CONFIG + "later_config",),
-    "max.pipelines.lib.utils": (MODELS + "model_templates", MODELS + "arch_config"),
+    "max.pipelines.lib.pipeline_args": (V26 + "config",),
+    "max.pipelines.lib.pipeline_runtime_config": (V26 + "config",),
+    "max.pipelines.lib.utils": (V26 + "models", V26 + "arch_configs"),
     "max.pipelines.modeling": ("max.interfaces",),
     "max.pipelines.modeling.config_enums": _ENUMS,
     "max.pipelines.modeling.types": ("max.interfaces",),
@@ -170,10 +170,10 @@ MODULES: dict[str, tuple[str, ...]] = {
     "max.pipelines.request": ("max.interfaces",),
     "max.pipelines.weights": (
         "max.pipelines.checkpoints.hub",
-        "max.pipelines.checkpoints.weight_path_parser",
+        "max._compat.pipelines.weight_path_parser",
     ),
     "max.pipelines.weights.hf_utils": ("max.pipelines.checkpoints.hub",),
-    "max.pipelines.weights.weight_path_parser": ("max.pipelines.checkpoints.weight_path_parser",),
+    "max.pipelines.weights.weight_path_parser": ("max._compat.pipelines.weight_path_parser",),
     "max.pipelines.tokenizer": (LIB + "tokenizer",),
     "max.random": ("max.experimental.random",),
     "max.tensor": ("max.experimental.tensor",),

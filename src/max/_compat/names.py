@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from max._compat.module_paths import CONFIG, ENCODINGS, LIB, MODELS
+from max._compat.module_paths import CONFIG, ENCODINGS, LIB, V26
 
 __all__ = ["NAMES"]
 
@@ -18,14 +18,14 @@ _PARAMS = {
 
 _LIB_NAMES = {
     **{
-        name: MODELS + "arch_config"
+        name: V26 + "arch_configs"
         for name in (
             "ArchConfig", "ArchConfigWithAttentionKVCache", "ArchConfigWithBoundedMaxSeqLen", "ArchConfigWithKVCache",
             "ArchConfigWithPermissiveMaxSeqLen", "ArchConfigWithStoredKVParams",
         )
     },
     **{
-        name: MODELS + "batch_processor"
+        name: V26 + "batch_processors"
         for name in (
             "BatchProcessor", "BatchProcessorRuntime", "PaddedEncoderBatchProcessor", "RaggedBatchProcessor",
             "SingleReplicaEmbeddingBatchProcessor", "SingleReplicaRaggedBatchProcessor",
@@ -34,7 +34,7 @@ _LIB_NAMES = {
         )
     },
     **{
-        name: MODELS + "model_templates"
+        name: V26 + "models"
         for name in (
             "CompilationTimer", "GraphPipelineModel", "GraphPipelineModelWithKVCache", "PipelineModelWithKVCache",
         )
@@ -46,10 +46,10 @@ _LIB_NAMES = {
             "get_default_max_config_file_section_name",
         )
     },
-    "MemoryPlan": MODELS + "pipeline_model",
-    "PipelineArgs": CONFIG + "later_config",
-    "PipelineRuntimeConfig": CONFIG + "later_config",
-    "WeightPathParser": "max.pipelines.checkpoints.weight_path_parser",
+    "MemoryPlan": V26 + "memory",
+    "PipelineArgs": V26 + "config",
+    "PipelineRuntimeConfig": V26 + "config",
+    "WeightPathParser": "max._compat.pipelines.weight_path_parser",
     **{
         name: ENCODINGS
         for name in (
@@ -164,13 +164,13 @@ NAMES: dict[str, dict[str, str]] = {
         "RepoType": "max.pipelines.checkpoints.hub",
         **_LIB_NAMES,
     },
-    "max.pipelines.core": {"PipelineTask": "max.interfaces"},
+    "max.pipelines.core": {"PipelineTask": "max.interfaces", "TokenBuffer": V26 + "contexts"},
     "max.pipelines.kv_cache": {
         "InsufficientBlocksError": "max.pipelines.kv_cache.page_manager.OutOfPagesError",
         "KVCacheConfig": CONFIG + "kv_cache_config",
         "KVCacheParams": "max.nn.kv_cache",
         "KVCacheStrategy": "max.nn.kv_cache",
-        "MemoryPlanner": "max.pipelines.registry.memory_planner",
+        "MemoryPlanner": V26 + "memory",
         "PagedKVCacheManager": "max.pipelines.kv_cache.manager",
         "estimate_kv_cache_size": "max.pipelines.kv_cache.manager",
         "load_kv_manager": "max.pipelines.kv_cache.manager",
@@ -188,7 +188,9 @@ NAMES: dict[str, dict[str, str]] = {
         "SupportedEncoding": ENCODINGS,
     },
     "max.pipelines.lib.interfaces": {
-        name: _LIB_NAMES[name] for name in _LIB_NAMES if _LIB_NAMES[name].startswith(MODELS)
+        name: where
+        for name, where in _LIB_NAMES.items()
+        if where.startswith(V26) and where != V26 + "config"
     },
 }
 """For each module, names of other versions; the value is a module, or a module and another name in it."""

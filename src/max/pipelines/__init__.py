@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from max._lazy import lazy_module
 from max._names import lazy_names
 from max.pipelines.config.resolver import set_resolver
+from max.pipelines.forms import set_forms
 
 if TYPE_CHECKING:
     from max.pipelines.checkpoints.encodings import SupportedEncoding
@@ -39,6 +40,8 @@ if TYPE_CHECKING:
 else:
     resolution = lazy_module("max.pipelines.registry.resolution")
 
+# declarations of other versions
+set_forms(lazy_module("max._compat.pipelines.v26_forms"))
 # configurations and GGUF files are below the registry, which completes the former and has the forms of the latter
 set_resolver(resolution)
 

@@ -219,34 +219,6 @@ class MAXModelConfig(StrictConfig):
     pipeline_config: ClassVar[Any] = None
     """The configuration that this is a part of; None: it stands alone."""
 
-    def _of_pipeline(self, name: str) -> Any:
-        """An option that 26.x has here, and this package in `PipelineConfig`."""
-        return None if self.pipeline_config is None else getattr(self.pipeline_config, name)
-
-    @property
-    def max_length(self) -> int | None:
-        """The longest sequence in tokens; None: not known yet."""
-        return self._of_pipeline("max_length")
-
-    @property
-    def pool_embeddings(self) -> bool:
-        """Whether one vector is made of a text."""
-        return bool(self._of_pipeline("pool_embeddings"))
-
-    @property
-    def enable_echo(self) -> bool:
-        """Whether log-probabilities of prompts are returned."""
-        return bool(self._of_pipeline("enable_echo"))
-
-    @property
-    def kv_cache(self) -> KVCacheConfig:
-        """The options of the KV cache: `kv_cache_config`."""
-        return self._kv_cache_config
-
-    def given_options(self) -> dict[str, Any]:
-        """The options that are not at their defaults, with those of the KV cache."""
-        return super().given_options() | self._kv_cache_config.given_options()
-
     @property
     def architecture_name(self) -> str | None:
         """The name of the model's class in config.json; None without one."""

@@ -13,9 +13,10 @@ from collections.abc import Callable, Iterable
 from enum import Enum
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from max._spelling import did_you_mean
+from max.pipelines import forms
 from max.pipelines.core.exceptions import ConfigError
 
 
@@ -182,6 +183,11 @@ class StrictConfig:
         for name in options_of(type(self)):
             object.__setattr__(self, name, converted(type(self), name, getattr(self, name)))
 
+    if not TYPE_CHECKING:  # it would hide misspelt names from type checkers
+
+        def __getattr__(self, name: str) -> Any:
+            return forms.attribute_of(self, name)
+
     @classmethod
     def help(cls) -> dict[str, str]:
         """The fields, and what they do."""
@@ -201,14 +207,6 @@ class StrictConfig:
         if unknown := [name for name in values if name not in options]:
             raise unknown_fields(unknown, options, cls.__name__)
         return cls(**values)
-
-    def given_options(self) -> dict[str, Any]:
-        """The options that are not at their defaults."""
-        changed: dict[str, Any] = {}
-        for name, f in options_of(type(self)).items():
-            if (value := getattr(self, name)) != default_of(f):
-                changed[name] = value
-        return changed
 
     def check_supported(self) -> None:
         """Checks that this release supports all values.

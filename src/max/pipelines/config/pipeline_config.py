@@ -6,14 +6,14 @@ import logging
 import secrets
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING, Any, Protocol, Self
 
 from max._host import available_memory
 from max.graph.quantization import QuantizationEncoding
+from max.pipelines import forms
 from max.pipelines.checkpoints.chat_templates import DEFAULT, read_template_file
 from max.pipelines.config.enums import PipelineRole, SpeculativeMethod
 from max.pipelines.config.kv_cache_config import KVCacheConfig
-from max.pipelines.config.later_config import PipelineArgs, PipelineRuntimeConfig, flat_options
 from max.pipelines.config.model_config import (
     MAXModelConfig,
     ProfilingConfig,
@@ -48,6 +48,12 @@ def _parse_template(value: object) -> Path | None:
     raise ConfigError(f"chat_template is {value!r}", "It must be the path of a template file.")
 
 
+class Arguments(Protocol):
+    """An object that holds options of a `PipelineConfig`."""
+
+    options: dict[str, Any]
+
+
 @dataclass(init=False)
 class PipelineConfig(StrictConfig):
     """The configuration of a pipeline.
@@ -58,8 +64,7 @@ class PipelineConfig(StrictConfig):
 
     The parts are ``model_config`` (:class:`MAXModelConfig`), ``model_config.kv_cache_config``,
     ``sampling_config`` and ``profiling_config``. ``model`` is short for ``model_path``, ``devices``
-    for ``device_specs``. Parts may be given as objects: ``models={"main": MAXModelConfig(…)}``,
-    ``runtime=PipelineRuntimeConfig(…)``.
+    for ``device_specs``. Parts may be given as objects: ``kv_cache=KVCacheConfig(…)``.
 
     Args:
         kwargs: Fields and their values.
@@ -184,7 +189,10 @@ class PipelineConfig(StrictConfig):
 
     def __init__(self, **kwargs: object) -> None:
         defer_resolve = kwargs.pop("defer_resolve", False)
-        options = flat_options(kwargs)
+        options = kwargs
+        has_parts = any(isinstance(value, StrictConfig) for value in kwargs.values())
+        if has_parts or not kwargs.keys() <= {*self.help(), *self.ALIASES}:
+            options = forms.own_options(kwargs)
         values = {self.ALIASES.get(name, name): value for name, value in options.items()}
         own_options = options_of(PipelineConfig)
         for name, part in self.PARTS.items():
@@ -236,56 +244,16 @@ class PipelineConfig(StrictConfig):
         return self._model_config
 
     @classmethod
-    def from_args(cls, args: PipelineArgs) -> Self:
-        """A configuration of options in one list.
+    def from_args(cls, args: Arguments) -> Self:
+        """A configuration of the options that an object holds.
 
         Args:
-            args: The options.
+            args: The object.
 
         Raises:
             ConfigError: As for the class.
         """
         return cls(**args.options)
-
-    @property
-    def model(self) -> MAXModelConfig:
-        """The model: `model_config`."""
-        return self._model_config
-
-    @property
-    def models(self) -> dict[str, MAXModelConfig]:
-        """The models by their roles: ``main`` only."""
-        return {"main": self._model_config}
-
-    @property
-    def runtime(self) -> PipelineRuntimeConfig:
-        """The options of batches, by the names of 26.x."""
-        return PipelineRuntimeConfig.of(self)
-
-    @property
-    def sampling(self) -> SamplingConfig:
-        """The options of the sampling graph: `sampling_config`."""
-        return self._sampling_config
-
-    @property
-    def profiling(self) -> ProfilingConfig:
-        """The options of profiling: `profiling_config`."""
-        return self._profiling_config
-
-    @property
-    def draft_model(self) -> None:
-        """The model that drafts tokens; None: there is none."""
-        return None
-
-    @property
-    def lora(self) -> None:
-        """The adapters; None: adapters are not in use."""
-        return None
-
-    @property
-    def speculative(self) -> None:
-        """The options of drafts; None: there are none."""
-        return None
 
     @property
     def draft_model_config(self) -> MAXModelConfig | None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from max._names import lazy_names
 from max.pipelines.core.context import TextAndVisionContext, TextContext, TTSContext
 from max.pipelines.core.exceptions import ConfigError, InputError, ModelFilesError, UserError
-from max.pipelines.core.token_buffer import TokenBuffer
 from max.pipelines.core.validation import (
     validate_aspect_ratio_args,
     validate_image_grid_thw_args,
@@ -23,7 +22,6 @@ __all__ = [
     "TTSContext",
     "TextAndVisionContext",
     "TextContext",
-    "TokenBuffer",
     "UserError",
     "validate_aspect_ratio_args",
     "validate_image_grid_thw_args",

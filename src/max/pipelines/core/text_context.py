@@ -19,7 +19,6 @@ from max.interfaces import (
 )
 from max.pipelines.core.exceptions import InputError, PromptTooLongError
 from max.pipelines.core.reasoning import ReasoningBudget, ReasoningLimit
-from max.pipelines.core.token_buffer import TokenBuffer
 
 CHUNK_SIZE = 128
 """The token array grows in multiples of this."""
@@ -38,7 +37,7 @@ class TextContext:
 
     Args:
         max_length: The most tokens of the sequence, the prompt included.
-        tokens: The prompt, 1-d, or a `TokenBuffer` of it; copied.
+        tokens: The prompt, 1-d, an array or what becomes one; copied.
         request_id: Identifies the request.
         eos_token_ids: Tokens that end the sequence.
         eos_sequences: Sequences of tokens that end the sequence.
@@ -96,9 +95,7 @@ class TextContext:
     _truncations: int = 0
 
     def __post_init__(self) -> None:
-        buffer: Any = self.tokens
-        if isinstance(buffer, TokenBuffer):
-            self.tokens = buffer.all
+        self.tokens = np.asarray(self.tokens)
         if self.reasoning_budget is not None and self._reasoning_limit is None:
             self._reasoning_limit = ReasoningLimit(self.reasoning_budget)
         if self.tokens.ndim != 1:

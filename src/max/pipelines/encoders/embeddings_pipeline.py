@@ -20,7 +20,6 @@ from max.interfaces import (
 from max.pipelines.config.pipeline_config import PipelineConfig
 from max.pipelines.core.exceptions import NotFiniteError
 from max.pipelines.encoders.encoder_model import to_host
-from max.pipelines.models.interface_forms import initial_inputs
 from max.pipelines.models.loading import load_model
 from max.pipelines.models.pipeline_model import PipelineModel, WeightsAdapter
 
@@ -98,7 +97,7 @@ class EmbeddingsPipeline(Pipeline[EmbeddingsGenerationInputs, EmbeddingsGenerati
         batch = inputs.batch
         for part in self._parts(list(batch.items())):
             contexts = [context for _, context in part]
-            model_inputs = initial_inputs(self._model, contexts)
+            model_inputs = self._model.prepare_initial_token_inputs(contexts)
             result = self._model.execute(model_inputs)
             rows = to_host(result.logits)
             if result.logit_offsets is not None:

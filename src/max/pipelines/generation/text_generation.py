@@ -46,7 +46,6 @@ from max.pipelines.generation.steps.step_tokens import (
 )
 from max.pipelines.kv_cache.prefix_store import PrefixStore
 from max.pipelines.models.inputs import ModelInputs, ModelOutputs
-from max.pipelines.models.interface_forms import initial_inputs
 from max.pipelines.models.kv_cache import load_cache
 from max.pipelines.models.loading import load_model
 from max.pipelines.models.pipeline_model import PipelineModel, WeightsAdapter
@@ -325,7 +324,7 @@ class TextGenerationPipeline(
         last, self._reusable = self._reusable, None
         drafted = max(map(draft_length, flat))
         if model is not None and model is not self._pipeline_model:
-            return initial_inputs(model, flat, self._kv_manager.get_runtime_inputs(flat, num_steps))
+            return model.prepare_initial_token_inputs(flat, self._kv_manager.get_runtime_inputs(flat, num_steps))
         if last and num_steps == 1 and not drafted and last.precedes(flat):
             cache = cast(RaggedKVCacheInputs, last.inputs.kv_cache_inputs)
             last.inputs.update(kv_cache_inputs=self._kv_manager.advance(cache, flat))
@@ -336,7 +335,9 @@ class TextGenerationPipeline(
             return inputs
         cache_inputs = self._kv_manager.get_runtime_inputs(flat, num_steps)
         # a draft of n tokens is verified by the logits before, between and after them
-        return initial_inputs(self._pipeline_model, flat, cache_inputs, drafted + 1)
+        return self._pipeline_model.prepare_initial_token_inputs(
+            flat, cache_inputs, drafted + 1
+        )
 
     @property
     def repeats_steps(self) -> bool:

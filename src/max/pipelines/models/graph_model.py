@@ -16,7 +16,6 @@ from max.pipelines.checkpoints.huggingface_config import HuggingFaceConfig
 from max.pipelines.config.kv_cache_config import KVCacheConfig
 from max.pipelines.config.pipeline_config import PipelineConfig
 from max.pipelines.models.inputs import ModelInputs
-from max.pipelines.models.interface_forms import constructor_of_either_form
 from max.pipelines.models.pipeline_model import PipelineModel, WeightsAdapter
 
 __all__ = ["GraphModel"]
@@ -33,7 +32,6 @@ class GraphModel(PipelineModel[BaseContextType]):
     model: Model
     """The loaded graph."""
 
-    @constructor_of_either_form
     def __init__(
         self,
         pipeline_config: PipelineConfig,

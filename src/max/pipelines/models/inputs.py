@@ -49,7 +49,7 @@ class ModelInputs:
 
     @property
     def buffers(self) -> tuple[Tensor, ...]:
-        """The inputs of the model's graph, in graph order, as models of 26.x define them.
+        """The inputs of the model's graph, in graph order.
 
         Raises:
             NotImplementedError: The subclass does not define them.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from abc import abstractmethod
+from collections.abc import Callable
 from typing import Any, Protocol, runtime_checkable
 
 from max.driver import Device
@@ -16,7 +17,6 @@ from max.pipelines.config.pipeline_config import PipelineConfig
 from max.pipelines.core.exceptions import UserError
 from max.pipelines.kv_cache.manager import PagedKVCacheManager, load_kv_manager
 from max.pipelines.kv_cache.memory import cache_bytes
-from max.pipelines.models.interface_forms import cache_shape, longest_sequence
 
 
 @runtime_checkable
@@ -33,8 +33,7 @@ class KVCacheMixin(Protocol):
             available_cache_memory: Bytes for the cache; None: no limit.
         """
         model: Any = self  # the protocol is mixed into a PipelineModel
-        params, layers = cache_shape(
-            self,
+        params, layers = model.cache_shape(
             model.pipeline_config,
             model.huggingface_config,
             model.devices,
@@ -129,17 +128,35 @@ class SizedKVCache(KVCacheMixin):
             kv_cache_config: The options of the cache.
             cache_dtype: The cache's dtype.
         """
-        params, layers = cache_shape(
-            cls, pipeline_config, huggingface_config, devices, kv_cache_config, cache_dtype
+        model: Any = cls  # mixed into a PipelineModel
+        params, layers = model.cache_shape(
+            pipeline_config, huggingface_config, devices, kv_cache_config, cache_dtype
         )
         full_batch = cache_bytes(
             params,
             layers,
             max_batch_size=pipeline_config.max_batch_size or 1,
-            max_seq_len=longest_sequence(cls, pipeline_config, huggingface_config),
+            max_seq_len=model.calculate_max_seq_len(pipeline_config, huggingface_config),
             step_tokens=pipeline_config.step_tokens,
         )
         return min(available_cache_memory, full_batch)
+
+
+def checked_shape(method: Callable[..., Any], params: object) -> KVCacheParams:
+    """Checks what a model's `get_kv_params` returned.
+
+    Args:
+        method: The method.
+        params: What it returned.
+
+    Raises:
+        TypeError: It is not the shape of one cache.
+    """
+    if not isinstance(params, KVCacheParams):
+        raise TypeError(
+            f"{method.__qualname__} returned {type(params).__name__}, expected KVCacheParams: one cache for a model"
+        )
+    return params
 
 
 def get_paged_manager(pipeline: Pipeline[Any, Any]) -> PagedKVCacheManager | None:

@@ -9,16 +9,14 @@ from max.driver import Device
 from max.engine import InferenceSession
 from max.graph.weights import WeightData, WeightsFileError, WeightsFormat
 from max.interfaces import BaseContextType
-from max.nn.transformer.transformer import ReturnHiddenStates, ReturnLogits
+from max.nn.transformer.transformer import ReturnLogits
 from max.pipelines.checkpoints.damaged_files import remedy_for
 from max.pipelines.checkpoints.quantize import quantized_state_dict
 from max.pipelines.checkpoints.quantized_formats import convert_quantized
 from max.pipelines.config.pipeline_config import PipelineConfig
 from max.pipelines.core.exceptions import ModelFilesError, UserError, WeightsError
 from max.pipelines.models.decoder.weight_names import WeightNames
-from max.pipelines.models.interface_forms import takes, takes_any
-from max.pipelines.models.model_templates import GraphTemplate
-from max.pipelines.models.pipeline_model import MemoryPlan, PipelineModel, WeightsAdapter
+from max.pipelines.models.pipeline_model import PipelineModel, WeightsAdapter
 
 
 def load_model(
@@ -46,19 +44,17 @@ def load_model(
     model_config = config.model_config
     assert model_config.quantization_encoding is not None
     try:
-        arguments: dict[str, Any] = dict(
+        return pipeline_model(
             pipeline_config=config,
             session=session,
+            huggingface_config=model_config.huggingface_config,
+            encoding=model_config.quantization_encoding,
             devices=list(devices),
             kv_cache_config=config.kv_cache_config,
             weights=model_config.load_weights(),
             adapter=_adapter(pipeline_model, weight_adapters, config, session),
             return_logits=return_logits or _returned_logits(config),
         )
-        model = pipeline_model(**arguments, **_of_its_version(pipeline_model, config))
-        if isinstance(model, GraphTemplate):
-            _ = model.model  # loads the graph if the constructor did not
-        return model
     except UserError:
         raise
     except WeightsFileError as error:
@@ -73,32 +69,6 @@ def load_model(
         name = f"{pipeline_model.__module__}.{pipeline_model.__qualname__}"
         error.add_note(f"raised while {name} loaded {model_config.model_path}")
         raise
-
-
-def _of_its_version(
-    pipeline_model: type[PipelineModel[BaseContextType]], config: PipelineConfig
-) -> dict[str, Any]:
-    """The version-specific arguments that a constructor takes, by the parameters that it names."""
-    init, model_config = pipeline_model.__init__, config.model_config
-    if takes(init, "encoding"):
-        return {
-            "huggingface_config": model_config.huggingface_config,
-            "encoding": model_config.quantization_encoding,
-        }
-    plan = MemoryPlan(
-        planned_max_batch_size=config.max_batch_size or 1,
-        footprint=model_config.weights_size(),
-        planned_max_length=config.max_length,
-        available_cache_memory=config.available_cache_memory(),
-        planned_max_batch_total_tokens=config.max_batch_context_length,
-    )
-    offers = {
-        "memory_plan": plan,
-        "max_batch_size": config.max_batch_size or 1,
-        "return_hidden_states": ReturnHiddenStates.NONE,
-    }
-    # a constructor with **kwargs passes them on to the base class, which takes all
-    return offers if takes_any(init) else {n: v for n, v in offers.items() if takes(init, n)}
 
 
 def _adapter(

@@ -10,16 +10,15 @@ step of a :class:`PipelineModel`::
 
 A model with ``samples_in_graph`` takes ``inputs.sampling`` and returns ``outputs.next_tokens``;
 for other models the pipeline samples from ``outputs.next_token_logits`` (or ``outputs.logits``)
-with a separate graph. A model of 26.x has no ``prepare_next_token_inputs``: the inputs of each step are made anew.
-`max.pipelines.models.interface_forms` calls the methods of both versions.
+with a separate graph. For a model without ``prepare_next_token_inputs`` the inputs of each step are made anew. Models
+with another interface are adapted to this one when their architecture is registered (`max.pipelines.forms`).
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any, ClassVar, Generic
+from typing import Generic
 
 from max.driver import Device, Tensor
 from max.dtype import DType
@@ -29,84 +28,40 @@ from max.graph.weights import Weights
 from max.graph.weights import WeightsAdapter as WeightsAdapter
 from max.interfaces import BaseContextType, LogProbabilities
 from max.nn.comm import Signals
+from max.nn.kv_cache.cache_params import KVCacheParams
 from max.nn.kv_cache.manager import KVCacheInputs
-from max.nn.transformer.transformer import ReturnHiddenStates, ReturnLogits
+from max.nn.transformer.transformer import ReturnLogits
 from max.pipelines.checkpoints.encodings import SupportedEncoding
 from max.pipelines.checkpoints.huggingface_config import HuggingFaceConfig
 from max.pipelines.config.kv_cache_config import KVCacheConfig
 from max.pipelines.config.pipeline_config import PipelineConfig
 from max.pipelines.kv_cache.memory import cache_bytes
-from max.pipelines.models.arch_config import ArchConfig, upper_bounded_default
 from max.pipelines.models.inputs import ModelInputs, ModelOutputs
-from max.pipelines.models.interface_forms import (
-    cache_shape,
-    constructor_of_either_form,
-    longest_sequence,
-    offered,
-    replica_views,
-)
-from max.pipelines.models.kv_cache import KVCacheMixin
+from max.pipelines.models.kv_cache import KVCacheMixin, checked_shape
 
 __all__ = [
     "AlwaysSignalBuffersMixin",
-    "BatchProcessorRuntime",
-    "MemoryPlan",
     "PipelineModel",
     "WeightsAdapter",
     "upper_bounded_default",
 ]
 
 
-@dataclass(frozen=True)
-class MemoryPlan:
-    """The planned use of memory, as passed to constructors of 26.x.
+def upper_bounded_default(upper_bound: int, default: int | None) -> int:
+    """A configured value, or its upper bound if none is configured.
 
     Args:
-        planned_max_batch_size: The maximum number of concurrent requests.
-        footprint: The bytes of the weights.
-        planned_max_length: The longest sequence, in tokens.
-        available_cache_memory: Bytes for the KV cache.
-        planned_max_batch_total_tokens: The maximum number of tokens of all requests of a batch; None: no limit.
+        upper_bound: The upper bound.
+        default: The configured value.
+
+    Raises:
+        ValueError: The value exceeds the bound.
     """
-
-    planned_max_batch_size: int
-    footprint: int
-    planned_max_length: int | None
-    available_cache_memory: int | None = None
-    planned_max_batch_total_tokens: int | None = None
-
-
-@dataclass(frozen=True)
-class BatchProcessorRuntime:
-    """The properties of the pipeline that a batch processor uses.
-
-    Args:
-        pipeline_config: The configuration of the pipeline.
-        devices: Where the model runs.
-        return_logits: Which logits the graph returns.
-        max_batch_size: The maximum number of concurrent requests.
-        max_seq_len: The longest sequence, in tokens.
-        max_batch_input_tokens: The maximum number of prompt tokens per step.
-        enable_chunked_prefill: Whether long prompts are processed in chunks.
-        data_parallel_degree: The number of replicas of the model.
-        return_hidden_states: The hidden states to return.
-        signal_buffers: Buffers of collectives, one per device; empty on a single device.
-        lora_manager: None: LoRA adapters are not in use.
-        pad_token_id: The token that fills padded batches.
-    """
-
-    pipeline_config: PipelineConfig
-    devices: list[Device]
-    return_logits: ReturnLogits
-    max_batch_size: int
-    max_seq_len: int
-    max_batch_input_tokens: int
-    enable_chunked_prefill: bool = True
-    data_parallel_degree: int = 1
-    return_hidden_states: ReturnHiddenStates = ReturnHiddenStates.NONE
-    signal_buffers: Sequence[Tensor] = ()
-    lora_manager: None = None
-    pad_token_id: int = 0
+    if default is None:
+        return upper_bound
+    if default > upper_bound:
+        raise ValueError(f"{default} is over the upper bound, {upper_bound}")
+    return default
 
 
 class PipelineModel(ABC, Generic[BaseContextType]):
@@ -124,9 +79,6 @@ class PipelineModel(ABC, Generic[BaseContextType]):
         weights: The checkpoint's weights.
         adapter: Renames the checkpoint's weights to the model's; None if the format has no adapter.
         return_logits: Which logits the graph returns.
-
-    The constructor also accepts the arguments of 26.x, in their order: without config.json's object and the encoding,
-    with ``memory_plan``, ``return_hidden_states`` and ``max_batch_size``.
     """
 
     samples_in_graph: bool = False
@@ -135,22 +87,6 @@ class PipelineModel(ABC, Generic[BaseContextType]):
     verifies_drafts: bool = False
     """Whether the graph returns the logits of the last tokens of each request, with ``ReturnLogits.VARIABLE``."""
 
-    model_config_cls: ClassVar[type[Any] | None] = None
-    """The class of the config in 26.x; by default the ``config`` of the `SupportedArchitecture`."""
-
-    batch_processor_cls: ClassVar[type[Any] | None] = None
-    """The class that makes the inputs of batches and reads the outputs, if the model's methods do not (26.x)."""
-
-    memory_plan: MemoryPlan | None = None
-    """The planned use of memory, for models of 26.x."""
-
-    return_hidden_states: ReturnHiddenStates = ReturnHiddenStates.NONE
-    """The hidden states to return: always none."""
-
-    max_batch_size: int = 1
-    """The maximum number of concurrent requests, for models of 26.x."""
-
-    @constructor_of_either_form
     def __init__(
         self,
         pipeline_config: PipelineConfig,
@@ -173,9 +109,7 @@ class PipelineModel(ABC, Generic[BaseContextType]):
         self.weights = weights
         self.adapter = adapter
         self.return_logits = return_logits
-        self.max_seq_len = longest_sequence(self, pipeline_config, huggingface_config)
-        self._batch_processor: Any = None
-        self._arch_config: Any = None
+        self.max_seq_len = self.calculate_max_seq_len(pipeline_config, huggingface_config)
 
     @property
     def dtype(self) -> DType:
@@ -194,63 +128,11 @@ class PipelineModel(ABC, Generic[BaseContextType]):
             return []
         return Signals(DeviceRef.from_device(device) for device in self.devices).buffers()
 
-    @property
-    def arch_config(self) -> Any:
-        """The config of the architecture, an object of `model_config_cls`; read once.
-
-        Raises:
-            TypeError: The model has no `model_config_cls`.
-        """
-        if self._arch_config is None:
-            config_cls = self._config_cls("arch_config")
-            options = offered(
-                config_cls.initialize,
-                {"pipeline_config": self.pipeline_config, "max_seq_len": self.max_seq_len},
-            )
-            self._arch_config = config_cls.initialize(**options)
-        return self._arch_config
-
-    @classmethod
-    def _config_cls(cls, method: str) -> type[ArchConfig]:
-        """The config class, without which the class must define `method`."""
-        if cls.model_config_cls is None:
-            raise TypeError(
-                f"{cls.__name__} does not define {method}, and has no model_config_cls; give "
-                "SupportedArchitecture config=…, or define the method"
-            )
-        return cls.model_config_cls
-
-    @property
-    def batch_processor(self) -> Any:
-        """The object of `batch_processor_cls`; None if the model has none."""
-        if self._batch_processor is None and self.batch_processor_cls is not None:
-            config = None if self.model_config_cls is None else self.arch_config
-            self._batch_processor = self.batch_processor_cls(config, self._batch_runtime())
-        return self._batch_processor
-
-    def _batch_runtime(self) -> BatchProcessorRuntime:
-        """The options that batch processors read."""
-        config = self.pipeline_config
-        return BatchProcessorRuntime(
-            pipeline_config=config,
-            devices=self.devices,
-            return_logits=self.return_logits,
-            max_batch_size=config.max_batch_size or self.max_batch_size,
-            max_seq_len=self.max_seq_len,
-            max_batch_input_tokens=config.prefill_chunk_size,
-            enable_chunked_prefill=config.enable_chunked_prefill,
-            return_hidden_states=self.return_hidden_states,
-            signal_buffers=self.signal_buffers,
-            pad_token_id=getattr(self.huggingface_config, "pad_token_id", None) or 0,
-        )
-
     @classmethod
     def calculate_max_seq_len(
         cls, pipeline_config: PipelineConfig, huggingface_config: HuggingFaceConfig
     ) -> int:
         """The longest sequence: the configured ``max_length``, at most what the model supports.
-
-        By default that of `model_config_cls`.
 
         Args:
             pipeline_config: The configuration of the pipeline.
@@ -258,10 +140,36 @@ class PipelineModel(ABC, Generic[BaseContextType]):
 
         Raises:
             ValueError: ``max_length`` is more than the model supports.
-            TypeError: The model does not define it, and has no `model_config_cls`.
+            TypeError: The model does not define it.
         """
-        config_cls = cls._config_cls("calculate_max_seq_len")
-        return longest_sequence(config_cls, pipeline_config, huggingface_config)
+        raise TypeError(f"{cls.__name__} does not define calculate_max_seq_len")
+
+    @classmethod
+    def cache_shape(
+        cls,
+        pipeline_config: PipelineConfig,
+        huggingface_config: HuggingFaceConfig,
+        devices: Sequence[Device],
+        kv_cache_config: KVCacheConfig,
+        cache_dtype: DType,
+    ) -> tuple[KVCacheParams, int]:
+        """The shape of the model's cache, and the number of layers of its first group.
+
+        Args:
+            pipeline_config: The configuration of the pipeline.
+            huggingface_config: The model's config.json.
+            devices: Where the model runs.
+            kv_cache_config: The options of the cache.
+            cache_dtype: The cache's dtype.
+
+        Raises:
+            TypeError: The model has no KV cache, or `get_kv_params` returns another type.
+        """
+        if not issubclass(cls, KVCacheMixin):
+            raise TypeError(f"{cls.__name__} has no KV cache")
+        params = cls.get_kv_params(huggingface_config, len(devices), kv_cache_config, cache_dtype)
+        layers = checked_shape(cls.get_kv_params, params).num_layers
+        return params, cls.get_num_layers(huggingface_config) if layers is None else layers
 
     @classmethod
     def estimate_weights_size(cls, pipeline_config: PipelineConfig) -> int:
@@ -310,10 +218,10 @@ class PipelineModel(ABC, Generic[BaseContextType]):
         largest_batch = max(device.useful_batch_size for device in devices)
         if not issubclass(cls, KVCacheMixin):
             return largest_batch
-        params, layers = cache_shape(
-            cls, pipeline_config, huggingface_config, devices, kv_cache_config, cache_dtype
+        params, layers = cls.cache_shape(
+            pipeline_config, huggingface_config, devices, kv_cache_config, cache_dtype
         )
-        length = longest_sequence(cls, pipeline_config, huggingface_config)
+        length = cls.calculate_max_seq_len(pipeline_config, huggingface_config)
         bytes_per_sequence = cache_bytes(
             params,
             layers,
@@ -358,23 +266,16 @@ class PipelineModel(ABC, Generic[BaseContextType]):
     ) -> ModelInputs:
         """Makes the inputs of a batch's first step from each request's ``next_tokens``.
 
-        By default `batch_processor` makes them. In 26.x the first parameter is ``replica_batches``, a batch per replica
-        of the model; here there is one replica.
-
         Args:
             context_batch: The requests.
             kv_cache_inputs: The cache's pages and tables for the requests.
             return_n_logits: The number of last tokens whose logits are returned.
 
         Raises:
-            NotImplementedError: The model does not define it, and has no batch processor.
+            NotImplementedError: The model does not define it.
         """
-        if self.batch_processor is None:
-            raise NotImplementedError(
-                f"{type(self).__name__} defines neither prepare_initial_token_inputs nor batch_processor_cls"
-            )
-        return self.batch_processor.prepare_initial_token_inputs(
-            replica_views(context_batch), kv_cache_inputs, return_n_logits
+        raise NotImplementedError(
+            f"{type(self).__name__} does not define prepare_initial_token_inputs"
         )
 
     @property

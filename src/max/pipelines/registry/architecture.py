@@ -9,6 +9,7 @@ from typing import Any
 from max.graph.weights import WeightData, WeightsFormat
 from max.interfaces import PipelineTask, PipelineTokenizer
 from max.nn.kv_cache.cache_params import KVCacheStrategy
+from max.pipelines import forms
 from max.pipelines.checkpoints.encodings import SupportedEncoding
 from max.pipelines.checkpoints.hub import HuggingFaceRepo
 from max.pipelines.config.enums import RopeType
@@ -24,8 +25,8 @@ class SupportedArchitecture:
         name: The class's name in ``architectures`` of config.json, such as ``LlamaForCausalLM``.
         example_repo_ids: Models of this architecture on the Hugging Face hub.
         default_encoding: The encoding if neither the user nor the checkpoint states one.
-        supported_encodings: The encodings it runs with, and the cache strategies of each. A list without strategies, as
-            in later versions, is for the paged cache.
+        supported_encodings: The encodings it runs with, and the cache strategies of each. A list without strategies is
+            for the paged cache.
         pipeline_model: The model's class.
         task: The task of its models.
         tokenizer: The constructor of its tokenizer.
@@ -36,33 +37,16 @@ class SupportedArchitecture:
         required_arguments: Values that fields of the configuration must have.
         context_validators: Check each request before the model sees it.
         supports_empty_batches: Whether it runs without requests.
-        context_type: The class of a request's state in 26.x: `TextContext` or `EmbeddingsContext`.
-        config: The class of its config in 26.x, which a model without ``model_config_cls`` gets as that.
-        input_modalities: What requests consist of: text.
         tool_parser: The name of the format of tool calls, or a function that returns it for a repository; None: as the
             chat template teaches.
-        reasoning_parser: The name of a parser of reasoning; not used: reasoning is found by the chat template.
-        default_structured_output_backend: Not used: grammars are llguidance's.
-        default_structured_output_any_whitespace: Not used.
-        batching: Not used: the batch processor of the model's class makes batches.
-        memory_planner: A class whose objects estimate the memory of weights and activations.
         requires_max_batch_context_length: Whether the tokens of a batch must be bounded; the default bound is
             the longest sequence.
-        checkpoints_recurrent_state: Whether states of recurrent layers are kept for prefixes; they are not.
-        supports_overlap_scheduler: Not used: steps are not overlapped.
-        supports_device_graph_capture: Not used, as are the next three: they are for GPUs and drafts.
-        supports_nvfp4_kv_cache: Not used.
-        supports_spec_decode_mixed_batches: Not used.
-        checkpoint_draft_width: Not used: nothing drafts tokens.
-        denoising_cache_defaults: Only None: for diffusion.
-        cascade_pipeline_factory: Only None: for diffusion.
         pipeline_cls: The class of the pipeline; None: that of the task.
 
     Members of enumerations may be given by name: ``"bfloat16"``, ``"paged"``, ``"normal"``.
 
     Raises:
         ValueError: A name is unknown.
-        NotImplementedError: An argument requests what this release lacks.
     """
 
     name: str
@@ -83,43 +67,15 @@ class SupportedArchitecture:
         default_factory=list
     )
     supports_empty_batches: bool = False
-    context_type: type[Any] | None = None
-    config: type[Any] | None = None
-    input_modalities: set[str] = field(default_factory=lambda: {"text"})
     tool_parser: str | Callable[[HuggingFaceRepo], str] | None = None
-    reasoning_parser: str | None = None
-    default_structured_output_backend: str | None = None
-    default_structured_output_any_whitespace: bool | None = None
-    batching: type[Any] | None = None
-    memory_planner: type[Any] | None = None
     requires_max_batch_context_length: bool = False
-    checkpoints_recurrent_state: bool = False
-    supports_overlap_scheduler: bool = True
-    supports_device_graph_capture: bool = True
-    supports_nvfp4_kv_cache: bool = False
-    supports_spec_decode_mixed_batches: bool = False
-    checkpoint_draft_width: Callable[..., int] | None = None
-    denoising_cache_defaults: None = None
-    cascade_pipeline_factory: None = None
     pipeline_cls: type[Any] | None = None
 
+    def __new__(cls, *args: Any, **options: Any) -> SupportedArchitecture:
+        """An object of the class that has these options as fields; a form may have more of them."""
+        return object.__new__(forms.class_with(cls, options))
+
     def __post_init__(self) -> None:
-        others = {getattr(kind, "value", kind) for kind in self.input_modalities} - {"text"}
-        if others:
-            raise NotImplementedError(
-                f"{self.name}: input_modalities has {', '.join(sorted(others))}; requests here are text"
-            )
-        for name in ("denoising_cache_defaults", "cascade_pipeline_factory"):
-            if getattr(self, name) is not None:
-                raise NotImplementedError(
-                    f"{self.name}: {name} is for diffusion, which is not in this release"
-                )
-        if (
-            self.config is not None
-            and getattr(self.pipeline_model, "model_config_cls", ...) is None
-        ):
-            # methods of the class read it before an object exists
-            self.pipeline_model.model_config_cls = self.config
         self.default_encoding = SupportedEncoding(self.default_encoding)
         self.rope_type = RopeType(self.rope_type)
         declared: Any = self.supported_encodings

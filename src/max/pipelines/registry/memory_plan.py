@@ -17,7 +17,6 @@ from max.pipelines.kv_cache.memory import (
     sequence_bytes,
     state_bytes,
 )
-from max.pipelines.models.interface_forms import cache_shape
 from max.pipelines.models.kv_cache import KVCacheMixin
 from max.pipelines.registry.architecture import SupportedArchitecture
 
@@ -43,8 +42,7 @@ def fit_to_memory(config: PipelineConfig, architecture: SupportedArchitecture) -
         return
     if not issubclass(pipeline_model, KVCacheMixin):
         return
-    params, layers = cache_shape(
-        pipeline_model,
+    params, layers = pipeline_model.cache_shape(
         config,
         model.huggingface_config,
         model.devices,

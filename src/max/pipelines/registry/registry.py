@@ -7,12 +7,12 @@ import re
 import sys
 from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import Any, TypeAlias
 
 from max._garbage import rare_collections
-from max._lazy import lazy_module
 from max._spelling import similar_names
 from max.interfaces import Pipeline, PipelineTask, PipelineTokenizer
+from max.pipelines import forms
 from max.pipelines.architectures.index import GGUF_CLASSES, OWN_ARCHITECTURES
 from max.pipelines.checkpoints.hub import HuggingFaceRepo
 from max.pipelines.checkpoints.huggingface_config import HuggingFaceConfig, active_config
@@ -22,12 +22,6 @@ from max.pipelines.core.exceptions import ConfigError, UserError
 from max.pipelines.gguf.form import GGUFForm
 from max.pipelines.registry.architecture import SupportedArchitecture
 from max.pipelines.tokenization.hf_tokenizer import active_tokenizer
-from max.pipelines.tokenization.tokenizer import TextTokenizer
-
-if TYPE_CHECKING:
-    from max.pipelines.encoders import context as encoder_context
-else:
-    encoder_context = lazy_module("max.pipelines.encoders.context")
 
 PipelineTypes: TypeAlias = Pipeline[Any, Any]
 
@@ -141,6 +135,7 @@ class PipelineRegistry:
         Raises:
             ValueError: The name is registered, and ``allow_override`` is False.
         """
+        forms.adapt_architecture(architecture)
         self._register(architecture, allow_override)
         others = [form for form in self._gguf_forms if form.class_name != architecture.name]
         self._gguf_forms = _gguf_forms_of(architecture) + others
@@ -340,11 +335,7 @@ class PipelineRegistry:
         """
         architecture = self.architecture_of(pipeline_config, override_architecture)
         model = pipeline_config.model_config
-        tokenizer: Any = architecture.tokenizer
-        # architectures of 26.x declare it for embeddings too
-        if tokenizer is TextTokenizer and architecture.task is PipelineTask.EMBEDDINGS_GENERATION:
-            tokenizer = encoder_context.EncoderTokenizer
-        return tokenizer(
+        return architecture.tokenizer(
             model_path=model.model_path,
             revision=model.huggingface_model_revision,
             max_length=pipeline_config.max_length,

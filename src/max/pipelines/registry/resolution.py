@@ -9,10 +9,10 @@ from max.pipelines.checkpoints.encodings import SupportedEncoding
 from max.pipelines.checkpoints.huggingface_config import MissingKeyError
 from max.pipelines.config.enums import RopeType
 from max.pipelines.config.model_config import PLAIN_FLOATS
+from max.pipelines.config.options import options_of
 from max.pipelines.config.pipeline_config import PipelineConfig
 from max.pipelines.core.exceptions import ConfigError, ModelFilesError, UserError
 from max.pipelines.gguf.form import GGUFForm
-from max.pipelines.models.interface_forms import longest_sequence
 from max.pipelines.models.kv_cache import KVCacheMixin
 from max.pipelines.registry.architecture import SupportedArchitecture
 from max.pipelines.registry.memory_plan import fit_to_memory
@@ -107,7 +107,7 @@ def _resolve_arguments(config: PipelineConfig, architecture: SupportedArchitectu
         return
     for name, value in architecture.required_arguments.items():
         for part in config.parts:
-            if hasattr(part, name) and getattr(part, name) != value:
+            if name in options_of(type(part)) and getattr(part, name) != value:
                 logger.warning("%s needs %s to be %s", architecture.name, name, value)
                 setattr(part, name, value)
     # encoders convert weights to their dtype, and take no packed ones
@@ -138,8 +138,8 @@ def _resolve_arguments(config: PipelineConfig, architecture: SupportedArchitectu
 def _resolve_length(config: PipelineConfig, architecture: SupportedArchitecture) -> None:
     """Sets the maximum length."""
     try:
-        config.max_length = longest_sequence(
-            architecture.pipeline_model, config, config.model_config.huggingface_config
+        config.max_length = architecture.pipeline_model.calculate_max_seq_len(
+            config, config.model_config.huggingface_config
         )
     except UserError:
         raise
@@ -158,11 +158,6 @@ def _resolve_length(config: PipelineConfig, architecture: SupportedArchitecture)
 
 def _resolve_batch(config: PipelineConfig, architecture: SupportedArchitecture) -> None:
     """Sets the maximum batch size, if it is open, by the available memory."""
-    planner_cls = architecture.memory_planner
-    if config.max_batch_size is None and planner_cls is not None:
-        planner, model = planner_cls(None), config.model_config
-        size = planner.estimate_weights_size(config)
-        config.max_batch_size = planner.infer_max_batch_size(config, model.devices, size)
     if config.max_batch_size is None:
         model = config.model_config
         encoding = model.quantization_encoding

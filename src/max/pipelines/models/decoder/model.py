@@ -36,7 +36,6 @@ from max.pipelines.models.decoder.weight_names import WeightNames
 from max.pipelines.models.decoder.weights import weights_registry, with_embedding
 from max.pipelines.models.graph_model import GraphModel
 from max.pipelines.models.inputs import ModelInputs, ModelOutputs, ragged
-from max.pipelines.models.interface_forms import flat_batch
 from max.pipelines.models.kv_cache import SizedKVCache
 
 __all__ = ["DecoderInputs", "DecoderModel", "gguf_layout"]
@@ -240,10 +239,9 @@ class DecoderModel(GraphModel[TextContext], SizedKVCache):
         Raises:
             ValueError: The batch is empty, or no cache is given.
         """
-        batch = flat_batch(context_batch)  # models of 26.x get a list per replica
-        if not batch or kv_cache_inputs is None:
+        if not context_batch or kv_cache_inputs is None:
             raise ValueError(f"{type(self).__name__}: a step needs requests and a KV cache")
-        tokens, offsets = ragged([context.next_tokens for context in batch])
+        tokens, offsets = ragged([context.next_tokens for context in context_batch])
         return DecoderInputs(
             self.on_device(tokens),
             self.on_device(offsets),

@@ -1,4 +1,4 @@
-"""Architectures that users wrote for 26.x run as they are: `tests/programs/later`, compared with transformers."""
+"""Architectures that users wrote for 26.x run as they are: `tests/programs/v26`, compared with transformers."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from max.pipelines import PIPELINE_REGISTRY, PipelineConfig
 from max.pipelines.encoders.text_encoder import TextEncoder
 from max.pipelines.lib import PipelineArgs, PipelineRuntimeConfig
 
-LATER = Path(__file__).parents[1] / "programs" / "later"
+V26 = Path(__file__).parents[1] / "programs" / "v26"
 TINY = Path(__file__).parents[2] / "models" / "tiny-chat"
 SIZES = dict(
     vocab_size=4096, hidden_size=32, intermediate_size=48, num_hidden_layers=2, num_attention_heads=4,
@@ -100,7 +100,7 @@ def test_decoders(package: str, architecture: str, make: Callable[[], Any], tmp_
     args = PipelineArgs.from_flat_kwargs(
         model_path=str(save(tmp_path / "model", model, architecture)),
         runtime=PipelineRuntimeConfig(
-            custom_architectures=[f"{LATER}:{package}"], max_batch_size=3, max_batch_input_tokens=16
+            custom_architectures=[f"{V26}:{package}"], max_batch_size=3, max_batch_input_tokens=16
         ),
         quantization_encoding="float32",
         max_length=96,
@@ -116,7 +116,7 @@ def test_decoders(package: str, architecture: str, make: Callable[[], Any], tmp_
 def test_an_encoder(tmp_path: Path) -> None:
     model = bert()
     folder = save(tmp_path / "model", model, "OwnEncoderModel")
-    config = PipelineConfig(model_path=str(folder), custom_architectures=[f"{LATER}:own_encoder"])
+    config = PipelineConfig(model_path=str(folder), custom_architectures=[f"{V26}:own_encoder"])
     encoder = TextEncoder(config)
     vectors = encoder.encode([[5, 6, 7, 8, 9], [30], list(range(40, 52))])
     for row, tokens in zip(vectors, ([5, 6, 7, 8, 9], [30], list(range(40, 52))), strict=True):

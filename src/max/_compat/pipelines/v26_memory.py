@@ -1,13 +1,33 @@
-"""What an architecture of 26.x can say about the memory that its models take."""
+"""The use of memory as 26.x plans it: what models are told, and what an architecture can say."""
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
 from max.driver import Device
 from max.pipelines.config.pipeline_config import PipelineConfig
 
-__all__ = ["MemoryPlanner"]
+__all__ = ["MemoryPlan", "MemoryPlanner"]
+
+
+@dataclass(frozen=True)
+class MemoryPlan:
+    """The planned use of memory, as passed to constructors of 26.x.
+
+    Args:
+        planned_max_batch_size: The maximum number of concurrent requests.
+        footprint: The bytes of the weights.
+        planned_max_length: The longest sequence, in tokens.
+        available_cache_memory: Bytes for the KV cache.
+        planned_max_batch_total_tokens: The maximum number of tokens of all requests of a batch; None: no limit.
+    """
+
+    planned_max_batch_size: int
+    footprint: int
+    planned_max_length: int | None
+    available_cache_memory: int | None = None
+    planned_max_batch_total_tokens: int | None = None
 
 
 class MemoryPlanner:

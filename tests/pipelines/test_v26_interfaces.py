@@ -11,6 +11,10 @@ import numpy as np
 import pytest
 
 from max import tree
+from max._compat.pipelines.signatures import offered
+from max._compat.pipelines.v26_adapter import V26Entry, adapted_model, is_of_26
+from max._compat.pipelines.v26_architecture import V26Architecture
+from max._compat.pipelines.v26_contexts import replica_views, view_of
 from max.driver import CPU, Tensor
 from max.dtype import DType
 from max.graph import BufferType, DeviceRef, Graph, TensorType
@@ -27,6 +31,8 @@ from max.nn.kv_cache import (
 from max.nn.transformer import ReturnHiddenStates, ReturnLogits
 from max.pipelines.context import TextContext, TokenBuffer
 from max.pipelines.core import ConfigError, InputError
+from max.pipelines.encoders.context import EncoderTokenizer
+from max.pipelines.kv_cache import MemoryPlanner
 from max.pipelines.lib import (
     KVCacheConfig,
     MAXModelConfig,
@@ -48,13 +54,8 @@ from max.pipelines.lib.interfaces import (
 )
 from max.pipelines.lib.interfaces.batch_processor import PaddedEncoderBatchProcessor
 from max.pipelines.modeling.types import InputModality
-from max.pipelines.models.interface_forms import (
-    ContextView,
-    cache_shape,
-    initial_inputs,
-    offered,
-    replica_views,
-)
+from max.pipelines.models.kv_cache import SizedKVCache
+from max.pipelines.registry.registry import PipelineRegistry
 
 
 class Model(PipelineModel[TextContext]):
@@ -93,8 +94,12 @@ def test_declarations_of_later_versions() -> None:
         supports_overlap_scheduler=False,
         tool_parser="llama3_json",
     )
-    assert Own.model_config_cls is Config and Model.model_config_cls is None
+    assert vars(Own)["model_config_cls"] is Config and not hasattr(Model, "model_config_cls")
     assert architecture.tool_parser == "llama3_json"
+    assert (
+        type(architecture) is V26Architecture
+        and type(declared(context_type=None)) is V26Architecture
+    )
     with pytest.raises(NotImplementedError, match="OwnForCausalLM: input_modalities has image"):
         declared(input_modalities={InputModality.TEXT, InputModality.IMAGE})
     with pytest.raises(NotImplementedError, match="cascade_pipeline_factory is for diffusion"):
@@ -125,7 +130,8 @@ def test_configurations_by_later_names() -> None:
 def test_token_buffers() -> None:
     context = TextContext(max_length=50, tokens=np.arange(3, 13))
     context.set_token_indices(active_idx=4)
-    view: Any = ContextView(context)
+    view: Any = view_of(context)
+    assert view_of(view) is view and type(view) is not TextContext and len(view.next_tokens) == 4
     assert isinstance(view, TextContext) and view.request_id == context.request_id
     assert view.tokens.active.tolist() == [3, 4, 5, 6] and view.tokens.actively_chunked
     context.update(99)  # the token after a chunk is dropped
@@ -191,7 +197,7 @@ def test_leaves_of_caches() -> None:
     assert tree.leaves(None) == [None]
 
 
-class LaterModel(PipelineModelWithKVCache[TextContext]):
+class V26Model(PipelineModelWithKVCache[TextContext]):
     """Takes what 26.x gives."""
 
     @classmethod
@@ -204,13 +210,20 @@ class LaterModel(PipelineModelWithKVCache[TextContext]):
         raise AssertionError
 
 
+def adapted(model: type[Any]) -> Any:
+    """A model's class as pipelines have it after its architecture is registered."""
+    architecture = declared(pipeline_model=model, context_type=None)
+    PipelineRegistry([architecture])
+    return architecture.pipeline_model
+
+
 def test_shapes_of_caches_in_either_form() -> None:
     config = SimpleNamespace(layers=5)
     arguments: Any = (PipelineConfig(), config, [CPU()], KVCacheConfig(), DType.float32)
-    shape, layers = cache_shape(LaterModel, *arguments)
+    shape, layers = adapted(V26Model).cache_shape(*arguments)
     assert layers == 5 and shape.n_devices == 1 and list(shape.devices or ()) == [DeviceRef.CPU()]
 
-    class Earlier:
+    class V25(Model, SizedKVCache):
         @classmethod
         def get_kv_params(cls, huggingface_config, n_devices, kv_cache_config, cache_dtype):
             return KVCacheParams(cache_dtype, 2, 4, page_size=16, n_devices=n_devices)
@@ -219,15 +232,32 @@ def test_shapes_of_caches_in_either_form() -> None:
         def get_num_layers(cls, huggingface_config):
             return huggingface_config.layers + 1
 
-    assert cache_shape(Earlier, *arguments)[1] == 6
+    assert adapted(V25) is V25 and V25.cache_shape(*arguments)[1] == 6
 
-    class Other:
+    class Numbered(V25):
         @classmethod
-        def get_kv_params(cls, huggingface_config, moon):
+        def get_kv_params(cls, huggingface_config, n_devices, kv_cache_config, cache_dtype):
+            return params()
+
+    assert Numbered.cache_shape(*arguments)[1] == 3
+
+    class Other(V25):
+        @classmethod
+        def get_kv_params(cls, huggingface_config, devices, moon):
             raise AssertionError
 
     with pytest.raises(TypeError, match=r"get_kv_params needs moon; it is called with hugg"):
-        cache_shape(Other, *arguments)
+        adapted(Other).cache_shape(*arguments)
+
+    class Nothing(V25):
+        @classmethod
+        def get_kv_params(cls, huggingface_config, n_devices, kv_cache_config, cache_dtype):
+            return None
+
+    with pytest.raises(TypeError, match="get_kv_params returned NoneType, expected KVCacheParams"):
+        Nothing.cache_shape(*arguments)
+    with pytest.raises(TypeError, match="Model has no KV cache"):
+        Model.cache_shape(*arguments)
 
 
 def test_shape_and_size_of_a_cache_by_the_config() -> None:
@@ -250,7 +280,7 @@ def test_shape_and_size_of_a_cache_by_the_config() -> None:
     config: Any = SimpleNamespace(positions=48)
     rest: Any = ([CPU()], config, KVCacheConfig(), DType.float32)
     options = PipelineConfig(max_batch_size=3)
-    assert cache_shape(Model, options, config, *rest[:1], *rest[2:])[1] == 3
+    assert adapted(Model).cache_shape(options, config, *rest[:1], *rest[2:])[1] == 3
     page = 2 * 3 * 16 * 2 * 4 * 4  # keys and values, layers, tokens, heads, elements, bytes
     assert Model.estimate_kv_cache_size(options, page - 1, *rest) == page - 1
     size = Model.estimate_kv_cache_size(options, 1 << 40, *rest)
@@ -312,22 +342,35 @@ def test_batches_of_batch_processors() -> None:
 
 
 def test_inputs_in_either_form() -> None:
-    class Earlier:
+    class V25(Model):
+        def __init__(self) -> None: ...
+
         def prepare_initial_token_inputs(
             self, context_batch, kv_cache_inputs=None, return_n_logits=1
         ):
             return Inputs([c.tokens[0] for c in context_batch], kv_cache_inputs=kv_cache_inputs)
 
-    class Later:
-        def prepare_initial_token_inputs(
+    class V26(V25):
+        def prepare_initial_token_inputs(  # type: ignore[override]
             self, replica_batches, kv_cache_inputs=None, return_n_logits=1
         ):
             return Inputs([c.tokens.active_length for c in replica_batches[0]])
 
     batch, cache = contexts(), RaggedKVCacheInputs(*[Tensor.zeros((1,), DType.uint32)] * 4)
-    assert initial_inputs(Earlier(), batch, cache).tokens == [1, 1, 1]
-    later = initial_inputs(Later(), batch, cache)
-    assert later.tokens == [3, 1, 1] and later.kv_cache_inputs is cache
+    assert is_of_26(V25)  # its constructor has no arguments
+    assert object.__new__(adapted_model(V25)).prepare_initial_token_inputs(batch, cache).tokens == [
+        1,
+        1,
+        1,
+    ]  # type: ignore[attr-defined]
+    later: Any = object.__new__(adapted_model(V26))
+    for made in (
+        later.prepare_initial_token_inputs(batch, cache),
+        later.prepare_initial_token_inputs(
+            replica_batches=replica_views(batch), kv_cache_inputs=cache
+        ),
+    ):
+        assert made.tokens == [3, 1, 1] and made.kv_cache_inputs is cache
 
 
 def test_outputs_of_ragged_batches() -> None:
@@ -382,5 +425,165 @@ def test_paths_of_weights(tmp_path: Path) -> None:
 
 
 def test_models_that_lack_what_either_form_has() -> None:
-    with pytest.raises(TypeError, match="Model does not define calculate_max_seq_len.*config="):
-        Model.calculate_max_seq_len(PipelineConfig(), SimpleNamespace())  # type: ignore[arg-type]
+    nothing: Any = SimpleNamespace()
+    with pytest.raises(TypeError, match=r"^Model does not define calculate_max_seq_len$"):
+        Model.calculate_max_seq_len(PipelineConfig(), nothing)
+    with pytest.raises(TypeError, match=r"Model does not define calculate_max_seq_len.*config="):
+        adapted_model(Model).calculate_max_seq_len(PipelineConfig(), nothing)
+
+
+class Base(Model):
+    """A model of this package, as `Llama3Model` is one."""
+
+    __module__ = "max.pipelines.architectures.base"
+    made: Any = None
+
+    def __init__(
+        self,
+        pipeline_config,
+        session,
+        huggingface_config,
+        encoding,
+        devices,
+        kv_cache_config,
+        weights,
+        adapter,
+        return_logits,
+    ):
+        self.made = locals() | {"self": None}
+        super().__init__(
+            pipeline_config,
+            session,
+            huggingface_config,
+            encoding,
+            devices,
+            kv_cache_config,
+            weights,
+            adapter,
+            return_logits,
+        )
+
+    @classmethod
+    def calculate_max_seq_len(cls, pipeline_config, huggingface_config):
+        return huggingface_config.positions
+
+    def prepare_initial_token_inputs(self, context_batch, kv_cache_inputs=None, return_n_logits=1):
+        return Inputs([int(c.next_tokens[-1]) for c in context_batch], return_n_logits)
+
+
+ARGUMENTS: dict[str, Any] = dict(
+    session="session", huggingface_config=SimpleNamespace(positions=31), encoding="float32", devices=[CPU()],
+    kv_cache_config=KVCacheConfig(), weights={}, adapter=None, return_logits=ReturnLogits.ALL,
+)  # fmt: skip
+
+
+def options() -> Any:
+    """A configuration whose model states its file and its encoding."""
+    config: Any = PipelineConfig(max_batch_size=7)
+    config._model_config = SimpleNamespace(
+        huggingface_config=ARGUMENTS["huggingface_config"],
+        quantization_encoding="float32",
+        weights_size=lambda: 5,
+    )
+    config.available_cache_memory = lambda: 11
+    return config
+
+
+def test_a_model_of_26_above_one_of_this_package() -> None:
+    class Own(Base):
+        def __init__(
+            self,
+            pipeline_config,
+            session,
+            devices,
+            kv_cache_config,
+            weights,
+            adapter=None,
+            return_logits=ReturnLogits.ALL,
+            *,
+            memory_plan,
+        ):  # type: ignore[no-untyped-def]
+            assert memory_plan.footprint == 5 and memory_plan.available_cache_memory == 11
+            super().__init__(  # type: ignore[misc]
+                pipeline_config,
+                session,
+                devices,
+                kv_cache_config,
+                weights,
+                adapter,
+                return_logits,
+                memory_plan=memory_plan,
+            )
+
+        def prepare_initial_token_inputs(self, replica_batches, kv_cache_inputs=None, return_n_logits=1):  # type: ignore[override]  # fmt: skip
+            assert all(isinstance(c, TextContext) for c in replica_batches[0])
+            return super().prepare_initial_token_inputs(
+                replica_batches, kv_cache_inputs, return_n_logits
+            )
+
+    cls = adapted(Own)
+    assert cls.__name__ == "Own" and cls.__module__ == Own.__module__ and cls.__mro__[2] is Own
+    config = options()
+    model = cls(pipeline_config=config, **ARGUMENTS)
+    assert (
+        isinstance(model, (Own, Base, V26Entry)) and model.memory_plan.planned_max_batch_size == 7
+    )
+    assert model.made["encoding"] == model.encoding == "float32" and model.max_seq_len == 31
+    assert (
+        model.made["huggingface_config"]
+        is model.huggingface_config
+        is ARGUMENTS["huggingface_config"]
+    )
+    batch = contexts()
+    made = model.prepare_initial_token_inputs(batch, None, 2)
+    assert made.tokens == [int(c.next_tokens[-1]) for c in batch] and made.offsets == 2
+    assert adapted(cls) is cls
+
+
+def test_constructors_that_pass_all_arguments_on() -> None:
+    class Own(Base):
+        def __init__(self, *args: Any, **kwargs: Any) -> None:
+            super().__init__(*args, **kwargs)
+
+    assert adapted(Own) is Own
+    model: Any = Own(options(), *ARGUMENTS.values())
+    assert model.return_logits is ReturnLogits.ALL
+    template: Any = adapted_model(
+        type("Template", (V26Model,), {"calculate_max_seq_len": classmethod(lambda *_: 3)})
+    )
+    made = template(pipeline_config=options(), **ARGUMENTS)
+    assert made.max_batch_size == 7 and made.return_hidden_states is ReturnHiddenStates.NONE
+    assert made.encoding == "float32" and made.max_seq_len == 3
+    with pytest.raises(
+        NotImplementedError, match=r"return_hidden_states is .*pipelines here take logits only"
+    ):
+        V26Model(options(), "session", [CPU()], KVCacheConfig(), {}, return_hidden_states=ReturnHiddenStates.LAST)  # type: ignore[arg-type]  # fmt: skip
+
+
+def test_planners_of_memory() -> None:
+    class Planner(MemoryPlanner):
+        size: int | None = 3
+
+        def infer_max_batch_size(self, pipeline_config, devices, weights_size):
+            assert weights_size == 5 and self.config is None
+            return self.size
+
+    architecture = declared(memory_planner=Planner, pipeline_model=Base)
+    PipelineRegistry([architecture])
+    rest: Any = (1, SimpleNamespace(positions=1), [CPU()], KVCacheConfig(), DType.float32)
+    infer = architecture.pipeline_model.infer_optimal_batch_size
+    assert infer(options(), *rest) == 3
+    Planner.size = None
+    assert infer(options(), *rest) == Base.infer_optimal_batch_size(options(), *rest) == 32
+    with pytest.raises(TypeError, match="unexpected keyword argument 'moon'"):
+        declared(moon=1)
+
+
+def test_tokenizers_of_embedders() -> None:
+    for task, expected in (
+        (PipelineTask.EMBEDDINGS_GENERATION, EncoderTokenizer),
+        (PipelineTask.TEXT_GENERATION, TextTokenizer),
+    ):
+        architecture = declared(task=task)
+        PipelineRegistry([architecture])
+        assert architecture.tokenizer is expected

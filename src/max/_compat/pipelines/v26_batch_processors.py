@@ -7,20 +7,21 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 
-from max.driver import Tensor
+from max.driver import Device, Tensor
 from max.dtype import DType
 from max.graph import BufferType, DeviceRef, TensorType
 from max.nn.comm import Signals
 from max.nn.kv_cache.cache_params import KVCacheParams
 from max.nn.kv_cache.manager import KVCacheInputs
 from max.nn.transformer.transformer import ReturnHiddenStates, ReturnLogits
+from max.pipelines.config.pipeline_config import PipelineConfig
 from max.pipelines.models.inputs import ModelInputs, ModelOutputs, ragged
-from max.pipelines.models.pipeline_model import BatchProcessorRuntime
 
 __all__ = [
     "BatchProcessor",
@@ -38,6 +39,39 @@ __all__ = [
 
 ContextT = TypeVar("ContextT")
 InputsT = TypeVar("InputsT", bound=ModelInputs)
+
+
+@dataclass(frozen=True)
+class BatchProcessorRuntime:
+    """The properties of the pipeline that a batch processor uses.
+
+    Args:
+        pipeline_config: The configuration of the pipeline.
+        devices: Where the model runs.
+        return_logits: Which logits the graph returns.
+        max_batch_size: The maximum number of concurrent requests.
+        max_seq_len: The longest sequence, in tokens.
+        max_batch_input_tokens: The maximum number of prompt tokens per step.
+        enable_chunked_prefill: Whether long prompts are processed in chunks.
+        data_parallel_degree: The number of replicas of the model.
+        return_hidden_states: The hidden states to return.
+        signal_buffers: Buffers of collectives, one per device; empty on a single device.
+        lora_manager: None: LoRA adapters are not in use.
+        pad_token_id: The token that fills padded batches.
+    """
+
+    pipeline_config: PipelineConfig
+    devices: list[Device]
+    return_logits: ReturnLogits
+    max_batch_size: int
+    max_seq_len: int
+    max_batch_input_tokens: int
+    enable_chunked_prefill: bool = True
+    data_parallel_degree: int = 1
+    return_hidden_states: ReturnHiddenStates = ReturnHiddenStates.NONE
+    signal_buffers: Sequence[Tensor] = ()
+    lora_manager: None = None
+    pad_token_id: int = 0
 
 
 class BatchProcessor(ABC, Generic[ContextT, InputsT]):

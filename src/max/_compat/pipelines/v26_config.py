@@ -1,16 +1,20 @@
 """The configuration as 26.x divides it: `PipelineRuntimeConfig` for batches, `PipelineArgs` for all options at once.
 
-Here a `PipelineConfig` has these options itself. ``config.runtime`` reads them by the names of 26.x.
+Here a `PipelineConfig` has these options itself. ``config.runtime`` reads them by the names of 26.x; other attributes
+that 26.x has and the classes here lack are in `ATTRIBUTES`.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from typing import Any, Self
 
-from max.pipelines.config.options import unknown_fields
+from max.pipelines.config.model_config import MAXModelConfig
+from max.pipelines.config.options import StrictConfig, default_of, options_of, unknown_fields
+from max.pipelines.config.pipeline_config import PipelineConfig
 from max.pipelines.core.exceptions import ConfigError
 
-__all__ = ["PipelineArgs", "PipelineRuntimeConfig", "flat_options"]
+__all__ = ["PipelineArgs", "PipelineRuntimeConfig", "attribute", "own_options"]
 
 RUNTIME = {
     name: name
@@ -130,7 +134,7 @@ def renamed(options: dict[str, Any]) -> dict[str, Any]:
     return renamed_options
 
 
-def flat_options(options: dict[str, Any]) -> dict[str, Any]:
+def own_options(options: Mapping[str, Any]) -> dict[str, Any]:
     """The arguments of a `PipelineConfig`, in the form of 26.x or of 25.x, as options of it and its parts.
 
     Args:
@@ -147,11 +151,68 @@ def flat_options(options: dict[str, Any]) -> dict[str, Any]:
                     f"models has {', '.join(map(str, value)) or 'nothing'}",
                     "It must have one model, main.",
                 )
-            flat |= value["main"].given_options()
+            flat |= _changed_options(value["main"])
         elif name == "runtime" and isinstance(value, PipelineRuntimeConfig):
             flat |= value.given
-        elif (given_options := getattr(value, "given_options", None)) is not None:
-            flat |= given_options()
+        elif isinstance(value, StrictConfig):
+            flat |= _changed_options(value)
         elif name != "models":
             flat[name] = value
     return renamed(flat)
+
+
+def _changed_options(config: StrictConfig) -> dict[str, Any]:
+    """The options of a configuration that are not at their defaults; of a model with those of its KV cache."""
+    changed: dict[str, Any] = {}
+    for name, f in options_of(type(config)).items():
+        if (value := getattr(config, name)) != default_of(f):
+            changed[name] = value
+    if isinstance(config, MAXModelConfig):
+        changed |= _changed_options(config.kv_cache_config)
+    return changed
+
+
+def _of_pipeline(name: str) -> Callable[[Any], Any]:
+    """Reads an option that a `PipelineConfig` has here; None for a model on its own."""
+    return lambda model: (
+        None if model.pipeline_config is None else getattr(model.pipeline_config, name)
+    )
+
+
+ATTRIBUTES: dict[type[StrictConfig], dict[str, Callable[[Any], Any]]] = {
+    PipelineConfig: {
+        "model": lambda config: config.model_config,
+        "models": lambda config: {"main": config.model_config},
+        "runtime": PipelineRuntimeConfig.of,
+        "sampling": lambda config: config.sampling_config,
+        "profiling": lambda config: config.profiling_config,
+        "draft_model": lambda config: None,
+        "lora": lambda config: None,
+        "speculative": lambda config: None,
+    },
+    MAXModelConfig: {
+        "max_length": _of_pipeline("max_length"),
+        "pool_embeddings": lambda model: bool(_of_pipeline("pool_embeddings")(model)),
+        "enable_echo": lambda model: bool(_of_pipeline("enable_echo")(model)),
+        "kv_cache": lambda model: model.kv_cache_config,
+    },
+}
+"""For each class its attributes in 26.x, and functions that read them."""
+
+
+def attribute(config: StrictConfig, name: str) -> Any:
+    """An attribute that a configuration has in 26.x.
+
+    Args:
+        config: The configuration, or a part of one.
+        name: The attribute.
+
+    Raises:
+        AttributeError: 26.x does not have it either.
+    """
+    for cls in type(config).__mro__:
+        if name in ATTRIBUTES.get(cls, {}):
+            return ATTRIBUTES[cls][name](config)
+    raise AttributeError(
+        f"{type(config).__name__} has no attribute {name!r}", name=name, obj=config
+    )

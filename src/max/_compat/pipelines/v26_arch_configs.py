@@ -18,6 +18,7 @@ from max.pipelines.checkpoints.huggingface_config import HuggingFaceConfig
 from max.pipelines.config.kv_cache_config import KVCacheConfig
 from max.pipelines.config.model_config import MAXModelConfig
 from max.pipelines.config.pipeline_config import PipelineConfig
+from max.pipelines.models.pipeline_model import upper_bounded_default
 
 __all__ = [
     "ArchConfig",
@@ -26,29 +27,16 @@ __all__ = [
     "ArchConfigWithKVCache",
     "ArchConfigWithPermissiveMaxSeqLen",
     "ArchConfigWithStoredKVParams",
-    "upper_bounded_default",
 ]
-
-
-def upper_bounded_default(upper_bound: int, default: int | None) -> int:
-    """A configured value, or its upper bound if none is configured.
-
-    Args:
-        upper_bound: The upper bound.
-        default: The configured value.
-
-    Raises:
-        ValueError: The value exceeds the bound.
-    """
-    if default is None:
-        return upper_bound
-    if default > upper_bound:
-        raise ValueError(f"{default} is over the upper bound, {upper_bound}")
-    return default
 
 
 def _lacks(cls: type[Any], method: str) -> NotImplementedError:
     return NotImplementedError(f"{cls.__name__} does not define {method}")
+
+
+def _configured_length(model_config: Any) -> int | None:
+    """The ``max_length`` of a model, an attribute of 26.x."""
+    return model_config.max_length
 
 
 class ArchConfig:
@@ -130,7 +118,7 @@ class ArchConfigWithBoundedMaxSeqLen:
             ValueError: ``max_length`` is more.
         """
         longest = huggingface_config.max_position_embeddings
-        return upper_bounded_default(upper_bound=longest, default=model_config.max_length)
+        return upper_bounded_default(upper_bound=longest, default=_configured_length(model_config))
 
     def get_max_seq_len(self) -> int:
         """The longest sequence to serve."""
@@ -150,7 +138,7 @@ class ArchConfigWithPermissiveMaxSeqLen(ArchConfigWithBoundedMaxSeqLen):
             huggingface_config: The model's config.json.
             model_config: The model, with the configured ``max_length``.
         """
-        return model_config.max_length or huggingface_config.max_position_embeddings
+        return _configured_length(model_config) or huggingface_config.max_position_embeddings
 
 
 class ArchConfigWithStoredKVParams(ArchConfigWithBoundedMaxSeqLen):
@@ -306,7 +294,7 @@ class ArchConfigWithAttentionKVCache(ArchConfigWithKVCache):
             longest = config.model_max_seq_len
         else:
             longest = huggingface_config.max_position_embeddings
-        return upper_bounded_default(upper_bound=longest, default=model_config.max_length)
+        return upper_bounded_default(upper_bound=longest, default=_configured_length(model_config))
 
     def get_kv_params(self) -> KVCacheParams:
         """The shape of the cache."""

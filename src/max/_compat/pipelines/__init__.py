@@ -1,0 +1,1 @@
+"""What `max.pipelines` has for programs of other versions only."""
