@@ -324,7 +324,9 @@ class TextGenerationPipeline(
         last, self._reusable = self._reusable, None
         drafted = max(map(draft_length, flat))
         if model is not None and model is not self._pipeline_model:
-            return model.prepare_initial_token_inputs(flat, self._kv_manager.get_runtime_inputs(flat, num_steps))
+            return model.prepare_initial_token_inputs(
+                flat, self._kv_manager.get_runtime_inputs(flat, num_steps)
+            )
         if last and num_steps == 1 and not drafted and last.precedes(flat):
             cache = cast(RaggedKVCacheInputs, last.inputs.kv_cache_inputs)
             last.inputs.update(kv_cache_inputs=self._kv_manager.advance(cache, flat))
@@ -335,9 +337,7 @@ class TextGenerationPipeline(
             return inputs
         cache_inputs = self._kv_manager.get_runtime_inputs(flat, num_steps)
         # a draft of n tokens is verified by the logits before, between and after them
-        return self._pipeline_model.prepare_initial_token_inputs(
-            flat, cache_inputs, drafted + 1
-        )
+        return self._pipeline_model.prepare_initial_token_inputs(flat, cache_inputs, drafted + 1)
 
     @property
     def repeats_steps(self) -> bool:
