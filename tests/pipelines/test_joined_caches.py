@@ -12,8 +12,9 @@ from max.pipelines.core import TextAndVisionContext, TextContext
 from max.pipelines.generation.batch_pipeline import StepResult
 from max.pipelines.generation.engine import Engine
 from max.pipelines.kv_cache.joined_pages import JoinedPages, joined
-from max.pipelines.kv_cache.page_manager import OutOfPagesError, PageManager
+from max.pipelines.kv_cache.page_manager import PageManager
 from max.pipelines.kv_cache.page_pool import PagePool
+from max.pipelines.kv_cache.page_tables import OutOfPagesError
 from max.pipelines.kv_cache.request_pages import RequestPages
 from max.pipelines.kv_cache.state_slots import OutOfSlotsError, StateSlots
 from max.pipelines.scheduler import SchedulerLimits, TextScheduler

@@ -22,8 +22,9 @@ from max.pipelines.kv_cache.memory import (
     pages_for_memory,
     sequence_bytes,
 )
-from max.pipelines.kv_cache.page_manager import OutOfPagesError, PageManager
+from max.pipelines.kv_cache.page_manager import PageManager
 from max.pipelines.kv_cache.page_pool import pages_of
+from max.pipelines.kv_cache.page_tables import OutOfPagesError
 from max.pipelines.kv_cache.request_pages import RequestPages
 from max.pipelines.kv_cache.state_slots import StateSlots
 

@@ -16,8 +16,9 @@ from hypothesis.stateful import (
 )
 
 from max.interfaces import RequestID
-from max.pipelines.kv_cache.page_manager import OutOfPagesError, PageManager
+from max.pipelines.kv_cache.page_manager import PageManager
 from max.pipelines.kv_cache.page_pool import PagePool, pages_of
+from max.pipelines.kv_cache.page_tables import OutOfPagesError
 from max.pipelines.kv_cache.swap_area import SwapArea
 
 

@@ -15,7 +15,8 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 import max.pipelines
 from max.interfaces import BatchType, RequestID
 from max.pipelines.core import InputError, TextContext
-from max.pipelines.kv_cache.page_manager import OutOfPagesError, PageManager
+from max.pipelines.kv_cache.page_manager import PageManager
+from max.pipelines.kv_cache.page_tables import OutOfPagesError
 from max.pipelines.kv_cache.request_pages import RequestPages
 from max.pipelines.scheduler import SchedulerLimits, TextScheduler
 from max.pipelines.scheduler.step_times import StepEstimate

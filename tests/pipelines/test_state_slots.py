@@ -15,7 +15,8 @@ from max.nn.kv_cache import KVCacheParams, RecurrentState
 from max.pipelines.core import TextContext
 from max.pipelines.kv_cache.manager import PagedKVCacheManager
 from max.pipelines.kv_cache.memory import cache_bytes, pages_for_memory, state_bytes
-from max.pipelines.kv_cache.page_manager import OutOfPagesError, PageManager
+from max.pipelines.kv_cache.page_manager import PageManager
+from max.pipelines.kv_cache.page_tables import OutOfPagesError
 from max.pipelines.kv_cache.request_pages import RequestPages
 from max.pipelines.kv_cache.state_slots import OutOfSlotsError, StateSlots
 from max.pipelines.scheduler import SchedulerLimits, TextScheduler

@@ -37,13 +37,14 @@ def test_a_message_of_anthropic(claude: anthropic.Anthropic) -> None:
     assert [block.text for block in message.content] == [ANSWER]
     assert message.stop_reason == "end_turn" and message.usage.output_tokens == 8
     counted = claude.messages.count_tokens(model="tiny", messages=options["messages"])
-    assert counted.input_tokens == message.usage.input_tokens
+    cached = message.usage.cache_read_input_tokens
+    assert counted.input_tokens == message.usage.input_tokens + cached
     with claude.messages.stream(**options) as stream:
         assert "".join(stream.text_stream) == ANSWER
         final = stream.get_final_message()
     assert [block.text for block in final.content] == [ANSWER]
     assert final.usage.output_tokens == 8
-    assert final.usage.input_tokens == message.usage.input_tokens
+    assert final.usage.cache_read_input_tokens == counted.input_tokens - 1
     stopped = claude.messages.create(**options, stop_sequences=["Norway"])
     assert (stopped.stop_reason, stopped.stop_sequence) == ("stop_sequence", "Norway")
     cut = claude.messages.create(**{**options, "max_tokens": 2})

@@ -69,6 +69,18 @@ class ServerMetrics:
         self.output_tokens = Counter(
             "maxserve_num_output_tokens", "Generated tokens.", registry=self.registry
         )
+        self.prefix_misses = Counter(
+            "maxserve_prefix_misses",
+            "Prompts of which the prefix cache lacked tokens, by the reason at the first of them.",
+            ["reason"],
+            registry=self.registry,
+        )
+        self.missed_tokens = Counter(
+            "maxserve_prefix_missed_tokens",
+            "Tokens of prompts that the prefix cache lacked, without the last token of each prompt, by reason.",
+            ["reason"],
+            registry=self.registry,
+        )
 
     def _histogram(self, name: str, text: str) -> Histogram:
         return Histogram(

@@ -28,6 +28,7 @@ from max.pipelines.generation.batch_pipeline import BatchPipeline, StepResult
 from max.pipelines.generation.process.events import STEP_BOUNDS_MS, StepTimes
 from max.pipelines.generation.steps.step_reader import StepReader
 from max.pipelines.kv_cache.joined_pages import joined
+from max.pipelines.kv_cache.known_pages import Miss
 from max.pipelines.scheduler import SchedulerLimits, TextScheduler
 
 
@@ -111,7 +112,7 @@ class Engine:
         self.prompt_steps, self.decode_steps = StepRecorder(), StepRecorder()
         # requests that were in no batch yet; requests whose first batch began since take_started()
         self._new: set[RequestID] = set()
-        self._started: list[tuple[RequestID, float, int]] = []
+        self._started: list[tuple[RequestID, float, int, Miss | None]] = []
         self._reader = reader
         pipeline.read_steps(reader)
 
@@ -188,9 +189,9 @@ class Engine:
         outcomes, self._outcomes = self._outcomes, []
         return outcomes
 
-    def take_started(self) -> list[tuple[RequestID, float, int]]:
-        """The requests whose first batch began since the last call, with its time in seconds since the epoch and the
-        tokens that the prefix cache had; thread-safe.
+    def take_started(self) -> list[tuple[RequestID, float, int, Miss | None]]:
+        """The requests whose first batch began since the last call, with its time in seconds since the epoch, the
+        tokens that the prefix cache had, and why it had no more; thread-safe.
         """
         with self._lock:
             started, self._started = self._started, []
@@ -203,11 +204,12 @@ class Engine:
             raise RuntimeError("the pipeline of this engine was deleted")
         batch = list(inputs.batch.values())
         if self._new:
-            now, started = time.time(), list[tuple[RequestID, float, int]]()
+            now, started = time.time(), list[tuple[RequestID, float, int, Miss | None]]()
             for context in batch:
                 if context.request_id in self._new:
                     self._new.discard(context.request_id)
-                    started.append((context.request_id, now, context.start_idx))
+                    miss = self.scheduler.pages.miss(context)
+                    started.append((context.request_id, now, context.start_idx, miss))
             with self._lock:
                 self._started += started
         start = time.perf_counter()

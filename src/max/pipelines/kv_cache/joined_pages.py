@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from max.interfaces import RequestID, TextGenerationContext
-from max.pipelines.kv_cache.page_manager import OutOfPagesError
+from max.pipelines.kv_cache.page_tables import OutOfPagesError
 from max.pipelines.kv_cache.request_pages import RequestPages
 
 

@@ -6,6 +6,7 @@ import logging
 import math
 from collections.abc import Collection, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -78,6 +79,12 @@ class _HostPages:
     def restore(self, slot: int, page: int) -> None:
         for blocks, saved in zip(self._blocks, self._slots[slot], strict=True):
             blocks[page, :, :, :, :, :].inplace_copy_from(saved)
+
+
+def _copy_page(blocks: Sequence[Tensor], source: int, target: int) -> None:
+    """Copies a page of a group of layers on each device."""
+    for block in blocks:
+        block[target, :, :, :, :, :].inplace_copy_from(block[source, :, :, :, :, :])
 
 
 class _PageContents:
@@ -178,6 +185,8 @@ class PagedKVCacheManager(RequestPages):
             for state in params.states
         )
         self._host_tables: _HostTables | None = None
+        for pool, blocks in zip(self.pages.pools, all_blocks, strict=True):
+            pool.copy = partial(_copy_page, blocks)
         if swap_slots:
             for pool, blocks in zip(self.pages.pools, all_blocks, strict=True):
                 pool.swap = SwapArea(swap_slots, _HostPages(blocks))

@@ -12,60 +12,25 @@ each group has cached the pages of the prefix's last window::
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Sequence
-from dataclasses import field
-from typing import Any, TypeAlias
 
 import numpy as np
-import numpy.typing as npt
 
-from max._dataclass import dataclass
 from max.interfaces import RequestID
+from max.pipelines.kv_cache.known_pages import KnownPages, Miss
 from max.pipelines.kv_cache.page_pool import PagePool, pages_of
+from max.pipelines.kv_cache.page_tables import (
+    Contents,
+    GroupTable,
+    OutOfPagesError,
+    PageTable,
+    Tail,
+    Tokens,
+    contents_within,
+    page_hash_of,
+    tail_hash_of,
+)  # fmt: skip
 from max.pipelines.kv_cache.swap_area import SwapArea
-
-Tokens = npt.NDArray[np.integer[Any]]
-Contents: TypeAlias = Sequence[tuple[int, bytes]]
-"""What tokens of a sequence stand for besides their ids, such as images: the position of the first token of each, and
-bytes that identify it, in the order of the positions."""
-
-
-class OutOfPagesError(RuntimeError):
-    """Fewer pages are free than a request needs.
-
-    Args:
-        needed: The number of pages that it needs.
-        free: The number of free pages.
-        total: The number of all pages.
-    """
-
-    def __init__(self, needed: int, free: int, total: int) -> None:
-        super().__init__(f"KV cache: {needed} more pages are needed, {free} of {total} are free")
-        self.needed, self.free, self.total = needed, free, total
-
-
-@dataclass
-class _GroupTable:
-    """The page table of a request in one group."""
-
-    pages: list[int] = field(default_factory=list)
-    returned: int = 0
-    """The number of leading pages that lie before the window: released, or never allocated."""
-
-
-@dataclass
-class _Table:
-    """The page tables of a request in all groups."""
-
-    groups: list[_GroupTable]
-    hashes: list[bytes] = field(default_factory=list)
-    """A hash per full page; it covers all tokens up to the end of the page."""
-    reused: int = 0
-    """Reused tokens that are not yet in the manager's count."""
-
-    def __len__(self) -> int:
-        return len(self.groups[0].pages)
 
 
 class PageManager:
@@ -99,8 +64,9 @@ class PageManager:
         self.page_size, self.enable_prefix_caching = page_size, enable_prefix_caching
         self.pools = (PagePool(num_pages, window, swap), *more)
         """The pools of all groups."""
+        self._known = KnownPages(4 * max(pool.num_pages for pool in self.pools))
         self._windowed = any(pool.window is not None for pool in self.pools)
-        self._tables: dict[RequestID, _Table] = {}
+        self._tables: dict[RequestID, PageTable] = {}
         self.reused_tokens = 0
         """The number of tokens that prefix caching saved; a request counts from its first step on."""
 
@@ -143,7 +109,7 @@ class PageManager:
         """
         if request_id in self._tables:
             raise ValueError(f"KV cache: request {request_id} has a page table already")
-        self._tables[request_id] = _Table([_GroupTable() for _ in self.pools])
+        self._tables[request_id] = PageTable([GroupTable() for _ in self.pools])
 
     def pages(self, request_id: RequestID, group: int = 0) -> list[int]:
         """The table of a request: page ``i`` holds its tokens from ``i * page_size`` on.
@@ -189,7 +155,8 @@ class PageManager:
             contents: What tokens stand for; the pages from such a token on depend on it.
 
         Returns:
-            The number of tokens that the tables of all groups now cover, a multiple of the page size.
+            The number of tokens that the tables of all groups now hold. Within a page they are those that a known
+            page starts with, which is copied.
 
         Raises:
             KeyError: The request has no table.
@@ -211,8 +178,45 @@ class PageManager:
             held = pool.hold(hashes[group.returned : end])
             group.pages = [pool.num_pages] * group.returned + held
         table.hashes = hashes[:end]
+        parent = table.hashes[-1] if end else salt
         table.reused = end * self.page_size
+        next_tokens = tokens[table.reused : min(table.reused + self.page_size, len(tokens) - 1)]
+        within = contents_within(contents, end, self.page_size)
+        found = self._known.find(parent, next_tokens, within, self._can_be_copied)
+        known = table.hashes if found.page_hash is None else [*table.hashes, found.page_hash]
+        self._known.touch(known)
+        copied = found.length if self._copied(table, found.page_hash) else 0
+        table.reused += copied
+        table.miss = self._known.miss(tokens, salt, table.reused, found, found.longest > copied)
         return table.reused
+
+    def miss(self, request_id: RequestID) -> Miss | None:
+        """Why the first tokens of a request were not in the cache; None if all but the last were.
+
+        Args:
+            request_id: The request; its prefix was looked up.
+
+        Raises:
+            KeyError: The request has no table.
+        """
+        return self._table(request_id).miss
+
+    def _can_be_copied(self, page_hash: bytes) -> bool:
+        return all(pool.copy and pool.is_cached(page_hash, on_device=True) for pool in self.pools)
+
+    def _copied(self, table: PageTable, page_hash: bytes | None) -> bool:
+        """Adds a copy of a cached page to all tables of a request, or to none."""
+        pages: list[int] = []
+        for pool in self.pools:
+            page = None if page_hash is None else pool.copied(page_hash)
+            if page is None:
+                for taken, owner in zip(pages, self.pools, strict=False):
+                    owner.drop(taken)
+                return False
+            pages.append(page)
+        for page, group in zip(pages, table.groups, strict=True):
+            group.pages.append(page)
+        return True
 
     def _hashes(self, tokens: Tokens, salt: bytes, contents: Contents) -> list[bytes]:
         """The hashes of the full pages before the last token, up to the first that a group without a window lacks."""
@@ -220,7 +224,7 @@ class PageManager:
         hashes: list[bytes] = []
         for index in range((len(tokens) - 1) // self.page_size):
             parent = hashes[-1] if hashes else salt
-            hashes.append(self._hash(parent, tokens, index, contents))
+            hashes.append(page_hash_of(parent, tokens, index, self.page_size, contents))
             if not all(pool.is_cached(hashes[-1]) for pool in unwindowed):
                 break
         return hashes
@@ -358,11 +362,22 @@ class PageManager:
         table.reused = 0
         for index in range(len(table.hashes), len(tokens) // self.page_size):
             parent = table.hashes[-1] if table.hashes else salt
-            page_hash = self._hash(parent, tokens, index, contents)
+            page_hash = page_hash_of(parent, tokens, index, self.page_size, contents)
             table.hashes.append(page_hash)
+            begin = index * self.page_size
+            page_tokens = tokens[begin : begin + self.page_size]
+            self._known.add(
+                parent, page_hash, page_tokens, contents_within(contents, index, self.page_size)
+            )
             for pool, group in zip(self.pools, table.groups, strict=True):
                 if index >= group.returned:
                     pool.share(group.pages[index], page_hash)
+        full, table.tail = len(table.hashes), None
+        if (rest := tokens[full * self.page_size :]).size:
+            parent = table.hashes[-1] if full else salt
+            table.tail = Tail(
+                parent, np.array(rest, np.int64), contents_within(contents, full, self.page_size)
+            )
 
     def truncate(self, request_id: RequestID, length: int) -> int:
         """Removes the last tokens of a request from its tables, and releases the pages after the others.
@@ -400,6 +415,7 @@ class PageManager:
             group.returned = min(group.returned, pages)
         del table.hashes[kept // size :]
         table.reused = min(table.reused, kept)
+        table.tail = None
         return kept
 
     def trim(self, request_id: RequestID, length: int) -> None:
@@ -429,14 +445,29 @@ class PageManager:
         """
         table = self._table(request_id)
         del self._tables[request_id]
+        if table.tail is not None and not table.forgotten:
+            self._share_tail(table, table.tail)
         for pool, group in zip(self.pools, table.groups, strict=True):
             # free the last page first, as cached pages are reused in this order and more requests share the start of a
             # prefix
             for page in reversed(group.pages[group.returned :]):
                 pool.drop(page)
 
+    def _share_tail(self, table: PageTable, tail: Tail) -> None:
+        """Keeps the last page of a request, which is not full, for sequences that go on after its tokens."""
+        index, groups = len(table.hashes), zip(self.pools, table.groups, strict=True)
+        if not all(p.copy and g.returned <= index < len(g.pages) for p, g in groups):
+            return
+        page_hash = tail_hash_of(tail)
+        for pool, group in zip(self.pools, table.groups, strict=True):
+            pool.share_part(group.pages[index], page_hash)
+        self._known.add(tail.parent, page_hash, tail.tokens, tail.contents)
+
     def forget_prefixes(self) -> None:
         """Empties all cached pages, and excludes pages in use from sharing with further requests."""
+        self._known.forget()
+        for table in self._tables.values():
+            table.forgotten = True
         for pool in self.pools:
             pool.forget()
 
@@ -459,23 +490,8 @@ class PageManager:
                 users += held
             pool.check(users)
 
-    def _table(self, request_id: RequestID) -> _Table:
+    def _table(self, request_id: RequestID) -> PageTable:
         try:
             return self._tables[request_id]
         except KeyError:
             raise KeyError(f"KV cache: request {request_id} has no page table") from None
-
-    def _hash(self, parent: bytes, tokens: Tokens, index: int, contents: Contents = ()) -> bytes:
-        """The hash of a page's tokens and of what they stand for; `parent` is the key of the hash, so it also covers
-        all pages before.
-        """
-        begin, end = index * self.page_size, (index + 1) * self.page_size
-        data = np.ascontiguousarray(tokens[begin:end], dtype=np.int64).tobytes()
-        for position, content in contents:
-            if (
-                begin <= position < end
-            ):  # the tokens have a fixed size, so what follows them is unambiguous
-                data += (
-                    position.to_bytes(8, "little") + len(content).to_bytes(8, "little") + content
-                )
-        return hashlib.blake2b(data, digest_size=16, key=parent).digest()

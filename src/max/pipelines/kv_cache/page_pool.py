@@ -16,7 +16,7 @@ that needs it gets another page, filled from the copy.
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from max.pipelines.kv_cache.swap_area import SwapArea
 
@@ -57,6 +57,10 @@ class PagePool:
         self._page_of_hash: dict[bytes, int] = {}
         self._hash_of_page: dict[int, bytes] = {}
         self._takes = [0] * num_pages
+        self._partial: set[bytes] = set()
+        """The contents of pages that are not full: they serve by copies, and only in this process."""
+        self.copy: Callable[[int, int], None] | None = None
+        """Copies the content of a page to another one; None: pages are not copied."""
 
     @property
     def free_pages(self) -> int:
@@ -135,7 +139,9 @@ class PagePool:
         page_hash = self._hash_of_page.pop(page, None)
         if page_hash is not None:
             del self._page_of_hash[page_hash]
-            if self.swap is not None:
+            if page_hash in self._partial:
+                self._partial.discard(page_hash)
+            elif self.swap is not None:
                 self.swap.save(page_hash, page)
         self._users[page] = 1
         return page
@@ -170,9 +176,37 @@ class PagePool:
         if page_hash not in self._page_of_hash:
             self._page_of_hash[page_hash], self._hash_of_page[page] = page, page_hash
 
+    def share_part(self, page: int, page_hash: bytes) -> None:
+        """Keeps a page that is not full after its release, so that its content can be copied.
+
+        Args:
+            page: The page, in use by one table, which is about to drop it.
+            page_hash: The hash of its content.
+        """
+        if page not in self._hash_of_page and page_hash not in self._page_of_hash:
+            self.share(page, page_hash)
+            self._partial.add(page_hash)
+
+    def copied(self, page_hash: bytes) -> int | None:
+        """Copies a cached content to a page of its own, with one user; None if no page is free for it.
+
+        Args:
+            page_hash: The hash of the content, which is on the device.
+        """
+        source = self._page_of_hash[page_hash]
+        if self.copy is None or len(self._free) <= (source in self._free):
+            return None
+        # held meanwhile, as the page that is taken is the one that was freed first
+        (held,) = self.hold([page_hash])
+        page = self.take()
+        self.copy(held, page)
+        self.drop(held)
+        return page
+
     def cached(self) -> list[tuple[bytes, int]]:
-        """The cached contents that no table holds, as hashes and pages, in allocation order."""
-        return [(self._hash_of_page[p], p) for p in self._free if p in self._hash_of_page]
+        """The full cached contents that no table holds, as hashes and pages, in allocation order."""
+        pages = [(self._hash_of_page[p], p) for p in self._free if p in self._hash_of_page]
+        return [entry for entry in pages if entry[0] not in self._partial]
 
     def with_content(self) -> list[tuple[bytes, int]]:
         """All contents that may serve a request, as hashes and pages; pages in tables come last.
@@ -202,6 +236,7 @@ class PagePool:
         """Empties all cached pages, and excludes pages in use from sharing with further requests."""
         self._page_of_hash.clear()
         self._hash_of_page.clear()
+        self._partial.clear()
         if self.swap is not None:
             self.swap.clear()
 
@@ -220,5 +255,6 @@ class PagePool:
         assert users == self._users, "user counts differ from the tables"
         assert set(self._free) == {p for p, n in enumerate(users) if n == 0}, "a page is lost"
         assert {h: p for p, h in self._hash_of_page.items()} == self._page_of_hash, "stale hash"
+        assert self._partial <= set(self._page_of_hash), "a page that is not full is lost"
         if self.swap is not None:
             self.swap.check()

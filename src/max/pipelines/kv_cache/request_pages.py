@@ -10,7 +10,9 @@ from pathlib import Path
 
 from max.interfaces import ImageMetadata, RequestID, TextGenerationContext
 from max.pipelines.core.context import TextContext, draft_length
-from max.pipelines.kv_cache.page_manager import Contents, OutOfPagesError, PageManager
+from max.pipelines.kv_cache.known_pages import Miss, MissReason
+from max.pipelines.kv_cache.page_manager import PageManager
+from max.pipelines.kv_cache.page_tables import Contents, OutOfPagesError
 from max.pipelines.kv_cache.salt_key import SALT_KEY_BYTES, salt_key_of
 from max.pipelines.kv_cache.state_slots import OutOfSlotsError, StateSlots
 
@@ -106,6 +108,21 @@ class RequestPages:
         self.opened_tokens += context.current_length
         self.reused_tokens += reused
         return True
+
+    def miss(self, context: TextGenerationContext) -> Miss | None:
+        """Why the first tokens of a request were not in the cache; None if all but the last were, or nothing is cached.
+
+        Args:
+            context: The request; its table is open.
+
+        Raises:
+            KeyError: The request has no page table.
+        """
+        if not self.pages.enable_prefix_caching:
+            return None
+        if _echoes(context):
+            return Miss(MissReason.NOT_SHARED, 0, context.current_length - 1)
+        return self.pages.miss(context.request_id)
 
     def retract(self, request_id: RequestID) -> None:
         """Removes a page table that :meth:`open` has just made, and takes its tokens out of the counts.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from max.interfaces import RequestID
-from max.pipelines.kv_cache.page_manager import OutOfPagesError
+from max.pipelines.kv_cache.page_tables import OutOfPagesError
 
 
 class OutOfSlotsError(OutOfPagesError):

@@ -14,7 +14,7 @@ from collections.abc import Collection, Iterable
 from max.interfaces import BatchType, RequestID, TextGenerationContext, TextGenerationInputs
 from max.pipelines.core.context import TextContext, draft_length
 from max.pipelines.core.exceptions import InputError
-from max.pipelines.kv_cache.page_manager import OutOfPagesError
+from max.pipelines.kv_cache.page_tables import OutOfPagesError
 from max.pipelines.kv_cache.request_pages import RequestPages
 from max.pipelines.scheduler.limits import SchedulerLimits
 from max.pipelines.scheduler.order import RequestOrder

@@ -169,13 +169,16 @@ def messages_of(body: CountBody) -> list[dict[str, Any]]:
             plain.append({"role": role, "content": blocks})
             continue
         texts: list[str] = []
+        thoughts: list[str] = []
         calls: list[dict[str, Any]] = []
         for block in blocks:
             match block["type"]:
                 case "text":
                     texts.append(block.get("text") or "")
-                case "thinking" | "redacted_thinking":
-                    pass  # models do not see what they thought before
+                case "thinking":
+                    thoughts.append(block.get("thinking") or "")
+                case "redacted_thinking":
+                    pass  # its text is another server's secret
                 case "tool_use":
                     arguments = json.dumps(block.get("input") or {}, ensure_ascii=False)
                     function = {"name": block.get("name") or "", "arguments": arguments}
@@ -196,6 +199,8 @@ def messages_of(body: CountBody) -> list[dict[str, Any]]:
                     )
         if texts or calls:
             converted: dict[str, Any] = {"role": role, "content": "\n".join(texts)}
+            if any(thoughts):
+                converted["reasoning_content"] = "\n".join(thoughts)
             plain.append({**converted, "tool_calls": calls} if calls else converted)
     return plain
 

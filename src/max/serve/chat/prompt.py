@@ -383,6 +383,8 @@ def _for_template(message: dict[str, Any], number: int, model: ServedModel) -> d
     if use.short_ids and isinstance(identifier := plain.get("tool_call_id"), str):
         plain["tool_call_id"] = short_id(identifier)
     calls = plain.pop("tool_calls", None)
+    if role == "assistant":
+        plain |= _reasoning_for_template(plain, bool(calls), model.template)
     if not calls:
         return plain
     functions = [
@@ -402,6 +404,29 @@ def _for_template(message: dict[str, Any], number: int, model: ServedModel) -> d
     content = plain["content"] if isinstance(plain["content"], str) else _joined(plain["content"])
     plain["content"] = "\n".join(filter(None, [content, *texts]))
     return plain
+
+
+_REASONING = ("reasoning_content", "reasoning", "thinking")
+"""The fields of messages with reasoning: of DeepSeek's and vLLM's API, of MAX's, and of Ollama's."""
+
+
+def _reasoning_for_template(message: dict[str, Any], calls: bool, template: str) -> dict[str, str]:
+    """The reasoning of an earlier message under the names that the template reads.
+
+    Templates leave out that of earlier turns, and keep that between calls of tools. A prompt without it would not begin
+    like the text that the model has generated, and would be read again.
+    """
+    texts = (message.get(name) for name in _REASONING)
+    text = next((each for each in texts if isinstance(each, str) and each), None)
+    if text is None:
+        return {}
+    # a template that reads `thinking` takes it beside calls only, in place of a text
+    alone = calls and not message["content"]
+    return {
+        name: text
+        for name in _REASONING
+        if name in template and (name != "thinking" or alone) and not message.get(name)
+    }
 
 
 def _call_for_template(

@@ -41,6 +41,7 @@ from max.serve.openai.wire import chat_logprobs, encode_json, new_id
 from max.serve.requests.encoding import encode_texts, token_counts
 from max.serve.requests.generation import RunOptions, TextSequence
 from max.serve.requests.infill import infill_of, prompt_tokens
+from max.serve.requests.request_context import current_request
 from max.serve.requests.threads import in_grammar_thread
 
 router = APIRouter(prefix="/api", tags=["Ollama"])
@@ -441,6 +442,7 @@ async def _lines(
             "total_duration": int((end - begin) * 1e9),
             "load_duration": 0,
             "prompt_eval_count": job.prompt_tokens,
+            "prompt_cached_count": current_request().cached_tokens,
             "prompt_eval_duration": int((first - begin) * 1e9),
             "eval_count": collected.tokens,
             "eval_duration": int((end - first) * 1e9),
@@ -485,7 +487,8 @@ def _tool(field: dict[str, Any], number: int) -> Tool:
 def _message(message: dict[str, Any], number: int) -> dict[str, Any]:
     if message.pop("images", None):
         raise ApiError("images are not supported: the model takes text", param=f"messages.{number}")
-    message.pop("thinking", None)
+    if thought := message.pop("thinking", None):
+        message["reasoning_content"] = thought
     if (name := message.pop("tool_name", None)) is not None:
         message["name"] = name
     return message

@@ -31,12 +31,13 @@ def messages_of(items: str | list[dict[str, Any]]) -> list[dict[str, Any]]:
     if isinstance(items, str):
         return [{"role": "user", "content": items}]
     messages: list[dict[str, Any]] = []
+    thoughts: list[str] = []
     for number, item in enumerate(items):
         where = f"input.{number}"
         match item.get("type", "message"):
             case "message":
                 role, content = item.get("role"), _text(item.get("content"), f"{where}.content")
-                messages.append({"role": role, "content": content})
+                messages.append({"role": role, "content": content, **_reasoning(role, thoughts)})
             case "function_call" | "custom_tool_call" as kind:
                 arguments = item.get("arguments")
                 if kind == "custom_tool_call":
@@ -44,17 +45,23 @@ def messages_of(items: str | list[dict[str, Any]]) -> list[dict[str, Any]]:
                 function = {"name": item.get("name"), "arguments": arguments}
                 call = {"id": item.get("call_id"), "type": "function", "function": function}
                 last = messages[-1] if messages else {}
-                if last.get("role") == "assistant":
+                if last.get("role") == "assistant" and not thoughts:
                     last.setdefault("tool_calls", []).append(call)
                 else:
-                    messages.append({"role": "assistant", "content": "", "tool_calls": [call]})
+                    message = {"role": "assistant", "content": "", "tool_calls": [call]}
+                    messages.append({**message, **_reasoning("assistant", thoughts)})
             case "function_call_output" | "custom_tool_call_output":
                 content = _text(item.get("output"), f"{where}.output")
                 messages.append(
                     {"role": "tool", "tool_call_id": item.get("call_id"), "content": content}
                 )
             case "reasoning":
-                pass  # earlier reasoning is not shown to models
+                # of another server's, which is encrypted, there is at most a summary
+                thoughts += [
+                    part["text"]
+                    for part in item.get("content") or ()
+                    if isinstance(part, dict) and isinstance(part.get("text"), str)
+                ]
             case other:
                 raise ApiError(
                     f"{where}.type is {shown(other)}; expected message, function_call, "
@@ -62,6 +69,13 @@ def messages_of(items: str | list[dict[str, Any]]) -> list[dict[str, Any]]:
                     param=f"{where}.type",
                 )
     return messages
+
+
+def _reasoning(role: object, thoughts: list[str]) -> dict[str, str]:
+    """The field with the reasoning before a message of the assistant, which is taken from the list."""
+    text = "\n".join(thoughts)
+    thoughts.clear()
+    return {"reasoning_content": text} if text and role == "assistant" else {}
 
 
 def _text(content: object, where: str) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import AsyncGenerator, Sequence
 from dataclasses import dataclass, replace
@@ -17,6 +18,8 @@ from max.serve.requests.request_context import current_request
 from max.serve.requests.text import GeneratedText, TextPiece
 from max.serve.requests.threads import in_body_thread
 from max.serve.worker.subscription import Repeated
+
+logger = logging.getLogger("max.serve")
 
 
 @dataclass(frozen=True)
@@ -94,12 +97,23 @@ class _Sequence:
         """Forgets what was generated: the request runs again from its prompt."""
         self._text = self._new_text()
 
-    def start(self, at: float, cached: int) -> None:
-        """Notes when its prompt began to be read, in seconds since the epoch, and its tokens that were cached."""
+    def start(self, event: PromptStarted) -> None:
+        """Notes when its prompt began to be read, its tokens that were cached, and why no more were."""
         request = self._sequence.request
-        self._context.cached[request.request_id] = (id(request.tokens), cached)
+        self._context.cached[request.request_id] = (id(request.tokens), event.cached)
         if not self._started:
-            self._started = max(at, self._arrived)
+            self._started = max(event.at, self._arrived)
+            if event.missed:
+                missed = len(request.tokens) - 1 - event.cached
+                self._metrics.prefix_misses.labels(event.missed).inc()
+                self._metrics.missed_tokens.labels(event.missed).inc(missed)
+                logger.debug(
+                    "%d of %d tokens of the prompt were cached; those from token %d on were not: %s",
+                    event.cached,
+                    len(request.tokens),
+                    event.cached,
+                    event.missed,
+                )
             self._metrics.queue_time.observe((self._started - self._arrived) * 1e3)
 
     def end(self) -> None:
@@ -187,7 +201,7 @@ async def generate_choices(
                     if sequence is None:
                         continue  # a stop text ended it; tokens were under way
                     if isinstance(event, PromptStarted):
-                        sequence.start(event.at, event.cached)
+                        sequence.start(event)
                     elif isinstance(event, Repeated):
                         sequence.restart()
                         pieces.append((number, event))

@@ -170,11 +170,14 @@ class PromptStarted:
         request_id: The request.
         at: The time in seconds since the epoch, as another process reads it.
         cached: The tokens of its prompt that the prefix cache had.
+        missed: Why it did not have the token after these, a `MissReason`; empty: it had all but the last token, or
+            caches no prefixes.
     """
 
     request_id: str
     at: float
     cached: int = 0
+    missed: str = ""
 
 
 @dataclass(frozen=True)

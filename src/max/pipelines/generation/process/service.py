@@ -332,7 +332,10 @@ class TextWork(Work[_Command, Event]):
         started = self._engine.take_started()
         if not started or self._stats_interval is None:
             return []
-        return [PromptStarted(request_id.value, at, cached) for request_id, at, cached in started]
+        return [
+            PromptStarted(request_id.value, at, cached, "" if miss is None else miss.reason.value)
+            for request_id, at, cached, miss in started
+        ]
 
     def _submit(self, arrival: _Arrival, late: bool) -> Sequence[Event]:
         """Submits a request that has arrived; returns its end if it was cancelled or is invalid."""

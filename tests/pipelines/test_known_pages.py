@@ -1,0 +1,179 @@
+"""Starts of prompts within pages: copied pages hold what they say, and misses name their reason."""
+
+from __future__ import annotations
+
+import random
+
+import numpy as np
+import pytest
+
+from max.interfaces import RequestID
+from max.pipelines.kv_cache.known_pages import KnownPages, MissReason
+from max.pipelines.kv_cache.page_manager import PageManager
+from max.pipelines.kv_cache.page_pool import PagePool
+
+PAGE = 8
+
+
+class Cache:
+    """A page manager with memory: each place of a page holds the token that was written there."""
+
+    def __init__(self, pages: int, windows: tuple[int | None, ...] = (None,)) -> None:
+        more = [PagePool(pages, window) for window in windows[1:]]
+        self.pages = PageManager(pages, PAGE, True, windows[0], more=more)
+        self.memories = [np.full((pages, PAGE), -1) for _ in windows]
+        for pool, memory in zip(self.pages.pools, self.memories, strict=True):
+            pool.copy = lambda source, target, m=memory: m.__setitem__(target, m[source].copy())
+        self.count = 0
+
+    def run(self, tokens: list[int], salt: bytes = b"", steps: int = 1, keep: bool = False):
+        """Reads a sequence in some steps; returns what was reused, and the miss."""
+        self.count += 1
+        name, all_tokens = RequestID(str(self.count)), np.array(tokens)
+        self.pages.claim(name)
+        reused = self.pages.reuse_prefix(name, all_tokens, salt)
+        self.check_memory(name, tokens[:reused])
+        ends = sorted(
+            {
+                *(random.Random(self.count).choices(range(reused + 1, len(tokens) + 1), k=steps)),
+                len(tokens),
+            }
+        )
+        begin = reused
+        for end in ends:
+            self.pages.reserve(name, end)
+            for table, memory in zip(self.pages.tables(name), self.memories, strict=True):
+                for place in range(begin, end):
+                    memory[table[place // PAGE], place % PAGE] = tokens[place]
+            self.check_memory(name, tokens[:end])
+            self.pages.commit(name, all_tokens[:end], salt)
+            self.pages.trim(name, end)
+            begin = end
+        miss = self.pages.miss(name)
+        self.pages.check()
+        if not keep:
+            self.pages.release(name)
+            self.pages.check()
+        return reused, miss
+
+    def check_memory(self, name: RequestID, tokens: list[int]) -> None:
+        """The tokens that the next one sees are in the pages of the table."""
+        tables = self.pages.tables(name)
+        for pool, table, memory in zip(self.pages.pools, tables, self.memories, strict=True):
+            first = 0 if pool.window is None else max(0, len(tokens) - pool.window + 1)
+            for place in range(first, len(tokens)):
+                assert memory[table[place // PAGE], place % PAGE] == tokens[place]
+
+
+def common(one: list[int], other: list[int]) -> int:
+    count = 0
+    for a, b in zip(one, other, strict=False):
+        if a != b:
+            break
+        count += 1
+    return count
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_every_known_start_is_reused(seed: int) -> None:
+    """Conversations that go on, branch and change: each token of the longest known start is in the cache."""
+    rng = random.Random(seed)
+    cache, known = Cache(4096), list[list[int]]()
+    for _ in range(60):
+        if known and rng.random() < 0.85:
+            earlier = rng.choice(known)
+            kept = len(earlier) if rng.random() < 0.5 else rng.randrange(len(earlier) + 1)
+            tokens = earlier[:kept] + [rng.randrange(3) for _ in range(rng.randrange(1, 40))]
+        else:
+            tokens = [rng.randrange(3) for _ in range(rng.randrange(1, 40))]
+        longest = max((common(tokens, each) for each in known), default=0)
+        reused, miss = cache.run(tokens, steps=rng.randrange(1, 4))
+        assert reused == min(longest, len(tokens) - 1)
+        if miss is None:
+            assert reused == len(tokens) - 1
+        else:
+            assert (miss.position, miss.tokens) == (reused, len(tokens) - 1 - reused)
+            assert (miss.reason is MissReason.NEVER_SEEN) == (reused == 0)
+        known.append(tokens)
+
+
+@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("windows", [(None,), (12, None), (None, 5)])
+def test_copies_in_few_pages_and_with_windows(seed: int, windows) -> None:
+    rng = random.Random(seed)
+    cache, known = Cache(24, windows), [[0]]
+    for _ in range(150):
+        earlier = rng.choice(known[-12:])
+        tokens = earlier[: rng.randrange(len(earlier) + 1)][:60]
+        tokens += [rng.randrange(4) for _ in range(rng.randrange(1, 30))]
+        reused, _ = cache.run(tokens, steps=rng.randrange(1, 4))
+        assert reused <= max(common(tokens, each) for each in known)
+        known.append(tokens)
+
+
+def test_reasons_of_misses() -> None:
+    cache = Cache(8)
+    first = list(range(100, 130))
+    assert cache.run(first)[1].reason is MissReason.NEVER_SEEN
+    assert cache.run(first)[1] is None
+    assert cache.run([*first, 1, 2, 3])[1].reason is MissReason.APPENDED
+    changed = [*first[:20], 7, *first[21:]]
+    reused, miss = cache.run(changed)
+    assert (reused, miss.reason, miss.position) == (20, MissReason.CHANGED, 20)
+    assert cache.run(first, b"other")[1].reason is MissReason.OTHER_SALT
+    assert cache.run(first, b"other")[1] is None
+    cache.run(list(range(64)))  # needs all pages
+    reused, miss = cache.run(first)
+    assert (reused, miss.reason) == (0, MissReason.EVICTED)
+    cache.pages.forget_prefixes()
+    assert cache.run(first)[1].reason is MissReason.NEVER_SEEN
+
+
+def test_nothing_is_kept_of_requests_that_were_open_when_the_cache_was_emptied() -> None:
+    cache = Cache(16)
+    cache.run([1, 2, 3], keep=True)
+    cache.pages.forget_prefixes()
+    cache.pages.release(RequestID("1"))
+    cache.pages.check()
+    assert cache.run([1, 2, 3])[0] == 0
+
+
+def test_pages_that_are_not_full_are_not_stored() -> None:
+    cache = Cache(16)
+    cache.run(list(range(20)))
+    (pool,) = cache.pages.pools
+    assert len(pool.with_content()) == len(pool.cached()) == 2
+
+
+def test_no_page_is_left_for_a_copy() -> None:
+    cache = Cache(2)
+    cache.run(list(range(12)))
+    cache.pages.claim(RequestID("a"))
+    cache.pages.reserve(RequestID("a"), 1)  # the last free page but one
+    reused, miss = 0, None
+    cache.pages.claim(RequestID("b"))
+    reused = cache.pages.reuse_prefix(RequestID("b"), np.arange(12))
+    miss = cache.pages.miss(RequestID("b"))
+    assert reused == 8 and miss is not None and miss.reason is MissReason.EVICTED
+    cache.pages.check()
+
+
+def test_the_oldest_pages_are_forgotten() -> None:
+    known = KnownPages(3)
+    for number in range(5):
+        known.add(b"salt", bytes([number]), np.array([number, 1]), ())
+        known.touch([b"\x00", b"unknown"])
+    found = [known.find(b"salt", np.array([n, 1]), (), lambda _: True).length for n in range(5)]
+    assert found == [2, 0, 0, 2, 2]
+
+
+def test_images_end_what_is_in_common() -> None:
+    known = KnownPages(8)
+    known.add(b"", b"one", np.arange(6), ((2, b"cat"),))
+    for contents, length in (
+        (((2, b"cat"),), 6),
+        (((2, b"dog"),), 2),
+        ((), 2),
+        (((2, b"cat"), (4, b"x")), 4),
+    ):
+        assert known.find(b"", np.arange(6), contents, lambda _: True).length == length
