@@ -20,11 +20,12 @@ from max._version import __version__
 from max.pipelines.core.exceptions import UserError
 from max.serve.anthropic import messages
 from max.serve.errors import ApiError
-from max.serve.http import health, tokens, unsupported_routes
+from max.serve.http import health, stream_routes, tokens, unsupported_routes
 from max.serve.http.bodies.content_types import ContentTypes
 from max.serve.http.bodies.validation import validation_error
 from max.serve.http.connections.hosts import HostRule
 from max.serve.http.error_responses import as_api_error
+from max.serve.http.kept_streams import StreamKeeper
 from max.serve.http.middleware import Gate
 from max.serve.http.state import ServerState, json_response
 from max.serve.http.streaming import ClientLeftError
@@ -62,10 +63,11 @@ def build_app(
     cors = Middleware(
         CORSMiddleware, allow_origins=origins, allow_methods=["*"], allow_headers=["*"]
     )
+    keeper = Middleware(StreamKeeper, streams=state.streams, error_body=error_body)
     app = FastAPI(
         title="Supremum",
         version=__version__,
-        middleware=[cors] if origins else [],
+        middleware=[*([cors] if origins else []), keeper],
         # FastAPI's own pages load scripts from other hosts; /docs and /openapi.json are in max.serve.web
         docs_url=None,
         openapi_url=None,
@@ -82,7 +84,7 @@ def build_app(
     }
     served = state.settings.api_types
     of_apis = [module for name, api in apis.items() if name in served for module in api]
-    modules = (health, models, *of_apis)
+    modules = (health, models, stream_routes, *of_apis)
     for module in (*modules, unsupported_routes):
         app.include_router(module.router)
     # routes that are absent say so whatever the type of their body is

@@ -30,12 +30,23 @@ logger = logging.getLogger("max.serve.requests")
 
 OPEN_PATHS = frozenset({"/health", "/v1/health", "/ping", "/", "/docs", "/favicon.ico"})
 """Paths that need no key: they tell nothing about the model, and the requests of the pages need the key."""
+_PAGE_FILES = "/ui/"
+"""What the paths of the pages' scripts and styles begin with."""
 UNTRACED_PATHS = OPEN_PATHS | {"/metrics"}
 """Paths that programs poll."""
 
 
 _CLIENT_DIGITS = 12
 """The digits of a key's digest that name its client."""
+
+
+def is_open(path: str) -> bool:
+    """Whether a path needs no key.
+
+    Args:
+        path: The path of a request.
+    """
+    return path in OPEN_PATHS or path.startswith(_PAGE_FILES)
 
 
 class Gate:
@@ -98,7 +109,8 @@ class Gate:
         context = RequestContext(request_id, receive=receive)
         token = CURRENT_REQUEST.set(context)
         begin, status = time.monotonic(), 0
-        if self._tracing is not None and scope["path"] not in UNTRACED_PATHS:
+        path = scope["path"]
+        if self._tracing is not None and not (path in UNTRACED_PATHS or is_open(path)):
             context.trace = self._tracing.begin(
                 scope["method"], scope["path"], headers, request_id, time.time()
             )
@@ -144,7 +156,7 @@ class Gate:
         too_long = ApiError(
             f"the body is longer than {limit} bytes", status=413, code="request_too_large"
         )
-        if self._keys and scope["path"] not in OPEN_PATHS and scope["method"] != "OPTIONS":
+        if self._keys and not is_open(scope["path"]) and scope["method"] != "OPTIONS":
             key = self._client(headers)
             if key is None:
                 error = ApiError(

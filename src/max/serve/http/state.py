@@ -13,6 +13,7 @@ from starlette.responses import Response
 from max.pipelines.store.local import ModelStore
 from max.serve.errors import ApiError
 from max.serve.http.bodies.open_bodies import OpenBodies
+from max.serve.http.kept_streams import KeptStreams
 from max.serve.http.prefix_epochs import PrefixEpochs
 from max.serve.http.streaming import unless_left
 from max.serve.metrics import ServerMetrics
@@ -43,6 +44,7 @@ class ServerState:
         store: The models folder; None: the server has one model.
         responses: The latest responses of OpenAI's API.
         epochs: How often each tenant's cached prefixes were dropped.
+        streams: The answers that outlive their connection.
 
     Attributes:
         bodies: The bytes of the bodies of open requests.
@@ -54,6 +56,7 @@ class ServerState:
     store: ModelStore | None = None
     responses: ResponseStore = field(default_factory=ResponseStore)
     epochs: PrefixEpochs = field(default_factory=PrefixEpochs)
+    streams: KeptStreams = field(default_factory=KeptStreams)
 
     def __post_init__(self) -> None:
         limit = getattr(self.settings, "max_open_request_bytes", 0)
