@@ -21,8 +21,13 @@ import httpx
 import numpy as np
 import pytest
 
+<<<<<<< HEAD
 from max.serve.http.middleware import OPEN_PATHS
 from max.serve.process.settings import ServerSettings
+=======
+from max.serve.http.middleware import is_open
+from max.serve.settings import ServerSettings
+>>>>>>> ef9aa954 (serve: a chat page with conversations, branches and tools)
 from tests.serve.conftest import RunningServer, http, server, start_server  # noqa: F401
 from tests.serve.test_hosts import _application, _ask, _routes
 
@@ -233,9 +238,8 @@ def test_keys_guard_every_route() -> None:
                     {"Authorization": b"Basic c2VjcmV0"},
                 ]
             )
-            if (
-                path not in OPEN_PATHS and method != "OPTIONS"
-            ):  # a browser asks first, without a key
+            # a browser asks first, without a key
+            if not is_open(path) and method != "OPTIONS":
                 requests.append({"method": method, "url": path, "headers": header})
     paths = [(request["method"], request["url"]) for request in requests]
     assert any(not path.startswith("/v1") for _, path in paths)

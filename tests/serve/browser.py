@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import shutil
 import subprocess
 import time
@@ -22,7 +23,12 @@ class Browser:
 
     Args:
         profile: An empty folder for its files.
+
+    Attributes:
+        wait_s: The seconds that `wait` waits at most.
     """
+
+    wait_s = WAIT_S
 
     def __init__(self, profile: str) -> None:
         assert CHROMIUM and DRIVER
@@ -42,7 +48,8 @@ class Browser:
             "--disable-background-networking", f"--user-data-dir={profile}",
         ]  # fmt: skip
         options = {"binary": CHROMIUM, "args": arguments}
-        wanted = {"capabilities": {"alwaysMatch": {"goog:chromeOptions": options}}}
+        always = {"goog:chromeOptions": options, "goog:loggingPrefs": {"browser": "ALL"}}
+        wanted = {"capabilities": {"alwaysMatch": always}}
         self._session = ""
         self._session = f"/session/{self._send('POST', '/session', wanted)['sessionId']}"
 
@@ -75,7 +82,7 @@ class Browser:
         Args:
             expression: The expression, in JavaScript.
         """
-        end = time.monotonic() + WAIT_S
+        end = time.monotonic() + self.wait_s
         while not (value := self.run(f"return {expression}")):
             assert time.monotonic() < end, (
                 f"{expression} stays false: {self.run('return document.body.innerText')}"
@@ -92,6 +99,22 @@ class Browser:
         actions = [{"type": kind, "value": key} for key in keys for kind in ("keyDown", "keyUp")]
         body = {"actions": [{"type": "key", "id": "keys", "actions": actions}]}
         self._send("POST", "/actions", body)
+
+    def run_async(self, body: str, *arguments: Any) -> Any:
+        """Runs the body of an asynchronous function in the page.
+
+        Args:
+            body: The body.
+            *arguments: Its arguments.
+        """
+        script = (
+            "const done = arguments[arguments.length - 1]; const given = [...arguments].slice(0, -1); "
+            f"(async (...arguments_) => {{ {body} }})(...given).then("
+            "value => done({value}), error => done({error: String(error.stack)}))"
+        )
+        answer = self._send("POST", "/execute/async", {"script": script, "args": list(arguments)})
+        assert "error" not in answer, answer["error"]
+        return answer.get("value")
 
     def click(self, selector: str) -> None:
         """Clicks on an element that can be seen.
@@ -112,6 +135,57 @@ class Browser:
         metrics = {"width": width, "height": height, "deviceScaleFactor": 1, "mobile": False}
         command = {"cmd": "Emulation.setDeviceMetricsOverride", "params": metrics}
         self._send("POST", "/goog/cdp/execute", command)
+
+    def colors(self, scheme: str) -> None:
+        """Sets the colors that the user prefers.
+
+        Args:
+            scheme: ``light`` or ``dark``.
+        """
+        features = [{"name": "prefers-color-scheme", "value": scheme}]
+        command = {"cmd": "Emulation.setEmulatedMedia", "params": {"features": features}}
+        self._send("POST", "/goog/cdp/execute", command)
+
+    def screenshot(self) -> bytes:
+        """The page as a picture, in PNG."""
+        return base64.b64decode(self._send("GET", "/screenshot"))
+
+    @property
+    def tab(self) -> str:
+        """The tab that is driven."""
+        return self._send("GET", "/window")
+
+    @tab.setter
+    def tab(self, name: str) -> None:
+        self._send("POST", "/window", {"handle": name})
+
+    def new_tab(self) -> str:
+        """Opens a tab, and drives it."""
+        self.tab = self._send("POST", "/window/new", {"type": "tab"})["handle"]
+        return self.tab
+
+    def close_tab(self, back_to: str) -> None:
+        """Closes the tab that is driven.
+
+        Args:
+            back_to: The tab that is driven then.
+        """
+        self._send("DELETE", "/window")
+        self.tab = back_to
+
+    def chosen_file(self, selector: str, path: str) -> None:
+        """Chooses a file in a field.
+
+        Args:
+            selector: Names the field, in CSS.
+            path: The file.
+        """
+        found = self._send("POST", "/element", {"using": "css selector", "value": selector})
+        self._send("POST", f"/element/{found[ELEMENT]}/value", {"text": path})
+
+    def log(self) -> list[str]:
+        """The messages of the browser's console since the last call."""
+        return [each["message"] for each in self._send("POST", "/se/log", {"type": "browser"})]
 
     def close(self) -> None:
         """Ends the browser."""

@@ -15,7 +15,7 @@ from starlette.types import Message, Receive, Scope, Send
 from max.serve.errors import ApiError
 from max.serve.http import kept_streams
 from max.serve.http.kept_streams import KeptStream, KeptStreams, StreamKeeper
-from max.serve.request_context import CURRENT_REQUEST, RequestContext
+from max.serve.requests.request_context import CURRENT_REQUEST, RequestContext
 
 ID = "a-stream-of-a-test"
 BODY = {

@@ -14,7 +14,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from max.serve.errors import ApiError, shown
 from max.serve.http.error_responses import ErrorBody, openai_body, send_error
 from max.serve.http.streaming import BODY_SEND
-from max.serve.request_context import current_request
+from max.serve.requests.request_context import current_request
 
 HEADER = "x-stream-id"
 """The header of a POST request whose answer is kept; the client chooses the identifier."""

@@ -11,7 +11,7 @@ from max.serve.http.kept_streams import KeptStream
 from max.serve.http.state import json_response, state_of
 from max.serve.http.streaming import EVENTS_TYPE, EventStream, unless_disconnected
 from max.serve.openai.wire import error_event
-from max.serve.request_context import current_request
+from max.serve.requests.request_context import current_request
 
 router = APIRouter(prefix="/v1/streams", tags=["OpenAI"])
 

@@ -1,1 +1,1 @@
-"""The chat page at ``/``: one file, no other host."""
+"""The chat page at ``/`` and the page of the API at ``/docs``: their files, and nothing from another host."""

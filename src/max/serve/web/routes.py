@@ -4,37 +4,33 @@ from __future__ import annotations
 
 import asyncio
 from functools import cache
-from importlib.resources import files
 
 from fastapi import APIRouter, Request
 from starlette.responses import Response
 
+from max.serve.errors import ApiError, shown
 from max.serve.http.state import json_response
+from max.serve.web.page_files import FOLDER, PAGE_POLICY, caching, page_file, version
 
 router = APIRouter(include_in_schema=False)
 docs_router = APIRouter(include_in_schema=False)
 
-_POLICY = (
-    "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; connect-src 'self'; "
-    "img-src data:; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
-)
-
 
 @cache
-def _text(name: str) -> str:
-    return files("max.serve.web").joinpath(name).read_text(encoding="utf-8")
-
-
-@cache
-def _with_theme(name: str) -> str:
-    """A page with the colors and the header that all pages share: it loads no second file."""
-    return _text(name).replace("/* theme.css */\n", _text("theme.css"))
+def _html(name: str) -> str:
+    return (FOLDER / name).read_text(encoding="utf-8").replace("{assets}", f"ui/{version()}")
 
 
 def _page(name: str) -> Response:
     """A page with a policy that forbids loading from other hosts."""
-    headers = {"Content-Security-Policy": _POLICY, "X-Content-Type-Options": "nosniff"}
-    return Response(_with_theme(name), media_type="text/html", headers=headers)
+    headers = {
+        "Content-Security-Policy": PAGE_POLICY,
+        "X-Content-Type-Options": "nosniff",
+        "Referrer-Policy": "no-referrer",
+        "Cross-Origin-Opener-Policy": "same-origin",
+        "Cache-Control": "no-cache",
+    }
+    return Response(_html(name), media_type="text/html", headers=headers)
 
 
 @router.get("/")
@@ -47,6 +43,33 @@ async def chat_page() -> Response:
 async def docs_page() -> Response:
     """The routes and their fields, from ``/openapi.json``."""
     return _page("docs.html")
+
+
+@docs_router.get("/ui/{of_version}/{name:path}")
+async def file_of_pages(of_version: str, name: str, request: Request) -> Response:
+    """A script, style or font of the pages.
+
+    Args:
+        of_version: The version of the files that the page was made for.
+        name: The file.
+        request: The connection.
+    """
+    found = page_file(name)
+    if found is None:
+        raise ApiError(f"the pages have no file {shown(name)}", status=404)
+    headers = {
+        "Cache-Control": caching(of_version),
+        "X-Content-Type-Options": "nosniff",
+        "Cross-Origin-Resource-Policy": "same-origin",
+        "Vary": "Accept-Encoding",
+    }
+    if found.policy:
+        headers["Content-Security-Policy"] = found.policy
+    packed = found.compressed and "gzip" in request.headers.get("accept-encoding", "")
+    if packed:
+        headers["Content-Encoding"] = "gzip"
+    data = found.compressed if packed else found.data
+    return Response(data, media_type=found.media_type, headers=headers)
 
 
 @docs_router.get("/openapi.json")

@@ -1,0 +1,154 @@
+// Shows Markdown that may still grow: blocks that are complete stay as they are.
+
+import { element, pause } from "./dom.js";
+import { safeNodes } from "./sanitize.js";
+
+const LONGEST_RENDER_MS = 4000;
+const SLICE_MS = 8;
+const PLAIN_PIECE = 16_000;
+const LONGEST_TEXT = 1_000_000;
+const BUSY_SHARE = 4;
+
+const workerUrl = new URL("markdown_worker.js", import.meta.url);
+const policy = globalThis.trustedTypes?.createPolicy("page-workers", {
+  createScriptURL: (url) => {
+    if (new URL("./", url).href !== new URL("./", import.meta.url).href)
+      throw new TypeError(`no worker of this page: ${url}`);
+    return url;
+  },
+});
+
+/** Starts a script of this folder as a worker. */
+export function startWorker(url) {
+  return new Worker(policy ? policy.createScriptURL(url.href) : url.href, { type: "module" });
+}
+
+/** The thread that makes HTML; one that takes too long for a text is replaced, and the text stays plain. */
+class Renderer {
+  constructor() {
+    this.jobs = new Map();
+    this.next = 0;
+  }
+
+  start() {
+    this.worker = startWorker(workerUrl);
+    this.worker.onmessage = ({ data }) => this.settle(data.job, data);
+    this.worker.onerror = () => this.replace();
+    this.ready = false;
+  }
+
+  render(text, isLast) {
+    if (!this.worker) this.start();
+    return new Promise((resolve) => {
+      const job = this.next++;
+      this.jobs.set(job, { text, isLast, resolve });
+      this.worker.postMessage({ job, text, isLast });
+      if (this.jobs.size === 1) this.watch();
+    });
+  }
+
+  // the first answer of a thread waits for its scripts too
+  watch() {
+    clearTimeout(this.timer);
+    if (this.jobs.size)
+      this.timer = setTimeout(() => this.replace(), this.ready ? LONGEST_RENDER_MS : 4 * LONGEST_RENDER_MS);
+  }
+
+  settle(job, made) {
+    this.ready = true;
+    const found = this.jobs.get(job);
+    this.jobs.delete(job);
+    this.watch();
+    found?.resolve(made);
+  }
+
+  replace() {
+    this.worker.terminate();
+    const [job, guilty] = this.jobs.entries().next().value ?? [];
+    this.start();
+    if (guilty) this.settle(job, { blocks: [{ begin: 0, html: "", plain: guilty.text }], isWhole: true });
+    this.ready = false;
+    for (const [number, { text, isLast }] of this.jobs) this.worker.postMessage({ job: number, text, isLast });
+  }
+}
+
+const renderer = new Renderer();
+
+/** Text as it is, in pieces that the browser lays out when they are seen. */
+export function plainNodes(text) {
+  const pieces = [];
+  for (let place = 0; place < text.length; place += PLAIN_PIECE) {
+    pieces.push(element("div", { class: "piece" }, text.slice(place, place + PLAIN_PIECE)));
+  }
+  return element("div", { class: "plain" }, ...pieces);
+}
+
+export class MarkdownView {
+  constructor(node) {
+    this.node = node;
+    this.text = "";
+    this.blocks = [];
+    this.isBusy = false;
+    this.wanted = null;
+  }
+
+  /** Shows a text, of which the one before is the begin unless it was edited. Resolves when it is shown. */
+  async show(text, isLast = true) {
+    this.wanted = { text, isLast };
+    if (this.isBusy) return;
+    this.isBusy = true;
+    try {
+      while (this.wanted) {
+        const begin = performance.now();
+        const { text: next, isLast: last } = this.wanted;
+        this.wanted = null;
+        await this.render(next, last);
+        // long texts are drawn less often, so that the page stays quick
+        const pausing = Math.max(30, BUSY_SHARE * (performance.now() - begin));
+        if (this.wanted && !this.wanted.isLast)
+          await new Promise((resolve) => setTimeout(resolve, Math.min(pausing, 2000)));
+      }
+    } finally {
+      this.isBusy = false;
+    }
+  }
+
+  async render(text, isLast) {
+    // the last block may still change, and at the end all may, by definitions of links
+    let kept = isLast || !text.startsWith(this.text) ? 0 : Math.max(0, this.blocks.length - 1);
+    let from = kept ? this.blocks[kept].begin : 0;
+    const shown = text.slice(from, LONGEST_TEXT);
+    const made = await renderer.render(shown, isLast);
+    if (made.isWhole && kept) {
+      kept = from = 0;
+      made.blocks = (await renderer.render(text.slice(0, LONGEST_TEXT), isLast)).blocks;
+    }
+    const blocks = made.blocks.map((block) => ({ ...block, begin: block.begin + from }));
+    if (text.length > LONGEST_TEXT) blocks.push({ begin: LONGEST_TEXT, html: "", plain: text.slice(LONGEST_TEXT) });
+    await this.put(blocks, kept);
+    this.text = text;
+  }
+
+  async put(blocks, kept) {
+    if (!this.blocks.length) this.node.replaceChildren(); // the plain text until now
+    let begin = performance.now();
+    for (const [offset, block] of blocks.entries()) {
+      const number = kept + offset;
+      const old = this.blocks[number];
+      if (old && old.html === block.html && old.plain === block.plain) {
+        old.begin = block.begin;
+        continue;
+      }
+      if (performance.now() - begin > SLICE_MS) {
+        await pause();
+        begin = performance.now();
+      }
+      const content = block.plain ? plainNodes(block.plain) : safeNodes(block.html);
+      if (old) old.node.replaceChildren(content);
+      const node = old?.node ?? element("div", { class: "block" }, content);
+      if (!old) this.node.append(node);
+      this.blocks[number] = { ...block, node };
+    }
+    for (const block of this.blocks.splice(kept + blocks.length)) block.node.remove();
+  }
+}
