@@ -21,13 +21,8 @@ import httpx
 import numpy as np
 import pytest
 
-<<<<<<< HEAD
-from max.serve.http.middleware import OPEN_PATHS
-from max.serve.process.settings import ServerSettings
-=======
 from max.serve.http.middleware import is_open
-from max.serve.settings import ServerSettings
->>>>>>> ef9aa954 (serve: a chat page with conversations, branches and tools)
+from max.serve.process.settings import ServerSettings
 from tests.serve.conftest import RunningServer, http, server, start_server  # noqa: F401
 from tests.serve.test_hosts import _application, _ask, _routes
 
