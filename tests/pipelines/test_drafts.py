@@ -51,6 +51,25 @@ def test_the_look_up(tokens, most) -> None:
     assert list(drafter.propose(context(tokens), most)) == looked_up(tokens, most)
 
 
+def test_a_look_up_compares_up_to_four_tokens() -> None:
+    drafter = LookupDrafter(2)
+    longer = [0, 1, 2, 3, 4, 7, 5, 1, 2, 3, 4, 8, 0, 1, 2, 3, 4]
+    assert drafter.propose(context(longer), 1) == [8], "a run of five is one of four"
+    four = [1, 2, 3, 4, 7, 5, 2, 3, 4, 8, 1, 2, 3, 4]
+    assert drafter.propose(context(four), 1) == [7], "before the later run of three"
+    assert list(drafter.propose(context([5, 5]), 1)) == []
+
+
+@pytest.mark.parametrize(("most", "first"), [(1, 1), (2, 1), (3, 1), (4, 2), (5, 2)])
+def test_the_first_draft_is_half_as_long(most: int, first: int) -> None:
+    tokens = [1, 2, 3, 4, 5, 6, 7, 1, 2]
+    drafter, one = LookupDrafter(most), context(tokens)
+    assert drafter.propose(one, 9) == [3, 4][:first]
+    for _ in range(2):
+        drafter.observe(one, 1, 0)
+    assert drafter.propose(one, 9) == ()
+
+
 def test_drafts_get_longer_while_they_are_right_and_pause_while_they_are_wrong() -> None:
     drafter, one = LookupDrafter(8), context([1, 2, 3, 4, 5, 6, 7, 8, 9, 1, 2])
     lengths = []

@@ -32,9 +32,11 @@ if TYPE_CHECKING:
     from max.pipelines.registry import resolution
     from max.pipelines.registry.architecture import SupportedArchitecture
     from max.pipelines.registry.registry import PIPELINE_REGISTRY, PipelineRegistry
-    from max.pipelines.tokenization.tokenizer import (
+    from max.pipelines.tokenization.base_tokenizers import (
         IdentityPipelineTokenizer,
         PreTrainedPipelineTokenizer,
+    )
+    from max.pipelines.tokenization.tokenizer import (
         TextTokenizer,
     )
 else:
@@ -69,8 +71,8 @@ _WHERE = {
     "PIPELINE_REGISTRY": _HERE + "registry.registry",
     "PipelineRegistry": _HERE + "registry.registry",
     "SupportedArchitecture": _HERE + "registry.architecture",
-    "IdentityPipelineTokenizer": _HERE + "tokenization.tokenizer",
-    "PreTrainedPipelineTokenizer": _HERE + "tokenization.tokenizer",
+    "IdentityPipelineTokenizer": _HERE + "tokenization.base_tokenizers",
+    "PreTrainedPipelineTokenizer": _HERE + "tokenization.base_tokenizers",
     "TextTokenizer": _HERE + "tokenization.tokenizer",
 }
 

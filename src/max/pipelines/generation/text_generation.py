@@ -34,14 +34,14 @@ from max.pipelines.generation.batch_pipeline import BatchPipeline, StepResult
 from max.pipelines.generation.mixin import GenerateMixin
 from max.pipelines.generation.steps.decode_loop import DecodeLoop, next_step_model
 from max.pipelines.generation.steps.draft_steps import DraftSteps
-from max.pipelines.generation.steps.prompt_logits import PromptLogits, wants_prompt_logits
+from max.pipelines.generation.steps.prompt_logits import PromptLogits
 from max.pipelines.generation.steps.reusable_inputs import ReusableInputs
 from max.pipelines.generation.steps.step_reader import StepReader
 from max.pipelines.generation.steps.step_tokens import (
     append_tokens,
+    bounded_steps,
     last_logits,
     log_probabilities_of_step,
-    reasoning_limit,
     with_closing_tokens,
 )
 from max.pipelines.kv_cache.prefix_store import PrefixStore
@@ -296,18 +296,9 @@ class TextGenerationPipeline(
         for context in flat:
             self._constraints.begin(context)
             num_steps = self.calculate_num_steps(num_steps, context)
-            if context.active_idx < context.end_idx or needs_sampler(context):
-                num_steps = 1  # a chunk yields no token; penalties depend on every token
-            if not self._pipeline_model.continues_steps or draft_length(context):
-                num_steps = 1
-            if wants_prompt_logits(context):
-                num_steps = 1  # the steps after that of the prompt run on the other model
-            limit = reasoning_limit(context)
-            if limit is not None:
-                if limit.sets_temperature:
-                    decode = cast(TextTokenizer, self._tokenizer).decode_now
-                    limit.observe(context.generated_tokens.tolist(), decode)
-                num_steps = limit.bounded_steps(num_steps, len(context.generated_tokens))
+            num_steps = bounded_steps(num_steps, context, self._tokenizer)
+        if not self._pipeline_model.continues_steps:
+            num_steps = 1
         self._kv_manager.reserve(flat, num_steps)
         return flat, num_steps
 
@@ -317,9 +308,8 @@ class TextGenerationPipeline(
         num_steps: int,
         model: PipelineModel[TextGenerationContextType] | None = None,
     ) -> ModelInputs:
-        """The inputs of the first step of a model, by default the plain one.
-
-        If the batch is the same as before, and the model is the plain one, they are those of its last step, updated.
+        """The inputs of the first step of a model, by default the plain one: those of its last step, updated, if the
+        batch is the same as before.
         """
         last, self._reusable = self._reusable, None
         drafted = max(map(draft_length, flat))

@@ -42,9 +42,11 @@ if TYPE_CHECKING:
         PipelineRegistry,
         get_pipeline_for_task,
     )
-    from max.pipelines.tokenization.tokenizer import (
+    from max.pipelines.tokenization.base_tokenizers import (
         IdentityPipelineTokenizer,
         PreTrainedPipelineTokenizer,
+    )
+    from max.pipelines.tokenization.tokenizer import (
         TextTokenizer,
     )
 
@@ -80,8 +82,8 @@ _WHERE = {
     "PipelineRegistry": _HERE + "registry.registry",
     "SupportedArchitecture": _HERE + "registry.architecture",
     "get_pipeline_for_task": _HERE + "registry.registry",
-    "IdentityPipelineTokenizer": _HERE + "tokenization.tokenizer",
-    "PreTrainedPipelineTokenizer": _HERE + "tokenization.tokenizer",
+    "IdentityPipelineTokenizer": _HERE + "tokenization.base_tokenizers",
+    "PreTrainedPipelineTokenizer": _HERE + "tokenization.base_tokenizers",
     "TextTokenizer": _HERE + "tokenization.tokenizer",
 }
 

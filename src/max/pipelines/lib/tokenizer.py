@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from max._names import lazy_names
-from max.pipelines.tokenization.tokenizer import (
+from max.pipelines.tokenization.base_tokenizers import (
     IdentityPipelineTokenizer,
     PreTrainedPipelineTokenizer,
+)
+from max.pipelines.tokenization.tokenizer import (
     TextTokenizer,
     max_tokens_to_generate,
     run_with_default_executor,

@@ -114,12 +114,10 @@ class LookupDrafter(Drafter):
         while ends.size and length <= LONGEST_MATCH:
             if length >= SHORTEST_MATCH:
                 best = ends
-            ends = ends[ends >= length]
-            ends = (
-                ends[tokens[ends - length] == tokens[-1 - length]]
-                if length < len(tokens)
-                else ends[:0]
-            )
+            ends = ends[
+                ends >= length
+            ]  # ends[-1] <= len(tokens) - 2, so tokens[-1 - length] exists
+            ends = ends[tokens[ends - length] == tokens[-1 - length]]
             length += 1
         if not best.size:
             return ()

@@ -16,17 +16,19 @@ from max.interfaces import (
     TextGenerationContext,
     TextGenerationOutput,
 )
-from max.pipelines.core.context import TextContext
+from max.pipelines.core.context import TextContext, draft_length
 from max.pipelines.core.exceptions import NotFiniteError
 from max.pipelines.core.reasoning import ReasoningLimit
 from max.pipelines.generation.steps.prompt_logits import wants_prompt_logits
 from max.pipelines.models.inputs import ModelOutputs
 from max.pipelines.sampling.log_probabilities import of_rows
+from max.pipelines.sampling.sampler import needs_sampler
 from max.pipelines.structured.constraint import Constraints
 from max.pipelines.tokenization.tokenizer import TextTokenizer
 
 __all__ = [
     "append_tokens",
+    "bounded_steps",
     "fail_without_logits",
     "last_logits",
     "log_probabilities_of_step",
@@ -82,6 +84,30 @@ def log_probabilities_of_step(
 def reasoning_limit(context: TextGenerationContext) -> ReasoningLimit | None:
     """The limit on the reasoning of a request; contexts of other classes have no limit."""
     return context.reasoning_limit if isinstance(context, TextContext) else None
+
+
+def bounded_steps(num_steps: int, context: TextGenerationContext, tokenizer: object) -> int:
+    """The number of steps that a batch with a request can take in one call.
+
+    Args:
+        num_steps: The maximum.
+        context: The request.
+        tokenizer: Its tokenizer; it must be a `TextTokenizer` if any reasoning has a budget.
+    """
+    if (
+        context.active_idx < context.end_idx  # a chunk yields no token
+        or needs_sampler(context)  # penalties and grammars depend on every token
+        or draft_length(context)  # the number of its tokens is known after the step
+        or wants_prompt_logits(context)  # the steps after that of the prompt run on the other model
+    ):
+        num_steps = 1
+    limit = reasoning_limit(context)
+    if limit is None:
+        return num_steps
+    if limit.sets_temperature:
+        decode = cast(TextTokenizer, tokenizer).decode_now
+        limit.observe(context.generated_tokens.tolist(), decode)
+    return limit.bounded_steps(num_steps, len(context.generated_tokens))
 
 
 def with_closing_tokens(
