@@ -362,6 +362,11 @@ def terminal_kind() -> str:
     return os.environ.get("TERM", "")
 
 
+def process_environment() -> dict[str, str]:
+    """A copy of the environment, for processes that are started with more variables."""
+    return dict(os.environ)
+
+
 def set_missing_variables(variables: Mapping[str, str]) -> None:
     """Sets variables that the environment lacks, for this process and those that it starts from now on.
 

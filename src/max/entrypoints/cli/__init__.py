@@ -41,6 +41,10 @@ COMMANDS = {
     "rm": ("max.entrypoints.cli.models:rm", "Delete a model."),
     "ps": ("max.entrypoints.cli.models:ps", "List the models that a server has loaded."),
     "run": ("max.entrypoints.cli.chat:run", "Run a model: a prompt or a chat."),
+    "launch": (
+        "max.entrypoints.cli.launch:launch",
+        "Start a coding agent with a model of this machine.",
+    ),
     "run-batch": ("max.entrypoints.cli.run_batch:run_batch", "Answer a file of requests."),
     "doctor": ("max.entrypoints.cli.doctor:doctor", "Check this machine."),
     "warm-cache": (
@@ -55,7 +59,7 @@ COMMANDS = {
 # the headings of `max --help`, and the commands under them in their order
 GROUPS = {
     "Text": ("generate", "chat", "run", "encode", "rank"),
-    "Server": ("serve", "ps", "run-batch", "benchmark"),
+    "Server": ("serve", "launch", "ps", "run-batch", "benchmark"),
     "Models": ("pull", "ls", "show", "rm", "list", "quantize", "perplexity"),
     "Machine and compiler": ("doctor", "warm-cache", "explain"),
 }

@@ -6,6 +6,7 @@ import json
 from typing import Any
 
 from max.serve.errors import ApiError, shown
+from max.serve.openai.response_tools import full_name
 
 
 def items_of(given: str | list[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -42,7 +43,10 @@ def messages_of(items: str | list[dict[str, Any]]) -> list[dict[str, Any]]:
                 arguments = item.get("arguments")
                 if kind == "custom_tool_call":
                     arguments = json.dumps({"input": item.get("input")}, ensure_ascii=False)
-                function = {"name": item.get("name"), "arguments": arguments}
+                name = item.get("name")
+                if isinstance(name, str):
+                    name = full_name(item.get("namespace"), name)
+                function = {"name": name, "arguments": arguments}
                 call = {"id": item.get("call_id"), "type": "function", "function": function}
                 last = messages[-1] if messages else {}
                 if last.get("role") == "assistant" and not thoughts:

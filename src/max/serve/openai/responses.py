@@ -16,22 +16,17 @@ from max.serve.chat.parts import AnswerPart, ArgumentsPart, ContentPart, Reasoni
 from max.serve.chat.prompt import Conversation, prepare, prompt_tokens
 from max.serve.chat.run import Answer, AnswerDelta, ChatJob, collect_answers, stream_events
 from max.serve.chat.tools.definitions import ChoiceKind, Tool, ToolChoice
-from max.serve.errors import ApiError, shown
+from max.serve.errors import ApiError
 from max.serve.http.bodies.body import BodyRoute
 from max.serve.http.state import ServerState, json_response, state_of
 from max.serve.http.streaming import event_stream, unless_disconnected
 from max.serve.limits import MAX_MESSAGES, MAX_TOOLS
 from max.serve.openai.fields import FIRST_ERROR, CacheSalt, Name, StrictBody, refuse
 from max.serve.openai.response_input import items_of, messages_of
+from max.serve.openai.response_tools import ResponseTool, tools_of
 from max.serve.openai.stored_responses import history_of, keeper
 from max.serve.openai.structure import GrammarFields, ResponseFormat, SchemaField, compiled_grammar
-from max.serve.openai.tools import (
-    AllowedChoice,
-    CustomField,
-    CustomFormat,
-    allowed_choice,
-    custom_tool,
-)
+from max.serve.openai.tools import AllowedChoice, allowed_choice
 from max.serve.openai.wire import encode_json, new_id
 from max.serve.requests.generation import RunOptions
 from max.serve.requests.request_context import current_request
@@ -44,17 +39,6 @@ _REFUSED = {
     "prompt": "prompts are not stored; send the text in input",
     "background": "answers are not made without a connection; stream them",
 }
-
-
-class FunctionTool(StrictBody):
-    """A tool of a request."""
-
-    type: str
-    name: str | None = None
-    description: str | None = None
-    parameters: dict[str, Any] | None = None
-    strict: bool | None = None
-    format: CustomFormat | None = None
 
 
 class NamedTool(StrictBody):
@@ -97,7 +81,7 @@ class ResponsesBody(StrictBody):
     temperature: Annotated[float, Field(ge=0, le=2)] | None = None
     top_p: Annotated[float, Field(gt=0, le=1)] | None = None
     text: TextField | None = None
-    tools: Annotated[list[FunctionTool], Field(max_length=MAX_TOOLS), FIRST_ERROR] | None = None
+    tools: Annotated[list[ResponseTool], Field(max_length=MAX_TOOLS), FIRST_ERROR] | None = None
     tool_choice: Literal["none", "auto", "required"] | NamedTool | AllowedChoice | None = None
     parallel_tool_calls: bool | None = None
     # accepted without effect
@@ -195,22 +179,7 @@ def _messages(body: ResponsesBody, history: Sequence[dict[str, Any]]) -> list[di
 
 
 def _tools(body: ResponsesBody) -> tuple[Tool, ...]:
-    tools: list[Tool] = []
-    for number, tool in enumerate(body.tools or ()):
-        if tool.type not in ("function", "custom"):
-            raise ApiError(
-                f"tools.{number}.type is {shown(tool.type)}; this server has tools of type 'function' and 'custom'",
-                param=f"tools.{number}.type",
-            )
-        if not tool.name:
-            raise ApiError(f"tools.{number}.name is missing", param=f"tools.{number}.name")
-        if tool.type == "custom":
-            field = CustomField(name=tool.name, description=tool.description, format=tool.format)
-            tools.append(custom_tool(field, f"tools.{number}"))
-            continue
-        parameters = tool.parameters or {"type": "object", "properties": {}}
-        tools.append(Tool(tool.name, tool.description or "", parameters, bool(tool.strict)))
-    return tuple(tools)
+    return tools_of(body.tools, body.tool_choice in (None, "auto", "none"))[0]
 
 
 def _grammar_fields(body: ResponsesBody) -> GrammarFields:
@@ -244,6 +213,8 @@ class _ResponseWriter:
         self._open: dict[str, Any] | None = None
         self._kind = ""
         tools = [{"strict": None, **(_plain(tool) or {})} for tool in body.tools or ()]
+        namespaced = [tool for tool in body.tools or () if tool.type == "namespace"]
+        self._namespaces = tools_of(namespaced, is_auto=True)[1]
         self._tools = msgspec.Raw(encode_json(tools))
         """Each object of the response has them."""
 
@@ -362,6 +333,13 @@ class _ResponseWriter:
         assert self._open is not None
         return self._open
 
+    def _named(self, name: str) -> dict[str, str]:
+        """The name of a called tool, with its namespace if it has one."""
+        if name not in self._namespaces:
+            return {"name": name}
+        namespace, own = self._namespaces[name]
+        return {"name": own, "namespace": namespace}
+
     def _place(self, **more: int) -> dict[str, Any]:
         return {"item_id": self._item()["id"], "output_index": len(self._items) - 1, **more}
 
@@ -380,10 +358,10 @@ class _ResponseWriter:
             item = {"type": "reasoning", "id": new_id("rs"), "summary": []}
         elif name in self._job.custom_tools:
             item = {"type": "custom_tool_call", "id": new_id("ctc"), "call_id": call_id}
-            item |= {"name": name, "input": ""}
+            item |= {**self._named(name), "input": ""}
         else:
             item = {"type": "function_call", "id": new_id("fc"), "call_id": call_id}
-            item |= {"name": name, "arguments": ""}
+            item |= {**self._named(name), "arguments": ""}
         item["status"] = "in_progress"
         shown = {**item, "content": []} if part is not None else {**item}
         if part is not None:

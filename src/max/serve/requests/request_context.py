@@ -35,6 +35,7 @@ class RequestContext:
         hints: What the grammar of its answer does not hold, for a header of the response.
         schemas: Schemas that the grammar does not hold as a whole, by tools; that of the answer's text has no name.
         misfits: What in its answer does not fit these schemas.
+        left_out: Types of tools that this server does not run, and that the model was not told of.
         cached: For each of its sequences a number of the prompt, and the tokens of it that were in the prefix cache.
     """
 
@@ -52,6 +53,7 @@ class RequestContext:
     hints: list[str] = field(default_factory=list)
     schemas: dict[str, Mapping[str, Any]] = field(default_factory=dict)
     misfits: list[str] = field(default_factory=list)
+    left_out: list[str] = field(default_factory=list)
     cached: dict[str, tuple[int, int]] = field(default_factory=dict)
 
     @property
@@ -79,6 +81,11 @@ class RequestContext:
             unknown_fields: The unknown fields of the body.
         """
         texts = [f"unknown fields are ignored: {unknown_fields}"] if unknown_fields else []
+        if self.left_out:
+            kinds = ", ".join(dict.fromkeys(self.left_out))
+            texts.append(
+                f"tools that this server does not run are left out: {kinds}"[:_MOST_WARNING]
+            )
         if self.hints:
             text = f"the grammar of the answer does not hold: {'; '.join(self.hints)}"
             text += f"; what does not fit in it: {'; '.join(self.misfits)}" if self.misfits else ""
