@@ -65,7 +65,7 @@ def test_programs_that_look_for_an_optional_module_go_on(name: str) -> None:
         exec(f"import {name}.something")
 
 
-LATER = {
+OF_26 = {
     "max.driver": "CompletionFlag LaunchTraceEntry SymmetricPool begin_launch_trace "
     "enable_all_peer_access launch_trace set_virtual_device_count take_launch_trace",
     "max.engine": "MefStore MissingArtifactError",
@@ -82,21 +82,21 @@ LATER = {
 }
 
 
-@pytest.mark.parametrize("module", LATER)
-def test_names_of_later_versions_say_so(module: str) -> None:
+@pytest.mark.parametrize("module", OF_26)
+def test_names_of_26_say_so(module: str) -> None:
     found = importlib.import_module(module)
-    for name in LATER[module].split():
+    for name in OF_26[module].split():
         with pytest.raises(
             (AttributeError, ImportError), match=rf"{module}\.{name} is not in this release\. \w"
         ):
             getattr(found, name)
 
 
-@pytest.mark.parametrize("module", absent_names.LATER)
+@pytest.mark.parametrize("module", absent_names.OF_26)
 def test_names_of_the_table_are_absent(module: str) -> None:
     """The table has no name that exists, and the error of each says what to use."""
     found = importlib.import_module(module)
-    for names, instead in absent_names.LATER[module].items():
+    for names, instead in absent_names.OF_26[module].items():
         for name in names.split():
             with pytest.raises(AttributeError) as error:
                 getattr(found, name)

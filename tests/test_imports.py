@@ -51,11 +51,8 @@ ALLOWED: dict[str, set[str]] = {
     | {"_abi", "kernel", "_runtime", "_backends", "_compiler", "_interpreter"},
     "experimental": ENGINE_BASE | {"kernel", "engine"},
     "diagnostics": set(),
-    "config": EVERY,
     "profiler": EVERY,
     "torch": ENGINE_BASE | {"kernel", "engine"},
-    "_tree_nodes": set(),
-    "tree": {"_tree_nodes"},
     "nn": ENGINE_BASE | {"kernel", "engine", "experimental", "interfaces", "_compat"},  # faces only
     "_compat": ENGINE_BASE | {"kernel", "engine", "experimental", "interfaces", "nn", "pipelines"},
     "pipelines": ENGINE_BASE | {"kernel", "engine", "interfaces", "nn", "_compat"},  # its face only

@@ -11,8 +11,8 @@ from tests.differential.differences_api import API
 from tests.differential.differences_eager import EAGER
 from tests.differential.differences_forms import FORMS
 from tests.differential.differences_graph import GRAPHS, IMAGES, INDEX
-from tests.differential.differences_later import LATER
 from tests.differential.differences_ops import GRAPH, MOVES, OPS
+from tests.differential.differences_v26 import V26
 from tests.differential.rule import Difference
 
 DIFFERENCES: tuple[Difference, ...] = (
@@ -22,7 +22,7 @@ DIFFERENCES: tuple[Difference, ...] = (
     *GRAPHS,
     *IMAGES,
     *INDEX,
-    *LATER,
+    *V26,
     *FORMS,
     *EAGER,
     *API,

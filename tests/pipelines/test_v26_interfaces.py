@@ -80,7 +80,7 @@ def declared(**changed: Any) -> SupportedArchitecture:
     )
 
 
-def test_declarations_of_later_versions() -> None:
+def test_declarations_of_26() -> None:
     class Own(Model):
         pass
 
@@ -106,7 +106,7 @@ def test_declarations_of_later_versions() -> None:
         declared(cascade_pipeline_factory=print)
 
 
-def test_configurations_by_later_names() -> None:
+def test_configurations_by_the_names_of_26() -> None:
     config = PipelineConfig(
         models={"main": MAXModelConfig(served_model_name="own", quantization_encoding="float32")},
         runtime=PipelineRuntimeConfig(max_batch_input_tokens=64, enable_overlap_scheduler=True),
@@ -398,7 +398,7 @@ def test_configs_with_a_cache() -> None:
         def num_layers(self) -> int:
             return self.huggingface_config.layers
 
-    class Earlier(Own):
+    class V25(Own):
         @property
         def model_max_seq_len(self) -> int:
             return self.huggingface_config.n_positions
@@ -406,9 +406,9 @@ def test_configs_with_a_cache() -> None:
     file: Any = SimpleNamespace(layers=3, max_position_embeddings=40, n_positions=20)
     options: Any = SimpleNamespace(max_length=None)
     assert Own.calculate_max_seq_len(file, options) == 40
-    assert Earlier.calculate_max_seq_len(file, options) == 20
+    assert V25.calculate_max_seq_len(file, options) == 20
     with pytest.raises(ValueError, match="21 is over the upper bound, 20"):
-        Earlier.calculate_max_seq_len(file, SimpleNamespace(max_length=21))  # type: ignore[arg-type]
+        V25.calculate_max_seq_len(file, SimpleNamespace(max_length=21))  # type: ignore[arg-type]
     made = Own(DType.float32, 40, huggingface_config=file)
     assert made.get_max_seq_len() == 40 and made.get_kv_params().num_layers == 3
 

@@ -25,7 +25,7 @@ def message(name: str) -> str | None:
             if fnmatch.fnmatchcase(prefix, pattern):
                 return f"{prefix} is not in this release. {instead}"
     module, _, last = name.rpartition(".")
-    for names, instead in tables.LATER.get(module, {}).items():
+    for names, instead in tables.OF_26.get(module, {}).items():
         if last in names.split():
             return f"{name} is not in this release. {instead}"
     return None

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-__all__ = ["ABSENT", "LATER"]
+__all__ = ["ABSENT", "OF_26"]
 
 _GRAPHS = "Stage a max.graph.Graph, and run it with max.engine.InferenceSession."
 _ADAPTERS = "LoRA adapters are absent; merge one into the weights before they are loaded."
@@ -107,7 +107,7 @@ _OF_MODELS = {
     "LoRAConfig": _ADAPTERS,
     "SpeculativeConfig Speculator UnifiedEagleOutputs UnifiedSpecDecodeInputs": _DRAFTS,
 }
-LATER: dict[str, dict[str, str]] = {
+OF_26: dict[str, dict[str, str]] = {
     "max.driver": {
         "HostHazardError": _GPUS,
     },

@@ -91,7 +91,8 @@ where while_loop
 MODULES: dict[str, tuple[str, ...]] = {
     **_FURTHER,
     **{f"max.graph.ops.{name}": ("max.graph.ops",) for name in _OPS},
-    "max.driver.buffer": ("max.driver", "max.driver._copies"),
+    "max.config": ("max._compat.config",),
+    "max.driver.buffer": ("max.driver", "max._compat.driver.v26_copies"),
     "max.driver.driver": ("max.driver", "max.driver._device", "max.driver._device_spec"),
     "max.driver.tensor": ("max.driver",),
     "max.engine.api": ("max.engine",),
@@ -153,7 +154,7 @@ MODULES: dict[str, tuple[str, ...]] = {
     "max.pipelines.lib.interfaces.kv_cache": (LIB + "interfaces",),
     "max.pipelines.lib.interfaces.pipeline_model": (LIB + "interfaces", "max.nn.transformer"),
     "max.pipelines.lib.memory_estimation": (V26 + "memory",),
-    "max.pipelines.lib.max_config": (CONFIG + "model_config", "max.config"),
+    "max.pipelines.lib.max_config": (CONFIG + "model_config", "max._compat.config"),
     "max.pipelines.lib.model_config": (CONFIG + "model_config",),
     "max.pipelines.lib.pipeline": (LIB + "interfaces", "max.pipelines"),
     "max.pipelines.lib.pipeline_args": (V26 + "config",),
@@ -177,6 +178,7 @@ MODULES: dict[str, tuple[str, ...]] = {
     "max.pipelines.tokenizer": (LIB + "tokenizer",),
     "max.random": ("max.experimental.random",),
     "max.tensor": ("max.experimental.tensor",),
+    "max.tree": ("max._compat.tree",),
     "max.torch.torch": ("max.torch",),
     # architectures that are one file here, in the folder of their family
     **{

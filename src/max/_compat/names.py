@@ -40,7 +40,7 @@ _LIB_NAMES = {
         )
     },
     **{
-        name: "max.config"
+        name: "max._compat.config"
         for name in (
             "MAXConfig", "convert_max_config_value", "deep_merge_max_configs",
             "get_default_max_config_file_section_name",
@@ -84,8 +84,8 @@ NAMES: dict[str, dict[str, str]] = {
         "DeviceQueue": "max.driver.DeviceStream",
         "load_max_buffer": "max.driver._checkpoint_file",
         "load_max_tensor": "max.driver._checkpoint_file",
-        "batch_inplace_copy": "max.driver._copies",
-        "copy_pinned_to_destinations": "max.driver._copies",
+        "batch_inplace_copy": "max._compat.driver.v26_copies",
+        "copy_pinned_to_destinations": "max._compat.driver.v26_copies",
     },
     "max.engine": {
         "CompilationStopped": "max.engine.debug_config",
@@ -97,9 +97,9 @@ NAMES: dict[str, dict[str, str]] = {
     },
     "max.graph": {
         "DType": "max.dtype",
-        "DevicePlacementPolicy": "max.graph.later_options",
-        "GraphDebugConfig": "max.graph.later_options",
-        "ProfileScopeColor": "max.graph.later_options",
+        "DevicePlacementPolicy": "max.graph.graph_options",
+        "GraphDebugConfig": "max.graph.graph_options",
+        "ProfileScopeColor": "max.graph.graph_options",
         "default_custom_extensions": "max.graph.kernel_library",
         "default_custom_extensions_scope": "max.graph.kernel_library",
     },

@@ -133,7 +133,7 @@ def run_error_class(exception: str) -> type[KernelRunError]:
         KernelRunError, base
     ):
         return KernelRunError
-    # programs that were written for MAX catch a ValueError for an index out of range
+    # programs for MAX catch a ValueError for an index out of range
     bases = (KernelRunError, base, ValueError) if base is IndexError else (KernelRunError, base)
     try:
         return type(f"KernelRun{exception}", bases, {"__module__": __name__})

@@ -103,4 +103,4 @@ def _described(text: bytes) -> tuple[DType, tuple[int, ...], int]:
 
 
 load_max_tensor = load_max_buffer
-"""The same, as 25.7 names it."""
+"""`load_max_buffer`, by the name that a tensor has in `max.driver`."""

@@ -59,7 +59,7 @@ class Device:
 
     @property
     def default_queue(self) -> DeviceStream:
-        """The default stream, by its later name."""
+        """The default stream: `default_stream`."""
         return self._default_stream
 
     @property

@@ -231,7 +231,7 @@ class InferenceSession:
         return _compiled.CompiledModel([self._ready(part) for part in parts], self)
 
     compile_async = compile
-    """`compile`, by the name under which later versions compile beside other work."""
+    """`compile`, by the name that programs call beside other work."""
 
     @rare_collections()
     def init(

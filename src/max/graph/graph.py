@@ -14,11 +14,11 @@ from max import mlir
 from max._errors import ArgumentError
 from max._reentry import refuse_in_collection
 from max.graph.graph_module import Module
+from max.graph.graph_options import DevicePlacementPolicy, GraphDebugConfig
 from max.graph.kernel_library import KernelLibrary, default_custom_extensions
 from max.graph.kernel_library import (
     default_custom_extensions_scope as default_custom_extensions_scope,
 )
-from max.graph.later_options import DevicePlacementPolicy, GraphDebugConfig
 from max.graph.saved import load_module, save_module
 from max.graph.staging.added_weights import AddedWeights
 from max.graph.staging.chains import DeviceChainMap
@@ -66,11 +66,9 @@ class Graph(StagedOps):
         context: Accepted for compatibility and ignored: MLIR contexts are implicit.
         kernel_library: A library of custom ops to extend; a new one if None.
         module: The module to build the graph in; a new one if None. Graphs of one `Module` are loaded together.
-        strict_device_placement: Accepted for programs of later versions: no op moves a tensor to another device by
-            itself.
-        is_device_graph: Accepted for programs of later versions: executions are recorded on GPUs only.
-        kwargs: Further keyword arguments of `forward`. Without `forward`, `output_types` is accepted and ignored, for
-            programs written for earlier versions.
+        strict_device_placement: Without effect: no op moves a tensor to another device by itself.
+        is_device_graph: Without effect: executions are recorded on GPUs only.
+        kwargs: Further keyword arguments of `forward`. Without `forward`, `output_types` is accepted and ignored.
 
     Raises:
         ValueError: The name is empty, or a symbol of an input type occurs only inside expressions.

@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from max import mlir
-from max.graph.later_options import ProfileScopeColor
+from max.graph.graph_options import ProfileScopeColor
 from max.graph.staging.chains import Chains
 from max.graph.staging.symbols import Symbols
 from max.graph.staging.user_lines import location_at, user_place

@@ -89,8 +89,8 @@ class KVCacheParams:
             it. Pages out of reach of all layers are freed.
         groups: If layers differ in shape or window, the second and further groups of layers; the other fields describe
             the first group.
-        num_layers: The number of layers, a field of later versions; if set, a page has 128 tokens by default.
-        devices: The devices (`DeviceRef`), a field of later versions; `n_devices` is their number.
+        num_layers: The number of layers; if set, a page has 128 tokens by default.
+        devices: The devices (`DeviceRef`); `n_devices` is their number.
 
     Raises:
         ValueError: The values are inconsistent.

@@ -38,7 +38,7 @@ class PagedCacheValues:
     groups: tuple[tuple[BufferValue, TensorValue], ...] = ()
     other_blocks: tuple[tuple[BufferValue, ...], ...] = ()
 
-    # later versions subscript the class with the types of its fields
+    # programs may subscript the class with the types of its fields
     __class_getitem__ = classmethod(GenericAlias)
 
     @property

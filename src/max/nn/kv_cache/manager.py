@@ -18,7 +18,7 @@ class KVCacheInputs:
     the order of the graph inputs.
     """
 
-    # later versions subscript the class with the types of its fields
+    # programs may subscript the class with the types of its fields
     __class_getitem__ = classmethod(GenericAlias)
 
     def flatten(self) -> list[Tensor]:

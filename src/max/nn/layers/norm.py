@@ -111,7 +111,7 @@ class LayerNorm(_ReplicatedNorm):
 
     Args:
         dims: The size of the last dimension.
-        devices: The devices; the layer runs on the first one. A single device is accepted too, as in earlier versions.
+        devices: The devices; the layer runs on the first one. A single device is accepted too.
         dtype: The dtype of the parameters.
         eps: Added to the variance.
         use_bias: Whether there is a bias.

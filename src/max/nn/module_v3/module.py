@@ -86,7 +86,7 @@ class Module(Generic[_P, _R]):
         return self.forward(*args, **kwargs)
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
-        """Applies the module; the name of `__call__` in later releases."""
+        """Applies the module: `__call__` by another name."""
         if type(self).__call__ is Module.__call__:
             raise NotImplementedError(
                 f"{type(self).__name__} does not define __call__, nor forward"

@@ -159,7 +159,7 @@ class BatchPipeline(
 
 
 class ForeignPipeline(BatchPipeline[Any]):
-    """A pipeline that does not derive from :class:`BatchPipeline`, such as one that was written for MAX.
+    """A pipeline that does not derive from :class:`BatchPipeline`.
 
     Args:
         pipeline: The pipeline, which this object does not keep alive.

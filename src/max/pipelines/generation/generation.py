@@ -157,7 +157,7 @@ class Generation(TextGenerator[TextGenerationContext]):
         """The generation of a pipeline, created on the first call, with the limits of its configuration.
 
         Args:
-            pipeline: The pipeline, a `BatchPipeline` or one that was written for MAX.
+            pipeline: The pipeline, a `BatchPipeline` or another class with these methods.
 
         Raises:
             TypeError: It does not generate text.

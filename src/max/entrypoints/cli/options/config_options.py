@@ -21,7 +21,6 @@ from max.pipelines.config.pipeline_config import PipelineConfig
 _NAMES = {
     "model_path": ("--model", "--model-path"),
     "device_specs": ("--devices",),
-    # the second names are of later versions
     "prefill_chunk_size": ("--prefill-chunk-size", "--max-batch-input-tokens"),
     "max_batch_context_length": ("--max-batch-context-length", "--max-batch-total-tokens"),
     "enable_penalties": ("--enable-penalties", "--do-penalties"),

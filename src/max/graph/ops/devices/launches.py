@@ -1,4 +1,4 @@
-"""Ops of later versions for several devices: one function for each device, on a stream of its own, shards of weights.
+"""Ops for several devices: one function for each device, on a stream of its own, shards of weights.
 
 Here they stage the same ops once for each device, in order.
 """

@@ -22,7 +22,7 @@ import dataclasses
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, TypeAlias, TypeVar, cast
 
-from max._tree_nodes import (
+from max._compat.tree_nodes import (
     PLAIN,
     Selector,
     as_predicate,

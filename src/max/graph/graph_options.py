@@ -1,4 +1,4 @@
-"""Graph options of later versions: colors of profile scopes, device placement, debugging."""
+"""Options of graphs: colors of profile scopes, device placement, debugging."""
 
 from __future__ import annotations
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from tests.differential.rule import Difference
 
-_FAMILY = ("graph_later",)
+_FAMILY = ("graph_v26",)
 _ERROR = "^!"
 
-LATER: tuple[Difference, ...] = (
+V26: tuple[Difference, ...] = (
     Difference(
         "scatter reductions want numbers, integers as indices, and updates of the shape that the indices say",
         "a guard: in 26.7 others are staged, and the kernel would read outside",

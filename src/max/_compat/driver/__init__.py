@@ -1,0 +1,1 @@
+"""What `max.driver` has for programs of other versions only."""
