@@ -553,3 +553,15 @@ def test_import_loads_no_more_than_needed(module: str, banned: set[str]) -> None
         [sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60
     )
     assert not banned & set(out.stdout.split())
+
+
+@pytest.mark.parametrize(
+    ("module", "most"),
+    [("max.graph", 20), ("max.graph.ops", 20), ("max.experimental", 20), ("max.nn", 50)],
+)
+def test_faces_load_names_when_they_are_used(module: str, most: int) -> None:
+    code = f"import sys, {module}; print(sum(name.split('.')[0] == 'max' for name in sys.modules))"
+    out = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60
+    )
+    assert int(out.stdout) <= most

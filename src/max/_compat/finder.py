@@ -87,7 +87,7 @@ class _Alias(_Loader):
 
     def exec_module(self, module: ModuleType) -> None:
         parent, _, child = module.__name__.rpartition(".")
-        if isinstance(vars(sys.modules[parent]).get(child), FunctionType):
+        if _is_function(sys.modules[parent], child):
             sys.modules[parent].__class__ = _KeepsFunctions
         targets = [importlib.import_module(target) for target in self.targets]
         public = [
@@ -130,5 +130,12 @@ class _KeepsFunctions(ModuleType):
     """
 
     def __setattr__(self, name: str, value: Any) -> None:
-        if not (isinstance(value, ModuleType) and isinstance(vars(self).get(name), FunctionType)):
+        if not (isinstance(value, ModuleType) and _is_function(self, name)):
             super().__setattr__(name, value)
+
+
+def _is_function(package: ModuleType, name: str) -> bool:
+    """Whether a package shows a function under a name; it is loaded for that."""
+    return name in getattr(package, "__all__", ()) and isinstance(
+        getattr(package, name), FunctionType
+    )

@@ -2,22 +2,36 @@
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Callable, Mapping
-from types import SimpleNamespace
+from collections.abc import Callable
+from importlib import import_module
 from typing import Any, Generic, Self, TypeVar
 
 __all__ = ["Operators", "bind_operations", "missing_method", "ops"]
 
 Operand = TypeVar("Operand", contravariant=True)
 
-ops = SimpleNamespace()
-"""The functions of `max.graph.ops` that methods of values call; `bind_operations` fills it."""
+
+class _Operations:
+    """The functions of `max.graph.ops` that methods of values call; each is loaded when it is first called."""
+
+    _load: Callable[[str], Any]
+
+    def __getattr__(self, name: str) -> Any:
+        function = self._load(name)
+        setattr(self, name, function)
+        return function
 
 
-def bind_operations(functions: Mapping[str, Callable[..., Any]]) -> None:
-    """Registers the op functions for the methods and operators of values: ops import values, not the reverse."""
-    ops.__dict__.update(functions)
+ops: Any = _Operations()
+
+
+def bind_operations(load: Callable[[str], Any]) -> None:
+    """Sets what loads an op by its name: ops import values, not the reverse.
+
+    Args:
+        load: Returns the function of `max.graph.ops` with this name.
+    """
+    ops._load = load
 
 
 class Operators(Generic[Operand]):
@@ -143,6 +157,6 @@ def missing_method(value: object, name: str, module: str) -> AttributeError:
         module: The module with the functions.
     """
     kind = type(value).__name__
-    functions = getattr(sys.modules.get(module), "__all__", ())
+    functions = import_module(module).__all__
     hint = f"; {module}.{name} is a function" if name in functions else ""
     return AttributeError(f"{kind!r} object has no attribute {name!r}{hint}", name=name, obj=value)

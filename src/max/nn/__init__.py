@@ -1,6 +1,6 @@
 """Layers, attention over a paged KV cache, transformers.
 
-All names but `Module` and `clamp` are loaded when they are first used: a model imports the layers that it has.
+All names but `clamp` are loaded when they are first used: a model imports the layers that it has.
 """
 
 from __future__ import annotations
@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING
 
 from max._names import lazy_names
 from max.nn.clamp import clamp
-from max.nn.layer import Module
 
 if TYPE_CHECKING:
     from max._compat.nn.conv_v1 import Conv1DV1, Conv2dV1, Conv3DV1
@@ -51,6 +50,7 @@ if TYPE_CHECKING:
     from max.nn.layer import (
         Layer,
         LayerList,
+        Module,
         Shardable,
         add_layer_hook,
         clear_hooks,
@@ -109,7 +109,7 @@ _MODULES = {
     "Float8WeightScaleSpec parse_float8_config",
     "max.nn.hooks": "PrintHook",
     "max.nn.identity": "Identity MissingLayer",
-    "max.nn.layer": "Layer LayerList Shardable add_layer_hook clear_hooks recursive_named_layers",
+    "max.nn.layer": "Layer LayerList Module Shardable add_layer_hook clear_hooks recursive_named_layers",
     "max.nn.layers.conv": "Conv1D Conv2d Conv3D",
     "max.nn.layers.embedding": "Embedding VocabParallelEmbedding",
     "max.nn.layers.gptq_linear": "GPTQLinear",

@@ -9,20 +9,63 @@
     data = weights.model.layers[0].mlp.down_proj.weight.data()
 """
 
-from max.graph.weights._deferred_cast import LaterCast as LaterCast
-from max.graph.weights._format import WeightsFormat as WeightsFormat
-from max.graph.weights._format import weights_format as weights_format
-from max.graph.weights._gguf import GGUFWeights as GGUFWeights
-from max.graph.weights._gguf_file import GGUF_TYPE_NUMBERS as GGUF_TYPE_NUMBERS
-from max.graph.weights._gguf_file import GGUFFile as GGUFFile
-from max.graph.weights._gguf_file import GGUFTensor as GGUFTensor
-from max.graph.weights._gguf_file import open_gguf as open_gguf
-from max.graph.weights._hierarchical import Weights as Weights
-from max.graph.weights._load import load_weights as load_weights
-from max.graph.weights._pytorch import PytorchWeights as PytorchWeights
-from max.graph.weights._safetensors import SafetensorWeights as SafetensorWeights
-from max.graph.weights._safetensors_file import SafetensorsFile as SafetensorsFile
-from max.graph.weights._safetensors_file import WeightsFileError as WeightsFileError
-from max.graph.weights._torch_file import TorchFile as TorchFile
-from max.graph.weights._weight_data import WeightData as WeightData
-from max.graph.weights._weight_data import WeightsAdapter as WeightsAdapter
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from max._names import lazy_names
+
+if TYPE_CHECKING:
+    from max.graph.weights._deferred_cast import LaterCast
+    from max.graph.weights._format import WeightsFormat, weights_format
+    from max.graph.weights._gguf import GGUFWeights
+    from max.graph.weights._gguf_file import GGUF_TYPE_NUMBERS, GGUFFile, GGUFTensor, open_gguf
+    from max.graph.weights._hierarchical import Weights
+    from max.graph.weights._load import load_weights
+    from max.graph.weights._pytorch import PytorchWeights
+    from max.graph.weights._safetensors import SafetensorWeights
+    from max.graph.weights._safetensors_file import SafetensorsFile, WeightsFileError
+    from max.graph.weights._torch_file import TorchFile
+    from max.graph.weights._weight_data import WeightData, WeightsAdapter
+
+_MODULES = {
+    "max.graph.weights._deferred_cast": "LaterCast",
+    "max.graph.weights._format": "WeightsFormat weights_format",
+    "max.graph.weights._gguf": "GGUFWeights",
+    "max.graph.weights._gguf_file": "GGUFFile GGUFTensor GGUF_TYPE_NUMBERS open_gguf",
+    "max.graph.weights._hierarchical": "Weights",
+    "max.graph.weights._load": "load_weights",
+    "max.graph.weights._pytorch": "PytorchWeights",
+    "max.graph.weights._safetensors": "SafetensorWeights",
+    "max.graph.weights._safetensors_file": "SafetensorsFile WeightsFileError",
+    "max.graph.weights._torch_file": "TorchFile",
+    "max.graph.weights._weight_data": "WeightData WeightsAdapter",
+}
+"""The names of each module."""
+_WHERE = {name: module for module, names in _MODULES.items() for name in names.split()}
+
+__all__ = [
+    "GGUFFile",
+    "GGUFTensor",
+    "GGUFWeights",
+    "GGUF_TYPE_NUMBERS",
+    "LaterCast",
+    "PytorchWeights",
+    "SafetensorWeights",
+    "SafetensorsFile",
+    "TorchFile",
+    "WeightData",
+    "Weights",
+    "WeightsAdapter",
+    "WeightsFileError",
+    "WeightsFormat",
+    "load_weights",
+    "open_gguf",
+    "weights_format",
+]
+
+__getattr__ = lazy_names(__name__, _WHERE)
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})
