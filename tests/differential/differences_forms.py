@@ -5,7 +5,7 @@ from __future__ import annotations
 from tests.differential.rule import Difference
 
 _ERROR, _VALUE = "^!", "^[^!]"
-_SYMBOLS, _MATRIX = ("later_symbols",), ("dtype_matrix",)
+_SYMBOLS, _MATRIX = ("forward_symbols",), ("dtype_matrix",)
 _NOT_LOADED = "in MAX the graph is staged, and cannot be loaded"
 
 FORMS: tuple[Difference, ...] = (

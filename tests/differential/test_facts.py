@@ -38,9 +38,14 @@ def test_families_of_rules_exist() -> None:
     assert {f for d in DIFFERENCES for f in d.families} <= set(family_names())
 
 
-def test_page_lists_the_differences() -> None:
-    between = page.parts()[1]
-    assert between == page.table(), "run python -m tests.differential.page"
+@pytest.mark.parametrize("name", page.TABLES)
+def test_page_has_the_table(name: str) -> None:
+    assert page.marked()[name] == page.TABLES[name](), "run python -m tests.differential.page"
+
+
+def test_page_is_made_of_tables() -> None:
+    assert page.marked().keys() == page.TABLES.keys()
+    assert page.generated_share() > 0.8
 
 
 def test_dims_of_the_other_system_are_read() -> None:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-__all__ = ["NAMES_ELSEWHERE", "why_absent"]
+__all__ = ["NAMES_ELSEWHERE", "REASONS", "why_absent"]
 
-_REASONS = {
+REASONS = {
     "tokens are drafted by look-up only (`--speculative-method ngram`)": """
         --draft-* --num-speculative-tokens-* --adaptive-speculative-*
         --synthetic-acceptance-rate --relaxed-* --use-greedy-acceptance --use-relaxed-acceptance-for-thinking
@@ -86,13 +86,10 @@ _REASONS = {
 """Why options are absent; an asterisk stands for any end of a name."""
 
 _EXACT = {
-    name: why for why, names in _REASONS.items() for name in names.split() if not name.endswith("*")
+    name: why for why, names in REASONS.items() for name in names.split() if not name.endswith("*")
 }
 _PREFIXES = {
-    name[:-1]: why
-    for why, names in _REASONS.items()
-    for name in names.split()
-    if name.endswith("*")
+    name[:-1]: why for why, names in REASONS.items() for name in names.split() if name.endswith("*")
 }
 
 NAMES_ELSEWHERE = {
