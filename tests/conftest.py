@@ -127,7 +127,7 @@ def _optimizer(request: pytest.FixtureRequest) -> Iterator[None]:
     if folder not in COMPOSED or request.config.getoption("--optimize"):
         yield
         return
-    with patch.object(kernel_code, "_optimized", lambda: False):
+    with patch.object(kernel_code, "_optimizes", lambda: False):
         yield
 
 

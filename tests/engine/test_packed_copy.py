@@ -175,10 +175,10 @@ def test_the_least_recently_used_copies_make_room(folder: Path) -> None:
             os.utime(inner / name, (number, number))
         assert {path.name for path in copies(folder)} == {"b", "c"}
         # b was used last, so c is deleted
-        assert packed_weights.PackedCopy(inner / "b", half.nbytes).mapped() is not None
+        assert packed_weights.PackedCopy(inner / "b", half.nbytes).map_file() is not None
         assert packed_weights.PackedCopy(inner / "d", half.nbytes).write(half)
         assert {path.name for path in copies(folder)} == {"b", "d"}
-    assert packed_weights.PackedCopy(inner / "c", half.nbytes).mapped() is None
+    assert packed_weights.PackedCopy(inner / "c", half.nbytes).map_file() is None
 
 
 def test_the_end_of_a_process_waits_for_some_time_only(

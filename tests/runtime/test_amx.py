@@ -33,12 +33,12 @@ def processor(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(llvm, "get_host_cpu_name", lambda: "rocketlake")
     monkeypatch.setattr(llvm, "get_process_triple", lambda: "x86_64-unknown-linux-gnu")
     targets._host.cache_clear()
-    amx._allowed.cache_clear()
+    amx._is_usable.cache_clear()
     # whatever the suite runs with
     with flags.override(MAX_CPU_FEATURES="native"):
         yield
     targets._host.cache_clear()
-    amx._allowed.cache_clear()
+    amx._is_usable.cache_clear()
 
 
 def test_products_are_checked(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -517,13 +517,13 @@ def squares(out: kernel.Output[kernel.f32, 1], ctx: kernel.Context):
 def test_optimized_code_and_plain_code_of_a_kernel_are_apart(counts, monkeypatch):
     target = kernel.host_target()
     ir = kernel.specialize(squares, [kernel.TensorSpec(kernel.f32, (None,))], {}, target)
-    monkeypatch.setattr(kernel_code, "_optimized", lambda: True)
+    monkeypatch.setattr(kernel_code, "_optimizes", lambda: True)
     optimized = kernel_code.compile_kernels([ir], target)[ir.key]
-    monkeypatch.setattr(kernel_code, "_optimized", lambda: False)
+    monkeypatch.setattr(kernel_code, "_optimizes", lambda: False)
     plain = kernel_code.compile_kernels([ir], target)[ir.key]
     assert plain != optimized and counts("compiled", "reused") == (2, 0)
     assert kernel_code.load_kernels([ir.key], target) == {ir.key: plain}
-    monkeypatch.setattr(kernel_code, "_optimized", lambda: True)
+    monkeypatch.setattr(kernel_code, "_optimizes", lambda: True)
     assert kernel_code.load_kernels([ir.key], target) == {ir.key: optimized}
     assert counts("compiled", "reused") == (2, 2)
 

@@ -115,14 +115,14 @@ class RegionSpec:
         if not ones:
             return
 
-        def dropped(strides: Sizes) -> Sizes:
+        def without_ones(strides: Sizes) -> Sizes:
             return tuple(0 if axis in ones else stride for axis, stride in enumerate(strides))
 
         values = [
-            replace(v, strides=dropped(v.strides)) if isinstance(v, Leaf) else v
+            replace(v, strides=without_ones(v.strides)) if isinstance(v, Leaf) else v
             for v in self.values
         ]
-        results = [replace(r, strides=dropped(r.strides)) for r in self.results]
+        results = [replace(r, strides=without_ones(r.strides)) for r in self.results]
         object.__setattr__(self, "values", tuple(values))
         object.__setattr__(self, "results", tuple(results))
 

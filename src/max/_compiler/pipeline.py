@@ -29,7 +29,7 @@ from max._compiler.passes.views import push_views
 from max._compiler.program.code import Compiled
 from max._compiler.program.emit import emit
 from max._compiler.program.flatten import flatten
-from max._compiler.record import Compilation, recorded
+from max._compiler.record import Compilation, new_record
 from max._compiler.stats import stats
 from max._config import dump_log, flags
 from max.mlir import (
@@ -147,7 +147,7 @@ def compile_module(
     work = clone_module(module)
     number_ops(work)
     start = stats.add("clone", start)
-    compilation = recorded()
+    compilation = new_record()
     optimize(work, backends, compilation=compilation)
     start = time.perf_counter()
     tables = KernelTables(backends, ahead)

@@ -22,7 +22,7 @@ else:
     flatten = lazy_module("max._compiler.program.flatten")
     memory_plan = lazy_module("max._compiler.program.memory_plan")
 
-__all__ = ["Compilation", "PassRecord", "is_recording", "record", "recorded"]
+__all__ = ["Compilation", "PassRecord", "is_recording", "record", "new_record"]
 
 
 @dataclass(frozen=True)
@@ -104,7 +104,7 @@ def is_recording() -> bool:
     return _RECORDS.get() is not None
 
 
-def recorded() -> Compilation | None:
+def new_record() -> Compilation | None:
     """A new record for a compilation; None if none is recorded."""
     records = _RECORDS.get()
     if records is None:

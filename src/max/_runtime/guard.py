@@ -16,7 +16,15 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-__all__ = ["CAN_PROTECT", "PAGE", "PATTERN", "allocate", "between_pages", "copied", "with_holes"]
+__all__ = [
+    "CAN_PROTECT",
+    "PAGE",
+    "PATTERN",
+    "allocate",
+    "between_pages",
+    "guarded_copy",
+    "with_holes",
+]
 
 PATTERN = 0xFB
 """The byte that fills new memory."""
@@ -39,7 +47,7 @@ def _protect(address: int, num_bytes: int, protection: int = 0) -> None:
         raise OSError(ctypes.get_errno(), f"mprotect of {num_bytes} bytes failed")
 
 
-def _mapped(num_bytes: int) -> Bytes:
+def _new_pages(num_bytes: int) -> Bytes:
     """A new mapping of whole pages, owned by the array."""
     return np.frombuffer(mmap.mmap(-1, num_bytes), np.uint8)
 
@@ -51,7 +59,7 @@ def _whole_pages(num_bytes: int) -> int:
 def between_pages(num_bytes: int, pattern: int = PATTERN) -> Bytes:
     """Whole pages for at least the given number of bytes, between two inaccessible pages."""
     size = _whole_pages(max(num_bytes, 1))
-    mapping = _mapped(size + 2 * PAGE)
+    mapping = _new_pages(size + 2 * PAGE)
     mapping[PAGE:-PAGE] = pattern
     address = mapping.ctypes.data
     _protect(address, PAGE)
@@ -68,7 +76,7 @@ def allocate(num_bytes: int) -> Bytes:
     return pages[pages.size - num_bytes :]
 
 
-def copied(source: Bytes) -> Bytes:
+def guarded_copy(source: Bytes) -> Bytes:
     """A read-only copy of the bytes, placed as by `allocate`."""
     pages = between_pages(source.size)
     copy = pages[pages.size - source.size :]
@@ -80,7 +88,7 @@ def copied(source: Bytes) -> Bytes:
 
 def with_holes(num_bytes: int, holes: Iterable[int]) -> Bytes:
     """Whole pages of the pattern; the pages at the offsets `holes` are inaccessible."""
-    mapping = _mapped(_whole_pages(max(num_bytes, 1)))
+    mapping = _new_pages(_whole_pages(max(num_bytes, 1)))
     mapping[:] = PATTERN
     for offset in holes:
         _protect(mapping.ctypes.data + offset, PAGE)

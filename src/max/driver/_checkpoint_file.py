@@ -77,7 +77,7 @@ def load_max_buffer(path: os.PathLike[str] | str) -> Tensor:
         if (major, minor) != _VERSION:
             raise ValueError(f"load_max_buffer: {file} has version {major}.{minor}, expected 0.1")
         try:
-            dtype, shape, offset = _described(stream.read(min(size, present)))
+            dtype, shape, offset = _parse_header(stream.read(min(size, present)))
         except (struct.error, ValueError) as error:
             raise ValueError(f"load_max_buffer: {file} is damaged: {error}") from error
         count = math.prod(shape)
@@ -93,7 +93,7 @@ def load_max_buffer(path: os.PathLike[str] | str) -> Tensor:
     return Tensor.from_numpy(elements.view(dtype.to_numpy()).reshape(shape))
 
 
-def _described(text: bytes) -> tuple[DType, tuple[int, ...], int]:
+def _parse_header(text: bytes) -> tuple[DType, tuple[int, ...], int]:
     """Dtype, shape and offset of the elements."""
     (length,) = struct.unpack_from("<I", text)
     code, rank = struct.unpack_from("<BB", text, 4 + length)

@@ -223,7 +223,7 @@ def import_array(array: DLPackArray, copy: bool | None) -> Imported:
             )
         array = cast("Any", array).resolve_neg()
     try:
-        imported = _imported(array, copy)
+        imported = _import_capsule(array, copy)
     except (RuntimeError, NotImplementedError) as error:
         raise BufferError(
             f"from_dlpack: the {type(array).__name__} has no dense memory that can be shared; convert it to a dense "
@@ -239,7 +239,7 @@ def is_negated(array: object) -> bool:
     return is_neg is not None and bool(is_neg())
 
 
-def _imported(array: DLPackArray, copy: bool | None) -> Imported:
+def _import_capsule(array: DLPackArray, copy: bool | None) -> Imported:
     device_type = array.__dlpack_device__()[0]
     if device_type not in HOST_DEVICES:
         raise BufferError(

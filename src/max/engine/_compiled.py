@@ -138,7 +138,7 @@ def graphs_of(
     elif isinstance(model, graphs.Module):
         staged = list(model.graphs)
     elif isinstance(model, str | Path):
-        graph, saved = _saved(op, Path(model))
+        graph, saved = _read_saved(op, Path(model))
         staged = [graph]
     else:
         raise TypeError(
@@ -151,7 +151,7 @@ def graphs_of(
     return [CompiledGraph(graph, with_buffers(graph.to_mlir()), saved) for graph in staged]
 
 
-def _saved(op: str, path: Path) -> tuple[graphs.Graph, Mapping[str, Any]]:
+def _read_saved(op: str, path: Path) -> tuple[graphs.Graph, Mapping[str, Any]]:
     """The graph of a file, and the values of weights that were saved with it."""
     if not path.exists():
         raise RuntimeError(f"{op}: {path} does not exist")

@@ -171,7 +171,7 @@ class DebugConfig:
                 _log.warning("MODULAR_DEBUG: unknown option %r; ignoring%s", key, hint)
                 continue
             try:
-                setattr(self, name, _parsed(option, value if equals else None))
+                setattr(self, name, _parse_value(option, value if equals else None))
             except (ValueError, TypeError, NotImplementedError) as error:
                 raise ValueError(f"MODULAR_DEBUG={text}: {error}") from error
 
@@ -248,7 +248,7 @@ def _options() -> dict[str, _Option[Any]]:
     return {name: value for name, value in vars(DebugConfig).items() if isinstance(value, _Option)}
 
 
-def _parsed(option: _Option[Any], text: str | None) -> Any:
+def _parse_value(option: _Option[Any], text: str | None) -> Any:
     """The value of an option of ``MODULAR_DEBUG``; None for a name alone."""
     if option.kind is bool:
         words = {

@@ -18,7 +18,7 @@ from max._compiler.program.memory_plan import MemoryPlan
 from max._compiler.record import Compilation, record
 from max.engine.load.opaque_buffers import with_buffers
 from max.engine.load.program_store import input_names
-from max.engine.tune.row_thresholds import find_limits
+from max.engine.tune.row_thresholds import find_thresholds
 from max.graph import Graph
 from max.kernel.language.extensions import load_extensions
 from max.mlir.sizes import NOMINAL, Size, nominal
@@ -124,7 +124,7 @@ def _launches(flat: Flat, plan: MemoryPlan, compiled: Compiled) -> list[dict[str
             "serial": launch.serial,
             "reads": list(launch.reads),
             "writes": list(launch.writes),
-            "bytes": _touched(launch, flat.buffers, caches),
+            "bytes": _touched_bytes(launch, flat.buffers, caches),
             "cached": sum(caches[b] for b in launch.reads if b in caches)
             if launch.name.endswith(_READS_CACHE)
             else 0,
@@ -138,7 +138,7 @@ def _row_thresholds(compilation: Compilation, compiled: Compiled) -> list[dict[s
     assert compilation.backends is not None
     measured: dict[str, int] = {}
     for backend in compilation.backends:
-        measured |= find_limits(compiled, backend).rows
+        measured |= find_thresholds(compiled, backend).rows
     defaults: dict[str, int] = {}
     for launch in compiled.main.launches:
         if launch.limit is not None:
@@ -201,7 +201,7 @@ def _token_bytes(cache: TensorInfo) -> int:
     return nominal(pair * heads * size) * cache.dtype.size_in_bytes
 
 
-def _touched(launch: Launch, buffers: list[Buffer], caches: dict[int, int]) -> int:
+def _touched_bytes(launch: Launch, buffers: list[Buffer], caches: dict[int, int]) -> int:
     """The bytes that a launch reads and writes, with each symbol at a nominal size."""
     sizes = {b: nominal(buffers[b].bytes) for b in (*launch.reads, *launch.writes)}
     written = sum(sizes[b] for b in launch.writes if b not in caches)

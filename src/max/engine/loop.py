@@ -102,7 +102,7 @@ class ModelLoop:
                 f"{self._body._compiled.name} and {self._after._compiled.name} run on different devices"
             )
         first, second = body.main.executor.program, after.main.executor.program
-        launches = [*first.launches, *(_moved(launch, first) for launch in second.launches)]
+        launches = [*first.launches, *(_renumbered(launch, first) for launch in second.launches)]
         # the first launch of each program waits for the other program
         for index in {0, len(first.launches)} & set(range(len(launches))):
             launches[index] = replace(launches[index], barrier=True)
@@ -233,7 +233,7 @@ def _places(program_bases: BaseLayout, layout: BaseLayout, first: int) -> npt.ND
     return base_indices
 
 
-def _moved(launch: Launch, before: Program) -> Launch:
+def _renumbered(launch: Launch, before: Program) -> Launch:
     """A launch renumbered for its place after the launches of another program."""
     slots = [
         (value if value == NO_VALUE else value + before.num_values, addend)

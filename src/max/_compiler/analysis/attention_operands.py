@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from max._compiler.analysis.layout import Layout, collapse
 from max.mlir.sizes import Size, Sizes
 
-__all__ = ["attention_views", "readable"]
+__all__ = ["attention_views", "is_readable"]
 
 
 def _unit_stride(layout: Layout, axis: int) -> bool:
@@ -15,7 +15,7 @@ def _unit_stride(layout: Layout, axis: int) -> bool:
     return layout.strides[axis] == 1 or layout.shape[axis] == 1
 
 
-def readable(index: int, layout: Layout) -> bool:
+def is_readable(index: int, layout: Layout) -> bool:
     """Whether the kernel can read an operand with a layout.
 
     Args:
@@ -56,17 +56,17 @@ def attention_views(
     views = [out, q, keys, values, *full_masks]
     batch = q.shape[:-2]
 
-    def shared(i: int) -> bool:
+    def is_shared(i: int) -> bool:
         return isinstance(batch[i], int) and keys.strides[i] == 0 and values.strides[i] == 0
 
-    group_axes = [i for i in range(rank) if batch[i] != 1 and shared(i)]
+    group_axes = [i for i in range(rank) if batch[i] != 1 and is_shared(i)]
     others = [i for i in range(rank) if i not in group_axes]
-    group_dims, group_strides = _merged(batch, views, group_axes)
+    group_dims, group_strides = _merge_axes(batch, views, group_axes)
     if len(group_dims) > 1:
         # axes that do not merge: the innermost is the group, the others are batch axes
         others, group_axes = sorted([*others, *group_axes[:-1]]), group_axes[-1:]
-        group_dims, group_strides = _merged(batch, views, group_axes)
-    dims, strides = _merged(batch, views, others)
+        group_dims, group_strides = _merge_axes(batch, views, group_axes)
+    dims, strides = _merge_axes(batch, views, others)
     group: Size = group_dims[0] if group_dims else 1
     columns = not _unit_stride(keys, -1)
     layouts: list[Layout] = []
@@ -83,7 +83,7 @@ def attention_views(
     return layouts, columns
 
 
-def _merged(
+def _merge_axes(
     batch: Sizes, views: Sequence[Layout], axes: Sequence[int]
 ) -> tuple[Sizes, list[Sizes]]:
     """Merges batch axes where all views allow it; returns the dims, and each view's strides along them."""

@@ -16,7 +16,7 @@ import math
 from dataclasses import replace
 
 from max._backends.regions import REDUCTIONS, Leaf, Literal, Node, RegionSpec, SizeOf, Value
-from max._compiler.codegen.values import converted
+from max._compiler.codegen.values import cast_source
 from max.dtype import DType
 
 __all__ = ["with_exact_centers"]
@@ -51,14 +51,14 @@ def _may_walk_again(spec: RegionSpec, centers: dict[int, int]) -> bool:
     ) and not any(
         isinstance(value, Node)
         and value.op == "reduce_sum"
-        and converted(spec, value.args[0]) in centers
+        and cast_source(spec, value.args[0]) in centers
         for value in spec.values
     )
 
 
 def _node(spec: RegionSpec, i: int, op: str) -> Node | None:
     """The value that `i` is without casts that have no effect, if it is a node of `op`."""
-    value = spec.values[converted(spec, i)]
+    value = spec.values[cast_source(spec, i)]
     return value if isinstance(value, Node) and value.op == op else None
 
 
@@ -68,14 +68,14 @@ def _center(spec: RegionSpec, i: int) -> int | None:
     if not (isinstance(total, Node) and total.op == "reduce_sum" and total.dtype.is_float()):
         return None
     square = _node(spec, total.args[0], "mul")
-    if square is None or len({converted(spec, a) for a in square.args}) != 1:
+    if square is None or len({cast_source(spec, a) for a in square.args}) != 1:
         return None
-    c = converted(spec, square.args[0])
+    c = cast_source(spec, square.args[0])
     difference = _node(spec, c, "sub")
     if difference is None or not spec.inner[c] or spec.stage[c] != spec.stage[i] - 1:
         return None
     x, mean = difference.args
-    return c if _is_mean(spec, converted(spec, x), mean) else None
+    return c if _is_mean(spec, cast_source(spec, x), mean) else None
 
 
 def _is_mean(spec: RegionSpec, x: int, i: int) -> bool:
@@ -86,9 +86,9 @@ def _is_mean(spec: RegionSpec, x: int, i: int) -> bool:
             continue
         for first, second in (node.args, node.args[::-1]):
             total = _node(spec, first, "reduce_sum")
-            if total is None or converted(spec, total.args[0]) != x:
+            if total is None or cast_source(spec, total.args[0]) != x:
                 continue
-            factor = spec.values[converted(spec, second)]
+            factor = spec.values[cast_source(spec, second)]
             size = spec.dims[-1]
             if op == "mul" and _is_inverse_size(spec, second):
                 return True
@@ -106,7 +106,7 @@ def _is_inverse_size(spec: RegionSpec, i: int) -> bool:
     node = _node(spec, i, "div")
     if node is None:
         return False
-    one, size = (spec.values[converted(spec, a)] for a in node.args)
+    one, size = (spec.values[cast_source(spec, a)] for a in node.args)
     return isinstance(one, Literal) and one.value == 1 and isinstance(size, SizeOf)
 
 
@@ -146,14 +146,14 @@ class _Rewrite:
         self.values.append(value)
         return len(self.values) - 1
 
-    def shared(self, value: Node | Literal | SizeOf) -> int:
+    def number_of_value(self, value: Node | Literal | SizeOf) -> int:
         """The number of a value that equals no leaf."""
         if value not in self.number_of:
             self.number_of[value] = self.add(value)
         return self.number_of[value]
 
     def node(self, op: str, args: tuple[int, ...], like: Node) -> int:
-        return self.shared(Node(op, args, like.dtype))
+        return self.number_of_value(Node(op, args, like.dtype))
 
     def copy(self, i: int, walk: int) -> int:
         """The number of the copy of a value for a walk after that many reductions."""
@@ -163,26 +163,26 @@ class _Rewrite:
             walk = self.spec.stage[i] - (isinstance(value, Node) and value.op in REDUCTIONS)
         key = (i, walk)
         if key not in self.copies:
-            self.copies[key] = self.copied(i, value, walk)
+            self.copies[key] = self.copy_value(i, value, walk)
         return self.copies[key]
 
-    def copied(self, i: int, value: Value, walk: int) -> int:
+    def copy_value(self, i: int, value: Value, walk: int) -> int:
         if isinstance(value, Leaf):
             return self.add(value)
         if not isinstance(value, Node):
-            return self.shared(value)
+            return self.number_of_value(value)
         if value.op == "mul" and (scaled := self.scaled_center(value, walk)) is not None:
             return scaled
         args = tuple(self.copy(a, walk) for a in value.args)
-        number = self.shared(Node(value.op, args, value.dtype, value.attr))
+        number = self.number_of_value(Node(value.op, args, value.dtype, value.attr))
         if i in self.centers and walk > self.spec.stage[i]:
             _, error = self.error(i)
             return self.node("sub", (number, error), value)
-        center = converted(self.spec, value.args[0])
+        center = cast_source(self.spec, value.args[0])
         if value.op == "reduce_sum" and center in self.centers:
             # a program that corrects its variance itself finds nothing left
             total, error = self.error(center)
-            size = self.shared(SizeOf(value.dtype, len(self.spec.dims) - 1))
+            size = self.number_of_value(SizeOf(value.dtype, len(self.spec.dims) - 1))
             return self.node("sub", (total, self.node("mul", (error, size), value)), value)
         for center, squares in self.centers.items():
             if squares == i:
@@ -202,7 +202,7 @@ class _Rewrite:
                 if node.dtype is not value.dtype:
                     return None
                 args = tuple(self.copy(a, walk) for a in node.args)
-                plain = self.shared(Node(node.op, args, node.dtype, node.attr))
+                plain = self.number_of_value(Node(node.op, args, node.dtype, node.attr))
                 by = self.copy(factor, walk)
                 _, error = self.error(center)
                 away = self.node("neg", (self.node("mul", (error, by), value),), value)
@@ -217,11 +217,11 @@ class _Rewrite:
             addend = self.copy(center, self.spec.stage[center])
             condition = (self.is_nearly_constant(center, node),) if self.conditional else ()
             total = self.node("reduce_sum", (addend, *condition), node)
-            size = self.shared(SizeOf(node.dtype, len(self.spec.dims) - 1))
-            part = self.node("div", (self.shared(Literal(node.dtype, 1.0)), size), node)
+            size = self.number_of_value(SizeOf(node.dtype, len(self.spec.dims) - 1))
+            part = self.node("div", (self.number_of_value(Literal(node.dtype, 1.0)), size), node)
             error = self.node("mul", (total, part), node)
             if condition:
-                none = self.shared(Literal(node.dtype, 0.0))
+                none = self.number_of_value(Literal(node.dtype, 0.0))
                 error = self.node("select", (*condition, error, none), node)
             self.errors[center] = total, error
         return self.errors[center]
@@ -233,27 +233,27 @@ class _Rewrite:
         node = self.spec.values[center]
         assert isinstance(node, Node)
         mean = self.copy(node.args[1], walk)
-        size = self.shared(SizeOf(like.dtype, len(self.spec.dims) - 1))
-        share = self.node("mul", (size, self.shared(Literal(like.dtype, 1 / NEAR))), like)
+        size = self.number_of_value(SizeOf(like.dtype, len(self.spec.dims) - 1))
+        share = self.node("mul", (size, self.number_of_value(Literal(like.dtype, 1 / NEAR))), like)
         level = self.node("mul", (self.node("mul", (mean, mean), like), share), like)
-        return self.shared(Node("greater", (level, squares), DType.bool))
+        return self.number_of_value(Node("greater", (level, squares), DType.bool))
 
     def plain_squares(self, center: int) -> int:
         """The copy of a sum of squares of deviations from the mean in f32."""
         total = self.spec.values[self.centers[center]]
         assert isinstance(total, Node)
         argument = self.copy(total.args[0], self.spec.stage[center])
-        return self.shared(Node(total.op, (argument,), total.dtype, total.attr))
+        return self.number_of_value(Node(total.op, (argument,), total.dtype, total.attr))
 
     def around_mean(self, squares: int, center: int, like: Node) -> int:
         """A sum of squared deviations from a mean with an error, as that from the exact mean."""
         total, error = self.error(center)
         exact = self.node("fma", (self.node("neg", (total,), like), error, squares), like)
         # all deviations may be the error, up to rounding
-        exact = self.node("max", (exact, self.shared(Literal(like.dtype, 0.0))), like)
+        exact = self.node("max", (exact, self.number_of_value(Literal(like.dtype, 0.0))), like)
         if self.conditional:
             condition = self.is_nearly_constant(center, like)
             return self.node("select", (condition, exact, squares), like)
         # squares that overflow stay infinite
-        infinite = self.shared(Node("is_inf", (squares,), DType.bool))
+        infinite = self.number_of_value(Node("is_inf", (squares,), DType.bool))
         return self.node("select", (infinite, squares, exact), like)

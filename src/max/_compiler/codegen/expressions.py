@@ -19,10 +19,10 @@ __all__ = [
     "expression",
     "identity",
     "literal",
-    "loaded",
+    "loaded_text",
     "register_expression",
-    "rounded",
-    "supported",
+    "rounded_text",
+    "has_expression",
 ]
 
 KERNEL_NAME: dict[DType, str] = {
@@ -152,7 +152,7 @@ def register_expression(op: str, writer: Writer) -> None:
     Raises:
         ValueError: The code generator has the op.
     """
-    if supported(op):
+    if has_expression(op):
         raise ValueError(f"the code generator has an expression for {op!r}")
     _TABLE[op] = writer
 
@@ -182,17 +182,17 @@ def cast(text: str, source: DType, target: DType) -> str:
     return f"k.cast({text}, k.{KERNEL_NAME[target]})"
 
 
-def rounded(text: str, dtype: DType) -> str:
+def rounded_text(text: str, dtype: DType) -> str:
     """A value of the compute type of `dtype`, rounded to `dtype`."""
     return f"k.cast({text}, k.{KERNEL_NAME[dtype]})"
 
 
-def loaded(text: str, dtype: DType) -> str:
+def loaded_text(text: str, dtype: DType) -> str:
     """A value of type `dtype`, converted to the compute type of `dtype`."""
     target = compute_dtype(dtype)
     return text if target is dtype else f"k.cast({text}, k.{KERNEL_NAME[target]})"
 
 
-def supported(op: str) -> bool:
+def has_expression(op: str) -> bool:
     """Whether the code generator has the op."""
     return op in _TABLE or op in ("cast", "round_to")

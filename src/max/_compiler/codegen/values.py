@@ -12,12 +12,12 @@ from max._compiler.codegen.expressions import (
     compute_dtype,
     expression,
     literal,
-    loaded,
-    rounded,
+    loaded_text,
+    rounded_text,
 )
 from max.dtype import DType
 
-__all__ = ["Code", "ValueWriter", "converted"]
+__all__ = ["Code", "ValueWriter", "cast_source"]
 
 
 class Code(Protocol):
@@ -91,7 +91,7 @@ class ValueWriter:
         name = self.names.get(i) or (self.scope or {}).get(i)
         if name is not None:
             return name
-        if (converted_index := converted(self.spec, i)) != i:
+        if (converted_index := cast_source(self.spec, i)) != i:
             return self.value(converted_index)
         value = self.spec.values[i]
         match value:
@@ -100,14 +100,14 @@ class ValueWriter:
             case SizeOf():
                 text = f"k.{KERNEL_NAME[compute_dtype(value.dtype)]}({self.code.size(value.axis)})"
             case Leaf():
-                text = loaded(self.code.load(i, value), value.dtype)
+                text = loaded_text(self.code.load(i, value), value.dtype)
             case Node():
                 text = self._node(value)
         name = self.fresh()
         if isinstance(value, Node) and value.op == "round_to":
             self.code.add(f"{name} = {text}")
             self._narrow[(wide := self.fresh())] = name, value.dtype
-            name, text = wide, loaded(name, value.dtype)
+            name, text = wide, loaded_text(name, value.dtype)
         self.code.add(f"{name} = {text}")
         # invariant values were written before the innermost loop
         (self.names if self.scope is None else self.scope)[i] = name
@@ -136,15 +136,15 @@ class ValueWriter:
         if node.op == "cast":
             return cast(texts[0], first.dtype, node.dtype)
         if node.op == "round_to":
-            return rounded(texts[0], node.dtype)
+            return rounded_text(texts[0], node.dtype)
         return expression(node.op, node.attr, first.dtype, texts)
 
 
-def converted(spec: RegionSpec, i: int) -> int:
+def cast_source(spec: RegionSpec, i: int) -> int:
     """The value that a cast between dtypes of one compute type takes; `i` itself for other values."""
     value = spec.values[i]
     if isinstance(value, Node) and value.op == "cast":
         source = spec.values[value.args[0]].dtype
         if compute_dtype(source) is compute_dtype(value.dtype):
-            return converted(spec, value.args[0])
+            return cast_source(spec, value.args[0])
     return i

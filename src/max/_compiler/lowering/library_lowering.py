@@ -17,7 +17,7 @@ from max._compiler.codegen.epilogue import EpilogueText, write_epilogue
 from max._compiler.lowering.flops import op_flops, region_flops, region_name
 from max._compiler.lowering.kernel_tables import Argument
 from max._compiler.lowering.lowered_graph import HostStep, LimitSlot, Number, UnsupportedOpError
-from max._compiler.lowering.placing import Place, Placing, described
+from max._compiler.lowering.placing import Place, Placing, operand_of
 from max._compiler.lowering.region_specs import RegionParts, norm_before
 from max._compiler.mok import DeviceCopyOp, MatmulOp, PackingOp, RegionOp
 from max._compiler.program.code import WorkCode
@@ -80,8 +80,8 @@ class LibraryLowering:
         self.read_sizes(op)
         call = self.placing.lower_call(
             name,
-            [described(v) for v in operands],
-            [described(v) for v in results],
+            [operand_of(v) for v in operands],
+            [operand_of(v) for v in results],
             plain(attributes),
         )
         if epilogue is not None and not call.epilogue:
@@ -190,13 +190,13 @@ class LibraryLowering:
         views, columns = attention_views(
             result.layout, [place.layout for place in places], op.attr("axis")
         )
-        described = [
+        operand_of = [
             Operand(place.dtype, layout.shape)
             for place, layout in zip([result, *places], views, strict=True)
         ]
         params = {name: op.attr(name) for name in ("scale", "fills", "roundings")}
         params["columns"] = columns
-        call = self.placing.lower_call(op.name, described[1:], [described[0]], params)
+        call = self.placing.lower_call(op.name, operand_of[1:], [operand_of[0]], params)
         workspaces = [self.placing.workspace(w) for w in call.workspaces]
         tables = {"operand": places, "result": [result], "workspace": workspaces}
         layouts = {"operand": views[1:], "result": [views[0]]}
@@ -232,7 +232,7 @@ class LibraryLowering:
         for w, piece in zip(op.operands, op.pieces(), strict=True):
             layout = whole.layout.slice(piece.start, [1] * len(piece.shape), piece.shape)
             result = Operand(whole.dtype, piece.shape)
-            call = self.placing.lower_call(op.name, [described(w)], [result], piece.attributes)
+            call = self.placing.lower_call(op.name, [operand_of(w)], [result], piece.attributes)
             target = replace(whole, layout=layout)
             self.launch_call(call, [self.placing.place(w)], [target], label, parts=[whole.buffer])
 

@@ -225,7 +225,7 @@ class Placing:
         )
 
 
-def described(value: SSAValue) -> Operand:
+def operand_of(value: SSAValue) -> Operand:
     """The dtype and shape of a value, for the kernel library."""
     type_ = value.type
     assert isinstance(type_, ShapedType)

@@ -37,7 +37,7 @@ def plan_products(op: ProductsOp, outer: RegionOp | None) -> list[PartJob]:
     """
     stored: dict[SSAValue, SSAValue] = {}
     ends: dict[int, int] = {}
-    for number, value in enumerate(outer.yielded if outer is not None else ()):
+    for number, value in enumerate(outer.results_in_body if outer is not None else ()):
         if value.owner is op:
             assert outer is not None
             stored[value] = outer.results[number]
@@ -52,7 +52,7 @@ def plan_products(op: ProductsOp, outer: RegionOp | None) -> list[PartJob]:
             results = tuple([stored.get(value, value) for value in products])
             jobs.append(PartJob(len(part), results))
             continue
-        epilogue = epilogue_parts(outer, op, products, outer.yielded[number])
+        epilogue = epilogue_parts(outer, op, products, outer.results_in_body[number])
         if epilogue is None:
             jobs.append(PartJob(len(part), tuple(products), later=number))
         else:

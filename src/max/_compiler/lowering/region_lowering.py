@@ -16,7 +16,7 @@ from max._compiler.codegen.epilogue import write_part_epilogues
 from max._compiler.lowering.flops import op_flops, region_flops, region_name
 from max._compiler.lowering.kernel_tables import Argument
 from max._compiler.lowering.library_lowering import LibraryLowering, in_place_pairs, with_norm
-from max._compiler.lowering.placing import Place, Placing, described
+from max._compiler.lowering.placing import Place, Placing, operand_of
 from max._compiler.lowering.product_parts import plan_products
 from max._compiler.lowering.region_specs import epilogue_parts, region_parts
 from max._compiler.mok import ProductsOp, RegionOp
@@ -138,7 +138,7 @@ class RegionLowering:
         if isinstance(main, ProductsOp):
             self.products(main, op)
             return
-        if op.yielded == tuple(main.results):
+        if op.results_in_body == tuple(main.results):
             self.library_ops.lower_op(main, op, None)
             return
         parts = epilogue_parts(op, main)
@@ -149,7 +149,7 @@ class RegionLowering:
 
     def separate_epilogue(self, op: RegionOp, main: MoOp, number: int) -> None:
         """Launches the ops after the library op separately, for one result of the region."""
-        parts = region_parts(op, main, only=op.yielded[number])
+        parts = region_parts(op, main, only=op.results_in_body[number])
         operands = [self.placing.place(v) for v in op.operands]
         sources = [
             (self.placing.place(main.results[-1 - index]) if index < 0 else operands[index], offset)
@@ -167,9 +167,9 @@ class RegionLowering:
             **attributes,
             "parts": tuple([(job.products, len(job.results)) for job in jobs]),
         }
-        results = [described(v) for job in jobs for v in job.results]
+        results = [operand_of(v) for job in jobs for v in job.results]
         call = self.placing.lower_call(
-            op.name, [described(v) for v in operands], results, attributes
+            op.name, [operand_of(v) for v in operands], results, attributes
         )
         places = [self.placing.place(v) for v in operands]
         outers = [self.placing.place(v) for v in outer.operands] if outer is not None else []

@@ -40,7 +40,7 @@ class _Builder:
     def __init__(
         self, region: BodyOp, only: SSAValue | None = None, main: MoOp | None = None
     ) -> None:
-        self.yielded = region.yielded if only is None else (only,)
+        self.results_in_body = region.results_in_body if only is None else (only,)
         ops = ops_of(region.block)[:-1] if only is None else needed_ops(only)
         norm = None if main is None else norm_before(main)
         self.ops = [op for op in ops if op is not norm]
@@ -64,7 +64,7 @@ class _Builder:
                 axis: int = op.attr_or("axis", len(shape) - 1)
                 outer = strip(shape[:axis]) + strip(shape[axis + 1 :])
                 return (*outer, shape[axis]), len(strip(shape[:axis]))
-        return strip(shape_of(self.yielded[0])), -1
+        return strip(shape_of(self.results_in_body[0])), -1
 
     def strides(self, layout: Layout) -> Sizes:
         """A layout's strides over the iteration space."""
@@ -170,13 +170,13 @@ class _Builder:
         A sum that is widened is not rounded: programs write a product of narrow factors with a wide result this way.
         """
         if value not in self.sums or not holds(after, before):
-            value = self.rounded(value, before)
+            value = self.round_value(value, before)
         if before is DType.float64 and compute_dtype(after) is not after:
             # one rounding: not through the compute type
             return self.node("round_to", (value,), after)
-        return self.rounded(self.node("cast", (value,), after), after)
+        return self.round_value(self.node("cast", (value,), after), after)
 
-    def rounded(self, value: int, dtype: DType) -> int:
+    def round_value(self, value: int, dtype: DType) -> int:
         """A value of the compute type of `dtype`, rounded to `dtype` unless `dtype` is known to hold it."""
         exact = self.exact_dtype(value)
         if exact is not None and holds(dtype, exact):
@@ -229,7 +229,7 @@ class _Builder:
                 square = self.mean(self.node("mul", (x, x), dtype), dtype)
                 scaled = self.node("mul", (x, self.inverse_root(square, op, dtype)), dtype)
                 if not op.attr("multiply_before_cast"):
-                    scaled = self.rounded(scaled, dtype)
+                    scaled = self.round_value(scaled, dtype)
                 gamma = self.column(op.operands[1])
                 offset = op.attr("weight_offset")
                 if offset:
@@ -284,13 +284,13 @@ def region_parts(
         else:
             builder.visit(op)
     results: list[Result] = []
-    for index, value in enumerate(builder.yielded):
+    for index, value in enumerate(builder.results_in_body):
         type_ = value.type
         assert isinstance(type_, ShapedType)
         layout = layouts[index] if layouts is not None else Layout.contiguous(shape_of(value))
         strides = builder.strides(layout)
         results.append(Result(builder.result(value), type_.dtype, strides))
-    return RegionParts(_collapsed(builder, results), tuple(builder.sources))
+    return RegionParts(_collapse_axes(builder, results), tuple(builder.sources))
 
 
 def norm_before(main: MoOp) -> MoOp | None:
@@ -359,7 +359,7 @@ def epilogue_parts(
     values = tuple(
         replace(v, strides=next(strides)) if isinstance(v, Leaf) else v for v in builder.values
     )
-    value = builder.yielded[0]
+    value = builder.results_in_body[0]
     number = builder.result(value)
     type_ = value.type
     assert isinstance(type_, ShapedType)
@@ -367,7 +367,7 @@ def epilogue_parts(
     return RegionParts(spec, tuple(builder.sources))
 
 
-def _collapsed(builder: _Builder, results: list[Result]) -> RegionSpec:
+def _collapse_axes(builder: _Builder, results: list[Result]) -> RegionSpec:
     """The region with adjacent axes merged where all strides allow it; a reduction axis stays the last one."""
     reduces = builder.axis >= 0
     leaves = [value for value in builder.values if isinstance(value, Leaf)]

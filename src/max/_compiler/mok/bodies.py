@@ -39,7 +39,7 @@ class BodyOp(MoOp):
         return self.regions[0].block
 
     @property
-    def yielded(self) -> tuple[SSAValue, ...]:
+    def results_in_body(self) -> tuple[SSAValue, ...]:
         """The values that the body yields, one per result."""
         last = self.block.last_op
         assert last is not None
@@ -53,7 +53,7 @@ class BodyOp(MoOp):
             raise VerifyException("the body's arguments differ from the operands")
         if block.last_op is None or block.last_op.name != "mok.yield":
             raise VerifyException("the body does not end with mok.yield")
-        if [v.type for v in self.yielded] != [v.type for v in self.results]:
+        if [v.type for v in self.results_in_body] != [v.type for v in self.results]:
             raise VerifyException("the yielded values differ from the results")
 
     def print(self, printer: Printer) -> None:

@@ -109,13 +109,13 @@ class _Fusion:
         batch = shape[:-2]
         q, q_scale = self._source(first.operands[0])
         keys, key_scale = self._source(first.operands[1])
-        if not _transposed(first):
+        if not _is_transposed(first):
             keys = self._matrix_transpose(keys)
         values, _ = self._source(last.operands[1], scaled=False)
-        if _transposed(last):
+        if _is_transposed(last):
             values = self._matrix_transpose(values)
         scale = scores.scale * q_scale * key_scale
-        operands = [self._batched(v, batch) for v in (q, keys, values)]
+        operands = [self._with_batch_axes(v, batch) for v in (q, keys, values)]
         if not _is_float32(scale) or any(v is None for v in operands):
             return False
         q, keys, values = (v for v in operands if v is not None)
@@ -124,7 +124,7 @@ class _Fusion:
             return False
         masks = [self._mask(value, negated) for value, _, negated in scores.masks]
         fills = [fill for _, fill, _ in scores.masks]
-        q, keys, values, masks = self._grouped(q, keys, values, masks)
+        q, keys, values, masks = self._with_group_axes(q, keys, values, masks)
         roundings = [*scores.roundings, weight_dtype]
         self._replace(last, (q, keys, values, *masks), fills, roundings, scale)
         return True
@@ -164,7 +164,7 @@ class _Fusion:
             scores = self._scores(op.operands[0], shape)
             return _cast_scores(scores, op) if scores and op.name == "mo.cast" else scores
         if op.name in ("mo.mul", "mo.div"):
-            inner, factor = _scaled(op)
+            inner, factor = _scale_of(op)
             if factor is None:
                 return None
             scores = self._scores(inner, shape)
@@ -226,7 +226,7 @@ class _Fusion:
                 # a product in the narrower dtype is rounded before it is widened
                 inner, scaled = op.operands[0], False
             elif scaled and op.name in ("mo.mul", "mo.div") and op.results[0].has_one_use():
-                inner, constant = _scaled(op)
+                inner, constant = _scale_of(op)
                 if constant is None or (view is not None and not view.results[0].has_one_use()):
                     return value, factor
                 factor *= constant
@@ -234,7 +234,7 @@ class _Fusion:
                 return value, factor
             value = inner if view is None else self._transpose(inner, view.attr("perm"))
 
-    def _batched(self, value: SSAValue, batch: Sizes) -> SSAValue | None:
+    def _with_batch_axes(self, value: SSAValue, batch: Sizes) -> SSAValue | None:
         """A value with the given batch axes: reshaped if its own have as many elements, broadcast if it is a matrix."""
         shape = shape_of(value)
         if len(shape) == 2:
@@ -253,13 +253,13 @@ class _Fusion:
 
     # grouped heads -----------------------------------------------------------------------------
 
-    def _grouped(
+    def _with_group_axes(
         self, q: SSAValue, keys: SSAValue, values: SSAValue, masks: list[SSAValue]
     ) -> tuple[SSAValue, SSAValue, SSAValue, list[SSAValue]]:
         """The operands with separate axes for KV heads and for the query heads of each, if keys and values have them
         merged.
         """
-        first, second = self._unmerged(keys), self._unmerged(values)
+        first, second = self._before_merge(keys), self._before_merge(values)
         if first is None or second is None:
             return q, keys, values, masks
         (split_keys, axis), (split_values, _) = first, second
@@ -280,14 +280,14 @@ class _Fusion:
         masks = [split_heads(mask, batch + 2) for mask in masks]
         return split_heads(q, batch + 2), split_keys, split_values, masks
 
-    def _unmerged(self, value: SSAValue) -> tuple[SSAValue, int] | None:
+    def _before_merge(self, value: SSAValue) -> tuple[SSAValue, int] | None:
         """The value before an axis of heads and a broadcast axis were merged into one; and the merged axis."""
         owner = value.owner
         if not isinstance(owner, MoOp) or owner.name not in ("mo.reshape", "mo.transpose"):
             return None
         source = owner.operands[0]
         if owner.name == "mo.transpose":
-            unmerged = self._unmerged(source)
+            unmerged = self._before_merge(source)
             if unmerged is None:
                 return None
             inner, axis = unmerged
@@ -332,7 +332,7 @@ def _is_float32(scale: float) -> bool:
     return scale == 0 or SMALLEST <= abs(scale) <= GREATEST
 
 
-def _transposed(op: MoOp) -> bool:
+def _is_transposed(op: MoOp) -> bool:
     return bool(op.attr_or("transpose_b", False))
 
 
@@ -402,7 +402,7 @@ def _number(value: SSAValue) -> float | None:
     return float(array.item())
 
 
-def _scaled(op: MoOp) -> tuple[SSAValue, float | None]:
+def _scale_of(op: MoOp) -> tuple[SSAValue, float | None]:
     """The scaled operand of a product or a quotient, and the constant factor (None: no operand is constant)."""
     x, y = op.operands
     number = _number(y)

@@ -177,16 +177,16 @@ def _pow(op: MoOp) -> SSAValue | None:
             )
         case 0.5 | -0.5 as power:
             # unlike roots, powers of -0.0 are those of 0.0, and powers of -inf those of inf
-            infinite = insert_before(op, build("mo.equal", (x, _filled(op, type_, -math.inf))))
-            base = insert_before(op, build("mo.add", (x, _filled(op, type_, 0.0))))
-            base = (infinite, _filled(op, type_, math.inf), base)
+            infinite = insert_before(op, build("mo.equal", (x, _tensor_of(op, type_, -math.inf))))
+            base = insert_before(op, build("mo.add", (x, _tensor_of(op, type_, 0.0))))
+            base = (infinite, _tensor_of(op, type_, math.inf), base)
             base = insert_before(op, build("mo.select", base))
             return insert_before(op, build("mo.sqrt" if power > 0 else "mo.rsqrt", (base,)))
         case _:
             return None
 
 
-def _filled(op: MoOp, type_: TensorType, number: float) -> SSAValue:
+def _tensor_of(op: MoOp, type_: TensorType, number: float) -> SSAValue:
     """A tensor of one number, before an op."""
     scalar_type = TensorType.get(type_.dtype, (), type_.device)
     attr = {"value": DenseAttr.of(np.asarray(number).astype(type_.dtype.to_numpy()))}
@@ -208,7 +208,7 @@ def _pad(op: MoOp) -> SSAValue | None:
         assert isinstance(value.type, TensorType)
         shape = value.type.shape
         margins = [
-            _filled(
+            _tensor_of(
                 op, type_.with_shape([*shape[:axis], amount, *shape[axis + 1 :]]), op.attr("value")
             )
             if amount != 0

@@ -26,19 +26,19 @@ def expand_collectives(block: Block) -> None:
         types = [result.type for result in op.results[:-1]]
         first = types[0]
         assert isinstance(first, TensorType)
-        inputs = [_moved(op, value, first) for value in op.operands[: len(types)]]
+        inputs = [_on_device_of(op, value, first) for value in op.operands[: len(types)]]
         combined = _sum(op, inputs) if op.name == "mo.allreduce" else insert_before(
             op, build("mo.concat", inputs, {"axis": op.attr("axis")})
         )  # fmt: skip
         for result, type_ in zip(op.results[:-1], types, strict=True):
             assert isinstance(type_, TensorType)
-            result.replace_all_uses_with(_moved(op, combined, type_))
+            result.replace_all_uses_with(_on_device_of(op, combined, type_))
         op.results[-1].replace_all_uses_with(op.operands[-1])
         op.detach()
         op.erase()
 
 
-def _moved(op: MoOp, value: SSAValue, like: TensorType) -> SSAValue:
+def _on_device_of(op: MoOp, value: SSAValue, like: TensorType) -> SSAValue:
     """The value on the device of `like`."""
     type_ = value.type
     assert isinstance(type_, TensorType)

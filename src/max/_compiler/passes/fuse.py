@@ -154,9 +154,9 @@ class Fuser:
         if group.size >= MAX_OPS:
             return False
         per_row = axis < 0 <= group.axis and space == group.row_space()
-        return (per_row or _one_nest(space, axis, group)) and self.aligned(op, group)
+        return (per_row or _one_nest(space, axis, group)) and self.uses_in_place(op, group)
 
-    def aligned(self, op: MoOp, group: Group) -> bool:
+    def uses_in_place(self, op: MoOp, group: Group) -> bool:
         """Whether the op uses the operands that the group produces in place: element by element, or as rows."""
         data = op.operands[:1] if op.spec.row_flops else op.operands
         return all(value in data for value in op.operands if self.member(value) is group)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from xdsl.ir import Block, SSAValue
 
-from max._compiler.analysis.attention_operands import readable
+from max._compiler.analysis.attention_operands import is_readable
 from max._compiler.analysis.layout import Layout
 from max._compiler.analysis.shapes import is_view, shape_of, view_layout
 from max._compiler.mok import BodyOp, RegionOp, YieldOp
@@ -84,7 +84,7 @@ class _Materializer:
 
     def attention_operands(self, op: MoOp) -> None:
         for index, operand in enumerate(op.operands):
-            if not readable(index, self.layout(operand)):
+            if not is_readable(index, self.layout(operand)):
                 self.copy(op, index)
 
     def outputs(self, op: MoOp) -> None:

@@ -57,7 +57,7 @@ def place_operands(block: Block, backends: Backends) -> None:
                     and index_of(operand.type, backends) != device
                 ):
                     if (operand, device) not in copies:
-                        copies[operand, device] = _copied(op, operand, device, backends)
+                        copies[operand, device] = _device_copy(op, operand, device, backends)
                     op.operands[position] = copies[operand, device]
 
 
@@ -96,7 +96,7 @@ def _use_condition_in_place(op: WhileOp) -> None:
     _use_predicate_in_place(output)
 
 
-def _copied(op: MoOp, operand: SSAValue, device: int, backends: Backends) -> SSAValue:
+def _device_copy(op: MoOp, operand: SSAValue, device: int, backends: Backends) -> SSAValue:
     """The operand copied to the device of the op."""
     type_ = operand.type
     assert isinstance(type_, ShapedType)

@@ -99,7 +99,7 @@ class _Resolver:
     def sizes_named_by(self, op: MoOp, defined: set[str]) -> Env:
         """The expressions of the symbols that an op's results introduce."""
         resolved: Env = {}
-        for result, computed in zip(op.results, self.computed(op), strict=False):
+        for result, computed in zip(op.results, self.computed_shapes(op), strict=False):
             if not isinstance(result.type, ShapedType):
                 continue
             for dim, size in zip(result.type.shape, computed, strict=True):
@@ -110,7 +110,7 @@ class _Resolver:
                     resolved[name] = size
         return resolved
 
-    def computed(self, op: MoOp) -> Sequence[Sequence[DimExpr]]:
+    def computed_shapes(self, op: MoOp) -> Sequence[Sequence[DimExpr]]:
         """The shapes of an op's results computed from its operands, for ops that may name sizes."""
         if op.name == "mo.slice":
             bounds: list[tuple[DimExpr, ...]] = [op.attr(name) for name in SLICE_ATTRIBUTES]

@@ -114,7 +114,7 @@ def _part(
         operands = [_part(anchor, v, axis, start, stop, concat, number) for v in owner.operands]
         narrowed = type(owner).create(
             operands=operands,
-            result_types=(_narrowed(value, axis, stop - start),),
+            result_types=(_narrowed_type(value, axis, stop - start),),
             attributes=owner.attributes,
             location=owner.location,
         )
@@ -125,12 +125,12 @@ def _part(
         missing = len(shape_of(value)) - len(shape_of(source))
         if axis >= missing and shape_of(source)[axis - missing] != 1:
             source = _slice(anchor, source, axis - missing, start, stop)
-        result_types = (_narrowed(value, axis, stop - start),)
+        result_types = (_narrowed_type(value, axis, stop - start),)
         return insert_before(anchor, build("mo.broadcast_to", (source,), {}, result_types))
     return _slice(anchor, value, axis, start, stop)
 
 
-def _narrowed(value: SSAValue, axis: int, size: int) -> TensorType:
+def _narrowed_type(value: SSAValue, axis: int, size: int) -> TensorType:
     type_ = value.type
     assert isinstance(type_, TensorType)
     dims = list(type_.shape)
@@ -146,5 +146,5 @@ def _slice(anchor: MoOp, value: SSAValue, axis: int, start: int, stop: int) -> S
     starts[axis], stops[axis] = DimExpr.of(start), DimExpr.of(stop)
     steps = [DimExpr.of(1)] * type_.rank
     attrs = {"start": tuple(starts), "stop": tuple(stops), "step": tuple(steps)}
-    result_types = (_narrowed(value, axis, stop - start),)
+    result_types = (_narrowed_type(value, axis, stop - start),)
     return insert_before(anchor, build("mo.slice", (value,), attrs, result_types))

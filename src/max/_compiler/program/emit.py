@@ -162,7 +162,7 @@ class _Emitter:
         return SlotCode(self.value(ValueCode(base, block, size)), 0, fixed)
 
 
-def _fixed(buffer: Buffer) -> FixedBuffer:
+def _fixed_buffer(buffer: Buffer) -> FixedBuffer:
     """The fixed buffer of a weight, a constant or a result computed once; its size must be static."""
     assert isinstance(buffer.bytes, int), f"{buffer.name} has no static size"
     shape = tuple([dim for dim in buffer.shape if isinstance(dim, int)])
@@ -207,7 +207,7 @@ def emit(
     for index, buffer in enumerate(flat.buffers):
         if buffer.kind in ("weight", "constant", "kept"):
             fixed[index] = len(table)
-            table.append(_fixed(buffer))
+            table.append(_fixed_buffer(buffer))
     symbols = dict.fromkeys(name for info in inputs for dim in info.shape for name in _symbols(dim))
     layout = BaseLayout(len(inputs), len(outputs))
     at_load = _LaunchList(flat.once, flat.once_host_steps)

@@ -285,7 +285,7 @@ class _Flattener:
     def place_label(self, label: int, host: bool) -> None:
         """Places a label; the program is cut before it if the host continues there."""
         if host:
-            self.cut()
+            self.end_segment()
         self.flat.labels[label] = len(self.flat.launches)
         if host:
             # separates the label's position from that of a host step right after it
@@ -295,7 +295,7 @@ class _Flattener:
         """Adds a launch; a program is cut where the device changes."""
         launches = self.flat.launches
         if launches and launches[-1].device != launch.device:
-            self.cut()
+            self.end_segment()
         launches.append(launch)
 
     def add_once(self, launch: Launch) -> None:
@@ -305,7 +305,7 @@ class _Flattener:
             self.flat.once_host_steps.append((len(launches), CUT))
         launches.append(launch)
 
-    def cut(self) -> None:
+    def end_segment(self) -> None:
         self.flat.host_steps.append((len(self.flat.launches), CUT))
 
     def mark(self, writes: Sequence[int]) -> None:

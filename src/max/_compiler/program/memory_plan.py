@@ -88,8 +88,7 @@ class _Planner:
         self.read: tuple[set[int], set[int]] = (set(), set())
 
     def keep_through_loops(self, loops: Sequence[tuple[int, int]]) -> dict[int, list[int]]:
-        """Extends the lifetime of buffers that are defined before a loop, or kept from one iteration to the next, to the
-        loop's end.
+        """Extends the lifetime of buffers that live before a loop, or between iterations, to the loop's end.
 
         Returns:
             The extended buffers, by the position of the loop's last launch.

@@ -91,7 +91,7 @@ class FixedMemory:
             if not on_host[index]:
                 self._on_device(index, item, value, backends[item.device])
             elif compiled.guarded:
-                self._owners[index] = block = _guarded(item, value)
+                self._owners[index] = block = _guarded_buffer(item, value)
                 self.addresses.append(block.ctypes.data)
             elif value is None:
                 self.addresses.append(next(places))
@@ -157,6 +157,6 @@ def _bytes(value: Tensor | Array) -> Array:
     return np.ascontiguousarray(array).reshape(-1).view(np.uint8)
 
 
-def _guarded(item: FixedBuffer, value: Tensor | Array | None) -> Array:
+def _guarded_buffer(item: FixedBuffer, value: Tensor | Array | None) -> Array:
     """A buffer between guard pages: a copy of the value, or uninitialized memory for a result computed once."""
-    return guard.allocate(item.bytes) if value is None else guard.copied(_bytes(value))
+    return guard.allocate(item.bytes) if value is None else guard.guarded_copy(_bytes(value))

@@ -22,7 +22,7 @@ from max.engine.load.weights import bind_weights
 from max.engine.run.linked_program import Linked, LinkedProgram
 from max.engine.run.profile import keep_for_exit
 from max.engine.tune.idle_measurement import measure_when_idle
-from max.engine.tune.row_thresholds import find_limits
+from max.engine.tune.row_thresholds import find_thresholds
 
 if TYPE_CHECKING:
     from max.graph import print_options
@@ -78,32 +78,32 @@ class ModelLinker:
         weights = bind_weights(compiled.name, self.program.declared, registry, self.caster.takes)
         constants, key, copy = self.program.constants, self.program.key, None
 
-        def packed(num_bytes: int) -> Array | None:
+        def map_packed(num_bytes: int) -> Array | None:
             nonlocal copy
             copy = PackedCopy.of(key, compiled, num_bytes, weights, constants)
-            return None if copy is None else copy.mapped()
+            return None if copy is None else copy.map_file()
 
-        memory = FixedMemory(compiled, self.backends, weights, constants, packed, allocate)
+        memory = FixedMemory(compiled, self.backends, weights, constants, map_packed, allocate)
         addresses = memory.addresses  # a later measurement must not hold the memory
 
-        def linked(part: ProgramCode, limits: Mapping[str, int] | None = None) -> LinkedProgram:
+        def link_part(part: ProgramCode, limits: Mapping[str, int] | None = None) -> LinkedProgram:
             return LinkedProgram(
                 compiled, part, self.program.entries, addresses, self.backends, limits, self.program.locations,
                 self.printing,
             )  # fmt: skip
 
         if memory.casts or any(part.launches for part in compiled.once):
-            self._compute_once(compiled, linked, memory)
+            self._compute_once(compiled, link_part, memory)
         if copy is not None and not memory.is_computed:
             copy.write_later(memory.kept)
-        limits = find_limits(compiled, self.backends[compiled.main.device])
-        main = linked(compiled.main, limits.rows)
+        limits = find_thresholds(compiled, self.backends[compiled.main.device])
+        main = link_part(compiled.main, limits.rows)
         if log := dump_log("program"):
             log.info("// ----- %s -----\n%s", compiled.name, main.executor.program)
-        later = [linked(part, limits.rows) for part in compiled.later]
+        later = [link_part(part, limits.rows) for part in compiled.later]
         keep_for_exit([main, *later])
         programs = Linked(main, later, memory.owners)
-        measure_when_idle(programs, compiled, linked, limits.unsure)
+        measure_when_idle(programs, compiled, link_part, limits.unsure)
         return programs
 
     def _compute_once(

@@ -45,7 +45,7 @@ def run_once(
     """
     needed = needed_later(compiled)
     if len(compiled.once) > 1 or compiled.once[0].device != HOST:
-        used = set[int]().union(*(_used(part) for part in compiled.once))
+        used = set[int]().union(*(_used_buffers(part) for part in compiled.once))
         prepare(used)
         _run_segments(compiled, link)
         drop({i for i in used - needed if compiled.fixed[i].kind == "weight"})
@@ -67,12 +67,12 @@ def run_once(
 
 def needed_later(compiled: Compiled) -> set[int]:
     """The fixed buffers that executions read, by their numbers."""
-    return _used(compiled.main).union(*(_used(part) for part in compiled.later))
+    return _used_buffers(compiled.main).union(*(_used_buffers(part) for part in compiled.later))
 
 
 def inputs_of(compiled: Compiled) -> set[int]:
     """The fixed buffers that `compiled.once` reads or writes, by their numbers."""
-    return set[int]().union(*(_used(part) for part in compiled.once))
+    return set[int]().union(*(_used_buffers(part) for part in compiled.once))
 
 
 def _run_segments(compiled: Compiled, link: Callable[[ProgramCode], LinkedProgram]) -> None:
@@ -115,7 +115,7 @@ def _parts(
             part, read, finished, size = [], set[int](), set[int](), 0
 
 
-def _used(code: ProgramCode) -> set[int]:
+def _used_buffers(code: ProgramCode) -> set[int]:
     slots = [slot for launch in code.launches for slot in launch.slots]
     slots += [slot for item in code.host_steps for slot in (*item.bounds, *item.shape)]
     return {slot.fixed for slot in slots if slot.fixed >= 0}

@@ -102,7 +102,7 @@ class PackedCopy:
         key = content_key(program, boot, str(num_bytes), *sources)
         return cls(cache_dir() / WEIGHTS_FOLDER / key, num_bytes)
 
-    def mapped(self) -> Array | None:
+    def map_file(self) -> Array | None:
         """The packed weights, read-only; None if they are not on the disk."""
         try:
             with open(self._path, "rb") as file:

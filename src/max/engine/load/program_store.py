@@ -174,7 +174,7 @@ class ProgramStore:
         return compiled, loaded
 
     @locked("_lock")
-    def _lowered(self, module: mlir.ModuleOp, names: list[str]) -> tuple[Compiled, Any]:
+    def _lower(self, module: mlir.ModuleOp, names: list[str]) -> tuple[Compiled, Any]:
         with rare_collections(keep=_first_compilation()):
             return pipeline.compile_module(module, names, self._backends, ahead=True)
 
@@ -183,7 +183,7 @@ class ProgramStore:
     ) -> tuple[Compiled, list[dict[str, int]]]:
         """Compiles a module and loads its kernels; stores the program under `key`, if there is one."""
         try:
-            compiled, irs = self._lowered(module, names)
+            compiled, irs = self._lower(module, names)
             while self.meanwhile:
                 self.meanwhile.pop()()
         except BaseException:
@@ -263,12 +263,12 @@ def describe(value: object) -> str | None:
         return f"{value.__module__}.{value.__qualname__}" if is_ours else None
     if isinstance(value, Mapping):
         items = cast("Mapping[object, object]", value).items()
-        pairs = _joined([part for pair in items for part in pair])
+        pairs = _sequence_text([part for pair in items for part in pair])
         return None if pairs is None else f"map{pairs}"
     if isinstance(value, list | tuple):
-        return _joined(cast("Sequence[object]", value))
+        return _sequence_text(cast("Sequence[object]", value))
     if isinstance(value, frozenset | set):
-        texts = _described(cast("Collection[object]", value))
+        texts = _descriptions(cast("Collection[object]", value))
         return None if texts is None else f"{{{','.join(sorted(texts))}}}"
     if is_dataclass(value) and (name := describe(type(value))) is not None:
         inner = describe({field.name: getattr(value, field.name) for field in fields(value)})
@@ -276,16 +276,16 @@ def describe(value: object) -> str | None:
     return None
 
 
-def _described(values: Collection[object]) -> list[str] | None:
+def _descriptions(values: Collection[object]) -> list[str] | None:
     """The descriptions of several values; None if one has none."""
     descriptions = [describe(value) for value in values]
     texts = [text for text in descriptions if text is not None]
     return texts if len(texts) == len(descriptions) else None
 
 
-def _joined(values: Collection[object]) -> str | None:
+def _sequence_text(values: Collection[object]) -> str | None:
     """The description of a sequence."""
-    texts = _described(values)
+    texts = _descriptions(values)
     return None if texts is None else f"({','.join(texts)})"
 
 

@@ -116,7 +116,7 @@ def _expected_bytes(weights: Mapping[str, WeightData], dtype: DType | None) -> i
     """The approximate size of the packed weights: each as stored, or in the model's dtype if that is smaller."""
     total = 0
     for weight in weights.values():
-        stored = _stored(weight.data)
+        stored = _stored_elements(weight.data)
         width = stored.dtype.size_in_bytes
         if dtype is not None and stored.dtype.is_float():
             width = min(width, dtype.size_in_bytes)
@@ -142,11 +142,11 @@ def describe_staging(arguments: Sequence[object], weights: Mapping[str, WeightDa
 
 def _alignment(value: WeightData) -> int:
     """The alignment of a weight's elements, at most `ALIGNMENT`."""
-    pointer = _stored(value.data)._ptr
+    pointer = _stored_elements(value.data)._ptr
     return min(pointer & -pointer, ALIGNMENT) if pointer else ALIGNMENT
 
 
-def _stored(data: DLPackArray) -> Tensor:
+def _stored_elements(data: DLPackArray) -> Tensor:
     """The elements as stored: those that a cast reads."""
     return Tensor.from_dlpack(data.source if isinstance(data, LaterCast) else data)
 
@@ -163,11 +163,11 @@ def _sources(
     for name, weight in weights.items():
         if isinstance(weight.data, LaterCast):
             return None
-        if names.setdefault(_memory(_stored(weight.data)), name) != name:
+        if names.setdefault(_memory(_stored_elements(weight.data)), name) != name:
             return None
     sources: dict[str, _Source] = {}
     for name, value in registry.items():
-        source = names.get(_memory(_stored(value)))
+        source = names.get(_memory(_stored_elements(value)))
         if source is None:
             return None
         sources[name] = _Source(source, value.dtype if isinstance(value, LaterCast) else None)

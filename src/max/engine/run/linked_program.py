@@ -276,13 +276,15 @@ class LinkedProgram:
 
     def flops(self, runs: dict[tuple[int, ...], int]) -> list[int]:
         """The arithmetic operations of each launch, summed over runs; `runs` has their number for each set of sizes."""
-        return self._summed(self.code.flops, runs)
+        return self._sums_over_runs(self.code.flops, runs)
 
     def bytes_moved(self, runs: dict[tuple[int, ...], int]) -> list[int]:
         """The bytes of each launch's buffers, summed over runs; `runs` has their number for each set of sizes."""
-        return self._summed(self.code.bytes_moved, runs)
+        return self._sums_over_runs(self.code.bytes_moved, runs)
 
-    def _summed(self, amounts: Sequence[Size], runs: dict[tuple[int, ...], int]) -> list[int]:
+    def _sums_over_runs(
+        self, amounts: Sequence[Size], runs: dict[tuple[int, ...], int]
+    ) -> list[int]:
         sizes = size_function(amounts, self._symbols)
         total = [0] * len(amounts)
         for symbols, count in runs.items():

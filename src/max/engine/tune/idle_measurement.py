@@ -22,7 +22,7 @@ from max._lazy import lazy_module
 from max._reentry import in_child, reentrant_lock
 from max._runtime.daemon_thread import DaemonThread
 from max.engine.run.linked_program import Linked
-from max.engine.tune.row_thresholds import QUIET, USABLE, Unsure, remember, remembered
+from max.engine.tune.row_thresholds import QUIET, USABLE, Unsure, keep_threshold, known_threshold
 
 if TYPE_CHECKING:
     from max.engine.tune import threshold_measurement
@@ -121,7 +121,7 @@ class _Idler:
         if linked is None:
             return False
         start = time.perf_counter()
-        stored = remembered(unsure.key)
+        stored = known_threshold(unsure.key)
         if stored is None or stored.quality < QUIET:
             try:
                 threshold = threshold_measurement.Measurement(
@@ -138,7 +138,7 @@ class _Idler:
                 100 * threshold.quality,
                 1e3 * (time.perf_counter() - start),
             )
-            if remember(unsure.key, threshold):
+            if keep_threshold(unsure.key, threshold):
                 stored = threshold
         if stored is not None and stored.quality >= USABLE:
             for program in (linked.main, *linked.later):

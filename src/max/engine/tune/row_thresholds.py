@@ -22,7 +22,15 @@ from max._config import flags
 from max._dataclass import dataclass
 from max._runtime.cache import content_key, default_cache, source_fingerprint
 
-__all__ = ["QUIET", "Threshold", "Thresholds", "Unsure", "find_limits", "remember", "remembered"]
+__all__ = [
+    "QUIET",
+    "Threshold",
+    "Thresholds",
+    "Unsure",
+    "find_thresholds",
+    "keep_threshold",
+    "known_threshold",
+]
 
 QUIET = 0.9
 """The minimum quality of a measurement on a quiet machine."""
@@ -75,7 +83,7 @@ class Thresholds:
     unsure: list[Unsure] = field(default_factory=list[Unsure])
 
 
-def find_limits(compiled: Compiled, backend: Backend) -> Thresholds:
+def find_thresholds(compiled: Compiled, backend: Backend) -> Thresholds:
     """Looks up the thresholds of a program's launches.
 
     Args:
@@ -100,7 +108,7 @@ def find_limits(compiled: Compiled, backend: Backend) -> Thresholds:
         key = content_key(
             name, backend.target.cache_key, str(backend.workers), *makers,
         )  # fmt: skip
-        threshold = remembered(key)
+        threshold = known_threshold(key)
         if threshold is not None and threshold.quality >= USABLE:
             thresholds.rows[name] = threshold.rows
         if threshold is None or threshold.quality < QUIET:
@@ -108,7 +116,7 @@ def find_limits(compiled: Compiled, backend: Backend) -> Thresholds:
     return thresholds
 
 
-def remembered(key: str) -> Threshold | None:
+def known_threshold(key: str) -> Threshold | None:
     """The threshold of a key, from this process or the disk cache."""
     threshold = _in_process.get(key)
     if threshold is None and (stored := default_cache().get(_KIND, key)) is not None:
@@ -118,9 +126,9 @@ def remembered(key: str) -> Threshold | None:
     return threshold
 
 
-def remember(key: str, threshold: Threshold) -> bool:
+def keep_threshold(key: str, threshold: Threshold) -> bool:
     """Stores a threshold, unless a better one is stored; returns whether it was stored."""
-    before = remembered(key)
+    before = known_threshold(key)
     if before is not None and before.quality >= threshold.quality:
         return False
     _in_process[key] = threshold

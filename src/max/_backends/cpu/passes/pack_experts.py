@@ -65,7 +65,7 @@ def pack_experts(block: Block, runs_here: RunsHere, packing: Packing) -> None:
         if (encoding, *weights) not in packed:
             for w in weights:
                 bring_before(w, first, position)
-            packed[encoding, *weights] = _packed(first, weights, encoding)
+            packed[encoding, *weights] = _packed_weights(first, weights, encoding)
         _replace(first, part, packed[encoding, *weights], encoding, packing)
 
 
@@ -128,7 +128,7 @@ def _replace(
         op.erase()
 
 
-def _packed(first: MoOp, weights: Sequence[SSAValue], encoding: str) -> SSAValue:
+def _packed_weights(first: MoOp, weights: Sequence[SSAValue], encoding: str) -> SSAValue:
     """Packs the weights of all experts, of a product or of a pair that shares strips."""
     rows = shape_of(weights[0])[1]
     assert isinstance(rows, int)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from max._backends.regions import Node, RegionSpec, Value
 from max._compiler.codegen.expressions import KERNEL_NAME, combine, compute_dtype, identity
-from max._compiler.codegen.values import ValueWriter, converted
+from max._compiler.codegen.values import ValueWriter, cast_source
 from max.dtype import DType
 
 __all__ = ["Accumulators", "Lines", "is_float_sum"]
@@ -112,7 +112,7 @@ class Accumulators:
         """The factors of the products that a reduction adds up, if it can add each without rounding it first."""
         if not is_float_sum(node):
             return ()
-        index = converted(self.spec, node.args[0])
+        index = cast_source(self.spec, node.args[0])
         product = self.spec.values[index]
         if not isinstance(product, Node) or product.op != "mul":
             return ()

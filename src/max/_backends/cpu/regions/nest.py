@@ -26,7 +26,13 @@ from max._backends.cpu.regions.vector_width import native_width, vectors_per_ste
 from max._backends.cpu.tuning import REGION_CHUNK
 from max._backends.regions import REDUCTIONS, ArgView, Leaf, Node, RegionKernel, RegionSpec, Result
 from max._compiler.codegen.centering import with_exact_centers
-from max._compiler.codegen.expressions import KERNEL_NAME, combine, compute_dtype, identity, loaded
+from max._compiler.codegen.expressions import (
+    KERNEL_NAME,
+    combine,
+    compute_dtype,
+    identity,
+    loaded_text,
+)
 from max._compiler.codegen.values import ValueWriter
 from max.dtype import DType
 from max.mlir.sizes import Size, Sizes, divide, simplify
@@ -347,7 +353,7 @@ class _NestWriter:
             out.add(f"at = k.min({start} + r, {lanes} - 1)")
             along = axes.index(self.tile_axis)
             text = f"a{self.leaves.index(i)}.load({where}, width={width}, mask=here, axis={along})"
-            out.add(f"{names[i]}[r] = {loaded(text, leaf.dtype)}")
+            out.add(f"{names[i]}[r] = {loaded_text(text, leaf.dtype)}")
             out.depth = depth
             out.add(f"transpose({names[i]}, {width})")
         out.open(f"for r in k.static_range({width}):")

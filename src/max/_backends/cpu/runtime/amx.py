@@ -23,7 +23,7 @@ logger = logging.getLogger("max.runtime")
 
 
 @functools.cache
-def _allowed(target: k.CPUTarget) -> bool:
+def _is_usable(target: k.CPUTarget) -> bool:
     """Whether tile instructions may be used; checked once per target and process."""
     if not platform.request_amx():
         logger.info("the system does not grant the registers of AMX; kernels do without")
@@ -43,6 +43,6 @@ def native_target() -> k.CPUTarget:
         FlagError: ``MAX_CPU_FEATURES`` names no CPU feature.
     """
     target = k.host_target(tiles=True)
-    if target.tile_instructions and not _allowed(target):
+    if target.tile_instructions and not _is_usable(target):
         return target.without_tiles()
     return target

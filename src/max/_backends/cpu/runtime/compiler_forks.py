@@ -60,14 +60,14 @@ class ForkGuard:
         self._held.append(held)
         self._is_llvm_in_use = True
         deadline = time.monotonic() + FORK_SECONDS
-        if not _acquired(self._locks(), held, deadline):
+        if not _acquire_all(self._locks(), held, deadline):
             return
         while self._unfinished():
             if time.monotonic() > deadline:
                 return
             time.sleep(_STEP_SECONDS)
         # after the compilations, which take it
-        self._is_llvm_in_use = not _acquired(_locks_of_llvmlite(), held, deadline)
+        self._is_llvm_in_use = not _acquire_all(_locks_of_llvmlite(), held, deadline)
 
     def _after(self) -> None:
         if self._held:
@@ -83,7 +83,7 @@ class ForkGuard:
         self._after()
 
 
-def _acquired(locks: list[Any], held: list[Any], deadline: float) -> bool:
+def _acquire_all(locks: list[Any], held: list[Any], deadline: float) -> bool:
     """Acquires locks, and adds them to a list; returns whether it has all of them."""
     for lock in locks:
         if not lock.acquire(timeout=max(deadline - time.monotonic(), 0.0)):

@@ -241,19 +241,19 @@ class Jit:
         dumped = flags.MAX_DUMP & {"llvm", "asm"}
         cached_objects: dict[str, bytes | None] = {}
 
-        def cached(unit: Unit) -> bytes | None:
+        def cached_object(unit: Unit) -> bytes | None:
             if unit.key not in cached_objects:
                 key = self._object_key_of(unit)
                 cached_objects[unit.key] = None if dumped else cache.get(_OBJECT_KIND, key)
             return cached_objects[unit.key]
 
-        objects = [cached(unit) for unit in units]
+        objects = [cached_object(unit) for unit in units]
         for i, unit in enumerate(units):
             called = self._not_loaded(_functions_called(unit, objects[i]))
-            if any(cached(f) is None and f.key not in self._functions for f in called):
+            if any(cached_object(f) is None and f.key not in self._functions for f in called):
                 objects[i] = None  # only the kernel's text has that of the function
         try:
-            self._link(units, objects, cached, symbols, cache)
+            self._link(units, objects, cached_object, symbols, cache)
             stats.cached += sum(data is not None for data in objects)
         except CompileError:
             if not any(cached_objects.values()):
@@ -304,7 +304,7 @@ class Jit:
                 return future.result(1.0)
             except TimeoutError:
                 _forks.check()
-                if future not in _unfinished() and not future.done():
+                if future not in _unfinished_jobs() and not future.done():
                     return self._work(unit, self._text(unit))
 
     def _submit(self, unit: Unit, text: str) -> Future[bytes]:
@@ -452,7 +452,7 @@ def _locks() -> list[Any]:
     return [_jits_lock, *[jit._lock for jit in list(_jits.values())]]  # pyright: ignore[reportPrivateUsage]
 
 
-def _unfinished() -> set[Future[bytes]]:
+def _unfinished_jobs() -> set[Future[bytes]]:
     return set() if _pool is None else _pool.unfinished
 
 
@@ -461,4 +461,4 @@ def _forget_threads() -> None:
     _pool = None
 
 
-_forks = ForkGuard(_locks, _unfinished, _forget_threads)
+_forks = ForkGuard(_locks, _unfinished_jobs, _forget_threads)

@@ -14,7 +14,7 @@ from max._runtime.cache import source_fingerprint
 __all__ = ["cancel_started", "compile_kernels", "load_kernels", "start_kernel"]
 
 
-def _optimized() -> bool:
+def _optimizes() -> bool:
     """Whether LLVM optimizes kernels; not if every access is checked, as that takes five times as long."""
     return flags.MAX_KERNEL_CHECK < 2
 
@@ -56,7 +56,7 @@ def _unit_of(ir: kernel.KernelIR, target: kernel.LLVMTarget) -> Unit:
 
 
 def _unit(key: str, text: Callable[[], str | kernel.Modules]) -> Unit:
-    optimize = _optimized()
+    optimize = _optimizes()
     unit_key = f"{key}.{source_fingerprint('kernel')}"
     return Unit(unit_key if optimize else f"{unit_key}.plain", (f"k_{key}",), text, optimize)
 

@@ -30,7 +30,7 @@ from max._backends.cpu.kernels.attention.online_softmax import (
     SPLIT_ROWS,
     RowState,
     merge_parts,
-    padded,
+    round_up,
 )
 from max._backends.cpu.kernels.tiles import amx_tiles
 from max._backends.kernel_call import KernelCall, Operand, Workspace, view
@@ -127,7 +127,7 @@ def dense_scratch(max_rows: int, size: int, width: int, p: Plan, ctx: Any) -> Sc
     value_panels = ctx.scratch(p.right.lane, (p.keys // p.right.pair * p.stride,))
     # rows go through the softmax by fours: a row tile takes `state_rows` rows
     max_scores = max(p.row_threshold * p.in_place.keys, p.state_rows * p.keys)
-    max_scores = padded(max_scores, p.in_place.keys)  # whole rows of either plan
+    max_scores = round_up(max_scores, p.in_place.keys)  # whole rows of either plan
     scores = ctx.scratch(k.f32, (max_scores,))
     rounded = ctx.scratch(k.bf16, (p.state_rows * p.keys if p.right.pair == 2 else 1,))
     state_rows = max(max_rows // p.plain.height * p.state_rows, p.row_threshold)

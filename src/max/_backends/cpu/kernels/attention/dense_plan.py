@@ -19,7 +19,7 @@ from max._backends.cpu.kernels.attention.online_softmax import (
     LOG2_E,
     RowState,
     Scaling,
-    padded,
+    round_up,
 )
 from max._backends.cpu.kernels.tiles import amx_tiles
 from max._backends.cpu.kernels.tiles.tiling import Tiling, tiling
@@ -199,10 +199,10 @@ def plan_dense(
         left=left,
         right=right,
         row_threshold=0 if target.batch_invariant else IN_PLACE_PASSES * t.gemv_rows,
-        depth=padded(size, left.step) // left.pair,
-        stride=padded(width, 4 * t.width),
+        depth=round_up(size, left.step) // left.pair,
+        stride=round_up(width, 4 * t.width),
         keys=max(64, min(MAX_KEYS, BLOCK_ELEMENTS // (size + width) // 64 * 64)),
-        state_rows=padded(t.height, 4),
+        state_rows=round_up(t.height, 4),
         scale=scale,
         factor=factor * LOG2_E,
         query_factor=query_factor,

@@ -34,7 +34,7 @@ from max._backends.cpu.kernels.tiles.tiling import Matrix
 
 
 @k.inline
-def rounded(v: Any, dtype: k.ScalarType | None) -> Any:
+def rounded_to(v: Any, dtype: k.ScalarType | None) -> Any:
     """An f32 vector rounded to a dtype; None: as it is."""
     if dtype is not None:
         v = k.cast(k.cast(v, dtype), k.f32)
@@ -59,7 +59,7 @@ def masked_maxima(scores: Any, row: Any, last: Any, keys: KeyBlock, rows: int, p
         for i in k.static_range(rows):
             score = scores.load(i * p.keys + j, width=t.width)
             if p.rewrites_scores:
-                score = rounded(score * p.scale, p.score_dtypes[0])
+                score = rounded_to(score * p.scale, p.score_dtypes[0])
             for mask, fill, dtype in zip(keys.masks, p.fills, p.score_dtypes[1:], strict=True):
                 group = mask.shape[0]
                 r = k.min(row + i, last)
@@ -68,7 +68,7 @@ def masked_maxima(scores: Any, row: Any, last: Any, keys: KeyBlock, rows: int, p
                     score = score + k.cast(v, k.f32)
                 else:
                     score = k.select(v, score, k.splat(k.f32(fill), t.width))
-                score = rounded(score, dtype)
+                score = rounded_to(score, dtype)
             if tail is not None:
                 score = k.select(tail, score, NEGATIVE_INFINITY)
             if p.rewrites_scores or tail is not None:
@@ -128,7 +128,7 @@ def rounded_weights(
             inverse = 1 / state.totals[i]
             for j in range(0, count, t.width):
                 weight = scores.load(i * p.keys + j, width=t.width) * inverse
-                weights.store(i * p.keys + j, value=rounded(weight, p.weight_dtype))
+                weights.store(i * p.keys + j, value=rounded_to(weight, p.weight_dtype))
 
 
 @k.inline

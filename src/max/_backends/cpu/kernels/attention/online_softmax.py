@@ -74,7 +74,7 @@ def state_from(state: RowState, row: Any) -> RowState:
     )
 
 
-def padded(size: int, multiple: int) -> int:
+def round_up(size: int, multiple: int) -> int:
     """The least multiple that is at least a size.
 
     Args:

@@ -62,7 +62,7 @@ from max._backends.cpu.kernels.attention.paged_plan import (
     last_key,
     paged_scratch,
     plan_paged,
-    rescaled,
+    scales_before_softmax,
     split_scale,
 )
 from max._backends.cpu.kernels.attention.paged_rows import (
@@ -317,7 +317,7 @@ def attention(
     if form.mask == "causal_alibi":
         check_size("alibi_slopes", slopes.shape[0], heads)
     query_factor, factor = k.f32(1), k.f32(1)
-    if not rescaled(p):
+    if not scales_before_softmax(p):
         query_factor, factor = split_scale(scale[0])
     factor *= LOG2_E
     scores = Scores(query_factor, factor, scale[0], sinks, slopes)

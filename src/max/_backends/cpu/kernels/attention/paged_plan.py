@@ -19,7 +19,7 @@ from max import kernel as k
 from max._backends.cpu.kernels.attention.cache_formats import is_rounded
 from max._backends.cpu.kernels.attention.online_softmax import (
     RowState,
-    padded,
+    round_up,
 )
 from max._backends.cpu.kernels.tiles import amx_tiles
 from max._backends.cpu.kernels.tiles.tiling import Tiling, tiling
@@ -281,9 +281,9 @@ def plan_paged(
         short_tokens=max(TASK_ROWS // group, 1),
         long_tokens=long_tokens,
         # packed queries and keys are padded to whole vectors, rows of sums to whole strips of columns
-        depth=padded(head_dim, wide.step),
-        stride=padded(form.value_size or head_dim, 4 * t.width),
-        max_rows=padded(max(long_tokens * group, 2 * ROW_THRESHOLD), t.height),
+        depth=round_up(head_dim, wide.step),
+        stride=round_up(form.value_size or head_dim, 4 * t.width),
+        max_rows=round_up(max(long_tokens * group, 2 * ROW_THRESHOLD), t.height),
         matrix_tiles=matrix_tiles,
         mask=form.mask,
         window=form.window,
@@ -306,7 +306,7 @@ def split_scale(scale: Any) -> Any:
     return query_factor, k.select(factor == 0, k.f32(1), k.abs(factor))
 
 
-def rescaled(p: Plan) -> bool:
+def scales_before_softmax(p: Plan) -> bool:
     """Whether products are scaled before the softmax, as a soft cap or a bias needs."""
     return p.softcap > 0 or p.mask == "causal_alibi"
 

@@ -32,7 +32,7 @@ from max._backends.cpu.kernels.attention.paged_plan import (
     first_key,
     last_key,
     of_height,
-    rescaled,
+    scales_before_softmax,
 )
 from max._backends.cpu.kernels.tiles import amx_tiles
 from max._backends.cpu.kernels.tiles.micro_kernels import dot_rows, multiply_columns, multiply_tile
@@ -368,7 +368,7 @@ def attend_block(
             score_block(keys, rows, memory, of_height(p, height), values)
     if p.rounded_cache:
         multiply_by_scales(memory.key_scales, rows, keys.shape[0], memory, p.plain.width)
-    if rescaled(p):
+    if scales_before_softmax(p):
         rescale(task, key, keys.shape[0], scores, memory, p)
     softmax_block(task, key, keys.shape[0], scores.factor, memory, p)
     if p.rounded_cache:

@@ -58,14 +58,14 @@ def has_number(row: Any) -> Any:
 
 
 @k.inline
-def ordered(value: Any) -> Any:
+def order_key(value: Any) -> Any:
     """A float as an integer with the same order."""
     bits = k.bitcast(value, k.i32)
     return bits ^ ((bits >> 31) & 0x7FFFFFFF)
 
 
 @k.inline
-def from_ordered(key: Any) -> Any:
+def from_order_key(key: Any) -> Any:
     """The inverse of `ordered`."""
     return k.bitcast(key ^ ((key >> 31) & 0x7FFFFFFF), k.f32)
 
@@ -125,20 +125,20 @@ def mass_above(d: Distribution, threshold: Any, included: bool, counted: bool) -
 
 
 @k.inline
-def cut(d: Distribution, mass: Any, lowest: Any, counted: bool) -> Any:
+def mass_threshold(d: Distribution, mass: Any, lowest: Any, counted: bool) -> Any:
     """The greatest threshold, at least `lowest`, with at least `mass` at or above it, and the number of equal logits
     that are kept.
     """
-    low = ordered(lowest)
-    high = ordered(d.peak)
+    low = order_key(lowest)
+    high = order_key(d.peak)
     while low < high:
         # rounded up, without overflow
         middle = (low >> 1) + (high >> 1) + ((low | high) & 1)
-        if mass_above(d, from_ordered(middle), True, counted) >= mass:
+        if mass_above(d, from_order_key(middle), True, counted) >= mass:
             low = middle
         else:
             high = middle - 1
-    threshold = from_ordered(low)
+    threshold = from_order_key(low)
     above = mass_above(d, threshold, False, counted)
     weight = k.f32(1)
     if not counted:
@@ -210,7 +210,7 @@ def bisected_threshold(d: Distribution, count: Any, share: Any) -> Any:
     threshold = k.f32(NEGATIVE_INFINITY)
     last = k.i64(row.shape[0])
     if count > 0 and count < row.shape[0]:
-        threshold, ties = cut(d, k.f32(count), threshold, True)
+        threshold, ties = mass_threshold(d, k.f32(count), threshold, True)
         last = index_of_tie(row, threshold, ties)
     if share < 1:
         above = mass_above(d, threshold, False, False)
@@ -220,7 +220,7 @@ def bisected_threshold(d: Distribution, count: Any, share: Any) -> Any:
                 tied += 1
         mass = share * (above + tied * weight_of(threshold, d, d.width))
         # at the same threshold no more equals are kept: the share of their mass is less than their mass
-        threshold, ties = cut(d, mass, threshold, False)
+        threshold, ties = mass_threshold(d, mass, threshold, False)
         last = index_of_tie(row, threshold, ties)
     return threshold, last
 

@@ -11,7 +11,7 @@ from max._backends.kernel_call import KernelCall, Lowering, Operand, run_time_vi
 
 
 @k.inline
-def summed(dtype: Any) -> Any:
+def accumulator_dtype(dtype: Any) -> Any:
     """The dtype of sums and maxima of windows: of 32 bits or more."""
     if dtype.bits >= 32:
         return dtype
@@ -35,7 +35,7 @@ def pool(
 
     Taps in the padding do not count, but for a mean with `count_boundary`, for which they are zeros.
     """
-    sum_dtype = summed(out.dtype)
+    sum_dtype = accumulator_dtype(out.dtype)
     if mean and not out.dtype.is_float:
         sum_dtype = k.i64
     width = ctx.target.width(sum_dtype)

@@ -97,7 +97,7 @@ def number_range(
 
 
 @k.inline
-def clamped(index: Any, size: Any, low: Any, high: Any) -> Any:
+def slice_position(index: Any, size: Any, low: Any, high: Any) -> Any:
     """Converts a bound of a Python slice to a position in `[low, high]`; negative bounds count from the end."""
     at = index + size if index < 0 else index
     return k.min(k.max(at, low), high)
@@ -117,11 +117,11 @@ def slice_bounds(
         # clamped so that products do not overflow; a clamped step still leaves the axis after one element
         stride = k.min(k.max(k.i64(step[axis]), -size - 1), size + 1)
         if stride > 0:
-            begin[axis] = clamped(k.i64(start[axis]), size, 0, size)
-            distance = clamped(k.i64(stop[axis]), size, 0, size) - begin[axis]
+            begin[axis] = slice_position(k.i64(start[axis]), size, 0, size)
+            distance = slice_position(k.i64(stop[axis]), size, 0, size) - begin[axis]
         else:
-            begin[axis] = clamped(k.i64(start[axis]), size, -1, size - 1)
-            distance = begin[axis] - clamped(k.i64(stop[axis]), size, -1, size - 1)
+            begin[axis] = slice_position(k.i64(start[axis]), size, -1, size - 1)
+            distance = begin[axis] - slice_position(k.i64(stop[axis]), size, -1, size - 1)
         by[axis] = stride
         count = k.ceildiv(k.max(distance, 0), k.abs(stride))
         if count != part.shape[axis]:

@@ -32,7 +32,7 @@ def copy_all(out: Any, x: Any, ctx: Any) -> None:
 
 
 @k.inline
-def combined(old: Any, update: Any, reduction: str) -> Any:
+def updated_element(old: Any, update: Any, reduction: str) -> Any:
     """An element after an update, rounded to its dtype: `replace`, `add`, `max`, `min` or `mul`."""
     if reduction == "replace":
         return update
@@ -55,7 +55,7 @@ def combine_row(row: Any, update: Any, width: int, reduction: str) -> None:
         for j, mask in k.vectors(row.size, width):
             old = row.load(j, width=width, mask=mask)
             new = update.load(j, width=width, mask=mask)
-            row.store(j, value=combined(old, new, reduction), mask=mask)
+            row.store(j, value=updated_element(old, new, reduction), mask=mask)
 
 
 @k.kernel
@@ -98,7 +98,7 @@ def scatter(
         for i in range(sizes[axis]):
             update = place + i * indices.strides[axis]
             to = at + checked_index(places[update], x.shape[axis], axis) * out_strides[axis]
-            target[to] = combined(target[to], values[update], reduction)
+            target[to] = updated_element(target[to], values[update], reduction)
 
 
 @k.kernel

@@ -14,7 +14,7 @@ GROUP = 8
 
 
 @k.inline
-def _split(total: Any, lost: Any, dtype: Any) -> Any:
+def _rounded_pair(total: Any, lost: Any, dtype: Any) -> Any:
     """A wide sum as two numbers of a dtype, of which the first is the sum rounded to it."""
     if not dtype.is_float:
         return total, lost
@@ -44,7 +44,7 @@ def _scan(
             at = size - 1 - (start + i) if reverse else start + i
             group = _step(out, x, (o, at, j), base, rest, group, exclusive, width)
         total, lost = add_part(total, lost, group) if floats else (total + group, lost)
-        base, rest = _split(total, lost, zero.dtype)
+        base, rest = _rounded_pair(total, lost, zero.dtype)
     group = zero
     for i in range(whole, size):
         at = size - 1 - i if reverse else i

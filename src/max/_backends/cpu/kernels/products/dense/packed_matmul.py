@@ -21,7 +21,7 @@ from max import kernel as k
 from max._backends.cpu.kernels.products.blocking import LANES_K, STEP, cut_depth
 from max._backends.cpu.kernels.products.dense.gemm import InnerSize, gemm_panels, inner_size
 from max._backends.cpu.kernels.products.dense.gemm_amx import gemm_panels_amx
-from max._backends.cpu.kernels.products.dense.panels import storage, widened
+from max._backends.cpu.kernels.products.dense.panels import storage, widened_pairs
 from max._backends.cpu.kernels.products.row_norms import (
     Norm,
     NormOperands,
@@ -84,7 +84,7 @@ def add_lanes(
                     left = k.splat(words[begins[r] + n], t.width)
                     sums[r, v] = multiply_add(sums[r, v], left, right)
             else:
-                both = widened(right, panel.dtype)
+                both = widened_pairs(right, panel.dtype)
                 for r in k.static_range(rows):
                     pair = k.cast(a.elements.load(begins[r] + 2 * n, width=2), k.f32)
                     for i in k.static_range(2):
@@ -94,7 +94,7 @@ def add_lanes(
             # the last element of an odd K has no pair
             for v in k.static_range(vectors):
                 right = b.load(size // 2 * COLUMNS + v * t.width, width=t.width)
-                both = widened(right, panel.dtype)
+                both = widened_pairs(right, panel.dtype)
                 for r in k.static_range(rows):
                     left = k.splat(k.f32(a.elements[begins[r] + size - 1]), t.width)
                     sums[r, v] = k.fma(left, both[0], sums[r, v])

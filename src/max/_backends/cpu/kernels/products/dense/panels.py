@@ -51,7 +51,7 @@ def storage(target: Target, dtype: k.ScalarType) -> Tiling:
 
 
 @k.inline
-def widened(pairs: Any, dtype: Any) -> Any:
+def widened_pairs(pairs: Any, dtype: Any) -> Any:
     """The first and the second 16-bit elements of the lanes, as two vectors of f32."""
     if dtype == k.bf16:  # a bf16 is the upper half of an f32
         bits = k.bitcast(pairs, k.u32)
@@ -72,7 +72,7 @@ def widen_block(panel: Any, b: Any, depth: Any, dtype: Any, t: Tiling) -> None:
     """
     for n in range(depth):
         for column in k.static_range(0, COLUMNS, t.width):
-            even, odd = widened(b.load(n * COLUMNS + column, width=t.width), dtype)
+            even, odd = widened_pairs(b.load(n * COLUMNS + column, width=t.width), dtype)
             panel.store(2 * n * COLUMNS + column, value=even)
             panel.store((2 * n + 1) * COLUMNS + column, value=odd)
 

@@ -120,7 +120,7 @@ def dequantize(out: k.Output, x: k.Input, ctx: k.Context, *, encoding: str) -> N
 def lower_flat(kernel: Any) -> Any:
     """The lowering of a kernel whose operand and result are flat sequences of blocks."""
 
-    def lowered(
+    def lower(
         operands: Sequence[Operand],
         results: Sequence[Operand],
         attributes: Mapping[str, Any],
@@ -134,7 +134,7 @@ def lower_flat(kernel: Any) -> Any:
         )
         return KernelCall(kernel, args, {"encoding": attributes["encoding"]})
 
-    return lowered
+    return lower
 
 
 LOWERINGS = {"mo.dequantize": lower_flat(dequantize)}

@@ -65,7 +65,7 @@ def add_word(
     """
     for i in k.static_range(len(vectors)):
         byte = 4 * (first + vectors[i] * t.width)
-        elements = load_elements(lines, byte, j, t.form, t.width) ^ t.lowered
+        elements = load_elements(lines, byte, j, t.form, t.width) ^ t.element_offset
         for r in k.static_range(rows):
             acc[r, i] = add_products(acc[r, i], elements, words[r * 8 + j], t)
 

@@ -188,7 +188,7 @@ def gemm_strip(
     for number in range(k.ceildiv(blocks, panel)):
         begin = number * panel
         length = k.min(panel, blocks - begin)
-        zero = form.zero if tiles is not None else t.lowered
+        zero = form.zero if tiles is not None else t.element_offset
         splits_signs = t.splits_signs and tiles is None
         unpack_strip(memory.strip, packed, begin, length, zero, t, splits_signs)
         # each register tile prefetches a share of the next panel, which may belong to the next strip

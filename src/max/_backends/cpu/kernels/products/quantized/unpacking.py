@@ -58,7 +58,7 @@ class QuantisedTiling:
         return self.signed and self.narrow
 
     @property
-    def lowered(self) -> int:
+    def element_offset(self) -> int:
         """The number that is subtracted from elements before they are multiplied."""
         return self.form.zero if self.signed else 0
 
