@@ -68,6 +68,10 @@ def _event(name: str, **data: object) -> bytes:
     return f"event: {name}\ndata: ".encode() + encode_json({"type": name, **data}) + b"\n\n"
 
 
+def _ping() -> bytes:
+    return _event("ping")
+
+
 def _error_event(error: ApiError) -> bytes:
     return b"event: error\ndata: " + encode_json(error_body(error)) + b"\n\n"
 
@@ -84,7 +88,9 @@ async def messages(body: MessagesBody, request: Request) -> Response:
     job = await _job(body, state)
     head = {"id": new_id("msg"), "type": "message", "role": "assistant", "model": job.model.name}
     if body.stream:
-        return await event_stream(request, _stream(job, head, state), _error_event)
+        # clients count the time since the last event; a comment would be none
+        stream = _stream(job, head, state)
+        return await event_stream(request, stream, _error_event, waiting=_ping)
     timeout = state.settings.request_timeout_s
     answers = await unless_disconnected(request, collect_answers(job, state.metrics, timeout))
     (answer,) = answers
@@ -274,7 +280,7 @@ def _stream(job: ChatJob, head: dict[str, Any], state: ServerState) -> AsyncGene
     def begin() -> bytes:
         usage = {**_input_usage(job), "output_tokens": 0}
         message = {**head, "content": [], "stop_reason": None, "stop_sequence": None}
-        return _event("message_start", message={**message, "usage": usage}) + _event("ping")
+        return _event("message_start", message={**message, "usage": usage}) + _ping()
 
     def end(last: AnswerDelta) -> bytes:
         reason = _reason(last.finish_reason, last.stop)

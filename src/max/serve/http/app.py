@@ -34,6 +34,7 @@ from max.serve.ollama import library
 from max.serve.ollama import routes as ollama
 from max.serve.openai import (
     chat,
+    compaction,
     completions,
     embeddings,
     invocations,
@@ -76,7 +77,7 @@ def build_app(
     app.state.server = state
     apis = {
         "openai": (tokens, embeddings, chat, completions),
-        "responses": (responses, stored_responses),
+        "responses": (responses, compaction, stored_responses),
         "anthropic": (messages,),
         "ollama": (ollama, library),
         "sagemaker": (invocations,),

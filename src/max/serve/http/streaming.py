@@ -22,6 +22,12 @@ KEEP_ALIVE_S = 15.0
 """The maximum time in which a stream of server-sent events sends nothing: proxies close silent connections."""
 _COMMENT = b": waiting\n\n"
 """A line that clients of server-sent events skip."""
+
+
+def _comment() -> bytes:
+    return _COMMENT
+
+
 T = TypeVar("T")
 
 
@@ -89,6 +95,7 @@ class EventStream(Response):
         rest: The others.
         error_event: Makes the last event, of an error within the stream.
         media_type: The type of the stream.
+        waiting: Makes what is sent where nothing else is sent for some time.
     """
 
     def __init__(
@@ -97,6 +104,7 @@ class EventStream(Response):
         rest: _Parts,
         error_event: Callable[[ApiError], bytes],
         media_type: str = EVENTS_TYPE,
+        waiting: Callable[[], bytes] = _comment,
     ) -> None:
         super().__init__(
             status_code=200,
@@ -106,6 +114,7 @@ class EventStream(Response):
         # a stream has no length
         self.raw_headers = [header for header in self.raw_headers if header[0] != b"content-length"]
         self._first, self._rest, self._error_event = first, rest, error_event
+        self._waiting = waiting
         self._sent_at = 0.0
         self._timer: asyncio.TimerHandle | None = None
         self._comment: asyncio.Future[None] | None = None
@@ -165,7 +174,7 @@ class EventStream(Response):
         if silence >= KEEP_ALIVE_S:
             silence = 0.0
             if self._comment is None or self._comment.done():
-                self._comment = asyncio.ensure_future(self._send_part(send, _COMMENT))
+                self._comment = asyncio.ensure_future(self._send_part(send, self._waiting()))
         self._timer = loop.call_later(KEEP_ALIVE_S - silence, self._look, send)
 
 
@@ -209,15 +218,18 @@ async def event_stream(
     events: AsyncGenerator[bytes, None],
     error_event: Callable[[ApiError], bytes],
     media_type: str = EVENTS_TYPE,
+    waiting: Callable[[], bytes] = _comment,
 ) -> Response:
     """A stream whose first event was received, so that an earlier error has its own status; but a stream of server-sent
-    events begins with comments if that takes long, as in a full queue.
+    events begins without it if that takes long, as in a full queue or for a long prompt.
 
     Args:
         request: The client's request.
         events: The events.
         error_event: Makes the last event, of an error within the stream.
         media_type: The type of the stream.
+        waiting: Makes what a stream of server-sent events sends where nothing else is sent for some time; a comment by
+            default.
 
     Raises:
         ClientLeftError: The client disconnected before the first event.
@@ -232,5 +244,5 @@ async def event_stream(
         await parts.aclose()
         raise
     if first is None:
-        return EventStream(_COMMENT, parts, error_event, media_type)
-    return EventStream(first, events, error_event, media_type)
+        return EventStream(waiting(), parts, error_event, media_type, waiting)
+    return EventStream(first, events, error_event, media_type, waiting)

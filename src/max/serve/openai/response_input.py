@@ -2,11 +2,19 @@
 
 from __future__ import annotations
 
+import base64
+import binascii
 import json
 from typing import Any
 
+import msgspec
+
 from max.serve.errors import ApiError, shown
 from max.serve.openai.response_tools import full_name
+
+_FORM = "summary:"
+"""Begins what an item holds. The text is not secret: it is the client's own conversation."""
+_SUMMARY = "The conversation so far, in short:\n"
 
 
 def items_of(given: str | list[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -66,13 +74,23 @@ def messages_of(items: str | list[dict[str, Any]]) -> list[dict[str, Any]]:
                     for part in item.get("content") or ()
                     if isinstance(part, dict) and isinstance(part.get("text"), str)
                 ]
+            case "compaction":
+                text = _SUMMARY + _summary_in(item, where)
+                messages = _one_message_of_the_user(messages, text)
             case other:
                 raise ApiError(
                     f"{where}.type is {shown(other)}; expected message, function_call, "
-                    "function_call_output, custom_tool_call, custom_tool_call_output or reasoning",
+                    "function_call_output, custom_tool_call, custom_tool_call_output, reasoning or compaction",
                     param=f"{where}.type",
                 )
     return messages
+
+
+def _one_message_of_the_user(messages: list[dict[str, Any]], summary: str) -> list[dict[str, Any]]:
+    """The messages before a summary with it: those of the user are one, as templates may want turns that alternate."""
+    kept = [message for message in messages if message["role"] != "user"]
+    texts = [message["content"] for message in messages if message["role"] == "user"]
+    return [*kept, {"role": "user", "content": "\n\n".join([*texts, summary])}]
 
 
 def _reasoning(role: object, thoughts: list[str]) -> dict[str, str]:
@@ -100,3 +118,28 @@ def _text(content: object, where: str) -> str:
             )
         texts.append(part["text"])
     return "\n".join(texts)
+
+
+def packed_summary(text: str) -> str:
+    """The content of a compaction item.
+
+    Args:
+        text: The summary.
+    """
+    return base64.b64encode(msgspec.json.encode(_FORM + text)).decode()
+
+
+def _summary_in(item: dict[str, Any], where: str) -> str:
+    """The text of a compaction item."""
+    try:
+        text = msgspec.json.decode(
+            base64.b64decode(item.get("encrypted_content") or "", validate=True), type=str
+        )
+    except (binascii.Error, msgspec.DecodeError, TypeError, ValueError):
+        text = ""
+    if not text.startswith(_FORM):
+        raise ApiError(
+            f"{where}.encrypted_content is not from /v1/responses/compact of this server",
+            param=f"{where}.encrypted_content",
+        )
+    return text.removeprefix(_FORM)

@@ -1,0 +1,290 @@
+"""The object and the events of one response."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Any
+
+import msgspec
+
+from max.serve.chat.parts import AnswerPart, ArgumentsPart, ContentPart, ReasoningPart, ToolCallPart
+from max.serve.chat.run import Answer, ChatJob
+from max.serve.errors import ApiError
+from max.serve.openai.fields import StrictBody
+from max.serve.openai.response_body import ResponsesBody
+from max.serve.openai.response_tools import tools_of
+from max.serve.openai.wire import encode_json, new_id
+from max.serve.requests.request_context import current_request
+
+WAITING = b": waiting\n\n"
+"""A line that clients of server-sent events skip."""
+
+
+class ResponseWriter:
+    """Makes the object and the events of one response."""
+
+    def __init__(
+        self,
+        body: ResponsesBody,
+        job: ChatJob,
+        keep: Callable[[dict[str, Any]], None] | None = None,
+    ) -> None:
+        self._body, self._job, self._keep = body, job, keep
+        self._created = int(time.time())
+        self._id = new_id("resp")
+        self._sequence = -1
+        self._items: list[dict[str, Any]] = []
+        self._open: dict[str, Any] | None = None
+        self._kind = ""
+        namespaced = [tool for tool in body.tools or () if tool.type == "namespace"]
+        self._namespaces = tools_of(namespaced, is_auto=True)[1]
+        self._summarizes = body.reasoning is not None and body.reasoning.summary not in (
+            None,
+            "none",
+        )
+        self._is_created = False
+        tools = [{"strict": None, **(_plain(tool) or {})} for tool in body.tools or ()]
+        self._tools = msgspec.Raw(encode_json(tools))
+        """Each object of the response has them."""
+
+    def whole(self, answer: Answer) -> dict[str, Any]:
+        """The object of a whole answer."""
+        for part in _parts_of(answer):
+            self.write(part)
+        self.end_item(answer.finish_reason)
+        return self.response(answer.finish_reason, answer.tokens)
+
+    def waiting(self) -> bytes:
+        """The events of a response that has been waiting for its first token for long."""
+        if self._is_created:
+            return WAITING
+        return self._create("queued") + self.event(
+            "response.queued", response={**self.response(None), "status": "queued"}
+        )
+
+    def begin(self) -> bytes:
+        """The events before the first part."""
+        created = b"" if self._is_created else self._create("in_progress")
+        return created + self.event("response.in_progress", response=self.response(None))
+
+    def failed(self, error: ApiError) -> bytes:
+        """The event that ends a stream with an error.
+
+        Args:
+            error: The error.
+        """
+        if not self._is_created:
+            data = {"code": error.code, "message": error.message, "param": error.param}
+            return self.event("error", **data)
+        # clients know a few codes only
+        codes = {400: "invalid_prompt", 429: "rate_limit_exceeded"}
+        code = codes.get(error.status, "server_error")
+        response = {**self.response(None), "status": "failed", "output": self._items}
+        response["error"] = {"code": code, "message": error.message}
+        return self.event("response.failed", response=response)
+
+    def _create(self, status: str) -> bytes:
+        self._is_created = True
+        return self.event("response.created", response={**self.response(None), "status": status})
+
+    def response(self, finish_reason: str | None, tokens: int = 0) -> dict[str, Any]:
+        """The response as it is now.
+
+        Args:
+            finish_reason: Why it ended; None while it goes on.
+            tokens: The number of generated tokens.
+        """
+        body = self._body
+        cut = finish_reason in ("length", "cancelled")
+        status = "in_progress" if finish_reason is None else "incomplete" if cut else "completed"
+        choice = body.tool_choice
+        response: dict[str, Any] = {
+            "id": self._id,
+            "object": "response",
+            "created_at": self._created,
+            "status": status,
+            "error": None,
+            "incomplete_details": {"reason": "max_output_tokens"} if cut else None,
+            "instructions": body.instructions,
+            "max_output_tokens": body.max_output_tokens,
+            "model": self._job.model.name,
+            "output": [] if finish_reason is None else self._items,
+            "parallel_tool_calls": body.parallel_tool_calls is not False,
+            "previous_response_id": body.previous_response_id,
+            "store": self._keep is not None,
+            "temperature": body.temperature,
+            "top_p": body.top_p,
+            "text": {"format": _plain(body.text.format if body.text else None) or {"type": "text"}},
+            "tool_choice": _plain(choice) if isinstance(choice, StrictBody) else choice or "auto",
+            "tools": self._tools,
+            "truncation": "disabled",
+            "usage": None if finish_reason is None else usage_of(self._job, tokens),
+            "metadata": body.metadata or {},
+            "reasoning": _plain(body.reasoning) or {"effort": None, "summary": None},
+        }
+        if finish_reason is not None and self._keep is not None:
+            self._keep(response)
+        return response
+
+    def event(self, kind: str, **data: object) -> bytes:
+        """An event with the next number."""
+        self._sequence += 1
+        full = {"type": kind, "sequence_number": self._sequence, **data}
+        return f"event: {kind}\ndata: ".encode() + encode_json(full) + b"\n\n"
+
+    def write(self, part: AnswerPart) -> bytes:
+        """Adds a part to the items, and makes its events."""
+        match part:
+            case ContentPart(text):
+                begin = self._begin("message")
+                item = self._item()
+                item["content"][0]["text"] += text
+                place = self._place(content_index=0)
+                return begin + self.event(
+                    "response.output_text.delta", **place, delta=text, logprobs=[]
+                )
+            case ReasoningPart(text):
+                begin = self._begin("reasoning")
+                field, index, kind, _ = self._reasoning_form
+                self._item()[field][0]["text"] += text
+                place = self._place(**{index: 0})
+                return begin + self.event(f"response.{kind}.delta", **place, delta=text)
+            case ToolCallPart(index, call_id, name):
+                return self._begin(f"call {index}", call_id, name)
+            case ArgumentsPart(_, text):
+                custom = self._item()["type"] == "custom_tool_call"
+                self._item()["input" if custom else "arguments"] += text
+                kind = "custom_tool_call_input" if custom else "function_call_arguments"
+                return self.event(f"response.{kind}.delta", **self._place(), delta=text)
+
+    def end_item(self, finish_reason: str | None = None) -> bytes:
+        """The events that end the open item."""
+        item = self._open
+        if item is None:
+            return b""
+        cut = finish_reason in ("length", "cancelled")
+        item["status"] = "incomplete" if cut else "completed"
+        place = self._place()
+        if item["type"] == "function_call":
+            data = self.event(
+                "response.function_call_arguments.done",
+                **place,
+                name=item["name"],
+                arguments=item["arguments"],
+            )
+        elif item["type"] == "custom_tool_call":
+            data = self.event("response.custom_tool_call_input.done", **place, input=item["input"])
+        elif item["type"] == "reasoning":
+            field, index, kind, part_kind = self._reasoning_form
+            (part,) = item[field]
+            place[index] = 0
+            data = self.event(f"response.{kind}.done", **place, text=part["text"])
+            data += self.event(f"response.{part_kind}.done", **place, part=part)
+        else:
+            (part,) = item["content"]
+            place["content_index"] = 0
+            data = self.event("response.output_text.done", **place, text=part["text"], logprobs=[])
+            data += self.event("response.content_part.done", **place, part=part)
+        data += self.event(
+            "response.output_item.done", output_index=len(self._items) - 1, item=item
+        )
+        self._open, self._kind = None, ""
+        return data
+
+    @property
+    def _reasoning_form(self) -> tuple[str, str, str, str]:
+        """The field of an item with reasoning, the name of a place in it, and the names of its events.
+
+        A client that asks for a summary gets the reasoning as one: the model writes no other.
+        """
+        if self._summarizes:
+            return "summary", "summary_index", "reasoning_summary_text", "reasoning_summary_part"
+        return "content", "content_index", "reasoning_text", "content_part"
+
+    def _named(self, name: str) -> dict[str, str]:
+        """The name of a called tool, with its namespace if it has one."""
+        if name not in self._namespaces:
+            return {"name": name}
+        namespace, own = self._namespaces[name]
+        return {"name": own, "namespace": namespace}
+
+    def _item(self) -> dict[str, Any]:
+        assert self._open is not None
+        return self._open
+
+    def _place(self, **more: int) -> dict[str, Any]:
+        return {"item_id": self._item()["id"], "output_index": len(self._items) - 1, **more}
+
+    def _begin(self, kind: str, call_id: str = "", name: str = "") -> bytes:
+        if self._kind == kind:
+            return b""
+        ended = self.end_item()
+        self._kind = kind
+        part: dict[str, Any] | None = None
+        item: dict[str, Any]
+        if kind == "message":
+            part = {"type": "output_text", "text": "", "annotations": [], "logprobs": []}
+            item = {"type": "message", "id": new_id("msg"), "role": "assistant"}
+        elif kind == "reasoning":
+            part = {"type": "summary_text" if self._summarizes else "reasoning_text", "text": ""}
+            item = {"type": "reasoning", "id": new_id("rs"), "summary": []}
+        elif name in self._job.custom_tools:
+            item = {"type": "custom_tool_call", "id": new_id("ctc"), "call_id": call_id}
+            item |= {**self._named(name), "input": ""}
+        else:
+            item = {"type": "function_call", "id": new_id("fc"), "call_id": call_id}
+            item |= {**self._named(name), "arguments": ""}
+        item["status"] = "in_progress"
+        field, index, part_kind = "content", "content_index", "content_part"
+        if kind == "reasoning":
+            field, index, _, part_kind = self._reasoning_form
+        shown = {**item, field: []} if part is not None else {**item}
+        if part is not None:
+            item[field] = [part]
+        self._open = item
+        self._items.append(item)
+        data = ended + self.event(
+            "response.output_item.added", output_index=len(self._items) - 1, item=shown
+        )
+        if part is not None:
+            place = self._place(**{index: 0})
+            data += self.event(f"response.{part_kind}.added", **place, part={**part})
+        return data
+
+
+def usage_of(job: ChatJob, tokens: int) -> dict[str, Any]:
+    """The numbers of tokens of the running request.
+
+    Args:
+        job: The conversation.
+        tokens: The number of generated tokens.
+    """
+    return {
+        "input_tokens": job.prompt_tokens,
+        "input_tokens_details": {
+            "cached_tokens": current_request().cached_tokens,
+            "cache_write_tokens": 0,
+        },
+        "output_tokens": tokens,
+        "output_tokens_details": {"reasoning_tokens": 0},
+        "total_tokens": job.prompt_tokens + tokens,
+    }
+
+
+def _parts_of(answer: Answer) -> list[AnswerPart]:
+    parts: list[AnswerPart] = []
+    if answer.reasoning:
+        parts.append(ReasoningPart(answer.reasoning))
+    if answer.content or not answer.tool_calls:
+        parts.append(ContentPart(answer.content))
+    for index, call in enumerate(answer.tool_calls):
+        parts += [
+            ToolCallPart(index, call.call_id, call.name),
+            ArgumentsPart(index, call.arguments),
+        ]
+    return parts
+
+
+def _plain(field: StrictBody | None) -> dict[str, Any] | None:
+    return None if field is None else field.model_dump(by_alias=True, exclude_none=True)
