@@ -377,3 +377,26 @@ def test_a_pinned_model_stays_and_the_time_of_others_is_told() -> None:
         assert await request(pool, None) == "a", "the pinned one is the default"
 
     run(test, idle_timeout_s=-1.0)
+
+
+def test_the_models_that_load_are_listed_with_their_steps() -> None:
+    steps = {"a": "compiling kernels 3/17"}
+    machine = Machine()
+
+    async def whole() -> None:
+        pool = ModelPool(
+            lambda: dict(machine.files), machine.load, PoolLimits(), machine.free,
+            step=lambda name: steps.get(name, ""),
+        )  # fmt: skip
+        assert pool.loading() == {}
+        machine.goes_on.clear()
+        uses = [asyncio.ensure_future(pool.use(name)) for name in ("a", "b")]
+        while len(pool.loading()) < 2:
+            await asyncio.sleep(0.001)
+        assert pool.loading() == {"a": steps["a"], "b": ""}
+        machine.goes_on.set()
+        await asyncio.gather(*uses)
+        assert pool.loading() == {}
+        await pool.close()
+
+    asyncio.run(whole())

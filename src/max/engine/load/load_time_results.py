@@ -10,6 +10,7 @@ import numpy as np
 from max._backends import Backends
 from max._backends.backend import HOST
 from max._compiler.program.code import Compiled, LaunchCode, ProgramCode
+from max._load_steps import STEPS
 from max._runtime import platform
 from max.engine.run.arena import arena_of
 from max.engine.run.linked_program import LinkedProgram
@@ -52,7 +53,10 @@ def run_once(
         return
     (once,) = compiled.once
     arena = arena_of(backends.host)
+    done, total = 0, len(once.launches)
     for launches, read, finished in _parts(compiled, once.launches):
+        STEPS.at("packing weights", done, total)
+        done += len(launches)
         prepare(read)
         program = link(replace(once, launches=launches))
         instance = program.instance((0,) * len(compiled.symbols))

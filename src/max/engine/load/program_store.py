@@ -32,6 +32,7 @@ from max._config import flags
 from max._dataclass import dataclass
 from max._garbage import rare_collections
 from max._lazy import lazy_module
+from max._load_steps import STEPS
 from max._reentry import LockLevel, locked, reentrant_lock
 from max._runtime.cache import content_key, default_cache, source_fingerprint
 from max._version import __version__
@@ -175,6 +176,7 @@ class ProgramStore:
 
     @locked("_lock")
     def _lower(self, module: mlir.ModuleOp, names: list[str]) -> tuple[Compiled, Any]:
+        STEPS.at("compiling the graph")
         with rare_collections(keep=_first_compilation()):
             return pipeline.compile_module(module, names, self._backends, ahead=True)
 

@@ -14,6 +14,7 @@ from typing import Self
 import click
 
 from max._config import terminal_kind
+from max._load_steps import STEPS
 
 _INTERVAL_S = 0.1
 _BAR_WIDTH = 24
@@ -89,30 +90,41 @@ class Progress:
 
     @contextmanager
     def stage(self, what: str) -> Iterator[None]:
-        """Shows a step for the duration of a block.
+        """Shows a step for the duration of a block, on a terminal with the parts of it that the engine tells.
 
         Args:
             what: The step in a few words.
         """
         begin = time.perf_counter()
-        if self._line is not None:
-            self._detail = ""
-            self._line.show(lambda: f"{what}{self._detail} … {_elapsed(begin)}")
+        self.show(what, lambda: self._detail)
         try:
-            yield
+            with STEPS.taken(self._take):
+                yield
         except BaseException:
             self.close()
             raise
         if not self._live:
             click.echo(f"{what}: {time.perf_counter() - begin:.2f} s", err=True)
 
-    def detail(self, text: str) -> None:
-        """Shows what a step is at, on a terminal.
+    def show(self, what: str, detail: Callable[[], str]) -> None:
+        """Shows a step on a terminal until the next one, or until the end.
 
         Args:
-            text: A few words; empty: nothing.
+            what: The step in a few words.
+            detail: Returns what it is at; empty: nothing is known.
         """
-        self._detail = f", {text}" if text else ""
+        begin = time.perf_counter()
+        self._detail = ""
+
+        def text() -> str:
+            at = detail()
+            return f"{what}{f', {at}' if at else ''} … {_elapsed(begin)}"
+
+        if self._line is not None:
+            self._line.show(text)
+
+    def _take(self, step: str, done: int, total: int) -> None:
+        self._detail = f"{step} {done}/{total}" if total else step
 
     def close(self) -> None:
         """Clears the line."""

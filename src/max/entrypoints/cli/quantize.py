@@ -12,6 +12,7 @@ from max._lazy import lazy_module
 from max.entrypoints.cli import log_level_option
 from max.entrypoints.cli.options.config_options import text_of
 from max.entrypoints.cli.options.model_names import ModelType, model_files
+from max.entrypoints.cli.progress import Progress
 
 # loaded when a command runs, not for its help or for completions of a shell
 if TYPE_CHECKING:
@@ -69,5 +70,8 @@ def quantize(
         text = text_of(imatrix)
     architecture_registry.PIPELINE_REGISTRY.load_custom(list(custom_architectures))
     begin = time.perf_counter()
-    size = export.export_gguf(folder, Path(path), kind, engine.InferenceSession(), text)
+    progress = Progress()
+    with progress.stage(f"quantizing {model}"):
+        size = export.export_gguf(folder, Path(path), kind, engine.InferenceSession(), text)
+    progress.close()
     click.echo(f"{path}: {size / 2**20:.1f} MiB in {time.perf_counter() - begin:.1f} s", err=True)

@@ -6,8 +6,10 @@ import errno
 import faulthandler
 import importlib.util
 import json
+import re
 import signal
 import socket
+import threading
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
@@ -24,6 +26,7 @@ from max.entrypoints.cli.options.config_options import GroupedCommand, config_op
 from max.entrypoints.cli.options.env_file import read_env_file
 from max.entrypoints.cli.options.model_names import MODEL_FIELDS, model_argument, set_model
 from max.entrypoints.cli.options.serve_options import PREFIX, server_options
+from max.entrypoints.cli.progress import Progress, is_live
 from max.serve.process.settings import (
     API_TYPES,
     LogSettings,
@@ -32,6 +35,8 @@ from max.serve.process.settings import (
     WorkerSettings,
 )
 
+_STEP_S = 1.0
+"""A step that is seen twice at this interval is printed."""
 _NEEDED = ("fastapi", "uvicorn", "pydantic", "msgspec", "prometheus_client")
 
 
@@ -131,14 +136,49 @@ def serve(context: click.Context, model: str | None, **options: Any) -> None:
             f"the worker process cannot be started: {error.strerror or error}",
             "Check the free memory, and the limits of processes and open files (`ulimit -a`).",
         ) from error
+    progress = _ServeProgress(config.get("served_model_name") or config["model_path"], worker.signs)
     try:
         from max.serve.process.server import FirstModel, run_server
 
-        number = run_server(settings, FirstModel(worker_settings, worker), listener)
+        models = FirstModel(worker_settings, worker, progress.close)
+        number = run_server(settings, models, listener)
         if number is not None:
             raise _stopped(number)
     finally:
+        progress.close()
         worker.kill()
+
+
+class _ServeProgress:
+    """The load of the server's model: a changing line on a terminal, else a line for each step.
+
+    Args:
+        model: The model's name.
+        signs: The signs of the worker that loads it.
+    """
+
+    def __init__(self, model: str, signs: Any) -> None:
+        self._progress, self._signs = Progress(), signs
+        self._progress.show(f"loading {model}", lambda: signs.loading)
+        self._ended = threading.Event()
+        if not is_live():
+            self._model = model
+            threading.Thread(target=self._print_steps, name="progress", daemon=True).start()
+
+    def _print_steps(self) -> None:
+        """Prints the steps that take longer than a moment."""
+        printed, seen = "", ""
+        while not self._ended.wait(_STEP_S):
+            step = re.sub(r" [0-9]+/[0-9]+$", "", self._signs.loading)
+            if step == seen != printed:
+                printed = step
+                click.echo(f"loading {self._model}: {step}", err=True)
+            seen = step
+
+    def close(self) -> None:
+        """Ends the line."""
+        self._ended.set()
+        self._progress.close()
 
 
 def _stopped(number: int) -> StoppedError:

@@ -17,6 +17,7 @@ import numpy.typing as npt
 from safetensors.numpy import save_file
 
 from max._config import cache_dir
+from max._load_steps import STEPS
 from max.driver import Tensor
 from max.dtype import DType
 from max.dtype.blocks import BLOCK_FORMATS
@@ -217,7 +218,10 @@ def quantized_state_dict(
     cached = _cached(files, plan)
     if cached is None:
         quantizer = Quantizer(session)
-        cached = {name: quantizer.encode(state_dict[name], plan[name]) for name in plan}
+        cached = {}
+        for name, chosen in plan.items():
+            STEPS.at("quantizing weights", len(cached), len(plan))
+            cached[name] = quantizer.encode(state_dict[name], chosen)
         _remember(files, plan, cached)
     return {**state_dict, **cached}
 

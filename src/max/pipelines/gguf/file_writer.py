@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from max._load_steps import STEPS
 from max.graph.weights import GGUF_TYPE_NUMBERS
 
 __all__ = ["GGUFEntry", "write_gguf"]
@@ -65,7 +66,8 @@ def write_gguf(path: Path, metadata: Mapping[str, Any], entries: Sequence[GGUFEn
         with temporary.open("wb") as file:
             file.write(b"".join(head))
             file.write(bytes(_aligned(file.tell()) - file.tell()))
-            for entry in entries:
+            for number, entry in enumerate(entries):
+                STEPS.at("writing tensors", number, len(entries))
                 data = np.ascontiguousarray(entry.data())
                 if data.nbytes != entry.nbytes:
                     raise ValueError(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from typing import Any
 
 from fastapi import APIRouter, Request
 from starlette.responses import Response
@@ -22,6 +23,8 @@ router = APIRouter(tags=["operation"])
 async def health(request: Request) -> Response:
     """Whether requests run now: 200, else 503 with the state of the engine; a router is always ready.
 
+    Models that are being loaded are listed in ``loading``, with the step that each load is at.
+
     Args:
         request: The connection.
     """
@@ -30,7 +33,10 @@ async def health(request: Request) -> Response:
     engines = [model.engine for model in pool.loaded() if pool.is_pinned(model)]
     words = sorted({_word(engine) for engine in engines} - {EngineState.READY.value})
     well = not words
-    return json_response({"status": "ok" if well else ", ".join(words)}, 200 if well else 503)
+    body: dict[str, Any] = {"status": "ok" if well else ", ".join(words)}
+    if loading := pool.loading():
+        body["loading"] = [{"model": name, "step": step} for name, step in loading.items()]
+    return json_response(body, 200 if well else 503)
 
 
 def _word(engine: EngineClient) -> str:

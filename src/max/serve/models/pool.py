@@ -14,7 +14,7 @@ from max.serve.errors import ApiError, model_not_found
 from max.serve.models.model import ServedModel
 from max.serve.models.pool_entry import ModelStatus, PoolEntry, PoolLimits
 from max.serve.requests.request_context import current_request
-from max.serve.worker.client import EngineUnavailableError
+from max.serve.worker.client import EngineState, EngineUnavailableError
 
 logger = logging.getLogger("max.serve")
 
@@ -36,6 +36,7 @@ class ModelPool:
         limits: How many are loaded, and for how long.
         free_memory: Returns the free memory in bytes; None if it is unknown.
         alias: Returns the name of the model that another name stands for; None: it stands for none.
+        step: Returns the step that the load of a model is at; empty: unknown.
     """
 
     def __init__(
@@ -45,9 +46,10 @@ class ModelPool:
         limits: PoolLimits,
         free_memory: Callable[[], int | None] = available_memory,
         alias: Callable[[str], str | None] = lambda name: None,
+        step: Callable[[str], str] = lambda name: "",
     ) -> None:
         self._catalog, self._load, self._limits = catalog, load, limits
-        self._free_memory, self._alias = free_memory, alias
+        self._free_memory, self._alias, self._step = free_memory, alias, step
         self._entries: dict[str, PoolEntry] = {}
         self._one_load = asyncio.Lock()
         self._files = asyncio.Lock()  # held while the catalog is read, and while files are deleted
@@ -68,6 +70,16 @@ class ModelPool:
     def loaded(self) -> list[ServedModel]:
         """The models that are loaded."""
         return [entry.model for entry in self._entries.values() if entry.model is not None]
+
+    def loading(self) -> dict[str, str]:
+        """The models that are being loaded, and the steps that their loads are at; empty: unknown."""
+        steps = {
+            name: self._step(name) for name, e in self._entries.items() if e.loading is not None
+        }
+        for model in self.loaded():
+            if model.engine.state in (EngineState.STARTING, EngineState.RESTARTING):
+                steps[model.name] = model.engine.loading
+        return steps
 
     @property
     def open_requests(self) -> int:

@@ -34,6 +34,7 @@ from max.serve.process.process_end import end_soon
 from max.serve.process.settings import ServerSettings, WorkerSettings
 from max.serve.requests.request_context import name_requests_in_logs
 from max.serve.tracing import Tracing
+from max.serve.worker.life_signs import LifeSigns
 from max.serve.worker.process import WorkerProcess
 
 logger = logging.getLogger("max.serve")
@@ -76,10 +77,12 @@ class FirstModel:
     Args:
         settings: The settings of its worker.
         worker: The worker, which loads the model already.
+        loaded: Called when the load has ended, also by an error or a signal.
     """
 
     settings: WorkerSettings
     worker: WorkerProcess
+    loaded: Callable[[], None] = lambda: None
 
 
 @dataclass(frozen=True)
@@ -187,6 +190,8 @@ async def _serve(
             stopped = asyncio.ensure_future(stop.wait())
             await asyncio.wait({loading, stopped}, return_when=asyncio.FIRST_COMPLETED)
             stopped.cancel()
+            if isinstance(models, FirstModel):
+                models.loaded()
             if not loading.done():
                 return stop.number
             pool.pin(loading.result())
@@ -210,10 +215,18 @@ def _pool(
     def catalog() -> dict[str, StoredModel]:
         return {model.name: model for model in store.models()}
 
+    signs: dict[str, LifeSigns] = {}  # of the worker that was started last for each model
+
     async def load(stored: StoredModel) -> ServedModel:
         values = {**shared.config, "model_path": str(stored.path)}
         worker = replace(shared, config=values)
-        return await load_model(stored.name, settings, worker, WorkerProcess)
+
+        def start(worker_settings: WorkerSettings) -> WorkerProcess:
+            process = WorkerProcess(worker_settings)
+            signs[stored.name] = process.signs
+            return process
+
+        return await load_model(stored.name, settings, worker, start)
 
     def alias(name: str) -> str | None:
         try:
@@ -221,7 +234,10 @@ def _pool(
         except UserError:
             return None
 
-    return ModelPool(catalog, load, models.limits, alias=alias)
+    def step(name: str) -> str:
+        return signs[name].loading if name in signs else ""
+
+    return ModelPool(catalog, load, models.limits, alias=alias, step=step)
 
 
 async def _load_nothing(stored: StoredModel) -> ServedModel:

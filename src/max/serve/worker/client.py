@@ -121,6 +121,12 @@ class EngineClient:
         return self._state
 
     @property
+    def loading(self) -> str:
+        """The step that the worker's load is at; empty: unknown, or it is loaded."""
+        signs = None if self._worker is None else self._worker.signs
+        return "" if signs is None else signs.loading
+
+    @property
     def responds(self) -> bool:
         """Whether the worker gives signs of life; also while none is to give any, as the state tells that."""
         return self._watch is None or self._watch.responds

@@ -14,6 +14,7 @@ from typing import Any
 
 BEATS_PER_LIMIT = 2.5
 """Beats within the time after which a silent worker is unhealthy; an idle process hardly wakes for them."""
+_STEP_BYTES = 96
 
 
 class LifeSigns:
@@ -29,10 +30,27 @@ class LifeSigns:
         context = multiprocessing.get_context("spawn")
         self._times: Any = context.RawArray(ctypes.c_double, 2)
         self._times[0] = time.monotonic()
+        self._step: Any = context.RawArray(ctypes.c_char, _STEP_BYTES)
 
     def start(self) -> None:
         """Starts the thread of the beats, in the worker."""
         threading.Thread(target=self._beat, name="engine heartbeat", daemon=True).start()
+
+    def note_load(self, step: str, done: int, total: int) -> None:
+        """Notes what the worker loads, for the server.
+
+        Args:
+            step: The step in a few words; empty: the load has ended.
+            done: Its parts that are done.
+            total: All its parts; 0: it has none.
+        """
+        text = f"{step} {done}/{total}" if total else step
+        self._step.value = text.encode("utf-8", "replace")[: _STEP_BYTES - 1]
+
+    @property
+    def loading(self) -> str:
+        """The step of the load, with its parts: ``compiling kernels 3/17``; empty: nothing is known."""
+        return self._step.value.decode("utf-8", "replace")
 
     def step_begins(self) -> None:
         """Notes that the engine begins a step."""

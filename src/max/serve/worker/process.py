@@ -8,6 +8,7 @@ import signal
 from multiprocessing.connection import Connection
 from typing import Any
 
+from max._load_steps import STEPS
 from max.interfaces import PipelineTask
 from max.pipelines.encoders.text_encoder import TextEncoder
 from max.pipelines.generation.process.channel import ConnectionChannel
@@ -55,8 +56,12 @@ def run_worker(settings: WorkerSettings, connection: Connection, signs: LifeSign
         return
 
     def load() -> Any:
-        _, factory = PIPELINE_REGISTRY.retrieve_factory(config, task)
-        return factory()
+        with STEPS.taken(signs.note_load):
+            signs.note_load("opening the model", 0, 0)
+            _, factory = PIPELINE_REGISTRY.retrieve_factory(config, task)
+            pipeline = factory()
+        signs.note_load("", 0, 0)
+        return pipeline
 
     serve_pipeline(load, channel, STATS_INTERVAL_S, signs)
     end_soon()

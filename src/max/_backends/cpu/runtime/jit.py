@@ -33,6 +33,7 @@ from max._config import flags
 from max._dataclass import dataclass
 from max._host import usable_cpus
 from max._lazy import lazy_module
+from max._load_steps import STEPS
 from max._reentry import LockLevel, locked, reentrant_lock
 from max._runtime import platform
 from max._runtime.cache import Cache, content_key, default_cache
@@ -293,9 +294,11 @@ class Jit:
                 pending.append((unit, self._work(unit, self._text(unit))))
             else:
                 pending.append((unit, self._submit(unit, self._text(unit))))
-        return [
-            data if isinstance(data, bytes) else self._result(unit, data) for unit, data in pending
-        ]
+        objects: list[bytes] = []
+        for unit, data in pending:
+            STEPS.at("compiling kernels", len(objects), len(pending))
+            objects.append(data if isinstance(data, bytes) else self._result(unit, data))
+        return objects
 
     def _result(self, unit: Unit, future: Future[bytes]) -> bytes:
         """The object of a unit that a thread compiles; in a process that was forked meanwhile, this thread."""
