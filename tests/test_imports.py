@@ -54,6 +54,8 @@ ALLOWED: dict[str, set[str]] = {
     "diagnostics": set(),
     "profiler": EVERY,
     "torch": ENGINE_BASE | {"kernel", "engine"},
+    "importers": ENGINE_BASE | {"engine", "_interpreter"},
+    "onnx": EVERY | {"graph", "engine", "importers"},
     "nn": ENGINE_BASE | {"kernel", "engine", "experimental", "interfaces", "_compat"},  # faces only
     "_compat": ENGINE_BASE | {"kernel", "engine", "experimental", "interfaces", "nn", "pipelines"},
     "pipelines": ENGINE_BASE | {"kernel", "engine", "interfaces", "nn", "_compat"},  # its face only

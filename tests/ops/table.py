@@ -15,6 +15,7 @@ import numpy as np
 
 from max.dtype import DType
 from max.graph import DeviceRef, Dim, Graph, TensorType, ops
+from max.graph.ops.elementwise import bits
 from tests.ops.case import (
     ALL,
     BOOL,
@@ -46,6 +47,22 @@ def _binary(name: str, function: Any, dtypes: tuple[str, ...] = NUMBERS, **optio
 
 def _floor_div(x: Array, y: Array) -> Array:
     return np.floor_divide(x, y)
+
+
+def _shifted(left: bool) -> Any:
+    """Shifts of Python's integers, cut to the width of the dtype."""
+
+    def reference(x: Array, y: Array) -> Array:
+        width, dtype = x.dtype.itemsize * 8, x.dtype
+        results = np.zeros(x.shape, dtype)
+        for place in np.ndindex(x.shape):
+            number, amount = int(x[place]), int(y[place])
+            amount = amount if 0 <= amount < width else width
+            bits = (number << amount if left else number >> amount) & ((1 << width) - 1)
+            results[place] = np.array(bits, f"u{dtype.itemsize}").view(dtype)
+        return results
+
+    return reference
 
 
 def _cumsum(x: Array, exclusive: bool = False, reverse: bool = False) -> Array:
@@ -131,6 +148,11 @@ ELEMENTWISE = (
     _binary("logical_and", np.logical_and, BOOL),
     _binary("logical_or", np.logical_or, BOOL),
     _binary("logical_xor", np.logical_xor, BOOL),
+    _binary("bit_and", np.bitwise_and, INTS, build=bits.bit_and),
+    _binary("bit_or", np.bitwise_or, INTS, build=bits.bit_or),
+    _binary("bit_xor", np.bitwise_xor, INTS, build=bits.bit_xor),
+    _binary("shift_left", _shifted(True), INTS, build=bits.shift_left, scale=9.0),
+    _binary("shift_right", _shifted(False), INTS, build=bits.shift_right, scale=9.0),
     OpCase(
         "where",
         ops.where,

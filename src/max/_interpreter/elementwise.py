@@ -73,6 +73,16 @@ def _div(x: Array, y: Array) -> Array:
     return np.floor_divide(x, y) if x.dtype.kind in "iu" else np.divide(x, y)
 
 
+def _shifted(x: Array, y: Array, left: bool) -> Array:
+    """Shifts by less than 0, or by the width or more, move all bits out."""
+    bits = x.dtype.itemsize * 8
+    inside = (y >= 0) & (y < bits)
+    amount = np.where(inside, y, 0).astype(x.dtype)
+    shifted = np.left_shift(x, amount) if left else np.right_shift(x, amount)
+    rest = np.zeros_like(x) if left or x.dtype.kind == "u" else np.where(x < 0, -1, 0)
+    return np.where(inside, shifted, rest).astype(x.dtype)
+
+
 _BINARY: dict[str, Callable[[Array, Array], Array]] = {
     "add": np.add,
     "sub": np.subtract,
@@ -86,6 +96,11 @@ _BINARY: dict[str, Callable[[Array, Array], Array]] = {
     "and": np.logical_and,
     "or": np.logical_or,
     "xor": np.logical_xor,
+    "bit_and": np.bitwise_and,
+    "bit_or": np.bitwise_or,
+    "bit_xor": np.bitwise_xor,
+    "shift_left": lambda x, y: _shifted(x, y, True),
+    "shift_right": lambda x, y: _shifted(x, y, False),
     "equal": np.equal,
     "not_equal": np.not_equal,
     "greater": np.greater,

@@ -12,7 +12,7 @@ from max._compiler.codegen.sums import add_part, no_sum, rounded_sum
 
 __all__ = [
     "acos", "add_part", "floor_div", "floor_divide", "floor_mod", "gelu", "gelu_quick", "gelu_tanh", "integer_mod",
-    "no_sum", "rounded_sum", "signed_pow", "unsigned_pow",
+    "no_sum", "rounded_sum", "shift_left", "shift_right", "signed_pow", "unsigned_pow",
 ]  # fmt: skip
 
 
@@ -103,6 +103,22 @@ def floor_div(x: Any, y: Any) -> Any:
 def integer_mod(x: Any, y: Any) -> Any:
     """The remainder of integers, with the sign of `y`; 0 if `y` is 0."""
     return k.select(y == 0, 0, x % k.select(y == 0, 1, y))
+
+
+@k.inline
+def shift_left(x: Any, y: Any) -> Any:
+    """The bits of integers moved up; 0 if `y` is negative, or at least the width."""
+    bits = x.dtype.bits
+    inside = (y >= 0) & (y < bits)
+    return k.select(inside, x << k.select(inside, y, 0), 0)
+
+
+@k.inline
+def shift_right(x: Any, y: Any) -> Any:
+    """The bits of integers moved down; all are the sign if `y` is negative, or at least the width."""
+    bits = x.dtype.bits
+    inside = (y >= 0) & (y < bits)
+    return k.select(inside, x >> k.select(inside, y, 0), k.select(x < 0, ~(x * 0), 0))
 
 
 @k.inline

@@ -24,6 +24,10 @@ def _is_bool(dtype: DType) -> bool:
     return dtype is DType.bool
 
 
+def _is_integer(dtype: DType) -> bool:
+    return dtype.is_integral()
+
+
 def _is_any(dtype: DType) -> bool:
     return True
 
@@ -96,12 +100,16 @@ UNARY_TEST = ("is_nan", "is_inf")
 BINARY_NUMBER = ("add", "sub", "mul", "div", "mod", "pow", "max", "min")
 BINARY_FLOAT = ("floor_div",)
 BINARY_BOOL = ("and", "or", "xor")
+BINARY_INTEGER = ("bit_and", "bit_or", "bit_xor", "shift_left", "shift_right")
 COMPARISON_NUMBER = ("greater", "greater_equal")
 COMPARISON_ANY = ("equal", "not_equal")
 
 
 CHEAP = frozenset(
-    {"add", "sub", "mul", "neg", "abs", "max", "min", "relu", "not", *BINARY_BOOL, *COMPARISON_NUMBER, *COMPARISON_ANY}
+    {
+        *("add", "sub", "mul", "neg", "abs", "max", "min", "relu", "not"),
+        *(*BINARY_BOOL, *BINARY_INTEGER, *COMPARISON_NUMBER, *COMPARISON_ANY),
+    }
 )  # fmt: skip
 """Ops that cost less than a load of their operands."""
 DIVISIONS = frozenset({"div", "mod"})
@@ -129,6 +137,7 @@ _define(("not",), 1, lambda op: _unary(op, _is_bool))
 _define(BINARY_NUMBER, 2, lambda op: _binary(op, _is_number))
 _define(BINARY_FLOAT, 2, lambda op: _binary(op, _is_float))
 _define(BINARY_BOOL, 2, lambda op: _binary(op, _is_bool))
+_define(BINARY_INTEGER, 2, lambda op: _binary(op, _is_integer))
 _define(COMPARISON_NUMBER, 2, lambda op: _binary(op, _is_number, to_bool=True))
 _define(COMPARISON_ANY, 2, lambda op: _binary(op, _is_any, to_bool=True))
 

@@ -1,0 +1,30 @@
+"""The functions of ONNX ops, a module for each family. Importing the package fills the table."""
+
+from max.importers.onnx.ops import (
+    arithmetic,
+    casts,
+    control_flow,
+    convolution,
+    elementwise,
+    folds,
+    generators,
+    images,
+    indexing,
+    linear,
+    normalization,
+    pooling,
+    quantization,
+    recurrent,
+    reduction,
+    sequence,
+    shape,
+    signal,
+    text,
+    training,
+)
+
+__all__ = [
+    "arithmetic", "casts", "control_flow", "convolution", "elementwise", "folds", "generators", "images", "indexing",
+    "linear", "normalization", "pooling", "quantization", "recurrent", "reduction", "sequence", "shape", "signal",
+    "text", "training",
+]  # fmt: skip

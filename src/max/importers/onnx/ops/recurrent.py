@@ -1,0 +1,296 @@
+"""Recurrent layers: LSTM, GRU and RNN."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from max.dtype import DType
+from max.graph import TensorValue, ops
+from max.importers import mathematics
+from max.importers.control import repeated
+from max.importers.errors import Unsupported
+from max.importers.node import Node
+from max.importers.onnx.ops.indexing import reverse_by_length
+from max.importers.onnx.ops.reduction import reversed_along
+from max.importers.onnx.table import op
+
+Activation = Callable[[TensorValue], TensorValue]
+_UNROLLED = 8
+"""Sequences of up to this length are staged step by step, longer ones as a loop."""
+
+
+def _activation(name: str, alpha: float | None, beta: float | None) -> Activation:
+    """An activation by its name, in any case."""
+    defaults: dict[str, tuple[float, float]] = {
+        "affine": (1.0, 0.0), "leakyrelu": (0.01, 0.0), "thresholdedrelu": (1.0, 0.0), "scaledtanh": (1.0, 1.0),
+        "hardsigmoid": (0.2, 0.5), "elu": (1.0, 0.0),
+    }  # fmt: skip
+    low = name.lower()
+    a, b = defaults.get(low, (0.0, 0.0))
+    a, b = (a if alpha is None else alpha), (b if beta is None else beta)
+    table: dict[str, Activation] = {
+        "sigmoid": ops.sigmoid,
+        "tanh": ops.tanh,
+        "relu": ops.relu,
+        "affine": lambda x: x * a + b,
+        "leakyrelu": lambda x: ops.where(x < 0, x * a, x),
+        "thresholdedrelu": lambda x: ops.where(x > a, x, 0.0),
+        "scaledtanh": lambda x: ops.tanh(x * b) * a,
+        "hardsigmoid": lambda x: mathematics.clamp(x * a + b, 0.0, 1.0),
+        "elu": lambda x: ops.where(x < 0, mathematics.expm1(x) * a, x),
+        "softsign": lambda x: x / (ops.abs(x) + 1.0),
+        "softplus": mathematics.softplus,
+    }
+    if low not in table:
+        raise Unsupported(f"the activation is {name!r}")
+    return table[low]
+
+
+class _Layer:
+    """What the layers have in common.
+
+    Args:
+        node: The layer.
+        gates: The number of gates.
+        names: The default activations of one direction.
+    """
+
+    def __init__(self, node: Node, gates: int, names: Sequence[str]) -> None:
+        self.node = node
+        direction = node.attr("direction", "forward")
+        if direction not in ("forward", "reverse", "bidirectional"):
+            raise Unsupported(f"the direction is {direction!r}")
+        self.directions = 2 if direction == "bidirectional" else 1
+        self.backwards = [direction == "reverse"] if self.directions == 1 else [False, True]
+        self.batch_first = bool(node.attr("layout", 0))
+        x = node.tensor(0)
+        self.x = ops.permute(x, [1, 0, 2]) if self.batch_first else x
+        self.length, self.batch = self.x.shape[0], self.x.shape[1]
+        self.hidden = node.attr("hidden_size") or node.static(node.tensor(2).shape[-1], 2)
+        self.gates = gates
+        self.clip = node.attr("clip", 0.0)
+        self.activations = self._activations(names)
+        lengths = node.tensor(4) if node.has(4) else None
+        self.lengths = None if lengths is None else ops.cast(lengths, DType.int64)
+
+    def _activations(self, names: Sequence[str]) -> list[list[Activation]]:
+        node = self.node
+        given = node.attr("activations") or list(names) * self.directions
+        alphas = list(node.attr("activation_alpha") or [])
+        betas = list(node.attr("activation_beta") or [])
+        takes_alpha = {"affine", "leakyrelu", "thresholdedrelu", "scaledtanh", "hardsigmoid", "elu"}
+        takes_beta = {"affine", "scaledtanh", "hardsigmoid"}
+        found: list[Activation] = []
+        for name in given:
+            alpha = alphas.pop(0) if alphas and name.lower() in takes_alpha else None
+            beta = betas.pop(0) if betas and name.lower() in takes_beta else None
+            found.append(_activation(name, alpha, beta))
+        each = len(names)
+        return [found[i * each : (i + 1) * each] for i in range(self.directions)]
+
+    def clipped(self, x: TensorValue) -> TensorValue:
+        """A gate before its activation."""
+        return mathematics.clamp(x, -self.clip, self.clip) if self.clip else x
+
+    def part(self, index: int, direction: int) -> TensorValue:
+        """One direction of an operand."""
+        tensor = self.node.tensor(index)
+        return ops.reshape(tensor[direction], tensor.shape[1:])
+
+    def start(self, index: int, direction: int) -> TensorValue:
+        """The initial state of a direction; zeros where the model gives none."""
+        if not self.node.has(index):
+            zero = ops.constant(np.zeros((), self.x.dtype.to_numpy()))
+            return ops.broadcast_to(zero, [self.batch, self.hidden])
+        tensor = self.node.tensor(index)
+        if self.batch_first:
+            tensor = ops.permute(tensor, [1, 0, 2])
+        return ops.reshape(tensor[direction], [self.batch, self.hidden])
+
+    def inputs(self, direction: int) -> TensorValue:
+        """What the gates get of the whole sequence, ``[length, batch, gates * hidden]``, in the direction's order."""
+        x = self.x
+        if self.backwards[direction]:
+            x = (
+                reversed_along(x, 0)
+                if self.lengths is None
+                else reverse_by_length(x, self.lengths, 0, 1)
+            )
+        weight = self.part(1, direction)
+        return ops.matmul(x, ops.transpose(weight, 0, 1))
+
+    def bias(self, direction: int) -> tuple[TensorValue, TensorValue] | None:
+        """The biases of the inputs and of the recurrence."""
+        if not self.node.has(3):
+            return None
+        both = self.part(3, direction)
+        count = self.gates * self.hidden
+        return both[:count], both[count : 2 * count]
+
+    def recurrence(
+        self,
+        direction: int,
+        inputs: TensorValue,
+        state: list[TensorValue],
+        cell: Callable[..., list[TensorValue]],
+    ) -> tuple[TensorValue, list[TensorValue]]:
+        """Applies a cell to all steps; the outputs in the order of time, and the last state."""
+
+        def step(number: TensorValue, current: list[TensorValue]) -> Any:
+            row = ops.gather(inputs, number, 0)
+            following = cell(row, current)
+            output = following[0]
+            if self.lengths is not None:
+                active = ops.reshape(number < self.lengths, [self.batch, 1])
+                following = [
+                    ops.where(active, new, old) for new, old in zip(following, current, strict=True)
+                ]
+                output = ops.where(active, output, 0.0)
+            return None, following, [output]
+
+        try:
+            length = int(self.length)
+        except TypeError:
+            length = _UNROLLED + 1
+        if length <= _UNROLLED:
+            outputs: list[TensorValue] = []
+            for number in range(length):
+                _, state, (output,) = step(ops.constant(number, DType.int64), state)
+                outputs.append(output)
+            if outputs:
+                stacked = ops.stack(outputs, 0)
+            else:
+                stacked = ops.broadcast_to(
+                    ops.constant(np.zeros((), self.x.dtype.to_numpy())), [0, *state[0].shape]
+                )
+        else:
+            state, (stacked,) = repeated(TensorValue(self.length), state, step, self.length)
+        if self.backwards[direction]:
+            lengths = self.lengths
+            stacked = (
+                reversed_along(stacked, 0)
+                if lengths is None
+                else reverse_by_length(stacked, lengths, 0, 1)
+            )
+        return stacked, state
+
+    def results(
+        self, outputs: list[TensorValue], states: list[list[TensorValue]]
+    ) -> tuple[Any, ...]:
+        """The results of the op: the outputs of all steps, and the last states."""
+        y = ops.stack(outputs, 1)
+        finals = [ops.stack([state[i] for state in states], 0) for i in range(len(states[0]))]
+        if self.batch_first:
+            y = ops.permute(y, [2, 0, 1, 3])
+            finals = [ops.permute(final, [1, 0, 2]) for final in finals]
+        return y, *finals
+
+
+@op("RNN")
+def rnn(node: Node) -> Any:
+    layer = _Layer(node, 1, ("Tanh",))
+    outputs, states = [], []
+    for d in range(layer.directions):
+        inputs, bias = layer.inputs(d), layer.bias(d)
+        if bias is not None:
+            inputs = inputs + (bias[0] + bias[1])
+        weight = ops.transpose(layer.part(2, d), 0, 1)
+
+        def cell(
+            row: TensorValue, state: list[TensorValue], d: int = d, weight: TensorValue = weight
+        ) -> Any:
+            return [layer.activations[d][0](layer.clipped(row + ops.matmul(state[0], weight)))]
+
+        stacked, last = layer.recurrence(d, inputs, [layer.start(5, d)], cell)
+        outputs.append(stacked)
+        states.append(last)
+    return layer.results(outputs, states)
+
+
+@op("GRU")
+def gru(node: Node) -> Any:
+    layer = _Layer(node, 3, ("Sigmoid", "Tanh"))
+    h = layer.hidden
+    linear = bool(node.attr("linear_before_reset", 0))
+    outputs, states = [], []
+    for d in range(layer.directions):
+        inputs, bias = layer.inputs(d), layer.bias(d)
+        inner_bias: TensorValue | None = None
+        if bias is not None:
+            outer = bias[0] + ops.concat([bias[1][: 2 * h], bias[1][2 * h :] * 0.0], 0)
+            inner_bias = bias[1][2 * h :]
+            inputs = inputs + outer
+        weight = ops.transpose(layer.part(2, d), 0, 1)
+        gate, candidate = layer.activations[d]
+
+        def cell(
+            row: TensorValue,
+            state: list[TensorValue],
+            weight: TensorValue = weight,
+            inner_bias: TensorValue | None = inner_bias,
+            gate: Activation = gate,
+            candidate: Activation = candidate,
+        ) -> Any:
+            (before,) = state
+            rest = ops.matmul(before, weight[:, : 2 * h])
+            update = gate(layer.clipped(row[:, :h] + rest[:, :h]))
+            reset = gate(layer.clipped(row[:, h : 2 * h] + rest[:, h:]))
+            own = weight[:, 2 * h :]
+            if linear:
+                inner = ops.matmul(before, own)
+                inner = reset * (inner if inner_bias is None else inner + inner_bias)
+            else:
+                inner = ops.matmul(reset * before, own)
+                inner = inner if inner_bias is None else inner + inner_bias
+            new = candidate(layer.clipped(row[:, 2 * h :] + inner))
+            return [(1.0 - update) * new + update * before]
+
+        stacked, last = layer.recurrence(d, inputs, [layer.start(5, d)], cell)
+        outputs.append(stacked)
+        states.append(last)
+    return layer.results(outputs, states)
+
+
+@op("LSTM")
+def lstm(node: Node) -> Any:
+    layer = _Layer(node, 4, ("Sigmoid", "Tanh", "Tanh"))
+    h = layer.hidden
+    coupled = bool(node.attr("input_forget", 0))
+    outputs, states = [], []
+    for d in range(layer.directions):
+        inputs, bias = layer.inputs(d), layer.bias(d)
+        if bias is not None:
+            inputs = inputs + (bias[0] + bias[1])
+        weight = ops.transpose(layer.part(2, d), 0, 1)
+        peepholes = layer.part(7, d) if node.has(7) else None
+        gate, candidate, output = layer.activations[d]
+
+        def cell(
+            row: TensorValue,
+            state: list[TensorValue],
+            weight: TensorValue = weight,
+            peepholes: TensorValue | None = peepholes,
+            gate: Activation = gate,
+            candidate: Activation = candidate,
+            output: Activation = output,
+        ) -> Any:
+            hidden, memory = state
+            gates = row + ops.matmul(hidden, weight)
+            enter, leave, forget, new = (gates[:, i * h : (i + 1) * h] for i in range(4))
+            if peepholes is not None:
+                enter = enter + peepholes[:h] * memory
+                forget = forget + peepholes[2 * h :] * memory
+            enter = gate(layer.clipped(enter))
+            kept = 1.0 - enter if coupled else gate(layer.clipped(forget))
+            following = kept * memory + enter * candidate(layer.clipped(new))
+            if peepholes is not None:
+                leave = leave + peepholes[h : 2 * h] * following
+            return [gate(layer.clipped(leave)) * output(following), following]
+
+        stacked, last = layer.recurrence(d, inputs, [layer.start(5, d), layer.start(6, d)], cell)
+        outputs.append(stacked)
+        states.append(last)
+    return layer.results(outputs, states)

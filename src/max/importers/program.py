@@ -1,0 +1,165 @@
+"""Models whose structure depends on data: staged in segments, each when what it must know of its inputs is known.
+
+A point of the program lies before a node. It has a segment for each combination of what the nodes behind it must know:
+the sizes of the values that they use, and the elements of those that determine the structure (axes, a shape that is
+computed from data, a condition). At first nothing but declared types is known; staging finds out what else it needs,
+and the point remembers it. A model whose structure is static is one segment, which serves all sizes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+
+from max.engine import InferenceSession
+from max.importers.build import constants_of
+from max.importers.errors import ImportFailure
+from max.importers.node import Node
+from max.importers.points import Concrete, Point, Rebuild
+from max.importers.segment import Segment, stage_segment
+from max.importers.source import SourceGraph, SourceNode
+from max.importers.values import Imported
+from max.importers.walk import Framework, Walker
+
+__all__ = ["HostCall", "Program"]
+
+_MOST_SEGMENTS = 64
+"""Segments that a point keeps; the one that was not used for the longest time is dropped."""
+_MOST_REBUILDS = 10_000
+
+
+class HostCall(Node):
+    """A node that the host executes, as the function of its op sees it.
+
+    Args:
+        source: The node.
+        operands: The arrays of its operands.
+        program: The program around it.
+        env: The values of the run by name.
+    """
+
+    def __init__(
+        self,
+        source: SourceNode,
+        operands: Sequence[Concrete],
+        program: Program,
+        env: Mapping[str, Concrete],
+    ) -> None:
+        values = [Imported(contents=v) if isinstance(v, np.ndarray) else None for v in operands]
+        super().__init__(source, values, Walker(program.framework, program.source.name, {}))
+        self._program, self._env = program, env
+
+    def run(self, body: SourceGraph, arguments: Sequence[Concrete]) -> list[Concrete]:
+        """Executes a graph among the node's attributes.
+
+        Args:
+            body: The graph.
+            arguments: The values of its inputs.
+        """
+        program = self._program.of_body(body)
+        feeds = {name: self._env[name] for name in body.captured}
+        names = [name for name, _ in body.inputs]
+        return program.run({**feeds, **dict(zip(names, arguments, strict=True))})
+
+
+class Program:
+    """A model that is staged while it runs.
+
+    Args:
+        source: The model.
+        framework: The tables of its framework.
+        session: What compiles the segments.
+        is_symbolic: Whether to try graphs for all sizes first.
+    """
+
+    def __init__(
+        self,
+        source: SourceGraph,
+        framework: Framework,
+        session: InferenceSession,
+        is_symbolic: bool = True,
+    ) -> None:
+        self.source = source
+        self.framework = framework
+        self.session = session
+        can = is_symbolic and not source.captured and all(
+            type_.kind == "tensor" and not type_.optional and type_.shape is not None
+            for _, type_ in source.inputs
+        )  # fmt: skip
+        self._bodies: dict[int, Program] = {}
+        self._start = Point(source.nodes, constants_of(source), source, is_symbolic=can)
+
+    def run(self, feeds: Mapping[str, Concrete]) -> list[Concrete]:
+        """Executes the model.
+
+        Args:
+            feeds: The values of inputs, and of names that a body captures.
+
+        Returns:
+            The values of the outputs.
+
+        Raises:
+            ImportFailure: A node cannot be staged.
+        """
+        env: dict[str, Concrete] = {**self.source.constants, **feeds}
+        point = self._start
+        while True:
+            segment = self._segment(point, env)
+            segment.run(env)
+            if segment.host is not None:
+                self._host(segment.host, env)
+            if segment.following is None:
+                return [env[name] for name, _ in self.source.outputs]
+            point = segment.following
+            for name in env.keys() - point.live:
+                del env[name]
+
+    @property
+    def segments(self) -> int:
+        """The number of compiled segments."""
+        count, points = 0, [self._start]
+        while points:
+            point = points.pop()
+            count += len(point.segments)
+            points += [s.following for s in point.segments.values() if s.following is not None]
+        return count
+
+    def _segment(self, point: Point, env: Mapping[str, Concrete]) -> Segment:
+        for _ in range(_MOST_REBUILDS):
+            key = point.key(env)
+            if key in point.segments:
+                point.segments.move_to_end(key)
+                return point.segments[key]
+            try:
+                segment = stage_segment(point, env, self.framework, self.source, self.session)
+            except Rebuild:
+                point.segments.clear()
+                continue
+            point.segments[key] = segment
+            if len(point.segments) > _MOST_SEGMENTS:
+                point.segments.popitem(last=False)
+            return segment
+        raise ImportFailure(f"{self.source.name}: staging does not end")
+
+    def of_body(self, body: SourceGraph) -> Program:
+        """The program of a body of one of the nodes."""
+        key = id(body)
+        if key not in self._bodies:
+            if len(self._bodies) > _MOST_SEGMENTS:
+                self._bodies.clear()
+            self._bodies[key] = Program(body, self.framework, self.session, False)
+        return self._bodies[key]
+
+    def _host(self, node: SourceNode, env: dict[str, Concrete]) -> None:
+        """Executes a node on the host."""
+        operands = [env[name] if name else None for name in node.inputs]
+        function = self.framework.table.hosts.get(node.full_name)
+        if function is None:
+            raise ImportFailure(f"{Walker.described(node)}: cannot be staged, whatever is known")
+        with np.errstate(all="ignore"):
+            results = function(HostCall(node, operands, self, env), *operands)
+        listed = results if isinstance(results, tuple) else (results,)
+        for name, result in zip(node.outputs, listed, strict=False):
+            if name:
+                env[name] = result
