@@ -123,11 +123,11 @@ class ProgramHeader(Words):
 
 
 class Instruction(Words):
-    """One instruction. Jumps use SLOTS for the address of the predicate, ENTRY for the target."""
+    """One instruction. Jumps use SLOTS for the address of the predicate, KERNEL for the target."""
 
     OPCODE = 0
     FLAGS = 1
-    ENTRY = 2  # ptr: the kernel, or the instruction to go on with
+    KERNEL = 2  # ptr: the kernel, or the instruction to go on with
     SLOTS = 3  # ptr: SlotPairs
     NUM_SLOTS = 4  # of a jump back: bytes of COUNTERS to zero
     COUNTERS = 5  # ptr

@@ -77,19 +77,19 @@ class Program:
         rows = range(ROWS)[:: -1 if backwards else 1]
         for row in rows:
             sums: dict[int, float] = {}
-            for stage in range(max(self.spec.stage) + 1):
+            for level in range(max(self.spec.level) + 1):
                 for column in range(COLUMNS):
-                    point = self.values_at(at, row, column, stage, sums)
+                    point = self.values_at(at, row, column, level, sums)
                     for result, (place, offset) in zip(
                         self.spec.results, self.results, strict=True
                     ):
-                        if self.spec.stage[result.value] == stage and (
+                        if self.spec.level[result.value] == level and (
                             result.strides[1] or column == COLUMNS - 1
                         ):
                             at(place, offset, result.strides, row, column)[0] = point[result.value]
                 for number, value in enumerate(self.spec.values):
                     if isinstance(value, Node) and value.op == "reduce_sum":
-                        if self.spec.stage[number] == stage + 1:
+                        if self.spec.level[number] == level + 1:
                             sums[number] = sums.pop(-1 - number)
         ends = [
             at(place, offset, result.strides, row, column).copy()
@@ -100,18 +100,18 @@ class Program:
         return [*ends, *(memory[place.buffer].copy() for place in self.others)]
 
     def values_at(
-        self, at, row: int, column: int, stage: int, sums: dict[int, float]
+        self, at, row: int, column: int, level: int, sums: dict[int, float]
     ) -> list[float]:
-        """The values of a point that a stage computes; sums of the next stage go on."""
+        """The values of a point that a level computes; sums of the next level go on."""
         point: list[float] = []
         leaves = iter(self.sources)
-        for number, (value, own) in enumerate(zip(self.spec.values, self.spec.stage, strict=True)):
+        for number, (value, own) in enumerate(zip(self.spec.values, self.spec.level, strict=True)):
             match value:
                 case Leaf():
                     place, offset = next(leaves)
                     point.append(float(at(place, offset, value.strides, row, column)[0]))
                 case Node(op="reduce_sum"):
-                    if own == stage + 1:
+                    if own == level + 1:
                         partial = sums.get(-1 - number, 0.0)
                         sums[-1 - number] = partial + point[value.args[0]]
                     point.append(sums.get(number, 0.0))

@@ -325,7 +325,7 @@ class FakeExecutor:
             if isinstance(launch, Jump):
                 assert launch.kind == "next", "the host drives branches and loops of this device"
                 continue
-            ir = self.backend.kernels[launch.entry]
+            ir = self.backend.kernels[launch.kernel]
             fn, _, params = ir.origin
             words = [values[value] + addend for value, addend in launch.slots]
             views = k.launch_arguments(ir, words, memory.array_at)
@@ -377,11 +377,11 @@ class FakeBackend(Backend):
         return None
 
     def load(self, kernels: Iterable[k.KernelIR]) -> dict[str, int]:
-        entries: dict[str, int] = {}
+        numbers: dict[str, int] = {}
         for ir in kernels:
-            entries[ir.key] = len(self.kernels) + 1
-            self.kernels[entries[ir.key]] = ir
-        return entries
+            numbers[ir.key] = len(self.kernels) + 1
+            self.kernels[numbers[ir.key]] = ir
+        return numbers
 
     def write_region(self, spec: RegionSpec) -> RegionKernel:
         return write_region(spec, self.target)

@@ -131,23 +131,23 @@ class RowWriter:
             return f"{name}.load({where}, width={self.width}, mask=m)"
         return f"{name}[{where or '0'}]"
 
-    def walk(self, stage: int) -> None:
-        """The row values that need `stage` reductions, then one walk of the row, for reductions and results."""
+    def walk(self, level: int) -> None:
+        """The row values that need `level` reductions, then one walk of the row, for reductions and results."""
         spec, values = self.spec, self.values
         for i, value in enumerate(spec.values):
             reduced = isinstance(value, Node) and value.op in REDUCTIONS
-            if not spec.inner[i] and spec.stage[i] == stage and not reduced:
+            if not spec.inner[i] and spec.level[i] == level and not reduced:
                 values.value(i)
         results = [
             (number, result)
             for number, result in enumerate(spec.results)
-            if spec.stage[result.value] == stage
+            if spec.level[result.value] == level
         ]
         inner = [pair for pair in results if pair[1].strides and pair[1].strides[-1] != 0]
         sums = [
             (i, value)
             for i, value in enumerate(spec.values)
-            if isinstance(value, Node) and value.op in REDUCTIONS and spec.stage[i] == stage + 1
+            if isinstance(value, Node) and value.op in REDUCTIONS and spec.level[i] == level + 1
         ]
         names = {i: values.fresh() for i, _ in sums}
         for i, node in sums:
@@ -187,8 +187,8 @@ class RowWriter:
         for axis in reversed(range(outer)):
             self.add(f"{self.index[axis]} = rest % {self.dims[axis]}")
             self.add(f"rest = rest // {self.dims[axis]}")
-        for stage in range(max(spec.stage, default=0) + 1):
-            self.walk(stage)
+        for level in range(max(spec.level, default=0) + 1):
+            self.walk(level)
         scalars = [
             (f"n{axis}", dim) for axis, dim in enumerate(spec.dims) if not isinstance(dim, int)
         ]
@@ -301,7 +301,7 @@ class GridExecutor:
 
     def _launch(self, launch: Launch, values: list[int], memory: FakeMemory) -> None:
         assert threading.current_thread() is self.backend.grid_device.queue.thread
-        ir = self.backend.kernels[launch.entry]
+        ir = self.backend.kernels[launch.kernel]
         fn, _, params = ir.origin
         words = [values[value] + addend for value, addend in launch.slots]
         args = k.launch_arguments(ir, words, memory.array_at)
@@ -374,11 +374,11 @@ class GridBackend(Backend):
         return write_rows(spec, self.target)
 
     def load(self, kernels: Iterable[k.KernelIR]) -> dict[str, int]:
-        entries: dict[str, int] = {}
+        numbers: dict[str, int] = {}
         for ir in kernels:
-            entries[ir.key] = len(self.kernels) + 1
-            self.kernels[entries[ir.key]] = ir
-        return entries
+            numbers[ir.key] = len(self.kernels) + 1
+            self.kernels[numbers[ir.key]] = ir
+        return numbers
 
     def executor(self, program: Program) -> GridExecutor:
         return GridExecutor(self, program)

@@ -298,7 +298,7 @@ def test_value_0_is_0():
 @pytest.mark.parametrize(
     ("launch", "message"),
     [
-        (Launch(0, [], name="lost"), r"launch 0 \(lost\): entry 0"),
+        (Launch(0, [], name="lost"), r"launch 0 \(lost\): kernel 0"),
         (Launch(1, [], phases=-1), "phases -1"),
         (Launch(1, [(2, 0)]), "slot of value 2, the program has 2"),
         (Launch(1, [(-1, 0)]), "slot of value -1"),

@@ -254,7 +254,7 @@ class Backend(ABC):
 
     @abstractmethod
     def load(self, kernels: Iterable[k.KernelIR]) -> dict[str, int]:
-        """Compiles kernels, and gives their entries by key: what `Launch.entry` holds.
+        """Compiles kernels, and gives the numbers by which launches name them (`Launch.kernel`), by key.
 
         Raises:
             CompileError: The code generator does not take a kernel.

@@ -83,31 +83,31 @@ class RegionSpec:
     results: tuple[Result, ...]
     inner: tuple[bool, ...] = field(init=False)
     """For each value, whether it varies along the last axis."""
-    stage: tuple[int, ...] = field(init=False)
+    level: tuple[int, ...] = field(init=False)
     """For each value, the number of reductions that must finish before it, one after the other."""
 
     def __post_init__(self) -> None:
         self._drop_strides_of_ones()
         inner: list[bool] = []
-        stage: list[int] = []
+        level: list[int] = []
         for value in self.values:
             match value:
                 case Leaf():
                     inner.append(bool(value.strides) and value.strides[-1] != 0)
-                    stage.append(0)
+                    level.append(0)
                 case Node(op=op, args=args):
-                    after = max((stage[a] for a in args), default=0)
+                    after = max((level[a] for a in args), default=0)
                     if op in REDUCTIONS:
                         inner.append(False)
-                        stage.append(after + 1)
+                        level.append(after + 1)
                     else:
                         inner.append(any(inner[a] for a in args))
-                        stage.append(after)
+                        level.append(after)
                 case _:
                     inner.append(False)
-                    stage.append(0)
+                    level.append(0)
         object.__setattr__(self, "inner", tuple(inner))
-        object.__setattr__(self, "stage", tuple(stage))
+        object.__setattr__(self, "level", tuple(level))
 
     def _drop_strides_of_ones(self) -> None:
         """Sets strides along axes of size 1 to 0: no element depends on the index along them."""

@@ -153,15 +153,15 @@ def compile_module(
     tables = KernelTables(backends, ahead)
     callees = subgraphs(work)
     outer_symbols = scopes(work)
-    templates = {
+    lowered_graphs = {
         graph.sym_name: lower_graph(graph, tables, callees, outer_symbols.get(graph.sym_name, ()))
         for graph in graphs(work)
     }
     start = stats.add("lower", start)
     name = entry(work).sym_name
-    template = templates[name]
+    lowered = lowered_graphs[name]
     flat = flatten(
-        templates,
+        lowered_graphs,
         name,
         lambda device, exact: tables[device].check(exact),
         [backend.runs_jumps for backend in backends],
@@ -171,9 +171,9 @@ def compile_module(
         name,
         flat,
         [table.infos for table in tables],
-        [info for _, info in template.inputs],
+        [info for _, info in lowered.inputs],
         input_names,
-        [info for _, info in template.outputs],
+        [info for _, info in lowered.outputs],
     )
     stats.add("emit", start)
     stats.modules += 1

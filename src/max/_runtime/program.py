@@ -36,7 +36,7 @@ class Launch:
     """One kernel call.
 
     Args:
-        entry: Address of the kernel.
+        kernel: The kernel, as `Backend.load` names it: on the CPU its address.
         slots: Its argument slots: slot ``s`` is ``values[slots[s][0]] + slots[s][1]``.
         barrier: Whether all workers finish the earlier launches first.
         phases: The number of counters, one cache line each, that are 0 when the kernel begins.
@@ -48,7 +48,7 @@ class Launch:
         geometry: The workers, for a device with a grid of blocks; None leaves them to the device.
     """
 
-    entry: int
+    kernel: int
     slots: Sequence[tuple[int, int]]
     barrier: bool = True
     phases: int = 1
@@ -173,10 +173,10 @@ def packed_words(words: Sequence[int]) -> bytes:
 
 
 def check_program(program: Program) -> None:
-    """Checks that entries, phases, slots and jump targets are in range.
+    """Checks that kernels, phases, slots and jump targets are in range.
 
     Raises:
-        ValueError: A launch has no entry, a negative number of phases, or a slot or a target beyond the end.
+        ValueError: A launch has no kernel, a negative number of phases, or a slot or a target beyond the end.
     """
     for index, launch in enumerate(program.launches):
         if isinstance(launch, Jump):
@@ -185,9 +185,9 @@ def check_program(program: Program) -> None:
                     f"launch {index} ({launch.name}): jumps to {launch.target}, the program has "
                     f"{len(program.launches)} launches"
                 )
-        elif launch.entry == 0 or launch.phases < 0:
+        elif launch.kernel == 0 or launch.phases < 0:
             raise ValueError(
-                f"launch {index} ({launch.name}): entry {launch.entry}, phases {launch.phases}; "
+                f"launch {index} ({launch.name}): kernel {launch.kernel}, phases {launch.phases}; "
                 "an address and a count of 0 or more would fit"
             )
         grid = () if launch.geometry is None else launch.geometry.grid

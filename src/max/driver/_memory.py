@@ -198,7 +198,7 @@ def map_file(
     return Memory(address(mapped), mapped), short == "r"
 
 
-class _Holder:
+class _ArrayInterface:
     """An object with NumPy's array interface that keeps the memory's owner alive."""
 
     __slots__ = ("__array_interface__", "owner")
@@ -221,16 +221,16 @@ def array_at(
 ) -> Array:
     """A NumPy array on host memory; strides in elements, None for contiguous."""
     numpy = dtype.to_numpy()
-    interface: dict[str, Any] = {
+    layout: dict[str, Any] = {
         "version": 3,
         "data": (memory.ptr, read_only),
         "shape": shape,
         "typestr": _TYPESTR[dtype],
     }
     if strides is not None:
-        interface["strides"] = tuple(stride * numpy.itemsize for stride in strides)
-    holder = _Holder()
-    holder.owner = memory.owner
-    holder.__array_interface__ = interface
-    array = np.asarray(holder)
+        layout["strides"] = tuple(stride * numpy.itemsize for stride in strides)
+    interface = _ArrayInterface()
+    interface.owner = memory.owner
+    interface.__array_interface__ = layout
+    array = np.asarray(interface)
     return array if array.dtype is numpy else array.view(numpy)

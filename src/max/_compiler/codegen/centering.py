@@ -45,9 +45,9 @@ def _may_walk_again(spec: RegionSpec, centers: dict[int, int]) -> bool:
     """Whether rows can be walked again after the sums of squares: no earlier walk stores results, which may overwrite
     the arguments, and nothing else uses the sum of deviations.
     """
-    after = max(spec.stage[i] for i in centers.values())
+    after = max(spec.level[i] for i in centers.values())
     return all(
-        spec.stage[result.value] >= after for result in spec.results if result.strides[-1] != 0
+        spec.level[result.value] >= after for result in spec.results if result.strides[-1] != 0
     ) and not any(
         isinstance(value, Node)
         and value.op == "reduce_sum"
@@ -72,7 +72,7 @@ def _center(spec: RegionSpec, i: int) -> int | None:
         return None
     c = cast_source(spec, square.args[0])
     difference = _node(spec, c, "sub")
-    if difference is None or not spec.inner[c] or spec.stage[c] != spec.stage[i] - 1:
+    if difference is None or not spec.inner[c] or spec.level[c] != spec.level[i] - 1:
         return None
     x, mean = difference.args
     return c if _is_mean(spec, cast_source(spec, x), mean) else None
@@ -133,10 +133,10 @@ class _Rewrite:
     def run(self) -> RegionSpec:
         spec = self.spec
         for i, value in enumerate(spec.values):
-            walk = spec.stage[i] - (isinstance(value, Node) and value.op in REDUCTIONS)
+            walk = spec.level[i] - (isinstance(value, Node) and value.op in REDUCTIONS)
             self.copy(i, walk)
         results = tuple(
-            replace(result, value=self.copy(result.value, spec.stage[result.value]))
+            replace(result, value=self.copy(result.value, spec.level[result.value]))
             for result in spec.results
         )
         return RegionSpec(spec.dims, spec.reduces, tuple(self.values), results)
@@ -160,7 +160,7 @@ class _Rewrite:
         value = self.spec.values[i]
         if not isinstance(value, Node) or not self.spec.inner[i]:
             # values that do not vary along the axis are the same for all walks
-            walk = self.spec.stage[i] - (isinstance(value, Node) and value.op in REDUCTIONS)
+            walk = self.spec.level[i] - (isinstance(value, Node) and value.op in REDUCTIONS)
         key = (i, walk)
         if key not in self.copies:
             self.copies[key] = self.copy_value(i, value, walk)
@@ -175,7 +175,7 @@ class _Rewrite:
             return scaled
         args = tuple(self.copy(a, walk) for a in value.args)
         number = self.number_of_value(Node(value.op, args, value.dtype, value.attr))
-        if i in self.centers and walk > self.spec.stage[i]:
+        if i in self.centers and walk > self.spec.level[i]:
             _, error = self.error(i)
             return self.node("sub", (number, error), value)
         center = cast_source(self.spec, value.args[0])
@@ -195,8 +195,8 @@ class _Rewrite:
         The second product is computed once. None for other products.
         """
         for center, factor in (value.args, value.args[::-1]):
-            stage = self.spec.stage[center]
-            if center in self.centers and walk > stage and not self.spec.inner[factor]:
+            level = self.spec.level[center]
+            if center in self.centers and walk > level and not self.spec.inner[factor]:
                 node = self.spec.values[center]
                 assert isinstance(node, Node)
                 if node.dtype is not value.dtype:
@@ -214,7 +214,7 @@ class _Rewrite:
         if center not in self.errors:
             node = self.spec.values[center]
             assert isinstance(node, Node)
-            addend = self.copy(center, self.spec.stage[center])
+            addend = self.copy(center, self.spec.level[center])
             condition = (self.is_nearly_constant(center, node),) if self.conditional else ()
             total = self.node("reduce_sum", (addend, *condition), node)
             size = self.number_of_value(SizeOf(node.dtype, len(self.spec.dims) - 1))
@@ -228,7 +228,7 @@ class _Rewrite:
 
     def is_nearly_constant(self, center: int, like: Node) -> int:
         """Whether a row's deviations from its mean are much smaller than the mean; false if their squares overflow."""
-        walk = self.spec.stage[center]
+        walk = self.spec.level[center]
         squares = self.plain_squares(center)
         node = self.spec.values[center]
         assert isinstance(node, Node)
@@ -242,7 +242,7 @@ class _Rewrite:
         """The copy of a sum of squares of deviations from the mean in f32."""
         total = self.spec.values[self.centers[center]]
         assert isinstance(total, Node)
-        argument = self.copy(total.args[0], self.spec.stage[center])
+        argument = self.copy(total.args[0], self.spec.level[center])
         return self.number_of_value(Node(total.op, (argument,), total.dtype, total.attr))
 
     def around_mean(self, squares: int, center: int, like: Node) -> int:

@@ -1,4 +1,4 @@
-"""Lowers a graph of regions and library ops to a template: ops become launches, values places in buffers."""
+"""Lowers a graph of regions and library ops: ops become launches, values places in buffers."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ from max._compiler.lowering.lowered_graph import (
     CallStep,
     HostStep,
     IfStep,
+    LoweredGraph,
     Pointer,
-    Template,
     UnsupportedOpError,
     WhileStep,
     mark,
@@ -79,8 +79,8 @@ class GraphLowering:
             "mok.attention": self.library_ops.attention,
         }
 
-    def run(self) -> Template:
-        template = self.placing.template
+    def run(self) -> LoweredGraph:
+        lowered = self.placing.lowered
         for argument in self.placing.graph.args:
             if isinstance(argument.type, ChainType):
                 continue
@@ -96,11 +96,11 @@ class GraphLowering:
                     device=index_of(type_, self.placing.backends),
                 )
             )
-            template.inputs.append((index, info))
+            lowered.inputs.append((index, info))
             self.placing.places[argument] = Place(index, Layout.contiguous(shape), type_.dtype)
         for op in ops_of(self.placing.graph.block):
             self.visit(op)
-        return template
+        return lowered
 
     def visit(self, op: MoOp) -> None:
         self.placing.staged_op = staged_op_of(op)
@@ -132,7 +132,7 @@ class GraphLowering:
     def check(self, op: CheckOp) -> None:
         condition = op.condition
         actual, required = simplify(condition.actual), simplify(condition.required)
-        self.placing.template.checks.append(
+        self.placing.lowered.checks.append(
             Check(actual, required, condition.message, condition.exact, self.placing.staged_op)
         )
 
@@ -163,13 +163,13 @@ class GraphLowering:
             info = TensorInfo(
                 type_.dtype, shape_of(value), type_.device.data, isinstance(type_, BufferType)
             )
-            self.placing.template.outputs.append((place.buffer, info))
+            self.placing.lowered.outputs.append((place.buffer, info))
 
     def once(self, op: OnceOp) -> None:
         block = op.block
         for argument, value in zip(block.args, op.operands, strict=True):
             self.placing.places[argument] = self.placing.place(value)
-        self.placing.launches = self.placing.template.once
+        self.placing.launches = self.placing.lowered.once
         yielded = block.last_op
         assert yielded is not None
         self.placing.kept.update(base_of(value) for value in yielded.operands)
@@ -179,7 +179,7 @@ class GraphLowering:
                     self.placing.places[result] = self.placing.place(value)
             else:
                 self.visit(inner)
-        self.placing.launches = self.placing.template.steps
+        self.placing.launches = self.placing.lowered.steps
 
     def call(self, op: CallOp) -> None:
         shapes = [v.type.shape for v in op.results if isinstance(v.type, ShapedType)]
@@ -246,7 +246,7 @@ class GraphLowering:
         next_states = [
             replace(
                 state,
-                buffer=self.placing.buffer(replace(self.placing.template.buffers[state.buffer])),
+                buffer=self.placing.buffer(replace(self.placing.lowered.buffers[state.buffer])),
             )
             for state in states
         ]
@@ -281,7 +281,7 @@ class GraphLowering:
 
     def copy_in_memory(self, source: Place, target: Place, name: str) -> None:
         """Launches a copy on the device of both places."""
-        self.placing.device = self.placing.template.buffers[target.buffer].device
+        self.placing.device = self.placing.lowered.buffers[target.buffer].device
         self.regions.copy(source, target, name)
 
     def device_copy(self, op: MoOp) -> None:
@@ -289,7 +289,7 @@ class GraphLowering:
         source, target = self.placing.place(op.operands[0]), self.placing.allocate(op.results[0])
         # the target is written in a segment of its own device
         self.placing.launches.append(mark([target.buffer], self.placing.device))
-        nbytes = self.placing.template.buffers[target.buffer].bytes
+        nbytes = self.placing.lowered.buffers[target.buffer].bytes
         bounds = (source.pointer(), target.pointer())
         self.placing.launches.append(HostStep("copy", (), bounds, DType.uint8, (nbytes,)))
 
@@ -346,7 +346,7 @@ def lower_graph(
     tables: KernelTables,
     subgraphs: Mapping[str, SubgraphOp],
     scope: Iterable[str] = (),
-) -> Template:
+) -> LoweredGraph:
     """Lowers a graph or subgraph after all passes.
 
     Args:

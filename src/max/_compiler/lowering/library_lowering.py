@@ -165,7 +165,7 @@ class LibraryLowering:
             written.append(False)
         if work is None:
             buffers = {argument.pointer.buffer for argument in arguments}
-            bytes_ = sum([self.placing.template.buffers[buffer].bytes for buffer in buffers])
+            bytes_ = sum([self.placing.lowered.buffers[buffer].bytes for buffer in buffers])
             work = WorkCode("other", simplify(bytes_))
         text = None if epilogue is None else epilogue.source
         kernel = self.placing.kernels.library(call.kernel, kernel_arguments, call.params, text)
@@ -279,9 +279,9 @@ def in_place_pairs(
     leaves = [v for v in spec.values if isinstance(v, Leaf)]
     leaves = leaves[len(leaves) - len(sources) :]
     other_buffers = {place.buffer for place in others}
-    last = max(spec.stage)
-    # each stage walks the row again: an earlier one must not overwrite operands of a later one
-    if any(spec.stage[r.value] != last and r.strides[-1] != 0 for r in spec.results):
+    last = max(spec.level)
+    # each level walks the row again: an earlier one must not overwrite operands of a later one
+    if any(spec.level[r.value] != last and r.strides[-1] != 0 for r in spec.results):
         return ()
     pairs: list[tuple[int, int]] = []
     for result, (target, target_offset) in zip(spec.results, results, strict=True):

@@ -1,6 +1,6 @@
-"""Templates: the launches of one graph or subgraph over its own buffers and symbols, before memory is planned.
+"""Lowered graphs: the launches of one graph or subgraph over its own buffers and symbols, before memory is planned.
 
-A subgraph is lowered once; :mod:`max._compiler.program.flatten` instantiates its template for each call.
+A subgraph is lowered once; :mod:`max._compiler.program.flatten` instantiates it for each call.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ __all__ = [
     "Pointer",
     "Slot",
     "Step",
-    "Template",
+    "LoweredGraph",
     "UnsupportedOpError",
     "WhileStep",
     "callees_of",
@@ -44,10 +44,10 @@ class UnsupportedOpError(NotImplementedError):
 
 @dataclass(slots=True)
 class Buffer:
-    """A block of memory, identified by its index in the template.
+    """A block of memory, identified by its index in the graph.
 
     Args:
-        kind: ``input`` (of the template), ``temp``, ``weight``, ``constant``, or ``kept``: written once, at load.
+        kind: ``input`` (of the graph), ``temp``, ``weight``, ``constant``, or ``kept``: written once, at load.
         bytes: The size in bytes.
         name: The name of a weight, without the prefixes of calls, or of a large constant.
         array: The elements of a constant.
@@ -162,7 +162,7 @@ def mark(writes: Sequence[int], device: int = 0) -> Launch:
 
 @dataclass(frozen=True, slots=True)
 class CallStep:
-    """A call: the launches of another template on buffers of this one.
+    """A call: the launches of another graph on buffers of this one.
 
     Args:
         callee: The name of the subgraph.
@@ -247,7 +247,7 @@ Step = Launch | CallStep | IfStep | WhileStep | HostStep
 
 
 @dataclass(slots=True)
-class Template:
+class LoweredGraph:
     """A compiled graph or subgraph.
 
     `once` runs when a model is loaded, `steps` at each execution; `inputs` and `outputs` have the buffer of each.
@@ -263,7 +263,7 @@ class Template:
 
 
 def callees_of(step: Step) -> tuple[str, ...]:
-    """The templates that a step may run."""
+    """The graphs that a step may run."""
     if isinstance(step, CallStep):
         return (step.callee,)
     if isinstance(step, IfStep):
@@ -278,6 +278,6 @@ def symbols_computed_by(step: Step) -> tuple[str, ...]:
     return step.reveals if isinstance(step, CallStep) else ()
 
 
-def computed_symbols(template: Template) -> list[str]:
-    """The symbols whose values a template or its callees compute at run time."""
-    return [symbol for step in template.steps for symbol in symbols_computed_by(step)]
+def computed_symbols(lowered: LoweredGraph) -> list[str]:
+    """The symbols whose values a graph or its callees compute at run time."""
+    return [symbol for step in lowered.steps for symbol in symbols_computed_by(step)]

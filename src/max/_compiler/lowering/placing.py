@@ -19,9 +19,9 @@ from max._compiler.lowering.lowered_graph import (
     Buffer,
     BufferBound,
     Launch,
+    LoweredGraph,
     Pointer,
     Slot,
-    Template,
     UnsupportedOpError,
 )
 from max._compiler.passes.base import constant_of
@@ -69,9 +69,9 @@ class Placing:
         self.device = HOST
         """The index of the backend that the current op runs on."""
         self.subgraphs = subgraphs
-        self.template = Template(graph.sym_name)
+        self.lowered = LoweredGraph(graph.sym_name)
         self.places: dict[SSAValue, Place] = {}
-        self.launches: list[Any] = self.template.steps
+        self.launches: list[Any] = self.lowered.steps
         self.kept: set[SSAValue] = set()
         self.staged_op = -1
         """The number of the staged op that is being lowered."""
@@ -100,9 +100,9 @@ class Placing:
         return backend.library.lower(name, operands, results, attributes, backend.target)
 
     def buffer(self, buffer: Buffer) -> int:
-        """Adds a buffer to the template; returns its index."""
-        self.template.buffers.append(buffer)
-        return len(self.template.buffers) - 1
+        """Adds a buffer to the lowered graph; returns its index."""
+        self.lowered.buffers.append(buffer)
+        return len(self.lowered.buffers) - 1
 
     def allocate(self, value: SSAValue) -> Place:
         """Allocates a buffer for a value."""
@@ -158,7 +158,7 @@ class Placing:
 
     def bound_address(self, bound: BufferBound) -> Pointer:
         """The start or end address of a buffer."""
-        size = self.template.buffers[bound.buffer].bytes
+        size = self.lowered.buffers[bound.buffer].bytes
         return Pointer(bound.buffer, size if bound.end else 0)
 
     def launch(
@@ -198,7 +198,7 @@ class Placing:
             also_read
         )
         writes = {a.pointer.buffer for a, w in zip(arguments, written, strict=True) if w}
-        elsewhere = {self.template.buffers[b].device for b in reads | writes} - {self.device}
+        elsewhere = {self.lowered.buffers[b].device for b in reads | writes} - {self.device}
         if elsewhere:
             names = ", ".join(str(self.backends[index].device) for index in elsewhere)
             raise UnsupportedOpError(

@@ -41,7 +41,7 @@ ALIGNMENT = 64
 
 @dataclass(frozen=True, slots=True)
 class TensorInfo:
-    """An input or output of a template; `device` is its label and id, a `mutable` one is a buffer."""
+    """An input or output of a graph; `device` is its label and id, a `mutable` one is a buffer."""
 
     dtype: DType
     shape: tuple[Size, ...]

@@ -14,11 +14,11 @@ from max._compiler.lowering.lowered_graph import (
     Jump,
     Launch,
     LimitSlot,
+    LoweredGraph,
     Number,
     Pointer,
     Slot,
     Step,
-    Template,
     WhileStep,
     callees_of,
     computed_symbols,
@@ -69,15 +69,15 @@ CheckKernel = Callable[[int, bool], str]
 
 
 class _Flattener:
-    """Instantiates templates in the order in which they run, over one list of buffers."""
+    """Instantiates lowered graphs in the order in which they run, over one list of buffers."""
 
     def __init__(
         self,
-        templates: Mapping[str, Template],
+        lowered_graphs: Mapping[str, LoweredGraph],
         check_kernel: CheckKernel,
         runs_jumps: Sequence[bool],
     ) -> None:
-        self.templates = templates
+        self.lowered_graphs = lowered_graphs
         self.runs_jumps = runs_jumps
         self.device = HOST
         """The device that carries out the current branch or loop, and its checks."""
@@ -89,7 +89,7 @@ class _Flattener:
 
     def instantiate(
         self,
-        template: Template,
+        lowered: LoweredGraph,
         places: dict[int, Pointer],
         env: Mapping[str, Size],
         prefix: str,
@@ -97,10 +97,10 @@ class _Flattener:
         names: Mapping[str, Size] | None = None,
         conditional: bool = False,
     ) -> Mapping[str, Size]:
-        """Adds a template's launches.
+        """Adds the launches of a lowered graph.
 
         Args:
-            template: The callee.
+            lowered: The callee.
             places: The program's memory for its inputs and outputs; its other buffers are added.
             env: The values of its symbols.
             prefix: The prefix of its weights' names.
@@ -112,19 +112,19 @@ class _Flattener:
         Returns:
             The values of its symbols, including those that it computes.
         """
-        env = {**env, **self.names_of_computed_sizes(template, names or {})}
-        for index, buffer in enumerate(template.buffers):
+        env = {**env, **self.names_of_computed_sizes(lowered, names or {})}
+        for index, buffer in enumerate(lowered.buffers):
             if index not in places:
                 places[index] = Pointer(self.add(buffer, env, prefix))
-        for step in template.once:
+        for step in lowered.once:
             if isinstance(step, Launch):
                 self.add_once(self.bind_launch(step, places, env, path))
             else:
                 position = len(self.flat.once)
                 self.flat.once_host_steps.append((position, self.bind_host_step(step, places, env)))
-        checks = self.bind_checks(template.checks, env, path)
+        checks = self.bind_checks(lowered.checks, env, path)
         unknown = (
-            {str(env[symbol]) for symbol in computed_symbols(template)}
+            {str(env[symbol]) for symbol in computed_symbols(lowered)}
             if conditional
             else set[str]()
         )
@@ -132,7 +132,7 @@ class _Flattener:
             checks = self.check_launches(checks, unknown)
         else:
             self.flat.checks += checks
-        for step in template.steps:
+        for step in lowered.steps:
             if isinstance(step, Launch):
                 self.add_launch(self.bind_launch(step, places, env, path))
             elif isinstance(step, HostStep):
@@ -189,7 +189,7 @@ class _Flattener:
         return waiting
 
     def add(self, buffer: Buffer, env: Mapping[str, Size], prefix: str) -> int:
-        """The program's buffer for one of a template. Weights of one name, and equal constants, share a buffer."""
+        """The program's buffer for one of a lowered graph. Weights of one name, and equal constants, share a buffer."""
         if buffer.kind == "weight":
             name = prefix + buffer.name
             if name not in self.weights:
@@ -271,11 +271,11 @@ class _Flattener:
         if isinstance(step, WhileStep):
             devices.update(launch.device for launch in step.update)
         for callee in callees_of(step):
-            template = self.templates[callee]
-            for inner in template.steps:
+            lowered = self.lowered_graphs[callee]
+            for inner in lowered.steps:
                 devices |= self.devices_inside(inner)
                 if isinstance(inner, IfStep | WhileStep):
-                    devices.add(template.buffers[inner.predicate.buffer].device)
+                    devices.add(lowered.buffers[inner.predicate.buffer].device)
         return devices
 
     def label(self) -> int:
@@ -343,7 +343,7 @@ class _Flattener:
         conditional: bool,
     ) -> None:
         """Adds a call; see `instantiate`."""
-        callee = self.templates[step.callee]
+        callee = self.lowered_graphs[step.callee]
         bound = {name: substitute(size, env) for name, size in step.env}
         if step.inherit:
             bound = {**env, **bound}
@@ -375,11 +375,11 @@ class _Flattener:
             self.flat.checks += agreement
 
     def names_of_computed_sizes(
-        self, template: Template, names: Mapping[str, Size]
+        self, lowered: LoweredGraph, names: Mapping[str, Size]
     ) -> dict[str, Size]:
-        """Unique names for the symbols that a template computes: each call computes its own sizes."""
+        """Unique names for the symbols that a lowered graph computes: each call computes its own sizes."""
         named: dict[str, Size] = dict(names)
-        for symbol in computed_symbols(template):
+        for symbol in computed_symbols(lowered):
             if symbol not in names:
                 name, number = symbol, 0
                 while name in self.used_names:
@@ -410,7 +410,7 @@ class _Flattener:
     def pointer(
         pointer: Pointer, places: Mapping[int, Pointer], env: Mapping[str, Size]
     ) -> Pointer:
-        """A template's pointer as a pointer into the caller's buffers, with the caller's sizes in its offset."""
+        """A lowered graph's pointer as a pointer into the caller's buffers, with the caller's sizes in its offset."""
         base = places[pointer.buffer]
         if pointer.offset == 0:
             return base
@@ -419,7 +419,7 @@ class _Flattener:
     def bind_launch(
         self, launch: Launch, places: Mapping[int, Pointer], env: Mapping[str, Size], path: str
     ) -> Launch:
-        """A copy of a template's launch on the caller's buffers, with the caller's sizes."""
+        """A copy of a lowered graph's launch on the caller's buffers, with the caller's sizes."""
         slots: list[Slot] = []
         for slot in launch.slots:
             if type(slot) is Pointer:
@@ -461,7 +461,7 @@ class _Flattener:
 
 
 def flatten(
-    templates: Mapping[str, Template],
+    lowered_graphs: Mapping[str, LoweredGraph],
     entry: str,
     check_kernel: CheckKernel,
     runs_jumps: Sequence[bool],
@@ -469,23 +469,23 @@ def flatten(
     """Inlines all calls into the program of the entry graph.
 
     Args:
-        templates: All graphs by name.
+        lowered_graphs: All graphs by name.
         entry: The name of the entry graph.
         check_kernel: Creates the kernel of checks in branches and loops, at the first of them.
         runs_jumps: For each device, whether it carries out branches and loops.
     """
-    flattener = _Flattener(templates, check_kernel, runs_jumps)
-    template = templates[entry]
-    sizes = [dim for _, info in template.inputs for dim in info.shape]
+    flattener = _Flattener(lowered_graphs, check_kernel, runs_jumps)
+    lowered = lowered_graphs[entry]
+    sizes = [dim for _, info in lowered.inputs for dim in info.shape]
     flattener.used_names = {
         name for dim in sizes if not isinstance(dim, int) for name in dim.symbols
     }
     places: dict[int, Pointer] = {}
-    flattener.instantiate(template, places, {}, "", "")
+    flattener.instantiate(lowered, places, {}, "", "")
     flat = flattener.flat
-    for position, (index, _) in enumerate(template.inputs):
+    for position, (index, _) in enumerate(lowered.inputs):
         flat.buffers[places[index].buffer].name = str(position)
-    for index, _ in template.outputs:
+    for index, _ in lowered.outputs:
         buffer = places[index].buffer
         if flat.buffers[buffer].kind == "temp":
             flat.buffers[buffer].kind = "output"

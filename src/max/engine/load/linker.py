@@ -88,7 +88,7 @@ class ModelLinker:
 
         def link_part(part: ProgramCode, limits: Mapping[str, int] | None = None) -> LinkedProgram:
             return LinkedProgram(
-                compiled, part, self.program.entries, addresses, self.backends, limits, self.program.locations,
+                compiled, part, self.program.kernels, addresses, self.backends, limits, self.program.locations,
                 self.printing,
             )  # fmt: skip
 

@@ -64,7 +64,7 @@ class Loaded:
 
     Attributes:
         compiled: The program.
-        entries: For each device the entries of its kernels.
+        kernels: For each device its loaded kernels by key, as launches name them.
         declared: The module's weights by name.
         constants: Its constants, by the number of their fixed buffer.
         locations: The locations of its ops.
@@ -73,7 +73,7 @@ class Loaded:
     """
 
     compiled: Compiled
-    entries: list[dict[str, int]]
+    kernels: list[dict[str, int]]
     declared: dict[str, WeightInfo]
     constants: dict[int, Array]
     locations: SourceLocations
@@ -120,9 +120,9 @@ class ProgramStore:
         names = input_names(module)
         key = self._key(module, names)
         program = None if key is None else self._from_disk(key)
-        compiled, entries = self._compile(module, names, key) if program is None else program
+        compiled, kernels = self._compile(module, names, key) if program is None else program
         constants = _constants(module, compiled)
-        return Loaded(compiled, entries, declared, constants, SourceLocations.of(module), note, key)
+        return Loaded(compiled, kernels, declared, constants, SourceLocations.of(module), note, key)
 
     def load_staged_graph(
         self, description: str | None, stage: Callable[[], tuple[mlir.ModuleOp, object]]
@@ -163,13 +163,13 @@ class ProgramStore:
             return None
         start = time.perf_counter()
         compiled: Compiled = pickle.loads(blob)
-        entries = [
+        kernels = [
             backend.load_cached(list(kernels))
             for backend, kernels in zip(self._backends, compiled.kernels, strict=True)
         ]
         stats.add("from disk", start)
-        loaded = [entry for entry in entries if entry is not None]
-        if len(loaded) < len(entries):
+        loaded = [each for each in kernels if each is not None]
+        if len(loaded) < len(kernels):
             return None
         stats.from_disk += 1
         return compiled, loaded
@@ -193,14 +193,14 @@ class ProgramStore:
                 backend.cancel_started()
             raise
         start = time.perf_counter()
-        entries = [
+        kernels = [
             backend.load(kernels.values())
             for backend, kernels in zip(self._backends, irs, strict=True)
         ]
         stats.add("llvm", start)
         if key is not None:
             default_cache().put("program", key, pickle.dumps(compiled, pickle.HIGHEST_PROTOCOL))
-        return compiled, entries
+        return compiled, kernels
 
     def _key(self, module: mlir.ModuleOp, names: Sequence[str]) -> str | None:
         """The key of a module: its ops without the contents of big constants, and everything that determines its code.
@@ -236,7 +236,7 @@ class ProgramStore:
 
     def _kept_devices(self) -> str | None:
         """What the devices' code depends on; None where programs stay in this process."""
-        # interpreted entries belong to this process; a cached program is not recorded or dumped
+        # interpreted kernels belong to this process; a cached program is not recorded or dumped
         shown = flags.MAX_DUMP or is_recording()
         if flags.MAX_KERNEL_INTERPRET or shown:
             return None
@@ -311,7 +311,7 @@ def _constants(module: mlir.ModuleOp, compiled: Compiled) -> dict[int, Array]:
 
 
 def input_names(module: mlir.ModuleOp) -> list[str]:
-    """The names of the inputs of a module's entry: those of its values, else ``input0``, ``input1``, …"""
+    """The names of the inputs of a module's entry graph: those of its values, else ``input0``, ``input1``, …"""
     arguments = [a for a in mlir.entry(module).args if not isinstance(a.type, mlir.ChainType)]
     names = [argument.name_hint or f"input{index}" for index, argument in enumerate(arguments)]
     return (

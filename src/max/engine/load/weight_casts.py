@@ -79,7 +79,7 @@ class Caster:
             description = describe(("convert", source, dtype))
             loaded = self._store.load_staged_graph(description, lambda: (_cast(source, dtype), ()))
             compiled = loaded.compiled
-            program = LinkedProgram(compiled, compiled.main, loaded.entries, [], self._backends)
+            program = LinkedProgram(compiled, compiled.main, loaded.kernels, [], self._backends)
             self._programs[source, dtype] = compiled, program
         return self._programs[source, dtype]
 

@@ -80,7 +80,7 @@ class LinkedProgram:
     Args:
         compiled: The compiled model.
         code: The program or segment.
-        addresses: For each device the entry addresses of its kernels by key.
+        loaded: For each device its loaded kernels by key, as launches name them.
         fixed: The addresses of the fixed buffers.
         backends: The devices of the session.
         limits: The row thresholds of launches by name; launches without one keep the compiler's guess.
@@ -92,7 +92,7 @@ class LinkedProgram:
         self,
         compiled: Compiled,
         code: ProgramCode,
-        addresses: Sequence[dict[str, int]],
+        loaded: Sequence[dict[str, int]],
         fixed: Sequence[int],
         backends: Backends,
         limits: Mapping[str, int] | None = None,
@@ -100,9 +100,9 @@ class LinkedProgram:
         printing: print_options.PrintOptions | None = None,
     ) -> None:
         self._locations = locations
-        kernels, entries = compiled.kernels[code.device], addresses[code.device]
+        kernels, numbers = compiled.kernels[code.device], loaded[code.device]
         launches = [
-            self._link(launch, kernels, entries, fixed, limits or {}) for launch in code.launches
+            self._link(launch, kernels, numbers, fixed, limits or {}) for launch in code.launches
         ]
         used = {launch.kernel for launch in code.launches if not launch.jump}
         scratch = max((kernels[key].scratch_bytes for key in used), default=0)
@@ -137,7 +137,7 @@ class LinkedProgram:
         self,
         launch: LaunchCode,
         kernels: Mapping[str, KernelInfo],
-        entries: Mapping[str, int],
+        numbers: Mapping[str, int],
         fixed: Sequence[int],
         limits: Mapping[str, int],
     ) -> Launch:
@@ -152,7 +152,7 @@ class LinkedProgram:
             )
         kernel = kernels[launch.kernel]
         return Launch(
-            entry=entries[launch.kernel],
+            kernel=numbers[launch.kernel],
             slots=slots,
             barrier=launch.barrier,
             phases=kernel.phases,

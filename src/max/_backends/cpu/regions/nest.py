@@ -154,13 +154,13 @@ class _NestWriter:
         else:
             self.out.add(f"o{position}[{where or '0'}] = {text}")
 
-    def stage(self, stage: int) -> None:
-        """The values that need `stage` finished reductions: row values first, then one walk of the last axis."""
+    def write_level(self, level: int) -> None:
+        """The values that need `level` finished reductions: row values first, then one walk of the last axis."""
         spec = self.spec
         for i, value in enumerate(spec.values):
             if (
                 not spec.inner[i]
-                and spec.stage[i] == stage
+                and spec.level[i] == level
                 and i not in self.values.names
                 and i not in self.in_branch
                 and not _is_reduction(value)
@@ -169,12 +169,12 @@ class _NestWriter:
         inner_results = [
             (position, result)
             for position, result in enumerate(spec.results)
-            if self.inner_result(result) and spec.stage[result.value] == stage
+            if self.inner_result(result) and spec.level[result.value] == level
         ]
         reductions = [
             i
             for i, value in enumerate(spec.values)
-            if _is_reduction(value) and spec.stage[i] == stage + 1
+            if _is_reduction(value) and spec.level[i] == level + 1
         ]
         if self.split and (inner_results or reductions):
             self.split_walk(inner_results, reductions)
@@ -183,7 +183,7 @@ class _NestWriter:
         elif inner_results or reductions:
             self.walk(inner_results, reductions)
         for position, result in enumerate(spec.results):
-            if not self.inner_result(result) and spec.stage[result.value] == stage:
+            if not self.inner_result(result) and spec.level[result.value] == level:
                 if self.split:
                     # all workers have the value of the only row
                     self.out.open("if ctx.worker == 0:")
@@ -370,7 +370,7 @@ class _NestWriter:
     # the nest ----------------------------------------------------------------------------------
 
     def write(self) -> RegionKernel:
-        """Writes the parallel loop over chunks, then the stages of the region inside it."""
+        """Writes the parallel loop over chunks, then the levels of the region inside it."""
         spec, out = self.spec, self.out
         rank = len(spec.dims)
         inner_axes = {self.last, self.lane_axis} if self.columns else {self.last}
@@ -411,8 +411,8 @@ class _NestWriter:
             out.add(f"{self.index[self.lane_axis]} = " + ("start + j" if block else "j"))
         if self.split:
             out.add(f"blocks = ({lanes} + {BLOCK - 1}) // {BLOCK}")
-        for stage in range(max(spec.stage, default=0) + 1):
-            self.stage(stage)
+        for level in range(max(spec.level, default=0) + 1):
+            self.write_level(level)
         return self.finish_text(bool(parallel) or self.split)
 
     def block_size(self) -> int:

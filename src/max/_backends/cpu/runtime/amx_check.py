@@ -84,9 +84,9 @@ def products_are_right(target: k.CPUTarget) -> bool:
     arrays = [*actual, *operands]
     specs = [k.TensorSpec(k.scalar_type(x.dtype), x.shape) for x in arrays]
     ir = k.specialize(check_products, specs, target=target)
-    entry = kernel_code.compile_kernels([ir], target)[ir.key]
+    address = kernel_code.compile_kernels([ir], target)[ir.key]
     slots = [(0, word) for word in ir.words(arrays)]
-    launch = Launch(entry, slots, phases=ir.phases, name=ir.name, messages=ir.messages)
+    launch = Launch(address, slots, phases=ir.phases, name=ir.name, messages=ir.messages)
     pool = Pool(_WORKERS)
     try:
         Executor(pool, Program([launch], 1, ir.scratch_bytes)).run(np.zeros(1, np.int64))

@@ -50,7 +50,7 @@ class Executor:
         profile: Whether to measure each launch; default: ``MAX_PROFILE``.
 
     Raises:
-        ValueError: A launch has no entry, a negative number of phases, or a slot beyond the values.
+        ValueError: A launch has no kernel, a negative number of phases, or a slot beyond the values.
     """
 
     def __init__(self, pool: Pool, program: Program, profile: bool | None = None) -> None:
@@ -99,7 +99,7 @@ class Executor:
                 continue
             row[Instruction.OPCODE] = Opcode.LAUNCH
             row[Instruction.FLAGS] = launch.barrier * Flag.BARRIER | launch.serial * Flag.SERIAL
-            row[Instruction.ENTRY] = launch.entry
+            row[Instruction.KERNEL] = launch.kernel
             row[Instruction.SLOTS] = slots
             row[Instruction.NUM_SLOTS] = len(launch.slots)
             row[Instruction.COUNTERS] = counters
@@ -114,7 +114,7 @@ class Executor:
         """Fills the instruction of a jump: target, predicate, and for `back` the range of counters to zero."""
         choice = jump.kind == "if_zero"
         row[Instruction.OPCODE] = Opcode.IF_ZERO if choice else Opcode.JUMP
-        row[Instruction.ENTRY] = rows.ctypes.data + jump.target * Instruction.END.offset
+        row[Instruction.KERNEL] = rows.ctypes.data + jump.target * Instruction.END.offset
         row[Instruction.SLOTS] = slots
         if jump.kind == "back":
             phases = [launch.phases for launch in self.program.launches]

@@ -213,7 +213,7 @@ class Jit:
             self._load_missing(list(missing.values()), symbols or {}, cache)
         return {unit.key: self._loaded[unit.key] for unit in units}
 
-    def entries(self, units: Mapping[str, Unit]) -> dict[str, int]:
+    def addresses(self, units: Mapping[str, Unit]) -> dict[str, int]:
         """The address of the first export of each unit, by the key of the mapping; see `load`."""
         loaded = self.load(list(units.values()))
         return {key: loaded[unit.key][unit.exports[0]] for key, unit in units.items()}
@@ -238,7 +238,7 @@ class Jit:
     ) -> None:
         """Loads units that are not loaded, from cached objects where all parts are on the disk."""
         _forks.check()
-        # cached code skips the stages that a dump shows
+        # cached code skips the steps that a dump shows
         dumped = flags.MAX_DUMP & {"llvm", "asm"}
         cached_objects: dict[str, bytes | None] = {}
 
@@ -407,7 +407,7 @@ def _cores() -> int:
 
 
 def _compiles_ahead() -> bool:
-    """Whether several threads may compile at a time; not while stages are dumped in order."""
+    """Whether several threads may compile at a time; not while steps are dumped in order."""
     return _cores() > 1 and lock_free() and not flags.MAX_DUMP & {"llvm", "asm"}
 
 
@@ -439,7 +439,7 @@ def compile_llvm(texts: Mapping[str, str], target: kernel.LLVMTarget) -> dict[st
         key: Unit(f"{key}.{content_key(text)}", (f"k_{key}",), functools.partial(str, text))
         for key, text in texts.items()
     }
-    return jit_for(Machine.of(target)).entries(units)
+    return jit_for(Machine.of(target)).addresses(units)
 
 
 def absent_text() -> str:

@@ -28,7 +28,7 @@ def compile_kernels(irs: Iterable[kernel.KernelIR], target: kernel.LLVMTarget) -
     if flags.MAX_KERNEL_INTERPRET:
         return {ir.key: kernel.interpreted_entry(ir, target) for ir in irs}
     units = {ir.key: _unit_of(ir, target) for ir in irs}
-    return jit_for(Machine.of(target)).entries(units)
+    return jit_for(Machine.of(target)).addresses(units)
 
 
 def start_kernel(ir: kernel.KernelIR, target: kernel.LLVMTarget) -> None:
@@ -71,6 +71,6 @@ def load_kernels(keys: Iterable[str], target: kernel.LLVMTarget) -> dict[str, in
     """
     units = {key: _unit(key, absent_text) for key in keys}
     try:
-        return jit_for(Machine.of(target)).entries(units)
+        return jit_for(Machine.of(target)).addresses(units)
     except AbsentError:
         return None

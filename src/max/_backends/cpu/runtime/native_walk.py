@@ -99,7 +99,7 @@ zero:
   call void @llvm.memset.p0.i64(ptr align 64 %zero.counters, i8 0, i64 %zero.bytes, i1 false)
   br label %follow
 follow:
-  %target.p = getelementptr i64, ptr %ip, i64 {Instruction.ENTRY}
+  %target.p = getelementptr i64, ptr %ip, i64 {Instruction.KERNEL}
   %ip.target = load ptr, ptr %target.p, align 8
   br label %fetch
 
@@ -160,8 +160,8 @@ slot:
   %s.next = add i64 %s, 1
   br label %relocate
 enter:
-  %entry.p = getelementptr i64, ptr %ip, i64 {Instruction.ENTRY}
-  %kernel = load ptr, ptr %entry.p, align 8
+  %kernel.p = getelementptr i64, ptr %ip, i64 {Instruction.KERNEL}
+  %kernel = load ptr, ptr %kernel.p, align 8
   br i1 %timed, label %timed.call, label %plain.call
 plain.call:
   call void %kernel(ptr %args, ptr %ctx)
