@@ -9,7 +9,7 @@ from typing import Any
 from max._names import keyword_aliases
 from max.dtype import DType
 from max.graph import DeviceRef, ShardingStrategy, TensorValue, ops
-from max.nn.attention._cached_attention import CachedAttention
+from max.nn.attention.cached_attention import CachedAttention
 from max.nn.attention.mask_config import MHAMaskVariant
 from max.nn.float8_config import Float8Config
 from max.nn.kv_cache.cache_params import KVCacheParams
@@ -270,28 +270,22 @@ class AttentionWithRope(CachedAttention):
         if self.q_norm is not None and self.k_norm is not None:
             queries = self.q_norm(queries)
             keys = self.k_norm(self.per_head(k))
-        queries = self.store_rotated(
+        window = self.sliding_window
+        causal, sliding = MHAMaskVariant.CAUSAL_MASK, MHAMaskVariant.SLIDING_WINDOW_CAUSAL_MASK
+        return self.attend_tokens(
+            layer_idx,
+            x,
+            kv_collection,
+            input_row_offsets,
             queries,
             keys,
             v,
-            input_row_offsets,
-            kv_collection,
-            freqs_cis,
-            layer_idx,
-            self.rope.interleaved,
-        )
-        window = self.sliding_window
-        causal, sliding = MHAMaskVariant.CAUSAL_MASK, MHAMaskVariant.SLIDING_WINDOW_CAUSAL_MASK
-        attended = self.attend_cache(
-            queries,
-            input_row_offsets,
-            kv_collection,
-            layer_idx,
+            freqs_cis=freqs_cis,
+            interleaved=self.rope.interleaved,
             mask_variant=causal if window is None else sliding,
             scale=self.scale,
             local_window_size=-1 if window is None else window,
         )
-        return self.project_out(attended, x)
 
 
 class AttentionWithRopeNoOpaque(AttentionWithRope):

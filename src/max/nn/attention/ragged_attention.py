@@ -8,7 +8,7 @@ from typing import Any
 
 from max.dtype import DType
 from max.graph import DeviceRef, TensorValue
-from max.nn.attention._cached_attention import CachedAttention
+from max.nn.attention.cached_attention import CachedAttention
 from max.nn.attention.mask_config import MHAMaskVariant
 from max.nn.kv_cache.cache_params import KVCacheParams
 from max.nn.kv_cache.cache_values import PagedCacheValues
@@ -101,14 +101,15 @@ class RaggedAttention(CachedAttention):
             raise TypeError("RaggedAttention: input_row_offsets is missing")
         offsets = kwargs["input_row_offsets"]
         q, k, v = self.project_qkv(x)
-        self.store(k, v, offsets, kv_collection, layer_idx)
-        attended = self.attend_cache(
-            self.per_head(q),
-            offsets,
-            kv_collection,
+        return self.attend_tokens(
             layer_idx,
+            x,
+            kv_collection,
+            offsets,
+            self.per_head(q),
+            k,
+            v,
             mask_variant=self.mask_variant,
             scale=self.scale,
             local_window_size=kwargs.get("local_window_size", -1),
         )
-        return self.project_out(attended, x)

@@ -10,7 +10,7 @@ import numpy as np
 from max._dataclass import dataclass
 from max.dtype import DType
 from max.graph import TensorValue, Weight, ops
-from max.nn.attention._cached_attention import CachedAttention
+from max.nn.attention.cached_attention import CachedAttention
 from max.nn.attention.mask_config import MHAMaskVariant
 from max.nn.clamp import clamp
 from max.nn.kernels.rope import rotate_pairs
@@ -326,43 +326,44 @@ class DecoderAttention(CachedAttention):
             keys: The keys.
         """
         remaining = list(positional)
+        table = remaining.pop(0) if self.rotated else None
         if keys is None:
             queries = self._normalized(queries, self.q_norm)
-            if self.rotated:
-                queries = self._rotate(queries, remaining.pop(0))
+            if table is not None:
+                queries = self._rotate(queries, table)
+            values = None
         else:
-            queries = self._store(
-                layer_idx, queries, keys, x, kv_collection, remaining, input_row_offsets
-            )
-        if remaining:
-            queries = queries * ops.cast(remaining.pop(0), queries.dtype)
-        attended = self.attend_cache(
-            queries, input_row_offsets, kv_collection, layer_idx, **self._mask()
+            queries, keys, values, table = self._stored(queries, keys, x, table)
+        return self.attend_tokens(
+            layer_idx,
+            x,
+            kv_collection,
+            input_row_offsets,
+            queries,
+            keys,
+            values,
+            freqs_cis=table,
+            interleaved=self.interleaved,
+            query_factor=remaining.pop(0) if remaining else None,
+            gates=gates,
+            **self._mask(),
         )
-        if gates is not None:
-            attended = attended * ops.cast(ops.sigmoid(gates), attended.dtype)
-        return self.project_out(attended, x)
 
-    def _store(
-        self,
-        layer_idx: TensorValue,
-        q: TensorValue,
-        k: TensorValue,
-        x: TensorValue,
-        kv_collection: PagedCacheValues,
-        remaining: list[TensorValue],
-        input_row_offsets: TensorValue,
-    ) -> TensorValue:
-        """Writes keys and values of the new tokens to the cache, and returns the queries `q`, normalized and rotated,
-        ``[total_seq_len, heads, head_dim]``.
+    def _stored(
+        self, q: TensorValue, k: TensorValue, x: TensorValue, table: TensorValue | None
+    ) -> tuple[TensorValue, TensorValue, TensorValue, TensorValue | None]:
+        """Queries, keys and values as they are stored, and the table that rotates them then; None: they are rotated.
 
-        `remaining` holds the position-dependent inputs; the ones that are used here are removed from it.
+        Args:
+            q: The projected queries; likewise `k` the keys.
+            k: The keys.
+            x: The layer's input.
+            table: The table of cosines and sines, or the rows of the batch's tokens; None: nothing is rotated.
         """
         # a separate product per projection, so that each reads its weights in place
         v = k if self.keys_as_values else self.v_proj(x)
-        after = self.qk_norm is not None and self.qk_norm.after_rotation
-        if after and self.rotated:
-            rows = remaining.pop(0)
+        if table is not None and self.qk_norm is not None and self.qk_norm.after_rotation:
+            rows, table = table, None
             q, k = (self._rotate(self.per_head(y), rows) for y in (q, k))
         queries = self._normalized(q, self.q_norm)
         keys = self._normalized(k, self.k_norm)
@@ -370,12 +371,7 @@ class DecoderAttention(CachedAttention):
             v = ops.reshape(unit_rms(self.per_head(v), self.value_eps), v.shape)
         if self.clip is not None:
             queries, keys, v = (clamp(y, min=-self.clip, max=self.clip) for y in (queries, keys, v))
-        cache = (input_row_offsets, kv_collection)
-        if self.rotated and not after:
-            table = remaining.pop(0)
-            return self.store_rotated(queries, keys, v, *cache, table, layer_idx, self.interleaved)
-        self.store(keys, v, *cache, layer_idx)
-        return queries
+        return queries, keys, v, table
 
     def _mask(self) -> dict[str, Any]:
         """The arguments of the attention op that define the mask and the scores."""

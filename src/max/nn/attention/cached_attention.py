@@ -23,8 +23,9 @@ __all__ = ["CachedAttention"]
 class CachedAttention(Module):
     """Base of attention layers of ragged batches over the paged KV cache.
 
-    A layer projects its input to queries, keys and values, may change them, stores keys and values by `store` (rotated
-    by `store_rotated`), attends by `attend_cache`, and projects the result by `project_out`.
+    A layer projects its input to queries, keys and values, may change them, and calls `attend_tokens` with its mask:
+    keys and values are stored (`store_rotated` or `store`), the new tokens attend to the cache (`attend_cache`), and
+    the result is projected (`project_out`).
 
     Weights: ``q_proj``, ``k_proj``, ``v_proj`` (or ``qkv_proj.weight``, stacked), and ``o_proj``.
     """
@@ -229,6 +230,63 @@ class CachedAttention(Module):
             out_dtype=self.attended_dtype(queries),
             **options,
         )
+
+    def attend_tokens(
+        self,
+        layer_idx: TensorValue,
+        x: TensorValue,
+        kv_collection: PagedCacheValues,
+        input_row_offsets: TensorValue,
+        queries: TensorValue,
+        keys: TensorValue | None,
+        v: TensorValue | None,
+        *,
+        freqs_cis: TensorValue | None = None,
+        interleaved: bool = False,
+        query_factor: TensorValue | None = None,
+        gates: TensorValue | None = None,
+        **options: Any,
+    ) -> TensorValue:
+        """The layer's output, of projected queries, keys and values.
+
+        Args:
+            layer_idx: The index of the layer in the cache, uint32, rank 0.
+            x: The layer's input ``[total_seq_len, hidden_size]``.
+            kv_collection: The cache; keys and values of the new tokens are written to it.
+            input_row_offsets: The first row of each sequence, uint32 ``[batch + 1]``.
+            queries: ``[total_seq_len, n_heads, head_dim]``.
+            keys: ``[total_seq_len, num_key_value_heads, head_dim]``, or with these heads concatenated; None: the cache
+                has them already.
+            v: The values, with their heads concatenated; None: as `keys`.
+            freqs_cis: The table that rotates queries and keys by position; None: they are stored as they are.
+            interleaved: Whether the two elements of a rotated pair are adjacent.
+            query_factor: The factor of each token's queries, after the rotation; None: 1.
+            gates: Attended values are multiplied by the sigmoid of these; None: no gates.
+            options: The mask and the scores, see `attend_cache`.
+        """
+        if keys is not None:
+            assert v is not None
+            if freqs_cis is None:
+                self.store(keys, v, input_row_offsets, kv_collection, layer_idx)
+            else:
+                queries = self.store_rotated(
+                    queries,
+                    keys,
+                    v,
+                    input_row_offsets,
+                    kv_collection,
+                    freqs_cis,
+                    layer_idx,
+                    interleaved,
+                )
+        if query_factor is not None:
+            queries = queries * ops.cast(query_factor, queries.dtype)
+        attended = self.attend_cache(
+            queries, input_row_offsets, kv_collection, layer_idx, **options
+        )
+        if gates is not None:
+            attended = attended * ops.cast(ops.sigmoid(gates), attended.dtype)
+        return self.project_out(attended, x)
 
     def project_out(self, attended: TensorValue, like: TensorValue) -> TensorValue:
         """The result ``[total_seq_len, hidden_size]``, of the dtype of the layer's input."""
