@@ -627,10 +627,10 @@ def pack_soon(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(_packing, name, value)
     monkeypatch.setattr(_packing, "under_pressure", lambda _: False)
     for module, name in (
-        (programs, "_structures"), (programs, "_bound"), (recorder, "_sites"),
-        (signatures, "signatures"), (signatures, "_families"),
+        (recorder, "_sites"), (signatures, "_signatures"), (signatures, "_families"),
     ):  # fmt: skip
         monkeypatch.setattr(module, name, {})
+    monkeypatch.setattr(programs, "PROGRAMS", programs.ProgramTable())
 
 
 def run(seed: int) -> Counter[str]:

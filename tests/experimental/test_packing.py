@@ -61,7 +61,7 @@ def _soon(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:  # pyright: ignore
     """Small weights are packed after two runs."""
     _small_and_soon(monkeypatch)
     yield
-    for packed in list(_packing._all):
+    for packed in list(_packing.COPIES_OF_ALL.alive):
         packed.changed()
 
 
@@ -71,8 +71,7 @@ def _small_and_soon(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(_packing, "BACKOFF", 1)
     monkeypatch.setattr(_packing, "LEAST_BYTES", 256)
     monkeypatch.setattr(_packing, "under_pressure", lambda _: False)
-    monkeypatch.setattr(programs, "_structures", {})
-    monkeypatch.setattr(programs, "_bound", {})
+    monkeypatch.setattr(programs, "PROGRAMS", programs.ProgramTable())
     # traces refer to programs
     monkeypatch.setattr(recorder, "_sites", {})
 
@@ -139,7 +138,7 @@ class Writes(RuleBasedStateMachine):
 
     def _copied(self, name: str) -> bool:
         cell: Any = getattr(self.net, name)._cell
-        return any(packed.holds(cell.storage) for packed in list(_packing._all))
+        return any(packed.holds(cell.storage) for packed in list(_packing.COPIES_OF_ALL.alive))
 
     @rule(times=st.integers(1, 9), rows=st.sampled_from([1, 3]))
     def run(self, times: int, rows: int) -> None:
@@ -316,7 +315,7 @@ def test_a_write_by_each_path(how: str) -> None:
     values["a"][0] = 2.0
     run(1)
     del writer
-    for packed in list(_packing._all):
+    for packed in list(_packing.COPIES_OF_ALL.alive):
         packed.changed()
     run(8)
     assert packed_bytes() == size
@@ -330,7 +329,7 @@ def test_repeated_runs_pack_once() -> None:
         x = array(2, 64)
         same(net(Tensor.constant(x)), expected(x, values))
     assert packed_programs() - before == 1
-    (model,) = [packed.model for packed in list(_packing._all) if packed.model is not None]
+    (model,) = [packed.model for packed in list(_packing.COPIES_OF_ALL.alive) if packed.model is not None]
     assert sum(name.startswith("packed_matmul") for name in model.kernel_summaries) == 4
     assert compiled_programs() - compiled == 1
     assert packed_bytes() == sum(value.nbytes for value in values.values())
@@ -349,7 +348,7 @@ def run_often(net: Module, times: int = 12) -> None:
 def test_copies_are_freed_with_the_tensors() -> None:
     net = Net()
     run_often(net)
-    (packed,) = [weakref.ref(each.model) for each in list(_packing._all) if each.model]
+    (packed,) = [weakref.ref(each.model) for each in list(_packing.COPIES_OF_ALL.alive) if each.model]
     tensor = weakref.ref(net.a)
     storage = net.a._cell.storage  # pyright: ignore[reportOptionalMemberAccess]
     memory = weakref.ref(storage)
@@ -478,7 +477,7 @@ def test_constant_programs_are_not_folded() -> None:
     a, b = elements(x), elements(w)
     for _ in range(12):
         same(F.relu(x @ w), np.maximum(a @ b, 0))
-    (model,) = [packed.model for packed in list(_packing._all) if packed.model is not None]
+    (model,) = [packed.model for packed in list(_packing.COPIES_OF_ALL.alive) if packed.model is not None]
     assert any("matmul" in name for name in model.kernel_summaries)
     assert packed_bytes() == b.nbytes
 

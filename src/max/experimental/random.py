@@ -31,8 +31,24 @@ __all__ = [
     "uniform_like",
 ]
 
-_first_seed = 0
-_seeds = itertools.count()
+
+class _SeedSequence:
+    """The seeds of eager random tensors, one for each tensor."""
+
+    def __init__(self, first: int = 0) -> None:
+        self.first = first
+        self._seeds = itertools.count((first & 0x7FFFFFFF) << 32)
+
+    def next(self) -> int:
+        """The seed of the next tensor."""
+        return next(self._seeds)
+
+    def restart(self, first: int) -> None:
+        """Begins the sequence of a seed."""
+        self.first, self._seeds = first, itertools.count((first & 0x7FFFFFFF) << 32)
+
+
+_SEEDS = _SeedSequence()
 
 
 @keyword_aliases(value="seed")
@@ -45,17 +61,16 @@ def set_seed(seed: int) -> None:
     Raises:
         TypeError: It is not an integer.
     """
-    global _first_seed, _seeds
     try:
-        _first_seed = operator.index(seed)
+        first = operator.index(seed)
     except TypeError:
         raise TypeError(f"set_seed: the seed is {seed!r}, expected an integer") from None
-    _seeds = itertools.count((_first_seed & 0x7FFFFFFF) << 32)
+    _SEEDS.restart(first)
 
 
 def seed() -> Tensor:
     """The seed of `set_seed`, 0 before its first call: a tensor ``[1]`` of uint64 on the CPU, modulo 2**64."""
-    return Tensor.from_dlpack(np.array([_first_seed % (1 << 64)], np.uint64))
+    return Tensor.from_dlpack(np.array([_SEEDS.first % (1 << 64)], np.uint64))
 
 
 def uniform(
@@ -148,7 +163,7 @@ normal_like = gaussian_like
 
 
 def _next_seed() -> Tensor:
-    return Tensor.from_dlpack(np.array(next(_seeds), np.int64))
+    return Tensor.from_dlpack(np.array(_SEEDS.next(), np.int64))
 
 
 def _parts(like: TensorType) -> tuple[Any, ...]:

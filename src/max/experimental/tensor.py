@@ -30,10 +30,10 @@ from max.dtype import DType
 from max.experimental._mesh import DeviceMapping, DeviceMesh
 from max.experimental._one_device import OneDevice
 from max.experimental.programs.lazy_values import Cell
+from max.experimental.programs.tensor_class import TENSOR
 from max.experimental.programs.value_types import type_of
-from max.experimental.record.dispatch import apply, bind_tensor, in_graph
-from max.experimental.replay import replays
-from max.experimental.replay.pending_tensors import hold
+from max.experimental.record.dispatch import apply, in_graph
+from max.experimental.replay.pending_tensors import PENDING
 from max.experimental.tensors import creation, indexing, mutation
 from max.experimental.tensors.compute_graph import GRAPH, ComputeGraph
 from max.experimental.tensors.defaults import (
@@ -136,7 +136,7 @@ class Tensor(Operations, OneDevice):
         tensor = cls.__new__(cls)
         tensor._cell, tensor._value = cell, None
         if cell.storage is None:
-            hold(cell, tensor)
+            PENDING.add(cell, tensor)
         return tensor
 
     @classmethod
@@ -491,7 +491,7 @@ def _type_like(like: TensorType | Tensor) -> TensorType:
     return like.type if isinstance(like, Tensor) else like
 
 
-bind_tensor(Tensor._of_cell, Tensor.from_graph_value)
-replays.bind_tensor(Tensor)
+TENSOR.type = Tensor
+TENSOR.of_cell, TENSOR.of_value = Tensor._of_cell, Tensor.from_graph_value
 
 __getattr__ = lazy_names(__name__)

@@ -177,18 +177,31 @@ def _drop(packed: weakref.ref[Packed], _: object) -> None:
         target.changed()
 
 
-_all: weakref.WeakSet[Packed] = weakref.WeakSet()
-_clock = itertools.count()
+class PackedCopies:
+    """All packed copies of this process, for the limit of their total size."""
+
+    def __init__(self) -> None:
+        self.alive: weakref.WeakSet[Packed] = weakref.WeakSet()
+        self.loaded = 0
+        """The number of programs that were loaded with packed weights."""
+        self._clock = itertools.count()
+
+    def next_use(self) -> int:
+        """A number greater than those of all earlier uses: the least recently used copies are dropped first."""
+        return next(self._clock)
+
+
+COPIES_OF_ALL = PackedCopies()
 
 
 def packed_bytes() -> int:
     """The bytes of all packed copies."""
-    return sum([packed.num_bytes for packed in list(_all)])
+    return sum([packed.num_bytes for packed in list(COPIES_OF_ALL.alive)])
 
 
 def packed_programs() -> int:
     """The number of programs that this process has loaded with packed weights."""
-    return _packed_programs
+    return COPIES_OF_ALL.loaded
 
 
 class _Window:
@@ -244,7 +257,7 @@ class Program:
         for packed in self._packed:
             model = packed.model
             if model is not None and packed.fits(storages):
-                packed.used = next(_clock)
+                packed.used = COPIES_OF_ALL.next_use()
                 return model.execute(*packed.inputs(storages), *extra)
         if not self._runs:
             return self.model.execute(*storages, *extra)
@@ -264,7 +277,6 @@ class Program:
 
     def _pack(self, cells: Sequence[Cell], stable: Sequence[int]) -> None:
         """Loads a copy of the program with unchanged tensors as weights, if nothing else can write to them."""
-        global _packed_programs
         limit = flags.MAX_EAGER_PACKED_SIZE << 20
         if not limit or flags.MAX_INTERPRET:
             return
@@ -281,13 +293,13 @@ class Program:
         self._make_room(limit - size)
         registry = {weight_name(index): cells[index].borrowed() for index in indices}
         packed.model = self._blueprint.load(self._blueprint.staged(indices).graph, registry)
-        _packed_programs += 1
+        COPIES_OF_ALL.loaded += 1
         if not packed.valid:
             packed.model = None
             return
-        packed.used = next(_clock)
+        packed.used = COPIES_OF_ALL.next_use()
         self._packed.append(packed)
-        _all.add(packed)
+        COPIES_OF_ALL.alive.add(packed)
 
     def _make_room(self, limit: int) -> None:
         """Drops the least recently used copies of this program beyond `COPIES`, and of all beyond a size in bytes."""
@@ -295,7 +307,7 @@ class Program:
         by_use = sorted(self._packed, key=lambda packed: packed.used)
         for packed in by_use[: max(0, len(by_use) - COPIES + 1)]:
             packed.changed()
-        for packed in sorted(_all, key=lambda packed: packed.used):
+        for packed in sorted(COPIES_OF_ALL.alive, key=lambda packed: packed.used):
             if packed_bytes() <= limit:
                 break
             packed.changed()

@@ -79,7 +79,7 @@ class Compiled(NamedTuple):
     def inputs(self, values: Sequence[int | float]) -> list[Extra]:
         """The inputs after the leaves, for values of the symbols."""
         return [
-            *[_size_carrier(int(values[number])) for number in self.sizes],
+            *[PROGRAMS.shape_only_input(int(values[number])) for number in self.sizes],
             *[
                 np.array(values[number], self.pattern.dtype(number).to_numpy())
                 for number in self.scalars
@@ -105,15 +105,31 @@ class _Structure:
         self.failures = 0
 
 
-_structures: dict[tuple[Any, ...], _Structure] = {}
-_bound: dict[tuple[Any, ...], Bound] = {}
+class ProgramTable:
+    """The programs of this process, and how many it has compiled or loaded from the disk cache."""
+
+    def __init__(self) -> None:
+        self.structures: dict[tuple[Any, ...], _Structure] = {}
+        """By what recordings have in common that differ only in sizes and numbers."""
+        self.bound: dict[tuple[Any, ...], Bound] = {}
+        """By whole recordings, so that a loop finds its program by one look-up; the oldest are dropped first."""
+        self.compilations = 0
+        self._unread = np.zeros(1 << 16, np.uint8)
+
+    def shape_only_input(self, size: int) -> np.ndarray[Any, np.dtype[np.uint8]]:
+        """A tensor of a given size, whose elements are never read: it binds a symbol."""
+        if size > len(self._unread):
+            self._unread = np.zeros(max(size, 2 * len(self._unread)), np.uint8)
+        return self._unread[:size]
+
+
+PROGRAMS = ProgramTable()
 _lock = reentrant_lock(LockLevel.PROGRAMS)
-_compilations = 0
 
 
 def compiled_programs() -> int:
     """The number of programs that this process has compiled or loaded from the disk cache."""
-    return _compilations
+    return PROGRAMS.compilations
 
 
 def program_of(recording: Recording) -> Bound:
@@ -129,12 +145,13 @@ def program_of(recording: Recording) -> Bound:
 
 @locked(_lock)
 def _kept(key: tuple[Any, ...], recording: Recording, places: list[int]) -> Bound:
-    program = _bound.get(key)
+    bound = PROGRAMS.bound
+    program = bound.get(key)
     if program is None:
         program = _find(recording, places)
-        if len(_bound) >= _PROGRAMS:
-            _bound.pop(next(iter(_bound)))
-        _bound[key] = program
+        if len(bound) >= _PROGRAMS:
+            bound.pop(next(iter(bound)))
+        bound[key] = program
     return program
 
 
@@ -162,7 +179,7 @@ def execute(
 def programs_of(recording: Recording) -> list[Compiled]:
     """The compiled programs of recordings that differ from this one only in sizes and numbers."""
     places = [item for source in recording.inputs for pair in source for item in pair]
-    structure = _structures.get(_structure_key(recording, places))
+    structure = PROGRAMS.structures.get(_structure_key(recording, places))
     return [] if structure is None else list(structure.compiled)
 
 
@@ -176,7 +193,7 @@ def _structure_key(recording: Recording, places: list[int]) -> tuple[Any, ...]:
 
 def _find(recording: Recording, places: list[int]) -> Bound:
     structure_key = _structure_key(recording, places)
-    structure = _structures.setdefault(structure_key, _Structure())
+    structure = PROGRAMS.structures.setdefault(structure_key, _Structure())
     details = _details(recording)
     for compiled in structure.compiled:
         extra = compiled.extra(details)
@@ -231,26 +248,14 @@ def _blueprint(recording: Recording, pattern: Pattern) -> Blueprint:
 
 
 def _compile(recording: Recording, pattern: Pattern) -> Compiled:
-    global _compilations
     blueprint = _blueprint(recording, pattern)
     staged = blueprint.staged()
     start = time.perf_counter_ns()
     model = blueprint.load(staged.graph)
     program = Program(blueprint, model, time.perf_counter_ns() - start)
-    _compilations += 1
+    PROGRAMS.compilations += 1
     conditions = [condition for condition in staged.conditions() if not condition.always_holds]
     return Compiled(pattern, program, staged.sizes, staged.scalars, conditions)
-
-
-_carrier = np.zeros(1 << 16, np.uint8)
-
-
-def _size_carrier(size: int) -> np.ndarray[Any, np.dtype[np.uint8]]:
-    """A tensor of a given size, whose elements are never read."""
-    global _carrier
-    if size > len(_carrier):
-        _carrier = np.zeros(max(size, 2 * len(_carrier)), np.uint8)
-    return _carrier[:size]
 
 
 def relocate(error: Exception, place: Callable[[int], tuple[str, int]]) -> None:

@@ -7,20 +7,12 @@ from threading import get_ident
 from typing import Any
 
 from max._reentry import guarded, refuse_in_collection, refuse_second_use
+from max.experimental.programs.tensor_class import TENSOR
 from max.experimental.record.recorder import NAME, RECORDING, THREAD, begin, end_replay, record
 from max.graph import Value
 from max.graph.staging.current import CURRENT
 
-__all__ = ["apply", "bind_tensor", "in_graph"]
-
-_wrap_cell: Callable[[Any], Any]
-_wrap_value: Callable[[Any], Any]
-
-
-def bind_tensor(wrap_cell: Callable[[Any], Any], wrap_value: Callable[[Any], Any]) -> None:
-    """Sets the functions that make a tensor of a cell and of a graph value; `Tensor` is defined above this module."""
-    global _wrap_cell, _wrap_value
-    _wrap_cell, _wrap_value = wrap_cell, wrap_value
+__all__ = ["apply", "in_graph"]
 
 
 def in_graph() -> bool:
@@ -41,10 +33,10 @@ def apply(op: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any])
         refuse_in_collection("staging an op")
         result = op(*args, **kwargs)
         if isinstance(result, Value):
-            return _wrap_value(result)
+            return TENSOR.of_value(result)
         if isinstance(result, list | tuple):
             return getattr(type(result), "_make", type(result))(
-                [_wrap_value(item) for item in result]
+                [TENSOR.of_value(item) for item in result]
             )
         return result
     in_use: object
@@ -75,7 +67,7 @@ def apply(op: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any])
             end_replay(replay)
         structure, cells = record(op, args, kwargs)
         if structure is None:
-            return _wrap_cell(cells[0])
-        return structure([_wrap_cell(cell) for cell in cells])
+            return TENSOR.of_cell(cells[0])
+        return structure([TENSOR.of_cell(cell) for cell in cells])
     finally:
         RECORDING.discard(thread)

@@ -23,7 +23,7 @@ from max.experimental.programs.signatures import signature_of
 from max.experimental.programs.staging import Structure
 from max.experimental.programs.value_types import type_of
 from max.experimental.record.nan_checks import check_nans
-from max.experimental.replay.pending_tensors import LOCK, held
+from max.experimental.replay.pending_tensors import LOCK, PENDING
 from max.experimental.replay.replays import Replay, settle_all
 from max.experimental.replay.symbolic_traces import generalized
 from max.experimental.replay.traces import Capture, Trace, UserLine
@@ -186,7 +186,7 @@ def pending() -> list[Any]:
 
 def _pending() -> list[Any]:
     settle_all()
-    return held()
+    return PENDING.alive()
 
 
 def record(

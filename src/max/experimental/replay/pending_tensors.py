@@ -11,33 +11,38 @@ from weakref import ref
 from max._reentry import LockLevel, locked, reentrant_lock
 from max.experimental.programs.lazy_values import Cell
 
-__all__ = ["LOCK", "hold", "held"]
+__all__ = ["LOCK", "PENDING", "PendingTensors"]
 
 LOCK = reentrant_lock(LockLevel.EAGER)
 """Guards the recorded calls: held while they are collected and run. Functions that take it are `locked`."""
-_LEAST = 4096
-"""The registry is pruned when it has more entries: freed and computed tensors are removed."""
-
-_holders: list[ref[Any]] = []
-_most = _LEAST
 
 
-def hold(cell: Cell, tensor: object) -> None:
-    """Registers the tensor on a cell that is not computed, so that the next run keeps the cell's value."""
-    holder = cell.holder = ref(tensor)
-    _holders.append(holder)
-    if len(_holders) > _most:
-        _prune()
+class PendingTensors:
+    """Weak references to the tensors that are recorded and not yet computed."""
+
+    LEAST = 4096
+    """The references are pruned when there are more: those of freed and computed tensors are removed."""
+
+    def __init__(self) -> None:
+        self._references: list[ref[Any]] = []
+        self._most = self.LEAST
+
+    def add(self, cell: Cell, tensor: object) -> None:
+        """Registers the tensor on a cell that is not computed, so that the next run keeps the cell's value."""
+        reference = cell.holder = ref(tensor)
+        self._references.append(reference)
+        if len(self._references) > self._most:
+            self._prune()
+
+    @locked(LOCK)
+    def _prune(self) -> None:
+        self._references[:] = [ref(tensor) for tensor in self.alive()]
+        self._most = max(self.LEAST, 2 * len(self._references))
+
+    def alive(self) -> list[Any]:
+        """The tensors that are not computed, except those of unfinished replays."""
+        tensors = [reference() for reference in list(self._references)]
+        return [tensor for tensor in tensors if tensor is not None and tensor._cell.storage is None]
 
 
-@locked(LOCK)
-def _prune() -> None:
-    global _most
-    _holders[:] = [ref(tensor) for tensor in held()]
-    _most = max(_LEAST, 2 * len(_holders))
-
-
-def held() -> list[Any]:
-    """The tensors that are not computed, except those of unfinished replays."""
-    tensors = [holder() for holder in list(_holders)]
-    return [tensor for tensor in tensors if tensor is not None and tensor._cell.storage is None]
+PENDING = PendingTensors()

@@ -24,8 +24,9 @@ from max.experimental.programs.lazy_values import Call, Cell, Unsettled
 from max.experimental.programs.number_patterns import Symbol
 from max.experimental.programs.programs import execute
 from max.experimental.programs.signatures import Signature, signature_of
+from max.experimental.programs.tensor_class import TENSOR
 from max.experimental.programs.value_types import CellType, cell_type
-from max.experimental.replay.pending_tensors import LOCK, hold
+from max.experimental.replay.pending_tensors import LOCK, PENDING
 from max.experimental.replay.specifications import (
     Nested,
     VaryingLeaf,
@@ -38,9 +39,8 @@ from max.graph.dim import StaticDim
 from max.graph.staging.user_lines import user_place
 from max.mlir.conditions import first_unmet
 
-__all__ = ["Replay", "bind_tensor", "settle_all"]
+__all__ = ["Replay", "settle_all"]
 
-_tensor_type: type[Any]
 _checks_nans = flags.named("MAX_DEBUG_NANS")._overrides
 _replays: set[Replay] = set()
 """The replays with calls that are not settled."""
@@ -48,12 +48,6 @@ _MOST_REPLAYS = 16
 """The maximum number of replays at once, one per thread; when another begins, all of them are settled."""
 _new = object.__new__
 _frame = sys._getframe
-
-
-def bind_tensor(tensor_type: type[Any]) -> None:
-    """Sets the class of tensors, which is defined above this module."""
-    global _tensor_type
-    _tensor_type = tensor_type
 
 
 class Replay(Unsettled):
@@ -137,7 +131,7 @@ class Replay(Unsettled):
                     return None  # to be recorded: the bounds of an empty slice have no conditions
             cell = _new(Cell)
             cell.type, cell.storage, cell.call = type_, None, self  # type: ignore[assignment]
-            tensor = _new(_tensor_type)
+            tensor = _new(TENSOR.type)
             tensor._cell, tensor._value = cell, None
             self.values.append(cell)
             self._holders.append(ref(tensor))
@@ -227,7 +221,7 @@ class Replay(Unsettled):
                 if cell.storage is None:
                     cell.call, cell.index, cell.holder = call, index, None
                     if tensor is not None:
-                        hold(cell, tensor)
+                        PENDING.add(cell, tensor)
         self._settled = end
         _replays.discard(self)
 

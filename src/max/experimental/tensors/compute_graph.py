@@ -9,7 +9,7 @@ from typing import Any, cast
 from weakref import WeakValueDictionary
 
 from max.experimental.record import recorder
-from max.experimental.replay.pending_tensors import hold
+from max.experimental.replay.pending_tensors import PENDING
 from max.experimental.tensors.conversions import Conversions
 from max.graph import Graph, Value
 
@@ -70,7 +70,7 @@ class ComputeGraph:
         """
         if tensor._cell is None or tensor._cell.storage is not None:
             raise TypeError(f"add_unrealized: {tensor!r} has a value already")
-        hold(tensor._cell, tensor)
+        PENDING.add(tensor._cell, tensor)
 
     async def evaluate(self, tensor: Conversions) -> None:
         """Computes a tensor, and with it the tensors that it depends on.

@@ -282,8 +282,31 @@ class GGUFFile:
 
 
 _Identity = tuple[str, int, int, int, int]
-_open: weakref.WeakValueDictionary[_Identity, GGUFFile] = weakref.WeakValueDictionary()
-_latest: GGUFFile | None = None
+
+
+class _OpenFiles:
+    """The GGUF files that are open, of which the latest stays open."""
+
+    def __init__(self) -> None:
+        self._files: weakref.WeakValueDictionary[_Identity, GGUFFile] = (
+            weakref.WeakValueDictionary()
+        )
+        self._latest: GGUFFile | None = None
+
+    def open(self, path: os.PathLike[str] | str, keep: bool) -> GGUFFile:
+        stat = os.stat(path)
+        # a file that changed is another one
+        identity = (
+            os.path.realpath(path), stat.st_dev, stat.st_ino, stat.st_size, stat.st_mtime_ns
+        )  # fmt: skip
+        file = self._files.get(identity)
+        if file is None:
+            file = self._files[identity] = GGUFFile(path)
+        self._latest = file if keep else None
+        return file
+
+
+_OPEN_FILES = _OpenFiles()
 
 
 def open_gguf(path: os.PathLike[str] | str, keep: bool = True) -> GGUFFile:
@@ -298,11 +321,4 @@ def open_gguf(path: os.PathLike[str] | str, keep: bool = True) -> GGUFFile:
     Raises:
         WeightsFileError: The file is damaged, of another version, or not a GGUF file.
     """
-    global _latest
-    stat = os.stat(path)
-    identity = (os.path.realpath(path), stat.st_dev, stat.st_ino, stat.st_size, stat.st_mtime_ns)
-    file = _open.get(identity)
-    if file is None:
-        file = _open[identity] = GGUFFile(path)
-    _latest = file if keep else None
-    return file
+    return _OPEN_FILES.open(path, keep)
