@@ -79,8 +79,11 @@ def test_help_imports_the_command_line_only() -> None:
     [
         ("max", set[str]()),
         ("max.kernel", set[str]()),
-        # connects configurations with the registry, and imports neither
-        ("max.pipelines", {"max.pipelines.config", "max.pipelines.config.resolver"}),
+        # connects configurations with the registry and with forms, and imports none of them
+        (
+            "max.pipelines",
+            {"max.pipelines.config", "max.pipelines.config.resolver", "max.pipelines.forms"},
+        ),
     ],
 )
 def test_packages_import_nothing_of_theirs(module: str, parts: set[str]) -> None:

@@ -12,7 +12,7 @@ __getattr__ = _names.lazy_names(__name__)
 _FILES_AS_PACKAGES = {
     f"max.{package}.{name}"
     for package, names in {
-        "experimental": "functional sharding",
+        "experimental": "functional",
         "nn": "comm hooks layer lora moe norm sampling",
         "pipelines.architectures": "gemma3 granite mistral olmo olmo2 phi3 qwen2 qwen3",
         "pipelines.lib": "config interfaces",

@@ -31,7 +31,7 @@ _FURTHER: dict[str, tuple[str, ...]] = {
     "max.experimental.nn.rope.rope": ("max.nn.module_v3.rope",),
     "max.experimental.nn.transparent_module": ("max.nn.module_v3.module",),
     **{
-        f"max.experimental.sharding.{part}": ("max.experimental.sharding",)
+        f"max.experimental.sharding.{part}": ("max._compat.experimental.v26_sharding",)
         for part in ("mappings", "mesh", "placements", "types")
     },
     "max.interfaces.logit_processors_type": ("max.interfaces.logit_processors",),
@@ -97,6 +97,7 @@ MODULES: dict[str, tuple[str, ...]] = {
     "max.driver.tensor": ("max.driver",),
     "max.engine.api": ("max.engine",),
     "max.experimental.nn": ("max.nn.module_v3",),
+    "max.experimental.sharding": ("max._compat.experimental.v26_sharding",),
     "max.experimental.torch": ("max.torch",),
     "max.functional": ("max.experimental.functional",),
     "max.dtype.dtype": ("max.dtype",),

@@ -95,6 +95,10 @@ NAMES: dict[str, dict[str, str]] = {
         "DType": "max.dtype",
         "read": "max.engine._compiled",
     },
+    "max.experimental.functional": {
+        name: "max._compat.experimental.v26_functional"
+        for name in ("call_on_mesh", "distributed_broadcast")
+    },
     "max.graph": {
         "DType": "max.dtype",
         "DevicePlacementPolicy": "max.graph.graph_options",

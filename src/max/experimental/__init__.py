@@ -7,12 +7,17 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from max._lazy import lazy_module
 from max._names import lazy_names
+from max.experimental.mesh_forms import set_meshes
 
 if TYPE_CHECKING:
     from max.experimental import custom, functional, random, tensor
     from max.experimental.custom import CustomOp
     from max.experimental.tensor import Tensor
+
+# meshes of devices, which only programs of other versions name
+set_meshes(lazy_module("max._compat.experimental.v26_meshes"))
 
 _WHERE = {"CustomOp": "max.experimental.custom", "Tensor": "max.experimental.tensor"}
 

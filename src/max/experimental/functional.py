@@ -7,7 +7,7 @@ at least must be a tensor.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 from max._names import keyword_aliases, lazy_names
@@ -32,7 +32,6 @@ from max.experimental._later import (
     zeros,
     zeros_like,
 )  # fmt: skip
-from max.experimental._mesh import DeviceMapping, DeviceMesh, device_of
 from max.experimental.random import (
     gaussian,
     gaussian_like,
@@ -42,11 +41,12 @@ from max.experimental.random import (
     uniform_like,
 )
 from max.experimental.record.dispatch import apply, in_graph
-from max.experimental.tensor import Tensor, default_device, defaults
+from max.experimental.tensor import Tensor, defaults
 from max.experimental.tensors import mutation, operations
 from max.experimental.tensors.control import cond, side_stream, while_loop
 from max.experimental.tensors.custom_ops import custom, inplace_custom
 from max.experimental.tensors.function_wrappers import functional
+from max.experimental.tensors.placement import device_of
 from max.graph import (
     DeviceRef,
     DimLike,
@@ -58,9 +58,9 @@ from max.graph import (
 __all__ = [
     "abs", "acos", "add", "allgather", "allreduce_sum", "arange", "argmax", "argmin", "argsort",
     "as_interleaved_complex", "atanh", "avg_pool2d", "band_part", "bottom_k", "broadcast_to", "buffer_store",
-    "buffer_store_slice", "call_on_mesh", "cast", "ceil", "chunk", "clamp", "clip", "complex_mul", "concat", "cond",
+    "buffer_store_slice", "cast", "ceil", "chunk", "clamp", "clip", "complex_mul", "concat", "cond",
     "constant", "constant_external", "conv2d", "conv2d_transpose", "conv3d", "cos", "cumsum", "custom", "dequantize",
-    "distributed_broadcast", "div", "elementwise_max", "elementwise_min", "ensure_context", "equal", "erf", "exp",
+    "div", "elementwise_max", "elementwise_min", "ensure_context", "equal", "erf", "exp",
     "flatten", "floor", "floor_div", "fold", "full", "full_like", "functional", "gather", "gather_nd", "gaussian",
     "gaussian_like", "gelu", "greater", "greater_equal", "group_norm", "hann_window", "in_graph_context",
     "inplace_custom", "irfft", "is_inf", "is_nan", "layer_norm", "lazy", "log", "log1p", "logical_and", "logical_not",
@@ -232,58 +232,6 @@ rebind = functional(ops.rebind)
 @functools.wraps(ops.transfer_to)
 def transfer_to(x: Any, device: Any) -> Any:
     return apply(ops.transfer_to, (x, device_of(device)), {})
-
-
-def distributed_broadcast(t: Tensor, mesh: DeviceMesh) -> Tensor:
-    """A tensor on each device of a mesh, which here has one.
-
-    Args:
-        t: The tensor.
-        mesh: The mesh.
-
-    Raises:
-        ShardingError: The mesh has several devices.
-        TypeError: It is no mesh.
-    """
-    if not isinstance(mesh, DeviceMesh):  # pyright: ignore[reportUnnecessaryIsInstance]
-        raise TypeError(f"distributed_broadcast: the mesh is {mesh!r}, expected a DeviceMesh")
-    return transfer_to(t, mesh)
-
-
-def call_on_mesh(
-    fn: Callable[..., Any],
-    mesh: DeviceMesh,
-    mesh_axes: Sequence[str | int] = (),
-    *,
-    out_specs: DeviceMapping | Sequence[DeviceMapping] | None = None,
-) -> Callable[..., Any]:
-    """A function that is called for each device of a mesh, which here has one; it is the default device in the call.
-
-    Args:
-        fn: The function.
-        mesh: The mesh.
-        mesh_axes: Groups of devices; not supported.
-        out_specs: The placements of the results: of tensors on one device.
-
-    Raises:
-        ShardingError: The mesh has several devices.
-        TypeError: It is no mesh.
-        NotImplementedError: `mesh_axes` is given.
-    """
-    if not isinstance(mesh, DeviceMesh):  # pyright: ignore[reportUnnecessaryIsInstance]
-        raise TypeError(f"call_on_mesh: the mesh is {mesh!r}, expected a DeviceMesh")
-    if mesh_axes:
-        raise NotImplementedError(
-            "call_on_mesh: a mesh of one device has no groups; leave out mesh_axes"
-        )
-    device = device_of(mesh)
-
-    @functools.wraps(fn)
-    def on_device(*args: Any, **kwargs: Any) -> Any:
-        with default_device(device):
-            return fn(*args, **kwargs)
-
-    return on_device
 
 
 def _collective(op: Callable[..., Any]) -> Callable[..., Any]:

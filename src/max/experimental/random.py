@@ -15,9 +15,9 @@ import numpy as np
 from max._names import keyword_aliases
 from max.driver import Device
 from max.dtype import DType
-from max.experimental._mesh import DeviceMapping, DeviceMesh
 from max.experimental.record.dispatch import apply, in_graph
 from max.experimental.tensor import Tensor, defaults
+from max.experimental.tensors.placement import OnDevice
 from max.graph import DeviceRef, Graph, ShapeLike, TensorType, TensorValue, TensorValueLike, ops
 
 __all__ = [
@@ -78,7 +78,7 @@ def uniform(
     range: tuple[float, float] = (0, 1),
     *,
     dtype: DType | None = None,
-    device: Device | DeviceMesh | DeviceMapping | None = None,
+    device: Device | OnDevice | None = None,
 ) -> Tensor:
     """A tensor of numbers drawn uniformly from an interval.
 
@@ -122,7 +122,7 @@ def gaussian(
     std: float = 1.0,
     *,
     dtype: DType | None = None,
-    device: Device | DeviceMesh | DeviceMapping | None = None,
+    device: Device | OnDevice | None = None,
 ) -> Tensor:
     """A tensor of numbers drawn from a normal distribution.
 

@@ -27,8 +27,6 @@ from max import driver
 from max._names import keyword_aliases, lazy_names
 from max.driver import CPU, Device, DLPackArray
 from max.dtype import DType
-from max.experimental._mesh import DeviceMapping, DeviceMesh
-from max.experimental._one_device import OneDevice
 from max.experimental.programs.lazy_values import Cell
 from max.experimental.programs.tensor_class import TENSOR
 from max.experimental.programs.value_types import type_of
@@ -44,6 +42,8 @@ from max.experimental.tensors.defaults import (
     defaults_like,
 )
 from max.experimental.tensors.operations import Operations
+from max.experimental.tensors.parts import OneDevice
+from max.experimental.tensors.placement import OnDevice
 from max.graph import (
     BufferType,
     BufferValue,
@@ -113,7 +113,7 @@ class Tensor(Operations, OneDevice):
         data: Any = None,
         *,
         dtype: DType | None = None,
-        device: Device | DeviceMesh | DeviceMapping | None = None,
+        device: Device | OnDevice | None = None,
         storage: driver.Tensor | None = None,
         value: BufferValue | TensorValue | None = None,
     ) -> None:
@@ -180,7 +180,7 @@ class Tensor(Operations, OneDevice):
         value: Any,
         *,
         dtype: DType | None = None,
-        device: Device | DeviceMesh | DeviceMapping | None = None,
+        device: Device | OnDevice | None = None,
     ) -> Tensor:
         """A tensor of given values.
 
@@ -206,7 +206,7 @@ class Tensor(Operations, OneDevice):
         value: float | np.number[Any],
         *,
         dtype: DType | None = None,
-        device: Device | DeviceMesh | DeviceMapping | None = None,
+        device: Device | OnDevice | None = None,
     ) -> Tensor:
         """A tensor with one value everywhere.
 
@@ -231,7 +231,7 @@ class Tensor(Operations, OneDevice):
         shape: ShapeLike,
         *,
         dtype: DType | None = None,
-        device: Device | DeviceMesh | DeviceMapping | None = None,
+        device: Device | OnDevice | None = None,
     ) -> Tensor:
         """A tensor of zeros; see :meth:`full`."""
         return cls.full(shape, 0, dtype=dtype, device=device)
@@ -242,7 +242,7 @@ class Tensor(Operations, OneDevice):
         shape: ShapeLike,
         *,
         dtype: DType | None = None,
-        device: Device | DeviceMesh | DeviceMapping | None = None,
+        device: Device | OnDevice | None = None,
     ) -> Tensor:
         """A tensor of ones; see :meth:`full`."""
         return cls.full(shape, 1, dtype=dtype, device=device)
@@ -280,7 +280,7 @@ class Tensor(Operations, OneDevice):
         out_dim: DimLike | None = None,
         *,
         dtype: DType | None = None,
-        device: Device | DeviceMesh | DeviceMapping | None = None,
+        device: Device | OnDevice | None = None,
     ) -> Tensor:
         """The values from `start` to before `stop`, `step` apart: a tensor of rank 1.
 

@@ -9,13 +9,13 @@ from typing import Any, Protocol, TypeVar
 
 from max.driver import CPU, Accelerator, Device, accelerator_count
 from max.dtype import DType
-from max.experimental._mesh import DeviceMapping, DeviceMesh, device_of
+from max.experimental.tensors.placement import OnDevice, device_of
 
 __all__ = [
+    "DEFAULT_DEVICE",
     "contextvar_context",
     "default_device",
     "default_dtype",
-    "default_mesh",
     "defaults",
     "defaults_like",
 ]
@@ -33,7 +33,8 @@ class TypedTensor(Protocol):
     def device(self) -> Device: ...
 
 
-_DEFAULT_DEVICE: ContextVar[Device | DeviceMesh | None] = ContextVar("default_device", default=None)
+DEFAULT_DEVICE: ContextVar[Device | OnDevice | None] = ContextVar("default_device", default=None)
+"""What `default_device` set."""
 _DEFAULT_DTYPE: ContextVar[DType | None] = ContextVar("default_dtype", default=None)
 
 
@@ -52,7 +53,7 @@ def contextvar_context(var: ContextVar[T], value: T) -> Generator[T]:
         var.reset(token)
 
 
-def default_device(device: Device | DeviceMesh) -> contextlib.AbstractContextManager[Any]:
+def default_device(device: Device | OnDevice) -> contextlib.AbstractContextManager[Any]:
     """Makes a device the default for tensors that are created in a ``with`` block.
 
     Args:
@@ -62,7 +63,7 @@ def default_device(device: Device | DeviceMesh) -> contextlib.AbstractContextMan
         ShardingError: The mesh has several devices.
     """
     device_of(device)
-    return contextvar_context(_DEFAULT_DEVICE, device)
+    return contextvar_context(DEFAULT_DEVICE, device)
 
 
 def default_dtype(dtype: DType) -> contextlib.AbstractContextManager[Any]:
@@ -85,14 +86,8 @@ def defaults_like(like: TypedTensor) -> Generator[None]:
         yield
 
 
-def default_mesh() -> DeviceMesh | None:
-    """The mesh that `default_device` set; that of a device if it set one."""
-    device = _DEFAULT_DEVICE.get()
-    return DeviceMesh.single(device) if isinstance(device, Device) else device
-
-
 def defaults(
-    dtype: DType | None = None, device: Device | DeviceMesh | DeviceMapping | None = None
+    dtype: DType | None = None, device: Device | OnDevice | None = None
 ) -> tuple[DType, Device]:
     """The dtype and device of a new tensor.
 
@@ -106,7 +101,7 @@ def defaults(
         ShardingError: A mesh has several devices.
     """
     if device is None:
-        device = _DEFAULT_DEVICE.get()
+        device = DEFAULT_DEVICE.get()
     if device is None:
         device = Accelerator() if accelerator_count() else CPU()
     device = device_of(device)

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any, Self
 from max._names import keyword_aliases
 from max.driver import Device
 from max.dtype import DType
-from max.experimental._mesh import DeviceMapping, DeviceMesh, device_of
 from max.experimental.record.dispatch import apply
 from max.experimental.tensors import bits
+from max.experimental.tensors.placement import OnDevice, device_of
 from max.graph import DeviceRef, Dim, DimLike, ShapeLike, TensorValue, TensorValueLike, ops
 from max.graph._operators import Operators, missing_method
 
@@ -68,7 +68,7 @@ class Operations(Operators[TensorValueLike]):
         return apply(ops.cast, (self, dtype), {})
 
     @keyword_aliases(target="device")
-    def to(self, device: Device | DeviceMesh | DeviceMapping) -> Self:
+    def to(self, device: Device | OnDevice) -> Self:
         """The elements on another device.
 
         Args:

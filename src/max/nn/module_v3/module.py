@@ -19,8 +19,8 @@ from max.driver import Device, DLPackArray
 from max.dtype import DType
 from max.engine import InferenceSession
 from max.experimental.programs.sessions import session_of
-from max.experimental.sharding import DeviceMapping, DeviceMesh, TensorLayout
 from max.experimental.tensor import Tensor, defaults
+from max.experimental.tensors.placement import Layout, OnDevice
 from max.graph import BufferType, Graph, Type, Value, ops
 
 __all__ = ["Module", "TransparentModule", "module_dataclass"]
@@ -234,7 +234,7 @@ class Module(Generic[_P, _R]):
         return self._new_values(op, state.__getitem__, auto_cast)
 
     @keyword_aliases(target="device")
-    def to(self, device: Device | DeviceMesh | DeviceMapping) -> Self:
+    def to(self, device: Device | OnDevice) -> Self:
         """Moves the parameters to a device, in place.
 
         Args:
@@ -248,7 +248,7 @@ class Module(Generic[_P, _R]):
 
     def compile(
         self,
-        *input_types: Type[Any] | TensorLayout,
+        *input_types: Type[Any] | Layout,
         weights: Mapping[str, DLPackArray] | None = None,
         session: InferenceSession | None = None,
         name: str | None = None,
@@ -302,7 +302,7 @@ class Module(Generic[_P, _R]):
 
     def trace(
         self,
-        *input_types: Type[Any] | TensorLayout,
+        *input_types: Type[Any] | Layout,
         name: str | None = None,
         custom_extensions: Iterable[Path] = (),
         allow_subgraphs: bool = True,
@@ -388,7 +388,7 @@ class TransparentModule(Module[_P, _R]):
 
 def _local_type(type_: Any) -> Any:
     """The type of an argument; a layout on one device is replaced by its local type."""
-    return type_.local_types[0] if isinstance(type_, TensorLayout) else type_
+    return type_.local_types[0] if isinstance(type_, Layout) else type_
 
 
 def _prefix(name: str, child: Module) -> str:

@@ -1,4 +1,4 @@
-"""The API of tensors that are distributed over devices, of later releases; here a tensor has one part."""
+"""The parts of a tensor and their placement; a tensor is on one device and has one part."""
 
 # cells are shared by the modules of this package
 # pyright: reportPrivateUsage=false
@@ -9,9 +9,10 @@ from collections.abc import Iterator, Sequence
 from typing import Any, Self
 
 from max import driver
-from max.experimental._mesh import DeviceMapping, DeviceMesh, Placement, device_of
+from max.experimental.mesh_forms import meshes
 from max.experimental.record.dispatch import in_graph
 from max.experimental.tensors.conversions import Conversions
+from max.experimental.tensors.placement import OnDevice, device_of
 from max.graph import BufferValue, TensorValue
 
 __all__ = ["OneDevice"]
@@ -71,21 +72,21 @@ class OneDevice(Conversions):
         return self
 
     @property
-    def mesh(self) -> DeviceMesh:
+    def mesh(self) -> Any:
         """The mesh of its device."""
-        return DeviceMesh.single(self.device)
+        return self.mapping.mesh
 
     @property
-    def placements(self) -> tuple[Placement, ...]:
+    def placements(self) -> tuple[Any, ...]:
         """How it is placed on the mesh: whole."""
         return self.mapping.placements
 
     @property
-    def mapping(self) -> DeviceMapping:
+    def mapping(self) -> Any:
         """The mesh of its device, and how it is placed on it."""
-        return DeviceMapping.replicated(self.mesh)
+        return meshes().mapping_of(self.device)
 
-    def rebind_mapping(self, mapping: DeviceMapping) -> Self:
+    def rebind_mapping(self, mapping: OnDevice) -> Self:
         """The tensor itself, whose mapping is that of one device.
 
         Args:
@@ -100,7 +101,7 @@ class OneDevice(Conversions):
 
     @classmethod
     def from_shard_values(
-        cls, shard_values: Sequence[Any], mapping: DeviceMapping | None = None
+        cls, shard_values: Sequence[Any], mapping: OnDevice | None = None
     ) -> Self:
         """The tensor of one part.
 

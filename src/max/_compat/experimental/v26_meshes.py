@@ -9,11 +9,11 @@ from dataclasses import dataclass
 from typing import Any, Self
 
 from max.driver import Device
-from max.graph import DeviceRef
+from max.experimental.tensors.defaults import DEFAULT_DEVICE
 
 __all__ = [
     "ConversionError", "DeviceMapping", "DeviceMesh", "Partial", "Placement", "Replicated", "Sharded", "ShardingError",
-    "Unknown", "device_of",
+    "Unknown", "default_mesh", "mapping_of",
 ]  # fmt: skip
 
 
@@ -130,6 +130,19 @@ class DeviceMesh:
             inner = math.prod(self.mesh_shape[index + 1 :])
             place = place * size + device_idx // inner % size
         return place
+
+    def one_device(self) -> Device:
+        """The device of a mesh of one.
+
+        Raises:
+            ShardingError: The mesh has several devices.
+        """
+        if self.num_devices > 1:
+            raise ShardingError(
+                f"{self!r} has {self.num_devices} devices, and a tensor is on one; modules of max.nn are split by "
+                "max.graph.ShardingStrategy"
+            )
+        return self.devices[0]
 
     def __repr__(self) -> str:
         sizes = zip(self.axis_names, self.mesh_shape, strict=True)
@@ -250,29 +263,30 @@ class DeviceMapping:
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self.mesh!r}, {list(self.placements)!r})"
 
+    def one_device(self) -> Device:
+        """The device of a mesh of one.
 
-def device_of(target: Any) -> Any:
-    """The device of a mesh or mapping of one device, or of a `DeviceRef`; anything else as it is.
+        Raises:
+            ShardingError: The mesh has several devices, or the only one would hold a part of a sum.
+        """
+        device = self.mesh.one_device()
+        if any(isinstance(placement, Partial | Unknown) for placement in self.placements):
+            raise ShardingError(
+                f"{self!r}: a tensor on one device is whole, expected Replicated() or Sharded(axis)"
+            )
+        return device
+
+
+def mapping_of(device: Device) -> DeviceMapping:
+    """How a tensor on a device is placed on the mesh of that device: whole.
 
     Args:
-        target: A device, mesh, mapping or reference.
-
-    Raises:
-        ShardingError: The mesh has several devices, or the only one would hold a part of a sum.
+        device: The device.
     """
-    if isinstance(target, DeviceRef):
-        return target.to_device()
-    placements = target.placements if isinstance(target, DeviceMapping) else ()
-    mesh = target.mesh if isinstance(target, DeviceMapping) else target
-    if not isinstance(mesh, DeviceMesh):
-        return target
-    if mesh.num_devices > 1:
-        raise ShardingError(
-            f"{mesh!r} has {mesh.num_devices} devices, and a tensor is on one; modules of max.nn are split by "
-            "max.graph.ShardingStrategy"
-        )
-    if any(isinstance(placement, Partial | Unknown) for placement in placements):
-        raise ShardingError(
-            f"{target!r}: a tensor on one device is whole, expected Replicated() or Sharded(axis)"
-        )
-    return mesh.devices[0]
+    return DeviceMapping.replicated(DeviceMesh.single(device))
+
+
+def default_mesh() -> DeviceMesh | None:
+    """The mesh that `default_device` set; that of a device if it set one."""
+    device: Any = DEFAULT_DEVICE.get()
+    return DeviceMesh.single(device) if isinstance(device, Device) else device

@@ -1,4 +1,4 @@
-"""Meshes and placements of later versions, for programs that name those of one device.
+"""Meshes and placements of 26.x, for programs that name those of one device: ``max.experimental.sharding``.
 
 A tensor on a mesh of one device is a tensor on that device: whatever its placement was, `Tensor.mesh` is
 `DeviceMesh.single` of the device and `Tensor.placements` are replicated, as in MAX. A mesh of several devices is an
@@ -11,10 +11,7 @@ import contextlib
 from collections.abc import Generator, Iterable
 from typing import Any, Literal
 
-from max._names import lazy_names
-from max.driver import Device
-from max.dtype import DType
-from max.experimental._mesh import (
+from max._compat.experimental.v26_meshes import (
     ConversionError,
     DeviceMapping,
     DeviceMesh,
@@ -24,9 +21,10 @@ from max.experimental._mesh import (
     Sharded,
     ShardingError,
     Unknown,
-    device_of,
+    default_mesh,
 )
-from max.experimental.tensors.defaults import default_mesh
+from max.driver import Device
+from max.dtype import DType
 from max.graph import BufferType, DeviceRef, Shape, ShapeLike, TensorType
 
 __all__ = [
@@ -126,7 +124,7 @@ class TensorLayout:
         Raises:
             ShardingError: The mesh has several.
         """
-        return device_of(self.mapping)
+        return self.mapping.one_device()
 
     @property
     def local_types(self) -> list[TensorType | BufferType]:
@@ -190,6 +188,3 @@ def auto_reshard(
     if mode not in (None, "silent", "warn", "raise"):
         raise ValueError(f"auto_reshard: mode is {mode!r}, expected 'silent', 'warn' or 'raise'")
     yield
-
-
-__getattr__ = lazy_names(__name__)

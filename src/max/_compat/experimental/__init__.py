@@ -1,0 +1,1 @@
+"""What `max.experimental` has for programs of other versions only."""
