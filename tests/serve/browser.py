@@ -146,6 +146,28 @@ class Browser:
         command = {"cmd": "Emulation.setEmulatedMedia", "params": {"features": features}}
         self._send("POST", "/goog/cdp/execute", command)
 
+    def before_each_page(self, script: str) -> str:
+        """Runs a script before those of each page that is opened.
+
+        Args:
+            script: The script.
+
+        Returns:
+            Its name.
+        """
+        command = {"cmd": "Page.addScriptToEvaluateOnNewDocument", "params": {"source": script}}
+        return self._send("POST", "/goog/cdp/execute", command)["identifier"]
+
+    def forget_script(self, name: str) -> None:
+        """Runs such a script no more.
+
+        Args:
+            name: Its name.
+        """
+        params = {"identifier": name}
+        command = {"cmd": "Page.removeScriptToEvaluateOnNewDocument", "params": params}
+        self._send("POST", "/goog/cdp/execute", command)
+
     def screenshot(self) -> bytes:
         """The page as a picture, in PNG."""
         return base64.b64decode(self._send("GET", "/screenshot"))

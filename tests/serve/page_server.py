@@ -66,12 +66,14 @@ class ScriptedModel:
         requests: The bodies of all requests.
         states: The models and their states.
         key: The API key; empty: none.
+        calls_again: Whether a result of a tool is answered with another call.
     """
 
     def __init__(self) -> None:
         self.requests: list[dict[str, Any]] = []
         self.states: dict[str, dict[str, Any]] = {"tiny": {"value": "loaded"}}
         self.key = ""
+        self.calls_again = False
         self.streams = KeptStreams()
         app = FastAPI(openapi_url=None)
         app.state.server = SimpleNamespace(streams=self.streams)
@@ -118,7 +120,9 @@ class ScriptedModel:
         yield chunk({"role": "assistant", "content": ""})
         kind, _, rest = said.partition(" ")
         reason = "stop"
-        if last["role"] == "tool":
+        if last["role"] == "tool" and self.calls_again:
+            kind, rest = "call", "day {}"
+        if last["role"] == "tool" and not self.calls_again:
             yield chunk({"content": f"The tool says: {last['content']}"})
         elif body.get("continue_final_message"):
             yield chunk({"content": " and so on"})

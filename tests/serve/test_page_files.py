@@ -47,6 +47,11 @@ def test_a_page_and_all_that_it_loads(http: httpx.Client, path: str) -> None:
     for each in loaded:
         assert http.get(f"/{each}").status_code == 200, each
     if path == "/":
+        shown = [each for each in loaded if "/chat/" in each and each.endswith(".js")]
+        workers = {"markdown_worker.js", "math_rules.js", "mcp_worker.js"}
+        assert {each.rpartition("/")[2] for each in shown} | workers == {
+            each.name for each in FOLDER.glob("chat/*.js")
+        }
         used = {
             name
             for script in SCRIPTS

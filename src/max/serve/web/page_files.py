@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import gzip
 import hashlib
+import posixpath
+import re
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -81,6 +83,21 @@ def page_file(name: str) -> PageFile | None:
     packed = gzip.compress(data, 9, mtime=0) if path.suffix != ".woff2" else b""
     compressed = packed if len(packed) < len(data) else b""
     return PageFile(data, compressed, _TYPES[path.suffix], _WORKER_POLICIES.get(name, ""))
+
+
+@cache
+def modules() -> tuple[str, ...]:
+    """The scripts of the chat page that it loads at once: named in the page, they come side by side."""
+    found = ["chat/main.js"]
+    for name in found:
+        folder = name.rpartition("/")[0]
+        for source in re.findall(
+            r'^import .*?"(\.\.?/[^"]+)";', _paths()[name].read_text(), re.M | re.S
+        ):
+            path = posixpath.normpath(f"{folder}/{source}")
+            if path not in found:
+                found.append(path)
+    return tuple(found[1:])
 
 
 def caching(of_version: str) -> str:

@@ -10,7 +10,7 @@ from starlette.responses import Response
 
 from max.serve.errors import ApiError, shown
 from max.serve.http.state import json_response
-from max.serve.web.page_files import FOLDER, PAGE_POLICY, caching, page_file, version
+from max.serve.web.page_files import FOLDER, PAGE_POLICY, caching, modules, page_file, version
 
 router = APIRouter(include_in_schema=False)
 docs_router = APIRouter(include_in_schema=False)
@@ -18,7 +18,11 @@ docs_router = APIRouter(include_in_schema=False)
 
 @cache
 def _html(name: str) -> str:
-    return (FOLDER / name).read_text(encoding="utf-8").replace("{assets}", f"ui/{version()}")
+    text = (FOLDER / name).read_text(encoding="utf-8")
+    preloads = "".join(
+        f'<link rel="modulepreload" href="{{assets}}/{each}">\n' for each in modules()
+    )
+    return text.replace("{preloads}", preloads).replace("{assets}", f"ui/{version()}")
 
 
 def _page(name: str) -> Response:

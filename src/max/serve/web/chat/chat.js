@@ -125,6 +125,7 @@ export class Chat {
     try {
       const { content, attachments } = this.composer.content;
       const edited = this.composer.editing;
+      if (!edited) await this.declineCalls(this.turns.get(this.leaf));
       const conversation = this.conversations.get(this.id) ?? (await this.create(content, attachments));
       const turn = this.newTurn(conversation, "user", { content, attachments, state: "done" });
       turn.parent = edited ? edited.parent : this.leaf;
@@ -137,6 +138,15 @@ export class Chat {
     } finally {
       this.isSending = false;
     }
+  }
+
+  /** A message instead of a decision declines the calls that wait. */
+  async declineCalls(turn) {
+    if (turn?.state !== "calls") return;
+    turn.state = "done";
+    for (const call of turn.calls) if (call.state === "new") call.state = "declined";
+    await this.conversations.saveTurn(turn);
+    this.log.update(turn);
   }
 
   async create(content, attachments) {

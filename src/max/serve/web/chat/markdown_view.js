@@ -3,11 +3,14 @@
 import { element, pause } from "./dom.js";
 import { safeNodes } from "./sanitize.js";
 
-const LONGEST_RENDER_MS = 4000;
 const SLICE_MS = 8;
 const PLAIN_PIECE = 16_000;
 const LONGEST_TEXT = 1_000_000;
 const BUSY_SHARE = 4;
+const BATCH = 4000;
+
+/** The time after which a text is shown as it is. */
+export const limits = { renderMs: 4000 };
 
 const workerUrl = new URL("markdown_worker.js", import.meta.url);
 const policy = globalThis.trustedTypes?.createPolicy("page-workers", {
@@ -38,7 +41,6 @@ class Renderer {
   }
 
   render(text, isLast) {
-    if (!this.worker) this.start();
     return new Promise((resolve) => {
       const job = this.next++;
       this.jobs.set(job, { text, isLast, resolve });
@@ -50,8 +52,7 @@ class Renderer {
   // the first answer of a thread waits for its scripts too
   watch() {
     clearTimeout(this.timer);
-    if (this.jobs.size)
-      this.timer = setTimeout(() => this.replace(), this.ready ? LONGEST_RENDER_MS : 4 * LONGEST_RENDER_MS);
+    if (this.jobs.size) this.timer = setTimeout(() => this.replace(), (this.ready ? 1 : 4) * limits.renderMs);
   }
 
   settle(job, made) {
@@ -73,9 +74,14 @@ class Renderer {
 }
 
 const renderer = new Renderer();
+renderer.start(); // its scripts come while the page opens
+
+/** Long runs of marks above and below one letter take the browser seconds to draw. */
+const withoutTowers = (text) => text.replace(/(\p{M}{16})\p{M}+/gu, "$1");
 
 /** Text as it is, in pieces that the browser lays out when they are seen. */
-export function plainNodes(text) {
+export function plainNodes(source) {
+  const text = withoutTowers(source);
   const pieces = [];
   for (let place = 0; place < text.length; place += PLAIN_PIECE) {
     pieces.push(element("div", { class: "piece" }, text.slice(place, place + PLAIN_PIECE)));
@@ -132,23 +138,38 @@ export class MarkdownView {
   async put(blocks, kept) {
     if (!this.blocks.length) this.node.replaceChildren(); // the plain text until now
     let begin = performance.now();
-    for (const [offset, block] of blocks.entries()) {
-      const number = kept + offset;
-      const old = this.blocks[number];
+    for (let first = 0; first < blocks.length;) {
+      const old = this.blocks[kept + first];
+      const block = blocks[first];
       if (old && old.html === block.html && old.plain === block.plain) {
         old.begin = block.begin;
+        first++;
         continue;
       }
       if (performance.now() - begin > SLICE_MS) {
         await pause();
         begin = performance.now();
       }
-      const content = block.plain ? plainNodes(block.plain) : safeNodes(block.html);
-      if (old) old.node.replaceChildren(content);
-      const node = old?.node ?? element("div", { class: "block" }, content);
-      if (!old) this.node.append(node);
-      this.blocks[number] = { ...block, node };
+      // many small blocks are made at once
+      let end = first + 1;
+      let length = block.html.length;
+      while (!old && !block.plain && end < blocks.length && !blocks[end].plain && length < BATCH) {
+        length += blocks[end++].html.length;
+      }
+      const nodes = blockNodes(blocks.slice(first, end));
+      if (old) old.node.replaceWith(...nodes);
+      else this.node.append(...nodes);
+      for (const node of nodes) this.blocks[kept + first] = { ...blocks[first++], node };
     }
     for (const block of this.blocks.splice(kept + blocks.length)) block.node.remove();
   }
+}
+
+function blockNodes(blocks) {
+  if (blocks[0].plain) return [element("div", { class: "block" }, plainNodes(blocks[0].plain))];
+  const html = blocks.map((each) => `<div class="block">${withoutTowers(each.html)}</div>`).join("");
+  const nodes = [...safeNodes(html).children];
+  if (nodes.length === blocks.length) return nodes;
+  if (blocks.length === 1) return [element("div", { class: "block" }, ...nodes)];
+  return blocks.flatMap((each) => blockNodes([each]));
 }

@@ -10,7 +10,7 @@ const LONGEST_CODE = 50_000;
 const LONGEST_OPEN_CODE = 8_000;
 const MOST_HTML = 300_000;
 const MOST_TAGS = 20_000;
-const MOST_BLOCKS = 4_000;
+const MOST_BLOCKS = 2_000;
 const MOST_FORMULAS = 500;
 
 const markdown = new MarkdownIt({ html: false, linkify: true, breaks: true });

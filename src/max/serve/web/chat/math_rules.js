@@ -1,6 +1,9 @@
 // Marks of formulas in Markdown: $a$, $$a$$, \(a\) and \[a\]. Text with a mark that is never closed stays text.
 
 const LONGEST = 5000;
+const LONGEST_INLINE = 1000;
+// marks of one paragraph that are not closed, after which no more are looked for
+const MOST_UNCLOSED = 1000;
 const PAIRS = [
   ["$$", "$$", true],
   ["\\[", "\\]", true],
@@ -12,14 +15,14 @@ const isSpace = (char) => char === undefined || /\s/.test(char);
 const isDigit = (char) => char !== undefined && char >= "0" && char <= "9";
 
 /** The place of a closing mark; a dollar closes after a character that is no space, and not before a digit. */
-function closing(text, begin, close) {
-  const most = Math.min(text.length, begin + LONGEST);
-  for (let place = text.indexOf(close, begin); place >= 0 && place < most; place = text.indexOf(close, place + 1)) {
+function closing(source, begin, close, longest) {
+  const text = source.slice(begin, begin + longest);
+  for (let place = text.indexOf(close); place >= 0; place = text.indexOf(close, place + 1)) {
     let slashes = 0;
     while (text[place - 1 - slashes] === "\\") slashes++;
     if (slashes % 2) continue;
-    if (close === "$" && (isSpace(text[place - 1]) || isDigit(text[place + 1]))) continue;
-    return place > begin ? place : -1;
+    if (close === "$" && (isSpace(text[place - 1]) || isDigit(source[begin + place + 1]))) continue;
+    return place > 0 ? begin + place : -1;
   }
   return -1;
 }
@@ -31,12 +34,10 @@ function inlineRule(state, silent) {
     if (!src.startsWith(open, pos)) continue;
     const begin = pos + open.length;
     if (open === "$" && isSpace(src[begin])) return false;
-    // once a mark is not closed, those after it are not either
-    const unclosed = (state.unclosed ??= new Set());
-    if (unclosed.has(close)) return false;
-    const end = closing(src, begin, close);
+    if (state.unclosed > MOST_UNCLOSED) return false;
+    const end = closing(src, begin, close, isBlock ? LONGEST : LONGEST_INLINE);
     if (end < 0) {
-      if (src.indexOf(close, begin) < 0) unclosed.add(close);
+      state.unclosed = (state.unclosed ?? 0) + 1;
       return false;
     }
     if (!silent) {
@@ -55,9 +56,14 @@ function blockRule(state, startLine, endLine, silent) {
   const begin = state.bMarks[startLine] + state.tShift[startLine];
   const pair = PAIRS.find(([open, , isBlock]) => isBlock && state.src.startsWith(open, begin));
   if (!pair) return false;
+  const { env } = state;
+  if (env.unclosedBlocks > MOST_UNCLOSED) return false;
   const [open, close] = pair;
-  const end = closing(state.src, begin + open.length, close);
-  if (end < 0) return false;
+  const end = closing(state.src, begin + open.length, close, LONGEST);
+  if (end < 0) {
+    env.unclosedBlocks = (env.unclosedBlocks ?? 0) + 1;
+    return false;
+  }
   let line = startLine;
   while (line < endLine && state.eMarks[line] < end) line++;
   // text after it: a paragraph holds both

@@ -3,40 +3,44 @@
 export const NUMBERS = ["temperature", "top_p", "top_k", "max_tokens", "seed"];
 export const FIELDS = [...NUMBERS, "reasoning_effort", "system"];
 
+// browsers that forbid storage keep values as long as the page is open
+const inMemory = { localStorage: new Map(), sessionStorage: new Map() };
+
 function read(storage, name) {
   try {
-    return JSON.parse(storage.getItem(`chat.${name}`));
+    return JSON.parse(window[storage].getItem(`chat.${name}`));
   } catch {
-    return null;
+    return inMemory[storage].get(name) ?? null;
   }
 }
 
 function write(storage, name, value) {
+  const isEmpty = value === null || value === undefined || value === "";
   try {
-    if (value === null || value === undefined || value === "") storage.removeItem(`chat.${name}`);
-    else storage.setItem(`chat.${name}`, JSON.stringify(value));
+    if (isEmpty) window[storage].removeItem(`chat.${name}`);
+    else window[storage].setItem(`chat.${name}`, JSON.stringify(value));
   } catch {
-    /* storage is full or forbidden: the page goes on without it */
+    inMemory[storage].set(name, isEmpty ? null : value);
   }
 }
 
 /** Values by name; a page that is older stored them in the same way. */
-export const setting = (name) => read(localStorage, name);
-export const setSetting = (name, value) => write(localStorage, name, value);
+export const setting = (name) => read("localStorage", name);
+export const setSetting = (name, value) => write("localStorage", name, value);
 
-export const keepsKeys = () => read(localStorage, "remember") === true;
+export const keepsKeys = () => read("localStorage", "remember") === true;
 
 export function secret(name) {
-  return read(sessionStorage, name) ?? read(localStorage, name) ?? "";
+  return read("sessionStorage", name) ?? read("localStorage", name) ?? "";
 }
 
 export function setSecret(name, value) {
-  write(sessionStorage, name, value);
-  write(localStorage, name, keepsKeys() ? value : null);
+  write("sessionStorage", name, value);
+  write("localStorage", name, keepsKeys() ? value : null);
 }
 
 export function setKeepsKeys(keeps, names) {
-  write(localStorage, "remember", keeps || null);
+  write("localStorage", "remember", keeps || null);
   for (const name of names) setSecret(name, secret(name));
 }
 
@@ -59,7 +63,7 @@ export function authorization() {
 
 /** The turns of the page before it had several conversations. */
 export function oldTurns() {
-  const turns = read(localStorage, "turns");
+  const turns = read("localStorage", "turns");
   if (!Array.isArray(turns)) return [];
   return turns
     .filter((turn) => (turn?.role === "user" || turn?.role === "assistant") && typeof turn.content === "string")
@@ -72,4 +76,4 @@ export function oldTurns() {
     }));
 }
 
-export const dropOldTurns = () => write(localStorage, "turns", null);
+export const dropOldTurns = () => write("localStorage", "turns", null);
