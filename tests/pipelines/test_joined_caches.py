@@ -121,8 +121,8 @@ def test_the_pages_of_all_caches():
     pages = joined([small, large])
     assert isinstance(pages, JoinedPages) and pages.page_size == 2
     assert (pages.total_num_pages, pages.free_pages, pages.used_pages) == (8, 3, 0)
-    assert pages.lacking(6, 1) is None and pages.lacking(7, 1) == (4, 3)
-    assert joined([large, small]).lacking(7, 1) == (4, 3)
+    assert pages.page_shortage(6, 1) is None and pages.page_shortage(7, 1) == (4, 3)
+    assert joined([large, small]).page_shortage(7, 1) == (4, 3)
     one = TextContext(tokens=np.arange(4), max_length=20)
     pages.reserve([one], 1)
     assert (pages.used_pages, pages.free_pages) == (4, 1)
@@ -230,4 +230,7 @@ def test_an_engine_with_two_caches():
         assert one.generated_tokens.tolist() == expected([1, 2, n], 9)
     assert pipeline.other.used_pages == pipeline.cache.used_pages == 0
     pipeline.forget_prefixes()
-    assert not pipeline.other.pages.pools[0].cached() and not pipeline.cache.pages.pools[0].cached()
+    assert (
+        not pipeline.other.pages.pools[0].cached_contents()
+        and not pipeline.cache.pages.pools[0].cached_contents()
+    )

@@ -294,9 +294,9 @@ def test_pages_are_filled_while_empty_ones_are_free() -> None:
     used = pool.take()
     assert pool.fill(b"a") is not None and pool.fill(b"a") is None
     assert pool.fill(b"b") is not None and pool.fill(b"c") is None, "no cached page is lost for it"
-    assert [page_hash for page_hash, _ in pool.cached()] == [b"a", b"b"]
+    assert [page_hash for page_hash, _ in pool.cached_contents()] == [b"a", b"b"]
     pool.check([used])
-    assert pool.hold([b"a"]) != pool.hold([b"b"]) and pool.cached() == []
+    assert pool.hold([b"a"]) != pool.hold([b"b"]) and pool.cached_contents() == []
 
 
 def pipeline_of(folder: Path | None, **values):
@@ -465,7 +465,7 @@ def test_additions_have_new_pages_and_are_joined(tmp_path: Path, monkeypatch) ->
     assert len(names[2]) == 1 and set(names[2]) < set(names[3])
     again = pipeline_of(tmp_path)
     again.load_prefixes()
-    assert len(again.kv_managers[0].pages.pools[0].cached()) == 10
+    assert len(again.kv_managers[0].pages.pools[0].cached_contents()) == 10
     assert again.new_prefixes() is None
     again.forget_prefixes()
     assert not list(tmp_path.iterdir()) and again.new_prefixes() is None
@@ -481,7 +481,7 @@ def test_additions_leave_the_folder_bounded(tmp_path: Path) -> None:
         assert sum(path.stat().st_size for path in tmp_path.iterdir()) < 9.5 * size
     kept = pipeline_of(tmp_path)
     kept.load_prefixes()
-    hashes = [page_hash for page_hash, _ in kept.kv_managers[0].pages.pools[0].cached()]
+    hashes = [page_hash for page_hash, _ in kept.kv_managers[0].pages.pools[0].cached_contents()]
     assert hashes == [bytes([number]) for number in range(20 - len(hashes), 20)]
     assert len(hashes) >= 6
 

@@ -142,7 +142,7 @@ def test_pages_that_are_not_full_are_not_stored() -> None:
     cache = Cache(16)
     cache.run(list(range(20)))
     (pool,) = cache.pages.pools
-    assert len(pool.with_content()) == len(pool.cached()) == 2
+    assert len(pool.with_content()) == len(pool.cached_contents()) == 2
 
 
 def test_no_page_is_left_for_a_copy() -> None:

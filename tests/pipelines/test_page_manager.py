@@ -286,8 +286,8 @@ def test_the_most_pages_of_a_request(length, step, most):
     assert PagePool(50).most_pages(length, step, 3) == pages_of(length, 3)
     # the second group may lack pages
     pages = PageManager(50, 3, more=[PagePool(3, 7)])
-    assert pages.lacking(length, step) == ((most, 3) if most > 3 else None)
-    assert PageManager(2, 3, more=[PagePool(9, 7)]).lacking(7, 1) == (3, 2)
+    assert pages.page_shortage(length, step) == ((most, 3) if most > 3 else None)
+    assert PageManager(2, 3, more=[PagePool(9, 7)]).page_shortage(7, 1) == (3, 2)
 
 
 @pytest.mark.parametrize("window", [1, 3, 4, 9])
@@ -507,13 +507,13 @@ def test_pools_of_no_pages_and_windows_of_no_tokens_are_errors():
 
 def test_kept_contents_go_to_empty_pages_only():
     pool = PagePool(3)
-    assert pool.fill(b"a") == 0 and pool.cached() == [(b"a", 0)]
+    assert pool.fill(b"a") == 0 and pool.cached_contents() == [(b"a", 0)]
     assert pool.fill(b"a") is None, "it is cached already"
     assert pool.take() == 1, "an empty page is taken before a cached one"
-    assert pool.fill(b"b") == 2 and pool.cached() == [(b"a", 0), (b"b", 2)]
+    assert pool.fill(b"b") == 2 and pool.cached_contents() == [(b"a", 0), (b"b", 2)]
     assert pool.fill(b"c") is None, "the free pages are cached"
     assert pool.hold([b"b", b"a"]) == [2, 0]
-    assert pool.fill(b"c") is None and pool.cached() == [], "no page is free"
+    assert pool.fill(b"c") is None and pool.cached_contents() == [], "no page is free"
     pool.check([0, 1, 2])
 
 

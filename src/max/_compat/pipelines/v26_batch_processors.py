@@ -21,7 +21,7 @@ from max.nn.kv_cache.cache_params import KVCacheParams
 from max.nn.kv_cache.manager import KVCacheInputs
 from max.nn.transformer.transformer import ReturnHiddenStates, ReturnLogits
 from max.pipelines.config.pipeline_config import PipelineConfig
-from max.pipelines.models.inputs import ModelInputs, ModelOutputs, ragged
+from max.pipelines.models.inputs import ModelInputs, ModelOutputs, ragged_tokens
 
 __all__ = [
     "BatchProcessor",
@@ -351,7 +351,7 @@ def build_single_replica_ragged_token_arrays(
     Returns:
         Tokens int64 ``[total_seq_len]``, offsets uint32 ``[batch + 1]``.
     """
-    return ragged([context.tokens.active for context in context_batch])
+    return ragged_tokens([context.tokens.active for context in context_batch])
 
 
 def ragged_kv_symbolic_inputs(

@@ -78,17 +78,17 @@ _SIGMOID = 2
 def _read(metadata: Metadata) -> dict[str, Any]:
     """Files with a separate key weight per head state the sizes of heads with the suffix ``_mla``."""
 
-    def stated(key: str, otherwise: str) -> int:
+    def stated_value(key: str, otherwise: str) -> int:
         return int(metadata.least_zero(key, 0) or metadata.least_zero(otherwise, 0))
 
-    head = stated("attention.key_length_mla", "attention.key_length")
+    head = stated_value("attention.key_length_mla", "attention.key_length")
     rotated = int(metadata.least_zero("rope.dimension_count", 0))
     special: dict[str, Any] = {
         "head_dim": None,
         "num_key_value_heads": None,
         "qk_rope_head_dim": rotated,
         "qk_nope_head_dim": head - rotated,
-        "v_head_dim": stated("attention.value_length_mla", "attention.value_length"),
+        "v_head_dim": stated_value("attention.value_length_mla", "attention.value_length"),
     }
     if metadata.value("expert_gating_func") != _SIGMOID and metadata.config.get("n_group", 1) > 1:
         special["topk_method"] = "group_limited_greedy"

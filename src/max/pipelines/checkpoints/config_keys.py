@@ -7,7 +7,7 @@ from collections.abc import Callable, Collection, Mapping
 from typing import Any, TypeVar
 
 from max.pipelines.core.exceptions import ModelFilesError
-from max.pipelines.core.text import shortened
+from max.pipelines.core.text import shortened_repr
 
 __all__ = ["ConfigKeys"]
 
@@ -88,7 +88,7 @@ class ConfigKeys:
         name, value = self._name(key), self.value(key)
         if value is None:
             return ModelFilesError(f"{self._file} lacks {name}; expected {expected}", _REMEDY)
-        text = shortened(value)
+        text = shortened_repr(value)
         return ModelFilesError(f"{self._file}: {name} is {text}; expected {expected}", _REMEDY)
 
     def value(self, key: str) -> Any:

@@ -180,10 +180,10 @@ def _other_types() -> dict[str, str]:
     """The kinds of types that do not run here, by the type without ``_`` and ``-``."""
     path = Path(__file__).with_name("other_model_types.json")
     kinds: dict[str, str] = json.loads(path.read_text(encoding="utf-8"))
-    return {_squeezed(name): kind for kind, names in kinds.items() for name in names.split()}
+    return {_squeezed_name(name): kind for kind, names in kinds.items() for name in names.split()}
 
 
-def _squeezed(name: str) -> str:
+def _squeezed_name(name: str) -> str:
     return re.sub("[^a-z0-9]", "", name.lower())
 
 
@@ -208,7 +208,7 @@ def other_kind(model_type: object, class_names: Sequence[str]) -> str | None:
     types = _other_types()
     named = [model_type] if isinstance(model_type, str) else []
     named += [family_and_task(name)[0] for name in class_names]
-    for name in map(_squeezed, named):
+    for name in map(_squeezed_name, named):
         # LlavaLlama and its kind: the family comes first
         longer = (known for known in types if len(known) > 4 and name.startswith(known))
         # versions of a family have numbers

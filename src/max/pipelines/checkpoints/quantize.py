@@ -215,7 +215,7 @@ def quantized_state_dict(
     """
     assert kind in QUANTIZED_KINDS
     plan = dict(_plan(state_dict, kind))
-    cached = _cached(files, plan)
+    cached = _stored_weights(files, plan)
     if cached is None:
         quantizer = Quantizer(session)
         cached = {}
@@ -248,7 +248,7 @@ def _key(files: Sequence[Path], plan: Mapping[str, str]) -> Path:
     return _folder() / f"{hashlib.sha256(text.encode()).hexdigest()[:32]}.safetensors"
 
 
-def _cached(files: Sequence[Path], plan: Mapping[str, str]) -> dict[str, WeightData] | None:
+def _stored_weights(files: Sequence[Path], plan: Mapping[str, str]) -> dict[str, WeightData] | None:
     """The stored weights of a plan; None if they are absent or of another plan."""
     path = _key(files, plan)
     try:

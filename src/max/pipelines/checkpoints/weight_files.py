@@ -47,7 +47,7 @@ def read_safetensors_header(path: Path) -> list[TensorEntry]:
     Raises:
         ModelFilesError: The file is missing, truncated, or not a safetensors file.
     """
-    entries = _opened(SafetensorsFile, path).entries
+    entries = _open_weights(SafetensorsFile, path).entries
     return [
         TensorEntry(name, e.stored, e.shape, e.begin, e.begin + e.nbytes)
         for name, e in entries.items()
@@ -78,7 +78,7 @@ def read_torch_entries(path: Path) -> list[TensorEntry]:
     Raises:
         ModelFilesError: The file is missing, damaged, or contains other objects than tensors.
     """
-    entries = _opened(TorchFile, path).entries
+    entries = _open_weights(TorchFile, path).entries
     return [TensorEntry(name, e.stored, e.shape, 0, e.nbytes) for name, e in entries.items()]
 
 
@@ -99,10 +99,10 @@ def open_gguf(path: Path) -> GGUFFile:
     Raises:
         ModelFilesError: The file is missing, truncated, or not a GGUF file.
     """
-    return _opened(weights.open_gguf, path)
+    return _open_weights(weights.open_gguf, path)
 
 
-def _opened(kind: Callable[[Path], T], path: Path) -> T:
+def _open_weights(kind: Callable[[Path], T], path: Path) -> T:
     """The open weight file; its errors become `ModelFilesError`."""
     try:
         return kind(path)

@@ -58,7 +58,7 @@ def json_value(text: str | bytes) -> Any:
         raise ValueError("its arrays and objects are nested too deeply") from error
 
 
-def shortened(value: object) -> str:
+def shortened_repr(value: object) -> str:
     """The ``repr`` of a value for a message, cut off after 60 characters.
 
     Args:

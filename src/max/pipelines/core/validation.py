@@ -27,7 +27,7 @@ def _images_of(context: TextContext | TextAndVisionContext) -> TextAndVisionCont
     return context
 
 
-def _needs(context: TextContext | TextAndVisionContext, *names: str) -> None:
+def _require(context: TextContext | TextAndVisionContext, *names: str) -> None:
     if isinstance(context, TextAndVisionContext) and context.needs_vision_encoding:
         missing = [name for name in names if name not in context.extra_model_args]
         if missing:
@@ -71,7 +71,7 @@ def validate_aspect_ratio_args(context: TextContext | TextAndVisionContext) -> N
     Raises:
         InputError: They do not.
     """
-    _needs(context, "aspect_ratio_ids", "aspect_ratio_mask")
+    _require(context, "aspect_ratio_ids", "aspect_ratio_mask")
 
 
 def validate_image_grid_thw_args(context: TextContext | TextAndVisionContext) -> None:
@@ -83,7 +83,7 @@ def validate_image_grid_thw_args(context: TextContext | TextAndVisionContext) ->
     Raises:
         InputError: They do not.
     """
-    _needs(context, "image_grid_thw")
+    _require(context, "image_grid_thw")
 
 
 def validate_vision_position_ids(context: TextContext | TextAndVisionContext) -> None:
@@ -95,7 +95,7 @@ def validate_vision_position_ids(context: TextContext | TextAndVisionContext) ->
     Raises:
         InputError: They do not.
     """
-    _needs(context, "vision_position_ids")
+    _require(context, "vision_position_ids")
 
 
 def validate_image_shape_5d(context: TextContext | TextAndVisionContext) -> None:

@@ -92,7 +92,7 @@ class EncoderAttention(Module):
             q, k = self.q_norm(q), self.k_norm(k)
         if config.rope is not None:
             cos, sin = positional
-            q, k = _rotated(q, cos, sin), _rotated(k, cos, sin)
+            q, k = _rotated_heads(q, cos, sin), _rotated_heads(k, cos, sin)
         scale = config.attention_scale
         attended = attend_ragged(
             ops.cast(q, self.dtype),
@@ -113,7 +113,7 @@ class EncoderAttention(Module):
         return "null" if self.window is None else "symmetric_window"
 
 
-def _rotated(x: TensorValue, cos: TensorValue, sin: TensorValue) -> TensorValue:
+def _rotated_heads(x: TensorValue, cos: TensorValue, sin: TensorValue) -> TensorValue:
     """Heads ``[total, heads, head_dim]`` whose pairs, half a head apart, are rotated."""
     half = int(x.shape[2]) // 2
     first, second = x[:, :, :half], x[:, :, half:]
@@ -256,7 +256,7 @@ class Encoder(Module):
             offsets: Where each text begins, and the number of rows, uint32 ``[batch + 1]``.
         """
         h = self.embeddings(tokens, positions, token_types)
-        positional = self._positional(positions)
+        positional = self._position_inputs(positions)
         first_of = groups_of_same_form(list(self.layers))
         subgraphs: dict[int, Graph] = {}
         for index, layer in enumerate(self.layers):
@@ -271,7 +271,7 @@ class Encoder(Module):
             h = ops.call(subgraphs[first], h, offsets, *own, prefix=prefix)[0].tensor
         return h if self.norm is None else self.norm(h)
 
-    def _positional(self, positions: TensorValue) -> dict[bool, list[TensorValue]]:
+    def _position_inputs(self, positions: TensorValue) -> dict[bool, list[TensorValue]]:
         """What layers take of positions: those that rotate by ``local_rope``, and the others."""
         config = self.config
         if config.relative_buckets:

@@ -38,24 +38,24 @@ def _rows_of_texts(
     return inside, ops.cast(row - begin + 1, DType.float32), ops.cast(end - begin, DType.float32)
 
 
-def _weighted(h: TensorValue, inside: TensorValue, weights: TensorValue) -> TensorValue:
+def _weighted_mean(h: TensorValue, inside: TensorValue, weights: TensorValue) -> TensorValue:
     zero = ops.constant(0.0, DType.float32, h.device)
     return ops.where(inside, ops.broadcast_to(weights, inside.shape), zero) @ h
 
 
 def _pool_mean(h: TensorValue, offsets: TensorValue) -> TensorValue:
     inside, _, count = _rows_of_texts(h, offsets)
-    return _weighted(h, inside, 1 / count)
+    return _weighted_mean(h, inside, 1 / count)
 
 
 def _pool_mean_sqrt(h: TensorValue, offsets: TensorValue) -> TensorValue:
     inside, _, count = _rows_of_texts(h, offsets)
-    return _weighted(h, inside, ops.rsqrt(count))
+    return _weighted_mean(h, inside, ops.rsqrt(count))
 
 
 def _pool_weighted_mean(h: TensorValue, offsets: TensorValue) -> TensorValue:
     inside, number, count = _rows_of_texts(h, offsets)
-    return _weighted(h, inside, number / (count * (count + 1) / 2))
+    return _weighted_mean(h, inside, number / (count * (count + 1) / 2))
 
 
 def _pool_max(h: TensorValue, offsets: TensorValue) -> TensorValue:

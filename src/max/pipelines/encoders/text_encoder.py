@@ -13,7 +13,7 @@ from max.interfaces import EmbeddingsGenerationInputs, PipelineTask
 from max.pipelines.checkpoints.config_keys import ConfigKeys
 from max.pipelines.config.pipeline_config import PipelineConfig
 from max.pipelines.core.exceptions import ConfigError, InputError
-from max.pipelines.core.text import shortened
+from max.pipelines.core.text import shortened_repr
 from max.pipelines.encoders.context import EncoderTokenizer, TextEmbeddingContext
 from max.pipelines.encoders.embeddings_pipeline import EmbeddingsPipeline
 from max.pipelines.encoders.encoder_model import EncoderModel
@@ -121,11 +121,15 @@ class TextEncoder:
             ConfigError: The model gives several scores, or does not pool.
         """
         if not isinstance(query, str):
-            raise InputError(f"the query is {shortened(query)}, expected a text", "Give a text.")
+            raise InputError(
+                f"the query is {shortened_repr(query)}, expected a text", "Give a text."
+            )
         texts = [texts] if isinstance(texts, str) else _sequence(texts, "texts")
         for text in texts:
             if not isinstance(text, str):
-                raise InputError(f"a text is {shortened(text)}, expected a text", "Give texts.")
+                raise InputError(
+                    f"a text is {shortened_repr(text)}, expected a text", "Give texts."
+                )
         if self.scores_per_text is None:
             return self._cosines(query, texts)
         if self.scores_per_text != 1:
@@ -134,7 +138,7 @@ class TextEncoder:
                 "Give a ranker, or a model that makes vectors.",
             )
         scores = np.stack(self._run([(query, text) for text in texts]))[:, 0]
-        return activated(scores, self._activation)
+        return activated_scores(scores, self._activation)
 
     def _cosines(self, query: str, texts: list[str]) -> Floats:
         """The cosines of the query's vector and each text's."""
@@ -202,13 +206,13 @@ def _sequence(values: object, what: str) -> list[Any]:
     """
     if isinstance(values, bytes | Mapping | Set) or not isinstance(values, Iterable):
         raise InputError(
-            f"{what}: got {shortened(values)}, expected a text or a list",
+            f"{what}: got {shortened_repr(values)}, expected a text or a list",
             "Give texts, or lists of their tokens.",
         )
     return list(values)
 
 
-def activated(scores: Floats, activation: str | None) -> Floats:
+def activated_scores(scores: Floats, activation: str | None) -> Floats:
     """Scores after a ranker's activation.
 
     Args:

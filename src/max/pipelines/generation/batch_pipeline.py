@@ -177,7 +177,7 @@ class ForeignPipeline(BatchPipeline[Any]):
         self._pipeline: weakref.ref[Any] = weakref.ref(pipeline)
 
     @property
-    def _inner(self) -> Any:
+    def _foreign(self) -> Any:
         pipeline = self._pipeline()
         if pipeline is None:
             raise RuntimeError("the pipeline of this engine was deleted")
@@ -186,12 +186,12 @@ class ForeignPipeline(BatchPipeline[Any]):
     @property
     def kv_managers(self) -> Sequence[RequestPages]:
         """The KV caches."""
-        return self._inner.kv_managers
+        return self._foreign.kv_managers
 
     @property
     def pipeline_config(self) -> PipelineConfig:
         """The configuration, which defines the limits of batches."""
-        return self._inner.pipeline_config
+        return self._foreign.pipeline_config
 
     def execute(self, inputs: TextGenerationInputs[Any]) -> dict[RequestID, TextGenerationOutput]:
         """Runs a batch, and updates its contexts.
@@ -199,7 +199,7 @@ class ForeignPipeline(BatchPipeline[Any]):
         Args:
             inputs: The batch.
         """
-        return self._inner.execute(inputs)
+        return self._foreign.execute(inputs)
 
     def release(self, request_id: RequestID) -> None:
         """Frees the resources of a request.
@@ -207,7 +207,7 @@ class ForeignPipeline(BatchPipeline[Any]):
         Args:
             request_id: The request.
         """
-        self._inner.release(request_id)
+        self._foreign.release(request_id)
 
 
 def batch_pipeline(pipeline: object) -> BatchPipeline[Any]:

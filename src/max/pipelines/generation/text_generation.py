@@ -388,7 +388,7 @@ class TextGenerationPipeline(
                 model_inputs.update(sampling=SamplingInputs.of(batch, device, step))
             outputs = model.execute(model_inputs)
             if drafted and self._drafts is not None:
-                verified = self._drafts.verified(outputs, batch, self._devices[0])
+                verified = self._drafts.verified_tokens(outputs, batch, self._devices[0])
             tokens = self._next_tokens(outputs, batch, step, masks)
             chosen = np.asarray(tokens.to(CPU()).to_numpy(), np.int64)
             if num_steps == 1:

@@ -60,12 +60,12 @@ def write_gguf(path: Path, metadata: Mapping[str, Any], entries: Sequence[GGUFEn
         sizes = struct.pack(f"<I{len(entry.shape)}Q", len(entry.shape), *entry.shape[::-1])
         kind = struct.pack("<IQ", GGUF_TYPE_NUMBERS[entry.stored], offset)
         head.append(_text(entry.name) + sizes + kind)
-        offset += _aligned(entry.nbytes)
+        offset += _aligned_size(entry.nbytes)
     temporary = path.with_name(f"{path.name}.part")
     try:
         with temporary.open("wb") as file:
             file.write(b"".join(head))
-            file.write(bytes(_aligned(file.tell()) - file.tell()))
+            file.write(bytes(_aligned_size(file.tell()) - file.tell()))
             for number, entry in enumerate(entries):
                 STEPS.at("writing tensors", number, len(entries))
                 data = np.ascontiguousarray(entry.data())
@@ -74,13 +74,13 @@ def write_gguf(path: Path, metadata: Mapping[str, Any], entries: Sequence[GGUFEn
                         f"{entry.name}: {data.nbytes} bytes of data, expected {entry.nbytes}"
                     )
                 file.write(data.view(np.uint8).data)
-                file.write(bytes(_aligned(entry.nbytes) - entry.nbytes))
+                file.write(bytes(_aligned_size(entry.nbytes) - entry.nbytes))
         temporary.replace(path)
     finally:
         temporary.unlink(missing_ok=True)
 
 
-def _aligned(size: int) -> int:
+def _aligned_size(size: int) -> int:
     return -(-size // _ALIGNMENT) * _ALIGNMENT
 
 

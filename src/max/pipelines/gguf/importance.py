@@ -116,7 +116,7 @@ def importance_matrix(
     dtype = dtype if dtype in _HALF else DType.float32
     params = config.cache_params(dtype, window)
     registry = weights_registry(decoder, config, params, dtype, weights)
-    with _recorded() as names:
+    with _recorded_inputs() as names:
         graph = build_graph(
             decoder, config, params, dtype, ReturnLogits.ALL, use_subgraphs=False, state_dict=weights
         )  # fmt: skip
@@ -144,7 +144,7 @@ def importance_matrix(
 
 
 @contextmanager
-def _recorded() -> Iterator[list[str]]:
+def _recorded_inputs() -> Iterator[list[str]]:
     """Within this context, a staged decoder graph also returns two values for each matrix: the sums of squares and the
     number of rows.
 

@@ -98,7 +98,7 @@ class Metadata:
             raise self.error(key, value, "a number from 0")
         return value
 
-    def greatest(self, key: str, *default: float) -> float:
+    def greatest_number(self, key: str, *default: float) -> float:
         """A number from 0; of a list by layer, the greatest.
 
         Args:

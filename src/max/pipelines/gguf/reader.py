@@ -108,7 +108,7 @@ def config_of(file: GGUFFile) -> dict[str, Any]:
     for key, stored in {**_REQUIRED, **_OPTIONAL}.items():
         if f"{name}.{stored}" in values and stored not in form.by_layer:
             lists = form.hybrid and stored in _BY_LAYER_OF_HYBRIDS
-            config[key] = metadata.greatest(stored) if lists else metadata.number(stored)
+            config[key] = metadata.greatest_number(stored) if lists else metadata.number(stored)
     config |= _counts(metadata)
     config["num_hidden_layers"] = _layers(metadata)
     config |= window_types(metadata)

@@ -56,12 +56,12 @@ _UPPER, _LOWER = r"[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]", r"[\p{Ll}\p{Lm}\p{Lo}\p{M}]
 _START = r"[^\r\n\p{L}\p{N}]?"
 
 
-def _cased(suffix: str, digits: str) -> str:
+def _cased_pattern(suffix: str, digits: str) -> str:
     words = f"{_START}{_UPPER}*{_LOWER}+{suffix}|{_START}{_UPPER}+{_LOWER}*{suffix}"
     return words + "|" + digits + r"| ?[^\s\p{L}\p{N}]+[\r\n/]*" + _LINES
 
 
-_TEKKEN = _cased("", r"\p{N}")
+_TEKKEN = _cased_pattern("", r"\p{N}")
 # Chinese characters are words of their own: `[A&&[^B]]` is A without B
 _KIMI_UPPER, _KIMI_LOWER = (f"{letters[:-1]}&&[^\\p{{Han}}]]" for letters in (_UPPER, _LOWER))
 _KIMI = (
@@ -78,7 +78,7 @@ _CHAMELEON = (
     r"[\p{P}!-/:-@\[-`{-~]",
     _GPT2,
 )
-_GPT4O = _cased(f"{_SUFFIX}?", r"\p{N}{1,3}")
+_GPT4O = _cased_pattern(f"{_SUFFIX}?", r"\p{N}{1,3}")
 # numbers end a part, and are cut into groups of three digits from the right
 _DIGIT_GROUPS = r"(?<=\p{N})(?!\p{N})|(?<=\p{N})(?=(\p{N}{3})+(?!\p{N}))"
 _TINY_AYA = (_DIGIT_GROUPS, _GPT4O)
@@ -148,7 +148,7 @@ _FAMILIES: dict[Split, str] = {
     Split(_TINY_AYA): "tiny_aya",
     Split((_GPT4O,)): "gpt-4o llama4 kanana2 minimax-m2 talkie",
     Split((_GPT4O,), ignore_merges=True): "granite-embed-multi-97m",
-    Split((_YOUTU_SCRIPTS, _cased(f"{_SUFFIX}?", r"\p{N}")), ignore_merges=True): "youtu",
+    Split((_YOUTU_SCRIPTS, _cased_pattern(f"{_SUFFIX}?", r"\p{N}")), ignore_merges=True): "youtu",
     Split(_DEEPSEEK3): "deepseek-v3 hunyuan-dense joyai-llm",
     Split(_DEEPSEEK_CODER): "deepseek-coder",
     Split(_DEEPSEEK_LLM): "deepseek-llm",

@@ -110,7 +110,7 @@ def decoder_weights(form: GGUFForm, tensors: Mapping[str, Any]) -> dict[str, Wei
         if name not in stacked and not name.endswith(_TABLES) and ".nextn." not in name
     }
     for name, own in stacked.items():
-        weights |= _unstacked(own, _data(tensors[name]))
+        weights |= _unstacked_weights(own, _data(tensors[name]))
     for name, value in weights.items():
         if name.endswith(".shared_gate.weight") and len(value.shape) == 1:
             row = Tensor.from_dlpack(value.data).to_numpy()[None]
@@ -190,7 +190,7 @@ def _own_name(name: str, layer: Mapping[str, str], top: Mapping[str, str]) -> st
     return own
 
 
-def _unstacked(own_name: str, stacked: WeightData) -> dict[str, WeightData]:
+def _unstacked_weights(own_name: str, stacked: WeightData) -> dict[str, WeightData]:
     """Splits a stacked weight into one weight per index, by the decoder's name before the index."""
     parts = Tensor.from_dlpack(stacked.data).to_numpy()
     return {

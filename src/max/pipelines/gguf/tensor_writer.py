@@ -94,22 +94,22 @@ def stored_weights(
         if parts:
             result.append(_stack(f"{prefix}weight", stored, parts))
     single = {name: w for name, w in weights.items() if not name.startswith((*prefixes,))}
-    for own_name, parts in _fused(form, single).items():
+    for own_name, parts in _fused_groups(form, single).items():
         name = renamed(own_name, ("layers", "blk"), layer, top)
         if name is None:
             raise ModelFilesError(
                 f"the weight {own_name!r} has no name in GGUF files of {form.name}",
                 "Check that config.json and the weight files belong together.",
             )
-        result.append(_stored(config, permuted, own_name, parts, name))
-    if _outer(config) is not None and "lm_head.weight" not in weights:
+        result.append(_stored_weight(config, permuted, own_name, parts, name))
+    if _side_by_side(config) is not None and "lm_head.weight" not in weights:
         # a tied output layer with other factors than the embedding needs a tensor of its own
         parts = [weights["embed_tokens.weight"]]
-        result.append(_stored(config, permuted, "lm_head.weight", parts, "output.weight"))
+        result.append(_stored_weight(config, permuted, "lm_head.weight", parts, "output.weight"))
     return result
 
 
-def _fused(form: GGUFForm, weights: Mapping[str, WeightData]) -> dict[str, list[WeightData]]:
+def _fused_groups(form: GGUFForm, weights: Mapping[str, WeightData]) -> dict[str, list[WeightData]]:
     """Groups the weights: the parts of a fused projection form one group."""
     joined: dict[str, list[WeightData]] = {}
     for name, value in weights.items():
@@ -144,7 +144,7 @@ def _stack(own_name: str, name: str, parts: Sequence[WeightData]) -> StoredWeigh
     )
 
 
-def _stored(
+def _stored_weight(
     config: DecoderConfig, permuted: bool, own_name: str, parts: Sequence[WeightData], name: str
 ) -> StoredWeight:
     """The weight as a file has it: its parts joined and its rows in the order of GGUF files."""
@@ -193,7 +193,7 @@ def _steps(config: DecoderConfig, permuted: bool, own_name: str) -> list[Callabl
     if delta is not None and ".mixer." in own_name:
         steps += _delta_steps(delta, layer, own_name)
     if own_name == _VECTORS_OF_TOKENS:
-        steps.append(lambda array: _padded(array, config.vocab_size))
+        steps.append(lambda array: _padded_rows(array, config.vocab_size))
     if own_name.endswith(_MIXER):
         steps.append(lambda array: _mixer_form(config, own_name, array))
     return steps
@@ -233,7 +233,7 @@ def _norm_offset(config: DecoderConfig, stem: str) -> float:
     return config.norm.offset
 
 
-def _padded(rows: Array, count: int) -> Array:
+def _padded_rows(rows: Array, count: int) -> Array:
     """Pads the rows to one per token; tokens past the table get row 0."""
     more = np.broadcast_to(rows[:1], (max(count - len(rows), 0), *rows.shape[1:]))
     return np.concatenate([rows[:count], more])
@@ -247,7 +247,7 @@ def _neighbors(rows: Array, heads: int) -> Array:
 
 def _factor(config: DecoderConfig, own_name: str) -> Array | None:
     """The factor of the model that is multiplied into a weight, as files cannot state it; a column if rows differ."""
-    outer, form, mlp = _outer(config), config.first(Mamba2Form), config.first(MLPForm)
+    outer, form, mlp = _side_by_side(config), config.first(Mamba2Form), config.first(MLPForm)
     if outer is None or form is None or mlp is None:
         return None
     attention, (gate, down) = outer.attention, mlp.factors or (1.0, 1.0)
@@ -271,7 +271,7 @@ def _factor(config: DecoderConfig, own_name: str) -> Array | None:
     return None if factor is None else np.asarray(factor, np.float32)
 
 
-def _outer(config: DecoderConfig) -> SideBySideForm | None:
+def _side_by_side(config: DecoderConfig) -> SideBySideForm | None:
     """The mixers with attention and a recurrent layer in parallel; None: there are none."""
     mixer = config.blocks[0].mixer
     return mixer if isinstance(mixer, SideBySideForm) else None

@@ -82,9 +82,9 @@ class Vocabulary(NamedTuple):
         """
         scores: Any = self.values.get("tokenizer.ggml.scores")
         if not isinstance(scores, np.ndarray) or len(scores) != len(self.texts):
-            raise _broken(self.path, f"there is no score for each of {len(self.texts)} tokens")
+            raise _broken_file(self.path, f"there is no score for each of {len(self.texts)} tokens")
         if not np.isfinite(scores).all():
-            raise _broken(self.path, "a score of a token is not finite")
+            raise _broken_file(self.path, "a score of a token is not finite")
         return [float(score) for score in scores]
 
 
@@ -129,7 +129,7 @@ def tokenizer_of(file: GGUFFile) -> tuple[Tokenizer, dict[str, Any], dict[str, s
     except ModelFilesError:
         raise
     except Exception as error:  # the package raises bare Exception; values may be of any type
-        raise _broken(file.path, str(error)) from error
+        raise _broken_file(file.path, str(error)) from error
     template = values.get("tokenizer.chat_template")
     templates = {"default": template} if isinstance(template, str) else {}
     config: dict[str, Any] = dict(vocabulary.special)
@@ -138,7 +138,7 @@ def tokenizer_of(file: GGUFFile) -> tuple[Tokenizer, dict[str, Any], dict[str, s
     return tokenizer, config, templates
 
 
-def _broken(path: str, why: str) -> ModelFilesError:
+def _broken_file(path: str, why: str) -> ModelFilesError:
     return ModelFilesError(f"{path}: the tokenizer is broken: {why}", _REMEDY)
 
 
@@ -209,7 +209,7 @@ def _stored_merges(vocabulary: Vocabulary) -> list[tuple[str, str]]:
     """The merges that a file lists, each as two texts separated by a space."""
     stored: Any = vocabulary.values.get("tokenizer.ggml.merges")
     if not isinstance(stored, list):
-        raise _broken(vocabulary.path, "tokenizer.ggml.merges is no list of texts")
+        raise _broken_file(vocabulary.path, "tokenizer.ggml.merges is no list of texts")
     # a token may begin with a space, so the separator is the first space after the first character
     return [(merge[:at], merge[at + 1 :]) for merge in stored if (at := merge.find(" ", 1)) > 0]
 
@@ -327,7 +327,7 @@ def _wordpiece(vocabulary: Vocabulary) -> Tokenizer:
             pieces[f"##{text}"] = number
     unknown = vocabulary.special.get("unk_token", "[UNK]")
     if unknown not in pieces:
-        raise _broken(vocabulary.path, f"the unknown token {unknown!r} is no token")
+        raise _broken_file(vocabulary.path, f"the unknown token {unknown!r} is no token")
     tokenizer = Tokenizer(models.WordPiece(vocab=pieces, unk_token=unknown))
     # a vocabulary without upper-case letters implies that the model lower-cases its texts
     normal = zip(vocabulary.texts, vocabulary.kinds, strict=True)

@@ -52,7 +52,7 @@ def tokenizer_metadata(repo: HuggingFaceRepo, rows: int) -> dict[str, Any]:
         metadata |= _sentencepiece(values, model, merges, tokens)
         if (unknown := numbers.get(model.get("unk_token") or "")) is not None:
             metadata["tokenizer.ggml.token_type"][unknown] = _UNKNOWN
-    return metadata | _special(repo, values, numbers)
+    return metadata | _special_tokens(repo, values, numbers)
 
 
 def _kind(text: str, exists: bool) -> int:
@@ -115,7 +115,7 @@ def _sentencepiece(
     }
 
 
-def _special(
+def _special_tokens(
     repo: HuggingFaceRepo, values: dict[str, Any], numbers: dict[str, int]
 ) -> dict[str, Any]:
     """The metadata of special tokens, of the begin token flag, and of the chat template."""

@@ -44,14 +44,16 @@ class JoinedPages(RequestPages):
         for cache in self._caches:
             cache.forget_prefixes()
 
-    def lacking(self, length: int, step: int) -> tuple[int, int] | None:
+    def page_shortage(self, length: int, step: int) -> tuple[int, int] | None:
         """Checks whether a request can never run because a cache has too few pages.
 
         Args:
             length: The number of tokens of its whole sequence.
             step: The maximum number of tokens per step.
         """
-        return next(filter(None, (cache.lacking(length, step) for cache in self._caches)), None)
+        return next(
+            filter(None, (cache.page_shortage(length, step) for cache in self._caches)), None
+        )
 
     def missing_pages(self, context: TextGenerationContext, num_steps: int) -> int:
         """The number of pages that a request lacks for its next steps, of the cache where it lacks the most.

@@ -208,7 +208,7 @@ class PageManager:
         """Adds a copy of a cached page to all tables of a request, or to none."""
         pages: list[int] = []
         for pool in self.pools:
-            page = None if page_hash is None else pool.copied(page_hash)
+            page = None if page_hash is None else pool.copy_content(page_hash)
             if page is None:
                 for taken, owner in zip(pages, self.pools, strict=False):
                     owner.drop(taken)
@@ -249,7 +249,7 @@ class PageManager:
         """The first page that the token after `pages` full pages sees."""
         return pool.first_visible(pages * self.page_size, self.page_size)
 
-    def lacking(self, length: int, step: int) -> tuple[int, int] | None:
+    def page_shortage(self, length: int, step: int) -> tuple[int, int] | None:
         """Checks whether a request can never run because it needs more pages than a group has.
 
         Args:

@@ -187,7 +187,7 @@ class PagePool:
             self.share(page, page_hash)
             self._partial.add(page_hash)
 
-    def copied(self, page_hash: bytes) -> int | None:
+    def copy_content(self, page_hash: bytes) -> int | None:
         """Copies a cached content to a page of its own, with one user; None if no page is free for it.
 
         Args:
@@ -203,7 +203,7 @@ class PagePool:
         self.drop(held)
         return page
 
-    def cached(self) -> list[tuple[bytes, int]]:
+    def cached_contents(self) -> list[tuple[bytes, int]]:
         """The full cached contents that no table holds, as hashes and pages, in allocation order."""
         pages = [(self._hash_of_page[p], p) for p in self._free if p in self._hash_of_page]
         return [entry for entry in pages if entry[0] not in self._partial]
@@ -214,7 +214,7 @@ class PagePool:
         The first page of a table comes after its later pages, as it can serve the most requests.
         """
         held = [entry for entry in self._hash_of_page.items() if self._users[entry[0]]]
-        return self.cached() + [(page_hash, page) for page, page_hash in reversed(held)]
+        return self.cached_contents() + [(page_hash, page) for page, page_hash in reversed(held)]
 
     def fill(self, page_hash: bytes) -> int | None:
         """A free page that counts as cached from now on; the caller writes its content.

@@ -157,7 +157,7 @@ class PrefixWrite:
                 continue; if not, the file is discarded.
         """
         paced = [
-            PageGroup(group.page_bytes, group.hashes, _paced(group, go_on))
+            PageGroup(group.page_bytes, group.hashes, _paced_reads(group, go_on))
             for group in self._groups
         ]
         try:
@@ -170,7 +170,7 @@ class _StoppedError(Exception):
     """A write was stopped."""
 
 
-def _paced(group: PageGroup, go_on: Callable[[int], bool]) -> Callable[[int], bytes | None]:
+def _paced_reads(group: PageGroup, go_on: Callable[[int], bool]) -> Callable[[int], bytes | None]:
     """The contents of a group's pages, read at the rate of an idle engine; ends the write if `go_on` is false."""
 
     def content(place: int) -> bytes | None:

@@ -144,14 +144,14 @@ class RequestPages:
         if self.contains(request_id):
             self.release(request_id)
 
-    def lacking(self, length: int, step: int) -> tuple[int, int] | None:
-        """Checks whether a request can never run; see :meth:`PageManager.lacking`.
+    def page_shortage(self, length: int, step: int) -> tuple[int, int] | None:
+        """Checks whether a request can never run; see :meth:`PageManager.page_shortage`.
 
         Args:
             length: The number of tokens of its whole sequence.
             step: The maximum number of tokens per step.
         """
-        return self.pages.lacking(length, step)
+        return self.pages.page_shortage(length, step)
 
     def missing_pages(self, context: TextGenerationContext, num_steps: int) -> int:
         """The number of pages that a request lacks for its next steps, the same in each group of layers.

@@ -94,7 +94,7 @@ class ModelOutputs:
     hidden_states: Tensor | None = None
 
 
-def ragged(
+def ragged_tokens(
     parts: Sequence[npt.NDArray[np.integer[Any]]],
 ) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.uint32]]:
     """The tokens of a batch in one array, and the offset of each request.

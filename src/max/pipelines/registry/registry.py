@@ -258,7 +258,7 @@ class PipelineRegistry:
             )
         raise UserError(
             f"{repo.repo_id}: {problem}",
-            f"{self._nearest(names)} `max list` shows all; docs/add-a-model.md says how to add one with "
+            f"{self._nearest_names(names)} `max list` shows all; docs/add-a-model.md says how to add one with "
             "--custom-architectures.",
         )
 
@@ -292,7 +292,7 @@ class PipelineRegistry:
             + "."
         )
 
-    def _nearest(self, names: list[str]) -> str:
+    def _nearest_names(self, names: list[str]) -> str:
         """A sentence with the supported architectures whose names are nearest, of the same kind first."""
         own_names = (name for names in OWN_ARCHITECTURES.values() for name in names)
         supported = sorted({*own_names, *self.architectures})

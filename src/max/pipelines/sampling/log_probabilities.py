@@ -41,12 +41,12 @@ def of_rows(logits: Floats, tokens: Sequence[int], top_n: int) -> LogProbabiliti
     token_logs: list[float] = logs[rows, np.asarray(tokens, np.int64)].tolist()
     top: list[dict[int, float]] = []
     for row, token in zip(logs, tokens, strict=True):
-        likeliest = _likeliest(row, top_n).tolist()
+        likeliest = _likeliest_tokens(row, top_n).tolist()
         top.append({int(t): float(row[t]) for t in dict.fromkeys([*likeliest, token])})
     return LogProbabilities(token_logs, top)
 
 
-def _likeliest(row: Floats, count: int) -> npt.NDArray[np.int64]:
+def _likeliest_tokens(row: Floats, count: int) -> npt.NDArray[np.int64]:
     """The likeliest tokens of a row; of equal ones the lower token comes first, as in sampling."""
     if 0 < count < len(row):
         least = np.partition(row, -count)[-count]

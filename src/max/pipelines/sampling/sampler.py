@@ -86,9 +86,9 @@ class Sampler:
             int64 ``[batch]``.
         """
         if any(needs_masks(context) for context in batch):
-            logits = Tensor.from_numpy(masked(np.array(logits.to(CPU()).to_numpy()), batch)).to(
-                self._device
-            )
+            logits = Tensor.from_numpy(
+                masked_logits(np.array(logits.to(CPU()).to_numpy()), batch)
+            ).to(self._device)
         penalties = any(has_penalties(context.sampling_params) for context in batch)
         inputs: list[Any] = [logits, *SamplingInputs.of(batch, self._device, step)]
         if penalties:
@@ -131,7 +131,7 @@ def needs_masks(context: TextGenerationContext) -> bool:
     )
 
 
-def masked(
+def masked_logits(
     logits: npt.NDArray[np.float32], batch: Sequence[TextGenerationContext]
 ) -> npt.NDArray[np.float32]:
     """Applies the biases, minimum lengths and logits processors of requests, in place.

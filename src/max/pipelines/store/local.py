@@ -233,7 +233,7 @@ class ModelStore:
         cache = Path(constants.HF_HUB_CACHE)
         for folder in sorted(cache.glob("models--*")):
             name = folder.name.removeprefix("models--").replace("--", "/")
-            snapshots = sorted(folder.glob("snapshots/*"), key=_modified, reverse=True)
+            snapshots = sorted(folder.glob("snapshots/*"), key=_modified_time, reverse=True)
             if not _NAME.fullmatch(name):
                 continue
             newest = next((s for s in snapshots if is_model_folder(s)), None)
@@ -326,7 +326,7 @@ def near_names(name: str, names: list[str]) -> str:
     )
 
 
-def _modified(path: Path) -> float:
+def _modified_time(path: Path) -> float:
     """When a file was written; 0 where it was deleted meanwhile."""
     try:
         return path.stat().st_mtime

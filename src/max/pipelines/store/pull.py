@@ -16,7 +16,7 @@ from typing import Any
 
 from max.pipelines.core.exceptions import InputError, ModelFilesError
 from max.pipelines.store.local import MANIFEST, PARTIAL, ModelStore, StoredModel, checked_name
-from max.pipelines.store.sources import Source, SourceFile, http_request, unreachable
+from max.pipelines.store.sources import Source, SourceFile, http_request, unreachable_error
 
 ATTEMPTS = 4
 """Connections for one file that may break in a row without a new byte."""
@@ -175,7 +175,7 @@ def _check_sum(file: SourceFile, path: Path, sha256: str) -> None:
 def _copy(file: SourceFile, part: Path, budget: int | None, progress: Progress) -> bool:
     """Copies a local file, from where an earlier copy stopped; returns True."""
     try:
-        with open(file.address, "rb") as reader, _resumed(part) as writer:
+        with open(file.address, "rb") as reader, _resumed_file(part) as writer:
             reader.seek(writer.tell())
             while block := reader.read(_BLOCK):
                 _write(file, writer, block, budget)
@@ -187,7 +187,7 @@ def _copy(file: SourceFile, part: Path, budget: int | None, progress: Progress) 
     return True
 
 
-def _resumed(part: Path) -> Any:
+def _resumed_file(part: Path) -> Any:
     """The file of a pull, open at its end."""
     writer = open(part, "ab")
     writer.seek(0, os.SEEK_END)
@@ -234,7 +234,7 @@ def _fetch(file: SourceFile, part: Path, budget: int | None, progress: Progress)
         after = part.stat().st_size if part.exists() else 0
         failures = 1 if after > before else failures + 1
         if failures >= ATTEMPTS:
-            raise unreachable(file.address, problem) from problem
+            raise unreachable_error(file.address, problem) from problem
         time.sleep(_DELAY_S * 2**failures)
 
 
@@ -258,7 +258,7 @@ def _fetch_once(file: SourceFile, part: Path, budget: int | None, progress: Prog
             tag.write_text(etag, encoding="utf-8")
         length = response.headers.get("Content-Length")
         end = None if length is None else int(length) + (begin if resumed else 0)
-        with _resumed(part) as writer:
+        with _resumed_file(part) as writer:
             while block := response.read(_BLOCK):
                 _write(file, writer, block, budget)
                 progress(file.name, writer.tell(), file.size or end)

@@ -115,10 +115,10 @@ def _of_path(path: Path, tag: str | None = None) -> Source:
         )
     sums = _checksums(path.joinpath("SHA256SUMS"))
     listed = [SourceFile(f.name, str(f), f.stat().st_size, sums.get(f.name)) for f in files]
-    return _chosen(Source(path.name, str(path), tuple(listed)), tag)
+    return _chosen_file(Source(path.name, str(path), tuple(listed)), tag)
 
 
-def _chosen(source: Source, tag: str | None) -> Source:
+def _chosen_file(source: Source, tag: str | None) -> Source:
     """One GGUF file of a source that has several, with its tag in the name; others as they are."""
     names = {file.name for file in source.files}
     gguf = gguf_models(names)
@@ -157,8 +157,8 @@ def _of_address(address: str) -> Source:
     if path.suffix == ".gguf":
         return Source(path.stem, address, (SourceFile(path.name, address),))
     base = address.rstrip("/")
-    sums = _fetched(f"{base}/SHA256SUMS", parse_checksums) or {}
-    index = _fetched(f"{base}/model.safetensors.index.json", json.loads)
+    sums = _fetched_text(f"{base}/SHA256SUMS", parse_checksums) or {}
+    index = _fetched_text(f"{base}/model.safetensors.index.json", json.loads)
     weights = ["model.safetensors"]
     if isinstance(index, dict) and isinstance(index.get("weight_map"), dict):
         weights = ["model.safetensors.index.json", *sorted(set(index["weight_map"].values()))]
@@ -188,7 +188,7 @@ def of_hub(name: str) -> Source:
             "Unset it, or give a folder or a file.",
         )
     endpoint = constants.ENDPOINT.rstrip("/")
-    listed = _fetched(f"{endpoint}/api/models/{quote(name)}?blobs=true", json.loads)
+    listed = _fetched_text(f"{endpoint}/api/models/{quote(name)}?blobs=true", json.loads)
     if not isinstance(listed, dict):
         raise ModelFilesError(
             f"the hub has no model {name!r}", "Models that need a token are read with HF_TOKEN."
@@ -201,7 +201,7 @@ def of_hub(name: str) -> Source:
         raise ModelFilesError(
             f"{name!r} has no *.safetensors or *.gguf files", "Give another model."
         )
-    return _chosen(Source(name, f"{endpoint}/{name}", tuple(files)), tag)
+    return _chosen_file(Source(name, f"{endpoint}/{name}", tuple(files)), tag)
 
 
 def _hub_files(listed: dict[str, Any], base: str) -> Iterator[SourceFile]:
@@ -232,7 +232,7 @@ def http_request(address: str, headers: dict[str, str]) -> Any:
     return urllib.request.urlopen(request, timeout=TIMEOUT_S)
 
 
-def _fetched(address: str, parse: Callable[[str], Any]) -> Any:
+def _fetched_text(address: str, parse: Callable[[str], Any]) -> Any:
     """A small text file, parsed; None where there is none."""
     try:
         with http_request(address, {}) as response:
@@ -243,14 +243,14 @@ def _fetched(address: str, parse: Callable[[str], Any]) -> Any:
             return None
         raise ModelFilesError(f"{address}: status {error.code}", "Try again later.") from error
     except OSError as error:
-        raise unreachable(address, error) from error
+        raise unreachable_error(address, error) from error
     except ValueError as error:
         raise ModelFilesError(
             f"{address} cannot be read: {error}", "Give another source."
         ) from error
 
 
-def unreachable(address: str, error: OSError) -> ModelFilesError:
+def unreachable_error(address: str, error: OSError) -> ModelFilesError:
     """The error of an address that cannot be reached.
 
     Args:

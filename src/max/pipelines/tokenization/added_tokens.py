@@ -31,7 +31,7 @@ def _entry(value: object) -> Entry | None:
     return kept if flags_fit else None
 
 
-def _named(keys: ConfigKeys) -> dict[str, Entry]:
+def _named_tokens(keys: ConfigKeys) -> dict[str, Entry]:
     """The special tokens that have names: those of `NAMED`, and the model's own, such as ``image_token``."""
     entries: dict[str, Entry] = {}
     for name in NAMED:
@@ -57,7 +57,7 @@ def _extra_value(keys: ConfigKeys) -> Any:
     return next((value for value in stated if value), None)
 
 
-def _unnamed(keys: ConfigKeys) -> list[Entry]:
+def _unnamed_tokens(keys: ConfigKeys) -> list[Entry]:
     """The special tokens without names; a dictionary of them has names."""
     values = _extra_value(keys)
     if values is None or isinstance(values, Mapping):
@@ -78,10 +78,10 @@ def special_tokens(keys: ConfigKeys) -> dict[str, str]:
     Raises:
         ModelFilesError: A value is no token.
     """
-    return {name: entry["content"] for name, entry in _named(keys).items()}
+    return {name: entry["content"] for name, entry in _named_tokens(keys).items()}
 
 
-def _numbered(keys: ConfigKeys) -> list[Entry]:
+def _numbered_tokens(keys: ConfigKeys) -> list[Entry]:
     """The entries of added_tokens_decoder, in the order of their ids."""
     section = keys.object("added_tokens_decoder")
     if section is None:
@@ -110,10 +110,10 @@ def add_missing_tokens(tokenizer: Tokenizer, keys: ConfigKeys) -> None:
     from tokenizers import AddedToken
 
     texts = {token.content for token in tokenizer.get_added_tokens_decoder().values()}
-    named = [{**entry, "special": True} for entry in _named(keys).values()]
-    unnamed = [{"special": True, **entry} for entry in _unnamed(keys)]
+    named = [{**entry, "special": True} for entry in _named_tokens(keys).values()]
+    unnamed = [{"special": True, **entry} for entry in _unnamed_tokens(keys)]
     missing: list[AddedToken] = []
-    for entry in [*_numbered(keys), *named, *unnamed]:
+    for entry in [*_numbered_tokens(keys), *named, *unnamed]:
         text, flags = entry["content"], {key: entry[key] for key in _FLAGS if key in entry}
         if text not in texts:
             missing.append(AddedToken(text, **flags))

@@ -162,7 +162,9 @@ def roberta_ends(tokenizer: Tokenizer, config: Mapping[str, Any]) -> None:
 # tokens by rank ------------------------------------------------------------------------------------
 
 
-def _ranked(ranks: Mapping[bytes, int], pattern: str, special: Mapping[str, int]) -> Tokenizer:
+def _ranked_tokenizer(
+    ranks: Mapping[bytes, int], pattern: str, special: Mapping[str, int]
+) -> Tokenizer:
     """The tokenizer of byte strings by rank: of the pairs of a text that are tokens, the first is merged first.
 
     Args:
@@ -185,7 +187,7 @@ def _ranked(ranks: Mapping[bytes, int], pattern: str, special: Mapping[str, int]
     return tokenizer
 
 
-def _decoded(text: str | bytes) -> bytes:
+def _decoded_bytes(text: str | bytes) -> bytes:
     try:
         return base64.b64decode(text, validate=True)
     except (binascii.Error, TypeError) as error:
@@ -209,10 +211,10 @@ def tekken(values: Mapping[str, Any]) -> Tokenizer:
     texts = [*(names[rank] for rank in sorted(names)), *fillers]
     size = config.get("default_vocab_size")
     entries = values["vocab"] if size is None else values["vocab"][: size - len(texts)]
-    tokens = [_decoded(entry["token_bytes"]) for entry in entries]
+    tokens = [_decoded_bytes(entry["token_bytes"]) for entry in entries]
     ranks = {token: rank + len(texts) for rank, token in enumerate(tokens)}
     numbers = {text: number for number, text in enumerate(texts)}
-    tokenizer = _ranked(ranks, config["pattern"], numbers)
+    tokenizer = _ranked_tokenizer(ranks, config["pattern"], numbers)
     tokenizer.add_special_tokens([AddedToken(text, special=True) for text in texts])
     return tokenizer
 
@@ -243,11 +245,11 @@ def tiktoken(path: Path, config: dict[str, Any]) -> Tokenizer:
         parts = line.split()
         if len(parts) != 2 or not parts[1].isdigit():
             raise ValueError(f"the line {line[:40]!r} has no token and rank")
-        ranks[_decoded(parts[0])] = int(parts[1])
+        ranks[_decoded_bytes(parts[0])] = int(parts[1])
     if not ranks:
         raise ValueError("there are no tokens in it")
-    tokenizer = _ranked(ranks, SPLITS[_PATTERNS.get(name, "llama3")].patterns[0], {})
-    added = {int(n): entry["content"] for n, entry in _added(config).items()}
+    tokenizer = _ranked_tokenizer(ranks, SPLITS[_PATTERNS.get(name, "llama3")].patterns[0], {})
+    added = {int(n): entry["content"] for n, entry in _added_entries(config).items()}
     after = range(len(ranks), max(added, default=0) + 1)
     if len(after) > _MOST_RESERVED:
         raise ValueError(f"{len(ranks)} tokens have ranks, but one has the number {max(added)}")
@@ -258,7 +260,7 @@ def tiktoken(path: Path, config: dict[str, Any]) -> Tokenizer:
     return tokenizer
 
 
-def _added(config: Mapping[str, Any]) -> Mapping[str, Any]:
+def _added_entries(config: Mapping[str, Any]) -> Mapping[str, Any]:
     section = config.get("added_tokens_decoder") or {}
     if not all(number.isdecimal() and len(number) < 16 for number in section):
         raise ValueError("added_tokens_decoder has a key that is no number of a token")

@@ -241,7 +241,7 @@ def compile_template(text: str) -> Template:
         line = getattr(error, "lineno", None)
         where = f" (line {line})" if line else ""
         raise InputError(
-            f"the chat template has a mistake{where}: {_shortened(error)}", remedy
+            f"the chat template has a mistake{where}: {_shortened_message(error)}", remedy
         ) from error
     except (RecursionError, MemoryError) as error:
         raise InputError("the chat template is nested too deeply", remedy) from error
@@ -249,11 +249,11 @@ def compile_template(text: str) -> Template:
         # of Python's compiler, which takes 20 loops within each other and integers of 4,300 digits, and of literals
         # that jinja computes, such as `{[]: 1}`
         raise InputError(
-            f"the chat template cannot be compiled: {_shortened(error)}", remedy
+            f"the chat template cannot be compiled: {_shortened_message(error)}", remedy
         ) from error
 
 
-def _shortened(error: BaseException) -> str:
+def _shortened_message(error: BaseException) -> str:
     """The message of an error, which may have a text of the template of any length."""
     text = str(error)
     if len(text) <= _MOST_ERROR_CHARACTERS:
@@ -329,7 +329,7 @@ def render_chat(
         return "".join(compiled.root_render_func(context))
     except TemplateLimitError as error:
         raise InputError(
-            f"the chat template takes too much: {_shortened(error)}",
+            f"the chat template takes too much: {_shortened_message(error)}",
             "Check its loops and repetitions, or give another with --chat-template.",
         ) from error
     except (RecursionError, MemoryError) as error:
@@ -339,5 +339,5 @@ def render_chat(
         raise InputError(f"the chat template {what}", remedy) from error
     except Exception as error:  # filters and methods raise any class, AssertionError among them
         raise InputError(
-            f"the chat template refuses the conversation: {_shortened(error)}", remedy
+            f"the chat template refuses the conversation: {_shortened_message(error)}", remedy
         ) from error

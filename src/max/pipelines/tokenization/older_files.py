@@ -190,16 +190,16 @@ def tokenizer_of_older_files(
         ModelFilesError: A file is damaged.
     """
     if repo.file_exists("tekken.json") and (path := repo.file("tekken.json")):
-        return _guarded(path, lambda: (byte_pair_files.tekken(read_json(path)), dict(config)))
+        return _guarded_call(path, lambda: (byte_pair_files.tekken(read_json(path)), dict(config)))
     for name in _class_names(repo, config):
         family = _FAMILIES.get(name)
         paths = [] if family is None else _paths(repo, family)
         if family is not None and paths:
-            return _guarded(paths[0], partial(_built, family, paths, repo, config))
+            return _guarded_call(paths[0], partial(_built_tokenizer, family, paths, repo, config))
     return None
 
 
-def _built(
+def _built_tokenizer(
     family: _Family, paths: list[Path], repo: HuggingFaceRepo, config: Mapping[str, Any]
 ) -> tuple[Tokenizer, dict[str, Any]]:
     whole: dict[str, Any] = {**family.special, **stated_tokens(repo, config)}
@@ -305,7 +305,7 @@ def _content(value: object) -> object:
     return value.get("content") if isinstance(value, Mapping) else value
 
 
-def _guarded(path: Path, build: Callable[[], Any]) -> Any:
+def _guarded_call(path: Path, build: Callable[[], Any]) -> Any:
     try:
         return build()
     except ModelFilesError:

@@ -146,7 +146,7 @@ def gemma(model: SentencePieceModel, config: dict[str, Any]) -> Tokenizer:
 # the likeliest pieces ------------------------------------------------------------------------------
 
 
-def _likeliest(
+def _unigram_tokenizer(
     model: SentencePieceModel, vocab: Sequence[tuple[str, float]], unknown: int, prefix: bool
 ) -> Tokenizer:
     """The likeliest pieces of each word of a text."""
@@ -165,7 +165,7 @@ def _likeliest(
     return tokenizer
 
 
-def _scored(model: SentencePieceModel, first: int = 0) -> list[tuple[str, float]]:
+def _scored_pieces(model: SentencePieceModel, first: int = 0) -> list[tuple[str, float]]:
     return [(piece.text, piece.score) for piece in model.pieces[first:]]
 
 
@@ -181,10 +181,10 @@ def xlm_roberta(model: SentencePieceModel, config: dict[str, Any]) -> Tokenizer:
         config: The keys of tokenizer_config.json; the model's special tokens are added.
     """
     first = [token_text(config, f"{name}_token") for name in ("bos", "pad", "eos", "unk")]
-    vocab = [(text, 0.0) for text in first] + _scored(model, 3)
+    vocab = [(text, 0.0) for text in first] + _scored_pieces(model, 3)
     vocab.append((token_text(config, "mask_token"), 0.0))
     _add_pieces(model, config)
-    return _likeliest(model, vocab, 3, _has_prefix(config))
+    return _unigram_tokenizer(model, vocab, 3, _has_prefix(config))
 
 
 def camembert(model: SentencePieceModel, config: dict[str, Any]) -> Tokenizer:
@@ -196,12 +196,12 @@ def camembert(model: SentencePieceModel, config: dict[str, Any]) -> Tokenizer:
     """
     pad, unknown, mask = (token_text(config, f"{name}_token") for name in ("pad", "unk", "mask"))
     vocab = [("<s>NOTUSED", 0.0), (pad, 0.0), ("</s>NOTUSED", 0.0), (unknown, 0.0)]
-    vocab += [("<unk>NOTUSED", -100.0), *_scored(model, 1), (mask, 0.0)]
+    vocab += [("<unk>NOTUSED", -100.0), *_scored_pieces(model, 1), (mask, 0.0)]
     _add_pieces(model, config)
     if isinstance(config["mask_token"], str):
         config["mask_token"] = {"content": mask, "lstrip": True}
     number = next(number for number, (text, _) in enumerate(vocab) if text == unknown)
-    return _likeliest(model, vocab, number, _has_prefix(config))
+    return _unigram_tokenizer(model, vocab, number, _has_prefix(config))
 
 
 def xlm_roberta_ends(tokenizer: Tokenizer, config: Mapping[str, Any]) -> None:
@@ -235,9 +235,9 @@ def t5(model: SentencePieceModel, config: dict[str, Any]) -> Tokenizer:
     if type(count) is not int or not 0 <= count <= _MOST_SENTINELS:
         raise ValueError(f"extra_ids is {count!r}; expected an integer up to {_MOST_SENTINELS}")
     sentinels = [f"<extra_id_{number}>" for number in range(count)]
-    vocab = _scored(model) + [(text, 0.0) for text in reversed(sentinels)]
+    vocab = _scored_pieces(model) + [(text, 0.0) for text in reversed(sentinels)]
     _add_pieces(model, config, sentinels)
-    return _likeliest(model, vocab, 2, True)
+    return _unigram_tokenizer(model, vocab, 2, True)
 
 
 def t5_ends(tokenizer: Tokenizer, config: Mapping[str, Any]) -> None:
@@ -279,7 +279,7 @@ def _model_as_stated(model: SentencePieceModel, texts: Sequence[str], keeps: boo
     from tokenizers import Tokenizer, models
 
     if model.algorithm == 1:
-        scored = _scored(model)
+        scored = _scored_pieces(model)
         return Tokenizer(models.Unigram(scored, model.unknown, byte_fallback=model.byte_fallback))
     return Tokenizer(
         models.BPE(
@@ -293,7 +293,7 @@ def _model_as_stated(model: SentencePieceModel, texts: Sequence[str], keeps: boo
     )
 
 
-def _renamed(model: SentencePieceModel, config: Mapping[str, Any]) -> list[str]:
+def _renamed_pieces(model: SentencePieceModel, config: Mapping[str, Any]) -> list[str]:
     """The texts of the pieces, where added_tokens_decoder replaces some: of placeholders, by their numbers."""
     texts = [piece.text for piece in model.pieces]
     added: Mapping[str, Any] = config.get("added_tokens_decoder") or {}
@@ -316,7 +316,7 @@ def as_stated(model: SentencePieceModel, config: dict[str, Any]) -> Tokenizer:
     """
     from tokenizers import Regex, decoders, normalizers, pre_tokenizers
 
-    texts = _renamed(model, config)
+    texts = _renamed_pieces(model, config)
     whole = [t for t, piece in zip(texts, model.pieces, strict=True) if piece.kind == USER_DEFINED]
     tokenizer = _model_as_stated(model, texts, bool(whole))
     legacy = bool(config.get("legacy", True))

@@ -24,7 +24,7 @@ from max.pipelines.config.pipeline_config import PipelineConfig
 from max.pipelines.core import TextContext
 from max.pipelines.core.exceptions import InputError, ModelFilesError, PromptTooLongError
 from max.pipelines.core.reasoning import UNLIMITED, ReasoningBudget
-from max.pipelines.core.text import shortened, utf8
+from max.pipelines.core.text import shortened_repr, utf8
 from max.pipelines.structured.grammar import of_json_schema
 from max.pipelines.tokenization.base_tokenizers import Tokens
 from max.pipelines.tokenization.hf_tokenizer import (
@@ -117,7 +117,7 @@ def _given_tokens(prompt: Sequence[int]) -> Tokens:
         return np.zeros(0, np.int64)
     if tokens.ndim != 1 or tokens.dtype.kind not in "iu":
         raise InputError(
-            f"the prompt is {shortened(prompt)}, expected a text or a list of tokens",
+            f"the prompt is {shortened_repr(prompt)}, expected a text or a list of tokens",
             "Give a text, or integers.",
         )
     return tokens.astype(np.int64)

@@ -78,7 +78,7 @@ def _read(metadata: Metadata) -> dict[str, Any]:
         "new_decoder_architecture": parallel,
         "parallel_attn": parallel,
         "multi_query": metadata.config.get("num_key_value_heads") == 1,
-        "alibi": metadata.greatest("attention.max_alibi_bias", 0.0) > 0,
+        "alibi": metadata.greatest_number("attention.max_alibi_bias", 0.0) > 0,
     }
 
 

@@ -69,7 +69,7 @@ NAMES = WeightNames(
 
 def _read(metadata: Metadata) -> dict[str, Any]:
     """The keys of the attention stand in an object."""
-    largest = metadata.greatest("attention.max_alibi_bias", 8.0)
+    largest = metadata.greatest_number("attention.max_alibi_bias", 8.0)
     clip = metadata.config.get("clip_qkv")
     return {"attn_config": {"alibi": largest > 0, "alibi_bias_max": largest, "clip_qkv": clip}}
 

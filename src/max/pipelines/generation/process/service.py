@@ -196,7 +196,7 @@ class TextWork(Work[_Command, Event]):
             return
         self._prepared_later.add(RequestID(request.request_id))
         try:
-            compiled = self._compiler.submit(self._compiled, request)
+            compiled = self._compiler.submit(self._compile_arrival, request)
         except RuntimeError as error:  # no thread could be started, or the engine has ended
             put(_Arrival(request, None, error))
         else:
@@ -212,7 +212,7 @@ class TextWork(Work[_Command, Event]):
         else:
             put(_Arrival(request, None, error))
 
-    def _compiled(self, request: GenerationRequest) -> _Arrival:
+    def _compile_arrival(self, request: GenerationRequest) -> _Arrival:
         """Prepares a request with a grammar, unless it was cancelled while it waited for the compiler."""
         if RequestID(request.request_id) in self._cancelled:
             return _Arrival(request)
@@ -281,7 +281,7 @@ class TextWork(Work[_Command, Event]):
         events = [self._event(outcome) for outcome in self._engine.step()]
         if time.monotonic() >= self._next_keep:  # the engine has not been idle for long
             self._keep_new_prefixes()
-        return [*self._started(), *events, *self._due_stats()]
+        return [*self._started_prompts(), *events, *self._due_stats()]
 
     def wait(self, commands: queue.SimpleQueue[_Command | Shutdown]) -> _Command | Shutdown:
         """Waits for a command; if none arrives for some time, stores new prefixes.
@@ -327,7 +327,7 @@ class TextWork(Work[_Command, Event]):
             )
         ]
 
-    def _started(self) -> list[PromptStarted]:
+    def _started_prompts(self) -> list[PromptStarted]:
         """The requests whose first batch has begun since the last call, if reports are enabled."""
         started = self._engine.take_started()
         if not started or self._stats_interval is None:
@@ -373,7 +373,7 @@ class TextWork(Work[_Command, Event]):
     def _send_early(self, outputs: list[TextGenerationOutput]) -> None:
         """Sends tokens of an execution that is still running; its result is sent after them."""
         events = [TokensGenerated.of(output) for output in outputs]
-        self._channel.send_all([*self._started(), *events])
+        self._channel.send_all([*self._started_prompts(), *events])
 
     def end(self, error: BaseException | None) -> Sequence[Event]:
         """Frees the pages of open requests, and stores the cached prefixes unless an error has ended the loop.

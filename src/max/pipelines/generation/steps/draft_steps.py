@@ -114,7 +114,7 @@ class DraftSteps:
         self._truncations.pop(request_id, None)
         self._drafter.forget(request_id)
 
-    def verified(
+    def verified_tokens(
         self, outputs: ModelOutputs, batch: Sequence[TextGenerationContext], device: Device
     ) -> list[list[int]]:
         """The new tokens of drafted requests: those of the draft that are right, and the one after them.
@@ -141,16 +141,16 @@ class DraftSteps:
             [np.arange(end - count, end) for end, count in zip(offsets[1:], counts, strict=True)]
         )
         logits = np.ascontiguousarray(outputs.logits.to(CPU()).to_numpy()[rows.astype(np.int64)])
-        chosen = self._chosen(Tensor.from_numpy(logits).to(device), batch, counts)
+        chosen = self._chosen_tokens(Tensor.from_numpy(logits).to(device), batch, counts)
         tokens: list[list[int]] = []
         begin = 0
         for context, count in zip(batch, counts, strict=True):
             own = chosen[begin : begin + count]
             begin += count
-            tokens.append(own[: self._right(context, own) + 1] if count else [])
+            tokens.append(own[: self._count_right(context, own) + 1] if count else [])
         return tokens
 
-    def _chosen(
+    def _chosen_tokens(
         self, logits: Tensor, batch: Sequence[TextGenerationContext], counts: Sequence[int]
     ) -> list[int]:
         """The token that the model chooses after each row, with the seed of its position."""
@@ -161,7 +161,7 @@ class DraftSteps:
         )
         return tokens.tolist()
 
-    def _right(self, context: TextGenerationContext, chosen: Sequence[int]) -> int:
+    def _count_right(self, context: TextGenerationContext, chosen: Sequence[int]) -> int:
         """The number of drafted tokens that are those that the model chooses."""
         if not isinstance(context, TextContext) or not context.draft_tokens:
             return 0

@@ -114,9 +114,8 @@ class LookupDrafter(Drafter):
         while ends.size and length <= LONGEST_MATCH:
             if length >= SHORTEST_MATCH:
                 best = ends
-            ends = ends[
-                ends >= length
-            ]  # ends[-1] <= len(tokens) - 2, so tokens[-1 - length] exists
+            # ends are at most len(tokens) - 2, so those that are left have tokens[-1 - length] too
+            ends = ends[ends >= length]
             ends = ends[tokens[ends - length] == tokens[-1 - length]]
             length += 1
         if not best.size:

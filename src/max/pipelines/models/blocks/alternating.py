@@ -118,7 +118,7 @@ class _AltUp(Module):
         self.correction_coefs = Linear(count, count, dtype, device)
         self.correct_output_scale = Weight("correct_output_scale", dtype, [hidden_size], device)
 
-    def _routed(self, x: TensorValue) -> TensorValue:
+    def _routed_scales(self, x: TensorValue) -> TensorValue:
         return ops.tanh(self.modality_router(self.router_norm(x) / self.hidden_size))
 
     def __call__(self, h: TensorValue) -> TensorValue:
@@ -126,7 +126,7 @@ class _AltUp(Module):
         state.
         """
         count, total = self.updates.count, h.shape[0]
-        coefficients = self.prediction_coefs(self._routed(h[:, self.updates.active]))
+        coefficients = self.prediction_coefs(self._routed_scales(h[:, self.updates.active]))
         coefficients = ops.reshape(coefficients, [total, count, count])
         predicted = h
         for source in range(count):
@@ -142,7 +142,9 @@ class _AltUp(Module):
             computed: The computed state ``[total_seq_len, hidden_size]``.
         """
         total, count = predicted.shape[0], self.updates.count
-        factors = ops.reshape(self.correction_coefs(self._routed(computed)) + 1, [total, count, 1])
+        factors = ops.reshape(
+            self.correction_coefs(self._routed_scales(computed)) + 1, [total, count, 1]
+        )
         missed = ops.unsqueeze(computed - predicted[:, self.updates.active], 1)
         return predicted + factors * missed
 
@@ -224,7 +226,7 @@ class AlternatingDecoderBlock(DecoderBlock):
         layer_idx: TensorValue,
         x: TensorValue,
         kv_collection: PagedCacheValues | list[Any],
-        positional: list[TensorValue],
+        position_inputs: list[TensorValue],
         input_row_offsets: TensorValue,
     ) -> TensorValue:
         """The hidden states after the block.
@@ -233,17 +235,21 @@ class AlternatingDecoderBlock(DecoderBlock):
             layer_idx: The index of the layer in the cache, uint32, rank 0.
             x: The states ``[total_seq_len, count, hidden_size]``.
             kv_collection: The cache, or its four values.
-            positional: The position-dependent inputs of the attention, then the layer's vectors.
+            position_inputs: The position-dependent inputs of the attention, then the layer's vectors.
             input_row_offsets: The first row of each sequence, uint32 ``[batch + 1]``.
         """
-        *positional, vectors = positional
+        *position_inputs, vectors = position_inputs
         predicted = self.altup(x)
         active = predicted[:, self.updates.active]
         normed = self._norm("attention_input", active)
         mixer, mlp = self._layer(self.mixer_name), self._layer("mlp")
         assert mixer is not None and mlp is not None
         attended = mixer(
-            layer_idx, normed, PagedCacheValues.of(kv_collection), positional, input_row_offsets
+            layer_idx,
+            normed,
+            PagedCacheValues.of(kv_collection),
+            position_inputs,
+            input_row_offsets,
         )
         h = active + self._norm("attention_output", attended)
         h = (h + self.laurel(normed)) * 0.5**0.5

@@ -159,8 +159,8 @@ class AttentionForm(Mixer):
         sizes = self.head_dim, self.interleaved, self._needs_rows
         return None if self.rope is None else (self.rope, sizes), self.query_growth
 
-    def positional(self, site: Site, positions: TensorValue | None) -> list[TensorValue]:
-        """See `Mixer.positional`; in the order of `DecoderAttention.__call__`.
+    def position_inputs(self, site: Site, positions: TensorValue | None) -> list[TensorValue]:
+        """See `Mixer.position_inputs`; in the order of `DecoderAttention.__call__`.
 
         Args:
             site: What the layer needs from its model.
@@ -265,7 +265,7 @@ class DecoderAttention(CachedAttention):
         layer_idx: TensorValue,
         x: TensorValue,
         kv_collection: PagedCacheValues,
-        positional: list[TensorValue],
+        position_inputs: list[TensorValue],
         input_row_offsets: TensorValue,
     ) -> TensorValue:
         """The attention output.
@@ -274,8 +274,8 @@ class DecoderAttention(CachedAttention):
             layer_idx: The index of the layer in the cache, uint32, rank 0.
             x: ``[total_seq_len, hidden_size]``.
             kv_collection: The cache; keys and values of the new tokens are written to it.
-            positional: If the layer is rotated, the table of cosines and sines ``[positions, rotated_dim]``, or the
-                rows of the batch's tokens if heads are normalized after the rotation or keys are shared. Then, if
+            position_inputs: If the layer is rotated, the table of cosines and sines ``[positions, rotated_dim]``, or
+                the rows of the batch's tokens if heads are normalized after the rotation or keys are shared. Then, if
                 scores depend on the position, the factor of each token's queries ``[total_seq_len, 1, 1]``.
             input_row_offsets: The first row of each sequence, uint32 ``[batch + 1]``.
 
@@ -283,7 +283,9 @@ class DecoderAttention(CachedAttention):
             ``[total_seq_len, hidden_size]``, of x's dtype.
         """
         projected = self.project(x)
-        return self.attend(layer_idx, x, kv_collection, positional, input_row_offsets, *projected)
+        return self.attend(
+            layer_idx, x, kv_collection, position_inputs, input_row_offsets, *projected
+        )
 
     def project(self, x: TensorValue) -> tuple[TensorValue, TensorValue | None, TensorValue | None]:
         """The queries, the gates of attended values if the layer has gates, and the keys unless the layer reads those
@@ -307,7 +309,7 @@ class DecoderAttention(CachedAttention):
         layer_idx: TensorValue,
         x: TensorValue,
         kv_collection: PagedCacheValues,
-        positional: list[TensorValue],
+        position_inputs: list[TensorValue],
         input_row_offsets: TensorValue,
         queries: TensorValue,
         gates: TensorValue | None,
@@ -319,16 +321,16 @@ class DecoderAttention(CachedAttention):
             layer_idx: The index of the layer in the cache.
             x: The layer's input.
             kv_collection: The cache.
-            positional: The position-dependent inputs.
+            position_inputs: The position-dependent inputs.
             input_row_offsets: The first row of each sequence.
             queries: As `project` returns them; likewise `gates` and `keys`.
             gates: The gates.
             keys: The keys.
         """
-        remaining = list(positional)
+        remaining = list(position_inputs)
         table = remaining.pop(0) if self.rotated else None
         if keys is None:
-            queries = self._normalized(queries, self.q_norm)
+            queries = self._normalized_heads(queries, self.q_norm)
             if table is not None:
                 queries = self._rotate(queries, table)
             values = None
@@ -365,8 +367,8 @@ class DecoderAttention(CachedAttention):
         if table is not None and self.qk_norm is not None and self.qk_norm.after_rotation:
             rows, table = table, None
             q, k = (self._rotate(self.per_head(y), rows) for y in (q, k))
-        queries = self._normalized(q, self.q_norm)
-        keys = self._normalized(k, self.k_norm)
+        queries = self._normalized_heads(q, self.q_norm)
+        keys = self._normalized_heads(k, self.k_norm)
         if self.value_eps is not None:
             v = ops.reshape(unit_rms(self.per_head(v), self.value_eps), v.shape)
         if self.clip is not None:
@@ -392,7 +394,7 @@ class DecoderAttention(CachedAttention):
             options["sink_weights"] = self.sinks
         return options
 
-    def _normalized(self, y: TensorValue, norm: Module | None) -> TensorValue:
+    def _normalized_heads(self, y: TensorValue, norm: Module | None) -> TensorValue:
         """Normalizes heads ``[total_seq_len, heads, head_dim]``; returns `y` if there is no norm."""
         if norm is None:
             return self.per_head(y)

@@ -173,7 +173,7 @@ class DecoderBlock(Module):
         layer_idx: TensorValue,
         x: TensorValue,
         kv_collection: PagedCacheValues | list[Any],
-        positional: list[TensorValue],
+        position_inputs: list[TensorValue],
         input_row_offsets: TensorValue,
     ) -> TensorValue:
         """The block's output.
@@ -182,7 +182,7 @@ class DecoderBlock(Module):
             layer_idx: The index of the layer in the cache, uint32, rank 0.
             x: ``[total_seq_len, dim]``.
             kv_collection: The cache, or its values.
-            positional: The position-dependent inputs of the attention.
+            position_inputs: The position-dependent inputs of the attention.
             input_row_offsets: The first row of each sequence, uint32 ``[batch + 1]``.
 
         Returns:
@@ -193,20 +193,20 @@ class DecoderBlock(Module):
         if mixer is None:
             assert mlp is not None
             output = self._norm("attention_output", mlp(normed))
-            return x + self._scaled(output)
+            return x + self._scaled_output(output)
         attended = mixer(
             layer_idx,
             normed,
             PagedCacheValues.of(kv_collection, self.cache_groups - 1),
-            positional,
+            position_inputs,
             input_row_offsets,
         )
-        attended = self._scaled(self._norm("attention_output", attended))
+        attended = self._scaled_output(self._norm("attention_output", attended))
         if self.parallel:
             own = "mlp_input" in self.norm_places
             assert mlp is not None
             output = mlp(self._norm("mlp_input", x) if own else normed)
-            return x + attended + self._scaled(self._norm("mlp_output", output))
+            return x + attended + self._scaled_output(self._norm("mlp_output", output))
         h = self._norm("attention_sum", (normed if self.normed_residual else x) + attended)
         return self._fed_forward(mlp, h)
 
@@ -215,12 +215,12 @@ class DecoderBlock(Module):
         if mlp is None:
             return h
         normed = self._norm("mlp_input", h)
-        output = self._scaled(self._norm("mlp_output", mlp(normed)))
+        output = self._scaled_output(self._norm("mlp_output", mlp(normed)))
         return self._norm("mlp_sum", (normed if self.normed_residual else h) + output)
 
     def _norm(self, place: str, x: TensorValue) -> TensorValue:
         """Applies the norm of a place; returns `x` if the block has none there."""
         return self.sublayers[NORM_PLACES[place]](x) if place in self.norm_places else x
 
-    def _scaled(self, x: TensorValue) -> TensorValue:
+    def _scaled_output(self, x: TensorValue) -> TensorValue:
         return x if self.residual_multiplier == 1.0 else x * self.residual_multiplier

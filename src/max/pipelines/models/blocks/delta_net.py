@@ -123,7 +123,7 @@ class DeltaNet(Module):
         layer_idx: TensorValue,
         x: TensorValue,
         kv_collection: PagedCacheValues,
-        positional: list[TensorValue],
+        position_inputs: list[TensorValue],
         input_row_offsets: TensorValue,
     ) -> TensorValue:
         """The layer's output ``[total_seq_len, hidden_size]``, of x's dtype.
@@ -132,11 +132,11 @@ class DeltaNet(Module):
             layer_idx: The layer's index among the recurrent layers, uint32, rank 0.
             x: ``[total_seq_len, hidden_size]``.
             kv_collection: The cache; the states of the sequences are updated.
-            positional: Not used.
+            position_inputs: Not used.
             input_row_offsets: The first row of each sequence, uint32 ``[batch + 1]``.
         """
         form, total, lengths = self.form, x.shape[0], kv_collection.cache_lengths
-        mixed, z, rates, steps = self._projected(x)
+        mixed, z, rates, steps = self._projections(x)
         mixed = ops.cast(mixed, DType.float32)
         mixed = self.conv1d(layer_idx, mixed, kv_collection, input_row_offsets)
         keys = form.key_heads * form.key_dim
@@ -163,7 +163,7 @@ class DeltaNet(Module):
         y = ops.reshape(y, [total, form.heads * form.value_dim])
         return ops.cast(self.out_proj(ops.cast(y, x.dtype)), x.dtype)
 
-    def _projected(
+    def _projections(
         self, x: TensorValue
     ) -> tuple[TensorValue, TensorValue, TensorValue, TensorValue]:
         """Queries, keys and values ``[total, channels]``, gates ``[total, heads, value_dim]``, write strengths

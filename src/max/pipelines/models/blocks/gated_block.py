@@ -151,7 +151,7 @@ class GatedDecoderBlock(DecoderBlock):
         layer_idx: TensorValue,
         x: TensorValue,
         kv_collection: PagedCacheValues | list[Any],
-        positional: list[TensorValue],
+        position_inputs: list[TensorValue],
         input_row_offsets: TensorValue,
     ) -> TensorValue:
         """The block's output.
@@ -160,7 +160,7 @@ class GatedDecoderBlock(DecoderBlock):
             layer_idx: The index of the layer in the cache, uint32, rank 0.
             x: ``[total_seq_len, dim]``.
             kv_collection: The cache, or its four values.
-            positional: The position-dependent inputs of the attention, then the layer's vectors if the block has a
+            position_inputs: The position-dependent inputs of the attention, then the layer's vectors if the block has a
                 gate.
             input_row_offsets: The first row of each sequence, uint32 ``[batch + 1]``.
 
@@ -168,8 +168,8 @@ class GatedDecoderBlock(DecoderBlock):
             ``[total_seq_len, dim]``, of x's dtype.
         """
         gate = self.sublayers.get("gate")
-        vectors = positional[-1]
-        own = positional if gate is None else positional[:-1]
+        vectors = position_inputs[-1]
+        own = position_inputs if gate is None else position_inputs[:-1]
         h = super().__call__(layer_idx, x, kv_collection, own, input_row_offsets)
         if gate is not None:
             h = h + gate(h, vectors)

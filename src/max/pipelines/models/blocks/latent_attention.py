@@ -93,8 +93,8 @@ class LatentForm(Mixer):
         """See `Mixer.positional_key`."""
         return self.rope, self.head_dim, self.interleaved
 
-    def positional(self, site: Site, positions: TensorValue | None) -> list[TensorValue]:
-        """The table of the rotation; see `Mixer.positional`.
+    def position_inputs(self, site: Site, positions: TensorValue | None) -> list[TensorValue]:
+        """The table of the rotation; see `Mixer.position_inputs`.
 
         Args:
             site: What the layer needs from its model.

@@ -121,7 +121,7 @@ class Mixer:
         """Equal for layers with the same position-dependent inputs."""
         return None
 
-    def positional(self, site: Site, positions: TensorValue | None) -> list[TensorValue]:
+    def position_inputs(self, site: Site, positions: TensorValue | None) -> list[TensorValue]:
         """The position-dependent inputs of the layer.
 
         Args:

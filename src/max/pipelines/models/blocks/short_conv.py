@@ -70,7 +70,7 @@ class ShortConv(Module):
         layer_idx: TensorValue,
         x: TensorValue,
         kv_collection: PagedCacheValues,
-        positional: list[TensorValue],
+        position_inputs: list[TensorValue],
         input_row_offsets: TensorValue,
     ) -> TensorValue:
         """The layer's output ``[total_seq_len, channels]``, of x's dtype.
@@ -79,7 +79,7 @@ class ShortConv(Module):
             layer_idx: The layer's index among the recurrent layers, uint32, rank 0.
             x: ``[total_seq_len, channels]``.
             kv_collection: The cache; the states of the sequences are updated.
-            positional: Not used.
+            position_inputs: Not used.
             input_row_offsets: The first row of each sequence, uint32 ``[batch + 1]``.
         """
         b, c, y = ops.split(self.in_proj(x), [self.form.channels] * 3, axis=1)

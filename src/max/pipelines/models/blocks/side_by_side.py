@@ -85,14 +85,14 @@ class SideBySideForm(Mixer):
         """See `Mixer.positional_key`."""
         return self.attention.positional_key
 
-    def positional(self, site: Site, positions: TensorValue | None) -> list[TensorValue]:
-        """Those of the attention; see `Mixer.positional`.
+    def position_inputs(self, site: Site, positions: TensorValue | None) -> list[TensorValue]:
+        """Those of the attention; see `Mixer.position_inputs`.
 
         Args:
             site: What the layer needs from its model.
             positions: The position of each token.
         """
-        return self.attention.positional(site, positions)
+        return self.attention.position_inputs(site, positions)
 
 
 class SideBySideLayer(Module):
@@ -125,7 +125,7 @@ class SideBySideLayer(Module):
         layer_idx: TensorValue,
         x: TensorValue,
         kv_collection: PagedCacheValues,
-        positional: list[TensorValue],
+        position_inputs: list[TensorValue],
         input_row_offsets: TensorValue,
     ) -> TensorValue:
         """The weighted sum; arguments as of `max.pipelines.models.blocks.attention.DecoderAttention`.
@@ -134,11 +134,11 @@ class SideBySideLayer(Module):
             layer_idx: The layer's index, both in the pages and in the states.
             x: ``[total_seq_len, hidden_size]``.
             kv_collection: The cache.
-            positional: The position-dependent inputs of the attention.
+            position_inputs: The position-dependent inputs of the attention.
             input_row_offsets: The first row of each sequence.
         """
         attention_in, attention_out, recurrent_out = self.factors
-        inputs = kv_collection, positional, input_row_offsets
+        inputs = kv_collection, position_inputs, input_row_offsets
         attended = (self._attend or self.self_attn)(layer_idx, x * attention_in, *inputs)
         moved = self.mixer(layer_idx, x, *inputs)
         return moved * recurrent_out + attended * attention_out

@@ -88,7 +88,7 @@ class TokenIndexer(Module):
             inputs: The hidden states and the cache.
         """
         keys = ops.cast(self.k_norm(self.wk(inputs.x)), DType.float32)
-        keys = self._rotated(ops.unsqueeze(keys, 1), inputs.angles)
+        keys = self._rotated_heads(ops.unsqueeze(keys, 1), inputs.angles)
         store_rows(
             self.kv_params,
             ops.reshape(keys, [inputs.x.shape[0], self.index.dim]),
@@ -111,7 +111,7 @@ class TokenIndexer(Module):
         weights = ops.cast(self.weights_proj(inputs.x), DType.float32) * factor
         return select_tokens(
             self.kv_params,
-            self._rotated(queries, inputs.angles),
+            self._rotated_heads(queries, inputs.angles),
             weights,
             index.count,
             inputs.input_row_offsets,
@@ -119,7 +119,7 @@ class TokenIndexer(Module):
             inputs.layer_idx,
         )
 
-    def _rotated(self, x: TensorValue, angles: TensorValue) -> TensorValue:
+    def _rotated_heads(self, x: TensorValue, angles: TensorValue) -> TensorValue:
         """Rotates the first elements of heads; the two elements of a pair are half of these apart."""
         turned = rotate_rows(x[:, :, : self.rotated_dim], angles, interleaved=False)
         if self.rotated_dim == self.index.dim:

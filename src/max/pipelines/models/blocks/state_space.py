@@ -153,7 +153,7 @@ class Mamba2Layer(Module):
         layer_idx: TensorValue,
         x: TensorValue,
         kv_collection: PagedCacheValues,
-        positional: list[TensorValue],
+        position_inputs: list[TensorValue],
         input_row_offsets: TensorValue,
     ) -> TensorValue:
         """The layer's output.
@@ -162,7 +162,7 @@ class Mamba2Layer(Module):
             layer_idx: The layer's index in the states, uint32, rank 0.
             x: ``[total_seq_len, hidden_size]``.
             kv_collection: The cache; the states of the sequences are updated.
-            positional: Not used.
+            position_inputs: Not used.
             input_row_offsets: The first row of each sequence, uint32 ``[batch + 1]``.
 
         Returns:
@@ -278,7 +278,7 @@ class MambaLayer(Module):
         layer_idx: TensorValue,
         x: TensorValue,
         kv_collection: PagedCacheValues,
-        positional: list[TensorValue],
+        position_inputs: list[TensorValue],
         input_row_offsets: TensorValue,
     ) -> TensorValue:
         """The layer's output; arguments as of `Mamba2Layer`.
@@ -287,7 +287,7 @@ class MambaLayer(Module):
             layer_idx: The layer's index in the states, uint32, rank 0.
             x: ``[total_seq_len, hidden_size]``.
             kv_collection: The cache; the states of the sequences are updated.
-            positional: Not used.
+            position_inputs: Not used.
             input_row_offsets: The first row of each sequence, uint32 ``[batch + 1]``.
 
         Returns:

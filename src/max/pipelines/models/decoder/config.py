@@ -162,7 +162,7 @@ class DecoderConfig:
             changes: The fields of `AttentionForm`, or of `LatentForm` in blocks that have one.
         """
 
-        def changed(block: Block) -> Block:
+        def changed_block(block: Block) -> Block:
             mixer = block.mixer
             if isinstance(mixer, SideBySideForm):
                 own = replace(mixer.attention, **changes)
@@ -171,7 +171,7 @@ class DecoderConfig:
                 return replace(block, mixer=replace(mixer, **changes))
             return block
 
-        return self._with(layers, changed)
+        return self._with(layers, changed_block)
 
     def with_mlp(self, layers: Collection[int] | None = None, **changes: Any) -> Self:
         """A copy with changed fields of MLPs.
@@ -181,13 +181,13 @@ class DecoderConfig:
             changes: The fields of `MLPForm`.
         """
 
-        def changed(block: Block) -> Block:
+        def changed_block(block: Block) -> Block:
             mlp = block.feed_forward
             if not isinstance(mlp, MLPForm):
                 return block
             return replace(block, feed_forward=replace(mlp, **changes))
 
-        return self._with(layers, changed)
+        return self._with(layers, changed_block)
 
     def with_experts(self, experts: Experts, dense_layers: Collection[int] = ()) -> Self:
         """A copy with experts in place of MLPs; they have the activation and the gates of these.
@@ -197,7 +197,7 @@ class DecoderConfig:
             dense_layers: The blocks that keep their MLPs.
         """
 
-        def changed(block: Block) -> Block:
+        def changed_block(block: Block) -> Block:
             mlp = block.feed_forward
             if not isinstance(mlp, MLPForm):
                 return block
@@ -205,7 +205,7 @@ class DecoderConfig:
             return replace(block, feed_forward=own)
 
         layers = [index for index in range(self.num_layers) if index not in dense_layers]
-        return self._with(layers, changed)
+        return self._with(layers, changed_block)
 
     def with_recurrence(self, form: Mixer, attention_layers: Collection[int]) -> Self:
         """A copy with recurrent layers in place of attention.

@@ -184,7 +184,7 @@ class Decoder(Transformer):
             block.mixer is not None and block.mixer.reads_positions for block in blocks
         ):
             positions = _positions(tokens, kv_collection, input_row_offsets)
-        h = self._embedded(tokens, positions)
+        h = self._embedded_tokens(tokens, positions)
         if embedded is not None:
             states, rows = embedded
             h = ops.scatter_nd(h, states, ops.unsqueeze(rows, -1))
@@ -194,7 +194,9 @@ class Decoder(Transformer):
         tables: list[list[TensorValue]] = []
         for index, (key, mixer) in enumerate(zip(keys, mixers, strict=True)):
             first = keys.index(key)
-            shared = tables[first] if first < index else mixer.positional(self._site, positions)
+            shared = (
+                tables[first] if first < index else mixer.position_inputs(self._site, positions)
+            )
             tables.append(shared)
         if self.config.per_layer_inputs is not None:
             vectors = self.per_layer(tokens, h)
@@ -205,7 +207,7 @@ class Decoder(Transformer):
         h = self.states.joined(h) if several else h
         return self._outputs(h, return_n_logits, input_row_offsets)
 
-    def _embedded(self, tokens: TensorValue, positions: TensorValue | None) -> TensorValue:
+    def _embedded_tokens(self, tokens: TensorValue, positions: TensorValue | None) -> TensorValue:
         """The hidden states of tokens, float32 ``[total_seq_len, hidden_size]``."""
         config = self.config
         h = ops.cast(self.embed_tokens(tokens), DType.float32)
@@ -233,9 +235,9 @@ class Decoder(Transformer):
             group, place = self._layout.places[index]
             layer_idx = ops.constant(np.array(place, np.uint32), DType.uint32, DeviceRef.CPU())
             cache = self._cache_of(self.config.blocks[index], group, kv_collection)
-            first, positional = first_of[index], tables[index]
+            first, position_inputs = first_of[index], tables[index]
             if first_of.count(first) == 1:
-                h = layer(layer_idx, h, cache, positional, input_row_offsets)
+                h = layer(layer_idx, h, cache, position_inputs, input_row_offsets)
                 continue
             prefix = weight_prefix(layer, f"layers.{index}.")
             if first not in subgraphs:
@@ -245,7 +247,7 @@ class Decoder(Transformer):
                         TensorType(DType.uint32, [], DeviceRef.CPU()),
                         h.type,
                         cache.types,
-                        [value.type for value in positional],
+                        [value.type for value in position_inputs],
                         input_row_offsets.type,
                     ],
                     weight_prefix=prefix,
@@ -255,7 +257,7 @@ class Decoder(Transformer):
                 layer_idx,
                 h,
                 *cache.values,
-                *positional,
+                *position_inputs,
                 input_row_offsets,
                 prefix=prefix,
             )[0].tensor

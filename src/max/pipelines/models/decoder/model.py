@@ -35,7 +35,7 @@ from max.pipelines.models.decoder.step_record import StepRecord
 from max.pipelines.models.decoder.weight_names import WeightNames
 from max.pipelines.models.decoder.weights import weights_registry, with_embedding
 from max.pipelines.models.graph_model import GraphModel
-from max.pipelines.models.inputs import ModelInputs, ModelOutputs, ragged
+from max.pipelines.models.inputs import ModelInputs, ModelOutputs, ragged_tokens
 from max.pipelines.models.kv_cache import SizedKVCache
 
 __all__ = ["DecoderInputs", "DecoderModel", "gguf_layout"]
@@ -241,7 +241,7 @@ class DecoderModel(GraphModel[TextContext], SizedKVCache):
         """
         if not context_batch or kv_cache_inputs is None:
             raise ValueError(f"{type(self).__name__}: a step needs requests and a KV cache")
-        tokens, offsets = ragged([context.next_tokens for context in context_batch])
+        tokens, offsets = ragged_tokens([context.next_tokens for context in context_batch])
         return DecoderInputs(
             self.on_device(tokens),
             self.on_device(offsets),
@@ -367,7 +367,7 @@ def gguf_layout(
     """
     norm = replace(config.norm, offset=0.0)
 
-    def stored(block: Block) -> Block:
+    def stored_block(block: Block) -> Block:
         """The block with the weights of a file: sums of norms and their offsets, other rows."""
         mixer = block.mixer
         if isinstance(mixer, DeltaNetForm):
@@ -380,7 +380,7 @@ def gguf_layout(
 
     config = replace(
         config,
-        blocks=tuple(map(stored, config.blocks)),
+        blocks=tuple(map(stored_block, config.blocks)),
         # files do not state whether the output layer is tied; it is tied if they have no weight for it
         tie_word_embeddings="lm_head.weight" not in state_dict,
         norm=norm,

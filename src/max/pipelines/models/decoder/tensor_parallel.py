@@ -138,7 +138,7 @@ class _SplitAttention:
         layer_idx: TensorValue,
         x: TensorValue,
         kv_collection: PagedCacheValues,
-        positional: list[TensorValue],
+        position_inputs: list[TensorValue],
         input_row_offsets: TensorValue,
     ) -> TensorValue:
         """The attention output on the first device; arguments as of `DecoderAttention`, all on the first device."""
@@ -147,7 +147,7 @@ class _SplitAttention:
                 layer_idx,
                 x.to(device),
                 kv_collection.on_device(index, device),
-                [value.to(device) for value in positional],
+                [value.to(device) for value in position_inputs],
                 input_row_offsets.to(device),
             )
             for index, device in enumerate(self.devices)
@@ -155,19 +155,19 @@ class _SplitAttention:
         whole = self.together
         if whole is None:
             outputs = [part(*call) for part, call in zip(self.parts, calls, strict=True)]
-            return _added(outputs, self.devices[0])
+            return _sum_of_parts(outputs, self.devices[0])
         projected = [part.project(call[1]) for part, call in zip(self.parts, calls, strict=True)]
-        queries = self._normalized([q for q, _, _ in projected], whole.q_norm, whole.q_width)
-        keys = self._normalized([k for _, _, k in projected], whole.k_norm, whole.kv_width)
+        queries = self._normalized_heads([q for q, _, _ in projected], whole.q_norm, whole.q_width)
+        keys = self._normalized_heads([k for _, _, k in projected], whole.k_norm, whole.kv_width)
         outputs = [
             part.attend(*call, q, gates, k)
             for part, call, q, (_, gates, _), k in zip(
                 self.parts, calls, queries, projected, keys, strict=True
             )
         ]
-        return _added(outputs, self.devices[0])
+        return _sum_of_parts(outputs, self.devices[0])
 
-    def _normalized(
+    def _normalized_heads(
         self, parts: list[TensorValue], norm: Module | None, all_heads: int
     ) -> list[TensorValue]:
         """Normalizes over `all_heads` elements on the first device, and returns the heads of each device."""
@@ -195,7 +195,7 @@ def _sum_of(
             part(*(value.to(device) for value in values))
             for part, device in zip(parts, devices, strict=True)
         ]
-        return _added(outputs, devices[0])
+        return _sum_of_parts(outputs, devices[0])
 
     return call
 
@@ -212,7 +212,7 @@ def _columns_of(
     return call
 
 
-def _added(outputs: Sequence[TensorValue], device: DeviceRef) -> TensorValue:
+def _sum_of_parts(outputs: Sequence[TensorValue], device: DeviceRef) -> TensorValue:
     total, *others = (y.to(device) for y in outputs)
     for y in others:
         total = total + y

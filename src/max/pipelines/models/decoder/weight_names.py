@@ -91,8 +91,8 @@ class WeightNames:
         name = self._without_prefix(stored)
         if name.startswith(self.layers):
             index, _, part = name.removeprefix(_first_prefix(name, self.layers)).partition(".")
-            return f"layers.{index}.{_replaced(part, self.layer)}"
-        return _replaced(name, self.top)
+            return f"layers.{index}.{_replaced_prefix(part, self.layer)}"
+        return _replaced_prefix(name, self.top)
 
     def _own_form(self, name: str, value: WeightData) -> WeightData:
         """Converts a weight to the decoder's layout, in which rows are outputs."""
@@ -139,7 +139,7 @@ def _stack(
             layer, separator, after = name.partition(f".{before}.")
             index, _, part = after.partition(".")
             if separator and index.isdigit():
-                key = f"{layer}.{own}.{_replaced(part, names)}"
+                key = f"{layer}.{own}.{_replaced_prefix(part, names)}"
                 groups.setdefault(key, {})[int(index)] = value
                 break
         else:
@@ -156,7 +156,7 @@ def _first_prefix(name: str, prefixes: str | tuple[str, ...]) -> str:
     return next(filter(name.startswith, choices), "")
 
 
-def _replaced(name: str, names: Mapping[str, str]) -> str:
+def _replaced_prefix(name: str, names: Mapping[str, str]) -> str:
     """Replaces the longest prefix of a dotted name that a table contains; an empty text removes the prefix."""
     parts = name.split(".")
     for count in range(len(parts), 0, -1):

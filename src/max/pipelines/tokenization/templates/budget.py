@@ -195,7 +195,7 @@ class Budget:
         """
         if type(value) is not str:
             if type(value) not in _PLAIN and not isinstance(value, str):
-                self._readable(value)
+                self._text_bytes(value)
             value = str(value)
         self.spend(len(value))
         return value
@@ -207,7 +207,7 @@ class Budget:
             convert: ``escape`` or ``str``.
             value: The value.
         """
-        self.spend(6 * self._readable(value))
+        self.spend(6 * self._text_bytes(value))
         return convert(value)
 
     def joined(self, join: Callable[[Any], Any], values: tuple[Any, ...]) -> Any:
@@ -225,11 +225,11 @@ class Budget:
             else:
                 texts = False
         if not texts:
-            size = 6 * sum(map(self._readable, values))
+            size = 6 * sum(map(self._text_bytes, values))
         self.spend(size)
         return join(values)
 
-    def _readable(self, value: Any) -> int:
+    def _text_bytes(self, value: Any) -> int:
         """The bytes that the text of a value takes at most."""
         size = self.weigh(value)
         if isinstance(value, str):

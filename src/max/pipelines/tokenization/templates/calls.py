@@ -87,7 +87,7 @@ def power(budget: Budget, left: Any, right: Any) -> Any:
         and abs(left) > 1
     ):
         raise TemplateLimitError(
-            f"an integer to the power of {_shown(right)} has more than {MOST_INTEGER_BITS} bits"
+            f"an integer to the power of {_shown_value(right)} has more than {MOST_INTEGER_BITS} bits"
         )
     return budget.made(left**right)
 
@@ -131,7 +131,7 @@ def _number(digits: str) -> int:
     return int(digits) if len(digits) < 19 else 10**18
 
 
-def _shown(number: int) -> str:
+def _shown_value(number: int) -> str:
     return str(number) if number.bit_length() < 64 else "so great a number"
 
 
@@ -313,7 +313,7 @@ def _text_method(
     return args
 
 
-def _padded(budget: Budget, owner: Any, args: tuple[Any, ...], kwargs: Any) -> int:
+def _padded_bytes(budget: Budget, owner: Any, args: tuple[Any, ...], kwargs: Any) -> int:
     width = _argument(args, kwargs, 0, "width", 0)
     return 4 * (len(owner) + max(width, 0)) if isinstance(width, int) else 0
 
@@ -324,13 +324,13 @@ def _tabs(budget: Budget, owner: Any, args: tuple[Any, ...], kwargs: Any) -> int
     return 4 * tabs * max(size, 0) if isinstance(size, int) else 0
 
 
-def _replaced(budget: Budget, owner: Any, args: tuple[Any, ...], kwargs: Any) -> int:
+def _replaced_bytes(budget: Budget, owner: Any, args: tuple[Any, ...], kwargs: Any) -> int:
     if len(args) < 2 or not all(isinstance(each, (str, bytes)) for each in args[:2]):
         return 0
     return repeats(owner, args[0], args[1], _argument(args, kwargs, 2, "count", -1))
 
 
-def _translated(budget: Budget, owner: Any, args: tuple[Any, ...], kwargs: Any) -> int:
+def _translated_bytes(budget: Budget, owner: Any, args: tuple[Any, ...], kwargs: Any) -> int:
     table = args[0] if args else None
     values: Any = table.values() if isinstance(table, Mapping) else table
     if isinstance(values, str) or not hasattr(values, "__iter__"):
@@ -379,7 +379,7 @@ def _parts(budget: Budget, owner: Any, args: tuple[Any, ...], kwargs: Any) -> in
     return 0
 
 
-def _encoded(budget: Budget, owner: Any, args: tuple[Any, ...], kwargs: Any) -> int:
+def _encoded_bytes(budget: Budget, owner: Any, args: tuple[Any, ...], kwargs: Any) -> int:
     encoding = _argument(args, kwargs, 0, "encoding", "utf-8")
     if not isinstance(encoding, str) or encoding.lower().replace("_", "-") not in _ENCODINGS:
         raise TemplateLimitError(f"encodings of a template are {', '.join(_ENCODINGS)}")
@@ -401,15 +401,15 @@ def _letters(budget: Budget, owner: Any, args: tuple[Any, ...], kwargs: Any) -> 
 
 _Estimate = Callable[[Budget, Any, tuple[Any, ...], Any], int]
 _TEXT_METHODS: dict[str, _Estimate] = {
-    **dict.fromkeys(("ljust", "rjust", "center", "zfill"), _padded),
+    **dict.fromkeys(("ljust", "rjust", "center", "zfill"), _padded_bytes),
     **dict.fromkeys(("split", "rsplit"), _split),
     **dict.fromkeys(("rfind", "rindex", "strip", "lstrip", "rstrip"), _search),
     **dict.fromkeys(("partition", "rpartition"), _parts),
-    **dict.fromkeys(("encode", "decode"), _encoded),
+    **dict.fromkeys(("encode", "decode"), _encoded_bytes),
     **dict.fromkeys(("upper", "lower", "title", "capitalize", "casefold", "swapcase"), _letters),
     "expandtabs": _tabs,
-    "replace": _replaced,
-    "translate": _translated,
+    "replace": _replaced_bytes,
+    "translate": _translated_bytes,
     "splitlines": _lines,
     "maketrans": _table,
 }

@@ -75,14 +75,14 @@ def _weigh_and_count(node: nodes.Node) -> int:
         weight += _NODES_PER_PAIR * len(node.items)
     weight += sum(map(_weigh_and_count, node.iter_child_nodes()))
     if isinstance(node, (nodes.For, nodes.Macro, nodes.CallBlock, nodes.Block)):
-        count = _counting(1 + weight // _NODES_PER_STEP, node.lineno)
+        count = _counting_expression(1 + weight // _NODES_PER_STEP, node.lineno)
         node.body.insert(0, nodes.ExprStmt(count, lineno=node.lineno))
         if isinstance(node, nodes.For) and node.test is not None:
             node.test = nodes.And(count, node.test, lineno=node.lineno)
     return weight
 
 
-def _counting(steps: int, line: int) -> nodes.Expr:
+def _counting_expression(steps: int, line: int) -> nodes.Expr:
     """An expression that counts steps and is true."""
     code = object.__new__(nodes.InternalName)
     nodes.Node.__init__(code, f"budget.step({steps})", lineno=line)

@@ -53,7 +53,7 @@ def to_json(
         size += size * len(each) if isinstance(each, str) else 0
     if indent is not None:
         budget.step(size // 32)  # Python's own code writes it
-    _need(budget, 6 * size)
+    _require(budget, 6 * size)
     return budget.made(
         json.dumps(
             value,
@@ -86,7 +86,7 @@ def counting_tests(tests: Mapping[str, Callable[..., Any]]) -> dict[str, Callabl
     }
 
 
-def _passing(function: Callable[..., Any]) -> Callable[[CountingContext], tuple[Any, ...]]:
+def _passed_values(function: Callable[..., Any]) -> Callable[[CountingContext], tuple[Any, ...]]:
     """What jinja passes to a function before its arguments: the function is marked with a member of an enum."""
     match getattr(getattr(function, "jinja_pass_arg", None), "name", None):
         case "context":
@@ -99,7 +99,7 @@ def _passing(function: Callable[..., Any]) -> Callable[[CountingContext], tuple[
             return lambda context: ()
 
 
-def _named(function: Callable[..., Any], name: str) -> Callable[..., Any]:
+def _takes_context(function: Callable[..., Any], name: str) -> Callable[..., Any]:
     """Marks a function as one that takes the context, which also keeps jinja from calling it when it compiles."""
     # not by `functools.wraps`, which copies jinja's marks
     function.__name__ = function.__qualname__ = name
@@ -107,27 +107,29 @@ def _named(function: Callable[..., Any], name: str) -> Callable[..., Any]:
 
 
 def _counting_test(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
-    passed = _passing(function)
+    passed = _passed_values(function)
 
-    def counting(context: CountingContext, *args: Any) -> Any:
+    def counting_filter(context: CountingContext, *args: Any) -> Any:
         budget = context.budget
         budget.step()
         for each in args:
             budget.operand(each)
         return function(*passed(context), *args)
 
-    return _named(counting, name)
+    return _takes_context(counting_filter, name)
 
 
 def _counting_filter(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
-    passed = _passing(function)
+    passed = _passed_values(function)
     count = _COUNTS.get(name)
     if name in _REPLACED:
         return _replacing_filter(name, _REPLACED[name])
     if name in _LAZY:
         return _lazy_filter(name, function)
 
-    def counting(context: CountingContext, value: Any = None, *args: Any, **kwargs: Any) -> Any:
+    def counting_filter(
+        context: CountingContext, value: Any = None, *args: Any, **kwargs: Any
+    ) -> Any:
         budget = context.budget
         budget.step(2)
         read = False
@@ -141,7 +143,7 @@ def _counting_filter(name: str, function: Callable[..., Any]) -> Callable[..., A
             size = budget.weigh(value)
             budget.step(size // 256)
             if not isinstance(value, str):  # most filters make a text of it
-                _need(budget, 4 * size)
+                _require(budget, 4 * size)
         if args or kwargs:
             size += _arguments(budget, name, args, kwargs)
         if count is not None:
@@ -150,7 +152,7 @@ def _counting_filter(name: str, function: Callable[..., Any]) -> Callable[..., A
             value = iter(value)  # some filters refuse iterators
         return budget.made(function(*passed(context), value, *args, **kwargs))
 
-    return _named(counting, name)
+    return _takes_context(counting_filter, name)
 
 
 def _arguments(budget: Budget, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> int:
@@ -167,21 +169,25 @@ def _arguments(budget: Budget, name: str, args: tuple[Any, ...], kwargs: dict[st
 
 
 def _replacing_filter(name: str, replacement: Callable[..., Any]) -> Callable[..., Any]:
-    def counting(context: CountingContext, value: Any = None, *args: Any, **kwargs: Any) -> Any:
+    def counting_filter(
+        context: CountingContext, value: Any = None, *args: Any, **kwargs: Any
+    ) -> Any:
         context.budget.step(2)
         _arguments(context.budget, name, args, kwargs)
         return context.budget.made(replacement(context.budget, context, value, *args, **kwargs))
 
-    return _named(counting, name)
+    return _takes_context(counting_filter, name)
 
 
 def _lazy_filter(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
-    passed = _passing(function)
+    passed = _passed_values(function)
     count = _COUNTS.get(name)
     reads = name in _EACH
     elements = 64 if name == "list" else 1
 
-    def counting(context: CountingContext, value: Any = None, *args: Any, **kwargs: Any) -> Any:
+    def counting_filter(
+        context: CountingContext, value: Any = None, *args: Any, **kwargs: Any
+    ) -> Any:
         budget = context.budget
         budget.step()
         if reads and hasattr(value, "__len__"):
@@ -194,7 +200,7 @@ def _lazy_filter(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
             count(budget, value, 0, args, kwargs)
         return budget.made(function(*passed(context), value, *args, **kwargs))
 
-    return _named(counting, name)
+    return _takes_context(counting_filter, name)
 
 
 _EACH = _LAZY - {"count", "d", "default", "first", "last", "length", "random", "reverse", "safe"}
@@ -216,7 +222,7 @@ def _argument(args: tuple[Any, ...], kwargs: dict[str, Any], at: int, name: str,
     return args[at] if len(args) > at else kwargs.get(name, default)
 
 
-def _need(budget: Budget, size: int) -> None:
+def _require(budget: Budget, size: int) -> None:
     if size > budget.bytes:
         budget.spend(size)
 
@@ -231,7 +237,7 @@ def _number_of(
 def _center(
     budget: Budget, value: Any, size: int, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> None:
-    _need(budget, 4 * (size + _number_of(args, kwargs, 0, "width", 80)))
+    _require(budget, 4 * (size + _number_of(args, kwargs, 0, "width", 80)))
 
 
 def _indent(
@@ -240,7 +246,7 @@ def _indent(
     width = _argument(args, kwargs, 0, "width", 4)
     each = len(width) if isinstance(width, str) else _number_of(args, kwargs, 0, "width", 4)
     lines = len(value.splitlines()) if isinstance(value, str) else size
-    _need(budget, 4 * ((lines + 1) * (each + 1) + size))
+    _require(budget, 4 * ((lines + 1) * (each + 1) + size))
 
 
 def _replace(
@@ -249,9 +255,9 @@ def _replace(
     old, new = _argument(args, kwargs, 0, "old", ""), _argument(args, kwargs, 1, "new", "")
     count = _argument(args, kwargs, 2, "count", -1)
     if all(isinstance(each, str) for each in (value, old, new)):
-        _need(budget, _ESCAPED * repeats(value, old, new, count) + len(value))
+        _require(budget, _ESCAPED * repeats(value, old, new, count) + len(value))
     else:  # jinja makes texts of the others
-        _need(budget, (4 * size + 1) * (4 * size + 1))
+        _require(budget, (4 * size + 1) * (4 * size + 1))
 
 
 def _wordwrap(
@@ -261,7 +267,7 @@ def _wordwrap(
     between = _argument(args, kwargs, 2, "wrapstring", None)
     # the rest of a long word is copied for each line
     budget.step(size + size * size // width // 16384)
-    _need(budget, (size + 1) * (1 + (len(between) if isinstance(between, str) else 0)))
+    _require(budget, (size + 1) * (1 + (len(between) if isinstance(between, str) else 0)))
 
 
 def _urlize(
@@ -269,7 +275,7 @@ def _urlize(
 ) -> None:
     added = sum(len(each) for each in (*args, *kwargs.values()) if isinstance(each, str))
     budget.step(size // 2 + size * size // 65536)
-    _need(budget, 14 * size + (1 + size // 2) * (60 + _ESCAPED * added))
+    _require(budget, 14 * size + (1 + size // 2) * (60 + _ESCAPED * added))
 
 
 def _striptags(
@@ -283,28 +289,28 @@ def _striptags(
 def _escape(
     budget: Budget, value: Any, size: int, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> None:
-    _need(budget, 12 * size)
+    _require(budget, 12 * size)
 
 
 def _words(
     budget: Budget, value: Any, size: int, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> None:
     budget.step(size // 8)
-    _need(budget, 64 * size)
+    _require(budget, 64 * size)
 
 
 def _pprint(
     budget: Budget, value: Any, size: int, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> None:
     budget.step(size)
-    _need(budget, budget.weigh(value, 8) + 10 * size)
+    _require(budget, budget.weigh(value, 8) + 10 * size)
 
 
 def _batch(
     budget: Budget, value: Any, size: int, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> None:
     if _argument(args, kwargs, 1, "fill_with", None) is not None:
-        _need(budget, 8 * _number_of(args, kwargs, 0, "linecount", 0))
+        _require(budget, 8 * _number_of(args, kwargs, 0, "linecount", 0))
 
 
 def _round(
@@ -371,9 +377,9 @@ def _join(budget: Budget, context: CountingContext, value: Any, d: Any = "", att
     escapes = _ESCAPED if context.eval_ctx.autoescape else 1
     size = budget.weigh(values) * escapes
     between = budget.weigh(d) * (1 if isinstance(d, str) else 4)
-    _need(budget, size + between * escapes * len(values))
+    _require(budget, size + between * escapes * len(values))
     if not all(isinstance(each, str) for each in values) and attribute is None:
-        _need(budget, 4 * size)
+        _require(budget, 4 * size)
     budget.step(len(values) // (1 if attribute is not None else 8))
     return sync_do_join(context.eval_ctx, values, d, attribute)
 
