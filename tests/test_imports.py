@@ -16,8 +16,8 @@ from max._compat.names import NAMES
 
 SRC = Path(__file__).parents[1] / "src" / "max"
 EVERY = {
-    "_config", "_dataclass", "_errors", "_garbage", "_host", "_lazy", "_load_steps", "_names", "_private_folder",
-    "_reentry", "_spelling", "_version", "dtype",
+    "_cache_folders", "_config", "_dataclass", "_errors", "_garbage", "_host", "_lazy", "_load_steps", "_names",
+    "_private_folder", "_reentry", "_spelling", "_version", "dtype",
 }  # fmt: skip
 ENGINE_BASE = EVERY | {"driver", "mlir", "graph"}
 
@@ -26,6 +26,7 @@ ALLOWED: dict[str, set[str]] = {
     "_version": set(),
     "_names": set(),
     "_traceback": {"_config"},
+    "_cache_folders": set(),
     "_config": {"_private_folder", "_spelling"},
     "_private_folder": set(),
     "_dataclass": set(),

@@ -19,6 +19,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
+from max._cache_folders import QUANTIZED_FOLDER, remove_left_behind
 from max._config import cache_dir, flags
 from max._dataclass import dataclass
 from max._private_folder import is_private, make_private
@@ -258,4 +259,8 @@ def default_cache() -> Cache:
     folder = cache_dir()
     if folder not in _open:
         _open[folder] = Cache(folder, flags.MAX_CACHE_SIZE << 20)
+        # a process that is killed while it packs leaves a file as large as the model
+        freed = remove_left_behind([folder / WEIGHTS_FOLDER, folder / QUANTIZED_FOLDER])
+        if freed:
+            logger.info("%d bytes that killed processes left in %s are deleted", freed, folder)
     return _open[folder]

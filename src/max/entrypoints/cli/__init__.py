@@ -47,6 +47,10 @@ COMMANDS = {
     ),
     "run-batch": ("max.entrypoints.cli.run_batch:run_batch", "Answer a file of requests."),
     "doctor": ("max.entrypoints.cli.doctor:doctor", "Check this machine."),
+    "cache": (
+        "max.entrypoints.cli.cache:cache",
+        "Show or empty the cache of compiled code.",
+    ),
     "warm-cache": (
         "max.entrypoints.cli.cache:warm_cache",
         "Compile a model into the cache.",
@@ -61,7 +65,7 @@ GROUPS = {
     "Text": ("generate", "chat", "run", "encode", "rank"),
     "Server": ("serve", "launch", "ps", "run-batch", "benchmark"),
     "Models": ("pull", "ls", "show", "rm", "list", "quantize", "perplexity"),
-    "Machine and compiler": ("doctor", "warm-cache", "explain"),
+    "Machine and compiler": ("doctor", "cache", "warm-cache", "explain"),
 }
 # commands of MAX that are not in this release, and their replacements
 ABSENT = {

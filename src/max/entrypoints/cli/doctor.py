@@ -18,6 +18,8 @@ from importlib import metadata
 import click
 import numpy as np
 
+from max import _cache_folders as cache_folders
+from max._config import cache_dir
 from max._host import available_memory
 from max._version import __version__
 from max.driver import CPU, Tensor
@@ -153,6 +155,19 @@ def _folders() -> Iterator[Finding]:
         return
     yield Finding("models folder", level, f"{store.root}: {size_text(free)} free")
     models = store.models()
+    for name, size in store.partial_pulls().items():
+        text = (
+            f"{size_text(size)} of a pull that has not ended: `max pull {name}` or `max rm {name}`"
+        )
+        yield Finding(f"partial {name}", "warning", text)
+    cached = cache_folders.cache_folders(cache_dir())
+    sizes = ", ".join(f"{folder.name} {size_text(folder.size)}" for folder in cached)
+    yield Finding("cache", "ok", f"{cache_dir()}: {sizes or 'empty'}")
+    left = cache_folders.left_behind(cache_dir() / folder.name for folder in cached)
+    if left:
+        size = sum(path.stat().st_size for path in left)
+        text = f"{size_text(size)} that killed processes left: the next start deletes them"
+        yield Finding("left in the cache", "warning", text)
     names = ", ".join(m.name for m in models)
     yield Finding(
         "models", "ok" if models else "warning", names or "none; `max pull org/model` gets one"

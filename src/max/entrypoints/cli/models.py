@@ -154,11 +154,18 @@ def show(name: str, check: bool, as_json: bool, models_dir: Path | None) -> None
 @models_dir_option
 @log_level_option
 def rm(names: tuple[str, ...], models_dir: Path | None) -> None:
-    """Delete models from this machine."""
+    """Delete models from this machine, also what a pull that was interrupted has got of them."""
     store = ModelStore(models_dir)
-    for model in [store.find(name) for name in names]:  # check that all exist before one is deleted
-        store.remove(model.name)
-        click.echo(f"deleted {model.name} ({size_text(model.size)})")
+    partial = store.partial_pulls()
+    # check that all exist before one is deleted
+    models = [None if name in partial else store.find(name) for name in names]
+    for name, model in zip(names, models, strict=True):
+        if model is None:
+            store.remove_partial(name)
+            click.echo(f"deleted the partial pull of {name} ({size_text(partial[name])})")
+        else:
+            store.remove(model.name)
+            click.echo(f"deleted {model.name} ({size_text(model.size)})")
 
 
 @click.command("ps", short_help="List the models that a server has loaded.")

@@ -16,6 +16,7 @@ import numpy as np
 import numpy.typing as npt
 from safetensors.numpy import save_file
 
+from max._cache_folders import QUANTIZED_FOLDER
 from max._config import cache_dir
 from max._load_steps import STEPS
 from max.driver import Tensor
@@ -238,7 +239,7 @@ def _plan(state_dict: Mapping[str, WeightData], kind: str) -> Iterator[tuple[str
 
 
 def _folder() -> Path:
-    return cache_dir() / "quantized"
+    return cache_dir() / QUANTIZED_FOLDER
 
 
 def _key(files: Sequence[Path], plan: Mapping[str, str]) -> Path:

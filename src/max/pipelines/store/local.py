@@ -181,6 +181,30 @@ class ModelStore:
                 ) from None
             raise
 
+    def partial_pulls(self) -> dict[str, int]:
+        """The models whose pull has not ended, by name, and the bytes that are there."""
+        found: dict[str, int] = {}
+        root = self.root / PARTIAL
+        for part in root.rglob("*"):
+            if part.is_file():
+                name = part.parent.relative_to(root).as_posix().replace(_TAG_MARK, ":")
+                with contextlib.suppress(OSError):
+                    found[name] = found.get(name, 0) + part.stat().st_size
+        return found
+
+    def remove_partial(self, name: str) -> None:
+        """Deletes what a pull that has not ended has got.
+
+        Args:
+            name: The model's name.
+        """
+        folder = self.root / PARTIAL / checked_name(name).replace(":", _TAG_MARK)
+        shutil.rmtree(folder, ignore_errors=True)
+        while folder != self.root:
+            with contextlib.suppress(OSError):
+                folder.rmdir()  # those around it, if they are empty
+            folder = folder.parent
+
     def remove(self, name: str) -> StoredModel:
         """Deletes a model's files.
 
