@@ -28,7 +28,7 @@ ABSENT = {
     "/v1/files/file-1/content": "max run-batch", "/v1/uploads": "max run-batch",
     "/v1/chat/completions/batch": "max run-batch",
     "/v2/embed": "/v1/embeddings", "/embedding": "/v1/embeddings", "/embeddings": "/v1/embeddings",
-    "/pooling": "/v1/embeddings", "/classify": "choice", "/v1/decisions": "choice", "/v1/moderations": "choice",
+    "/pooling": "/v1/embeddings", "/classify": "choice", "/v1/systemone": "/v1/decisions", "/v1/moderations": "choice",
     "/generative_scoring": "logprobs", "/completion": "/v1/completions", "/generate": "/v1/completions",
     "/generate_stream": "/v1/completions", "/v1/completions/render": "/apply-template",
     "/v1/chat/completions/render": "/apply-template", "/v1/chat/completions/input_tokens": "/tokenize",
@@ -36,7 +36,7 @@ ABSENT = {
     "/is_sleeping": "--idle-timeout", "/pause": "SIGTERM", "/resume": "SIGTERM", "/server_info": "/version",
     "/collective_rpc": "/models/load", "/update_weights": "/models/load", "/props": "/v1/models",
     "/slots": "/metrics", "/slots/0": "--kv-cache-folder", "/models/sse": "/v1/models", "/tools": "tools",
-    "/v1/systemone": "choice", "/api/create": "max pull", "/api/copy": "max pull", "/api/push": "max pull",
+    "/api/create": "max pull", "/api/copy": "max pull", "/api/push": "max pull",
     "/api/blobs/sha256:1": "max pull", "/v1/assistants": "/v1/responses", "/v1/fine_tuning/jobs": "folder",
 }  # fmt: skip
 """A route, and a word of what its error says to use instead."""

@@ -53,6 +53,7 @@ class TextContext:
         target_endpoint: The instance that answers.
         cache_salt: Requests share cached prefixes only if theirs are equal.
         adapter: Identifies the weights that are added to the model's, equal for equal weights only; empty: none.
+        logged_tokens: Tokens whose log-probabilities are returned besides the top ones, if there are top ones.
 
     Raises:
         InputError: The prompt is empty, not 1-d, or leaves no room for a new token.
@@ -93,6 +94,7 @@ class TextContext:
     failure: Exception | None = None
     """The error that has ended the generation."""
     _truncations: int = 0
+    logged_tokens: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
         self.tokens = np.asarray(self.tokens)

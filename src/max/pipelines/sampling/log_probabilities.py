@@ -28,13 +28,16 @@ def log_softmax(logits: Floats) -> npt.NDArray[np.float32]:
     return (shifted - total).astype(np.float32)
 
 
-def of_rows(logits: Floats, tokens: Sequence[int], top_n: int) -> LogProbabilities:
+def of_rows(
+    logits: Floats, tokens: Sequence[int], top_n: int, more: Sequence[int] = ()
+) -> LogProbabilities:
     """The log-probabilities of one token per row, and of the likeliest tokens of each row.
 
     Args:
         logits: ``[rows, vocab]``.
         tokens: The token of each row.
         top_n: The number of likeliest tokens; the row's own token is returned besides.
+        more: Further tokens to return for each row.
     """
     logs = log_softmax(logits)
     rows = np.arange(len(logs))
@@ -42,7 +45,7 @@ def of_rows(logits: Floats, tokens: Sequence[int], top_n: int) -> LogProbabiliti
     top: list[dict[int, float]] = []
     for row, token in zip(logs, tokens, strict=True):
         likeliest = _likeliest_tokens(row, top_n).tolist()
-        top.append({int(t): float(row[t]) for t in dict.fromkeys([*likeliest, token])})
+        top.append({int(t): float(row[t]) for t in dict.fromkeys([*likeliest, token, *more])})
     return LogProbabilities(token_logs, top)
 
 

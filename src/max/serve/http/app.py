@@ -36,6 +36,7 @@ from max.serve.openai import (
     chat,
     compaction,
     completions,
+    decisions,
     embeddings,
     invocations,
     models,
@@ -76,7 +77,7 @@ def build_app(
     )
     app.state.server = state
     apis = {
-        "openai": (tokens, embeddings, chat, completions),
+        "openai": (tokens, embeddings, chat, completions, decisions),
         "responses": (responses, compaction, stored_responses),
         "anthropic": (messages,),
         "ollama": (ollama, library),

@@ -65,6 +65,7 @@ class GenerationRequest:
         eos_sequences: Token sequences that end the sequence.
         log_probabilities: The number of top log-probabilities per token; 0: none are returned.
         log_probabilities_echo: Whether log-probabilities of the prompt are returned too.
+        logged_tokens: Tokens whose log-probabilities are returned besides the top ones.
         ignore_eos: Whether the sequence continues after one of ``eos_token_ids``.
         json_schema: The JSON schema that the text must match; None: any text.
         grammar: The grammar that the text must match; None: any text.
@@ -94,6 +95,7 @@ class GenerationRequest:
     client: str = ""
     cache_salt: str = ""
     adapter: str = ""
+    logged_tokens: tuple[int, ...] = ()
 
     @classmethod
     def of(cls, context: TextContext) -> GenerationRequest:
@@ -130,6 +132,7 @@ class GenerationRequest:
             sampling=Sampling.of(context.sampling_params),
             cache_salt=context.cache_salt,
             adapter=context.adapter,
+            logged_tokens=context.logged_tokens,
         )
 
     def with_grammar(self, grammar: str | None) -> GenerationRequest:
@@ -171,6 +174,7 @@ class GenerationRequest:
             sampling_params=self.sampling.to_params(),
             cache_salt=self.cache_salt,
             adapter=self.adapter,
+            logged_tokens=self.logged_tokens,
         )
 
 

@@ -77,7 +77,8 @@ def log_probabilities_of_step(
             ):  # a chunk, which the prompt's next token follows
                 chosen = [int(context.all_tokens[context.active_idx])]
             chosen = [*context.next_tokens[1:].tolist(), *chosen]
-        entries.append(of_rows(rows, chosen, context.log_probabilities))
+        logged = getattr(context, "logged_tokens", ())
+        entries.append(of_rows(rows, chosen, context.log_probabilities, logged))
     return entries
 
 
