@@ -329,7 +329,9 @@ def test_repeated_runs_pack_once() -> None:
         x = array(2, 64)
         same(net(Tensor.constant(x)), expected(x, values))
     assert packed_programs() - before == 1
-    (model,) = [packed.model for packed in list(_packing.COPIES_OF_ALL.alive) if packed.model is not None]
+    (model,) = [
+        packed.model for packed in list(_packing.COPIES_OF_ALL.alive) if packed.model is not None
+    ]
     assert sum(name.startswith("packed_matmul") for name in model.kernel_summaries) == 4
     assert compiled_programs() - compiled == 1
     assert packed_bytes() == sum(value.nbytes for value in values.values())
@@ -348,7 +350,9 @@ def run_often(net: Module, times: int = 12) -> None:
 def test_copies_are_freed_with_the_tensors() -> None:
     net = Net()
     run_often(net)
-    (packed,) = [weakref.ref(each.model) for each in list(_packing.COPIES_OF_ALL.alive) if each.model]
+    (packed,) = [
+        weakref.ref(each.model) for each in list(_packing.COPIES_OF_ALL.alive) if each.model
+    ]
     tensor = weakref.ref(net.a)
     storage = net.a._cell.storage  # pyright: ignore[reportOptionalMemberAccess]
     memory = weakref.ref(storage)
@@ -477,7 +481,9 @@ def test_constant_programs_are_not_folded() -> None:
     a, b = elements(x), elements(w)
     for _ in range(12):
         same(F.relu(x @ w), np.maximum(a @ b, 0))
-    (model,) = [packed.model for packed in list(_packing.COPIES_OF_ALL.alive) if packed.model is not None]
+    (model,) = [
+        packed.model for packed in list(_packing.COPIES_OF_ALL.alive) if packed.model is not None
+    ]
     assert any("matmul" in name for name in model.kernel_summaries)
     assert packed_bytes() == b.nbytes
 

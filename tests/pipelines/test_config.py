@@ -20,6 +20,7 @@ from max.pipelines import (
 )
 from max.pipelines.config.options import options_of
 from max.pipelines.core import ConfigError, ModelFilesError, UserError
+from max.pipelines.core.text import byte_size
 from max.pipelines.lib.config import AudioGenerationConfig, PrependPromptSpeechTokens
 from max.pipelines.lib.config_enums import PipelineRole
 from max.pipelines.lib.model_config import KVCacheConfig, MAXModelConfig, SamplingConfig
@@ -295,10 +296,10 @@ def test_a_model_that_does_not_fit_is_refused_with_a_plan(fake, monkeypatch):
     )
     monkeypatch.setattr(PipelineConfig, "free_memory", lambda self: 5 * 2**30)
     with pytest.raises(
-        ConfigError, match=r"9.0 GiB of weights .* 4.5 GiB are available \(5.0 GiB are free"
+        ConfigError, match=r"9 GiB of weights .* 4.5 GiB are available \(5 GiB are free"
     ) as error:
         config(fake)
-    assert error.value.remedy == "--quantize q8_0 would fit: 3.0 GiB of weights."
+    assert error.value.remedy == "--quantize q8_0 would fit: 3 GiB of weights."
 
 
 def test_the_device_is_named_where_nobody_did() -> None:
@@ -334,3 +335,14 @@ def test_encodings_know_their_devices() -> None:
     )
     parse = SupportedEncoding.parse_from_file_name
     assert parse("model-fp8.safetensors") is SupportedEncoding.float8_e4m3fn
+
+
+@pytest.mark.parametrize(
+    ("count", "text"),
+    [
+        (0, "0 B"), (1023, "1023 B"), (1024, "1 KiB"), (1536, "1.5 KiB"), (99.94 * 2**20, "99.9 MiB"),
+        (640 * 2**10, "640 KiB"), (24 * 2**20, "24 MiB"), (1.25 * 2**30, "1.2 GiB"), (5 * 2**40, "5120 GiB"),
+    ],
+)  # fmt: skip
+def test_numbers_of_bytes_in_messages(count: float, text: str) -> None:
+    assert byte_size(count) == text

@@ -12,6 +12,7 @@ from max import pipelines
 from max.engine.explain import explain_graph, explanations
 from max.entrypoints.cli import log_level_option
 from max.entrypoints.cli.options.model_names import ModelType, set_model
+from max.pipelines.core.text import byte_size
 
 PAGE = Path(__file__).with_name("explain.html")
 PASS_TEXT_LIMIT = 400_000
@@ -53,7 +54,7 @@ def explain(
     elif html is None:
         click.echo("\n\n".join(map(summary, graphs)))
     else:
-        click.echo(f"{html}: {html.stat().st_size / 1024:.0f} KiB", err=True)
+        click.echo(f"{html}: {byte_size(html.stat().st_size)}", err=True)
 
 
 def _explain(target: str, encoding: str | None, max_length: int | None) -> list[dict[str, Any]]:
@@ -116,14 +117,14 @@ def summary(graph: dict[str, Any]) -> str:
         f"{graph['name']}({', '.join(graph['inputs'])}) -> ({', '.join(graph['outputs'])})",
         f"{passes[0]['ops']} ops, {len(launches)} launches of {len(graph['kernels'])} kernels"
         + (f", {graph['once']} launches at load" if graph["once"] else ""),
-        ", ".join(f"{what} {_bytes(size)}" for what, size in graph["bytes"].items() if size),
+        ", ".join(f"{what} {byte_size(size)}" for what, size in graph["bytes"].items() if size),
         "",
         f"{'pass':<20} {'ops':>6} {'ms':>8}",
     ]
     lines += [f"{p['name']:<20} {p['ops']:>6} {p['milliseconds']:>8.2f}" for p in passes[1:]]
     if cached := sum(x["cached"] for x in launches):
         lines.append(
-            f"attention reads {_bytes(cached)} more for each token of a sequence in the cache"
+            f"attention reads {byte_size(cached)} more for each token of a sequence in the cache"
         )
     for one in graph["row_thresholds"]:
         origin = "measured" if one["measured"] else "default of the processor"
@@ -135,14 +136,6 @@ def summary(graph: dict[str, Any]) -> str:
         touched = sum(graph["launches"][i]["bytes"] for i in one["launches"])
         held = ", ".join(one["holds"])
         lines.append(
-            f"{one['name'][:18]:<18} {len(one['launches']):>8} {_bytes(touched):>10}  {held[:70]}"
+            f"{one['name'][:18]:<18} {len(one['launches']):>8} {byte_size(touched):>10}  {held[:70]}"
         )
     return "\n".join(lines)
-
-
-def _bytes(size: float) -> str:
-    for unit in ("B", "KiB", "MiB"):
-        if size < 1024:
-            return f"{size:.0f} {unit}"
-        size /= 1024
-    return f"{size:.1f} GiB"

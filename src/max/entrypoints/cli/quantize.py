@@ -13,6 +13,7 @@ from max.entrypoints.cli import log_level_option
 from max.entrypoints.cli.options.config_options import text_of
 from max.entrypoints.cli.options.model_names import ModelType, model_files
 from max.entrypoints.cli.progress import Progress
+from max.pipelines.core.text import byte_size
 
 # loaded when a command runs, not for its help or for completions of a shell
 if TYPE_CHECKING:
@@ -74,4 +75,4 @@ def quantize(
     with progress.stage(f"quantizing {model}"):
         size = export.export_gguf(folder, Path(path), kind, engine.InferenceSession(), text)
     progress.close()
-    click.echo(f"{path}: {size / 2**20:.1f} MiB in {time.perf_counter() - begin:.1f} s", err=True)
+    click.echo(f"{path}: {byte_size(size)} in {time.perf_counter() - begin:.1f} s", err=True)

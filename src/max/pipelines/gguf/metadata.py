@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 
@@ -78,8 +78,7 @@ class Metadata:
             ModelFilesError: The key is missing, or has another value.
         """
         value = self.value(key)
-        # the comparison is false for NaN too
-        if type(value) not in (int, float) or not 0 < value < math.inf:
+        if not (_is_from_zero(value) and value):
             raise self.error(key, value, "a number over 0")
         return value
 
@@ -94,7 +93,7 @@ class Metadata:
             ModelFilesError: The key is missing and there is no default, or it has another value.
         """
         value = self.value(key, *default)
-        if type(value) not in (int, float) or not 0 <= value < math.inf:
+        if not _is_from_zero(value):
             raise self.error(key, value, "a number from 0")
         return value
 
@@ -111,7 +110,7 @@ class Metadata:
         value = self.value(key, *default)
         is_list = isinstance(value, np.ndarray) and value.size
         values: list[Any] = value.tolist() if is_list else [value]
-        if not all(type(number) in (int, float) and 0 <= number < math.inf for number in values):
+        if not all(map(_is_from_zero, values)):
             raise self.error(key, value, "numbers from 0")
         return max(values)
 
@@ -313,6 +312,12 @@ class Metadata:
             "full_attention": self.rotation(),
             "sliding_attention": {"rope_type": "default", "rope_theta": local},
         }
+
+
+def _is_from_zero(value: object) -> bool:
+    """Whether a value of a file is a finite number from 0; flags are none."""
+    # the comparison is false for NaN, too
+    return type(value) in (int, float) and 0 <= cast(float, value) < math.inf
 
 
 def _error(file: GGUFFile, key: str, value: object, expected: str) -> ModelFilesError:

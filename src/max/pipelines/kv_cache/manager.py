@@ -19,6 +19,7 @@ from max.engine import InferenceSession
 from max.interfaces import TextGenerationContext
 from max.nn.kv_cache.cache_params import KVCacheParams
 from max.nn.kv_cache.manager import RaggedKVCacheInputs
+from max.pipelines.core.text import byte_size
 from max.pipelines.kv_cache.memory import (
     cache_bytes,
     group_shapes,
@@ -193,14 +194,14 @@ class PagedKVCacheManager(RequestPages):
             logger.info("KV cache: up to %d pages are swapped to the host", swap_slots)
         for group, count in zip(groups, counts, strict=True):
             logger.info(
-                "KV cache: %d pages of %d tokens, %.0f MiB",
+                "KV cache: %d pages of %d tokens, %s",
                 count,
                 self.page_size,
-                count * page_bytes(*group) / 2**20,
+                byte_size(count * page_bytes(*group)),
             )
         if params.states:
-            size = max_batch_size * state_bytes(params) / 2**20
-            logger.info("recurrent states: %d slots, %.0f MiB", max_batch_size, size)
+            size = byte_size(max_batch_size * state_bytes(params))
+            logger.info("recurrent states: %d slots, %s", max_batch_size, size)
 
     @staticmethod
     def _blocks(shape: KVCacheParams, layers: int, count: int, device: Device) -> Tensor:

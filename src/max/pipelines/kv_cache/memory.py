@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from max.nn.kv_cache.cache_params import KVCacheParams
+from max.pipelines.core.text import byte_size
 from max.pipelines.kv_cache.page_pool import pages_of
 
 
@@ -186,8 +187,8 @@ def pages_for_memory(
     states = max_batch_size * state_bytes(params)
     if available_bytes is not None and states > available_bytes:
         raise ValueError(
-            f"recurrent states: {max_batch_size} sequences need {states / 2**20:.1f} MiB, and "
-            f"{available_bytes / 2**20:.1f} MiB are available; give a smaller max_batch_size"
+            f"recurrent states: {max_batch_size} sequences need {byte_size(states)}, and "
+            f"{byte_size(available_bytes)} are available; give a smaller max_batch_size"
         )
     if num_layers == 0:
         return (max_batch_size,)
@@ -200,8 +201,8 @@ def pages_for_memory(
     if needed > available_bytes:
         raise ValueError(
             f"KV cache: one sequence of max_length {max_seq_len} needs "
-            f"{needed / 2**20:.0f} MiB, and "
-            f"{available_bytes / 2**20:.0f} MiB are available; give a smaller max_length"
+            f"{byte_size(needed)}, and "
+            f"{byte_size(available_bytes)} are available; give a smaller max_length"
         )
     sizes = [page_bytes(*group) for group in groups]
     # shrink the pools of window groups, one sequence at a time, until one sequence of full length fits in all pools

@@ -10,6 +10,7 @@ from max.pipelines.checkpoints.encodings import QUANTIZED_KINDS
 from max.pipelines.config.model_config import PLAIN_FLOATS
 from max.pipelines.config.pipeline_config import PipelineConfig
 from max.pipelines.core.exceptions import ConfigError
+from max.pipelines.core.text import byte_size
 from max.pipelines.kv_cache.memory import (
     fitting_length,
     group_shapes,
@@ -90,7 +91,7 @@ def fit_to_memory(config: PipelineConfig, architecture: SupportedArchitecture) -
     if states and config.max_batch_size > max_sequences:
         logger.warning(
             "the recurrent states of a sequence take %s, and max_batch_size is %d; it is now %d",
-            _size(states),
+            byte_size(states),
             config.max_batch_size,
             max_sequences,
         )
@@ -105,9 +106,9 @@ def _refusal(config: PipelineConfig, page_bytes: int, states: int) -> ConfigErro
     weights = model.weights_size()
     page = config.kv_cache_config.kv_cache_page_size
     plan = (
-        f"{model.model_path} does not fit into memory: {_size(weights)} of weights and "
-        f"{_cache(page, page_bytes, states)}, where {_size(available_bytes)} are available "
-        f"({_size(free_bytes)} are free, {_size(free_bytes - available_bytes)} of them kept as slack)"
+        f"{model.model_path} does not fit into memory: {byte_size(weights)} of weights and "
+        f"{_cache(page, page_bytes, states)}, where {byte_size(available_bytes)} are available "
+        f"({byte_size(free_bytes)} are free, {byte_size(free_bytes - available_bytes)} of them kept as slack)"
     )
     page_bytes += states
     encoding = model.quantization_encoding
@@ -117,19 +118,19 @@ def _refusal(config: PipelineConfig, page_bytes: int, states: int) -> ConfigErro
         for kind in QUANTIZED_KINDS[:-1]:
             size = model.weights_size(kind)
             if size + page_bytes <= available_bytes:
-                return ConfigError(plan, f"--quantize {kind} would fit: {_size(size)} of weights.")
+                return ConfigError(
+                    plan, f"--quantize {kind} would fit: {byte_size(size)} of weights."
+                )
     return ConfigError(
         plan,
-        f"Take a smaller model, or free {_size(weights + page_bytes - available_bytes)} of memory.",
+        f"Take a smaller model, or free {byte_size(weights + page_bytes - available_bytes)} of memory.",
     )
 
 
 def _cache(page: int, page_bytes: int, states: int) -> str:
     """The least that one sequence needs besides the weights."""
-    page_text = f"{_size(page_bytes)} for a page of {page} tokens of KV cache" if page_bytes else ""
-    state_text = f"{_size(states)} for the recurrent states of a sequence" if states else ""
+    page_text = (
+        f"{byte_size(page_bytes)} for a page of {page} tokens of KV cache" if page_bytes else ""
+    )
+    state_text = f"{byte_size(states)} for the recurrent states of a sequence" if states else ""
     return " and ".join(part for part in (page_text, state_text) if part)
-
-
-def _size(count: int) -> str:
-    return f"{count / 2**30:.1f} GiB" if count >= 2**30 else f"{count / 2**20:.1f} MiB"

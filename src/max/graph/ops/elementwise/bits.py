@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from max.graph.ops.staging.broadcasting import broadcast_all
-from max.graph.ops.staging.stage import stage
 from max.graph.ops.staging.promotion import promoted
+from max.graph.ops.staging.stage import stage
 from max.graph.value import TensorValue, TensorValueLike
 
 __all__ = ["bit_and", "bit_or", "bit_xor", "shift_left", "shift_right"]

@@ -9,6 +9,7 @@ from typing import Any
 from max.interfaces import TextGenerationContext
 from max.pipelines.config.pipeline_config import PipelineConfig
 from max.pipelines.core.exceptions import UserError
+from max.pipelines.core.text import byte_size
 from max.pipelines.models.pipeline_model import PipelineModel
 
 __all__ = ["PromptLogits", "wants_prompt_logits"]
@@ -77,7 +78,7 @@ class PromptLogits:
         free, size = self._config.free_memory(), self._config.model_config.weights_size()
         if free is not None and size > free:
             raise UserError(
-                f"log-probabilities of prompts need a second graph, with weights of {size >> 20} MiB, and "
-                f"{free >> 20} MiB are free",
+                f"log-probabilities of prompts need a second graph, with weights of {byte_size(size)}, and "
+                f"{byte_size(free)} are free",
                 "Start with --enable-echo: one graph then serves all requests.",
             )
