@@ -407,7 +407,7 @@ def test_export_and_import(page: Page) -> None:
         "format": "supremum-chat", "version": 1,
         "conversations": [{"id": "x", "title": "<b>loop</b>", "leaf": "a", "turns": [
             {"id": "a", "parent": "b", "role": "user", "content": "a"},
-            {"id": "b", "parent": "a", "role": "assistant", "content": "b"},
+            {"id": "b", "parent": "a", "role": "assistant", "content": "b", "state": "running"},
         ]}],
     }  # fmt: skip
     assert page.module("conversations.js", load, json.dumps(loop)) == 3
@@ -416,6 +416,9 @@ def test_export_and_import(page: Page) -> None:
         "[...document.querySelectorAll('.open')].find(each => each.title === '<b>loop</b>').click()"
     )
     page.wait("document.querySelectorAll('.turn').length === 2")
+    assert page.run(
+        "return [...document.querySelectorAll('.note')].map(each => each.closest('.turn').className)"
+    ) == ["turn assistant"]
 
 
 def test_the_keyboard(page: Page) -> None:

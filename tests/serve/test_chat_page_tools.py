@@ -88,7 +88,8 @@ def test_a_call(
     page.wait("document.querySelector('.call .decide')")
     names = [each["function"]["name"] for each in model.requests[0]["tools"]]
     assert names == ["time", "day"]
-    assert '"zone": "Oslo"' in page.text(".call") and server.calls == []
+    assert '"zone": "Oslo"' in page.text(".call") and server.url in page.text(".call")
+    assert server.calls == []
     # the focus is on the question, which screen readers are told
     assert page.run("return document.activeElement.textContent") == "Call it"
     assert "wants to call the tool time" in page.text("#announcer")

@@ -15,7 +15,7 @@ function alone(name, work) {
 
 const url = (turn) => `v1/streams/${turn.stream}`;
 
-/** Events: "change" (detail: a turn that goes on), "end" (detail: the turn). */
+/** Events: "change" (detail: a turn that goes on), "end" (detail: the turn, and whether it was made here). */
 export class Answers extends EventTarget {
   constructor(conversations) {
     super();
@@ -65,6 +65,7 @@ export class Answers extends EventTarget {
   async run(turn, open, store = null) {
     const abort = new AbortController();
     this.running.set(turn.id, abort);
+    let isMade = false;
     try {
       await alone(turn.stream, async () => {
         if (store) await store();
@@ -76,6 +77,8 @@ export class Answers extends EventTarget {
             return;
           }
         }
+        isMade = true;
+        turn.isTimed = Boolean(store);
         this.dispatchEvent(new CustomEvent("change", { detail: turn }));
         await this.follow(turn, open, abort.signal);
         await this.finish(turn);
@@ -84,7 +87,7 @@ export class Answers extends EventTarget {
       Object.assign(turn, { state: "failed", error: error.message });
     } finally {
       this.running.delete(turn.id);
-      this.dispatchEvent(new CustomEvent("end", { detail: turn }));
+      this.dispatchEvent(new CustomEvent("end", { detail: { turn, isMade } }));
     }
   }
 
@@ -99,6 +102,7 @@ export class Answers extends EventTarget {
         else Object.assign(turn, { state: "failed", error: await failureOf(response) });
         return;
       } catch (error) {
+        turn.isTimed = false;
         if (signal.aborted) {
           turn.state = "stopped";
           return;
@@ -136,7 +140,8 @@ export class Answers extends EventTarget {
     }
     turn.state = { null: "stopped", length: "cut", cancelled: "stopped" }[reason] ?? "done";
     if (turn.calls.length && turn.state === "done") turn.state = "calls";
-    turn.seconds = (performance.now() - (turn.first ?? turn.begun)) / 1000;
+    // an answer that is read again comes as fast as the network
+    if (turn.isTimed) turn.seconds = (performance.now() - (turn.first ?? turn.begun)) / 1000;
   }
 
   add(turn, delta) {
@@ -161,7 +166,7 @@ export class Answers extends EventTarget {
   }
 
   async finish(turn) {
-    if (turn.first) turn.wait = (turn.first - turn.begun) / 1000;
+    if (turn.first && turn.isTimed) turn.wait = (turn.first - turn.begun) / 1000;
     const record = stored(turn);
     const isEmpty = !record.content && !record.reasoning && !record.calls.length;
     if (isEmpty && record.state === "stopped") {
@@ -180,6 +185,6 @@ export class Answers extends EventTarget {
 
 /** A turn without what only this page needs. */
 function stored(turn) {
-  const { begun, first, shown, saved, ...record } = turn;
+  const { begun, first, shown, saved, isTimed, ...record } = turn;
   return { ...record, calls: (record.calls || []).filter(Boolean) };
 }

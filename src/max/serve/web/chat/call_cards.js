@@ -21,13 +21,23 @@ function pretty(text) {
 
 const shortened = (text) => (text.length > LONGEST_SHOWN ? `${text.slice(0, LONGEST_SHOWN)}\n…` : text);
 
-/** The card of a call; `decide` gets "once", "always" or "no" while the call waits for the user. */
-export function callCard(call, turnState, decide) {
+/**
+ * The card of a call to a server, which is undefined where none has the tool. While the call waits for the user,
+ * `decide` gets "once", "always" or "no".
+ */
+export function callCard(call, turnState, server, decide) {
   const waits = turnState === "calls" && call.state === "new";
   const card = element(
     "section",
     { class: `call ${call.state}`, "aria-label": `Call of ${call.name}` },
-    element("p", {}, "Tool ", element("code", {}, call.name), ` ${turnState === "running" ? "…" : STATES[call.state]}`),
+    element(
+      "p",
+      {},
+      "Tool ",
+      element("code", {}, call.name),
+      waits && server ? ` of ${server}` : "",
+      ` ${turnState === "running" ? "…" : STATES[call.state]}`,
+    ),
   );
   if (call.arguments && call.arguments !== "{}") {
     card.append(

@@ -21,16 +21,18 @@ export class Chat {
       goOn: (turn) => this.goOn(turn),
       choose: (turn) => this.choose(turn),
       decide: (turn, call, decision) => this.decide(turn, call, decision),
+      serverOf: (call) => this.tools.byName.get(call.name)?.server.url,
     });
     this.composer.addEventListener("send", () => this.send());
     this.composer.addEventListener("stop", () => this.stop());
     this.answers.addEventListener("change", ({ detail }) => this.changed(detail));
-    this.answers.addEventListener("end", ({ detail }) => this.ended(detail));
+    this.answers.addEventListener("end", ({ detail }) => this.ended(detail.turn, detail.isMade));
     this.conversations.addEventListener("turn", ({ detail }) => this.fromElsewhere(detail));
     this.conversations.addEventListener("removed", ({ detail }) => {
       if (detail === this.id) this.open("");
     });
     this.conversations.addEventListener("list", () => this.drawTitle());
+    this.tools.addEventListener("change", () => this.show());
     this.models.addEventListener("change", () => this.drawState());
   }
 
@@ -45,6 +47,10 @@ export class Chat {
     if (!wanted && location.hash) history.replaceState(null, "", location.pathname + location.search);
     // answers that this tab makes are newer than what is stored
     for (const id of turns.keys()) if (this.live?.has(id)) turns.set(id, this.live.get(id));
+    // calls that the page has left while they ran
+    for (const { calls, state } of turns.values()) {
+      for (const call of state === "calls" ? calls : []) if (call.state === "running") call.state = "new";
+    }
     this.turns = turns;
     this.leaf = conversation ? leafOf(conversation, turns) : null;
     this.models.choose(conversation?.model);
@@ -255,7 +261,7 @@ export class Chat {
     });
   }
 
-  ended(turn) {
+  ended(turn, isMade) {
     this.live?.delete(turn.id);
     if (turn.conversation === this.id) {
       if (turn.state === "removed") this.drop(turn);
@@ -268,7 +274,7 @@ export class Chat {
       }
       if (turn.error && /api key/i.test(turn.error)) this.settings.askForKey();
     }
-    if (turn.state === "calls") this.proceed(turn);
+    if (turn.state === "calls" && isMade) this.proceed(turn);
     this.drawTitle();
   }
 
@@ -309,6 +315,7 @@ export class Chat {
     else {
       call.state = "running";
       this.log.update(turn);
+      await this.conversations.saveTurn(turn);
       await this.tools.run(call);
     }
     await this.conversations.saveTurn(turn);

@@ -18,12 +18,17 @@ export class Sidebar extends EventTarget {
     this.current = "";
     this.running = new Set();
     this.more = element("li", { class: "more", "aria-hidden": "true" });
-    new IntersectionObserver(
+    const observer = new IntersectionObserver(
       (entries) => {
-        if (entries.some((each) => each.isIntersecting)) this.addPage();
+        if (!entries.at(-1).isIntersecting) return;
+        this.addPage();
+        // it tells of changes only: the end may be in sight again, or still
+        observer.unobserve(this.more);
+        observer.observe(this.more);
       },
       { root: this.list },
-    ).observe(this.more);
+    );
+    observer.observe(this.more);
     conversations.addEventListener("list", () => this.later());
     at("search").oninput = () => this.search();
     at("search").onkeydown = (event) => {

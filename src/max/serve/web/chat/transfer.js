@@ -30,6 +30,12 @@ const text = (value, otherwise = "") => (typeof value === "string" ? value : oth
 const number = (value, otherwise) => (Number.isFinite(value) ? value : otherwise);
 const list = (value) => (Array.isArray(value) ? value : []);
 
+/** An answer that was still made when it was exported has ended there. */
+function stateOf({ role, state }) {
+  if (role === "user" || state === undefined) return "done";
+  return STATES.includes(state) ? state : "stopped";
+}
+
 function readTurn(turn, ids, conversation) {
   if (typeof turn?.id !== "string" || !["user", "assistant"].includes(turn.role))
     throw new Error("a turn has no identifier or no role");
@@ -43,7 +49,7 @@ function readTurn(turn, ids, conversation) {
     reasoning: text(turn.reasoning),
     error: text(turn.error),
     model: text(turn.model),
-    state: STATES.includes(turn.state) ? turn.state : "stopped",
+    state: stateOf(turn),
     attachments: list(turn.attachments).map((each) => ({ name: text(each?.name, "file"), text: text(each?.text) })),
     calls: list(turn.calls)
       .filter((call) => call && typeof call === "object")

@@ -111,7 +111,16 @@ export class TurnView {
 
   drawExtra() {
     const { turn, actions } = this;
-    const key = JSON.stringify([turn.state, turn.error, turn.note, turn.calls, turn.attachments?.length, turn.role]);
+    const servers = turn.calls?.map(actions.serverOf);
+    const key = JSON.stringify([
+      turn.state,
+      turn.error,
+      turn.note,
+      turn.calls,
+      servers,
+      turn.attachments?.length,
+      turn.role,
+    ]);
     if (this.extraKey === key) return;
     this.extraKey = key;
     const parts = [];
@@ -119,7 +128,9 @@ export class TurnView {
       parts.push(element("details", { class: "attachment" }, element("summary", {}, name), plainNodes(text)));
     }
     for (const call of (turn.calls || []).filter(Boolean)) {
-      parts.push(callCard(call, turn.state, (decision) => actions.decide(this.turn, call, decision)));
+      parts.push(
+        callCard(call, turn.state, actions.serverOf(call), (decision) => actions.decide(this.turn, call, decision)),
+      );
     }
     if (turn.error) parts.push(element("p", { class: "error", role: "alert" }, turn.error));
     const note = turn.note || STATES[turn.state];
