@@ -27,6 +27,7 @@ from max.serve.http.connections.hosts import HostRule
 from max.serve.http.error_responses import as_api_error
 from max.serve.http.kept_streams import StreamKeeper
 from max.serve.http.middleware import Gate
+from max.serve.http.response_sockets import ResponseSockets
 from max.serve.http.state import ServerState, json_response
 from max.serve.http.streaming import ClientLeftError
 from max.serve.llama_cpp import infill
@@ -113,7 +114,7 @@ def build_app(
     ):
         app.add_exception_handler(expected, _api_error)
     app.add_exception_handler(Exception, _api_error)
-    return Gate(
+    gate = Gate(
         app,
         state.settings,
         state.metrics,
@@ -124,6 +125,7 @@ def build_app(
         content_types=ContentTypes(json_routes, unmarked),
         error_body=error_body,
     )
+    return ResponseSockets(gate, gate.refusal, origins, "responses" in served)
 
 
 def error_response(request: Request, error: ApiError) -> Response:

@@ -144,6 +144,18 @@ class Gate:
                 )
             CURRENT_REQUEST.reset(token)
 
+    def refusal(self, scope: Scope) -> ApiError | None:
+        """Why the host or the key of a connection is refused; None if it is not.
+
+        Args:
+            scope: The connection.
+        """
+        if self._hosts is not None and (foreign := self._hosts.refusal(scope)) is not None:
+            return foreign
+        if self._keys and self._client(Headers(scope=scope)) is None:
+            return _wrong_key()
+        return None
+
     async def _pass(self, scope: Scope, headers: Headers, receive: Receive, send: Send) -> None:
         async def refuse(error: ApiError) -> None:
             await send_error(send, error, self._error_body(scope["path"], error))
@@ -159,13 +171,7 @@ class Gate:
         if self._keys and not is_open(scope["path"]) and scope["method"] != "OPTIONS":
             key = self._client(headers)
             if key is None:
-                error = ApiError(
-                    "the API key is missing or wrong; give it as Authorization: Bearer KEY",
-                    status=401,
-                    code="invalid_api_key",
-                    headers={"WWW-Authenticate": "Bearer"},
-                )
-                await refuse(error)
+                await refuse(_wrong_key())
                 return
         # without keys, the engine is shared by address
         current_request().client = key[:_CLIENT_DIGITS] or (scope.get("client") or ("",))[0]
@@ -220,3 +226,12 @@ class Gate:
             if hmac.compare_digest(client_key.encode(), key)
         ]
         return digests[0] if digests else None
+
+
+def _wrong_key() -> ApiError:
+    return ApiError(
+        "the API key is missing or wrong; give it as Authorization: Bearer KEY",
+        status=401,
+        code="invalid_api_key",
+        headers={"WWW-Authenticate": "Bearer"},
+    )

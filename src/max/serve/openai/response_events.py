@@ -112,7 +112,7 @@ class ResponseWriter:
             "output": [] if finish_reason is None else self._items,
             "parallel_tool_calls": body.parallel_tool_calls is not False,
             "previous_response_id": body.previous_response_id,
-            "store": self._keep is not None,
+            "store": self._body.store is not False,
             "temperature": body.temperature,
             "top_p": body.top_p,
             "text": {"format": _plain(body.text.format if body.text else None) or {"type": "text"}},

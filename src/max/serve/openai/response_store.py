@@ -35,9 +35,15 @@ class StoredResponse:
 
 
 class ResponseStore:
-    """The latest responses; the oldest ones are dropped where they take too much memory."""
+    """The latest responses; the oldest ones are dropped where they take too much memory.
 
-    def __init__(self) -> None:
+    Args:
+        most_bytes: The maximum size of all.
+        most_responses: The maximum number of them.
+    """
+
+    def __init__(self, most_bytes: int = MOST_BYTES, most_responses: int = MOST_RESPONSES) -> None:
+        self._most_bytes, self._most_responses = most_bytes, most_responses
         self._responses: OrderedDict[str, StoredResponse] = OrderedDict()
         self._bytes = 0
 
@@ -50,7 +56,7 @@ class ResponseStore:
         """
         self._responses[identifier] = response
         self._bytes += response.size
-        while self._bytes > MOST_BYTES or len(self._responses) > MOST_RESPONSES:
+        while self._bytes > self._most_bytes or len(self._responses) > self._most_responses:
             _, dropped = self._responses.popitem(last=False)
             self._bytes -= dropped.size
 

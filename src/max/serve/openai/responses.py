@@ -16,7 +16,7 @@ from max.serve.http.streaming import event_stream, unless_disconnected
 from max.serve.openai.fields import refuse
 from max.serve.openai.response_body import REFUSED, ResponsesBody, job_of, messages_with, own_tools
 from max.serve.openai.response_events import ResponseWriter
-from max.serve.openai.stored_responses import history_of, keeper
+from max.serve.openai.stored_responses import CONNECTION_RESPONSES, history_of, keeper
 from max.serve.requests.generation import RunOptions
 from max.serve.requests.threads import by_size
 
@@ -52,8 +52,9 @@ async def responses(body: ResponsesBody, request: Request) -> Response:
     history = history_of(body.previous_response_id, state)
     job = await job_of(body, state, history)
     keep: Callable[[dict[str, Any]], None] | None = None
-    if body.store is not False:
-        keep = keeper(state, history, body.input)
+    stores = body.store is not False
+    if stores or CONNECTION_RESPONSES.get() is not None:
+        keep = keeper(state, history, body.input, stores)
     writer = await by_size(ResponseWriter, body, job, keep)
     if body.stream:
         return await event_stream(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextvars import ContextVar
 from typing import Any, Literal
 
 from fastapi import APIRouter, Request
@@ -12,12 +13,14 @@ from max.serve.errors import ApiError, shown
 from max.serve.http.bodies.body import BodyRoute
 from max.serve.http.state import ServerState, json_response, state_of
 from max.serve.openai.response_input import items_of
-from max.serve.openai.response_store import StoredResponse
+from max.serve.openai.response_store import ResponseStore, StoredResponse
 from max.serve.openai.wire import encode_json, new_id
 from max.serve.requests.request_context import current_request
 
 router = APIRouter(prefix="/v1/responses", tags=["OpenAI"], route_class=BodyRoute)
 _MOST_ITEMS = 100
+CONNECTION_RESPONSES: ContextVar[ResponseStore | None] = ContextVar("responses", default=None)
+"""The responses of the running WebSocket that are not stored; None: the request has a connection of HTTP."""
 
 
 def history_of(identifier: str | None, state: ServerState) -> tuple[dict[str, Any], ...]:
@@ -32,7 +35,10 @@ def history_of(identifier: str | None, state: ServerState) -> tuple[dict[str, An
     """
     if identifier is None:
         return ()
-    found = state.responses.find(identifier, current_request().client)
+    client, of_connection = current_request().client, CONNECTION_RESPONSES.get()
+    found = state.responses.find(identifier, client)
+    if found is None and of_connection is not None:
+        found = of_connection.find(identifier, client)
     if found is None:
         raise ApiError(
             f"the previous response {shown(identifier)} is not kept: it was sent with store false, deleted, "
@@ -44,7 +50,10 @@ def history_of(identifier: str | None, state: ServerState) -> tuple[dict[str, An
 
 
 def keeper(
-    state: ServerState, history: tuple[dict[str, Any], ...], given: str | list[dict[str, Any]]
+    state: ServerState,
+    history: tuple[dict[str, Any], ...],
+    given: str | list[dict[str, Any]],
+    stores: bool = True,
 ) -> Callable[[dict[str, Any]], None]:
     """A function that keeps a response.
 
@@ -52,15 +61,19 @@ def keeper(
         state: The server.
         history: The items before its input.
         given: Its input.
+        stores: Whether later connections may go on with it; False: only the same WebSocket.
     """
-    client = current_request().client
+    client, of_connection = current_request().client, CONNECTION_RESPONSES.get()
     inputs = tuple({"id": new_id("item"), **item} for item in items_of(given))
     size = len(encode_json(inputs))
 
     def keep(response: dict[str, Any]) -> None:
         data = encode_json(response)
         stored = StoredResponse(client, history, inputs, response, size + len(data))
-        state.responses.put(response["id"], stored)
+        if stores:
+            state.responses.put(response["id"], stored)
+        elif of_connection is not None:
+            of_connection.put(response["id"], stored)
 
     return keep
 

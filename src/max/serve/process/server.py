@@ -11,6 +11,7 @@ import socket
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
+from importlib.util import find_spec
 from pathlib import Path
 
 import uvicorn
@@ -268,7 +269,9 @@ async def _listen(
         log_level=share_handlers(),
         access_log=False,
         lifespan="off",
-        ws="none",  # no route takes a WebSocket, so none is accepted
+        ws="websockets-sansio" if find_spec("websockets") else "none",
+        ws_max_size=settings.max_request_bytes,
+        ws_per_message_deflate=False,
         ssl_certfile=settings.tls_certificate,
         ssl_keyfile=settings.tls_key,
         server_header=False,

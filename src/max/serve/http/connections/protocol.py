@@ -134,10 +134,22 @@ class BoundedProtocol(HttpToolsProtocol):
         except httptools.HttpParserUpgrade as pause:
             if self.parser.get_method() == b"CONNECT":
                 raise httptools.HttpParserError("this is no proxy") from None
+            if self._takes_websocket():
+                self._disarm()
+                self.scope["method"] = "GET"
+                self.handle_websocket_upgrade()
+                return
             body = data[pause.args[0] :]
             head = self._head_without_upgrade()
             self.parser = httptools.HttpRequestParser(self)
             self._feed(head + body)
+
+    def _takes_websocket(self) -> bool:
+        """Whether the connection becomes a WebSocket: no earlier answer is under way, and the server takes them."""
+        offered = [value.strip().lower() for name, value in self.headers if name == b"upgrade"]
+        if self.ws_protocol_class is None or self._answers or self._last is not None:
+            return False
+        return self.parser.get_method() == b"GET" and offered == [b"websocket"]
 
     def _head_without_upgrade(self) -> bytes:
         """The head of the request that was read, without the headers that offer another protocol."""
