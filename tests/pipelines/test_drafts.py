@@ -267,11 +267,11 @@ def test_a_step_mixes_drafts_and_single_tokens(plain, drafting, monkeypatch) -> 
     mixed, verified = [], DraftSteps.verified_tokens
 
     def watched(self, outputs, batch, device):
-        tokens = verified_tokens(self, outputs, batch, device)
+        tokens = verified(self, outputs, batch, device)
         mixed.append([len(own) for own in tokens])
         return tokens
 
-    monkeypatch.setattr(DraftSteps, "verified", watched)
+    monkeypatch.setattr(DraftSteps, "verified_tokens", watched)
     results = []
     for pipeline in (plain, drafting):
         tokens = pipeline.tokenizer.encode_now("one two three four five six seven " * 6)

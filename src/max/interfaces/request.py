@@ -19,6 +19,10 @@ class RequestID:
 
     value: str = field(default_factory=lambda: uuid.uuid4().hex)
 
+    def __hash__(self) -> int:
+        # a step looks up each of its requests several times
+        return hash(self.value)
+
     def __str__(self) -> str:
         return self.value
 

@@ -319,8 +319,8 @@ class PageManager:
             KeyError: The request has no table.
             OutOfPagesError: Too few pages of a group are free; nothing was changed.
         """
-        missing = self.missing_pages(request_id, length)
-        if not missing:
+        missing = pages_of(length, self.page_size) - len(self._table(request_id))
+        if missing <= 0:
             return []
         # check all groups before taking pages of any, so that a failure changes nothing
         for pool in self.pools:
@@ -376,7 +376,10 @@ class PageManager:
         if (rest := tokens[full * self.page_size :]).size:
             parent = table.hashes[-1] if full else salt
             table.tail = Tail(
-                parent, np.array(rest, np.int64), contents_within(contents, full, self.page_size)
+                # `_share_tail` copies the tokens, once for a request instead of once a step
+                parent,
+                rest,
+                contents_within(contents, full, self.page_size),
             )
 
     def truncate(self, request_id: RequestID, length: int) -> int:
@@ -455,6 +458,7 @@ class PageManager:
 
     def _share_tail(self, table: PageTable, tail: Tail) -> None:
         """Keeps the last page of a request, which is not full, for sequences that go on after its tokens."""
+        tail = Tail(tail.parent, np.array(tail.tokens, np.int64), tail.contents)
         index, groups = len(table.hashes), zip(self.pools, table.groups, strict=True)
         if not all(p.copy and g.returned <= index < len(g.pages) for p, g in groups):
             return

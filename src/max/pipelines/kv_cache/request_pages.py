@@ -188,7 +188,7 @@ class RequestPages:
             KeyError: The request has no page table.
             OutOfPagesError: Too few pages are free; no page was taken.
         """
-        if context.request_id in self._unread:
+        if self._unread and context.request_id in self._unread:
             self._unread.discard(context.request_id)
             self.reuse_prefix(context)
         self.pages.reserve(context.request_id, _length_after(context, num_steps))
@@ -207,8 +207,9 @@ class RequestPages:
         opened: list[tuple[TextGenerationContext, int, int]] = []
         try:
             for context in batch:
-                indices = context.start_idx, context.active_idx
-                if self.open(context):
+                if context.request_id not in self.pages:
+                    indices = context.start_idx, context.active_idx
+                    self.open(context)
                     opened.append((context, *indices))
                 self.alloc(context, num_steps)
         except OutOfPagesError:

@@ -95,7 +95,7 @@ def bounded_steps(num_steps: int, context: TextGenerationContext, tokenizer: obj
         context: The request.
         tokenizer: Its tokenizer; it must be a `TextTokenizer` if any reasoning has a budget.
     """
-    if (
+    if num_steps > 1 and (
         context.active_idx < context.end_idx  # a chunk yields no token
         or needs_sampler(context)  # penalties and grammars depend on every token
         or draft_length(context)  # the number of its tokens is known after the step
