@@ -8,10 +8,12 @@ import subprocess
 import sys
 from pathlib import Path
 
+import click
 import pytest
 from click.testing import CliRunner
 
 from max.entrypoints.cli import COMMANDS, GROUPS, cli
+from max.entrypoints.cli.options.config_options import GroupedCommand
 
 SCRIPT = Path(sys.executable).with_name("max")
 
@@ -60,13 +62,49 @@ def test_bash_completes_with_it() -> None:
     assert result.stdout.strip() == "run-batch"
 
 
+def test_bash_completes_names_and_paths_of_models(tmp_path: Path) -> None:
+    if not (SCRIPT.exists() and shutil.which("bash")):
+        pytest.skip("there is no bash, or no max beside this Python")
+    for name in ("tinyfolder/x", "models/lab/tiny"):
+        (tmp_path / name).mkdir(parents=True)
+    for name in ("config.json", "model.safetensors"):
+        (tmp_path / "models/lab/tiny" / name).write_text("{}")
+    (tmp_path / "tiny b.gguf").touch()
+    (tmp_path / "models" / "names.toml").write_text('tinyname = "lab/tiny"\n')
+    code = f"""
+PATH="{SCRIPT.parent}:$PATH"; eval "$(max --completion bash)"
+for line in "max serve tin" "max generate --model lab" "max show ti" "max rm lab/t" "max pull tinyf"; do
+COMP_WORDS=($line); COMP_CWORD=$((${{#COMP_WORDS[@]}}-1)); COMPREPLY=(); _max_completion max
+printf '<%s>' "${{COMPREPLY[@]}}"; echo; done"""
+    env = {**os.environ, "MAX_MODELS_DIR": str(tmp_path / "models"), "HF_HOME": str(tmp_path)}
+    result = subprocess.run(
+        ["bash", "-c", code], cwd=tmp_path, env=env, capture_output=True, text=True, timeout=120
+    )
+    lines = [sorted(line[1:-1].split("><")) for line in result.stdout.splitlines()]
+    both = ["tiny b.gguf", "tinyfolder", "tinyname"]
+    assert lines == [both, ["lab/tiny"], both, ["lab/tiny"], ["tinyfolder"]], result.stderr
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_help_has_80_columns_and_begins_with_what_is_needed(name: str) -> None:
+    text = CliRunner().invoke(cli, [name, "--help"], terminal_width=80).stdout
+    assert [line for line in text.splitlines() if len(line) > 80] == []
+    command = cli.get_command(None, name)  # type: ignore[arg-type]
+    headings = [line for line in text.splitlines() if line.endswith("ptions:") and line[0] != " "]
+    if isinstance(command, GroupedCommand):
+        if any(p.required and isinstance(p, click.Option) for p in command.params):
+            assert headings[0] == "Required options:"
+        assert headings[-1] == "Other options:"
+        assert "--log-level" in text.partition("Other options:")[2]
+
+
 def test_help_is_in_groups() -> None:
     names = [name for group in GROUPS.values() for name in group]
     assert sorted(names) == sorted(COMMANDS)
     text = CliRunner().invoke(cli, ["--help"]).stdout
     assert all(f"{group}:" in text for group in GROUPS)
     text = CliRunner().invoke(cli, ["serve", "--help"]).stdout
-    headings = ["Server:", "Clients:", "Several models:", "Logs and traces:", "Model:", "KV cache:"]
+    headings = ["Model:", "Server:", "Clients:", "Several models:", "Logs and traces:", "KV cache:"]
     places = [text.index(f"\n{heading}\n") for heading in headings]
     assert places == sorted(places)
     parameters = {p.name: p for p in cli.get_command(None, "serve").params}  # type: ignore[arg-type]

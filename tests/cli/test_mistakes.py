@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
 
+from max._config import flags
 from max.entrypoints.cli import cli
 from max.entrypoints.cli.errors import report
 from max.entrypoints.cli.options.absent_options import NAMES_ELSEWHERE
@@ -75,6 +76,13 @@ def generate(model: Path, *options: str) -> list[object]:
         (["--weight-path", "/tmp"], "weight file /tmp is a folder", "the path of a file"),
         (["--dtype", "bfloat16"], "no such option: --dtype", "Did you mean --quantization-encoding?"),
         (["--max-tokens", "3"], "no such option: --max-tokens", "Did you mean --max-new-tokens?"),
+        (["--modle", "x"], "no such option: --modle", "Did you mean --model?"),
+        (["-c", "4096"], "no such option: -c", "Did you mean --max-length?"),
+        (["-ngl", "99"], "-ngl is not in this release: there are no GPUs", "Leave it out"),
+        (["-t4"], "no such option: -t4", "`max generate --help` lists"),
+        (["--xyzzy"], "no such option: --xyzzy", "`max generate --help` lists the options."),
+        (["--num-threads", "2"], "no such option: --num-threads", "Did you mean --threads?"),
+        (["--threads", "0"], "0 is not in the range", "max generate --help"),
         (["--temprature", "1"], "no such option: --temprature", "Did you mean --temperature?"),
     ],
 )  # fmt: skip
@@ -83,10 +91,21 @@ def test_wrong_options(model, capfd, options, problem, remedy) -> None:
     assert problem in lines[0] and remedy in lines[1]
 
 
+def test_threads_are_those_of_the_option(model, capfd, monkeypatch) -> None:
+    monkeypatch.setenv("MAX_NUM_THREADS", "2")
+    told(capfd, 0, *generate(model, "--threads", "1"))
+    assert flags.MAX_NUM_THREADS == 1
+
+
+def test_what_is_no_command_and_looks_like_a_model(capfd) -> None:
+    for words in (["lab/tiny"], ["x.gguf"], ["What is this?"]):
+        lines = told(capfd, 2, *words)
+        assert f"{words[0]!r} is no command" in lines[0] and "`max run MODEL [PROMPT]`" in lines[1]
+    assert "Did you mean" not in " ".join(told(capfd, 2, "xyzzy"))
+
+
 def test_names_elsewhere_stand_for_options_that_exist() -> None:
-    commands = [
-        cli.get_command(None, name) for name in ("generate", "serve", "encode", "benchmark")
-    ]  # type: ignore[arg-type]
+    commands = [cli.get_command(None, name) for name in ("generate", "serve", "chat", "benchmark")]  # type: ignore[arg-type]
     options = {name for c in commands if c is not None for p in c.params for name in p.opts}
     assert set(NAMES_ELSEWHERE.values()) <= options
     assert not options & set(NAMES_ELSEWHERE)

@@ -167,7 +167,7 @@ def test_the_commands(tmp_path, folder, capfd):
     assert "lab/tiny" in max_("ls")
     shown = json.loads(max_("show", "lab/tiny", "--verify", "--json"))
     assert shown["verified"] is True and shown["family"] == "llama" and shown["context"] == 64
-    assert shown["source"] == str(folder)
+    assert shown["source"] == str(folder) and "model.safetensors" in shown["damaged"]
     here = json.loads(max_("show", str(folder), "--json"))
     assert (here["path"], here["family"]) == (str(folder), "llama")
     assert max_("rm", "lab/tiny").startswith("deleted lab/tiny")
@@ -187,7 +187,7 @@ def test_a_model_that_is_deleted_while_models_are_listed(store, folder, monkeypa
 
     monkeypatch.setattr(local, "is_model_folder", then_deleted)
     assert [model.name for model in store.models()] == ["two"]
-    assert local._modified(store.root / "one") == 0
+    assert local._modified_time(store.root / "one") == 0
 
 
 def test_a_file_that_is_deleted_while_models_are_listed(store, folder, monkeypatch):

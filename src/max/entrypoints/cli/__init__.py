@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import re
 import sys
 from collections.abc import Sequence
 from typing import Any
@@ -71,6 +72,10 @@ GROUPS = {
 ABSENT = {
     "warm-interpreter-cache": "`max warm-cache` fills the cache of compiled code.",
 }
+_PATHS_IN_BASH = """compopt -o filenames 2> /dev/null
+            while IFS= read -r path; do COMPREPLY+=("$path"); done < <(compgen -f -- "$value")"""
+_NEAR = 0.6
+"""The similarity of a command that is suggested."""
 LEVELS = click.Choice(["debug", "info", "warning", "error", "critical"], case_sensitive=False)
 
 
@@ -131,7 +136,12 @@ class LazyGroup(click.Group):
         if args and args[0] in ABSENT:
             raise CommandError(f"`max {args[0]}` is not in this release", ABSENT[args[0]])
         if args and not args[0].startswith("-") and args[0] not in COMMANDS:
-            near = similar_names(args[0], COMMANDS)
+            if " " in args[0] or "/" in args[0] or args[0].endswith(".gguf"):
+                raise CommandError(
+                    f"{args[0]!r} is no command",
+                    f"`max run MODEL [PROMPT]`; `{ctx.command_path} --help` lists commands.",
+                )
+            near = similar_names(args[0], COMMANDS, cutoff=_NEAR)
             hint = f" Did you mean {near[0]!r}?" if near else ""
             raise click.UsageError(f"No such command {args[0]!r}.{hint}", ctx)
         return super().resolve_command(ctx, args)
@@ -206,7 +216,12 @@ def print_completion(ctx: click.Context, param: click.Parameter, value: str | No
     kind = get_completion_class(value)
     assert kind is not None
     script = kind(ctx.command, {}, "max", "_MAX_COMPLETE")
-    click.echo(script.source_template % script.source_vars())
+    text = script.source_template % script.source_vars()
+    # click's script forgets the names that came before where paths fit too
+    text = text.replace(
+        "complete -o nosort", "COMP_WORDBREAKS=${COMP_WORDBREAKS//:}\n    complete -o nosort"
+    )
+    click.echo(re.sub(r"COMPREPLY=\(\)\s*compopt -o default", _PATHS_IN_BASH, text))
     ctx.exit()
 
 

@@ -106,6 +106,7 @@ def _costs(context: click.Context, parameter: click.Parameter, value: str) -> Co
     "--random-output-len",
     "--sonnet-output-len",
     "output_len",
+    metavar="N",
     type=click.IntRange(min=1),
     default=128,
     show_default=True,

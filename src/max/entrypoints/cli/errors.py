@@ -24,6 +24,8 @@ else:
     absent_options = lazy_module("max.entrypoints.cli.options.absent_options")
 
 _CORRECTABLE, _FAILED, _INTERRUPTED = 2, 1, 130
+_NEAR = 0.7
+"""The similarity of an option that is suggested: what is less similar is rather another option than a mistyped one."""
 _TRACEBACK = "`--log-level debug` shows where."
 
 
@@ -127,7 +129,7 @@ def report(command: click.Command, arguments: Sequence[str]) -> int:
         if _of_output(error):
             error = CommandError("the output cannot be written", str(error))
             _discard_output()
-        problem, remedy, code = _lines(error)
+        problem, remedy, code = _lines(error, arguments)
         if _debug(arguments):
             traceback.print_exc()
         click.echo(f"max: error: {problem}", err=True)
@@ -171,21 +173,22 @@ def _debug(arguments: Sequence[str]) -> bool:
         return asked
 
 
-def _lines(error: Exception) -> tuple[str, str, int]:
+def _lines(error: Exception, arguments: Sequence[str]) -> tuple[str, str, int]:
     """The problem, the remedy, and the exit code."""
     if isinstance(error, click.NoSuchOption):
         where = error.ctx.command_path if error.ctx is not None else "max"
-        why = None if _same_option(error) else absent_options.why_absent(error.option_name)
+        name = _whole_option(error.option_name, arguments)
+        why = None if _same_option(error, name) else absent_options.why_absent(name)
         if why is not None:
             return (
-                f"{error.option_name} is not in this release: {why}",
+                f"{name} is not in this release: {why}",
                 f"Leave it out; `{where} --help` lists the options.",
                 _CORRECTABLE,
             )
-        near = _near_options(error)
+        near = _near_options(error, name)
         hint = f"Did you mean {near[0]}? " if near else ""
         return (
-            f"no such option: {error.option_name}",
+            f"no such option: {name}",
             f"{hint}`{where} --help` lists the options.",
             _CORRECTABLE,
         )
@@ -222,21 +225,33 @@ def _lines(error: Exception) -> tuple[str, str, int]:
     return f"{name}: {text}" if text else name, _TRACEBACK, _FAILED
 
 
-def _near_options(error: click.NoSuchOption) -> list[str]:
+def _whole_option(name: str, arguments: Sequence[str]) -> str:
+    """An option as it was written: of ``-ngl`` the parser tells the first letter that is none."""
+    if name.startswith("--"):
+        return name
+    letter = name.lstrip("-")
+    words = (word.partition("=")[0] for word in arguments)
+    long = (word for word in words if len(word) > 2 and word[0] == "-" != word[1])
+    return next((word for word in long if letter in word), name)
+
+
+def _near_options(error: click.NoSuchOption, name: str) -> list[str]:
     """The option of the same meaning, else those with similar names, the nearest first."""
     if error.ctx is None:
         return list(error.possibilities or ())
-    options = [param for param in error.ctx.command.params if isinstance(param, click.Option)]
-    option_names = [name for option in options for name in option.opts]
-    same = _same_option(error)
+    same = _same_option(error, name)
     if same is not None:
         return [same]
-    return list(error.possibilities or similar_names(error.option_name, option_names))
+    options = [param for param in error.ctx.command.params if isinstance(param, click.Option)]
+    by_name = {
+        name.lstrip("-"): name for option in options for name in option.opts if not option.hidden
+    }
+    return [by_name[each] for each in similar_names(name.lstrip("-"), by_name, cutoff=_NEAR)]
 
 
-def _same_option(error: click.NoSuchOption) -> str | None:
+def _same_option(error: click.NoSuchOption, name: str) -> str | None:
     """The option of the command that does the same by another name."""
-    same = absent_options.NAMES_ELSEWHERE.get(error.option_name)
+    same = absent_options.NAMES_ELSEWHERE.get(name)
     params = error.ctx.command.params if error.ctx is not None else []
     return same if any(same in param.opts for param in params) else None
 

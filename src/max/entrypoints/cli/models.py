@@ -7,22 +7,27 @@ import json
 import re
 import time
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
+from max._lazy import lazy_module
 from max.entrypoints.cli import log_level_option
 from max.entrypoints.cli.errors import CommandError
 from max.entrypoints.cli.options.model_names import ModelType
 from max.entrypoints.cli.progress import PullProgress, size_text
 from max.entrypoints.load_test.http_client import Target
-from max.pipelines.checkpoints.hub import HuggingFaceRepo
-from max.pipelines.checkpoints.huggingface_config import HuggingFaceConfig
 from max.pipelines.store.local import ModelStore, StoredModel
 from max.pipelines.store.names import short_names
 from max.pipelines.store.pull import pull as pull_model
 from max.pipelines.store.pull import verify
 from max.pipelines.store.sources import open_source
+
+# loaded when a model is shown
+if TYPE_CHECKING:
+    from max.entrypoints.cli import model_facts
+else:
+    model_facts = lazy_module("max.entrypoints.cli.model_facts")
 
 _UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}
 
@@ -97,21 +102,6 @@ def ls(names: bool, as_json: bool, models_dir: Path | None) -> None:
     _print_table(rows)
 
 
-def check_files(model: StoredModel) -> None:
-    """Checks that a model's config can be read, and that the files are there that its index names.
-
-    Args:
-        model: The model.
-
-    Raises:
-        ModelFilesError: A file is missing, or is not what it should be.
-    """
-    if (model.path / "config.json").is_file():
-        repo = HuggingFaceRepo(str(model.path))
-        HuggingFaceConfig.load(repo)
-        _ = repo.weight_files
-
-
 @click.command("show", short_help="Show a model.")
 @click.argument("name", metavar="MODEL", type=ModelType())
 @click.option("--verify", "check", is_flag=True, help="Compare its files with their checksums.")
@@ -119,22 +109,12 @@ def check_files(model: StoredModel) -> None:
 @models_dir_option
 @log_level_option
 def show(name: str, check: bool, as_json: bool, models_dir: Path | None) -> None:
-    """Show a model: its files, its architecture, its context.
+    """Show a model: its architecture, parameters, context and encoding, and what its chat template can do.
 
     MODEL is a name of `max ls`, or the path of a folder or a GGUF file.
     """
     model = ModelStore(models_dir).find_or_open(name)
-    facts, config = _facts(model), model.config()
-    names = {
-        "architecture": "architectures", "family": "model_type", "context": "max_position_embeddings",
-        "layers": "num_hidden_layers", "hidden size": "hidden_size", "vocabulary": "vocab_size",
-        "dtype": "dtype",
-    }  # fmt: skip
-    source = HuggingFaceConfig(config)
-    for shown, key in names.items():
-        value = source.checkpoint_dtype if key == "dtype" else source.stated(key)
-        if value is not None:
-            facts[shown] = ", ".join(map(str, value)) if isinstance(value, list) else value
+    facts = _facts(model) | model_facts.model_facts(model.path)
     facts["source"] = model.manifest().get("source", "")
     problems = verify(model) if check else []
     if check:
@@ -143,10 +123,9 @@ def show(name: str, check: bool, as_json: bool, models_dir: Path | None) -> None
         click.echo(json.dumps(facts, indent=1))
     else:
         for key, value in facts.items():
-            click.echo(f"{key:<14}{size_text(value) if key == 'size' else value}")
+            click.echo(f"{key:<14}{_shown(key, value)}")
     if problems:
         raise CommandError("; ".join(problems), f"`max rm {name}`, then pull it again.")
-    check_files(model)
 
 
 @click.command("rm", short_help="Delete a model.")
@@ -192,6 +171,19 @@ def ps(url: str, api_key: str | None, as_json: bool) -> None:
     rows = [("NAME", "STATUS", "CONTEXT")]
     rows += [(m["id"], states[m["id"]], str(m.get("max_model_len") or "")) for m in busy]
     _print_table(rows)
+
+
+def _shown(key: str, value: Any) -> str:
+    """A fact for people."""
+    if key == "size":
+        return size_text(value)
+    if key == "parameters":
+        return model_facts.count_text(value)
+    if isinstance(value, bool):
+        return (
+            ("yes" if value else "not in this release: `max list`") if key == "runs" else str(value)
+        )
+    return str(value)
 
 
 def _facts(model: StoredModel) -> dict[str, Any]:

@@ -30,6 +30,8 @@ MANIFEST = ".max-model.json"
 PARTIAL = ".partial"
 """The folder of downloads that have not ended."""
 _PART = r"[A-Za-z0-9][A-Za-z0-9._-]{0,95}"
+_NEAR = 0.65
+"""The similarity of a name that is suggested."""
 _NAME = re.compile(rf"{_PART}(/{_PART})?(:{_PART})?")
 _TAG_MARK = "@"
 """Stands for the colon before a tag in names of folders, where Windows allows none."""
@@ -342,7 +344,7 @@ def near_names(name: str, names: list[str]) -> str:
     """
     # the last part decides: people leave the owner out
     last = {full_name.rpartition("/")[2]: full_name for full_name in names}
-    close = similar_names(name.rpartition("/")[2], last, count=3)
+    close = similar_names(name.rpartition("/")[2], last, count=3, cutoff=_NEAR)
     return (
         f"Did you mean {' or '.join(repr(last[full_name]) for full_name in close)}?"
         if close

@@ -185,7 +185,7 @@ def of_hub(name: str) -> Source:
     if constants.HF_HUB_OFFLINE:
         raise ModelFilesError(
             f"{name!r} is a name on the hub, and HF_HUB_OFFLINE is set",
-            "Unset it, or give a folder or a file.",
+            "Unset HF_HUB_OFFLINE, or give a folder or a file.",
         )
     endpoint = constants.ENDPOINT.rstrip("/")
     listed = _fetched_text(f"{endpoint}/api/models/{quote(name)}?blobs=true", json.loads)

@@ -63,12 +63,16 @@ ANSWER_OPTIONS = [
         "--tool-parser",
         env="TOOL_PARSER",
         type=click.Choice(TOOL_PARSERS, case_sensitive=False),
-        help="How the model writes calls of tools. Not set: as its chat template teaches; none: calls stay text.",
+        metavar="NAME",
+        help="How the model writes calls of tools. Not set: as its chat template teaches; none: calls stay text; "
+        + ", ".join(TOOL_PARSERS[:-1])
+        + ".",
     ),
     serve_option(
         "--reasoning-parser",
         env="REASONING_PARSER",
         type=click.Choice(list(REASONING_PARSERS), case_sensitive=False),
+        metavar="NAME",
         help="Where reasoning is marked: none leaves it in the answer, all others find it by the chat template.",
     ),
     serve_option(

@@ -35,6 +35,9 @@ _GROUPS = {
 }
 """The headings of the help for the parts of a configuration; its own fields are under ``_OWN_GROUP``."""
 _OWN_GROUP = "Lengths and batches"
+_REQUIRED, _OWN, _OTHERS = "Required options", "Options", "Other options"
+_GENERAL = {"--log-level", "--verbose", "--quiet", "--help"}
+"""Options that every command has, which stand last in its help."""
 
 
 class GroupedOption(click.Option):
@@ -95,23 +98,29 @@ class GroupedCommand(click.Command):
 
     def _write_options(self, ctx: click.Context, formatter: click.HelpFormatter, word: str) -> bool:
         """Writes the options that contain a word, or all if it is empty; returns whether there were any."""
-        groups: dict[str, list[tuple[str, str]]] = {}
+        first = {_REQUIRED: [], _OWN: [], _GROUPS["_model_config"]: []}
+        groups: dict[str, list[tuple[str, str]]] = first
         for parameter in self.get_params(ctx):
             record = parameter.get_help_record(ctx)
-            if record is not None:
-                group = parameter.group if isinstance(parameter, GroupedOption) else ""
+            # arguments stand in the line of usage, and in the text
+            if record is not None and isinstance(parameter, click.Option):
+                group = parameter.group if isinstance(parameter, GroupedOption) else _OWN
+                if parameter.required:
+                    group = _REQUIRED
+                elif not _GENERAL.isdisjoint(parameter.opts):
+                    group = _OTHERS
                 text = f"{record[0]} {getattr(parameter, 'help', '')} {group}"
                 if word not in text.lower().replace("_", "-"):
                     continue
                 groups.setdefault(group, []).append(record)
-        others = groups.pop("", [])
-        for group, records in groups.items():
+        others = groups.pop(_OTHERS, [])
+        shown = {group: records for group, records in groups.items() if records}
+        if others:
+            shown[_OTHERS if shown else _OWN] = others
+        for group, records in shown.items():
             with formatter.section(group):
                 formatter.write_dl(records)
-        if others:
-            with formatter.section("Other options" if groups else "Options"):
-                formatter.write_dl(others)
-        return bool(groups or others)
+        return bool(shown)
 
 
 _SAMPLING_HELP = {
@@ -197,12 +206,27 @@ def _set_weight_cache(ctx: click.Context, param: click.Parameter, value: bool | 
         flags.export("MAX_WEIGHT_CACHE_SIZE", 0)
 
 
+def _set_threads(ctx: click.Context, param: click.Parameter, value: int | None) -> None:
+    """Sets the number of threads by its environment variable, which a server's processes inherit."""
+    if value is not None:
+        flags.export("MAX_NUM_THREADS", value)
+
+
 def config_options(command: Any) -> Any:
     """Adds an option for each field of a pipeline's configuration, and those of loading a model.
 
     Args:
         command: The command; receives the set values by field.
     """
+    command = click.option(
+        "--threads",
+        cls=GroupedOption,
+        group=_GROUPS["_model_config"],
+        type=click.IntRange(1, 4096),
+        expose_value=False,
+        callback=_set_threads,
+        help="The threads that compute, as MAX_NUM_THREADS. [default: one for each core that this process may use]",
+    )(command)
     command = click.option(
         "--weight-cache/--no-weight-cache",
         cls=GroupedOption,
