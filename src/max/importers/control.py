@@ -76,7 +76,7 @@ def stage_branch(
             raise ValueError("the branches have results of different types")
         _check_bound(outer, types[0])
     except FAILURES as error:
-        raise MissingContents(node.source.inputs[condition], "the elements") from error
+        raise MissingContents(node.source.inputs[condition], "the elements", str(error)) from error
     predicate = ops.reshape(value.tensor, [])
     staged = close_branches(
         "mo.if", (branches[0], branches[1]), (results[0], results[1]), (predicate,), (), ("then", "otherwise"), types[0]

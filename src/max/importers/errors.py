@@ -30,10 +30,12 @@ class MissingContents(Exception):
     Args:
         name: The name of the value in the source graph.
         what: What is needed, for messages.
+        why: Why, for messages.
     """
 
-    def __init__(self, name: str, what: str) -> None:
-        super().__init__(f"needs {what} of {name!r}, which only a run knows")
+    def __init__(self, name: str, what: str, why: str = "") -> None:
+        because = f": {why}" if why else ""
+        super().__init__(f"needs {what} of {name!r}, which only a run knows{because}")
         self.name = name
 
 

@@ -21,7 +21,13 @@ Array = npt.NDArray[Any]
 
 
 class Bodies(Protocol):
-    """What stages the graph around a node, and the bodies among its attributes."""
+    """What stages the graph around a node, and the bodies among its attributes.
+
+    Attributes:
+        values: The values by name.
+    """
+
+    values: dict[str, Any]
 
     def inner(self, graph: SourceGraph, arguments: Sequence[Value]) -> list[Value]:
         """Stages a body into the graph that is being built; the values of its outputs."""

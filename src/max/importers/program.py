@@ -102,6 +102,9 @@ class Program:
         Raises:
             ImportFailure: A node cannot be staged.
         """
+        if self._start.is_symbolic and not self._fits(feeds):
+            self._start.is_symbolic = False
+            self._start.segments.clear()
         env: dict[str, Concrete] = {**self.source.constants, **feeds}
         point = self._start
         while True:
@@ -114,6 +117,18 @@ class Program:
             point = segment.following
             for name in env.keys() - point.live:
                 del env[name]
+
+    def _fits(self, feeds: Mapping[str, Concrete]) -> bool:
+        """Whether dynamic sizes of one name are equal, as symbols are: not all exporters see to it."""
+        sizes: dict[str, int] = {}
+        for name, type_ in self.source.inputs:
+            array = feeds.get(name)
+            if type_.shape is None or not isinstance(array, np.ndarray):
+                continue
+            for symbol, size in zip(type_.shape, array.shape, strict=False):
+                if isinstance(symbol, str) and sizes.setdefault(symbol, size) != size:
+                    return False
+        return True
 
     @property
     def segments(self) -> int:

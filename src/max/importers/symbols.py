@@ -32,6 +32,9 @@ class SymbolNames:
         ]
 
     def _symbol(self, name: str, axis: int, size: str | None) -> str:
+        if size and not _OTHER.sub("", size):
+            # "?" is no name
+            size = None
         key = size or f"{name}_{axis}"
         if size and key in self._by_name:
             return self._by_name[key]

@@ -3,6 +3,7 @@
 from max.importers.onnx.ops import (
     arithmetic,
     casts,
+    contrib,
     control_flow,
     convolution,
     elementwise,
@@ -24,7 +25,7 @@ from max.importers.onnx.ops import (
 )
 
 __all__ = [
-    "arithmetic", "casts", "control_flow", "convolution", "elementwise", "folds", "generators", "images", "indexing",
-    "linear", "normalization", "pooling", "quantization", "recurrent", "reduction", "sequence", "shape", "signal",
-    "text", "training",
+    "arithmetic", "casts", "contrib", "control_flow", "convolution", "elementwise", "folds", "generators", "images",
+    "indexing", "linear", "normalization", "pooling", "quantization", "recurrent", "reduction", "sequence", "shape",
+    "signal", "text", "training",
 ]  # fmt: skip

@@ -70,32 +70,36 @@ def resize(node: Node) -> TensorValue:
         sizes = []
         for axis, scale in zip(axes, scales, strict=True):
             dim = x.shape[axis]
-            sizes.append(dim if scale == 1 else math.floor(node.static(dim) * scale + 1e-9))
+            if scale == int(scale) and scale >= 1:
+                sizes.append(dim * int(scale))
+            else:
+                sizes.append(math.floor(node.static(dim) * scale + 1e-9))
+    if any(isinstance(size, Dim) and not isinstance(size, StaticDim) for size in sizes):
+        whole = list(x.shape)
+        for axis, size in zip(axes, sizes, strict=True):
+            whole[axis] = Dim(size)
+        if (result := plan.symbolic(x, whole)) is not None:
+            return result
+        sizes = [node.static(Dim(size)) for size in sizes]
     return plan.apply(x, axes, sizes, scales)
 
 
 def _by_size(node: Node, x: TensorValue, axes: Sequence[int]) -> tuple[list[Any], list[float]]:
-    """Sizes and scales where the sizes are given; axes of unchanged symbolic size stay."""
+    """Sizes and scales where the sizes are given. With symbols among them the sizes alone determine the result."""
     wanted = node.sizes(3)
-    if all(new == x.shape[axis] for axis, new in zip(axes, wanted, strict=True)):
-        return list(wanted), [1.0] * len(axes)
     policy = node.attr("keep_aspect_ratio_policy", "stretch")
-    old: list[Any] = []
-    for axis, new in zip(axes, wanted, strict=True):
-        same = policy == "stretch" and new == x.shape[axis]
-        if not same and not isinstance(new, StaticDim):
-            raise MissingContents(node.source.inputs[3], "the elements")
-        old.append(x.shape[axis] if same else node.static(x.shape[axis]))
+    is_static = all(
+        isinstance(dim, StaticDim) for dim in (*wanted, *(x.shape[axis] for axis in axes))
+    )
+    if policy == "stretch" and not is_static:
+        return list(wanted), [0.0] * len(axes)
+    if not all(isinstance(new, StaticDim) for new in wanted):
+        raise MissingContents(node.source.inputs[3], "the elements")
+    old = [node.static(x.shape[axis]) for axis in axes]
+    ratios = [int(new) / size for new, size in zip(wanted, old, strict=True)]
     if policy == "stretch":
-        scales = [
-            1.0 if new == size else int(new) / size for new, size in zip(wanted, old, strict=True)
-        ]
-        return [
-            new if isinstance(size, Dim) else int(new)
-            for new, size in zip(wanted, old, strict=True)
-        ], scales
-    choose = min if policy == "not_larger" else max
-    scale = choose(int(new) / size for new, size in zip(wanted, old, strict=True))
+        return [int(new) for new in wanted], ratios
+    scale = (min if policy == "not_larger" else max)(ratios)
     return [math.floor(scale * size + 0.5) for size in old], [scale] * len(axes)
 
 
@@ -127,6 +131,21 @@ class _Plan:
         self.mode, self.transform, self.rounding = mode, transform, rounding
         self.a, self.exclude, self.antialias, self.outside = a, exclude, antialias, outside
         self.crops: list[tuple[float, float]] = []
+
+    def symbolic(self, x: TensorValue, sizes: Sequence[Dim]) -> TensorValue | None:
+        """The tensor resized to a shape with symbols; None where the graph API has no such transform."""
+        transforms = ("half_pixel", "align_corners", "asymmetric", "pytorch_half_pixel")
+        if self.transform not in transforms or self.exclude or self.antialias:
+            return None
+        transform = transforms.index(self.transform)
+        if self.mode == "nearest":
+            roundings = ("round_prefer_floor", "round_prefer_ceil", "floor", "ceil")
+            if self.rounding not in roundings:
+                return None
+            return ops.resize_nearest(x, sizes, transform, roundings.index(self.rounding))
+        if self.mode == "linear" and x.dtype.is_float():
+            return ops.resize_linear(x, sizes, transform)
+        return None
 
     def apply(
         self, x: TensorValue, axes: Sequence[int], sizes: Sequence[Any], scales: Sequence[float]

@@ -18,6 +18,9 @@ from max.importers.onnx.table import op
 
 Array = npt.NDArray[Any]
 
+_END = 1_000_000_000
+"""Exporters write bounds beyond it for the end of an axis."""
+
 
 @op("Slice")
 def slice_(node: Node) -> TensorValue:
@@ -58,9 +61,9 @@ def _bounds(node: Node, start: Dim, stop: Dim, step: int, size: Dim) -> slice:
 def _inside(node: Node, bound: Dim, size: Dim, is_stop: bool) -> Dim:
     """A bound of an axis of symbolic size, which a run checks to lie within ``[0, size]``."""
     if isinstance(bound, StaticDim):
-        if int(bound) >= (1 << 31) - 1:
+        if int(bound) >= _END:
             return size
-        if int(bound) <= -((1 << 31) - 1):
+        if int(bound) <= -_END:
             return Dim(0)
         if int(bound) < 0:
             return size + bound

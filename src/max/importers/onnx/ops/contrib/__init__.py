@@ -1,0 +1,12 @@
+"""Ops of other domains than ONNX's own: `ai.onnx.ml`, `com.microsoft`."""
+
+from max.importers.onnx.ops.contrib import (
+    attention,
+    encoders,
+    fused,
+    linear_models,
+    quantized,
+    trees,
+)
+
+__all__ = ["attention", "encoders", "fused", "linear_models", "quantized", "trees"]
