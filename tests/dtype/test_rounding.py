@@ -6,7 +6,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from max.dtype.rounding import converted
+from max.dtype.rounding import convert_rounding_once
 from tests.rounding import near_ties, nearest
 
 NARROW = [
@@ -23,7 +23,7 @@ NARROW = [
 def test_once(dtype: type, rng: np.random.Generator) -> None:
     x = near_ties(dtype, rng, 3000)
     with np.errstate(all="ignore"):
-        result = converted(x, dtype).astype(np.float64)
+        result = convert_rounding_once(x, dtype).astype(np.float64)
         twice = x.astype(np.float32).astype(dtype).astype(np.float64)
     expected = nearest(x, dtype)
     result[np.isinf(result)] = np.nan
@@ -35,8 +35,16 @@ def test_once(dtype: type, rng: np.random.Generator) -> None:
 def test_shapes_and_other_types(rng: np.random.Generator) -> None:
     x = rng.standard_normal((4, 6))[:, ::2]
     np.testing.assert_array_equal(
-        converted(x, ml_dtypes.bfloat16), x.astype(np.float32).astype(ml_dtypes.bfloat16)
+        convert_rounding_once(x, ml_dtypes.bfloat16),
+        x.astype(np.float32).astype(ml_dtypes.bfloat16),
     )
-    assert converted(np.array(1.0 + 2.0**-8 + 2.0**-40), ml_dtypes.bfloat16) == 1.0 + 2.0**-7
-    assert converted(np.float32([2.5]), np.int64).tolist() == [2]
-    assert converted(np.arange(3), ml_dtypes.float8_e4m3fn).astype(int).tolist() == [0, 1, 2]
+    assert (
+        convert_rounding_once(np.array(1.0 + 2.0**-8 + 2.0**-40), ml_dtypes.bfloat16)
+        == 1.0 + 2.0**-7
+    )
+    assert convert_rounding_once(np.float32([2.5]), np.int64).tolist() == [2]
+    assert convert_rounding_once(np.arange(3), ml_dtypes.float8_e4m3fn).astype(int).tolist() == [
+        0,
+        1,
+        2,
+    ]

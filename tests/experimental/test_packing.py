@@ -28,7 +28,7 @@ from max.experimental import Tensor, random
 from max.experimental import functional as F
 from max.experimental.programs import packed_weights as _packing
 from max.experimental.programs import programs
-from max.experimental.programs.ownership import owned
+from max.experimental.programs.ownership import owned_cells
 from max.experimental.programs.packed_weights import packed_bytes, packed_programs
 from max.experimental.programs.programs import compiled_programs
 from max.experimental.record import recorder
@@ -424,21 +424,21 @@ def test_memory_of_others_is_not_packed() -> None:
     result = (random.normal([64, 96]) * 2).realize
     alias = Tensor(storage=(twice := own(64, 96)).driver_tensor)
     cells: Any = [t._cell for t in (shared, of_torch, view, fixed, result, twice, alias)]
-    assert owned(cells) == [False, False, False, True, True, False, False]
+    assert owned_cells(cells) == [False, False, False, True, True, False, False]
     del memory, alias
-    assert owned(cells[:1]) == [True]  # the array was the last reference
-    assert owned(cells[5:6]) == [False]  # `cells` has the alias
+    assert owned_cells(cells[:1]) == [True]  # the array was the last reference
+    assert owned_cells(cells[5:6]) == [False]  # `cells` has the alias
     del cells[6]
-    assert owned(cells[5:6]) == [True]
+    assert owned_cells(cells[5:6]) == [True]
     for export in (
         result.to_numpy(),
         np.from_dlpack(result),
         result.driver_tensor,
         torch.from_dlpack(result),
     ):
-        assert owned(cells[4:5]) == [False], export
+        assert owned_cells(cells[4:5]) == [False], export
         del export
-    assert owned(cells[4:5]) == [True]
+    assert owned_cells(cells[4:5]) == [True]
 
 
 def test_a_compiled_module_reads_the_same_weights() -> None:

@@ -176,11 +176,11 @@ def test_unknown_names_in_the_registry():
     def op(out: k.Output):
         out[0] = 0
 
-    assert k.registered("test.errors.op") is op
+    assert k.kernel_of_op("test.errors.op") is op
     file, line = op.location
     assert linecache.getline(file, line).strip().startswith("def op")
     with pytest.raises(k.KernelNameError, match="did you mean 'test.errors.op'"):
-        k.registered("test.errors.opp")
+        k.kernel_of_op("test.errors.opp")
 
 
 def test_source_texts_that_do_not_parse():

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from max import kernel as k
 from max._config import flags
 from max.kernel.frontend import outlining
-from max.kernel.frontend.outlining import _rounded
+from max.kernel.frontend.outlining import _rounded_bound
 from tests.kernel_language.harness import compiled, interpreted, spec_of
 
 X = np.arange(-5, 9, dtype=np.float32)
@@ -452,13 +452,13 @@ def scaled(out, x, kind, table) -> None:
 
 def test_functions_of_the_package_are_fixed(monkeypatch: pytest.MonkeyPatch) -> None:
     counts: list[str] = []
-    compile_body = outlining._compiled
+    compile_body = outlining._compile_body
 
     def counted(fe, function, *rest):
         counts.append(function.name)
         return compile_body(fe, function, *rest)
 
-    monkeypatch.setattr(outlining, "_compiled", counted)
+    monkeypatch.setattr(outlining, "_compile_body", counted)
     monkeypatch.setattr(outlining, "_bodies", type(outlining._bodies)())
     for name, expected_count in (("max.kernels", 1), ("maximum", 3), ("tests.max.", 3)):
         there = FunctionType(scaled.__code__, {"k": k, "__name__": name, "range": range}, "scaled")
@@ -481,7 +481,7 @@ def test_functions_of_the_package_are_fixed(monkeypatch: pytest.MonkeyPatch) -> 
 @example(-(1 << 63))
 @given(st.integers(-(1 << 63), (1 << 63) - 1) | st.integers(-(1 << 42), 1 << 42))
 def test_bounds_of_intervals_are_rounded_outwards(bound: int) -> None:
-    rounded = _rounded(bound)
+    rounded = _rounded_bound(bound)
     if abs(bound) <= 1 << 40:
         assert rounded == bound
         return

@@ -10,7 +10,7 @@ import numpy as np
 
 from max._interpreter.core import Array, Frame, implements, widen
 from max.dtype import DType
-from max.dtype.rounding import converted
+from max.dtype.rounding import convert_rounding_once
 from max.mlir import MoOp
 from max.mlir.types import ShapedType
 
@@ -73,7 +73,7 @@ def _div(x: Array, y: Array) -> Array:
     return np.floor_divide(x, y) if x.dtype.kind in "iu" else np.divide(x, y)
 
 
-def _shifted(x: Array, y: Array, left: bool) -> Array:
+def _shift_bits(x: Array, y: Array, left: bool) -> Array:
     """Shifts by less than 0, or by the width or more, move all bits out."""
     bits = x.dtype.itemsize * 8
     inside = (y >= 0) & (y < bits)
@@ -99,8 +99,8 @@ _BINARY: dict[str, Callable[[Array, Array], Array]] = {
     "bit_and": np.bitwise_and,
     "bit_or": np.bitwise_or,
     "bit_xor": np.bitwise_xor,
-    "shift_left": lambda x, y: _shifted(x, y, True),
-    "shift_right": lambda x, y: _shifted(x, y, False),
+    "shift_left": lambda x, y: _shift_bits(x, y, True),
+    "shift_right": lambda x, y: _shift_bits(x, y, False),
     "equal": np.equal,
     "not_equal": np.not_equal,
     "greater": np.greater,
@@ -163,7 +163,7 @@ def _cast(frame: Frame, op: MoOp, operands: Sequence[Array]) -> Array:
         return widen(x) != 0
     if target.dtype.is_integral() and x.dtype.kind not in "biu":
         return _to_integers(widen(x), target.dtype.to_numpy())
-    return converted(x, target.dtype.to_numpy())
+    return convert_rounding_once(x, target.dtype.to_numpy())
 
 
 @implements("select")

@@ -67,7 +67,7 @@ def _scatter_nd(frame: Frame, op: MoOp, operands: Sequence[Array]) -> Array:
 _REDUCTIONS = {"add": np.add, "max": np.maximum, "min": np.minimum, "mul": np.multiply}
 
 
-def _reduced(op: MoOp, x: Array, places: Sequence[Array], updates: Array) -> Array:
+def _reduce_updates(op: MoOp, x: Array, places: Sequence[Array], updates: Array) -> Array:
     """Combines updates with elements of a copy, in float64 for floats; equal indices combine all their updates."""
     result = widest(x).copy()
     _REDUCTIONS[op.attr("reduction")].at(result, tuple(places), widest(updates))
@@ -80,14 +80,14 @@ def _scatter_reduce(frame: Frame, op: MoOp, operands: Sequence[Array]) -> Array:
     axis: int = op.attr("axis")
     places: list[Array] = list(np.indices(indices.shape, sparse=True))
     places[axis] = _check("scatter", indices, x.shape[axis])
-    return _reduced(op, x, places, updates)
+    return _reduce_updates(op, x, places, updates)
 
 
 @implements("scatter_nd_reduce")
 def _scatter_nd_reduce(frame: Frame, op: MoOp, operands: Sequence[Array]) -> Array:
     x, updates, indices = operands
     places = _vectors("scatter_nd", indices, x.shape[: indices.shape[-1]])
-    return _reduced(op, x, places, updates)
+    return _reduce_updates(op, x, places, updates)
 
 
 @implements("nonzero")

@@ -62,7 +62,7 @@ def _conv_transpose(frame: Frame, op: MoOp, operands: Sequence[Array]) -> Array:
     return out[:, top : top + shape[1], left : left + shape[2]]
 
 
-def _pooled(
+def _pad_for_windows(
     frame: Frame, op: MoOp, x: Array, fill: float
 ) -> tuple[Array, list[tuple[tuple[int, ...], tuple[slice, ...]]]]:
     """Pads the input so that all windows fit, including those of `ceil_mode`; also returns the taps' slices."""
@@ -80,7 +80,7 @@ def _pooled(
 def _max_pool(frame: Frame, op: MoOp, operands: Sequence[Array]) -> Array:
     x = widest(operands[0])
     lowest = -np.inf if x.dtype.kind == "f" else np.iinfo(x.dtype).min
-    padded, windows = _pooled(frame, op, x, lowest)
+    padded, windows = _pad_for_windows(frame, op, x, lowest)
     out = np.full(frame.shape(op.results[0].type), lowest, x.dtype)
     for _, places in windows:
         out = np.maximum(out, padded[(slice(None), *places)])
@@ -92,14 +92,14 @@ def _avg_pool(frame: Frame, op: MoOp, operands: Sequence[Array]) -> Array:
     x = operands[0]
     # narrow integers are summed in int64, so that sums do not wrap
     x = x.astype(np.int64 if x.dtype.kind in "iu" else np.float64)
-    padded, windows = _pooled(frame, op, x, 0)
+    padded, windows = _pad_for_windows(frame, op, x, 0)
     ones = np.ones((1, *x.shape[1:3], 1), np.int64)
     if op.attr("count_boundary"):
         ones = np.pad(ones, [(0, 0), *_pairs(op.attr("padding")), (0, 0)], constant_values=1)
         extra = [b - a for a, b in zip(ones.shape[1:3], padded.shape[1:3], strict=True)]
         counted = np.pad(ones, [(0, 0), (0, extra[0]), (0, extra[1]), (0, 0)])
     else:
-        counted, _ = _pooled(frame, op, ones, 0)
+        counted, _ = _pad_for_windows(frame, op, ones, 0)
     shape = frame.shape(op.results[0].type)
     total = np.zeros(shape, x.dtype)
     count = np.zeros((1, *shape[1:3], 1), np.int64)
@@ -119,7 +119,7 @@ def _cubic(t: Array) -> list[Array]:
     return [far[0], near[1], near[2], far[3]]
 
 
-def _resized(x: Array, axis: int, size: int, mode: str) -> Array:
+def _resize_axis(x: Array, axis: int, size: int, mode: str) -> Array:
     """Resizes one axis by a weighted sum of neighbors."""
     old_size = x.shape[axis]
     if mode == "nearest":
@@ -144,7 +144,7 @@ def _resize(frame: Frame, op: MoOp, operands: Sequence[Array]) -> Array:
     if 0 in shape:
         return np.zeros(shape, operands[0].dtype)
     x = operands[0] if mode == "nearest" else operands[0].astype(np.float64)
-    return _resized(_resized(x, 2, shape[2], mode), 3, shape[3], mode)
+    return _resize_axis(_resize_axis(x, 2, shape[2], mode), 3, shape[3], mode)
 
 
 @implements("fold")

@@ -144,7 +144,7 @@ def to_kernel_blocks(blocks: Array, name: str) -> tuple[Array, str] | None:
     row = blocks.shape[-1] // form.block.bytes * form.block.elements // elements * size
     if not len(flat):
         return np.empty((*blocks.shape[:-1], row), np.uint8), form.kernel
-    write = _WRITERS[form.kernel] if form.exact else _rounded
+    write = _WRITERS[form.kernel] if form.exact else _rounded_blocks
 
     def converted(start: int) -> _Converted:
         with np.errstate(all="ignore"):
@@ -238,7 +238,7 @@ def _to_q6_k(numbers: Parts) -> _Converted:
     return _Converted(blocks, error, power)
 
 
-def _rounded(numbers: Parts) -> _Converted:
+def _rounded_blocks(numbers: Parts) -> _Converted:
     """Blocks of Q8_0 of the elements, each rounded to 8 bits."""
     values = numbers.values()
     if not np.isfinite(values).all():
@@ -277,7 +277,7 @@ def _halves(packed: Array) -> Array:
     return np.concatenate([packed & 15, packed >> 4], -1)
 
 
-def _alternating(packed: Array) -> Array:
+def _alternating_nibbles(packed: Array) -> Array:
     """Low and high half of each byte in turn: ``[…, n]`` to ``[…, 2 n]``."""
     return np.stack([packed & 15, packed >> 4], -1).reshape(*packed.shape[:-1], -1)
 
@@ -307,7 +307,7 @@ def _one(blocks: Array) -> Array:
     return np.ones((len(blocks), 1), np.int8)
 
 
-def _signed(q: Array, groups: int) -> Array:
+def _signed_values(q: Array, groups: int) -> Array:
     return q.astype(np.int8).reshape(len(q), groups, -1)
 
 
@@ -315,17 +315,17 @@ def _signed(q: Array, groups: int) -> Array:
 
 
 def _q4_1(b: Array) -> Parts:
-    return Parts(_half(b, 0), _one(b), _signed(_halves(b[:, 4:]), 1), _half(b, 2))
+    return Parts(_half(b, 0), _one(b), _signed_values(_halves(b[:, 4:]), 1), _half(b, 2))
 
 
 def _q5_0(b: Array) -> Parts:
     q = _halves(b[:, 6:]) | _bits(b[:, 2:6]) << 4
-    return Parts(_half(b, 0), _one(b), _signed(q, 1) - np.int8(16))
+    return Parts(_half(b, 0), _one(b), _signed_values(q, 1) - np.int8(16))
 
 
 def _q5_1(b: Array) -> Parts:
     q = _halves(b[:, 8:]) | _bits(b[:, 4:8]) << 4
-    return Parts(_half(b, 0), _one(b), _signed(q, 1), _half(b, 2))
+    return Parts(_half(b, 0), _one(b), _signed_values(q, 1), _half(b, 2))
 
 
 def _q8_k(b: Array) -> Parts:
@@ -345,18 +345,18 @@ def _tq1_0(b: Array) -> Parts:
         (b[:, None, 48:52] * powers[:4]),
     ]
     digits = np.concatenate([part.reshape(len(b), -1) for part in parts], 1).astype(np.uint16)
-    return Parts(_half(b, 52), _one(b), _signed(digits * 3 >> 8, 1) - np.int8(1))
+    return Parts(_half(b, 52), _one(b), _signed_values(digits * 3 >> 8, 1) - np.int8(1))
 
 
 def _tq2_0(b: Array) -> Parts:
-    return Parts(_half(b, 64), _one(b), _signed(_pairs_of_bits(b[:, :64]), 1) - np.int8(1))
+    return Parts(_half(b, 64), _one(b), _signed_values(_pairs_of_bits(b[:, :64]), 1) - np.int8(1))
 
 
 # formats with a scale a group ------------------------------------------------------------------
 
 
 def _q2_k(b: Array) -> Parts:
-    q = _signed(_pairs_of_bits(b[:, 16:80]), 16)
+    q = _signed_values(_pairs_of_bits(b[:, 16:80]), 16)
     offset = _half(b, 82) * (b[:, :16] >> 4).astype(np.float32)
     return Parts(_half(b, 80), b[:, :16] & 15, q, -offset)
 
@@ -366,7 +366,7 @@ def _q3_k(b: Array) -> Parts:
     q = _pairs_of_bits(b[:, 32:96]) | third.reshape(-1, 256) << 2
     upper = b[:, None, 104:108] >> np.arange(0, 8, 2, dtype=np.uint8)[:, None] & 3
     s = _halves(b[:, 96:104]) | upper.reshape(-1, 16) << 4
-    return Parts(_half(b, 108), s.astype(np.int8) - np.int8(32), _signed(q, 16) - np.int8(4))
+    return Parts(_half(b, 108), s.astype(np.int8) - np.int8(32), _signed_values(q, 16) - np.int8(4))
 
 
 # formats of levels -----------------------------------------------------------------------------
@@ -385,7 +385,7 @@ def _iq4_nl(b: Array) -> Parts:
 
 def _iq4_xs(b: Array) -> Parts:
     upper = _words(b, 2, 4, "<u2") >> np.arange(0, 16, 2, dtype=np.uint16) & 3
-    s = _alternating(b[:, 4:8]) | upper.astype(np.uint8) << 4
+    s = _alternating_nibbles(b[:, 4:8]) | upper.astype(np.uint8) << 4
     q = _LEVELS[_halves(b[:, 8:].reshape(-1, 8, 16))]
     return Parts(_half(b, 0), s.astype(np.int8) - np.int8(32), q)
 
@@ -429,14 +429,14 @@ def _iq2_xxs(b: Array) -> Parts:
 def _iq2_xs(b: Array) -> Parts:
     words = _words(b, 2, 66, "<u2")
     q = grid("IQ2_XS")[words & 511] * SIGNS[words >> 9]
-    return Parts(_eighth(b, 0), _odd(_alternating(b[:, 66:])), q.reshape(-1, 16, 16))
+    return Parts(_eighth(b, 0), _odd(_alternating_nibbles(b[:, 66:])), q.reshape(-1, 16, 16))
 
 
 def _iq2_s(b: Array) -> Parts:
     upper = b[:, 66:74, None] >> np.arange(0, 8, 2, dtype=np.uint8) & 3
     indices = b[:, 2:34] | upper.reshape(-1, 32).astype(np.uint16) << 8
     q = grid("IQ2_S")[indices].reshape(-1, 256) * _signs_of_bits(b[:, 34:66])
-    return Parts(_eighth(b, 0), _odd(_alternating(b[:, 74:])), q.reshape(-1, 16, 16))
+    return Parts(_eighth(b, 0), _odd(_alternating_nibbles(b[:, 74:])), q.reshape(-1, 16, 16))
 
 
 def _iq3_xxs(b: Array) -> Parts:
@@ -448,10 +448,10 @@ def _iq3_xxs(b: Array) -> Parts:
 def _iq3_s(b: Array) -> Parts:
     indices = b[:, 2:66] | _bits(b[:, 66:74]).astype(np.uint16) << 8
     q = grid("IQ3_S")[indices].reshape(-1, 256) * _signs_of_bits(b[:, 74:106])
-    return Parts(_half(b, 0), _odd(_alternating(b[:, 106:])), q.reshape(-1, 8, 32))
+    return Parts(_half(b, 0), _odd(_alternating_nibbles(b[:, 106:])), q.reshape(-1, 8, 32))
 
 
-def _shifted(indices: Array, negative: Array, groups: int) -> Array:
+def _shifted_vectors(indices: Array, negative: Array, groups: int) -> Array:
     """Eight times the vectors of IQ1, each element shifted by an eighth."""
     shift = np.where(negative, np.int8(-1), np.int8(1))
     return (8 * grid("IQ1")[indices] + shift[..., None]).reshape(len(indices), groups, -1)
@@ -462,17 +462,17 @@ def _iq1_s(b: Array) -> Parts:
     upper = words[:, :, None] >> np.arange(0, 12, 3, dtype=np.uint16) & 7
     indices = b[:, 2:34].reshape(-1, 8, 4) | upper << 8
     negative = np.broadcast_to((words >> 15)[:, :, None], indices.shape)
-    return Parts(_eighth(b, 0), _odd(words >> 12 & 7), _shifted(indices, negative, 8))
+    return Parts(_eighth(b, 0), _odd(words >> 12 & 7), _shifted_vectors(indices, negative, 8))
 
 
 def _iq1_m(b: Array) -> Parts:
     words = _words(b, 48, 56, "<u2")
     d = np.bitwise_or.reduce((words >> 12) << np.arange(0, 16, 4, dtype=np.uint16), 1)
     s = words[:, :, None] >> np.arange(0, 12, 3, dtype=np.uint16) & 7
-    upper = _alternating(b[:, 32:48])
+    upper = _alternating_nibbles(b[:, 32:48])
     indices = b[:, :32] | (upper & 7).astype(np.uint16) << 8
     scale = d[:, None].astype(np.uint16).view(np.float16).astype(np.float32) / np.float32(8)
-    return Parts(scale, _odd(s.reshape(-1, 16)), _shifted(indices, upper >> 3, 16))
+    return Parts(scale, _odd(s.reshape(-1, 16)), _shifted_vectors(indices, upper >> 3, 16))
 
 
 FILE_FORMATS = {

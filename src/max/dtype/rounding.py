@@ -7,12 +7,12 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-__all__ = ["converted"]
+__all__ = ["convert_rounding_once"]
 
 Array = npt.NDArray[Any]
 
 
-def converted(x: Array, dtype: npt.DTypeLike) -> Array:
+def convert_rounding_once(x: Array, dtype: npt.DTypeLike) -> Array:
     """``x.astype(dtype)``, but a float64 is rounded once, to nearest, ties to even.
 
     ml_dtypes converts a float64 by way of float32, which moves values close to a tie onto the tie.

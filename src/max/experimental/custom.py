@@ -52,7 +52,7 @@ class Symbol(SymbolicDim):
     __slots__ = ()
 
     def __new__(cls, name: str | Symbol) -> Symbol:
-        return cast("Symbol", _named(cls, _SYMBOL, name))
+        return cast("Symbol", _named_symbol(cls, _SYMBOL, name))
 
     @property
     def symbol_name(self) -> str:
@@ -70,7 +70,7 @@ class Param(SymbolicDim):
     __slots__ = ()
 
     def __new__(cls, name: str | Param) -> Param:
-        return cast("Param", _named(cls, _PARAM, name))
+        return cast("Param", _named_symbol(cls, _PARAM, name))
 
     @property
     def param_name(self) -> str:
@@ -78,7 +78,7 @@ class Param(SymbolicDim):
         return self.name.removeprefix(_PARAM)
 
 
-def _named(cls: type[SymbolicDim], prefix: str, name: object) -> SymbolicDim:
+def _named_symbol(cls: type[SymbolicDim], prefix: str, name: object) -> SymbolicDim:
     if isinstance(name, cls):
         return name
     if not isinstance(name, str):
@@ -162,7 +162,7 @@ class CustomOp:
         if not isinstance(params, Mapping):  # pyright: ignore[reportUnnecessaryIsInstance]
             raise TypeError(f"{self.name}: parameters are {params!r}, expected a mapping")
         derived = replace(self, parameters=tuple({**dict(self.parameters), **params}.items()))
-        return derived._checked()
+        return derived._checked_op()
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Calls the op on tensors, or stages it of values of a graph.
@@ -191,7 +191,7 @@ class CustomOp:
             raise TypeError(f"{self.name}: {error}") from None
         operands = [x if isinstance(x, Tensor | Value) else Tensor.constant(x) for x in operands]
         device = DeviceRef.from_device(operands[0].device)
-        bound = self._bound(operands, device)
+        bound = self._bind_operands(operands, device)
         results = custom(
             self.name,
             device,
@@ -204,7 +204,7 @@ class CustomOp:
             results = [result.__tensorvalue__() for result in results]
         return results[0] if len(results) == 1 else tuple(results)
 
-    def _bound(self, operands: Sequence[Any], device: DeviceRef) -> dict[str, Any]:
+    def _bind_operands(self, operands: Sequence[Any], device: DeviceRef) -> dict[str, Any]:
         """The sizes and dtypes that operands give to symbols and variables."""
         bound: dict[str, Any] = {}
 
@@ -231,7 +231,7 @@ class CustomOp:
                     f"{self.name}: {name} has the shape {shape}, expected {len(template.shape)} axes"
                 )
             for axis, (dim, want) in enumerate(zip(shape, template.shape, strict=True)):
-                want = self._resolved(want)
+                want = self._resolved_size(want)
                 if isinstance(want, SymbolicDim):
                     bind(want.name, Dim(dim), f"axis {axis} of {name}")
                 elif Dim(dim) != want:
@@ -240,7 +240,7 @@ class CustomOp:
                     )
         return bound
 
-    def _resolved(self, dim: DimLike) -> Dim:
+    def _resolved_size(self, dim: DimLike) -> Dim:
         """A size with the values of parameters."""
         sizes: dict[str, DimLike] = {
             _PARAM + name: value
@@ -253,13 +253,13 @@ class CustomOp:
         self, output: TemplateType, device: DeviceRef, bound: Mapping[str, Any]
     ) -> TensorType:
         sizes = {name: dim for name, dim in bound.items() if name.startswith(_SYMBOL)}
-        shape = [self._resolved(dim).substitute(sizes) for dim in output.shape]
+        shape = [self._resolved_size(dim).substitute(sizes) for dim in output.shape]
         dtype = output.dtype
         if isinstance(dtype, DTypeVar):
             dtype = bound[f"dtype {dtype.name}"]
         return TensorType(dtype, shape, device)
 
-    def _checked(self) -> CustomOp:
+    def _checked_op(self) -> CustomOp:
         """The op, if its declaration has a meaning."""
         for kind, templates in (("input", self.inputs), ("output", self.outputs)):
             if not templates:
@@ -291,7 +291,7 @@ class CustomOp:
         return self
 
     def _checked_dim(self, dim: DimLike, where: str) -> Dim:
-        resolved = self._resolved(dim)
+        resolved = self._resolved_size(dim)
         declared = {name for name, _ in self.parameters}
         for symbol in resolved.parameters:
             name = symbol.name
@@ -333,10 +333,10 @@ def declare(
         tuple(outputs),
         tuple((parameters or {}).items()),
         tuple([os.fspath(path) for path in custom_extensions]),
-    )._checked()  # pyright: ignore[reportPrivateUsage]
+    )._checked_op()  # pyright: ignore[reportPrivateUsage]
     try:
         extensions.load_extensions(list(op.custom_extensions) or None)
-        registry.registered(name)
+        registry.kernel_of_op(name)
     except (NameError, FileNotFoundError) as error:
         raise ValueError(f"custom op {name!r}: {error}") from error
     return op

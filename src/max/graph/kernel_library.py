@@ -68,7 +68,7 @@ class KernelLibrary:
             return
         self._paths.append(path)
         for source in sorted(path.glob("**/*.py")) if path.is_dir() else [path]:
-            for symbol in _registered(source):
+            for symbol in _registered_names(source):
                 self._symbols.setdefault(symbol, source)
 
     def library_paths(self) -> list[Path]:
@@ -167,7 +167,7 @@ class MissingLibraryError(FileNotFoundError, ValueError):
     """A path of custom ops does not exist."""
 
 
-def _registered(source: Path) -> Iterator[str]:
+def _registered_names(source: Path) -> Iterator[str]:
     """The names in ``@register("name")`` decorators of a file."""
     tree = ast.parse(source.read_text(encoding="utf-8"), filename=str(source))
     for node in ast.walk(tree):

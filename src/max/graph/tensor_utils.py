@@ -8,7 +8,7 @@ import numpy as np
 
 from max.driver import CPU, Device, DLPackArray, Tensor
 from max.dtype import DType
-from max.dtype.rounding import converted
+from max.dtype.rounding import convert_rounding_once
 
 __all__ = ["cast_dlpack_to", "cast_tensor_to", "cast_tensors_to"]
 
@@ -33,7 +33,7 @@ def cast_tensor_to(tensor: Tensor, new_dtype: DType, session: object = None) -> 
     host = tensor if tensor.is_host else tensor.to(CPU())
     # values beyond a narrower type's range become infinite, without a warning
     with np.errstate(over="ignore", invalid="ignore"):
-        elements = converted(host.to_numpy(), new_dtype.to_numpy())
+        elements = convert_rounding_once(host.to_numpy(), new_dtype.to_numpy())
     return Tensor.from_numpy(np.asarray(elements)).to(tensor.device)
 
 

@@ -91,7 +91,7 @@ class Value(Generic[MlirType]):
         Raises:
             TypeError: The value is not a tensor.
         """
-        return self._checked(TensorValue)
+        return self._checked_value(TensorValue)
 
     @property
     def buffer(self) -> BufferValue:
@@ -100,7 +100,7 @@ class Value(Generic[MlirType]):
         Raises:
             TypeError: The value is not a buffer.
         """
-        return self._checked(BufferValue)
+        return self._checked_value(BufferValue)
 
     @property
     def opaque(self) -> _OpaqueValue:
@@ -109,9 +109,9 @@ class Value(Generic[MlirType]):
         Raises:
             TypeError: The value is not opaque.
         """
-        return self._checked(_OpaqueValue)
+        return self._checked_value(_OpaqueValue)
 
-    def _checked(self, cls: type[_V]) -> _V:
+    def _checked_value(self, cls: type[_V]) -> _V:
         if not isinstance(self, cls):
             raise TypeError(f"the value is a {type(self).__name__}, expected a {cls.__name__}")
         return self
@@ -240,7 +240,7 @@ class BufferValue(_ShapedValue["mlir.BufferType"]):
             ops.buffer_store_slice(self, value, indices)
 
 
-def _staged(made: Any) -> mlir.SSAValue:
+def _staged_value(made: Any) -> mlir.SSAValue:
     """The value of a graph that an op made; outside of a graph it made an eager tensor, which has none."""
     return (made if isinstance(made, Value) else made.__tensorvalue__()).to_mlir()
 
@@ -272,11 +272,11 @@ class TensorValue(_ShapedValue["mlir.TensorType"], Operators["TensorValueLike"])
             # hasattr instead of isinstance: checks against protocols are slow
             self._mlir_value = value.__tensorvalue__().to_mlir()  # type: ignore[union-attr]
         elif isinstance(value, Dim):
-            self._mlir_value = _staged(ops.shape_to_tensor([value]).reshape([]))
+            self._mlir_value = _staged_value(ops.shape_to_tensor([value]).reshape([]))
         elif isinstance(value, Shape):
-            self._mlir_value = _staged(ops.shape_to_tensor(value))
+            self._mlir_value = _staged_value(ops.shape_to_tensor(value))
         else:
-            self._mlir_value = _staged(ops.constant(value, device=DeviceRef.CPU()))
+            self._mlir_value = _staged_value(ops.constant(value, device=DeviceRef.CPU()))
 
     @property
     def type(self) -> TensorType:

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from max.kernel.interpreter.interpret import interpret
     from max.kernel.ir.nodes import ArgSlot, KernelIR, Message
     from max.kernel.language import lang, mathlib
-    from max.kernel.language.registry import register, registered, registered_names
+    from max.kernel.language.registry import kernel_of_op, register, registered_names
     from max.kernel.language.source import (
         InlineFunction,
         Kernel,
@@ -138,7 +138,7 @@ _NAMES = {
     "max.kernel.interpreter.entry": "interpreted_entry launch_arguments",
     "max.kernel.interpreter.interpret": "interpret",
     "max.kernel.ir.nodes": "ArgSlot KernelIR Message",
-    "max.kernel.language.registry": "register registered registered_names",
+    "max.kernel.language.registry": "kernel_of_op register registered_names",
     "max.kernel.language.source": "InlineFunction Kernel from_source inline kernel outlined",
     "max.kernel.lowering.module": "Modules emit_llvm emit_modules",
     "max.kernel.targets.cpu": "CPUTarget host_target",
@@ -226,7 +226,7 @@ __all__ = [
     "kernel",
     "outlined",
     "register",
-    "registered",
+    "kernel_of_op",
     "registered_names",
     "scalar_type",
     "specialize",

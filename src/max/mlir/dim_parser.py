@@ -85,10 +85,10 @@ class _TextSource:
 
     def __init__(self, text: str) -> None:
         self._text = text
-        self._tokens = list(self._split(text))
+        self._tokens = list(self._tokens_of(text))
         self._next = 0
 
-    def _split(self, text: str) -> Iterable[str]:
+    def _tokens_of(self, text: str) -> Iterable[str]:
         """The tokens of a text, with `//` for `floordiv`."""
         position = 0
         end = len(text.rstrip())

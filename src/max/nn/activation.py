@@ -27,7 +27,7 @@ def _squared_relu(x: TensorValue) -> TensorValue:
     return y * y
 
 
-def _clipped(
+def _clip(
     function: Callable[[TensorValue], TensorValue], low: float, high: float
 ) -> Callable[[TensorValue], TensorValue]:
     return lambda x: ops.min(ops.max(function(x), low), high)
@@ -56,9 +56,9 @@ ACTIVATIONS: dict[str, Callable[[TensorValue], TensorValue]] = {
     "tanh": ops.tanh,
     "sigmoid": ops.sigmoid,
     "relu2": _squared_relu,
-    "relu6": _clipped(ops.relu, 0.0, 6.0),
-    "gelu_10": _clipped(ops.gelu, -10.0, 10.0),
-    "hardswish": lambda x: x * _clipped(ops.relu, 0.0, 6.0)(x + 3.0) * (1 / 6),
+    "relu6": _clip(ops.relu, 0.0, 6.0),
+    "gelu_10": _clip(ops.gelu, -10.0, 10.0),
+    "hardswish": lambda x: x * _clip(ops.relu, 0.0, 6.0)(x + 3.0) * (1 / 6),
     "sqrtsoftplus": lambda x: ops.sqrt(_softplus(x)),
     "leaky_relu": lambda x: ops.max(x, x * 0.01),
     "linear": lambda x: x,

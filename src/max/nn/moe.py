@@ -150,7 +150,7 @@ class MoE(Module):
         """
         raise ValueError(f"{type(self).__name__}: experts are not spread over machines")
 
-    def _stacked(self, *names: str, part: str = "weight") -> TensorValue:
+    def _stack_parameter(self, *names: str, part: str = "weight") -> TensorValue:
         """A parameter of all experts' projections, stacked: ``[num_experts, …]``."""
         values: list[Weight] = [
             getattr(getattr(expert, name), part) for expert in self.experts for name in names
@@ -164,12 +164,12 @@ class MoE(Module):
     @property
     def gate_up_proj(self) -> TensorValue:
         """The weights of gate and up projections, ``[num_experts, 2 * moe_dim, hidden_dim]``, in the graph."""
-        return self._stacked("gate_proj", "up_proj")
+        return self._stack_parameter("gate_proj", "up_proj")
 
     @property
     def down_proj(self) -> TensorValue:
         """The weights of the down projections, ``[num_experts, hidden_dim, moe_dim]``, in the graph."""
-        return self._stacked("down_proj")
+        return self._stack_parameter("down_proj")
 
     @property
     def sharding_strategy(self) -> ShardingStrategy | None:
@@ -245,8 +245,10 @@ class MoE(Module):
             gate_up,
             down,
             activation=self.activation,
-            gate_up_bias=self._stacked("gate_proj", "up_proj", part="bias") if biased else None,
-            down_bias=self._stacked("down_proj", part="bias") if has_down_bias else None,
+            gate_up_bias=self._stack_parameter("gate_proj", "up_proj", part="bias")
+            if biased
+            else None,
+            down_bias=self._stack_parameter("down_proj", part="bias") if has_down_bias else None,
             weights_first=self.apply_router_weight_first,
             gate_up_encoding=self.quantization_encoding,
             down_encoding=self.quantization_encoding,
@@ -274,12 +276,12 @@ class MoEFp8(MoE):
     @property
     def gate_up_proj_scales(self) -> TensorValue:
         """The scales of gate and up projections, ``[num_experts, row blocks, column blocks]``, in the graph."""
-        return self._stacked("gate_proj", "up_proj", part="weight_scale")
+        return self._stack_parameter("gate_proj", "up_proj", part="weight_scale")
 
     @property
     def down_proj_scales(self) -> TensorValue:
         """The scales of the down projections, ``[num_experts, row blocks, column blocks]``, in the graph."""
-        return self._stacked("down_proj", part="weight_scale")
+        return self._stack_parameter("down_proj", part="weight_scale")
 
     def _weights(self) -> tuple[TensorValue, TensorValue]:
         config = self.float8_config

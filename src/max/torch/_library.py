@@ -12,7 +12,7 @@ from max.dtype import DType
 from max.graph import Graph, KernelLibrary, ops
 from max.kernel.frontend.specialize import tensor_roles
 from max.kernel.language.extensions import load_extensions
-from max.kernel.language.registry import registered
+from max.kernel.language.registry import kernel_of_op
 from max.torch._convert import buffer_type_of, max_device_ref, type_of
 from max.torch._operation import Compiled, Operation, library_of
 
@@ -79,7 +79,7 @@ class CustomOp:
     def _define(self) -> Operation:
         if (file := self.library.file_of(self.symbol)) is not None:
             load_extensions([file])
-        roles = tensor_roles(registered(self.symbol))
+        roles = tensor_roles(kernel_of_op(self.symbol))
         outputs = roles.count("output")
         if roles[:outputs] != ["output"] * outputs:
             raise TypeError(f"custom op {self.symbol}: its k.Output parameters must come first")

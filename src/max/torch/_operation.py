@@ -63,10 +63,10 @@ class Compiled:
         else:
             form = tuple([(t.dtype, t.is_cpu, t.dim()) for t in tensors])
         model = self.models.get(form)
-        return self._compiled(form, tensors) if model is None else model
+        return self._compiled_graph(form, tensors) if model is None else model
 
     @locked("lock")
-    def _compiled(self, form: Form, tensors: Sequence[torch.Tensor]) -> Model:
+    def _compiled_graph(self, form: Form, tensors: Sequence[torch.Tensor]) -> Model:
         model = self.models.get(form)
         if model is None:
             model = self.models[form] = session().load(self.build(*tensors))
@@ -139,7 +139,7 @@ def _registered_name(name: str, roles: Sequence[str]) -> str:
 
 
 @cache
-def _registered(name: str, roles: tuple[str, ...]) -> Callable[..., None]:
+def _register_operation(name: str, roles: tuple[str, ...]) -> Callable[..., None]:
     """Registers an operation with torch, once for each name. The caller holds `_registration`.
 
     Args:
@@ -264,7 +264,7 @@ class Operation:
         with _registration:
             self._number = next(_numbers[name])
             _running[name, self._number] = run
-            self._operation = _registered(name, tuple(run.roles))
+            self._operation = _register_operation(name, tuple(run.roles))
         self.outputs = run.outputs
         self.operands = len(run.roles) - run.outputs
 

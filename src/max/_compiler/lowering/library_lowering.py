@@ -239,7 +239,7 @@ class LibraryLowering:
     def custom(self, op: MoOp) -> None:
         """Launches the kernel that is registered under the op's symbol, on the results, then the operands."""
         symbol: str = op.attr("symbol")
-        kernel = k.registered(symbol)
+        kernel = k.kernel_of_op(symbol)
         values = [v for v in (*op.results, *op.operands) if isinstance(v.type, ShapedType)]
         for result in op.results:
             if isinstance(result.type, ShapedType):

@@ -12,7 +12,7 @@ from xdsl.ir import Block
 from max._compiler.passes.base import constant_of, ops_of
 from max._compiler.passes.canonicalize import insert_before
 from max.dtype import DType
-from max.dtype.rounding import converted
+from max.dtype.rounding import convert_rounding_once
 from max.mlir import DenseAttr, MoOp, TensorType, build
 
 __all__ = ["FOLD_LIMIT", "fold_constants"]
@@ -43,7 +43,7 @@ def _evaluate(op: MoOp, args: list[Array], dtype: DType, shape: tuple[int, ...])
                 return args[0].astype(dtype.to_numpy())
             if dtype.is_integral() and not np.isfinite(args[0].astype(np.float64)).all():
                 return None  # undefined: left to the kernel
-            return converted(args[0], dtype.to_numpy())
+            return convert_rounding_once(args[0], dtype.to_numpy())
         case "mo.reshape" | "mo.rebind":
             return args[0].reshape(shape)
         case "mo.transpose":

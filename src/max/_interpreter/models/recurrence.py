@@ -13,7 +13,7 @@ _NORM_EPSILON = 1e-6
 """What L2 norms of the gated delta rule add to the sum of squares."""
 
 
-def _sequences(
+def _rows_and_states(
     rows: int, offsets: Array, cache_lengths: Array, slots: Array, state: Array, layer: Array
 ) -> Iterator[tuple[range, int, Array]]:
     """The rows of each sequence, its slot, and its state before them in float64."""
@@ -53,7 +53,7 @@ def _causal_conv(
 ) -> Array:
     out = np.zeros(x.shape)
     wide, factors = x.astype(np.float64), weight.astype(np.float64)
-    for rows, slot, held in _sequences(len(x), offsets, cache_lengths, slots, state, layer):
+    for rows, slot, held in _rows_and_states(len(x), offsets, cache_lengths, slots, state, layer):
         inputs = np.concatenate([held, wide[rows.start : rows.stop]])
         for at, row in enumerate(rows):
             out[row] = bias + (inputs[at : at + len(factors)] * factors).sum(0)
@@ -86,7 +86,7 @@ def _ssd(
     _check_rows(x, dt, b, c)
     b, c = (np.repeat(v, x.shape[1] // v.shape[1], axis=1) for v in (b, c))
     out = np.zeros(x.shape)
-    for rows, slot, held in _sequences(len(x), offsets, cache_lengths, slots, state, layer):
+    for rows, slot, held in _rows_and_states(len(x), offsets, cache_lengths, slots, state, layer):
         for row in rows:
             step = _step(dt[row] + dt_bias, low, high)[:, None, None]
             held = (
@@ -117,7 +117,7 @@ def _selective_scan(
     x, dt, a, b, c, d, dt_bias = (v.astype(np.float64) for v in (x, dt, a, b, c, d, dt_bias))
     _check_rows(x, dt, b, c)
     out = np.zeros(x.shape)
-    for rows, slot, held in _sequences(len(x), offsets, cache_lengths, slots, state, layer):
+    for rows, slot, held in _rows_and_states(len(x), offsets, cache_lengths, slots, state, layer):
         for row in rows:
             step = _step(dt[row] + dt_bias, low, high)
             held = held * np.exp(step * a) + step * x[row] * b[row][:, None]

@@ -85,7 +85,7 @@ def _like(x: Tensor, result: Tensor) -> Tensor:
     return result.cast(x.dtype).reshape([*shape_of(x)[:-2], *shape_of(result)[1:]])
 
 
-def _scaled(stack: Tensor) -> tuple[Tensor, Tensor]:
+def _scale_matrices(stack: Tensor) -> tuple[Tensor, Tensor]:
     """Matrices by their greatest magnitudes ``[batch, 1, 1]``, so that squares are in range."""
     batch, rows, columns = shape_of(stack)
     if not rows * columns:
@@ -141,7 +141,7 @@ def eigh(x: Tensor, /) -> EighResult:
     Raises:
         ValueError: At the run: a lower triangle has elements that are not finite.
     """
-    lower, top = _scaled(tril(_matrices("eigh", x, square=True)))
+    lower, top = _scale_matrices(tril(_matrices("eigh", x, square=True)))
     symmetric = lower + tril(lower, k=-1).mT
     n = shape_of(lower)[-1]
     # shifted by a bound of the eigenvalues it is positive, and its singular vectors are the eigenvectors
@@ -264,7 +264,7 @@ def qr(x: Tensor, /, *, mode: str = "reduced") -> QRResult:
     """
     if mode not in ("reduced", "complete"):
         raise ValueError(f"qr: mode is {mode!r}, expected 'reduced' or 'complete'")
-    stack, top = _scaled(_matrices("qr", x))
+    stack, top = _scale_matrices(_matrices("qr", x))
     rows = factorizations.qr_of_rows(stack.mT, mode == "complete")
     q, r = rows[0].mT, rows[1][..., : shape_of(rows[0])[1]].mT
     return QRResult(_like(x, q), _like(x, r * top))
@@ -321,7 +321,7 @@ def svd(x: Tensor, /, *, full_matrices: builtins.bool = True) -> SVDResult:
     if rows < columns:
         left, values, right = svd(x.mT, full_matrices=full_matrices)
         return SVDResult(right.mT, values, left.mT)
-    stack, top = _scaled(_matrices("svd", x))
+    stack, top = _scale_matrices(_matrices("svd", x))
     rotated, rotations = factorizations.orthogonal_rows(stack.mT)
     values = F.sqrt(sum(rotated * rotated, axis=-1))
     order = argsort(values, axis=-1, descending=True)

@@ -31,7 +31,7 @@ __all__ = [
 ]
 
 
-def _reduced(op: Callable[..., Any], x: Tensor, axis: Axis, keepdims: builtins.bool) -> Tensor:
+def _reduce_axes(op: Callable[..., Any], x: Tensor, axis: Axis, keepdims: builtins.bool) -> Tensor:
     """A reduction over several axes: they become one."""
     axes = axes_of(x, axis)
     shape = shape_of(x)
@@ -44,7 +44,7 @@ def _reduced(op: Callable[..., Any], x: Tensor, axis: Axis, keepdims: builtins.b
     )
 
 
-def _widened(x: Tensor, dtype: DType | None) -> Tensor:
+def _widen_integers(x: Tensor, dtype: DType | None) -> Tensor:
     """For sums: small integers become 64-bit ones."""
     if dtype is None:
         wide = DType.uint64 if x.dtype in UNSIGNED else DType.int64
@@ -56,22 +56,22 @@ def sum(
     x: Tensor, /, *, axis: Axis = None, dtype: DType | None = None, keepdims: builtins.bool = False
 ) -> Tensor:
     """Sums over axes; small integers are summed in 64 bits."""
-    return _reduced(F.sum, _widened(x, dtype), axis, keepdims)
+    return _reduce_axes(F.sum, _widen_integers(x, dtype), axis, keepdims)
 
 
 def mean(x: Tensor, /, *, axis: Axis = None, keepdims: builtins.bool = False) -> Tensor:
     """Means over axes."""
-    return _reduced(F.mean, x, axis, keepdims)
+    return _reduce_axes(F.mean, x, axis, keepdims)
 
 
 def max(x: Tensor, /, *, axis: Axis = None, keepdims: builtins.bool = False) -> Tensor:
     """The greatest elements over axes."""
-    return _reduced(F.max, x, axis, keepdims)
+    return _reduce_axes(F.max, x, axis, keepdims)
 
 
 def min(x: Tensor, /, *, axis: Axis = None, keepdims: builtins.bool = False) -> Tensor:
     """The smallest elements over axes."""
-    return _reduced(F.min, x, axis, keepdims)
+    return _reduce_axes(F.min, x, axis, keepdims)
 
 
 def var(
@@ -112,7 +112,7 @@ def prod(
             size = half + size % 2
         return flat
 
-    return _reduced(over_last, _widened(x, dtype), axis, keepdims)
+    return _reduce_axes(over_last, _widen_integers(x, dtype), axis, keepdims)
 
 
 def cumulative_prod(
@@ -125,7 +125,7 @@ def cumulative_prod(
 ) -> Tensor:
     """The products of the elements up to each, in steps of 1, 2, 4, …; `include_initial` begins with 1."""
     axis = 0 if axis is None else axis % x.rank
-    x = _widened(x, dtype)
+    x = _widen_integers(x, dtype)
     size, step = shape_of(x)[axis], 1
 
     def part(start: int, stop: int) -> Tensor:
@@ -163,7 +163,7 @@ def cumulative_sum(
 ) -> Tensor:
     """The sums of the elements up to each; `include_initial` begins with 0."""
     axis = 0 if axis is None else axis
-    x = _widened(x, dtype)
+    x = _widen_integers(x, dtype)
     sums = F.cumsum(x, axis)
     if not include_initial:
         return sums

@@ -23,10 +23,10 @@ from max.engine.run.output_memory import kept_blocks
 from max.experimental.programs.lazy_values import Cell
 from max.experimental.programs.value_types import type_of
 
-__all__ = ["owned"]
+__all__ = ["owned_cells"]
 
 
-def owned(cells: Sequence[Cell]) -> list[bool]:
+def owned_cells(cells: Sequence[Cell]) -> list[bool]:
     """For each cell, whether only these cells, and programs that read, can reach its memory.
 
     Memory of immutable `bytes` counts as owned, memory from DLPack never does: its producer has more references.

@@ -28,7 +28,7 @@ from max.engine import Model
 from max.engine.run.output_memory import under_pressure
 from max.experimental.programs.lazy_values import Cell, Reader
 from max.experimental.programs.number_patterns import Pattern, Symbol
-from max.experimental.programs.ownership import owned
+from max.experimental.programs.ownership import owned_cells
 from max.experimental.programs.sessions import session_of
 from max.experimental.programs.staging import Staged, Step, stage, weight_name
 from max.experimental.programs.value_types import Kind
@@ -271,7 +271,7 @@ class Program:
         if window.left <= 0 and window.spent >= COST * self._compile_ns:
             self._window = None
             self._runs = min(BACKOFF * self._runs, _LONGEST)
-            del storages  # `owned` counts references
+            del storages  # `owned_cells` counts references
             self._pack(cells, window.stable())
         return results
 
@@ -280,7 +280,7 @@ class Program:
         limit = flags.MAX_EAGER_PACKED_SIZE << 20
         if not limit or flags.MAX_INTERPRET:
             return
-        own = owned([cells[index] for index in stable])
+        own = owned_cells([cells[index] for index in stable])
         stable = [index for index, is_own in zip(stable, own, strict=True) if is_own]
         indices = self._blueprint.weights(stable, cells)
         size = sum([_num_bytes(cells[index]) for index in indices])
@@ -288,7 +288,7 @@ class Program:
             return
         packed = Packed(indices, cells)
         # checked again: an access between the first check and the registration of `packed` was not reported to it
-        if not all(owned([cells[index] for index in indices])):
+        if not all(owned_cells([cells[index] for index in indices])):
             return
         self._make_room(limit - size)
         registry = {weight_name(index): cells[index].borrowed() for index in indices}

@@ -140,11 +140,11 @@ def program_of(recording: Recording) -> Bound:
         *[call.signature for call in calls], *[leaf.type for leaf in leaves], *places,
         *[item for pair in outputs for item in pair],
     )  # fmt: skip
-    return _kept(key, recording, places)
+    return _cached_program(key, recording, places)
 
 
 @locked(_lock)
-def _kept(key: tuple[Any, ...], recording: Recording, places: list[int]) -> Bound:
+def _cached_program(key: tuple[Any, ...], recording: Recording, places: list[int]) -> Bound:
     bound = PROGRAMS.bound
     program = bound.get(key)
     if program is None:

@@ -77,7 +77,7 @@ class Family:
         Raises:
             ValueError, TypeError: What the op raises for tensors that do not fit.
         """
-        cached_types = self._evaluated(details)
+        cached_types = self._evaluated_type(details)
         if cached_types is not None:
             return cached_types
         staged = self._stage(Pattern(details), place)
@@ -89,7 +89,7 @@ class Family:
             self._learn(details, place)
         return types
 
-    def _evaluated(self, details: Details) -> list[CellType | None] | None:
+    def _evaluated_type(self, details: Details) -> list[CellType | None] | None:
         for symbolic in reversed(self._symbolic):
             values = symbolic.pattern.match(details)
             if values is None:

@@ -175,7 +175,7 @@ def stage(
                     value = value * position.factor + position.offset
                 dtype = _float_operand(tensors).dtype
                 if pattern.dtype(position.number) is DType.int64:
-                    exact.append(_exact(position, dtype))
+                    exact.append(_exact_integer(position, dtype))
                 numbers.append(value.cast(dtype))
             end += step.numbers
             with graph.placed(*step.place):
@@ -184,7 +184,7 @@ def stage(
     return Staged(graph, size_symbols, scalar_symbols, structure, values, exact)
 
 
-def _exact(number: Symbol, dtype: DType) -> Condition:
+def _exact_integer(number: Symbol, dtype: DType) -> Condition:
     """An integer is exact in a float dtype; a call with another one is staged with it, which is an error."""
     greatest = greatest_integer(dtype)
     value = DimExpr.symbol(f"s{number.number}") * number.factor + number.offset

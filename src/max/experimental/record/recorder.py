@@ -25,7 +25,7 @@ from max.experimental.programs.value_types import type_of
 from max.experimental.record.nan_checks import check_nans
 from max.experimental.replay.pending_tensors import LOCK, PENDING
 from max.experimental.replay.replays import Replay, settle_all
-from max.experimental.replay.symbolic_traces import generalized
+from max.experimental.replay.symbolic_traces import generalized_trace
 from max.experimental.replay.traces import Capture, Trace, UserLine
 from max.graph import Graph
 from max.graph.staging.current import CURRENT
@@ -36,13 +36,13 @@ __all__ = [
     "PENDING_CALLS",
     "RECORDING",
     "THREAD",
-    "alone",
+    "use_recorder",
     "begin",
     "compute",
     "compute_all",
     "end_replay",
     "materialize",
-    "pending",
+    "pending_tensors",
     "record",
     "staged_graph",
 ]
@@ -93,7 +93,7 @@ class _Site:
         """
         general = None
         if trace is not None and self.trace is not None:
-            general = generalized(self.trace, trace, recording)
+            general = generalized_trace(self.trace, trace, recording)
         if general is not None and general.symbolic is not None:
             self.misses = 0
         self.trace = general or trace
@@ -165,7 +165,7 @@ def end_replay(replay: Replay) -> None:
             THREAD.capture = replay.capture()
 
 
-def alone(function: Callable[..., Any], *args: Any) -> Any:
+def use_recorder(function: Callable[..., Any], *args: Any) -> Any:
     """Calls a function that uses the recorder.
 
     Raises:
@@ -179,12 +179,12 @@ def alone(function: Callable[..., Any], *args: Any) -> Any:
     return exclusively(RECORDING, NAME, function, *args)
 
 
-def pending() -> list[Any]:
+def pending_tensors() -> list[Any]:
     """The tensors that are not computed yet."""
-    return alone(_pending)
+    return use_recorder(_pending_tensors)
 
 
-def _pending() -> list[Any]:
+def _pending_tensors() -> list[Any]:
     settle_all()
     return PENDING.alive()
 
@@ -252,13 +252,13 @@ class _FlushingStructure:
         self._structure = structure
 
     def __call__(self, tensors: list[Any]) -> Any:
-        alone(_flush, [tensor._cell for tensor in tensors])
+        use_recorder(_flush, [tensor._cell for tensor in tensors])
         return tensors[0] if self._structure is None else self._structure(tensors)
 
 
 def materialize(cells: Sequence[Cell]) -> None:
     """Computes cells, and those values that they depend on which the program holds."""
-    alone(compute, cells)
+    use_recorder(compute, cells)
 
 
 @locked(LOCK)
@@ -273,7 +273,7 @@ def compute(cells: Sequence[Cell]) -> None:
     THREAD.begins, THREAD.calls = True, 0
     if replay is not None and _finish(replay, targets):
         return
-    recording, outputs = _recording(targets)
+    recording, outputs = _recording_of(targets)
     # before the run: a tensor that is freed meanwhile was still an output
     held = [] if capture is None else capture.held(targets)
     program = program_of(recording)
@@ -311,7 +311,7 @@ def compute_all() -> None:
     Nothing is raised, as the program needs none of the values here: a tensor that cannot be computed keeps its error,
     which each use of it raises.
     """
-    cells = [tensor._cell for tensor in _pending()]
+    cells = [tensor._cell for tensor in _pending_tensors()]
     try:
         compute(cells)
     except Exception as error:
@@ -337,7 +337,7 @@ def _is_lasting(error: Exception) -> bool:
     return raised_in.partition(".")[0] in _PACKAGES
 
 
-def _recording(targets: Sequence[Cell]) -> tuple[Recording, list[Cell]]:
+def _recording_of(targets: Sequence[Cell]) -> tuple[Recording, list[Cell]]:
     """The calls that compute cells, in order; and the cells to keep: the targets, and the held ones on the way."""
     numbers: dict[Call, int] = {}
     calls: list[Call] = []
@@ -404,12 +404,12 @@ def _run_now(call: Call) -> list[Cell]:
     """Runs a call at once, as the sizes of its results are only known after the run."""
     # the call ends the stretch, as a value does
     THREAD.capture, THREAD.begins = None, True
-    storages = _executed(call)
+    storages = _execute_call(call)
     return [Cell(type_of(storage), storage) for storage in storages]
 
 
 @locked(LOCK)
-def _executed(call: Call) -> list[driver.Tensor]:
+def _execute_call(call: Call) -> list[driver.Tensor]:
     """Runs a call and what it depends on."""
     compute(call.inputs)
     leaves: dict[int, int] = {}
@@ -429,10 +429,10 @@ def _executed(call: Call) -> list[driver.Tensor]:
 
 def staged_graph() -> Graph:
     """A graph of what was recorded, with the tensors that are not computed yet as outputs."""
-    return alone(_staged_graph)
+    return use_recorder(_staged_graph)
 
 
 @locked(LOCK)
 def _staged_graph() -> Graph:
-    recording, _ = _recording([tensor._cell for tensor in _pending()])
+    recording, _ = _recording_of([tensor._cell for tensor in _pending_tensors()])
     return staged(recording)

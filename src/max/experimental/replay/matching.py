@@ -10,7 +10,7 @@ from functools import lru_cache
 from typing import Any
 
 from max.experimental.programs.value_types import CellType
-from max.experimental.replay.specifications import Nested, equals
+from max.experimental.replay.specifications import Nested, same_constant
 from max.graph.dim import StaticDim
 
 __all__ = ["Match", "matcher"]
@@ -65,7 +65,7 @@ _TESTS = {
         "if cell.type is not {s} or cell.storage is None: return False",
         "values.append(cell)",
     ],
-    "c": ["if {a} is not {s} and not equals({a}, {s}): return False"],
+    "c": ["if {a} is not {s} and not same_constant({a}, {s}): return False"],
     # a list or tuple of plain constants; types are compared first, as == of a tensor would be recorded as a call
     "p": [
         "if type({a}) is not {s}[0] or tuple(map(type, {a})) != {s}[1] or {a} != {s}[2]:",
@@ -91,6 +91,6 @@ def _match(pattern: str, names: tuple[str, ...]) -> Match:
     for number, kind in enumerate(pattern):
         lines += [test.format(a=f"a{number}", s=f"s{number}") for test in _TESTS[kind]]
     body = "".join(f"    {line}\n" for line in [*lines, "return True"])
-    scope: dict[str, Any] = {"equals": equals}
+    scope: dict[str, Any] = {"same_constant": same_constant}
     exec(compile(f"def match(replay, args, kwargs, specs):\n{body}", "<match>", "exec"), scope)
     return scope["match"]

@@ -31,8 +31,8 @@ from max.experimental.replay.specifications import (
     Nested,
     VaryingLeaf,
     VaryingNumber,
-    equals,
     is_number,
+    same_constant,
 )
 from max.experimental.replay.traces import Capture, Step, Trace, VaryingType
 from max.graph.dim import StaticDim
@@ -126,7 +126,7 @@ class Replay(Unsettled):
         tensor: Any = None
         for type_ in types:
             if type(type_) is VaryingType:
-                type_ = self._evaluated(type_)
+                type_ = self._evaluated_type(type_)
                 if 0 in type_.shape:
                     return None  # to be recorded: the bounds of an empty slice have no conditions
             cell = _new(Cell)
@@ -144,7 +144,7 @@ class Replay(Unsettled):
             self.settle()
         return tensor if structure is None else structure(results)
 
-    def _held(self) -> list[bool]:
+    def _held_results(self) -> list[bool]:
         return [holder() is not None for holder in self._holders]
 
     def finish(self, targets: Sequence[Cell]) -> bool:
@@ -167,7 +167,7 @@ class Replay(Unsettled):
             or self.in_use
             or len(targets) != len(trace.targets)
             or any([values[n] is not cell for cell, n in zip(targets, trace.targets, strict=True)])
-            or self._held() != trace.held
+            or self._held_results() != trace.held
             or any([values[a].storage is not values[b].storage for a, b in trace.shared])
         ):
             self.settle()
@@ -254,7 +254,7 @@ class Replay(Unsettled):
     def capture(self) -> Capture:
         """A capture that continues the stretch after the calls so far, which are settled."""
         return Capture.resumed(
-            [self._exact(position) for position in range(self._settled)],
+            [self._exact_step(position) for position in range(self._settled)],
             self._calls,
             self.values[: self._end()],
         )
@@ -266,7 +266,7 @@ class Replay(Unsettled):
         last = self._steps[self._settled - 1]
         return last.first + len(last.types)
 
-    def _exact(self, position: int) -> Step:
+    def _exact_step(self, position: int) -> Step:
         """A step with the types and numbers of this replay."""
         step = self._steps[position]
         if self._trace.symbolic is None:
@@ -292,7 +292,7 @@ class Replay(Unsettled):
     def _value(self, symbol: Symbol) -> Any:
         return self._sizes[f"s{symbol.number}"] * symbol.factor + symbol.offset
 
-    def _evaluated(self, type_: VaryingType) -> CellType:
+    def _evaluated_type(self, type_: VaryingType) -> CellType:
         """The type of a result for the sizes of this replay."""
         evaluated = self._types.get(type_.number)
         if evaluated is None:
@@ -327,7 +327,7 @@ class Replay(Unsettled):
         if kind is int:
             return arg._cell is values[spec]
         if kind is tuple:
-            return arg is spec[0] or equals(arg, spec[0])
+            return arg is spec[0] or same_constant(arg, spec[0])
         if kind is CellType:
             cell = arg._cell
             if cell.type is not spec or cell.storage is None:

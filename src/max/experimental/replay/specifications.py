@@ -5,7 +5,7 @@ results. An argument is matched by a specification:
 
 - an int: the value of that number;
 - a `CellType` or `VaryingLeaf`: a tensor in memory of this type, which becomes the next value;
-- a tuple of one: a constant, see `equals`; a `VaryingNumber`: a number with a symbol;
+- a tuple of one: a constant, see `same_constant`; a `VaryingNumber`: a number with a symbol;
 - a `Nested`: a list, tuple or slice of them.
 """
 
@@ -20,7 +20,7 @@ from max.experimental.programs.number_patterns import Symbol
 from max.experimental.programs.value_types import Kind
 from max.graph.dim import StaticDim
 
-__all__ = ["Nested", "VaryingLeaf", "VaryingNumber", "equals", "is_number"]
+__all__ = ["Nested", "VaryingLeaf", "VaryingNumber", "same_constant", "is_number"]
 
 
 class Nested(NamedTuple):
@@ -45,7 +45,7 @@ class VaryingNumber(NamedTuple):
     """int or float."""
 
 
-def equals(value: Any, constant: Any) -> bool:
+def same_constant(value: Any, constant: Any) -> bool:
     """Whether an argument stages the same as a constant of a trace that is another object."""
     kind = type(value)
     if isinstance(value, StaticDim):

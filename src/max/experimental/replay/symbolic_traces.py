@@ -18,7 +18,7 @@ from max.experimental.programs.value_types import CellType
 from max.experimental.replay.specifications import Nested, VaryingLeaf, VaryingNumber, is_number
 from max.experimental.replay.traces import Step, SymbolicProgram, Trace, VaryingType
 
-__all__ = ["generalized"]
+__all__ = ["generalized_trace"]
 
 
 def _details(trace: Trace) -> Details:
@@ -29,7 +29,7 @@ def _details(trace: Trace) -> Details:
     )
 
 
-def generalized(old: Trace, new: Trace, recording: Recording) -> Trace | None:
+def generalized_trace(old: Trace, new: Trace, recording: Recording) -> Trace | None:
     """The common trace of two stretches that differ only in sizes and numbers.
 
     Args:
@@ -41,7 +41,7 @@ def generalized(old: Trace, new: Trace, recording: Recording) -> Trace | None:
         A trace that covers both; `new` with the examples of both while they are few, or if no program with
         symbols is compiled. None if the traces differ in more.
     """
-    if not _alike(old, new):
+    if not _same_apart_from_sizes(old, new):
         return None
     details = _details(new)
     before = old.examples or [_details(old)]
@@ -55,12 +55,12 @@ def generalized(old: Trace, new: Trace, recording: Recording) -> Trace | None:
     if program is None:
         return exact
     try:
-        return _staged(exact, pattern, program)
+        return _stage_trace(exact, pattern, program)
     except (ValueError, TypeError, IndexError):
         return exact
 
 
-def _alike(old: Trace, new: Trace) -> bool:
+def _same_apart_from_sizes(old: Trace, new: Trace) -> bool:
     if len(old.steps) != len(new.steps) or old[2:9] != new[2:9]:
         return False
     return all(
@@ -96,7 +96,7 @@ def _program(trace: Trace, recording: Recording, pattern: Pattern) -> SymbolicPr
     return None
 
 
-def _staged(trace: Trace, pattern: Pattern, program: SymbolicProgram) -> Trace:
+def _stage_trace(trace: Trace, pattern: Pattern, program: SymbolicProgram) -> Trace:
     leaf_types = trace.leaf_types()
     sources: dict[int, tuple[int, int]] = {
         number: (-1, index) for index, (number, _) in enumerate(leaf_types)

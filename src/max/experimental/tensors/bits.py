@@ -7,7 +7,7 @@ from max._errors import ArgumentError
 from max.dtype import DType
 from max.graph import TensorType, TensorValue, TensorValueLike, ops
 from max.graph.ops.staging.broadcasting import broadcast_all
-from max.graph.ops.staging.promotion import promoted
+from max.graph.ops.staging.promotion import promote_operands
 
 __all__ = [
     "bitwise_and",
@@ -55,7 +55,7 @@ def _cast(out: k.Output, x: k.Input, ctx: k.Context) -> None:
 
 
 def _stage(kind: str, name: str, lhs: TensorValueLike, rhs: TensorValueLike) -> TensorValue:
-    x, y = broadcast_all(name, promoted(name, lhs, rhs))
+    x, y = broadcast_all(name, promote_operands(name, lhs, rhs))
     dtype = x.dtype
     if dtype is DType.bool and kind in _OF_BOOLS:
         return _OF_BOOLS[kind](x, y)
@@ -107,7 +107,7 @@ def bitwise_right_shift(lhs: TensorValueLike, rhs: TensorValueLike) -> TensorVal
     return _stage("right", "bitwise_right_shift", lhs, rhs)
 
 
-def _reinterpreted(x: TensorValue, dtype: DType) -> TensorValue:
+def _reinterpret(x: TensorValue, dtype: DType) -> TensorValue:
     flat = ops.reshape(x, (-1,))
     result = TensorType(dtype, flat.shape, x.device)
     bits = ops.custom(_KERNEL + ".cast", x.device, [flat], [result])[0].tensor
@@ -121,9 +121,9 @@ def word_of(name: str, x: TensorValue) -> TensorValue:
     """The bits of float32 or float64 as int32 or int64."""
     if x.dtype not in _WORDS:
         raise TypeError(f"{name}: the operand is {x.dtype.name}, expected float32 or float64")
-    return _reinterpreted(x, _WORDS[x.dtype])
+    return _reinterpret(x, _WORDS[x.dtype])
 
 
 def float_of(x: TensorValue, dtype: DType) -> TensorValue:
     """The float of `dtype` that has the bits of an integer of its size."""
-    return _reinterpreted(x, dtype)
+    return _reinterpret(x, dtype)

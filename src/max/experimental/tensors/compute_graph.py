@@ -45,7 +45,9 @@ class ComputeGraph:
 
         They are not kept alive: a value that nothing holds is not computed.
         """
-        return WeakValueDictionary({id(tensor._cell): tensor for tensor in recorder.pending()})
+        return WeakValueDictionary(
+            {id(tensor._cell): tensor for tensor in recorder.pending_tensors()}
+        )
 
     @property
     def graph(self) -> Graph:

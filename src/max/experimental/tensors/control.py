@@ -40,7 +40,9 @@ def cond(
     """
     types = None if out_types is None else list(out_types)
     if in_graph():
-        return apply(ops.cond, (pred, types, _staging(then_fn), _staging(else_fn)), {})
+        return apply(
+            ops.cond, (pred, types, _as_value_function(then_fn), _as_value_function(else_fn)), {}
+        )
     name, branch = ("then_fn", then_fn) if _truth("cond", pred) else ("else_fn", else_fn)
     results = _tensors("cond", name, branch())
     _check_types("cond", name, results, types or [], "out_types")
@@ -70,7 +72,9 @@ def while_loop(
     if in_graph():
         single = isinstance(initial_values, Tensor | Value)
         values = [initial_values] if single else list(initial_values)
-        return apply(ops.while_loop, (values, _staging(predicate), _staging(body)), {})
+        return apply(
+            ops.while_loop, (values, _as_value_function(predicate), _as_value_function(body)), {}
+        )
     carried = _tensors("while_loop", "initial_values", initial_values)
     if not carried:
         raise ValueError("while_loop: there are no initial values, expected at least one")
@@ -111,7 +115,7 @@ def side_stream(
     return results
 
 
-def _staging(function: Callable[..., Any]) -> Callable[..., Any]:
+def _as_value_function(function: Callable[..., Any]) -> Callable[..., Any]:
     """Turns a function of tensors into one of values of the graph that is being built."""
 
     def staged(*values: Value[Any]) -> Any:

@@ -83,9 +83,9 @@ def custom(
     if in_graph():
         operands = [_graph_operand(value) for value in values]
         return apply(ops.custom, (name, device, operands, list(out_types), parameters), {})
-    kernel = registry.registered(name)
+    kernel = registry.kernel_of_op(name)
     constants = _Parameters(parameters)
-    args = (kernel, name, device, list(values), _described(out_types), constants)
+    args = (kernel, name, device, list(values), _types_without_sizes(out_types), constants)
     return apply(_custom, args, {})
 
 
@@ -138,7 +138,7 @@ def inplace_custom(
         operands = [_graph_operand(value) for value in values]
         types = None if out_types is None else list(out_types)
         return apply(ops.inplace_custom, (name, device, operands, types, parameters), {})
-    kernel = registry.registered(name)
+    kernel = registry.kernel_of_op(name)
     roles = specialize.tensor_roles(kernel)[len(out_types or ()) :]
     written: list[Cell] = []
     for index, (value, role) in enumerate(zip(values, roles, strict=False)):
@@ -151,11 +151,17 @@ def inplace_custom(
         written.append(value._cell)
     call = _Call(
         kernel,
-        (name, device, list(values), _described(out_types or ()), _Parameters(parameters)),
+        (
+            name,
+            device,
+            list(values),
+            _types_without_sizes(out_types or ()),
+            _Parameters(parameters),
+        ),
         [role == "inout" for role in roles],
     )
     # a signal handler must not record readers between the first line of it and the last
-    storages = recorder.alone(_run, call, written)
+    storages = recorder.use_recorder(_run, call, written)
     return [Tensor._of_cell(Cell(type_of(storage), storage)) for storage in storages]
 
 
@@ -206,7 +212,7 @@ def _graph_operand(value: Any) -> Any:
     return TensorValue(value) if value._value is None else value._value
 
 
-def _described(types: Sequence[Any]) -> list[Any]:
+def _types_without_sizes(types: Sequence[Any]) -> list[Any]:
     """Types with their sizes as separate numbers, so that calls that differ only in sizes have equal templates."""
     return [
         (type_.dtype, type_.device, list(type_.shape)) if isinstance(type_, TensorType) else type_
@@ -333,12 +339,12 @@ def _model(call: _Call) -> Model:
     structure.examples = [*structure.examples[-EXAMPLES:], details]
     if len(structure.examples) > EXAMPLES and structure.failures < _FAILURES:
         try:
-            program = _compiled(call, Pattern.covering(structure.examples))
+            program = _compile_call(call, Pattern.covering(structure.examples))
         except (ValueError, TypeError, IndexError):
             # the op cannot be staged with these symbols
             structure.failures += 1
     if program is None or not program.fits(details):
-        program = _compiled(call, Pattern(details))
+        program = _compile_call(call, Pattern(details))
     structure.programs = [program, *structure.programs[: _PROGRAMS - 1]]
     if call.key not in _structures and len(_structures) >= _STRUCTURES:
         _structures.pop(next(iter(_structures)))
@@ -346,7 +352,7 @@ def _model(call: _Call) -> Model:
     return program.model
 
 
-def _compiled(call: _Call, pattern: Pattern) -> _Program:
+def _compile_call(call: _Call, pattern: Pattern) -> _Program:
     graph = call.graph(pattern)
     conditions = [c for op in walk(graph.mlir_op) for c in op.conditions() if not c.always_holds]
     return _Program(pattern, conditions, call.load(graph))

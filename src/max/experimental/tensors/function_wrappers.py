@@ -52,9 +52,9 @@ def functional(
     if rule is not None and not callable(rule):
         raise TypeError(f"functional: the rule is {rule!r}, expected a function")
     if _of_this_package(op):
-        on_tensors = _recorded(op)
+        on_tensors = _wrap_op(op)
     else:
-        on_tensors = _called(op, _annotated(op))
+        on_tensors = _wrap_user_function(op, _value_parameters(op))
     on_tensors: Any = functools.wraps(op)(on_tensors)
     on_tensors.graph_op, on_tensors.rule = op, rule
     return on_tensors
@@ -68,8 +68,8 @@ def _of_this_package(op: Callable[..., Any]) -> bool:
     return isinstance(module, str) and (module == "max" or module.startswith("max."))
 
 
-def _recorded(op: Callable[..., Any]) -> Callable[..., Any]:
-    parameters = _annotated(op)
+def _wrap_op(op: Callable[..., Any]) -> Callable[..., Any]:
+    parameters = _value_parameters(op)
 
     def on_tensors(*args: Any, **kwargs: Any) -> Any:
         if parameters and in_graph():
@@ -83,7 +83,7 @@ _needing_graphs: WeakSet[Any] = WeakSet()
 """The code of functions that need a graph."""
 
 
-def _called(
+def _wrap_user_function(
     op: Callable[..., Any], parameters: Mapping[int | str, type[TensorValue | BufferValue]]
 ) -> Callable[..., Any]:
     code: Any = getattr(op, "__code__", None)
@@ -134,10 +134,12 @@ def _run_in_graph(
                 staged.append(value if isinstance(value, TensorValue) else TensorValue(value))
             return _Place(places[id(value)])
 
-        result = _mapped(place, op(*args, **kwargs))
+        result = _map_result(place, op(*args, **kwargs))
     storages = graph.run(staged)
     tensors = [Tensor(storage=storage) for storage in storages]
-    return _mapped(lambda item: tensors[item.index] if isinstance(item, _Place) else item, result)
+    return _map_result(
+        lambda item: tensors[item.index] if isinstance(item, _Place) else item, result
+    )
 
 
 class _Place:
@@ -149,30 +151,30 @@ class _Place:
 
 def _tensors_of(result: Any) -> Any:
     """A result with tensors in place of the values of the graph that is being built."""
-    return _mapped(
+    return _map_result(
         lambda item: Tensor.from_graph_value(item) if isinstance(item, Value) else item, result
     )
 
 
-def _mapped(function: Callable[[Any], Any], result: Any) -> Any:
+def _map_result(function: Callable[[Any], Any], result: Any) -> Any:
     """A result with a function applied to tensors, values and places in it."""
     if isinstance(result, Value | Tensor | _Place):
         return function(result)
     if isinstance(result, tuple):
-        items = [_mapped(function, item) for item in cast("tuple[Any, ...]", result)]
+        items = [_map_result(function, item) for item in cast("tuple[Any, ...]", result)]
         return type(result)(*items) if hasattr(result, "_fields") else tuple(items)
     if isinstance(result, list | Iterator):
-        return [_mapped(function, item) for item in cast("list[Any]", result)]
+        return [_map_result(function, item) for item in cast("list[Any]", result)]
     if isinstance(result, dict):
         items = cast("dict[Any, Any]", result).items()
-        return {key: _mapped(function, item) for key, item in items}
+        return {key: _map_result(function, item) for key, item in items}
     return result
 
 
 _VALUES = {"TensorValue": TensorValue, "BufferValue": BufferValue}
 
 
-def _annotated(op: Callable[..., Any]) -> dict[int | str, type[TensorValue | BufferValue]]:
+def _value_parameters(op: Callable[..., Any]) -> dict[int | str, type[TensorValue | BufferValue]]:
     """The parameters of a function that are annotated as values of a graph, by position and by name."""
     try:
         parameters = inspect.signature(op).parameters.values()

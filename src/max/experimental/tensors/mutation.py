@@ -36,13 +36,13 @@ def store(destination: Any, source: Any, indices: Any) -> None:
     selected: tuple[int, ...] | None = None
     if indices is not None:
         if is_advanced(indices):
-            indices = tuple([_bound(index) for index in array_indices(indices)])
-            selected = _selected(cell.type.shape, indices)
+            indices = tuple([_bound_index(index) for index in array_indices(indices)])
+            selected = _selected_shape(cell.type.shape, indices)
         else:
-            indices = tuple([_bound(index) for index in indices])
+            indices = tuple([_bound_index(index) for index in indices])
     _check(cell, source, source_cell, indices if selected is None else [...], selected)
     # a signal handler must not record readers between the first line of it and the last
-    recorder.alone(_write, cell, values, source_cell, indices)
+    recorder.use_recorder(_write, cell, values, source_cell, indices)
 
 
 def _write(cell: Cell, values: Any, source_cell: Cell | None, indices: Any) -> None:
@@ -66,9 +66,9 @@ def _write(cell: Cell, values: Any, source_cell: Cell | None, indices: Any) -> N
         cell.changed()
 
 
-def _bound(index: Any) -> Any:
+def _bound_index(index: Any) -> Any:
     if isinstance(index, slice):
-        return slice(*[_bound(bound) for bound in (index.start, index.stop, index.step)])
+        return slice(*[_bound_index(bound) for bound in (index.start, index.stop, index.step)])
     if isinstance(index, tuple):
         raise TypeError(
             "store: a tuple of a slice and a dimension names a size; give the slice alone"
@@ -80,7 +80,7 @@ def _bound(index: Any) -> Any:
     return index.item()
 
 
-def _selected(shape: tuple[int, ...], indices: tuple[Any, ...]) -> tuple[int, ...]:
+def _selected_shape(shape: tuple[int, ...], indices: tuple[Any, ...]) -> tuple[int, ...]:
     """The shape of the selected elements."""
     try:
         return np.broadcast_to(np.False_, shape)[indices].shape

@@ -315,14 +315,14 @@ __all__ = [
 ]
 
 
-def _shown(value: Any) -> Any:
+def _with_named_errors(value: Any) -> Any:
     """An op as users see it: its errors name it. Ops that call each other do so in their own modules, without this."""
     if not isinstance(value, FunctionType):
         return value
     return import_module("max.graph.ops.staging.named_errors").naming(value)
 
 
-__getattr__ = lazy_names(__name__, _WHERE, submodules=True, shown=_shown)
+__getattr__ = lazy_names(__name__, _WHERE, submodules=True, shown=_with_named_errors)
 
 
 def __dir__() -> list[str]:

@@ -71,7 +71,7 @@ class Branch(Graph):
             self.captures.append(value)
         return inner
 
-    def _captured(self, value: mlir.SSAValue) -> mlir.SSAValue | None:
+    def _captured_value(self, value: mlir.SSAValue) -> mlir.SSAValue | None:
         # a value from further out is captured by each branch in between
         captured = self._inside.get(value)
         if captured is not None:
@@ -89,7 +89,7 @@ class Branch(Graph):
             self._inside[value] = copy.results[0]
             return copy.results[0]
         if mlir.block_of(value) is not self.outer._block:
-            outer_value = self.outer._captured(value)
+            outer_value = self.outer._captured_value(value)
             if outer_value is None:
                 return None
             captured = self.capture(outer_value)
@@ -117,7 +117,7 @@ class Branch(Graph):
             for value in values:
                 inner: mlir.SSAValue | None = value.to_mlir()
                 if mlir.block_of(inner) is not self._block:
-                    inner = self._captured(inner)
+                    inner = self._captured_value(inner)
                 if inner is None:
                     raise ValueError(f"{self.name}: the result {value!r} is of another graph")
                 own_values.append(value_of(inner))

@@ -32,7 +32,7 @@ class GraphWeights(HierarchicalWeights):
         self._by_name = dict(added)
         super().__init__(self._by_name, prefix, allocated)
 
-    def _read(self, name: str) -> WeightData:
+    def _read_weight(self, name: str) -> WeightData:
         raise KeyError(f"weight {name!r} has no data yet: its values come when the graph is loaded")
 
     def allocate(

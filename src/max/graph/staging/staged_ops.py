@@ -71,7 +71,7 @@ class StagedOps:
         values = [operand.to_mlir() for operand in operands]
         for index, value in enumerate(values):
             if mlir.block_of(value) is not block:
-                inner = self._captured(value)
+                inner = self._captured_value(value)
                 if inner is not None:
                     values[index] = inner
                     continue
@@ -92,7 +92,7 @@ class StagedOps:
             self._symbols.add_of([result.type for result in op.results])
         return op.results
 
-    def _captured(self, value: mlir.SSAValue) -> mlir.SSAValue | None:
+    def _captured_value(self, value: mlir.SSAValue) -> mlir.SSAValue | None:
         """The value of this graph for one of an enclosing graph; None if no enclosing graph defines it."""
         return None
 

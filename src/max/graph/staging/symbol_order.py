@@ -28,7 +28,7 @@ def order_by_symbols(block: Block, later: set[str], graphs: Mapping[str, Block])
     """
     ops = list(block.ops)
     needed = {op: {*_symbols(op, graphs)} & later for op in ops}
-    introduced = {op: _introduced(op) & later for op in ops}
+    introduced = {op: _introduced_symbols(op) & later for op in ops}
     bound: set[str] = set()
     placed: set[mlir.Operation] = set()
     waiting, ordered = ops[:-1], list[mlir.Operation]()
@@ -52,7 +52,7 @@ def order_by_symbols(block: Block, later: set[str], graphs: Mapping[str, Block])
     return bound
 
 
-def _introduced(op: mlir.Operation) -> set[str]:
+def _introduced_symbols(op: mlir.Operation) -> set[str]:
     """The symbols that are sizes of the results of an op that binds symbols."""
     if not isinstance(op, mlir.MoOp) or not op.spec.introduces_symbols:
         return set()

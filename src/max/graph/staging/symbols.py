@@ -77,12 +77,12 @@ class Symbols:
                     if not (may_follow and self._is_entry):
                         raise ValueError(
                             f"{op}: the dimension {name!r} is unknown in the graph {self._graph}; "
-                            f"known: {self._known()}"
+                            f"known: {self._known_symbols()}"
                         )
                     self.later[name] = op, "{}:{}".format(*user_place())
                     self._names.add(name)
 
-    def _known(self) -> str:
+    def _known_symbols(self) -> str:
         return ", ".join(sorted(self._names - self.later.keys())) or "none"
 
     def check_bound(self) -> None:
@@ -94,7 +94,7 @@ class Symbols:
         for name, (op, place) in self.later.items():
             raise UnboundDimError(
                 f"{op} (staged at {place}): nothing in the graph {self._graph} gives the dimension {name!r} a size; "
-                f"inputs and ops such as rebind and nonzero do; known: {self._known()}"
+                f"inputs and ops such as rebind and nonzero do; known: {self._known_symbols()}"
             )
 
     def new(self, stem: str) -> str:

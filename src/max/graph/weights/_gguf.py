@@ -81,21 +81,21 @@ class GGUFWeights(HierarchicalWeights):
         super().__init__(tensors, prefix, allocated)
         self._tensors = tensors
 
-    def _read(self, name: str) -> WeightData:
+    def _read_weight(self, name: str) -> WeightData:
         entry = self._tensors[name]
         if isinstance(entry, Stored):
             stored, data = entry.tensor.stored, entry.file.read(entry.tensor)
         else:
             stored, data = entry.tensor_type.name, _reader_data(entry)
         if stored in FILE_FORMATS:
-            return _converted(name, data, stored)
+            return _converted_weight(name, data, stored)
         members: dict[str, QuantizationEncoding] = dict(QuantizationEncoding.__members__)
         return WeightData._from_tensor(  # pyright: ignore[reportPrivateUsage]
             Tensor.from_numpy(data), name, members.get(stored)
         )
 
 
-def _converted(name: str, data: npt.NDArray[Any], stored: str) -> WeightData:
+def _converted_weight(name: str, data: npt.NDArray[Any], stored: str) -> WeightData:
     """Converts a weight of a type without kernels to blocks of a type with kernels, or to bfloat16."""
     blocks = to_kernel_blocks(data, stored)
     if blocks is None:

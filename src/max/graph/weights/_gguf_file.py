@@ -185,16 +185,16 @@ class GGUFFile:
             )
         tensors, values = cursor.scalar("Q"), cursor.scalar("Q")
         self.metadata = {}
-        for _ in range(self._counted(cursor, values, 12)):
+        for _ in range(self._checked_count(cursor, values, 12)):
             key = cursor.string()
             if key in self.metadata:
                 raise cursor.fail(f"the metadata has {key!r} twice")
             self.metadata[key] = cursor.value(cursor.scalar("I"))
-        entries = [self._entry(cursor) for _ in range(self._counted(cursor, tensors, 24))]
-        self.tensors = self._placed(cursor, entries)
+        entries = [self._entry(cursor) for _ in range(self._checked_count(cursor, tensors, 24))]
+        self.tensors = self._placed_tensors(cursor, entries)
 
     @staticmethod
-    def _counted(cursor: _Cursor, count: int, least: int) -> int:
+    def _checked_count(cursor: _Cursor, count: int, least: int) -> int:
         """Checks that `count` entries of at least `least` bytes fit the rest of the file."""
         if count * least > len(cursor.data) - cursor.at:
             raise cursor.fail(f"{count} entries should follow at byte {cursor.at}")
@@ -224,7 +224,7 @@ class GGUFFile:
         nbytes = math.prod(shape) // elements * size if size else None
         return GGUFTensor(name, stored, shape, begin, nbytes)
 
-    def _placed(self, cursor: _Cursor, entries: list[GGUFTensor]) -> dict[str, GGUFTensor]:
+    def _placed_tensors(self, cursor: _Cursor, entries: list[GGUFTensor]) -> dict[str, GGUFTensor]:
         """Computes absolute offsets; checks that tensors are aligned, inside the file, and do not overlap."""
         alignment = self.metadata.get("general.alignment", _DEFAULT_ALIGNMENT)
         if not isinstance(alignment, int) or alignment < 1 or alignment % 8:

@@ -97,7 +97,7 @@ class HierarchicalWeights(ABC):
         self._allocated: dict[str, DLPackArray] = {} if allocated is None else allocated
 
     @abstractmethod
-    def _read(self, name: str) -> WeightData:
+    def _read_weight(self, name: str) -> WeightData:
         """Reads the weight of an existing name."""
 
     @property
@@ -140,7 +140,7 @@ class HierarchicalWeights(ABC):
             KeyError: There is no weight of this name; the message lists similar names.
         """
         self._require()
-        return self._read(self._prefix)
+        return self._read_weight(self._prefix)
 
     def _require(self) -> None:
         if self.exists():

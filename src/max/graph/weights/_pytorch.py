@@ -85,7 +85,7 @@ class PytorchWeights(HierarchicalWeights):
         super().__init__(tensors, prefix, allocated)
         self._tensors = tensors
 
-    def _read(self, name: str) -> WeightData:
+    def _read_weight(self, name: str) -> WeightData:
         held = self._tensors[name]
         if isinstance(held, TorchFile):
             return WeightData._from_tensor(held.read(name), name)  # pyright: ignore[reportPrivateUsage]

@@ -69,7 +69,7 @@ class SafetensorWeights(HierarchicalWeights):
         self._files = places
         self._replaced = {} if _st_weight_map is None else _st_weight_map
 
-    def _read(self, name: str) -> WeightData:
+    def _read_weight(self, name: str) -> WeightData:
         tensor = self._replaced.get(name)
         if tensor is None:
             tensor = self._files[name].read(name)

@@ -213,10 +213,14 @@ def _of_type(rebuild: Any, kind: Any, arguments: Any, _: Any) -> Any:
         "torch.Tensor",
         "torch.nn.parameter.Parameter",
     )
-    return rebuild.call(*arguments) if plain else _unread("of another class than torch.Tensor")()
+    return (
+        rebuild.call(*arguments)
+        if plain
+        else _unread_tensor("of another class than torch.Tensor")()
+    )
 
 
-def _unread(kind: str) -> Callable[..., StoredTensor]:
+def _unread_tensor(kind: str) -> Callable[..., StoredTensor]:
     """Builds a tensor of a kind that exists in torch, and cannot be read here."""
 
     def build(*_: Any) -> StoredTensor:
@@ -225,7 +229,7 @@ def _unread(kind: str) -> Callable[..., StoredTensor]:
     return build
 
 
-def _nothing(kind: str) -> Callable[..., UnreadObject]:
+def _unread_object(kind: str) -> Callable[..., UnreadObject]:
     return lambda *_: UnreadObject(kind)
 
 
@@ -245,15 +249,15 @@ NAMES: dict[str, Callable[..., Any] | None] = {
     "collections.OrderedDict": _dict,
     "builtins.dict": _dict,
     "collections.Counter": _dict,
-    "builtins.set": _nothing("a set"),
-    "builtins.frozenset": _nothing("a set"),
-    "builtins.bytearray": _nothing("bytes"),
-    "builtins.complex": _nothing("a complex number"),
-    "_codecs.encode": _nothing("bytes"),
+    "builtins.set": _unread_object("a set"),
+    "builtins.frozenset": _unread_object("a set"),
+    "builtins.bytearray": _unread_object("bytes"),
+    "builtins.complex": _unread_object("a complex number"),
+    "_codecs.encode": _unread_object("bytes"),
     "torch.Size": _size,
-    "torch.device": _nothing("a device"),
-    "torch.serialization._get_layout": _nothing("a layout"),
-    "torch.Tensor": _unread("without a storage"),
+    "torch.device": _unread_object("a device"),
+    "torch.serialization._get_layout": _unread_object("a layout"),
+    "torch.Tensor": _unread_tensor("without a storage"),
     "torch.nn.parameter.Parameter": _parameter,
     "torch._utils._rebuild_tensor": tensor_of,
     "torch._utils._rebuild_tensor_v2": tensor_of,
@@ -262,11 +266,13 @@ NAMES: dict[str, Callable[..., Any] | None] = {
     "torch._utils._rebuild_parameter_with_state": _parameter,
     "torch._tensor._rebuild_from_type_v2": _of_type,
     "torch._utils._rebuild_device_tensor_from_cpu_tensor": _parameter,
-    "torch._utils._rebuild_qtensor": _unread("quantized by torch"),
-    "torch._utils._rebuild_sparse_tensor": _unread("sparse"),
-    "torch._utils._rebuild_nested_tensor": _unread("nested"),
-    "torch._utils._rebuild_meta_tensor_no_storage": _unread("on the device meta, without elements"),
-    "torch._utils._rebuild_wrapper_subclass": _unread("of another class than torch.Tensor"),
+    "torch._utils._rebuild_qtensor": _unread_tensor("quantized by torch"),
+    "torch._utils._rebuild_sparse_tensor": _unread_tensor("sparse"),
+    "torch._utils._rebuild_nested_tensor": _unread_tensor("nested"),
+    "torch._utils._rebuild_meta_tensor_no_storage": _unread_tensor(
+        "on the device meta, without elements"
+    ),
+    "torch._utils._rebuild_wrapper_subclass": _unread_tensor("of another class than torch.Tensor"),
     **{f"torch.{name}": None for name in (*STORAGE_DTYPES, *_DTYPE_NAMES, *_OTHER_NAMES)},
     **{f"torch.cuda.{name}": None for name in STORAGE_DTYPES},
     "torch.storage.UntypedStorage": None,

@@ -180,11 +180,11 @@ def _unreadable_set(machine: _Machine, _: Any) -> None:
     machine.top(UnreadObject)
 
 
-def _marked(build: Callable[[list[Any]], Any]) -> Callable[[_Machine, Any], None]:
+def _push_marked(build: Callable[[list[Any]], Any]) -> Callable[[_Machine, Any], None]:
     return lambda machine, _: machine.stack.append(build(machine.pop_marked()))
 
 
-def _tupled(count: int) -> Callable[[_Machine, Any], None]:
+def _push_tuple(count: int) -> Callable[[_Machine, Any], None]:
     return lambda machine, _: machine.stack.append(tuple(machine.pop_many(count)))
 
 
@@ -195,11 +195,11 @@ def _dict_of(values: list[Any]) -> dict[Any, Any]:
     return machine.stack[0]
 
 
-def _unsigned(size: int) -> Callable[[Bytes], int]:
+def _unsigned_integer(size: int) -> Callable[[Bytes], int]:
     return lambda stream: int.from_bytes(stream.read(size), "little")
 
 
-def _signed(stream: Bytes) -> int:
+def _signed_integer(stream: Bytes) -> int:
     return int.from_bytes(stream.read(4), "little", signed=True)
 
 
@@ -235,9 +235,9 @@ def _none(_: Bytes) -> None:
 
 _Run = Callable[[_Machine, Any], None]
 _LITERALS: dict[bytes, Callable[[Bytes], Any]] = {
-    b"J": _signed,
-    b"K": _unsigned(1),
-    b"M": _unsigned(2),
+    b"J": _signed_integer,
+    b"K": _unsigned_integer(1),
+    b"M": _unsigned_integer(2),
     b"\x8a": _long(1),
     b"\x8b": _long(4),
     b"G": _float,
@@ -252,12 +252,12 @@ _LITERALS: dict[bytes, Callable[[Bytes], Any]] = {
 }
 """Instructions that push a value, and how it is read."""
 _WITH_ARGUMENT: dict[bytes, tuple[Callable[[Bytes], Any], _Run]] = {
-    b"\x80": (_unsigned(1), lambda machine, argument: None),  # the protocol
-    b"\x95": (_unsigned(8), lambda machine, argument: None),  # the length of a frame
-    b"q": (_unsigned(1), lambda machine, index: machine.remember(index)),
-    b"r": (_unsigned(4), lambda machine, index: machine.remember(index)),
-    b"h": (_unsigned(1), lambda machine, index: machine.recall(index)),
-    b"j": (_unsigned(4), lambda machine, index: machine.recall(index)),
+    b"\x80": (_unsigned_integer(1), lambda machine, argument: None),  # the protocol
+    b"\x95": (_unsigned_integer(8), lambda machine, argument: None),  # the length of a frame
+    b"q": (_unsigned_integer(1), lambda machine, index: machine.remember(index)),
+    b"r": (_unsigned_integer(4), lambda machine, index: machine.remember(index)),
+    b"h": (_unsigned_integer(1), lambda machine, index: machine.recall(index)),
+    b"j": (_unsigned_integer(4), lambda machine, index: machine.recall(index)),
     b"c": (_names, lambda machine, names: machine.name(*names)),
     b"\x96": (_bytes(8), lambda machine, value: machine.stack.append(value)),  # a bytearray
 }
@@ -269,15 +269,15 @@ _WITHOUT_ARGUMENT: dict[bytes, _Run] = {
     b"}": _pushes(lambda _: {}),
     b")": _pushes(lambda _: ()),
     b"(": _pushes(lambda _: _MARK),
-    b"t": _marked(tuple),
-    b"\x85": _tupled(1),
-    b"\x86": _tupled(2),
-    b"\x87": _tupled(3),
-    b"l": _marked(list),
-    b"d": _marked(_dict_of),
+    b"t": _push_marked(tuple),
+    b"\x85": _push_tuple(1),
+    b"\x86": _push_tuple(2),
+    b"\x87": _push_tuple(3),
+    b"l": _push_marked(list),
+    b"d": _push_marked(_dict_of),
     b"\x8f": _pushes(lambda _: UnreadObject("a set")),
     b"\x90": _unreadable_set,
-    b"\x91": _marked(lambda _: UnreadObject("a set")),
+    b"\x91": _push_marked(lambda _: UnreadObject("a set")),
     b"a": lambda machine, _: machine.append_to_list(machine.pop_many(1)),
     b"e": lambda machine, _: machine.append_to_list(machine.pop_marked()),
     b"s": lambda machine, _: machine.set_items(machine.pop_many(2)),

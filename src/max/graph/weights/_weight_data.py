@@ -10,7 +10,7 @@ import numpy as np
 
 from max.driver import DLPackArray, Tensor
 from max.dtype import DType
-from max.dtype.rounding import converted
+from max.dtype.rounding import convert_rounding_once
 from max.graph.quantization import QuantizationEncoding
 from max.graph.shape import Shape
 from max.graph.weights._deferred_cast import LaterCast
@@ -87,7 +87,7 @@ class WeightData:
             )
         # values beyond a narrower type's range become infinite, without a warning
         with np.errstate(over="ignore", invalid="ignore"):
-            result = converted(array, dtype.to_numpy())
+            result = convert_rounding_once(array, dtype.to_numpy())
         return WeightData._from_tensor(Tensor.from_numpy(result), self.name)
 
     def cast_at_load(self, dtype: DType) -> WeightData:

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from typing import Any
 
 from max.kernel.errors import KernelValueError
-from max.kernel.frontend.conversions import literal, together, widened
+from max.kernel.frontend.conversions import literal, promote_together, widen_floats
 from max.kernel.frontend.division import divide
 from max.kernel.frontend.inlining import call_inline
 from max.kernel.frontend.state import Frontend
@@ -78,7 +78,7 @@ def binary(fe: Frontend, op: str, a: Any, b: Any) -> Any:
     a, b = plain_number(a), plain_number(b)
     symbol = SYMBOLS[op]
     if (a_rt and a.type.dtype.is_narrow_float) or (b_rt and b.type.dtype.is_narrow_float):
-        a, b = widened(fe, a), widened(fe, b)
+        a, b = widen_floats(fe, a), widen_floats(fe, b)
     if op == "pow":
         return power(fe, a, b)
     if op in _SHIFTS:
@@ -92,7 +92,7 @@ def binary(fe: Frontend, op: str, a: Any, b: Any) -> Any:
         folded = _fold(fe, op, b, a)
         if folded is not None:
             return folded
-    x, y = together(fe, f"'{symbol}'", a, b)
+    x, y = promote_together(fe, f"'{symbol}'", a, b)
     dtype = x.type.dtype
     if op in COMPARISONS:
         return fe.b.op(op, (x, y), x.type.with_dtype(BOOL.dtype))
@@ -174,7 +174,7 @@ def _fold(fe: Frontend, op: str, a: Atom, b: Any) -> Any:
 
 
 def _shift(fe: Frontend, op: str, a: Any, b: Any) -> Atom:
-    x, y = together(fe, f"'{SYMBOLS[op]}'", a, b)
+    x, y = promote_together(fe, f"'{SYMBOLS[op]}'", a, b)
     if not x.type.dtype.is_integer:
         fe.fail(f"'{SYMBOLS[op]}' does not take {describe(a)} and {describe(b)}; integers fit")
     return fe.b.op(op, (x, y), x.type)
@@ -209,7 +209,7 @@ def unary(fe: Frontend, op: str, v: Any) -> Any:
             return {"neg": operator.neg, "not": operator.invert, "pos": operator.pos}[op](v)
         except TypeError as error:
             fe.fail(str(error))
-    v = widened(fe, v)
+    v = widen_floats(fe, v)
     if op == "pos":
         return v
     if op == "not":

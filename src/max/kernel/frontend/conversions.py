@@ -153,14 +153,14 @@ def as_index(fe: Frontend, v: Any) -> int | Atom:
     fe.fail(f"an index is an integer, got {describe(v)}")
 
 
-def widened(fe: Frontend, v: Any) -> Any:
+def widen_floats(fe: Frontend, v: Any) -> Any:
     """Converts narrow floats to f32, in which they are computed."""
     if isinstance(v, (Ref, Const)) and v.type.dtype.is_narrow_float:
         return cast(fe, v, f32)
     return v
 
 
-def together(fe: Frontend, op: str, *values: Any) -> list[Atom]:
+def promote_together(fe: Frontend, op: str, *values: Any) -> list[Atom]:
     """Promotes operands to one type: literals take the others' type, scalars are broadcast, narrower types widen."""
     dtype: ScalarType | None = None
     width = 0
@@ -242,7 +242,7 @@ def type_of_lanes(dtype: ScalarType, width: int) -> Type:
     return vector(dtype, width) if width else scalar(dtype)
 
 
-def annotated(fe: Frontend, value: Any, annotation: Any, name: str) -> Any:
+def convert_annotated(fe: Frontend, value: Any, annotation: Any, name: str) -> Any:
     """Converts a literal to an annotated type, or checks the type of another value."""
     if isinstance(annotation, ScalarType):
         type: Type = scalar(annotation)

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from typing import Any
 
 from max.kernel.frontend.builder import Scope
-from max.kernel.frontend.conversions import annotated, coerce, loose_type, unify
+from max.kernel.frontend.conversions import coerce, convert_annotated, loose_type, unify
 from max.kernel.frontend.outlining import outlined_body
 from max.kernel.frontend.state import FALLS, Frame, Frontend, NeverReturns, Suppressed
 from max.kernel.frontend.values import Closure, describe, is_number, is_runtime, tuple_like
@@ -160,7 +160,9 @@ def _bind_parameters(
         if p.annotation is not None and (
             isinstance(env[p.arg], (Ref, Const)) or is_number(env[p.arg])
         ):
-            env[p.arg] = annotated(fe, env[p.arg], evaluate_in(fe, source, p.annotation), p.arg)
+            env[p.arg] = convert_annotated(
+                fe, env[p.arg], evaluate_in(fe, source, p.annotation), p.arg
+            )
     return env
 
 

@@ -95,7 +95,7 @@ def outlined_body(
             raise _UnknownError
         env = {name: arguments.formal(value) for name, value in frame.env.items()}
     except _UnknownError:  # for example a tile, which is memory of the caller
-        body, _ = _compiled(fe, function, compile_body, _Arguments(fe))
+        body, _ = _compile_body(fe, function, compile_body, _Arguments(fe))
         shift = fe.b.outlined_shift(function.name, body.first)
         fe.b.emit(Block(fe.b.label(), body.statements, True, shift))
         if not body.ends:
@@ -112,7 +112,7 @@ def outlined_body(
     reusable = False
     if body is None:
         frame.env = env
-        body, reusable = _compiled(fe, function, compile_body, arguments)
+        body, reusable = _compile_body(fe, function, compile_body, arguments)
         first = body.first
     else:
         first = fe.b.continue_outlined(function.name, body.last - body.first)
@@ -130,7 +130,7 @@ def outlined_body(
                 _bodies.popitem(last=False)
 
 
-def _compiled(
+def _compile_body(
     fe: Frontend, function: InlineFunction, compile_body: Callable[[], Any], arguments: _Arguments
 ) -> tuple[_Body, bool]:
     """Compiles a body; also returns whether other kernels may share it."""
@@ -256,7 +256,7 @@ class _Arguments:
         facts = None
         if actual.type.dtype.is_integer:
             low, high = interval(b, actual)
-            facts = b.intervals[formal.id] = _rounded(low), _rounded(high)
+            facts = b.intervals[formal.id] = _rounded_bound(low), _rounded_bound(high)
             if is_nonzero(b, actual):
                 b.nonzero_formals.add(formal.id)
                 facts = (*facts, "nonzero")
@@ -267,7 +267,7 @@ class _Arguments:
         return formal
 
 
-def _rounded(bound: int) -> int:
+def _rounded_bound(bound: int) -> int:
     """A bound of an interval, rounded outwards to a power of two if it exceeds every size in a program."""
     if abs(bound) < _UNLIKELY:
         return bound

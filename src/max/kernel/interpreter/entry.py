@@ -81,7 +81,7 @@ class _NativeContext(RunContext):
 
     def _chunks(self, total: int, grain: int, multiple: int) -> Iterator[tuple[int, int]]:
         phase = next(self.phase_numbers)
-        yield from self._split(total, grain, multiple, lambda: self._next_chunk(phase))
+        yield from self._chunks_of_worker(total, grain, multiple, lambda: self._next_chunk(phase))
 
     def barrier(self) -> None:
         _BARRIER(self._field(Context.BARRIER))(self.pointer)

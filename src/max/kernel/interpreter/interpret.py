@@ -238,9 +238,9 @@ class RunContext:
                 launch.counters[phase] = number + 1
             return number
 
-        yield from self._split(total, grain, multiple, next_chunk)
+        yield from self._chunks_of_worker(total, grain, multiple, next_chunk)
 
-    def _split(
+    def _chunks_of_worker(
         self, total: int, grain: int, multiple: int, next_chunk: Callable[[], int]
     ) -> Iterator[tuple[int, int]]:
         """The chunks that this worker takes, as compiled code cuts them."""

@@ -21,7 +21,7 @@ from max.kernel.targets.target import Target
 from max.kernel.types import ScalarType, bool_, f32, scalar_type
 
 
-def _checked(error: str | None, value: Any) -> Any:
+def _checked_value(error: str | None, value: Any) -> Any:
     """A value that is known at compile time, if there is no error.
 
     Raises:
@@ -35,13 +35,13 @@ def _checked(error: str | None, value: Any) -> Any:
 # ***** making vectors *****
 def splat(x: Any, width: int) -> Any:
     """A vector whose ``width`` lanes all are ``x``."""
-    return v.value(x).widen(_checked(width_error(width, str(width)), width))
+    return v.value(x).widen(_checked_value(width_error(width, str(width)), width))
 
 
 def iota(dtype: Any, width: int) -> Any:
     """The vector ``0, 1, 2, …`` of ``width`` lanes."""
     dtype = scalar_type(dtype)
-    _checked(width_error(width, str(width)), width)
+    _checked_value(width_error(width, str(width)), width)
     return Value(np.arange(width).astype(dtype.numpy), dtype)
 
 
@@ -61,8 +61,8 @@ def tile(
     """
     dtype, sizes = scalar_type(dtype), (shape,) if isinstance(shape, int) else tuple(shape)
     if width is not None:
-        _checked(width_error(width, str(width)), width)
-    _checked(tile_error(sizes, dtype.size * (width or 1)), sizes)
+        _checked_value(width_error(width, str(width)), width)
+    _checked_value(tile_error(sizes, dtype.size * (width or 1)), sizes)
     return Tile(dtype, sizes, width, fill)
 
 
@@ -312,13 +312,13 @@ def vectors(*args: Any) -> Iterator[tuple[int, Any]]:
 def static_range(*args: int) -> range:
     """A range that is unrolled at compile time."""
     items = range(*[int(a) for a in args])
-    return _checked(unroll_error(items), items)
+    return _checked_value(unroll_error(items), items)
 
 
 def unroll(items: Iterable[Any]) -> tuple[Any, ...]:
     """The items of a sequence known at compile time, for a loop that is unrolled."""
     if isinstance(items, range):
-        _checked(unroll_error(items), items)
+        _checked_value(unroll_error(items), items)
     return tuple(items)
 
 

@@ -27,7 +27,7 @@ def polynomial(x: Any, *coefficients: float) -> Any:
 
 
 @inline
-def _scaled(y: Any, n: Any) -> Any:
+def _scale_by_power(y: Any, n: Any) -> Any:
     """``y * 2**n`` for integral f32 ``n``, rounded once."""
     if k.target().has("avx512f") and y.is_vector and y.width % 16 == 0:
         return k.scale_by_power(y, n)
@@ -57,7 +57,7 @@ def exp(x: Any) -> Any:
         1.6666665459e-1,
         5.0000001201e-1,
     )
-    return _scaled(k.fma(p, r * r, r) + 1.0, n)
+    return _scale_by_power(k.fma(p, r * r, r) + 1.0, n)
 
 
 @inline
@@ -78,7 +78,7 @@ def exp2(x: Any) -> Any:
         2.4022647738456726e-1,
         6.931471824645996e-1,
     )
-    return _scaled(k.fma(p, r, 1.0), n)
+    return _scale_by_power(k.fma(p, r, 1.0), n)
 
 
 @inline

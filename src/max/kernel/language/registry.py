@@ -28,7 +28,7 @@ def register(name: str) -> Callable[[Callable[..., Any]], Kernel]:
     return mark
 
 
-def registered(name: str) -> Kernel:
+def kernel_of_op(name: str) -> Kernel:
     """The kernel of an op.
 
     Raises:

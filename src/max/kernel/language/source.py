@@ -215,7 +215,7 @@ def from_source(text: str, name: str, globals: Mapping[str, Any] | None = None) 
     Raises:
         KernelError: the text does not parse, or does not define ``name``.
     """
-    file, functions = _parsed(textwrap.dedent(text), name)
+    file, functions = _parse_functions(textwrap.dedent(text), name)
     namespace: dict[str, Any] = dict(globals or {})
     for node in functions.values():
         if node.name != name:
@@ -228,7 +228,7 @@ def from_source(text: str, name: str, globals: Mapping[str, Any] | None = None) 
 
 
 @functools.lru_cache(maxsize=1024)
-def _parsed(text: str, name: str) -> tuple[str, dict[str, ast.FunctionDef]]:
+def _parse_functions(text: str, name: str) -> tuple[str, dict[str, ast.FunctionDef]]:
     """The file name under which a text is shown, and its functions."""
     file = f"<kernel {name} {next(_source_numbers)}>"
     linecache.cache[file] = (len(text), None, text.splitlines(keepends=True), file)

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from max.dtype.rounding import converted
+from max.dtype.rounding import convert_rounding_once
 from max.kernel.types import (
     ScalarType,
     arithmetic_dtype,
@@ -142,7 +142,7 @@ def value(x: Any) -> Value:
     return Value(x, f32)
 
 
-def together(*xs: Any) -> tuple[list[Array], ScalarType]:
+def promote_together(*xs: Any) -> tuple[list[Array], ScalarType]:
     """Operands as arrays of one type: literals take the type of the others, smaller types widen."""
     dtype: ScalarType | None = None
     for x in xs:
@@ -261,7 +261,7 @@ def binary(op: str, a: Any, b: Any) -> Any:
         return NotImplemented
     if op == "pow":
         return _power(a, b)
-    (x, y), dtype = together(a, b)
+    (x, y), dtype = promote_together(a, b)
     if op == "div" and not dtype.is_float:
         raise TypeError("'/' does not take integers; use '//', or convert with k.f32(...)")
     with np.errstate(all="ignore"):
@@ -299,7 +299,7 @@ _UNARY: dict[str, Callable[[Array], Array]] = {
 
 def unary(op: str, x: Any) -> Value:
     """An operation on one value."""
-    (array,), dtype = together(x)
+    (array,), dtype = promote_together(x)
     if op in ("floor", "ceil", "trunc", "round") and not dtype.is_float:
         return Value(array, dtype)
     with np.errstate(all="ignore"):
@@ -310,7 +310,7 @@ def fold(op: str, xs: tuple[Any, ...]) -> Value:
     """``min`` or ``max`` of several operands."""
     result = xs[0]
     for x in xs[1:]:
-        (a, b), dtype = together(result, x)
+        (a, b), dtype = promote_together(result, x)
         result = Value(_BINARY[op](a, b), dtype)
     return value(result)
 
@@ -320,13 +320,13 @@ def select(mask: Any, a: Any, b: Any) -> Value:
     if isinstance(a, Value) and isinstance(b, Value) and a.dtype is b.dtype:
         x, y, dtype = a.data, b.data, a.dtype  # no arithmetic: narrow floats stay as they are
     else:
-        (x, y), dtype = together(a, b)
+        (x, y), dtype = promote_together(a, b)
     return Value(np.where(value(mask).data, x, y), dtype)
 
 
 def fma(a: Any, b: Any, c: Any) -> Value:
     """Rounded once: f32 through f64; f64 as two operations."""
-    (x, y, z), dtype = together(a, b, c)
+    (x, y, z), dtype = promote_together(a, b, c)
     wide = np.float64 if dtype is f32 else dtype.numpy
     with np.errstate(all="ignore"):
         return Value((x.astype(wide) * y.astype(wide) + z.astype(wide)).astype(dtype.numpy), dtype)
@@ -334,13 +334,13 @@ def fma(a: Any, b: Any, c: Any) -> Value:
 
 def copysign(x: Any, sign: Any) -> Value:
     """``x`` with the sign of ``sign``."""
-    (a, b), dtype = together(x, sign)
+    (a, b), dtype = promote_together(x, sign)
     return Value(np.copysign(a, b), dtype)
 
 
 def scale_by_power(x: Any, n: Any) -> Value:
     """``x * 2**n``."""
-    (a, b), dtype = together(x, n)
+    (a, b), dtype = promote_together(x, n)
     with np.errstate(all="ignore"):
         exponent = np.clip(np.nan_to_num(b), -4000, 4000).astype(np.int32)
         return Value(np.where(np.isnan(b), b, np.ldexp(a, exponent)), dtype)
@@ -368,7 +368,7 @@ def convert(x: Any, dtype: ScalarType) -> Value:
     if dtype.is_narrow_float and x.dtype is not f32 and x.dtype is not f64:
         data = data.astype(np.float32)
     with np.errstate(all="ignore"):
-        return Value(converted(data, dtype.numpy), dtype)
+        return Value(convert_rounding_once(data, dtype.numpy), dtype)
 
 
 def bitcast(x: Value, dtype: ScalarType) -> Value:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from max.kernel.ir.nodes import Const, Let, Ref
-from max.kernel.lowering.lanes import joined, pieces
-from max.kernel.lowering.types import constants, llvm_type, mangled, vector_name
+from max.kernel.lowering.lanes import join_lanes, pieces
+from max.kernel.lowering.types import constants, llvm_type, mangled_suffix, vector_name
 from max.kernel.lowering.writer import Writer
 from max.kernel.types import Type, f64
 
@@ -49,12 +49,12 @@ def lower_plain(w: Writer, s: Let) -> None:
         if position is None:
             binary(w, s, _FLOAT[op])
         else:
-            _contracted(w, s, position)
+            _fuse_product(w, s, position)
     elif op in _INT:
         binary(w, s, f"{_INT[op]} {s.attr}" if s.attr else _INT[op])
     elif op in _INTRINSIC:
         t = llvm_type(type)
-        name = f"llvm.{_INTRINSIC[op]}.{mangled(type)}"
+        name = f"llvm.{_INTRINSIC[op]}.{mangled_suffix(type)}"
         w.alias(s, w.call(t, name, [(t, w.atom(s.args[0]))]))
     else:
         raise ValueError(f"the kernel IR has no op {op!r}")
@@ -90,9 +90,9 @@ def absolute(w: Writer, s: Let) -> None:
     a = s.args[0]
     t = llvm_type(a.type)
     if a.type.dtype.is_float:
-        w.alias(s, w.call(t, f"llvm.fabs.{mangled(a.type)}", [(t, w.atom(a))]))
+        w.alias(s, w.call(t, f"llvm.fabs.{mangled_suffix(a.type)}", [(t, w.atom(a))]))
     else:
-        w.alias(s, _call_immediate(w, t, f"llvm.abs.{mangled(a.type)}", w.atom(a)))
+        w.alias(s, _call_immediate(w, t, f"llvm.abs.{mangled_suffix(a.type)}", w.atom(a)))
 
 
 def _call_immediate(w: Writer, type: str, intrinsic: str, text: str) -> str:
@@ -104,7 +104,9 @@ def _call_immediate(w: Writer, type: str, intrinsic: str, text: str) -> str:
 def count_zeros(w: Writer, s: Let, op: str) -> None:
     """Leading or trailing zeros."""
     a = s.args[0]
-    w.alias(s, _call_immediate(w, llvm_type(a.type), f"llvm.{op}.{mangled(a.type)}", w.atom(a)))
+    w.alias(
+        s, _call_immediate(w, llvm_type(a.type), f"llvm.{op}.{mangled_suffix(a.type)}", w.atom(a))
+    )
 
 
 def fma(w: Writer, s: Let) -> None:
@@ -114,11 +116,11 @@ def fma(w: Writer, s: Let) -> None:
     name = "fma" if w.target.has_fma else "fmuladd"
     w.alias(
         s,
-        w.call(t, f"llvm.{name}.{mangled(s.ref.type)}", [(t, w.atom(a)) for a in s.args]),
+        w.call(t, f"llvm.{name}.{mangled_suffix(s.ref.type)}", [(t, w.atom(a)) for a in s.args]),
     )
 
 
-def _contracted(w: Writer, s: Let, position: int) -> None:
+def _fuse_product(w: Writer, s: Let, position: int) -> None:
     """Fuses a sum or difference with the product that is one of its operands."""
     product, other = s.args[position], s.args[1 - position]
     assert isinstance(product, Ref)
@@ -129,7 +131,7 @@ def _contracted(w: Writer, s: Let, position: int) -> None:
             z = w.temp(f"fneg {t} {z}")
         else:
             x = w.temp(f"fneg {t} {x}")
-    w.alias(s, w.call(t, f"llvm.fma.{mangled(s.ref.type)}", [(t, x), (t, y), (t, z)]))
+    w.alias(s, w.call(t, f"llvm.fma.{mangled_suffix(s.ref.type)}", [(t, x), (t, y), (t, z)]))
 
 
 def extremum(w: Writer, s: Let) -> None:
@@ -139,7 +141,7 @@ def extremum(w: Writer, s: Let) -> None:
         a, b = b, a
     t, x, y = llvm_type(a.type), w.atom(a), w.atom(b)
     if not a.type.dtype.is_float:
-        name = f"llvm.{'s' if a.type.dtype.kind != 'u' else 'u'}{s.op}.{mangled(a.type)}"
+        name = f"llvm.{'s' if a.type.dtype.kind != 'u' else 'u'}{s.op}.{mangled_suffix(a.type)}"
         w.alias(s, w.call(t, name, [(t, x), (t, y)]))
         return
     w.alias(s, float_extremum(w, s.op, t, x, y, a.type.width, isinstance(b, Const)))
@@ -217,7 +219,7 @@ def copysign(w: Writer, s: Let) -> None:
     t = llvm_type(s.ref.type)
     w.alias(
         s,
-        w.call(t, f"llvm.copysign.{mangled(s.ref.type)}", [(t, w.atom(a)) for a in s.args]),
+        w.call(t, f"llvm.copysign.{mangled_suffix(s.ref.type)}", [(t, w.atom(a)) for a in s.args]),
     )
 
 
@@ -239,7 +241,7 @@ def scale(w: Writer, s: Let) -> None:
         results.append(
             w.temp(f"call {t} @{name}({t} {a}, {t} {b}, {t} zeroinitializer, {mask} -1, i32 4)")
         )
-    w.alias(s, joined(w, results, element, piece))
+    w.alias(s, join_lanes(w, results, element, piece))
 
 
 def libm(w: Writer, s: Let) -> None:

@@ -6,7 +6,7 @@ from typing import Any
 
 from max.kernel.ir.nodes import Atom, Let, Ref
 from max.kernel.lowering import float8
-from max.kernel.lowering.types import constants, llvm_type, mangled, vector_name
+from max.kernel.lowering.types import constants, llvm_type, mangled_suffix, vector_name
 from max.kernel.lowering.writer import Writer
 from max.kernel.types import ScalarType, Type, bf16, f16, f32, f64
 
@@ -162,7 +162,7 @@ def _round_to_odd(w: Writer, text: str, width: int) -> str:
     even = w.temp(f"icmp eq {ints} {last}, {c('i32', 0)}")
     move = w.temp(f"and {flags} {inexact}, {even}")
     # the bits of floats are ordered by magnitude: choose the odd one of the two neighbors of `text`
-    name = f"llvm.fabs.{mangled(Type(f64, width))}"
+    name = f"llvm.fabs.{mangled_suffix(Type(f64, width))}"
     magnitudes = [w.call(doubles, name, [(doubles, x)]) for x in (back, text)]
     smaller = w.temp(f"fcmp olt {doubles} {magnitudes[0]}, {magnitudes[1]}")
     step = w.temp(f"select {flags} {smaller}, {ints} {c('i32', 1)}, {ints} {c('i32', -1)}")

@@ -6,7 +6,7 @@ import functools
 from collections.abc import Callable
 
 from max.kernel.ir.nodes import Atom, Let, Ref
-from max.kernel.lowering.lanes import joined, pieces
+from max.kernel.lowering.lanes import join_lanes, pieces
 from max.kernel.lowering.writer import Writer
 
 # number of lanes -> the intrinsics that multiply and add pairs: of unsigned and signed bytes, and of words
@@ -64,7 +64,7 @@ def _by_pieces(
             strict=True,
         )
     ]
-    w.alias(s, joined(w, results, sums, piece))
+    w.alias(s, join_lanes(w, results, sums, piece))
 
 
 def _call_i8(w: Writer, name: str, lanes: int, acc: str, a: str, b: str) -> str:

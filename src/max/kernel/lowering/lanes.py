@@ -73,7 +73,7 @@ def pieces(w: Writer, text: str, element: str, width: int, piece: int) -> list[s
     return parts
 
 
-def joined(w: Writer, parts: list[str], element: str, piece: int) -> str:
+def join_lanes(w: Writer, parts: list[str], element: str, piece: int) -> str:
     """Concatenates vectors."""
     result, width = parts[0], piece
     for part in parts[1:]:

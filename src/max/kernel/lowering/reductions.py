@@ -10,7 +10,7 @@ from max.kernel.lowering.types import (
     const_text,
     lane_list,
     llvm_type,
-    mangled,
+    mangled_suffix,
     number_text,
     vector_name,
 )
@@ -27,12 +27,12 @@ def reduce(w: Writer, s: Let) -> None:
         args = [(element, start), (t, w.atom(a))]
         w.alias(
             s,
-            w.call(element, f"llvm.vector.reduce.f{op}.{mangled(a.type)}", args, "reassoc "),
+            w.call(element, f"llvm.vector.reduce.f{op}.{mangled_suffix(a.type)}", args, "reassoc "),
         )
     else:
         w.alias(
             s,
-            w.call(element, f"llvm.vector.reduce.{op}.{mangled(a.type)}", [(t, w.atom(a))]),
+            w.call(element, f"llvm.vector.reduce.{op}.{mangled_suffix(a.type)}", [(t, w.atom(a))]),
         )
 
 
@@ -45,12 +45,14 @@ def reduce_extremum(w: Writer, s: Let) -> None:
         sign = "u" if a.type.dtype.kind == "u" else "s"
         w.alias(
             s,
-            w.call(element, f"llvm.vector.reduce.{sign}{op}.{mangled(a.type)}", [(t, w.atom(a))]),
+            w.call(
+                element, f"llvm.vector.reduce.{sign}{op}.{mangled_suffix(a.type)}", [(t, w.atom(a))]
+            ),
         )
         return
     text = w.atom(a)
     if w.target.is_arm64:
-        name = f"llvm.vector.reduce.f{op}imum.{mangled(a.type)}"
+        name = f"llvm.vector.reduce.f{op}imum.{mangled_suffix(a.type)}"
         w.alias(s, w.call(element, name, [(t, text)]))
         return
     nan = w.temp(f"fcmp uno {t} {text}, {text}")

@@ -157,7 +157,7 @@ def uses_tiles(body: Iterable[Stmt]) -> bool:
 
 def tile_entry(w: Writer) -> list[str]:
     """The allocation of emulated tiles at the start of the kernel."""
-    if not (w.uses_tiles and _emulated(w)):
+    if not (w.uses_tiles and _emulated_tile(w)):
         return []
     lines = [f"  {STATE} = alloca [{MAX_TILES * _TILE_BYTES} x i8], align 64"]
     for tile in range(MAX_TILES):
@@ -168,11 +168,11 @@ def tile_entry(w: Writer) -> list[str]:
 
 def leave_tiles(w: Writer) -> None:
     """Releases the tiles when a kernel ends early."""
-    if w.uses_tiles and not _emulated(w):
+    if w.uses_tiles and not _emulated_tile(w):
         _call(w, "tilerelease")
 
 
-def _emulated(w: Writer) -> bool:
+def _emulated_tile(w: Writer) -> bool:
     return not w.target.tile_instructions
 
 
@@ -192,7 +192,7 @@ def _tile(tile: int) -> str:
 def _configure(w: Writer, s: Effect) -> None:
     """Loads a tile configuration; emulated tiles are zeroed."""
     shapes: Shapes = s.attr
-    if _emulated(w):
+    if _emulated_tile(w):
         _set_zero(w, STATE, MAX_TILES * _TILE_BYTES)
         return
     data = bytearray(64)
@@ -214,13 +214,13 @@ def _set_zero(w: Writer, pointer: str, size: int) -> None:
 
 
 def _release(w: Writer, s: Effect) -> None:
-    if not _emulated(w):
+    if not _emulated_tile(w):
         _call(w, "tilerelease")
 
 
 def _zero(w: Writer, s: Effect) -> None:
     tile: int = s.attr[0]
-    if _emulated(w):
+    if _emulated_tile(w):
         _set_zero(w, _tile(tile), _TILE_BYTES)
     else:
         _call(w, "tilezero", ("i8", tile))
@@ -230,7 +230,7 @@ def _move(w: Writer, s: Effect) -> None:
     """Loads or stores a tile; `step` is the distance of rows in bytes."""
     tile, rows, size = s.attr
     pointer, step = (w.atom(a) for a in s.args)
-    if not _emulated(w):
+    if not _emulated_tile(w):
         name = "tileloadd64" if s.op == "tile_load" else "tilestored64"
         _call(w, name, ("i8", tile), ("ptr", pointer), ("i64", step))
         return
@@ -245,7 +245,7 @@ def _move(w: Writer, s: Effect) -> None:
 def _dot(w: Writer, s: Effect) -> None:
     """A product of two tiles, added to a third."""
     name, c, a, b, rows, steps = s.attr
-    if not _emulated(w):
+    if not _emulated_tile(w):
         _call(w, name, ("i8", c), ("i8", a), ("i8", b))
         return
     if name == "tdpbf16ps":

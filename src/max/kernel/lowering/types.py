@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from max.dtype.rounding import converted
+from max.dtype.rounding import convert_rounding_once
 from max.kernel.ir.nodes import Const
 from max.kernel.types import ScalarType, Type, f16, f32
 
@@ -68,12 +68,16 @@ def number_text(value: Any, dtype: ScalarType) -> str:
     if not dtype.is_float:
         return str(int(value))
     if dtype.bits == 8:
-        return str(int(converted(np.asarray(value, np.float64), dtype.numpy).view(np.uint8)))
+        return str(
+            int(convert_rounding_once(np.asarray(value, np.float64), dtype.numpy).view(np.uint8))
+        )
     if dtype.bits == 16:
         if dtype is f16:
             with np.errstate(over="ignore"):
                 return str(int(np.float16(value).view(np.uint16)))
-        return str(int(converted(np.asarray(value, np.float64), dtype.numpy).view(np.uint16)))
+        return str(
+            int(convert_rounding_once(np.asarray(value, np.float64), dtype.numpy).view(np.uint16))
+        )
     if dtype is f32:
         with np.errstate(over="ignore"):
             value = float(np.float32(value))
@@ -106,7 +110,7 @@ def lane_list(first: int, count: int) -> str:
     return ", ".join(f"i32 {first + i}" for i in range(count))
 
 
-def mangled(type: Type) -> str:
+def mangled_suffix(type: Type) -> str:
     """The suffix of a type in intrinsic names."""
     dtype = type.dtype
     element = f"f{dtype.bits}" if dtype.is_float else f"i{dtype.bits}"

@@ -229,7 +229,7 @@ def _is_amx(name: str) -> bool:
     return name.startswith("amx-") and name != EMULATED_TILES
 
 
-def _chosen(words: frozenset[str], present: frozenset[str], triple: str) -> frozenset[str]:
+def _chosen_features(words: frozenset[str], present: frozenset[str], triple: str) -> frozenset[str]:
     """The features that ``MAX_CPU_FEATURES`` leaves of those that the machine has."""
     removed = {word[1:] for word in words if word.startswith("-")}
     named = {word for word in words if not word.startswith("-")}
@@ -275,7 +275,7 @@ def _host(allowed: frozenset[str] | None) -> CPUTarget:
         _check_names(allowed, valid | set(llvm.get_host_cpu_features()))
     elif triple.startswith(("aarch64", "arm64")):
         _check_names(allowed, valid | ARM64_FEATURES)
-    chosen = _chosen(allowed, present, triple)
+    chosen = _chosen_features(allowed, present, triple)
     if chosen - {EMULATED_TILES} == present:
         return CPUTarget(chosen, triple, cpu)
     # the processor's name implies features: a restricted target must not have it

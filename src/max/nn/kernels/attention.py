@@ -339,7 +339,7 @@ def flash_attention_gpu(
         ops.unsqueeze(ops.permute(ops.cast(x, DType.float32), [0, 2, 1, 3]), 2) for x in (k, v)
     )
     scores = ops.matmul(rows, ops.transpose(columns, 3, 4)) * scale
-    seen = _seen(length, keys, mask_variant, local_window_size, q.device)
+    seen = _visible_keys(length, keys, mask_variant, local_window_size, q.device)
     if valid_length is not None:
         check_operand(op, "valid_length", valid_length, DType.uint32, 1)
         lengths = ops.reshape(ops.cast(valid_length, DType.int64), [batch, 1, 1, 1, 1])
@@ -406,7 +406,7 @@ def _positions(length: Dim, device: DeviceRef) -> TensorValue:
     return ops.range(0, length, 1, out_dim=length, dtype=DType.int64, device=device)
 
 
-def _seen(
+def _visible_keys(
     length: Dim, keys: Dim, mask: MHAMaskVariant, window: int, device: DeviceRef
 ) -> TensorValue | None:
     """Whether each query attends to each key, ``[queries, keys]``; None: to all keys."""

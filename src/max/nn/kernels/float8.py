@@ -63,7 +63,7 @@ def quantize_static_scaled_float8(
     """
     scale = _one("quantize_static_scaled_float8: the scale", scale)
     wide = ops.cast(x, F32)
-    return _rounded(wide / scale if scale_is_inverted else wide * scale, out_type)
+    return _round_up(wide / scale if scale_is_inverted else wide * scale, out_type)
 
 
 def quantize_dynamic_scaled_float8(
@@ -108,7 +108,7 @@ def quantize_dynamic_scaled_float8(
     bounded = ops.max(ops.min(magnitude, scale_ub), _LEAST)
     # the product applies the scale rounded to `scales_type`: quantize with the same rounded scale
     scales = ops.cast(bounded / _greatest(out_type), scales_type)
-    quantized = _rounded(wide / ops.cast(scales, F32), out_type)
+    quantized = _round_up(wide / ops.cast(scales, F32), out_type)
     table = ops.transpose(ops.reshape(scales, (rows, size // group)), 0, 1)
     return ops.reshape(quantized, (rows, columns)), table
 
@@ -368,7 +368,7 @@ def _greatest(dtype: DType) -> float:
     return float(ml_dtypes.finfo(dtype.to_numpy()).max)
 
 
-def _rounded(x: TensorValue, dtype: DType) -> TensorValue:
+def _round_up(x: TensorValue, dtype: DType) -> TensorValue:
     limit = _greatest(dtype)
     return ops.cast(ops.max(ops.min(x, limit), -limit), dtype)
 

@@ -19,7 +19,7 @@ __all__ = [
 _BITS = 32
 
 
-def _allowed(op: str, logits: TensorValue, packed: TensorValue) -> TensorValue:
+def _allowed_tokens(op: str, logits: TensorValue, packed: TensorValue) -> TensorValue:
     """Unpacks a bit mask of allowed tokens to bools of the shape of the logits."""
     if packed.dtype is not DType.int32:
         raise ValueError(f"{op}: packed is {packed!r}, expected int32")
@@ -64,7 +64,7 @@ def apply_packed_bitmask(
         ValueError: A shape or dtype does not fit.
     """
     x = TensorValue(logits)
-    allowed = _allowed("apply_packed_bitmask", x, TensorValue(packed))
+    allowed = _allowed_tokens("apply_packed_bitmask", x, TensorValue(packed))
     return ops.where(allowed, x, ops.constant(fill_val, x.dtype, x.device))
 
 
@@ -98,7 +98,7 @@ def apply_packed_bitmask_with_penalties(
     """
     op = "apply_packed_bitmask_with_penalties"
     x, data, offsets = (TensorValue(v) for v in (logits, frequency_data, frequency_offsets))
-    allowed = _allowed(op, x, TensorValue(packed))
+    allowed = _allowed_tokens(op, x, TensorValue(packed))
     check_operand(op, "frequency_data", data, DType.int32, 2)
     rows = ops.reshape(x, [-1, x.shape[-1]])
     penalties = [TensorValue(v) for v in (frequency_penalty, presence_penalty)]

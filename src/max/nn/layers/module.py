@@ -178,7 +178,7 @@ class Module(Layer, ABC):
             raise TypeError(f"replace_module: {name!r} is {module!r}, expected a Module")
         setattr(self, name, module)
 
-    def _owned(self) -> Iterator[tuple[str, Module, str, Weight]]:
+    def _owned_weights(self) -> Iterator[tuple[str, Module, str, Weight]]:
         """Yields full name, owner, name within the owner, and weight; each weight once."""
         seen: set[int] = set()
         for path, layer in recursive_named_layers(self):
@@ -192,7 +192,7 @@ class Module(Layer, ABC):
 
     def name_weights(self) -> None:
         """Gives the weights their full names, as `state_dict` and `load_state_dict` do."""
-        for name, _, _, weight in self._owned():
+        for name, _, _, weight in self._owned_weights():
             weight.name = name
 
     def raw_state_dict(self) -> dict[str, Weight]:
@@ -201,7 +201,7 @@ class Module(Layer, ABC):
         Before a graph is built their ``align``, ``dtype``, ``quantization_encoding`` and ``shape``
         may be changed.
         """
-        return {name: weight for name, _, _, weight in self._owned()}
+        return {name: weight for name, _, _, weight in self._owned_weights()}
 
     def state_dict(self, auto_initialize: bool = True) -> dict[str, DLPackArray]:
         """The values of all weights by full name, as set by `load_state_dict`.
@@ -213,7 +213,7 @@ class Module(Layer, ABC):
             ValueError: A weight has no value, and `auto_initialize` is false.
         """
         values: dict[str, DLPackArray] = {}
-        for name, layer, key, weight in self._owned():
+        for name, layer, key, weight in self._owned_weights():
             own = vars(layer).setdefault("_weight_values", {})
             if key not in own:
                 if not auto_initialize:
@@ -255,7 +255,7 @@ class Module(Layer, ABC):
                 f"load_state_dict: the state dict is a {type(state_dict).__name__}, expected a mapping from names to "
                 "arrays"
             )
-        owned = list(self._owned())
+        owned = list(self._owned_weights())
         names = {name for name, *_ in owned}
         missing = [name for name in names if name not in state_dict]
         unused = [name for name in state_dict if name not in names]
@@ -387,7 +387,7 @@ class Module(Layer, ABC):
     @contextmanager
     def _relative_names(self, prefix: str) -> Iterator[set[int]]:
         """Sets the names of the weights relative to this module, within a ``with`` block."""
-        owned = [(path, weight) for path, _, _, weight in self._owned()]
+        owned = [(path, weight) for path, _, _, weight in self._owned_weights()]
         before = [weight.name for _, weight in owned]
         for path, weight in owned:
             # a weight that no state dict has named yet keeps the name within its layer

@@ -115,7 +115,7 @@ def alignment_error(name: str, value: Any, alignment: int | None) -> str | None:
     return None
 
 
-def _listed(names: Sequence[str]) -> str:
+def _listed_names(names: Sequence[str]) -> str:
     shown = sorted(names)[:MOST_LISTED]
     unlisted = len(names) - len(shown)
     return ", ".join(shown) + (f" and {unlisted} more" if unlisted else "")
@@ -131,7 +131,7 @@ def state_dict_error(
         unlisted = len(wrong) - MOST_LISTED
         parts.append(shown + (f"; and {unlisted} more" if unlisted > 0 else ""))
     if missing:
-        parts.append(f"missing: {_listed(missing)}")
+        parts.append(f"missing: {_listed_names(missing)}")
     if unused:
-        parts.append(f"not used: {_listed(unused)}")
+        parts.append(f"not used: {_listed_names(unused)}")
     return ValueError(f"{module}: the state dict does not fit. " + ". ".join(parts))

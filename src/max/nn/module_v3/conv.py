@@ -99,7 +99,7 @@ class Conv2d(Module):
             x, self.weight, bias, self.stride, self.padding, self.dilation, self.num_groups, self.permute
         )  # fmt: skip
 
-    def _shown(self) -> Iterator[tuple[str, object]]:
+    def _repr_items(self) -> Iterator[tuple[str, object]]:
         if self.name is not None:
             yield "name", self.name
         yield "kernel_size", self.kernel_size

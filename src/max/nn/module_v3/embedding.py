@@ -74,7 +74,7 @@ class Embedding(Module):
         """
         return F.gather(self.weight, indices, axis=0)
 
-    def _shown(self) -> Iterator[tuple[str, object]]:
+    def _repr_items(self) -> Iterator[tuple[str, object]]:
         yield "vocab_size", self.vocab_size
         dims = list(self.dims)
         yield ("dim", dims[0]) if len(dims) == 1 else ("dims", dims)

@@ -62,6 +62,6 @@ class HyperConnection(Module):
             hidden_streams, self.hc_fn, self.hc_base, self.hc_scale, self.iterations, self.eps, self.norm_eps
         )  # fmt: skip
 
-    def _shown(self) -> Iterator[tuple[str, object]]:
+    def _repr_items(self) -> Iterator[tuple[str, object]]:
         yield "hidden_size", self.hidden_size
         yield "hc_mult", self.hc_mult

@@ -52,7 +52,7 @@ class Linear(Module):
         product = x @ self.weight.T
         return product + self.bias if isinstance(self.bias, Tensor) else product
 
-    def _shown(self) -> Iterator[tuple[str, object]]:
+    def _repr_items(self) -> Iterator[tuple[str, object]]:
         yield "in_dim", self.in_dim
         yield "out_dim", self.out_dim
         if not isinstance(self.bias, Tensor):

@@ -153,14 +153,14 @@ class LoRA(TransparentModule):
                 "LoRA: the groups are not set; call set_lora_batch_info before the layer"
             )
         matrices = self.lora_a.get(), self.lora_b.get()
-        return _added(self.module(x), x, *matrices, *self._groups, self.max_lora_seq_len)
+        return _add_adapters(self.module(x), x, *matrices, *self._groups, self.max_lora_seq_len)
 
-    def _shown(self) -> Iterator[tuple[str, object]]:
+    def _repr_items(self) -> Iterator[tuple[str, object]]:
         yield "module", self.module
 
 
 @functional
-def _added(
+def _add_adapters(
     base: TensorValue,
     x: TensorValue,
     lora_a: TensorValue,

@@ -213,7 +213,8 @@ class Module(Generic[_P, _R]):
         self, op: str, lookup: Callable[[str], DLPackArray], auto_cast: bool
     ) -> dict[str, Tensor]:
         return {
-            name: _loaded(op, name, old, lookup(name), auto_cast) for name, old in self.parameters
+            name: _loaded_value(op, name, old, lookup(name), auto_cast)
+            for name, old in self.parameters
         }
 
     def _values_of_dict(
@@ -224,11 +225,11 @@ class Module(Generic[_P, _R]):
         missing = sorted(names - set(state))
         unknown = sorted(set(state) - names)
         if missing:
-            given = f"; it has {_listed(unknown)}" if unknown else ""
-            raise KeyError(f"{op}: no value for {_listed(missing)}{given}")
+            given = f"; it has {_listing(unknown)}" if unknown else ""
+            raise KeyError(f"{op}: no value for {_listing(missing)}{given}")
         if strict and unknown:
             raise ValueError(
-                f"{op}: no parameter has the name {_listed(unknown)}; the parameters are {_listed(sorted(names))}"
+                f"{op}: no parameter has the name {_listing(unknown)}; the parameters are {_listing(sorted(names))}"
                 + (". strict=False ignores them" if op == "load_state_dict" else "")
             )
         return self._new_values(op, state.__getitem__, auto_cast)
@@ -284,7 +285,7 @@ class Module(Generic[_P, _R]):
         values = dict(self.parameters)
         if weights is not None:
             values = self._values_of_dict(f"{name}.compile", weights, True, auto_cast)
-        graph, structure = self._staged("compile", name, input_types, custom_extensions)
+        graph, structure = self._stage_call("compile", name, input_types, custom_extensions)
         registry = {path: _read_only(tensor) for path, tensor in values.items()}
         devices = [tensor.device for tensor in values.values()]
         devices += [_local_type(type_).device.to_device() for type_ in input_types]
@@ -320,9 +321,9 @@ class Module(Generic[_P, _R]):
                 result has another type.
         """
         name = type(self).__name__ if name is None else name
-        return self._staged("trace", name, input_types, custom_extensions)[0]
+        return self._stage_call("trace", name, input_types, custom_extensions)[0]
 
-    def _staged(
+    def _stage_call(
         self, op: str, name: str, types: Sequence[Any], extensions: Iterable[Path]
     ) -> tuple[Graph, Any]:
         """The graph of `__call__`, and the structure of its result."""
@@ -342,14 +343,14 @@ class Module(Generic[_P, _R]):
                 path: Tensor.from_graph_value(ops.constant_external(path, tensor.type))
                 for path, tensor in self.parameters
             }
-            with self._holding(external):
+            with self._replaced_parameters(external):
                 result = self(*[Tensor.from_graph_value(value) for value in graph.inputs])
             structure = _flatten(f"{name}.{op}", result, outputs)
             graph.output(*outputs)
         return graph, structure
 
     @contextlib.contextmanager
-    def _holding(self, values: Mapping[str, Tensor]) -> Generator[None]:
+    def _replaced_parameters(self, values: Mapping[str, Tensor]) -> Generator[None]:
         """Replaces the parameters while a ``with`` block runs."""
         before = dict(self.parameters)
         self.apply_to_parameters(lambda name, _: values[name])
@@ -358,17 +359,17 @@ class Module(Generic[_P, _R]):
         finally:
             self.apply_to_parameters(lambda name, tensor: before.get(name, tensor))
 
-    def _shown(self) -> Iterator[tuple[str, object]]:
+    def _repr_items(self) -> Iterator[tuple[str, object]]:
         """Names and values for `repr`; a value with an empty name is shown without a name."""
         yield from self.children
 
     def __rich_repr__(self) -> Iterator[Any]:
         """The names and values of `repr`, for the library ``rich``."""
-        for name, value in self._shown():
+        for name, value in self._repr_items():
             yield (name, value) if name else value
 
     def __repr__(self) -> str:
-        items = [f"{name}={value!r}" if name else repr(value) for name, value in self._shown()]
+        items = [f"{name}={value!r}" if name else repr(value) for name, value in self._repr_items()]
         line = f"{type(self).__name__}({', '.join(items)})"
         if len(line) <= 80 and "\n" not in line:
             return line
@@ -400,7 +401,7 @@ def _prefix(name: str, child: Module) -> str:
 _CAST = (DType.float32, DType.bfloat16)
 
 
-def _loaded(op: str, name: str, old: Tensor, value: DLPackArray, auto_cast: bool) -> Tensor:
+def _loaded_value(op: str, name: str, old: Tensor, value: DLPackArray, auto_cast: bool) -> Tensor:
     """Converts a new value of a parameter and puts it on the device of the parameter."""
     new = Tensor.from_dlpack(value)
     if auto_cast and new.dtype in _CAST and old.dtype in _CAST and new.shape == old.shape:
@@ -418,7 +419,7 @@ def _shape(tensor: Tensor) -> list[int]:
     return [int(dim) for dim in tensor.shape]
 
 
-def _listed(names: list[str]) -> str:
+def _listing(names: list[str]) -> str:
     shown = ", ".join(map(repr, names[:8]))
     return shown if len(names) <= 8 else f"{shown} and {len(names) - 8} more"
 
@@ -483,8 +484,8 @@ def module_dataclass(cls: Any = None, /, *, repr: bool = False, **kwargs: Any) -
             raise TypeError(f"module_dataclass: {decorated.__name__} is not a subclass of Module")
         # modules compare and hash by identity, because `==` of tensors is element by element
         dataclass_type = dataclasses.dataclass(decorated, repr=repr, **{"eq": False, **kwargs})
-        if not repr and "_shown" not in vars(dataclass_type):
-            setattr(dataclass_type, "_shown", _shown_fields)  # noqa: B010  (a class that is not known here)
+        if not repr and "_repr_items" not in vars(dataclass_type):
+            setattr(dataclass_type, "_repr_items", _shown_fields)  # noqa: B010  (a class that is not known here)
         return dataclass_type
 
     return decorate if cls is None else decorate(cls)

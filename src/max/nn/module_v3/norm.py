@@ -65,7 +65,7 @@ class LayerNorm(Module):
         bias = F.zeros([self._dim], **like) if self.bias is None else F.cast(self.bias, dtype)
         return F.cast(F.layer_norm(F.cast(x, dtype), weight, bias, self.eps), x.dtype)
 
-    def _shown(self) -> Iterator[tuple[str, object]]:
+    def _repr_items(self) -> Iterator[tuple[str, object]]:
         yield "dim", self.dim
 
 
@@ -95,7 +95,7 @@ class RMSNorm(Module):
         """Normalizes the last axis of x."""
         return F.rms_norm(x, self.weight, self.eps)
 
-    def _shown(self) -> Iterator[tuple[str, object]]:
+    def _repr_items(self) -> Iterator[tuple[str, object]]:
         yield "dim", self.dim
 
 
@@ -158,6 +158,6 @@ class GroupNorm(Module):
         bias = Tensor.zeros(channels) if self.bias is None else self.bias
         return F.group_norm(x, weight, bias, self.num_groups, self.eps)
 
-    def _shown(self) -> Iterator[tuple[str, object]]:
+    def _repr_items(self) -> Iterator[tuple[str, object]]:
         yield "num_groups", self.num_groups
         yield "num_channels", self.num_channels

@@ -77,7 +77,7 @@ class RotaryEmbedding(Module):
             )
         return _rotate(x, self.weight, Dim(start_pos), None, self._interleaved)
 
-    def _shown(self) -> Iterator[tuple[str, object]]:
+    def _repr_items(self) -> Iterator[tuple[str, object]]:
         yield "dim", self.dim
         yield "max_sequence_length", self.max_sequence_length
 

@@ -36,7 +36,7 @@ class ModuleList(Module, list[Module]):
 
     __hash__ = object.__hash__  # pyright: ignore[reportAssignmentType]
 
-    def _shown(self) -> Iterator[tuple[str, object]]:
+    def _repr_items(self) -> Iterator[tuple[str, object]]:
         for module in self:
             yield "", module
 

@@ -82,7 +82,7 @@ def forward_sharded_layers(
     return [layer(x) for layer, x in zip(layers, xs, strict=True)]
 
 
-def _sharded(layer: Any, strategy: ShardingStrategy, devices: Sequence[DeviceRef]) -> list[Any]:
+def _shards_of(layer: Any, strategy: ShardingStrategy, devices: Sequence[DeviceRef]) -> list[Any]:
     """Sets the strategy of a layer and returns its shards."""
     if not isinstance(layer, Shardable):
         raise TypeError(
@@ -146,10 +146,10 @@ class DistributedTransformerBlock(Module):
             ShardingStrategy.replicate(count),
         )
         over_devices = isinstance(attention, DistributedAttentionImpl)
-        self._attention_parts = [] if over_devices else _sharded(attention, split, devices)
-        self._mlp_parts = _sharded(mlp, split, devices)
-        self._attention_norms = _sharded(attention_norm, replicated, devices)
-        self._mlp_norms = _sharded(mlp_norm, replicated, devices)
+        self._attention_parts = [] if over_devices else _shards_of(attention, split, devices)
+        self._mlp_parts = _shards_of(mlp, split, devices)
+        self._attention_norms = _shards_of(attention_norm, replicated, devices)
+        self._mlp_norms = _shards_of(mlp_norm, replicated, devices)
         self.allreduce = Allreduce(count)
 
     def __call__(
@@ -264,7 +264,7 @@ class DistributedTransformer(Module):
         self.use_subgraphs = use_subgraphs
         self.subgraph_layer_groups = subgraph_layer_groups
         self.logits_scaling = logits_scaling
-        self._norms = _sharded(norm, ShardingStrategy.replicate(len(devices)), devices)
+        self._norms = _shards_of(norm, ShardingStrategy.replicate(len(devices)), devices)
 
     def __call__(
         self,

@@ -104,10 +104,10 @@ class TransformerBlock(Module):
             input_row_offsets=input_row_offsets,
             **kwargs,
         )
-        h = x + self._scaled(attended)
-        return h + self._scaled(self.mlp(self.post_attention_layernorm(h)))
+        h = x + self._scale_logits(attended)
+        return h + self._scale_logits(self.mlp(self.post_attention_layernorm(h)))
 
-    def _scaled(self, x: TensorValue) -> TensorValue:
+    def _scale_logits(self, x: TensorValue) -> TensorValue:
         return x if self.residual_multiplier == 1.0 else x * self.residual_multiplier
 
 

@@ -40,7 +40,7 @@ def checked_predicate(op: str, value: TensorValueLike) -> TensorValue:
     return tensor.to(DeviceRef.CPU())
 
 
-def returned(op: str, function: str, result: Any) -> list[Value[Any]]:
+def result_values(op: str, function: str, result: Any) -> list[Value[Any]]:
     """Converts the result of a user's function to a list of values.
 
     Args:
@@ -136,7 +136,7 @@ def cond(
     for role, what, function in (("then", "then_fn", then_fn), ("else", "else_fn", else_fn)):
         branch = Branch(outer, role, (), branches[0].captures if branches else ())
         with branch:
-            values = returned("cond", what, function())
+            values = result_values("cond", what, function())
         check_results("cond", what, values, types, "out_types")
         results.append(branch.own(values))
         branches.append(branch)

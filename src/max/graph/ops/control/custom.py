@@ -126,7 +126,7 @@ def _check(
         if not name or name.startswith("mo."):  # an error of the op, or an op of the kernel library
             return
         try:
-            kernel.registered(name)
+            kernel.kernel_of_op(name)
         except kernel.KernelError as error:
             raise type(error)(
                 f"custom {name!r}: {error}; import its file, or give it to Graph(custom_extensions=[…])"
@@ -143,7 +143,7 @@ def _check(
     values = [(spec(v.to_mlir().type), not isinstance(v, TensorValue)) for v in operands]
     try:
         specialize.check_call(
-            kernel.registered(name),
+            kernel.kernel_of_op(name),
             [s for s in map(spec, types) if s is not None],
             [(s, mutable) for s, mutable in values if s is not None],
             parameters,

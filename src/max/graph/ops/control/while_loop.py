@@ -7,7 +7,7 @@ from typing import Any
 
 from max.dtype import DType
 from max.graph import graph as _graph
-from max.graph.ops.control.cond import check_results, checked_predicate, cond, returned
+from max.graph.ops.control.cond import check_results, checked_predicate, cond, result_values
 from max.graph.staging.branch import Branch, close_branches
 from max.graph.staging.truth import UndecidedCondition, decisions
 from max.graph.type import DeviceRef, TensorType
@@ -44,7 +44,7 @@ def while_loop(
     """
     outer = _graph.Graph.current
     initial = [initial_values] if isinstance(initial_values, Value) else list(initial_values)
-    values = returned("while_loop", "initial_values", initial)
+    values = result_values("while_loop", "initial_values", initial)
     if not values:
         raise ValueError("while_loop: there are no initial values, expected at least one")
     for index, value in enumerate(values):
@@ -56,11 +56,11 @@ def while_loop(
     types = [value.to_mlir().type for value in values]
     condition = Branch(outer, "condition", types)
     with condition:
-        checked = _staged(predicate, condition)
+        checked = _stage_predicate(predicate, condition)
     condition_results = condition.own([checked])
     step = Branch(outer, "body", types, condition.captures)
     with step:
-        carried = returned("while_loop", "body", body(*step.inputs))
+        carried = result_values("while_loop", "body", body(*step.inputs))
     check_results("while_loop", "body", carried, types, "initial_values")
     results_and_chains = close_branches(
         "mo.while",
@@ -78,7 +78,7 @@ _MOST_CONDITIONS = 16
 """A predicate is called up to ``2 ** n`` times for n conditions."""
 
 
-def _staged(
+def _stage_predicate(
     predicate: Callable[..., Any], graph: Branch, known: tuple[bool, ...] = ()
 ) -> TensorValue:
     """Stages a predicate whose first conditions have the truth values `known`; a bool of rank 0 on the CPU."""
@@ -98,7 +98,7 @@ def _staged(
             ) from None
         condition = undecided.condition
     else:
-        values = returned("while_loop", "predicate", result)
+        values = result_values("while_loop", "predicate", result)
         if len(values) != 1 or not isinstance(values[0], TensorValue):
             raise TypeError(
                 f"while_loop: the predicate returns {len(values)} values, expected one bool of rank 0"
@@ -107,6 +107,6 @@ def _staged(
     return cond(
         checked_predicate("while_loop", condition),
         [TensorType(DType.bool, [], DeviceRef.CPU())],
-        lambda: _staged(predicate, graph, (*known, True)),
-        lambda: _staged(predicate, graph, (*known, False)),
+        lambda: _stage_predicate(predicate, graph, (*known, True)),
+        lambda: _stage_predicate(predicate, graph, (*known, False)),
     )[0]

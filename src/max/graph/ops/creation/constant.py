@@ -12,7 +12,7 @@ import numpy.typing as npt
 from max import mlir
 from max.driver import Device, DLPackArray, Tensor
 from max.dtype import DType
-from max.dtype.rounding import converted
+from max.dtype.rounding import convert_rounding_once
 from max.graph import graph
 from max.graph.ops.staging.stage import stage
 from max.graph.type import DeviceRef, TensorType
@@ -78,7 +78,7 @@ def to_array(value: Any, dtype: DType | None = None, op: str = "constant") -> Ar
         if dtype is None and array.dtype == np.float64 and not _has_arrays(value):
             dtype = DType.float32
         elif dtype is not None and dtype.is_integral() and array.dtype == np.float64:
-            array = _exact(op, cast("Sequence[Any]", value), array, dtype)
+            array = _exact_integers(op, cast("Sequence[Any]", value), array, dtype)
     elif isinstance(value, DLPackArray):
         array = Tensor.from_dlpack(value).to_numpy()
     else:
@@ -90,7 +90,7 @@ def to_array(value: Any, dtype: DType | None = None, op: str = "constant") -> Ar
     return _convert(op, array, DType.from_numpy(array.dtype) if dtype is None else dtype)
 
 
-def _exact(op: str, value: Sequence[Any], array: Array, dtype: DType) -> Array:
+def _exact_integers(op: str, value: Sequence[Any], array: Array, dtype: DType) -> Array:
     """The integers of lists that NumPy reads as float64, as it does where no one integer type holds all of them."""
     # a comparison with NaN is false
     if not (np.abs(array) >= 2.0**53).any():
@@ -150,7 +150,7 @@ def _convert(op: str, array: Array, dtype: DType) -> Array:
                 )
         return array.astype(target)
     with np.errstate(over="ignore", invalid="ignore"):
-        rounded = converted(array, target)
+        rounded = convert_rounding_once(array, target)
     if array.dtype.kind == "b":
         return rounded
     lost = ~np.isfinite(rounded.astype(np.float64)) & np.isfinite(array.astype(np.float64))

@@ -56,12 +56,12 @@ def range(
             f"range: the size of the range from {start!r} to {stop!r} in steps of {step!r} is not "
             "known at staging; set out_dim"
         )
-    operands = [_bound(v, dtype) for v in (start, stop, step)]
+    operands = [_bound_operand(v, dtype) for v in (start, stop, step)]
     result = mlir.TensorType.get(dtype, (size,))
     return stage("range", operands, None, result).to(DeviceRef.from_device(device))
 
 
-def _bound(value: TensorValueLike, dtype: DType) -> TensorValue:
+def _bound_operand(value: TensorValueLike, dtype: DType) -> TensorValue:
     if isinstance(value, int | float) and not isinstance(value, bool):
         return constant(value, dtype)
     scalar = as_tensor(value)

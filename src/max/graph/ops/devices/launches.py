@@ -88,7 +88,7 @@ def parallel(
                 )
             returned, chain = cast("tuple[Any, _ChainValue]", returned)
         types = [bundle[launch] for bundle in result_types]
-        for bundle, value in zip(results, _typed("parallel", returned, types), strict=True):
+        for bundle, value in zip(results, _typed_results("parallel", returned, types), strict=True):
             bundle.append(value)
     return results if chain is None else (results, chain)
 
@@ -118,7 +118,7 @@ def side_stream(
     """
     check_stream(stream_id)
     returned = body_fn(*[as_tensor(x) for x in inputs])
-    return _typed("side_stream", returned, result_types)
+    return _typed_results("side_stream", returned, result_types)
 
 
 def check_stream(stream_id: object) -> None:
@@ -129,7 +129,7 @@ def check_stream(stream_id: object) -> None:
         raise ArgumentError(f"side_stream: stream_id is {stream_id}, expected 0 or more")
 
 
-def _typed(op: str, returned: Any, types: Sequence[TensorType]) -> list[TensorValue]:
+def _typed_results(op: str, returned: Any, types: Sequence[TensorType]) -> list[TensorValue]:
     """The tensors that a function returned, checked against their types."""
     if isinstance(returned, TensorValue):
         returned = [returned]

@@ -8,7 +8,7 @@ import numpy as np
 
 from max.dtype import DType
 from max.graph.ops.staging.broadcasting import broadcast_all
-from max.graph.ops.staging.promotion import cast_to, is_weak, promoted
+from max.graph.ops.staging.promotion import cast_to, is_weak, promote_operands
 from max.graph.ops.staging.stage import as_tensor, stage
 from max.graph.value import TensorValue, TensorValueLike
 
@@ -38,7 +38,7 @@ _OF_BOOLS = {"mul": "and", "max": "or", "min": "and"}
 
 
 def _binary(op: str, name: str, lhs: TensorValueLike, rhs: TensorValueLike) -> TensorValue:
-    operands = broadcast_all(name, promoted(name, lhs, rhs))
+    operands = broadcast_all(name, promote_operands(name, lhs, rhs))
     if op in _OF_BOOLS and operands[0].dtype is DType.bool:
         op = _OF_BOOLS[op]
     return stage(op, operands)
@@ -97,12 +97,12 @@ def div(lhs: TensorValueLike, rhs: TensorValueLike) -> TensorValue:
     """
     if is_weak(lhs) != is_weak(rhs):
         tensor = as_tensor(rhs if is_weak(lhs) else lhs)
-        lhs, rhs = _floating(lhs, tensor), _floating(rhs, tensor)
-    x, y = promoted("div", lhs, rhs)
+        lhs, rhs = _floating_operand(lhs, tensor), _floating_operand(rhs, tensor)
+    x, y = promote_operands("div", lhs, rhs)
     return stage("div", broadcast_all("div", (_float_tensor(x), _float_tensor(y))))
 
 
-def _floating(value: TensorValueLike, tensor: TensorValue) -> TensorValueLike:
+def _floating_operand(value: TensorValueLike, tensor: TensorValue) -> TensorValueLike:
     """An operand of a division whose one tensor is `tensor`: integers beside integers, and those, as float64."""
     if not is_weak(value):
         return _float_tensor(as_tensor(value))
@@ -129,7 +129,7 @@ def floor_div(lhs: TensorValueLike, rhs: TensorValueLike) -> TensorValue:
         lhs: The dividend.
         rhs: The divisor. Integer division by 0 gives 0; of floats the quotient by 0 is infinite or NaN.
     """
-    x, y = broadcast_all("floor_div", promoted("floor_div", lhs, rhs))
+    x, y = broadcast_all("floor_div", promote_operands("floor_div", lhs, rhs))
     return stage("floor_div" if x.dtype.is_float() else "div", (x, y))
 
 
@@ -248,5 +248,5 @@ def where(condition: TensorValueLike, x: TensorValueLike, y: TensorValueLike) ->
         ValueError: The shapes do not broadcast.
         TypeError: The condition is not bool, or no dtype fits both branches.
     """
-    then, other = promoted("where", x, y)
+    then, other = promote_operands("where", x, y)
     return stage("select", broadcast_all("where", (as_tensor(condition), then, other)))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from max.graph.ops.staging.broadcasting import broadcast_all
-from max.graph.ops.staging.promotion import promoted
+from max.graph.ops.staging.promotion import promote_operands
 from max.graph.ops.staging.stage import stage
 from max.graph.value import TensorValue, TensorValueLike
 
@@ -11,7 +11,7 @@ __all__ = ["bit_and", "bit_or", "bit_xor", "shift_left", "shift_right"]
 
 
 def _bits(op: str, lhs: TensorValueLike, rhs: TensorValueLike) -> TensorValue:
-    return stage(op, broadcast_all(op, promoted(op, lhs, rhs)))
+    return stage(op, broadcast_all(op, promote_operands(op, lhs, rhs)))
 
 
 def bit_and(lhs: TensorValueLike, rhs: TensorValueLike) -> TensorValue:

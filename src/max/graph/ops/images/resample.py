@@ -125,7 +125,11 @@ def resize_linear(
     for axis, new in enumerate(sizes):
         if x.shape[axis] != new:
             positions = _positions(x, axis, new, transform)
-            x = _filtered(x, axis, new, positions) if antialias else _between(x, axis, positions)
+            x = (
+                _filter_windows(x, axis, new, positions)
+                if antialias
+                else _interpolate_neighbors(x, axis, positions)
+            )
     return cast_to(x, dtype)
 
 
@@ -187,7 +191,7 @@ def _positions(x: TensorValue, axis: int, new: Dim, transform: int) -> _Position
     return _Positions(numerators, maximum(mul(new_size, 2), 1), last)
 
 
-def _between(x: TensorValue, axis: int, positions: _Positions) -> TensorValue:
+def _interpolate_neighbors(x: TensorValue, axis: int, positions: _Positions) -> TensorValue:
     """Linear interpolation between two neighbors along an axis."""
     denominator, last = positions.denominator, positions.last
     inside = minimum(maximum(positions.numerators, 0), mul(last, denominator))
@@ -200,7 +204,7 @@ def _between(x: TensorValue, axis: int, positions: _Positions) -> TensorValue:
     return add(low, mul(sub(high, low), weight))
 
 
-def _filtered(x: TensorValue, axis: int, new: Dim, positions: _Positions) -> TensorValue:
+def _filter_windows(x: TensorValue, axis: int, new: Dim, positions: _Positions) -> TensorValue:
     """Weighted sums along an axis; the weights fall linearly to 0 at the distance of one old or new element."""
     old = x.shape[axis]
     center = div(cast(positions.numerators, x.dtype), cast(positions.denominator, x.dtype))

@@ -66,13 +66,13 @@ def reshape(x: TensorValueLike, shape: ShapeLike) -> TensorValue:
         if dim.is_static and dim.value < -1:
             raise ValueError(f"reshape: dimension {axis} of {mlir.dims_text(dims)} is negative")
     if free:
-        dims[free[0]] = _remaining(type_, dims, free[0])
+        dims[free[0]] = _remaining_size(type_, dims, free[0])
     if tuple(dims) == type_.shape:
         return tensor
     return stage("reshape", (tensor,), None, type_.with_shape(dims))
 
 
-def _remaining(type_: mlir.TensorType, dims: list[DimExpr], free: int) -> DimExpr:
+def _remaining_size(type_: mlir.TensorType, dims: list[DimExpr], free: int) -> DimExpr:
     """The size of the dimension that is -1."""
     other_sizes = DimExpr.constant(1)
     for axis, dim in enumerate(dims):

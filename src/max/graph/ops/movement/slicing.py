@@ -148,7 +148,7 @@ def _parse_axis(op: str, axis: int, dim: DimExpr, item: Any) -> _Axis:
         last = constant(-1, DType.int64)
         stop = where(equal(start, last), constant(_LAST, DType.int64), start + 1)
         return _Axis(start, stop, _ONE, _ONE, dropped=True)
-    start = _bound(op, axis, dim, item, _ELEMENTS)
+    start = _bound_from_start(op, axis, dim, item, _ELEMENTS)
     return _Axis(start, start + 1, _ONE, None, dropped=True)
 
 
@@ -167,12 +167,20 @@ def _parse_slice(op: str, axis: int, dim: DimExpr, item: slice, size: DimExpr | 
         return _dynamic_slice(op, axis, dim, item, size)
     step = 1 if item.step is None else _step(op, axis, item.step)
     if step > 0:
-        start = _ZERO if item.start is None else _bound(op, axis, dim, item.start, _FORWARD)
-        stop = dim if item.stop is None else _bound(op, axis, dim, item.stop, _FORWARD)
+        start = (
+            _ZERO if item.start is None else _bound_from_start(op, axis, dim, item.start, _FORWARD)
+        )
+        stop = dim if item.stop is None else _bound_from_start(op, axis, dim, item.stop, _FORWARD)
         empty = stop - start
     else:
-        start = dim - 1 if item.start is None else _bound(op, axis, dim, item.start, _BACKWARD)
-        stop = -_ONE if item.stop is None else _bound(op, axis, dim, item.stop, _BACKWARD)
+        start = (
+            dim - 1
+            if item.start is None
+            else _bound_from_start(op, axis, dim, item.start, _BACKWARD)
+        )
+        stop = (
+            -_ONE if item.stop is None else _bound_from_start(op, axis, dim, item.stop, _BACKWARD)
+        )
         empty = start - stop
     if empty.is_static and empty.value < 0:
         stop = start
@@ -208,7 +216,9 @@ def _step(op: str, axis: int, value: Any) -> int:
     return step.value
 
 
-def _bound(op: str, axis: int, dim: DimExpr, value: Any, beyond: tuple[int, int]) -> DimExpr:
+def _bound_from_start(
+    op: str, axis: int, dim: DimExpr, value: Any, beyond: tuple[int, int]
+) -> DimExpr:
     """Converts a possibly negative index to a dimension that counts from the start.
 
     Args:

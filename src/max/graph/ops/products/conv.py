@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from max.graph.ops.movement.shape import permute, reshape
 from max.graph.ops.products.matmul import matmul
-from max.graph.ops.staging.promotion import cast_to, is_weak, promote_weak, promoted
+from max.graph.ops.staging.promotion import cast_to, is_weak, promote_operands, promote_weak
 from max.graph.ops.staging.stage import as_tensor, stage
 from max.graph.type import ConvInputLayout, FilterLayout
 from max.graph.value import TensorValue, TensorValueLike
@@ -36,7 +36,7 @@ def _numbers(op: str, name: str, values: Sequence[int], count: int, least: int) 
     return tuple(n.__index__() for n in numbers)
 
 
-def _prepared(
+def _channels_last_operands(
     op: str,
     x: TensorValueLike,
     filter: TensorValueLike,
@@ -46,7 +46,7 @@ def _prepared(
 ) -> tuple[TensorValue, TensorValue]:
     """Promotes input and filter to one dtype and permutes them to channels last."""
     rank = len(next(iter(layouts.values())))
-    image, weight = promoted(op, x, filter)
+    image, weight = promote_operands(op, x, filter)
     if image.rank != rank or weight.rank != rank:
         raise ValueError(
             f"{op}: the input is {image.mlir_type.short}, the filter {weight.mlir_type.short}; both "
@@ -63,7 +63,7 @@ def _prepared(
     return image, weight
 
 
-def _finished(
+def _result_in_layout(
     op: str, y: TensorValue, bias: TensorValueLike | None, input_layout: ConvInputLayout
 ) -> TensorValue:
     """Adds the bias and permutes the result to the layout of the input."""
@@ -140,9 +140,11 @@ def conv2d(
             the padded image.
         TypeError: The operands are bool, or no dtype fits both.
     """
-    image, weight = _prepared("conv2d", x, filter, input_layout, filter_layout, _CONV_2D)
+    image, weight = _channels_last_operands(
+        "conv2d", x, filter, input_layout, filter_layout, _CONV_2D
+    )
     y = _conv("conv2d", image, weight, stride, dilation, padding, groups)
-    return _finished("conv2d", y, bias, input_layout)
+    return _result_in_layout("conv2d", y, bias, input_layout)
 
 
 def conv3d(
@@ -177,9 +179,11 @@ def conv3d(
             the padded volume.
         TypeError: The operands are bool, or no dtype fits both.
     """
-    volume, weight = _prepared("conv3d", x, filter, input_layout, filter_layout, _CONV_3D)
+    volume, weight = _channels_last_operands(
+        "conv3d", x, filter, input_layout, filter_layout, _CONV_3D
+    )
     y = _conv("conv3d", volume, weight, stride, dilation, padding, groups)
-    return _finished("conv3d", y, bias, input_layout)
+    return _result_in_layout("conv3d", y, bias, input_layout)
 
 
 def conv2d_transpose(
@@ -216,11 +220,13 @@ def conv2d_transpose(
         TypeError: The operands are bool, or no dtype fits both.
     """
     op = "conv2d_transpose"
-    image, weight = _prepared(op, x, filter, input_layout, filter_layout, _TRANSPOSED)
+    image, weight = _channels_last_operands(op, x, filter, input_layout, filter_layout, _TRANSPOSED)
     attrs = {
         "stride": _numbers(op, "stride", stride, 2, 1),
         "dilation": _numbers(op, "dilation", dilation, 2, 1),
         "padding": _numbers(op, "padding", padding, 4, 0),
         "output_padding": _numbers(op, "output_paddings", output_paddings, 2, 0),
     }
-    return _finished(op, stage("conv_transpose", (image, weight), attrs), bias, input_layout)
+    return _result_in_layout(
+        op, stage("conv_transpose", (image, weight), attrs), bias, input_layout
+    )

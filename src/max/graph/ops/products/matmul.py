@@ -5,7 +5,7 @@ from __future__ import annotations
 from max.graph.dim import Dim
 from max.graph.ops.movement.shape import flatten, reshape
 from max.graph.ops.staging.broadcasting import broadcast_shapes
-from max.graph.ops.staging.promotion import promoted
+from max.graph.ops.staging.promotion import promote_operands
 from max.graph.ops.staging.stage import stage
 from max.graph.shape import Shape
 from max.graph.value import TensorValue, TensorValueLike
@@ -28,7 +28,7 @@ def matmul(lhs: TensorValueLike, rhs: TensorValueLike) -> TensorValue:
         ValueError: The sizes K differ, an operand has rank 0, or the leading axes do not broadcast.
         TypeError: The operands are bool, or no dtype fits both.
     """
-    x, y = promoted("matmul", lhs, rhs)
+    x, y = promote_operands("matmul", lhs, rhs)
     x_type, y_type = x.mlir_type, y.mlir_type
     if not x_type.rank or not y_type.rank:
         raise ValueError(f"matmul: {x_type.short} @ {y_type.short}: an operand has rank 0")
@@ -80,7 +80,7 @@ def outer(lhs: TensorValueLike, rhs: TensorValueLike) -> TensorValue:
     Returns:
         ``[M, N]``, of the promoted dtype.
     """
-    x, y = promoted("outer", lhs, rhs)
+    x, y = promote_operands("outer", lhs, rhs)
     column = flatten(x)
     row = flatten(y)
     return reshape(column, Shape([*column.shape, Dim(1)])) * row

@@ -34,10 +34,10 @@ def _reduce(name: str, op: str, x: TensorValueLike, axis: int) -> TensorValue:
     if name in ("max", "min") and tensor.dtype is DType.bool:
         # "any" and "all" are computed on uint8
         return cast_to(stage(op, (cast_to(tensor, DType.uint8),), attrs), DType.bool)
-    return stage(op, (_ordered(tensor) if name in ("argmax", "argmin") else tensor,), attrs)
+    return stage(op, (_ordered_operand(tensor) if name in ("argmax", "argmin") else tensor,), attrs)
 
 
-def _ordered(tensor: TensorValue) -> TensorValue:
+def _ordered_operand(tensor: TensorValue) -> TensorValue:
     """The tensor, or its bools as numbers: False is less than True."""
     return cast_to(tensor, DType.uint8) if tensor.dtype is DType.bool else tensor
 
@@ -250,7 +250,7 @@ def bottom_k(input: TensorValueLike, k: int, axis: int = -1) -> tuple[TensorValu
 def _select(op: str, input: TensorValueLike, k: int, axis: int) -> tuple[TensorValue, TensorValue]:
     tensor = as_tensor(input)
     attrs = {"k": operator.index(k), "axis": normalize_axis(op, axis, tensor.rank)}
-    values, indices = graph.Graph.current.stage(f"mo.{op}", (_ordered(tensor),), attrs)
+    values, indices = graph.Graph.current.stage(f"mo.{op}", (_ordered_operand(tensor),), attrs)
     return cast_to(tensor_of(values), tensor.dtype), tensor_of(indices)
 
 
@@ -271,4 +271,4 @@ def argsort(x: TensorValueLike, ascending: bool = True) -> TensorValue:
     """
     tensor = as_tensor(x)
     attrs = {"axis": normalize_axis("argsort", 0, tensor.rank), "ascending": bool(ascending)}
-    return stage("argsort", (_ordered(tensor),), attrs)
+    return stage("argsort", (_ordered_operand(tensor),), attrs)

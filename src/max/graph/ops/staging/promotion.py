@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from max.dtype import DType, finfo
-from max.dtype.rounding import converted
+from max.dtype.rounding import convert_rounding_once
 from max.graph.dim import Dim
 from max.graph.ops.creation.constant import constant
 from max.graph.ops.staging.stage import as_tensor, stage
@@ -25,7 +25,7 @@ from max.graph.shape import Shape
 from max.graph.type import DeviceRef
 from max.graph.value import TensorValue, TensorValueLike, Value
 
-__all__ = ["promote_types", "promoted"]
+__all__ = ["promote_types", "promote_operands"]
 
 _SIGNED = {8: DType.int8, 16: DType.int16, 32: DType.int32, 64: DType.int64}
 _FLOAT = {16: DType.float16, 32: DType.float32, 64: DType.float64}
@@ -116,7 +116,7 @@ def _rounded_number(op: str, value: Any, kind: str, dtype: DType) -> Any:
         return value
     if isinstance(value, float) or kind in ("f", "V"):
         with np.errstate(over="ignore"):
-            return converted(np.asarray(value), dtype.to_numpy())
+            return convert_rounding_once(np.asarray(value), dtype.to_numpy())
     return value
 
 
@@ -147,7 +147,9 @@ def _dims_as_tensor(value: TensorValueLike, other: TensorValueLike) -> TensorVal
     return value if tensor.dtype.is_float() else as_tensor(value).to(tensor.device)
 
 
-def promoted(op: str, x: TensorValueLike, y: TensorValueLike) -> tuple[TensorValue, TensorValue]:
+def promote_operands(
+    op: str, x: TensorValueLike, y: TensorValueLike
+) -> tuple[TensorValue, TensorValue]:
     """Converts two operands to tensors of their promoted dtype.
 
     Raises:

@@ -70,14 +70,14 @@ def emit_brief(fe: Frontend) -> None:
 def emit_run_time(fe: Frontend, x: Any) -> Any:
     """An index or a view without the compile-time values of its sizes and strides."""
     if not isinstance(x, View):
-        return _forgotten(fe, as_index(fe, x))
-    shape = tuple([_forgotten(fe, size) for size in x.shape])
+        return _forget_interval(fe, as_index(fe, x))
+    shape = tuple([_forget_interval(fe, size) for size in x.shape])
     # vectors need a stride that is known to be 1
-    strides = tuple([1 if stride == 1 else _forgotten(fe, stride) for stride in x.strides])
+    strides = tuple([1 if stride == 1 else _forget_interval(fe, stride) for stride in x.strides])
     return View(x.base, x.dtype, shape, strides, x.name, x.writable, x.memory)
 
 
-def _forgotten(fe: Frontend, index: Index) -> Ref:
+def _forget_interval(fe: Frontend, index: Index) -> Ref:
     """An integer whose value and interval the compiler forgets: it is read from a slot."""
     slot = fe.b.alloc(INDEX)
     fe.b.assign(slot, fe.b.index(index))

@@ -10,7 +10,7 @@ from typing import Any
 
 from max.kernel.errors import KernelNameError
 from max.kernel.frontend.arithmetic import binary
-from max.kernel.frontend.conversions import cast, literal, together, widened
+from max.kernel.frontend.conversions import cast, literal, promote_together, widen_floats
 from max.kernel.frontend.functions.table import Handler, HandlerTable, as_value
 from max.kernel.frontend.state import Frontend
 from max.kernel.frontend.values import describe, is_number, is_runtime, plain_number
@@ -43,7 +43,9 @@ FUNCTIONS = HandlerTable()
 # ***** arithmetic *****
 @FUNCTIONS.emits(lang.fma)
 def emit_fma(fe: Frontend, a: Any, b: Any, c: Any) -> Any:
-    x, y, z = together(fe, "k.fma", widened(fe, a), widened(fe, b), widened(fe, c))
+    x, y, z = promote_together(
+        fe, "k.fma", widen_floats(fe, a), widen_floats(fe, b), widen_floats(fe, c)
+    )
     if not x.type.dtype.is_float:
         return binary(fe, "add", binary(fe, "mul", x, y), z)
     return fe.b.op("fma", (x, y, z), x.type)
@@ -61,7 +63,7 @@ def _extremum(op: str) -> Handler:
             return getattr(builtins, op)(xs)
         result = xs[0]
         for x in xs[1:]:
-            a, b = together(fe, f"k.{op}", widened(fe, result), widened(fe, x))
+            a, b = promote_together(fe, f"k.{op}", widen_floats(fe, result), widen_floats(fe, x))
             result = fe.b.op(op, (a, b), a.type)
         return result
 
@@ -78,7 +80,7 @@ def _float_op(op: str, integers: bool = False) -> Handler:
     def emit_unary(fe: Frontend, x: Any) -> Any:
         if integers and not is_runtime(x):
             return plain_number(getattr(builtins, op)(x))
-        x = widened(fe, as_value(fe, x, f"k.{op}"))
+        x = widen_floats(fe, as_value(fe, x, f"k.{op}"))
         if not x.type.dtype.is_float:
             if op in ("floor", "ceil", "trunc", "round") and x.type.dtype.is_integer:
                 return x
@@ -99,26 +101,26 @@ FUNCTIONS[lang.abs] = FUNCTIONS[builtins.abs] = _float_op("abs", integers=True)
 
 @FUNCTIONS.emits(lang.copysign)
 def emit_copysign(fe: Frontend, x: Any, sign: Any) -> Any:
-    a, b = together(fe, "k.copysign", widened(fe, x), widened(fe, sign))
+    a, b = promote_together(fe, "k.copysign", widen_floats(fe, x), widen_floats(fe, sign))
     return fe.b.op("copysign", (a, b), a.type)
 
 
 @FUNCTIONS.emits(lang.scale_by_power)
 def emit_scale_by_power(fe: Frontend, x: Any, n: Any) -> Any:
-    a, b = together(fe, "k.scale_by_power", x, n)
+    a, b = promote_together(fe, "k.scale_by_power", x, n)
     return fe.b.op("scale", (a, b), a.type)
 
 
 @FUNCTIONS.emits(lang.isnan)
 def emit_isnan(fe: Frontend, x: Any) -> Any:
-    x = widened(fe, as_value(fe, x, "k.isnan"))
+    x = widen_floats(fe, as_value(fe, x, "k.isnan"))
     mask = x.type.with_dtype(BOOL.dtype)
     return fe.b.op("ne", (x, x), mask) if x.type.dtype.is_float else fe.b.const(False, mask)
 
 
 @FUNCTIONS.emits(lang.isinf)
 def emit_isinf(fe: Frontend, x: Any) -> Any:
-    x = widened(fe, as_value(fe, x, "k.isinf"))
+    x = widen_floats(fe, as_value(fe, x, "k.isinf"))
     mask = x.type.with_dtype(BOOL.dtype)
     if not x.type.dtype.is_float:
         return fe.b.const(False, mask)
@@ -152,7 +154,7 @@ def emit_libm(fe: Frontend, name: Any, *xs: Any) -> Any:
     """A function of the C library in float64, lane by lane."""
     if name not in _LIBM:
         fe.fail(f"k.libm has {', '.join(sorted(_LIBM))}, got {name!r}", KernelNameError)
-    atoms = together(fe, "k.libm", *(cast(fe, x, f64) for x in xs))
+    atoms = promote_together(fe, "k.libm", *(cast(fe, x, f64) for x in xs))
     if not atoms[0].type.is_vector:
         return fe.b.op("libm", tuple(atoms), atoms[0].type, name)
     width = atoms[0].type.width
@@ -171,7 +173,7 @@ def emit_floating(fe: Frontend, x: Any) -> Any:
     """A value as a float: numbers become float32, narrow floats are widened."""
     if is_number(x):
         return literal(fe, float(x), scalar(f32))
-    x = widened(fe, as_value(fe, x, "this function"))
+    x = widen_floats(fe, as_value(fe, x, "this function"))
     if not x.type.dtype.is_float:
         fe.fail(f"expected a float, got {describe(x)}; convert it, as in k.f32(x)")
     return x

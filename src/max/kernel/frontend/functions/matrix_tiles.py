@@ -37,7 +37,7 @@ class TilesValue(Runtime):
         return f"{len(self.shapes)} matrix tiles"
 
 
-def _checked(fe: Frontend, rule: Callable[..., Any], *args: Any) -> Any:
+def _checked_result(fe: Frontend, rule: Callable[..., Any], *args: Any) -> Any:
     """The result of a rule over compile-time arguments; its errors become errors of the kernel."""
     for x in args:
         if isinstance(x, (Ref, Const)):
@@ -54,7 +54,7 @@ FUNCTIONS = HandlerTable()
 @FUNCTIONS.emits(lang.matrix_tiles)
 def emit_matrix_tiles(fe: Frontend, shapes: Any) -> TilesValue:
     """``k.matrix_tiles(shapes)``."""
-    return TilesValue(_checked(fe, rules.tile_shapes, shapes))
+    return TilesValue(_checked_result(fe, rules.tile_shapes, shapes))
 
 
 def configure(fe: Frontend, tiles: TilesValue) -> None:
@@ -69,7 +69,7 @@ def release(fe: Frontend, tiles: TilesValue) -> None:
 
 def zero(fe: Frontend, tiles: TilesValue, tile: Any) -> None:
     """``tiles.zero(tile)``."""
-    _checked(fe, rules.check_tile, tiles.shapes, tile)
+    _checked_result(fe, rules.check_tile, tiles.shapes, tile)
     fe.b.effect("tile_zero", (), (tile,))
 
 
@@ -83,10 +83,10 @@ def _memory(
     access: str,
 ) -> tuple[Atom, Atom, tuple[int, int, int]]:
     """Resolves a tile in memory: its address, the bytes between rows, and the tile with its shape."""
-    rows, size = shape = _checked(fe, rules.check_tile, tiles.shapes, tile)
+    rows, size = shape = _checked_result(fe, rules.check_tile, tiles.shapes, tile)
     if not isinstance(view, View):
         fe.fail(f"a matrix tile is loaded from and stored to a view, got {describe(view)}")
-    count = _checked(fe, rules.check_elements, shape, view.dtype)
+    count = _checked_result(fe, rules.check_elements, shape, view.dtype)
     if len(indices) == 1 and isinstance(indices[0], tuple):
         indices = indices[0]
     if len(indices) != view.rank or view.rank == 0:
@@ -134,7 +134,7 @@ def dot(
     fe: Frontend, tiles: TilesValue, c: Any, a: Any, b: Any, left: Any, right: Any = None
 ) -> None:
     """``tiles.dot(c, a, b, k.bf16)``."""
-    name = _checked(fe, rules.check_product, tiles.shapes, c, a, b, left, right)
+    name = _checked_result(fe, rules.check_product, tiles.shapes, c, a, b, left, right)
     fe.b.effect("tile_dot", (), (name, c, a, b, tiles.shapes[c][0], tiles.shapes[b][0]))
 
 

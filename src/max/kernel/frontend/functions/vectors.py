@@ -9,7 +9,14 @@ import builtins
 from typing import Any
 
 from max.kernel.errors import KernelIndexError
-from max.kernel.frontend.conversions import cast, coerce, sequence, splat, together, widened
+from max.kernel.frontend.conversions import (
+    cast,
+    coerce,
+    promote_together,
+    sequence,
+    splat,
+    widen_floats,
+)
 from max.kernel.frontend.functions.table import Handler, HandlerTable, as_dtype, as_value, as_vector
 from max.kernel.frontend.state import Frontend
 from max.kernel.frontend.values import describe, is_runtime
@@ -88,15 +95,15 @@ def emit_select(fe: Frontend, mask: Any, a: Any, b: Any) -> Any:
     if isinstance(mask, bool):
         if not is_runtime(a) and not is_runtime(b):
             return a if mask else b
-        x, y = together(fe, "k.select", a, b)
+        x, y = promote_together(fe, "k.select", a, b)
         return x if mask else y
     if not isinstance(mask, (Ref, Const)) or mask.type.dtype is not BOOL.dtype:
         fe.fail(f"k.select takes a mask first, got {describe(mask)}")
     dtypes = [v.type.dtype for v in (a, b) if isinstance(v, (Ref, Const))]
     same_dtype = len(dtypes) == 2 and dtypes[0] is dtypes[1]
     if not same_dtype and any(dtype.is_narrow_float for dtype in dtypes):
-        a, b = widened(fe, a), widened(fe, b)
-    x, y = together(fe, "k.select", a, b)
+        a, b = widen_floats(fe, a), widen_floats(fe, b)
+    x, y = promote_together(fe, "k.select", a, b)
     if mask.type.is_vector and not x.type.is_vector:
         x, y = splat(fe, x, mask.type.width), splat(fe, y, mask.type.width)
     if mask.type.is_vector and mask.type.width != x.type.width:
@@ -143,7 +150,7 @@ def _reduction(op: str) -> Handler:
     """The handler of a reduction of a vector to a scalar."""
 
     def emit_reduce(fe: Frontend, x: Any) -> Any:
-        x = widened(fe, as_vector(fe, x, f"k.{op}"))
+        x = widen_floats(fe, as_vector(fe, x, f"k.{op}"))
         if x.type.dtype.kind == "b":
             fe.fail(
                 f"k.{op} does not take masks; use k.any, k.all or k.popcount(k.bitcast(mask, …))"

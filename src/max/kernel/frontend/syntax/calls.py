@@ -51,7 +51,7 @@ def call(fe: Frontend, function: Any, args: list[Any], kwargs: dict[str, Any]) -
     """Calls a function, method or type that is known at compile time."""
     kind = function.__class__
     if kind is Method:
-        return _handled(fe, function.fn, (function.owner, *args), kwargs)
+        return _call_handler(fe, function.fn, (function.owner, *args), kwargs)
     if kind is InlineFunction or kind is Closure:
         return call_inline(fe, function, args, kwargs)
     if kind is ScalarType:
@@ -62,7 +62,7 @@ def call(fe: Frontend, function: Any, args: list[Any], kwargs: dict[str, Any]) -
         return cast(fe, args[0], function)
     handler = HANDLERS.get(function) if _hashable(function) else None
     if handler is not None:
-        return _handled(fe, handler, args, kwargs)
+        return _call_handler(fe, handler, args, kwargs)
     if isinstance(function, (Ref, Const, Runtime)):
         fe.fail(f"{describe(function)} cannot be called")
     # records are the only Python objects that may hold run-time values
@@ -85,7 +85,9 @@ def call(fe: Frontend, function: Any, args: list[Any], kwargs: dict[str, Any]) -
         )
 
 
-def _handled(fe: Frontend, handler: Callable[..., Any], args: Any, kwargs: dict[str, Any]) -> Any:
+def _call_handler(
+    fe: Frontend, handler: Callable[..., Any], args: Any, kwargs: dict[str, Any]
+) -> Any:
     """Calls the handler of a function; a TypeError of the call becomes an error of the kernel."""
     try:
         return handler(fe, *args, **kwargs)

@@ -13,7 +13,7 @@ from typing import Any, NoReturn
 from max.kernel.errors import KernelIndexError, KernelNameError, KernelSyntaxError
 from max.kernel.frontend.arithmetic import at_compile_time, binary, truth, unary
 from max.kernel.frontend.builder import Scope
-from max.kernel.frontend.conversions import coerce, extract, sequence, together, type_of
+from max.kernel.frontend.conversions import coerce, extract, promote_together, sequence, type_of
 from max.kernel.frontend.functions.context import context_attribute
 from max.kernel.frontend.merging import is_pure, join
 from max.kernel.frontend.state import ExpressionVisitor, Frontend, Suppressed
@@ -250,7 +250,7 @@ def _ifexp(fe: Frontend, node: ast.IfExp) -> Any:
     if is_pure(then.body) and is_pure(orelse.body) and not isinstance(a, (tuple, Runtime)):
         fe.b.splice(then)
         fe.b.splice(orelse)
-        x, y = together(fe, "'if … else'", a, b)
+        x, y = promote_together(fe, "'if … else'", a, b)
         return fe.b.op("select", (cond, x, y), x.type)
     merged, finish = join(fe, a, then, b, orelse, "the branches of 'if … else'")
     fe.b.emit(If(cond, tuple(then.body), tuple(orelse.body), fe.b.line))

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from max.kernel.errors import KernelValueError
-from max.kernel.frontend.conversions import widened
+from max.kernel.frontend.conversions import widen_floats
 from max.kernel.frontend.state import Frontend
 from max.kernel.frontend.values import describe, is_runtime
 from max.kernel.ir.nodes import Atom, Const, Ref
@@ -48,7 +48,7 @@ def run_time_format(
         if isinstance(value, (Ref, Const)):
             if value.type.width:
                 fe.fail(f"{statement} takes scalars, got {describe(value)}")
-            atoms.append(widened(fe, value))
+            atoms.append(widen_floats(fe, value))
             out += "{}" + following
         elif is_runtime(value):
             fe.fail(f"{statement} takes scalars, got {describe(value)}")

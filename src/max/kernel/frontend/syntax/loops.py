@@ -65,7 +65,7 @@ def _for(fe: Frontend, node: ast.For) -> int:
         return for_vectors(fe, node, domain)
     if isinstance(domain, (Ref, Const, Runtime)):
         fe.fail(f"cannot loop over {describe(domain)}; loop over range(…) and index")
-    return _unrolled(fe, node, sequence(fe, domain, node.iter))
+    return _unroll(fe, node, sequence(fe, domain, node.iter))
 
 
 def _for_range(fe: Frontend, node: ast.For, domain: RangeValue) -> int:
@@ -116,12 +116,12 @@ def _while(fe: Frontend, node: ast.While) -> int:
     return FALLS
 
 
-def _unrolled(fe: Frontend, node: ast.For, items: tuple[Any, ...]) -> int:
+def _unroll(fe: Frontend, node: ast.For, items: tuple[Any, ...]) -> int:
     """Unrolls a loop over a Python sequence; with slots if ``break`` or ``continue`` depend on run-time values."""
     env, saved, state = fe.frame.env, dict(fe.frame.env), fe.checkpoint()
     loop = Loop(fe.depth, True, False)
     try:
-        return _unrolled_once(fe, node, items, loop)
+        return _unroll_iteration(fe, node, items, loop)
     except NeedsSlots as needed:
         if needed.loop is not loop:
             raise
@@ -136,7 +136,7 @@ def _unrolled(fe: Frontend, node: ast.For, items: tuple[Any, ...]) -> int:
         fe.loop_depth -= 1
         slotted = Loop(fe.depth, True, True)
         scope = fe.b.open("branch")
-        _unrolled_once(fe, node, items, slotted)
+        _unroll_iteration(fe, node, items, slotted)
         fe.b.close()
         if slotted.break_label is None:
             fe.b.splice(scope)
@@ -147,7 +147,7 @@ def _unrolled(fe: Frontend, node: ast.For, items: tuple[Any, ...]) -> int:
     return FALLS
 
 
-def _unrolled_once(fe: Frontend, node: ast.For, items: tuple[Any, ...], loop: Loop) -> int:
+def _unroll_iteration(fe: Frontend, node: ast.For, items: tuple[Any, ...], loop: Loop) -> int:
     """Emits the body once per item and returns the signal; `loop` tells whether jumps need labels."""
     for item in items:
         fe.node = node.target

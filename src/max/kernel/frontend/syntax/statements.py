@@ -12,7 +12,7 @@ from typing import Any
 from max.kernel.errors import KernelSyntaxError
 from max.kernel.frontend.arithmetic import truth
 from max.kernel.frontend.builder import Scope
-from max.kernel.frontend.conversions import annotated
+from max.kernel.frontend.conversions import convert_annotated
 from max.kernel.frontend.division import note_condition
 from max.kernel.frontend.merging import join
 from max.kernel.frontend.raising import fail_statically, raise_at_run_time
@@ -54,7 +54,9 @@ def _ann_assign(fe: Frontend, node: ast.AnnAssign) -> int:
     annotation = fe.expr(node.annotation)
     fe.node = node
     bind_target(
-        fe, node.target, annotated(fe, value, annotation, getattr(node.target, "id", "value"))
+        fe,
+        node.target,
+        convert_annotated(fe, value, annotation, getattr(node.target, "id", "value")),
     )
     return FALLS
 

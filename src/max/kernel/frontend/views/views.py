@@ -113,7 +113,7 @@ def check_indices(
             if index < 0 or (isinstance(size, int) and mask is None and index + lanes > size):
                 place = f"index {index}" if lanes == 1 else f"lanes {index} … {index + lanes - 1}"
                 fe.fail(
-                    f"{view.name}: {place} out of range for axis {k} of size {_shown(size)}",
+                    f"{view.name}: {place} out of range for axis {k} of size {_index_text(size)}",
                     KernelIndexError,
                 )
             if isinstance(size, int) and mask is None:
@@ -147,7 +147,7 @@ def _check_masked(fe: Frontend, view: View, index: Any, axis: int, width: int, m
     )
 
 
-def _shown(size: Index) -> str:
+def _index_text(size: Index) -> str:
     return str(size) if isinstance(size, int) else "known at run time"
 
 

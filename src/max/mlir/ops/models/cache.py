@@ -149,7 +149,7 @@ define(
 )
 
 
-def _rotated(types: NamedTypes, attrs: Attrs) -> Types:
+def _rotated_type(types: NamedTypes, attrs: Attrs) -> Types:
     op = "rope.ragged.paged"
     queries, frequencies, blocks = types["q"], types["freqs_cis"], types["blocks"]
     (head_dim,) = static_dims(op, "q", queries, 2)
@@ -175,7 +175,7 @@ define(
             LAYER,
         ),
         1,
-        _rotated,
+        _rotated_type,
         chained=True,
         optional={"interleaved": bool, "rotates_cache": bool},
     )

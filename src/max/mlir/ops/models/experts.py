@@ -20,7 +20,7 @@ _GROUPS = (
 """The first row of each group and the end of the last one, the expert of each group, and the statistics ``[2]``."""
 
 
-def _sorted(types: NamedTypes, attrs: Attrs) -> Types:
+def _sorted_types(types: NamedTypes, attrs: Attrs) -> Types:
     """The order, the first row of each group, the inverse of the order, the expert of each group, the statistics."""
     ids, experts = types["ids"], attrs["experts"]
     if experts < 1:
@@ -41,7 +41,11 @@ def _sorted(types: NamedTypes, attrs: Attrs) -> Types:
 
 define(
     declare(
-        "mo.moe.indices", (Operand("ids", INTEGERS, 1),), 5, _sorted, attributes={"experts": int}
+        "mo.moe.indices",
+        (Operand("ids", INTEGERS, 1),),
+        5,
+        _sorted_types,
+        attributes={"experts": int},
     )
 )
 

@@ -14,7 +14,7 @@ _U32 = (DType.uint32,)
 _PLAN = {"least_rows": int, "most_cached": int, "saved": int, "spent": int, "count": int}
 
 
-def _prefilled(types: NamedTypes, attrs: Attrs) -> Types:
+def _prefill_types(types: NamedTypes, attrs: Attrs) -> Types:
     """The output and the maximum and total of each row's softmax."""
     op = "mla.prefill.ragged.paged"
     queries, keys, values, blocks = (types[name] for name in ("q", "k", "v", "blocks"))
@@ -59,14 +59,14 @@ define(
             Operand("previous_info", FLOATS, 3, optional=True),
         ),
         2,
-        _prefilled,
+        _prefill_types,
         chained=True,
         attributes={"causal": bool},
     )
 )
 
 
-def _planned(types: NamedTypes, attrs: Attrs) -> Types:
+def _plan_types(types: NamedTypes, attrs: Attrs) -> Types:
     negative = [name for name in _PLAN if attrs[name] < 0]
     if negative:
         raise ValueError(
@@ -77,7 +77,7 @@ def _planned(types: NamedTypes, attrs: Attrs) -> Types:
 
 
 define(
-    declare("mo.latents.plan.ragged", (OFFSETS, LENGTHS), 1, _planned, attributes=_PLAN),
+    declare("mo.latents.plan.ragged", (OFFSETS, LENGTHS), 1, _plan_types, attributes=_PLAN),
 )
 
 
@@ -94,7 +94,7 @@ def _check_latent(op: str, types: NamedTypes) -> tuple[int, int]:
     return heads, head_dim
 
 
-def _selected(types: NamedTypes, attrs: Attrs) -> Types:
+def _selection_types(types: NamedTypes, attrs: Attrs) -> Types:
     op, count = "tokens.select.ragged.paged", attrs["count"]
     heads, _ = _check_latent(op, types)
     queries, weights = types["q"], types["weights"]
@@ -111,14 +111,14 @@ define(
         "mo.tokens.select.ragged.paged",
         (Operand("q", FLOATS, 3), Operand("weights", FLOATS, 2), OFFSETS, *BATCH, LAYER),
         1,
-        _selected,
+        _selection_types,
         chained=True,
         attributes={"count": int},
     )
 )
 
 
-def _attended(types: NamedTypes, attrs: Attrs) -> Types:
+def _attention_types(types: NamedTypes, attrs: Attrs) -> Types:
     op, value_size = "attention.selected.paged", attrs["value_size"]
     _, head_dim = _check_latent(op, types)
     queries = types["q"]
@@ -139,7 +139,7 @@ define(
             SCALE,
         ),
         1,
-        _attended,
+        _attention_types,
         chained=True,
         attributes={"value_size": int},
     )

@@ -12,7 +12,7 @@ from max.mlir.types import TensorType
 _MASKS = ("null", "causal", "sliding_window", "chunked_causal", "symmetric_window")
 
 
-def _attended(types: NamedTypes, attrs: Attrs) -> Types:
+def _attention_types(types: NamedTypes, attrs: Attrs) -> Types:
     op = "attention.ragged"
     check_window(op, attrs, "null", _MASKS)
     queries, keys, values = (types[name] for name in ("q", "keys", "values"))
@@ -42,13 +42,13 @@ define(
             Operand("bias", (DType.float32,), 2, optional=True),
         ),
         1,
-        _attended,
+        _attention_types,
         optional={"mask": str, "local_window_size": int},
     )
 )
 
 
-def _unchanged(types: NamedTypes, attrs: Attrs) -> Types:
+def _operand_type(types: NamedTypes, attrs: Attrs) -> Types:
     checked = types["checked"]
     assert isinstance(checked, TensorType)
     return (checked,)
@@ -59,7 +59,7 @@ define(
         "mo.check.counts",
         (Operand("checked", INTEGERS, 1),),
         1,
-        _unchanged,
+        _operand_type,
         attributes={"what": str},
     )
 )
@@ -68,7 +68,7 @@ define(
         "mo.check.offsets",
         (Operand("checked", INTEGERS, 1), Operand("rows", INTEGERS, 0, on_any_device=True)),
         1,
-        _unchanged,
+        _operand_type,
         attributes={"what": str},
     )
 )

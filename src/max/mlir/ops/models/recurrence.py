@@ -20,7 +20,7 @@ _STATES = (DType.float32, DType.bfloat16, DType.float16)
 _LIMITS = {"low": float, "high": float}
 
 
-def _sequences(rank: int, dtypes: tuple[DType, ...] = _STATES) -> tuple[Operand, ...]:
+def _sequence_operands(rank: int, dtypes: tuple[DType, ...] = _STATES) -> tuple[Operand, ...]:
     """The operands that describe a batch of sequences, and their states, of a rank."""
     state = Operand("state", dtypes, rank, is_buffer=True)
     return (OFFSETS, LENGTHS, Operand("slots", (DType.uint32,), 1), state, LAYER)
@@ -50,7 +50,7 @@ def _result(types: NamedTypes, name: str) -> Types:
     return (type_,)
 
 
-def _convolved(types: NamedTypes, attrs: Attrs) -> Types:
+def _convolution_types(types: NamedTypes, attrs: Attrs) -> Types:
     op, x, weight = "causal_conv.ragged", types["x"], types["weight"]
     (taps,) = static_dims(op, "weight", weight, 0)
     channels = weight.shape[1]
@@ -74,10 +74,10 @@ define(
             Operand("x", FLOATS, 2),
             Operand("weight", FLOATS, 2),
             Operand("bias", FLOATS, 1),
-            *_sequences(4),
+            *_sequence_operands(4),
         ),
         1,
-        _convolved,
+        _convolution_types,
         chained=True,
         attributes={"activation": str},
     )
@@ -109,7 +109,7 @@ define(
             Operand("c", FLOATS, 3),
             Operand("d", FLOATS, 1),
             Operand("dt_bias", FLOATS, 1),
-            *_sequences(5),
+            *_sequence_operands(5),
         ),
         1,
         _scanned_heads,
@@ -143,7 +143,7 @@ define(
             Operand("c", FLOATS, 2),
             Operand("d", FLOATS, 1),
             Operand("dt_bias", FLOATS, 1),
-            *_sequences(4),
+            *_sequence_operands(4),
         ),
         1,
         _scanned_channels,
@@ -178,7 +178,7 @@ define(
             Operand("values", FLOATS, 3),
             Operand("decays", FLOATS, 2),
             Operand("rates", FLOATS, 2),
-            *_sequences(5, (DType.float32,)),
+            *_sequence_operands(5, (DType.float32,)),
         ),
         1,
         _delta,

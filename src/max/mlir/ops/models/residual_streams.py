@@ -11,7 +11,7 @@ from max.mlir.types import TensorType
 _F32 = (DType.float32,)
 
 
-def _mixed(types: NamedTypes, attrs: Attrs) -> Types:
+def _gate_types(types: NamedTypes, attrs: Attrs) -> Types:
     """The weights of the streams in the input of a layer, of its output in the streams, and the mixing matrix."""
     op, mult = "streams.gates", attrs["hc_mult"]
     for name in ("hc_mult", "hc_sinkhorn_iters"):
@@ -46,7 +46,7 @@ define(
             Operand("pre_post_comb_scale", _F32, 1),
         ),
         3,
-        _mixed,
+        _gate_types,
         attributes={"hc_mult": int, "hc_eps": float, "hc_sinkhorn_iters": int},
     )
 )

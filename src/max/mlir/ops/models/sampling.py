@@ -13,7 +13,7 @@ _BYTES = (DType.uint8,)
 _COUNTS = (DType.int32, DType.int64)
 
 
-def _sampled(types: NamedTypes, attrs: Attrs) -> Types:
+def _token_types(types: NamedTypes, attrs: Attrs) -> Types:
     logits = types["logits"]
     return (TensorType.get(DType.int64, logits.shape[:1], logits.device),)
 
@@ -30,12 +30,12 @@ define(
             Operand("seed", _U64, 1),
         ),
         1,
-        _sampled,
+        _token_types,
     )
 )
 
 
-def _penalized(types: NamedTypes, attrs: Attrs) -> Types:
+def _penalty_types(types: NamedTypes, attrs: Attrs) -> Types:
     logits = types["logits"]
     assert isinstance(logits, TensorType)
     return (logits,)
@@ -54,12 +54,12 @@ define(
             Operand("repetition_penalty", _F32, 1),
         ),
         1,
-        _penalized,
+        _penalty_types,
     )
 )
 
 
-def _counted(types: NamedTypes, attrs: Attrs) -> Types:
+def _frequency_types(types: NamedTypes, attrs: Attrs) -> Types:
     op, data, tokens = "frequencies.update", types["data"], types["tokens"]
     if data.shape[1:] != data.with_shape((2,)).shape:
         raise ValueError(f"{op}: data is {data.short}, expected pairs of token and count [n, 2]")
@@ -77,13 +77,13 @@ define(
             Operand("tokens", INTEGERS, 1),
         ),
         0,
-        _counted,
+        _frequency_types,
         chained=True,
     )
 )
 
 
-def _advanced(types: NamedTypes, attrs: Attrs) -> Types:
+def _next_step_types(types: NamedTypes, attrs: Attrs) -> Types:
     pairs = types["max_lengths"]
     if pairs.shape[1:] != pairs.with_shape((2,)).shape:
         raise ValueError(f"next_step.ragged.paged: max_lengths is {pairs.short}, expected [n, 2]")
@@ -107,7 +107,7 @@ define(
             Operand("again", _BYTES, 1, is_buffer=True),
         ),
         0,
-        _advanced,
+        _next_step_types,
         chained=True,
     )
 )
