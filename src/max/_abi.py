@@ -1,7 +1,7 @@
 """The memory layouts that native code and Python share, and the only place that has their numbers.
 
 A struct is a :class:`Words`: 64-bit fields, each member the index of its field. A kernel sees :class:`Context` and
-:class:`ErrorRecord` (docs/architecture.md, section 2); the rest is between the native part of the pool
+:class:`ErrorRecord` (docs/contracts.md); the rest is between the native part of the pool
 (`max._backends.cpu.runtime.native`) and the Python that lays programs out, or between
 `max._backends.cpu.runtime.native_compiler` and Python (:class:`CompileJob`). :class:`BaseLayout` orders the addresses
 that an execution adds to a program's values.

@@ -148,7 +148,7 @@ def test_equal_types_are_one_object() -> None:
 
 
 def test_table_of_ops_is_complete() -> None:
-    page = (Path(__file__).parents[2] / "docs" / "architecture.md").read_text()
+    page = (Path(__file__).parents[2] / "docs" / "dialect.md").read_text()
     rows = [line.split("|")[1] for line in page.splitlines() if line.startswith("| `mo.")]
     names = {
         name if name.startswith("mo.") else f"mo.{name}"

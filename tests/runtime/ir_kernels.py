@@ -1,4 +1,4 @@
-"""Kernels for the tests of the runtime, written as LLVM IR by hand against the ABI of docs/architecture.md."""
+"""Kernels for the tests of the runtime, written as LLVM IR by hand against the ABI of docs/contracts.md."""
 
 from __future__ import annotations
 

@@ -26,7 +26,7 @@ BARRIER = ctypes.CFUNCTYPE(None, ctypes.c_void_p)
 
 
 class ContextStruct(ctypes.Structure):
-    """The context of docs/architecture.md, written down a second time."""
+    """The context of docs/contracts.md, written down a second time."""
 
     _fields_ = [
         ("worker", ctypes.c_int64),
@@ -66,7 +66,7 @@ def test_words_are_where_the_struct_has_them(words: type[Words], struct: type[ct
 
 
 def test_the_documented_numbers_are_those_of_the_context():
-    text = " ".join((ROOT / "docs" / "architecture.md").read_text().split())
+    text = " ".join((ROOT / "docs" / "contracts.md").read_text().split())
     paragraph = text[text.index("`ctx` points to") : text.index("The barrier function returns")]
     numbers = {int(n): rest for n, rest in re.findall(r"`(\d+)` ([a-z' ]+)", paragraph)}
     words = {

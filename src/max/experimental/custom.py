@@ -214,23 +214,23 @@ class CustomOp:
                     f"{self.name}: {what} is {value}, and {bound[key]} in another place"
                 )
 
-        for operand, (name, template) in zip(operands, self.inputs, strict=True):
+        for operand, (name, declared_type) in zip(operands, self.inputs, strict=True):
             if DeviceRef.from_device(operand.device) != device:
                 raise ValueError(
                     f"{self.name}: {name} is on {operand.device}, the first operand on {device}"
                 )
-            if isinstance(template.dtype, DTypeVar):
-                bind(f"dtype {template.dtype.name}", operand.dtype, f"the dtype of {name}")
-            elif operand.dtype != template.dtype:
+            if isinstance(declared_type.dtype, DTypeVar):
+                bind(f"dtype {declared_type.dtype.name}", operand.dtype, f"the dtype of {name}")
+            elif operand.dtype != declared_type.dtype:
                 raise TypeError(
-                    f"{self.name}: {name} is {operand.dtype}, expected {template.dtype}"
+                    f"{self.name}: {name} is {operand.dtype}, expected {declared_type.dtype}"
                 )
             shape = list(operand.shape)
-            if len(shape) != len(template.shape):
+            if len(shape) != len(declared_type.shape):
                 raise ValueError(
-                    f"{self.name}: {name} has the shape {shape}, expected {len(template.shape)} axes"
+                    f"{self.name}: {name} has the shape {shape}, expected {len(declared_type.shape)} axes"
                 )
-            for axis, (dim, want) in enumerate(zip(shape, template.shape, strict=True)):
+            for axis, (dim, want) in enumerate(zip(shape, declared_type.shape, strict=True)):
                 want = self._resolved_size(want)
                 if isinstance(want, SymbolicDim):
                     bind(want.name, Dim(dim), f"axis {axis} of {name}")
@@ -261,15 +261,15 @@ class CustomOp:
 
     def _checked_op(self) -> CustomOp:
         """The op, if its declaration has a meaning."""
-        for kind, templates in (("input", self.inputs), ("output", self.outputs)):
-            if not templates:
+        for kind, declared in (("input", self.inputs), ("output", self.outputs)):
+            if not declared:
                 raise ValueError(
                     f"custom op {self.name!r}: there is no {kind}, expected one or more"
                 )
         names: set[str] = set()
         dtypes = {t.dtype.name for _, t in self.inputs if isinstance(t.dtype, DTypeVar)}
-        for name, template in self.inputs:
-            for axis, dim in enumerate(template.shape):
+        for name, declared_type in self.inputs:
+            for axis, dim in enumerate(declared_type.shape):
                 where = f"custom op {self.name!r}: axis {axis} of {name}"
                 resolved = self._checked_dim(dim, where)
                 if not isinstance(resolved, SymbolicDim) and not resolved.expr.is_static:

@@ -123,7 +123,7 @@ class Tensor(Operations, OneDevice):
         if data is not None:
             tensor = Tensor.constant(data, dtype=dtype, device=device)
             if tensor._cell is not None:
-                # a cell that is not computed has one holder
+                # a cell that is not computed has one tensor
                 tensor._materialize()
             self._cell, self._value = tensor._cell, tensor._value
         elif storage is not None:

@@ -1,6 +1,6 @@
 """Attention over a paged KV cache, RoPE, and what all ops of ragged batches check, in NumPy.
 
-Shapes and semantics are in the table of ``docs/architecture.md``. References compute in float64 or float32, round once,
+Shapes and semantics are in the tables of ``docs/dialect.md``. References compute in float64 or float32, round once,
 and resolve positions, pages and masks token by token.
 """
 

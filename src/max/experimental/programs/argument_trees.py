@@ -1,6 +1,6 @@
-"""Templates of calls: the arguments of an op without its tensors and numbers.
+"""Argument trees of calls: the arguments of an op without its tensors and numbers.
 
-Two calls with equal templates, and tensors and numbers of the same kinds, stage the same ops with other sizes.
+Two calls with equal argument trees, and tensors and numbers of the same kinds, stage the same ops with other sizes.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ from max import driver
 from max.graph import Value
 from max.graph.dim import StaticDim
 
-__all__ = ["Template", "describe", "is_mutable"]
+__all__ = ["ArgumentTree", "describe", "is_mutable"]
 
 
 class _Mark:
-    """The place of a tensor or number in a template."""
+    """The place of a tensor or number in an argument tree."""
 
     def __init__(self, name: str) -> None:
         self.name = name
@@ -32,7 +32,7 @@ TENSOR, NUMBER, INTEGER = _Mark("tensor"), _Mark("number"), _Mark("integer")
 
 
 class _Items(NamedTuple):
-    """A sequence or slice in a template."""
+    """A sequence or slice in an argument tree."""
 
     kind: type
     items: tuple[Any, ...]
@@ -89,7 +89,7 @@ class _Object:
 
 
 def describe(value: Any, cells: list[Any], numbers: list[int | float]) -> Any:
-    """The template of an argument; its tensors are appended to `cells`, its numbers to `numbers`."""
+    """The tree of an argument; its tensors are appended to `cells`, its numbers to `numbers`."""
     kind = type(value)
     if kind is int:
         numbers.append(value)
@@ -149,27 +149,27 @@ def is_mutable(value: object) -> bool:
     return False
 
 
-def _rebuild(template: Any, tensors: Iterator[Any], numbers: Iterator[Any]) -> Any:
-    """The argument of a template, with its tensors and numbers taken in order."""
-    if template is TENSOR:
+def _rebuild(tree: Any, tensors: Iterator[Any], numbers: Iterator[Any]) -> Any:
+    """The argument of a tree, with its tensors and numbers taken in order."""
+    if tree is TENSOR:
         return next(tensors)
-    if template is INTEGER or template is NUMBER:
+    if tree is INTEGER or tree is NUMBER:
         return next(numbers)
-    if isinstance(template, _Items):
-        if template.kind is dict:
-            return {key: _rebuild(item, tensors, numbers) for key, item in template.items}
-        items = [_rebuild(item, tensors, numbers) for item in template.items]
-        return slice(*items) if template.kind is slice else template.kind(items)
-    if isinstance(template, _Literal):
-        return float.fromhex(template.value) if template.kind is float else template.value
-    if isinstance(template, _Array):
-        return template.array
-    if isinstance(template, _Object):
-        return template.value
-    return template
+    if isinstance(tree, _Items):
+        if tree.kind is dict:
+            return {key: _rebuild(item, tensors, numbers) for key, item in tree.items}
+        items = [_rebuild(item, tensors, numbers) for item in tree.items]
+        return slice(*items) if tree.kind is slice else tree.kind(items)
+    if isinstance(tree, _Literal):
+        return float.fromhex(tree.value) if tree.kind is float else tree.value
+    if isinstance(tree, _Array):
+        return tree.array
+    if isinstance(tree, _Object):
+        return tree.value
+    return tree
 
 
-class Template(NamedTuple):
+class ArgumentTree(NamedTuple):
     """A call without its tensors and numbers."""
 
     op: Callable[..., Any]

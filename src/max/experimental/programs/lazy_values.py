@@ -63,12 +63,12 @@ class Cell:
         index: The number of the result among those of the call. Not set in a replay.
 
     Attributes:
-        holder: A weak reference to the tensor on a cell that is not computed; a value without a tensor is not kept.
+        tensor_reference: Weakly refers to the tensor on a cell that is not computed; a value without one is not kept.
             Not set in a replay.
         users: The programs that keep copies of the elements. Not set in a replay.
     """
 
-    __slots__ = ("__weakref__", "call", "holder", "index", "storage", "type", "users")
+    __slots__ = ("__weakref__", "call", "tensor_reference", "index", "storage", "type", "users")
 
     def __init__(
         self,
@@ -78,7 +78,7 @@ class Cell:
         index: int = 0,
     ) -> None:
         self.type, self.storage, self.call, self.index = type, storage, call, index
-        self.holder: weakref.ref[Any] | None = None
+        self.tensor_reference: weakref.ref[Any] | None = None
         self.users: _Users | None = None
 
     def keep(self, storage: driver.Tensor) -> None:
@@ -92,7 +92,7 @@ class Cell:
                 f"an eager tensor of shape {list(self.type.shape)} was computed with shape {list(storage.shape)}; "
                 "please report this"
             )
-        self.storage, self.call, self.holder, self.users = storage, None, None, None
+        self.storage, self.call, self.tensor_reference, self.users = storage, None, None, None
 
     def _new_users(self) -> _Users:
         if self.users is None:

@@ -107,7 +107,7 @@ class Blueprint(NamedTuple):
         for step in self.steps:
             sources = [i if s < 0 else origins[s] for s, i in step.inputs]
             leaves = {leaf for leaf in sources if leaf is not None}
-            name = step.template.op.__name__
+            name = step.arguments.op.__name__
             if name in _LAYOUTS and len(sources) == 1:
                 origins.append(sources[0])
                 continue
@@ -242,7 +242,7 @@ class Program:
         self._compile_ns = compile_ns
         self._packed: list[Packed] = []
         self._window: _Window | None = None
-        products = any(step.template.op.__name__ in _PRODUCTS for step in blueprint.steps)
+        products = any(step.arguments.op.__name__ in _PRODUCTS for step in blueprint.steps)
         self._runs = RUNS if products else 0
         """The length of the next window; 0 if nothing can be packed."""
 

@@ -234,7 +234,7 @@ def _details(recording: Recording) -> Details:
 def _blueprint(recording: Recording, pattern: Pattern) -> Blueprint:
     calls, leaves, inputs, outputs = recording
     steps = [
-        Step(call.signature.family.template, source, len(call.signature.numbers), (_PLACE, number))
+        Step(call.signature.family.arguments, source, len(call.signature.numbers), (_PLACE, number))
         for number, (call, source) in enumerate(zip(calls, inputs, strict=True))
     ]
     devices = {leaf.type.device for leaf in leaves}

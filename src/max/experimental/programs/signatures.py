@@ -1,4 +1,4 @@
-"""Signatures of calls: a template, the types of its tensors and its numbers; and the types of its results.
+"""Signatures of calls: an argument tree, the types of its tensors and its numbers; and the types of its results.
 
 A call is staged into a graph of its own when its signature is new, which also raises errors. Calls that
 differ only in sizes and numbers are a family. From its third member on a family is staged with symbols, and the sizes
@@ -10,7 +10,7 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 from max.dtype import DType
-from max.experimental.programs.argument_trees import Template
+from max.experimental.programs.argument_trees import ArgumentTree
 from max.experimental.programs.number_patterns import Details, Pattern
 from max.experimental.programs.staging import Staged, Step, Structure, stage
 from max.experimental.programs.value_types import CellType, Kind, cell_type
@@ -42,7 +42,7 @@ class Family:
     """Calls that differ only in sizes and numbers.
 
     Args:
-        template: Their template.
+        arguments: Their argument tree.
         kinds: Dtype, rank and device of each tensor.
         numbers: The number of numbers among their arguments.
     """
@@ -54,14 +54,14 @@ class Family:
         "_symbolic",
         "kinds",
         "structure",
-        "template",
+        "arguments",
         "_step",
     )
 
-    def __init__(self, template: Template, kinds: tuple[Kind, ...], numbers: int) -> None:
-        self.template, self.kinds = template, kinds
+    def __init__(self, arguments: ArgumentTree, kinds: tuple[Kind, ...], numbers: int) -> None:
+        self.arguments, self.kinds = arguments, kinds
         self.structure: Structure | None = None
-        self._step = Step(template, tuple([(-1, i) for i in range(len(kinds))]), numbers, ("", 0))
+        self._step = Step(arguments, tuple([(-1, i) for i in range(len(kinds))]), numbers, ("", 0))
         self._outputs: list[tuple[DType, DeviceRef]] = []
         self._examples: list[Details] = []
         self._symbolic: list[_Symbolic] = []
@@ -159,7 +159,7 @@ def signature_of(
     """The signature of a call.
 
     Args:
-        fields: The fields of its template.
+        fields: The fields of its argument tree.
         types: The types of the tensors that it reads.
         numbers: The numbers among its arguments.
         place: The source location for errors.
@@ -170,12 +170,12 @@ def signature_of(
     key = (fields, types, numbers)
     signature = _signatures.get(key)
     if signature is None:
-        template = Template(*fields)
+        arguments = ArgumentTree(*fields)
         kinds = tuple([type_.kind for type_ in types])
-        family_key = (template, kinds, tuple([type(number) for number in numbers]))
+        family_key = (arguments, kinds, tuple([type(number) for number in numbers]))
         family = _families.get(family_key)
         if family is None:
-            family = Family(template, kinds, len(numbers))
+            family = Family(arguments, kinds, len(numbers))
         details = (*[size for type_ in types for size in type_.shape], *numbers)
         signature = Signature(family, numbers, family.results(details, place))
         _families[family_key] = family

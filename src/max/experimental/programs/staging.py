@@ -6,7 +6,7 @@ from collections.abc import Callable, Collection, Sequence
 from typing import Any, NamedTuple
 
 from max.dtype import DType
-from max.experimental.programs.argument_trees import Template
+from max.experimental.programs.argument_trees import ArgumentTree
 from max.experimental.programs.number_patterns import Pattern, Symbol
 from max.graph import DeviceRef, Dim, Graph, TensorType, TensorValue, Value, ops
 from max.graph.ops.staging.promotion import greatest_integer
@@ -61,11 +61,11 @@ class VaryingNumberError(ValueError):
 class Step(NamedTuple):
     """A call in a program."""
 
-    template: Template
+    arguments: ArgumentTree
     inputs: tuple[tuple[int, int], ...]
     """The step and result that each tensor comes from; for inputs of the program -1 and their index."""
     numbers: int
-    """The number of numbers that its template takes."""
+    """The number of numbers that its arguments take."""
     place: tuple[str, int]
     """The source location of its ops."""
 
@@ -166,7 +166,7 @@ def stage(
             numbers: list[Any] = []
             for index in range(end, end + step.numbers):
                 position = pattern.positions[index]
-                if not isinstance(position, Symbol) or step.template.op.__name__ in SIZE_OPS:
+                if not isinstance(position, Symbol) or step.arguments.op.__name__ in SIZE_OPS:
                     numbers.append(sizes[index])
                     continue
                 # cast to the dtype that the number would have as a constant
@@ -179,7 +179,7 @@ def stage(
                 numbers.append(value.cast(dtype))
             end += step.numbers
             with graph.placed(*step.place):
-                structure, results = values_of(step.template.call(tensors, numbers))
+                structure, results = values_of(step.arguments.call(tensors, numbers))
             values.append(results)
     return Staged(graph, size_symbols, scalar_symbols, structure, values, exact)
 
@@ -211,7 +211,7 @@ def _uses(
         for position in pattern.positions[start : start + step.numbers]:
             if not isinstance(position, Symbol):
                 continue
-            name = step.template.op.__name__
+            name = step.arguments.op.__name__
             if name in SCALAR_OPS:
                 scalars[position.number] = None
             elif name not in SIZE_OPS or pattern.dtype(position.number) is not DType.int64:

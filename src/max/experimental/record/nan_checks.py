@@ -27,7 +27,7 @@ def check_nans(call: Call, operands: Sequence[Cell], results: Sequence[Cell]) ->
         places = _nans(cell)
         if not len(places) or any(len(_nans(operand)) for operand in operands):
             continue
-        op = getattr(call.signature.family.template.op, "__name__", "an op")
+        op = getattr(call.signature.family.arguments.op, "__name__", "an op")
         filename, line = call.place
         index = ", ".join(str(i) for i in places[0])
         raise FloatingPointError(

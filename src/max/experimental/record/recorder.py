@@ -210,9 +210,9 @@ def record(
     described = [describe(arg, cells, numbers) for arg in args]
     if kwargs:
         described += [describe(arg, cells, numbers) for arg in kwargs.values()]
-    template = (op, tuple(described), tuple(kwargs))
+    arguments = (op, tuple(described), tuple(kwargs))
     place = user_place()
-    signature = signature_of(template, tuple([cell.type for cell in cells]), tuple(numbers), place)
+    signature = signature_of(arguments, tuple([cell.type for cell in cells]), tuple(numbers), place)
     call = Call(signature, cells, place)
     structure = signature.family.structure
     if None in signature.results:
@@ -382,7 +382,11 @@ def _recording_of(targets: Sequence[Cell]) -> tuple[Recording, list[Cell]]:
     for call in calls:
         for reference in call.results:
             cell = reference()
-            if cell is not None and cell.holder is not None and cell.holder() is not None:
+            if (
+                cell is not None
+                and cell.tensor_reference is not None
+                and cell.tensor_reference() is not None
+            ):
                 kept[id(cell)] = cell
     outputs: list[tuple[int, int]] = []
     for cell in kept.values():

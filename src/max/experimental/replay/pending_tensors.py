@@ -29,7 +29,7 @@ class PendingTensors:
 
     def add(self, cell: Cell, tensor: object) -> None:
         """Registers the tensor on a cell that is not computed, so that the next run keeps the cell's value."""
-        reference = cell.holder = ref(tensor)
+        reference = cell.tensor_reference = ref(tensor)
         self._references.append(reference)
         if len(self._references) > self._most:
             self._prune()

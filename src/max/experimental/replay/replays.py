@@ -61,7 +61,7 @@ class Replay(Unsettled):
         "_calls",
         "_closed",
         "_followed",
-        "_holders",
+        "_references",
         "_places",
         "_settled",
         "_sizes",
@@ -84,7 +84,7 @@ class Replay(Unsettled):
         The first call is compared at once.
         """
         self.values: list[Cell] = []
-        self._holders: list[ref[Any]] = []
+        self._references: list[ref[Any]] = []
         """A weak reference to the tensor on each result."""
         self._places: dict[int, tuple[str, int]] = {}
         """The lines of calls that are at other lines than those of the trace, by position."""
@@ -134,7 +134,7 @@ class Replay(Unsettled):
             tensor = _new(TENSOR.type)
             tensor._cell, tensor._value = cell, None
             self.values.append(cell)
-            self._holders.append(ref(tensor))
+            self._references.append(ref(tensor))
             if results is not None:
                 results.append(tensor)
         self.position = position + 1
@@ -145,7 +145,7 @@ class Replay(Unsettled):
         return tensor if structure is None else structure(results)
 
     def _held_results(self) -> list[bool]:
-        return [holder() is not None for holder in self._holders]
+        return [reference() is not None for reference in self._references]
 
     def finish(self, targets: Sequence[Cell]) -> bool:
         """Runs the program of the trace if the calls so far are the whole trace, and these values its targets.
@@ -206,11 +206,11 @@ class Replay(Unsettled):
         """
         # no further step matches; `_closed` tells a call that passed its match before
         self._closed, self._followed = True, ()
-        values, holders, end = self.values, iter(self._holders), self.position
+        values, references, end = self.values, iter(self._references), self.position
         for position in range(end):
             step = self._steps[position]
             cells = values[step.first : step.first + len(step.types)]
-            tensors = [next(holders)() for _ in cells]
+            tensors = [next(references)() for _ in cells]
             if position < self._settled:
                 continue  # recorded by an earlier call of this method
             inputs = [values[number] for number in step.inputs]
@@ -219,7 +219,7 @@ class Replay(Unsettled):
             call.results = tuple([ref(cell) for cell in cells])
             for index, (cell, tensor) in enumerate(zip(cells, tensors, strict=True)):
                 if cell.storage is None:
-                    cell.call, cell.index, cell.holder = call, index, None
+                    cell.call, cell.index, cell.tensor_reference = call, index, None
                     if tensor is not None:
                         PENDING.add(cell, tensor)
         self._settled = end
@@ -232,10 +232,10 @@ class Replay(Unsettled):
         numbers: list[int | float] = []
         for spec in [*step.args, *[spec for _, spec in step.keywords]]:
             self._numbers(spec, numbers)
-        template = step.signature.family.template
+        arguments = step.signature.family.arguments
         types = tuple([cell.type for cell in inputs])
         return signature_of(
-            (template.op, template.args, template.names),
+            (arguments.op, arguments.args, arguments.names),
             types,
             tuple(numbers),
             self._place(position),

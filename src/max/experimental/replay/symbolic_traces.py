@@ -106,7 +106,7 @@ def _stage_trace(trace: Trace, pattern: Pattern, program: SymbolicProgram) -> Tr
         inputs = tuple([sources[number] for number in step.inputs])
         signature = step.signature
         steps.append(
-            staging.Step(signature.family.template, inputs, len(signature.numbers), ("", index))
+            staging.Step(signature.family.arguments, inputs, len(signature.numbers), ("", index))
         )
         sources.update({step.first + i: (index, i) for i in range(len(step.types))})
     staged = staging.stage(steps, [type_.kind for _, type_ in leaf_types], pattern)

@@ -208,7 +208,7 @@ class Capture:
         self._calls[call] = len(self._steps)
         self._steps.append(
             Step(
-                family.template.op, specs, keywords, family.structure, types, line, call.signature,
+                family.arguments.op, specs, keywords, family.structure, types, line, call.signature,
                 inputs, first,
             )
         )  # fmt: skip
@@ -304,7 +304,8 @@ class Capture:
         """Whether the program holds a tensor on each result so far, or needs its elements now."""
         needed = {id(cell) for cell in targets}
         return [
-            id(cell) in needed or ((holder := cell.holder) is not None and holder() is not None)
+            id(cell) in needed
+            or ((reference := cell.tensor_reference) is not None and reference() is not None)
             for step in self._steps
             for cell in self._values[step.first : step.first + len(step.types)]
         ]

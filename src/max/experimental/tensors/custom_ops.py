@@ -14,7 +14,7 @@ from max._lazy import lazy_module
 from max._reentry import LockLevel, locked, reentrant_lock
 from max.driver import Device
 from max.engine import Model
-from max.experimental.programs.argument_trees import Template, describe
+from max.experimental.programs.argument_trees import ArgumentTree, describe
 from max.experimental.programs.lazy_values import Cell
 from max.experimental.programs.number_patterns import Details, Pattern
 from max.experimental.programs.programs import relocate
@@ -213,7 +213,7 @@ def _graph_operand(value: Any) -> Any:
 
 
 def _types_without_sizes(types: Sequence[Any]) -> list[Any]:
-    """Types with their sizes as separate numbers, so that calls that differ only in sizes have equal templates."""
+    """Types with their sizes as separate numbers, so that calls that differ only in sizes have equal argument trees."""
     return [
         (type_.dtype, type_.device, list(type_.shape)) if isinstance(type_, TensorType) else type_
         for type_ in types
@@ -253,14 +253,14 @@ class _Call:
         self.cells: list[Cell] = []
         self.numbers: list[int | float] = []
         described = tuple([describe(arg, self.cells, self.numbers) for arg in args])
-        self.template = Template(_inplace, described, ())
+        self.arguments = ArgumentTree(_inplace, described, ())
         self.name: str = args[0]
         self.device = DeviceRef.from_device(args[1])
         tensors = [getattr(value, "_cell", None) is not None for value in args[2]]
         flags = [*written, *[False] * len(tensors)]
         self.written = [flag for flag, is_tensor in zip(flags, tensors, strict=False) if is_tensor]
         self.key = (
-            kernel, self.template, tuple([cell.type.kind for cell in self.cells]),
+            kernel, self.arguments, tuple([cell.type.kind for cell in self.cells]),
             tuple([type(number) for number in self.numbers]),
         )  # fmt: skip
 
@@ -284,7 +284,7 @@ class _Call:
             types.append((BufferType if written else TensorType)(dtype, shape, device))
         graph = Graph(self.name or "inplace_custom", input_types=types)
         with graph, graph.placed(_PLACE, 0):
-            graph.output(*self.template.call(graph.inputs, positions))
+            graph.output(*self.arguments.call(graph.inputs, positions))
         return graph
 
     def load(self, graph: Graph) -> Model:
