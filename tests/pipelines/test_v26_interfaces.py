@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from types import SimpleNamespace
@@ -14,7 +16,8 @@ from max import tree
 from max._compat.pipelines.signatures import offered
 from max._compat.pipelines.v26_adapter import V26Entry, adapted_model, is_of_26
 from max._compat.pipelines.v26_architecture import V26Architecture
-from max._compat.pipelines.v26_contexts import replica_views, view_of
+from max._compat.pipelines.v26_config import WITHOUT_EFFECT, PipelineArgs, own_options
+from max._compat.pipelines.v26_contexts import ContextView, replica_views, view_of
 from max.driver import CPU, Tensor
 from max.dtype import DType
 from max.graph import BufferType, DeviceRef, Graph, TensorType
@@ -28,10 +31,13 @@ from max.nn.kv_cache import (
     RaggedKVCacheInputs,
     RecurrentState,
 )
+from max.nn.kv_cache.cache_params import KVCacheStrategy
 from max.nn.transformer import ReturnHiddenStates, ReturnLogits
+from max.pipelines import forms
+from max.pipelines.checkpoints.encodings import SupportedEncoding
 from max.pipelines.context import TextContext, TokenBuffer
 from max.pipelines.core import ConfigError, InputError
-from max.pipelines.encoders.context import EncoderTokenizer
+from max.pipelines.encoders.context import EncoderTokenizer, TextEmbeddingContext
 from max.pipelines.kv_cache import MemoryPlanner
 from max.pipelines.lib import (
     KVCacheConfig,
@@ -100,6 +106,20 @@ def test_declarations_of_26() -> None:
         type(architecture) is V26Architecture
         and type(declared(context_type=None)) is V26Architecture
     )
+    assert declared().supported_encodings == {SupportedEncoding.float32: [KVCacheStrategy.PAGED]}
+    defaults: dict[str, Any] = {
+        "supports_overlap_scheduler": True, "supports_device_graph_capture": True, "supports_nvfp4_kv_cache": False,
+        "supports_spec_decode_mixed_batches": False, "checkpoints_recurrent_state": False,
+    }  # fmt: skip
+    assert {name: getattr(declared(), name) for name in defaults} == defaults
+
+    # neither a class of this package nor one that names its own config is given one
+    class Given(Own):
+        model_config_cls = int
+
+    declared(pipeline_model=Given, config=Config)
+    declared(pipeline_model=Base, config=Config)
+    assert vars(Given)["model_config_cls"] is int and not hasattr(Base, "model_config_cls")
     with pytest.raises(NotImplementedError, match="OwnForCausalLM: input_modalities has image"):
         declared(input_modalities={InputModality.TEXT, InputModality.IMAGE})
     with pytest.raises(NotImplementedError, match="cascade_pipeline_factory is for diffusion"):
@@ -140,10 +160,157 @@ def test_token_buffers() -> None:
     assert tokens.all.tolist() == [*range(3, 13), 20] and len(tokens) == 11
     assert (tokens.processed_length, tokens.active_length, tokens.generated_length) == (10, 1, 1)
     assert tokens.generated.tolist() == [20] and tokens.prompt.tolist() == [*range(3, 13)]
-    with pytest.raises(InputError, match=r"shape \(0,\)"):
-        TokenBuffer(np.array([], np.int64))
-    with pytest.raises(ValueError, match="processed < active"):
-        TokenBuffer(np.arange(3), processed_length=3)
+    assert (
+        not tokens.actively_chunked and tokens.current_position == 11 and tokens.array is tokens.all
+    )
+    for wrong in (np.array([], np.int64), np.ones((2, 2), np.int64), np.ones(2, np.float32)):
+        with pytest.raises(InputError, match=r"expected integers of one"):
+            TokenBuffer(wrong)
+    for lengths in ((3,), (-1,), (0, 4), (0, 2, 0), (0, 2, 4), (2, 2)):
+        with pytest.raises(ValueError, match="processed < active"):
+            TokenBuffer(np.arange(3), *lengths)
+    given = np.arange(3)
+    assert TokenBuffer(given).all is given and TokenBuffer(given).processed_length == 0
+    assert TokenBuffer(given.astype(np.int32)).all.dtype == np.int64
+
+
+def test_views_are_of_the_request() -> None:
+    context = TextContext(max_length=50, tokens=np.arange(3, 13))
+    view = view_of(context)
+    view.cache_salt = "own"
+    assert context.cache_salt == "own" and type(view).__mro__[1:3] == (ContextView, TextContext)
+    assert view_of(TextEmbeddingContext(np.arange(6))).tokens.all.tolist() == [*range(6)]
+
+    class Short:
+        tokens, active_length = np.arange(6), 4
+
+    assert view_of(Short()).tokens.all.tolist() == [0, 1, 2, 3]
+    assert [type(c) for c in replica_views([context, [view]])[0]] == [type(view)] * 2
+
+
+def test_options_of_batches() -> None:
+    runtime = PipelineRuntimeConfig(max_batch_input_tokens=64, enable_overlap_scheduler=True)
+    assert runtime.max_num_input_tokens == runtime.max_batch_input_tokens == 64
+    # options without effect have their neutral value, the first of several
+    assert runtime.enable_overlap_scheduler is None and runtime.kvcache_ce_watermark == 0.95
+    with pytest.raises(AttributeError, match="max_batch_size was not given; a PipelineConfig has"):
+        _ = runtime.max_batch_size
+    with pytest.raises(AttributeError, match="PipelineRuntimeConfig has no 'moon'"):
+        _ = runtime.moon
+    assert not hasattr(runtime, "_moon")
+    args = PipelineArgs.from_flat_kwargs(max_length=9, runtime=runtime, models=None)
+    assert PipelineConfig.from_args(args).prefill_chunk_size == 64
+
+
+@pytest.mark.parametrize("name", WITHOUT_EFFECT)
+def test_options_without_effect(name: str) -> None:
+    neutral: Any = WITHOUT_EFFECT[name]
+    for value in neutral if isinstance(neutral, tuple) else (neutral, None):
+        assert own_options({name: value, "ep_size": 1}) == {"ep_size": 1}
+    assert own_options({name: SimpleNamespace(value="undefined")}) == {}
+    with pytest.raises(ConfigError, match=f"{name} is 'other', which is not in this release"):
+        own_options({name: "other"})
+
+
+def test_values_without_effect() -> None:
+    """The defaults of 26.7."""
+    assert {name: value for name, value in WITHOUT_EFFECT.items() if value is not None} == {
+        "debug_verify_replay": False, "device_graph_capture": (None, False), "disable_overlap": False,
+        "disable_vendor_blas_fallback": False, "enable_overlap_scheduler": (None, False, True),
+        "ep_use_allreduce": False, "header_only_weights": False, "kvcache_ce_watermark": 0.95,
+        "max_vision_cache_entries": 256, "model_override": [], "prefer_module_v3": False, "use_vendor_ccl": "false",
+        "vision_cache_utilization": 0.05, "vision_config_overrides": {}, "emit_reasoning_content": False,
+        "allow_unsupported_logprobs": False,
+    }  # fmt: skip
+
+
+def test_parts_as_objects() -> None:
+    model = MAXModelConfig(served_model_name="own")
+    model.kv_cache_config = KVCacheConfig(kv_cache_page_size=32)
+    assert own_options({"models": {"main": model}, "force": True}) == {
+        "served_model_name": "own",
+        "kv_cache_page_size": 32,
+        "force": True,
+    }
+    assert own_options({"models": None, "quantize": None}) == {"quantize": None}
+
+
+def test_attributes_of_26() -> None:
+    config: Any = PipelineConfig(enable_echo=True, max_length=3)
+    model = config.model
+    assert model is config.model_config and model.enable_echo is True and model.pool_embeddings
+    assert config.sampling is config.sampling_config and config.profiling is config.profiling_config
+    assert config.draft_model is config.lora is config.speculative is None
+    alone: Any = MAXModelConfig()
+    assert alone.max_length is None and alone.enable_echo is False
+    with pytest.raises(AttributeError, match="PipelineConfig has no attribute 'moon'") as error:
+        _ = config.moon
+    assert error.value.name == "moon" and error.value.obj is config
+    with pytest.raises(AttributeError, match="KVCacheConfig has no attribute 'max_length'"):
+        _ = KVCacheConfig().max_length  # type: ignore[attr-defined]
+    assert copy.deepcopy(config).model.max_length == 3
+
+
+class Recorded:
+    """Forms that record what they are asked."""
+
+    def __init__(self) -> None:
+        self.asked: list[Any] = []
+
+    def subclasses(self, cls: type[Any]) -> list[type[Any]]:
+        self.asked.append(cls)
+        return [V26Architecture]
+
+    def own_options(self, options: Mapping[str, Any]) -> dict[str, Any]:
+        self.asked.append({**options})
+        return {}
+
+    def attribute(self, config: Any, name: str) -> Any:
+        self.asked.append(name)
+        return 5
+
+    def adapt_architecture(self, architecture: Any) -> None:
+        self.asked.append(architecture)
+
+
+OWN: dict[str, Any] = dict(
+    name="A", example_repo_ids=[], default_encoding="float32", supported_encodings={"float32": ["paged"]},
+    pipeline_model=Model, task=PipelineTask.TEXT_GENERATION, tokenizer=TextTokenizer,
+    default_weights_format=WeightsFormat.gguf,
+)  # fmt: skip
+
+
+def test_forms_are_asked_for_what_is_not_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(forms, "_forms", [])
+    recorded = Recorded()
+    forms.set_forms(recorded)
+    own = SupportedArchitecture(**OWN)
+    config: Any = PipelineConfig(max_length=3, model="")
+    with pytest.raises(AttributeError, match="PipelineConfig has no attribute '_moon'"):
+        _ = config._moon
+    assert recorded.asked == [] and type(own) is SupportedArchitecture
+    assert type(SupportedArchitecture(**OWN, context_type=None)) is V26Architecture  # type: ignore[call-arg]
+    assert recorded.asked == [SupportedArchitecture]
+    with pytest.raises(TypeError, match=r"SupportedArchitecture.__init__\(\) got .* 'moon'"):
+        SupportedArchitecture(**OWN, moon=1)  # type: ignore[call-arg]
+    recorded.asked.clear()
+    assert PipelineConfig(moon=1).max_length is None and config.moon == 5
+    assert PipelineConfig(kv_cache_page_size=KVCacheConfig()).max_length is None
+    assert [type(asked) for asked in recorded.asked] == [dict, str, dict]
+    recorded.asked.clear()
+    PipelineRegistry([own])
+    assert recorded.asked == [own]
+
+
+def test_without_forms(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(forms, "_forms", [])
+    with pytest.raises(TypeError, match=r"SupportedArchitecture.__init__\(\) got .*'context_type'"):
+        declared()
+    with pytest.raises(ConfigError, match="PipelineConfig has no field 'runtime'"):
+        PipelineConfig(runtime=None)
+    with pytest.raises(AttributeError, match="PipelineConfig has no attribute 'runtime'"):
+        _ = PipelineConfig().runtime  # type: ignore[attr-defined]
+    PipelineRegistry([SupportedArchitecture(**OWN)])
 
 
 def test_contexts_of_token_buffers() -> None:
@@ -358,6 +525,8 @@ def test_inputs_in_either_form() -> None:
 
     batch, cache = contexts(), RaggedKVCacheInputs(*[Tensor.zeros((1,), DType.uint32)] * 4)
     assert is_of_26(V25)  # its constructor has no arguments
+    with_defaults: Any = object.__new__(adapted_model(V26))
+    assert with_defaults.prepare_initial_token_inputs(batch).kv_cache_inputs is None
     assert object.__new__(adapted_model(V25)).prepare_initial_token_inputs(batch, cache).tokens == [
         1,
         1,
@@ -537,6 +706,7 @@ def test_a_model_of_26_above_one_of_this_package() -> None:
     batch = contexts()
     made = model.prepare_initial_token_inputs(batch, None, 2)
     assert made.tokens == [int(c.next_tokens[-1]) for c in batch] and made.offsets == 2
+    assert model.prepare_initial_token_inputs(batch).offsets == 1
     assert adapted(cls) is cls
 
 
@@ -579,11 +749,45 @@ def test_planners_of_memory() -> None:
         declared(moon=1)
 
 
+@pytest.mark.parametrize(
+    ("members", "of_26"),
+    [
+        ({}, False),
+        ({"model_config_cls": None}, True),
+        ({"batch_processor_cls": None}, True),
+        ({"__init__": lambda self, pipeline_config, session: None}, True),
+        ({"__init__": lambda self, pipeline_config, encoding: None}, False),
+        ({"__init__": lambda self, **kwargs: None}, False),
+        ({"prepare_initial_token_inputs": lambda self, replica_batches: None}, True),
+        ({"get_kv_params": classmethod(lambda cls, pipeline_config: None)}, True),
+        ({"get_kv_params": classmethod(lambda cls, devices: None)}, True),
+        ({"get_kv_params": classmethod(lambda cls, n_devices: None)}, False),
+    ],
+)
+def test_which_models_are_of_26(members: dict[str, Any], of_26: bool) -> None:
+    assert is_of_26(type("Own", (Model,), members)) is of_26
+
+
+def test_plans_without_a_batch_size() -> None:
+    plans: list[Any] = []
+    config = options()
+    config.max_batch_size = None
+
+    class Own(V26Model):
+        def __init__(self, pipeline_config, memory_plan, max_batch_size, **rest) -> None:
+            plans.extend([memory_plan.planned_max_batch_size, max_batch_size])
+
+    adapted(Own)(pipeline_config=config, **ARGUMENTS)
+    assert plans == [1, 1]
+
+
 def test_tokenizers_of_embedders() -> None:
     for task, expected in (
         (PipelineTask.EMBEDDINGS_GENERATION, EncoderTokenizer),
         (PipelineTask.TEXT_GENERATION, TextTokenizer),
+        (PipelineTask.EMBEDDINGS_GENERATION, SimpleNamespace),
     ):
-        architecture = declared(task=task)
+        given = TextTokenizer if expected is EncoderTokenizer else expected
+        architecture = declared(task=task, tokenizer=given)
         PipelineRegistry([architecture])
         assert architecture.tokenizer is expected

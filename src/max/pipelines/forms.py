@@ -78,8 +78,8 @@ def class_with(cls: type[_T], names: Collection[str]) -> type[_T]:
         names: The arguments.
     """
     unknown = {*names} - field_names(cls)
-    if unknown and _forms:
-        for subclass in _forms[-1].subclasses(cls):
+    for forms in _forms if unknown else ():
+        for subclass in forms.subclasses(cls):
             if unknown & field_names(subclass):
                 return subclass
     return cls
@@ -104,7 +104,9 @@ def own_options(options: Mapping[str, Any]) -> dict[str, Any]:
     Raises:
         ConfigError: An argument requests what is not supported.
     """
-    return _forms[-1].own_options(options) if _forms else {**options}
+    for forms in _forms:
+        return forms.own_options(options)
+    return {**options}
 
 
 def attribute_of(config: Any, name: str) -> Any:
@@ -118,9 +120,10 @@ def attribute_of(config: Any, name: str) -> Any:
         AttributeError: There is none.
     """
     # copies and debuggers look for private names in objects without fields yet
-    if name.startswith("_") or not _forms:
-        raise AttributeError(f"{type(config).__name__} has no attribute {name!r}")
-    return _forms[-1].attribute(config, name)
+    for forms in _forms:
+        if not name.startswith("_"):
+            return forms.attribute(config, name)
+    raise AttributeError(f"{type(config).__name__} has no attribute {name!r}")
 
 
 def adapt_architecture(architecture: Any) -> None:
@@ -129,5 +132,5 @@ def adapt_architecture(architecture: Any) -> None:
     Args:
         architecture: The `SupportedArchitecture`, changed in place.
     """
-    if _forms:
-        _forms[-1].adapt_architecture(architecture)
+    for forms in _forms:
+        forms.adapt_architecture(architecture)

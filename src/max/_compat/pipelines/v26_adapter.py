@@ -157,11 +157,10 @@ def is_of_26(model: type[Any]) -> bool:
     Args:
         model: The class, a subclass of `PipelineModel`.
     """
-    if issubclass(model, V26Model) or hasattr(model, "model_config_cls"):
-        return True
     shape: Callable[..., Any] | None = getattr(model, "get_kv_params", None)
     return (
-        hasattr(model, "batch_processor_cls")
+        hasattr(model, "model_config_cls")
+        or hasattr(model, "batch_processor_cls")
         or _takes_replicas(model)
         or not _takes_own_arguments(model)
         or (shape is not None and (takes(shape, "pipeline_config") or takes(shape, "devices")))

@@ -53,7 +53,7 @@ class PipelineRuntimeConfig:
     """
 
     def __init__(self, **options: object) -> None:
-        field_names = sorted({*RUNTIME, *WITHOUT_EFFECT})
+        field_names = [*RUNTIME, *WITHOUT_EFFECT]
         if unknown := [name for name in options if name not in field_names]:
             raise unknown_fields(unknown, field_names, "PipelineRuntimeConfig")
         self.given = renamed(options)
@@ -76,10 +76,10 @@ class PipelineRuntimeConfig:
         return self.max_batch_input_tokens
 
     def __getattr__(self, name: str) -> Any:
-        if name not in RUNTIME and name in WITHOUT_EFFECT:
+        if name in WITHOUT_EFFECT:
             value = WITHOUT_EFFECT[name]
             return value[0] if isinstance(value, tuple) else value
-        if name.startswith("_") or name not in RUNTIME:
+        if name not in RUNTIME:
             raise AttributeError(f"PipelineRuntimeConfig has no {name!r}")
         if self._config is not None:
             return getattr(self._config, RUNTIME[name])
@@ -145,18 +145,20 @@ def own_options(options: Mapping[str, Any]) -> dict[str, Any]:
     """
     flat: dict[str, Any] = {}
     for name, value in options.items():
-        if name == "models" and value is not None:
+        if name == "models":
+            if value is None:
+                continue
             if [*value] != ["main"]:
                 raise ConfigError(
                     f"models has {', '.join(map(str, value)) or 'nothing'}",
                     "It must have one model, main.",
                 )
             flat |= _changed_options(value["main"])
-        elif name == "runtime" and isinstance(value, PipelineRuntimeConfig):
+        elif isinstance(value, PipelineRuntimeConfig):
             flat |= value.given
         elif isinstance(value, StrictConfig):
             flat |= _changed_options(value)
-        elif name != "models":
+        else:
             flat[name] = value
     return renamed(flat)
 
