@@ -15,10 +15,10 @@ from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from max.serve.errors import ApiError
+from max.serve.http.connections.hosts import WEBSOCKET_PATH
 from max.serve.openai.response_store import ResponseStore
 from max.serve.openai.stored_responses import CONNECTION_RESPONSES
 
-PATH = "/v1/responses"
 IDLE_S = 3600.0
 """The seconds after which a connection without messages is closed."""
 _OF_CONNECTION = frozenset(
@@ -66,8 +66,8 @@ class ResponseSockets:
         await _Connection(self._app, scope, receive, send).run()
 
     def _refused(self, scope: Scope) -> ApiError | None:
-        if scope["path"] != PATH or not self._is_served:
-            return ApiError(f"WebSockets are taken at {PATH} only", status=404)
+        if scope["path"] != WEBSOCKET_PATH or not self._is_served:
+            return ApiError(f"WebSockets are taken at {WEBSOCKET_PATH} only", status=404)
         headers = Headers(scope=scope)
         origin = headers.get("origin")
         # a browser connects for any page, whatever CORS says

@@ -11,6 +11,8 @@ from max.serve.http.error_responses import send_error
 from max.serve.process.host_names import address_of, host_of, leads_here
 from max.serve.process.settings import ServerSettings
 
+WEBSOCKET_PATH = "/v1/responses"
+"""The path of the only route that takes WebSockets; an offer elsewhere is answered in HTTP."""
 TARGET_HOST = "target_host"
 """The key of a connection's state for the host of a request target that is a whole URL."""
 

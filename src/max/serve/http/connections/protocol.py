@@ -13,7 +13,7 @@ import msgspec
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
 from max.serve.errors import ApiError
-from max.serve.http.connections.hosts import TARGET_HOST
+from max.serve.http.connections.hosts import TARGET_HOST, WEBSOCKET_PATH
 
 MAX_HEAD_BYTES = 64 << 10
 """The maximum size of a request line with its headers, if they come in several parts."""
@@ -146,10 +146,13 @@ class BoundedProtocol(HttpToolsProtocol):
 
     def _takes_websocket(self) -> bool:
         """Whether the connection becomes a WebSocket: no earlier answer is under way, and the server takes them."""
-        offered = [value.strip().lower() for name, value in self.headers if name == b"upgrade"]
         if self.ws_protocol_class is None or self._answers or self._last is not None:
             return False
-        return self.parser.get_method() == b"GET" and offered == [b"websocket"]
+        offered = [value.strip().lower() for name, value in self.headers if name == b"upgrade"]
+        has_key = any(name == b"sec-websocket-key" for name, _ in self.headers)
+        path = self.url.partition(b"?")[0].decode("latin-1")
+        is_offered = self.parser.get_method() == b"GET" and offered == [b"websocket"] and has_key
+        return is_offered and path == WEBSOCKET_PATH
 
     def _head_without_upgrade(self) -> bytes:
         """The head of the request that was read, without the headers that offer another protocol."""
