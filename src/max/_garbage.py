@@ -18,10 +18,40 @@ __all__ = ["MOST_NEW", "rare_collections"]
 MOST_NEW = 200_000
 """The number of new objects that start a collection while collections are rare: some tens of MB of garbage at most."""
 
-_lock = reentrant_lock()
-_running = 0
-_before: tuple[int, int, int] | None = None
-"""The thresholds to restore; None if they were not changed."""
+
+class _Collector:
+    """The blocks in which collections are rare, and the thresholds to restore after the last one."""
+
+    def __init__(self) -> None:
+        self._lock = reentrant_lock()
+        self._running = 0
+        self._before: tuple[int, int, int] | None = None
+        """The thresholds to restore; None if they were not changed."""
+
+    def enter(self) -> None:
+        """Begins a block."""
+        with self._lock:
+            self._running += 1
+            thresholds = gc.get_threshold()
+            if self._running == 1 and 0 < thresholds[0] < MOST_NEW:
+                self._before = thresholds
+                gc.set_threshold(MOST_NEW, *thresholds[1:])
+
+    def leave(self, keep: bool) -> None:
+        """Ends a block."""
+        with self._lock:
+            self._running -= 1
+            # objects that the program froze would be thawed
+            if keep and gc.isenabled() and not gc.get_freeze_count():
+                gc.freeze()
+                gc.unfreeze()
+            if self._running == 0 and self._before is not None:
+                if gc.get_threshold()[0] == MOST_NEW:
+                    gc.set_threshold(*self._before)
+                self._before = None
+
+
+_collector = _Collector()
 
 
 @contextmanager
@@ -34,32 +64,8 @@ def rare_collections(keep: bool = False) -> Generator[None]:
         keep: Whether the objects at the end count as old without being visited, for a block whose objects live long,
             and that a process runs a few times. Garbage among them stays until the next collection of old objects.
     """
-    _enter()
+    _collector.enter()
     try:
         yield
     finally:
-        _leave(keep)
-
-
-def _enter() -> None:
-    global _running, _before
-    with _lock:
-        _running += 1
-        thresholds = gc.get_threshold()
-        if _running == 1 and 0 < thresholds[0] < MOST_NEW:
-            _before = thresholds
-            gc.set_threshold(MOST_NEW, *thresholds[1:])
-
-
-def _leave(keep: bool) -> None:
-    global _running, _before
-    with _lock:
-        _running -= 1
-        # objects that the program froze would be thawed
-        if keep and gc.isenabled() and not gc.get_freeze_count():
-            gc.freeze()
-            gc.unfreeze()
-        if _running == 0 and _before is not None:
-            if gc.get_threshold()[0] == MOST_NEW:
-                gc.set_threshold(*_before)
-            _before = None
+        _collector.leave(keep)

@@ -33,7 +33,7 @@ N, K = 640, 768
 
 @pytest.fixture(autouse=True)
 def nothing_known(monkeypatch: pytest.MonkeyPatch, tmp_path) -> Iterator[None]:
-    monkeypatch.setattr(row_thresholds, "_in_process", {})
+    monkeypatch.setattr(row_thresholds.process_thresholds, "_known", {})
     monkeypatch.setenv("MAX_CACHE_DIR", str(tmp_path))
     idler = idle_measurement._Idler()
     monkeypatch.setattr(idle_measurement, "_idler", idler)
@@ -122,7 +122,7 @@ def test_the_threshold_is_where_the_ways_cross(monkeypatch, encoding: str, cross
     assert 1 <= len(asked) <= 8
     before = len(asked)
     assert limits_of(measured(product_model(encoding))) == {limit} and len(asked) == before
-    row_thresholds._in_process.clear()
+    row_thresholds.process_thresholds._known.clear()
     assert limits_of(product_model(encoding)) == {limit} and len(asked) == before, "from the disk"
 
 
@@ -131,7 +131,7 @@ def test_results_do_not_depend_on_the_threshold(monkeypatch, tmp_path, encoding:
     guessed = product_model(encoding)
     wanted = {rows: run(guessed, rows, encoding) for rows in (1, 5, 17, 70)}
     for crossing in (1, 1000):
-        row_thresholds._in_process.clear()
+        row_thresholds.process_thresholds._known.clear()
         monkeypatch.setattr(
             threshold_measurement.Measurement,
             "_few_is_faster",
@@ -168,7 +168,7 @@ def test_the_guess_stays(monkeypatch, why: str) -> None:
             threshold_measurement.time, "process_time", itertools.count(0, step).__next__
         )
         assert limits_of(measured(product_model("float32"))) == {8}
-        (known,) = row_thresholds._in_process.values()
+        (known,) = row_thresholds.process_thresholds._known.values()
         assert known.quality == (0 if why == "a busy machine" else known.quality)
         return
 
@@ -196,12 +196,12 @@ def test_a_better_measurement_replaces_a_worse_one(monkeypatch) -> None:
     monkeypatch.setattr(threshold_measurement.Measurement, "threshold", threshold)
     used = []
     for _ in range(5):
-        row_thresholds._in_process.clear()
+        row_thresholds.process_thresholds._known.clear()
         used.append(limits_of(measured(product_model("float32"))))
     # too noisy to use; used; worse than the stored one; from a quiet machine, so not measured again
     assert used == [{8}, {20}, {20}, {10}, {10}]
     assert next(answers, None) is None
-    row_thresholds._in_process.clear()
+    row_thresholds.process_thresholds._known.clear()
     assert limits_of(product_model("float32")) == {10}
 
 
@@ -215,7 +215,7 @@ def test_damaged_entries_are_not_used(tmp_path, monkeypatch) -> None:
     sound = entry.read_bytes()
     for data in (sound[:-1], sound[:-1] + bytes([sound[-1] ^ 1]), b"", sound + b"x"):
         entry.write_bytes(data)
-        row_thresholds._in_process.clear()
+        row_thresholds.process_thresholds._known.clear()
         assert limits_of(product_model("float32")) == {8}
 
 

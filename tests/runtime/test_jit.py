@@ -315,7 +315,9 @@ def test_another_release_of_llvmlite_compiles_without_the_native_call(machine_ji
 def test_many_kernels_compile_on_several_threads(counts, tmp_path, monkeypatch):
     units = [unit(f"many{i}", i) for i in range(40)]
     monkeypatch.setattr(jit, "_cores", lambda: 4)
-    monkeypatch.setattr(jit, "_pool", None)  # which has a thread per core
+    monkeypatch.setattr(
+        jit, "_compile_threads", jit._CompileThreads()
+    )  # which has a thread per core
     loaded = jit.Jit(jit.Machine.host()).load(units, cache=Cache(tmp_path))
     assert [call(loaded[u.key][u.exports[0]]) for u in units] == list(range(40))
     monkeypatch.setattr(jit, "lock_free", lambda: False)
@@ -332,7 +334,7 @@ def test_many_kernels_compile_on_several_threads(counts, tmp_path, monkeypatch):
 @pytest.fixture
 def two_cores(monkeypatch):
     monkeypatch.setattr(jit, "_cores", lambda: 2)
-    monkeypatch.setattr(jit, "_pool", None)
+    monkeypatch.setattr(jit, "_compile_threads", jit._CompileThreads())
 
 
 def compilations(monkeypatch):

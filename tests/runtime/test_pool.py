@@ -246,9 +246,9 @@ run = counting(shared_pool(3), out)
 run.run(zero)
 import max._backends.cpu.runtime.pool as p
 # handlers run in reverse order: this one comes after the pool's own
-atexit.unregister(p._close_all)
+atexit.unregister(p.POOLS.close)
 atexit.register(lambda: run.run(zero))
-atexit.register(p._close_all)
+atexit.register(p.POOLS.close)
 """,
     "with a busy daemon thread": """
 run = counting(shared_pool(3), out, 100000)
@@ -292,7 +292,7 @@ def test_a_new_pool_has_no_native_part() -> None:
     pool = Pool(3)
     assert pool.run_number() == 0 and not pool._threads
     gc.collect()
-    interrupts.wake()
+    interrupts.WATCH.wake()
     assert pool.run_number() == 0 and pool._native is None
     native = pool.prepare()
     assert pool.prepare() is native and native.clock_hz == pool.clock_hz > 0

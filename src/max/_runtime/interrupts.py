@@ -53,15 +53,104 @@ class Interruptible(Protocol):
         ...
 
 
-_pools: weakref.WeakSet[Interruptible] = weakref.WeakSet()
-awake = False
-"""Whether the thread is awake; a run that starts wakes it otherwise."""
-_events: dict[int, list[threading.Event]] = {}
-_lock = reentrant_lock()
-_wake = threading.Lock()
-"""Released to wake the thread, which sleeps in `acquire`. A signal handler may release it inside a release."""
-_wake.acquire()
-_thread: DaemonThread | None = None
+class InterruptWatch:
+    """The pools that a thread inspects, and the events that end executions of a thread."""
+
+    def __init__(self) -> None:
+        self._pools: weakref.WeakSet[Interruptible] = weakref.WeakSet()
+        self._events: dict[int, list[threading.Event]] = {}
+        self._lock = reentrant_lock()
+        self.reset_thread()
+
+    def reset_thread(self) -> None:
+        """Drops the thread, which a forked child does not have."""
+        self.awake = False
+        """Whether the thread is awake; a run that starts wakes it otherwise."""
+        self._thread: DaemonThread | None = None
+        self._wake = threading.Lock()
+        """Released to wake the thread, which sleeps in `acquire`. A signal handler may release it inside a release."""
+        self._wake.acquire()
+
+    def add_event(self, thread: int, event: threading.Event) -> None:
+        """Makes executions of a thread end when an event is set."""
+        with self._lock:
+            # a new list each time: the inspecting thread reads without the lock
+            self._events[thread] = [*self._events.get(thread, ()), event]
+
+    def remove_event(self, thread: int, event: threading.Event) -> None:
+        """Ends what `add_event` began."""
+        with self._lock:
+            remaining = list(self._events[thread])
+            remaining.remove(event)
+            if remaining:
+                self._events[thread] = remaining
+            else:
+                del self._events[thread]
+
+    def is_interrupted(self, thread: int) -> bool:
+        """Whether an event of a thread is set."""
+        events = self._events
+        return bool(events) and any(event.is_set() for event in events.get(thread, ()))
+
+    def watch(self, pool: Interruptible) -> None:
+        """Inspects a pool from now on, as long as it exists."""
+        with self._lock:
+            self._pools.add(pool)
+
+    def wake(self) -> None:
+        """Wakes the thread; called when a run starts while `awake` is false."""
+        with self._lock:
+            with contextlib.suppress(RuntimeError):  # it is awake
+                self._wake.release()
+            if self._thread is None or not self._thread.is_alive():
+                self._thread = DaemonThread(self._inspect)
+                try:
+                    self._thread.start()
+                except (
+                    RuntimeError
+                ):  # the system refused a thread, or the interpreter is shutting down
+                    logger.debug("executions cannot be interrupted: no thread", exc_info=True)
+                    self._thread = None
+            self.awake = True
+
+    def _inspect(self) -> None:
+        """The thread: inspects the pools, and sleeps after `_QUIET_TICKS` inspections without a run."""
+        seen: weakref.WeakKeyDictionary[Interruptible, int] = weakref.WeakKeyDictionary()
+        quiet = 0
+        while True:
+            time.sleep(TICK)
+            if self._look(seen):
+                quiet = 0
+                self.awake = True
+                continue
+            quiet += 1
+            if quiet == _QUIET_TICKS:
+                # from now on runs wake the thread; the next ticks still see a run that read `awake` before
+                self._wake.acquire(blocking=False)
+                self.awake = False
+            elif quiet > _QUIET_TICKS + 5:
+                self._wake.acquire()
+                quiet = 0
+
+    def _look(self, seen: weakref.WeakKeyDictionary[Interruptible, int]) -> bool:
+        """Nudges runs that the last inspection saw too; returns whether anything ran since."""
+        ran = False
+        main = threading.main_thread().ident
+        with self._lock:
+            pools = list(self._pools)
+        for pool in pools:
+            run, before = pool.run_number(), seen.get(pool, 0)
+            seen[pool] = run
+            ran |= run != before or run % 2 == 1
+            if run % 2 == 1 and run == before:
+                caller = pool.caller()
+                pool.nudge(run, caller == main, self.is_interrupted(caller))
+        return ran
+
+
+WATCH = InterruptWatch()
+"""The watch of this process."""
+in_child(WATCH.reset_thread)
 
 
 @contextmanager
@@ -87,19 +176,11 @@ def interrupt_on(event: threading.Event) -> Generator[None]:
     if not isinstance(event, threading.Event):  # pyright: ignore[reportUnnecessaryIsInstance]
         raise TypeError(f"interrupt_on: got {type(event).__name__}, expected a threading.Event")
     thread = threading.get_ident()
-    with _lock:
-        # a new list each time: the inspecting thread reads without the lock
-        _events[thread] = [*_events.get(thread, ()), event]
+    WATCH.add_event(thread, event)
     try:
         yield
     finally:
-        with _lock:
-            remaining = list(_events[thread])
-            remaining.remove(event)
-            if remaining:
-                _events[thread] = remaining
-            else:
-                del _events[thread]
+        WATCH.remove_event(thread, event)
 
 
 def check_interrupt() -> None:
@@ -108,77 +189,5 @@ def check_interrupt() -> None:
     Raises:
         ExecutionInterrupted: An event is set.
     """
-    if _events and _is_set(threading.get_ident()):
+    if WATCH.is_interrupted(threading.get_ident()):
         raise ExecutionInterrupted("the execution was interrupted: its event is set")
-
-
-def _is_set(thread: int) -> bool:
-    return any(event.is_set() for event in _events.get(thread, ()))
-
-
-def watch(pool: Interruptible) -> None:
-    """Inspects a pool from now on, as long as it exists."""
-    with _lock:
-        _pools.add(pool)
-
-
-def wake() -> None:
-    """Wakes the thread; called when a run starts while :data:`awake` is false."""
-    global awake, _thread
-    with _lock:
-        with contextlib.suppress(RuntimeError):  # it is awake
-            _wake.release()
-        if _thread is None or not _thread.is_alive():
-            _thread = DaemonThread(_watch)
-            try:
-                _thread.start()
-            except RuntimeError:  # the system refused a thread, or the interpreter is shutting down
-                logger.debug("executions cannot be interrupted: no thread", exc_info=True)
-                _thread = None
-        awake = True
-
-
-def _watch() -> None:
-    """The thread: inspects the pools, and sleeps after `_QUIET_TICKS` inspections without a run."""
-    global awake
-    seen: weakref.WeakKeyDictionary[Interruptible, int] = weakref.WeakKeyDictionary()
-    quiet = 0
-    while True:
-        time.sleep(TICK)
-        if _look(seen):
-            quiet = 0
-            awake = True
-            continue
-        quiet += 1
-        if quiet == _QUIET_TICKS:
-            # from now on runs wake the thread; the next ticks still see a run that read `awake` before
-            _wake.acquire(blocking=False)
-            awake = False
-        elif quiet > _QUIET_TICKS + 5:
-            _wake.acquire()
-            quiet = 0
-
-
-def _look(seen: weakref.WeakKeyDictionary[Interruptible, int]) -> bool:
-    """Nudges runs that the last inspection saw too; returns whether anything ran since."""
-    ran = False
-    main = threading.main_thread().ident
-    with _lock:
-        pools = list(_pools)
-    for pool in pools:
-        run, before = pool.run_number(), seen.get(pool, 0)
-        seen[pool] = run
-        ran |= run != before or run % 2 == 1
-        if run % 2 == 1 and run == before:
-            caller = pool.caller()
-            pool.nudge(run, caller == main, bool(_events) and _is_set(caller))
-    return ran
-
-
-def _after_fork() -> None:
-    global awake, _thread, _wake
-    awake, _thread, _wake = False, None, threading.Lock()
-    _wake.acquire()
-
-
-in_child(_after_fork)

@@ -62,12 +62,25 @@ class Arena:
         self._memory = self._make(ALIGNMENT)
 
 
-_arenas: weakref.WeakKeyDictionary[object, Arena] = weakref.WeakKeyDictionary()
-_arenas_lock = reentrant_lock()  # signal handlers may run models
+class Arenas:
+    """The arenas of a process, one for each queue: programs of one queue run one at a time."""
+
+    def __init__(self) -> None:
+        self._of_queue: weakref.WeakKeyDictionary[object, Arena] = weakref.WeakKeyDictionary()
+        self._lock = reentrant_lock()  # signal handlers may run models
+
+    def of(self, backend: Backend) -> Arena:
+        """The arena of a device; sessions on the same queue share it."""
+        with self._lock:
+            arena = self._of_queue.get(backend.queue)
+            if arena is None:
+                arena = self._of_queue.setdefault(backend.queue, Arena(backend))
+            return arena
+
+
+_arenas = Arenas()
 
 
 def arena_of(backend: Backend) -> Arena:
-    """The arena of a device; sessions on the same queue share it."""
-    with _arenas_lock:
-        arena = _arenas.get(backend.queue)
-        return _arenas.setdefault(backend.queue, Arena(backend)) if arena is None else arena
+    """The arena of a device in this process."""
+    return _arenas.of(backend)

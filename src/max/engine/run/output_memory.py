@@ -62,8 +62,7 @@ class OutputMemory:
             for dtype, device in outputs
         ]
         self._kept: list[list[npt.NDArray[np.uint8]]] = [[] for _ in outputs]
-        with _all_lock:
-            _all.add(self)
+        _process.add(self)
 
     def trim(self) -> None:
         """Frees the blocks that no tensor uses, and stops tracking the others."""
@@ -137,14 +136,37 @@ class OutputMemory:
         return None
 
 
-_last_memory, _last_read_s = SystemMemory(math.inf, math.inf), -math.inf
-_all: weakref.WeakSet[OutputMemory] = weakref.WeakSet()
-_all_lock = reentrant_lock()
+class KeptBlocks:
+    """The blocks that the models of a process keep, and a reading of the free memory."""
+
+    def __init__(self) -> None:
+        self._memories: weakref.WeakSet[OutputMemory] = weakref.WeakSet()
+        self._lock = reentrant_lock()
+        self._free, self._read_s = SystemMemory(math.inf, math.inf), -math.inf
+
+    def add(self, memory: OutputMemory) -> None:
+        """Counts the blocks of a model from now on, as long as it exists."""
+        with self._lock:
+            self._memories.add(memory)
+
+    def memories(self) -> list[OutputMemory]:
+        """The memories of all models."""
+        with self._lock:
+            return list(self._memories)
+
+    def under_pressure(self, nbytes: int) -> bool:
+        """See `under_pressure`."""
+        now = time.monotonic()
+        if now - self._read_s > FRESH_SECONDS:
+            self._free, self._read_s = system_memory(), now
+        free = self._free
+        if free.available - nbytes < LEFT_SHARE * free.total:
+            return True
+        kept = sum(each.kept_bytes() for each in self.memories())
+        return nbytes + kept > KEPT_SHARE * free.total
 
 
-def _all_memories() -> list[OutputMemory]:
-    with _all_lock:
-        return list(_all)
+_process = KeptBlocks()
 
 
 def under_pressure(nbytes: int) -> bool:
@@ -153,24 +175,18 @@ def under_pressure(nbytes: int) -> bool:
     Args:
         nbytes: The size of the block.
     """
-    global _last_memory, _last_read_s
-    now = time.monotonic()
-    if now - _last_read_s > FRESH_SECONDS:
-        _last_memory, _last_read_s = system_memory(), now
-    memory = _last_memory
-    if memory.available - nbytes < LEFT_SHARE * memory.total:
-        return True
-    return nbytes + sum(each.kept_bytes() for each in _all_memories()) > KEPT_SHARE * memory.total
+    return _process.under_pressure(nbytes)
 
 
 def kept_blocks() -> dict[int, int]:
     """How often each block is kept for further outputs, by the identity of the block."""
-    return Counter([id(block) for each in _all_memories() for kept in each._kept for block in kept])
+    memories = _process.memories()
+    return Counter([id(block) for each in memories for kept in each._kept for block in kept])
 
 
 def trim_all() -> None:
     """Frees the unused output blocks of all models."""
     logger.debug("little memory is left: blocks that were kept for outputs are freed")
-    for each in _all_memories():
+    for each in _process.memories():
         each.trim()
     platform.release_free_memory()

@@ -229,28 +229,37 @@ def _trace(programs: Iterable[LinkedProgram]) -> list[dict[str, Any]]:
     ]  # fmt: skip
 
 
-_exit_programs: list[LinkedProgram] = []
+class _ExitProfile:
+    """The programs whose times are shown when the process ends."""
+
+    def __init__(self) -> None:
+        self._programs: list[LinkedProgram] = []
+
+    def add(self, programs: Iterable[LinkedProgram]) -> None:
+        """Watches programs."""
+        if not self._programs:
+            atexit.register(self.show)
+        for program in programs:
+            program.watch(True)
+            self._programs.append(program)
+
+    def show(self) -> None:
+        """Writes the profile of the process to the logger ``max.profile``, or to stderr if no logging is configured."""
+        profile = Profile()
+        _fill(profile, [(program, None) for program in self._programs])
+        log = logging.getLogger("max.profile")
+        if not log.hasHandlers():
+            handler = logging.StreamHandler()
+            handler.setFormatter(logging.Formatter("%(message)s"))
+            log.addHandler(handler)
+        log.setLevel(logging.INFO)
+        log.info("%s", profile)
+
+
+_exit_profile = _ExitProfile()
 
 
 def keep_for_exit(programs: Iterable[LinkedProgram]) -> None:
     """With ``MAX_PROFILE``, registers programs whose times are shown when the process ends."""
-    if not flags.MAX_PROFILE:
-        return
-    if not _exit_programs:
-        atexit.register(_show)
-    for program in programs:
-        program.watch(True)
-        _exit_programs.append(program)
-
-
-def _show() -> None:
-    """Writes the profile of the process to the logger ``max.profile``, or to stderr if no logging is configured."""
-    profile = Profile()
-    _fill(profile, [(program, None) for program in _exit_programs])
-    log = logging.getLogger("max.profile")
-    if not log.hasHandlers():
-        handler = logging.StreamHandler()
-        handler.setFormatter(logging.Formatter("%(message)s"))
-        log.addHandler(handler)
-    log.setLevel(logging.INFO)
-    log.info("%s", profile)
+    if flags.MAX_PROFILE:
+        _exit_profile.add(programs)

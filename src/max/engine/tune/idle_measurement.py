@@ -22,7 +22,7 @@ from max._lazy import lazy_module
 from max._reentry import in_child, reentrant_lock
 from max._runtime.daemon_thread import DaemonThread
 from max.engine.run.linked_program import Linked
-from max.engine.tune.row_thresholds import QUIET, USABLE, Unsure, keep_threshold, known_threshold
+from max.engine.tune.row_thresholds import QUIET, USABLE, Unsure, process_thresholds
 
 if TYPE_CHECKING:
     from max.engine.tune import threshold_measurement
@@ -60,6 +60,10 @@ class _Idler:
     """The thread and its jobs."""
 
     def __init__(self) -> None:
+        self.reset()
+
+    def reset(self) -> None:
+        """Drops the jobs and the thread, which a forked child does not have."""
         self._jobs: list[_Job] = []
         self._lock = reentrant_lock()
         self._thread: DaemonThread | None = None
@@ -121,7 +125,7 @@ class _Idler:
         if linked is None:
             return False
         start = time.perf_counter()
-        stored = known_threshold(unsure.key)
+        stored = process_thresholds.get(unsure.key)
         if stored is None or stored.quality < QUIET:
             try:
                 threshold = threshold_measurement.Measurement(
@@ -138,7 +142,7 @@ class _Idler:
                 100 * threshold.quality,
                 1e3 * (time.perf_counter() - start),
             )
-            if keep_threshold(unsure.key, threshold):
+            if process_thresholds.keep(unsure.key, threshold):
                 stored = threshold
         if stored is not None and stored.quality >= USABLE:
             for program in (linked.main, *linked.later):
@@ -171,10 +175,5 @@ def measure_when_idle(
 _idler = _Idler()
 
 
-def _after_fork() -> None:
-    global _idler
-    _idler = _Idler()
-
-
-atexit.register(lambda: _idler.end())
-in_child(_after_fork)
+atexit.register(_idler.end)
+in_child(_idler.reset)

@@ -28,8 +28,7 @@ __all__ = [
     "Thresholds",
     "Unsure",
     "find_thresholds",
-    "keep_threshold",
-    "known_threshold",
+    "process_thresholds",
 ]
 
 QUIET = 0.9
@@ -38,9 +37,7 @@ USABLE = 0.5
 """The minimum quality of a useful measurement; below it the path with smaller tasks seems faster than it is."""
 
 _KIND = "limits"
-_ENTRY = struct.Struct("<Id")  # rows, quality
-
-_in_process: dict[str, Threshold] = {}
+_FORMAT = struct.Struct("<Id")  # rows, quality
 
 
 class Threshold(NamedTuple):
@@ -83,6 +80,44 @@ class Thresholds:
     unsure: list[Unsure] = field(default_factory=list[Unsure])
 
 
+class ThresholdStore:
+    """Thresholds by key: those of the process, and below them those of the disk cache."""
+
+    def __init__(self) -> None:
+        self._known: dict[str, Threshold] = {}
+
+    def get(self, key: str) -> Threshold | None:
+        """The threshold of a key; None if none was measured.
+
+        Args:
+            key: The key.
+        """
+        threshold = self._known.get(key)
+        if threshold is None and (stored := default_cache().get(_KIND, key)) is not None:
+            if len(stored) != _FORMAT.size:
+                return None
+            threshold = self._known[key] = Threshold(*_FORMAT.unpack(stored))
+        return threshold
+
+    def keep(self, key: str, threshold: Threshold) -> bool:
+        """Stores a threshold, unless a better one is stored; returns whether it was stored.
+
+        Args:
+            key: The key.
+            threshold: The threshold.
+        """
+        before = self.get(key)
+        if before is not None and before.quality >= threshold.quality:
+            return False
+        self._known[key] = threshold
+        default_cache().put(_KIND, key, _FORMAT.pack(*threshold))
+        return True
+
+
+process_thresholds = ThresholdStore()
+"""The thresholds that all sessions of this process use."""
+
+
 def find_thresholds(compiled: Compiled, backend: Backend) -> Thresholds:
     """Looks up the thresholds of a program's launches.
 
@@ -108,32 +143,12 @@ def find_thresholds(compiled: Compiled, backend: Backend) -> Thresholds:
         key = content_key(
             name, backend.target.cache_key, str(backend.workers), *makers,
         )  # fmt: skip
-        threshold = known_threshold(key)
+        threshold = process_thresholds.get(key)
         if threshold is not None and threshold.quality >= USABLE:
             thresholds.rows[name] = threshold.rows
         if threshold is None or threshold.quality < QUIET:
             thresholds.unsure.append(Unsure(name, key, sample))
     return thresholds
-
-
-def known_threshold(key: str) -> Threshold | None:
-    """The threshold of a key, from this process or the disk cache."""
-    threshold = _in_process.get(key)
-    if threshold is None and (stored := default_cache().get(_KIND, key)) is not None:
-        if len(stored) != _ENTRY.size:
-            return None
-        threshold = _in_process[key] = Threshold(*_ENTRY.unpack(stored))
-    return threshold
-
-
-def keep_threshold(key: str, threshold: Threshold) -> bool:
-    """Stores a threshold, unless a better one is stored; returns whether it was stored."""
-    before = known_threshold(key)
-    if before is not None and before.quality >= threshold.quality:
-        return False
-    _in_process[key] = threshold
-    default_cache().put(_KIND, key, _ENTRY.pack(*threshold))
-    return True
 
 
 def _sample(compiled: Compiled, launches: Sequence[LaunchCode], tuning: Tuning) -> list[LaunchCode]:

@@ -177,7 +177,7 @@ class Executor:
         native function. They share nothing with it: it computes the values, and copies the error.
         """
         pool = self.pool
-        if pools.several and pools.holds_another(pool):
+        if pools.POOLS.several and pools.POOLS.holds_another(pool):
             record = self._run_inside(bases, index, offsets, alone)
         else:
             with pool.lock:

@@ -307,12 +307,14 @@ class Jit:
                 return future.result(1.0)
             except TimeoutError:
                 _forks.check()
-                if future not in _unfinished_jobs() and not future.done():
+                if future not in _compile_threads.unfinished() and not future.done():
                     return self._work(unit, self._text(unit))
 
     def _submit(self, unit: Unit, text: str) -> Future[bytes]:
         """Compiles a unit on another thread; of those that wait, the one with the longest text first."""
-        return _threads().submit(len(text), functools.partial(self._work, unit, text))
+        return _compile_threads.started().submit(
+            len(text), functools.partial(self._work, unit, text)
+        )
 
     def _work(self, unit: Unit, text: str) -> bytes:
         return self._compiler().compile(unit.key, text, unit.optimize)
@@ -380,24 +382,38 @@ def _functions_called(unit: Unit, data: bytes | None) -> list[Unit]:
 
 
 stats = JitStats()
-_pool: compile_threads.LongestFirst[bytes] | None = None
 
 
-def _threads() -> compile_threads.LongestFirst[bytes]:
-    """The threads of the compiler, one per core."""
-    global _pool
-    if _pool is None:
-        _pool = compile_threads.LongestFirst(_cores())
-    return _pool
+class _CompileThreads:
+    """The compiler's threads of this process, one per core; they start with the first compilation."""
+
+    def __init__(self) -> None:
+        self._threads: compile_threads.LongestFirst[bytes] | None = None
+
+    def started(self) -> compile_threads.LongestFirst[bytes]:
+        """The threads."""
+        if self._threads is None:
+            self._threads = compile_threads.LongestFirst(_cores())
+        return self._threads
+
+    def unfinished(self) -> set[Future[bytes]]:
+        """The compilations that wait or run."""
+        return set() if self._threads is None else self._threads.unfinished
+
+    def forget(self) -> None:
+        """Drops the threads, which a forked child does not have."""
+        self._threads = None
+
+
+_compile_threads = _CompileThreads()
 
 
 @atexit.register
 def _end_compilations() -> None:
     """Waits for the compilations that run: LLVM must not be in use when the process ends."""
-    if _pool is not None:
-        for future in list(_pool.unfinished):
-            future.cancel()
-        wait(list(_pool.unfinished))
+    for future in list(_compile_threads.unfinished()):
+        future.cancel()
+    wait(list(_compile_threads.unfinished()))
 
 
 @functools.cache
@@ -455,13 +471,4 @@ def _locks() -> list[Any]:
     return [_jits_lock, *[jit._lock for jit in list(_jits.values())]]  # pyright: ignore[reportPrivateUsage]
 
 
-def _unfinished_jobs() -> set[Future[bytes]]:
-    return set() if _pool is None else _pool.unfinished
-
-
-def _forget_threads() -> None:
-    global _pool
-    _pool = None
-
-
-_forks = ForkGuard(_locks, _unfinished_jobs, _forget_threads)
+_forks = ForkGuard(_locks, _compile_threads.unfinished, _compile_threads.forget)

@@ -115,8 +115,8 @@ class Pool:
         self._is_starting = False
         self._closed = False
         self._finalizer: weakref.finalize[..., Any] | None = None
-        _add(self)
-        interrupts.watch(self)
+        POOLS.add(self)
+        interrupts.WATCH.watch(self)
 
     @property
     def lock(self) -> threading.RLock:
@@ -191,8 +191,8 @@ class Pool:
         """
         if not alone and (self._is_starting or len(self._threads) != self.num_threads - 1):
             alone = not self._start()
-        if not interrupts.awake:
-            interrupts.wake()
+        if not interrupts.WATCH.awake:
+            interrupts.WATCH.wake()
         state = self._enter(self._address, program, bases, index, offsets, alone)
         if state == ErrorState.NESTED:
             raise ReentryError(_NESTED)
@@ -384,7 +384,7 @@ class Pool:
         if self._native is not None:
             if self.is_held:
                 # the thread may return to a run, or begin one on the memory that it has in hand
-                _abandoned.append((self._memory, self._buffers))
+                POOLS.abandoned.append((self._memory, self._buffers))
                 self._words(PoolState.ACTIVE)[0] = 1
                 if self.run_number() % 2:
                     self._abandon_run()
@@ -441,22 +441,47 @@ def _stop(stop: Callable[[int], None], memory: np.ndarray) -> None:
     stop(memory.ctypes.data)
 
 
-_pools: weakref.WeakSet[Pool] = weakref.WeakSet()
-_abandoned: list[object] = []
-several = False
-"""Whether more than one pool was made."""
-_shared: dict[tuple[int, str], Pool] = {}
+class Pools:
+    """The pools of a process: those that sessions share, and all that exist."""
+
+    def __init__(self) -> None:
+        self._pools: weakref.WeakSet[Pool] = weakref.WeakSet()
+        self._shared: dict[tuple[int, str], Pool] = {}
+        self.several = False
+        """Whether more than one pool was made."""
+        self.abandoned: list[object] = []
+        """The memory of pools whose workers did not stop: they may still read it."""
+
+    def add(self, pool: Pool) -> None:
+        """Registers a new pool."""
+        self.several = self.several or len(self._pools) > 0
+        self._pools.add(pool)
+
+    def holds_another(self, pool: Pool) -> bool:
+        """Whether this thread holds the lock of another pool: a signal handler or finalizer runs a model in a run."""
+        return any([other is not pool and other.is_held for other in list(self._pools)])
+
+    def shared(self, num_threads: int | None = None) -> Pool:
+        """See `shared_pool`."""
+        count = platform.default_num_threads() if num_threads is None else num_threads
+        key = (count, platform.parking_mode())
+        if (pool := self._shared.get(key)) is not None:
+            return pool
+        return self._shared.setdefault(key, Pool(count))
+
+    def close(self) -> None:
+        """Stops the workers of all pools."""
+        for pool in list(self._pools):
+            pool.close()
+
+    def reset_after_fork(self) -> None:
+        """In a forked child: no pool has workers."""
+        for pool in list(self._pools):
+            pool._reset_after_fork()  # pyright: ignore[reportPrivateUsage]
 
 
-def _add(pool: Pool) -> None:
-    global several
-    several = several or len(_pools) > 0
-    _pools.add(pool)
-
-
-def holds_another(pool: Pool) -> bool:
-    """Whether this thread holds the lock of another pool: a signal handler or finalizer runs a model in a run."""
-    return any([other is not pool and other.is_held for other in list(_pools)])
+POOLS = Pools()
+"""The pools of this process."""
 
 
 def shared_pool(num_threads: int | None = None) -> Pool:
@@ -465,22 +490,8 @@ def shared_pool(num_threads: int | None = None) -> Pool:
     Args:
         num_threads: The number of workers; default: ``MAX_NUM_THREADS``, or one per core that the process may use.
     """
-    count = platform.default_num_threads() if num_threads is None else num_threads
-    key = (count, platform.parking_mode())
-    if (pool := _shared.get(key)) is not None:
-        return pool
-    return _shared.setdefault(key, Pool(count))
+    return POOLS.shared(num_threads)
 
 
-def _close_all() -> None:
-    for pool in list(_pools):
-        pool.close()
-
-
-def _reset_all() -> None:
-    for pool in list(_pools):
-        pool._reset_after_fork()  # pyright: ignore[reportPrivateUsage]
-
-
-atexit.register(_close_all)
-in_child(_reset_all)
+atexit.register(POOLS.close)
+in_child(POOLS.reset_after_fork)
