@@ -570,3 +570,27 @@ def test_faces_load_names_when_they_are_used(module: str, most: int) -> None:
         [sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60
     )
     assert int(out.stdout) <= most
+
+
+EACH_FIRST = """
+import importlib, os, pkgutil, sys
+import max.graph
+failed = []
+for module in pkgutil.walk_packages(max.graph.__path__, "max.graph."):
+    if (child := os.fork()) == 0:
+        try:
+            importlib.import_module(module.name)
+        except BaseException as error:
+            print(module.name, error, flush=True)
+        os._exit(0)
+    os.waitpid(child, 0)
+"""
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="there is no fork")
+def test_each_module_of_graphs_may_be_imported_first() -> None:
+    """Names of `max.graph` are loaded when they are used, in any order."""
+    out = subprocess.run(
+        [sys.executable, "-c", EACH_FIRST], capture_output=True, text=True, check=True, timeout=120
+    )
+    assert out.stdout == ""
