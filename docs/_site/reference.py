@@ -238,7 +238,7 @@ def _members(cls: type) -> Iterator[tuple[str, Any]]:
         home = getattr(base, "__module__", "")
         if base is object or home.partition(".")[0] != "max":
             continue
-        if base is not cls and not base.__name__.startswith("_") and not _is_private(home):
+        if base is not cls and not _is_private(base):
             continue
         annotations = {
             name: annotation
@@ -262,7 +262,7 @@ def _inherited(cls: type, path: str) -> str:
     lines: list[str] = []
     for base in cls.__mro__[1:]:
         home = getattr(base, "__module__", "")
-        if home.partition(".")[0] != "max" or base.__name__.startswith("_") or _is_private(home):
+        if home.partition(".")[0] != "max" or _is_private(base):
             continue
         names = sorted(
             name
@@ -276,8 +276,16 @@ def _inherited(cls: type, path: str) -> str:
     return "\n\n".join(lines)
 
 
-def _is_private(module: str) -> bool:
-    return any(part.startswith("_") for part in module.split("."))
+def _is_private(base: type) -> bool:
+    """Whether no page shows a base class, so that its members stand in the classes that a program uses."""
+    home, name = base.__module__, base.__name__
+    if name.startswith("_") or any(part.startswith("_") for part in home.split(".")):
+        return True
+    pages = {page for group in MODULES.values() for page in group}
+    loaded = [sys.modules[page] for page in pages if page in sys.modules]
+    return home not in pages and not any(
+        getattr(page, name, None) is base for page in loaded if name in getattr(page, "__all__", ())
+    )
 
 
 def _member(owner: str, name: str, value: Any, doc: str) -> list[str]:

@@ -148,6 +148,7 @@ class Function:
 
     @property
     def name(self) -> str:
+        """The name of the Python function."""
         return self.__name__
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
