@@ -16,8 +16,8 @@ from max._compat.names import NAMES
 
 SRC = Path(__file__).parents[1] / "src" / "max"
 EVERY = {
-    "_cache_folders", "_config", "_dataclass", "_errors", "_garbage", "_host", "_lazy", "_load_steps", "_names",
-    "_private_folder", "_reentry", "_spelling", "_version", "dtype",
+    "_cache_folders", "_config", "_dataclass", "_errors", "_garbage", "_host", "_html", "_lazy", "_load_steps",
+    "_names", "_private_folder", "_reentry", "_spelling", "_version", "dtype",
 }  # fmt: skip
 ENGINE_BASE = EVERY | {"driver", "mlir", "graph"}
 
@@ -33,6 +33,7 @@ ALLOWED: dict[str, set[str]] = {
     "_errors": set(),
     "_garbage": {"_reentry"},
     "_host": {"_dataclass"},
+    "_html": set(),
     "_lazy": set(),
     "_load_steps": set(),
     "_reentry": set(),

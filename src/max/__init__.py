@@ -7,7 +7,7 @@ Names and modules of other versions of the API lead to the objects here (`max._c
 from max import _lazy, _names, _traceback
 from max._version import __version__ as __version__
 
-__getattr__ = _names.lazy_names(__name__)
+__getattr__ = _names.lazy_names(__name__, submodules=True)
 
 _FILES_AS_PACKAGES = {
     f"max.{package}.{name}"

@@ -10,6 +10,7 @@ import os
 import sys
 import threading
 from types import FrameType, TracebackType
+from typing import Any
 
 from max._config import FlagError, flags
 
@@ -155,3 +156,28 @@ def install() -> None:
         show_of_thread(arguments)
 
     sys.excepthook, threading.excepthook = hook, thread_hook
+    _install_in_notebook()
+
+
+def _install_in_notebook() -> None:
+    """Shortens tracebacks in IPython and Jupyter, which show exceptions of cells themselves.
+
+    A handler that the user has set stays.
+    """
+    ipython = sys.modules.get("IPython")
+    shell: Any = None if ipython is None else getattr(ipython, "get_ipython", lambda: None)()
+    if shell is None or getattr(shell, "custom_exceptions", None):
+        return
+
+    def show(
+        shell: Any,
+        kind: type[BaseException],
+        error: BaseException,
+        trace: TracebackType | None,
+        tb_offset: int | None = None,
+    ) -> None:
+        if _is_short() and drop_own_frames(error):
+            trace = error.__traceback__
+        shell.showtraceback((kind, error, trace), tb_offset=tb_offset)
+
+    shell.set_custom_exc((Exception,), show)

@@ -9,6 +9,7 @@ from typing import Any, cast, overload
 import numpy as np
 import numpy.typing as npt
 
+from max._html import array_html
 from max.driver import _dlpack
 from max.driver._arguments import (
     ShapeLike,
@@ -442,6 +443,14 @@ class Tensor(ElementAccess):
     def __reduce__(self) -> tuple[Any, ...]:
         data = self._on_host().to_numpy().tobytes()
         return _restore, (data, self._dtype, self._shape, self._device)
+
+    def numpy(self) -> np.ndarray[Any, Any]:
+        """The elements as a NumPy array, as `to_numpy`: the name of PyTorch and TensorFlow."""
+        return self.to_numpy()
+
+    def _repr_html_(self) -> str:
+        caption = f"max.driver.Tensor {list(self._shape)} {self._dtype.name}, {self._stream!r}"
+        return array_html(self._on_host().to_numpy(), caption)
 
     def __repr__(self) -> str:
         return f"max.driver.Tensor({self._dtype}, {self._shape}, {self._stream!r})"

@@ -15,6 +15,7 @@ import numpy as np
 
 from max._abi import BaseLayout
 from max._compiler.program.code import Compiled
+from max._html import details_html
 from max._reentry import exclusively, guarded, reentrant_lock, refuse_second_use
 from max._runtime import platform
 from max._runtime.interrupts import check_interrupt
@@ -173,6 +174,13 @@ class Model:
     def _programs(self) -> list[LinkedProgram]:
         linked = self._linked
         return [] if linked is None else [linked.main, *linked.later]
+
+    def _repr_html_(self) -> str:
+        inputs = ", ".join(f"{t.name}: {t.dtype.name}{t.shape}" for t in self.input_metadata)
+        outputs = ", ".join(f"{t.dtype.name}{t.shape}" for t in self.output_metadata)
+        kernels = self.kernel_summaries
+        launches = f"{len(kernels)} launch{'es' if len(kernels) != 1 else ''}"
+        return details_html(f"Model({inputs}) -> ({outputs}), {launches}", "\n".join(kernels))
 
     def __repr__(self) -> str:
         return f"Model(inputs={self.input_metadata})"

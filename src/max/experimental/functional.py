@@ -76,7 +76,7 @@ __all__ = [
 ]  # fmt: skip
 
 
-def _on_operands(op: Callable[..., Any]) -> Callable[..., Any]:
+def _on_operands(op: Callable[..., Any]) -> Callable[..., Tensor]:
     """`functional` for ops whose operands could all be numbers, which have no dtype of their own."""
     name = op.__name__
 
@@ -91,7 +91,7 @@ def _on_operands(op: Callable[..., Any]) -> Callable[..., Any]:
     return on_tensors
 
 
-def _reduction(op: Callable[..., Any]) -> Callable[..., Any]:
+def _reduction(op: Callable[..., Any]) -> Callable[..., Tensor]:
     """`functional` for reductions, whose axis may be None for all elements."""
 
     @functools.wraps(op)
@@ -108,7 +108,7 @@ class _Default(int):
 _LAST_AXIS = _Default(-1)
 
 
-def _extremum(op: Callable[..., Any]) -> Callable[..., Any]:
+def _extremum(op: Callable[..., Any]) -> Callable[..., Tensor]:
     """`functional` for `max` and `min`: of two tensors, or along an axis, which may be None for all elements."""
 
     @functools.wraps(op)
@@ -230,7 +230,7 @@ rebind = functional(ops.rebind)
 
 @keyword_aliases(target="device")
 @functools.wraps(ops.transfer_to)
-def transfer_to(x: Any, device: Any) -> Any:
+def transfer_to(x: Any, device: Any) -> Tensor:
     return apply(ops.transfer_to, (x, device_of(device)), {})
 
 
@@ -259,7 +259,7 @@ def range(
     *,
     dtype: DType | None = None,
     device: Device | DeviceRef | None = None,
-) -> Any:
+) -> Tensor:
     kind, place = _defaults(dtype, device)
     return apply(ops.range, (start, stop, step, out_dim), {"dtype": kind, "device": place})
 
@@ -270,7 +270,7 @@ def hann_window(
     device: Device | DeviceRef | None = None,
     periodic: bool = True,
     dtype: DType | None = None,
-) -> Any:
+) -> Tensor:
     kind, place = _defaults(dtype, device)
     return apply(ops.hann_window, (window_length, place, periodic, kind), {})
 
@@ -281,14 +281,14 @@ def _defaults(dtype: DType | None, device: Device | DeviceRef | None) -> tuple[D
 
 
 @functools.wraps(ops.stack)
-def stack(values: Any, axis: int = 0, device: Device | None = None) -> Any:
+def stack(values: Any, axis: int = 0, device: Device | None = None) -> Tensor:
     if device is not None:
         values = [transfer_to(value, device) for value in values]
     return apply(ops.stack, (values, axis), {})
 
 
 @functools.wraps(ops.constant)
-def constant(value: Any, dtype: Any = None, device: Any = None) -> Any:
+def constant(value: Any, dtype: Any = None, device: Any = None) -> Tensor:
     return Tensor.constant(value, dtype=dtype, device=device)
 
 

@@ -12,6 +12,7 @@ from typing import Any, cast
 
 from max import mlir
 from max._errors import ArgumentError
+from max._html import details_html
 from max._reentry import refuse_in_collection
 from max.graph.graph_module import Module
 from max.graph.graph_options import DevicePlacementPolicy, GraphDebugConfig
@@ -416,6 +417,10 @@ class Graph(StagedOps):
 
     def __str__(self) -> str:
         return mlir.print_module(self._mlir_module)
+
+    def _repr_html_(self) -> str:
+        inputs = ", ".join(str(value.type) for value in self.inputs)
+        return details_html(f"Graph {self.name}({inputs})", str(self))
 
     def __repr__(self) -> str:
         return f"Graph(name={self.name!r}, inputs={len(self.inputs)})"

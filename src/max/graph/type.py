@@ -10,6 +10,7 @@ from typing import Any, Generic, TypeVar, cast
 
 from max import mlir
 from max._errors import ArgumentError
+from max._html import text_html
 from max.driver import CPU, Accelerator, Device
 from max.dtype import DType
 from max.graph.dim import SymbolicDim
@@ -249,6 +250,10 @@ class _ShapedType(Type[MlirType]):
         if not Shape.is_static(self.shape):
             raise RuntimeError(f"{self} has no fixed number of elements: a dimension is symbolic")
         return math.prod(dim.dim for dim in self.shape)
+
+    def _repr_html_(self) -> str:
+        dims = ", ".join(map(str, self.shape))
+        return text_html(f"{type(self).__name__} {self.dtype.name}[{dims}] on {self.device}")
 
     def __repr__(self) -> str:
         return (

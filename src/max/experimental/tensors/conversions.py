@@ -8,6 +8,7 @@ from typing import Any, Self, TypeVar
 import numpy as np
 
 from max import driver
+from max._html import array_html, text_html
 from max.driver import CPU
 from max.experimental.record import recorder
 from max.experimental.record.called_graph import CalledGraph
@@ -129,13 +130,23 @@ class Conversions(Properties):
             return graph.input_of(self._cell)
         return ops.constant(self._host(), self.dtype, self._cell.type.device)
 
+    def numpy(self) -> np.ndarray[Any, Any]:
+        """The elements as a NumPy array, as `to_numpy`: the name of PyTorch and TensorFlow."""
+        return self.to_numpy()
+
+    def _repr_html_(self) -> str:
+        if self._cell is None:
+            return text_html(repr(self))
+        caption = f"Tensor {[int(d) for d in self.shape]} {self.dtype.name}, {self.type.device}"
+        return array_html(self._host(), caption)
+
     def __repr__(self) -> str:
         where = f"dtype={self.dtype.name}, device={self.type.device}"
-        if not self.real:
-            state = "not realized" if self._value is None else "in a graph"
-            return f"Tensor(shape={[str(d) for d in self.shape]}, {where}, {state})".replace(
+        if self._cell is None:
+            return f"Tensor(shape={[str(d) for d in self.shape]}, {where}, in a graph)".replace(
                 "'", ""
             )
+        # a recorded tensor is computed to be shown, as it is to be printed
         return f"Tensor({np.array2string(self._host(), separator=', ', prefix='Tensor(')}, {where})"
 
     def __str__(self) -> str:

@@ -13,7 +13,7 @@ from __future__ import annotations
 import functools
 import inspect
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any, cast
+from typing import Any, cast, overload
 from weakref import WeakSet
 
 from max._names import keyword_aliases
@@ -25,6 +25,24 @@ from max.graph import BufferValue, TensorValue, Value
 from max.graph.staging.current import RETRIES, GraphNeeded
 
 __all__ = ["functional"]
+
+
+@overload
+def functional(
+    op: Callable[..., tuple[TensorValue, TensorValue]], rule: Callable[..., Any] | None = None
+) -> Callable[..., tuple[Tensor, Tensor]]: ...
+@overload
+def functional(
+    op: Callable[..., list[TensorValue]], rule: Callable[..., Any] | None = None
+) -> Callable[..., list[Tensor]]: ...
+@overload
+def functional(
+    op: Callable[..., TensorValue], rule: Callable[..., Any] | None = None
+) -> Callable[..., Tensor]: ...
+@overload
+def functional(
+    op: Callable[..., Any], rule: Callable[..., Any] | None = None
+) -> Callable[..., Any]: ...
 
 
 @keyword_aliases(graph_op="op")

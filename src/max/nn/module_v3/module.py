@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Generic, Self, TypeVar, dataclass_transform, overload
 
 from max import driver
+from max._html import text_html
 from max._names import keyword_aliases
 from max.driver import Device, DLPackArray
 from max.dtype import DType
@@ -367,6 +368,9 @@ class Module(Generic[_P, _R]):
         """The names and values of `repr`, for the library ``rich``."""
         for name, value in self._repr_items():
             yield (name, value) if name else value
+
+    def _repr_html_(self) -> str:
+        return text_html(repr(self))
 
     def __repr__(self) -> str:
         items = [f"{name}={value!r}" if name else repr(value) for name, value in self._repr_items()]
