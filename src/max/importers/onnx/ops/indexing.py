@@ -80,6 +80,8 @@ def gather(node: Node, x: TensorValue, indices: TensorValue) -> TensorValue:
 
 def positive(indices: TensorValue, size: Dim) -> TensorValue:
     """Indices as they are counted from 0."""
+    if not indices.dtype.is_integral():
+        raise Unsupported(f"the indices are {indices.dtype.name}, expected integers")
     if indices.dtype.is_unsigned_integral():
         return indices
     wide = ops.cast(indices, DType.int64)

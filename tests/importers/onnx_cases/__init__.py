@@ -1,0 +1,1 @@
+"""A case for each op that the ONNX importer knows: a function that draws operands and attributes."""
