@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import random
+import re
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,7 @@ from transformers import AutoTokenizer
 
 from max.pipelines.core.exceptions import InputError
 from max.pipelines.structured.grammar import loose_schema, of_json_schema, of_loose_schema
+from max.pipelines.structured.schema_arrays import unlike_pattern
 from max.pipelines.structured.schema_check import misfit
 from max.pipelines.structured.schema_forms import grammar_schema
 
@@ -172,11 +174,27 @@ HELD = {
     },
     "patterns": {"type": "object", "patternProperties": {"^a": TEXT, "^b": {"type": "integer"}}},
 }
+HELD |= {
+    "different items": {"type": "array", "items": {"enum": ["a", "b", 1, 1.0]}, "uniqueItems": True},
+    "different items of a length": {
+        "type": "array", "items": {"$ref": "#/$defs/n"}, "uniqueItems": True, "minItems": 2, "maxItems": 3,
+        "$defs": {"n": {"enum": ["a", "b", "c", "d"]}},
+    },
+    "different booleans": {"type": "array", "items": {"type": "boolean"}, "uniqueItems": True},
+    "contains a text": {"type": "array", "items": TEXT, "contains": {"const": "a"}},
+    "contains a number": {
+        "type": "array", "items": {"type": ["integer", "boolean"]}, "contains": {"type": "integer"}, "maxItems": 4,
+    },
+    "contains an object": {"type": "array", "contains": thing(required=["a"]), "items": thing()},
+    "not a begin": {"type": "string", "maxLength": 6, "not": {"pattern": "^_"}},
+    "not a text": {"type": "string", "maxLength": 6, "not": {"pattern": r"^[a-z]\dx$"}},
+    "not a text, or none": {"type": ["string", "boolean"], "not": {"type": "string", "pattern": "^ab"}},
+}  # fmt: skip
 RELAXED = {
     "uniqueItems": {"type": "array", "items": TEXT, "uniqueItems": True},
-    "contains": {"type": "array", "items": TEXT, "contains": {"minLength": 2}},
+    "contains": {"type": "array", "items": TEXT, "contains": {"minLength": 2}, "minContains": 2},
     "pattern": {"type": "string", "maxLength": 5, "pattern": "^(?!a).*$"},
-    "not": {"type": "string", "maxLength": 5, "not": {"pattern": "^a"}},
+    "not": {"type": "string", "maxLength": 5, "not": {"pattern": "a"}},
     "type": {"type": "file"},
     "$ref": {"$ref": "https://example.com/x.json"},
     "patternProperties": {"type": "object", "patternProperties": {"^(?!a)": TEXT}},
@@ -283,6 +301,28 @@ def test_no_schema_is_refused() -> None:
         assert grammar and relaxed == form.relaxed
 
 
+@pytest.mark.parametrize(
+    "pattern", ["^_", "^ab$", "^[a-c]x", "^[^a-c]$", r"^\d\s", r"^\.a$", r"^https:"]
+)
+def test_texts_unlike_a_pattern(pattern: str) -> None:
+    unlike = unlike_pattern(pattern)
+    assert unlike is not None
+    numbers = random.Random(pattern)
+    for _ in range(3000):
+        text = "".join(numbers.choices("abcx_d.1 \n:hts", k=numbers.randint(0, 4)))
+        text += numbers.choice(["", "https:", "ab", "1 "]) if numbers.random() < 0.3 else ""
+        # the end of a text, not that of its last line
+        fits = re.search(pattern.replace("$", r"\Z"), text) is not None
+        assert (re.fullmatch(unlike[1:-1], text) is not None) is not fits, text
+
+
+@pytest.mark.parametrize(
+    "pattern", ["a", "^a+", "^(a|b)", "^a.b", "^", "^$", "^a|b", "^" + "a" * 17]
+)
+def test_other_patterns_have_no_opposite(pattern: str) -> None:
+    assert unlike_pattern(pattern) is None
+
+
 def some_value(numbers: random.Random, depth: int = 0) -> Any:
     kinds = ["a", "ab", "xyz", 1, 2, 3.5, 4.0, True, None]
     if depth < 3 and numbers.random() < 0.7:
@@ -307,6 +347,7 @@ def test_misfits_are_those_of_another_package(kind: str) -> None:
         "$ref",
         "optional",
         "dynamicAnchor",
+        "different items of a length",
     ):
         return  # formats, other drafts, and what is no schema there
     validator = jsonschema_rs.validator_for(schema, validate_formats=False)
@@ -346,4 +387,61 @@ def test_published_schemas() -> None:
         except jsonschema_rs.ValidationError as error:
             wrong.append(f"{name}: {error}")
     print(f"{held} held, wrong: {wrong}")
+    assert held and not wrong
+
+
+def schemas_of_packages() -> list[tuple[str, dict[str, Any]]]:
+    """Schemas in the files of installed packages, with the definitions in them as schemas of their own."""
+    found: dict[str, tuple[str, dict[str, Any]]] = {}
+    for path in sorted(Path(np.__file__).parents[1].rglob("*.json")):
+        if path.stat().st_size > 300_000:
+            continue
+        try:
+            schema = json.loads(path.read_text())
+        except (ValueError, OSError):
+            continue
+        if not isinstance(schema, dict) or "json-schema.org" not in str(schema.get("$schema")):
+            continue
+        name = "/".join(path.parts[-2:])
+        found.setdefault(json.dumps(schema), (name, schema))
+        for keyword in ("$defs", "definitions"):
+            parts = schema.get(keyword)
+            for key, part in parts.items() if isinstance(parts, dict) else ():
+                if isinstance(part, dict) and part:
+                    own = {"$schema": schema["$schema"], **part, keyword: parts}
+                    found.setdefault(json.dumps(part), (f"{name}#{key}", own))
+    return [found[key] for key in sorted(found)]
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("seed", [0])
+def test_a_sample_of_schemas_of_packages(seed: int) -> None:
+    """Each is taken; the texts of its grammar fit it, or what the grammar does not hold is named."""
+    schemas = schemas_of_packages()
+    sample = random.Random(seed).sample(schemas, min(200, len(schemas)))
+    wrong, held, named, without = list[str](), 0, 0, 0
+    for name, schema in sample:
+        try:
+            grammar, relaxed = of_loose_schema(schema)
+        except InputError as error:
+            wrong.append(f"{name}: refused: {error}")
+            continue
+        if relaxed:
+            named += 1
+            continue
+        try:
+            validator = jsonschema_rs.validator_for(schema)
+        except ValueError:
+            without += 1  # refers to a file that the other package does not have
+            continue
+        numbers = random.Random(name)
+        for _ in range(4):
+            text = walk(grammar, numbers)
+            if text is not None and not validator.is_valid(json.loads(text)):
+                wrong.append(f"{name}: {text[:200]}")
+                break
+        held += 1
+    print(
+        f"{len(schemas)} schemas, {len(sample)} drawn: {held} held, {named} named, {without} not checked, wrong: {wrong}"
+    )
     assert held and not wrong

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from max.pipelines.structured.schema_arrays import unlike_pattern
 from max.pipelines.structured.schema_references import References
 
 _TYPES = ("string", "number", "boolean", "object", "array", "null")
@@ -50,11 +51,24 @@ class Conditions:
             if "integer" in kinds and "number" not in kinds:
                 return None
             return {"type": [each for each in _TYPES if each not in kinds]}
+        if "pattern" in keys and keys <= {"pattern", "type"}:
+            return self._other_texts(schema)
         if keys and keys <= {"enum", "const"}:
             return self._other(schema, base)
         if keys and keys <= {"properties", "required", "type"}:
             return self._other_properties(schema, base)
         return None
+
+    def _other_texts(self, schema: Mapping[str, Any]) -> dict[str, Any] | None:
+        """Texts that do not fit a pattern; values of other types fit each pattern."""
+        pattern = schema["pattern"]
+        unlike = unlike_pattern(pattern) if isinstance(pattern, str) else None
+        if unlike is None or schema.get("type", "string") != "string":
+            return None
+        texts = {"type": "string", "pattern": unlike}
+        if "type" not in schema:
+            return texts
+        return {"anyOf": [texts, {"type": [kind for kind in _TYPES if kind != "string"]}]}
 
     def _any(self, members: list[dict[str, Any] | None]) -> dict[str, Any] | None:
         known = [each for each in members if each is not None]

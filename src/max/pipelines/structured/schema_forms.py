@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from max._dataclass import dataclass
+from max.pipelines.structured.schema_arrays import different_items, with_item
 from max.pipelines.structured.schema_conditions import Conditions
 from max.pipelines.structured.schema_limits import (
     MAX_MULTIPLES,
@@ -141,6 +142,8 @@ class _Writer:
             self._note(path, "it is no schema")
             return {}
         schema = self._joined(schema, path, 0)
+        if schema.get("uniqueItems") is True and (lists := self._different(schema)) is not None:
+            schema = lists
         reference = schema.get("$ref", schema.get("$dynamicRef", schema.get("$recursiveRef")))
         if isinstance(reference, str):
             target = self._references.target(reference, schema)
@@ -168,6 +171,13 @@ class _Writer:
                 self.node(each, path, depth + 1, False) for each in conditions
             )
         return written
+
+    def _different(self, schema: Mapping[str, Any]) -> Mapping[str, Any] | None:
+        """Lists of different items, written out; None if they cannot be."""
+        items = schema.get("items")
+        if isinstance(items, Mapping):
+            schema = {**schema, "items": self._references.followed(items)}
+        return different_items(schema)
 
     def _alternatives(self, schema: Mapping[str, Any], path: tuple[str, ...]) -> list[dict[str, Any]]:  # fmt: skip
         """Conditions of a schema, also those that are members of ``allOf``."""
@@ -271,6 +281,8 @@ class _Writer:
             return
         if keyword == "uniqueItems" and written.get("maxItems", 2) <= 1:
             return
+        if keyword == "contains" and with_item(schema) is not None:
+            return  # by `_array`
         self._note(path, keyword)
 
     def _object(
@@ -380,6 +392,13 @@ class _Writer:
                 self.node(each, (*path, "prefixItems", str(at)), depth + 1, True)
                 for at, each in enumerate(prefix)
             ]
+        if "contains" in schema and (either := with_item(schema)) is not None:
+            # members of another type may be beside lists
+            kinds = schema.get("type")
+            others = [] if kinds == "array" else [{"type": sorted(TYPES - {"array", "integer"})}]
+            place = (*path, "contains")
+            nodes = [self.node(each, place, depth + 1, True) for each in (*either, *others)]
+            written.setdefault("allOf", []).append({"anyOf": nodes})
         if items is not None or ("items" in schema and not isinstance(schema["items"], list)):
             written["items"] = self.node(items, (*path, "items"), depth + 1, True)
 

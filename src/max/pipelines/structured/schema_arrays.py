@@ -1,0 +1,135 @@
+"""Keywords of JSON schemas that bounded automata hold: different items, an item of a kind, texts unlike a pattern."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from itertools import permutations
+from math import perm
+from typing import Any
+
+from max.pipelines.structured.schema_merging import ASSERTIONS
+from max.pipelines.structured.validation import is_regex
+
+__all__ = ["different_items", "unlike_pattern", "with_item"]
+
+_MOST_LISTS = 120
+"""The maximum number of lists that are written out."""
+_MOST_PLACES = 8
+"""The maximum number of places where the first item of a kind may stand."""
+_ATOM = re.compile(r"\[\^?(?:\\.|[^\]\\])+\]|\\[dDwWsS]|\\[^\w\s]|[^\\\[\](){}.*+?|^$]")
+
+
+def _choices(items: Any) -> Sequence[Any] | None:
+    """The values of a schema; None if they are not listed."""
+    if not isinstance(items, Mapping):
+        return None
+    asserted = set(items) & ASSERTIONS
+    if "enum" in asserted and asserted <= {"enum", "type"} and isinstance(items["enum"], list):
+        return items["enum"]
+    if "const" in asserted and asserted <= {"const", "type"}:
+        return [items["const"]]
+    return [True, False] if asserted == {"type"} and items["type"] == "boolean" else None
+
+
+def different_items(schema: Mapping[str, Any]) -> dict[str, Any] | None:
+    """The lists of a schema with ``uniqueItems``, written out; None if they are too many, or its items are not listed.
+
+    Args:
+        schema: The schema, whose items have no references.
+    """
+    if set(schema) & ASSERTIONS - {"type", "items", "uniqueItems", "minItems", "maxItems"}:
+        return None
+    kinds = schema.get("type")
+    values = _choices(schema.get("items"))
+    if kinds != "array" or values is None:
+        return None
+    distinct: list[Any] = []
+    for value in values:
+        if not any(_same(value, each) for each in distinct):
+            distinct.append(value)
+    least, most = schema.get("minItems", 0), schema.get("maxItems", len(distinct))
+    if not isinstance(least, int) or not isinstance(most, int):
+        return None
+    lengths = range(least, min(most, len(distinct)) + 1)
+    if sum(perm(len(distinct), length) for length in lengths) > _MOST_LISTS:
+        return None
+    return {"enum": [list(each) for length in lengths for each in permutations(distinct, length)]}
+
+
+def with_item(schema: Mapping[str, Any]) -> list[dict[str, Any]] | None:
+    """Alternatives of lists that have an item of the schema ``contains``; None if these do not say it.
+
+    The first such item stands at one of the first places, which leaves out longer lists of others.
+
+    Args:
+        schema: The schema.
+    """
+    wanted, items = schema.get("contains"), schema.get("items")
+    counted = schema.get("minContains", 1) != 1 or "maxContains" in schema
+    if counted or "prefixItems" in schema or isinstance(items, list):
+        return None
+    if not isinstance(wanted, (Mapping, bool)):
+        return None
+    both = wanted if items is None or items is True else {"allOf": [items, wanted]}
+    least, most = schema.get("minItems", 0), schema.get("maxItems", _MOST_PLACES)
+    if not isinstance(least, int) or not isinstance(most, int):
+        return None
+    other: Any = True if items is None else items
+    return [
+        {
+            "type": "array",
+            "prefixItems": [*[other] * place, both],
+            **({} if items is None else {"items": items}),
+            "minItems": max(least, place + 1),
+            **({"maxItems": most} if "maxItems" in schema else {}),
+        }
+        for place in range(min(most, _MOST_PLACES))
+    ]
+
+
+def _same(one: Any, other: Any) -> bool:
+    """Whether two values are equal in JSON, where 1 is 1.0, but not true."""
+    return isinstance(one, bool) is isinstance(other, bool) and one == other
+
+
+def unlike_pattern(pattern: str) -> str | None:
+    """A pattern of the texts that do not fit another; None if that does not begin the text with single characters.
+
+    Args:
+        pattern: The other, such as ``^_`` or ``^[a-z]x$``.
+    """
+    whole = pattern.endswith("$") and not pattern.endswith("\\$")
+    body = pattern.removeprefix("^")
+    body = body[:-1] if whole else body
+    if not pattern.startswith("^"):
+        return None
+    atoms: list[str] = []
+    while body:
+        match = _ATOM.match(body)
+        if match is None:
+            return None
+        atoms.append(match[0])
+        body = body[match.end() :]
+    if not 1 <= len(atoms) <= 16:
+        return None
+    texts = ["".join(atoms[:count]) for count in range(len(atoms))]
+    parts = [f"{text}({_other(atom)}{_ANY})?" for text, atom in zip(texts, atoms, strict=True)]
+    if whole:
+        parts.append("".join(atoms) + f"[\\s\\S]{_ANY}")
+    unlike = f"^({'|'.join(parts)})$"
+    return unlike if is_regex(unlike) else None
+
+
+_ANY = "[\\s\\S]*"
+
+
+def _other(atom: str) -> str:
+    """The characters that an atom of a pattern does not take."""
+    if atom.startswith("[^"):
+        return f"[{atom[2:]}"
+    if atom.startswith("["):
+        return f"[^{atom[1:]}"
+    if atom[0] == "\\" and atom[1].isalpha():
+        return f"\\{atom[1].swapcase()}"
+    return f"[^{atom}]"
