@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import io
 import json
 import random
 import shutil
@@ -69,6 +70,15 @@ def max_(models: Path, capfd: pytest.CaptureFixture[str]) -> CommandLine:
 )
 def test_a_prompt_by_each_form_of_a_name(max_: CommandLine, words: list[str]) -> None:
     assert max_.done(*words, "--no-stats") == ANSWER
+
+
+@pytest.mark.parametrize("options", [[], ["--max-new-tokens", "12"], ["--no-stats", "-"]])
+def test_a_prompt_of_a_pipe(
+    max_: CommandLine, monkeypatch: pytest.MonkeyPatch, options: list[str]
+) -> None:
+    stdin = io.TextIOWrapper(io.BytesIO(NORWAY.encode()))
+    monkeypatch.setattr("sys.stdin", stdin)
+    assert max_.done("run", "small", *options) == ANSWER
 
 
 def test_every_command_takes_the_name(

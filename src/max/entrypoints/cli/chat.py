@@ -391,5 +391,5 @@ def _has_prompt(words: list[str]) -> bool:
         model_runs.generate, resilient_parsing=True, ignore_unknown_options=True
     )
     values, _, _ = model_runs.generate.make_parser(context).parse_args(list(words))
-    # the parser takes the first text for the model, which is named before
-    return values.get("model") is not None or values.get("prompt") is not None
+    # the parser takes the first text for the model, which is named before; what is not given is no text
+    return any(isinstance(values.get(name), str) for name in ("model", "prompt"))

@@ -92,11 +92,11 @@ def _encoding(entries: list[TensorEntry]) -> str:
     for entry in entries:
         sizes[entry.dtype] += entry.end - entry.begin
     total = max(sizes.total(), 1)
-    return ", ".join(
-        f"{name} {100 * size / total:.0f} %" if len(sizes) > 1 else name
-        for name, size in sizes.most_common()
-        if size / total >= _LEAST_SHARE or len(sizes) == 1
-    )
+    shares = [(name, size / total) for name, size in sizes.most_common()]
+    main = [pair for pair in shares if pair[1] >= _LEAST_SHARE] or shares[:1]
+    if len(main) == 1:
+        return main[0][0]
+    return ", ".join(f"{name} {100 * share:.0f} %" for name, share in main)
 
 
 def _template_facts(path: Path) -> dict[str, Any]:

@@ -123,6 +123,8 @@ def show(name: str, check: bool, as_json: bool, models_dir: Path | None) -> None
         click.echo(json.dumps(facts, indent=1))
     else:
         for key, value in facts.items():
+            if value == "":
+                continue
             click.echo(f"{key:<14}{_shown(key, value)}")
     if problems:
         raise CommandError("; ".join(problems), f"`max rm {name}`, then pull it again.")
