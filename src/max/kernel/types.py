@@ -15,7 +15,15 @@ from max._dataclass import dataclass
 
 
 class ScalarType:
-    """An element type. Calling it converts a value: ``k.f32(x)``."""
+    """An element type. Calling it converts a value: ``k.f32(x)``.
+
+    Attributes:
+        name: The short name, such as ``f32``.
+        long_name: The name in NumPy, such as ``float32``.
+        kind: ``i`` signed, ``u`` unsigned, ``f`` float, ``b`` bool.
+        bits: The number of bits of an element.
+        numpy: The dtype of NumPy or ml_dtypes.
+    """
 
     __slots__ = ("bits", "kind", "long_name", "name", "numpy")
 
@@ -25,7 +33,7 @@ class ScalarType:
     def __init__(self, name: str, long_name: str, kind: str, bits: int, numpy: Any) -> None:
         self.name = name
         self.long_name = long_name
-        self.kind = kind  # "i" signed, "u" unsigned, "f" float, "b" bool
+        self.kind = kind
         self.bits = bits
         self.numpy = np.dtype(numpy)
 

@@ -209,18 +209,34 @@ Stmt = (
 # ***** kernels *****
 @dataclass(frozen=True, slots=True)
 class ArgSlot:
-    """One 64-bit slot of the argument block."""
+    """One 64-bit slot of the argument block.
 
-    arg: int  # position among the run-time arguments, variadic ones counted singly
+    Attributes:
+        arg: The position among the run-time arguments, variadic ones counted singly.
+        name: The name of the parameter.
+        kind: ``pointer``, ``dim``, ``stride``, ``scalar``, or ``begin`` or ``end`` of the tensor's memory.
+        axis: The axis of a dim or stride, else 0.
+        dtype: The element type.
+    """
+
+    arg: int
     name: str
-    kind: str  # "pointer", "dim", "stride", "scalar", or "begin" or "end" of the tensor's memory
-    axis: int  # of a dim or stride, else 0
+    kind: str
+    axis: int
     dtype: ScalarType
 
 
 @dataclass(frozen=True, slots=True)
 class Message:
-    """The text of a ``raise``, with a placeholder ``{}`` for each value of the error record."""
+    """The text of a ``raise``, with a placeholder ``{}`` for each value of the error record.
+
+    Attributes:
+        exception: The name of the exception.
+        text: The text.
+        dtypes: The types of the values.
+        file: The file of the ``raise``.
+        line: Its line.
+    """
 
     exception: str
     text: str
