@@ -8,6 +8,7 @@ import pytest
 
 from max.dtype import DType
 from max.graph import DeviceRef, Graph, TensorType, TensorValue, ops
+from max.graph.graph_options import ProfileScopeColor
 from max.mlir.dims import DimExpr
 
 VECTOR = TensorType(DType.float32, ("n",), DeviceRef.CPU())
@@ -45,7 +46,7 @@ def test_scopes_nest_and_end_also_with_an_error() -> None:
 
     with Graph("g", input_types=[VECTOR]) as graph:
         x = graph.inputs[0].tensor
-        with graph.profile_scope("outer"):
+        with graph.profile_scope("outer", next(iter(ProfileScopeColor))):
             with pytest.raises(KeyError), graph.profile_scope("inner"):
                 assert scopes(x + 1) == "outer/inner"
                 raise KeyError
