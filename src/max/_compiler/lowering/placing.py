@@ -110,6 +110,7 @@ class Placing:
         assert isinstance(type_, ShapedType)
         shape = shape_of(value)
         size = simplify(product(shape) * type_.dtype.size_in_bytes)
+        # results of `mok.once` outlive an execution
         kind = "kept" if value in self.kept else "temp"
         buffer = Buffer(kind, size, device=index_of(type_, self.backends))
         place = Place(self.buffer(buffer), Layout.contiguous(shape), type_.dtype)
@@ -125,6 +126,7 @@ class Placing:
             owner = value.owner
             assert isinstance(owner, MoOp)
             attr = owner.attributes["value"]
+            # large constants are resources of the module, which have a name across processes
             key = attr.key if isinstance(attr, ResourceAttr) else ""
             buffer = Buffer(
                 "constant",
@@ -198,6 +200,7 @@ class Placing:
             also_read
         )
         writes = {a.pointer.buffer for a, w in zip(arguments, written, strict=True) if w}
+        # `place-operands` copied all others; a buffer that is written cannot be copied
         elsewhere = {self.lowered.buffers[b].device for b in reads | writes} - {self.device}
         if elsewhere:
             names = ", ".join(str(self.backends[index].device) for index in elsewhere)

@@ -41,6 +41,7 @@ class RegionLowering:
     def copy(self, source: Place, target: Place, name: str, parts: Sequence[int] = ()) -> None:
         """Launches a copy from one layout to another."""
         shape = source.layout.shape
+        # fewer axes: a copy between contiguous layouts is one flat loop
         dims, (read, written) = collapse(shape, [source.layout.strides, target.layout.strides])
         spec = RegionSpec(
             dims, False, (Leaf(source.dtype, read),), (Result(0, target.dtype, written),)
@@ -52,12 +53,14 @@ class RegionLowering:
         for index, operand in enumerate(op.operands):
             part = self.part_of_concat(op, index)
             source = self.placing.place(operand)
+            # an operand that a region computed is in its part already (`place_result`)
             if source.buffer != part.buffer:
                 self.copy(source, part, "concat", parts=[part.buffer])
 
     def part_of_concat(self, op: MoOp, index: int) -> Place:
         """The part of a concat's result that an operand fills."""
         axis: int = op.attr("axis")
+        # the first operand's region may be lowered long before the concat: it allocates the result
         result = self.placing.places.get(op.results[0]) or self.placing.allocate(op.results[0])
         shape = shape_of(op.operands[index])
         starts: list[Size] = [0] * len(shape)
@@ -100,6 +103,7 @@ class RegionLowering:
         flops: Size = 0,
     ) -> None:
         """Launches the kernel of a region; places have an offset in elements."""
+        # the kernel takes results, then sources, then memory that the writer asks for
         text = self.placing.backend.write_region(spec)
         count = len(results) + len(sources)
         workspaces = [
@@ -128,6 +132,7 @@ class RegionLowering:
 
     def library_region(self, op: RegionOp) -> None:
         """Launches a library op with its epilogue; an epilogue that cannot be fused becomes a second launch."""
+        # values of the body stand for the operands: views of them need no launch
         for argument, value in zip(op.block.args, op.operands, strict=True):
             self.placing.places[argument] = self.placing.place(value)
         inner = ops_of(op.block)
@@ -138,9 +143,11 @@ class RegionLowering:
         if isinstance(main, ProductsOp):
             self.products(main, op)
             return
+        # no epilogue: the region has the op and views of its operands only
         if op.results_in_body == tuple(main.results):
             self.library_ops.lower_op(main, op, None)
             return
+        # None: an operand of the epilogue has no single stride over the merged rows
         parts = epilogue_parts(op, main)
         if parts is not None and self.library_ops.lower_op(main, op, parts):
             return
@@ -151,6 +158,7 @@ class RegionLowering:
         """Launches the ops after the library op separately, for one result of the region."""
         parts = region_parts(op, main, only=op.results_in_body[number])
         operands = [self.placing.place(v) for v in op.operands]
+        # negative numbers are the library op's own results
         sources = [
             (self.placing.place(main.results[-1 - index]) if index < 0 else operands[index], offset)
             for index, offset in parts.sources
@@ -173,6 +181,7 @@ class RegionLowering:
         )
         places = [self.placing.place(v) for v in operands]
         outers = [self.placing.place(v) for v in outer.operands] if outer is not None else []
+        # what each epilogue reads besides its sums: [part][operand]
         read = [
             [(outers[index], offset) for index, offset in job.epilogue.sources]
             if job.epilogue is not None
@@ -184,6 +193,7 @@ class RegionLowering:
         in_place: list[tuple[int, int]] = []
         for number, job in enumerate(jobs):
             if job.epilogue is not None:
+                # a result may share memory only with what no other part's epilogue reads
                 others = [
                     place for n, views in enumerate(read) if n != number for place, _ in views
                 ]
@@ -201,6 +211,7 @@ class RegionLowering:
         self.library_ops.launch_call(
             call, places, written, label, epilogues, views, tuple(in_place), flops, work=work
         )
+        # epilogues that could not be fused run after the products
         for number in (job.later for job in jobs):
             if number is not None and outer is not None:
                 self.separate_epilogue(outer, op, number)

@@ -19,7 +19,8 @@ def merge_equal_ops(block: Block) -> None:
     """
     results_of: dict[Any, tuple[SSAValue, ...]] = {}
     for op in ops_of(block):
-        if not op.is_pure or op.regions:
+        # a region is not pure: its body would have to be equal too; without results there is nothing to share
+        if not op.is_pure or not op.results:
             continue
         attributes = tuple(sorted(op.attributes.items(), key=lambda item: item[0]))
         key = (op.name, tuple(map(id, op.operands)), attributes, tuple(r.type for r in op.results))

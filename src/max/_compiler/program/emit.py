@@ -50,6 +50,7 @@ class _Emitter:
         self.fixed = fixed
         self.code = ProgramCode(segment)
         self.numbers: dict[ValueCode, int] = {}
+        # value 0 is 0: the base of constants
         self.value(ValueCode(BaseLayout.NOTHING, -1, 0))
         self.outputs = {buffer: position for position, buffer in enumerate(flat.outputs)}
         self.bases = bases
@@ -75,8 +76,10 @@ class _Emitter:
             work=launch.work,
             geometry=self.geometry(launch.geometry),
         )
+        # a jump moves no bytes and counts no operations
         if launch.jump is not None:
             kind, label = launch.jump.kind, launch.jump.label
+            # labels count from the start of the program, targets from the start of the segment
             target = len(self.code.launches) + 1 if kind == "next" else self.labels[label] - start
             self.code.launches.append(replace(code, jump=kind, target=target))
             self.code.bytes_moved.append(0)
@@ -84,6 +87,7 @@ class _Emitter:
             return
         self.code.launches.append(code)
         total: Size = 0
+        # a buffer that is read and written counts once
         for buffer in dict.fromkeys((*launch.reads, *launch.writes)):
             total = simplify(total + self.buffers[buffer].bytes)
         self.code.bytes_moved.append(total)
@@ -117,6 +121,7 @@ class _Emitter:
         """Assigns offsets to static blocks; symbolic blocks get theirs when the program runs."""
         offsets = [0] * (self.code.segment + 1)
         for number, block in enumerate(blocks):
+            # with guard pages each block is placed apart when the program runs
             if not flags.MAX_GUARD and all(isinstance(size, int) for size in block.sizes):
                 self.block_offset[number] = offsets[block.segment]
                 longest = max(size for size in block.sizes if isinstance(size, int))
@@ -151,6 +156,7 @@ class _Emitter:
             return self.code_of(BaseLayout.NOTHING, -1, slot.offset, self.fixed[slot.buffer])
         block = self.plan.block_of[slot.buffer]
         arena = self.bases.arena(self.plan.blocks[block].segment)
+        # the offset of a static block is part of the constant, and so needs no value
         if block in self.block_offset:
             code = self.code_of(arena, -1, slot.offset, -1)
             return SlotCode(code.value, code.addend + self.block_offset[block])
@@ -202,6 +208,7 @@ def emit(
         input_names: Their names.
         outputs: The outputs.
     """
+    # all segments share one table of what lives as long as the model
     fixed: dict[int, int] = {}
     table: list[FixedBuffer] = []
     for index, buffer in enumerate(flat.buffers):
@@ -214,6 +221,7 @@ def emit(
     once = _segments(flat, at_load, fixed, layout, (), symbols)
     execution = _LaunchList(flat.launches, flat.host_steps, flat.checks, flat.labels, flat.loops)
     parts = _segments(flat, execution, fixed, layout, outputs, symbols)
+    # only kernels that a launch uses are compiled and loaded
     used = [set[str]() for _ in kernels]
     for part in (*once, *parts):
         used[part.device].update(launch.kernel for launch in part.launches)
@@ -277,6 +285,7 @@ def _segments(
         for launch, barrier in zip(launches[start:end], plan.barriers[start:end], strict=True):
             emitter.launch(launch, barrier, start)
         known_symbols = symbols.keys()
+        # an output is allocated in the first segment that knows its size
         code.outputs = [
             i for i, info in outputs_left.items() if _symbols(*info.shape) <= known_symbols
         ]
@@ -294,6 +303,7 @@ def _segments(
                 if step.target >= 0:
                     target = cuts.index(sequence.labels[step.target]) + 1
                 emitter.host_step(step, target)
+                # the sizes that the host reads here are known from the next segment on
                 symbols.update(dict.fromkeys(filter(None, step.symbols)))
         parts.append(code)
     return parts

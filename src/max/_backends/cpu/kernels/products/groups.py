@@ -83,6 +83,7 @@ def read_groups(operands: GroupOperands, rows: Any, weights: Any) -> Groups:
     starts, experts, stats = operands
     if stats.shape[0] != 2:
         raise ValueError("expert_usage_stats has size {}, expected 2", stats.shape[0])
+    # data of tensors decides what is read: all of it is checked before the first access
     count = k.i64(stats[1])
     if count < 0 or count > experts.shape[0] or count >= starts.shape[0]:
         raise ValueError(
@@ -104,8 +105,10 @@ def read_groups(operands: GroupOperands, rows: Any, weights: Any) -> Groups:
                 starts[g],
                 rows,
             )
+        # -1 stands for no expert
         if k.i64(experts[g]) < -1 or k.i64(experts[g]) >= weights:
             raise IndexError("expert_ids[{}] is {}; there are {}", g, experts[g], weights)
+        # sizes of groups are known here only; this chooses between GEMV and GEMM
         max_rows = k.max(max_rows, size)
     return Groups(starts, experts, count, max_rows)
 
@@ -140,6 +143,7 @@ def store_zeros(
         strip: The index of the strip.
     """
     zero = k.splat(k.cast(0, c.dtype), results.width)
+    # an epilogue of 0 need not be 0, such as a bias: the sums are stored as any others
     for i in range(0, k.min(rows, scratch_rows) * COLUMNS, results.width):
         c.store(i, value=zero)
     for begin in range(0, rows, scratch_rows):

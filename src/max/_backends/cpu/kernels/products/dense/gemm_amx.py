@@ -73,10 +73,12 @@ def multiply_tiles(
         ahead: The next panel, flat.
         part: Memory for the sums of a K block; see `multiply_amx`.
     """
+    # the last pass of a task may have the rows of one tile only
     single = remaining <= HEIGHT
     prefetching = k.i64(SPREAD) if spread else k.i64(1)
     for high in k.static_range(1, 3):
         if single == (high == 1):
+            # the next panel is prefetched already
             if tile >= prefetching:
                 multiply_amx(
                     tiles, sums, left, panel, steps, first, high, Ahead(ahead, tile, 0), part
@@ -114,21 +116,25 @@ def gemm_task_amx(
     """Multiplies the rows of a task by its panels; `tiles` are the matrix tiles, see `gemm_task` for the others."""
     size = a.shape[1]
     blocks, block = cut_depth(size, BLOCK_DEPTH, DEPTH)
+    # a full task has as many passes as shares of the next panel
     spread = task.rows > (SPREAD - 1) * ROWS
     for n in range(blocks):
         begin = n * block
         length = k.min(block, size - begin)
+        # the panel is padded with zeros to whole steps
         steps = k.ceildiv(length, DEPTH)
+        # rows of A are copied once for all panels of the task
         copy_tiles(memory.rows, a[task.row : task.row + task.rows, begin : begin + length])
         for strip in range(task.strips):
-            panel = panels[task.strip + strip, begin * COLUMNS :]
+            panel = panels[task.strip + strip, begin * COLUMNS :]  # [steps, lanes, COLUMNS]
             ahead = next_panel(panels, task, n * task.strips + strip, blocks, block * COLUMNS)
             for tile in range(k.ceildiv(task.rows, ROWS)):
                 row = tile * ROWS
                 remaining = task.rows - row
-                sums = memory.sums[sums_row(b, row, strip, blocks) * COLUMNS :]
-                left = memory.rows[tile * 2 * steps * TILE :]
+                sums = memory.sums[sums_row(b, row, strip, blocks) * COLUMNS :]  # [ROWS, COLUMNS]
+                left = memory.rows[tile * 2 * steps * TILE :]  # [2, steps, TILE]
                 if n == blocks - 1:
+                    # in the last K block the results are stored next
                     prefetch_strip(results, task.row + row, task.strip + strip, ROWS)
                 multiply_tiles(
                     tiles, sums, left, panel, steps, n == 0, remaining, tile, spread, ahead,
@@ -159,6 +165,7 @@ def gemm_panels_amx(results: Results, a: Any, panels: Any, t: Tiling, ctx: Any) 
     b = Blocking(rows, strips, ROWS, task_tiles, task_panels)
     tiles = k.matrix_tiles(SHAPES)
     tiles.configure()
+    # grain 1: tasks are long, and few
     for row_block, group in ctx.parallel(task_grid(b), grain=1):
         gemm_task_amx(results, a, panels, memory, tiles, task_at(b, row_block, group), b)
     tiles.release()

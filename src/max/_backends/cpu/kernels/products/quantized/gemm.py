@@ -13,7 +13,7 @@ from max import kernel as k
 from max._backends.cpu.kernels.products.quantized.activations import Rounded
 from max._backends.cpu.kernels.products.quantized.packed import LINE
 from max._backends.cpu.kernels.products.quantized.unpacking import (
-    QuantisedTiling,
+    QuantizedTiling,
     UnpackedStrip,
     add_pairs,
     add_products,
@@ -36,7 +36,7 @@ class Ahead(NamedTuple):
     at: Any
 
 
-def prefetched_lines(t: QuantisedTiling) -> int:
+def prefetched_lines(t: QuantizedTiling) -> int:
     """The number of cache lines that a register tile prefetches per block; six tiles of 12 rows prefetch a whole panel.
 
     The product of a strip and few rows takes less time than loading the next strip: without prefetches, 16 rows by Q8_0
@@ -49,7 +49,7 @@ def prefetched_lines(t: QuantisedTiling) -> int:
 @k.inline
 def multiply_block(
     sums: Any, q: Rounded, strip: UnpackedStrip, n: Any, p: int, first: Any, rows: int,
-    t: QuantisedTiling,
+    t: QuantizedTiling,
 ) -> None:  # fmt: skip
     """Adds the products of a part of a block of x with two vectors of columns; see `multiply_strip`."""
     form, width = t.form, t.width
@@ -105,7 +105,7 @@ def multiply_block(
 @k.inline
 def multiply_strip(
     c: Any, q: Rounded, strip: UnpackedStrip, count: Any, first: Any, rows: int, ahead: Ahead,
-    t: QuantisedTiling,
+    t: QuantizedTiling,
 ) -> None:  # fmt: skip
     """Adds the products of a tile of rows of x with two vectors of columns of an unpacked strip, over some blocks.
 

@@ -16,7 +16,7 @@ from typing import Any
 from max import kernel as k
 from max._backends.cpu.kernels.products.quantized.activations import Rounded
 from max._backends.cpu.kernels.products.quantized.packed import LINE, PackedFormat
-from max._backends.cpu.kernels.products.quantized.unpacking import QuantisedTiling, UnpackedStrip
+from max._backends.cpu.kernels.products.quantized.unpacking import QuantizedTiling, UnpackedStrip
 from max._backends.cpu.kernels.tiles.micro_kernels import load_sums, store_sums
 from max._backends.cpu.kernels.tiles.strips import COLUMNS
 from max._backends.cpu.kernels.tiles.tiling import Matrix
@@ -40,7 +40,7 @@ def tile_shapes(form: PackedFormat) -> tuple[tuple[int, int], ...]:
 @k.inline
 def add_scaled(
     c: Any, products: Any, q: Rounded, strip: UnpackedStrip, row: Any, first: int, begin: Any,
-    count: Any, rows: int, t: QuantisedTiling,
+    count: Any, rows: int, t: QuantizedTiling,
 ) -> None:  # fmt: skip
     """Scales the exact sums of some blocks and adds them to a register tile of rows by two vectors of columns.
 
@@ -84,7 +84,7 @@ def add_scaled(
 @k.inline
 def multiply_strip_amx(
     tiles: Any, c: Any, products: Any, q: Rounded, strip: UnpackedStrip, count: Any,
-    t: QuantisedTiling,
+    t: QuantizedTiling,
 ) -> None:  # fmt: skip
     """Adds the products of 16 rows of x with an unpacked strip, over some blocks.
 

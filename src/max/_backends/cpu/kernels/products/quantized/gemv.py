@@ -12,7 +12,7 @@ from max import kernel as k
 from max._backends.cpu.kernels.products.quantized.activations import Rounded
 from max._backends.cpu.kernels.products.quantized.packed import LINE
 from max._backends.cpu.kernels.products.quantized.unpacking import (
-    QuantisedTiling,
+    QuantizedTiling,
     add_pairs,
     add_products,
     lines_of_word,
@@ -41,7 +41,7 @@ class PackedStrip(NamedTuple):
     locality: int
 
 
-def prefetch_distance(rows: int, t: QuantisedTiling) -> int:
+def prefetch_distance(rows: int, t: QuantizedTiling) -> int:
     """The distance of prefetches for a pass of some rows; a single row reads lines of 8 bits fastest without."""
     return t.prefetch_distances[rows - 1] if t.form.bits < 8 or rows > 1 else 0
 
@@ -49,7 +49,7 @@ def prefetch_distance(rows: int, t: QuantisedTiling) -> int:
 @k.inline
 def add_word(
     acc: Any, lines: Any, words: Any, j: int, vectors: tuple[int, ...], first: Any, rows: int,
-    t: QuantisedTiling,
+    t: QuantizedTiling,
 ) -> None:  # fmt: skip
     """Adds the products of a word of each row of a block of x with some vectors of columns.
 
@@ -73,7 +73,7 @@ def add_word(
 @k.inline
 def add_packed_block(
     sums: Any, q: Rounded, b: Any, unit: Any, block: Any, vectors: tuple[int, ...], first: Any,
-    rows: int, locality: int, t: QuantisedTiling,
+    rows: int, locality: int, t: QuantizedTiling,
 ) -> None:  # fmt: skip
     """Adds the products of one block of x with some vectors of columns.
 
@@ -139,7 +139,7 @@ def add_packed_block(
 @k.inline
 def add_units(
     sums: Any, q: Rounded, strip: PackedStrip, begin: Any, end: Any, first: Any, rows: int,
-    vectors: int, t: QuantisedTiling,
+    vectors: int, t: QuantizedTiling,
 ) -> None:  # fmt: skip
     """Adds the products of units `[begin, end)` of a strip to a tile of sums; see `gemv_packed`."""
     form = t.form
@@ -159,7 +159,7 @@ def add_units(
 
 @k.inline
 def gemv_packed(
-    c: Any, q: Rounded, strip: PackedStrip, first: Any, rows: int, vectors: int, t: QuantisedTiling
+    c: Any, q: Rounded, strip: PackedStrip, first: Any, rows: int, vectors: int, t: QuantizedTiling
 ) -> None:
     """Multiplies `rows` rows of x by some vectors of columns of a strip.
 

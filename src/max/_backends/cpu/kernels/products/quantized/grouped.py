@@ -49,7 +49,7 @@ from max._backends.cpu.kernels.products.quantized.packed_matmul import (
 )
 from max._backends.cpu.kernels.products.quantized.unpacking import (
     PackedWeight,
-    QuantisedTiling,
+    QuantizedTiling,
     packed_weight,
     quantized_tiling,
 )
@@ -69,7 +69,7 @@ from max.dtype.blocks import BLOCK_FORMATS
 @k.inline
 def rounded_group(
     memory: Any, first: Any, number: Any, rows: Any, blocks: Any, workspace_rows: Any, tile: int,
-    t: QuantisedTiling,
+    t: QuantizedTiling,
 ) -> Rounded:  # fmt: skip
     """The rounded rows of a group: a single tile if it has few rows, otherwise tiles of `tile` rows.
 
@@ -98,7 +98,7 @@ def round_groups(
     groups: Groups,
     workspace_rows: Any,
     tile: int,
-    t: QuantisedTiling,
+    t: QuantizedTiling,
     ctx: Any,
 ) -> None:
     """Rounds the rows of all groups; a task rounds all rows of a group, or of one tile, in some blocks."""

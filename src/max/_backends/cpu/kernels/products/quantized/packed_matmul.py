@@ -41,7 +41,7 @@ from max._backends.cpu.kernels.products.quantized.packed import BLOCK, FORMATS
 from max._backends.cpu.kernels.products.quantized.tuning import tuning_of
 from max._backends.cpu.kernels.products.quantized.unpacking import (
     PackedWeight,
-    QuantisedTiling,
+    QuantizedTiling,
     UnpackedStrip,
     packed_weight,
     panel_blocks,
@@ -90,7 +90,7 @@ def tile_rows(target: k.Target) -> int:
 
 
 @k.inline
-def panel_length(blocks: Any, t: QuantisedTiling, matrix_tiles: bool) -> Any:
+def panel_length(blocks: Any, t: QuantizedTiling, matrix_tiles: bool) -> Any:
     """The number of blocks of a panel, for a strip of `blocks` blocks.
 
     If panels are prefetched, they have equal lengths, so that each tile prefetches a share of the next one.
@@ -103,7 +103,7 @@ def panel_length(blocks: Any, t: QuantisedTiling, matrix_tiles: bool) -> Any:
         return k.max(round_up(k.ceildiv(blocks, panels), t.form.span), t.form.span)
 
 
-def default_threshold(target: k.Target, t: QuantisedTiling) -> int:
+def default_threshold(target: k.Target, t: QuantizedTiling) -> int:
     """The default row threshold for the GEMV path on a target."""
     if target.tile_products:
         return AMX_ROW_THRESHOLD
@@ -133,7 +133,7 @@ class Scratch(NamedTuple):
 
 
 @k.inline
-def quantized_scratch(t: QuantisedTiling, tile: int, matrix_tiles: bool, ctx: Any) -> Scratch:
+def quantized_scratch(t: QuantizedTiling, tile: int, matrix_tiles: bool, ctx: Any) -> Scratch:
     """The scratch memory of a launch."""
     form, blocks = t.form, panel_blocks(t, matrix_tiles)
     splits_signs = t.splits_signs and not matrix_tiles
@@ -149,7 +149,7 @@ def quantized_scratch(t: QuantisedTiling, tile: int, matrix_tiles: bool, ctx: An
 
 
 @k.outlined
-def gemv_strip(c: Any, q: Rounded, strip: PackedStrip, rows: Any, t: QuantisedTiling) -> None:
+def gemv_strip(c: Any, q: Rounded, strip: PackedStrip, rows: Any, t: QuantizedTiling) -> None:
     """Multiplies all rows by a strip, in passes."""
     i = k.i64(0)
     for count in k.unroll(GEMV_PASSES):
@@ -164,7 +164,7 @@ def gemv_strip(c: Any, q: Rounded, strip: PackedStrip, rows: Any, t: QuantisedTi
 @k.outlined
 def gemm_strip(
     memory: Scratch, q: Rounded, packed: Any, blocks: Any, first_tile: Any, last_tile: Any, tile: int,
-    tiles: Any, t: QuantisedTiling,
+    tiles: Any, t: QuantizedTiling,
 ) -> None:  # fmt: skip
     """Multiplies row tiles by a strip.
 
@@ -212,7 +212,7 @@ def gemm_strip(
 @k.inline
 def multiply_quantized(
     results: Results, operands: QuantisedOperands, row_threshold: Any, locality: int,
-    t: QuantisedTiling, ctx: Any,
+    t: QuantizedTiling, ctx: Any,
 ) -> None:  # fmt: skip
     """The products of a launch; see `qmatmul_packed`."""
     x, w, workspace = operands

@@ -23,7 +23,7 @@ LARGEST_SUM = 2**15 - 1
 
 
 @dataclass(frozen=True)
-class QuantisedTiling:
+class QuantizedTiling:
     """The compile-time properties of products with a packed weight.
 
     Args:
@@ -83,7 +83,7 @@ def packed_weight(encoding: str, streamed: bool, inner: object) -> PackedWeight:
     return PackedWeight(encoding, STREAMED if streamed else KEPT, folds)
 
 
-def quantized_tiling(target: Target, form: PackedFormat, folds: bool = False) -> QuantisedTiling:
+def quantized_tiling(target: Target, form: PackedFormat, folds: bool = False) -> QuantizedTiling:
     """The tiling for a target and a format; matrix tiles keep one accumulator along k."""
     width = target.width(k.f32)
     signed = form.bits == 8 and not target.dot_i8_lanes(width)
@@ -91,12 +91,12 @@ def quantized_tiling(target: Target, form: PackedFormat, folds: bool = False) ->
     # two products per lane and word; words of x have magnitudes up to 127
     fold = LARGEST_SUM // (2 * 127 * (2**form.bits - 1)) if narrow else 0
     zero, distances = 0 if signed else form.zero, tuning_of(target).prefetch_distances
-    return QuantisedTiling(
+    return QuantizedTiling(
         form, width, signed, fold, narrow, zero, distances, folds and not target.tile_products
     )
 
 
-def panel_blocks(t: QuantisedTiling, matrix_tiles: bool) -> int:
+def panel_blocks(t: QuantizedTiling, matrix_tiles: bool) -> int:
     """The number of blocks of k that are unpacked together, half as many if signs are stored separately."""
     return PANEL // 2 if t.splits_signs and not matrix_tiles else PANEL
 
@@ -172,12 +172,12 @@ def load_elements(lines: Any, at: Any, j: int, form: PackedFormat, width: int) -
 
 
 @k.inline
-def add_products(acc: Any, elements: Any, word: Any, t: QuantisedTiling) -> Any:
+def add_products(acc: Any, elements: Any, word: Any, t: QuantizedTiling) -> Any:
     """Adds the products of four elements adjacent in k of each column with a word of x, its four elements in a row.
 
     Args:
-        acc: Sums in i32, or in i16 (`QuantisedTiling.fold`), of two products each.
-        elements: The elements as bytes, minus `QuantisedTiling.lowered`.
+        acc: Sums in i32, or in i16 (`QuantizedTiling.fold`), of two products each.
+        elements: The elements as bytes, minus `QuantizedTiling.lowered`.
         word: The word of x.
         t: The tiling.
     """
@@ -191,7 +191,7 @@ def add_products(acc: Any, elements: Any, word: Any, t: QuantisedTiling) -> Any:
 
 
 @k.inline
-def starting_sums(zero_sums: Any, rows: int, count: int, t: QuantisedTiling) -> Any:
+def starting_sums(zero_sums: Any, rows: int, count: int, t: QuantizedTiling) -> Any:
     """Accumulators for a part of a block, initialized with the zero sums of `rows` rows, `count` vectors each."""
     acc = k.tile(k.i32, (rows, count), width=t.width, fill=0)
     if not t.form.affine and not t.signed:
@@ -203,7 +203,7 @@ def starting_sums(zero_sums: Any, rows: int, count: int, t: QuantisedTiling) -> 
 
 
 @k.inline
-def add_pairs(acc: Any, pairs: Any, rows: int, count: int, t: QuantisedTiling) -> None:
+def add_pairs(acc: Any, pairs: Any, rows: int, count: int, t: QuantizedTiling) -> None:
     """Adds sums in i16 to accumulators."""
     ones = k.splat(k.i16(1), 2 * t.width)
     for r in k.static_range(rows):
@@ -234,7 +234,7 @@ def load_scales(unit: Any, block: Any, at: Any, form: PackedFormat, index: int, 
 
 
 @k.inline
-def split_signs(strip: UnpackedStrip, n: Any, column: Any, t: QuantisedTiling) -> None:
+def split_signs(strip: UnpackedStrip, n: Any, column: Any, t: QuantizedTiling) -> None:
     """Splits the elements of a block, as many columns as a vector has lanes, into magnitudes and signs.
 
     ``w x = |w| ((x ^ sign) - sign)``, with `sign` -1 or 0, so the sum of ``|w| (x ^ sign)`` lacks the sum of negative
@@ -261,7 +261,7 @@ def split_signs(strip: UnpackedStrip, n: Any, column: Any, t: QuantisedTiling) -
 
 @k.inline
 def unpack_strip(
-    strip: UnpackedStrip, packed: Any, begin: Any, count: Any, zero: int, t: QuantisedTiling,
+    strip: UnpackedStrip, packed: Any, begin: Any, count: Any, zero: int, t: QuantizedTiling,
     splits_signs: bool,
 ) -> None:  # fmt: skip
     """Unpacks blocks of a strip.
