@@ -11,7 +11,7 @@ import pytest
 from max._compat import absent, absent_names
 
 IMPORTS = [
-    "from max.engine import TorchInputSpec",
+    "from max.engine import TorchMetadata",
     "from max.serve import config",
     "from max.nn import MoE",
     "from max.nn.lora import LinearLoRA",

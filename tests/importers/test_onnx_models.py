@@ -14,7 +14,8 @@ from onnx import TensorProto, helper, numpy_helper, parser  # noqa: E402
 
 import max.onnx  # noqa: E402
 from max import _interpreter  # noqa: E402
-from max.engine import InferenceSession  # noqa: E402
+from max.dtype import DType  # noqa: E402
+from max.engine import InferenceSession, TorchInputSpec  # noqa: E402
 
 HEADER = '<ir_version: 8, opset_import: ["" : 18]>\n'
 
@@ -206,6 +207,29 @@ def test_one_graph_serves_all_sizes(rng: np.random.Generator) -> None:
         np.testing.assert_allclose(loaded.execute(x)[0].to_numpy(), expected, rtol=1e-5, atol=1e-5)
         np.testing.assert_allclose(session.run(None, {"x": x})[0], expected, rtol=1e-5, atol=1e-5)
     assert session._program.segments == 1
+
+
+def test_the_engine_loads_files(tmp_path: Path, rng: np.random.Generator) -> None:
+    path = tmp_path / "branch.onnx"
+    path.write_bytes(model(BRANCH).SerializeToString())
+    x = rng.standard_normal(3).astype(np.float32)
+    session = InferenceSession()
+    np.testing.assert_allclose(session.load(path).execute(np.array(True), x)[0].to_numpy(), -x)
+    specs = [TorchInputSpec([]), TorchInputSpec([4], DType.float32)]
+    assert session.load(str(path), input_specs=specs).input_metadata[1].shape == [4]
+    for wrong in (
+        [TorchInputSpec([])],
+        [TorchInputSpec([]), TorchInputSpec([2, 2])],
+        [TorchInputSpec([], DType.int8)] * 2,
+    ):
+        with pytest.raises(max.onnx.ImportFailure):
+            session.load(path, input_specs=wrong)
+    path.write_bytes(model(DIFFERENT).SerializeToString())
+    with pytest.raises(max.onnx.UnsupportedOpsError, match="max.onnx.InferenceSession runs"):
+        session.load(path)
+    path.write_bytes(b"no model")
+    with pytest.raises(max.onnx.ModelFileError):
+        session.load(path)
 
 
 def test_axes_that_are_inputs_are_learnt(rng: np.random.Generator) -> None:

@@ -25,7 +25,7 @@ _PARSERS = "SupportedArchitecture(tool_parser=) takes the name of a format, or a
 _STORE = "Compiled programs are kept in the cache, which MAX_CACHE_DIR names (docs/runtime.md)."
 _COMPILER = "It is of MAX's compiler; docs/compiler.md tells of this one."
 _COMPLEX = "Complex numbers are pairs of floats: ops.as_interleaved_complex and complex_mul; irfft is there."
-_FOREIGN = f"ONNX and TorchScript models are not read, nor by MAX any more. {_GRAPHS}"
+_FOREIGN = f"TorchScript models are not read, nor by MAX any more. {_GRAPHS}"
 _EAGER = "MAX_DEBUG_NANS=1 checks operations one by one (docs/eager.md)."
 _ENCODINGS = (
     "Encodings and scales of a checkpoint are found when it is loaded (docs/quantization.md)."
@@ -45,7 +45,6 @@ ABSENT: dict[str, str] = {
     "max.serve.*": "`max serve` is the server; its parts are no API.",
     "max.benchmark": "`max generate` and Model.profile() say how fast a model is.",
     "max.kernels": "Kernels are written in Python: max.kernel.register makes a custom op of one (docs/custom-ops.md).",
-    "max.engine.InputSpec": _FOREIGN,
     "max.engine.Torch*": _FOREIGN,
     "max.support": "It is of MAX's own tools.",
     "max.driver.Completion*": _GPUS,

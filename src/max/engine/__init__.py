@@ -28,7 +28,7 @@ from max.engine._options import (
     SplitKReductionPrecision,
 )
 from max.engine._session import InferenceSession
-from max.engine._tensor_spec import MojoValue, TensorSpec
+from max.engine._tensor_spec import InputSpec, MojoValue, TensorSpec, TorchInputSpec
 
 __all__ = [
     "AssertLevel",
@@ -36,11 +36,13 @@ __all__ = [
     "ExecutionInterrupted",
     "GPUProfilingMode",
     "InferenceSession",
+    "InputSpec",
     "LogLevel",
     "Model",
     "MojoValue",
     "SplitKReductionPrecision",
     "TensorSpec",
+    "TorchInputSpec",
     "interrupt_on",
 ]
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import os
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -11,6 +12,7 @@ from max import mlir
 from max._dataclass import dataclass
 from max._lazy import lazy_module
 from max.engine._options import CustomExtensionsType
+from max.engine._tensor_spec import InputSpec
 from max.engine.load.opaque_buffers import with_buffers
 from max.engine.load.program_store import Loaded
 from max.kernel.language.extensions import load_extensions
@@ -29,7 +31,6 @@ __all__ = ["CompiledGraph", "CompiledModel", "graphs_of", "read"]
 
 FOREIGN = {
     ".mef": "a compiled model of MAX",
-    ".onnx": "an ONNX model",
     ".pb": "a TensorFlow model",
     ".pt": "a PyTorch file",
     ".pth": "a PyTorch file",
@@ -37,6 +38,9 @@ FOREIGN = {
     ".torchscript": "a TorchScript model",
 }
 """Suffixes of files that are not graphs of this engine, with a description of each."""
+
+READERS = {".onnx": ("max.onnx.graphs", "from_onnx")}
+"""Suffixes of files of other frameworks, with the module and the function that make a graph of one."""
 
 
 @dataclass(frozen=True)
@@ -119,17 +123,22 @@ def read(source: str | os.PathLike[str]) -> CompiledModel:
 
 
 def graphs_of(
-    op: str, model: object, extensions: Iterable[CustomExtensionsType | None] = ()
+    op: str,
+    model: object,
+    extensions: Iterable[CustomExtensionsType | None] = (),
+    input_specs: Iterable[InputSpec] | None = None,
 ) -> list[CompiledGraph]:
     """The graphs of a model, whose custom ops are registered, with their modules; they are not compiled.
 
     Args:
         op: The call, for error messages.
-        model: A graph, a `max.graph.Module`, or the path of a saved graph.
+        model: A graph, a `max.graph.Module`, or the path of a saved graph or of a model of another framework.
         extensions: Files and folders with custom ops.
+        input_specs: The types of the inputs, for a model of another framework.
 
     Raises:
         TypeError: The model is none of these.
+        ValueError: A model of another framework cannot be a graph.
         RuntimeError: The path is not that of a saved graph.
     """
     saved: Mapping[str, Any] = {}
@@ -138,8 +147,12 @@ def graphs_of(
     elif isinstance(model, graphs.Module):
         staged = list(model.graphs)
     elif isinstance(model, str | Path):
-        graph, saved = _read_saved(op, Path(model))
-        staged = [graph]
+        path = Path(model)
+        if path.suffix.lower() in READERS and path.is_file() and not saved_files.is_saved(path):
+            staged = [_imported(path, input_specs)]
+        else:
+            graph, saved = _read_saved(op, path)
+            staged = [graph]
     else:
         raise TypeError(
             f"{op}: expected a Graph or the path of a saved one, got {type(model).__name__}"
@@ -149,6 +162,13 @@ def graphs_of(
     for graph in staged:
         load_extensions(list(graph.kernel_libraries_paths))
     return [CompiledGraph(graph, with_buffers(graph.to_mlir()), saved) for graph in staged]
+
+
+def _imported(path: Path, input_specs: Iterable[InputSpec] | None) -> graphs.Graph:
+    """The graph of a model of another framework."""
+    module, name = READERS[path.suffix.lower()]
+    reader = getattr(importlib.import_module(module), name)
+    return reader(path, None if input_specs is None else list(input_specs))
 
 
 def _read_saved(op: str, path: Path) -> tuple[graphs.Graph, Mapping[str, Any]]:

@@ -30,6 +30,7 @@ from max.engine._options import (
     SplitKReductionPrecision,
     choice,
 )
+from max.engine._tensor_spec import InputSpec
 from max.engine.load.linker import ModelLinker
 from max.engine.load.program_store import Loaded, ProgramStore, input_names
 from max.engine.load.weight_casts import Caster
@@ -147,6 +148,7 @@ class InferenceSession:
         *,
         custom_extensions: CustomExtensionsType | None = None,
         custom_ops_path: str | None = None,
+        input_specs: Iterable[InputSpec] | None = None,
         weights_registry: Mapping[str, DLPackArray] | None = None,
         tile_based_fusion: bool = False,
     ) -> Model:
@@ -156,10 +158,12 @@ class InferenceSession:
         fraction of the time.
 
         Args:
-            model: A :class:`max.graph.Graph`, or the path of a file that one was saved to.
+            model: A :class:`max.graph.Graph`, the path of a file that one was saved to, or of an ONNX model.
             custom_extensions: The extensions to load for the model: paths of Python files with ops written in the
                 kernel language, or of folders of such files.
             custom_ops_path: The path to your custom ops. Deprecated, use ``custom_extensions`` instead.
+            input_specs: The shapes of the inputs of a model of another framework, in its order, in place of those that
+                it declares.
             weights_registry: A mapping from names of model weights to their values: NumPy arrays, torch tensors,
                 `Tensor`, `WeightData` or other DLPack arrays. They are not copied where that is possible; the model
                 keeps them alive. Values that were saved with a graph may be left out, or replaced.
@@ -170,9 +174,12 @@ class InferenceSession:
 
         Raises:
             RuntimeError: If the path provided is invalid.
-            ValueError: Weights are missing, or of a wrong shape or dtype, or a device is not the session's.
+            ValueError: Weights are missing, or of a wrong shape or dtype, a device is not the session's, or a model of
+                another framework cannot be a graph.
         """
-        parts = _compiled.graphs_of("load", model, (custom_ops_path, custom_extensions))
+        parts = _compiled.graphs_of(
+            "load", model, (custom_ops_path, custom_extensions), input_specs
+        )
         return self._bound(
             self._ready(_compiled.CompiledModel(parts).only("load")), weights_registry
         )

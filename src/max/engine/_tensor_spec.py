@@ -1,4 +1,4 @@
-"""The definition of :class:`TensorSpec`, and of :class:`MojoValue`."""
+"""The definitions of :class:`TensorSpec`, :class:`TorchInputSpec` and :class:`MojoValue`."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from max.dtype import DType
 
-__all__ = ["MojoValue", "TensorSpec"]
+__all__ = ["InputSpec", "MojoValue", "TensorSpec", "TorchInputSpec"]
 
 
 class MojoValue:
@@ -72,3 +72,40 @@ class TensorSpec:
             else "x".join("-1" if d is None else str(d) for d in self._shape)
         )
         return f"{dims}x{self._dtype.name}"
+
+
+class TorchInputSpec:
+    """The shape and dtype of an input of a model of another framework, for ``InferenceSession.load(input_specs=)``.
+
+    Args:
+        shape: Sizes, names of dynamic sizes, or None for dynamic sizes; None: as the model says.
+        dtype: The dtype; None: as the model says.
+        device: The device. Models of other frameworks run on the CPU.
+
+    Raises:
+        ValueError: A size is no int, text or None, or is negative.
+    """
+
+    __module__ = "max.engine"
+
+    def __init__(
+        self,
+        shape: Sequence[int | str | None] | None = None,
+        dtype: DType | None = None,
+        device: object = "",
+    ) -> None:
+        for size in shape or ():
+            if not (size is None or isinstance(size, str) or (type(size) is int and size >= 0)):
+                raise ValueError(
+                    f"TorchInputSpec: the shape {list(shape or ())} has {size!r}; expected sizes, names or None"
+                )
+        self.shape = None if shape is None else list(shape)
+        self.dtype = dtype
+        self.device = device
+
+    def __repr__(self) -> str:
+        return f"TorchInputSpec(shape={self.shape}, dtype={self.dtype})"
+
+
+InputSpec = TorchInputSpec
+"""What `input_specs` takes."""

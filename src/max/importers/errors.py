@@ -48,12 +48,17 @@ class HostNode(Exception):
 
 
 class Problem(NamedTuple):
-    """A node that cannot be imported."""
+    """A node that cannot be imported.
+
+    Attributes:
+        needs_run: Whether it could be executed in parts, as what it needs is known when the model runs.
+    """
 
     node: str
     """The node, for messages."""
     op: str
     reason: str
+    needs_run: bool = False
 
 
 _SHOWN = 20
@@ -69,13 +74,17 @@ class UnsupportedOpsError(ImportFailure, NotImplementedError):
     Args:
         model: The name of the model.
         problems: The nodes.
+        hint: What else would work.
     """
 
-    def __init__(self, model: str, problems: Sequence[Problem]) -> None:
+    def __init__(self, model: str, problems: Sequence[Problem], hint: str = "") -> None:
         self.problems = list(problems)
         lines = [f"  {p.node}: {p.reason}" for p in self.problems[:_SHOWN]]
         if len(self.problems) > _SHOWN:
             lines.append(f"  and {len(self.problems) - _SHOWN} more")
         ops = ", ".join(sorted({p.op for p in self.problems})[:_SHOWN])
         count = f"{len(self.problems)} node{'s' * (len(self.problems) != 1)}"
-        super().__init__(f"{model}: {count} cannot be imported ({ops}):\n" + "\n".join(lines))
+        super().__init__(
+            f"{model}: {count} cannot be imported ({ops}):\n"
+            + "\n".join([*lines, *[hint] * bool(hint)])
+        )

@@ -34,9 +34,15 @@ _MOST_NODES = 2_000_000
 
 
 class Framework(Protocol):
-    """What an importer adds to the common layer."""
+    """What an importer adds to the common layer.
+
+    Attributes:
+        table: The functions of its ops.
+        in_parts: What runs models that are no single graph, for messages.
+    """
 
     table: OpTable
+    in_parts: str
 
     def expand(self, node: Node) -> SourceGraph | None:
         """The definition of an op by other ops: a graph with the operands as inputs; None: it has none."""
@@ -109,7 +115,7 @@ class Walker:
             except (MissingContents, HostNode) as need:
                 if not self._gathers:
                     raise
-                self._problem(source, str(need))
+                self._problem(source, str(need), True)
             except (Unsupported, NotImplementedError) as error:
                 self._problem(source, str(error))
             except (UnsupportedOpsError, ModelFileError, ImportFailure):
@@ -123,8 +129,8 @@ class Walker:
         self._set_missing(source)
         return ()
 
-    def _problem(self, source: SourceNode, reason: str) -> None:
-        problem = Problem(self.described(source), source.full_name, reason)
+    def _problem(self, source: SourceNode, reason: str, needs_run: bool = False) -> None:
+        problem = Problem(self.described(source), source.full_name, reason, needs_run)
         if not self._gathers:
             raise UnsupportedOpsError(self.name, [problem])
         self.problems.append(problem)
@@ -141,7 +147,9 @@ class Walker:
             UnsupportedOpsError: There are some.
         """
         if self.problems:
-            raise UnsupportedOpsError(self.name, self.problems)
+            in_parts = all(problem.needs_run for problem in self.problems)
+            hint = self.framework.in_parts if in_parts else ""
+            raise UnsupportedOpsError(self.name, self.problems, hint)
 
     @staticmethod
     def described(source: SourceNode) -> str:

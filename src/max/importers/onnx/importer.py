@@ -28,6 +28,9 @@ class OnnxFramework:
     """
 
     table = TABLE
+    in_parts = (
+        "max.onnx.InferenceSession runs such a model in parts; or give the shapes of its inputs"
+    )
 
     def __init__(self, model: Model) -> None:
         self._model = model
