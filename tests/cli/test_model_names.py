@@ -151,6 +151,9 @@ def test_the_server_takes_the_argument_and_names_the_model(models: Path) -> None
         (["encode", "--prompt", "x"], "no model is given", "`max encode MODEL`"),
         (["rank", "--query", "x", "y"], "no model is given", "`max rank --model MODEL`"),
         (["quantize", "absent-model", "x.gguf"], "there is no model 'absent-model'", "max ls"),
+        (["show", "qwen3"], "qwen3 stands for Qwen/Qwen3-8B-GGUF:Q4_K_M, which is not in", "`max pull qwen3` gets it"),
+        (["serve", "/nonexistent/m.gguf"], "/nonexistent/m.gguf does not exist", "of a GGUF file"),
+        (["serve", __file__], "is a file, not a folder", "of a GGUF file"),
         (["show", "lab/tinyy"], "there is no model 'lab/tinyy'", "Did you mean 'lab/tiny'?"),
     ],
 )  # fmt: skip

@@ -7,7 +7,7 @@ import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import click
 
@@ -185,12 +185,11 @@ def _from_stdin() -> str:
     return sys.stdin.buffer.read().decode("utf-8", "surrogateescape")
 
 
-_alive: list[object] = []
-"""Models that live until the process ends: their packed weights are then written for the next start (`max.engine`)."""
-
-
 class Runner:
     """A model and one request at a time."""
+
+    _alive: ClassVar[list[object]] = []
+    """Models live until the process ends: their packed weights are then written for the next start (`max.engine`)."""
 
     def __init__(
         self, config: PipelineConfig, params: SamplingParams, grammar: str | None = None
@@ -206,7 +205,7 @@ class Runner:
     def load(self) -> None:
         """Loads and compiles the model."""
         self.pipeline: Any = self._factory()
-        _alive.append(self.pipeline)
+        self._alive.append(self.pipeline)
         self.generation = generation.Generation.of(self.pipeline)
 
     def context(self, prompt: str, chat: bool) -> TextGenerationContext:

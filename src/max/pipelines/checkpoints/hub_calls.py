@@ -74,8 +74,9 @@ def call_hub(action: Callable[[], T], repo_id: str, revision: str | None) -> T:
         raise ModelFilesError(
             f"{repo_id} is no folder, is not in the Hugging Face cache, and the hub is not "
             "reachable (or HF_HUB_OFFLINE is set)",
-            "Give the path of a model folder, or get the model while online: "
-            f"`max pull {repo_id}`.",
+            f"Give the path of a model folder, or get the model while online: `max pull {repo_id}`."
+            if "/" in repo_id
+            else "Give the path of a model folder, or a name: `max ls` lists those of this machine.",
         ) from error
     except errors.HFValidationError as error:
         raise ModelFilesError(

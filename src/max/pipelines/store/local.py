@@ -150,6 +150,11 @@ class ModelStore:
                 if (model := _with_tag(models, known)) is not None:
                     return model
         bare = name.removesuffix(":latest")
+        if bare in table:
+            raise ModelFilesError(
+                f"{bare} stands for {table[bare]}, which is not in {self.root}",
+                f"`max pull {bare}` gets it.",
+            )
         hint = near_names(bare, [*models, *table])
         raise ModelFilesError(
             f"there is no model {name!r} in {self.root}",

@@ -130,6 +130,7 @@ def _elsewhere(
     if target != text and Path(target).expanduser().exists():
         return model_files(target)[0], text
     if repositories.looks_local(target) or Path(target).exists():
+        repositories.HuggingFaceRepo(target)  # one that does not exist is an error at once
         return target, text
     base, tag = names.split_tag(target)
     is_hub_name = base.count("/") == 1 and " " not in base
