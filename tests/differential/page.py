@@ -128,7 +128,7 @@ def _values(value: Any) -> str:
 
 def options() -> str:
     return rows_of(
-        "options of commands of MAX that are absent|reason",
+        "options that commands lack|reason",
         ((code(names.split()), reason) for reason, names in REASONS.items()),
     )
 

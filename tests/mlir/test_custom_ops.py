@@ -10,7 +10,7 @@ STAGES_CUSTOM_OPS = {
     "graph/ops/control/custom.py": "the functions for users",
     "experimental/tensors/custom_ops.py": "the same for eager tensors",
     "torch/_library.py": "kernels of a user, as operations of PyTorch",
-    "experimental/_later.py": "the functions for users, by the names of another version",
+    "experimental/tensors/further_functions.py": "the functions for users",
     "experimental/tensors/bits.py": "bits of eager tensors, by kernels that it registers",
     "experimental/array_api/factorizations.py": "factorizations of matrices, by kernels that it registers",
 }

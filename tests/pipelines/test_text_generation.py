@@ -327,10 +327,10 @@ def test_an_error_inside_an_architecture_is_its_own(fake, monkeypatch, error):
 
 @pytest.mark.parametrize("attribute", ["n_ctx", "__len__"])
 def test_only_what_config_json_lacks_is_told_as_such(fake, monkeypatch, attribute):
-    def page_shortage(cls, pipeline_config, huggingface_config):
+    def read_attribute(cls, pipeline_config, huggingface_config):
         return getattr(huggingface_config if attribute == "n_ctx" else object(), attribute)
 
-    monkeypatch.setattr(FakeModel, "calculate_max_seq_len", classmethod(lacking))
+    monkeypatch.setattr(FakeModel, "calculate_max_seq_len", classmethod(read_attribute))
     own = attribute != "n_ctx"
     with pytest.raises(AttributeError if own else ModelFilesError, match=attribute):
         PipelineConfig(model_path=fake)

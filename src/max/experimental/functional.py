@@ -13,7 +13,21 @@ from typing import Any
 from max._names import keyword_aliases, lazy_names
 from max.driver import Device
 from max.dtype import DType
-from max.experimental._later import (
+from max.experimental.random import (
+    gaussian,
+    gaussian_like,
+    normal,
+    normal_like,
+    uniform,
+    uniform_like,
+)
+from max.experimental.record.dispatch import apply, in_graph
+from max.experimental.tensor import Tensor, defaults
+from max.experimental.tensors import mutation, operations
+from max.experimental.tensors.control import cond, side_stream, while_loop
+from max.experimental.tensors.custom_ops import custom, inplace_custom
+from max.experimental.tensors.function_wrappers import functional
+from max.experimental.tensors.further_functions import (
     arange,
     clamp,
     clip,
@@ -32,20 +46,6 @@ from max.experimental._later import (
     zeros,
     zeros_like,
 )  # fmt: skip
-from max.experimental.random import (
-    gaussian,
-    gaussian_like,
-    normal,
-    normal_like,
-    uniform,
-    uniform_like,
-)
-from max.experimental.record.dispatch import apply, in_graph
-from max.experimental.tensor import Tensor, defaults
-from max.experimental.tensors import mutation, operations
-from max.experimental.tensors.control import cond, side_stream, while_loop
-from max.experimental.tensors.custom_ops import custom, inplace_custom
-from max.experimental.tensors.function_wrappers import functional
 from max.experimental.tensors.placement import device_of
 from max.graph import (
     DeviceRef,

@@ -17,10 +17,10 @@ from typing import Any, cast, overload
 from weakref import WeakSet
 
 from max._names import keyword_aliases
-from max.experimental._later import ensure_context
 from max.experimental.record.called_graph import CalledGraph
 from max.experimental.record.dispatch import apply, in_graph
 from max.experimental.tensor import Tensor
+from max.experimental.tensors.further_functions import ensure_context
 from max.graph import BufferValue, TensorValue, Value
 from max.graph.staging.current import RETRIES, GraphNeeded
 

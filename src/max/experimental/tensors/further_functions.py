@@ -1,4 +1,4 @@
-"""Functions of later releases that are not ops of `max.graph.ops`."""
+"""Functions on tensors that are not ops of `max.graph.ops`."""
 
 from __future__ import annotations
 
