@@ -6,8 +6,11 @@ import json
 import os
 import random
 import stat
+import subprocess
+import sys
 import threading
 import tomllib
+import urllib.request
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -18,6 +21,7 @@ from max.entrypoints.cli.agents import AGENTS, Endpoint, written_files
 from max.entrypoints.cli.errors import CommandError
 from tests.cli.harness import CommandLine
 
+ROOT = Path(__file__).parents[2]
 ENDPOINT = Endpoint("http://127.0.0.1:9", "lab/tiny", 4096, None)
 
 
@@ -88,6 +92,47 @@ def test_an_agent_is_started_with_its_configuration(
     for path in written:
         assert str(path) in shown and path.read_text() in shown
     assert max_("launch", name, "--url", url, "--no-start").err == "", "it is there already"
+
+
+@pytest.mark.long
+def test_a_server_is_started_for_the_agent_and_stopped_with_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Ctrl-C, which the terminal sends to all, reaches the agent; the server answers until it ends."""
+    folder = tmp_path / "bin"
+    folder.mkdir()
+    program = folder / "aider"
+    program.write_text(
+        f"""#!{sys.executable}
+import json, os, signal, sys, urllib.request
+file = sys.argv[sys.argv.index("--config") + 1]
+config = json.load(open(file))
+signal.signal(signal.SIGINT, lambda *_: print("agent interrupted", flush=True))
+os.killpg(0, signal.SIGINT)
+body = {{"model": config["model"].removeprefix("openai/"), "temperature": 0,
+        "messages": [{{"role": "user", "content": "What is the capital of Norway?"}}]}}
+request = urllib.request.Request(config["openai-api-base"] + "/chat/completions", json.dumps(body).encode(),
+                                 {{"Content-Type": "application/json"}})
+print(json.load(urllib.request.urlopen(request))["choices"][0]["message"]["content"])
+print(config["openai-api-base"])
+"""
+    )
+    program.chmod(0o755)
+    env = {
+        **os.environ, "PATH": f"{folder}:{os.environ['PATH']}", "HOME": str(tmp_path),
+        "PYTHONPATH": str(ROOT / "src"), "HF_HUB_OFFLINE": "1", "no_proxy": "127.0.0.1",
+    }  # fmt: skip
+    code = "from max.entrypoints.cli import main; main()"
+    done = subprocess.run(
+        [sys.executable, "-c", code, "launch", "aider", str(ROOT / "models" / "tiny-chat")],
+        env=env, capture_output=True, text=True, timeout=200, start_new_session=True,
+    )  # fmt: skip
+    lines = done.stdout.splitlines()
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert lines[:2] == ["agent interrupted", "The capital of Norway is Oslo."]
+    assert "the context of" in done.stderr, "2,048 tokens are few"
+    with pytest.raises(OSError, match="refused"):
+        urllib.request.urlopen(lines[2], timeout=10)
 
 
 def test_a_users_file_is_kept_and_its_other_values_stay(home: Path) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import re
 import shutil
+import signal
 import subprocess
 import sys
 import threading
@@ -97,7 +98,12 @@ def launch(
         if no_start or program is None:
             return
         words = [program, *chosen.arguments(endpoint), *context.meta[_OF_AGENT]]
-        done = subprocess.run(words, env=chosen.environment_of(endpoint))
+        # Ctrl-C is the agent's; a handler is none in the processes that are started, unlike an ignored signal
+        before = signal.signal(signal.SIGINT, lambda number, frame: None)
+        try:
+            done = subprocess.run(words, env=chosen.environment_of(endpoint))
+        finally:
+            signal.signal(signal.SIGINT, before)
     raise click.exceptions.Exit(done.returncode)
 
 
@@ -168,7 +174,8 @@ def _started(model: str, key: str | None) -> Iterator[str]:
     words = [*_MAX, "serve", model, "--port", "0", "--metrics-port", "0", "--no-ui"]
     if key:
         words += ["--api-key", key]
-    server = subprocess.Popen(words, stdout=subprocess.PIPE, text=True)
+    # Ctrl-C in the agent's terminal must not stop it
+    server = subprocess.Popen(words, stdout=subprocess.PIPE, text=True, start_new_session=True)
     assert server.stdout is not None
     progress = Progress()
     try:
