@@ -141,6 +141,21 @@ def test_a_model_loads_nothing_of_other_versions() -> None:
     assert not {name for name in modules if name.startswith("max._compat")}
 
 
+def test_a_model_of_text_loads_only_its_parts() -> None:
+    modules = imported(
+        "import max.pipelines.architectures.llama3.arch, max.pipelines.generation.text_generation\n"
+        "from max.interfaces import PipelineTask"
+    )
+    unused = {
+        "interfaces.audio_generation", "interfaces.embeddings", "interfaces.lora", "interfaces.queue",
+        "pipelines.checkpoints.quantize", "pipelines.core.speech_context",
+        "pipelines.gguf.tokenizer", "pipelines.models.decoder.tensor_parallel", "pipelines.structured.grammar",
+        "pipelines.tokenization.chat_template", "pipelines.tokenization.older_files",
+        "pipelines.tokenization.sentencepiece_files",
+    }  # fmt: skip
+    assert not {f"max.{name}" for name in unused} & modules
+
+
 @pytest.mark.parametrize("module", ["max.engine", "max.graph", "max.nn"])
 def test_llvm_is_loaded_with_the_first_session(module: str) -> None:
     assert not {name for name in imported(f"import {module}") if name.startswith("llvmlite")}

@@ -11,8 +11,8 @@ import numpy.typing as npt
 
 from max.interfaces import PipelineTask, TextGenerationInputs
 from max.pipelines.config.pipeline_config import PipelineConfig
-from max.pipelines.core.context import TextContext
 from max.pipelines.core.exceptions import InputError
+from max.pipelines.core.text_context import TextContext
 from max.pipelines.registry.registry import PIPELINE_REGISTRY
 from max.pipelines.tokenization.hf_tokenizer import active_tokenizer
 

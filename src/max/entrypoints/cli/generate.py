@@ -161,9 +161,10 @@ def _prompt(values: dict[str, Any], model: str | None, text: str | None, prompt:
 def _grammar(json_schema: str | None, regex: str | None, text: str | None) -> str | None:
     """The grammar of the options; None without one."""
     options = {
-        "--json-schema": (grammars.of_json_schema, json_schema),
-        "--regex": (grammars.of_regex, regex),
-        "--grammar": (grammars.of_grammar, text),
+        # grammars are loaded when one is given
+        "--json-schema": (lambda value: grammars.of_json_schema(value), json_schema),
+        "--regex": (lambda value: grammars.of_regex(value), regex),
+        "--grammar": (lambda value: grammars.of_grammar(value), text),
     }
     chosen = [(name, *option) for name, option in options.items() if option[1] is not None]
     if len(chosen) > 1:

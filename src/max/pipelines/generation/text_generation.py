@@ -29,7 +29,7 @@ from max.interfaces import (
 from max.nn.kv_cache.manager import RaggedKVCacheInputs
 from max.nn.transformer.transformer import ReturnLogits
 from max.pipelines.config.pipeline_config import PipelineConfig
-from max.pipelines.core.context import draft_length
+from max.pipelines.core.text_context import draft_length
 from max.pipelines.generation.batch_pipeline import BatchPipeline, StepResult
 from max.pipelines.generation.mixin import GenerateMixin
 from max.pipelines.generation.steps.decode_loop import DecodeLoop, next_step_model

@@ -9,7 +9,7 @@ from functools import cached_property
 from pathlib import Path
 
 from max.interfaces import ImageMetadata, RequestID, TextGenerationContext
-from max.pipelines.core.context import TextContext, draft_length
+from max.pipelines.core.text_context import TextContext, draft_length
 from max.pipelines.kv_cache.known_pages import Miss, MissReason
 from max.pipelines.kv_cache.page_manager import PageManager
 from max.pipelines.kv_cache.page_tables import Contents, OutOfPagesError

@@ -3,20 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+from max._lazy import lazy_module
 from max.driver import Device
 from max.engine import InferenceSession
 from max.graph.weights import WeightData, WeightsFileError, WeightsFormat
 from max.interfaces import BaseContextType
 from max.nn.transformer.transformer import ReturnLogits
 from max.pipelines.checkpoints.damaged_files import remedy_for
-from max.pipelines.checkpoints.quantize import quantized_state_dict
-from max.pipelines.checkpoints.quantized_formats import convert_quantized
 from max.pipelines.config.pipeline_config import PipelineConfig
 from max.pipelines.core.exceptions import ModelFilesError, UserError, WeightsError
 from max.pipelines.models.decoder.weight_names import WeightNames
 from max.pipelines.models.pipeline_model import PipelineModel, WeightsAdapter
+
+if TYPE_CHECKING:
+    from max.pipelines.checkpoints import quantize, quantized_formats
+else:
+    quantize = lazy_module("max.pipelines.checkpoints.quantize")
+    quantized_formats = lazy_module("max.pipelines.checkpoints.quantized_formats")
 
 
 def load_model(
@@ -91,11 +96,15 @@ def _adapter(
     rename_weights = rename
 
     def adapt(state_dict: Mapping[str, Any], **options: object) -> dict[str, WeightData]:
-        converted = state_dict if section is None else convert_quantized(state_dict, section)
+        converted = (
+            state_dict
+            if section is None
+            else quantized_formats.convert_quantized(state_dict, section)
+        )
         weights = rename_weights(converted, **options)
         if kind is None:
             return weights
-        return quantized_state_dict(weights, kind, session, model_config.weight_paths())
+        return quantize.quantized_state_dict(weights, kind, session, model_config.weight_paths())
 
     return adapt
 

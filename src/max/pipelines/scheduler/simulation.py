@@ -11,7 +11,7 @@ import numpy as np
 
 from max._dataclass import dataclass
 from max.interfaces import BatchType, RequestID, TextGenerationContext
-from max.pipelines.core.context import TextContext
+from max.pipelines.core.text_context import TextContext
 from max.pipelines.kv_cache.page_manager import PageManager
 from max.pipelines.kv_cache.request_pages import RequestPages
 from max.pipelines.scheduler.limits import SchedulerLimits

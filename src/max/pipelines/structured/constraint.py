@@ -5,18 +5,24 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Iterable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
 
+from max._lazy import lazy_module
 from max.interfaces import GenerationStatus, TextGenerationContext
-from max.pipelines.core.context import TextContext
 from max.pipelines.core.exceptions import GrammarsWaitError, InputError
 from max.pipelines.core.native_calls import native_calls
+from max.pipelines.core.text_context import TextContext
 from max.pipelines.structured.compile_threads import MOST_OVERDUE
-from max.pipelines.structured.grammar import first_line, llguidance, matcher_of, of_json_schema
 from max.pipelines.structured.step_masks import Mask, MaskThread, StepMasks, fill
+from max.pipelines.structured.validation import first_line, llguidance
+
+if TYPE_CHECKING:
+    from max.pipelines.structured import grammar as grammars
+else:
+    grammars = lazy_module("max.pipelines.structured.grammar")  # not before the first grammar
 
 _guarded = native_calls(
     "the answer's grammar cannot be followed", "Give a simpler one.", InputError
@@ -32,7 +38,7 @@ def grammar_of(context: TextGenerationContext) -> str | None:
     """
     grammar = getattr(context, "grammar", None)
     if grammar is None and context.json_schema is not None:
-        return of_json_schema(context.json_schema)
+        return grammars.of_json_schema(context.json_schema)
     return grammar
 
 
@@ -91,7 +97,7 @@ class Constraints:
                 "the grammars of earlier requests take too long to follow, and nothing ends them",
                 "Try again later.",
             )
-        matcher = matcher_of(self._vocabulary(context.eos_token_ids), grammar)
+        matcher = grammars.matcher_of(self._vocabulary(context.eos_token_ids), grammar)
         self._check_beginning(matcher)
         for token in context.generated_tokens.tolist():
             matcher.consume_token(token)

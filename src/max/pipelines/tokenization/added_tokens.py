@@ -6,11 +6,15 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from max.pipelines.checkpoints.config_keys import ConfigKeys
+from max.pipelines.checkpoints.damaged_files import remedy_for
+from max.pipelines.checkpoints.hub import HuggingFaceRepo
+from max.pipelines.checkpoints.json_files import read_json
+from max.pipelines.core.exceptions import ModelFilesError
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
 
-__all__ = ["NAMED", "add_missing_tokens", "special_tokens"]
+__all__ = ["NAMED", "add_missing_tokens", "special_tokens", "stated_tokens"]
 
 NAMED = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")  # fmt: skip
 """The keys of special tokens that all tokenizers have."""
@@ -120,3 +124,44 @@ def add_missing_tokens(tokenizer: Tokenizer, keys: ConfigKeys) -> None:
             texts.add(text)
     if missing:
         tokenizer.add_tokens(missing)
+
+
+def stated_tokens(repo: HuggingFaceRepo, config: Mapping[str, Any]) -> dict[str, Any]:
+    """The config with the tokens of special_tokens_map.json and added_tokens.json.
+
+    These count where tokenizer_config.json has no ``added_tokens_decoder``.
+
+    Args:
+        repo: The model.
+        config: The object of tokenizer_config.json.
+
+    Raises:
+        ModelFilesError: A file is damaged.
+    """
+    stated = {key: value for key, value in config.items() if value is not None}
+    if "additional_special_tokens" in stated and not stated.get("extra_special_tokens"):
+        stated["extra_special_tokens"] = stated.pop("additional_special_tokens")
+    if "added_tokens_decoder" in stated:
+        return stated
+    if repo.file_exists("special_tokens_map.json") and (path := repo.file("special_tokens_map.json")):  # fmt: skip
+        stated |= {key: value for key, value in read_json(path).items() if value is not None}
+    if repo.file_exists("added_tokens.json") and (path := repo.file("added_tokens.json")):
+        numbers = read_json(path)
+        if not all(type(number) is int and number >= 0 for number in numbers.values()):
+            raise ModelFilesError(f"{path} has a token whose number is none", remedy_for(path))
+        special = {_content(stated[name]) for name in NAMED if name in stated}
+        extra = stated.get("extra_special_tokens")
+        special |= {*map(_content, extra)} if isinstance(extra, list) else set()
+        stated["added_tokens_decoder"] = {
+            str(number): {
+                "content": text,
+                "special": text in special,
+                "normalized": text not in special,
+            }
+            for text, number in numbers.items()
+        }
+    return stated
+
+
+def _content(value: object) -> object:
+    return value.get("content") if isinstance(value, Mapping) else value

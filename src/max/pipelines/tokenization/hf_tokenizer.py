@@ -23,15 +23,22 @@ from max.pipelines.checkpoints.json_files import read_json
 from max.pipelines.checkpoints.weight_files import open_gguf
 from max.pipelines.core.exceptions import InputError, ModelFilesError, PromptTooLongError
 from max.pipelines.core.native_calls import native_calls, quiet_panics
-from max.pipelines.gguf.tokenizer import tokenizer_of
-from max.pipelines.tokenization.added_tokens import add_missing_tokens, special_tokens
-from max.pipelines.tokenization.older_files import stated_tokens, tokenizer_of_older_files
+from max.pipelines.tokenization.added_tokens import (
+    add_missing_tokens,
+    special_tokens,
+    stated_tokens,
+)
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
 
+    from max.pipelines.gguf import tokenizer as gguf_tokenizer
     from max.pipelines.tokenization import chat_template as chat_template_module
+    from max.pipelines.tokenization import older_files
 else:
+    # most models have a tokenizer.json
+    gguf_tokenizer = lazy_module("max.pipelines.gguf.tokenizer")
+    older_files = lazy_module("max.pipelines.tokenization.older_files")
     # imports Jinja: not before the first chat
     chat_template_module = lazy_module("max.pipelines.tokenization.chat_template")
 
@@ -377,12 +384,12 @@ def load_tokenizer(repo: HuggingFaceRepo) -> Any:
     """
     path = repo.file("tokenizer.json")
     if path is None and repo.gguf_file is not None:
-        return HFTokenizer(*tokenizer_of(open_gguf(repo.gguf_file)))
+        return HFTokenizer(*gguf_tokenizer.tokenizer_of(open_gguf(repo.gguf_file)))
     config_path = repo.file("tokenizer_config.json")
     config = {} if config_path is None else read_json(config_path)
     if path is None:
         with quiet_panics(), native_calls(f"{repo.repo_id} has no tokenizer", _REMEDY):
-            found = tokenizer_of_older_files(repo, config)
+            found = older_files.tokenizer_of_older_files(repo, config)
         if found is None:
             return _load_with_transformers(repo)
         tokenizer, config = found

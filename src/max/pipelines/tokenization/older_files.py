@@ -28,14 +28,14 @@ from max.pipelines.checkpoints.hub import HuggingFaceRepo
 from max.pipelines.checkpoints.json_files import read_json
 from max.pipelines.core.exceptions import ModelFilesError
 from max.pipelines.tokenization import byte_pair_files, sentencepiece_files, word_piece_files
-from max.pipelines.tokenization.added_tokens import NAMED, add_missing_tokens
+from max.pipelines.tokenization.added_tokens import NAMED, add_missing_tokens, stated_tokens
 from max.pipelines.tokenization.sentencepiece_model import SentencePieceModel, read_model
 from max.pipelines.tokenization.sequence_ends import add_ends
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
 
-__all__ = ["stated_tokens", "tokenizer_of_older_files"]
+__all__ = ["tokenizer_of_older_files"]
 
 Ends = Callable[["Tokenizer", Mapping[str, Any]], None]
 
@@ -262,47 +262,6 @@ def _class_names(repo: HuggingFaceRepo, config: Mapping[str, Any]) -> list[str]:
     if by_type == _GENERIC or kind in _STATED_WRONGLY:
         return [*dict.fromkeys(name for name in (by_type, stated) if name is not None)]
     return [stated]
-
-
-def stated_tokens(repo: HuggingFaceRepo, config: Mapping[str, Any]) -> dict[str, Any]:
-    """The config with the tokens of special_tokens_map.json and added_tokens.json.
-
-    These count where tokenizer_config.json has no ``added_tokens_decoder``.
-
-    Args:
-        repo: The model.
-        config: The object of tokenizer_config.json.
-
-    Raises:
-        ModelFilesError: A file is damaged.
-    """
-    stated = {key: value for key, value in config.items() if value is not None}
-    if "additional_special_tokens" in stated and not stated.get("extra_special_tokens"):
-        stated["extra_special_tokens"] = stated.pop("additional_special_tokens")
-    if "added_tokens_decoder" in stated:
-        return stated
-    if repo.file_exists("special_tokens_map.json") and (path := repo.file("special_tokens_map.json")):  # fmt: skip
-        stated |= {key: value for key, value in read_json(path).items() if value is not None}
-    if repo.file_exists("added_tokens.json") and (path := repo.file("added_tokens.json")):
-        numbers = read_json(path)
-        if not all(type(number) is int and number >= 0 for number in numbers.values()):
-            raise ModelFilesError(f"{path} has a token whose number is none", remedy_for(path))
-        special = {_content(stated[name]) for name in NAMED if name in stated}
-        extra = stated.get("extra_special_tokens")
-        special |= {*map(_content, extra)} if isinstance(extra, list) else set()
-        stated["added_tokens_decoder"] = {
-            str(number): {
-                "content": text,
-                "special": text in special,
-                "normalized": text not in special,
-            }
-            for text, number in numbers.items()
-        }
-    return stated
-
-
-def _content(value: object) -> object:
-    return value.get("content") if isinstance(value, Mapping) else value
 
 
 def _guarded_call(path: Path, build: Callable[[], Any]) -> Any:

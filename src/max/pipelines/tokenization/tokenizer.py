@@ -25,7 +25,6 @@ from max.pipelines.core import TextContext
 from max.pipelines.core.exceptions import InputError, ModelFilesError, PromptTooLongError
 from max.pipelines.core.reasoning import UNLIMITED, ReasoningBudget
 from max.pipelines.core.text import shortened_repr, utf8
-from max.pipelines.structured.grammar import of_json_schema
 from max.pipelines.tokenization.base_tokenizers import Tokens
 from max.pipelines.tokenization.hf_tokenizer import (
     HFTokenizer,
@@ -35,8 +34,11 @@ from max.pipelines.tokenization.hf_tokenizer import (
 
 if TYPE_CHECKING:
     import asyncio
+
+    from max.pipelines.structured import grammar as grammars
 else:
     asyncio = lazy_module("asyncio")
+    grammars = lazy_module("max.pipelines.structured.grammar")
 
 logger = logging.getLogger("max.pipelines")
 
@@ -398,7 +400,7 @@ class TextTokenizer(PipelineTokenizer[TextContext, Tokens, TextGenerationRequest
         schema = None
         if response is not None and response.get("type") in ("json_schema", "json_object"):
             schema = json.dumps(response.get("json_schema") or {"type": "object"})
-            of_json_schema(schema)  # a bad schema is an error now, and not in a batch
+            grammars.of_json_schema(schema)  # a bad schema is an error now, and not in a batch
         return {
             "request_id": request.request_id,
             "tokens": tokens,

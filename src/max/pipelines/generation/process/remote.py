@@ -7,7 +7,7 @@ import threading
 from collections.abc import Generator, Sequence
 
 from max.interfaces import RequestID, TextGenerationOutput
-from max.pipelines.core.context import TextContext
+from max.pipelines.core.text_context import TextContext
 from max.pipelines.generation.generation import TextGenerator, by_request
 from max.pipelines.generation.process.channel import Channel
 from max.pipelines.generation.process.commands import (

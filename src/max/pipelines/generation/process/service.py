@@ -13,7 +13,7 @@ from typing import Any, TypeAlias
 
 from max._dataclass import dataclass
 from max.interfaces import GenerationStatus, RequestID, TextGenerationOutput
-from max.pipelines.core.context import TextContext
+from max.pipelines.core.text_context import TextContext
 from max.pipelines.generation.batch_pipeline import BatchPipeline, batch_pipeline, limits_of
 from max.pipelines.generation.engine import Engine, Failure, Outcome
 from max.pipelines.generation.process.channel import Channel

@@ -9,7 +9,7 @@ import numpy as np
 
 from max._dataclass import dataclass
 from max.interfaces import RequestID
-from max.pipelines.core.context import TextContext
+from max.pipelines.core.text_context import TextContext
 
 __all__ = ["Drafter", "LookupDrafter"]
 

@@ -17,7 +17,7 @@ import numpy.typing as npt
 
 from max._dataclass import dataclass
 from max.interfaces import GenerationStatus, TextGenerationContext, TextGenerationOutput
-from max.pipelines.core.context import TextContext
+from max.pipelines.core.text_context import TextContext
 
 logger = logging.getLogger("max.pipelines")
 

@@ -37,8 +37,9 @@ Outputs, in this order:
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+from max._lazy import lazy_module
 from max.dtype import DType
 from max.graph import DeviceRef, Dim, Graph, TensorType, TensorValue, Type
 from max.graph.weights import WeightData
@@ -47,9 +48,13 @@ from max.nn.transformer import ReturnLogits
 from max.pipelines.models.decoder.config import DecoderConfig
 from max.pipelines.models.decoder.decoder import Decoder
 from max.pipelines.models.decoder.step_record import StepRecord
-from max.pipelines.models.decoder.tensor_parallel import split_over_devices
 from max.pipelines.models.decoder.weights import is_quantized, quantized_decoder
 from max.pipelines.sampling.inputs import sample_tokens, sampling_input_types
+
+if TYPE_CHECKING:
+    from max.pipelines.models.decoder import tensor_parallel
+else:
+    tensor_parallel = lazy_module("max.pipelines.models.decoder.tensor_parallel")
 
 __all__ = ["build_graph", "input_types"]
 
@@ -151,7 +156,7 @@ def build_graph(
         model = decoder(config, kv_params, dtype, devices[0], return_logits)
         model.name_weights()
     if len(devices) > 1:
-        split_over_devices(model, devices)
+        tensor_parallel.split_over_devices(model, devices)
     model.use_subgraphs = use_subgraphs
     types = input_types(
         config, kv_params, with_sampling, devices=devices, with_embeddings=with_embeddings
