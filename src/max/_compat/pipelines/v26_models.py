@@ -53,7 +53,7 @@ _ORDER = (
     "pipeline_config", "session", "devices", "kv_cache_config", "weights", "adapter", "return_logits",
     "return_hidden_states",
 )  # fmt: skip
-"""The position_inputs parameters of constructors; the third one of `PipelineModel` is config.json's object."""
+"""The positional parameters of constructors; the third one of `PipelineModel` is config.json's object."""
 
 _OF_26 = ("memory_plan", "return_hidden_states", "max_batch_size")
 """Arguments of constructors that `PipelineModel` has not."""
