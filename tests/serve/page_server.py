@@ -66,6 +66,7 @@ class ScriptedModel:
         requests: The bodies of all requests.
         states: The models and their states.
         key: The API key; empty: none.
+        health: The answer of ``/health``.
         calls_again: Whether a result of a tool is answered with another call.
     """
 
@@ -74,6 +75,7 @@ class ScriptedModel:
         self.states: dict[str, dict[str, Any]] = {"tiny": {"value": "loaded"}}
         self.key = ""
         self.calls_again = False
+        self.health: dict[str, Any] = {"status": "ok"}
         self.streams = KeptStreams()
         app = FastAPI(openapi_url=None)
         app.state.server = SimpleNamespace(streams=self.streams)
@@ -81,6 +83,7 @@ class ScriptedModel:
         app.include_router(routes.docs_router)
         app.include_router(stream_routes.router)
         app.get("/v1/models")(self._models)
+        app.get("/health")(self._health)
         app.post("/v1/chat/completions")(self._chat)
         app.add_exception_handler(ApiError, _error)
         self.server = ThreadServer(_InRequest(StreamKeeper(app, self.streams)))
@@ -93,6 +96,9 @@ class ScriptedModel:
             for name, status in self.states.items()
         ]
         return JSONResponse({"data": data})
+
+    async def _health(self) -> Response:
+        return JSONResponse(self.health, 200 if self.health["status"] == "ok" else 503)
 
     def _check(self, request: Request) -> None:
         if self.key and request.headers.get("authorization") != f"Bearer {self.key}":

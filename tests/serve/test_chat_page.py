@@ -44,6 +44,7 @@ def page(browser: Browser, model: ScriptedModel) -> Iterator[Page]:
     model.requests.clear()
     yield page
     model.key, model.states = "", {"tiny": {"value": "loaded"}}
+    model.health = {"status": "ok"}
 
 
 def roles(model: ScriptedModel) -> list[tuple[str, str]]:
@@ -327,10 +328,14 @@ def test_settings_key_and_models(page: Page, model: ScriptedModel) -> None:
     page.run("const m = document.querySelector('#model'); m.value = 'big'; m.onchange()")
     assert "loads with the first message" in page.text("#model-state")
     model.states["big"] = {"value": "loading"}
+    model.health = {"status": "ok", "loading": [{"model": "big", "step": "compiling kernels 3/17"}]}
     page.send("hang")
     page.wait("/model loading… 1 s/.test(document.querySelector('#state').innerText)")
     page.push("Stop")
-    model.states["big"] = {"value": "loaded"}
+    page.wait("/kernels 3.17/.test(document.querySelector('#model-state').innerText)")
+    model.states["big"], model.health = {"value": "loaded"}, {"status": "unresponsive"}
+    page.wait("document.querySelector('#model-state').innerText === 'The engine is unresponsive.'")
+    model.health = {"status": "ok"}
     page.wait("document.querySelector('#model-state').innerText === ''")
     assert model.requests[-1]["model"] == "big" and model.requests[-1]["temperature"] == 0.25
     assert roles(model) == [("system", "Be brief."), ("user", "hang")]

@@ -15,6 +15,9 @@ export class Models extends EventTarget {
     this.models = [];
     this.select = at("model");
     this.loadingSince = new Map();
+    // what loads, with the step that it is at
+    this.steps = new Map();
+    this.engine = "ok";
     this.isBusy = false;
     this.select.onchange = () => {
       setSetting("model", this.select.value);
@@ -54,7 +57,8 @@ export class Models extends EventTarget {
   later() {
     clearTimeout(this.timer);
     if (document.visibilityState === "hidden") return;
-    const quick = this.isBusy || this.error || this.models.some((each) => each.status?.value === "loading");
+    const quick =
+      this.isBusy || this.error || this.engine !== "ok" || this.models.some((each) => this.state(each) === "loading");
     this.timer = setTimeout(() => this.read(), quick ? POLL_MS : IDLE_MS);
   }
 
@@ -64,17 +68,26 @@ export class Models extends EventTarget {
       if (!response.ok) throw new Error(await failureOf(response));
       this.models = (await response.json()).data;
       this.error = "";
+      await this.readHealth();
     } catch (error) {
       this.error = error instanceof TypeError ? "The server cannot be reached." : error.message;
     }
     const now = Date.now();
-    for (const { id, status } of this.models) {
-      if (status?.value !== "loading") this.loadingSince.delete(id);
+    for (const model of this.models) {
+      const { id } = model;
+      if (this.state(model) !== "loading") this.loadingSince.delete(id);
       else if (!this.loadingSince.has(id)) this.loadingSince.set(id, now);
     }
     this.fill();
     this.later();
     this.dispatchEvent(new Event("change"));
+  }
+
+  async readHealth() {
+    const response = await fetch("health");
+    const { status, loading } = await response.json();
+    this.engine = status;
+    this.steps = new Map((loading ?? []).map(({ model, step }) => [model, step]));
   }
 
   fill() {
@@ -97,7 +110,8 @@ export class Models extends EventTarget {
     return WORDS[this.state(model)] ?? this.state(model);
   }
 
-  state({ status }) {
+  state({ id, status }) {
+    if (this.steps.has(id)) return "loading";
     return status?.failed ? "failed" : (status?.value ?? "loaded");
   }
 
@@ -113,9 +127,10 @@ export class Models extends EventTarget {
     const state = this.state(model);
     if (state === "loading") {
       const seconds = Math.round((Date.now() - (this.loadingSince.get(model.id) ?? Date.now())) / 1000);
-      const progress = model.status.progress ? `, ${model.status.progress}` : "";
-      return `loading… ${seconds} s${progress}`;
+      const step = this.steps.get(model.id);
+      return `loading… ${seconds} s${step ? `, ${step}` : ""}`;
     }
+    if (this.engine !== "ok") return `The engine is ${this.engine}.`;
     if (state === "unloaded") return "loads with the first message";
     return state === "failed" ? `cannot be loaded: ${model.status.error}` : "";
   }
