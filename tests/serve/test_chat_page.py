@@ -330,7 +330,7 @@ def test_settings_key_and_models(page: Page, model: ScriptedModel) -> None:
     model.states["big"] = {"value": "loading"}
     model.health = {"status": "ok", "loading": [{"model": "big", "step": "compiling kernels 3/17"}]}
     page.send("hang")
-    page.wait("/model loading… 1 s/.test(document.querySelector('#state').innerText)")
+    page.wait("/The model is loading… 1 s/.test(document.querySelector('#state').innerText)")
     page.push("Stop")
     page.wait("/kernels 3.17/.test(document.querySelector('#model-state').innerText)")
     model.states["big"], model.health = {"value": "loaded"}, {"status": "unresponsive"}

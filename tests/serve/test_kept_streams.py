@@ -279,3 +279,72 @@ def test_memory_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
         assert [each.body for each in running[:3]] == [b"ab"] * 3
 
     _run(test)
+
+
+def test_readers_and_times(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(kept_streams, "ABANDONED_S", 0.05)
+    monkeypatch.setattr(kept_streams, "KEPT_S", 0.3)
+
+    async def test() -> None:
+        streams, gate = KeptStreams(), asyncio.Event()
+        client = _Client(_app(streams, [b"a", b"b"], gate))
+        await _settled(lambda: len(client.sent) == 2)
+        stream = streams.find(ID, "a")
+        streams.attach(stream)
+        streams.detach(stream)  # its own connection is open still
+        await asyncio.sleep(0.15)
+        assert not stream.stopped.is_set()
+        gate.set()
+        await client.task
+        assert not stream.readers
+        streams.attach(stream)
+        streams.detach(stream)  # a complete answer stays as long as ever
+        await asyncio.sleep(0.1)
+        assert streams.find(ID, "a") is stream and not stream.stopped.is_set()
+        await _settled(lambda: not streams._streams)
+
+    _run(test)
+
+
+def test_a_reader_of_an_answer_that_grows_too_long_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(kept_streams, "MOST_BYTES_OF_ONE", 10)
+
+    async def test() -> None:
+        streams, gate = KeptStreams(), asyncio.Event()
+        parts = [b"a" * 6, b"b" * 6, b"c" * 6]
+        client = _Client(_app(streams, parts, gate))
+        await _settled(lambda: len(client.sent) == 2)
+        stream = streams.find(ID, "a")
+        reader = asyncio.ensure_future(_body(stream))
+        await asyncio.sleep(0)
+        gate.set()
+        await client.task
+        assert await reader == b"a" * 6 and client.body == b"".join(parts)
+        assert stream.dropped and not stream.parts and streams._bytes == 0
+
+    _run(test)
+
+
+def test_identifiers_and_numbers(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(kept_streams, "MOST_STREAMS", 2)
+
+    async def test() -> None:
+        streams = KeptStreams()
+        for bad in ("", "a" * 15, "a" * 65, "a b" * 8, "a" * 20 + "\n"):
+            with pytest.raises(ApiError, match="16 to 64"):
+                streams.begin(bad, "a")
+        first = streams.begin("a" * 16, "a")
+        with pytest.raises(ApiError) as used:
+            streams.begin("a" * 16, "a")
+        assert used.value.status == 409
+        streams.begin("a" * 16, "b")  # another client's
+        with pytest.raises(ApiError) as full:
+            streams.begin("c" * 64, "c")
+        assert full.value.status == 503
+        streams.end(first)
+        streams.begin("c" * 64, "c")
+        # the oldest complete answer makes room, those that run do not
+        streams.end(streams.find("c" * 64, "c"))
+        assert [key[0] for key in streams._streams] == ["b", "c"]
+
+    _run(test)

@@ -115,7 +115,6 @@ class KeptStreams:
         if len(running) >= MOST_STREAMS:
             raise ApiError("too many kept streams run", status=503, code="too_many_kept_streams")
         stream = self._streams[client, identifier] = KeptStream(client, identifier)
-        self._trim()
         return stream
 
     def find(self, identifier: str, client: str) -> KeptStream:
@@ -185,6 +184,7 @@ class KeptStreams:
         stream.ended = True
         stream.notify()
         self._arm(stream, KEPT_S, lambda: self._remove(stream))
+        self._trim()
 
     def stop(self, stream: KeptStream) -> None:
         """Stops an answer; one that has ended is removed.

@@ -105,7 +105,7 @@ export class Chat {
 
   progressText(waits) {
     const loading = this.models.text;
-    if (waits && loading) return `The model ${loading}`.replace("The model The", "The");
+    if (waits && loading) return loading.startsWith("loading") ? `The model is ${loading}` : "Waiting…";
     return waits ? "Reading…" : "Writing…";
   }
 

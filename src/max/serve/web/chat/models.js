@@ -51,7 +51,8 @@ export class Models extends EventTarget {
   busy(isBusy) {
     if (this.isBusy === isBusy) return;
     this.isBusy = isBusy;
-    this.later();
+    if (!isBusy && this.text) this.read();
+    else this.later();
   }
 
   later() {
