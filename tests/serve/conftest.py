@@ -16,6 +16,8 @@ import openai
 import psutil
 import pytest
 
+from tests.serve.browser import Browser
+
 ROOT = Path(__file__).parents[2]
 TINY = ROOT / "models" / "tiny-chat"
 READY_S = 240.0
@@ -120,6 +122,14 @@ def server(start_server: Callable[..., RunningServer]) -> RunningServer:
         "--max-batch-size", "8", "--quantization-encoding", "float32",
         "--max-request-bytes", "200000",
     ).wait_ready()  # fmt: skip
+
+
+@pytest.fixture(scope="session")
+def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
+    """A browser, shared by the tests of pages: each begins with pages that the browser has never seen."""
+    browser = Browser(str(tmp_path_factory.mktemp("profile")))
+    yield browser
+    browser.close()
 
 
 @pytest.fixture

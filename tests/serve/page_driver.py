@@ -32,10 +32,12 @@ class Page:
     Args:
         browser: The browser.
         url: The address of the server.
+        wait_s: The seconds for which something is waited for.
     """
 
-    def __init__(self, browser: Browser, url: str) -> None:
+    def __init__(self, browser: Browser, url: str, wait_s: float = 30.0) -> None:
         self.browser, self.url = browser, url
+        browser.wait_s = wait_s
         self.run, self.wait, self.press, self.click = (
             browser.run, browser.wait, browser.press, browser.click,
         )  # fmt: skip

@@ -28,14 +28,6 @@ def model() -> Iterator[ScriptedModel]:
     model.server.stop()
 
 
-@pytest.fixture(scope="module")
-def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
-    browser = Browser(str(tmp_path_factory.mktemp("profile")))
-    browser.wait_s = 30.0  # nothing waits for a model
-    yield browser
-    browser.close()
-
-
 @pytest.fixture
 def page(browser: Browser, model: ScriptedModel) -> Iterator[Page]:
     """The page of a user who is new."""
@@ -222,6 +214,7 @@ def test_a_reload_in_a_stream(page: Page, model: ScriptedModel) -> None:
     assert page.problems() == []
 
 
+@pytest.mark.long
 def test_a_stream_that_the_server_has_lost(page: Page, model: ScriptedModel) -> None:
     page.send("slow 500")
     page.wait("document.querySelector('.assistant .text')?.innerText.includes('w3')")

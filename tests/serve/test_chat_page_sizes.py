@@ -40,13 +40,11 @@ await store.addAll(made);
 
 
 @pytest.fixture(scope="module")
-def page(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Page]:
-    model, browser = ScriptedModel(), Browser(str(tmp_path_factory.mktemp("profile")))
-    browser.wait_s = 30.0
+def page(browser: Browser) -> Iterator[Page]:
+    model = ScriptedModel()
     page = Page(browser, model.url)
     page.clear()
     yield page
-    browser.close()
     model.server.stop()
 
 
@@ -96,7 +94,13 @@ LACKING = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("lack", list(LACKING))
+@pytest.mark.parametrize(
+    "lack",
+    [
+        each if each == "no locks" else pytest.param(each, marks=pytest.mark.long)
+        for each in LACKING
+    ],
+)
 def test_a_browser_that_lacks_a_part(page: Page, lack: str) -> None:
     page.clear()
     script = page.browser.before_each_page(LACKING[lack])

@@ -179,16 +179,14 @@ QUICK = ("one word", "quotes", "dollars", "macro", "towers")
 
 
 @pytest.fixture(scope="module")
-def page(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Page]:
+def page(browser: Browser) -> Iterator[Page]:
     """A page whose answers the tests show themselves."""
-    model, browser = ScriptedModel(), Browser(str(tmp_path_factory.mktemp("profile")))
-    browser.wait_s = 30.0
+    model = ScriptedModel()
     page = Page(browser, model.url)
     page.clear()
     yield page
     assert page.run("return window.harmed") is None
     assert page.problems() == []
-    browser.close()
     model.server.stop()
 
 

@@ -27,14 +27,6 @@ def model() -> Iterator[ScriptedModel]:
     model.server.stop()
 
 
-@pytest.fixture(scope="module")
-def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
-    browser = Browser(str(tmp_path_factory.mktemp("profile")))
-    browser.wait_s = 30.0
-    yield browser
-    browser.close()
-
-
 @pytest.fixture
 def page(browser: Browser, model: ScriptedModel) -> Page:
     page = Page(browser, model.url)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import httpx
 import pytest
 
@@ -17,18 +15,10 @@ pytestmark = pytest.mark.skipif(
 )
 
 
-@pytest.fixture(scope="module")
-def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
-    """A browser that has never seen the server."""
-    browser = Browser(str(tmp_path_factory.mktemp("profile")))
-    yield browser
-    browser.close()
-
-
 @pytest.fixture
 def page(browser: Browser, server: RunningServer) -> Page:
     """The chat page of a greedy user with no conversation."""
-    page = Page(browser, server.url)
+    page = Page(browser, server.url, wait_s=120.0)
     page.clear()
     page.click("#options")
     page.type("#temperature", "0")

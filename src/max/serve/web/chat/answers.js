@@ -177,9 +177,22 @@ export class Answers extends EventTarget {
 
   /** Stops an answer, in whatever tab it is made. */
   async stop(turn) {
-    const ended = fetch(url(turn), { method: "DELETE", headers: authorization(), keepalive: true }).catch(() => {});
+    const ended = this.end(turn);
     this.running.get(turn.id)?.abort();
     await ended;
+  }
+
+  async end(turn) {
+    // the request may come after this one
+    for (let tries = 0; tries < 4; tries++) {
+      try {
+        const response = await fetch(url(turn), { method: "DELETE", headers: authorization(), keepalive: true });
+        if (response.status !== 404 || turn.first) return;
+      } catch {
+        return;
+      }
+      await new Promise((resolve) => setTimeout(resolve, 100 * 2 ** tries));
+    }
   }
 }
 
