@@ -102,6 +102,7 @@ class Engine:
         limits: SchedulerLimits,
         reader: StepReader | None = None,
     ) -> None:
+        # an engine does not keep the weights of a pipeline that nobody uses in memory
         self._pipeline = weakref.ref(pipeline)
         self.scheduler = TextScheduler(joined(pipeline.kv_managers), limits)
         self._stepping = False
@@ -178,6 +179,7 @@ class Engine:
             BaseException: The pipeline raised an exception that is not an ``Exception``, such as ``KeyboardInterrupt``.
                 The requests of the batch are preempted, and continue after the tokens that were delivered.
         """
+        # set before the changes are read: a request that arrives from now on interrupts the step
         self._stepping = True
         try:
             self.apply_changes()
@@ -212,6 +214,7 @@ class Engine:
                     started.append((context.request_id, now, context.start_idx, miss))
             with self._lock:
                 self._started += started
+        # the scheduler is not timed: its estimates are of the model
         start = time.perf_counter()
         try:
             result = StepResult.of(pipeline.execute(inputs))
@@ -222,6 +225,7 @@ class Engine:
                 self._outcomes.append(Failure(context.request_id, error))
             return
         except BaseException:
+            # what clients have seen must stay in the texts
             self._keep_delivered(batch)
             for context in batch:
                 if context.is_done:
@@ -232,6 +236,7 @@ class Engine:
             raise
         seconds = time.perf_counter() - start
         outputs, steps = result, result.steps
+        # the reader has sent these tokens; the outcomes are the others
         delivered = self._end_reading(steps)
         for context, count in zip(batch[: len(delivered)], delivered, strict=True):
             output = outputs[context.request_id]
@@ -242,6 +247,7 @@ class Engine:
         else:
             self.scheduler.record_prompts(seconds)
             self.prompt_steps.record(seconds)
+        # before the outcomes: pages of ended requests are free when their clients learn of it
         self.scheduler.update(batch)
         for context in batch:
             output, error = outputs.get(context.request_id), getattr(context, "failure", None)

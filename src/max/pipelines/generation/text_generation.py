@@ -134,6 +134,7 @@ class TextGenerationPipeline(
             self._pipeline_model, pipeline_config, self._session, available
         )
         self._sampler = Sampler(self._session, self._devices[0], pipeline_config.sampling_config)
+        # grammars need the vocabulary of the tokenizer below
         self._constraints = Constraints(getattr(tokenizer, "delegate", None))
         self._prefixes = PrefixStore.of(pipeline_config, self._kv_manager)
         self._drafts = DraftSteps.of(

@@ -176,7 +176,9 @@ class PageManager:
         for pool, group in zip(self.pools, table.groups, strict=True):
             group.returned = self._first_visible(pool, end)
             held = pool.hold(hashes[group.returned : end])
+            # num_pages stands for a page that the window has passed: no kernel reads it
             group.pages = [pool.num_pages] * group.returned + held
+        # the chain of hashes goes on from here when the next page is full
         table.hashes = hashes[:end]
         parent = table.hashes[-1] if end else salt
         table.reused = end * self.page_size
@@ -185,6 +187,7 @@ class PageManager:
         found = self._known.find(parent, next_tokens, within, self._can_be_copied)
         known = table.hashes if found.page_hash is None else [*table.hashes, found.page_hash]
         self._known.touch(known)
+        # a page that is not full is copied, as its owner still writes to it
         copied = found.length if self._copied(table, found.page_hash) else 0
         table.reused += copied
         table.miss = self._known.miss(tokens, salt, table.reused, found, found.longest > copied)
@@ -210,6 +213,7 @@ class PageManager:
         for pool in self.pools:
             page = None if page_hash is None else pool.copy_content(page_hash)
             if page is None:
+                # all groups or none: the tables of a request have equally many pages
                 for taken, owner in zip(pages, self.pools, strict=False):
                     owner.drop(taken)
                 return False
@@ -225,12 +229,14 @@ class PageManager:
         for index in range((len(tokens) - 1) // self.page_size):
             parent = hashes[-1] if hashes else salt
             hashes.append(page_hash_of(parent, tokens, index, self.page_size, contents))
+            # no later page can help: hashes are chained, and such a group needs all of them
             if not all(pool.is_cached(hashes[-1]) for pool in unwindowed):
                 break
         return hashes
 
     def _cached_pages(self, hashes: list[bytes], on_device: bool = False) -> int:
         """The length in pages of the longest prefix whose last window is cached in every group."""
+        # groups have different windows; a prefix is usable where all of them have what the next token sees
         ends = [self._cached_ends(pool, hashes, on_device) for pool in self.pools]
         return max(set.intersection(*ends))
 
@@ -416,6 +422,7 @@ class PageManager:
                 pool.drop(page)
             del group.pages[pages:]
             group.returned = min(group.returned, pages)
+        # these pages are written again, maybe with other tokens
         del table.hashes[kept // size :]
         table.reused = min(table.reused, kept)
         table.tail = None

@@ -104,6 +104,7 @@ class RequestPages:
             return False
         self.claim(context.request_id)
         reused = self.reuse_prefix(context)
+        # for `retract`, which undoes an opening that did not lead to a step
         self._opened[context.request_id] = context.current_length, reused
         self.opened_tokens += context.current_length
         self.reused_tokens += reused
@@ -230,6 +231,7 @@ class RequestPages:
             if self.pages.enable_prefix_caching:
                 salt, contents, end = self._identity(context)
                 self.pages.commit(key, context.all_tokens[: min(length, end)], salt, contents)
+            # after `commit`: a page that is released stays cached under its hash
             self.pages.trim(key, length)
 
     def truncate(self, context: TextContext, length: int) -> None:
@@ -248,6 +250,7 @@ class RequestPages:
         # the last token is processed again, as its logits are needed
         kept = min(context.start_idx, length - 1)
         goes_back = kept < context.start_idx
+        # first, as it refuses lengths; the pages are changed only if it succeeds
         context.truncate(length)
         if goes_back and self.contains(context.request_id):
             self.keep(context, 0 if self.slots is not None else kept)
@@ -291,6 +294,7 @@ class RequestPages:
                 self.pages.release(number)
                 raise
         if number is not request_id:
+            # a claim takes no pages: the first `alloc` looks up the cached ones
             self._unread.add(number)
 
     def reuse_prefix(self, context: TextGenerationContext) -> int:

@@ -89,10 +89,12 @@ class Sampler:
             logits = Tensor.from_numpy(
                 masked_logits(np.array(logits.to(CPU()).to_numpy()), batch)
             ).to(self._device)
+        # one graph for the batch: rows without penalties get neutral ones
         penalties = any(has_penalties(context.sampling_params) for context in batch)
         inputs: list[Any] = [logits, *SamplingInputs.of(batch, self._device, step)]
         if penalties:
             inputs += [tensor.to(self._device) for tensor in penalty_inputs(batch)]
+        # [batch, words] of 32 tokens to [batch, vocab] of bool
         if bitmask is not None:
             allowed = Tensor.from_numpy(unpacked(bitmask, int(logits.shape[1])))
             inputs.append(allowed.to(self._device))
@@ -112,6 +114,7 @@ class Sampler:
         Returns:
             int64 ``[rows]``.
         """
+        # the seed of a row depends on its position only, so a draft changes no choice
         inputs = SamplingInputs.of(contexts, self._device, steps)
         (tokens,) = self._model(False, False).execute(logits, *inputs)
         return tokens
@@ -144,6 +147,7 @@ def masked_logits(
         The same array.
     """
     for row, context in enumerate(batch):
+        # processors come last: they see all other changes of the logits
         for token, bias in (context.sampling_params.logit_bias or {}).items():
             logits[row, token] += bias
         (banned,) = context.get_min_token_logit_mask(1)

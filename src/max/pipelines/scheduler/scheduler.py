@@ -104,6 +104,7 @@ class TextScheduler:
         Args:
             request_id: The request.
         """
+        # a request may have ended in the step that its client cancelled it in
         if self._order.remove(request_id):
             self._long.discard(request_id)
             self._waiting.pop(request_id, None)
@@ -138,6 +139,7 @@ class TextScheduler:
 
         Call :meth:`update` after the batch has run and its contexts are updated.
         """
+        # prompts first: a request that waits has no token yet, one that runs has some to show
         prompts = self._prompts()
         if prompts:
             decoding: list[TextGenerationContext] = []
@@ -200,6 +202,7 @@ class TextScheduler:
         batch: list[TextGenerationContext] = []
         tokens_left, long_left = limits.prefill_chunk_size, self._chunk()
         slots = min(limits.max_ce_batch_size, limits.max_batch_size - len(self._running))
+        # `max_batch_context_length` bounds running requests and new prompts together
         context_length = sum(context.current_length for context in self._running.values())
         for context in list(self._waiting.values()):
             if tokens_left < 1 or len(batch) >= slots:
@@ -214,6 +217,7 @@ class TextScheduler:
             if not joins:
                 continue  # a later prompt that fits one chunk may join
             batch.append(context)
+            # virtual time: a client that was idle gets no credit for it
             self._order.start(context)
             tokens_left -= context.active_length
             if context.request_id in self._long:
@@ -299,6 +303,7 @@ class TextScheduler:
         """Whether a running request needs further pages before it ends."""
         if context.max_length is None:
             return True
+        # the last token is sampled, not cached
         left = max(1, context.max_length - context.active_idx - draft_length(context))
         return self._pages.missing_pages(context, left) > 0
 
@@ -320,6 +325,7 @@ class TextScheduler:
             for context in self._running.values()
             if context.max_length is not None
         ]
+        # all requests take the same number of steps: the shortest room bounds it
         steps = min([self._limits.max_num_steps, *room])
         # ends after at most `max_num_steps` attempts
         while steps > 1 and not self._fits(steps):
@@ -343,7 +349,9 @@ class TextScheduler:
             kept: Requests of the same batch, which must keep their pages.
         """
         batch: list[TextGenerationContext] = []
+        # a copy: `_preempt` takes requests out of the queue
         for key, context in list(self._running.items()):
+            # each turn frees pages or drops a draft, so the loop ends
             while key in self._running:
                 try:
                     self._pages.alloc(context, steps)
@@ -368,6 +376,7 @@ class TextScheduler:
             for context in (*self._waiting.values(), *self._running.values())
             if self._pages.contains(context) and context.request_id not in kept
         ]
+        # the request of the least right loses its pages: what is lost is read again
         last = max(holders, key=self._order.rank, default=after)
         if self._order.rank(last) <= self._order.rank(after):
             return False

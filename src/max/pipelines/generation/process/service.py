@@ -278,6 +278,7 @@ class TextWork(Work[_Command, Event]):
         Returns:
             Tokens, failures, and reports.
         """
+        # the events of a step leave in one frame
         events = [self._event(outcome) for outcome in self._engine.step()]
         if time.monotonic() >= self._next_keep:  # the engine has not been idle for long
             self._keep_new_prefixes()
@@ -355,6 +356,7 @@ class TextWork(Work[_Command, Event]):
                 raise arrival.error or RuntimeError("the request has no context")
         except Exception as error:
             return (RequestFailed(request.request_id, ErrorInfo.of(error)),)
+        # from here on each way out of the engine sends a last event
         self._open.add(request_id)
         self._has_new_prefixes = True
         self._engine.submit(context, request.priority, request.client)

@@ -133,6 +133,7 @@ class WorkerLoop(Generic[CommandT, EventT]):
         try:
             self._channel.send(self._work.begin())
             while not self._stopped:
+                # asked before commands are read: an idle loop waits for one
                 idle = self._work.idle
                 if self._signs is not None and not idle:
                     self._signs.step_begins()

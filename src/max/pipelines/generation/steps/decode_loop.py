@@ -140,10 +140,12 @@ class DecodeLoop:
         cache, sampling = inputs.kv_cache_inputs, inputs.sampling
         if not isinstance(cache, RaggedKVCacheInputs) or sampling is None:
             raise TypeError(f"DecodeLoop: {type(inputs).__name__} lacks a paged cache or sampling")
+        # [batch]: the loop replaces them by those of each step
         last = np.array([context.next_tokens[-1] for context in batch], np.int64)
         tokens = Tensor.from_numpy(last)
         inputs = self._pipeline_model.prepare_next_token_inputs(tokens, inputs)
         inputs.update(sampling=sampling)
+        # [steps, batch]: the reader polls its rows while native code writes them
         history = np.full((steps, len(batch)), NO_TOKEN, np.int64)
         done = np.zeros(1, np.int64)
         first_seeds = np.array([c.sampling_params.seed & SEED_MASK for c in batch], np.uint64)

@@ -101,6 +101,7 @@ class DraftSteps:
                 self._truncations[context.request_id] = context.truncations
                 self._drafter.rewind(context)
             if context.active_length == 1:
+                # a step gives one token more than it drafts, and both must fit
                 most = min(self.most, context.max_length - context.end_idx - 1)
                 if most > 0 and not _needs_single_tokens(context):
                     context.set_draft(self._drafter.propose(context, most))
@@ -140,6 +141,7 @@ class DraftSteps:
         rows = np.concatenate(
             [np.arange(end - count, end) for end, count in zip(offsets[1:], counts, strict=True)]
         )
+        # [sum of counts, vocab]: the rows of a request are side by side
         logits = np.ascontiguousarray(outputs.logits.to(CPU()).to_numpy()[rows.astype(np.int64)])
         chosen = self._chosen_tokens(Tensor.from_numpy(logits).to(device), batch, counts)
         tokens: list[list[int]] = []

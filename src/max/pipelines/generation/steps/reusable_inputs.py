@@ -38,6 +38,7 @@ class ReusableInputs:
 
     def precedes(self, batch: Sequence[Any]) -> bool:
         """Whether a batch has the same requests, each advanced by one token."""
+        # the same objects: a request that ended and came again has another context
         return len(batch) == len(self.batch) and all(
             context is previous and context.active_idx == end and context.start_idx == end - 1
             for context, previous, end in zip(batch, self.batch, self.ends, strict=True)
