@@ -113,6 +113,15 @@ def test_arguments_in_either_order() -> None:
     for made in (
         Own(options, "session", [CPU()], *rest),  # type: ignore[arg-type]
         Own(options, "session", (CPU(),), *rest),  # type: ignore[arg-type]
+        Own(
+            options,
+            "session",
+            [CPU()],
+            kv_cache_config=cache,
+            weights={},
+            adapter="adapter",
+            return_logits=ReturnLogits.ALL,
+        ),  # type: ignore[arg-type]  # fmt: skip
         Own(options, "session", FILE, "float32", [CPU()], *rest),  # type: ignore[arg-type]
         Own(
             options,
@@ -459,6 +468,27 @@ def test_defaults_of_batches() -> None:
         assert parameters["return_n_logits"].default == 1
     made = runtime()
     assert made.enable_chunked_prefill and (made.data_parallel_degree, made.pad_token_id) == (1, 0)
+
+
+@pytest.mark.parametrize(
+    "cls",
+    [
+        SingleReplicaRaggedBatchProcessor,
+        SingleReplicaEmbeddingBatchProcessor,
+        PaddedEncoderBatchProcessor,
+    ],
+)
+def test_batches_are_on_the_first_device(cls: type[Any]) -> None:
+    class OwnProcessor(cls):
+        def _make_inputs(self, **named: Any) -> Inputs:
+            return Inputs(**named)
+
+    refs = [DeviceRef.CPU(1), DeviceRef.CPU(0)]
+    processor: Any = OwnProcessor(None, runtime(devices=[CPU(1), CPU(0)]))
+    first, *_ = processor.get_symbolic_inputs(kv_params=PARAMS, device_refs=refs)
+    assert first.device == refs[0]
+    made = processor.prepare_initial_token_inputs([[view()]])
+    assert next(iter(made.named.values())).device == CPU(1)
 
 
 def test_padded_types() -> None:

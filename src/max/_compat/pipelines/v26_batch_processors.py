@@ -337,7 +337,8 @@ def single_replica_context_batch(
     """
     if len(replica_batches) != 1:
         raise ValueError(f"{processor_name}: {len(replica_batches)} replicas, expected 1")
-    return replica_batches[0]
+    (batch,) = replica_batches
+    return batch
 
 
 def build_single_replica_ragged_token_arrays(
@@ -413,5 +414,7 @@ def process_ragged_kv_outputs(
             f"{return_hidden_states}; expected {expected}, and no hidden states"
         )
     if expected == 1:
-        return ModelOutputs(outputs[0], next_token_logits=outputs[0])
-    return ModelOutputs(outputs[1], next_token_logits=outputs[0], logit_offsets=outputs[2])
+        (last,) = outputs
+        return ModelOutputs(last, next_token_logits=last)
+    last, every, offsets = outputs
+    return ModelOutputs(every, next_token_logits=last, logit_offsets=offsets)

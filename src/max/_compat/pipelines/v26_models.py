@@ -66,9 +66,11 @@ class CompilationTimer:
         name: The name of the compiled model.
     """
 
+    _begin: float
+    _staged: float
+
     def __init__(self, name: str) -> None:
         self.name = name
-        self._begin = self._staged = 0.0
 
     def __enter__(self) -> Self:
         self._begin = self._staged = time.perf_counter()
