@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from max import mlir
-from max._compiler.analysis.layout import Layout
+from max._compiler.analysis.layout import Layout, collapse
 from max._compiler.analysis.shapes import is_view, shape_of, strip, view_layout
 from max._compiler.locations import SourceLocations, number_ops, staged_op_of
 from max.dtype import DType
@@ -159,6 +159,133 @@ def test_layouts_of_views_are_those_of_numpy(data) -> None:
         if layout.is_contiguous and array.size:
             flat = elements(layout, memory).ravel()
             np.testing.assert_array_equal(flat, flat[0] + np.arange(len(flat)))
+
+
+def numbers(shape, strides, offset: int = 0) -> list[int]:
+    """The positions of all elements in memory, in row-major order."""
+    return [
+        offset + sum(i * stride for i, stride in zip(index, strides, strict=True))
+        for index in np.ndindex(*shape)
+    ]
+
+
+def test_a_layout_is_contiguous_if_its_elements_follow_each_other(rng) -> None:
+    contiguous = 0
+    for _ in range(600):
+        rank = int(rng.integers(0, 4))
+        shape = tuple(rng.choice([0, 1, 2, 2, 3, 3, 4, 2], rank).tolist())
+        layout = Layout.contiguous(shape)
+        if rng.random() < 0.7:
+            strides = [s if rng.random() < 0.6 else int(rng.integers(0, 7)) for s in layout.strides]
+            layout = Layout(shape, tuple(strides), 5)
+        found = numbers(shape, layout.strides)
+        assert layout.is_contiguous is (found == list(range(len(found)))), layout
+        contiguous += layout.is_contiguous
+    assert 100 < contiguous < 540
+
+
+def random_layout(rng) -> Layout:
+    """A layout after a transpose, a broadcast and a slice, or some of them."""
+    layout = Layout.contiguous(rng.choice([1, 2, 3, 4], int(rng.integers(1, 4))).tolist())
+    if rng.random() < 0.4:
+        layout = layout.transpose(rng.permutation(len(layout.shape)).tolist())
+    if rng.random() < 0.3:
+        layout = layout.broadcast_to([*rng.choice([1, 2], 1).tolist(), *layout.shape])
+    if rng.random() < 0.4:
+        rank = len(layout.shape)
+        shape = [int(rng.integers(1, n + 1)) for n in layout.shape]
+        layout = layout.slice([0] * rank, [1] * rank, shape)
+    return layout
+
+
+def regrouped(rng, shape) -> list[int]:
+    """Another shape of as many elements: the prime factors in an order like the old one, grouped at random."""
+    factors = [f for n in shape for f in ([2, 2] if n == 4 else [n] if n > 1 else [])]
+    if rng.random() < 0.2:
+        rng.shuffle(factors)
+    new = [1] if rng.random() < 0.3 else []
+    for factor in factors:
+        if new and rng.random() < 0.5:
+            new[-1] *= factor
+        else:
+            new.append(factor)
+    return [*new, 1] if rng.random() < 0.3 else new
+
+
+def test_a_reshape_has_strides_if_numpy_finds_some(rng) -> None:
+    counts = {True: 0, False: 0}
+    for _ in range(1500):
+        layout = random_layout(rng)
+        new = regrouped(rng, layout.shape)
+        memory = np.arange(500, dtype=np.int8)
+        array = np.lib.stride_tricks.as_strided(memory, layout.shape, layout.strides)
+        try:
+            array.view().shape = tuple(new)
+            expected = True
+        except AttributeError:
+            expected = False
+        reshaped = layout.reshape(new)
+        assert (reshaped is not None) is expected, (layout, new)
+        counts[expected] += 1
+        if reshaped is not None:
+            assert reshaped.shape == tuple(new)
+            before = numbers(layout.shape, layout.strides, layout.offset)
+            assert numbers(new, reshaped.strides, reshaped.offset) == before
+    assert min(counts.values()) > 150
+
+
+def test_reshapes_of_symbolic_sizes() -> None:
+    """Groups of axes have equal products, whatever the symbols are."""
+    apart = Layout((N, 2, 3), (12, 3, 1), 7)
+    assert apart.reshape((N, 6)) == Layout((N, 6), (12, 1), 7)
+    assert apart.reshape((N, 3, 2)) == Layout((N, 3, 2), (12, 2, 1), 7)
+    assert apart.reshape((N * 2, 3)) is None and apart.reshape((6, N)) is None
+    rows = Layout((N, 2, 3), (12, 6, 1), 7)
+    assert rows.reshape((N * 2, 3)) == Layout((N * 2, 3), (6, 1), 7)
+    assert Layout((N * 2, 3), (6, 1), 7).reshape((N, 2, 3)) == rows
+    assert rows.reshape((N, 6)) is None
+    assert Layout((2, N, 3), (N * 6, 6, 1)).reshape((N * 2, 3)) == Layout((N * 2, 3), (6, 1))
+    # sizes that only a run compares: those of a contiguous value have strides whatever they are
+    m = DimExpr.symbol("m")
+    assert Layout.contiguous((N,)).reshape((m,)) == Layout.contiguous((m,))
+    assert Layout((N,), (2,)).reshape((m,)) is None
+    assert Layout((N, 2), (8, 4)).reshape((N,)) is None
+    assert Layout((N,), (2,)).reshape((N, 2)) is None
+    # no elements: any strides would do
+    assert Layout((0, 3), (9, 2)).reshape((3, 0)) == Layout.contiguous((3, 0))
+    assert Layout((N, 3), (9, 2)).reshape((0,)) == Layout.contiguous((0,))
+    # an axis of 1 has no other element
+    assert Layout((N, 1), (4, 9)).reshape((1, N)) == Layout((1, N), (0, 4))
+
+
+def test_collapsed_axes_walk_the_same_elements(rng) -> None:
+    """No axis of 1 is left, nor two that all views allow to merge; the last one stays if it must."""
+    merges = 0
+    for _ in range(600):
+        rank, keep_last = int(rng.integers(1, 5)), bool(rng.random() < 0.5)
+        shape = rng.choice([1, 2, 3], rank).tolist()
+        views = []
+        for _ in range(int(rng.integers(1, 3))):
+            strides = list(Layout.contiguous(shape).strides)
+            if rng.random() < 0.6:
+                at = int(rng.integers(0, rank))
+                strides[: at + 1] = [2 * stride for stride in strides[: at + 1]]
+            views.append(tuple(strides))
+        dims, strides = collapse(shape, views, keep_last=keep_last)
+        for view, merged in zip(views, strides, strict=True):
+            assert numbers(dims, merged) == numbers(shape, view)
+        free = list(dims)
+        if keep_last:
+            assert free.pop() == shape[-1]
+            assert [view[-1] for view in views] == [merged[-1] for merged in strides]
+        assert 1 not in free
+        for axis in range(1, len(free)):
+            assert any(merged[axis - 1] != merged[axis] * dims[axis] for merged in strides)
+        merges += len(dims) < len(shape) - shape.count(1)
+    assert merges > 100
+    assert collapse((N, 2, 3), [(6, 3, 1), (12, 6, 2)]) == ((N * 6,), [(1,), (2,)])
+    assert collapse((N, 2, 3), [(6, 3, 1)], keep_last=True) == ((N * 2, 3), [(3, 1)])
+    assert collapse((), [(), ()]) == ((), [(), ()]) and collapse((1,), [(5,)]) == ((), [()])
 
 
 def views() -> list[mlir.MoOp]:

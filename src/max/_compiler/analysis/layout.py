@@ -63,7 +63,8 @@ class Layout:
         shape = tuple(shape)
         if self.shape == shape:
             return self
-        if 0 in shape or 0 in self.shape or self.is_contiguous:
+        # no element has a position that matters, or all follow each other
+        if 0 in shape or self.is_contiguous:
             return Layout(shape, contiguous_strides(shape), self.offset)
         # pair groups of old and new axes with equal products; the old axes of a group must be mergeable
         old = [
