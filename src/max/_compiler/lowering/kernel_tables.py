@@ -85,6 +85,7 @@ class KernelTable:
     ) -> tuple[str, tuple[Slot | BufferBound, ...]]:
         """The kernel of a region, and its slots."""
         specs: list[k.TensorSpec | k.ScalarType] = [argument.spec() for argument in arguments]
+        # scalars are run-time arguments: they do not determine the IR
         key = (text.source, tuple(specs))
 
         def make() -> tuple[Any, dict[str, Any]]:
@@ -152,11 +153,13 @@ class KernelTable:
                 kernel, params = make()
                 return k.specialize(kernel, args=specs, params=params, target=self.target)
 
+            # a user's kernel may read globals that change: it is specialized anew in each compilation
             if request is None:
                 ir = specialize()
             else:
                 ir = specializations.get((*request, self.target), specialize)
             self._irs_by_request[key] = ir
+            # two requests may give the same IR
             if ir.key not in self.irs:
                 self.irs[ir.key] = ir
                 self.infos[ir.key] = KernelInfo(
@@ -175,6 +178,7 @@ class KernelTable:
         """The values of a kernel's argument slots."""
         slots: list[Slot | BufferBound] = []
         for slot in ir.slots:
+            # scalars of a region come after its tensors
             if slot.arg >= len(arguments):
                 slots.append(Number(scalars[slot.arg - len(arguments)]))
                 continue
@@ -189,6 +193,7 @@ class KernelTable:
             elif slot.kind == "dim":
                 slots.append(Number(argument.view.shape[slot.axis]))
             else:
+                # a slot of another kind is a stride, which only strided views have
                 assert argument.view.strides is not None
                 slots.append(Number(argument.view.strides[slot.axis]))
         return tuple(slots)

@@ -42,10 +42,12 @@ def _outline(unit: Unit) -> BodyOp:
         if value in mapper:
             return
         owner = value.owner
+        # views are copied into each region that reads through them: they cost nothing there
         if is_view(owner):
             assert isinstance(owner, MoOp)
             inside(owner.operands[0])
             body.add_op(owner.clone(mapper))
+        # a constant of one element becomes text of the kernel, not an operand
         elif _is_literal(value):
             assert isinstance(owner, MoOp)
             body.add_op(owner.clone(mapper))
@@ -96,6 +98,7 @@ def rebuild(block: Block, units: list[Unit]) -> None:
         regions[_outline(unit)] = position[unit.ops[-1]]
     members = {op for unit in units for op in unit.ops}
     kept = [op for op in ops if op not in members]
+    # users first: an op can be erased when nothing uses its results
     for op in reversed(ops):
         if op in members:
             for result in op.results:
@@ -165,11 +168,13 @@ def _order(block: Block, kept: list[MoOp], priority: dict[MoOp, int]) -> None:
     for op in priority:
         owners = {v.owner for v in op.operands if v.owner in priority}
         if computed:
+            # an op also waits for the op that computes a size of its types, with no operand in between
             owners |= _size_dependencies(op, computed)
         waiting[op] = len(owners)
         for owner in owners:
             assert isinstance(owner, MoOp)
             users.setdefault(owner, []).append(op)
+    # equal priorities: in the order of the block, as ops do not compare
     serial = {op: i for i, op in enumerate(priority)}
     ready = [(priority[op], serial[op], op) for op in priority if not waiting[op]]
     heapq.heapify(ready)

@@ -80,6 +80,7 @@ class _Resolver:
         self.visited.add(graph.sym_name)
         input_symbols = _symbols(graph.input_types)
         defined = enclosing | input_symbols
+        # an input binds its symbols itself, whatever the enclosing graph calls them
         env = {name: dim for name, dim in outer.items() if name not in input_symbols}
         for op in ops_of(graph.block):
             if env:
@@ -106,6 +107,7 @@ class _Resolver:
                 name = dim.symbol_name
                 if name is None or name in defined or name in resolved:
                     continue
+                # an expression over a size that nothing defines yet would not help
                 if defined.issuperset(size.symbols):
                     resolved[name] = size
         return resolved
@@ -129,6 +131,7 @@ class _Resolver:
         for result in op.results:
             for dim in _shape(result.type):
                 undefined = set(dim.symbols) - defined
+                # an op may give a new size a name; a product of sizes has none
                 if undefined and not (computes and dim.symbol_name is not None):
                     raise UnsupportedOpError(
                         f"{op.name}: the size {dim} of its result does not follow from the inputs of "
@@ -149,6 +152,7 @@ def _substitute(op: MoOp, env: Env) -> None:
     """Replaces symbols in the types of an op's results, and in its attributes."""
     for result in list(op.results):
         type_ = substitute_type(result.type, env)
+        # new types are rare, and replacing a value visits all its uses
         if type_ is not result.type:
             rewriter.Rewriter.replace_value_with_new_type(result, type_)
     for name, attr in op.attributes.items():

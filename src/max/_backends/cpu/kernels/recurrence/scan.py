@@ -116,6 +116,7 @@ def ssd_tile(
             tile[i, j] = k.cast(states.load(n + i, p + j * width, width=width, mask=mask), k.f32)
     sums = k.tile(k.f32, (vectors,), width=width)
     for t in range(chunk.count):
+        # Mamba 2: one decay for all states of a head and token
         decay = k.splat(chunk.decays[t, 0], width)
         inputs = [
             chunk.inputs.load(t, p + y * width, width=width, mask=mask)
@@ -127,6 +128,7 @@ def ssd_tile(
             b = k.splat(k.cast(chunk.b[t, n + r], k.f32), width)
             c = k.splat(k.cast(chunk.c[t, n + r], k.f32), width)
             for v in k.static_range(vectors):
+                # the states stay in registers through the chunk: memory has them once per chunk, not once per token
                 moved = k.fma(inputs[v], b, tile[r, v] * decay)
                 tile[r, v] = moved
                 sums[v] = k.fma(moved, c, sums[v])
@@ -178,7 +180,7 @@ def ssd(
         state = state_buffer[k.i64(slots[sequence]), layer, head]
         if cache_lengths[sequence] == 0:
             clear(state, width)
-        decays = ctx.scratch(k.f32, (CHUNK, 1))
+        decays = ctx.scratch(k.f32, (CHUNK, 1))  # exp(step a)
         inputs = ctx.scratch(k.f32, (CHUNK, size))
         sums = ctx.scratch(k.f32, (CHUNK, size))
         group = head // (heads // groups)
@@ -226,6 +228,7 @@ def scan_tile(
     tile = k.tile(k.f32, (rows,), width=width)
     for i in k.static_range(rows):
         tile[i] = k.cast(states.load(n + i, p, width=width, mask=mask), k.f32)
+    # Mamba 1: a rate for each state and channel, so that a token takes an exponential for each
     rates = [k.cast(a.load(n + j, p, width=width, mask=mask), k.f32) for j in k.static_range(rows)]
     for t in range(chunk.count):
         step, inputs = chunk.decays.load(t, 0, width=width), chunk.inputs.load(t, 0, width=width)

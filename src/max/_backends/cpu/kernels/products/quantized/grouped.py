@@ -145,8 +145,11 @@ def grouped_qmatmul_packed(
     blocks = x.shape[1] // BLOCK
     strips = k.ceildiv(out.shape[1], COLUMNS // parts[0][0])
     groups = read_groups(group_operands, x.shape[0], w.shape[0] // k.max(strips, 1))
+    # groups differ in rows: one launch takes both paths
     threshold = default_threshold(ctx.target, t)
+    # each group may pad its last tile
     workspace_rows = x.shape[0] + (group_operands.experts.shape[0] + 1) * tile
+    # a phase of its own: all workers read rows that one of them rounded
     round_groups(x, workspace, groups, workspace_rows, tile, t, ctx)
     memory = quantized_scratch(t, tile, in_tiles, ctx)
     matrix_tiles = k.matrix_tiles(gemm_amx.tile_shapes(t.form))
@@ -160,6 +163,7 @@ def grouped_qmatmul_packed(
         if group.expert < 0:
             store_zeros(results, memory.sums, BLOCK_ROWS, group.first, group.rows, strip)
         elif group.rows > 0:
+            # strips of an expert follow each other: [experts, strips, bytes]
             packed = w[group.expert * strips + strip :]
             q = rounded_group(
                 workspace, group.first, number, group.rows, blocks, workspace_rows, tile, t
@@ -214,6 +218,7 @@ def grouped_qmatmul(
                     sums[r, c] = 0.0
             if group.expert >= 0:
                 for begin in range(0, inner, qmatmul.DEPTH):
+                    # decoded once for all rows of the pass
                     depth = k.min(inner - begin, qmatmul.DEPTH)
                     for c in k.static_range(qmatmul.COLUMNS):
                         # beyond the last column, decode it again (those results are discarded)
