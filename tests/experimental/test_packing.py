@@ -62,7 +62,7 @@ def _soon(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:  # pyright: ignore
     _small_and_soon(monkeypatch)
     yield
     for packed in list(_packing.COPIES_OF_ALL.alive):
-        packed.changed()
+        packed.drop_copies()
 
 
 def _small_and_soon(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -316,7 +316,7 @@ def test_a_write_by_each_path(how: str) -> None:
     run(1)
     del writer
     for packed in list(_packing.COPIES_OF_ALL.alive):
-        packed.changed()
+        packed.drop_copies()
     run(8)
     assert packed_bytes() == size
 

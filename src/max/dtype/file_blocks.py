@@ -146,14 +146,14 @@ def to_kernel_blocks(blocks: Array, name: str) -> tuple[Array, str] | None:
         return np.empty((*blocks.shape[:-1], row), np.uint8), form.kernel
     write = _WRITERS[form.kernel] if form.exact else _rounded_blocks
 
-    def converted(start: int) -> _Converted:
+    def convert_blocks(start: int) -> _Converted:
         with np.errstate(all="ignore"):
             return write(form.parts(flat[start : start + step]))
 
     # NumPy runs without the interpreter's lock
     with ThreadPoolExecutor(os.cpu_count()) as threads:
         try:
-            parts = list(threads.map(converted, range(0, len(flat), step)))
+            parts = list(threads.map(convert_blocks, range(0, len(flat), step)))
         except ValueError:  # a value is not finite, or a scale is too large
             return None
     error, power = sum(part.error for part in parts), sum(part.power for part in parts)

@@ -290,7 +290,7 @@ class MoEFp8(MoE):
         if config.weight_scale.is_colwise:
             raise ValueError("MoEFp8: scales of columns differ between gate and up projections")
 
-        def scaled(
+        def scale_tokens(
             what: str, weight: TensorValue, scales: TensorValue, matrices: int
         ) -> TensorValue:
             count, rows, columns = weight.shape
@@ -306,8 +306,8 @@ class MoEFp8(MoE):
             return ops.reshape(scaled_weights(what, apart, of_each, blocks), weight.shape)
 
         return (
-            scaled("MoEFp8.gate_up_proj", self.gate_up_proj, self.gate_up_proj_scales, 2),
-            scaled("MoEFp8.down_proj", self.down_proj, self.down_proj_scales, 1),
+            scale_tokens("MoEFp8.gate_up_proj", self.gate_up_proj, self.gate_up_proj_scales, 2),
+            scale_tokens("MoEFp8.down_proj", self.down_proj, self.down_proj_scales, 1),
         )
 
 

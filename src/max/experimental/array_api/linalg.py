@@ -112,10 +112,10 @@ def cross(x1: Tensor, x2: Tensor, /, *, axis: int = -1) -> Tensor:
         raise ValueError(f"cross: axis {axis} has sizes {sorted(sizes)}, expected 3")
     x, y = (moveaxis(x, axis, -1) for x in pair_of("cross", x1, x2))
 
-    def rolled(v: Tensor) -> Tensor:
+    def roll_axes(v: Tensor) -> Tensor:
         return F.concat([v[..., 1:], v[..., :1]], axis=-1)
 
-    return moveaxis(rolled(x * rolled(y) - rolled(x) * y), -1, axis)
+    return moveaxis(roll_axes(x * roll_axes(y) - roll_axes(x) * y), -1, axis)
 
 
 def det(x: Tensor, /) -> Tensor:

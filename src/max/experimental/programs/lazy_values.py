@@ -22,7 +22,7 @@ class Reader:
 
     __slots__ = ()
 
-    def changed(self) -> None:
+    def drop_copies(self) -> None:
         """Drops the copy, as a cell was written or others may write to its memory from now on."""
         raise NotImplementedError
 
@@ -108,14 +108,14 @@ class Cell:
                 weakref.ref(reader),
             ]
 
-    def changed(self) -> None:
+    def drop_copies(self) -> None:
         """Drops copies of the elements, after a write or after others got access to the memory."""
         if self.users is not None:
             for reader in self.users.readers:
                 if (copy := reader()) is not None:
-                    copy.changed()
+                    copy.drop_copies()
 
-    def borrowed(self) -> driver.Tensor:
+    def borrowed_storage(self) -> driver.Tensor:
         """A driver tensor on the memory, for a program that only reads it and keeps it private."""
         storage = self.storage
         assert storage is not None

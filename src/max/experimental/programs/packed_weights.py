@@ -6,7 +6,7 @@ the model, and runs so while each is in the same unchanged memory.
 
 A packed copy is stale after a write to the tensor. So a tensor is packed only if nothing outside of this package refers
 to its memory (`_ownership`), and what gives others access to the memory or writes to it invalidates the copies
-(`Cell.changed`).
+(`Cell.drop_copies`).
 """
 
 from __future__ import annotations
@@ -160,7 +160,7 @@ class Packed(Reader):
         """Whether these tensors are the packed ones."""
         return all(map(is_, self._select(storages), self._storages))
 
-    def changed(self) -> None:
+    def drop_copies(self) -> None:
         self.valid, self.model = False, None
         self._storages, self.num_bytes = (), 0
 
@@ -174,7 +174,7 @@ class Packed(Reader):
 
 def _drop(packed: weakref.ref[Packed], _: object) -> None:
     if (target := packed()) is not None:
-        target.changed()
+        target.drop_copies()
 
 
 class PackedCopies:
@@ -291,7 +291,7 @@ class Program:
         if not all(owned_cells([cells[index] for index in indices])):
             return
         self._make_room(limit - size)
-        registry = {weight_name(index): cells[index].borrowed() for index in indices}
+        registry = {weight_name(index): cells[index].borrowed_storage() for index in indices}
         packed.model = self._blueprint.load(self._blueprint.staged(indices).graph, registry)
         COPIES_OF_ALL.loaded += 1
         if not packed.valid:
@@ -306,11 +306,11 @@ class Program:
         self._packed = [packed for packed in self._packed if packed.valid]
         by_use = sorted(self._packed, key=lambda packed: packed.used)
         for packed in by_use[: max(0, len(by_use) - COPIES + 1)]:
-            packed.changed()
+            packed.drop_copies()
         for packed in sorted(COPIES_OF_ALL.alive, key=lambda packed: packed.used):
             if packed_bytes() <= limit:
                 break
-            packed.changed()
+            packed.drop_copies()
         self._packed = [packed for packed in self._packed if packed.valid]
 
 

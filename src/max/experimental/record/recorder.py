@@ -77,7 +77,7 @@ class _Site:
         self.trace: Trace | None = None
         self.misses = self.skipped = self.pause = 0
 
-    def missed(self) -> None:
+    def count_miss(self) -> None:
         """Counts a stretch that left the trace. A trace that is left repeatedly is dropped, each time for longer."""
         self.misses += 1
         if self.misses > _MISSES:
@@ -160,7 +160,7 @@ def end_replay(replay: Replay) -> None:
     replay.settle()
     site = THREAD.site
     if site is not None:
-        site.missed()
+        site.count_miss()
         if site.trace is not None:
             THREAD.capture = replay.capture()
 
@@ -275,7 +275,7 @@ def compute(cells: Sequence[Cell]) -> None:
         return
     recording, outputs = _recording_of(targets)
     # before the run: a tensor that is freed meanwhile was still an output
-    held = [] if capture is None else capture.held(targets)
+    held = [] if capture is None else capture.held_results(targets)
     program = program_of(recording)
     storages = execute(
         program,
@@ -297,7 +297,7 @@ def _finish(replay: Replay, targets: Sequence[Cell]) -> bool:
     site = THREAD.site
     if not replay.finish(targets):
         if site is not None:
-            site.missed()
+            site.count_miss()
         return False
     if site is not None:
         site.misses = site.pause = 0

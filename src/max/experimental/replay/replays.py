@@ -253,7 +253,7 @@ class Replay(Unsettled):
 
     def capture(self) -> Capture:
         """A capture that continues the stretch after the calls so far, which are settled."""
-        return Capture.resumed(
+        return Capture.resumed_capture(
             [self._exact_step(position) for position in range(self._settled)],
             self._calls,
             self.values[: self._end()],

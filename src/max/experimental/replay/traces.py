@@ -98,7 +98,7 @@ class Step(NamedTuple):
     first: int
     """The number of its first result."""
 
-    def followed(self) -> Followed:
+    def followed_part(self) -> Followed:
         """The part of it that a replay reads."""
         match, specs = matcher(self.args, self.keywords)
         return self.op, match, specs, self.structure, self.types, self.line
@@ -167,7 +167,9 @@ class Capture:
         self._failed = False
 
     @staticmethod
-    def resumed(steps: Sequence[Step], calls: Sequence[Call], values: Sequence[Cell]) -> Capture:
+    def resumed_capture(
+        steps: Sequence[Step], calls: Sequence[Call], values: Sequence[Cell]
+    ) -> Capture:
         """A capture that begins with the calls by which a stretch followed a trace.
 
         Args:
@@ -282,7 +284,7 @@ class Capture:
         computed = set(output_numbers)
         return Trace(
             tuple(self._steps),
-            tuple([step.followed() for step in self._steps]),
+            tuple([step.followed_part() for step in self._steps]),
             [numbers[id(cell)] for cell in targets],
             list(held),
             results,
@@ -300,7 +302,7 @@ class Capture:
         """The number of recorded calls."""
         return len(self._steps)
 
-    def held(self, targets: Sequence[Cell]) -> list[bool]:
+    def held_results(self, targets: Sequence[Cell]) -> list[bool]:
         """Whether the program holds a tensor on each result so far, or needs its elements now."""
         needed = {id(cell) for cell in targets}
         return [

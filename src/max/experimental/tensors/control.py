@@ -118,12 +118,12 @@ def side_stream(
 def _as_value_function(function: Callable[..., Any]) -> Callable[..., Any]:
     """Turns a function of tensors into one of values of the graph that is being built."""
 
-    def staged(*values: Value[Any]) -> Any:
+    def stage_values(*values: Value[Any]) -> Any:
         result = function(*[Tensor.from_graph_value(value) for value in values])
         # a tensor is iterable: it would be taken for several results
         return result.__tensorvalue__() if isinstance(result, Tensor) else result
 
-    return staged
+    return stage_values
 
 
 def _truth(op: str, pred: Any) -> bool:

@@ -179,7 +179,7 @@ def _run(call: _Call, written: Sequence[Cell]) -> list[driver.Tensor]:
         raise
     finally:
         for cell in written:
-            cell.changed()
+            cell.drop_copies()
     return cast("list[driver.Tensor]", results)
 
 

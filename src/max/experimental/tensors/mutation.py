@@ -63,7 +63,7 @@ def _write(cell: Cell, values: Any, source_cell: Cell | None, indices: Any) -> N
         if not storage.is_host:
             storage.inplace_copy_from(driver.Tensor.from_numpy(array))
     finally:
-        cell.changed()
+        cell.drop_copies()
 
 
 def _bound_index(index: Any) -> Any:

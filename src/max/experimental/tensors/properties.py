@@ -28,7 +28,7 @@ def handed_out(cell: Cell, export: _Export) -> _Export:
         cell: The cell.
         export: The object that gives access to the memory; returned. It must exist before the call.
     """
-    cell.changed()
+    cell.drop_copies()
     return export
 
 

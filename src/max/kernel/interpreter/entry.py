@@ -23,7 +23,7 @@ from max._abi import (
     ErrorState,
 )
 from max._reentry import reentrant_lock
-from max.kernel.interpreter.interpret import ArrayView, RunContext, arguments, formatted
+from max.kernel.interpreter.interpret import ArrayView, RunContext, arguments, format_error
 from max.kernel.ir.nodes import KernelIR
 from max.kernel.language import lang
 from max.kernel.language.source import Kernel
@@ -152,7 +152,7 @@ class _Runner:
         except _Left:
             return
         except Exception as error:  # any exception reaches the caller through the error record
-            self._report(context, formatted(error))
+            self._report(context, format_error(error))
         except BaseException as error:  # Ctrl-C: it cannot pass through native code
             self._interrupt(context, error)
         finally:

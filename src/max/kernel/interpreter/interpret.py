@@ -318,7 +318,7 @@ def interpret(
             return
         except Exception as error:  # exceptions of every worker reach the caller
             launch.barrier.abort()
-            errors.append(formatted(error))
+            errors.append(format_error(error))
 
     lang.push_target(target)
     try:
@@ -338,7 +338,7 @@ def interpret(
         raise errors[0]
 
 
-def formatted(error: Exception) -> Exception:
+def format_error(error: Exception) -> Exception:
     """An error with the values in its message."""
     if len(error.args) > 1 and isinstance(error.args[0], str) and "{}" in error.args[0]:
         error.args = (error.args[0].format(*error.args[1:]),)

@@ -339,7 +339,7 @@ class LatentAttentionWithRope(Module):
         """
         expansion = Expansion(self.kv_lora_rank, self.qk_nope_head_dim, self.v_head_dim)
         if self.graph_mode == "prefill":
-            return self.expanded(inputs)
+            return self.attend_expanded(inputs)
         if self.graph_mode == "decode" or expansion.saved <= 0:
             return self._over_latents(inputs)
         expands, _ = plan_latents(
@@ -348,7 +348,7 @@ class LatentAttentionWithRope(Module):
         return ops.cond(
             expands,
             [self.values_type(inputs)],
-            lambda: self.expanded(inputs),
+            lambda: self.attend_expanded(inputs),
             lambda: self._over_latents(inputs),
         )[0]
 
@@ -361,7 +361,7 @@ class LatentAttentionWithRope(Module):
         q = inputs.plain
         return TensorType(q.dtype, [q.shape[0], self.n_heads, self.v_head_dim], q.device)
 
-    def expanded(self, inputs: LatentInputs) -> TensorValue:
+    def attend_expanded(self, inputs: LatentInputs) -> TensorValue:
         """The values of each head, computed with keys and values of all cached tokens expanded from latents.
 
         Args:
@@ -414,7 +414,7 @@ class LatentAttentionWithRope(Module):
 
     def _over_latents(self, inputs: LatentInputs) -> TensorValue:
         """The values of each head, by attention over the latents of all preceding tokens."""
-        return self.absorbed(
+        return self.attend_absorbed(
             inputs,
             lambda queries: flare_mla_decode_ragged(
                 self.kv_params,
@@ -428,7 +428,7 @@ class LatentAttentionWithRope(Module):
             ),
         )
 
-    def absorbed(
+    def attend_absorbed(
         self, inputs: LatentInputs, attend: Callable[[TensorValue], TensorValue]
     ) -> TensorValue:
         """The values of each head, with queries projected into the latent space; keys and values are not expanded.

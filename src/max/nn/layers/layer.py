@@ -38,7 +38,7 @@ def clear_hooks() -> None:
 
 def _with_hooks(call: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(call)
-    def called(self: Layer, *args: Any, **kwargs: Any) -> Any:
+    def call_with_hooks(self: Layer, *args: Any, **kwargs: Any) -> Any:
         outputs = call(self, *args, **kwargs)
         # a call of super().__call__ is part of the same call
         if _HOOKS and getattr(type(self).__call__, "__wrapped__", None) is call:
@@ -47,7 +47,7 @@ def _with_hooks(call: Callable[..., Any]) -> Callable[..., Any]:
                 outputs = outputs if replaced is None else replaced
         return outputs
 
-    return called
+    return call_with_hooks
 
 
 class Layer:

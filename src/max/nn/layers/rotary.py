@@ -76,13 +76,13 @@ class RotaryEmbedding(Module):
         self.interleaved = interleaved
         self._freqs_cis = _freqs_cis
         self._table: Floats | None = None
-        if self._rotated % 2:
+        if self._rotated_dim % 2:
             raise ValueError(
-                f"{type(self).__name__}: heads of {self._rotated} elements cannot be taken in pairs"
+                f"{type(self).__name__}: heads of {self._rotated_dim} elements cannot be taken in pairs"
             )
 
     @property
-    def _rotated(self) -> int:
+    def _rotated_dim(self) -> int:
         """The number of rotated elements of a head."""
         return self.head_dim
 
@@ -93,7 +93,9 @@ class RotaryEmbedding(Module):
 
     def _inv_freqs(self) -> Floats:
         """The frequency of each pair: its angle at position 1."""
-        exponents = np.arange(0, self._rotated, 2, dtype=np.float32) / np.float32(self._rotated)
+        exponents = np.arange(0, self._rotated_dim, 2, dtype=np.float32) / np.float32(
+            self._rotated_dim
+        )
         return (np.float32(1.0) / np.float32(self.theta) ** exponents).astype(np.float32)
 
     def _angles(self) -> Floats:
@@ -156,10 +158,10 @@ class RotaryEmbedding(Module):
         Raises:
             ValueError: `x` has another rank or head size.
         """
-        if x.rank != 4 or x.shape[-1] != self._rotated:
+        if x.rank != 4 or x.shape[-1] != self._rotated_dim:
             raise ValueError(
                 f"{type(self).__name__}: the input is {x!r}, expected [batch, seq_len, heads, "
-                f"{self._rotated}]"
+                f"{self._rotated_dim}]"
             )
         start = ops.constant(0, DType.int64, DeviceRef.CPU()) if start_pos is None else start_pos
         length = None if seq_len is None else Dim(seq_len)

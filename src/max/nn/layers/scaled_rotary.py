@@ -250,7 +250,7 @@ class DeepseekYarnRotaryEmbedding(_ScaledRotaryEmbedding[DeepseekYarnRopeScaling
         )
 
     @property
-    def _rotated(self) -> int:
+    def _rotated_dim(self) -> int:
         return self.dim
 
     @property
@@ -336,7 +336,7 @@ class DynamicRotaryEmbedding(RotaryEmbedding):
         """
         positions = ops.reshape(TensorValue(position_ids), [-1])
         length = ops.cast(ops.max(positions, axis=0) + 1, DType.float32)
-        size = self._rotated
+        size = self._rotated_dim
         longest = float(self.max_seq_len)
         growth = ops.log(ops.max(length, longest) / longest) * (size / (size - 2))
         exponents = np.arange(0, size, 2, dtype=np.float32) / np.float32(size)
@@ -394,7 +394,7 @@ class LongRoPERotaryEmbedding(_ScaledRotaryEmbedding[LongRoPEScalingParams]):
             dim, n_heads, theta, max_seq_len, head_dim, _freqs_cis, interleaved, scaling_params
         )
         if scaling_params is not None:
-            pairs = self._rotated // 2
+            pairs = self._rotated_dim // 2
             for name in ("short_factor", "long_factor"):
                 factors: Sequence[float] = getattr(scaling_params, name)
                 if len(factors) != pairs:

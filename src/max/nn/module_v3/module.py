@@ -437,7 +437,7 @@ def _read_only(tensor: Tensor) -> driver.Tensor:
     """The memory of a tensor for a model that reads it."""
     tensor._materialize()
     assert tensor._cell is not None
-    return tensor._cell.borrowed()
+    return tensor._cell.borrowed_storage()
 
 
 def _flatten(op: str, result: Any, outputs: list[Tensor]) -> Any:

@@ -188,7 +188,7 @@ def _parse_slice(op: str, axis: int, dim: DimExpr, item: slice, size: DimExpr | 
 
 
 def _dynamic_slice(op: str, axis: int, dim: DimExpr, item: slice, size: DimExpr) -> _Axis:
-    def bound(value: Any, default: Bound) -> Bound:
+    def resolve_bound(value: Any, default: Bound) -> Bound:
         if value is None:
             return default
         if isinstance(value, TensorValue):
@@ -198,14 +198,14 @@ def _dynamic_slice(op: str, axis: int, dim: DimExpr, item: slice, size: DimExpr)
             graph.Graph.current.check_symbols(op, (size,))
         return size
 
-    step = bound(item.step, _ONE)
+    step = resolve_bound(item.step, _ONE)
     if isinstance(step, TensorValue) and (item.start is None or item.stop is None):
         raise ValueError(
             f"{op}: the step of axis {axis} is a tensor; say start and stop of the slice too"
         )
     backward = isinstance(step, DimExpr) and step.is_static and step.value < 0
-    start = bound(item.start, dim - 1 if backward else _ZERO)
-    stop = bound(item.stop, -_ONE if backward else dim)
+    start = resolve_bound(item.start, dim - 1 if backward else _ZERO)
+    stop = resolve_bound(item.stop, -_ONE if backward else dim)
     return _Axis(start, stop, step, size, to_end=item.stop is None and backward)
 
 
