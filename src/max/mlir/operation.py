@@ -284,6 +284,7 @@ def check_attributes(spec: OpSpec, values: Attrs, shown: Attrs) -> None:
         if expected is None:
             names = ", ".join((*spec.attributes, *spec.optional)) or "none"
             raise ValueError(f"{spec.name}: unknown attribute '{name}'; expected: {names}")
+        # bool is an int in Python, and another attribute in MLIR
         if not isinstance(value, expected) or (expected is int and isinstance(value, bool)):
             raise TypeError(
                 f"{spec.name}: attribute '{name}' is {shown[name]}, expected {_kind(expected)}"
@@ -304,6 +305,7 @@ OPS: dict[str, type[MoOp]] = {}
 
 def define(spec: OpSpec, base: type[MoOp] = MoOp) -> type[MoOp]:
     """Creates the class of an op and registers it in `OPS`."""
+    # passes remove pure ops whose results nothing uses
     traits: tuple[OpTrait, ...] = (Pure(),) if spec.pure else ()
     if spec.terminator:
         traits += (IsTerminator(),)
@@ -365,6 +367,7 @@ def build(
                 result_types = spec.infer(operand_types, values)
         if spec.check is not None:
             spec.check(operand_types, result_types, values)
+    # before the op exists: kernels compute positions from these numbers in 64 bits
     _check_steps(spec.mnemonic, values)
     for result_type in result_types:
         if isinstance(result_type, ShapedType):
@@ -383,6 +386,7 @@ def _check_sizes(op: str, type_: ShapedType) -> None:
         if dim.is_static and dim.value < 0:
             raise ValueError(f"{op}: axis {axis} of the result would have size {dim}")
     sizes = [dim.value for dim in type_.shape if dim.is_static]
+    # symbolic sizes are checked when the program runs
     count = math.prod(sizes) if len(sizes) == len(type_.shape) else 0
     if count > MOST_ELEMENTS or max(sizes, default=0) >= 1 << 63:
         raise ValueError(

@@ -215,6 +215,7 @@ def record(
     signature = signature_of(arguments, tuple([cell.type for cell in cells]), tuple(numbers), place)
     call = Call(signature, cells, place)
     structure = signature.family.structure
+    # the types of the results depend on values: the call runs now
     if None in signature.results:
         results = _run_now(call)
         if flags.MAX_DEBUG_NANS:
@@ -223,6 +224,7 @@ def record(
     results = [
         Cell(type_, None, call, index) for index, type_ in enumerate(signature.results) if type_
     ]
+    # weakly: a result that the program drops is not kept alive by its call
     call.results = tuple([ref(cell) for cell in results])
     capture = THREAD.capture
     if capture is not None:
@@ -234,6 +236,7 @@ def record(
         check_nans(call, cells, results)
     count = THREAD.calls + 1
     THREAD.calls = count
+    # bounds the memory of a loop that never needs a value
     if count >= PENDING_CALLS:
         _flush(results)
     return structure, results
@@ -283,6 +286,7 @@ def compute(cells: Sequence[Cell]) -> None:
         lambda number: recording.calls[number].place,
     )
     if capture is not None and THREAD.site is not None:
+        # a trace that ends with a full record must flush at the same call when it is replayed
         structure = None
         if capture.calls == PENDING_CALLS:
             structure = _FlushingStructure
@@ -311,6 +315,7 @@ def compute_all() -> None:
     Nothing is raised, as the program needs none of the values here: a tensor that cannot be computed keeps its error,
     which each use of it raises.
     """
+    # one program for all; if it fails, one by one, to find the value that cannot be computed
     cells = [tensor._cell for tensor in _pending_tensors()]
     try:
         compute(cells)

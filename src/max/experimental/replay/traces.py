@@ -199,6 +199,7 @@ class Capture:
         try:
             specs = tuple([self._spec(arg) for arg in args])
             keywords = tuple([(name, self._spec(arg)) for name, arg in kwargs.items()])
+            # by number: the next run has other cells in the same places
             inputs = tuple([self._numbers[id(cell)] for cell in call.inputs])
         except _NotTraceableError:
             self._failed = True
@@ -233,6 +234,7 @@ class Capture:
             return Nested(slice, tuple([self._spec(bound) for bound in bounds]))
         if isinstance(value, list | tuple):
             return Nested(kind, tuple([self._spec(item) for item in value]))
+        # its content could change between two runs, and comparing it costs more than recording
         if isinstance(value, Mapping) or is_mutable(value):
             raise _NotTraceableError
         return (value,)
@@ -256,6 +258,7 @@ class Capture:
             program: The program that ran.
             last: Replaces the structure of the last call, given its structure; None to keep it.
         """
+        # calls of an earlier stretch ran too: the next run may not have them pending
         if self._failed or any(call not in self._calls for call in recording.calls):
             return None
         if last is not None:
@@ -273,6 +276,7 @@ class Capture:
             number = numbers.get(id(cell))
             if number is None:
                 return None
+            # two tensors on one memory are one input of the program
             by_memory[id(cell.storage)] = number
             leaves.append(number)
         shared: list[tuple[int, int]] = []

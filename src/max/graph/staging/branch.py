@@ -77,6 +77,7 @@ class Branch(Graph):
         if captured is not None:
             return captured
         owner = value.owner
+        # constants are copied, not passed: the compiler sees their values inside the branch too
         if isinstance(owner, mlir.MoOp) and owner.name in ("mo.constant", "mo.constant.external"):
             if not self._encloses(value):
                 return None
@@ -86,6 +87,7 @@ class Branch(Graph):
                 self._block.add_op(copy)
             else:
                 self._block.insert_op_before(copy, first)
+            # later uses in this branch share the copy
             self._inside[value] = copy.results[0]
             return copy.results[0]
         if mlir.block_of(value) is not self.outer._block:
@@ -151,6 +153,7 @@ class Branch(Graph):
         with self:
             self.stage("mo.output", values, result_types=())
         before = self.root.mlir_op
+        # subgraphs stand before their callers, and inner branches before outer ones
         self.root._module.body.block.insert_op_before(self.mlir_op, before)
 
 
@@ -185,9 +188,11 @@ def close_branches(
         The results of the op.
     """
     one, other = branches
+    # both subgraphs take the same operands, also those that only the second one uses
     for value in other.captures:
         one.capture(value)
     assert one.captures == other.captures
+    # without side effects the op stays pure, so that passes may move or remove it
     has_chain = one.has_effects or other.has_effects
     for branch, values in zip(branches, outputs, strict=True):
         branch.finish(values, has_chain)

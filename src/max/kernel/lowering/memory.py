@@ -12,6 +12,7 @@ def arg(w: Writer, s: Let) -> None:
     """A slot of the argument block."""
     type = s.ref.type
     slot = w.temp(f"getelementptr inbounds i64, ptr %args, i64 {s.attr}")
+    # a negative width stands for a pointer
     if type.width < 0:
         w.alias(s, w.temp(f"load ptr, ptr {slot}, align 8"))
         return
@@ -69,6 +70,7 @@ def masked_load(w: Writer, s: Let) -> None:
     """Loads consecutive elements in the lanes whose mask is set."""
     pointer, mask, other = s.args
     type = s.ref.type
+    # the lanes that are not loaded keep the passthrough
     memory, passthrough = to_memory(w, other)
     name = f"llvm.masked.load.v{type.width}{_short(MEMORY[type.dtype.name])}.p0"
     w.declarations.add(f"{memory} @{name}(ptr, <{type.width} x i1>, {memory})")
@@ -110,6 +112,7 @@ def gather(w: Writer, s: Let) -> None:
         mask = w.atom(s.args[2])
         passthrough = to_memory(w, s.args[3])[1]
     else:
+        # all lanes are loaded: nothing passes through
         mask, passthrough = "splat (i1 true)", "poison"
     name = f"llvm.masked.gather.v{width}{_short(MEMORY[type.dtype.name])}.v{width}p0"
     w.declarations.add(f"{memory} @{name}(<{width} x ptr>, <{width} x i1>, {memory})")
@@ -138,6 +141,7 @@ def atomic_add(w: Writer, s: Let) -> None:
     """Adds atomically to shared memory."""
     pointer, value = s.args
     dtype = value.type.dtype
+    # monotonic: only the sum counts, barriers order what is read afterwards
     op = "fadd" if dtype.is_float else "add"
     w.out(
         f"%v{s.ref.id} = atomicrmw {op} ptr {w.atom(pointer)}, {llvm_type(value.type)} {w.atom(value)} "

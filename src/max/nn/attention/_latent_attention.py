@@ -340,8 +340,10 @@ class LatentAttentionWithRope(Module):
         expansion = Expansion(self.kv_lora_rank, self.qk_nope_head_dim, self.v_head_dim)
         if self.graph_mode == "prefill":
             return self.attend_expanded(inputs)
+        # few queries: expanding all cached tokens would cost more than it saves
         if self.graph_mode == "decode" or expansion.saved <= 0:
             return self._over_latents(inputs)
+        # a mixed batch decides when it runs, by its numbers of new and cached tokens
         expands, _ = plan_latents(
             inputs.input_row_offsets, inputs.kv_collection, expansion=expansion
         )
@@ -392,6 +394,7 @@ class LatentAttentionWithRope(Module):
             count=ops.sum(numbers * 0 + 1),
         )
         weight = TensorValue(self.kv_b_proj.weight)
+        # one product expands keys (without position) and values of all heads
         latents = ops.cast(rows[:, : self.kv_lora_rank], weight.dtype)
         both = ops.reshape(
             ops.cast(latents @ ops.transpose(weight, 0, 1), q.dtype),
@@ -438,10 +441,12 @@ class LatentAttentionWithRope(Module):
             attend: Maps queries ``[total_seq_len, n_heads, kv_lora_rank + qk_rope_head_dim]`` to weighted sums of
                 latents ``[total_seq_len, n_heads, kv_lora_rank]``.
         """
+        # (q W) k = q (W k): the weight of the keys multiplies the few queries instead of all keys
         w_uk, w_uv = (ops.cast(w, inputs.plain.dtype) for w in self.w_uk_uv)
         plain = ops.matmul(ops.permute(inputs.plain, [1, 0, 2]), w_uk)
         queries = ops.concat([ops.permute(plain, [1, 0, 2]), inputs.rotated], axis=2)
         attended = attend(queries)
+        # likewise for the values: sums of latents are expanded instead of each latent
         values = ops.matmul(ops.permute(attended, [1, 0, 2]), ops.transpose(w_uv, 1, 2))
         return ops.permute(values, [1, 0, 2])
 

@@ -347,6 +347,7 @@ def flash_attention_gpu(
         seen = inside if seen is None else ops.logical_and(seen, inside)
     if mask_variant is MHAMaskVariant.CAUSAL_ALIBI_MASK:
         slopes = ops.constant(default_alibi_slopes(int(heads)), DType.float32, q.device)
+        # [queries, keys]: key minus query, 0 or less for visible keys
         away = ops.unsqueeze(_positions(keys, q.device), 0) - ops.unsqueeze(
             _positions(length, q.device), 1
         )
@@ -356,6 +357,7 @@ def flash_attention_gpu(
         # not -inf: a fully masked row must not become NaN
         hidden = ops.constant(float(np.finfo(np.float32).min), DType.float32, q.device)
         scores = ops.where(seen, scores, hidden)
+    # back to [batch, tokens, kv_heads, group, size], which is the order of heads in q
     attended = ops.permute(ops.matmul(ops.softmax(scores), values), [0, 3, 1, 2, 4])
     return ops.cast(ops.reshape(attended, q.shape), q.dtype)
 
@@ -414,6 +416,7 @@ def _visible_keys(
         return None
     row = ops.unsqueeze(_positions(length, device), 1)
     column = ops.unsqueeze(_positions(keys, device), 0)
+    # [queries, keys]: the row is the query's position, the column the key's
     seen = ops.greater_equal(row, column)
     if mask is MHAMaskVariant.SLIDING_WINDOW_CAUSAL_MASK:
         return ops.logical_and(seen, ops.greater(column + window, row))

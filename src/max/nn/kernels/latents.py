@@ -88,13 +88,17 @@ def flare_mla_prefill_plan(
     bounds = ops.cast(input_row_offsets, DType.int64)
     batch = kv_collection.cache_lengths.shape[0]
     cached = ops.cast(kv_collection.cache_lengths, DType.int64)
+    # [batch]: cached and new tokens of each sequence, whose concatenation is cut into chunks
     lengths = cached + ops.rebind(bounds[1:] - bounds[:-1], [batch])
     ends = ops.cumsum(lengths, axis=0)
     zero = ops.constant(np.zeros(1, np.int64), DType.int64, device)
     starts = ops.unsqueeze(ops.rebind(ops.concat([zero, ends]), [input_row_offsets.shape[0]]), 0)
+    # below [max_chunks, …]: chunk i begins at row i * buffer_size of the concatenation
     chunks = ops.range(0, max_chunks, 1, out_dim=max_chunks, dtype=DType.int64, device=device)
     first = ops.unsqueeze(chunks * buffer_size, 1)
+    # sequences before the chunk begin at its row 0, those after it at its end
     rows = ops.max(ops.min(starts - first, buffer_size), 0)
+    # how much of a sequence earlier chunks have
     tokens = ops.max(
         ops.min(first - ops.unsqueeze(ends - lengths, 0), ops.unsqueeze(lengths, 0)), 0
     )

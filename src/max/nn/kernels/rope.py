@@ -170,10 +170,13 @@ def _rotate_at(
             f"{op}: freqs_cis is {freqs_cis!r}, expected an even number of columns up to {size}"
         )
     rows, heads, _ = input.shape
+    # [rows, width]: cosine and sine of each pair, side by side
     table = ops.gather(ops.cast(freqs_cis, DType.float32), positions, axis=0)
+    # the axis of size 1 broadcasts over heads
     pairs = ops.reshape(table, [rows, 1, width // 2, 2])
     cosine, sine = pairs[..., 0], pairs[..., 1]
     begin = 0 if rope_first else size - width
+    # in float32, then rounded once
     x = ops.cast(input[:, :, begin : begin + width], DType.float32)
     rotated = rotate_pairs(x, cosine, sine, interleaved)
     rotated = ops.cast(rotated, input.dtype)

@@ -114,6 +114,7 @@ def split(x: TensorValueLike, split_sizes: Sequence[DimLike], axis: int = 0) -> 
     offset = _ZERO
     for size in sizes:
         shape = (*type_.shape[:index], size, *type_.shape[index + 1 :])
+        # each part is a slice, that is a view: no elements are copied
         start = [_ZERO] * type_.rank
         stop = list(type_.shape)
         start[index], stop[index] = offset, offset + size
@@ -122,6 +123,7 @@ def split(x: TensorValueLike, split_sizes: Sequence[DimLike], axis: int = 0) -> 
         parts.append(
             tensor
             if shape == type_.shape
+            # the result's shape is stated, so that symbolic sizes stay as the caller wrote them
             else stage("slice", (tensor,), attrs, type_.with_shape(shape))
         )
     return parts

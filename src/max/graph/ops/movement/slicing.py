@@ -193,6 +193,7 @@ def _dynamic_slice(op: str, axis: int, dim: DimExpr, item: slice, size: DimExpr)
             return default
         if isinstance(value, TensorValue):
             return _scalar(op, axis, value)
+        # a dim, which a tensor of the graph must bind
         size = Dim(value).expr
         if not size.is_static:
             graph.Graph.current.check_symbols(op, (size,))
@@ -203,6 +204,7 @@ def _dynamic_slice(op: str, axis: int, dim: DimExpr, item: slice, size: DimExpr)
         raise ValueError(
             f"{op}: the step of axis {axis} is a tensor; say start and stop of the slice too"
         )
+    # the defaults of a slice without bounds depend on the direction
     backward = isinstance(step, DimExpr) and step.is_static and step.value < 0
     start = resolve_bound(item.start, dim - 1 if backward else _ZERO)
     stop = resolve_bound(item.stop, -_ONE if backward else dim)
@@ -238,6 +240,7 @@ def _bound_from_start(
         ) from error
     if not index.is_static:
         graph.Graph.current.check_symbols(op, (index,))
+    # symbolic indices count from the start: their sign is not known here
     from_end = index.is_static and index.value < 0
     if dim.is_static and index.is_static:
         size, at = dim.value, index.value
@@ -306,6 +309,7 @@ def _backward(axis: _Axis) -> bool:
 def bound_tensors(index: Slice) -> tuple[TensorValue, TensorValue, TensorValue]:
     """Start, stop and step of all axes: three int64 tensors ``[rank]`` on the CPU."""
     starts = _vector([a.start for a in index.axes])
+    # -1 as a stop would count from the end: a backward slice up to element 0 stops at the least number
     stops = _vector([_FIRST if a.to_end and _backward(a) else a.stop for a in index.axes])
     return starts, stops, _vector([a.step for a in index.axes])
 
@@ -328,6 +332,7 @@ def _vector(values: Sequence[Bound | int]) -> TensorValue:
     if all(isinstance(v, int) or (isinstance(v, DimExpr) and v.is_static) for v in values):
         numbers = [v if isinstance(v, int) else v.value for v in values]  # type: ignore[union-attr]
         return constant(np.array(numbers, np.int64))
+    # one op for all sizes, instead of a concatenation of scalars
     if all(isinstance(v, DimExpr) for v in values):
         return stage("shape_to_tensor", (), {"shape": tuple(values)})
     parts = [reshape(v, [1]) if isinstance(v, TensorValue) else _vector([v]) for v in values]

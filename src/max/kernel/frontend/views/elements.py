@@ -80,6 +80,7 @@ def load(
     mask = as_mask(fe, mask, width)
     check_indices(fe, view, indices, width, axis, mask)
     pointer = address(fe, view, indices)
+    # lanes that are not adjacent are gathered, each from its own address
     stride = view.strides[axis]
     if not (isinstance(stride, int) and stride == 1):
         offsets = _lane_offsets(fe, stride, width)
@@ -174,6 +175,7 @@ def _lane_indices(fe: Frontend, view: View, indices: Any, method: str) -> Atom:
     ):
         fe.fail(f"{view.name}.{method} takes a vector of integers, got {describe(indices)}")
     lanes = cast(fe, indices, INDEX.dtype)
+    # one test of all lanes: an unsigned comparison finds negative indices too
     if fe.check:
         bool_lanes = lanes.type.with_dtype(BOOL.dtype)
         size = splat(fe, fe.b.index(view.shape[0]), lanes.type.width)
@@ -198,6 +200,7 @@ def gather(fe: Frontend, view: View, indices: Any, mask: Any = None, other: Any 
     """``x.gather(indices)``: loads one element per lane from a view of rank 1."""
     if mask is not None and isinstance(indices, (Ref, Const)) and indices.type.is_vector:
         mask = as_mask(fe, mask, indices.type.width)
+        # lanes that are not read may have any index: 0 passes the check
         if mask is not None and fe.check:
             indices = fe.b.op("select", (mask, indices, literal(fe, 0, indices.type)), indices.type)
     offsets = _lane_indices(fe, view, indices, "gather")
@@ -211,6 +214,7 @@ def scatter(fe: Frontend, view: View, indices: Any, value: Any, mask: Any = None
     _writable(fe, view)
     if mask is not None and isinstance(indices, (Ref, Const)) and indices.type.is_vector:
         mask = as_mask(fe, mask, indices.type.width)
+        # as in `gather`
         if mask is not None and fe.check:
             indices = fe.b.op("select", (mask, indices, literal(fe, 0, indices.type)), indices.type)
     offsets = _lane_indices(fe, view, indices, "scatter")
