@@ -125,6 +125,10 @@ KINDS: dict[str, list[str]] = {
         "{{ ('a' * 9999999) | title | length }}", "{{ ('a ' * 9999999) | wordcount }}", "{{ {}.fromkeys(range(99999)) | length }}",
         "{{ ''.maketrans('a' * 9999999, 'b' * 9999999) | length }}", "{{ raise_exception('a' * 9999999) }}", "{{ ([[1] * 9999] * 9999) | map('list') | list | length }}",
     ],
+    "growing lists": [
+        "{% set a = [1] %}{% for i in a %}{% set _ = a.append(1) %}{% endfor %}", "{% set a = [] %}{% for i in range(99999) %}{% set _ = a.append('a' * 9999) %}{% endfor %}{{ a | length }}",
+        "{% set a = [1] * 9999 %}{% for i in range(9999) %}{% set _ = a.pop(0) %}{% set _ = a.append(i) %}{% endfor %}", "{% set a = ['a' * 9999] %}{% for i in range(30) %}{% set _ = a.append(a | join) %}{% endfor %}{{ a | length }}",
+    ],
     "source": [
         "{{ " + "(" * 5000 + "1" + ")" * 5000 + " }}", "{{ " + "not " * 5000 + "1 }}", "{{ " + "-" * 5000 + "1 }}", "{{ " + "[" * 5000 + "]" * 5000 + " }}",
         "{% if 1 %}" * 3000 + "{% endif %}" * 3000, "{% for i in [1] %}" * 30 + "{% endfor %}" * 30, "{% for i in [1] %}" * 3000 + "{% endfor %}" * 3000,
@@ -135,7 +139,7 @@ KINDS: dict[str, list[str]] = {
     ],
     "escape": [
         "{{ ''.__class__ }}", "{{ ''['__class__'].__mro__ }}", "{{ '' | attr('__class__') }}", "{{ '{0.__class__}'.format(1) }}", "{{ ('{0.__class__}' | attr('format'))(1) }}",
-        "{{ cycler.__init__.__globals__ }}", "{{ namespace.__init__ }}", "{{ messages.append(1) }}", "{{ messages[0].update({}) }}", "{{ self._TemplateReference__context }}",
+        "{{ cycler.__init__.__globals__ }}", "{{ namespace.__init__ }}", "{{ messages.append(1) }}", "{{ messages.pop() }}", "{{ (messages | attr('append'))(1) }}", "{% set a = [] %}{{ a.append(a) }}{{ a | tojson }}", "{% set a = [[1]] %}{{ a.append([a]) }}", "{{ [1].extend([2]) }}", "{% for a in [[messages]] %}{{ a[0].append(1) }}{% endfor %}", "{{ messages[0].update({}) }}", "{{ self._TemplateReference__context }}",
         "{{ joiner.__init__.__globals__.os.popen('id') }}", "{% set ns = namespace(__class__=1) %}", "{{ lipsum.__globals__ }}", "{{ (messages | map('attr', '__class__') | list)[0] }}",
         "{{ ('%s' | attr('__mod__'))(1) }}", "{{ '{0.a.__globals__}'.format_map({'0': lipsum}) }}", "{{ dict.mro() }}", "{{ (lipsum | attr('__globals__'))['os'] }}", "{{ [lipsum] | map(attribute='__globals__') | list }}",
         "{{ range.__class__ }}", "{{ raise_exception.__globals__ }}", "{{ messages | groupby('__class__') | list }}", "{{ loop.__class__ }}", "{{ [].__class__.__base__.__subclasses__() }}",

@@ -154,3 +154,19 @@ def test_tokenizers_of_transformers_render_within_the_bounds() -> None:
     theirs.chat_template = None
     with pytest.raises(InputError, match="has no chat template"):
         render_for_transformers(theirs, messages, None, {})
+
+
+def test_a_template_may_change_its_own_lists() -> None:
+    """As the templates of Kimi K2 do; transformers refuses them."""
+    template = (
+        "{% set ns = namespace(ids=[]) %}{% for i in range(3) %}{% set _ = ns.ids.append('f' ~ i) %}{% endfor %}"
+        "{{ ns.ids.pop(0) }} {{ ns.ids | join(',') }} {{ ns.ids.pop() }}"
+    )
+    assert render_chat(template, MESSAGES) == "f0 f1,f2 f2"
+    for refused in (
+        "{{ messages.append(1) }}",
+        "{% set a = [] %}{{ a.append([]) }}",
+        "{{ [1].clear() }}",
+    ):
+        with pytest.raises(InputError):
+            render_chat(refused, MESSAGES)

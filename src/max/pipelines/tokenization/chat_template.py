@@ -124,7 +124,10 @@ def _lipsum(
 
 
 class _Environment(ImmutableSandboxedEnvironment):
-    """The sandbox, with each operation counted in the budget of the rendering."""
+    """The sandbox, with each operation counted in the budget of the rendering.
+
+    A list that a template has made may be changed by `append` and `pop`, as templates of Kimi K2 do.
+    """
 
     code_generator_class = CountingCodeGenerator
     context_class = CountingContext
@@ -169,6 +172,17 @@ class _Environment(ImmutableSandboxedEnvironment):
         if type(obj) is str and attribute in _TEXT_METHODS:
             return getattr(obj, attribute)
         return super().getattr(obj, attribute)
+
+    def is_safe_attribute(self, obj: Any, attr: str, value: Any) -> bool:
+        """Whether a template may read an attribute.
+
+        Args:
+            obj: The value.
+            attr: The attribute.
+            value: The attribute's value.
+        """
+        changes_list = type(obj) is list and attr in calls.LIST_CHANGES
+        return changes_list or super().is_safe_attribute(obj, attr, value)
 
     def wrap_str_format(self, value: Any) -> Any:
         """The replacement of a method ``format`` or ``format_map`` of a text; None for other values.
@@ -266,6 +280,8 @@ class _Sizes:
 
     def __init__(self) -> None:
         self.values = self.bytes = 0
+        self.lists: set[int] = set()
+        """The numbers of the copied lists, which the conversation keeps alive."""
 
     def plain(self, value: object) -> Any:
         """The value in plain types, so that a template has no methods to misuse.
@@ -281,10 +297,12 @@ class _Sizes:
         if value is None or kind is int or kind is float or kind is bool:
             return value
         if kind is dict or isinstance(value, Mapping):
-            items = cast("Mapping[Any, Any]", value).items()
-            return {self.plain(key): self.plain(item) for key, item in items}
+            pairs = cast("Mapping[Any, Any]", value).items()
+            return {self.plain(key): self.plain(item) for key, item in pairs}
         if isinstance(value, (list, tuple)):
-            return [self.plain(item) for item in cast("list[Any]", value)]
+            items = [self.plain(item) for item in cast("list[Any]", value)]
+            self.lists.add(id(items))
+            return items
         if isinstance(value, str):
             return self.plain(str(value))
         for number in (int, float):
@@ -325,7 +343,7 @@ def render_chat(
             "add_generation_prompt": add_generation_prompt,
         }
         context: Any = compiled.new_context(values)
-        context.budget = Budget(sizes.values, sizes.bytes)
+        context.budget = Budget(sizes.values, sizes.bytes, sizes.lists)
         return "".join(compiled.root_render_func(context))
     except TemplateLimitError as error:
         raise InputError(

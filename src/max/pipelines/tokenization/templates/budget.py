@@ -8,7 +8,7 @@ the conversation, so that long conversations render.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, MappingView
+from collections.abc import Callable, Collection, Iterable, Iterator, MappingView
 from typing import Any
 
 from jinja2.exceptions import TemplateRuntimeError
@@ -42,11 +42,13 @@ class Budget:
     Args:
         values: The number of values in the conversation.
         size: Their bytes.
+        inputs: The numbers (`id`) of the lists in it, which a template must not change.
     """
 
-    __slots__ = ("bytes", "first_bytes", "first_steps", "steps")
+    __slots__ = ("bytes", "first_bytes", "first_steps", "inputs", "steps")
 
-    def __init__(self, values: int, size: int) -> None:
+    def __init__(self, values: int, size: int, inputs: Collection[int] = ()) -> None:
+        self.inputs = inputs
         self.steps = self.first_steps = min(
             STEPS + _STEPS_PER_VALUE * values, _MANY_STEPS + _FURTHER_STEPS_PER_VALUE * values
         )

@@ -236,6 +236,8 @@ def before_call(budget: Budget, function: Any, args: tuple[Any, ...], kwargs: An
             for each in args:
                 budget.operand(each)
         return args
+    if type(owner) is list and function.__name__ in LIST_CHANGES:
+        _check_change(budget, owner, args)
     if isinstance(owner, (str, bytes)):
         return _text_method(budget, owner, function.__name__, args, kwargs)
     if isinstance(owner, (int, float)):
@@ -252,6 +254,19 @@ def before_call(budget: Budget, function: Any, args: tuple[Any, ...], kwargs: An
         for each in (*args, *kwargs.values()):
             budget.spend(8 * budget.weigh(each))
     return args
+
+
+LIST_CHANGES = frozenset(("append", "pop"))
+"""The methods that change a list."""
+
+
+def _check_change(budget: Budget, owner: list[Any], args: tuple[Any, ...]) -> None:
+    """Refuses to change a list of the conversation, and to put more into a list than plain values: it stays a tree."""
+    if id(owner) in budget.inputs:
+        raise SecurityError("a template may not change the conversation")
+    for each in args:
+        if not (each is None or isinstance(each, (str, int, float))):
+            raise SecurityError(f"a list takes texts and numbers, not {type(each).__name__}")
 
 
 def _markup_method(budget: Budget, owner: Markup, args: tuple[Any, ...], kwargs: Any) -> None:
