@@ -6,6 +6,7 @@ import ast
 import functools
 import subprocess
 import sys
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
@@ -527,6 +528,16 @@ def test_no_file_is_too_long_to_hold_in_the_head() -> None:
         str(p.relative_to(SRC)): n for p in FILES if (n := len(p.read_text().splitlines())) > 1000
     }
     assert not long
+
+
+def test_folders_of_the_engine_say_an_order() -> None:
+    """A folder has at most 20 modules: more of them are in folders below it."""
+    counts = Counter(
+        path.parent.relative_to(SRC).as_posix()
+        for path in FILES
+        if package_of(path) in ENGINE_PACKAGES and path.name != "__init__.py" and path.parent != SRC
+    )
+    assert {folder: count for folder, count in counts.items() if count > 20} == {}
 
 
 def test_environment_is_read_in_one_place() -> None:

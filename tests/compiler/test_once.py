@@ -10,9 +10,9 @@ from xdsl.ir import SSAValue
 
 from max._compiler import mok
 from max._compiler.mok import OnceOp
-from max._compiler.passes import once
+from max._compiler.passes import hoist_to_load
 from max._compiler.passes.base import ops_of
-from max._compiler.passes.once import compute_once, weights_only
+from max._compiler.passes.hoist_to_load import compute_once, weights_only
 from max.driver import CPU
 from max.dtype import DType
 from max.engine import InferenceSession
@@ -89,7 +89,7 @@ def test_a_result_much_larger_than_its_weights_is_computed_at_each_run(
     always: int | None, rows: int, at_load: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if always is not None:
-        monkeypatch.setattr(once, "SMALL_BYTES", always)
+        monkeypatch.setattr(hoist_to_load, "SMALL_BYTES", always)
     t = f"!mo.tensor<[{rows}, 8], {F}>"
     body = (
         weight("w") + spread("w", rows) + f"%y = mo.tanh(%ws) : ({t}) -> {t}\n"
@@ -105,7 +105,7 @@ def test_each_weight_of_a_result_counts_once(
     parts: str, at_load: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Each part has four times the bytes of its weight, as the result may have."""
-    monkeypatch.setattr(once, "SMALL_BYTES", 0)
+    monkeypatch.setattr(hoist_to_load, "SMALL_BYTES", 0)
     t, whole = f"!mo.tensor<[4, 8], {F}>", f"!mo.tensor<[{4 * len(parts)}, 8], {F}>"
     body = "".join(weight(name) + spread(name, 4) for name in sorted({*parts}))
     operands, types = ", ".join(f"%{name}s" for name in parts), ", ".join([t] * len(parts))
@@ -292,7 +292,7 @@ def test_a_slice_with_one_symbolic_bound_is_not_computed_at_load() -> None:
 
 def test_empty_weights_count_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     """The sum of an empty weight has more bytes than the weight; the negative of one has as many."""
-    monkeypatch.setattr(once, "SMALL_BYTES", 0)
+    monkeypatch.setattr(hoist_to_load, "SMALL_BYTES", 0)
     empty, one, two = (f"!mo.tensor<[{size}], {F}>" for size in (0, 1, 2))
     body = f'%e = mo.constant.external() {{name = "e"}} : () -> {empty}\n'
     total = f"%r = mo.reduce_sum(%e) {{axis = 0}} : ({empty}) -> {one}\n"

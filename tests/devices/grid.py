@@ -38,7 +38,7 @@ from max._compiler.codegen.values import ValueWriter
 from max._compiler.mok import MatmulOp
 from max._compiler.passes.base import ops_of
 from max._compiler.passes.canonicalize import insert_before
-from max._compiler.passes.once import weights_only
+from max._compiler.passes.hoist_to_load import weights_only
 from max._runtime.program import (
     Jump,
     KernelRunError,

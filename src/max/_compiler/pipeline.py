@@ -19,8 +19,8 @@ from max._compiler.passes.collectives import expand_collectives
 from max._compiler.passes.condition_checks import insert_checks
 from max._compiler.passes.constants import fold_constants
 from max._compiler.passes.fuse import fuse
+from max._compiler.passes.hoist_to_load import compute_once
 from max._compiler.passes.materialize import materialize
-from max._compiler.passes.once import compute_once
 from max._compiler.passes.place import place_operands
 from max._compiler.passes.redundant_ops import drop_dead_ops, merge_equal_ops
 from max._compiler.passes.resolve import resolve_sizes

@@ -24,7 +24,7 @@ from max._compiler.analysis.shapes import shape_of
 from max._compiler.mok import AttentionOp
 from max._compiler.passes.base import constant_of, ops_of
 from max._compiler.passes.canonicalize import canonicalize, insert_before, producer
-from max._compiler.passes.once import weights_only
+from max._compiler.passes.hoist_to_load import weights_only
 from max._compiler.passes.redundant_ops import drop_dead_ops
 from max._dataclass import dataclass
 from max.dtype import DType

@@ -13,7 +13,7 @@ from max._backends.cpu.passes.packed_ops import PackedMatmulOp, PackOp
 from max._compiler.analysis.shapes import shape_of
 from max._compiler.passes.base import ops_of
 from max._compiler.passes.canonicalize import insert_before, producer
-from max._compiler.passes.once import weights_only
+from max._compiler.passes.hoist_to_load import weights_only
 from max._compiler.passes.redundant_ops import drop_dead_ops
 from max.dtype import DType
 from max.mlir import MoOp, TensorType, build

@@ -15,7 +15,7 @@ from max._backends.cpu.passes.packed_ops import GroupedProductsOp, PackOp
 from max._compiler.analysis.shapes import shape_of
 from max._compiler.passes.base import ops_of
 from max._compiler.passes.canonicalize import insert_before
-from max._compiler.passes.once import weights_only
+from max._compiler.passes.hoist_to_load import weights_only
 from max.mlir import DimExpr, MoOp, TensorType, build
 
 __all__ = ["pack_experts"]
