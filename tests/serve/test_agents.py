@@ -439,3 +439,24 @@ def test_counted_tokens_are_those_of_the_prompt(http, thinking) -> None:
     more = {"max_tokens": 3, "metadata": {"user_id": "x"}}
     usage = post(http, "/v1/messages?beta=true", {**body, **more}, **headers)["usage"]
     assert counted == usage["input_tokens"] + usage["cache_read_input_tokens"]
+
+
+def test_headers_and_fields_of_claude_code(http) -> None:
+    """Beta headers, adaptive thinking and effort are accepted, and the count is that of the prompt."""
+    text = [{"type": "text", "text": "Be brief.", "cache_control": {"type": "ephemeral"}}]
+    options = {
+        "model": "tiny", "messages": ASK, "system": text, "thinking": {"type": "adaptive"},
+        "tools": [{"name": "now", "description": "The time.", "input_schema": {"type": "object", "properties": {}}}],
+    }  # fmt: skip
+    with anthropic.Anthropic(base_url=str(http.base_url), api_key="x", max_retries=0) as client:
+        betas = ["interleaved-thinking-2025-05-14", "fine-grained-tool-streaming-2025-05-14"]
+        effort = {"output_config": {"effort": "low"}}
+        counted = client.beta.messages.count_tokens(**options, betas=betas, extra_body=effort)
+        answer = client.beta.messages.create(
+            **options, max_tokens=4, betas=betas, extra_body=effort
+        )
+        usage = answer.usage
+        assert counted.input_tokens == usage.input_tokens + usage.cache_read_input_tokens
+        with client.beta.messages.stream(**options, max_tokens=4, betas=betas) as stream:
+            kinds = [event.type for event in stream]
+        assert kinds[0] == "message_start" and kinds[-1] == "message_stop"
