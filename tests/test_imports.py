@@ -63,7 +63,8 @@ ALLOWED: dict[str, set[str]] = {
     "_compat": ENGINE_BASE | {"kernel", "engine", "experimental", "interfaces", "nn", "pipelines"},
     "pipelines": ENGINE_BASE | {"kernel", "engine", "interfaces", "nn", "_compat"},  # its face only
     "serve": ENGINE_BASE | {"kernel", "engine", "interfaces", "nn", "pipelines"},
-    "entrypoints": ENGINE_BASE | {"kernel", "engine", "interfaces", "nn", "pipelines", "serve"},
+    "entrypoints": ENGINE_BASE
+    | {"kernel", "engine", "importers", "interfaces", "nn", "onnx", "pipelines", "serve"},
 }
 THIRD_PARTY_ENGINE = {"numpy", "ml_dtypes", "llvmlite", "xdsl"}
 ENGINE_PACKAGES = {

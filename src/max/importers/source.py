@@ -47,6 +47,7 @@ class SourceNode:
         label: The name of the node for messages.
         number: The position in the file.
         origin: The node as the framework has it; None for one that an importer made.
+        depth: The number of functions and branches that it was expanded from.
     """
 
     op: str
@@ -58,6 +59,7 @@ class SourceNode:
     label: str = ""
     number: int = 0
     origin: Any = field(default=None, compare=False, repr=False)
+    depth: int = 0
 
     @property
     def full_name(self) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any, Protocol
 
 import numpy as np
@@ -29,6 +30,9 @@ __all__ = ["Framework", "Walker"]
 
 Array = npt.NDArray[Any]
 
+_DEEPEST = 32
+"""Functions within functions, and branches within branches."""
+_MOST_EXPANSIONS = 50_000
 _MOST_NODES = 2_000_000
 """Nodes that an import may stage, those of expanded functions and unrolled bodies included."""
 
@@ -83,6 +87,7 @@ class Walker:
         self._gathers = gathers
         self._expansions = 0
         self._count = 0
+        self._spliced = 0
 
     # nodes ---------------------------------------------------------------------------------------
 
@@ -199,7 +204,14 @@ class Walker:
 
     def spliced(self, source: SourceNode, graph: SourceGraph) -> list[SourceNode]:
         """The nodes of a graph that stands for a node: its inputs are the node's operands, its outputs the results."""
+        if source.depth >= _DEEPEST:
+            raise ModelFileError(
+                f"{self.name}: {self.described(source)} is expanded deeper than {_DEEPEST}: a function calls itself"
+            )
         self._expansions += 1
+        self._spliced += 1
+        if self._spliced > _MOST_EXPANSIONS:
+            raise ModelFileError(f"{self.name}: more than {_MOST_EXPANSIONS} calls of functions")
         prefix = f"{source.outputs[0] if source.outputs else ''}/{self._expansions}/"
         bound = {
             name: source.inputs[i] if i < len(source.inputs) else ""
@@ -222,7 +234,7 @@ class Walker:
             for (inner_name, _), outer in zip(inner.outputs, source.outputs, strict=False)
             if outer
         ]
-        return [*inner.nodes, *copies]
+        return [*(replace(node, depth=source.depth + 1) for node in inner.nodes), *copies]
 
     # bodies --------------------------------------------------------------------------------------
 
@@ -243,9 +255,10 @@ class Walker:
         }
         walker = Walker(self.framework, self.name, values, False, self.file)
         walker._expansions = self._expansions + 1
-        walker._count = self._count
+        walker._count, walker._spliced = self._count, self._spliced
         walker.run(graph.nodes)
         self._expansions, self._count = walker._expansions, walker._count
+        self._spliced = walker._spliced
         return [walker.values[name] for name, _ in graph.outputs]
 
 

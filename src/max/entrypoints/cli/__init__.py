@@ -41,7 +41,12 @@ COMMANDS = {
     "show": ("max.entrypoints.cli.models:show", "Show a model."),
     "rm": ("max.entrypoints.cli.models:rm", "Delete a model."),
     "ps": ("max.entrypoints.cli.models:ps", "List the models that a server has loaded."),
-    "run": ("max.entrypoints.cli.chat:run", "Run a model: a prompt or a chat."),
+    "run": ("max.entrypoints.cli.chat:run", "Run a model: a prompt or a chat, or an ONNX file."),
+    "import": ("max.entrypoints.cli.imported:import_file", "Save an ONNX model as a graph."),
+    "compare": (
+        "max.entrypoints.cli.imported:compare",
+        "Compare an ONNX model's results and speed with another engine.",
+    ),
     "launch": (
         "max.entrypoints.cli.launch:launch",
         "Start a coding agent with a model of this machine.",
@@ -66,6 +71,7 @@ GROUPS = {
     "Text": ("generate", "chat", "run", "encode", "rank"),
     "Server": ("serve", "launch", "ps", "run-batch", "benchmark"),
     "Models": ("pull", "ls", "show", "rm", "list", "quantize", "perplexity"),
+    "Models of other frameworks": ("import", "compare"),
     "Machine and compiler": ("doctor", "cache", "warm-cache", "explain"),
 }
 # commands of MAX that are not in this release, and their replacements

@@ -33,8 +33,10 @@ from max.pipelines.sampling.defaults import sampling_params_for
 # with --url no model runs in this process
 if TYPE_CHECKING:
     from max.entrypoints.cli import generate as model_runs
+    from max.entrypoints.cli import imported
 else:
     model_runs = lazy_module("max.entrypoints.cli.generate")
+    imported = lazy_module("max.entrypoints.cli.imported")
 
 Message = dict[str, Any]
 
@@ -374,9 +376,12 @@ def run(name: str, arguments: tuple[str, ...]) -> None:
 
     MODEL is a folder, a GGUF file, or a name: of `max ls`, a short name, or one on the hub. An argument that is
     no option is the prompt; - reads it from stdin, and so does a pipe. Options are those of `max generate` with
-    a prompt, else those of `max chat`.
+    a prompt, else those of `max chat`. An ONNX file is run on arrays: `max run model.onnx --help`.
     """
     words = list(arguments)
+    if name.lower().endswith(".onnx"):
+        imported.run_file.main([name, *words], prog_name=f"max run {name}", standalone_mode=False)
+        return
     command: click.Command = chat
     if _has_prompt(words):
         command = model_runs.generate

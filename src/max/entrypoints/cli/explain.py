@@ -4,15 +4,22 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from max import pipelines
+from max._lazy import lazy_module
 from max.engine.explain import explain_graph, explanations
 from max.entrypoints.cli import log_level_option
 from max.entrypoints.cli.options.model_names import ModelType, set_model
 from max.pipelines.core.text import byte_size
+
+if TYPE_CHECKING:
+    from max import onnx as onnx_models
+else:
+    # for ONNX files only
+    onnx_models = lazy_module("max.onnx")
 
 PAGE = Path(__file__).with_name("explain.html")
 PASS_TEXT_LIMIT = 400_000
@@ -40,8 +47,8 @@ def explain(
 ) -> None:
     """Show how the compiler translates a graph or model: passes, kernels, memory.
 
-    FILE_OR_MODEL is a saved graph (Graph.save), a file with MLIR text, or a model as max generate takes it (a folder, a
-    GGUF file, a name on the hub). It is compiled, not run.
+    FILE_OR_MODEL is a saved graph (Graph.save), a file with MLIR text, an ONNX model, or a model as max generate takes
+    it (a folder, a GGUF file, a name on the hub). It is compiled, not run.
     """
     graphs = _explain(target, quantization_encoding, max_length)
     if html is not None:
@@ -68,6 +75,8 @@ def _explain(target: str, encoding: str | None, max_length: int | None) -> list[
         if wrong := [option for option, value in options.items() if value is not None]:
             raise click.UsageError(f"{wrong[0]} is for models, and {target} is a file with a graph")
         try:
+            if path.suffix.lower() == ".onnx":
+                return [explain_graph(onnx_models.from_onnx(path))]
             return [explain_graph(path)]
         except (ValueError, OSError) as error:
             first = (str(error).strip().splitlines() or ["unreadable"])[0]

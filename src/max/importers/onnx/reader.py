@@ -22,7 +22,7 @@ __all__ = ["Model", "read_model", "require_onnx"]
 
 Array = npt.NDArray[Any]
 
-_DEEPEST = 32
+_DEEPEST = 16
 """Bodies within bodies."""
 _MOST_NODES = 1_000_000
 _MOST_INPUTS = 100_000
