@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from max.graph.ops.creation.constant import constant, constant_external
     from max.graph.ops.creation.range import range
     from max.graph.ops.creation.window import band_part, hann_window
-    from max.graph.ops.devices.allgather import allgather
+    from max.graph.ops.devices.collectives import allgather
     from max.graph.ops.devices.device import assert_same_device, transfer_to
     from max.graph.ops.devices.launches import parallel, shard_and_stack, side_stream
     from max.graph.ops.elementwise import (
@@ -145,7 +145,7 @@ _MODULES = {
     "max.graph.ops.creation.constant": "constant constant_external",
     "max.graph.ops.creation.range": "range",
     "max.graph.ops.creation.window": "band_part hann_window",
-    "max.graph.ops.devices.allgather": "allgather",
+    "max.graph.ops.devices.collectives": "allgather",
     "max.graph.ops.devices.device": "assert_same_device transfer_to",
     "max.graph.ops.devices.launches": "parallel shard_and_stack side_stream",
     "max.graph.ops.elementwise": "abs acos add atanh cast ceil cos div equal erf exp floor floor_div gelu "

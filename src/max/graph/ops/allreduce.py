@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from max.graph.ops.devices.collective import stage_collective
+from max.graph.ops.devices.collectives import stage_collective
 from max.graph.value import BufferValue, TensorValue
 
 __all__ = ["sum"]

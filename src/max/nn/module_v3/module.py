@@ -22,7 +22,8 @@ from max.engine import InferenceSession
 from max.experimental.programs.sessions import session_of
 from max.experimental.tensor import Tensor, defaults
 from max.experimental.tensors.placement import Layout, OnDevice
-from max.graph import BufferType, Graph, Type, Value, ops
+from max.graph import BufferType, Graph, Type, ops
+from max.nn.module_v3.result_structure import flatten_result, result_of
 
 __all__ = ["Module", "TransparentModule", "module_dataclass"]
 
@@ -297,7 +298,7 @@ class Module(Generic[_P, _R]):
         def compiled(*inputs: Any) -> Any:
             arrays = [_memory(x, writes) if isinstance(x, Tensor) else x for x in inputs]
             storages = iter(model.execute(*arrays))
-            return _unflatten(structure, storages)
+            return result_of(structure, storages)
 
         compiled.__doc__ = f"{name}, compiled for {', '.join(map(repr, input_types))}."
         return compiled
@@ -346,7 +347,7 @@ class Module(Generic[_P, _R]):
             }
             with self._replaced_parameters(external):
                 result = self(*[Tensor.from_graph_value(value) for value in graph.inputs])
-            structure = _flatten(f"{name}.{op}", result, outputs)
+            structure = flatten_result(f"{name}.{op}", result, outputs)
             graph.output(*outputs)
         return graph, structure
 
@@ -438,30 +439,6 @@ def _read_only(tensor: Tensor) -> driver.Tensor:
     tensor._materialize()
     assert tensor._cell is not None
     return tensor._cell.borrowed_storage()
-
-
-def _flatten(op: str, result: Any, outputs: list[Tensor]) -> Any:
-    """The structure of a result, with None for each tensor; the tensors are appended to `outputs`."""
-    if isinstance(result, Value):
-        result = Tensor.from_graph_value(result)
-    if isinstance(result, Tensor):
-        outputs.append(result)
-        return None
-    if isinstance(result, tuple | list):
-        items = [_flatten(op, item, outputs) for item in result]
-        return getattr(result, "_make", type(result)), items
-    if isinstance(result, dict):
-        items = [_flatten(op, item, outputs) for item in result.values()]
-        keys = list(result)
-        return (lambda values: dict(zip(keys, values, strict=True)), items)
-    raise TypeError(f"{op}: __call__ returned {result!r}, expected tensors")
-
-
-def _unflatten(structure: Any, storages: Iterator[Any]) -> Any:
-    if structure is None:
-        return Tensor(storage=next(storages))
-    make, items = structure
-    return make([_unflatten(item, storages) for item in items])
 
 
 @overload
