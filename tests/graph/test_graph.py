@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -576,3 +577,9 @@ def test_a_thousand_ops_are_staged_quickly_enough_to_count() -> None:
     """Each op stages one MLIR op, with no auxiliary ops."""
     graph = Graph("g", lambda x: sum((x for _ in range(1000)), start=x), [f32("n")])
     assert len(list(mlir.walk(graph.to_mlir()))) == 1001
+
+
+def test_the_module_of_graphs_has_the_names_that_programs_import_from_it() -> None:
+    names = "DevicePlacementPolicy Graph GraphDebugConfig KernelLibrary Module ProfileScopeColor"
+    module = import_module("max.graph.graph")
+    assert [name for name in names.split() if not hasattr(module, name)] == []

@@ -16,6 +16,7 @@ from max._html import details_html
 from max._reentry import refuse_in_collection
 from max.graph.graph_module import Module
 from max.graph.graph_options import DevicePlacementPolicy, GraphDebugConfig
+from max.graph.graph_options import ProfileScopeColor as ProfileScopeColor
 from max.graph.kernel_library import KernelLibrary, default_custom_extensions
 from max.graph.kernel_library import (
     default_custom_extensions_scope as default_custom_extensions_scope,
