@@ -64,6 +64,16 @@ def test_conversations_stay(page: Page) -> None:
     page.wait("document.querySelector('#prompt').value === 'a draft of a new chat'")
     assert page.ask("second") == "You said: second"
     assert page.titles() == ["second", "first question"]
+    # what is written while a draft is read stays
+    page.run(
+        "document.querySelector('#new').click(); const p = document.querySelector('#prompt'); p.value = 'quick'; "
+        "p.dispatchEvent(new Event('input'))"
+    )
+    time.sleep(0.5)
+    assert page.run("return document.querySelector('#prompt').value") == "quick"
+    page.type("#prompt", "")
+    page.run("[...document.querySelectorAll('.open')][0].click()")
+    page.wait("document.querySelector('#title').innerText === 'second'")
     # back and forward go through the conversations
     page.run("history.back()")
     page.wait("document.querySelector('#title').innerText === 'New chat'")

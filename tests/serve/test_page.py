@@ -31,8 +31,8 @@ def test_a_conversation(page: Page) -> None:
     page.wait("/8 tokens, first after/.test(document.querySelector('#state').innerText)")
     used = page.text("#context-text")
     assert used.endswith("of 512 tokens") and 8 < int(used.split()[0]) < 100
-    page.type("#prompt", "")
     page.push("Edit", ".turn.user")
+    assert page.run("return document.querySelector('#prompt').value") == QUESTION
     page.send(QUESTION.replace("Norway", "Japan"))
     assert "Tokyo" in page.answer()
     assert page.problems() == []

@@ -37,11 +37,16 @@ export class Chat {
   }
 
   /** Opens a conversation; a new one has no name yet. */
-  async open(id) {
-    const conversation = this.conversations.get(id);
-    const wanted = conversation ? id : "";
-    if (this.id === wanted) return;
+  open(id) {
+    const wanted = this.conversations.get(id) ? id : "";
+    if (this.id === wanted) return this.opened;
     this.id = wanted;
+    this.opened = this.load(wanted, this.composer.open(wanted));
+    return this.opened;
+  }
+
+  async load(wanted, draft) {
+    const conversation = this.conversations.get(wanted);
     const turns = conversation ? await this.conversations.turns(wanted) : new Map();
     if (this.id !== wanted) return;
     if (!wanted && location.hash) history.replaceState(null, "", location.pathname + location.search);
@@ -58,7 +63,6 @@ export class Chat {
     this.log.toEnd();
     this.show();
     this.drawTitle();
-    const draft = this.composer.open(wanted);
     for (const turn of turns.values())
       if (turn.state === "running" && !this.answers.runs(turn)) this.answers.resume(turn);
     await draft;
@@ -129,6 +133,7 @@ export class Chat {
     if (this.running || this.isSending) return;
     this.isSending = true;
     try {
+      await this.opened;
       const { content, attachments } = this.composer.content;
       const edited = this.composer.editing;
       if (!edited) await this.declineCalls(this.turns.get(this.leaf));

@@ -45,11 +45,13 @@ export class Composer extends EventTarget {
 
   /** Shows the draft of a conversation; that of a new one has no name. */
   async open(owner) {
-    await this.save();
+    this.save();
     this.editing = null;
     this.owner = owner;
+    this.fill({ text: "", attachments: [] });
     const draft = await this.conversations.draft(owner);
-    if (this.owner === owner) this.fill(draft);
+    // what was written meanwhile stays
+    if (this.owner === owner && this.isEmpty) this.fill(draft);
   }
 
   fill({ text, attachments }) {
@@ -59,8 +61,8 @@ export class Composer extends EventTarget {
   }
 
   /** Puts a turn into the field; its conversation changes when it is sent. */
-  async edit(turn) {
-    await this.save();
+  edit(turn) {
+    this.save();
     this.editing = turn;
     this.fill({ text: turn.content, attachments: turn.attachments || [] });
     this.prompt.focus();
