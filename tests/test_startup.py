@@ -66,9 +66,9 @@ def test_help_imports_the_command_line_only() -> None:
         "report(cli, ['--help'])"
     )
     assert own(modules) == {
-        "max", "max._config", "max._lazy", "max._names", "max._private_folder", "max._spelling",
+        "max", "max._config", "max._lazy", "max._load_steps", "max._names", "max._private_folder", "max._spelling",
         "max._traceback", "max._version",
-        "max.entrypoints", "max.entrypoints.cli", "max.entrypoints.cli.errors",
+        "max.entrypoints", "max.entrypoints.cli", "max.entrypoints.cli.errors", "max.entrypoints.cli.progress",
     }  # fmt: skip
     # click and the standard library; 164 with Python 3.11
     assert len(modules) < 220
@@ -168,7 +168,8 @@ def test_the_engine_imports_neither_graphs_nor_the_compiler() -> None:
     assert not {name for name in modules if name.startswith("max._backends.cpu")}
     layers = {name.split(".")[1] for name in own(modules) if name != "max"}
     assert layers <= {
-        "_abi", "_backends", "_compiler", "_config", "_dataclass", "_errors", "_garbage",
+        "_abi", "_backends", "_cache_folders", "_compiler", "_config", "_dataclass", "_errors", "_garbage", "_html",
+        "_load_steps",
         "_host", "_lazy", "_names", "_private_folder",
         "_reentry", "_runtime", "_spelling", "_traceback", "_version", "driver", "dtype", "engine", "kernel", "mlir",
     }  # fmt: skip
