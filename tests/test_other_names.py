@@ -139,3 +139,33 @@ def test_a_layer_moves_its_weights() -> None:
         layer.to()
     with pytest.raises(TypeError, match="'cpu' is not a DeviceRef"):
         layer.to("cpu")
+
+
+def test_an_op_stays_where_a_module_of_its_name_is_imported(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    from max.graph import ops
+
+    monkeypatch.delitem(sys.modules, "max.graph.ops.argsort", raising=False)
+    op = ops.argsort
+    module = importlib.import_module("max.graph.ops.argsort")
+    assert ops.argsort is op is module.argsort
+    ops.no_such_op = module  # type: ignore[attr-defined]
+    assert ops.no_such_op is module  # type: ignore[attr-defined]
+    del ops.no_such_op  # type: ignore[attr-defined]
+    ops.argsort = len  # type: ignore[assignment]
+    assert ops.argsort is len
+    ops.argsort = op  # type: ignore[assignment]
+
+
+def test_names_of_an_alias_are_sorted() -> None:
+    for name in ("max.pipelines.context", "max.graph.dtype_promotion"):
+        module = importlib.import_module(name)
+        assert module.__all__ == dir(module) == sorted({*module.__all__})
+
+
+def test_a_module_of_another_version_is_an_attribute() -> None:
+    import max.engine
+
+    vars(max.engine).pop("api", None)
+    assert max.engine.api.InferenceSession is max.engine.InferenceSession  # type: ignore[attr-defined]
