@@ -30,19 +30,35 @@ def model_facts(path: Path) -> dict[str, Any]:
         path: Its folder, or its GGUF file.
 
     Raises:
+        ModelFilesError: As `add_facts`.
+    """
+    facts: dict[str, Any] = {}
+    add_facts(facts, path)
+    return facts
+
+
+def add_facts(facts: dict[str, Any], path: Path) -> None:
+    """Adds the facts of a model that its files tell, up to the first that is an error.
+
+    Args:
+        facts: Receives the facts.
+        path: The model's folder, or its GGUF file.
+
+    Raises:
         ModelFilesError: Its configuration cannot be read, or files are missing that its index names.
     """
     repo = HuggingFaceRepo(str(path))
     if not repo.file_exists("config.json") and repo.gguf_file is None:
-        return {}
+        return
     config = HuggingFaceConfig.load(repo)
-    facts: dict[str, Any] = {}
     if config.architectures:
         facts["architecture"] = ", ".join(config.architectures)
         facts["runs"] = _runs(config.architectures)
     for shown, key in _KEYS.items():
         if (value := config.stated(key)) is not None:
             facts[shown] = value
+    if config.checkpoint_dtype is not None:
+        facts["dtype"] = config.checkpoint_dtype
     _ = repo.weight_files  # an index that names absent files is an error
     try:
         entries = _entries(repo)
@@ -52,10 +68,7 @@ def model_facts(path: Path) -> dict[str, Any]:
     if entries:
         facts["parameters"] = sum(math.prod(entry.shape) for entry in entries)
         facts["encoding"] = _encoding(entries)
-    elif config.checkpoint_dtype is not None:
-        facts["encoding"] = config.checkpoint_dtype
-    facts |= _template_facts(path)
-    return facts
+    facts.update(_template_facts(path))
 
 
 def count_text(count: int) -> str:

@@ -17,6 +17,7 @@ from max.entrypoints.cli.errors import CommandError
 from max.entrypoints.cli.options.model_names import ModelType
 from max.entrypoints.cli.progress import PullProgress, size_text
 from max.entrypoints.load_test.http_client import Target
+from max.pipelines.core.exceptions import ModelFilesError
 from max.pipelines.store.local import ModelStore, StoredModel
 from max.pipelines.store.names import short_names
 from max.pipelines.store.pull import pull as pull_model
@@ -114,7 +115,11 @@ def show(name: str, check: bool, as_json: bool, models_dir: Path | None) -> None
     MODEL is a name of `max ls`, or the path of a folder or a GGUF file.
     """
     model = ModelStore(models_dir).find_or_open(name)
-    facts = _facts(model) | model_facts.model_facts(model.path)
+    facts, problem = _facts(model), None
+    try:
+        model_facts.add_facts(facts, model.path)
+    except ModelFilesError as error:
+        problem = error  # after what can be told
     facts["source"] = model.manifest().get("source", "")
     problems = verify(model) if check else []
     if check:
@@ -128,6 +133,8 @@ def show(name: str, check: bool, as_json: bool, models_dir: Path | None) -> None
             click.echo(f"{key:<14}{_shown(key, value)}")
     if problems:
         raise CommandError("; ".join(problems), f"`max rm {name}`, then pull it again.")
+    if problem is not None:
+        raise problem
 
 
 @click.command("rm", short_help="Delete a model.")
