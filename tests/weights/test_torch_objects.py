@@ -74,3 +74,33 @@ def test_tensors_of_other_classes_are_not_read() -> None:
     assert "another class" in rebuild(plain, Name("torch.Size", None), arguments, None).problem
     with pytest.raises(PickleError, match="rebuilt by"):
         rebuild(Name("torch.Size", None), Name("torch.Tensor", None), arguments, None)
+
+
+def test_dictionaries_are_built_of_pairs() -> None:
+    build: Any = NAMES["collections.OrderedDict"]
+    assert build() == {}
+    assert build([("a", 1), ["b", 2]], "more") == {"a": 1, "b": 2}
+    for pairs in ([("a", 1, 2)], [3], [("a",)]):
+        with pytest.raises(PickleError, match="built of"):
+            build(pairs)
+
+
+@pytest.mark.parametrize(
+    "identity",
+    [
+        ("storage", "torch.FloatStorage", "3", "cpu", 12),
+        ("storage", Name("torch.Size", None), "3", "cpu", 12),
+        ("storage", FLOATS, 3.5, "cpu", 12),
+        ("other", FLOATS, "3", "cpu", 12),
+        ("storage", FLOATS, "3", "cpu"),
+        "storage",
+    ],
+)
+def test_identities_that_are_no_storage(identity: object) -> None:
+    with pytest.raises(PickleError, match="no storage"):
+        storage_of(identity)
+
+
+def test_a_tensor_that_cannot_be_read_says_why() -> None:
+    build: Any = NAMES["torch._utils._rebuild_sparse_tensor"]
+    assert build(1, 2) == StoredTensor("", (), (), 0, None, problem="it is sparse")
