@@ -191,6 +191,15 @@ HELD |= {
         "type": "array", "items": {"type": ["integer", "boolean"]}, "contains": {"type": "integer"}, "maxItems": 4,
     },
     "contains an object": {"type": "array", "contains": thing(required=["a"]), "items": thing()},
+    "overlapping lengths": {"oneOf": [TEXT, {"type": "string", "minLength": 2, "maxLength": 9}]},
+    "overlapping numbers": {
+        "oneOf": [
+            {"type": "number", "minimum": 0, "maximum": 20}, {"type": "number", "exclusiveMinimum": 5, "maximum": 40},
+        ],
+    },
+    "overlapping texts": {
+        "oneOf": [{"type": "string", "pattern": "^a[bc]$"}, {"type": "string", "maxLength": 3}, {"type": "null"}],
+    },
     "not a begin": {"type": "string", "maxLength": 6, "not": {"pattern": "^_"}},
     "not a text": {"type": "string", "maxLength": 6, "not": {"pattern": r"^[a-z]\dx$"}},
     "not a text, or none": {"type": ["string", "boolean"], "not": {"type": "string", "pattern": "^ab"}},
@@ -208,7 +217,9 @@ RELAXED = {
         "type": "object",
         "properties": dict.fromkeys((f"p{n}" for n in range(600)), TEXT),
     },
-    "oneOf": {"oneOf": [TEXT, {"type": "string", "minLength": 2, "maxLength": 9}]},
+    "oneOf": {
+        "oneOf": [{**TEXT, "pattern": "a"}, {"type": "string", "pattern": "b", "maxLength": 9}]
+    },
     "propertyNames": {
         "type": "object",
         "properties": {"ab": TEXT},

@@ -51,6 +51,9 @@ def of_json_schema(schema: str | Mapping[str, Any] | bool) -> str:
         if form.relaxed:
             raise ValueError(f"a grammar does not hold {shortened_list(form.relaxed)}")
         grammar = _of_form(form.schema, False)
+        if '"oneOf"' in json.dumps(form.schema) and grammar_problem(grammar) is not None:
+            apart = _apart(value, True, form)
+            grammar = grammar if apart is None else _of_form(apart.schema, False)
     except InputError:
         raise
     except (ValueError, RecursionError) as error:
@@ -126,9 +129,23 @@ def _loose_form(text: str) -> GrammarSchema:
             # of what is left, alternatives that overlap are all that may be relaxed
             text = json.dumps(form.schema)
             left = grammar_problem(_of_form(form.schema, False)) if '"oneOf"' in text else None
+            if left is not None and (apart := _apart(value, closed, form)) is not None:
+                return apart
             return GrammarSchema(form.schema, (*form.relaxed, *([left] if left else [])))
         relaxed = form.relaxed
     return GrammarSchema(_kind_of(value), (*relaxed, f"all but the type ({(problem or '')[:120]})"))
+
+
+def _apart(value: Mapping[str, Any], closed: bool, form: GrammarSchema) -> GrammarSchema | None:
+    """A schema whose alternatives overlap, with alternatives that exclude each other; None if a grammar lacks that."""
+    try:
+        apart = grammar_schema(value, True, closed, apart=True)
+    except (TooLargeSchemaError, RecursionError):
+        return None
+    grammar = _of_form(apart.schema, False)
+    if len(grammar) > MAX_CHARACTERS or grammar_problem(grammar) is not None:
+        return None
+    return apart if len(apart.relaxed) <= len(form.relaxed) else None
 
 
 def _kind_of(schema: Mapping[str, Any]) -> dict[str, Any]:

@@ -85,6 +85,8 @@ class _Checker:
             whole = value == round(value) if abs(value) < 1e15 else False
             if isinstance(divisor, int) and divisor > 0 and whole and int(value) % divisor:
                 return _place(path, "multipleOf")
+            if any(_is_beyond(value, schema, name) for name in _BOUNDS):
+                return _place(path, "bounds")
         return None
 
     def _array(
@@ -162,6 +164,26 @@ class _Checker:
             branch = "then" if self._fits(value, schema["if"], depth) else "else"
             return self.misfit(value, schema.get(branch), path, depth + 1)
         return None
+
+
+_BOUNDS = ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum")
+
+
+def _is_beyond(value: float, schema: Mapping[str, Any], name: str) -> bool:
+    """Whether a number is beyond a bound; in draft 4 the exclusive ones say of the others that they are."""
+    bound = schema.get(name)
+    if isinstance(bound, bool) or not isinstance(bound, (int, float)):
+        return False
+    exclusive = schema.get(f"exclusive{name[:1].upper()}{name[1:]}") is True
+    match name:
+        case "minimum":
+            return value < bound or (exclusive and value == bound)
+        case "maximum":
+            return value > bound or (exclusive and value == bound)
+        case "exclusiveMinimum":
+            return value <= bound
+        case _:
+            return value >= bound
 
 
 def _place(path: tuple[str, ...], keyword: str) -> str:

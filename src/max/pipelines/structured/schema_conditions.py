@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from max.pipelines.structured.schema_arrays import unlike_pattern
@@ -10,7 +10,33 @@ from max.pipelines.structured.schema_references import References
 
 _TYPES = ("string", "number", "boolean", "object", "array", "null")
 _MOST = 24
+_MOST_APART = 6
+"""The maximum number of alternatives that exclude each other by their opposites."""
 _ANNOTATIONS = frozenset(("description", "title", "$comment", "default", "examples"))
+_BOUNDS = {
+    "minLength": "string", "maxLength": "string", "pattern": "string", "minimum": "number", "maximum": "number",
+    "exclusiveMinimum": "number", "exclusiveMaximum": "number",
+}  # fmt: skip
+"""Keywords that limit values of one type."""
+
+
+def _beyond(name: str, value: Any) -> dict[str, Any] | None:
+    """The opposite of a bound; no value fits that of a length of zero."""
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        return None
+    match name:
+        case "minLength":
+            return {"maxLength": int(value) - 1} if value >= 1 else {"enum": []}
+        case "maxLength":
+            return {"minLength": int(value) + 1}
+        case "minimum":
+            return {"exclusiveMaximum": value}
+        case "maximum":
+            return {"exclusiveMinimum": value}
+        case "exclusiveMinimum":
+            return {"maximum": value}
+        case _:
+            return {"minimum": value}
 
 
 class Conditions:
@@ -51,24 +77,37 @@ class Conditions:
             if "integer" in kinds and "number" not in kinds:
                 return None
             return {"type": [each for each in _TYPES if each not in kinds]}
-        if "pattern" in keys and keys <= {"pattern", "type"}:
-            return self._other_texts(schema)
+        if keys & _BOUNDS.keys() and keys <= {"type", *_BOUNDS}:
+            return self._other_bounds(schema)
         if keys and keys <= {"enum", "const"}:
             return self._other(schema, base)
         if keys and keys <= {"properties", "required", "type"}:
             return self._other_properties(schema, base)
         return None
 
-    def _other_texts(self, schema: Mapping[str, Any]) -> dict[str, Any] | None:
-        """Texts that do not fit a pattern; values of other types fit each pattern."""
-        pattern = schema["pattern"]
-        unlike = unlike_pattern(pattern) if isinstance(pattern, str) else None
-        if unlike is None or schema.get("type", "string") != "string":
+    def _other_bounds(self, schema: Mapping[str, Any]) -> dict[str, Any] | None:
+        """Values beyond the bounds of a schema for one type, or texts that do not fit its pattern.
+
+        Values of other types fit each bound: they are among the others only where the schema names its type.
+        """
+        bounds = {name: schema[name] for name in schema if name in _BOUNDS}
+        kinds = {_BOUNDS[name] for name in bounds}
+        if len(kinds) > 1 or schema.get("type", *kinds) not in kinds:
             return None
-        texts = {"type": "string", "pattern": unlike}
-        if "type" not in schema:
-            return texts
-        return {"anyOf": [texts, {"type": [kind for kind in _TYPES if kind != "string"]}]}
+        (kind,) = kinds
+        members: list[dict[str, Any] | None] = []
+        for name, value in bounds.items():
+            if name == "pattern":
+                unlike = unlike_pattern(value) if isinstance(value, str) else None
+                other = None if unlike is None else {"pattern": unlike}
+            else:
+                other = _beyond(name, value)
+            if other is None:
+                return None
+            members.append({"type": kind, **other})
+        if "type" in schema:
+            members.append({"type": [each for each in _TYPES if each != kind]})
+        return self._any(members)
 
     def _any(self, members: list[dict[str, Any] | None]) -> dict[str, Any] | None:
         known = [each for each in members if each is not None]
@@ -105,6 +144,26 @@ class Conditions:
         if "type" in schema and schema["type"] != base.get("type"):
             members.append(self.negated({"type": schema["type"]}, base))
         return self._any(members)
+
+    def apart(
+        self, choices: Sequence[Any], schema: Mapping[str, Any]
+    ) -> list[dict[str, Any]] | None:
+        """Alternatives, each with the opposites of the others; None if one has no opposite, or they are many.
+
+        Args:
+            choices: The alternatives.
+            schema: The schema around them.
+        """
+        if not 2 <= len(choices) <= _MOST_APART:
+            return None
+        base = {name: schema[name] for name in ("type", "properties", "enum") if name in schema}
+        opposites = [self.negated(each, base) for each in choices]
+        if any(each is None for each in opposites):
+            return None
+        return [
+            {"allOf": [each, *opposites[:number], *opposites[number + 1 :]]}
+            for number, each in enumerate(choices)
+        ]
 
     def alternatives(self, schema: Mapping[str, Any]) -> tuple[list[dict[str, Any]], list[str]]:
         """Schemas that hold what conditions of a schema say, and the keywords of those that they do not hold.

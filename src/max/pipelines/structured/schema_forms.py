@@ -61,7 +61,10 @@ class TooLargeSchemaError(ValueError):
 
 
 def grammar_schema(
-    schema: Mapping[str, Any], conditions: bool = True, closed: bool = True
+    schema: Mapping[str, Any],
+    conditions: bool = True,
+    closed: bool = True,
+    apart: bool = False,
 ) -> GrammarSchema:
     """A schema as a grammar can hold it.
 
@@ -72,11 +75,12 @@ def grammar_schema(
         schema: The schema.
         conditions: Whether conditions become alternatives; else they are left out and named.
         closed: Whether objects have no other properties than those that they list.
+        apart: Whether each alternative of ``oneOf`` excludes the others, where these have an opposite.
 
     Raises:
         TooLargeSchemaError: It has too many parts.
     """
-    writer = _Writer(schema, conditions, closed)
+    writer = _Writer(schema, conditions, closed, apart)
     root = writer.node(schema, (), 0, True)
     writer.write_definitions()
     if not isinstance(root, dict):
@@ -103,8 +107,10 @@ def pattern_for_grammar(pattern: str) -> str | None:
 class _Writer:
     """Writes the nodes of a schema."""
 
-    def __init__(self, root: Mapping[str, Any], conditions: bool, closes: bool) -> None:
-        self._with_conditions, self._closes = conditions, closes
+    def __init__(
+        self, root: Mapping[str, Any], conditions: bool, closes: bool, apart: bool
+    ) -> None:
+        self._with_conditions, self._closes, self._apart = conditions, closes, apart
         self._references = References(root)
         self._conditions = Conditions(self._references)
         self.relaxed: list[str] = []
@@ -417,6 +423,11 @@ class _Writer:
         choices = schema.get("oneOf")
         if isinstance(choices, list):
             choices = exclusive(choices)
+            if self._apart and (each_alone := self._conditions.apart(choices, schema)) is not None:
+                place = (*path, "oneOf")
+                inner = [self.node(each, place, depth + 1, False) for each in each_alone]
+                written.setdefault("allOf", []).append({"anyOf": inner})
+                choices = None
         either = schema.get("anyOf")
         for keyword, options in (("anyOf", either), ("oneOf", choices)):
             if not isinstance(options, list) or not options:
