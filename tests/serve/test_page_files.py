@@ -9,7 +9,9 @@ import re
 import httpx
 import pytest
 
+from max.serve.process.settings import ServerSettings
 from max.serve.web.page_files import FOLDER, PAGE_POLICY, page_file, version
+from tests.serve.test_hosts import _application, _ask
 
 pytestmark = pytest.mark.any_target
 
@@ -100,3 +102,18 @@ def test_scripts_make_no_html_of_text() -> None:
         assert not re.search(r"https?://(?!127\.0\.0\.1)", text), script
         assert max(map(len, text.splitlines())) <= 180, script
         assert len(text.splitlines()) <= 400, script
+
+
+def test_the_pages_need_no_key_and_tell_nothing() -> None:
+    application = _application(ServerSettings(api_keys=("secret",)))
+    paths = [
+        "/",
+        "/docs",
+        f"/ui/{version()}/chat/main.js",
+        "/v1/streams/a-stream-of-a-test",
+        "/openapi.json",
+        "/v1/models",
+    ]
+    answers = _ask(application, *({"method": "GET", "url": path} for path in paths))
+    assert [answer.status_code for answer in answers] == [200, 200, 200, 401, 401, 401]
+    assert not any(b"secret" in answer.content for answer in answers)
