@@ -315,3 +315,32 @@ def test_external_data_lies_in_the_folder(tmp_path: Path, rng: np.random.Generat
             max.onnx.from_onnx(external(folder / "bad.onnx", "data.bin", weight, **entries))
     with pytest.raises(max.onnx.ModelFileError, match="give the path"):
         max.onnx.from_onnx(path.read_bytes())
+
+
+def test_programs_of_onnx_runtime_find_their_names(rng: np.random.Generator) -> None:
+    ort = max.onnx
+    ort.disable_telemetry_events()
+    ort.set_default_logger_severity(3)
+    options = ort.SessionOptions()
+    options.intra_op_num_threads = 1
+    options.execution_mode = ort.ExecutionMode.ORT_SEQUENTIAL
+    options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_ENABLE_ALL
+    options.add_session_config_entry("a", "b")
+    providers = ["CUDAExecutionProvider", ("CPUExecutionProvider", {})]
+    session = ort.InferenceSession(model(BRANCH).SerializeToString(), options, providers=providers)
+    assert [(a.name, a.shape, a.type) for a in session.get_inputs()] == [
+        ("c", [], "tensor(bool)"), ("x", ["n"], "tensor(float)"),
+    ]  # fmt: skip
+    assert [a.name for a in session.get_outputs()] == ["y"]
+    assert session.get_providers() == ort.get_available_providers() == ["CPUExecutionProvider"]
+    assert session.get_modelmeta().graph_name == "m" and ort.get_device() == "CPU"
+    # lists take the element type of the input
+    (y,) = session.run(["y"], {"c": True, "x": [1, 2]})
+    assert y.tolist() == [-1.0, -2.0]
+    for feeds in ({"c": np.array(True)}, {"c": np.array(True), "x": np.ones(2)}, {"z": 1}):
+        with pytest.raises(ValueError):
+            session.run(None, feeds)
+    with pytest.raises(ValueError):
+        session.run(["z"], {"c": True, "x": [1.0]})
+    with pytest.raises(ValueError):
+        ort.InferenceSession(model(BRANCH), providers=["CUDAExecutionProvider"])

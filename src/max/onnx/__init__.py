@@ -24,15 +24,31 @@ from max.onnx.session import (
     SessionOptions,
     get_available_providers,
 )
+from max.onnx.settings import (
+    ExecutionMode,
+    RunOptions,
+    disable_telemetry_events,
+    enable_telemetry_events,
+    get_device,
+    set_default_logger_severity,
+    set_seed,
+)
 
 __all__ = [
+    "ExecutionMode",
     "GraphOptimizationLevel",
     "ImportFailure",
     "InferenceSession",
     "ModelFileError",
     "NodeArg",
+    "RunOptions",
     "SessionOptions",
     "UnsupportedOpsError",
+    "disable_telemetry_events",
+    "enable_telemetry_events",
     "from_onnx",
     "get_available_providers",
+    "get_device",
+    "set_default_logger_severity",
+    "set_seed",
 ]

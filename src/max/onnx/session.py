@@ -19,6 +19,7 @@ from max.importers.onnx.importer import OnnxFramework
 from max.importers.onnx.reader import read_model
 from max.importers.program import Program
 from max.importers.source import InputType
+from max.onnx.settings import ExecutionMode
 
 if TYPE_CHECKING:
     import onnx
@@ -59,6 +60,7 @@ class SessionOptions:
         self.intra_op_num_threads = 0
         self.inter_op_num_threads = 0
         self.graph_optimization_level = GraphOptimizationLevel.ORT_ENABLE_ALL
+        self.execution_mode = ExecutionMode.ORT_SEQUENTIAL
         self.log_severity_level = 2
         self.enable_cpu_mem_arena = True
         self.enable_mem_pattern = True
@@ -282,6 +284,13 @@ def _inward(name: str, value: Any, type_: InputType) -> Any:
 
 def _array(name: str, value: Any, type_: InputType) -> Array:
     array = np.asarray(value)
+    if (
+        isinstance(value, list | tuple | int | float)
+        and type_.dtype is not None
+        and array.dtype.kind in "biuf"
+    ):
+        # lists of numbers have the element type of the input
+        array = array.astype(type_.dtype.to_numpy())
     if type_.kind == "text" or array.dtype.kind in "US":
         array = array.astype(object)
         flat = [
