@@ -29,9 +29,9 @@ def test_a_record_keeps_its_places(cache, sampling, embeddings: bool) -> None:
     more = dict(embeddings="e", embedding_rows="r") if embeddings else {}
     names = StepRecord("x", "o", "n", cache, sampling=sampling, **more)
     flat = ["x", "o", "n", *cache, *more.values(), *sampling]
-    assert names.flat() == flat
-    numbers = names.filled(range(len(flat)))
-    assert numbers.flat() == list(range(len(flat)))
+    assert names.flat_inputs() == flat
+    numbers = names.with_inputs(range(len(flat)))
+    assert numbers.flat_inputs() == list(range(len(flat)))
     assert numbers.tokens == 0 and len(numbers.cache) == len(cache)
     assert [flat[i] for i in numbers.sampling] == list(sampling)
     if embeddings:
@@ -40,7 +40,7 @@ def test_a_record_keeps_its_places(cache, sampling, embeddings: bool) -> None:
         assert numbers.embeddings is numbers.embedding_rows is None
     for wrong in (len(flat) - 1, len(flat) + 1):
         with pytest.raises(ValueError, match=f"{wrong} inputs; the graph takes {len(flat)}"):
-            names.filled(range(wrong))
+            names.with_inputs(range(wrong))
 
 
 def test_hidden_states_in_place_of_tokens(rng: np.random.Generator) -> None:
@@ -61,7 +61,7 @@ def test_hidden_states_in_place_of_tokens(rng: np.random.Generator) -> None:
         for embeddings in (False, True)
     }
     types = input_types(made, params, with_embeddings=True)
-    assert len(graphs[True].inputs) == len(types.flat()) == len(graphs[False].inputs) + 2
+    assert len(graphs[True].inputs) == len(types.flat_inputs()) == len(graphs[False].inputs) + 2
     models = {
         name: session.load(graph, weights_registry=registry) for name, graph in graphs.items()
     }
@@ -84,7 +84,7 @@ def test_hidden_states_in_place_of_tokens(rng: np.random.Generator) -> None:
             np.array(tokens), np.array([0, len(tokens)], np.uint32), np.ones(1, np.int64), cache,
             *(() if embedded is None else embedded),
         )  # fmt: skip
-        outputs = models[embedded is not None].execute(*map(Tensor.from_numpy, arrays.flat()))
+        outputs = models[embedded is not None].execute(*map(Tensor.from_numpy, arrays.flat_inputs()))
         return outputs[1].to_numpy()
 
     tokens = rng.integers(0, 50, 9)

@@ -127,7 +127,7 @@ class SamplingParams:
     thinking_temperature: float | None = None
 
     def __post_init__(self) -> None:
-        def need(fits: bool, name: str, what: str) -> None:
+        def require(fits: bool, name: str, what: str) -> None:
             if not fits:
                 value = getattr(self, name)
                 raise ValueError(f"SamplingParams: {name} is {value!r}; it must be {what}")
@@ -152,27 +152,27 @@ class SamplingParams:
         if self.temperature == 0:
             self.top_k = 1
         top_k_fits = self.top_k == -1 or 1 <= self.top_k < 2**31
-        need(top_k_fits, "top_k", "-1 (all tokens), or from 1 to 2**31 - 1")
-        need(0 < self.top_p <= 1, "top_p", "over 0 and at most 1")
-        need(0 <= self.min_p <= 1, "min_p", "from 0 to 1")
-        need(0 <= self.temperature < float("inf"), "temperature", "at least 0 (0 is greedy)")
+        require(top_k_fits, "top_k", "-1 (all tokens), or from 1 to 2**31 - 1")
+        require(0 < self.top_p <= 1, "top_p", "over 0 and at most 1")
+        require(0 <= self.min_p <= 1, "min_p", "from 0 to 1")
+        require(0 <= self.temperature < float("inf"), "temperature", "at least 0 (0 is greedy)")
         thinking_fits = 0 <= (self.thinking_temperature or 0) < float("inf")
-        need(thinking_fits, "thinking_temperature", "None or at least 0 (0 is greedy)")
+        require(thinking_fits, "thinking_temperature", "None or at least 0 (0 is greedy)")
         repetition_fits = 0 < self.repetition_penalty < float("inf")
-        need(repetition_fits, "repetition_penalty", "a number over 0 (1 is none)")
+        require(repetition_fits, "repetition_penalty", "a number over 0 (1 is none)")
         for name in ("frequency_penalty", "presence_penalty"):
-            need(abs(getattr(self, name)) < float("inf"), name, "a number (0 is none)")
-        need(
+            require(abs(getattr(self, name)) < float("inf"), name, "a number (0 is none)")
+        require(
             self.max_new_tokens is None or self.max_new_tokens >= 1,
             "max_new_tokens",
             "None or at least 1",
         )
-        need(self.min_new_tokens >= 0, "min_new_tokens", "at least 0")
-        need(0 <= self.seed < 2**64, "seed", "from 0 to 2**64 - 1")
+        require(self.min_new_tokens >= 0, "min_new_tokens", "at least 0")
+        require(0 <= self.seed < 2**64, "seed", "from 0 to 2**64 - 1")
         stops = self.stop_token_ids or ()
-        need(all(0 <= t < 2**31 for t in stops), "stop_token_ids", "numbers of tokens")
+        require(all(0 <= t < 2**31 for t in stops), "stop_token_ids", "numbers of tokens")
         biases = (self.logit_bias or {}).items()
-        need(
+        require(
             all(0 <= token < 2**31 and abs(bias) < float("inf") for token, bias in biases),
             "logit_bias",
             "numbers of tokens with finite numbers",

@@ -55,7 +55,7 @@ def add_facts(facts: dict[str, Any], path: Path) -> None:
         facts["architecture"] = ", ".join(config.architectures)
         facts["runs"] = _runs(config.architectures)
     for shown, key in _KEYS.items():
-        if (value := config.stated(key)) is not None:
+        if (value := config.stated_value(key)) is not None:
             facts[shown] = value
     if config.checkpoint_dtype is not None:
         facts["dtype"] = config.checkpoint_dtype

@@ -66,7 +66,7 @@ def _split_weights(
         ModelFilesError: A layer lacks a parameter.
     """
     others, parameters = dict(weights), dict[str, list[float]]()
-    mlp = config.first(MLPForm)
+    mlp = config.first_form(MLPForm)
     for part in XIELU_PARAMETERS if mlp is not None and mlp.activation == "xielu" else ():
         parameters[f"xielu.{part}"] = []
         for index in range(config.num_layers):

@@ -102,7 +102,7 @@ def _split_weights(
     config: DecoderConfig, weights: Mapping[str, WeightData]
 ) -> tuple[dict[str, list[float]], dict[str, WeightData]]:
     """Splits the weights that expand latents into key weights ``[heads, latent, key]`` and value weights."""
-    latent, split = config.first(LatentForm), dict(weights)
+    latent, split = config.first_form(LatentForm), dict(weights)
     assert latent is not None
     for name in weights:
         stem, suffix, _ = name.partition("kv_b_proj.weight")

@@ -9,7 +9,7 @@ from max.pipelines.architectures.decoder_family import decoder_family
 from max.pipelines.checkpoints.config_keys import ConfigKeys
 from max.pipelines.gguf.form import ExpertKeys, GGUFForm
 from max.pipelines.gguf.metadata import Metadata
-from max.pipelines.gguf.metadata_writer import period_of, refused
+from max.pipelines.gguf.metadata_writer import period_of, refusal_of
 from max.pipelines.models.blocks.attention import AttentionForm, QueryGrowth
 from max.pipelines.models.blocks.experts import Experts
 from max.pipelines.models.blocks.norms import NormForm, QKNorm
@@ -67,7 +67,7 @@ def _read(metadata: Metadata) -> dict[str, Any]:
 
 def _write(config: DecoderConfig) -> dict[str, Any]:
     """Refuses what differs from the published models, as files do not state it."""
-    forms, experts = config.every(AttentionForm), config.first(Experts)
+    forms, experts = config.every(AttentionForm), config.first_form(Experts)
     count = 0 if experts is None else experts.count
     unrotated = [index for index, form in enumerate(forms) if form.rope is None]
     growths = {form.query_growth for form in forms if form.rope is None}
@@ -80,7 +80,7 @@ def _write(config: DecoderConfig) -> dict[str, Any]:
     )  # fmt: skip
     for value, published, difference in fixed:
         if value != published:
-            raise refused("llama4", difference)
+            raise refusal_of("llama4", difference)
     routed = [isinstance(block.feed_forward, Experts) for block in config.blocks]
     step = period_of("llama4", routed, "experts")
     return {"interleave_moe_layer_step": step}

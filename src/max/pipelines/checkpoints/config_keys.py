@@ -55,7 +55,7 @@ class ConfigKeys:
             return next((name for name in names if name in self._config), None)
         return next((name for name in names if hasattr(self._config, name)), None)
 
-    def renamed(self, names: Mapping[str, str]) -> ConfigKeys:
+    def with_names(self, names: Mapping[str, str]) -> ConfigKeys:
         """The same keys under other names.
 
         Args:

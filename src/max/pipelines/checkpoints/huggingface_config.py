@@ -127,16 +127,16 @@ class HuggingFaceConfig:
     @property
     def checkpoint_dtype(self) -> str | None:
         """The dtype of the weights, under the new or the old key; from text_config if the top level has none."""
-        value = self.stated("dtype") or self.stated("torch_dtype")
+        value = self.stated_value("dtype") or self.stated_value("torch_dtype")
         return None if value is None else str(value)
 
     @property
     def quantization(self) -> dict[str, Any] | None:
         """The object ``quantization_config`` of the top level, or of text_config; None if there is none."""
-        section = self.stated("quantization_config")
+        section = self.stated_value("quantization_config")
         return section if isinstance(section, dict) else None
 
-    def stated(self, key: str) -> Any:
+    def stated_value(self, key: str) -> Any:
         """The value of a key at the top level, or in text_config if the top level has none; None if neither has it.
 
         Args:

@@ -135,7 +135,7 @@ def _convert(value: object, hint: object) -> Any:
     raise _Unfit("")
 
 
-def converted(cls: type[Any], name: str, value: object) -> Any:
+def converted_value(cls: type[Any], name: str, value: object) -> Any:
     """A value, converted to the type of a field.
 
     Args:
@@ -181,7 +181,7 @@ class StrictConfig:
 
     def __post_init__(self) -> None:
         for name in options_of(type(self)):
-            object.__setattr__(self, name, converted(type(self), name, getattr(self, name)))
+            object.__setattr__(self, name, converted_value(type(self), name, getattr(self, name)))
 
     if not TYPE_CHECKING:  # it would hide misspelt names from type checkers
 

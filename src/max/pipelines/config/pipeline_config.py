@@ -21,7 +21,7 @@ from max.pipelines.config.model_config import (
 )
 from max.pipelines.config.options import (
     StrictConfig,
-    converted,
+    converted_value,
     default_of,
     option,
     options_of,
@@ -205,7 +205,7 @@ class PipelineConfig(StrictConfig):
         self._model_config.pipeline_config = self  # pyright: ignore[reportAttributeAccessIssue]
         for name, f in own_options.items():
             value = values[name] if name in values else default_of(f)
-            setattr(self, name, converted(PipelineConfig, name, value))
+            setattr(self, name, converted_value(PipelineConfig, name, value))
         self._check_ranges()
         self._resolved = False
         self._finds_num_steps = False

@@ -188,13 +188,13 @@ class EncoderBlock(Module):
             positional: What the attention takes of positions.
         """
 
-        def normalized(norm: Layer | None, value: TensorValue) -> TensorValue:
+        def normalized_rows(norm: Layer | None, value: TensorValue) -> TensorValue:
             return value if norm is None else norm(value)
 
         if self.placement == "after":
-            h = normalized(self.attention_norm, x + self.attention(x, offsets, positional))
+            h = normalized_rows(self.attention_norm, x + self.attention(x, offsets, positional))
             return self.mlp_norm(h + self.mlp(h))
-        attended = self.attention(normalized(self.attention_norm, x), offsets, positional)
+        attended = self.attention(normalized_rows(self.attention_norm, x), offsets, positional)
         if self.placement == "before":
             h = x + attended
             return h + self.mlp(self.mlp_norm(h))

@@ -27,7 +27,7 @@ from max.interfaces import (
 from max.pipelines.generation.batch_pipeline import BatchPipeline, StepResult
 from max.pipelines.generation.process.events import STEP_BOUNDS_MS, StepTimes
 from max.pipelines.generation.steps.step_reader import StepReader
-from max.pipelines.kv_cache.joined_pages import joined
+from max.pipelines.kv_cache.joined_pages import joined_caches
 from max.pipelines.kv_cache.known_pages import Miss
 from max.pipelines.scheduler import SchedulerLimits, TextScheduler
 
@@ -104,7 +104,7 @@ class Engine:
     ) -> None:
         # an engine does not keep the weights of a pipeline that nobody uses in memory
         self._pipeline = weakref.ref(pipeline)
-        self.scheduler = TextScheduler(joined(pipeline.kv_managers), limits)
+        self.scheduler = TextScheduler(joined_caches(pipeline.kv_managers), limits)
         self._stepping = False
         self._lock = threading.Lock()  # guards _changes and _started
         self._changes: list[_Submission | RequestID] = []

@@ -175,13 +175,13 @@ def _entry(
             if importance is not None and tensor.column_order is not None:
                 importance = importance[..., tensor.column_order]
 
-        def encoded() -> npt.NDArray[Any]:
+        def encoded_weight() -> npt.NDArray[Any]:
             values = WeightData.from_numpy(tensor.values(), tensor.own_name)
             data = quantizer.encode(values, encoding, importance).data
             return Tensor.from_dlpack(data).to_numpy()
 
         nbytes = math.prod(shape) // form.elements * form.bytes
-        return GGUFEntry(tensor.name, chosen.upper(), shape, nbytes, encoded)
+        return GGUFEntry(tensor.name, chosen.upper(), shape, nbytes, encoded_weight)
     plain = kind.upper() if kind.upper() in _PLAIN else "F16"
     if len(shape) < 2 or tensor.own_name.endswith(_FLOAT32):
         plain = "F32"

@@ -22,7 +22,7 @@ from max.pipelines.models.blocks.side_by_side import SideBySideForm
 from max.pipelines.models.blocks.state_space import Mamba2Form, MambaForm
 from max.pipelines.models.decoder.config import DecoderConfig
 
-__all__ = ["decoder_metadata", "one_or_list", "period_of", "refused"]
+__all__ = ["decoder_metadata", "one_or_list", "period_of", "refusal_of"]
 
 _SCORINGS = {"softmax": 1, "sigmoid": 2, "softmax_of_chosen": 3}
 """llama.cpp's codes of router functions."""
@@ -68,7 +68,7 @@ def one_or_list(numbers: list[int]) -> int | list[int]:
 def _feed_forward(config: DecoderConfig) -> int | list[int]:
     """The inner size of the MLP of each layer; 0 if a layer has none. Layers with experts have that of the others."""
     mlps = [form.size for form in config.every(MLPForm)]
-    experts = config.first(Experts)
+    experts = config.first_form(Experts)
     size = max(mlps) if mlps else config.hidden_size if experts is None else experts.size
     forms = [block.feed_forward for block in config.blocks]
     return one_or_list(
@@ -78,7 +78,7 @@ def _feed_forward(config: DecoderConfig) -> int | list[int]:
 
 def _attention(config: DecoderConfig) -> dict[str, Any]:
     """The keys of attention: heads, their sizes, windows."""
-    attention, latent = config.first(AttentionForm), config.first(LatentForm)
+    attention, latent = config.first_form(AttentionForm), config.first_form(LatentForm)
     if latent is not None:
         values: dict[str, Any] = {
             "attention.head_count": latent.heads,
@@ -134,7 +134,7 @@ def _window_pattern(config: DecoderConfig, form: GGUFForm) -> dict[str, Any]:
 
 def _rotation(config: DecoderConfig, form: GGUFForm) -> dict[str, Any]:
     """The keys of the rotation."""
-    latent = config.first(LatentForm)
+    latent = config.first_form(LatentForm)
     attentions = config.every(AttentionForm)
     # files state the rotation of layers without a window first
     attentions.sort(key=lambda attention: attention.window is not None)
@@ -146,7 +146,9 @@ def _rotation(config: DecoderConfig, form: GGUFForm) -> dict[str, Any]:
     else:
         return {}
     if rope.kind == "dynamic" and rope.parameters["alpha"] is None:
-        raise refused(form.name, "a rotation whose base depends on the longest sequence (dynamic)")
+        raise refusal_of(
+            form.name, "a rotation whose base depends on the longest sequence (dynamic)"
+        )
     values: dict[str, Any] = {
         "rope.freq_base": float(rope.base(dim, config.max_position_embeddings)),
         "rope.dimension_count": dim,
@@ -154,7 +156,7 @@ def _rotation(config: DecoderConfig, form: GGUFForm) -> dict[str, Any]:
     local = next((own.rope for own in attentions if own.rope not in (None, rope)), None)
     if local is not None:
         if local.kind != "default":
-            raise refused(
+            raise refusal_of(
                 form.name, f"layers with a window, which scale their rotation by {local.kind}"
             )
         values["rope.freq_base_swa"] = float(local.theta)
@@ -191,10 +193,10 @@ def _scaling(rope: RopeConfig, config: DecoderConfig, form: GGUFForm) -> dict[st
     magnitude = rope.stated_yarn_magnitude()
     magnitude, default = unit if magnitude is None else magnitude, unit
     # the magnitude of a file that states no factor
-    if form.yarn_multiplier and all_dim and (config.first(LatentForm) is not None or own == 1):
+    if form.yarn_multiplier and all_dim and (config.first_form(LatentForm) is not None or own == 1):
         values[f"{prefix}yarn_log_multiplier"] = form.yarn_multiplier * float(all_dim)
         # latent attention takes mscale as equal to mscale_all_dim, other models as 1
-        is_latent = config.first(LatentForm) is not None
+        is_latent = config.first_form(LatentForm) is not None
         default = 1.0 if is_latent else unit / yarn_magnitude(factor, all_dim)
     if not math.isclose(magnitude, default):
         # relative to the magnitude that YaRN computes
@@ -204,7 +206,7 @@ def _scaling(rope: RopeConfig, config: DecoderConfig, form: GGUFForm) -> dict[st
 
 def _experts(config: DecoderConfig, form: GGUFForm) -> dict[str, Any]:
     """The keys of experts; none for models without."""
-    experts, stated = config.first(Experts), form.experts
+    experts, stated = config.first_form(Experts), form.experts
     if experts is None:
         return {}
     routed = [any(isinstance(f, Experts) for f in block.feed_forwards) for block in config.blocks]
@@ -212,7 +214,7 @@ def _experts(config: DecoderConfig, form: GGUFForm) -> dict[str, Any]:
     beside = any(len(block.feed_forwards) > 1 for block in config.blocks)
     count = routed.index(True)
     if experts.clamped_swiglu not in (None, _PUBLISHED_SWIGLU):
-        raise refused(form.name, f"a SwiGLU of other numbers than {_PUBLISHED_SWIGLU}")
+        raise refusal_of(form.name, f"a SwiGLU of other numbers than {_PUBLISHED_SWIGLU}")
     routing = experts.routing
     values: dict[str, Any] = {
         "expert_count": experts.count,
@@ -237,7 +239,7 @@ def _experts(config: DecoderConfig, form: GGUFForm) -> dict[str, Any]:
     if all(routed[count:]):
         values["leading_dense_block_count"] = count
     elif stated.dense_layers == "leading":
-        raise refused(form.name, "layers without experts between layers with some")
+        raise refusal_of(form.name, "layers without experts between layers with some")
     return values
 
 
@@ -255,7 +257,7 @@ def period_of(name: str, layers: list[bool], kind: str) -> int:
     for step in range(1, len(layers) + 1):
         if all(marked == ((i + 1) % step == 0) for i, marked in enumerate(layers)):
             return step
-    raise refused(name, f"layers with {kind} at uneven distances")
+    raise refusal_of(name, f"layers with {kind} at uneven distances")
 
 
 def _recurrence(config: DecoderConfig, form: GGUFForm) -> dict[str, Any]:
@@ -296,7 +298,7 @@ def _attention_period(config: DecoderConfig, form: GGUFForm) -> int:
     return period_of(form.name, attends, "attention")
 
 
-def refused(name: str, difference: str) -> ModelFilesError:
+def refusal_of(name: str, difference: str) -> ModelFilesError:
     """The error of a model that files of its family cannot describe.
 
     Args:

@@ -11,7 +11,7 @@ from max.graph.weights import WeightData
 from max.pipelines.core.exceptions import WeightsError
 from max.pipelines.gguf.form import GGUFForm
 
-__all__ = ["GGUF_LAYER", "GGUF_TOP", "decoder_weights", "names_in_file", "renamed"]
+__all__ = ["GGUF_LAYER", "GGUF_TOP", "decoder_weights", "names_in_file", "renamed_weight"]
 
 GGUF_TOP = {
     "token_embd": "embed_tokens",
@@ -152,7 +152,7 @@ def _inverse(family_names: Mapping[str, str], common: Mapping[str, str]) -> dict
     }
 
 
-def renamed(
+def renamed_weight(
     name: str, prefixes: tuple[str, str], layer: Mapping[str, str], top: Mapping[str, str]
 ) -> str | None:
     """Translates the name of a weight to another naming scheme, such as that of GGUF; None if the tables lack it.
@@ -182,7 +182,7 @@ def _own_name(name: str, layer: Mapping[str, str], top: Mapping[str, str]) -> st
     Raises:
         WeightsError: The tables lack it.
     """
-    own = renamed(name, ("blk", "layers"), layer, top)
+    own = renamed_weight(name, ("blk", "layers"), layer, top)
     if own is None:
         raise WeightsError(
             f"the GGUF file has the weight {name!r}, which the architecture does not"

@@ -14,7 +14,7 @@ from max.driver import Tensor
 from max.graph.weights import WeightData
 from max.pipelines.core.exceptions import ModelFilesError
 from max.pipelines.gguf.form import GGUFForm
-from max.pipelines.gguf.tensor_names import names_in_file, renamed
+from max.pipelines.gguf.tensor_names import names_in_file, renamed_weight
 from max.pipelines.models.blocks.attention import AttentionForm
 from max.pipelines.models.blocks.delta_net import DeltaNetForm
 from max.pipelines.models.blocks.feed_forward import MLPForm
@@ -85,7 +85,7 @@ def stored_weights(
         ModelFilesError: A weight has no name in files of the family.
     """
     layer, top = names_in_file(form, weights)
-    attention = config.first(AttentionForm)
+    attention = config.first_form(AttentionForm)
     permuted = form.permuted and attention is not None and not attention.interleaved
     result: list[StoredWeight] = []
     prefixes = {f"{own}.": stored for stored, own in form.stacked.items()}
@@ -95,7 +95,7 @@ def stored_weights(
             result.append(_stack(f"{prefix}weight", stored, parts))
     single = {name: w for name, w in weights.items() if not name.startswith((*prefixes,))}
     for own_name, parts in _fused_groups(form, single).items():
-        name = renamed(own_name, ("layers", "blk"), layer, top)
+        name = renamed_weight(own_name, ("layers", "blk"), layer, top)
         if name is None:
             raise ModelFilesError(
                 f"the weight {own_name!r} has no name in GGUF files of {form.name}",
@@ -170,7 +170,7 @@ def _stored_weight(
         # all other conversions keep the shape
         shape = _mixer_form(config, own_name, np.empty(shape, np.int8)).shape
     order: Array | None = None
-    delta = config.first(DeltaNetForm)
+    delta = config.first_form(DeltaNetForm)
     if delta is not None and own_name.endswith(".mixer.out_proj.weight"):
         order = _order_of_heads(delta, delta.value_dim)
     return StoredWeight(own_name, name, shape, values, order)
@@ -189,7 +189,7 @@ def _steps(config: DecoderConfig, permuted: bool, own_name: str) -> list[Callabl
         steps.append(lambda array: _neighbors(array, heads))
     if (factor := _factor(config, own_name)) is not None:
         steps.append(lambda array: array.astype(np.float32) * factor)
-    delta = config.first(DeltaNetForm)
+    delta = config.first_form(DeltaNetForm)
     if delta is not None and ".mixer." in own_name:
         steps += _delta_steps(delta, layer, own_name)
     if own_name == _VECTORS_OF_TOKENS:
@@ -225,7 +225,7 @@ def _order_of_heads(form: DeltaNetForm, size: int) -> Array:
 def _norm_offset(config: DecoderConfig, stem: str) -> float:
     """The offset that a norm adds to its weight; files store the sum."""
     if stem.endswith((".q_norm", ".k_norm")):
-        attention = config.first(AttentionForm)
+        attention = config.first_form(AttentionForm)
         spec = None if attention is None else attention.qk_norm
         return 0.0 if spec is None else spec.form.offset
     if "norm" not in stem or ".mixer." in stem or "layernorm" in stem and ".self_attn." in stem:
@@ -247,7 +247,11 @@ def _neighbors(rows: Array, heads: int) -> Array:
 
 def _factor(config: DecoderConfig, own_name: str) -> Array | None:
     """The factor of the model that is multiplied into a weight, as files cannot state it; a column if rows differ."""
-    outer, form, mlp = _side_by_side(config), config.first(Mamba2Form), config.first(MLPForm)
+    outer, form, mlp = (
+        _side_by_side(config),
+        config.first_form(Mamba2Form),
+        config.first_form(MLPForm),
+    )
     if outer is None or form is None or mlp is None:
         return None
     attention, (gate, down) = outer.attention, mlp.factors or (1.0, 1.0)

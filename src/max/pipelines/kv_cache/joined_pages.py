@@ -169,7 +169,7 @@ class JoinedPages(RequestPages):
         self.forget_opening(request_id)
 
 
-def joined(caches: Sequence[RequestPages]) -> RequestPages:
+def joined_caches(caches: Sequence[RequestPages]) -> RequestPages:
     """The pages of a pipeline's caches.
 
     Args:

@@ -84,7 +84,7 @@ class RequestOrder:
         """
         return self._ranks[context.request_id]
 
-    def sorted(
+    def sorted_requests(
         self, contexts: dict[RequestID, TextGenerationContext]
     ) -> dict[RequestID, TextGenerationContext]:
         """The requests in the order of their ranks.

@@ -96,7 +96,7 @@ class TextScheduler:
         self._waiting[key] = context
         # sort only if the new request does not come last: a sort per request would make arrivals quadratic
         if last is not None and self._order.rank(last) > self._order.rank(context):
-            self._waiting = self._order.sorted(self._waiting)
+            self._waiting = self._order.sorted_requests(self._waiting)
 
     def remove(self, request_id: RequestID) -> None:
         """Removes a request and frees its pages; nothing happens if it is unknown.
@@ -193,7 +193,7 @@ class TextScheduler:
                 del self._waiting[key]
                 self._long.discard(key)
                 self._running[key] = context
-                self._running = self._order.sorted(self._running)
+                self._running = self._order.sorted_requests(self._running)
         return ended
 
     def _prompts(self) -> list[TextGenerationContext]:
@@ -394,7 +394,7 @@ class TextScheduler:
         """Moves a request to the waiting requests, as its tokens are read again."""
         self._running.pop(context.request_id, None)
         self._waiting[context.request_id] = context
-        self._waiting = self._order.sorted(self._waiting)
+        self._waiting = self._order.sorted_requests(self._waiting)
 
 
 def _inputs(

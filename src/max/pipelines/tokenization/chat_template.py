@@ -208,9 +208,9 @@ class _Environment(ImmutableSandboxedEnvironment):
             return __context.call(__obj, *args, **kwargs)
         given = {name: kwargs[name] for name in kwargs if name not in ("_loop_vars", "_block_vars")}
         if isinstance(__obj, calls.StringFormat):
-            return __obj.formatted(__self, budget, args, given)
+            return __obj.formatted_text(__self, budget, args, given)
         args = calls.before_call(budget, __obj, args, given)
-        return budget.made(super().call(__context, __obj, *args, **kwargs))
+        return budget.spend_value(super().call(__context, __obj, *args, **kwargs))
 
 
 @lru_cache(maxsize=1)

@@ -55,7 +55,7 @@ class DistilBertEncoder(EncoderModel):
         Raises:
             ModelFilesError: A value is missing, or does not fit.
         """
-        sizes = read_sizes(keys.renamed(KEYS))
+        sizes = read_sizes(keys.with_names(KEYS))
         return EncoderConfig(
             **sizes,
             norm_eps=1e-12,

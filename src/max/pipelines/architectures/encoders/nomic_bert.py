@@ -76,7 +76,7 @@ class NomicBertEncoder(EncoderModel):
         own_format = keys.value("n_embd") is not None
         if own_format:
             _check_own(keys)
-            keys, activation = keys.renamed(OWN_KEYS), "silu"
+            keys, activation = keys.with_names(OWN_KEYS), "silu"
             rope = RopeConfig(theta=keys.number("rotary_emb_base", over=0, default=10000.0))
         else:
             activation = read_activation(keys, "hidden_act", "silu")

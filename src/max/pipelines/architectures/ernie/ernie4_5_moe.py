@@ -61,7 +61,7 @@ GGUF = GGUFForm(
         "first_k_dense_replace": "moe_layer_start_index",
     },
     experts=ExpertKeys(shared_count=True),
-    write=lambda config: {"interleave_moe_layer_step": 1} if config.first(Experts) else {},
+    write=lambda config: {"interleave_moe_layer_step": 1} if config.first_form(Experts) else {},
 )
 
 ARCHITECTURES = [

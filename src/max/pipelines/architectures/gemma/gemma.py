@@ -40,7 +40,7 @@ def gemma1_decoder(keys: ConfigKeys) -> DecoderConfig:
     """A Gemma."""
     config = read_gemma(keys, "hidden_act")
     # the first files state gelu but mean its tanh approximation
-    mlp = config.first(MLPForm)
+    mlp = config.first_form(MLPForm)
     if mlp is not None and mlp.activation == "gelu":
         return config.with_mlp(activation="gelu_tanh")
     return config

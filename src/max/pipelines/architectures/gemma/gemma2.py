@@ -11,7 +11,7 @@ from max.pipelines.architectures.gemma.gemma import read_gemma
 from max.pipelines.checkpoints.config_keys import ConfigKeys
 from max.pipelines.gguf.form import GGUFForm
 from max.pipelines.gguf.metadata import Metadata
-from max.pipelines.gguf.metadata_writer import refused
+from max.pipelines.gguf.metadata_writer import refusal_of
 from max.pipelines.models.decoder.config import DecoderConfig
 from max.pipelines.models.decoder.config_values import periodic_windows
 from max.pipelines.models.decoder.read_config import with_windows
@@ -73,7 +73,7 @@ def check_divisor(config: DecoderConfig, name: str, largest: int) -> dict[str, A
     divisor = config.hidden_size / attention.heads if is_largest else attention.head_dim
     multiplier = attention.scale
     if multiplier is not None and not math.isclose(multiplier, divisor**-0.5):
-        raise refused(name, f"scores that are not divided by the root of {divisor:g}")
+        raise refusal_of(name, f"scores that are not divided by the root of {divisor:g}")
     return {}
 
 

@@ -15,7 +15,7 @@ from max.pipelines.architectures.decoder_family import decoder_family
 from max.pipelines.checkpoints.config_keys import ConfigKeys
 from max.pipelines.gguf.form import GGUFForm
 from max.pipelines.gguf.metadata import Metadata
-from max.pipelines.gguf.metadata_writer import refused
+from max.pipelines.gguf.metadata_writer import refusal_of
 from max.pipelines.models.blocks.alternating import Alternating, AlternatingBlock
 from max.pipelines.models.blocks.attention import AttentionForm
 from max.pipelines.models.blocks.feed_forward import MLPForm
@@ -105,7 +105,7 @@ def _write(config: DecoderConfig) -> dict[str, Any]:
     states, inputs = config.alternating, config.per_layer_inputs
     attentions = config.every(AttentionForm)
     if states is None or inputs is None or not states.scaled:
-        raise refused("gemma3n", "layers without vectors, or states that are not scaled")
+        raise refusal_of("gemma3n", "layers without vectors, or states that are not scaled")
     return {
         "embedding_length_per_layer_input": inputs.size,
         "altup.active_idx": states.active,

@@ -10,7 +10,7 @@ from max.pipelines.architectures.decoder_family import decoder_family
 from max.pipelines.checkpoints.config_keys import ConfigKeys
 from max.pipelines.gguf.form import GGUFForm
 from max.pipelines.gguf.metadata import Metadata
-from max.pipelines.gguf.metadata_writer import one_or_list, refused
+from max.pipelines.gguf.metadata_writer import one_or_list, refusal_of
 from max.pipelines.models.blocks.attention import AttentionForm
 from max.pipelines.models.blocks.experts import Experts
 from max.pipelines.models.blocks.feed_forward import MLPForm
@@ -44,7 +44,7 @@ def gemma4_decoder(keys: ConfigKeys) -> DecoderConfig:
         count = keys.integer("num_experts", 1, LARGEST_SIZE)
         chosen = keys.integer("top_k_experts", 1, count)
         size = keys.integer("moe_intermediate_size", 1, LARGEST_SIZE)
-        mlp = config.first(MLPForm)
+        mlp = config.first_form(MLPForm)
         assert mlp is not None
         routing = ExpertRouting(normalized=True)
         beside = Experts(count, chosen, size, routing, activation=mlp.activation)
@@ -117,7 +117,7 @@ def _write(config: DecoderConfig) -> dict[str, Any]:
     windowed = [form.window is not None for form in forms]
     # llama.cpp takes shared keys from the last two layers with keys of their own
     if own < len(forms) and windowed[max(own - 2, 0) : own] != [True, False]:
-        raise refused(
+        raise refusal_of(
             "gemma4",
             "shared keys of other layers than the last with a window and the last without",
         )

@@ -22,7 +22,7 @@ def gpt_neox_decoder(keys: ConfigKeys) -> DecoderConfig:
     # transformers reads the usual names in ``rope_parameters`` only
     names = {"rope_theta": "rotary_emb_base", "partial_rotary_factor": "rotary_pct"}
     config = read_decoder(
-        keys.renamed(names),
+        keys.with_names(names),
         {"rms_norm_eps": "layer_norm_eps"},
         gated=False,
         activation="gelu",

@@ -24,7 +24,7 @@ __all__ = ["ARCHITECTURES"]
 def bamba_decoder(keys: ConfigKeys) -> DecoderConfig:
     """A Bamba."""
     # transformers reads the share in ``rope_parameters`` only
-    own = keys.renamed({"partial_rotary_factor": ""})
+    own = keys.with_names({"partial_rotary_factor": ""})
     config = read_decoder(own, eps=1e-5, partial_rotation=0.5)
     config = with_biases(config, keys, mlp="mlp_bias")
     attends = layer_numbers(keys, "attn_layer_indices", config.num_layers)

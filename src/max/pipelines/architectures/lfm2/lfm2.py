@@ -40,7 +40,7 @@ def lfm2_decoder(keys: ConfigKeys) -> DecoderConfig:
 def lfm2_dense_decoder(keys: ConfigKeys) -> DecoderConfig:
     """A dense LFM 2: the MLP's inner size is adjusted."""
     config = lfm2_decoder(keys)
-    mlp = config.first(MLPForm)
+    mlp = config.first_form(MLPForm)
     if mlp is None or not keys.flag("block_auto_adjust_ff_dim", True):
         return config
     multiple = keys.integer("block_multiple_of", 1, LONGEST_SEQUENCE, 256)

@@ -9,7 +9,7 @@ from max.pipelines.architectures.decoder_family import decoder_family
 from max.pipelines.checkpoints.config_keys import ConfigKeys
 from max.pipelines.gguf.form import ExpertKeys, GGUFForm
 from max.pipelines.gguf.metadata import Metadata
-from max.pipelines.gguf.metadata_writer import refused
+from max.pipelines.gguf.metadata_writer import refusal_of
 from max.pipelines.gguf.scan_keys import SCAN_KEYS, scan_keys
 from max.pipelines.models.blocks.experts import Experts
 from max.pipelines.models.blocks.feed_forward import MLPForm
@@ -99,11 +99,11 @@ def _read(metadata: Metadata) -> dict[str, Any]:
 def _write(config: DecoderConfig) -> dict[str, Any]:
     """Both epsilons, and experts beside layers of other kinds."""
     values: dict[str, Any] = {"attention.layer_norm_epsilon": float(config.norm_eps)}
-    experts = config.first(Experts)
+    experts = config.first_form(Experts)
     if experts is None:
         return values
-    if config.first(MLPForm) is not None:
-        raise refused("nemotron_h_moe", "layers with an MLP beside layers with experts")
+    if config.first_form(MLPForm) is not None:
+        raise refusal_of("nemotron_h_moe", "layers with an MLP beside layers with experts")
     # one shared MLP of the stated size
     values["expert_shared_count"] = 1
     return values | (
@@ -118,7 +118,7 @@ GGUF = GGUFForm(
     read=_read,
     write=_write,
     converted=GGUF_MIXER_FORMS,
-    describes=lambda config: config.first(Experts) is None,
+    describes=lambda config: config.first_form(Experts) is None,
 )
 GGUF_EXPERTS = replace(
     GGUF,
@@ -128,7 +128,7 @@ GGUF_EXPERTS = replace(
         "shared_expert_intermediate_size": "moe_shared_expert_intermediate_size",
     },
     experts=ExpertKeys(dense_layers="written"),
-    describes=lambda config: config.first(Experts) is not None,
+    describes=lambda config: config.first_form(Experts) is not None,
 )
 
 ARCHITECTURES = [

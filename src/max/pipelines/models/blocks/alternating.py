@@ -81,7 +81,7 @@ class AlternatingStates(Module):
             states.append(state * length / _magnitude(state, 1e-5))
         return ops.stack(states, axis=1)
 
-    def joined(self, h: TensorValue) -> TensorValue:
+    def joined_states(self, h: TensorValue) -> TensorValue:
         """The mean of the projected states ``[total_seq_len, hidden_size]``, scaled to the root mean square of the
         first.
 
@@ -134,7 +134,7 @@ class _AltUp(Module):
             predicted = predicted + factor * h[:, source : source + 1]
         return predicted
 
-    def corrected(self, predicted: TensorValue, computed: TensorValue) -> TensorValue:
+    def corrected_states(self, predicted: TensorValue, computed: TensorValue) -> TensorValue:
         """Corrects the predictions: adds ``(1 + c_i) * (computed - predicted_active)`` to state i.
 
         Args:
@@ -148,7 +148,7 @@ class _AltUp(Module):
         missed = ops.unsqueeze(computed - predicted[:, self.updates.active], 1)
         return predicted + factors * missed
 
-    def scaled(self, x: TensorValue) -> TensorValue:
+    def scaled_output(self, x: TensorValue) -> TensorValue:
         """Scales the computed state before it is combined with the layer's vectors, if the options say so."""
         return x * ops.cast(self.correct_output_scale, x.dtype) if self.updates.scaled else x
 
@@ -254,8 +254,8 @@ class AlternatingDecoderBlock(DecoderBlock):
         h = active + self._norm("attention_output", attended)
         h = (h + self.laurel(normed)) * 0.5**0.5
         h = h + self._norm("mlp_output", mlp(self._norm("mlp_input", h)))
-        corrected = self.altup.corrected(predicted, h)
-        first = self.altup.scaled(corrected[:, self.updates.active])
+        corrected = self.altup.corrected_states(predicted, h)
+        first = self.altup.scaled_output(corrected[:, self.updates.active])
         added = ops.unsqueeze(self.gate(first, vectors), 1)
         # the first state is not updated by the layer's vectors
         others = np.arange(self.updates.count) > 0

@@ -148,13 +148,13 @@ class DecoderLatentAttention(LatentAttentionWithRope):
         )
         if form.bias:
 
-            def biased(in_dim: int, out_dim: int) -> Linear:
+            def biased_linear(in_dim: int, out_dim: int) -> Linear:
                 return site.linear_cls(in_dim, out_dim, site.dtype, site.device, has_bias=True)
 
             if form.query_rank is not None:
-                self.q_a_proj = biased(site.hidden_size, form.query_rank)
-            self.kv_a_proj_with_mqa = biased(site.hidden_size, form.cached_dim)
-            self.o_proj = biased(form.heads * form.value_dim, site.hidden_size)
+                self.q_a_proj = biased_linear(site.hidden_size, form.query_rank)
+            self.kv_a_proj_with_mqa = biased_linear(site.hidden_size, form.cached_dim)
+            self.o_proj = biased_linear(form.heads * form.value_dim, site.hidden_size)
 
     def __call__(
         self,

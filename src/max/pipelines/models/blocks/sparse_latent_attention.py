@@ -155,7 +155,7 @@ class SparseLatentAttention(DecoderLatentAttention):
         self.indexer.store_keys(inputs)
         kv = inputs.kv_collection
 
-        def sparse() -> TensorValue:
+        def sparse_attention() -> TensorValue:
             """Attention to the tokens that the indexer selects."""
             selected = self.indexer(inputs)
             return self.absorbed(
@@ -175,4 +175,6 @@ class SparseLatentAttention(DecoderLatentAttention):
         dense = super().attend
         count = self.indexer.index.count
         _, selects = plan_latents(inputs.input_row_offsets, kv, count=count)
-        return ops.cond(selects, [self.values_type(inputs)], sparse, lambda: dense(inputs))[0]
+        return ops.cond(
+            selects, [self.values_type(inputs)], sparse_attention, lambda: dense(inputs)
+        )[0]

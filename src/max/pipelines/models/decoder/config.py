@@ -103,7 +103,7 @@ class DecoderConfig:
         """
         return [form for form in self._forms() if isinstance(form, kind)]
 
-    def first(self, kind: type[Form]) -> Form | None:
+    def first_form(self, kind: type[Form]) -> Form | None:
         """The first form of a kind among mixers and feed-forward layers; None: there is none.
 
         Args:
@@ -126,7 +126,7 @@ class DecoderConfig:
         Raises:
             ValueError: There is none.
         """
-        form = self.first(AttentionForm)
+        form = self.first_form(AttentionForm)
         if form is None:
             raise ValueError("the model has no attention over keys and values")
         return form

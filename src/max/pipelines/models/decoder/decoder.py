@@ -86,7 +86,7 @@ class Decoder(Transformer):
         factor = config.embedding_multiplier
         if config.rounds_multiplier:
             factor = rounded_factor(factor, dtype)
-        attention = config.first(AttentionForm) or AttentionForm(1, 1, 2)
+        attention = config.first_form(AttentionForm) or AttentionForm(1, 1, 2)
         super().__init__(
             dim=config.hidden_size,
             n_heads=attention.heads,
@@ -204,7 +204,7 @@ class Decoder(Transformer):
         several = self.config.alternating is not None
         h = self.states(h) if several else h
         h = self._decode(h, kv_collection, tables, input_row_offsets)
-        h = self.states.joined(h) if several else h
+        h = self.states.joined_states(h) if several else h
         return self._outputs(h, return_n_logits, input_row_offsets)
 
     def _embedded_tokens(self, tokens: TensorValue, positions: TensorValue | None) -> TensorValue:

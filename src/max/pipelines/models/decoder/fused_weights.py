@@ -44,7 +44,7 @@ def split_fused(
     Raises:
         WeightsError: A fused weight has an unexpected number of rows.
     """
-    attention, delta = config.first(AttentionForm), config.first(DeltaNetForm)
+    attention, delta = config.first_form(AttentionForm), config.first_form(DeltaNetForm)
     q = kv = 0
     if attention is not None:
         q, kv = (n * attention.head_dim for n in (attention.heads, attention.kv_heads))
@@ -75,7 +75,7 @@ def split_fused(
                 split[key] = _part(key, array, value)
             continue
         elif projection == "gate_up_proj":
-            experts, mlp = config.first(Experts), config.first(MLPForm)
+            experts, mlp = config.first_form(Experts), config.first_form(MLPForm)
             if experts is not None and layer.endswith(".shared"):
                 inner = experts.shared_size
             else:
@@ -96,7 +96,7 @@ def split_fused(
         for part, value in zip(XIELU_PARAMETERS, values, strict=False):
             key = f"layers.{index}.mlp.act_fn.{part}"
             split.setdefault(key, WeightData.from_numpy(np.array([value], np.float32), key))
-    return split if config.first(LatentForm) is None else _joined_latents(split)
+    return split if config.first_form(LatentForm) is None else _joined_latents(split)
 
 
 def _part(name: str, array: Array, fused: WeightData) -> WeightData:
@@ -111,7 +111,7 @@ def _experts_halves(
     config: DecoderConfig, name: str, value: WeightData
 ) -> Iterator[tuple[str, Array]]:
     """The rows of gate and up projections of all experts, ``[experts, size, …]``."""
-    experts = config.first(Experts)
+    experts = config.first_form(Experts)
     expected = [] if experts is None else [experts.count, 2 * experts.size]
     if experts is None or [int(size) for size in value.shape[:2]] != expected:
         raise WeightsError(f"{name} is {list(value.shape)}, the model takes {[*expected, '…']}")

@@ -161,8 +161,8 @@ def build_graph(
     types = input_types(
         config, kv_params, with_sampling, devices=devices, with_embeddings=with_embeddings
     )
-    with Graph(decoder.__name__.lower(), input_types=types.flat()) as graph:
-        inputs = types.filled(graph.inputs)
+    with Graph(decoder.__name__.lower(), input_types=types.flat_inputs()) as graph:
+        inputs = types.with_inputs(graph.inputs)
         embedded = None
         if inputs.embeddings is not None and inputs.embedding_rows is not None:
             embedded = inputs.embeddings.tensor, inputs.embedding_rows.tensor

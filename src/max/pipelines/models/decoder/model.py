@@ -205,7 +205,7 @@ class DecoderModel(GraphModel[TextContext], SizedKVCache):
             return_n_logits=inputs.return_n_logits,
             cache=list(inputs.kv_cache_inputs),
             sampling=list(inputs.sampling),
-        ).flat()
+        ).flat_inputs()
 
     def execute(self, model_inputs: ModelInputs) -> ModelOutputs:
         """Runs a step.

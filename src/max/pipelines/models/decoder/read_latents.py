@@ -66,7 +66,7 @@ def with_indexer(config: DecoderConfig, keys: ConfigKeys) -> DecoderConfig:
     Raises:
         ModelFilesError: A value is missing, or does not fit.
     """
-    latent, count = config.first(LatentForm), config.num_layers
+    latent, count = config.first_form(LatentForm), config.num_layers
     assert latent is not None
     if latent.query_rank is None:
         raise keys.error("q_lora_rank", "an integer: the indexer reads the latents of queries")

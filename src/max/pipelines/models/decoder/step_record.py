@@ -34,14 +34,14 @@ class StepRecord(Generic[T]):
     embedding_rows: T | None = None
     sampling: Sequence[T] = ()
 
-    def flat(self) -> list[T]:
+    def flat_inputs(self) -> list[T]:
         """The inputs in the order of the graph."""
         flat = [self.tokens, self.input_row_offsets, self.return_n_logits, *self.cache]
         if self.embeddings is not None and self.embedding_rows is not None:
             flat += [self.embeddings, self.embedding_rows]
         return [*flat, *self.sampling]
 
-    def filled(self, inputs: Sequence[U]) -> StepRecord[U]:
+    def with_inputs(self, inputs: Sequence[U]) -> StepRecord[U]:
         """A record with other inputs in the same places, such as the values of a graph in those of their types.
 
         Args:
@@ -50,9 +50,9 @@ class StepRecord(Generic[T]):
         Raises:
             ValueError: There are more or fewer than this record has.
         """
-        if len(inputs) != len(self.flat()):
+        if len(inputs) != len(self.flat_inputs()):
             raise ValueError(
-                f"StepRecord: {len(inputs)} inputs; the graph takes {len(self.flat())}"
+                f"StepRecord: {len(inputs)} inputs; the graph takes {len(self.flat_inputs())}"
             )
         rest = iter(inputs)
         tokens, offsets, last = next(rest), next(rest), next(rest)

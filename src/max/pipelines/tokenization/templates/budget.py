@@ -150,7 +150,7 @@ class Budget:
             level, depth = below, depth + 1
         return size
 
-    def made(self, value: Any) -> Any:
+    def spend_value(self, value: Any) -> Any:
         """Spends the bytes of a new value, and counts the elements of an iterator as they are read.
 
         Args:
@@ -174,10 +174,10 @@ class Budget:
         elif isinstance(value, (str, bytes)):
             self.spend(value.__sizeof__())
         elif isinstance(value, Iterator):
-            return self.counted(value)
+            return self.counted_elements(value)
         return value
 
-    def counted(self, values: Iterable[Any]) -> Iterator[Any]:
+    def counted_elements(self, values: Iterable[Any]) -> Iterator[Any]:
         """Spends a step for each element.
 
         Args:
@@ -202,7 +202,7 @@ class Budget:
         self.spend(len(value))
         return value
 
-    def converted(self, convert: Callable[[Any], Any], value: Any) -> Any:
+    def output_text(self, convert: Callable[[Any], Any], value: Any) -> Any:
         """A value as text of the output where HTML is escaped.
 
         Args:
@@ -212,7 +212,7 @@ class Budget:
         self.spend(6 * self._text_bytes(value))
         return convert(value)
 
-    def joined(self, join: Callable[[Any], Any], values: tuple[Any, ...]) -> Any:
+    def concatenated(self, join: Callable[[Any], Any], values: tuple[Any, ...]) -> Any:
         """The values of ``a ~ b``.
 
         Args:
@@ -288,7 +288,7 @@ class Budget:
         """
         result = value[where]
         if result is not value:
-            self.made(result)
+            self.spend_value(result)
         return result
 
 

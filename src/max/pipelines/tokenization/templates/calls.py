@@ -18,7 +18,15 @@ from max.pipelines.tokenization.templates.budget import (
     TemplateLimitError,
 )
 
-__all__ = ["StringFormat", "add", "before_call", "multiply", "power", "remainder", "repeats"]
+__all__ = [
+    "StringFormat",
+    "add",
+    "before_call",
+    "multiply",
+    "power",
+    "remainder",
+    "replacement_bytes",
+]
 
 _ESCAPED = 6
 """The most characters that escaping a character of HTML gives."""
@@ -48,7 +56,7 @@ def multiply(budget: Budget, left: Any, right: Any) -> Any:
             each = 8 if isinstance(values, (list, tuple)) else _width(values)
             budget.spend(each * len(values) * max(count, 0))
             return left * right
-    return budget.made(left * right)
+    return budget.spend_value(left * right)
 
 
 def _width(text: str | bytes) -> int:
@@ -69,7 +77,7 @@ def add(budget: Budget, left: Any, right: Any) -> Any:
         return text
     if isinstance(left, Markup) or isinstance(right, Markup):
         budget.spend(_ESCAPED * sum(len(each) for each in (left, right) if isinstance(each, str)))
-    return budget.made(left + right)
+    return budget.spend_value(left + right)
 
 
 def power(budget: Budget, left: Any, right: Any) -> Any:
@@ -89,7 +97,7 @@ def power(budget: Budget, left: Any, right: Any) -> Any:
         raise TemplateLimitError(
             f"an integer to the power of {_shown_value(right)} has more than {MOST_INTEGER_BITS} bits"
         )
-    return budget.made(left**right)
+    return budget.spend_value(left**right)
 
 
 def remainder(budget: Budget, left: Any, right: Any) -> Any:
@@ -102,7 +110,7 @@ def remainder(budget: Budget, left: Any, right: Any) -> Any:
     """
     if isinstance(left, (str, bytes)):
         _count_percent(budget, left, right)
-    return budget.made(left % right)
+    return budget.spend_value(left % right)
 
 
 def _count_percent(budget: Budget, text: str | bytes, values: Any) -> None:
@@ -152,7 +160,7 @@ class StringFormat:
     def __call__(self, *args: object, **kwargs: object) -> str:
         raise SecurityError("a template's str.format is called by the template alone")
 
-    def formatted(
+    def formatted_text(
         self, environment: Environment, budget: Budget, args: tuple[Any, ...], kwargs: Any
     ) -> str:
         """The text with the values in it.
@@ -171,7 +179,7 @@ class StringFormat:
         kind = _EscapingFormatter if isinstance(self._text, Markup) else _CountingFormatter
         formatter = kind(environment, budget)
         result = formatter.vformat(str(self._text), args, kwargs)
-        return budget.made(type(self._text)(result))
+        return budget.spend_value(type(self._text)(result))
 
 
 class _CountingFormatter(SandboxedFormatter):
@@ -282,7 +290,7 @@ def _count_tags(budget: Budget, text: str) -> None:
     budget.step(text.count("<") * (1 + len(text) // 4096))
 
 
-def repeats(text: str | bytes, old: Any, new: Any, count: Any = -1) -> int:
+def replacement_bytes(text: str | bytes, old: Any, new: Any, count: Any = -1) -> int:
     """The bytes that ``text.replace(old, new)`` adds at most.
 
     Args:
@@ -342,7 +350,7 @@ def _tabs(budget: Budget, owner: Any, args: tuple[Any, ...], kwargs: Any) -> int
 def _replaced_bytes(budget: Budget, owner: Any, args: tuple[Any, ...], kwargs: Any) -> int:
     if len(args) < 2 or not all(isinstance(each, (str, bytes)) for each in args[:2]):
         return 0
-    return repeats(owner, args[0], args[1], _argument(args, kwargs, 2, "count", -1))
+    return replacement_bytes(owner, args[0], args[1], _argument(args, kwargs, 2, "count", -1))
 
 
 def _translated_bytes(budget: Budget, owner: Any, args: tuple[Any, ...], kwargs: Any) -> int:

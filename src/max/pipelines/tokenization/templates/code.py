@@ -99,9 +99,9 @@ class CountingCodeGenerator(CodeGenerator):
 
     def _output_child_pre(self, node: nodes.Expr, frame: Frame, finalize: Any) -> None:
         if frame.eval_ctx.volatile:
-            self.write("budget.converted(escape if context.eval_ctx.autoescape else str, ")
+            self.write("budget.output_text(escape if context.eval_ctx.autoescape else str, ")
         elif frame.eval_ctx.autoescape:
-            self.write("budget.converted(escape, ")
+            self.write("budget.output_text(escape, ")
         else:
             self.write("budget.text(")
 
@@ -116,7 +116,7 @@ class CountingCodeGenerator(CodeGenerator):
             join = "markup_join if context.eval_ctx.volatile else str_join"
         else:
             join = "markup_join" if frame.eval_ctx.autoescape else "str_join"
-        self.write(f"budget.joined({join}, (")
+        self.write(f"budget.concatenated({join}, (")
         for each in node.nodes:
             self.visit(each, frame)
             self.write(", ")

@@ -11,7 +11,7 @@ from jinja2.filters import make_attrgetter, sync_do_join
 from markupsafe import soft_str
 
 from max.pipelines.tokenization.templates.budget import Budget, TemplateLimitError
-from max.pipelines.tokenization.templates.calls import add, remainder, repeats
+from max.pipelines.tokenization.templates.calls import add, remainder, replacement_bytes
 from max.pipelines.tokenization.templates.code import CountingContext
 
 __all__ = ["counting_filters", "counting_tests", "to_json"]
@@ -54,7 +54,7 @@ def to_json(
     if indent is not None:
         budget.step(size // 32)  # Python's own code writes it
     _require(budget, 6 * size)
-    return budget.made(
+    return budget.spend_value(
         json.dumps(
             value,
             ensure_ascii=ensure_ascii,
@@ -150,7 +150,7 @@ def _counting_filter(name: str, function: Callable[..., Any]) -> Callable[..., A
             count(budget, value, size, args, kwargs)
         if read:
             value = iter(value)  # some filters refuse iterators
-        return budget.made(function(*passed(context), value, *args, **kwargs))
+        return budget.spend_value(function(*passed(context), value, *args, **kwargs))
 
     return _takes_context(counting_filter, name)
 
@@ -174,7 +174,9 @@ def _replacing_filter(name: str, replacement: Callable[..., Any]) -> Callable[..
     ) -> Any:
         context.budget.step(2)
         _arguments(context.budget, name, args, kwargs)
-        return context.budget.made(replacement(context.budget, context, value, *args, **kwargs))
+        return context.budget.spend_value(
+            replacement(context.budget, context, value, *args, **kwargs)
+        )
 
     return _takes_context(counting_filter, name)
 
@@ -198,7 +200,7 @@ def _lazy_filter(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
             _arguments(budget, name, args, kwargs)
         if count is not None:
             count(budget, value, 0, args, kwargs)
-        return budget.made(function(*passed(context), value, *args, **kwargs))
+        return budget.spend_value(function(*passed(context), value, *args, **kwargs))
 
     return _takes_context(counting_filter, name)
 
@@ -255,7 +257,7 @@ def _replace(
     old, new = _argument(args, kwargs, 0, "old", ""), _argument(args, kwargs, 1, "new", "")
     count = _argument(args, kwargs, 2, "count", -1)
     if all(isinstance(each, str) for each in (value, old, new)):
-        _require(budget, _ESCAPED * repeats(value, old, new, count) + len(value))
+        _require(budget, _ESCAPED * replacement_bytes(value, old, new, count) + len(value))
     else:  # jinja makes texts of the others
         _require(budget, (4 * size + 1) * (4 * size + 1))
 
