@@ -223,7 +223,7 @@ def test_what_is_refused(fields: Any, changes: dict[str, Any], message: str) -> 
 def test_index_keys_are_a_group_of_the_cache() -> None:
     """The layers of DeepSeek V3.2 have latents in the first group, and index keys in the second."""
     config = read(deepseek_v32_decoder, **V32, q_lora_rank=9, index_head_dim=70)
-    latent = config.first(SparseLatentForm)
+    latent = config.first_form(SparseLatentForm)
     assert latent is not None and latent.index.count == 2048
     assert dense_layers(config) == []
     assert config.cache.places == [(0, 0), (0, 1), (0, 2)]

@@ -84,7 +84,9 @@ def test_hidden_states_in_place_of_tokens(rng: np.random.Generator) -> None:
             np.array(tokens), np.array([0, len(tokens)], np.uint32), np.ones(1, np.int64), cache,
             *(() if embedded is None else embedded),
         )  # fmt: skip
-        outputs = models[embedded is not None].execute(*map(Tensor.from_numpy, arrays.flat_inputs()))
+        outputs = models[embedded is not None].execute(
+            *map(Tensor.from_numpy, arrays.flat_inputs())
+        )
         return outputs[1].to_numpy()
 
     tokens = rng.integers(0, 50, 9)
