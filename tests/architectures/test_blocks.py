@@ -128,7 +128,7 @@ def test_copies_change_the_named_blocks_only() -> None:
     assert windows == [None, 5, None] and config.attention.window is None
     assert [form.size for form in changed.every(MLPForm)] == [8, 8, 8, 9]
     routed = changed.with_experts(Experts(4, 2, 6), dense_layers=[0])
-    assert routed.first(MLPForm) == MLPForm(8, "gelu")
+    assert routed.first_form(MLPForm) == MLPForm(8, "gelu")
     assert {(e.activation, e.gated) for e in routed.every(Experts)} == {("gelu", True)}
     assert len(routed.every(Experts)) == 3
 

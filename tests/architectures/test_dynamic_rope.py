@@ -83,7 +83,7 @@ def test_experts_of_lists_are_equal_in_all_layers() -> None:
         "vocab_size": 61, "rms_norm_eps": 1e-6,
         "max_position_embeddings": 64, "num_experts": [4, 4], "moe_topk": [2, 2],
     }  # fmt: skip
-    experts = fields.from_huggingface(HuggingFaceConfig(values)).first(Experts)
+    experts = fields.from_huggingface(HuggingFaceConfig(values)).first_form(Experts)
     assert (experts.count, experts.per_token) == (4, 2)
     for wrong in ([2, 1], [], [2, 5], [2, None], 0):
         with pytest.raises(ValueError, match="moe_topk"):

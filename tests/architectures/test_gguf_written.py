@@ -272,7 +272,7 @@ def test_importance_has_the_columns_of_files(groups: int) -> None:
     config = architecture_named("Qwen3_5MoeForCausalLM").pipeline_model
     assert issubclass(config, DecoderModel)
     shape = config.config_class.from_huggingface(config_file(model))
-    form = shape.first(DeltaNetForm)
+    form = shape.first_form(DeltaNetForm)
     assert form is not None
     for index, block in enumerate(shape.blocks):
         if block.mixer is form:

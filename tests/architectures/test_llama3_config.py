@@ -63,7 +63,7 @@ def rope_of(**changes: Any) -> RotaryEmbedding:
 def test_defaults() -> None:
     made = Llama3Config.from_huggingface(config())
     assert (made.attention.kv_heads, made.attention.head_dim, made.max_seq_len) == (4, 8, 64)
-    mlp = made.first(MLPForm)
+    mlp = made.first_form(MLPForm)
     assert mlp is not None and mlp.activation == "silu" and not mlp.bias
     assert not made.tie_word_embeddings and not made.attention.bias
     assert made.ropes[0].theta == 10000.0
