@@ -52,7 +52,7 @@ def different_items(schema: Mapping[str, Any]) -> dict[str, Any] | None:
     if not isinstance(least, int) or not isinstance(most, int):
         return None
     lengths = range(least, min(most, len(distinct)) + 1)
-    if sum(perm(len(distinct), length) for length in lengths) > _MOST_LISTS:
+    if not 1 <= sum(perm(len(distinct), length) for length in lengths) <= _MOST_LISTS:
         return None
     return {"enum": [list(each) for length in lengths for each in permutations(distinct, length)]}
 
