@@ -65,7 +65,7 @@ BAD: dict[str, Callable[[dict[str, Any], random.Random], object]] = {
     "required": lambda node, r: node.update(type="object", required=r.choice(["name", 3, [7]])),
     "items": lambda node, r: node.update(type="array", items=r.choice([3, "x", None])),
     "enum": lambda node, r: node.update(enum=r.choice([3, {}, "ab"])),
-    "unknown": lambda node, r: node.update(type="array", uniqueItems=True),
+    "unknown": lambda node, r: node.update(type="array", items={"type": "string"}, uniqueItems=True),
     "depth": lambda node, r: _nest(node),
 }  # fmt: skip
 """What makes a schema one that nobody can follow."""
