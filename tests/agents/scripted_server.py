@@ -16,12 +16,8 @@ from pathlib import Path
 from typing import Any
 
 from max.interfaces import GenerationStatus
-from max.pipelines.generation.protocol import (
-    EngineReady,
-    GenerationRequest,
-    Shutdown,
-    TokensGenerated,
-)
+from max.pipelines.generation.process.commands import GenerationRequest, Shutdown
+from max.pipelines.generation.process.events import EngineReady, TokensGenerated
 from max.serve.process.listener import open_socket
 from max.serve.process.logs import set_up_logs
 from max.serve.process.server import FirstModel, run_server
