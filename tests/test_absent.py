@@ -31,8 +31,6 @@ IMPORTS = [
     "from max.driver import CompletionFlag",
     "from max.engine import MefStore",
     "from max.pipelines.lib.interfaces import ModuleV3PipelineModelWithKVCache",
-    "import modular.engine",
-    "from modular.engine import InferenceSession",
 ]
 
 

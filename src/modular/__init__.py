@@ -1,3 +1,1 @@
-"""The 2023 API of the engine (`modular.engine`), which is absent; `max` says what does its work."""
-
-import max as max  # an import of `modular.engine` tells of it
+"""The Python API of 2023: `modular.engine`, which loads ONNX files."""

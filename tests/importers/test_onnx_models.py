@@ -16,6 +16,7 @@ import max.onnx  # noqa: E402
 from max import _interpreter  # noqa: E402
 from max.dtype import DType  # noqa: E402
 from max.engine import InferenceSession, TorchInputSpec  # noqa: E402
+from modular import engine as first_engine  # noqa: E402
 
 HEADER = '<ir_version: 8, opset_import: ["" : 18]>\n'
 
@@ -344,3 +345,28 @@ def test_programs_of_onnx_runtime_find_their_names(rng: np.random.Generator) -> 
         session.run(["z"], {"c": True, "x": [1.0]})
     with pytest.raises(ValueError):
         ort.InferenceSession(model(BRANCH), providers=["CUDAExecutionProvider"])
+
+
+def test_the_api_of_2023(tmp_path: Path, rng: np.random.Generator) -> None:
+    path = tmp_path / "branch.onnx"
+    path.write_bytes(model(BRANCH).SerializeToString())
+    session = first_engine.InferenceSession(num_threads=1)
+    loaded = session.load(path, first_engine.CommonLoadOptions())
+    assert [(s.name, s.shape, s.dtype) for s in loaded.input_metadata] == [
+        ("c", [], first_engine.DType.bool), ("x", [None], first_engine.DType.float32),
+    ]  # fmt: skip
+    x = rng.standard_normal(3)
+    outputs = loaded.execute(c=True, x=x)
+    assert list(outputs) == [spec.name for spec in loaded.output_metadata] == ["y"]
+    np.testing.assert_allclose(outputs["y"], -x.astype(np.float32))
+    for wrong in ({"x": x}, {"c": True, "x": x, "z": x}, {"c": True, "x": np.ones((2, 2))}):
+        with pytest.raises(RuntimeError):
+            loaded.execute(**wrong)
+    with pytest.raises(TypeError):
+        loaded.execute(c=True, x=np.array(["text"]))
+    path.write_bytes(b"damaged")
+    for bad in (path, tmp_path, tmp_path / "missing.onnx"):
+        with pytest.raises(RuntimeError):
+            session.load(bad)
+    with pytest.raises(RuntimeError):
+        first_engine.InferenceSession(device="gpu")

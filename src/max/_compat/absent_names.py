@@ -83,7 +83,6 @@ ABSENT: dict[str, str] = {
     "max.pipelines.*SpeculativeDecoding*": _DRAFTS,
     "max.pipelines.*rejection_sampler*": _DRAFTS,
     "max.pipelines.*TextAndVisionTokenizer": "Models of images are absent; TextTokenizer is for text.",
-    "modular.engine": "Its work is done by max.engine.InferenceSession, which loads a max.graph.Graph.",
 }  # fmt: skip
 """Patterns of dotted names, and what to do instead. A pattern stands for all that is in what it names, too."""
 
