@@ -147,8 +147,7 @@ def test_a_model_of_text_loads_only_its_parts() -> None:
         "from max.interfaces import PipelineTask"
     )
     unused = {
-        "interfaces.audio_generation", "interfaces.embeddings", "interfaces.lora", "interfaces.queue",
-        "pipelines.checkpoints.quantize", "pipelines.core.speech_context",
+        "pipelines.checkpoints.quantize",
         "pipelines.gguf.tokenizer", "pipelines.models.decoder.tensor_parallel", "pipelines.structured.grammar",
         "pipelines.tokenization.chat_template", "pipelines.tokenization.older_files",
         "pipelines.tokenization.sentencepiece_files",

@@ -22,13 +22,13 @@ from typing import TYPE_CHECKING, Any
 
 from max._names import lazy_names
 from max.graph._operators import bind_operations
+from max.graph.kernel_library import KernelLibrary
 
 if TYPE_CHECKING:
     from max.graph import ops, quantization
     from max.graph.dim import AlgebraicDim, Dim, DimLike, StaticDim, SymbolicDim
     from max.graph.graph import Graph
     from max.graph.graph_module import Module
-    from max.graph.kernel_library import KernelLibrary
     from max.graph.shape import Shape, ShapeLike
     from max.graph.sharding import ShardingStrategy
     from max.graph.type import (
@@ -60,7 +60,6 @@ _MODULES = {
     "max.graph.dim": "AlgebraicDim Dim DimLike StaticDim SymbolicDim",
     "max.graph.graph": "Graph",
     "max.graph.graph_module": "Module",
-    "max.graph.kernel_library": "KernelLibrary",
     "max.graph.shape": "Shape ShapeLike",
     "max.graph.sharding": "ShardingStrategy",
     "max.graph.type": "BufferType ConvInputLayout DeviceKind DeviceRef FilterLayout TensorType Type "

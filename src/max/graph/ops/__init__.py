@@ -7,15 +7,17 @@ Ops and modules are loaded when they are first used.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from importlib import import_module
 from types import FunctionType
 from typing import TYPE_CHECKING, Any
 
 from max._names import lazy_names
+from max.graph.ops.devices.same_device import assert_same_device
+from max.graph.ops.images.interpolation import InterpolationMode
+from max.graph.type import DeviceRef, TensorType
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from max.graph.ops import allreduce, random
     from max.graph.ops import complex as complex
     from max.graph.ops import elementwise as elementwise
@@ -34,7 +36,7 @@ if TYPE_CHECKING:
     from max.graph.ops.creation.range import range
     from max.graph.ops.creation.window import band_part, hann_window
     from max.graph.ops.devices.collectives import allgather
-    from max.graph.ops.devices.device import assert_same_device, transfer_to
+    from max.graph.ops.devices.device import transfer_to
     from max.graph.ops.devices.launches import parallel, shard_and_stack, side_stream
     from max.graph.ops.elementwise import (
         abs,
@@ -81,7 +83,7 @@ if TYPE_CHECKING:
     from max.graph.ops.images.detection import non_maximum_suppression, roi_align
     from max.graph.ops.images.pooling import avg_pool2d, max_pool2d
     from max.graph.ops.images.resample import resize_bicubic, resize_linear, resize_nearest
-    from max.graph.ops.images.resize import InterpolationMode, fold, resize
+    from max.graph.ops.images.resize import fold, resize
     from max.graph.ops.movement.broadcast import broadcast_to
     from max.graph.ops.movement.concat import chunk, concat, pad, split, stack
     from max.graph.ops.movement.gather import (
@@ -132,10 +134,8 @@ if TYPE_CHECKING:
         sum,
         top_k,
     )
-    from max.graph.type import DeviceRef, TensorType
 
 _MODULES = {
-    "collections.abc": "Callable",
     "max.graph.ops.control.buffer": "buffer_create buffer_load buffer_store buffer_store_slice",
     "max.graph.ops.control.call": "call",
     "max.graph.ops.control.cond": "cond",
@@ -146,7 +146,7 @@ _MODULES = {
     "max.graph.ops.creation.range": "range",
     "max.graph.ops.creation.window": "band_part hann_window",
     "max.graph.ops.devices.collectives": "allgather",
-    "max.graph.ops.devices.device": "assert_same_device transfer_to",
+    "max.graph.ops.devices.device": "transfer_to",
     "max.graph.ops.devices.launches": "parallel shard_and_stack side_stream",
     "max.graph.ops.elementwise": "abs acos add atanh cast ceil cos div equal erf exp floor floor_div gelu "
     "greater greater_equal is_inf is_nan log log1p logical_and logical_not "
@@ -155,7 +155,7 @@ _MODULES = {
     "max.graph.ops.images.detection": "non_maximum_suppression roi_align",
     "max.graph.ops.images.pooling": "avg_pool2d max_pool2d",
     "max.graph.ops.images.resample": "resize_bicubic resize_linear resize_nearest",
-    "max.graph.ops.images.resize": "InterpolationMode fold resize",
+    "max.graph.ops.images.resize": "fold resize",
     "max.graph.ops.movement.broadcast": "broadcast_to",
     "max.graph.ops.movement.concat": "chunk concat pad split stack",
     "max.graph.ops.movement.gather": "gather gather_nd scatter scatter_add scatter_max scatter_min "
@@ -173,7 +173,6 @@ _MODULES = {
     "max.graph.ops.reductions.normalization": "group_norm layer_norm rms_norm",
     "max.graph.ops.reductions.reduction": "argmax argmin argsort bottom_k cumsum logsoftmax max mean min prod "
     "softmax sum top_k",
-    "max.graph.type": "DeviceRef TensorType",
 }
 """The names of each module."""
 _WHERE = {name: module for module, names in _MODULES.items() for name in names.split()}
