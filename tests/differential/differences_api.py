@@ -213,6 +213,22 @@ NN: tuple[Difference, ...] = (
         program="ColumnParallelLinear",
     ),
     Difference(
+        "the tokens of a context may be a list",
+        "an extension: an AttributeError in MAX",
+        _INTERFACES,
+        program=r"^TextContext\(.*tokens=\[",
+        there="!AttributeError",
+        here="^object",
+    ),
+    Difference(
+        "`numpy()` gives the elements of a tensor of the driver as an array",
+        "an extension: an AttributeError in MAX",
+        _TENSOR,
+        program=r"\.numpy\(\)$",
+        there="!AttributeError",
+        here="^array",
+    ),
+    Difference(
         "`LayerNorm` takes a device beside a list of them",
         "an extension: a TypeError in MAX",
         _LAYERS,

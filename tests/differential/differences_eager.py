@@ -9,6 +9,14 @@ _ERROR, _VALUE = "^!", "^[^!]"
 
 EAGER: tuple[Difference, ...] = (
     Difference(
+        "`numpy()` copies an eager tensor to an array",
+        "an extension: an AttributeError in MAX",
+        _FAMILY,
+        program=r"^x\.numpy\(\)$",
+        there="!AttributeError",
+        here="^array",
+    ),
+    Difference(
         "slices of eager tensors go backwards and may be empty; NumPy integers and dims are indices",
         "an extension: errors in MAX",
         _FAMILY,
