@@ -125,6 +125,11 @@ class Walker:
                 self._problem(source, str(error))
             except (UnsupportedOpsError, ModelFileError, ImportFailure):
                 raise
+            except (AttributeError, AssertionError, ZeroDivisionError) as error:
+                # what a function finds absent that its op requires
+                self._problem(
+                    source, f"lacks an operand or attribute, or has a senseless one: {error}"
+                )
             except (ValueError, TypeError, IndexError, OverflowError, KeyError) as error:
                 if not self._gathers:
                     raise ImportFailure(

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from max.importers.errors import ModelFileError
+from max.importers.errors import ModelFileError, Unsupported
 from max.importers.onnx.element_types import TEXT, dtype_of, storage_of
 from max.importers.onnx.tensors import array_of
 from max.importers.source import InputType, SourceGraph, SourceNode
@@ -91,6 +91,8 @@ def read_model(source: str | os.PathLike[str] | bytes | onnx.ModelProto) -> Mode
         raise ModelFileError(f"{file} is not an ONNX model: it has no graph")
     try:
         return Model(proto, folder, file)
+    except Unsupported as error:
+        raise ModelFileError(f"{file}: an input or output {error}") from error
     except RecursionError as error:
         raise ModelFileError(f"{file}: the model is nested too deeply") from error
 

@@ -18,7 +18,8 @@ from max.importers.values import Imported
 
 Array = npt.NDArray[Any]
 
-_MOST_ITERATIONS = 1 << 31
+_MOST_ITERATIONS = 20_000
+"""Iterations of a loop that the host executes; loops in a graph have no limit."""
 
 
 @op("If")
@@ -95,12 +96,16 @@ def loop_on_host(
     node: Any, limit: Array | None, condition: Array | None, *state: Any
 ) -> tuple[Any, ...]:
     body = node.body("body")
-    most = _MOST_ITERATIONS if limit is None else int(limit.reshape(-1)[0])
+    most = 1 << 62 if limit is None else int(limit.reshape(-1)[0])
     going_on = condition is None or bool(condition.all())
     carried = list(state)
     stacked: list[list[Any]] = [[] for _ in range(len(body.outputs) - 1 - len(carried))]
     number = 0
     while going_on and number < most:
+        if number >= _MOST_ITERATIONS:
+            raise ModelFileError(
+                f"a Loop whose state has no fixed types runs more than {_MOST_ITERATIONS} iterations"
+            )
         arguments = [np.array(number, np.int64), np.array(going_on), *carried]
         keep, *results = node.run(body, _shaped(body, arguments))
         going_on = bool(np.asarray(keep).all())
