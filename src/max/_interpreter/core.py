@@ -146,6 +146,7 @@ class Frame:
         implementation = IMPLEMENTATIONS.get(op.name)
         if implementation is None:
             raise NotImplementedError(f"the interpreter does not know {op.name}")
+        # infinities, NaN and wrapped integers are results, not warnings
         with np.errstate(all="ignore"):
             returned = implementation(self, op, operands)
         if isinstance(returned, np.ndarray | np.generic):
@@ -173,6 +174,7 @@ class Frame:
         """
         if array.ndim != type_.rank:
             raise InterpreterError(f"{label}: shape {list(array.shape)} for the type {type_.short}")
+        # symbols first: another axis may be an expression over them
         for dim, size in zip(type_.shape, array.shape, strict=True):
             if dim.symbol_name is not None:
                 self.sizes.setdefault(dim.symbol_name, size)
@@ -331,6 +333,7 @@ def _while(frame: Frame, op: MoOp, operands: Sequence[Array]) -> Sequence[Array]
     graphs = mlir.subgraphs(frame.module)
     condition, body = (graphs[name] for name in op.callees)
     count = sum(not isinstance(r.type, mlir.ChainType) for r in op.results)
+    # captured values are inputs of both graphs, and results of neither
     carried, captured = list(operands[:count]), operands[count:]
     while _run(frame, condition, [*carried, *captured])[0]:
         carried = list(_run(frame, body, [*carried, *captured]))

@@ -14,6 +14,7 @@ from max.dtype.rounding import convert_rounding_once
 from max.mlir import MoOp
 from max.mlir.types import ShapedType
 
+# NumPy has no erf
 _erf = np.frompyfunc(math.erf, 1, 1)
 
 
@@ -133,6 +134,7 @@ def _gelu(frame: Frame, op: MoOp, operands: Sequence[Array]) -> Array:
     x = widen(operands[0])
     match op.attr("approximate"):
         case "tanh":
+            # both approximations are of Hendrycks and Gimpel, 2016
             inner = math.sqrt(2 / math.pi) * (x + 0.044715 * x**3)
             return (0.5 * x * (1 + np.tanh(inner))).astype(x.dtype)
         case "quick":

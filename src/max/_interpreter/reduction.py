@@ -61,10 +61,12 @@ def _cumsum(frame: Frame, op: MoOp, operands: Sequence[Array]) -> Array:
     x = np.moveaxis(widest(operands[0]), axis, -1)
     if op.attr("reverse"):
         x = x[..., ::-1]
+    # integers wrap; sequential float sums need more bits than float64 to be a reference
     wide = x.dtype if x.dtype.kind in "iub" else np.longdouble
     sums = np.cumsum(x, axis=-1, dtype=wide)
     if op.attr("exclusive"):
         sums = np.concatenate([np.zeros_like(sums[..., :1]), sums[..., :-1]], -1)
+        # an empty axis: the concatenation has made one element
         sums = sums[..., : x.shape[-1]]
     if op.attr("reverse"):
         sums = sums[..., ::-1]

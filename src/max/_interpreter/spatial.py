@@ -19,6 +19,7 @@ def _windows(
     sizes: Sequence[int], taps: Sequence[int], stride: Sequence[int], dilation: Sequence[int]
 ) -> Iterator[tuple[tuple[int, ...], tuple[slice, ...]]]:
     """Yields each tap with the slices of the spatial axes that select its element of every window."""
+    # the slice of no windows must be empty: the formula of its end assumes one or more
     for tap in product(*map(range, taps)):
         axes = zip(tap, dilation, stride, sizes, strict=True)
         yield (
@@ -29,6 +30,7 @@ def _windows(
 
 @implements("conv")
 def _conv(frame: Frame, op: MoOp, operands: Sequence[Array]) -> Array:
+    # x: [batch, *spatial, channels]; weight: [*taps, channels / groups, filters]
     x, weight = (widest(a) for a in operands)
     x = np.pad(x, [(0, 0), *_pairs(op.attr("padding")), (0, 0)])
     shape = frame.shape(op.results[0].type)
@@ -70,6 +72,7 @@ def _pad_for_windows(
     sizes = frame.shape(op.results[0].type)[1:3]
     pads = [(0, 0)]
     for i, (low, high) in enumerate(_pairs(op.attr("padding"))):
+        # one beyond the last element that the last window reads
         end = (sizes[i] - 1) * stride[i] + (taps[i] - 1) * dilation[i] + 1
         pads.append((low, max(high, end - low - x.shape[1 + i])))
     padded = np.pad(x, [*pads, (0, 0)], constant_values=fill)
@@ -106,6 +109,7 @@ def _avg_pool(frame: Frame, op: MoOp, operands: Sequence[Array]) -> Array:
     for _, places in windows:
         total += padded[(slice(None), *places)]
         count += counted[(slice(None), *places)]
+    # a window may lie in padding as a whole
     count = np.maximum(count, 1)
     return total // count if x.dtype.kind in "iu" else total / count
 
@@ -124,6 +128,7 @@ def _resize_axis(x: Array, axis: int, size: int, mode: str) -> Array:
     old_size = x.shape[axis]
     if mode == "nearest":
         return np.take(x, np.arange(size) * old_size // max(size, 1), axis)
+    # centers of pixels are aligned, not corners
     position = (np.arange(size) + 0.5) * old_size / max(size, 1) - 0.5
     if mode == "bilinear":
         position = np.maximum(position, 0)
@@ -132,6 +137,7 @@ def _resize_axis(x: Array, axis: int, size: int, mode: str) -> Array:
     weights, offset = ([1 - t, t], 0) if mode == "bilinear" else (_cubic(t), -1)
     shape = [-1 if i == axis else 1 for i in range(x.ndim)]
     return sum(
+        # neighbors beyond the border repeat it
         np.take(x, np.clip(first + offset + i, 0, old_size - 1), axis) * weight.reshape(shape)
         for i, weight in enumerate(weights)
     )  # pyright: ignore[reportReturnType]
@@ -158,6 +164,7 @@ def _fold(frame: Frame, op: MoOp, operands: Sequence[Array]) -> Array:
     blocks = [(n - d * (k - 1) - 1) // s + 1 for n, k, d, s in axes]
     if blocks[0] * blocks[1] != x.shape[2]:
         raise InterpreterError(f"fold: {x.shape[2]} blocks, expected {blocks[0]} * {blocks[1]}")
+    # [batch, channels, kernel rows, kernel columns, block rows, block columns]
     columns = x.reshape(*shape[:2], *kernel, *blocks)
     out = np.zeros((*shape[:2], *uncropped), x.dtype)
     for tap, places in _windows(blocks, kernel, stride, dilation):

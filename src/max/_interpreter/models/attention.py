@@ -75,6 +75,7 @@ def slot_of(lookup_table: Array, blocks: Array, sequence: int, position: int) ->
     Raises:
         IndexError: The page table has no entry for the position, or the page is out of range.
     """
+    # blocks: [pages, 2, layers, page_size, heads, row size]
     page_size = blocks.shape[3]
     index = position // page_size
     if index >= lookup_table.shape[1]:
@@ -115,11 +116,13 @@ def _rotate(x: Array, angles: Array, interleaved: bool) -> Array:
     Pairs are neighbors if `interleaved`, else the two halves of the rotated elements.
     """
     rope_dim = angles.shape[0]
+    # angles: [rope_dim], cosine and sine of each pair in turn
     cos, sin = angles[0::2].astype(np.float32), angles[1::2].astype(np.float32)
     wide = x.astype(np.float32)
     half = rope_dim // 2
     parts = (slice(0, rope_dim, 2), slice(1, rope_dim, 2)) if interleaved else (
         slice(0, half), slice(half, rope_dim))  # fmt: skip
+    # copies: the first assignment below would change what the second one reads
     first, second = wide[:, parts[0]].copy(), wide[:, parts[1]].copy()
     wide[:, parts[0]] = first * cos - second * sin
     wide[:, parts[1]] = first * sin + second * cos
@@ -151,6 +154,7 @@ def _rope(
         angles = freqs_cis[position]
         out[row] = _rotate(q[row], angles, interleaved)
         if rotates_cache:
+            # the key was stored by mo.kv_store without rotation: it is rotated in its place
             key = decode_rows(blocks[page, 0, int(layer), slot], q.shape[2]).astype(np.float32)
             rotated = _rotate(key, angles, interleaved)
             blocks[page, 0, int(layer), slot] = encode_rows(rotated, blocks)
@@ -209,6 +213,7 @@ def _attention(
         check_offsets("kv_input_row_offsets", key_offsets, len(cache_lengths), int(key_offsets[-1]))
     check_batch(offsets, len(q), blocks, cache_lengths, lookup_table, layer)
     heads, head_dim = q.shape[1:]
+    # operands with a number per head come in this order; each is optional
     for name, numbers in zip(("sinks", "alibi_slopes")[not sinks :], by_head, strict=False):
         if len(numbers) != heads:
             raise ValueError(f"{name} has size {len(numbers)}, expected {heads}")
@@ -228,14 +233,18 @@ def _attention(
         first = _first_key(mask, local_window_size, int(cached))
         slots = [slot_of(lookup_table, blocks, sequence, p) for p in range(first, length)]
         pages, rows = (np.array(side) for side in zip(*slots, strict=True))
+        # [keys, kv_heads, head_dim]
         keys = decode_rows(blocks[pages, 0, int(layer), rows], head_dim).astype(np.float64)
+        # a cache of latents has no side of values: they are the first elements of the keys
         values = keys[..., :value_size]
         if not value_size:
             values = decode_rows(blocks[pages, 1, int(layer), rows], head_dim).astype(np.float64)
         visible = np.stack(
             [_visible(mask, local_window_size, int(cached) + i, length) for i in range(end - begin)]
         )[:, first:]
+        # query heads of one KV head are neighbors: [tokens, kv_heads, group, head_dim]
         queries = q[begin:end].astype(np.float64).reshape(-1, kv_heads, group, head_dim)
+        # [kv_heads, group, tokens, keys]
         scores = np.einsum("tkgd,skd->kgts", queries, keys) * np.float64(scale)
         if softcap:
             scores = np.tanh(scores / softcap) * softcap
@@ -253,6 +262,7 @@ def _attention(
         scores -= scores.max(axis=-1, keepdims=True)
         weights = np.exp(scores)
         weights /= weights.sum(axis=-1, keepdims=True)
+        # the sink's weight only enlarges the denominator
         weights = weights[..., : length - first]
         context = np.einsum("kgts,skd->tkgd", weights, values)
         out[begin:end] = context.reshape(end - begin, heads, -1)
@@ -277,6 +287,7 @@ def _attention_ragged(
             raise ValueError(f"{what} has size {len(rows)}, expected {len(q)}")
     group = q.shape[1] // keys.shape[1]
     out = np.zeros(q.shape, np.float32)
+    # no cache: every text attends to its own rows
     for begin, end in itertools.pairwise(int(offset) for offset in offsets):
         length = end - begin
         if bias is not None and length > bias.shape[1] // 2 + 1:
@@ -289,6 +300,7 @@ def _attention_ragged(
             )
             scores *= float(scale)
             if bias is not None:
+                # bias: [heads, distances], with distance 0 in the middle
                 places = np.arange(length) - np.arange(length)[:, None] + bias.shape[1] // 2
                 scores += bias[head][places]
             scores = np.where(np.stack(visible), scores, -np.inf)
@@ -303,6 +315,7 @@ def _counts(counts: Array, what: str) -> Array:
     numbers = [int(n) for n in counts]
     if min(numbers, default=0) < 0:
         raise ValueError(f"{what} are {numbers}, expected 0 or more")
+    # offsets made of the counts must not overflow int64
     if sum(numbers) > 2**62:
         raise ValueError(f"{what} add up to {sum(numbers)}, more than 2**62")
     return counts

@@ -26,7 +26,9 @@ def _load(
         raise ValueError(f"lookup_table has size {len(lookup_table)}, expected {len(starts)}")
     if int(layer) >= blocks.shape[2]:
         raise IndexError(f"layer {layer}; the cache has {blocks.shape[2]} layers")
+    # rows of codes are longer than a head: the op then states the head's size
     head_dim = head_dim or blocks.shape[5]
+    # rows after the last offset stay 0
     out = np.zeros((rows, blocks.shape[4] * head_dim), np.float32)
     for row, sequence, position in new_tokens(offsets, starts):
         page, place = slot_of(lookup_table, blocks, sequence, position)

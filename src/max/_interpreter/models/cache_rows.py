@@ -29,6 +29,7 @@ def encode_rows(rows: Array, like: Array) -> Array:
     size = rows.shape[-1]
     if like.dtype != np.int8:
         if like.dtype == ml_dtypes.float8_e4m3fn:
+            # e4m3fn has no infinity: larger numbers would become NaN
             rows = np.clip(rows.astype(np.float32), -448, 448)
         return rows.astype(like.dtype)
     padded = -(-size // 4) * 4
@@ -39,6 +40,7 @@ def encode_rows(rows: Array, like: Array) -> Array:
         )
     wide = rows.astype(np.float32)
     top = np.abs(wide).max(axis=-1, keepdims=True, initial=0)
+    # 127 / top overflows for tiny rows, and NaN stays NaN: the clip and nan_to_num bound the codes
     with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
         inverse = np.where(top > 0, np.float32(127) / top, np.float32(0))
         codes = np.nan_to_num(np.clip(np.rint(wide * inverse), -128, 127), nan=0)

@@ -16,6 +16,7 @@ def _indices(ids: Array, experts: int) -> tuple[Array, ...]:
     order = np.argsort(ids, kind="stable")
     counts = np.bincount(ids.astype(np.int64), minlength=experts)
     active = np.flatnonzero(counts)
+    # groups after the last active one are empty: they start at the end, and their expert is -1
     starts = np.full(experts + 1, len(ids))
     starts[: len(active)] = np.cumsum([0, *counts[active]])[:-1]
     expert_ids = np.full(experts, -1)
@@ -47,6 +48,7 @@ def _products(x: Array, weights: list[Array], starts: Array, experts: Array, sta
         expert = int(experts[g])
         if not -1 <= expert < len(weights):
             raise IndexError(f"expert_ids[{g}] is {expert}; there are {len(weights)}")
+        # an expert of -1 skips its group
         if expert >= 0:
             rows = slice(bounds[g], bounds[g + 1])
             out[rows] = x[rows].astype(np.float32) @ weights[expert].astype(np.float32).T

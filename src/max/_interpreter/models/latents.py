@@ -56,6 +56,7 @@ def _select_tokens(
         if len(tokens) > count:
             keys = _rows(blocks, lookup_table, sequence, tokens, layer)
             products = q[row].astype(np.float64) @ keys.T
+            # [heads, tokens] through ReLU, then a weighted sum over heads: [tokens]
             scores = weights[row].astype(np.float64) @ np.where(products > 0, products, 0.0)
             scores = np.where(np.isnan(scores), -np.inf, scores)
             # of equal scores the earlier token
@@ -82,6 +83,7 @@ def _attention_selected(
     out = np.zeros((*q.shape[:2], value_size), np.float32)
     for row, sequence, position in new_tokens(offsets, cache_lengths):
         tokens = selected[row][selected[row] >= 0]
+        # padding of negative numbers is allowed at the end only
         if (selected[row, : len(tokens)] != tokens).any() or (np.diff(tokens) <= 0).any():
             raise ValueError(
                 f"row {row}: selected tokens {selected[row]}, expected rising ones, then negative numbers"
@@ -123,6 +125,7 @@ def _latent_prefill(
             f"{len(cache_offsets)} cache_offsets of {len(cache_lengths)} sequences, "
             f"{len(values)} values for {len(keys)} keys"
         )
+    # keys lack the rotated elements, which all heads share: these are the last of the cached row
     rotated = q.shape[2] - keys.shape[2]
     out = np.zeros((*q.shape[:2], values.shape[2]))
     info = np.zeros((*q.shape[:2], 2))
@@ -149,8 +152,10 @@ def _latent_prefill(
             top, total, before = -np.inf, 0.0, np.zeros(values.shape[2])
             if previous:
                 top, total = (float(x) for x in previous[1][row, head])
+                # results of earlier chunks are normalized: undo it before adding to them
                 before = previous[0][row, head].astype(np.float64) * total
             most = max(top, scores.max(initial=-np.inf))
+            # sums are relative to their maximum: move the earlier ones to the common maximum
             change = np.exp(top - most) if total else 0.0
             weights = np.exp(scores - most) if len(scores) else scores
             total = total * change + weights.sum()

@@ -29,6 +29,7 @@ def _rows_and_states(
             raise IndexError(f"sequence {sequence}: slot {slot}; there are {len(state)} slots")
     for sequence, slot in enumerate(slots.tolist()):
         held = state[slot, int(layer)].astype(np.float64)
+        # the slot of a new sequence still holds the state of an earlier owner
         held = held if cache_lengths[sequence] else np.zeros_like(held)
         yield range(int(offsets[sequence]), int(offsets[sequence + 1])), slot, held
 
@@ -54,6 +55,7 @@ def _causal_conv(
     out = np.zeros(x.shape)
     wide, factors = x.astype(np.float64), weight.astype(np.float64)
     for rows, slot, held in _rows_and_states(len(x), offsets, cache_lengths, slots, state, layer):
+        # [taps - 1 + rows, channels]
         inputs = np.concatenate([held, wide[rows.start : rows.stop]])
         for at, row in enumerate(rows):
             out[row] = bias + (inputs[at : at + len(factors)] * factors).sum(0)
@@ -62,6 +64,7 @@ def _causal_conv(
 
 
 def _step(raw: Array, low: float, high: float) -> Array:
+    # softplus, without overflow
     return np.clip(np.logaddexp(0, raw), low, high)
 
 
@@ -84,9 +87,11 @@ def _ssd(
 ) -> Array:
     x, dt, a, b, c, d, dt_bias = (v.astype(np.float64) for v in (x, dt, a, b, c, d, dt_bias))
     _check_rows(x, dt, b, c)
+    # a group of b and c serves neighboring heads
     b, c = (np.repeat(v, x.shape[1] // v.shape[1], axis=1) for v in (b, c))
     out = np.zeros(x.shape)
     for rows, slot, held in _rows_and_states(len(x), offsets, cache_lengths, slots, state, layer):
+        # held: [heads, state size, head_dim]
         for row in rows:
             step = _step(dt[row] + dt_bias, low, high)[:, None, None]
             held = (
@@ -118,6 +123,7 @@ def _selective_scan(
     _check_rows(x, dt, b, c)
     out = np.zeros(x.shape)
     for rows, slot, held in _rows_and_states(len(x), offsets, cache_lengths, slots, state, layer):
+        # held: [state size, channels]
         for row in rows:
             step = _step(dt[row] + dt_bias, low, high)
             held = held * np.exp(step * a) + step * x[row] * b[row][:, None]
@@ -174,8 +180,10 @@ def _gated_delta(
         if cache_lengths[sequence] == 0:
             state = np.zeros_like(state)
         for row in range(begin, end):
+            # state: [heads, key_dim, value_dim]
             state = state * decays[row][:, None, None]
             stored = np.einsum("hkv,hk->hv", state, keys[row])
+            # the delta rule: replace what the key reads now, at a rate, instead of adding to it
             update = (values[row] - stored) * rates[row][:, None]
             state = state + keys[row][:, :, None] * update[:, None, :]
             out[row] = np.einsum("hkv,hk->hv", state, q[row]) * scale

@@ -24,6 +24,7 @@ def _gates(
     mix = logits[2].reshape(-1, hc_mult, hc_mult)
     mix = np.exp(mix - mix.max(axis=2, keepdims=True))
     mix = mix / mix.sum(axis=2, keepdims=True) + hc_eps
+    # Sinkhorn: columns and rows in turn; the softmax above was the first pass over rows
     for step in range(2 * hc_sinkhorn_iters - 1):
         mix = mix / (mix.sum(axis=1 if step % 2 == 0 else 2, keepdims=True) + hc_eps)
     return pre + hc_eps, 2 * post, mix.reshape(-1, hc_mult * hc_mult)

@@ -18,6 +18,7 @@ def uniform(seed: int) -> float:
 def _splitmix64(seed: int, index: int) -> int:
     """Output number `index`, from 1, of splitmix64 for a seed."""
     mask = (1 << 64) - 1
+    # constants of Steele, Lea and Flood, 2014; the increment is 2**64 divided by the golden ratio
     z = (int(seed) + index * 0x9E3779B97F4A7C15) & mask
     z = ((z ^ (z >> 30)) * 0xBF58476D1CE4E5B9) & mask
     z = ((z ^ (z >> 27)) * 0x94D049BB133111EB) & mask
@@ -35,6 +36,7 @@ def _sample_row(
     if not logits.size:
         raise ValueError("the logits have 0 columns, expected 1 or more")
     if np.isnan(logits).all():
+        # no token: mo.next_step ends the sequence on a negative one
         return -1
     scores: Array = np.where(np.isnan(logits), -np.inf, logits.astype(np.float64))
     best = int(np.argmax(scores))
@@ -42,6 +44,7 @@ def _sample_row(
     if temperature == 0 or top_k == 1 or peak == -np.inf:
         return best
     if peak == np.inf:
+        # exp(inf - inf) is NaN: infinite logits share the probability
         weights: Array = (scores == np.inf).astype(np.float64)
     else:
         weights = np.where(scores > -np.inf, np.exp((scores - peak) / temperature), 0.0)
@@ -55,8 +58,10 @@ def _sample_row(
         order = order[: max(1, count)]
     eligible = np.zeros(len(scores), bool)
     eligible[order] = True
+    # the best token has weight 1, so min_p needs no scaling
     eligible &= (weights >= min_p) & (weights > 0)
     cumulative = np.cumsum(np.where(eligible, weights, 0.0))
+    # inverse of the distribution in the order of tokens, not of probabilities
     return int(np.count_nonzero(cumulative <= uniform(seed) * cumulative[-1]))
 
 
@@ -137,6 +142,7 @@ def _penalties(
             if count <= 0:
                 continue
             logit = out[row, token]
+            # both lower the logit if the penalty is greater than 1
             logit = logit / repetition[row] if logit > 0 else logit * repetition[row]
             out[row, token] = logit - frequency[row] * np.float32(count) - presence[row]
     return out
@@ -147,6 +153,7 @@ def _update_frequencies(data: Array, offsets: Array, tokens: Array) -> None:
     check_offsets("offsets", offsets, len(tokens), len(data), exact=False)
     for row, token in enumerate(tokens):
         pairs = data[int(offsets[row]) : int(offsets[row + 1])]
+        # pairs: [pairs, 2] of token and count, a view of the buffer
         used = (pairs[:, 0] >= 0) & (pairs[:, 1] > 0)
         (at,) = np.nonzero(used & (pairs[:, 0] == token))
         (free,) = np.nonzero(~used)

@@ -88,6 +88,7 @@ def binary(fe: Frontend, op: str, a: Any, b: Any) -> Any:
         folded = _fold(fe, op, a, b)
         if folded is not None:
             return folded
+    # these two commute: the literal may stand on the left
     elif not a_rt and op in ("add", "mul") and b.type.dtype.is_integer:
         folded = _fold(fe, op, b, a)
         if folded is not None:
@@ -142,6 +143,7 @@ def _check_size(fe: Frontend, op: str, a: Any, b: Any) -> None:
                 KernelValueError,
             )
     elif isinstance(a, int) and op in ("pow", "shl", "mul"):
+        # Python would compute it now, whatever memory and time that takes
         bits = a.bit_length()
         bits = bits + b if op == "shl" else bits * b if op == "pow" else bits + b.bit_length()
         is_small = a == 0 or (op == "pow" and abs(a) == 1)
@@ -167,6 +169,7 @@ def _fold(fe: Frontend, op: str, a: Atom, b: Any) -> Any:
     ):
         if op == "mod":
             return fe.b.op("and", (a, literal(fe, b - 1, a.type)), a.type)
+        # an arithmetic shift rounds down, as // does, for negative numbers too
         return fe.b.op("shr", (a, literal(fe, b.bit_length() - 1, a.type)), a.type)
     if op in ("floordiv", "mod") and b == 0:
         fe.fail("division by zero", KernelValueError)

@@ -168,6 +168,7 @@ class Builder:
             return top
         if name in _CHEAP and (name == "splat" or type is INDEX or type is POINTER):
             return level
+        # out of loops only: an op that left a branch would run when the branch does not
         while top > level and self.scopes[top].kind == "loop":
             top -= 1
         return top
@@ -324,4 +325,5 @@ class Builder:
 
 def _base_number(name: str) -> int:
     """The number before the first one in the body of an outlined function."""
+    # 2**24 numbers for each function; those below belong to the kernel itself
     return (zlib.crc32(name.encode()) + 1) << 24

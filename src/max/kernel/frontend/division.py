@@ -77,6 +77,7 @@ def _of_op(b: Builder, let: Let, type_interval: Interval, depth: int) -> Interva
     if op == "max":
         return max(a, d), max(c, e)
     if op == "and" and (a >= 0 or d >= 0):
+        # an operand without sign bit clears it, and no bit above its own is set
         return 0, min(high for low, high in spans if low >= 0)
     if op == "shr" and d == e and 0 <= d < args[0].type.dtype.bits:
         return a >> d, c >> d
@@ -168,6 +169,7 @@ def note_condition(b: Builder, scope: Scope, cond: Atom, holds: bool) -> None:
     if let.op == "not":
         note_condition(b, scope, let.args[0], not holds)
         return
+    # both operands of a true `and` hold, and neither of a false `or`
     if let.op == ("and" if holds else "or"):
         for x in let.args:
             note_condition(b, scope, x, holds)
@@ -198,6 +200,7 @@ def divide(fe: Frontend, op: str, x: Atom, y: Atom) -> Atom:
     b, type = fe.b, x.type
     low = interval(b, x)[0]
     divisor_min, divisor_max = interval(b, y)
+    # negation wraps for the minimum, as the division must
     if (divisor_min, divisor_max) == (-1, -1):
         return b.op("neg", (x,), type) if op == "floordiv" else b.const(0, type)
     if divisor_min <= 0 <= divisor_max and not is_nonzero(b, y):

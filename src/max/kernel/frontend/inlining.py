@@ -68,6 +68,7 @@ def _inline_body(fe: Frontend, node: ast.FunctionDef, frame: Frame) -> Any:
     signal = fe.body(node.body)
     if signal == FALLS:
         if scope is not None:
+            # falling off the end returns None, and like each return needs a place for its result
             end = Scope("branch")
             fe.b.emit(Block(fe.b.label(), end.body))  # type: ignore[arg-type]
             frame.results.append((None, end))

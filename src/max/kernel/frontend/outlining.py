@@ -210,6 +210,7 @@ class _Arguments:
         if isinstance(v, Ref):
             return self._formal_of(v)
         if isinstance(v, Const):
+            # texts, as True equals 1 and -0.0 equals 0.0
             key.append((Const, repr(v.value), v.type))
             return v
         if isinstance(v, View) and v.memory is None:
@@ -269,6 +270,7 @@ class _Arguments:
 
 def _rounded_bound(bound: int) -> int:
     """A bound of an interval, rounded outwards to a power of two if it exceeds every size in a program."""
+    # exact bounds that large would only divide equal calls among several bodies
     if abs(bound) < _UNLIKELY:
         return bound
     power = 1 << (abs(bound) - 1).bit_length()

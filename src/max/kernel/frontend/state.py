@@ -202,6 +202,7 @@ class Frontend:
         """
         for node in nodes:
             self.node = node
+            # statements of inlined functions keep the line of the call
             if not self.calls:
                 self.b.line = node.lineno
             visit = self._statements.get(node.__class__)

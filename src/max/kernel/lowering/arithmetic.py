@@ -18,6 +18,7 @@ _INT = {
     "shl": "shl",
 }
 _FLOAT = {"add": "fadd", "sub": "fsub", "mul": "fmul", "div": "fdiv"}
+# ordered but for `ne`: NaN differs from everything and compares false otherwise
 _COMPARE_FLOAT = {"eq": "oeq", "ne": "une", "lt": "olt", "le": "ole", "gt": "ogt", "ge": "oge"}
 _COMPARE_SIGNED = {"eq": "eq", "ne": "ne", "lt": "slt", "le": "sle", "gt": "sgt", "ge": "sge"}
 _COMPARE_UNSIGNED = {"eq": "eq", "ne": "ne", "lt": "ult", "le": "ule", "gt": "ugt", "ge": "uge"}
@@ -44,6 +45,7 @@ def lower_plain(w: Writer, s: Let) -> None:
             binary(w, s, f"icmp {table[op]}")
     elif dtype.is_float and op in _FLOAT:
         if op == "mul" and s.ref.id in w.contraction.products:
+            # the sum that the product is fused into emits it
             return
         position = w.contraction.sums.get(s.ref.id)
         if position is None:
@@ -71,6 +73,7 @@ def neg(w: Writer, s: Let) -> None:
     a = s.args[0]
     t = llvm_type(a.type)
     if a.type.dtype.is_float:
+        # 0 - a would not change the sign of 0.0
         w.out(f"%v{s.ref.id} = fneg {t} {w.atom(a)}")
     else:
         w.out(f"%v{s.ref.id} = sub {t} {'zeroinitializer' if a.type.width else '0'}, {w.atom(a)}")
@@ -97,6 +100,7 @@ def absolute(w: Writer, s: Let) -> None:
 
 def _call_immediate(w: Writer, type: str, intrinsic: str, text: str) -> str:
     """Calls an intrinsic with one operand and a false flag."""
+    # with true, abs of the minimum and counts of zeros in 0 would be poison
     w.declarations.add(f"{type} @{intrinsic}({type}, i1)")
     return w.temp(f"call {type} @{intrinsic}({type} {text}, i1 false)")
 
@@ -138,6 +142,7 @@ def extremum(w: Writer, s: Let) -> None:
     """Minimum or maximum; propagates NaN."""
     a, b = s.args
     if isinstance(a, Const):
+        # a constant goes second, which saves the test for NaN
         a, b = b, a
     t, x, y = llvm_type(a.type), w.atom(a), w.atom(b)
     if not a.type.dtype.is_float:
@@ -239,6 +244,7 @@ def scale(w: Writer, s: Let) -> None:
     ):
         w.declarations.add(f"{t} @{name}({t}, {t}, {t}, {mask}, i32)")
         results.append(
+            # mask -1: all lanes; 4: the current rounding mode
             w.temp(f"call {t} @{name}({t} {a}, {t} {b}, {t} zeroinitializer, {mask} -1, i32 4)")
         )
     w.alias(s, join_lanes(w, results, element, piece))

@@ -49,6 +49,7 @@ def contraction(body: Iterable[Stmt]) -> Contraction:
         for position, operand in enumerate(s.args):
             if isinstance(operand, Ref) and survey.uses.get(operand.id) == 1:
                 product = survey.products[operand.id]
+                # a product of an outer body is computed once, outside of the loop that has the sum
                 if product.ref.level == s.ref.level:
                     products[operand.id] = product
                     sums[s.ref.id] = position

@@ -20,6 +20,7 @@ def widen(w: Writer, text: str, type: Type) -> str:
     """Converts the bits of an 8- or 16-bit float to f32."""
     dtype, width = type.dtype, type.width
     if dtype is bf16:
+        # bf16 is the upper half of an f32
         ints = vector_name("i32", width)
         wide = w.temp(f"zext {vector_name('i16', width)} {text} to {ints}")
         sixteen = "splat (i32 16)" if width else "16"
@@ -47,6 +48,7 @@ def _widen_f16(w: Writer, text: str, width: int) -> str:
     unscaled = w.temp(f"bitcast {ints} {shifted} to {floats}")
     scaled = w.temp(f"fmul {floats} {unscaled}, {c('float', 2.0**112)}")
     bits = w.temp(f"bitcast {floats} {scaled} to {ints}")
+    # infinity and NaN keep an exponent of all ones
     special = w.temp(f"icmp uge {ints} {magnitude}, {c('i32', 0x7C00)}")
     infinite = w.temp(f"or {ints} {shifted}, {c('i32', 0x7F800000)}")
     magnitude_bits = w.temp(
@@ -85,9 +87,11 @@ def _round_bf16(w: Writer, text: str, width: int) -> str:
     bits = w.temp(f"bitcast {floats} {text} to {ints}")
     high = w.temp(f"lshr {ints} {bits}, {c('i32', 16)}")
     odd = w.temp(f"and {ints} {high}, {c('i32', 1)}")
+    # less than half of the last bit that stays, plus 1 if that bit is set: ties go to even
     bias = w.temp(f"add {ints} {odd}, {c('i32', 0x7FFF)}")
     rounded = w.temp(f"add {ints} {bits}, {bias}")
     cut = w.temp(f"lshr {ints} {rounded}, {c('i32', 16)}")
+    # the carry of rounding could make a NaN infinite or change its sign
     nan = w.temp(f"fcmp uno {floats} {text}, {text}")
     chosen = w.temp(
         f"select {vector_name('i1', width)} {nan}, {ints} {c('i32', 0x7FC0)}, {ints} {cut}"
@@ -115,8 +119,10 @@ def _round_f16(w: Writer, text: str, width: int) -> str:
     sum_ = w.temp(f"fadd {floats} {positive}, {c('float', 0.5)}")
     sum_bits = w.temp(f"bitcast {floats} {sum_} to {ints}")
     subnormal = w.temp(f"sub {ints} {sum_bits}, {c('i32', 0x3F000000)}")
+    # below 2^-14, the smallest normal number
     tiny = w.temp(f"icmp ult {ints} {magnitude}, {c('i32', 113 << 23)}")
     finite = w.temp(f"select {flags} {tiny}, {ints} {subnormal}, {ints} {normal}")
+    # from 65520, halfway beyond the largest number
     big = w.temp(f"icmp uge {ints} {magnitude}, {c('i32', 0x477FF000)}")
     bounded = w.temp(f"select {flags} {big}, {ints} {c('i32', 0x7C00)}, {ints} {finite}")
     nan = w.temp(f"icmp ugt {ints} {magnitude}, {c('i32', 0x7F800000)}")
@@ -140,6 +146,7 @@ def cast(w: Writer, s: Let) -> None:
             return
     if goal.is_narrow_float:
         if source is f64:
+            # rounding to f32 and then to 16 or 8 bits would round twice
             text = _round_to_odd(w, text, width)
         elif source is not f32:
             text = _number_cast(

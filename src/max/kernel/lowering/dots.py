@@ -100,6 +100,7 @@ def _add_narrow(w: Writer, piece: int, acc: str, a: str, b: str) -> str:
     """Adds sums of four products of unsigned and signed bytes: ``vpmaddubsw`` and ``vpmaddwd``."""
     bytes_name, words_name = _MULTIPLY_ADD[piece]
     sums, shorts, octets = f"<{piece} x i32>", f"<{2 * piece} x i16>", f"<{4 * piece} x i8>"
+    # vpmaddubsw saturates at 16 bits, hence the condition on sums; factors of 1 add neighbors
     ones = f"<{', '.join(['i16 1'] * (2 * piece))}>"
     pairs = w.call(shorts, bytes_name, [(octets, a), (octets, b)])
     fours = w.call(sums, words_name, [(shorts, pairs), (shorts, ones)])

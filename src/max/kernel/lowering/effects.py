@@ -47,6 +47,7 @@ def _print(w: Writer, s: Effect) -> None:
             text += part.replace("%", "%%")
     data = (text + "\n").encode() + b"\0"
     name = f"@text{len(w.globals)}"
+    # 34 and 92 are the quote and the backslash
     escaped = "".join(chr(c) if 32 <= c < 127 and c not in (34, 92) else f"\\{c:02X}" for c in data)
     w.globals.append(f'{name} = private unnamed_addr constant [{len(data)} x i8] c"{escaped}"')
     w.declarations.add("i32 @printf(ptr, ...)")

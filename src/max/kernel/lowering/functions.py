@@ -32,6 +32,7 @@ from max.kernel.targets.target import LLVMTarget
 
 def slots_of(w: Writer, body: Iterable[Stmt]) -> list[str]:
     """The allocations of a body's slots, for the start of the function; also collects the outlined bodies."""
+    # at the start, as LLVM promotes only those to registers, and one in a loop would grow the stack
     lines: list[str] = []
     for alloc in _allocs(w, body):
         name = w.slots[alloc.slot] = f"%s{alloc.slot}"
@@ -85,6 +86,7 @@ def module_text(w: Writer, signature: str, entry: Sequence[str]) -> str:
         "}",
         *(f"declare {declared}" for declared in sorted(w.declarations)),
         _attributes(w.target),
+        # polls almost never find an alert
         *(['!0 = !{!"branch_weights", i32 1048576, i32 1}'] if w.polls else []),
     ]
     return "\n".join(lines) + "\n"
@@ -129,6 +131,7 @@ def call_outlined(w: Writer, s: Block) -> None:
     if s.shift:
         # numbered as in the first call, so that all calls of a kernel share the function
         text = _NUMBERS.sub(lambda found: f"{found[1]}{int(found[2]) - s.shift}", text)
+    # named after its text: equal functions of several kernels are one
     name = FUNCTION_PREFIX + hashlib.sha256(text.encode()).hexdigest()[:FUNCTION_DIGITS]
     w.functions[name] = text.replace(f"@{_NAME}(", f"@{name}(", 1)
     types.append("ptr")

@@ -59,6 +59,7 @@ def load(w: Writer, s: Let) -> None:
     """An element, or consecutive elements."""
     type = s.ref.type
     memory = vector_name(MEMORY[type.dtype.name], type.width)
+    # a view may begin at any element, so only its alignment is known
     line = f"load {memory}, ptr {w.atom(s.args[0])}, align {type.dtype.size}"
     if type.dtype.kind == "b":
         w.alias(s, from_memory(w, w.temp(line), type))
@@ -96,6 +97,7 @@ def store_memory(w: Writer, pointer: Atom, value: Atom, mask: Atom | None) -> No
 
 
 def _lane_pointers(w: Writer, pointer: Atom, offsets: Atom, dtype: ScalarType) -> str:
+    # not inbounds: the offsets of lanes that are masked out may be anything
     width = offsets.type.width
     return w.temp(
         f"getelementptr {MEMORY[dtype.name]}, ptr {w.atom(pointer)}, <{width} x i64> {w.atom(offsets)}"
@@ -194,4 +196,5 @@ def _align_of(a: Atom) -> int:
 
 
 def _natural(size: int) -> int:
+    # the largest power of two that divides the size
     return min(64, size & -size)

@@ -23,6 +23,7 @@ def reduce(w: Writer, s: Let) -> None:
     t, element = llvm_type(a.type), llvm_type(s.ref.type)
     op = s.op.removeprefix("reduce_")
     if a.type.dtype.is_float:
+        # with 0.0 the sum of negative zeros would be positive
         start = number_text(-0.0 if op == "add" else 1.0, a.type.dtype)
         args = [(element, start), (t, w.atom(a))]
         w.alias(
@@ -55,6 +56,7 @@ def reduce_extremum(w: Writer, s: Let) -> None:
         name = f"llvm.vector.reduce.f{op}imum.{mangled_suffix(a.type)}"
         w.alias(s, w.call(element, name, [(t, text)]))
         return
+    # NaN is tested once for all lanes: each step below is then one comparison
     nan = w.temp(f"fcmp uno {t} {text}, {text}")
     flags = vector_name("i1", width)
     any_nan = w.call("i1", f"llvm.vector.reduce.or.v{width}i1", [(flags, nan)])

@@ -195,6 +195,7 @@ def _configure(w: Writer, s: Effect) -> None:
     if _emulated_tile(w):
         _set_zero(w, STATE, MAX_TILES * _TILE_BYTES)
         return
+    # the operand of ldtilecfg: bytes of a row from offset 16, 2 each; numbers of rows from 48
     data = bytearray(64)
     data[0] = 1  # the palette
     for tile, (rows, size) in enumerate(shapes):

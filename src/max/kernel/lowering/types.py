@@ -81,6 +81,7 @@ def number_text(value: Any, dtype: ScalarType) -> str:
     if dtype is f32:
         with np.errstate(over="ignore"):
             value = float(np.float32(value))
+    # LLVM writes literals of f32, too, as the bits of a double
     return "0x" + struct.pack(">d", value).hex().upper()
 
 

@@ -50,6 +50,7 @@ def lower_parallel(w: Writer, s: Parallel) -> None:
     w.start(first)  # one worker takes all at once, without atomics
     w.out(f"br i1 {some}, label %{chunk}, label %{done}")
     w.start(fetch)
+    # monotonic: numbers only have to differ, no other memory depends on their order
     number = w.temp(f"atomicrmw add ptr {counter}, i64 1 monotonic, align 8")
     if longs:
         is_long = w.temp(f"icmp slt i64 {number}, {longs}")
@@ -173,6 +174,7 @@ def finish_raises(w: Writer) -> None:
     record, state = _error_state(w)
     none, failed = ErrorState.NONE, ErrorState.FAILED
     pair = w.temp(f"cmpxchg ptr {state}, i64 {none}, i64 {failed} acq_rel monotonic, align 8")
+    # the first error stays
     won = w.temp(f"extractvalue {{ i64, i1 }} {pair}, 1")
     write, leave = w.label("write"), w.label("raised")
     w.out(f"br i1 {won}, label %{write}, label %{leave}")

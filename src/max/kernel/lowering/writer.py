@@ -105,5 +105,6 @@ class Writer:
             kind = s.__class__
             table[kind](self, s)
             if kind is Leave or kind is Raise:
+                # the block has ended: further instructions would not be valid LLVM IR
                 return False
         return True

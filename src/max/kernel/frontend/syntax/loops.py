@@ -132,6 +132,7 @@ def _unroll(fe: Frontend, node: ast.For, items: tuple[Any, ...]) -> int:
     fe.b.scopes[-1].forget(state.lengths[-1])
 
     def build() -> None:
+        # run_time_loop has counted a run-time loop, which an unrolled one is not
         fe.depth -= 1
         fe.loop_depth -= 1
         slotted = Loop(fe.depth, True, True)

@@ -116,6 +116,7 @@ def _grid_loop(
     quotient: Any = position
     outer: list[Any] = []
     for size in reversed(shape[1:]):
+        # no test of the divisor: a chunk is not empty, so no size of the grid is 0
         outer.append(b.op("umod", (quotient, b.index(size)), INDEX))
         quotient = b.op("udiv", (quotient, b.index(size)), INDEX)
     outer = [quotient, *reversed(outer)]
@@ -161,6 +162,7 @@ def for_vectors(fe: Frontend, node: ast.For, domain: VectorsValue) -> int:
     else:
         count = b.op("max", (count, b.const(0, INDEX)), INDEX)
         full, tail_size = count, 0
+        # a count that is known to consist of whole vectors needs no tail
         if width & (width - 1) or not is_multiple(b, count, width):
             tail_size = binary(fe, "mod", count, width)
             full = b.op("sub", (count, tail_size), INDEX, "nsw")
@@ -232,6 +234,7 @@ def tail_mask(fe: Frontend, tail_size: Any, width: int) -> Atom:
         return b.const(
             tuple(k < tail_size for k in range(width)), lanes.with_dtype(scalar_type("bool"))
         )
+    # 32 bits suffice: a tail is shorter than a vector
     narrow = splat(fe, b.op("cast", (tail_size,), scalar(lanes.dtype)), width)
     return b.op(
         "lt",

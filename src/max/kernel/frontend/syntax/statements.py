@@ -100,8 +100,10 @@ def _if(fe: Frontend, node: ast.If) -> int:
     if s1 == DEAD and s2 == DEAD:
         pass
     elif s1 == DEAD or s2 == DEAD:
+        # one branch has left: what follows runs only if the condition selects the other one
         note_condition(fe.b, fe.b.scopes[-1], cond, s2 == DEAD)
         survivor = env2 if s1 == DEAD else env1
+        # in place, as closures hold this dictionary
         before.clear()
         before.update(survivor)
     else:
@@ -192,6 +194,7 @@ def _raise(fe: Frontend, node: ast.Raise) -> int:
 
 def _as_load(node: ast.AugAssign) -> ast.BinOp:
     """The binary operation of an augmented assignment, with the target as its left operand."""
+    # kept at the node: a body may be compiled many times
     cached = getattr(node, "_as_load", None)
     if cached is None:
         target = node.target
