@@ -156,6 +156,7 @@ class MoE(Module):
             getattr(getattr(expert, name), part) for expert in self.experts for name in names
         ]
         if values[0].rank == 0:
+            # one scale per matrix
             return ops.reshape(ops.stack(values), [self.num_experts, len(names)])
         rows = ops.concat(values, axis=0)
         count = int(values[0].shape[0]) * len(names)

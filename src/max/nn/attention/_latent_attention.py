@@ -54,6 +54,7 @@ def rotate_rows(x: TensorValue, angles: TensorValue, interleaved: bool) -> Tenso
         interleaved: Whether the two elements of a rotated pair are adjacent.
     """
     rows, heads, size = x.shape[0], x.shape[1], int(x.shape[2])
+    # the axis of size 1 broadcasts over heads
     pairs = ops.reshape(ops.cast(angles, DType.float32), [rows, 1, size // 2, 2])
     cos, sin = pairs[:, :, :, 0], pairs[:, :, :, 1]
     wide = ops.cast(x, DType.float32)
@@ -312,6 +313,7 @@ class LatentAttentionWithRope(Module):
         angles = ops.gather(
             freqs_cis, self._positions(rows, kv_collection, input_row_offsets), axis=0
         )
+        # [rows, kv_lora_rank + qk_rope_head_dim]: one part is normalized, the other rotated
         latents = self.kv_a_proj_with_mqa(x)
         normalized = self.kv_a_layernorm(latents[:, : self.kv_lora_rank])
         shared = ops.reshape(latents[:, self.kv_lora_rank :], [rows, 1, self.qk_rope_head_dim])
@@ -320,6 +322,7 @@ class LatentAttentionWithRope(Module):
         entry = ops.concat([normalized, ops.cast(shared, normalized.dtype)], axis=1)
         store_rows(self.kv_params, entry, input_row_offsets, kv_collection, layer_idx)
 
+        # after the store: the new tokens attend to themselves through the cache
         query_latents, q = self._queries(x)
         q = ops.reshape(q, [rows, self.n_heads, plain + self.qk_rope_head_dim])
         rotated = rotate_rows(q[:, :, plain:], angles, self.rope.interleaved)
@@ -376,6 +379,7 @@ class LatentAttentionWithRope(Module):
             bounds[1:] - bounds[:-1], [batch]
         )
         zero = ops.constant(np.zeros(1, np.int64), DType.int64, device)
+        # [batch + 1]: the rows of each sequence, cached and new, in the expanded buffer
         ends = ops.concat([zero, ops.cumsum(lengths, axis=0)])
         ends = ops.rebind(ends, [offsets.shape[0]])
         # the range binds the number of cached and new tokens, known only at run time, to a symbol
@@ -443,10 +447,12 @@ class LatentAttentionWithRope(Module):
         """
         # (q W) k = q (W k): the weight of the keys multiplies the few queries instead of all keys
         w_uk, w_uv = (ops.cast(w, inputs.plain.dtype) for w in self.w_uk_uv)
+        # [n_heads, rows, plain] @ [n_heads, plain, rank]
         plain = ops.matmul(ops.permute(inputs.plain, [1, 0, 2]), w_uk)
         queries = ops.concat([ops.permute(plain, [1, 0, 2]), inputs.rotated], axis=2)
         attended = attend(queries)
         # likewise for the values: sums of latents are expanded instead of each latent
+        # [n_heads, rows, rank] @ [n_heads, rank, value]
         values = ops.matmul(ops.permute(attended, [1, 0, 2]), ops.transpose(w_uv, 1, 2))
         return ops.permute(values, [1, 0, 2])
 
@@ -462,6 +468,7 @@ class LatentAttentionWithRope(Module):
         """The position of each new token, int64 ``[total_seq_len]``."""
         bounds = ops.cast(offsets, DType.int64)
         batch = kv.cache_lengths.shape[0]
+        # position = row + (cached tokens - first row); the shift of each sequence, [batch]
         shifts = ops.cast(kv.cache_lengths, DType.int64) - ops.rebind(bounds[:-1], [batch])
         numbers = ops.range(
             0, TensorValue(rows), 1, out_dim=rows, dtype=DType.int64, device=offsets.device

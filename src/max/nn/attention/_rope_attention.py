@@ -113,6 +113,7 @@ class AttentionWithRope(CachedAttention):
         self.scale = rope.compute_scale(scale)
         self.float8_config = float8_config
         if float8_config is not None:
+            # norms of float8 layers have 16-bit weights
             dtype = DType.bfloat16
         self.q_norm: RMSNorm | None = None
         self.k_norm: RMSNorm | None = None

@@ -151,8 +151,10 @@ def kv_cache_ragged_radd(
     if isinstance(layer_idx, int):
         layer_idx = ops.constant(layer_idx, DType.uint32, DeviceRef.CPU())
     first = ops.cast(batch_offset.to(DeviceRef.CPU()), DType.int64)
+    # the slices' sizes are known at run time only: symbols that they bind
     bounds, batch = (Graph.current.new_symbol(stem) for stem in ("bounds", "batch"))
     offsets = input_row_offsets[(slice(first, None), bounds)]
+    # rows of `a` begin at 0
     offsets = offsets - offsets[0]
     kv = PagedCacheValues(
         kv_collection.kv_blocks,
@@ -163,6 +165,7 @@ def kv_cache_ragged_radd(
     for side in (KEYS, VALUES):
         before = load_rows(kv_params, offsets, kv.cache_lengths, kv, layer_idx, a.shape[0], side)
         added = ops.cast(a[:, side * size : (side + 1) * size], DType.float32)
+        # the sum is rounded once, by the store
         rows = ops.cast(before, DType.float32) + added
         store_rows(kv_params, rows, offsets, kv, layer_idx, side)
 
@@ -221,6 +224,7 @@ def k_cache_to_buffer(
 
 def check_cache(op: str, params: KVCacheParams, kv: PagedCacheValues) -> None:
     blocks = kv.kv_blocks
+    # latents serve as keys and as values
     kinds = 1 if params.is_mla else 2
     heads, row = params.n_kv_heads_per_device, params.stored_head_dim
     expected_shape = [kinds, None, params.page_size, heads, row]
@@ -298,6 +302,7 @@ def kv_cache_store_paged_ragged(
             f"{op}: the rows are {x_cache!r}, expected [total_seq_len, {blocks.shape[4]}, head_dim]"
         )
     size = int(x_cache.shape[2])
+    # stores to 8 bits round themselves, from float32
     rounded = blocks.dtype if blocks.dtype.size_in_bytes > 1 else DType.float32
     rows = ops.reshape(x_cache, [x_cache.shape[0], x_cache.shape[1] * size])
     stage_declared(

@@ -101,6 +101,7 @@ def quantize_dynamic_scaled_float8(
             f"quantize_dynamic_scaled_float8: groups of {group} columns do not divide the {size} columns "
             f"of {input!r}"
         )
+    # [rows, groups, columns of a group]
     wide = ops.reshape(ops.cast(input, F32), (rows, size // group, group))
     magnitude = ops.max(ops.abs(wide), axis=-1)
     if input_scale_spec.is_tensor:
@@ -109,6 +110,7 @@ def quantize_dynamic_scaled_float8(
     # the product applies the scale rounded to `scales_type`: quantize with the same rounded scale
     scales = ops.cast(bounded / _greatest(out_type), scales_type)
     quantized = _round_up(wide / ops.cast(scales, F32), out_type)
+    # scales are [groups, rows] by contract, though computed row by row
     table = ops.transpose(ops.reshape(scales, (rows, size // group)), 0, 1)
     return ops.reshape(quantized, (rows, columns)), table
 
@@ -369,6 +371,7 @@ def _greatest(dtype: DType) -> float:
 
 
 def _round_up(x: TensorValue, dtype: DType) -> TensorValue:
+    # a cast of larger numbers would give NaN or infinity
     limit = _greatest(dtype)
     return ops.cast(ops.max(ops.min(x, limit), -limit), dtype)
 
@@ -401,6 +404,7 @@ def _product(
         )
     if scales.rank == 2:
         scales = _spread(op, scales, 0, rows, blocks and blocks[0])
+    # a scale that is constant along the summed axis can be applied to the sum
     by_row = scales.rank == 0 or scales.shape[1] == 1
     if by_row and (a_scales is None or a_scales.shape[0] == 1):
         half = DType.bfloat16
@@ -467,5 +471,6 @@ def normalize_e4m3fn_to_e4m3fnuz(
         raise TypeError(
             f"normalize_e4m3fn_to_e4m3fnuz: the weight is {weight!r}, expected float8_e4m3fn"
         )
+    # the bias of e4m3fnuz is larger by 1: the same code has half the value
     halved = ops.cast(weight, DType.float32) * 0.5
     return ops.cast(halved, DType.float8_e4m3fnuz), weight_scale * 2.0

@@ -269,6 +269,7 @@ class Expansion:
     @property
     def saved(self) -> int:
         """The multiplications saved per pair of a query and a token."""
+        # over latents, score and value take `rank` each; the rotated part costs the same both ways
         return 2 * self.rank - self.plain - self.value
 
     @property

@@ -399,6 +399,7 @@ def rope_split_store_ragged(
             ops.split(qkv, [count * size for count in heads], axis=1), heads, strict=True
         )
     ]
+    # with k_eq_v there are two parts, and the last one is the keys
     queries, keys, values = parts[0], parts[1], parts[-1]
     if q_norm_weight is not None and k_norm_weight is not None and rms_norm_eps is not None:
         check_gamma(op, "q_norm_weight", q_norm_weight, size)

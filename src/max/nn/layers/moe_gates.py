@@ -224,6 +224,7 @@ class RoutedMoEGate(MoEGate):
                 choice, routing.groups, routing.chosen_groups, routing.group_score
             )
         _, experts = ops.top_k(choice, self.num_experts_per_token)
+        # of the scores: the correction and the groups are for the choice only
         weights = ops.gather_nd(scores, ops.unsqueeze(experts, -1), batch_dims=1)
         if routing.scoring == "softmax_of_chosen":
             weights = ops.softmax(weights)
@@ -258,6 +259,7 @@ class RoutedMoEGate(MoEGate):
             shares = ops.where(far, zero, ops.exp(ops.min(logits - chosen, zero)))
             if place:
                 shares = ops.where(is_first, zero, shares)
+            # the softmax of the chosen logit, whose own share is exp(0)
             weights.append(1.0 / ops.sum(shares, axis=-1))
         weight = ops.concat(weights, axis=-1)
         return experts, weight if self.routing.scale == 1.0 else weight * self.routing.scale

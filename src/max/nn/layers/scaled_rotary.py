@@ -87,6 +87,7 @@ class Llama3RotaryEmbedding(_ScaledRotaryEmbedding[Llama3RopeScalingParams]):
         p = self.scaling_params
         if p is None:
             return inv_freqs
+        # positions of a full turn: long ones are scaled, short ones kept, others blended
         wavelengths = np.float32(2 * math.pi) / inv_freqs
         low = p.orig_max_position / p.low_freq_factor
         high = p.orig_max_position / p.high_freq_factor
@@ -156,6 +157,7 @@ def _yarn_inv_freqs(
 
     def dimension(turns: float) -> float:
         """The pair with the given number of rotations over the original length."""
+        # solves turns = original / (2 pi theta ** (2 d / size)) for d, as in the YaRN paper
         return size * math.log(original / (turns * 2 * math.pi)) / (2 * math.log(theta))
 
     low, high = (dimension(turns) for turns in bounds)
@@ -284,6 +286,7 @@ class DeepseekYarnRotaryEmbedding(_ScaledRotaryEmbedding[DeepseekYarnRopeScaling
         p = self.scaling_params
         if p is None:
             return scale
+        # squared: the factor belongs to queries and to keys
         return scale * yarn_magnitude(p.scaling_factor, p.mscale_all_dim) ** 2
 
 
@@ -342,6 +345,7 @@ class DynamicRotaryEmbedding(RotaryEmbedding):
         exponents = np.arange(0, size, 2, dtype=np.float32) / np.float32(size)
         device = positions.device
         original = ops.constant(self._inv_freqs(), DType.float32, device)
+        # frequency i is theta ** -(2i / size): log(base) grows by `growth`
         scaled = original * ops.exp(-growth * ops.constant(exponents, DType.float32, device))
         self.inv_freq = ops.where(ops.greater(length, longest), scaled, original)
 
