@@ -532,12 +532,12 @@ def test_no_file_is_too_long_to_hold_in_the_head() -> None:
     assert not long
 
 
-def test_folders_of_the_engine_say_an_order() -> None:
+def test_folders_say_an_order() -> None:
     """A folder has at most 20 modules: more of them are in folders below it."""
     counts = Counter(
         path.parent.relative_to(SRC).as_posix()
         for path in FILES
-        if package_of(path) in ENGINE_PACKAGES and path.name != "__init__.py" and path.parent != SRC
+        if path.name != "__init__.py" and path.parent != SRC
     )
     assert {folder: count for folder, count in counts.items() if count > 20} == {}
 

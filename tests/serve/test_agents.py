@@ -10,7 +10,7 @@ import httpx
 import openai
 import pytest
 
-from max.serve.openai.response_store import MOST_BYTES, ResponseStore, StoredResponse
+from max.serve.openai.responses.store import MOST_BYTES, ResponseStore, StoredResponse
 from tests.serve.test_tools import ASK
 
 WEATHER = {

@@ -8,8 +8,8 @@ import httpx
 import pytest
 
 from max.serve.errors import ApiError
-from max.serve.openai.response_input import messages_of
-from max.serve.openai.response_tools import ResponseTool, tools_of
+from max.serve.openai.responses.input import messages_of
+from max.serve.openai.responses.tools import ResponseTool, tools_of
 from max.serve.requests.request_context import CURRENT_REQUEST, RequestContext
 
 CLOSE = {

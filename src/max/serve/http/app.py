@@ -35,15 +35,15 @@ from max.serve.ollama import library
 from max.serve.ollama import routes as ollama
 from max.serve.openai import (
     chat,
-    compaction,
     completions,
     decisions,
     embeddings,
     invocations,
     models,
-    responses,
-    stored_responses,
 )
+from max.serve.openai.responses import compaction
+from max.serve.openai.responses import routes as responses
+from max.serve.openai.responses import stored as stored_responses
 from max.serve.tracing import Tracing
 from max.serve.web import routes as web
 from max.serve.worker.client import EngineLostError, EngineUnavailableError

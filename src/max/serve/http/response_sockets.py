@@ -16,8 +16,8 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from max.serve.errors import ApiError
 from max.serve.http.connections.hosts import WEBSOCKET_PATH
-from max.serve.openai.response_store import ResponseStore
-from max.serve.openai.stored_responses import CONNECTION_RESPONSES
+from max.serve.openai.responses.store import ResponseStore
+from max.serve.openai.responses.stored import CONNECTION_RESPONSES
 
 IDLE_S = 3600.0
 """The seconds after which a connection without messages is closed."""

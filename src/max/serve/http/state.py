@@ -19,7 +19,7 @@ from max.serve.http.streaming import unless_left
 from max.serve.metrics import ServerMetrics
 from max.serve.models.model import ServedModel
 from max.serve.models.pool import ModelPool
-from max.serve.openai.response_store import ResponseStore
+from max.serve.openai.responses.store import ResponseStore
 from max.serve.process.settings import ServerSettings
 from max.serve.requests.request_context import current_request
 

@@ -24,7 +24,7 @@ from max.serve.limits import MAX_MESSAGES, MAX_SEQUENCE_TOKENS
 from max.serve.models.model import ServedModel
 from max.serve.openai.decision_questions import Form, form_of, labels_at
 from max.serve.openai.fields import FIRST_ERROR, CacheSalt, Name, StrictBody
-from max.serve.openai.response_input import messages_of
+from max.serve.openai.responses.input import messages_of
 from max.serve.openai.wire import encode_json, new_id
 from max.serve.requests.generation import RunOptions, TextSequence, generate_choices
 from max.serve.requests.request_context import current_request

@@ -21,11 +21,10 @@ from max.importers.onnx.ops import (
     shape,
     signal,
     text,
-    training,
 )
 
 __all__ = [
     "arithmetic", "casts", "contrib", "control_flow", "convolution", "elementwise", "folds", "generators", "images",
     "indexing", "linear", "normalization", "pooling", "quantization", "recurrent", "reduction", "sequence", "shape",
-    "signal", "text", "training",
+    "signal", "text",
 ]  # fmt: skip

@@ -12,8 +12,8 @@ from starlette.responses import Response
 from max.serve.errors import ApiError, shown
 from max.serve.http.bodies.body import BodyRoute
 from max.serve.http.state import ServerState, json_response, state_of
-from max.serve.openai.response_input import items_of
-from max.serve.openai.response_store import ResponseStore, StoredResponse
+from max.serve.openai.responses.input import items_of
+from max.serve.openai.responses.store import ResponseStore, StoredResponse
 from max.serve.openai.wire import encode_json, new_id
 from max.serve.requests.request_context import current_request
 

@@ -14,9 +14,9 @@ from max.serve.http.bodies.body import BodyRoute
 from max.serve.http.state import ServerState, json_response, state_of
 from max.serve.http.streaming import event_stream, unless_disconnected
 from max.serve.openai.fields import refuse
-from max.serve.openai.response_body import REFUSED, ResponsesBody, job_of, messages_with, own_tools
-from max.serve.openai.response_events import ResponseWriter
-from max.serve.openai.stored_responses import CONNECTION_RESPONSES, history_of, keeper
+from max.serve.openai.responses.body import REFUSED, ResponsesBody, job_of, messages_with, own_tools
+from max.serve.openai.responses.events import ResponseWriter
+from max.serve.openai.responses.stored import CONNECTION_RESPONSES, history_of, keeper
 from max.serve.requests.generation import RunOptions
 from max.serve.requests.threads import by_size
 

@@ -10,7 +10,7 @@ from typing import Any
 import msgspec
 
 from max.serve.errors import ApiError, shown
-from max.serve.openai.response_tools import full_name
+from max.serve.openai.responses.tools import full_name
 
 _FORM = "summary:"
 """Begins what an item holds. The text is not secret: it is the client's own conversation."""

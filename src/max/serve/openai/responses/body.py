@@ -14,8 +14,8 @@ from max.serve.chat.tools.definitions import ChoiceKind, Tool, ToolChoice
 from max.serve.http.state import ServerState
 from max.serve.limits import MAX_MESSAGES, MAX_TOOLS
 from max.serve.openai.fields import FIRST_ERROR, CacheSalt, Name, StrictBody, refuse
-from max.serve.openai.response_input import items_of, messages_of
-from max.serve.openai.response_tools import ResponseTool, tools_of
+from max.serve.openai.responses.input import items_of, messages_of
+from max.serve.openai.responses.tools import ResponseTool, tools_of
 from max.serve.openai.structure import GrammarFields, ResponseFormat, SchemaField, compiled_grammar
 from max.serve.openai.tools import AllowedChoice, allowed_choice
 from max.serve.openai.wire import new_id

@@ -12,8 +12,8 @@ from max.serve.chat.parts import AnswerPart, ArgumentsPart, ContentPart, Reasoni
 from max.serve.chat.run import Answer, ChatJob
 from max.serve.errors import ApiError
 from max.serve.openai.fields import StrictBody
-from max.serve.openai.response_body import ResponsesBody
-from max.serve.openai.response_tools import tools_of
+from max.serve.openai.responses.body import ResponsesBody
+from max.serve.openai.responses.tools import tools_of
 from max.serve.openai.wire import encode_json, new_id
 from max.serve.requests.request_context import current_request
 

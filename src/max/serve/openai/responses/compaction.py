@@ -15,10 +15,10 @@ from max.serve.errors import ApiError
 from max.serve.http.bodies.body import BodyRoute
 from max.serve.http.state import json_response, state_of
 from max.serve.http.streaming import unless_disconnected
-from max.serve.openai.response_body import CompactBody, messages_with
-from max.serve.openai.response_events import usage_of
-from max.serve.openai.response_input import items_of, packed_summary
-from max.serve.openai.stored_responses import history_of
+from max.serve.openai.responses.body import CompactBody, messages_with
+from max.serve.openai.responses.events import usage_of
+from max.serve.openai.responses.input import items_of, packed_summary
+from max.serve.openai.responses.stored import history_of
 from max.serve.openai.wire import new_id
 from max.serve.requests.threads import by_size
 
