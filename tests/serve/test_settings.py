@@ -90,6 +90,9 @@ def test_options_come_before_variables_and_these_before_the_file(
         body = {"messages": [{"role": "user", "content": "Hi"}], "max_tokens": 3, "temperature": 0}
         direct = client.post("/v1/chat/completions", json=body).json()
         answer = client.post("/invocations", json=body).json()
+        # the second request finds the prefix of the first
+        assert direct["usage"].pop("prompt_tokens_details") == {"cached_tokens": 0}
+        assert answer["usage"].pop("prompt_tokens_details")["cached_tokens"] > 0
         assert answer["choices"] == direct["choices"] and answer["usage"] == direct["usage"]
         body = {"prompt": "a b", "max_tokens": 2, "temperature": 0, "stream": True}
         assert client.post("/invocations", json=body).text.endswith("data: [DONE]\n\n")
