@@ -174,6 +174,7 @@ class ForeignPipeline(BatchPipeline[Any]):
                 raise TypeError(
                     f"{type(pipeline).__name__} does not generate text: it lacks {name}"
                 )
+        # as in `Engine`: weights of a pipeline that nobody uses are not kept in memory
         self._pipeline: weakref.ref[Any] = weakref.ref(pipeline)
 
     @property

@@ -84,6 +84,7 @@ class JoinedPages(RequestPages):
         Raises:
             OutOfPagesError: Too few pages of a cache are free; no page was taken.
         """
+        # check all caches before taking pages of any, so that a failure changes nothing
         for cache in self._caches:
             missing = cache.missing_pages(context, num_steps)
             if missing > cache.free_pages:
@@ -115,6 +116,7 @@ class JoinedPages(RequestPages):
             for cache in self._caches:
                 cache.claim(request_id, replica_idx)
                 claimed.append(cache)
+        # an interrupt too: pages without a table that all caches know would never be freed
         except BaseException:
             for cache in claimed:
                 cache.release(request_id)
@@ -134,6 +136,7 @@ class JoinedPages(RequestPages):
         counts: list[int] = []
         for cache in self._caches:
             counts.append(cache.reuse_prefix(context))
+            # the next cache looks up from the first token again
             context.set_token_indices(start_idx=0)
         return self.keep(context, min(counts))
 
@@ -147,6 +150,7 @@ class JoinedPages(RequestPages):
         Returns:
             The number of tokens.
         """
+        # a cache may keep fewer tokens than asked for: ask until all keep the same number
         while True:
             held = length
             for cache in self._caches:

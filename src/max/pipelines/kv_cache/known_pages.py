@@ -110,6 +110,7 @@ class KnownPages:
             contents: What they stand for, by place in the page.
         """
         pages = self._children.setdefault(parent, {})
+        # equal hashes have equal tokens: only the order of use changes
         if page_hash not in pages:
             pages[page_hash] = _Page(np.array(tokens, np.int64), contents)
             self._parents[page_hash] = parent
@@ -156,10 +157,12 @@ class KnownPages:
         best: bytes | None = None
         length = longest = 0
         ends = False
+        # newest first: a later page replaces `best` only if it has more in common
         for number, (page_hash, page) in enumerate(reversed(pages.items())):
             if number >= MOST_SIBLINGS:
                 break
             common = _common(page, tokens, contents)
+            # `ends` is of the pages with the longest start: a longer one voids what shorter ones say
             if common > longest or (common == longest and common):
                 ends = (ends and common == longest) or common == len(page.tokens)
                 longest = common
@@ -180,6 +183,7 @@ class KnownPages:
             evicted: Whether one of these had more tokens in common.
         """
         only_others = self._note_start(tokens, salt)
+        # the last token is read in any case, as its logits are needed
         missed = len(tokens) - 1 - reused
         if missed <= 0:
             return None
@@ -199,6 +203,7 @@ class KnownPages:
         salts = self._starts.setdefault(start, set())
         self._starts.move_to_end(start)
         only_others = bool(salts) and salt not in salts
+        # a system prompt may start the prompts of every tenant: the set is bounded
         if len(salts) < MOST_SIBLINGS:
             salts.add(salt)
         if len(self._starts) > _MOST_STARTS:

@@ -159,6 +159,7 @@ class PagedKVCacheManager(RequestPages):
         self.max_batch_size, self.max_seq_len = max_batch_size, max_seq_len
         self.device = devices[0]
         self.session = session
+        # without attention a page stands for a whole sequence, and no tensor is behind it
         page_size = page_size_of(params) if num_layers else max_seq_len
         counts = [num_pages] if isinstance(num_pages, int) else list(num_pages)
         windows = [group.window for group in params.groups]
@@ -181,6 +182,7 @@ class PagedKVCacheManager(RequestPages):
         self._all_blocks = all_blocks
         self.blocks, *self.group_blocks = (blocks[0] for blocks in all_blocks)
         self.other_blocks = [blocks[1:] for blocks in all_blocks] if len(devices) > 1 else []
+        # [slots, layers, *shape]: a sequence has one slot
         self.states = tuple(
             Tensor.zeros((max_batch_size, state.layers, *state.shape), state.dtype, self.device)
             for state in params.states
@@ -208,6 +210,7 @@ class PagedKVCacheManager(RequestPages):
         """Allocates the pages of a group on a device."""
         kinds = 1 if shape.is_mla else 2
         heads, row = shape.n_kv_heads_per_device, shape.stored_head_dim
+        # [pages, keys and values or latents, layers, tokens, heads, row]
         sizes = (count, kinds, layers, page_size_of(shape), heads, row)
         return Tensor.zeros(sizes, shape.dtype, device)
 
@@ -288,16 +291,19 @@ class PagedKVCacheManager(RequestPages):
             recurrent states, their tensors and ``slots`` u32 ``[batch]``.
         """
         groups = range(len(self.pages.pools))
+        # copies, as `advance` compares them with the tables, which grow in place
         tables = [
             [list(table) for table in self.pages.tables(context.request_id)] for context in batch
         ]
         width = max((len(group[0]) for group in tables), default=1)
+        # [batch, pages] for each group
         lookup_tables = [np.zeros((len(batch), width), np.uint32) for _ in groups]
         for row, request_tables in enumerate(tables):
             for lookup_table, table in zip(lookup_tables, request_tables, strict=True):
                 lookup_table[row, : len(table)] = table
         cache_lengths = np.array([context.start_idx for context in batch], np.uint32)
         new_lengths = np.array([context.active_length for context in batch], np.uint32)
+        # [steps, 2]: the most new tokens of a request, and the most cached ones
         max_lengths = np.zeros((num_steps, 2), np.uint32)
         max_lengths[0] = new_lengths.max(initial=0), cache_lengths.max(initial=0)
         longest = (cache_lengths + new_lengths).max(initial=0)
@@ -342,6 +348,7 @@ class PagedKVCacheManager(RequestPages):
         for row, context in enumerate(batch):
             tables = self.pages.tables(context.request_id)
             if tables != last.tables[row]:
+                # more pages than the array has columns
                 if len(tables[0]) > last.lookup_tables[0].shape[1]:
                     return self.get_runtime_inputs(batch)
                 for lookup_table, table in zip(last.lookup_tables, tables, strict=True):

@@ -67,6 +67,7 @@ def _held_pages(params: KVCacheParams, max_seq_len: int, step_tokens: int | None
     """
     page, held = page_size_of(params), max_seq_len
     if params.window is not None and step_tokens is not None:
+        # one more page, as the tokens may begin within a page
         held = min(max_seq_len, params.window - 1 + step_tokens + page)
     return pages_of(held, page)
 
@@ -111,6 +112,7 @@ def fitting_length(
 
     if fits(max_seq_len):
         return max_seq_len
+    # in pages: `low` fits, `high` does not
     low, high = 0, pages_of(max_seq_len, page)
     while high - low > 1:
         middle = (low + high) // 2
@@ -191,6 +193,7 @@ def pages_for_memory(
             f"{byte_size(available_bytes)} are available; give a smaller max_batch_size"
         )
     if num_layers == 0:
+        # no layer has keys: a page per sequence stands for it
         return (max_batch_size,)
     groups = group_shapes(params, num_layers)
     held = [_held_pages(shape, max_seq_len, step_tokens) for shape, _ in groups]

@@ -381,12 +381,8 @@ class PageManager:
         full, table.tail = len(table.hashes), None
         if (rest := tokens[full * self.page_size :]).size:
             parent = table.hashes[-1] if full else salt
-            table.tail = Tail(
-                # `_share_tail` copies the tokens, once for a request instead of once a step
-                parent,
-                rest,
-                contents_within(contents, full, self.page_size),
-            )
+            # `_share_tail` copies the tokens, once for a request instead of once a step
+            table.tail = Tail(parent, rest, contents_within(contents, full, self.page_size))
 
     def truncate(self, request_id: RequestID, length: int) -> int:
         """Removes the last tokens of a request from its tables, and releases the pages after the others.

@@ -51,9 +51,11 @@ class PagePool:
         if window is not None and window < 1:
             raise ValueError(f"PagePool: a window of {window} tokens; expected at least 1")
         self.num_pages, self.window, self.swap = num_pages, window, swap
+        # by page: the number of tables that hold it
         self._users = [0] * num_pages
         # free pages in allocation order; ordered by key, as reuse of a prefix removes pages from the middle
         self._free: OrderedDict[int, None] = OrderedDict.fromkeys(range(num_pages))
+        # inverses of one another: of two pages with equal contents only one is in them
         self._page_of_hash: dict[bytes, int] = {}
         self._hash_of_page: dict[int, bytes] = {}
         self._takes = [0] * num_pages
@@ -74,6 +76,7 @@ class PagePool:
             length: The number of tokens.
             page_size: Tokens per page.
         """
+        # a token sees itself and the `window - 1` tokens before it
         return 0 if self.window is None else max(0, length - self.window + 1) // page_size
 
     def most_pages(self, length: int, step: int, page_size: int) -> int:
@@ -135,10 +138,12 @@ class PagePool:
     def take(self) -> int:
         """Allocates a free page for new tokens, with one user; the caller has checked that one is free."""
         page, _ = self._free.popitem(last=False)
+        # first: a reader in another thread sees the count change before the content does
         self._takes[page] += 1
         page_hash = self._hash_of_page.pop(page, None)
         if page_hash is not None:
             del self._page_of_hash[page_hash]
+            # a part serves by copies within the device, so the swap area has no use for it
             if page_hash in self._partial:
                 self._partial.discard(page_hash)
             elif self.swap is not None:
@@ -194,6 +199,7 @@ class PagePool:
             page_hash: The hash of the content, which is on the device.
         """
         source = self._page_of_hash[page_hash]
+        # a source that is free itself needs a second free page
         if self.copy is None or len(self._free) <= (source in self._free):
             return None
         # held meanwhile, as the page that is taken is the one that was freed first
@@ -213,6 +219,7 @@ class PagePool:
 
         The first page of a table comes after its later pages, as it can serve the most requests.
         """
+        # the first pages of a sequence come last, as a list that is too long loses its start
         held = [entry for entry in self._hash_of_page.items() if self._users[entry[0]]]
         return self.cached_contents() + [(page_hash, page) for page, page_hash in reversed(held)]
 
@@ -225,9 +232,11 @@ class PagePool:
         Returns:
             The page; None if the content is already cached, or no empty page is free.
         """
+        # empty pages come first: if the first one has a content, all have
         page = next(iter(self._free), None)
         if page is None or page in self._hash_of_page or page_hash in self._page_of_hash:
             return None
+        # now it counts as freed just now, and is taken last
         self._free.move_to_end(page)
         self._page_of_hash[page_hash], self._hash_of_page[page] = page, page_hash
         return page

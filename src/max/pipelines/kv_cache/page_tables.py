@@ -110,10 +110,10 @@ def page_hash_of(
     begin, end = index * page_size, (index + 1) * page_size
     data = np.ascontiguousarray(tokens[begin:end], dtype=np.int64).tobytes()
     for position, content in contents:
-        if (
-            begin <= position < end
-        ):  # the tokens have a fixed size, so what follows them is unambiguous
+        # the tokens have a fixed size, so what follows them is unambiguous
+        if begin <= position < end:
             data += position.to_bytes(8, "little") + len(content).to_bytes(8, "little") + content
+    # the parent's hash as the key chains the pages: equal hashes mean equal texts from the start
     return hashlib.blake2b(data, digest_size=16, key=parent).digest()
 
 

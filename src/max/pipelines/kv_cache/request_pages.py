@@ -214,6 +214,7 @@ class RequestPages:
                     opened.append((context, *indices))
                 self.alloc(context, num_steps)
         except OutOfPagesError:
+            # only the tables that this call has opened; the others keep theirs
             for context, start, active in opened:
                 self.retract(context.request_id)
                 context.set_token_indices(start_idx=start, active_idx=active)
@@ -253,6 +254,7 @@ class RequestPages:
         # first, as it refuses lengths; the pages are changed only if it succeeds
         context.truncate(length)
         if goes_back and self.contains(context.request_id):
+            # a recurrent state cannot go back to an earlier token: all tokens are read again
             self.keep(context, 0 if self.slots is not None else kept)
 
     def keep(self, context: TextGenerationContext, length: int) -> int:
@@ -265,6 +267,7 @@ class RequestPages:
         Returns:
             The number of tokens; see :meth:`PageManager.truncate`.
         """
+        # pages may hold fewer tokens than asked for, and no image is cut: until both agree
         while True:
             held = self.pages.truncate(context.request_id, length)
             length = _before_image(context, held)
@@ -290,6 +293,7 @@ class RequestPages:
         if self.slots is not None:
             try:
                 self.slots.claim(number)
+            # both or neither: a table without a slot would never run
             except OutOfSlotsError:
                 self.pages.release(number)
                 raise
@@ -310,6 +314,7 @@ class RequestPages:
         if context.start_idx != 0 or _echoes(context):
             return 0
         salt, contents, end = self._identity(context)
+        # one token more, as `PageManager.reuse_prefix` leaves the last one to be read
         tokens = context.all_tokens[: end + 1]
         reused = self.pages.reuse_prefix(context.request_id, tokens, salt, contents)
         return self.keep(context, _before_image(context, reused)) if reused else 0
@@ -347,6 +352,7 @@ class RequestPages:
             return self._salt(context), (), context.current_length
         end, contents = context.current_length, list[tuple[int, bytes]]()
         for image in images:
+            # an image without a hash equals no other: pages from it on are not shared
             if image.image_hash == -1:
                 end = image.start_idx
                 break
@@ -359,7 +365,9 @@ class RequestPages:
         text: str = getattr(context, "cache_salt", "")
         if not (adapter or text):
             return b""
+        # JSON can hold lone surrogates
         name = adapter.encode("utf-8", "surrogatepass")
+        # the length tells where the adapter ends and the text begins
         data = len(name).to_bytes(8, "little") + name + text.encode("utf-8", "surrogatepass")
         # the key hides API keys and texts; pages of an adapter alone are the same for all engines
         return hashlib.blake2b(data, digest_size=32, key=self.salt_key if text else b"").digest()

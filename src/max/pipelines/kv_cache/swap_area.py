@@ -87,6 +87,7 @@ class SwapArea:
         Returns:
             The slot.
         """
+        # neither in `_slots` nor in `_free`: no `save` can take the slot before `restore`
         return self._slots.pop(page_hash)
 
     def restore(self, slot: int, page: int) -> None:

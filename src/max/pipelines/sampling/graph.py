@@ -56,10 +56,12 @@ def penalty_inputs(batch: Sequence[TextGenerationContext]) -> list[Tensor]:
         Ids and counts of generated tokens int32 ``[counted]``; the offsets of each request's part
         uint32 ``[batch + 1]``; frequency, presence and repetition penalties float32 ``[batch]``.
     """
+    # of generated tokens only: those of the prompt have no penalty
     counted = [np.unique(c.generated_tokens, return_counts=True) for c in batch]
     offsets = np.cumsum([0, *(len(ids) for ids, _ in counted)])
     params = [context.sampling_params for context in batch]
     empty = np.zeros(0, np.int32)
+    # ids and counts of all requests one after the other, and where each request's begin
     arrays = (
         np.concatenate([empty, *(ids for ids, _ in counted)]).astype(np.int32),
         np.concatenate([empty, *(counts for _, counts in counted)]).astype(np.int32),

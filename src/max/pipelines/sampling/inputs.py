@@ -36,6 +36,7 @@ def step_seed(seed: int, position: int) -> int:
     Returns:
         64 mixed bits (splitmix64).
     """
+    # mixed, as neighboring seeds and positions must give unrelated values
     z = (seed + (position + 1) * 0x9E3779B97F4A7C15) & SEED_MASK
     z = ((z ^ (z >> 30)) * 0xBF58476D1CE4E5B9) & SEED_MASK
     z = ((z ^ (z >> 27)) * 0x94D049BB133111EB) & SEED_MASK
@@ -99,6 +100,7 @@ class SamplingInputs:
             return cls(*[tensor.to(device) for tensor in tensors])
         inputs = cls(*tensors)
         inputs._seeds = arrays[-1]
+        # on the host the tensors are the arrays themselves, so `advance` can write to them
         return inputs
 
     def advance(self, batch: Sequence[TextGenerationContext], step: int = 0) -> SamplingInputs:

@@ -24,6 +24,7 @@ def log_softmax(logits: Floats) -> npt.NDArray[np.float32]:
         logits: ``[rows, vocab]``.
     """
     shifted = logits - logits.max(axis=-1, keepdims=True)
+    # float64, as float32 loses digits in the sum over a vocabulary
     total = np.log(np.sum(np.exp(shifted, dtype=np.float64), axis=-1, keepdims=True))
     return (shifted - total).astype(np.float32)
 
@@ -134,6 +135,7 @@ def compute_log_probabilities_ragged(
             if all_logits is None:
                 raise ValueError("log-probabilities with echo need the logits of all tokens")
             rows.append(all_logits[begin:end])
+            # each token of the prompt is predicted by the row before it
             chosen.append(np.append(tokens[begin + 1 : end], sampled_tokens[i]))
         else:
             rows.append(last[i : i + 1])

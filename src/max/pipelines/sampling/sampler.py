@@ -86,6 +86,7 @@ class Sampler:
             int64 ``[batch]``.
         """
         if any(needs_masks(context) for context in batch):
+            # a copy, as the masks are written in place and the memory may be the model's output
             logits = Tensor.from_numpy(
                 masked_logits(np.array(logits.to(CPU()).to_numpy()), batch)
             ).to(self._device)

@@ -99,6 +99,7 @@ class Constraints:
             )
         matcher = grammars.matcher_of(self._vocabulary(context.eos_token_ids), grammar)
         self._check_beginning(matcher)
+        # a context may bring generated tokens along: the matcher follows them
         for token in context.generated_tokens.tolist():
             matcher.consume_token(token)
         context.set_matcher(matcher)
@@ -110,6 +111,7 @@ class Constraints:
         Raises:
             InputError: The grammar is of that kind.
         """
+        # a copy, as the matcher itself has consumed no token
         copy = matcher.deep_copy()
         mask = np.full((1, self.words()), -1, np.int32)
         fill(copy, mask[0])
@@ -132,6 +134,7 @@ class Constraints:
             The masks ``[batch, words]``, one bit per token; None if no request has a grammar among those whose whole
                 prompt is read in this step.
         """
+        # a chunk of a prompt yields no token, so it needs no mask
         rows = [
             row
             for row, context in enumerate(batch)
@@ -152,6 +155,7 @@ class Constraints:
         matcher = context.matcher
         if matcher is None:
             return
+        # the token that ends the request is no part of the answer
         if token in context.eos_token_ids and context.is_done and not matcher.is_error():
             return
         try:
@@ -205,9 +209,11 @@ def unpacked(masks: Mask, vocabulary: int) -> npt.NDArray[np.bool_]:
     Returns:
         bool ``[batch, vocabulary]``; True if a token is allowed.
     """
+    # [batch, words] to [batch, 32 * words]
     bits = np.unpackbits(masks.view(np.uint8), axis=1, bitorder="little").view(np.bool_)
     if bits.shape[1] >= vocabulary:
         return np.ascontiguousarray(bits[:, :vocabulary])
+    # a request without a grammar has a mask of ones, and allows the tokens past the mask too
     free = (masks == -1).all(axis=1, keepdims=True)
     unmasked = np.broadcast_to(free, (len(masks), vocabulary - bits.shape[1]))
     return np.concatenate([bits, unmasked], axis=1)

@@ -51,6 +51,7 @@ def of_json_schema(schema: str | Mapping[str, Any] | bool) -> str:
         if form.relaxed:
             raise ValueError(f"a grammar does not hold {shortened_list(form.relaxed)}")
         grammar = _of_form(form.schema, False)
+        # a grammar refuses alternatives that overlap: ones that exclude each other may say the same
         if '"oneOf"' in json.dumps(form.schema) and grammar_problem(grammar) is not None:
             apart = _apart(value, True, form)
             grammar = grammar if apart is None else _of_form(apart.schema, False)
@@ -118,6 +119,7 @@ def _loose_form(text: str) -> GrammarSchema:
     value = json.loads(text)
     relaxed: tuple[str, ...] = ()
     problem: str | None = None
+    # each try leaves more out, until a grammar holds the rest
     for conditions, closed in ((True, True), (False, True), (False, False)):
         try:
             form = grammar_schema(value, conditions, closed)
@@ -265,6 +267,7 @@ def matcher_of(vocabulary: object, grammar: str) -> Any:
     def make() -> Any:
         return llguidance().LLMatcher(vocabulary, grammar, log_level=0)
 
+    # a long grammar is read by deep recursion
     matcher = make() if len(grammar) <= INLINE_CHARACTERS else on_deep_stack(make)
     if matcher.is_error():
         raise InputError(f"the grammar is invalid: {first_line(matcher.get_error())}")

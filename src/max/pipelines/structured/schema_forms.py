@@ -97,6 +97,7 @@ def pattern_for_grammar(pattern: str) -> str | None:
     Args:
         pattern: The pattern, of ECMAScript or Python.
     """
+    # Python's and JavaScript's own spellings, which the grammar's expressions lack
     text = re.sub(r"\\Z$", "$", pattern)
     text = re.sub(r"^\\A", "^", text)
     text = re.sub(r"\\u([0-9a-fA-F]{4})", r"\\x{\1}", text)
@@ -208,6 +209,7 @@ class _Writer:
                 number += 1
                 name = f"{own}_{number}"
             self._names[key] = name
+            # taken now and written later, as a schema may refer to itself
             self.definitions[name] = None
             self._queue.append((name, target, closed))
         return self._names[key]
@@ -226,6 +228,7 @@ class _Writer:
         if "enum" in written and not isinstance(written["enum"], list):
             written.pop("enum")
             self._note(path, "enum")
+        # in draft 4 these are flags beside the limit
         for limit, other in (("exclusiveMinimum", "minimum"), ("exclusiveMaximum", "maximum")):
             if isinstance(written.get(limit), bool):
                 if written.pop(limit) and other in written:
@@ -237,6 +240,7 @@ class _Writer:
                 self._note(path, keyword)
         for keyword in COUNTS:
             value = written.get(keyword, 0)
+            # JSON has one kind of number, so 2.0 is a count
             if isinstance(value, float) and value.is_integer():
                 written[keyword] = value = int(value)
             if isinstance(value, bool) or not isinstance(value, int) or value < 0:

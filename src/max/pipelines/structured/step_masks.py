@@ -110,6 +110,7 @@ class _Work:
 
     def run(self) -> None:
         """Fills masks until no row is left; an exception is kept for the caller."""
+        # this thread's own time: other work of the machine makes no mask overdue
         if hasattr(time, "pthread_getcpuclockid"):
             self._clock = time.pthread_getcpuclockid(threading.get_ident())
         try:
@@ -124,6 +125,7 @@ class _Work:
                 except BaseException as error:
                     if not is_panic(error):
                         raise
+                    # a row that allows all, as the matcher that `result` sets refuses the token
                     self.masks[self.row] = -1
                     self.panics.append((self.row, str(error)))
         except BaseException as error:
@@ -168,6 +170,7 @@ class StepMasks:
         Returns:
             int32 ``[batch, words]``, one bit per token.
         """
+        # read anew in each turn, as `_give_up` replaces it
         while not (work := self._work).finished.wait(max(MASK_S - work.seconds(), 0.01)):
             if work.seconds() > MASK_S:
                 self._give_up(work)
@@ -180,6 +183,7 @@ class StepMasks:
     def _give_up(self, work: _Work) -> None:
         """Fails the row that the thread is computing; a new thread computes the rows after it."""
         with work.lock:
+            # the abandoned thread finds no row after its current one
             left, work.rows = work.rows, deque()
             row = work.row
         self._batch[row].set_matcher(OverdueMatcher())

@@ -174,6 +174,7 @@ def _ranked_tokenizer(
     """
     from tokenizers import Tokenizer, decoders, models
 
+    # files of ranks have no merges: they follow from the ranks
     merges: list[tuple[bytes, bytes]] = []
     for token in sorted(ranks, key=ranks.__getitem__):
         halves = [(token[:at], token[at:]) for at in range(1, len(token))]
@@ -181,6 +182,7 @@ def _ranked_tokenizer(
         merges += sorted(inside, key=lambda pair: (ranks[pair[0]], ranks[pair[1]]))
     vocab = {byte_characters(token): rank for token, rank in ranks.items()} | {**special}
     pairs = [(byte_characters(left), byte_characters(right)) for left, right in merges]
+    # a word that is a token is not made of its merges, as in tiktoken
     tokenizer = Tokenizer(models.BPE(vocab=vocab, merges=pairs, ignore_merges=True))
     _split(tokenizer, pattern)
     tokenizer.decoder = decoders.ByteLevel()
@@ -210,6 +212,7 @@ def tekken(values: Mapping[str, Any]) -> Tokenizer:
     fillers = (f"<SPECIAL_{number}>" for number in range(len(names), count))
     texts = [*(names[rank] for rank in sorted(names)), *fillers]
     size = config.get("default_vocab_size")
+    # a file may have more tokens than the model
     entries = values["vocab"] if size is None else values["vocab"][: size - len(texts)]
     tokens = [_decoded_bytes(entry["token_bytes"]) for entry in entries]
     ranks = {token: rank + len(texts) for rank, token in enumerate(tokens)}
@@ -250,10 +253,12 @@ def tiktoken(path: Path, config: dict[str, Any]) -> Tokenizer:
         raise ValueError("there are no tokens in it")
     tokenizer = _ranked_tokenizer(ranks, SPLITS[_PATTERNS.get(name, "llama3")].patterns[0], {})
     added = {int(n): entry["content"] for n, entry in _added_entries(config).items()}
+    # the numbers of tokens have no gaps, so those that nobody names are reserved
     after = range(len(ranks), max(added, default=0) + 1)
     if len(after) > _MOST_RESERVED:
         raise ValueError(f"{len(ranks)} tokens have ranks, but one has the number {max(added)}")
     texts = [added.get(number, f"<|reserved_token_{number}|>") for number in after]
+    # the class has them in its code, and no file names them
     texts += _QWEN_TOKENS if name == "QWenTokenizer" and not texts else ()
     tokenizer.add_special_tokens([AddedToken(t, special=True, normalized=False) for t in texts])
     tokenizer.post_processor = processors.ByteLevel(trim_offsets=False)

@@ -57,6 +57,7 @@ class _Generation(Extension):
 class _Namespace(Namespace):
     """``namespace(...)`` that rejects names with a leading underscore."""
 
+    # without a named `self`, so that a template may take this name
     def __init__(*args: object, **kwargs: object) -> None:
         self, positional = args[0], args[1:]
         values = dict(*positional, **kwargs)
@@ -118,6 +119,7 @@ def _lipsum(
     context: CountingContext, n: int = 5, html: bool = True, min: int = 20, max: int = 100
 ) -> str:
     """Jinja's function, with its words counted."""
+    # before the text is made
     context.budget.step(n * max)
     context.budget.spend(16 * n * max)
     return generate_lorem_ipsum(n, html, min, max)
@@ -203,9 +205,11 @@ class _Environment(ImmutableSandboxedEnvironment):
             kwargs: Its arguments by name.
         """
         budget: Budget = __context.budget
+        # their bodies count their own steps
         if isinstance(__obj, (Macro, BlockReference, LoopContext)):
             budget.step(1 + len(args))
             return __context.call(__obj, *args, **kwargs)
+        # jinja's own arguments, which only the context reads
         given = {name: kwargs[name] for name in kwargs if name not in ("_loop_vars", "_block_vars")}
         if isinstance(__obj, calls.StringFormat):
             return __obj.formatted_text(__self, budget, args, given)
@@ -339,6 +343,7 @@ def render_chat(
             "tools": None if tools is None else sizes.plain(tools),
             "documents": None,
             **sizes.plain(dict(variables or {})),
+            # after the variables, so that none of them replaces the conversation
             "messages": sizes.plain(messages),
             "add_generation_prompt": add_generation_prompt,
         }

@@ -222,6 +222,7 @@ def _model_of(path: Path) -> SentencePieceModel | None:
     """The SentencePiece model of a file; None if it has lines of tokens and ranks, as tiktoken's."""
     if path.name == "tiktoken.model" or path.suffix == ".tiktoken":
         return None
+    # `tokenizer.model` is a name of both formats
     try:
         return read_model(path)
     except ValueError:
@@ -234,6 +235,7 @@ def _model_of(path: Path) -> SentencePieceModel | None:
 def _paths(repo: HuggingFaceRepo, family: _Family) -> list[Path]:
     """The files of a class, in the order of its builder; empty if the model lacks some."""
     sets = family.files
+    # such files have any name
     if sets is _MODEL and not any(repo.file_exists(name) for (name,) in sets):
         sets = tuple((name,) for name in repo.file_names if name.endswith(".tiktoken"))
     for names in sets:
@@ -259,6 +261,7 @@ def _class_names(repo: HuggingFaceRepo, config: Mapping[str, Any]) -> list[str]:
     stated = None if stated is None else _SAME_CLASS.get(stated, stated)
     if stated is None:
         return [by_type or _GENERIC]
+    # the stated class may be another one, so that of the type comes first
     if by_type == _GENERIC or kind in _STATED_WRONGLY:
         return [*dict.fromkeys(name for name in (by_type, stated) if name is not None)]
     return [stated]

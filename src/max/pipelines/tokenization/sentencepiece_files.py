@@ -40,6 +40,7 @@ def merges_of(vocab: Mapping[str, int], skipped: Sequence[str] = ()) -> list[tup
         vocab: The numbers of the pieces.
         skipped: Pieces that take no part.
     """
+    # the files have no merges: they follow from the order of the pieces
     left_out = {*skipped}
     ranked: list[tuple[tuple[int, int, int], str, str]] = []
     for piece, number in vocab.items():
@@ -76,6 +77,7 @@ def _byte_pairs(model: SentencePieceModel, unknown: str | None, strips: bool) ->
         models.BPE(vocab=vocab, merges=merges, fuse_unk=True, byte_fallback=True, **options)
     )
     undo: list[Any] = [decoders.Replace(_SPACE, " "), decoders.ByteFallback(), decoders.Fuse()]
+    # the space before a text that the prefix has added
     if strips:
         undo.append(decoders.Strip(" ", 1, 0))
     tokenizer.decoder = decoders.Sequence(undo)

@@ -115,6 +115,7 @@ async def prepare(model: ServedModel, conversation: Conversation) -> ChatJob:
             "ignore_eos and min_tokens do not fit an answer with a grammar, which says where it ends",
             param="ignore_eos" if conversation.sampling.ignore_eos else "min_tokens",
         )
+    # a message takes at least one token: too many are refused before they are formatted
     if 0 < model.max_length < len(conversation.messages):
         raise ApiError(
             f"messages has {len(conversation.messages)} entries, and the context holds "
@@ -145,10 +146,12 @@ async def prepare(model: ServedModel, conversation: Conversation) -> ChatJob:
     marked = bool(parsed) or tool_format.syntax == "harmony"
     marks = tuple(tool_format.visible(model.special_token_ids)) if marked else ()
     think_marks = model.reasoning_marks
+    # the template begins the reasoning itself
     thinks = text.rstrip().endswith(think_marks[0])
     parses_reasoning = model.reasons and may_reason(conversation)
     if parses_reasoning:
         marks = (*marks, *special_in("".join(think_marks), model.special_token_ids))
+    # special tokens that stay in the text, as the parsers look for them
     visible = frozenset(model.special_token_ids[m] for m in marks if m in model.special_token_ids)
     sequence = TextSequence(
         replace(

@@ -169,6 +169,7 @@ class _TextInputs:
             try:
                 value = json_value(self._open[part.index])
             except ValueError:
+                # the text is known when its JSON is whole
                 continue
             text = value.get("input") if isinstance(value, dict) else None
             made.append(ArgumentsPart(part.index, text if isinstance(text, str) else ""))
@@ -196,6 +197,7 @@ async def stream_answers(
         async for pieces in stream:
             deltas: list[AnswerDelta | int] = []
             for number, piece in pieces:
+                # another worker runs it again, so what the parsers have seen is void
                 if isinstance(piece, Repeated):
                     parsers[number] = job.new_parser()
                     inputs[number] = _TextInputs(job.custom_tools)
@@ -205,6 +207,7 @@ async def stream_answers(
                 parts = parsers[number].push(piece.text)
                 reason = piece.finish_reason
                 if reason is not None:
+                    # nothing completes a mark that is held back
                     cut = reason != "stop" or piece.stop is not None
                     parts = [*parts, *parsers[number].finish(cut)]
                 parts = inputs[number].texts(parts)
@@ -249,6 +252,7 @@ async def stream_events(
     async with aclosing(stream_answers(job, options, metrics)) as stream:
         begun = False
         async for deltas in stream:
+            # not before the first part, as an earlier error has a status instead of events
             data, begun = b"" if begun else begin(), True
             for delta in deltas:
                 if isinstance(delta, int):

@@ -65,6 +65,7 @@ class KeptStream:
 
     def notify(self) -> None:
         """Wakes those that wait for a change."""
+        # a new event for the next change, as one that is set stays set
         changed, self.changed = self.changed, asyncio.Event()
         changed.set()
 
@@ -72,6 +73,7 @@ class KeptStream:
         """Yields the parts of the body from the first one, until it ends."""
         sent = 0
         while True:
+            # taken before the parts are read, so that a part that comes meanwhile is not missed
             changed = self.changed
             while sent < len(self.parts):
                 sent += 1
@@ -219,6 +221,7 @@ class KeptStreams:
         """Removes the oldest complete answers, then drops the parts of the largest ones, where there are too many."""
         if len(self._streams) <= MOST_STREAMS and self._bytes <= MOST_BYTES:
             return
+        # a list, as `_remove` changes the map
         for stream in [each for each in self._streams.values() if each.ended]:
             self._remove(stream)
             if len(self._streams) <= MOST_STREAMS and self._bytes <= MOST_BYTES:
@@ -315,6 +318,7 @@ class _Connection:
                 if message["type"] != "http.disconnect":
                     self._has_body = not message.get("more_body", False)
                     return message
+                # the client has left, and the answer is made for its return
                 self._leave()
                 if not self._has_body:  # there is nothing to answer
                     return message

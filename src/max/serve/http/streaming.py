@@ -84,6 +84,7 @@ async def unless_left(receive: Receive, work: Coroutine[Any, Any, T]) -> T:
     finally:
         for each in (task, watcher):
             each.cancel()
+        # both have ended before the caller goes on, so that none reads from the connection
         await asyncio.gather(task, watcher, return_exceptions=True)
 
 
@@ -108,6 +109,7 @@ class EventStream(Response):
     ) -> None:
         super().__init__(
             status_code=200,
+            # nginx would collect events before it passes them on
             headers={"Cache-Control": "no-cache", "X-Accel-Buffering": "no"},
             media_type=media_type,
         )
@@ -157,6 +159,7 @@ class EventStream(Response):
                 self._timer.cancel()
             if self._comment is not None:
                 self._comment.cancel()
+                # no comment may follow the end of the body
                 await asyncio.gather(self._comment, return_exceptions=True)
         await send({"type": "http.response.body", "body": b"", "more_body": False})
 
@@ -238,6 +241,7 @@ async def event_stream(
     awaited = asyncio.ensure_future(anext(events))
     parts = _LateParts(awaited, events)
     try:
+        # only such streams have comments, which keep a silent connection open
         patience = KEEP_ALIVE_S if media_type == EVENTS_TYPE else None
         first = await unless_disconnected(request, _result_within(awaited, patience))
     except BaseException:

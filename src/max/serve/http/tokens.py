@@ -92,6 +92,7 @@ async def tokenize(body: TokenizeBody, request: Request) -> Response:
         raise ApiError("give one of prompt, content and messages", param="prompt")
     try:
         if body.messages is not None:
+            # a template writes the special tokens itself
             text, special = await _template(model, body), False
         else:
             text, special = texts[0], True

@@ -407,12 +407,14 @@ async def _lines(
 ) -> AsyncGenerator[bytes, None]:
     """The lines of an answer: the pieces, then the times; or one line with everything."""
     begin = first = time.perf_counter()
+    # the whole answer, and what no line has sent yet
     collected, calls, has_begun = Answer(), Answer(), False
     options = RunOptions(repeatable=whole, timeout=state.settings.request_timeout_s)
     stream = stream_answers(job, options, state.metrics)
     async with aclosing(stream):
         async for deltas in stream:
             for delta in deltas:
+                # the answer begins anew, which only a whole one may do
                 if isinstance(delta, int):
                     collected = Answer()
                     continue

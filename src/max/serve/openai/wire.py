@@ -62,6 +62,7 @@ def _add_json(data: object, parts: list[bytes]) -> None:
         items = cast("list[object]", data)
         for start in range(0, len(items), _STEP):
             parts.append(b"," if start else b"[")
+            # without the brackets of the step's own list
             parts.append(encode_json(items[start : start + _STEP])[1:-1])
         parts.append(b"]")
     elif isinstance(data, list) and any(
@@ -144,6 +145,7 @@ class Chunks:
 
     def _data(self, choice: dict[str, Any]) -> dict[str, Any]:
         data = {**self._head, "choices": [choice]}
+        # where usage is asked for, the chunks before the last have the field too
         return {**data, "usage": None} if self._with_usage else data
 
 
@@ -242,6 +244,7 @@ def completion_logprobs(
     tops: list[dict[str, float] | None] = []
     offsets: list[int] = []
     for log in logs:
+        # NaN differs from itself
         is_number = log.log_probability == log.log_probability
         tokens.append(vocabulary.text(log.token))
         values.append(log.log_probability if is_number else None)

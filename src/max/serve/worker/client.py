@@ -93,9 +93,8 @@ class EngineClient:
     ) -> None:
         self._start_worker, self._limits = start_worker, limits or WatchLimits()
         self._watch: WorkerWatch | None = None
-        self._waits: asyncio.TimerHandle | None = (
-            None  # ends the waiting of requests for the next worker
-        )
+        # ends the waiting of requests for the next worker
+        self._waits: asyncio.TimerHandle | None = None
         self._starts_for_long = False
         self._killing: asyncio.Future[None] | None = None  # of the last worker that did not respond
         self._worker = worker
@@ -211,6 +210,7 @@ class EngineClient:
                 if self._state is EngineState.READY:
                     self._submit(entry)
             if timeout is not None:
+                # an exception ends the whole subscription, whichever request it is put for
                 late = TimeoutError(f"the request took more than {timeout:g} s")
                 deadline = self._loop.call_later(timeout, mailbox.put, 0, late)
             yield Subscription(entries, mailbox, self.cancel)
@@ -218,6 +218,7 @@ class EngineClient:
             if deadline is not None:
                 deadline.cancel()
             for entry in entries:
+                # not if it has ended: its name may be that of a later request
                 if self._open.get(entry.request.request_id) is entry:
                     self.cancel(entry.request.request_id)
 
@@ -318,6 +319,7 @@ class EngineClient:
                 if self._state is EngineState.STOPPED:
                     return
                 self._set_state(EngineState.READY)
+                # a list, as a request that fails is removed
                 for key, entry in list(self._open.items()):
                     try:
                         self._submit(entry)
@@ -363,6 +365,7 @@ class EngineClient:
         if self._state is EngineState.STOPPED:
             return
         self._worker = None
+        # before `stats` begins anew, as both sums read it
         self._past_steps = (self.prompt_steps, self.decode_steps)
         self.stats = EngineStats()
         if self._state is EngineState.STARTING:
@@ -383,6 +386,7 @@ class EngineClient:
                 entry.put(EngineLostError(f"{entry.attempts} worker processes died over this"))
             else:
                 if entry.started:
+                    # events that the task has not taken yet are void
                     entry.mailbox.drop(entry.number)
                     entry.put(Repeated())
                     entry.started = False

@@ -28,6 +28,7 @@ class LifeSigns:
         self.interval_s = silence_s / BEATS_PER_LIMIT
         """The seconds between two beats."""
         context = multiprocessing.get_context("spawn")
+        # raw, without a lock: a worker that dies could hold it
         self._times: Any = context.RawArray(ctypes.c_double, 2)
         self._times[0] = time.monotonic()
         self._step: Any = context.RawArray(ctypes.c_char, _STEP_BYTES)

@@ -66,6 +66,7 @@ class MessageCodec:
 
     def __init__(self) -> None:
         self._encoder = msgspec.msgpack.Encoder(enc_hook=_plain_number)
+        # `Raw`: a body stays undecoded until its tag is known
         self._frame = msgspec.msgpack.Decoder(list[tuple[int, msgspec.Raw]])
         self._rows = msgspec.msgpack.Decoder(list[_Row])
         self._values = msgspec.msgpack.Decoder(tuple[str, tuple[int, ...], bytes])
@@ -81,6 +82,7 @@ class MessageCodec:
             TypeError: A message has another type.
         """
         entries: list[tuple[int, Any]] = []
+        # neighbors only, so that the messages stay in order
         for kind, group in groupby(messages, type):
             tag = _TAGS.get(kind)
             if tag is None:

@@ -130,6 +130,7 @@ class Subscription:
                 self._error = item if isinstance(item, Exception) else item.error.to_exception()
                 break
             else:
+                # tokens after this event are not joined with those before it
                 places.pop(number, None)
                 events.append((number, item))
         if self._error is not None and not events:

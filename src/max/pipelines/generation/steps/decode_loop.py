@@ -33,17 +33,17 @@ def next_step_graph() -> Graph:
     """
     cpu = DeviceRef.CPU()
     types = [
-        TensorType(DType.int64, ["batch"], cpu),
-        TensorType(DType.uint64, ["batch"], cpu),
-        TensorType(DType.int64, ["batch", "ends"], cpu),
-        TensorType(DType.uint8, [1], cpu),
-        BufferType(DType.int64, ["batch"], cpu),
+        TensorType(DType.int64, ["batch"], cpu),  # sampled in this step
+        TensorType(DType.uint64, ["batch"], cpu),  # the seeds of the requests
+        TensorType(DType.int64, ["batch", "ends"], cpu),  # the tokens that end each request
+        TensorType(DType.uint8, [1], cpu),  # whether to stop after this step
+        BufferType(DType.int64, ["batch"], cpu),  # the input of the next step, as the three below
         BufferType(DType.uint32, ["batch"], cpu),
         BufferType(DType.uint32, [1, 2], cpu),
         BufferType(DType.uint64, ["batch"], cpu),
-        BufferType(DType.int64, ["steps", "batch"], cpu),
-        BufferType(DType.int64, [1], cpu),
-        BufferType(DType.uint8, [1], cpu),
+        BufferType(DType.int64, ["steps", "batch"], cpu),  # the tokens of all steps
+        BufferType(DType.int64, [1], cpu),  # the number of steps run
+        BufferType(DType.uint8, [1], cpu),  # whether another step follows
     ]
     with Graph("next_step", input_types=types) as graph:
         stage_declared("next_step.ragged.paged", graph.inputs)
@@ -77,6 +77,7 @@ class DecodeLoop:
     ) -> None:
         self._pipeline_model, self._model = pipeline_model, model
         self._loop = ModelLoop(model, next_step_model(session))
+        # arrays of one element, as native code reads the first and writes the second while it runs
         self._interrupted = np.zeros(1, np.uint8)
         self._again = np.zeros(1, np.uint8)
         self._flags = [Tensor.from_numpy(flag) for flag in (self._interrupted, self._again)]
@@ -163,6 +164,7 @@ class DecodeLoop:
         if reader is not None:
             reader.begin(batch, history)
         self._loop.run(model_inputs, after, again)
+        # only after the run: an interrupt from before it ends it after its first step
         self._interrupted[0] = 0
         return inputs, tokens, history[: int(done[0])]
 

@@ -100,6 +100,7 @@ class DraftSteps:
             if context.truncations != self._truncations.get(context.request_id, 0):
                 self._truncations[context.request_id] = context.truncations
                 self._drafter.rewind(context)
+            # not while a prompt is read
             if context.active_length == 1:
                 # a step gives one token more than it drafts, and both must fit
                 most = min(self.most, context.max_length - context.end_idx - 1)
@@ -149,6 +150,7 @@ class DraftSteps:
         for context, count in zip(batch, counts, strict=True):
             own = chosen[begin : begin + count]
             begin += count
+            # and the token after the last right one, which the same rows give
             tokens.append(own[: self._count_right(context, own) + 1] if count else [])
         return tokens
 

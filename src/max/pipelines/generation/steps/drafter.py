@@ -120,6 +120,7 @@ class LookupDrafter(Drafter):
             length += 1
         if not best.size:
             return ()
+        # the latest occurrence is the likeliest to go on alike
         begin = int(best[-1]) + 1
         return tokens[begin : begin + min(most, record.length)].tolist()
 
@@ -140,6 +141,7 @@ class LookupDrafter(Drafter):
             record.length = max(1, accepted)
         record.wrong = 0 if accepted else record.wrong + 1
         if record.wrong > 1:
+            # longer after each wrong draft, as a draft that is not right makes its step slower
             record.pause = min(2**record.wrong, LONGEST_PAUSE)
 
     def rewind(self, context: TextContext) -> None:

@@ -33,6 +33,7 @@ class ReusableInputs:
         cls, batch: list[Any], inputs: ModelInputs, tokens: Tensor, steps: int = 1
     ) -> ReusableInputs:
         """Records those of the last of `steps` steps, before its tokens are added to the contexts."""
+        # -1 fits no later step: a prompt's chunk is followed by another chunk
         ends = [c.active_idx + steps if c.active_idx == c.end_idx else -1 for c in batch]
         return cls(batch, ends, inputs, tokens)
 

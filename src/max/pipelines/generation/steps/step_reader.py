@@ -140,6 +140,7 @@ class StepReader:
                 wait = self._wait_s(delivered=True)
             while not run.last:
                 time.sleep(wait)
+                # delivered under the lock, so that nothing is delivered after `end`
                 with self._changed:
                     if self._run is not run:
                         break
@@ -156,8 +157,10 @@ class StepReader:
     def _read(self, run: _Run) -> bool:
         """Delivers the complete rows; returns whether there were any."""
         first = run.read
+        # the last row comes with the result of the execution
         while not run.last and run.read < len(run.history) - 1:
             tokens = run.history[run.read].tolist()
+            # a row is complete when each of its entries has a token
             if min(tokens) < 0:
                 break
             # which tokens follow the end of a sequence is known only from the result of the execution

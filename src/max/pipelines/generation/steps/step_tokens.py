@@ -72,9 +72,8 @@ def log_probabilities_of_step(
                     "echo needs the logits of the prompt, which the model does not return"
                 )
             rows = outputs.logits.to(CPU()).to_numpy()[int(offsets[row]) : int(offsets[row + 1])]
-            if (
-                context.active_idx < context.end_idx
-            ):  # a chunk, which the prompt's next token follows
+            # a chunk, which the prompt's next token follows
+            if context.active_idx < context.end_idx:
                 chosen = [int(context.all_tokens[context.active_idx])]
             chosen = [*context.next_tokens[1:].tolist(), *chosen]
         logged = getattr(context, "logged_tokens", ())

@@ -29,5 +29,6 @@ def alibi_slopes(
         return tuple(slope * factor for slope in picked)
     count = 2 ** math.floor(math.log2(heads))
     series = [2.0 ** (-largest * (i + 1) / count) for i in range(count)]
+    # heads that are no power of two: the others get slopes from between those of the series
     more = [2.0 ** (-largest * (i + 1) / (2 * count)) for i in range(0, 2 * count, 2)]
     return tuple(slope * factor for slope in [*series, *more][:heads])

@@ -130,6 +130,7 @@ class _AltUp(Module):
         coefficients = ops.reshape(coefficients, [total, count, count])
         predicted = h
         for source in range(count):
+            # [tokens, count, 1]: the part of one state in each prediction
             factor = coefficients[:, :, source : source + 1]
             predicted = predicted + factor * h[:, source : source + 1]
         return predicted
@@ -252,6 +253,7 @@ class AlternatingDecoderBlock(DecoderBlock):
             input_row_offsets,
         )
         h = active + self._norm("attention_output", attended)
+        # the root of 1/2 keeps the variance of a sum of two
         h = (h + self.laurel(normed)) * 0.5**0.5
         h = h + self._norm("mlp_output", mlp(self._norm("mlp_input", h)))
         corrected = self.altup.corrected_states(predicted, h)

@@ -127,6 +127,7 @@ class AttentionForm(Mixer):
         return replace(
             self,
             heads=heads,
+            # devices share a KV head if there are fewer heads than devices
             kv_heads=max(self.kv_heads // count, 1),
             alibi_slopes=None if slopes is None else slopes[index * heads : (index + 1) * heads],
         )
@@ -139,6 +140,7 @@ class AttentionForm(Mixer):
         """
         if self.heads % count:
             return f"{self.heads} heads"
+        # fewer KV heads than devices fit if each head is for equally many devices
         uneven = self.kv_heads % count and count % self.kv_heads
         return f"{self.kv_heads} KV heads" if uneven else None
 
@@ -172,11 +174,13 @@ class AttentionForm(Mixer):
             if self._needs_rows and positions is not None:
                 table = ops.gather(table, positions, axis=0)
             values.append(table)
+        # [max_seq_len]: a row per position, so that the graph takes no logarithms
         if growth is not None and positions is not None:
             steps = (np.arange(site.max_seq_len, dtype=np.float64) + growth.first) // growth.length
             factors = (1 + growth.beta * np.log1p(steps)).astype(np.float32)
             table = ops.constant(factors, DType.float32, site.device)
             rows = ops.gather(table, positions, axis=0)
+            # [tokens, 1, 1]: one factor for all heads of a token
             values.append(ops.reshape(rows, [positions.shape[0], 1, 1]))
         return values
 
@@ -226,6 +230,7 @@ class DecoderAttention(CachedAttention):
             )
         self.gated = form.gated
         if form.gated:
+            # each head's queries and then its gates, as `project` splits them
             self.q_proj = site.linear_cls(
                 site.hidden_size, 2 * self.q_width, site.dtype, site.device, has_bias=form.bias
             )
@@ -248,6 +253,7 @@ class DecoderAttention(CachedAttention):
             self.k_norm = self._head_norm(form.qk_norm, form.kv_heads, site)
         self.keys_as_values = form.keys_as_values
         if self.keys_as_values and not self.shares_kv:
+            # checkpoints of such layers have no weights of values
             del self.v_proj
         if self.shares_kv:
             del self.k_proj, self.v_proj, self.k_norm
@@ -300,6 +306,7 @@ class DecoderAttention(CachedAttention):
         """
         queries, gates = self.q_proj(x), None
         if self.gated:
+            # [tokens, heads, 2 * head_dim]
             both = ops.reshape(queries, [x.shape[0], self.n_heads, 2 * self.kv_params.head_dim])
             queries, gates = ops.split(both, [self.kv_params.head_dim] * 2, axis=2)
         return queries, gates, None if self.shares_kv else self.k_proj(x)
@@ -366,6 +373,7 @@ class DecoderAttention(CachedAttention):
         v = k if self.keys_as_values else self.v_proj(x)
         if table is not None and self.qk_norm is not None and self.qk_norm.after_rotation:
             rows, table = table, None
+            # rotated here, before the norms: the op gets no table, so that it does not rotate again
             q, k = (self._rotate(self.per_head(y), rows) for y in (q, k))
         queries = self._normalized_heads(q, self.q_norm)
         keys = self._normalized_heads(k, self.k_norm)
@@ -405,6 +413,7 @@ class DecoderAttention(CachedAttention):
         """Rotates heads by their tokens' rows of cosines and sines; elements past the rotated ones stay unchanged."""
         total, _, dim = y.shape
         half = int(rows.shape[1]) // 2
+        # [tokens, 1, half, 2]: one rotation for all heads of a token
         pairs = ops.reshape(rows, [total, 1, half, 2])
         cos, sin = pairs[..., 0], pairs[..., 1]
         part = y if int(dim) == 2 * half else y[..., : 2 * half]

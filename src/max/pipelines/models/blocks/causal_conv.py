@@ -68,6 +68,7 @@ class CausalConv(Module):
         return causal_conv_ragged(
             x,
             self.weight,
+            # the op takes a bias in any case
             ops.constant(np.zeros(self.channels, np.float32), DType.float32, self.device)
             if bias is None
             else bias,
@@ -97,4 +98,5 @@ def conv_taps(filters: npt.NDArray[Any]) -> npt.NDArray[np.float32]:
     Args:
         filters: ``[channels, 1, taps]``.
     """
+    # from [channels, 1, taps], as torch's `Conv1d` stores filters
     return np.ascontiguousarray(filters[:, 0].astype(np.float32).T)

@@ -60,6 +60,7 @@ class DeltaNetForm(Mixer):
         widths = [self.key_dim, self.key_dim, *[group * self.value_dim] * 2]
         if projection == "in_proj_ba":
             widths = [group, group]
+        # [key heads, rows of a key head]
         rows = np.arange(self.key_heads * sum(widths)).reshape(self.key_heads, -1)
         parts = [part.reshape(-1) for part in np.split(rows, np.cumsum(widths)[:-1], 1)]
         if projection == "in_proj_ba":
@@ -137,6 +138,7 @@ class DeltaNet(Module):
         """
         form, total, lengths = self.form, x.shape[0], kv_collection.cache_lengths
         mixed, z, rates, steps = self._projections(x)
+        # the state accumulates over the whole sequence, in float32 whatever the weights have
         mixed = ops.cast(mixed, DType.float32)
         mixed = self.conv1d(layer_idx, mixed, kv_collection, input_row_offsets)
         keys = form.key_heads * form.key_dim
@@ -177,9 +179,11 @@ class DeltaNet(Module):
         # row order of a key head: its query, its key, then the values and the gates of its value heads
         group = form.heads // form.key_heads
         widths = [form.key_dim, form.key_dim, group * form.value_dim, group * form.value_dim]
+        # [tokens, key heads, row of a key head]
         rows = ops.reshape(parts[0], [total, form.key_heads, sum(widths)])
         q, k, v, z = ops.split(rows, widths, axis=2)
         flat = [ops.reshape(y, [total, form.key_heads * int(y.shape[2])]) for y in (q, k, v)]
+        # [tokens, key heads, strengths and steps, value heads of a key head]
         both = ops.reshape(parts[1], [total, form.key_heads, 2, group])
         rates, steps = (ops.reshape(both[:, :, i], [total, form.heads]) for i in range(2))
         z = ops.reshape(z, [total, form.heads, form.value_dim])

@@ -200,5 +200,6 @@ class DecoderExperts(Module):
         if self.clamped_swiglu is None:
             return ACTIVATIONS[self.activation](gate) * up
         alpha, limit = self.clamped_swiglu
+        # the gate is clamped from above only, and 1 is added to the other factor, as in gpt-oss
         gate = clamp(gate, max=limit)
         return (clamp(up, min=-limit, max=limit) + 1) * gate * ops.sigmoid(gate * alpha)

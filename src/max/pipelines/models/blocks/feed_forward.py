@@ -188,6 +188,7 @@ class SparseMLP(MLP):
 
     def __init__(self, sparsity: float, **options: Any) -> None:
         super().__init__(**options)
+        # gates are taken as normally distributed: so many deviations hide a share of `sparsity`
         self.bound = NormalDist().inv_cdf(sparsity)
         self.activation = ACTIVATIONS[options["activation_function"]]
 

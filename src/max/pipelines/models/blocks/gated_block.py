@@ -168,6 +168,7 @@ class GatedDecoderBlock(DecoderBlock):
             ``[total_seq_len, dim]``, of x's dtype.
         """
         gate = self.sublayers.get("gate")
+        # last, after the inputs of the mixer
         vectors = position_inputs[-1]
         own = position_inputs if gate is None else position_inputs[:-1]
         h = super().__call__(layer_idx, x, kv_collection, own, input_row_offsets)
@@ -179,5 +180,6 @@ class GatedDecoderBlock(DecoderBlock):
         assert mlp is not None
         y = mlp(self._norm("mlp_input", h))
         if "beside" in self.sublayers:
+            # from `h`, not from the normalized input: the experts have norms of their own
             y = self.beside.beside(h, y)
         return h + self._norm("mlp_output", y)

@@ -79,10 +79,12 @@ class PerLayerEmbeddings(Module):
             h: Their embeddings ``[total_seq_len, hidden_size]``.
         """
         shape = [tokens.shape[0], self.count, self.inputs.size]
+        # this table may be smaller than the vocabulary: tokens past it read the first row
         rows = ops.where(tokens < self.inputs.vocab_size, tokens, 0)
         own = ops.cast(self.embed_tokens_per_layer(rows), DType.float32) * self.factor
         projected = self.per_layer_model_projection(h) * self.hidden_size**-0.5
         projected = self.per_layer_projection_norm(ops.reshape(projected, shape))
+        # the root of 1/2 keeps the variance of a sum of two
         both = (projected + ops.reshape(own, shape)) * 0.5**0.5
         return [both[:, index] for index in range(self.count)]
 

@@ -57,7 +57,9 @@ class GatedNorm(Module):
         if self.groups == 1:
             y = ops.rms_norm(y, weight, self.eps)
         else:
+            # the norm is of a group and the weight of all channels, so it is multiplied after
             ones = ops.constant(np.ones(self.size, np.float32), x.dtype, x.device)
+            # [tokens, groups, channels of a group]
             parts = ops.reshape(y, [x.shape[0], self.groups, self.size])
             y = ops.reshape(ops.rms_norm(parts, ones, self.eps), x.shape) * weight
         return y if self.gate_first else y * ops.silu(gate)
@@ -108,6 +110,7 @@ class Mamba2Form(Mixer):
             layers: The number of recurrent layers.
         """
         return (
+            # the convolution runs over x, B and C, which are side by side in the projection
             conv_state(layers, self.taps, sum(self.parts[1:4])),
             RecurrentState(SCAN, layers, (self.heads, self.state_size, self.head_dim)),
         )

@@ -86,6 +86,7 @@ class Decoder(Transformer):
         factor = config.embedding_multiplier
         if config.rounds_multiplier:
             factor = rounded_factor(factor, dtype)
+        # the base takes heads, which a model without attention lacks
         attention = config.first_form(AttentionForm) or AttentionForm(1, 1, 2)
         super().__init__(
             dim=config.hidden_size,
@@ -187,6 +188,7 @@ class Decoder(Transformer):
         h = self._embedded_tokens(tokens, positions)
         if embedded is not None:
             states, rows = embedded
+            # [rows, hidden_size]: they replace the embeddings of some tokens
             h = ops.scatter_nd(h, states, ops.unsqueeze(rows, -1))
         # mixers with equal position-dependent inputs share them
         mixers = [block.mixer or Mixer() for block in blocks]
@@ -200,6 +202,7 @@ class Decoder(Transformer):
             tables.append(shared)
         if self.config.per_layer_inputs is not None:
             vectors = self.per_layer(tokens, h)
+            # last, where the blocks take them off
             tables = [[*table, own] for table, own in zip(tables, vectors, strict=True)]
         several = self.config.alternating is not None
         h = self.states(h) if several else h
@@ -236,6 +239,7 @@ class Decoder(Transformer):
             layer_idx = ops.constant(np.array(place, np.uint32), DType.uint32, DeviceRef.CPU())
             cache = self._cache_of(self.config.blocks[index], group, kv_collection)
             first, position_inputs = first_of[index], tables[index]
+            # a subgraph that is called once saves no staging
             if first_of.count(first) == 1:
                 h = layer(layer_idx, h, cache, position_inputs, input_row_offsets)
                 continue
@@ -289,5 +293,6 @@ def _positions(
     # the number of sequences that end at or before a row is the index of the row's sequence
     passed = ops.cast(ops.reshape(rows, [total, 1]) >= ends, DType.int64)
     sequence = ops.reshape(ops.sum(passed, axis=1), [total])
+    # [batch]: from a row of the batch to the position in its sequence
     shift = ops.cast(kv_collection.cache_lengths, DType.int64) - bounds[:-1].rebind([batch])
     return rows + ops.gather(shift, sequence, axis=0)

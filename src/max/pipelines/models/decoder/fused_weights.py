@@ -59,6 +59,7 @@ def split_fused(
                 rows = _rows_of_heads(attention)
             bounds = {"q_proj": (0, q), "k_proj": (q, q + kv), "v_proj": (q + kv, q + 2 * kv)}
         elif projection in ("in_proj_qkvz", "in_proj_ba"):
+            # the layer may have the fused projections itself
             if delta is None or delta.fused:
                 split[name] = value
                 continue
@@ -95,6 +96,7 @@ def split_fused(
         values = mlp.xielu if isinstance(mlp, MLPForm) else ()
         for part, value in zip(XIELU_PARAMETERS, values, strict=False):
             key = f"layers.{index}.mlp.act_fn.{part}"
+            # from config.json, unless the checkpoint has them
             split.setdefault(key, WeightData.from_numpy(np.array([value], np.float32), key))
     return split if config.first_form(LatentForm) is None else _joined_latents(split)
 
@@ -118,6 +120,7 @@ def _experts_halves(
     array = Tensor.from_dlpack(value.data).to_numpy()
     pairs = experts.gate_up_layout == "pairs"
     for half, own in enumerate(("gate_proj", "up_proj")):
+        # rows of gate and up by turns, or all of gate before all of up
         rows = (
             slice(half, None, 2) if pairs else slice(half * experts.size, (half + 1) * experts.size)
         )
@@ -133,6 +136,7 @@ def _rows_of_heads(form: AttentionForm) -> np.ndarray[tuple[int], np.dtype[np.in
     """The stored row indices of all queries, keys and values, for checkpoints that store rows by KV head."""
     group = form.heads // form.kv_heads
     total = (form.heads + 2 * form.kv_heads) * form.head_dim
+    # [KV heads, queries of a KV head with its key and value, head_dim]
     rows = np.arange(total).reshape(form.kv_heads, group + 2, form.head_dim)
     parts = rows[:, :group], rows[:, group], rows[:, group + 1]
     return np.concatenate([part.reshape(-1) for part in parts])
@@ -161,6 +165,7 @@ def _joined_latents(state_dict: dict[str, WeightData]) -> dict[str, WeightData]:
         value = joined.pop(f"{stem}.v_b_proj.weight", None)
         if value is None:
             raise WeightsError(f"the GGUF file has {name}, and not the weight of values")
+        # [heads, head_dim, rank] for both
         keys, values = np.swapaxes(_floats(joined.pop(name)), 1, 2), _floats(value)
         if keys.shape[0] != values.shape[0] or keys.shape[2] != values.shape[2]:
             raise WeightsError(f"{name} is of {list(keys.shape)}, values of {list(values.shape)}")

@@ -87,6 +87,7 @@ def gptq_v1(state_dict: Mapping[str, WeightData], bits: int) -> dict[str, Weight
         bits: Bits per integer.
     """
     converted = dict(state_dict)
+    # [zero points of a word]: the place of each
     shifts = np.arange(0, 32, bits, dtype=np.uint32)
     mask = np.uint32(2**bits - 1)
     for name, value in state_dict.items():

@@ -175,6 +175,7 @@ def build_graph(
         )
         next_tokens: list[TensorValue] = []
         if with_sampling:
+            # [batch, vocabulary]: the logits of the last tokens come first
             next_tokens = [sample_tokens(outputs[0], *(value.tensor for value in inputs.sampling))]
         graph.output(*next_tokens, *outputs)
     return graph

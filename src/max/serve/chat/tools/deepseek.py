@@ -30,6 +30,7 @@ class DeepSeekParser(CallParser):
         """
         parts: list[AnswerPart] = []
         if self._state == "text":
+            # a mark that was cut off is no text
             partial = held(self._buffer, (CALLS_BEGIN, CALLS_END, CALL_BEGIN)) if cut else 0
             parts += self._parts.content(self._buffer[: len(self._buffer) - partial])
         self._buffer = ""

@@ -112,11 +112,13 @@ def call_text(
     prompt = rendered(render, [question], tools, True)
     tail = ""
     if plain is not None and probe.ANSWER in plain:
+        # what ends each answer, with calls or without
         head, _, tail = plain.rpartition(probe.ANSWER)
         if not text.startswith(head):
             head = common_start(head, text)
     else:
         head = text[: text.rfind(probe.QUESTION) + len(probe.QUESTION)]
+    # the answer begins where the prompt of a generation ends
     if prompt is not None and len(prompt) > len(head) and text.startswith(prompt):
         head = prompt
     body = text[len(head) :]
@@ -133,6 +135,7 @@ def call_text(
 
 def _find_unit(text: str, name: str, start: int) -> _Unit | None:
     """The call of a tool in a text."""
+    # each brace may begin the arguments of a call, or a call that is one object
     for match in re.finditer(r"\{", text[start:]):
         begin = start + match.start()
         try:
@@ -152,6 +155,7 @@ def _find_unit(text: str, name: str, start: int) -> _Unit | None:
         if place is None or name_at <= 0:
             return None
         return _Unit(begin, (name_at, name_at + len(name)), place, end, Style.JSON, *keys)
+    # no object: Python's keywords, bare keys or tags, told by what follows the name
     key_at = text.find(probe.KEYS[0], start)
     at = text.rfind(name, start, key_at) if key_at >= 0 else -1
     if at < 0:
@@ -233,6 +237,7 @@ def _layout(
         return None
     after = _without_tail(after.removeprefix(tagged.closed), tail, ends)
     section, head, end, separator, section_end = "", before, after, "", ""
+    # the text between two calls tells the marks of a call from those of the list
     if len(units) == 2:
         between = body[unit.end : units[1].begin].removeprefix(tagged.closed)
         head = common_end(before, between)
@@ -311,6 +316,7 @@ class _Tags:
 
 def _tags(body: str, unit: _Unit, none: str | None) -> _Tags | None:
     at, gaps = unit.name[1], list[str]()
+    # what stands before each key and each value
     for part in probe.WRITTEN:
         place = body.index(part, at)
         gaps.append(body[at:place])
@@ -319,6 +325,7 @@ def _tags(body: str, unit: _Unit, none: str | None) -> _Tags | None:
     if last_key_end != key_end:
         return None
     head = ""
+    # a call without arguments tells the head from the mark of the first key
     if none is not None and (name_at := none.rfind(probe.FIRST)) >= 0:
         head = common_start(before, none[name_at + len(probe.FIRST) :])
     key = before[len(head) :]

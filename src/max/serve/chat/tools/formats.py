@@ -201,6 +201,7 @@ def format_of_template(template: str | None) -> ToolFormat:
         return LLAMA3
     if f"{functionary.SEPARATOR}{functionary.EVERYONE}\\n" in text or ">>>all\n" in text:
         return FUNCTIONARY
+    # before Granite's, as the first of its two marks is the same
     if PHI4.after in text:
         return PHI4
     if "<|tool_call|>" in text:

@@ -34,6 +34,7 @@ class FunctionaryParser(CallParser):
         """
         parts = self._take(last=True)
         if self._state == "text":
+            # a mark that was cut off is no text
             partial = held(self._buffer, (SEPARATOR,)) if cut else 0
             parts += self._parts.content(self._buffer[: len(self._buffer) - partial])
         elif self._state == "recipient" and self._first and not cut:
@@ -64,6 +65,7 @@ class FunctionaryParser(CallParser):
             parts.append(self._parts.begin(name.strip()))
             self._state, self._object = "arguments", ObjectEnd()
             return True
+        # the start of a recipient, or of the separator before it
         begun = SEPARATOR.startswith(self._buffer.lstrip()) or any(
             f"{each}\n".startswith(text) for each in self._recipients
         )
@@ -86,6 +88,7 @@ class FunctionaryParser(CallParser):
     def _arguments(self, parts: list[AnswerPart]) -> bool:
         if not self._object.begun:
             self._buffer = self._buffer.lstrip()
+            # no object: the call has no arguments
             if self._buffer and not self._buffer.startswith("{"):
                 parts.append(self._parts.arguments("{}"))
                 self._state = "after"

@@ -12,6 +12,7 @@ NAME, IDENTIFIER, NUMBER, KEY = "\ue000", "\ue001", "\ue002", "\ue003"
 the name of an argument."""
 _FIELD = re.compile(f"([{NAME}{IDENTIFIER}{NUMBER}{KEY}])")
 _NAME_CHARACTERS = r"[a-zA-Z0-9_.:/-]"
+# a mark in brackets is one word, so that no common start or end cuts it
 _WORD = re.compile(r"<[^<>\s\"=]*>|\[/?[A-Z_]+\]|[\ue000-\ue003]|\w+|\s+|.", re.DOTALL)
 _PATTERNS = {NAME: "(?P<name>.+?)", IDENTIFIER: ".+?", NUMBER: "[0-9]+"}
 

@@ -26,6 +26,7 @@ class LayoutRules:
 
     def __init__(self, layout: CallLayout, special: dict[str, int], space: dict[str, Any]) -> None:
         self._layout, self._special, self._space = layout, special, space
+        # the longest first, as one special token may begin with another
         marks = sorted(special, key=len, reverse=True)
         self._split = re.compile("|".join(map(re.escape, marks)) or r"(?!)")
         self.rules: list[str] = []
@@ -103,6 +104,7 @@ class LayoutRules:
             part = f"{self.literal(layout.key + name + key_end)} {value} {separator}"
             parts.append(part if name in required else f"({part})?")
         more = parameters.get("additionalProperties")
+        # a mark that repeats the key cannot end a value whose key is any name
         if (more or isinstance(more, dict)) and KEY not in layout.value_end:
             key = r"/[^<>\"'=\s]{1,64}/"
             value = self._text_value(f"{number}_more", layout.value_end)
@@ -129,6 +131,7 @@ class LayoutRules:
     def _text_value(self, place: str, end: str) -> str:
         """Any text up to a mark."""
         match = self._split.search(end)
+        # no text holds a special token, so the text before one needs no lazy rule
         if match is not None and not end[: match.start()].strip():
             rest = self.literal(end[match.start() :])
             return f"TEXT {rest}"
@@ -166,6 +169,7 @@ class LayoutRules:
     def _bare_text(self) -> str:
         if self._layout.value_end in self._special:
             return "TEXT"
+        # there is no look-ahead: a text ends at the first character of the mark
         return f"/[^{re.escape(self._layout.value_end[0])}]*/"
 
     def _bare_literal(self, value: Any) -> str:
@@ -261,6 +265,7 @@ def layout_rules(
     token = special.get(trigger)
     mark = f"<[{token}]>" if token is not None else json.dumps(trigger)
     if free:
+        # lazy: the text ends at the first mark
         lazy = "" if token is not None else "[lazy]"
         rules.append(f"trigger{lazy}: TEXT {mark}")
         rules += [f"calls: trigger {after}", "text: TEXT"]

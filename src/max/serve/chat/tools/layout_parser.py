@@ -71,6 +71,7 @@ class LayoutParser(CallParser):
         parts = self._take(last=True)
         if self._state == "text":
             partial = held(self._buffer, self._triggers)
+            # one or two characters are likelier text than the start of a mark that was cut off
             if partial < 3 or not cut:
                 partial = 0
             parts += self._parts.content(self._buffer[: len(self._buffer) - partial])
@@ -154,6 +155,7 @@ class LayoutParser(CallParser):
                 raise _Wait
             if not size:
                 return None
+            # more of the name may come
             if at + size == len(self._buffer) and not last:
                 raise _Wait
             name = name_in(piece, self._buffer[at : at + size]) or name
@@ -199,6 +201,7 @@ class LayoutParser(CallParser):
             at = self._space(0, last)
             if self._buffer[at : at + 1] != "{":
                 if at < len(self._buffer):
+                    # no object: the call has no arguments
                     self._finish_call(parts, {})
                 return
             self._buffer = self._buffer[at:]
@@ -230,6 +233,7 @@ class LayoutParser(CallParser):
         if finish is None:
             return
         text = self._buffer[begin : finish[0]]
+        # the line breaks around a value are part of the marks
         if layout.key_end[len(layout.key_end.rstrip()) :] == "\n":
             text = text.removeprefix("\n")
         if layout.value_end[:1] == "\n":
@@ -253,10 +257,12 @@ class LayoutParser(CallParser):
             after = self._buffer[end:].lstrip()
             if any(after.startswith(each) for each in followers) or (last and not after):
                 return at, end
+            # what follows may still become the mark of an argument or of the end
             if not last and (not after or any(each.startswith(after) for each in followers)):
                 return None
             if not followers:
                 return at, end
+            # the mark is part of the value
             at = end
         return None
 
@@ -267,6 +273,7 @@ class LayoutParser(CallParser):
         layout = self._layout
         if text.startswith(_CDATA[0]) and text.endswith(_CDATA[1]):
             return text[len(_CDATA[0]) : -len(_CDATA[1])]
+        # the mark after the key tells texts from other values
         if layout.key_end != layout.other_key_end:
             is_text = "".join(kind.split()) == "".join(layout.key_end.split())
             return text if is_text else typed(text, types_of(own, schema) - {"string"})
@@ -276,6 +283,7 @@ class LayoutParser(CallParser):
         return typed(text, types_of(own, schema))
 
     def _python(self, parts: list[AnswerPart]) -> None:
+        # the head has the bracket, and any name makes this a call
         text = f"f({self._buffer}"
         end = end_of_call(text)
         if end is None:
@@ -286,6 +294,7 @@ class LayoutParser(CallParser):
 
     def _bare(self, parts: list[AnswerPart]) -> None:
         mark = self._value_end
+        # the head has the brace
         end = bare_object_end("{" + self._buffer, mark)
         if end is None:
             return
@@ -324,6 +333,7 @@ class LayoutParser(CallParser):
             if self._match(begins[:1], at, last) is not None:
                 self._buffer, self._state = self._buffer[at:], "head"
                 return
+        # the head begins with the name, so that a separator alone announces a call
         elif begins and self._separator and at:
             self._buffer, self._state = self._buffer[at:], "head"
             return

@@ -16,6 +16,7 @@ def held(text: str, marks: Sequence[str]) -> int:
         text: The text; no mark is whole in it.
         marks: The marks.
     """
+    # shorter than a mark: `first_mark` finds whole ones
     longest = min(max(map(len, marks)) - 1, len(text))
     for size in range(longest, 0, -1):
         if any(mark.startswith(text[-size:]) for mark in marks):

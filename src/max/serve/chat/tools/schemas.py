@@ -74,6 +74,7 @@ def tool_grammar(
         problem = "it is too long" if len(grammar) > MAX_CHARACTERS else grammar_problem(grammar)
         if problem is None:
             return ToolGrammar(grammar, tuple(hints))
+        # one schema after another loses all but its type, the largest first
         largest = max(range(len(held)), key=lambda at: len(json.dumps(held[at].parameters)))
         if held[largest].parameters == _ANY_OBJECT:
             return ToolGrammar(content_grammar, (*hints, f"tools: all schemas ({problem})"))
@@ -111,6 +112,7 @@ def _held(tool: Tool, number: int, check: bool) -> tuple[Tool, list[str]]:
             ) from error
         return replace(tool, parameters=_ANY_OBJECT), [f"{tool.name}: its schema ({error.problem})"]
     schema = form.schema
+    # arguments are an object in any case
     if schema.get("type", "object") != "object":
         schema = _ANY_OBJECT
     lacks = [f"{tool.name}: {shortened_list(form.relaxed)}"] if form.relaxed else []

@@ -28,6 +28,7 @@ def types_of(schema: Any, root: Mapping[str, Any], depth: int = 0) -> frozenset[
         root: The schema that has its definitions.
         depth: The number of references that were followed.
     """
+    # references may go in a circle
     if not isinstance(schema, Mapping) or depth > 8:
         return frozenset()
     reference = schema.get("$ref")
@@ -45,6 +46,7 @@ def types_of(schema: Any, root: Mapping[str, Any], depth: int = 0) -> frozenset[
         members = schema.get(keyword)
         if isinstance(members, list) and members:
             each = [types_of(member, root, depth + 1) for member in members]
+            # a member that allows any type makes the schema allow it
             return frozenset().union(*each) if all(each) else frozenset()
     members = schema.get("allOf")
     if isinstance(members, list):
@@ -54,6 +56,7 @@ def types_of(schema: Any, root: Mapping[str, Any], depth: int = 0) -> frozenset[
 
 
 def _type_of(value: Any) -> str:
+    # first, as Python's booleans are integers
     if isinstance(value, bool):
         return "boolean"
     return next((name for name, kind in _TYPES.items() if isinstance(value, kind)), "null")
@@ -71,6 +74,7 @@ def typed(text: str, types: frozenset[str]) -> Any:
     value = literal(text)
     if value is _NO_VALUE:
         return text
+    # a literal of a type that is not allowed is a text
     if "string" in types and _type_of(value) not in types:
         return text
     if types == {"integer"} and isinstance(value, float) and value.is_integer():
@@ -100,6 +104,7 @@ def literal(text: str) -> Any:
         return json_value(bare)
     except ValueError:
         pass
+    # only what may be a list, an object or a quoted text is worth the parser
     if bare[:1] not in ("{", "[", "(", "'"):
         return _NO_VALUE
     try:
@@ -125,6 +130,7 @@ def bare_object_end(text: str, mark: str) -> int | None:
                 return None
             at = end + len(mark)
             continue
+        # the mark may have come in part
         if mark and mark.startswith(text[at:]):
             return None
         if text[at] in "{[":
@@ -244,6 +250,7 @@ def resolved(schema: Any, root: Mapping[str, Any]) -> Mapping[str, Any]:
         schema: The schema.
         root: The schema that has its definitions.
     """
+    # references may go in a circle
     for _ in range(8):
         if not isinstance(schema, Mapping):
             return {}

@@ -79,6 +79,7 @@ def of_schema(value: Any, kind: type[T]) -> T:
 
 def _parsed(text: bytearray, kind: type[T]) -> T:
     value = read_object(text, _fields_of(kind))
+    # the bytes are freed before the values are checked
     text.clear()
     return of_schema(value, kind)
 

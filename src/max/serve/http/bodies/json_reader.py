@@ -59,6 +59,7 @@ def read_object(text: bytes | bytearray, known: Collection[str] | None = None) -
     begin = len(_BOM) if text.startswith(_BOM) else 0
     if len(text) > FRAGMENT:
         return _FragmentReader(text, begin, known).read()
+    # counts those in texts too: only a text beyond the limit is scanned
     if text.count(b"[") + text.count(b"{") > limits.MAX_DEPTH:
         depths = StructureScanner(text).scan(len(text)).depths
         if len(depths) and depths.max() > limits.MAX_DEPTH:
@@ -153,6 +154,7 @@ class _Counts:
     def _add_fields(self, pending: Structure, part: Structure, end: int) -> None:
         is_top = (part.depths == 1) & ((part.kinds == COMMA) | (part.kinds == COLON))
         tops = part.marks[is_top].tolist()
+        # a field has a colon, and a comma after it
         self._fields += len(tops) // 2
         if self._fields > limits.MAX_FIELDS:
             raise _too_many("fields", limits.MAX_FIELDS, None)
@@ -189,6 +191,7 @@ class _Counts:
     def _count(self, part: Structure) -> None:
         objects = int(np.count_nonzero(part.kinds == OBJECT))
         arrays = int(np.count_nonzero(part.kinds == ARRAY))
+        # a comma is before one more value, and a bracket before a first one
         values = int(np.count_nonzero(part.kinds == COMMA)) + objects + arrays
         if self.field == BIAS_FIELD:
             self._biases += int(np.count_nonzero(part.kinds == COLON))
@@ -265,6 +268,7 @@ class _FragmentReader:
             end = min(begin + FRAGMENT, size)
             in_string = self._scanner.in_string
             part = self._scanner.scan(end)
+            # a fragment of white space alone: no value is that far from the next one
             if not in_string and not len(part.quotes) and not len(part.marks) and end < size:
                 raise invalid_json(f"there is no value from byte {begin} to byte {end}")
             self._counts.add(self._pending, part, end)
@@ -293,6 +297,7 @@ class _FragmentReader:
         self._take(begin, placeholder='""')
         if self._open:
             container = self._open[-1]
+            # in place of the placeholder that `_take` has read
             container[name if isinstance(container, dict) else -1] = self._string(begin, end)
         self._at, self._pending = end, NO_STRUCTURE
         return part.tail(end)
@@ -337,9 +342,11 @@ class _FragmentReader:
         """The brackets that are open after a part of the fragment."""
         kept = depth = len(self._open)
         if len(part.depths):
+            # the least depth tells which of the earlier brackets were never closed
             kept, depth = min(kept, int(part.depths.min())), int(part.depths[-1])
         is_open = (part.kinds == OBJECT) | (part.kinds == ARRAY)
         marks, depths = part.marks[is_open], part.depths[is_open]
+        # the last bracket of each level is the open one
         opened = [
             int(marks[np.flatnonzero(depths == level)[-1]]) for level in range(kept + 1, depth + 1)
         ]
@@ -357,6 +364,7 @@ class _FragmentReader:
         """Opens the brackets that earlier fragments have opened, each with the element that they were reading."""
         if not self._open:
             return ""
+        # the fragment begins after an element, for which an empty text stands
         opening = [f"{{{_SPINE_JSON}:" if isinstance(each, dict) else "[" for each in self._open]
         return "".join(opening) + '""'
 

@@ -33,6 +33,7 @@ class ResponseWriter:
         self._body, self._job, self._keep = body, job, keep
         self._created = int(time.time())
         self._id = new_id("resp")
+        # the first event has the number 0
         self._sequence = -1
         self._items: list[dict[str, Any]] = []
         self._open: dict[str, Any] | None = None
@@ -123,6 +124,7 @@ class ResponseWriter:
             "metadata": body.metadata or {},
             "reasoning": _plain(body.reasoning) or {"effort": None, "summary": None},
         }
+        # before the client gets it, and may go on with it
         if finish_reason is not None and self._keep is not None:
             self._keep(response)
         return response
@@ -239,6 +241,7 @@ class ResponseWriter:
         field, index, part_kind = "content", "content_index", "content_part"
         if kind == "reasoning":
             field, index, _, part_kind = self._reasoning_form
+        # without its part, which an event of its own adds
         shown = {**item, field: []} if part is not None else {**item}
         if part is not None:
             item[field] = [part]
@@ -276,6 +279,7 @@ def _parts_of(answer: Answer) -> list[AnswerPart]:
     parts: list[AnswerPart] = []
     if answer.reasoning:
         parts.append(ReasoningPart(answer.reasoning))
+    # an answer without calls has a message, an empty one too
     if answer.content or not answer.tool_calls:
         parts.append(ContentPart(answer.content))
     for index, call in enumerate(answer.tool_calls):
