@@ -24,6 +24,7 @@ def copy_rows_padded(packed: Any, stride: int, rows: Any) -> None:
         rows: `[rows, size]`.
     """
     for r in range(rows.shape[0]):
+        # a whole `DEPTH` is stored even at the end of a row: masked lanes load 0, which is the padding
         for i, tail in k.vectors(rows.shape[1], DEPTH):
             packed.store(r * stride + i, value=rows.load(r, i, width=DEPTH, mask=tail))
 
@@ -37,9 +38,11 @@ def zero_weights_tail(rows: Any, stride: int, count: Any) -> None:
         stride: Elements from row to row.
         count: Keys.
     """
+    # softmax pads with 0 to 16 keys only, but a tile along k is `DEPTH` keys deep
     begin = k.ceildiv(count, 16) * 16
     if begin % DEPTH != 0:
         for r in k.static_range(HEIGHT):
+            # [16], the rest of the last tile
             rows.store(r * stride + begin, value=k.splat(k.bf16(0), 16))
 
 
@@ -64,6 +67,7 @@ def multiply_tile_amx(tiles: Any, c: Matrix, a: Matrix, panel: Any, steps: Any, 
     for n in range(steps):
         tiles.load(4, a.elements, n * DEPTH, stride=a.row)
         for side in k.static_range(2):
+            # [16 lanes, 16 columns]
             tiles.load(6 + side, panel, n * (16 * COLUMNS) + 16 * side, stride=COLUMNS)
             tiles.dot(side, 4, 6 + side, k.bf16)
     for half in k.static_range(2):

@@ -16,6 +16,7 @@ from max import kernel as k
 from max._backends.cpu.kernels.operand_checks import check_size
 from max.dtype.cache_rows import SCALE_BYTES
 
+# a cast of 464 or more gives NaN, as e4m3fn has no infinity
 MAX_FINITE = {"f8e4m3fn": 448.0}
 """The greatest finite value of the 8-bit floats that a cache can have."""
 
@@ -29,7 +30,7 @@ def is_rounded(dtype: k.ScalarType) -> bool:
 def elements_of(rows: Any, head_dim: int) -> Any:
     """The elements, or codes, of rows `[count, row size]`: `[count, head_dim]`."""
     if is_rounded(rows.dtype):
-        rows = rows[:, SCALE_BYTES : SCALE_BYTES + head_dim]
+        rows = rows[:, SCALE_BYTES : SCALE_BYTES + head_dim]  # [count, head_dim]
     return rows
 
 
@@ -46,6 +47,7 @@ def scales_of(blocks: Any) -> Any:
 def load_head(target: Any, row: Any, width: int) -> None:
     """Widens a row to `target` `[head_dim]`."""
     if is_rounded(row.dtype):
+        # pages hold bytes: the scale is the first 4 of the row
         scale, codes = row.view(k.f32)[0], row[SCALE_BYTES:]
         for j, mask in k.vectors(target.shape[0], width):
             v = k.cast(codes.load(j, width=width, mask=mask), k.f32)
@@ -68,6 +70,7 @@ def store_head(row: Any, source: Any, width: int) -> None:
             v = k.cast(source.load(j, width=width, mask=mask), k.f32)
             largest = k.max(largest, k.abs(v))
         top = k.reduce_max(largest)
+        # a row of zeros, or whose greatest value is NaN, has no inverse
         inverse = 127.0 / top if top > 0 else k.f32(0)
         row.view(k.f32)[0] = top * k.f32(1 / 127)
         codes = row[SCALE_BYTES:]
@@ -99,10 +102,11 @@ def store_heads(rows: Any, source: Any, width: int) -> None:
         width: Lanes of a vector.
     """
     if is_rounded(rows.dtype):
-        size = source.shape[0] // rows.shape[0]
+        size = source.shape[0] // rows.shape[0]  # head_dim
         for head in range(rows.shape[0]):
             store_head(rows[head], source[head * size : (head + 1) * size], width)
     else:
+        # all heads of a slot are adjacent in a cache of floats
         copy_elements(rows.reshape(source.shape[0]), source, width)
 
 
@@ -115,5 +119,6 @@ def check_heads(name: str, size: Any, blocks: Any) -> None:
         size: Its elements.
         blocks: The cache.
     """
+    # a page's token is [kv_heads, head_dim]
     if not is_rounded(blocks.dtype):
         check_size(name, size, blocks.shape[4] * blocks.shape[5])

@@ -52,6 +52,7 @@ def cache_load(
     check_size("lookup_table", lookup_table.shape[0], batch)
     check_heads("a row", size, blocks)
     check_rising("offsets", offsets, width)
+    # offsets may end before the result does, where a buffer is larger than its batch
     rows = k.i64(offsets[batch])
     if k.i64(offsets[0]) != 0 or rows > out.shape[0]:
         raise ValueError(
@@ -64,14 +65,16 @@ def cache_load(
     for row in ctx.parallel(out.shape[0]):
         if row < rows:
             sequence = sequence_of(offsets, batch, row)
+            # the first offset is 0 and offsets rise: each row below `rows` has a sequence
             position = k.i64(starts[sequence]) + row - k.i64(offsets[sequence])
             page = page_of(blocks, lookup_table, sequence, position)
             heads = blocks.shape[4]
-            source = blocks[page, side, layer, position % blocks.shape[3]]
+            source = blocks[page, side, layer, position % blocks.shape[3]]  # [kv_heads, row size]
             for head in range(heads):
                 part = size // heads
                 load_head(out[row][head * part : (head + 1) * part], source[head], width)
         else:
+            # the buffer is not zeroed by its allocation: unused rows are defined as 0
             for j, mask in k.vectors(size, width):
                 out.store(row, j, value=k.splat(k.f32(0), width), mask=mask)
 
@@ -91,6 +94,7 @@ def key_store(
     blocks, _, lookup_table = cache
     layer = layer_of(blocks, layer_index)
     size = keys.shape[1]
+    # a cache of latents has one kind of page, so only `side + 1` are required
     check_batch(offsets, keys.shape[0], cache, width, side + 1)
     check_heads("a row", size, blocks)
     for token in ctx.parallel(keys.shape[0]):

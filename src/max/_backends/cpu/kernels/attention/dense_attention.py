@@ -67,6 +67,7 @@ def unflatten(coordinates: Any, index: Any, x: Any, rank: int) -> None:
     """Writes the coordinates of a flat index along the first axes of a view."""
     remaining = k.i64(index)
     for reverse in k.static_range(rank):
+        # the last axis changes fastest
         axis = rank - 1 - reverse
         coordinates[axis] = remaining % x.shape[axis]
         remaining = remaining // x.shape[axis]
@@ -96,7 +97,9 @@ def plan_dense_grid(q: Any, length: Any, max_rows: int, p: Plan, ctx: Any) -> Gr
     batches = k.i64(1)
     for axis in k.static_range(rank):
         batches = batches * q.shape[axis]
+    # whole row tiles, so that only the last task of a batch index has a partial tile
     height = p.plain.height
+    # at least 4 tasks per worker where tasks stay above the minimum
     even_rows = k.ceildiv(batches * rows, 4 * ctx.num_workers)
     blocks = k.max(k.ceildiv(rows, k.min(k.max(even_rows, MIN_TASK_ROWS), max_rows)), 1)
     task_rows = k.ceildiv(k.ceildiv(rows, blocks), height) * height
@@ -160,13 +163,16 @@ def store_rows(
     in_place = task.rows <= p.row_threshold
     for i in range(task.rows):
         row = task.first + i
+        # packed tiles keep `state_rows` rows each, rows read in place follow each other
         state_row = i if in_place else i // t.height * p.state_rows + i % t.height
         part_row = part + i * MAX_SPLITS
+        # the parts of a row are adjacent, those of the next row `MAX_SPLITS` further
         scale = k.f32(1)
         if splits > 1:
             parts[part_row, width] = state.maxima[state_row]
             parts[part_row, width + 1] = state.totals[state_row]
         elif p.weight_dtype is None:
+            # rounded weights were divided by their total before they were summed
             scale = 1 / state.totals[state_row]
         for j, tail in k.vectors(width, t.width):
             v = state.sums.load(state_row * p.stride + j, width=t.width) * scale
@@ -210,6 +216,7 @@ def attention_dense(
     next_coordinates = k.tile(k.i64, (max(rank, 1),), fill=0)
     grid = plan_dense_grid(q, length, max_rows, p, ctx)
     blocks, task_rows = grid.blocks, grid.task_rows
+    # tasks that read keys and values in place use no matrix tiles
     if p.matrix_tiles:
         if task_rows > p.row_threshold:
             memory.tiles.configure()
@@ -226,6 +233,7 @@ def attention_dense(
         # the next task of this worker if all workers progress at the same speed
         next_index = k.min(k.i64(index) + ctx.num_workers, grid.batches * blocks - 1)
         unflatten(next_coordinates, next_index // blocks, q, rank)
+        # row r is query r // group
         next_row = next_index % blocks * task_rows // group
         next_q = part_at(q, next_coordinates, rank)[0, next_row:]
         next_keys = part_at(keys, next_coordinates, rank)
@@ -242,11 +250,12 @@ def attention_dense(
         if task_rows > p.row_threshold:
             memory.tiles.release()
     if grid.splits > 1:
+        # parts of a row come from different workers
         ctx.barrier()
         for batch, row in ctx.parallel((grid.batches, grid.rows)):
             unflatten(coordinates, batch, q, rank)
             target = part_at(out, coordinates, rank)[row % group, row // group]
-            row_parts = parts[(batch * grid.rows + row) * MAX_SPLITS :]
+            row_parts = parts[(batch * grid.rows + row) * MAX_SPLITS :]  # [splits, width + 2]
             merge_parts(target, row_parts, grid.splits, p.factor, float("nan"), p.plain.width)
 
 
@@ -263,6 +272,7 @@ def _lower_attention(
     columns = bool(attributes.get("columns", False))
     flat = (*[False] * (rank - 3), False, True)
     roundings = attributes.get("roundings", (None,) * (len(masks) + 2))
+    # [rows * MAX_SPLITS, sums + maximum + total]; only launches of up to `SPLIT_ROWS` rows are split
     parts = Workspace(DType.float32, (SPLIT_ROWS * MAX_SPLITS, values.shape[-1] + 2))
     args = (
         view("result", 0, results[0], static=sizes),

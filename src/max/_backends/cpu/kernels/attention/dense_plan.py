@@ -198,10 +198,15 @@ def plan_dense(
         plain=t,
         left=left,
         right=right,
+        # batch-invariant: the path of a row must not depend on the number of rows beside it
         row_threshold=0 if target.batch_invariant else IN_PLACE_PASSES * t.gemv_rows,
+        # lanes of whole vectors along k
         depth=round_up(size, left.step) // left.pair,
+        # sums are computed in strips of four vectors
         stride=round_up(width, 4 * t.width),
+        # a multiple of 64; heads too large for that many keys exceed the budget
         keys=max(64, min(MAX_KEYS, BLOCK_ELEMENTS // (size + width) // 64 * 64)),
+        # the softmax takes four rows at a time
         state_rows=round_up(t.height, 4),
         scale=scale,
         factor=factor * LOG2_E,

@@ -59,10 +59,13 @@ def masked_maxima(scores: Any, row: Any, last: Any, keys: KeyBlock, rows: int, p
         for i in k.static_range(rows):
             score = scores.load(i * p.keys + j, width=t.width)
             if p.rewrites_scores:
+                # rounds as the graph would if it stored the scaled scores
                 score = rounded_to(score * p.scale, p.score_dtypes[0])
             for mask, fill, dtype in zip(keys.masks, p.fills, p.score_dtypes[1:], strict=True):
                 group = mask.shape[0]
+                # rows go by fours: those past the last one would read masks outside their tensor
                 r = k.min(row + i, last)
+                # [width] of [group, queries, keys]
                 v = mask.load(r % group, r // group, keys.first + j, width=t.width, mask=tail)
                 if fill is None:
                     score = score + k.cast(v, k.f32)
@@ -71,6 +74,7 @@ def masked_maxima(scores: Any, row: Any, last: Any, keys: KeyBlock, rows: int, p
                 score = rounded_to(score, dtype)
             if tail is not None:
                 score = k.select(tail, score, NEGATIVE_INFINITY)
+            # without masks the scores in memory are those already, except behind the last key
             if p.rewrites_scores or tail is not None:
                 scores.store(i * p.keys + j, value=score)
             largest[i] = maximum(score, largest[i])
@@ -117,14 +121,17 @@ def rounded_weights(
     else:
         masked_maxima(scores, row, last, keys, rows, p)
         for i in k.static_range(rows):
+            # a row whose keys are all masked: `-inf - -inf` would be NaN
             top = k.select(state.maxima[i] > NEGATIVE_INFINITY, state.maxima[i], 0.0)
             if not scaling.overflows:
                 top = top * scaling.factor
+            # maxima and totals are final after the first sweep
             for j in range(0, count, t.width):
                 score = scores.load(i * p.keys + j, width=t.width)
                 scores.store(i * p.keys + j, value=softmax_weight(score, top, scaling, t.width))
     if sweep.last:
         for i in k.static_range(rows):
+            # the graph divides before it rounds
             inverse = 1 / state.totals[i]
             for j in range(0, count, t.width):
                 weight = scores.load(i * p.keys + j, width=t.width) * inverse
@@ -147,6 +154,7 @@ def scores_in_place(scores: Any, queries: Any, keys: Any, rows: Any, p: Plan) ->
     """`scores[row, key] = queries[row] · keys[key]` of a block of keys, read in place."""
     t = p.plain
     count = keys.shape[1] if p.columns else keys.shape[0]
+    # columns: four vectors of keys; rows: four dot products at once
     for j in range(0, count, 4 * t.width if p.columns else 4):
         block = keys[:, j:] if p.columns else keys[j:]
         i = k.i64(0)
@@ -162,7 +170,7 @@ def scores_in_place(scores: Any, queries: Any, keys: Any, rows: Any, p: Plan) ->
 def add_values_in_place(sums: Any, weights: Any, values: Any, rows: Any, p: Plan) -> None:
     """`sums[row] += Σ weights[row, key] · values[key]` of a block of values, read in place."""
     t = p.plain
-    left = weights.reshape(-1, p.keys)[:, : values.shape[0]]
+    left = weights.reshape(-1, p.keys)[:, : values.shape[0]]  # [rows, keys]
     for column in k.static_range(0, p.stride, 4 * t.width):
         strip = values[:, column : min(column + 4 * t.width, values.shape[1])]
         i = k.i64(0)
@@ -183,6 +191,7 @@ def copy_queries(target: Any, task: Task, p: Plan) -> None:
     for i in range(task.rows):
         row = task.first + i
         for j, tail in k.vectors(task.q.shape[2], width):
+            # the rows of a task are (query, head) pairs, the head changing fastest
             query = task.q.load(row % group, row // group, j, width=width, mask=tail)
             target.store(i, j, value=k.cast(query, k.f32) * p.query_factor, mask=tail)
 
@@ -208,6 +217,7 @@ def attend_in_place(task: Task, memory: Scratch, p: Plan) -> None:
 @k.inline
 def sweeps_of(task: Task, p: Plan) -> Any:
     """How often a task with rounded weights reads its keys: twice if their scores do not fit into scratch memory."""
+    # a single block finds its totals and adds its values in one sweep
     return k.select(task.end - task.begin > p.keys, k.i64(2), k.i64(1))
 
 
@@ -215,6 +225,7 @@ def sweeps_of(task: Task, p: Plan) -> Any:
 def sweep_in_place(task: Task, memory: Scratch, sweep: Sweep, p: Plan) -> None:
     """One pass of the rows of a task over its keys, read in place."""
     state = memory.state
+    # the last row of all tasks: rows of a tile past the task still have masks
     last = task.q.shape[0] * task.q.shape[1] - 1
     key = k.i64(task.begin)
     while key < task.end:
@@ -250,6 +261,7 @@ def pack_queries(task: Task, memory: Scratch, p: Plan) -> None:
         amx_attention.copy_rows_padded(memory.packed.view(k.bf16), 2 * p.depth, source)
     for tile in range(0 if p.matrix_tiles else k.ceildiv(task.rows, t.height)):
         for r in k.static_range(0, t.height, t.width):
+            # a vector of rows behind the task is not packed: its results are never read
             if r == 0 or tile * t.height + r < task.rows:
                 target = memory.packed[tile * t.height * p.depth + r :]
                 rows = source[tile * t.height + r :]
@@ -273,11 +285,13 @@ def pack_keys(panels: Any, keys: Any, p: Plan) -> None:
 @k.inline
 def pack_values(panels: Any, values: Any, p: Plan) -> None:
     """Packs a block of values into panels of two vectors' width, one after the other."""
+    # lanes of pairs: two keys share a lane
     lanes = p.keys // p.right.pair
     for column in range(0, values.shape[1], 2 * p.plain.width):
         panel = panels[column * lanes :]
         pack_columns(panel, values[:, column:], 2, p.right)
         if p.matrix_tiles:
+            # matrix tiles read whole tiles along k, and 0 times a NaN in stale memory is NaN
             amx_tiles.zero_panel_tail(panel, values.shape[0])
 
 
@@ -286,8 +300,10 @@ def prefetch_share(views: Any, slot: Any, slots: Any, p: Plan) -> None:
     """Prefetches share `slot` of `slots` of the first rows of each view."""
     for x in k.unroll(views):
         rows = k.min(x.shape[0], p.keys)
+        # the panels of all tiles share the prefetches
         share = k.ceildiv(rows, slots)
         for row in range(k.min(slot * share, rows), k.min((slot + 1) * share, rows)):
+            # one a cache line, 64 bytes
             for j in range(0, k.min(x.shape[1], p.keys), 512 // x.dtype.bits):
                 x.prefetch(row, j)
 
@@ -311,7 +327,7 @@ def multiply_keys(
             after = key + count
             keys = task.keys[:, after:] if p.columns else task.keys[after:]
             prefetch_share((keys, task.values[after:]), slot, slots, p)
-        c = Matrix(memory.scores[j:], p.keys)
+        c = Matrix(memory.scores[j:], p.keys)  # [height, keys]
         if p.matrix_tiles:
             amx_attention.multiply_tile_amx(
                 memory.tiles, c, Matrix(rows.view(k.bf16), 2 * p.depth), panel, p.depth // 16, True
@@ -338,9 +354,11 @@ def multiply_values(
     """
     t, right = p.plain, p.right
     value_lanes = p.keys // right.pair
+    # weights as pairs of bf16 in lanes of 32 bits
     lanes = memory.rounded.view(k.i32) if right.pair == 2 else memory.scores
     size = k.ceildiv(count, right.pair)
     if p.matrix_tiles:
+        # weights are 0 up to a multiple of 16 keys, tiles take 32
         amx_attention.zero_weights_tail(memory.rounded, p.keys, count)
     for column in range(0, width, 2 * t.width):
         panel = memory.value_panels[column * value_lanes :]
@@ -369,6 +387,7 @@ def attend_packed(task: Task, memory: Scratch, ahead: Any, p: Plan) -> None:
     """
     state = memory.state
     pack_queries(task, memory, p)
+    # padding rows of the last tile have a state too, as the softmax takes four rows
     for i in range(0, k.ceildiv(task.rows, p.plain.height) * p.state_rows, 4):
         state.maxima.store(i, value=k.splat(k.f32(NEGATIVE_INFINITY), 4))
         state.totals.store(i, value=k.splat(k.f32(0), 4))
@@ -396,6 +415,7 @@ def sweep_packed(task: Task, memory: Scratch, ahead: Any, sweep: Sweep, p: Plan)
         for tile in range(tiles):
             top = tile * t.height
             multiply_keys(task, memory, tile, tiles, key, count, ahead, p)
+            # a partial group of four reads padding rows, whose results are not stored
             for i in range(0, k.min(task.rows - top, t.height), 4):
                 scores = memory.scores[i * p.keys :]
                 weights = memory.rounded[i * p.keys :] if p.right.pair == 2 else scores
@@ -405,6 +425,7 @@ def sweep_packed(task: Task, memory: Scratch, ahead: Any, sweep: Sweep, p: Plan)
                     softmax_rows(scores, weights, row_state, row, last, part, 4, p)
                 else:
                     rounded_weights(scores, weights, row_state, row, last, part, 4, sweep, p)
+            # the first sweep of two finds maxima and totals only
             if sweep.last:
                 sums = state.sums[tile * p.state_rows * p.stride :]
                 multiply_values(memory, sums, task.values.shape[1], count, key == task.begin, p)

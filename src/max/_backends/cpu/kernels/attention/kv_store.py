@@ -38,11 +38,12 @@ def kv_store(
     check_heads("a key", size, blocks)
     check_size("a value", values.shape[1], size)
     check_size("values", values.shape[0], keys.shape[0])
+    # slots of different tokens are disjoint, so tasks need no order
     for token in ctx.parallel(keys.shape[0]):
         sequence, position = place_of(offsets, cache, token)
         page = page_of(blocks, lookup_table, sequence, position)
         slot = position % blocks.shape[3]
-        store_heads(blocks[page, 0, layer, slot], keys[token], width)
+        store_heads(blocks[page, 0, layer, slot], keys[token], width)  # [kv_heads, row size]
         store_heads(blocks[page, 1, layer, slot], values[token], width)
 
 

@@ -51,6 +51,7 @@ def plan_latents(
     else:
         if least_rows > 0:
             if rows >= least_rows and cached <= rows * most_cached:
+                # `pairs` is doubled, so the other side is too
                 if pairs * float(saved) >= 2.0 * k.f64(cached) * float(spent):
                     out[0] = k.i32(1)
         if count > 0:

@@ -66,10 +66,13 @@ def resume(task: Task, out: Any, info: Any, factor: Any, memory: Scratch, width:
     state, head = memory.state, task.kv_head
     for i in range(task.tokens):
         total = k.cast(info[task.row + i, head, 1], k.f32)
+        # stored maxima are scaled scores, those of the state are products before the factor
         top = k.cast(info[task.row + i, head, 0], k.f32) * LOG2_E / factor
+        # a row that has seen no key has total 0, and its stored maximum means nothing
         state.maxima[i] = top if total > 0 else k.f32(NEGATIVE_INFINITY)
         state.totals[i] = total
         for j, mask in k.vectors(out.shape[2], width):
+            # results are divided by their total: this undoes it
             before = k.cast(out.load(task.row + i, head, j, width=width, mask=mask), k.f32)
             state.sums.store(i * state.stride + j, value=before * total, mask=mask)
 
@@ -136,9 +139,10 @@ def join_keys(
     blocks, plain = cache.blocks, keys.shape[2]
     for i in range(joined.shape[0]):
         page = page_of(blocks, cache.lookup_table, task.sequence, token + i)
+        # latents have a single head, kind 0 of the page
         latent = blocks[page, 0, layer, (token + i) % blocks.shape[3], 0]
-        rotated = latent[latent.shape[0] - (joined.shape[1] - plain) :]
-        copy_elements(joined[i][:plain], keys[row + i, task.kv_head], width)
+        rotated = latent[latent.shape[0] - (joined.shape[1] - plain) :]  # [rotated]
+        copy_elements(joined[i][:plain], keys[row + i, task.kv_head], width)  # [size - rotated]
         copy_elements(joined[i][plain:], rotated, width)
 
 
@@ -163,14 +167,17 @@ def latent_prefill(
     cache_lengths = cache.cache_lengths
     heads, head_dim, value_size = q.shape[1], q.shape[2], values.shape[2]
     batch = cache_lengths.shape[0]
+    # cross: the chunk may end before the row's position, which is then past its last key
     form = AttentionForm("causal" if causal else "null", value_size=value_size, cross=True)
     p = plan_paged(ctx.target, (q.dtype, keys.dtype), (heads, heads, head_dim), form)
     width = p.plain.width
     memory = paged_scratch(head_dim, p, ctx)
+    # both parts of each key of a block, side by side
     joined = ctx.scratch(keys.dtype, (KEYS, head_dim))
     layer = layer_of(cache.blocks, layer_index)
     check_batch(offsets, q.shape[0], cache, width, 1)
     check_size("cache_offsets", cache_offsets.shape[0], batch)
+    # data of tensors decides what is read: all of it is checked before the first access
     check_buffer(buffer_offsets, keys, values, batch, width)
     check_size("the result", out.shape[0], q.shape[0])
     check_size("the softmax's state", info.shape[0], q.shape[0])
@@ -200,6 +207,7 @@ def latent_prefill(
             resume(task, previous[0], previous[1], factor, memory, width)
         tile_height = pack_task(task.tokens, memory, p)
         key = k.i64(0)
+        # causal: the last row of the task sees most keys
         end = last_key(position + task.tokens - 1, total, p) + 1
         while key < end:
             count = k.min(k.i64(KEYS), end - key)
@@ -210,6 +218,7 @@ def latent_prefill(
         state = memory.state
         for i in range(task.tokens):
             weight_total = state.totals[i]
+            # as scaled scores, which `resume` reads
             info[task.row + i, head, 0] = state.maxima[i] * factor / LOG2_E
             info[task.row + i, head, 1] = weight_total
             store_row(out, task.row + i, head, state, i, weight_total, value_size, width)

@@ -180,6 +180,7 @@ def add_weights(
     # weights of rows that have seen no key are 0, or NaN where scores are NaN
     seen = now > NEGATIVE_INFINITY
     top = k.select(seen, now, 0.0)
+    # 2 ** (factor * (old - new)); 1 where no key was seen, which would give NaN
     change = k.select(seen, k.exp2((before - top) * scaling.factor), 1.0)
     if not scaling.overflows:
         top = top * scaling.factor
@@ -192,6 +193,7 @@ def add_weights(
             parts[i] = parts[i] + weight
     state.maxima.store(0, value=now)
     add_totals(state, parts, change, rows, t.width)
+    # without a new maximum the sums keep their scale
     if k.any((change != 1.0) & (before > NEGATIVE_INFINITY)):
         for i in k.static_range(rows):
             for j in range(0, state.size, t.width):
@@ -218,6 +220,7 @@ def merge_parts(out: Any, parts: Any, splits: Any, factor: Any, empty: float, wi
         largest = k.max(largest, parts[s, head_dim])
     total = k.f32(0)
     for s in range(splits):
+        # a part that saw no key has maximum -inf: its distance to a maximum of -inf is NaN
         if parts[s, head_dim + 1] != 0:
             total += parts[s, head_dim + 1] * k.exp2((parts[s, head_dim] - largest) * factor)
     scale = 1 / total if total != 0 else k.f32(empty)
@@ -227,6 +230,7 @@ def merge_parts(out: Any, parts: Any, splits: Any, factor: Any, empty: float, wi
             if parts[s, head_dim + 1] != 0:
                 weight = k.exp2((parts[s, head_dim] - largest) * factor) * scale
                 v = v + parts.load(s, j, width=width, mask=mask) * weight
+        # 0 where no key was seen, or NaN where the caller asks for it
         if total == 0:
             v = v * scale
         out.store(j, value=v, mask=mask)

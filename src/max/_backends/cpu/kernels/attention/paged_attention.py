@@ -128,6 +128,7 @@ def plan_paged_grid(batch: Batch, q: Any, p: Plan, ctx: Any) -> Grid:
     """The tasks of a launch: long ones where they are at least 6 per worker, split ones where fewer than 4."""
     tasks, long_tasks = k.i64(0), k.i64(0)
     longest, max_tokens = k.i64(0), k.i64(0)
+    # the sizes of sequences are data, so each worker counts tasks itself
     for b in range(batch.cache.cache_lengths.shape[0]):
         new = k.i64(batch.offsets[b + 1]) - k.i64(batch.offsets[b])
         tasks += k.ceildiv(new, p.short_tokens) * p.kv_heads
@@ -136,6 +137,7 @@ def plan_paged_grid(batch: Batch, q: Any, p: Plan, ctx: Any) -> Grid:
         longest = k.max(longest, k.i64(batch.cache.cache_lengths[b]) + keys)
         max_tokens = k.max(max_tokens, new)
     tokens = k.i64(p.short_tokens)
+    # long tasks pack keys and values less often, where they still balance
     if long_tasks >= 6 * ctx.num_workers:
         tokens = k.i64(p.long_tokens)
         tasks = long_tasks
@@ -179,6 +181,7 @@ def next_keys(task: Task, batch: Batch, key: Any, end: Any, head_dim: int, p: Pl
     page_size = blocks.shape[3]
     sequence, head, first = task.sequence, task.kv_head, key
     if key >= end:
+        # the first key of the next head, or of the next sequence's first head
         first = first_key(task.position, p)
         head += 1
         if head >= p.kv_heads:
@@ -188,6 +191,7 @@ def next_keys(task: Task, batch: Batch, key: Any, end: Any, head_dim: int, p: Pl
     column = k.min(first // page_size, table.shape[1] - 1)
     page = k.min(k.i64(table[sequence, column]), blocks.shape[0] - 1)
     slot = first % page_size
+    # a block may not leave its page
     count = k.min(page_size - slot, KEYS)
     return elements_of(blocks[page, 0, batch.layer][slot : slot + count, head], head_dim)
 
@@ -234,6 +238,7 @@ def attend(
             first_words = scale_words[page, kind, batch.layer][slot : slot + count, task.kv_head, 0]
             copy_scales(memory.value_scales, first_words, p.plain.width)
         keys, values = elements_of(keys, head_dim), elements_of(values, head_dim)
+        # a value is the beginning of its key: both come from the same row
         if value_size:
             values = values[:, :value_size]
         ahead = next_keys(task, batch, key + count, last_end, head_dim, p)
@@ -262,12 +267,14 @@ def store_task(
     for i in range(task.tokens * p.group):
         row = task.row + i // p.group
         head = task.kv_head * p.group + i % p.group
+        # [rows, heads, splits]
         part = (row * heads + head) * MAX_SPLITS + split
         scale = k.f32(1)
         if splits > 1:
             parts[part, head_dim] = state.maxima[i] * factor
             parts[part, head_dim + 1] = state.totals[i]
         else:
+            # a row that sees no key, as of an empty sequence in cross attention, gives 0
             scale = 1 / state.totals[i] if state.totals[i] > 0 else k.f32(0)
         for j, tail in k.vectors(head_dim, width):
             v = state.sums.load(i * p.stride + j, width=width) * scale
@@ -302,6 +309,7 @@ def attention(
     width = p.plain.width
     memory = paged_scratch(head_dim, p, ctx)
     layer = layer_of(blocks, layer_index)
+    # a cache of latents has one kind: values are parts of keys
     kinds = 1 if value_size else 2
     check_batch(offsets, q.shape[0], cache, width, kinds)
     for d in k.static_range(2):
@@ -323,6 +331,7 @@ def attention(
     scores = Scores(query_factor, factor, scale[0], sinks, slopes)
     batch = Batch(offsets, cache, layer, key_offsets)
     grid = plan_paged_grid(batch, q, p, ctx)
+    # tasks that read the cache in place use no matrix tiles
     if p.matrix_tiles:
         if grid.max_tokens * p.group > ROW_THRESHOLD:
             memory.tiles.configure()
@@ -345,9 +354,11 @@ def attention(
         if grid.max_tokens * p.group > ROW_THRESHOLD:
             memory.tiles.release()
     if grid.splits > 1:
+        # parts of a row come from different workers
         ctx.barrier()
         for row, head in ctx.parallel((q.shape[0], heads)):
             row_parts = parts[(row * heads + head) * MAX_SPLITS :]
+            # maxima of parts have the factor already
             merge_parts(out[row, head], row_parts, grid.splits, k.f32(1), 0.0, width)
 
 

@@ -46,6 +46,7 @@ def check_batch(offsets: Any, rows: Any, cache: PagedCache, width: int, kinds: i
         width: Offsets per vector.
         kinds: Kinds of pages that the caller reads or writes: keys, or keys and values.
     """
+    # offsets and lengths are data: nothing is read by them before they are checked
     blocks, cache_lengths, lookup_table = cache
     check_size("input_row_offsets", offsets.size, cache_lengths.size + 1)
     check_size("lookup_table", lookup_table.shape[0], cache_lengths.size)
@@ -70,6 +71,7 @@ def sequence_of(offsets: Any, batch: Any, token: Any) -> Any:
     """
     low = k.i64(0)
     high = k.i64(batch - 1)
+    # the first sequence whose end is past the row; empty sequences are skipped
     while low < high:
         middle = (low + high) // 2
         if k.i64(offsets[middle + 1]) > token:
@@ -105,6 +107,7 @@ def page_of(blocks: Any, lookup_table: Any, sequence: Any, position: Any) -> Any
             lookup_table.shape[1],
         )
     page = k.i64(lookup_table[sequence, slot])
+    # the table is data: it may name any page
     if page >= blocks.shape[0]:
         raise IndexError(
             "sequence {}: page {} at position {}; the cache has {} pages",

@@ -199,6 +199,7 @@ def find_piece(offsets: Any, task: Any, rows_per_task: Any, kv_heads: int) -> Pi
     index = k.i64(task)
     rows = k.i64(offsets[1]) - k.i64(offsets[0])
     pieces = k.ceildiv(rows, rows_per_task)
+    # sequences without rows have no pieces
     while index >= pieces * kv_heads:
         index -= pieces * kv_heads
         sequence += 1
@@ -216,6 +217,7 @@ def rows_per_pass(group: int, target: k.Target) -> int:
         group: Query heads of a KV head.
         target: The target.
     """
+    # 32 registers hold 4 x 4 accumulators with their operands, 16 only 3 x 2
     counts = (4, 3, 5, 2) if target.registers >= 32 else (3, 2)
     return next((n for n in counts if group % n == 0), 1 if group == 1 else counts[0])
 
@@ -283,6 +285,7 @@ def plan_paged(
         # packed queries and keys are padded to whole vectors, rows of sums to whole strips of columns
         depth=round_up(head_dim, wide.step),
         stride=round_up(form.value_size or head_dim, 4 * t.width),
+        # passes in place may reach past the last of `ROW_THRESHOLD` rows
         max_rows=round_up(max(long_tokens * group, 2 * ROW_THRESHOLD), t.height),
         matrix_tiles=matrix_tiles,
         mask=form.mask,
@@ -319,15 +322,17 @@ def of_height(p: Plan, height: int) -> Plan:
 @k.inline
 def paged_scratch(head_dim: int, p: Plan, ctx: Any) -> Scratch:
     """The scratch memory of a worker."""
+    # sized for the largest task
     wide, max_rows = p.wide, p.max_rows
     queries = ctx.scratch(k.f32, (2 * ROW_THRESHOLD, head_dim))
     unpacked = ctx.scratch(k.bf16 if wide.pair == 2 else k.f32, (max_rows, head_dim))
     packed = ctx.scratch(wide.lane, (max_rows * p.depth // wide.pair,))
-    scores = ctx.scratch(k.f32, (max_rows * KEYS,))
+    scores = ctx.scratch(k.f32, (max_rows * KEYS,))  # [max_rows, KEYS]
     rounded = ctx.scratch(k.bf16, (max_rows * KEYS if wide.pair == 2 else 1,))
     sums = ctx.scratch(k.f32, (max_rows * p.stride,))
     maxima = ctx.scratch(k.f32, (max_rows,))
     totals = ctx.scratch(k.f32, (max_rows,))
+    # a panel of keys is `depth` deep, one of values `KEYS`
     panel = ctx.scratch(wide.lane, (max(p.depth, KEYS) // wide.pair * 2 * p.plain.width,))
     state = RowState(maxima, totals, sums, p.stride, p.stride)
     tiles = k.matrix_tiles(amx_tiles.SHAPES)
@@ -341,10 +346,13 @@ def paged_scratch(head_dim: int, p: Plan, ctx: Any) -> Scratch:
 def first_key(position: Any, p: Plan) -> Any:
     """The first key that a query at a position sees."""
     if p.mask == "sliding_window" or p.mask == "symmetric_window":
+        # a window of `w` tokens includes the query's own
         return k.max(position - p.window + 1, 0)
     elif p.mask == "chunked_causal":
+        # chunks begin at multiples of the window, whatever the position of the query
         return position // p.window * p.window
     else:
+        # an expression of the position, so that the result has its type
         return position * 0
 
 
@@ -356,6 +364,7 @@ def last_key(position: Any, total: Any, p: Plan) -> Any:
     elif p.mask == "symmetric_window":
         return k.min(position + p.window - 1, total - 1)
     elif p.cross:
+        # the query may be past the last key of its sequence
         return k.min(position, total - 1)
     else:
         return position

@@ -50,7 +50,7 @@ def load_queries(q: Any, task: Task, split: Any, scores: Scores, memory: Scratch
     t, state = p.plain, memory.state
     rows = task.tokens * p.group
     for i in range(rows):
-        query = q[task.row + i // p.group, task.kv_head * p.group + i % p.group]
+        query = q[task.row + i // p.group, task.kv_head * p.group + i % p.group]  # [head_dim]
         for j, tail in k.vectors(q.shape[2], t.width):
             v = k.cast(query.load(j, width=t.width, mask=tail), k.f32) * scores.query_factor
             if rows <= p.row_threshold:
@@ -62,8 +62,9 @@ def load_queries(q: Any, task: Task, split: Any, scores: Scores, memory: Scratch
         if p.sinks:
             if split == 0:
                 head = task.kv_head * p.group + i % p.group
+                # so that `maximum * factor` is the sink's logit in the exponent of 2
                 state.maxima[i] = scores.sinks[head] * LOG2_E / scores.factor
-                state.totals[i] = 1
+                state.totals[i] = 1  # 2 ** 0, the weight of the sink relative to its own maximum
         for j in range(0, p.stride, t.width):
             state.sums.store(i * p.stride + j, value=k.splat(k.f32(0), t.width))
 
@@ -79,6 +80,7 @@ def pack_paged_queries(rows: Any, memory: Scratch, tile_height: Any, p: Plan) ->
         if height == tile_height:
             for tile in range(0 if p.matrix_tiles else k.ceildiv(rows, height)):
                 for r in k.static_range(0, height, wide.width):
+                    # a vector of rows behind the task is not packed: its results are never read
                     if r == 0 or tile * height + r < rows:
                         source = memory.unpacked[tile * height + r : rows]
                         target = memory.packed[tile * height * lanes + r :]
@@ -89,6 +91,7 @@ def pack_paged_queries(rows: Any, memory: Scratch, tile_height: Any, p: Plan) ->
 def pack_task(rows: Any, memory: Scratch, p: Plan) -> Any:
     """Packs the copied rows of a task where they are not read in place; returns the height of its register tiles."""
     tile_height = k.i64(p.plain.height)
+    # few rows take the lower tiles of batch-invariant targets
     if len(p.heights) == 2:
         if rows <= ROW_THRESHOLD:
             tile_height = k.i64(p.heights[1])
@@ -148,6 +151,7 @@ def score_block(keys: Any, rows: Any, memory: Scratch, p: Plan, values: Any = No
     if rows <= p.row_threshold:
         for j in range(0, count, 4):
             prefetch_rows_of_block(keys, values, j)
+            # passes may reach past the last row: queries and scores have room for twice the threshold
             for i in range(0, rows, p.gemv_rows):
                 c = Matrix(scores[i * KEYS + j :], KEYS)
                 queries, vectors = memory.queries[i:], p.gemv_vectors
@@ -155,6 +159,7 @@ def score_block(keys: Any, rows: Any, memory: Scratch, p: Plan, values: Any = No
     else:
         lanes = p.depth // wide.pair
         for j in range(0, count, 2 * t.width):
+            # a second vector without keys keeps old lanes: the softmax masks their scores
             for half in range(j, k.min(j + 2 * t.width, count), t.width):
                 pack_rows(memory.panel[half - j :], 2 * t.width, keys[half:], t.width, wide)
             for tile in range(k.ceildiv(rows, t.height)):
@@ -176,6 +181,7 @@ def add_values_packed(values: Any, rows: Any, memory: Scratch, p: Plan) -> None:
     """`sums[row] += Σ weight[row, key] · values[key]` of a block of values, in panels; see `add_values`."""
     t, wide, state = p.plain, p.wide, memory.state
     count, head_dim = values.shape[0], values.shape[1]
+    # lanes of 32 bits: an f32 weight, or those of two adjacent keys
     weights = memory.rounded.view(k.i32) if wide.pair == 2 else memory.scores
     if p.matrix_tiles:
         for tile in range(k.ceildiv(rows, t.height)):
@@ -210,9 +216,10 @@ def add_values(values: Any, rows: Any, memory: Scratch, p: Plan, ahead: Any = No
     """
     t, state = p.plain, memory.state
     if rows <= p.row_threshold:
-        weights = memory.scores.reshape(-1, KEYS)
+        weights = memory.scores.reshape(-1, KEYS)  # [rows, KEYS]
         step = p.gemv_vectors * t.width
         for column in k.static_range(0, p.stride, step):
+            # the sums are padded to whole strips, the values are not
             strip = values[:, min(column, values.shape[1]) : min(column + step, values.shape[1])]
             for i in range(0, rows, p.gemv_rows):
                 c = Matrix(state.sums[i * p.stride + column :], p.stride)
@@ -247,6 +254,7 @@ def softmax_visible(
         rows: Rows, 1 or 4.
         t: The tiling.
     """
+    # the mask test costs a compare and a store of each vector, so whole blocks skip it
     all_visible = count % t.width == 0
     for r in k.static_range(rows):
         all_visible = all_visible and low[r] <= 0 and high[r] >= count - 1
@@ -287,6 +295,7 @@ def rescale(task: Task, key: Any, count: Any, scores: Scores, memory: Scratch, p
             if p.softcap > 0:
                 v = k.tanh(v * (1 / p.softcap)) * p.softcap
             if p.mask == "causal_alibi":
+                # negative, as keys of a causal mask come before the query
                 offset = key + j - task.position - i // p.group
                 distances = k.cast(k.iota(k.i32, width) + k.i32(offset), k.f32)
                 v = v + distances * scores.slopes[task.kv_head * p.group + i % p.group]
@@ -309,12 +318,14 @@ def softmax_block(task: Task, key: Any, count: Any, factor: Any, memory: Scratch
     i = k.i64(0)
     for rows in k.unroll((4, 1)):
         while i + rows <= all_rows:
+            # rows of a task are token by token, so `group` rows share a position
             positions = [task.position + (i + r) // p.group for r in k.static_range(rows)]
             low = [first_key(position, p) - key for position in positions]
             high = [
                 k.min(last_key(position, task.total, p) - key, count - 1) for position in positions
             ]
             scores, state = memory.scores[i * KEYS :], state_from(memory.state, i)
+            # packed products need pairs of bf16; in place the weights stay f32
             if p.wide.pair == 2 and all_rows > p.row_threshold:
                 rounded = memory.rounded[i * KEYS :]
                 softmax_visible(scores, rounded, state, low, high, count, factor, rows, p.plain)
@@ -363,14 +374,17 @@ def attend_block(
         ahead: The keys that are read next; None where they are not prefetched.
     """
     rows = task.tokens * p.group
+    # heights are compile-time numbers: one copy of the code each
     for height in k.unroll(p.heights):
         if height == tile_height:
             score_block(keys, rows, memory, of_height(p, height), values)
+    # the products of codes lack the scales of the keys
     if p.rounded_cache:
         multiply_by_scales(memory.key_scales, rows, keys.shape[0], memory, p.plain.width)
     if scales_before_softmax(p):
         rescale(task, key, keys.shape[0], scores, memory, p)
     softmax_block(task, key, keys.shape[0], scores.factor, memory, p)
+    # after the softmax, whose totals are those of the weights alone
     if p.rounded_cache:
         multiply_by_scales(memory.value_scales, rows, keys.shape[0], memory, p.plain.width)
     for height in k.unroll(p.heights):

@@ -76,6 +76,7 @@ class TextTask(NamedTuple):
 def plan_ragged_grid(offsets: Any, p: Plan, ctx: Any) -> Grid:
     """The tasks of a launch: long ones where they are at least 6 per worker."""
     tasks, long_tasks, longest = k.i64(0), k.i64(0), k.i64(0)
+    # the sizes of texts are data, so each worker counts tasks itself
     for b in range(offsets.shape[0] - 1):
         rows = k.i64(offsets[b + 1]) - k.i64(offsets[b])
         tasks += k.ceildiv(rows, p.short_tokens) * p.kv_heads
@@ -113,11 +114,12 @@ def add_bias(task: Task, bias: Any, key: Any, count: Any, scale: Any, memory: Sc
         p: The plan.
     """
     width = p.plain.width
-    middle = bias.shape[1] // 2
+    middle = bias.shape[1] // 2  # [2 * n - 1]: distance 0 is in the middle
+    # the softmax multiplies scores by the scale, the bias must not be
     inverse = 1 / scale
     for i in range(task.tokens * p.group):
         head = task.kv_head * p.group + i % p.group
-        first = middle + key - (task.position + i // p.group)
+        first = middle + key - (task.position + i // p.group)  # the bias of the block's first key
         for j, tail in k.vectors(count, width):
             added = bias.load(head, first + j, width=width, mask=tail) * inverse
             score = memory.scores.load(i * KEYS + j, width=width) + added
@@ -144,6 +146,7 @@ def attend_text(
     task, begin = text_task.task, text_task.begin
     key = first_key(task.position, p)
     if k.target().batch_invariant:
+        # blocks begin at multiples of `KEYS` of the text, whatever the task
         key -= key % KEYS
     end = last_key(task.position + task.tokens - 1, task.total, p) + 1
     rows = task.tokens * p.group
@@ -197,6 +200,7 @@ def attention_ragged(
                 bias.shape[1] // 2 + 1,
             )
     if p.matrix_tiles:
+        # tasks that read in place use no matrix tiles
         if grid.longest * p.group > ROW_THRESHOLD:
             memory.tiles.configure()
 

@@ -42,6 +42,7 @@ def rotate_head(
     """
     half = rotated // 2
     for j, mask in k.vectors(half, width):
+        # the mask counts pairs, a load of both elements twice as many lanes
         pairs = None if mask is None else k.iota(k.i64, 2 * width) < 2 * (half - j)
         cosine, sine = k.deinterleave(angles.load(2 * j, width=2 * width, mask=pairs))
         if interleaved:
@@ -54,6 +55,7 @@ def rotate_head(
             y = k.cast(source.load(half + j, width=width, mask=mask), k.f32)
             target.store(j, value=x * cosine - y * sine, mask=mask)
             target.store(half + j, value=x * sine + y * cosine, mask=mask)
+    # both may be the same head: this part is then copied to itself
     for j, mask in k.vectors(rotated, source.size, width):
         target.store(j, value=source.load(j, width=width, mask=mask), mask=mask)
 
@@ -80,6 +82,7 @@ def rope(
     width = ctx.target.width(k.f32)
     blocks, _, lookup_table = cache
     rounds = is_rounded(blocks.dtype) or blocks.dtype.name in MAX_FINITE
+    # a key of 8 bits is rotated in f32 and rounded once
     key_row = ctx.scratch(k.f32, (q.shape[2] if rounds else 1,))
     layer = layer_of(blocks, layer_index)
     rotated = freqs_cis.shape[1]
@@ -104,7 +107,7 @@ def rope(
             rotate_head(out[token, head], q[token, head], angles, rotated, interleaved, width)
         if rotates_cache:
             for head in range(blocks.shape[4]):
-                key = blocks[page, 0, layer, slot, head]
+                key = blocks[page, 0, layer, slot, head]  # [row size]
                 if rounds:
                     load_head(key_row, key, width)
                     rotate_head(key_row, key_row, angles, rotated, interleaved, width)

@@ -114,6 +114,7 @@ def gather_latents(
             raise IndexError(
                 "row {}: selected token {}; it sees the tokens up to {}", row, token, position
             )
+        # rising tokens also exclude duplicates, which would count twice in the softmax
         if first + i > 0:
             if token <= k.i64(selected[row, first + i - 1]):
                 raise ValueError(
@@ -122,6 +123,7 @@ def gather_latents(
                     token,
                     selected[row, first + i - 1],
                 )
+        # one kind and one head: a latent
         page = page_of(blocks, cache.lookup_table, task.sequence, token)
         copy_elements(keys[i], blocks[page, 0, layer, token % blocks.shape[3], 0], width)
 
@@ -143,6 +145,7 @@ def attention_selected(
     """
     heads, head_dim, value_size = q.shape[1], q.shape[2], out.shape[2]
     blocks = cache.blocks
+    # the selection is the mask
     form = AttentionForm("null", value_size=value_size)
     p = plan_paged(ctx.target, (q.dtype, blocks.dtype), (heads, 1, head_dim), form)
     width = p.plain.width
@@ -161,6 +164,7 @@ def attention_selected(
     if ctx.target.batch_invariant:
         pass  # parts would depend on the number of rows
     elif q.shape[0] * heads <= max(SPLIT_ROWS, heads) and q.shape[0] < 4 * ctx.num_workers:
+        # as many as keep every worker busy, in parts of at least `SPLIT_KEYS` tokens
         splits = k.min(
             k.ceildiv(8 * ctx.num_workers, k.max(q.shape[0], 1)), selected.shape[1] // SPLIT_KEYS
         )
@@ -171,6 +175,7 @@ def attention_selected(
     for row, split in ctx.parallel((q.shape[0], splits), grain=1):
         sequence, position = place_of(offsets, cache, row)
         end = selected_count(selected, row)
+        # one worker checks all of the row
         if split == 0:
             check_rest(selected, row, end, width)
         share = k.ceildiv(end, splits)
@@ -186,6 +191,7 @@ def attention_selected(
             count = k.min(k.i64(KEYS), end - first)
             keys = gathered[:count]
             gather_latents(keys, selected, first, task, position, cache, layer, width)
+            # a value is the beginning of its key
             values = keys[:, :value_size]
             attend_block(task, keys, values, first, scores, tile_height, memory, p)
             first += count

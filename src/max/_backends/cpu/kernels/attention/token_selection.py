@@ -89,8 +89,11 @@ class IndexKeys(NamedTuple):
 @k.inline
 def rank_of(score: Any, width: int) -> Any:
     """Integers in the order of f32 scores; NaN ranks last, and zeros of either sign are equal."""
+    # NaN has no order of its own
     ordered = k.select(score == score, score, k.splat(k.f32(float("-inf")), width))
+    # adding +0 turns -0 into +0, whose bits differ
     bits = k.bitcast(ordered + k.splat(k.f32(0), width), k.i32)
+    # of negative floats a greater magnitude has the greater bits: flips all but the sign
     return bits ^ ((bits >> 31) & 0x7FFFFFFF)
 
 
@@ -118,13 +121,16 @@ def compact_best(candidates: Candidates, size: Any, count: Any, width: int) -> N
     """
     # the greatest rank that at least `count` candidates reach, bit by bit
     least = k.i64(LOWEST_RANK)
+    # integers of 32 bits, in i64 so that the greatest step has room
     step = k.i64(1 << 31)
     while step > 0:
         higher = k.i32(least + step)
         if count_from(candidates.ranks, size, higher, width) >= count:
             least += step
         step = step // 2
+    # of the candidates with the least rank only as many as are missing are kept
     equals = count
+    # no rank is above the greatest integer
     if least < (1 << 31) - 1:
         equals = count - count_from(candidates.ranks, size, k.i32(least + 1), width)
     kept = k.i64(0)
@@ -192,6 +198,7 @@ def best_of_part(
     while key < end:
         page = page_of(cache.blocks, cache.lookup_table, task.sequence, key)
         slot = key % page_size
+        # a block lies in one page
         block_end = k.min(k.min(key + page_size - slot, key + KEYS), end)
         keys = cache.blocks[page, 0, cache.layer][slot : slot + block_end - key, 0]
         score_block(keys, k.i64(p.group), memory, of_height(p, p.plain.height))
@@ -292,6 +299,7 @@ def select_tokens(
         begin = k.min(split * share, end)
         part_end = k.min(begin + share, end)
         size = part_end - begin
+        # a row that sees no more tokens than are selected takes all of them, without scores
         if end <= count:
             for i in range(size):
                 candidates.ranks[i] = k.i32(0)
@@ -306,7 +314,7 @@ def select_tokens(
             )  # fmt: skip
         if splits > 1:
             part = row * MAX_SPLITS + split
-            parts[part, 2 * count] = k.i32(size)
+            parts[part, 2 * count] = k.i32(size)  # the last element holds the number of candidates
             for i in range(size):
                 parts[part, i] = candidates.ranks[i]
                 parts[part, count + i] = candidates.tokens[i]
@@ -316,6 +324,7 @@ def select_tokens(
         memory.tiles.release()
     if splits > 1:
         ctx.barrier()
+        # candidates of a row's parts are those of several workers
         for row in ctx.parallel(q.shape[0], grain=1):
             size = merge_candidates(candidates, parts, row, splits, count, width)
             store_tokens(out, row, candidates, size)

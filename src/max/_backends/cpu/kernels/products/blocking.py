@@ -88,6 +88,7 @@ def taller_from(count: Any, t: Tiling) -> Any:
 
     49 rows take 5 % less time as 3 × 12 + 13 than as 4 × 12 + 1.
     """
+    # r remainder rows go to r taller tiles, if there are that many
     rows = count % t.height * (t.height + 1)
     first = count
     if len(tile_heights(t)) == 3 and rows <= count:
@@ -110,6 +111,7 @@ def choose_height(row: Any, count: Any, taller: Any, t: Tiling) -> Any:
     height = k.i64(common)
     if row >= taller:
         height = k.i64(common + 1)
+    # the rest fits a lower tile, or two of them
     elif remaining <= lower or (remaining > common and remaining <= 2 * lower):
         height = k.i64(lower)
     return height
@@ -131,6 +133,7 @@ def cut_depth(size: Any, max_size: int, multiple: int) -> Any:
     """
     blocks = k.max(k.ceildiv(size, max_size), 1)
     block = k.max(round_up(k.ceildiv(size, blocks), multiple), multiple)
+    # rounding the size up to whole steps may leave fewer blocks
     return k.max(k.ceildiv(size, block), 1), block
 
 
@@ -153,6 +156,7 @@ def plan(
         max_sums: The maximum number of sums of a task.
         repeats: How often an element of A is multiplied by the same column, as in the patches of a convolution.
     """
+    # an outlined function writes its results to memory
     sizes = k.tile(k.i64, 2)
     plan_sizes(sizes, rows, columns, workers, max_sums, repeats, t.height, max_rows)
     # bounds that always hold, so that the compiler proves the divisors positive
@@ -177,6 +181,7 @@ def plan_sizes(
     while _pieces(tiles, task_tiles) * _pieces(strips, panels) < min_tasks and (
         task_tiles > MIN_TILES or panels > MIN_PANELS
     ):
+        # an element of A is read once for `repeats` products
         tall = task_tiles * height >= panels * COLUMNS * repeats or panels <= MIN_PANELS  # pyright: ignore
         if tall and task_tiles > MIN_TILES:
             blocks += 1
@@ -230,5 +235,6 @@ def next_panel(panels: Any, task: Task, turn: Any, blocks: Any, elements: Any) -
         blocks: The number of K blocks.
         elements: The number of elements of a panel's K block.
     """
+    # turns go through the strips of a K block, then to the next block
     after = k.min(turn + 1, blocks * task.strips - 1)
     return panels[task.strip + after % task.strips, after // task.strips * elements :]

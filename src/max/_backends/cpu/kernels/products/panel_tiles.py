@@ -165,6 +165,7 @@ def multiply_rows_of_tile(
     heights: tuple[int, ...], lane: int,
 ) -> None:  # fmt: skip
     """Multiplies `tile_height` rows, one of `heights`, by all columns of a panel."""
+    # a copy of the code for each height, as register tiles are unrolled
     for height in k.unroll(heights):
         if height == tile_height:
             multiply_tile_row(c, step, row, height, t, multiply, lane)
@@ -194,6 +195,7 @@ def multiply_panel(
         remaining = task.rows - row
         tile_height = choose_height(row, task.rows, taller, t)
         sums = c[sums_row(b, row, step.strip, step.blocks) * COLUMNS :]
+        # results of the last K block are written soon
         if step.n == step.blocks - 1:
             prefetch_strip(results, task.row + row, task.strip + step.strip, t.height)
         multiply_rows_of_tile(sums, step, row, tile_height, t, multiply, heights, lane)

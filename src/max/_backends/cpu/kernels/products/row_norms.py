@@ -49,6 +49,7 @@ def normalize_row(out: Any, x: Any, gamma: Any, norm: Norm, width: int) -> None:
     epsilon, offset, multiply_first = norm
     size = x.size
     total = k.f64(0)
+    # pieces bound the error in f32, whatever the size of a row
     for start in range(0, size, PIECE * width):
         sums = k.splat(k.f32(0), width)
         for j, mask in k.vectors(start, k.min(start + PIECE * width, size), width):
@@ -58,6 +59,7 @@ def normalize_row(out: Any, x: Any, gamma: Any, norm: Norm, width: int) -> None:
     scale = 1.0 / k.sqrt(k.cast(total, k.f32) / k.f32(size) + k.f32(epsilon))
     for j, mask in k.vectors(size, width):
         v = k.cast(x.load(j, width=width, mask=mask), k.f32) * scale
+        # rounded before gamma, as a graph that stores the norm in this dtype
         if not multiply_first:
             v = k.cast(k.cast(v, out.dtype), k.f32)
         factor = k.cast(gamma.load(j, width=width, mask=mask), k.f32)

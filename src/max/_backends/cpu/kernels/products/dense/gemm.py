@@ -68,9 +68,11 @@ class DenseRows(NamedTuple):
 @k.inline
 def multiply_step(sums: Any, a: Any, rows: Any, b: Any, n: Any, height: int, t: Tiling) -> None:
     """Adds the products of lane `n` of `height` rows, at the offsets `rows`, with two vectors of columns."""
+    # two of the vectors of lane n, [COLUMNS]
     low = b.load(n * COLUMNS, width=t.width)
     high = b.load(n * COLUMNS + t.width, width=t.width)
     for i in k.static_range(height):
+        # a row's lane is broadcast to all columns: no sum crosses lanes
         left = k.splat(a[rows[i] + n], t.width)
         sums[i, 0] = multiply_add(sums[i, 0], left, low)
         sums[i, 1] = multiply_add(sums[i, 1], left, high)
@@ -83,9 +85,11 @@ def multiply_rows(
     """Multiplies `height` rows by two vectors of columns: one register tile, a `MultiplyRows`."""
     a = x.rows
     sums = k.tile(t.sums, (height, 2), width=t.width, fill=0)
+    # folded sums begin at 0 and are added to those in memory at the end
     if not t.folds:
         if not x.first:
             load_sums(sums, Matrix(c, COLUMNS), height, 2, t.width)
+    # rows past the last one are read again: the tile has no tests in its loop
     rows = [k.min(row + i, a.last) * a.stride for i in k.static_range(height)]
     # a widened panel has two steps per row of pairs, so each step prefetches half a row
     widens = ahead.dtype != x.panel.dtype
@@ -146,6 +150,7 @@ class GemmMemory(NamedTuple):
 def gemm_memory(panels: Any, in_place: bool, t: Tiling, ctx: Any) -> GemmMemory:
     """The scratch memory of a launch; see `gemm_panels`."""
     widens = storage(k.target(), panels.dtype).pair != t.pair
+    # room for one tile more, as the last one may reach past the rows of the task
     sums = ctx.scratch(t.sums, (BLOCK_SUMS + (t.height + 1) * COLUMNS,))
     wide = ctx.scratch(t.lane, (LANES_K * COLUMNS if widens else 1,))
     return GemmMemory(
@@ -184,7 +189,7 @@ def gemm_task(
         n, strip = turn // task.strips, turn % task.strips
         begin = n * block
         length = k.min(block, size - begin)
-        depth = k.ceildiv(length, t.pair)
+        depth = k.ceildiv(length, t.pair)  # lanes in k
         if not in_place:
             # the copy is reused for all panels of its K blocks, and for the next task of the same rows
             group = n // held
@@ -194,6 +199,7 @@ def gemm_task(
                     at = (group * held + i) * block
                     part = a[task.row : task.row + task.rows, at : k.min(at + block, size)]
                     copy_rows(memory.copy[i * task.rows * COPY_STRIDE :], part, t)
+        # a panel has `COLUMNS` elements for each k
         panel = panels[task.strip + strip, begin * COLUMNS :].view(stored.lane)
         if widens:
             widen_block(memory.wide, panel, k.ceildiv(length, 2), panels.dtype, t)
@@ -201,6 +207,7 @@ def gemm_task(
             left = a[task.row :].reshape((rows - task.row) * size).view(t.lane)
             left, stride = left[begin // t.pair :], size // t.pair
         else:
+            # [rows, COPY_STRIDE] of K block n
             left, stride = memory.copy[n % held * task.rows * COPY_STRIDE :], k.i64(COPY_STRIDE)
         ahead = next_panel(panels, task, turn, blocks, block * COLUMNS).view(stored.lane)
         left_rows = DenseRows(left, stride, task.rows - 1)

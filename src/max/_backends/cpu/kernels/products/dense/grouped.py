@@ -55,8 +55,10 @@ def pack_groups(
     lanes = round_up(k.ceildiv(x.shape[1], t.pair), t.width)
     for number, tile in ctx.parallel((groups.count, k.ceildiv(groups.max_rows, t.height))):
         group = group_at(groups, number)
+        # rows of groups without an expert are not packed
         if group.rows > limit and tile * t.height < group.rows and group.expert >= 0:
             rows = x[group.first : group.first + group.rows]
+            # each earlier group may have padded one tile: `number` tiles more than the rows need
             base = (group.first // t.height + number) * t.height * lanes
             tiles = k.ceildiv(group.rows, t.height)
             pack_row_tile(packed[base:], rows, tile, tiles, block, in_tiles, t)
@@ -103,13 +105,16 @@ def grouped_matmul(
     check_size("a weight", w.shape[1], columns)
     check_size("a row of a weight", w.shape[2], size)
     groups = read_groups(group_operands, x.shape[0], w.shape[0])
+    # batch-invariant: the path of a row must not depend on its group's other rows
     limit = 0 if ctx.target.batch_invariant else GEMV_PASSES * t.gemv_rows
+    # equal K blocks of whole steps, as `matmul` cuts them
     blocks = k.max(k.ceildiv(size, LANES_K * t.pair), 1)
     block = k.max(round_up(k.ceildiv(size, blocks), t.step), t.step)
     lanes = round_up(k.ceildiv(size, t.pair), t.width)
     matrix_tiles = k.matrix_tiles(amx_tiles.SHAPES)
     if groups.max_rows > limit:
         pack_groups(packed, x, groups, limit, block, in_tiles, t, ctx)
+        # all workers read the packed rows of all groups
         ctx.barrier()
         if in_tiles:
             matrix_tiles.configure()
@@ -118,6 +123,7 @@ def grouped_matmul(
         group = group_at(groups, number)
         column = strip * COLUMNS
         count = k.min(columns - column, COLUMNS)
+        # a group without an expert: its rows are 0
         if group.expert < 0:
             for i in range(group.rows):
                 for j, mask in k.vectors(count, t.width):
@@ -145,6 +151,7 @@ def grouped_matmul(
         elif group.rows > 0:
             rows = x[group.first : group.first + group.rows]
             right_rows = w[group.expert, column:]
+            # long dot products are cut, so that the error does not grow with K
             if any_size and size > DOT_PIECE:
                 multiply_long_rows_of_b(c, k.i64(COLUMNS), rows, right_rows, count, c[part_at:], t)
             else:
@@ -166,6 +173,7 @@ def lower_grouped(operands: Sequence[Operand], results: Sequence[Operand]) -> Ke
     x, w = operands[:2]
     rows, size = x.shape
     height = MAX_TILE_ROWS
+    # each group may pad its last tile, and each row its last vector
     shape = ((rows + (operands[3].shape[0] + 1) * height) * (size + MAX_WIDTH),)
     workspace = Workspace(DType.float32, shape)
     args = (

@@ -63,7 +63,9 @@ def grouped_panels(
     """
     t = tiling(ctx.target, x.dtype, panels.dtype, inner.folds)
     results = Results(out, extra, epilogue, t.width, parts)
+    # parts of one product have all columns of a panel, two products half of them each
     strips = k.ceildiv(out.shape[1], COLUMNS // parts[0][0])
+    # panels of an expert follow each other
     groups = read_groups(group_operands, x.shape[0], panels.shape[0] // k.max(strips, 1))
     c = ctx.scratch(t.sums, (ROW_THRESHOLD * COLUMNS,))
     # the GEMV path requires rows of whole pairs
@@ -80,6 +82,7 @@ def grouped_panels(
     store_rows_of_no_group(results, c, ROW_THRESHOLD, groups, x.shape[0], strips, ctx)
 
     matrix_tiles = x.dtype == k.bf16 and panels.dtype == k.bf16 and ctx.target.float_tile_products
+    # rows are read in place in pairs, or if they need no widening
     direct = inner.in_place and (t.pair == 2 or x.dtype == t.lane)
     tall = replace(t, height=gemm_amx.ROWS if matrix_tiles else t.height)
     if groups.max_rows > limit:
@@ -103,6 +106,7 @@ def grouped_panels(
         for number, row_block, part in ctx.parallel(shape, grain=1):
             group = group_at(groups, number)
             row, strip = row_block * task_rows, part * task_panels
+            # groups have fewer rows than the largest: some tasks of the grid are empty
             if group.expert >= 0 and group.rows > limit and row < group.rows:
                 task = Task(
                     group.first + row,
@@ -110,6 +114,7 @@ def grouped_panels(
                     strip,
                     k.min(task_panels, strips - strip),
                 )
+                # from the first panel of the expert on
                 expert_panels = panels[group.expert * strips :]
                 if matrix_tiles:
                     gemm_amx.gemm_task_amx(results, x, expert_panels, memory, tiles, task, b)

@@ -114,6 +114,7 @@ def add_slices(
     for i in range(rows):
         for j in range(0, columns, t.width):
             total = partial.load(i * pitch + j, width=t.width)
+            # slices are added in their order, whatever worker computed them
             for n in range(1, slices):
                 total = total + partial.load((n * rows + i) * pitch + j, width=t.width)
             c.elements.store(i * c.row + j, value=total)
@@ -148,6 +149,7 @@ def pack_row_tile(
         begin = n * block
         length = k.min(block, a.shape[1] - begin)
         depth = round_up(k.ceildiv(length, t.pair), t.width)
+        # [K block][row tile]: the K blocks before this one have all tiles
         start = (begin // t.pair * tiles + tile * depth) * t.height
         rows = a[tile * t.height :, begin : begin + length]
         if matrix_tiles:
@@ -165,6 +167,7 @@ def pack_strip(strip: Strip, begin: Any, length: Any, t: Tiling) -> None:
     if strip.transpose_b:
         for column in range(0, strip.columns, t.width):
             rows = b[column:, begin : begin + length]
+            # a panel row is [2 vectors], lane by lane
             pack_rows(panel[column:], 2 * t.width, rows, t.width, t)
     else:
         pack_columns(panel, b[begin : begin + length, : strip.columns], 2, t)
@@ -183,6 +186,7 @@ def multiply_matrix_tiles(
 ) -> None:
     """Multiplies row tiles by a packed K block of a strip, in matrix tiles."""
     depth = k.ceildiv(length, t.pair)
+    # panels end with whole tiles along k, zeros included
     amx_tiles.zero_panel_tail(strip.panel, length)
     if strip.transpose_b:
         # prefetch before the products, which leave no issue slots for prefetches
@@ -196,6 +200,7 @@ def multiply_matrix_tiles(
         sums = c.elements[(tile - a.first) * t.height * c.row :]
         left = a.elements[start:].view(k.bf16)
         for high in k.static_range(1, 3):
+            # the last pass may have one tile instead of two
             if (a.last - tile == 1) == (high == 1):
                 amx_tiles.multiply_amx(
                     tiles, sums, left, strip.panel.view(k.bf16), steps, begin == 0, high,
@@ -214,6 +219,7 @@ def multiply_register_tiles(
         start = (begin // t.pair * a.tiles + tile * round_up(depth, t.width)) * t.height
         sums = Matrix(c.elements[(tile - a.first) * t.height * c.row :], c.row)
         left = Matrix(a.elements[start:], 1, t.height)
+        # one tile of the block prefetches what all tiles will need next
         if strip.transpose_b and tile == a.first:
             ahead = rows_ahead(strip, begin)
             multiply_tile(sums, left, panel, depth, begin == 0, t, ahead, strip.folds)
@@ -263,6 +269,7 @@ def multiply_slices(
     """
     rows, size, columns = a.shape[0], a.shape[1], b.shape[1]
     depth = k.ceildiv(size, slices)
+    # a task reads a slice in runs of up to `RUN` columns
     for n, run in ctx.parallel((slices, k.ceildiv(columns, RUN)), grain=1):
         column, begin = run * RUN, n * depth
         end, last = k.min(begin + depth, size), k.min(column + RUN, columns)
@@ -272,6 +279,7 @@ def multiply_slices(
             multiply_long_runs(sums.elements, pitch, left, right, part, part_room(t), t)
         else:
             multiply_runs(sums, left, right, t)
+    # sums of a slice are read by workers that did not write them
     ctx.barrier()
 
 
@@ -312,6 +320,7 @@ def matmul(
     part = amx_tiles.part_memory(ctx) if in_tiles and any_size else None
     packed = workspace.view(t.lane)
 
+    # batch-invariant: one path for any number of rows
     gemm = rows > (0 if ctx.target.batch_invariant else GEMV_PASSES * t.gemv_rows)
     tiles = k.ceildiv(rows, t.height)
     # divide K into equal blocks of whole vectors
@@ -324,7 +333,9 @@ def matmul(
     pitch = round_up(columns, t.width)
     if not transpose_b:
         share = round_up(k.ceildiv(columns * batches, 4 * ctx.num_workers), t.width)
+        # as many columns as balance the workers, at least four vectors
         stride = k.min(k.max(share, 4 * t.width), SUM_COLUMNS)
+        # few rows by a large B: more tasks along k, as columns alone may be few
         if batches == 1 and not gemm:
             slices = slices_of(size, columns, b.dtype.bits // 8)
     row_blocks = k.i64(1)
@@ -335,6 +346,7 @@ def matmul(
         ctx.barrier()
         if in_tiles:
             matrix_tiles.configure()
+        # a strip is two vectors of columns, as register tiles are
         stride = k.i64(2 * t.width)
         # at least four tasks per worker, unless a task would have fewer than four tiles
         min_blocks = k.ceildiv(4 * ctx.num_workers, k.max(k.ceildiv(columns, stride) * batches, 1))
@@ -356,6 +368,7 @@ def matmul(
             row = first * t.height
             task_rows = k.min(last * t.height, rows) - row
             left = PackedRows(packed[batch * packed_size :], tiles, first, last)
+            # workers take strips in turn: the next one of this worker is likely this far
             ahead = 2 * t.width * ctx.num_workers
             folds = any_size and size > FOLDED_SIZE
             strip = Strip(right, transpose_b, count, panel, size, block, ahead, folds, part)

@@ -79,6 +79,7 @@ def add_lanes(
     for n in range(begin, end):
         for v in k.static_range(vectors):
             right = b.load(n * COLUMNS + v * t.width, width=t.width)
+            # lanes as stored are multiplied: f32, or pairs where the target multiplies pairs
             if stored.pair == 1 or t.pair == 2:
                 for r in k.static_range(rows):
                     left = k.splat(words[begins[r] + n], t.width)
@@ -86,6 +87,7 @@ def add_lanes(
             else:
                 both = widened_pairs(right, panel.dtype)
                 for r in k.static_range(rows):
+                    # [2] adjacent in k
                     pair = k.cast(a.elements.load(begins[r] + 2 * n, width=2), k.f32)
                     for i in k.static_range(2):
                         sums[r, v] = k.fma(k.splat(pair[i], t.width), both[i], sums[r, v])
@@ -115,6 +117,7 @@ def gemv_panel(c: Any, a: GemvRows, panel: Any, rows: int, vectors: int, t: Tili
         vectors: The number of vectors of columns.
         t: The tiling.
     """
+    # lanes in k, without an odd last element
     depth = a.size // storage(k.target(), panel.dtype).pair
     target = Matrix(c, COLUMNS)
     if t.folds:
@@ -124,6 +127,7 @@ def gemv_panel(c: Any, a: GemvRows, panel: Any, rows: int, vectors: int, t: Tili
         for number in range(cut[0]):
             sums = k.tile(k.f32, (rows, vectors), width=t.width, fill=0.0)
             end = k.min(number * block + block, depth)
+            # the last K block has the odd element
             add_lanes(sums, a, panel, number * block, end, number == cut[0] - 1, rows, vectors, t)
             if number > 0:
                 add_sums(sums, target, rows, vectors, t.width)
@@ -144,6 +148,7 @@ def gemv_by_panel(c: Any, a: Any, panel: Any, t: Tiling) -> None:
         remaining = rows - i
         done = k.i64(0)
         for count in k.unroll(GEMV_PASSES[k.target().registers < 32 :]):
+            # a pass with up to half of its rows wasted reads the panel once, two passes twice
             if done == 0 and remaining > count // 2:
                 # for one or two rows all columns of a panel fit the registers, so whole cache lines are read
                 vectors = COLUMNS // t.width if count <= 2 else 2

@@ -106,6 +106,7 @@ def pack_panels(
     for panel, chunk in ctx.parallel((out.shape[0], k.ceildiv(inner, CHUNK))):
         begin = chunk * CHUNK
         length = k.min(CHUNK, inner - begin)
+        # from this chunk's first lane and the weight's first column on
         target = out[panel, begin * COLUMNS :].view(t.lane)[first:]
         if by_rows:
             # a run-time loop, as an unrolled transpose takes much code
@@ -122,6 +123,7 @@ def pack_panels(
         if begin + length == inner:
             # zero the tail along k, as matrix tiles multiply it too
             zeros = k.splat(k.cast(0, t.lane), t.width)
+            # in lanes, from this chunk on: the panel is padded to a multiple of `STEP`
             end = (out.shape[1] // COLUMNS - begin) // t.pair
             for i in range(k.ceildiv(length, t.pair), end):
                 for column in range(0, width, t.width):  # pyright: ignore

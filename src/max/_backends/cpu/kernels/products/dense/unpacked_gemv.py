@@ -43,6 +43,7 @@ def multiply_rows_of_b(c: Matrix, a: Any, b: Any, columns: Any, t: Tiling) -> No
         t: The tiling.
     """
     rows, height = a.shape[0], t.gemv_rows
+    # where all rows of a pass of A stay in the L1 cache, they share the first read of B
     together = height <= rows and height * a.shape[1] <= CACHED
     for j in range(0, columns, 4):
         i = k.i64(0)
@@ -74,9 +75,11 @@ def multiply_runs(c: Matrix, a: Any, b: Any, t: Tiling) -> None:
     for i in range(rows):
         for j in range(0, b.shape[1], t.width):
             c.elements.store(i * c.row + j, value=zero)
+    # the streams are rows `n`, `n + gap`, `n + 2 gap` and `n + 3 gap` of B
     gap = size // STREAMS
     for n in range(gap):
         add_run(c, a[:, n:], b[n:], STREAMS, gap, t)
+    # rows that are left if K is no multiple of the streams
     for n in range(gap * STREAMS, size):
         add_run(c, a[:, n:], b[n:], 1, gap, t)
 

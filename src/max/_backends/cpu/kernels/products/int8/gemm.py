@@ -42,6 +42,7 @@ def multiply_step_int8(
     sums: Any, x: KBlock, row_lanes: Any, n: Any, height: int, second: bool, t: Tiling
 ) -> None:
     """Adds the products of lane `n` of `height` rows, at the offsets `row_lanes`, with two vectors of columns."""
+    # [K / 4, COLUMNS, 4]: lane n of two vectors of columns
     low = x.panel.load(FOUR * n * COLUMNS, width=FOUR * t.width)
     high = x.panel.load(FOUR * (n * COLUMNS + t.width), width=FOUR * t.width)
     for i in k.static_range(height):
@@ -64,10 +65,12 @@ def multiply_rows_int8(
         load_sums(sums, Matrix(c, COLUMNS), height, 2, t.width)
     rows = [k.min(row + i, a.count - 1) for i in k.static_range(height)]
     row_lanes = [r * a.stride for r in rows]
+    # the zero sums are those of this K block: the sums of earlier blocks have theirs
     if not a.magnitude:
         for i in k.static_range(height):
             for j in k.static_range(2):
                 sums[i, j] = sums[i, j] + a.zero_sums[rows[i]]
+    # the second pass adds what the first one lacks for elements of -128
     for second in k.unroll((False, True) if a.magnitude else (False,)):
         if second:
             if a.has_lowest == 1:
@@ -111,10 +114,12 @@ def gemm_int8(
             depth = k.min(block, stride - n * block)
             left = a.elements[task.row * stride + n * block :]
             lanes = Int8Rows(left, stride, task.rows, zero_sums, has_lowest, magnitude)
+            # strip 0 sums the rows of the K block for all strips
             if strip == 0:
                 has_lowest = sum_rows(lanes, depth, t.width, copy if copied else None)
             if copied:
                 lanes = lanes._replace(elements=copy, stride=k.i64(COPY_STRIDE))
+            # four bytes a lane and column
             panel = panels[task.strip + strip, FOUR * n * block * COLUMNS :]
             ahead = next_panel(panels, task, turn, blocks, FOUR * block * COLUMNS)
             x = KBlock(lanes._replace(has_lowest=has_lowest), panel, depth, n == 0)

@@ -61,16 +61,20 @@ def copy_rows_amx(
     """
     steps = k.ceildiv(depth, LANES)
     for r in range(k.ceildiv(count, HEIGHT) * HEIGHT):
+        # [tile of rows][tile of k][16 rows][16 lanes]
         to = r // HEIGHT * steps * TILE + r % HEIGHT * LANES
         if r < count:
             total = k.splat(k.i32(0), LANES)
             for i, mask in k.vectors(depth, LANES):
                 four = a.elements.load(r * a.row + i, width=LANES, mask=mask)
+                # the masked lanes of the last tile along k are stored as 0
                 packed.store(to + i * HEIGHT, value=four)
+                # products with 1 add four bytes a lane
                 total = k.dot_i8(total, k.splat(k.u8(1), 4 * LANES), k.bitcast(four, k.i8))
             before = k.i32(0) if first else zero_sums[r]
             zero_sums[r] = before + k.reduce_add(total) * -128
         else:
+            # missing rows are 0, as matrix tiles multiply all 16
             for i in range(steps):
                 packed.store(to + i * TILE, value=k.splat(k.i32(0), LANES))
 
@@ -102,6 +106,7 @@ def multiply_amx_int8(
         for side in k.static_range(2):
             right = n * (LANES * COLUMNS * 4)
             tiles.load(3 + side, panel, right + 64 * side, stride=4 * COLUMNS)
+            # unsigned weights by signed rows: the zero sums correct the +128
             tiles.dot(side, 2, 3 + side, k.i8, k.u8)
             if ahead is not None:
                 for line in k.static_range(side * LINES // 2, (side + 1) * LINES // 2):
@@ -164,15 +169,18 @@ def gemm_int8_amx(results: Results, a: Matrix, panels: Any, t: Tiling, ctx: Any)
                     row = tile * HEIGHT
                     sums = c[sums_row(b, row, strip, blocks) * COLUMNS :]
                     tile_rows = packed[tile * steps * TILE :]
+                    # panels are padded to half a tile along k
                     lanes = k.ceildiv(depth, 8) * 8
                     if n == blocks - 1:
                         prefetch_strip(results, task.row + row, task.strip + strip, HEIGHT)
+                    # one tile of rows prefetches the next panel for all
                     if tile == 0:
                         multiply_amx_int8(tiles, sums, tile_rows, panel, lanes, n == 0, ahead)
                     else:
                         multiply_amx_int8(tiles, sums, tile_rows, panel, lanes, n == 0, None)
                     if n == blocks - 1:
                         done = k.min(task.rows - row, HEIGHT)
+                        # the zero sums are complete after the last K block
                         add_zero_sums(sums, zero_sums[row:], done, t.width)
                         store_strip(results, sums, task.row + row, done, task.strip + strip)
     tiles.release()

@@ -52,9 +52,11 @@ def add_four_products(acc: Any, elements: Any, word: Any, second: bool, magnitud
     x = k.bitcast(k.splat(word, acc.width), k.i8)
     if magnitude:
         x = k.select(x == -128, k.i8(-1), k.i8(0)) if second else k.max(x, k.i8(-127))
+        # `^ 128` subtracts the 128 that packing added
         return k.dot_i8(acc, k.bitcast(elements ^ 128, k.i8), x, narrow=True)
     if k.target().signed_bytes:
         return k.dot_i8(acc, k.bitcast(elements ^ 128, k.i8), x)
+    # unsigned elements: 128 too large, which the zero sums correct
     return k.dot_i8(acc, elements, x)
 
 
@@ -83,6 +85,7 @@ def sum_rows(rows: Int8Rows, depth: Any, width: int, copy: Any = None) -> Any:
                 if k.any(x == -128):
                     has_lowest = k.i64(1)
             elif not k.target().signed_bytes:
+                # products with 1 add four bytes a lane
                 total = k.dot_i8(total, k.splat(k.u8(1), FOUR * width), x)
         if not rows.magnitude:
             rows.zero_sums[r] = k.reduce_add(total) * -128
@@ -109,11 +112,13 @@ def gemv_int8(
     """
     sums = k.tile(k.i32, (rows, vectors), width=t.width, fill=0)
     row_numbers = [k.min(k.i64(r), a.count - 1) for r in k.static_range(rows)]
+    # sums begin with the correction, so that no pass over them follows
     if not a.magnitude:
         for i in k.static_range(rows):
             for j in k.static_range(vectors):
                 sums[i, j] = k.splat(a.zero_sums[row_numbers[i]], t.width)
     for second in k.unroll((False, True) if a.magnitude else (False,)):
+        # always in the first pass, in the second if an element is -128
         if a.has_lowest >= k.i64(second):
             for n in range(depth):
                 for v in k.static_range(vectors):

@@ -54,12 +54,15 @@ def lanes_of(a: Any, workspace: Any, in_place: bool, width: int, ctx: Any) -> Ma
     rows, size = a.shape[0], a.shape[1]
     stride = k.ceildiv(size, FOUR)
     if not in_place:
+        # lanes of four need whole words: rows are copied with zeros behind
         for row in ctx.parallel(rows):
             copy = workspace[row * stride * FOUR :]
+            # zeroes the last lane, which the row then fills in part
             for i in range(size - size % FOUR, stride * FOUR):
                 copy[i] = k.i8(0)
             for i, mask in k.vectors(size, FOUR * width):
                 copy.store(i, value=a.load(row, i, width=FOUR * width, mask=mask), mask=mask)
+        # each worker reads rows that others copied
         ctx.barrier()
     copies = workspace[: rows * stride * FOUR]
     return Matrix(a.reshape(rows * size).view(k.i32) if in_place else copies.view(k.i32), stride)
@@ -121,6 +124,7 @@ def matmul_int8(
         if ctx.target.tile_products:
             gemm_int8_amx(results, lanes, panels, t, ctx)
         else:
+            # register tiles higher than the associativity evict their own rows
             copied = shares_sets and t.height > L1_WAYS
             gemm_int8(results, lanes, panels, magnitude, copied, t, ctx)
         return

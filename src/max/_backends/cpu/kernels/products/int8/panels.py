@@ -65,10 +65,11 @@ def pack_int8(out: k.Output, w: k.Input, ctx: k.Context, *, by_rows: bool) -> No
                 # columns past the last one are copies of it
                 row = w[k.min(panel * COLUMNS + column, columns - 1), begin : begin + length]
                 for i, mask in k.vectors(length, PACKED_BYTES):
+                    # unsigned from here on: + 128 is a flip of the sign bit
                     elements = k.bitcast(row.load(i, width=PACKED_BYTES, mask=mask), k.u8) ^ 128
                     four = k.bitcast(elements, k.i32)
                     for j in k.static_range(PACKED_BYTES // FOUR):
-                        words[(i // FOUR + j) * COLUMNS + column] = four[j]
+                        words[(i // FOUR + j) * COLUMNS + column] = four[j]  # [K / 4][32] words
         else:
             first = panel * COLUMNS
             mask = k.iota(k.i64, COLUMNS) + first < columns
@@ -78,6 +79,7 @@ def pack_int8(out: k.Output, w: k.Input, ctx: k.Context, *, by_rows: bool) -> No
                     w.load(k.min(begin + i + j, inner - 1), first, width=COLUMNS, mask=mask)
                     for j in k.static_range(FOUR)
                 ]
+                # four rows of B interleaved twice: b0 b1 b2 b3 of each column side by side
                 even, odd = k.interleave(rows[0], rows[2]), k.interleave(rows[1], rows[3])
                 elements = k.bitcast(k.interleave(even, odd), k.u8) ^ 128
                 target.store(i * COLUMNS, value=elements)

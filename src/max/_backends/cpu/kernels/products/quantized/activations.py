@@ -55,11 +55,13 @@ def round_block(q: Rounded, x: Any, form: PackedFormat, zero: int) -> None:
     v = k.cast(x.load(0, width=BLOCK), k.f32)
     # the bits of non-negative floats are ordered like their values, NaN last
     top = k.reduce_max(k.bitcast(k.abs(v), k.u32))
+    # 127 levels on each side: -128 is not used, so that magnitudes fit 7 bits
     d = k.bitcast(top, k.f32) / 127.0
     inverse = k.f32(0) if d == 0.0 else 1.0 / d
     rounded = k.cast_unchecked(k.cast_unchecked(k.round(v * inverse), k.i32), k.i8)
-    q.words.store(0, value=k.bitcast(rounded, k.i32))
+    q.words.store(0, value=k.bitcast(rounded, k.i32))  # 8 words of four elements
     q.scales[0] = d
+    # products with 1 add four elements a word: 8 sums
     sums = k.dot_i8(k.splat(k.i32(0), 8), k.splat(k.u8(1), BLOCK), rounded, narrow=True)
     if form.affine:
         q.zero_sums[0] = d * k.f32(k.reduce_add(sums))
@@ -67,6 +69,7 @@ def round_block(q: Rounded, x: Any, form: PackedFormat, zero: int) -> None:
         q.zero_sums.view(k.i32)[0] = k.reduce_add(sums) * -zero
     else:
         for part in k.static_range(2):
+            # a part of a block is half of it, four words
             half = k.shuffle(sums, None, LAST_4 if part else FIRST_4)
             q.zero_sums.view(k.i32)[part * q.height] = k.reduce_add(half) * -zero
 
@@ -82,7 +85,7 @@ def block_of(q: Rounded, tile_size: Any, tile: Any, block: Any, form: PackedForm
         block: The index of the block.
         form: The weight's format.
     """
-    at = tile * tile_size + block * q.height
+    at = tile * tile_size + block * q.height  # [tiles, blocks, height]
     return Rounded(q.words[at * 8 :], q.scales[at:], q.zero_sums[at * form.parts :], q.height)
 
 
@@ -110,7 +113,9 @@ def round_rows(
     rows, blocks = x.shape[0], x.shape[1] // BLOCK
     tiles = k.ceildiv(rows, k.max(height, 1))
     tile_size = blocks * height
+    # each worker has a copy of its own where it rounds all of x
     worker_memory = memory[(ctx.worker * SMALL_WORDS if small else k.i64(0)) :]
+    # words take 8 elements a row and block, scales one
     scales, zero_sums = (
         worker_memory[tiles * tile_size * 8 :],
         worker_memory[tiles * tile_size * 9 :],

@@ -53,9 +53,11 @@ def multiply_block(
 ) -> None:  # fmt: skip
     """Adds the products of a part of a block of x with two vectors of columns; see `multiply_strip`."""
     form, width = t.form, t.width
-    steps = 8 // form.parts
+    steps = 8 // form.parts  # words of a part
+    # words whose products fit 16 bits; without such sums all words of the part
     fold = min(t.fold, steps) or steps
     acc = starting_sums(q.zero_sums[(n * form.parts + p) * rows :], rows, 2, t)
+    # begins with the magnitudes of negative elements, see `split_signs`
     if t.splits_signs:
         for v in k.static_range(2):
             correction = strip.corrections.load(n * COLUMNS + first + v * width, width=width)
@@ -79,6 +81,7 @@ def multiply_block(
                         pairs[r, 0] = add_products(pairs[r, 0], low, word, t)
                         pairs[r, 1] = add_products(pairs[r, 1], high, word, t)
                     elif t.splits_signs:
+                        # flipping all bits of x gives -x - 1: the corrections add the missing magnitudes
                         x = k.bitcast(k.splat(word, width), k.i8)
                         low_x = x ^ signs.load(j * LINE, width=4 * width)
                         high_x = x ^ signs.load(j * LINE + 4 * width, width=4 * width)
@@ -95,9 +98,11 @@ def multiply_block(
         for r in k.static_range(rows):
             scaled = scale * q.scales[n * rows + r]
             sums[r, v] = k.fma(k.cast(acc[r, v], k.f32), scaled, sums[r, v])
+        # an offset belongs to a block, not to its parts
         if form.affine and p == 0:
             offset = strip.offsets.load(n * COLUMNS + column, width=width)
             for r in k.static_range(rows):
+                # in affine formats the zero sum is the scaled sum of the block
                 scaled_sum = k.splat(-q.zero_sums[n * rows + r], width)
                 sums[r, v] = k.fma(offset, scaled_sum, sums[r, v])
 

@@ -64,11 +64,13 @@ def add_scaled(
     for m in range(count):
         n = begin + m
         for p in range(form.parts):
+            # [block][part][TILE_ROWS] of the exact sums
             unit = (m * form.parts + p) * TILE_ROWS + row
             at = (n * form.parts + p) * COLUMNS
             factor = [strip.scales.load(at + column, width=width) for column in columns]
             for r in k.static_range(rows):
                 scale = q.scales[n * TILE_ROWS + row + r]
+                # scaled in f32 block by block, the order of the paths without AMX
                 for half in k.static_range(2):
                     exact = products.load(unit + r, columns[half], width=width)
                     total[r, half] = k.fma(
@@ -106,8 +108,10 @@ def multiply_strip_amx(
         for m in range(group):
             for p in range(form.parts):
                 n = begin + m
+                # a row has 8 words a block, of which a part takes `lines`
                 tiles.load(2, q.words, n * (TILE_ROWS * 8) + p * lines, stride=8)
                 for half in k.static_range(2):
+                    # an exact sum is of one part, as each part has a scale of its own
                     tiles.zero(half)
                     at = (n * 8 + p * lines) * LINE + 64 * half
                     tiles.load(3 + half, strip.elements, at, stride=LINE)

@@ -94,7 +94,7 @@ def add_packed_block(
     ahead = prefetch_distance(rows, t) if 4 * vectors[0] * width % CACHE_LINE == 0 else 0
     column = 4 * (first + vectors[0] * width)
     size = 4 * width * len(vectors)
-    steps = 8 // form.parts
+    steps = 8 // form.parts  # words of a part
     fold = min(t.fold, steps) or steps
     count = len(vectors)
     words = q.words[b * q.height * 8 :]
@@ -102,12 +102,14 @@ def add_packed_block(
         acc = starting_sums(q.zero_sums[(b * form.parts + p) * q.height :], rows, count, t)
         for begin in k.static_range(p * steps, (p + 1) * steps, fold):
             pairs = k.tile(k.i16, (rows, count), width=2 * width, fill=0)
+            # narrow products are summed in 16 bits first
             sums_of_four = pairs if t.fold else acc
             if t.narrow and form.bits in (4, 8):
                 # words j and 4 + j are in one line, or four lines apart
                 for j in range(4):
                     four = block[j * LINE :]
                     for half in k.static_range(2):
+                        # of 4 bits both words are in one line, which is prefetched once
                         if half == 0 or form.bits == 8:
                             prefetch_ahead(four, 4 * half * LINE + column, size, ahead, locality)
                         add_word(sums_of_four, four, words[j:], 4 * half, vectors, first, rows, t)
@@ -126,10 +128,12 @@ def add_packed_block(
                 scaled = scale * q.scales[b * q.height + r]
                 sums[r, v] = k.fma(k.cast(acc[r, i], k.f32), scaled, sums[r, v])
     if vectors[0] == 0:
+        # the multipliers lie behind the lines
         prefetch_ahead(block, form.lines * LINE, form.multiplier_bytes, ahead, locality)
     if form.affine:
         for i in k.static_range(count):
             v = vectors[i]
+            # offsets follow the scales of all parts
             offset = load_scales(unit, block, first + v * width, form, form.parts, width)
             for r in k.static_range(rows):
                 scaled_sum = k.splat(-q.zero_sums[b * q.height + r], width)
@@ -147,6 +151,7 @@ def add_units(
     together = min(vectors, 2) if t.width == 4 else vectors
     packed, locality = strip.groups[0], strip.locality
     for unit in range(begin, end):
+        # groups follow each other: prefetches past the strip reach the next one
         scales = packed[unit * form.unit_bytes :]
         prefetch_ahead(scales, 0, form.halves, prefetch_distance(rows, t), locality)
         for inside in range(form.span):

@@ -83,6 +83,7 @@ def rounded_group(
         tile: The number of rows of a tile.
         t: The tiling.
     """
+    # each earlier group may have padded a tile
     base = (first // tile + number) * tile * blocks
     height = rows if rows <= default_threshold(k.target(), t) else k.i64(tile)
     scales, zero_sums = memory[workspace_rows * blocks * 8 :], memory[workspace_rows * blocks * 9 :]
@@ -111,6 +112,7 @@ def round_groups(
     for number, i, chunk in ctx.parallel(shape):
         group = group_at(groups, number)
         q = rounded_group(memory, group.first, number, group.rows, blocks, workspace_rows, tile, t)
+        # a group of few rows is one tile; rows without an expert are not rounded
         if i * q.height < group.rows and group.expert >= 0:
             for b in range(chunk * TASK_BLOCKS, k.min((chunk + 1) * TASK_BLOCKS, blocks)):
                 target = block_of(q, blocks * q.height, i, b, t.form)

@@ -133,7 +133,7 @@ def store_words(lines: Any, row: Any, first: int, bytes_: Any) -> None:
     """Writes 16 bytes of a row: four to each line, from line `first` on."""
     words = k.bitcast(bytes_, k.u32)
     for j in k.static_range(4):
-        lines[(first + j) * ROWS + row] = words[j]
+        lines[(first + j) * ROWS + row] = words[j]  # [line][row], a word each
 
 
 @k.inline
@@ -151,6 +151,7 @@ def multipliers_of(unit: Any, block: int, form: PackedFormat) -> Any:
 @k.inline
 def pack_q4_0(unit: Any, row: Any, block: Any, form: PackedFormat) -> None:
     """Packs a block of Q4_0; its bytes keep their order."""
+    # rows of a checkpoint's blocks may be unaligned
     unit.view(k.u16)[row] = k.u16(block[0]) | k.u16(block[1]) << 8
     store_words(lines_of(unit, 0, form), row, 0, block.load(2, width=16))
 
@@ -161,6 +162,7 @@ def pack_q8_0(unit: Any, row: Any, block: Any, form: PackedFormat) -> None:
     unit.view(k.u16)[row] = k.u16(block[0]) | k.u16(block[1]) << 8
     lines = lines_of(unit, 0, form)
     for half in k.static_range(2):
+        # signed to unsigned
         store_words(lines, row, 4 * half, block.load(2 + 16 * half, width=16) ^ 128)
 
 
@@ -174,6 +176,7 @@ def nibbles(low: Any, high: Any) -> Any:
 def pack_affine(unit: Any, row: Any, block: Any, form: PackedFormat) -> None:
     """Packs a block of Q4_K or Q5_K, which consists of eight blocks of 32."""
     halves = unit.view(k.u16)
+    # [2][ROWS]: d, then m
     for i in k.static_range(2):
         halves[ROWS * i + row] = k.u16(block[2 * i]) | k.u16(block[2 * i + 1]) << 8
     start = 48 if form.bits == 5 else 16
@@ -185,6 +188,7 @@ def pack_affine(unit: Any, row: Any, block: Any, form: PackedFormat) -> None:
         low = block.load(start + part // 2 * 32, width=16)
         high = block.load(start + part // 2 * 32 + 16, width=16)
         target = lines_of(unit, part, form)
+        # odd parts are the high halves of the bytes
         if part % 2:
             store_words(target, row, form.first_low, nibbles(low >> 4, high >> 4))
         else:
@@ -203,6 +207,7 @@ def pack_affine(unit: Any, row: Any, block: Any, form: PackedFormat) -> None:
 def pack_q6_k(unit: Any, row: Any, block: Any, form: PackedFormat) -> None:
     """Packs a block of Q6_K, which consists of eight blocks of 32 with two scales each."""
     unit.view(k.u16)[row] = k.u16(block[208]) | k.u16(block[209]) << 8
+    # 16 scales: two for each of the eight blocks of 32
     for part in k.static_range(16):
         multipliers_of(unit, part // 2, form)[part % 2 * ROWS + row] = block[192 + part]
     for half in k.static_range(2):
@@ -210,6 +215,7 @@ def pack_q6_k(unit: Any, row: Any, block: Any, form: PackedFormat) -> None:
             at = half * 64 + group % 2 * 32
             low, high = block.load(at, width=16), block.load(at + 16, width=16)
             target = lines_of(unit, half * 4 + group, form)
+            # groups 2 and 3 are the high halves of the bytes
             if group // 2:
                 store_words(target, row, form.first_low, nibbles(low >> 4, high >> 4))
             else:
@@ -220,6 +226,7 @@ def pack_q6_k(unit: Any, row: Any, block: Any, form: PackedFormat) -> None:
                 word = k.u32(0)
                 for j in k.static_range(4):
                     word = word | bits[j] << (2 * j)
+                # upper bits of elements 0 to 15 are in line 0, the others in line 5, behind the low halves
                 target[5 * i * ROWS + row] = word
 
 

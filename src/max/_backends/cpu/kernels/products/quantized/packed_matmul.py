@@ -188,6 +188,7 @@ def gemm_strip(
     for number in range(k.ceildiv(blocks, panel)):
         begin = number * panel
         length = k.min(panel, blocks - begin)
+        # matrix tiles multiply signed bytes: their zero point is subtracted here
         zero = form.zero if tiles is not None else t.element_offset
         splits_signs = t.splits_signs and tiles is None
         unpack_strip(memory.strip, packed, begin, length, zero, t, splits_signs)
@@ -204,6 +205,7 @@ def gemm_strip(
                 )
             else:
                 for first in range(0, COLUMNS, 2 * width):
+                    # prefetches end with the next panel
                     further = Ahead(packed, k.min(ahead, last_ahead))
                     multiply_strip(sums, rounded, memory.strip, length, first, tile, further, t)
                     ahead += share
@@ -221,9 +223,11 @@ def multiply_quantized(
     tile = tile_rows(ctx.target)
     rows, strips, inner = x.shape[0], w.shape[0], x.shape[1]
     blocks = inner // BLOCK
+    # the sums of the GEMV path have room for `BLOCK_ROWS` rows
     gemm = rows > k.min(row_threshold, BLOCK_ROWS)
     # on the GEMV path all rows form one tile
     height = k.i64(tile) if gemm else rows
+    # each worker rounds a small activation itself, without a barrier
     small = not gemm and is_small(rows * inner, ctx)
     q = round_rows(x, workspace, height, small, form, t.zero, ctx)
     memory = quantized_scratch(t, tile, in_tiles, ctx)

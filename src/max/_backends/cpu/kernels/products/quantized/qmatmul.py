@@ -33,6 +33,7 @@ GPTQ_PASS_ROWS = 4
 def add_dots(sums: Any, x: Any, w: Any, depth: Any, rows: int, width: int) -> None:
     """Adds the dot products of rows of `x` and of decoded rows `w` `[COLUMNS, DEPTH]` to `sums` `[rows, COLUMNS]`."""
     acc = k.tile(k.f32, (rows, COLUMNS), width=width, fill=0.0)
+    # blocks of every format are whole vectors: no masks
     for p in range(0, depth, width):
         right = [w.load(c, p, width=width) for c in k.static_range(COLUMNS)]
         for r in k.static_range(rows):
@@ -110,6 +111,7 @@ def qmatmul_gptq(
 ) -> None:
     """`out` `[M, N]` from `x` `[M, K]` and a GPTQ weight; `g_idx` `[K]` is the group of each input."""
     width = ctx.target.width(k.f32)
+    # elements of a 32-bit word, and the bits of one
     packed, mask = 32 // bits, 2**bits - 1
     decoded = ctx.scratch(k.f32, (GPTQ_DEPTH, width))
     sums = ctx.scratch(k.f32, (ROWS, width))
@@ -122,6 +124,7 @@ def qmatmul_gptq(
         column = column_block * width
         lanes = k.iota(k.i64, width) + column
         inside = lanes < out.shape[1]
+        # zero points are packed along the columns, weights along k
         shifts = k.cast(lanes % packed * bits, k.i32)
         for r in range(rows):
             sums.store(r, 0, value=k.splat(k.f32(0), width))
@@ -135,7 +138,9 @@ def qmatmul_gptq(
                 for j in k.static_range(packed):
                     at = begin + word * packed + j
                     group_of = k.i64(g_idx[0][at]) if len(g_idx) else at // group_size
+                    # loads scales and zero points where the group changes only
                     if group_of != group:
+                        # with `g_idx` the group is data
                         if group_of < 0 or group_of >= scales.shape[0]:
                             raise IndexError(
                                 "g_idx has the group {}, there are {}",
@@ -147,6 +152,7 @@ def qmatmul_gptq(
                             scales.load(group_of, column, width=width, mask=inside), k.f32
                         )
                         words = zeros[group_of].gather(lanes // packed, mask=inside)
+                        # a stored zero point is 1 too small
                         zero = ((words >> shifts) + 1) & mask
                     value = k.cast((q >> (bits * j) & mask) - zero, k.f32)
                     decoded.store(word * packed + j, 0, value=value * scale)

@@ -60,6 +60,7 @@ def encode_q8_0(out: Any, x: Any) -> None:
         scaled = k.cast(x.load(i, width=WIDTH), k.f32) * inverse(d)
         size = k.abs(scaled)
         floor = k.floor(size)
+        # 1 is added where the rest is at least a half
         q = k.copysign(floor + k.floor(2.0 * (size - floor)), scaled)
         out.store(2 + i, value=k.bitcast(k.cast(q, k.i8), k.u8))
 
@@ -70,6 +71,7 @@ def encode_q4_0(out: Any, x: Any) -> None:
     largest = k.f32(0)
     for i in range(32):
         value = k.f32(x[i])
+        # of equal magnitudes the first, whose sign counts
         if k.abs(value) > k.abs(largest):
             largest = value
     d = largest / -8.0
@@ -79,6 +81,7 @@ def encode_q4_0(out: Any, x: Any) -> None:
         # in f64, then in f32, to match the rounding of the reference
         low = k.f32(k.f64(k.f32(x[i])) * scale + 8.5)
         high = k.f32(k.f64(k.f32(x[i + 16])) * scale + 8.5)
+        # the opposite of the largest element would become 16
         out[2 + i] = k.u8(k.min(low, 15.0)) | k.u8(k.min(high, 15.0)) << 4
 
 
@@ -152,7 +155,7 @@ def affine_sums(
     half = count // 2
     a = affine_sums(v0, v1, w0, w1, low, unit, max_q, weighted, first, half)
     b = affine_sums(v0, v1, w0, w1, low, unit, max_q, weighted, first + half, half)
-    size = WIDTH // half
+    size = WIDTH // half  # lanes of each attempt's run in `a` and `b`
     return (
         joined_halves(a[0], b[0], size),
         joined_halves(a[1], b[1], size),
@@ -174,6 +177,7 @@ def fit_affine(x: Any, w: Any, max_q: int, weighted: bool) -> Any:
     """
     v0, v1 = load_half_part(x, 0), load_half_part(x, WIDTH)
     w0, w1 = load_weights(w, 0, weighted), load_weights(w, WIDTH, weighted)
+    # offsets are not negative, so the range includes 0
     low = k.min(k.reduce_min(k.min(v0, v1)), 0.0)
     width = k.reduce_max(k.max(v0, v1)) - low
     unit = inverse(width)
@@ -188,6 +192,7 @@ def fit_affine(x: Any, w: Any, max_q: int, weighted: bool) -> Any:
         sum_q, sum_qq, sum_qx = affine_sums(
             v0, v1, w0, w1, low, unit, max_q, weighted, first, WIDTH
         )
+        # weighted linear regression of x by q
         slope = (sum_w * sum_qx - sum_x * sum_q) * inverses(sum_w * sum_qq - sum_q * sum_q)
         start = (sum_x - slope * sum_q) / sum_w
         # offsets must not be negative: otherwise fit a line through 0
@@ -197,6 +202,7 @@ def fit_affine(x: Any, w: Any, max_q: int, weighted: bool) -> Any:
         # the sum of squared errors without the term in x^2, which is the same for all attempts
         error = slope * (slope * sum_qq + 2.0 * (start * sum_q - sum_qx))
         error += start * (sum_w * start - 2.0 * sum_x)
+        # the last lanes of the last vector have no attempt
         fits = (error < best) & (slope > 0.0) & (lanes < tries - first)
         min_error = k.reduce_min(k.select(fits, error, k.splat(k.f32(UNFITTED), WIDTH)))
         if min_error < best:
@@ -205,6 +211,7 @@ def fit_affine(x: Any, w: Any, max_q: int, weighted: bool) -> Any:
             # the first of equal attempts
             lane = k.reduce_min(k.select(chosen, lanes, k.splat(k.i32(WIDTH), WIDTH)))
             lowest = k.splat(k.f32(-UNFITTED), WIDTH)
+            # the lane is known at run time only: a reduction takes its element
             scale = k.reduce_max(k.select(lanes == lane, slope, lowest))
             offset = -k.reduce_max(k.select(lanes == lane, start, lowest))
     return scale, offset
@@ -231,12 +238,15 @@ def encode_affine(
         floats[part] = scale
         floats[8 + part] = offset
         scale_top, offset_top = k.max(scale_top, scale), k.max(offset_top, offset)
+    # fields have 6 bits
     store_half(out, 0, scale_top / 63.0)
     store_half(out, 2, offset_top / 63.0)
     for i in range(16):
+        # fields divide by the scale as stored in f16
         d = half_at(out, 0) if i < 8 else half_at(out, 2)
         field = k.min(k.max(k.round(floats[i] * inverse(d)), 0.0), 63.0)
         fields[i] = k.u8(field)
+        # elements are rounded with the scale that a reader computes
         floats[i] = d * field
     pack_six_bits(out[4:], fields)
     halves = 48 if fifth else 16
@@ -246,6 +256,7 @@ def encode_affine(
             low = quantized_part(x, part, i, floats, max_q)
             high = quantized_part(x, part + 1, i, floats, max_q)
             out.store(halves + part * 16 + i, value=low & 15 | high << 4)
+            # bit `part` of a byte is the fifth bit of that part's element
             upper = upper | low >> 4 << part | high >> 4 << (part + 1)
         if fifth:
             out.store(16 + i, value=upper)
@@ -272,6 +283,7 @@ def symmetric_sums(
             return qx + w[1] * q * v[1], qq + w[1] * q * q
         return qx, qq
     half = count // 2
+    # the end -max_q has one step more, and takes the largest magnitude
     a = symmetric_sums(v, w, unit, max_q, weighted, first, half)
     b = symmetric_sums(v, w, unit, max_q, weighted, first + half, half)
     size = WIDTH // half
@@ -334,6 +346,7 @@ def encode_q6_k(out: Any, x: Any, w: Any, floats: Any, weighted: bool) -> None:
         floats[part] = scale
         if k.abs(scale) > k.abs(largest):
             largest = scale
+    # -128 has one step more than 127
     store_half(out, 208, largest / -128.0)
     d = half_at(out, 208)
     for part in range(16):
@@ -344,6 +357,7 @@ def encode_q6_k(out: Any, x: Any, w: Any, floats: Any, weighted: bool) -> None:
         for i in k.static_range(2):
             upper = k.splat(k.u8(0), WIDTH)
             for group in k.static_range(2):
+                # parts of groups 0 and 1 are in low halves, those of groups 2 and 3 in high ones
                 low = quantized_q6(x, half * 8 + group * 2 + i, floats)
                 high = quantized_q6(x, half * 8 + group * 2 + 4 + i, floats)
                 out.store(half * 64 + group * 32 + 16 * i, value=low & 15 | high << 4)
@@ -416,6 +430,7 @@ def quantize_weighted(
     in_row = weights.shape[0] // elements
     for b in ctx.parallel(x.shape[0] // elements):
         block, values = out[b * size :], x[b * elements :]
+        # rows have the same weights
         w = weights[b % in_row * elements :]
         encode_block(block, values, values, floats, fields, encoding, False)
         encode_block(fitted, values, w, floats, fields, encoding, True)

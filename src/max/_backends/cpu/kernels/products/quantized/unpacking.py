@@ -86,6 +86,7 @@ def packed_weight(encoding: str, streamed: bool, inner: object) -> PackedWeight:
 def quantized_tiling(target: Target, form: PackedFormat, folds: bool = False) -> QuantizedTiling:
     """The tiling for a target and a format; matrix tiles keep one accumulator along k."""
     width = target.width(k.f32)
+    # the sum of two products, up to 2 * 255 * 127, exceeds 16 bits
     signed = form.bits == 8 and not target.dot_i8_lanes(width)
     narrow = bool(target.narrow_dot_i8_lanes(width)) and not target.dot_i8_lanes(width)
     # two products per lane and word; words of x have magnitudes up to 127
@@ -143,7 +144,9 @@ def lines_of_word(j: int, form: PackedFormat) -> tuple[int, ...]:
     """The lines of a block that word `j` of x is the first to read."""
     if form.bits == 8:
         return (j,)
+    # words 4 to 7 are the high halves of the lines of words 0 to 3
     low = (form.first_low + j,) if j < 4 else ()
+    # line 0 has the upper bits; of 6 bits line 5 has those of words 4 to 7
     upper = (0,) if j == 0 and form.first_low else ()
     return (*upper, *low, *((5,) if form.bits == 6 and j == 4 else ()))
 
@@ -205,6 +208,7 @@ def starting_sums(zero_sums: Any, rows: int, count: int, t: QuantizedTiling) -> 
 @k.inline
 def add_pairs(acc: Any, pairs: Any, rows: int, count: int, t: QuantizedTiling) -> None:
     """Adds sums in i16 to accumulators."""
+    # products with 1 add pairs in 32 bits
     ones = k.splat(k.i16(1), 2 * t.width)
     for r in k.static_range(rows):
         for v in k.static_range(count):
@@ -223,12 +227,13 @@ def load_scales(unit: Any, block: Any, at: Any, form: PackedFormat, index: int, 
         index: The number of the scales among those of the block.
         width: The number of rows of the weight.
     """
+    # the float16 scales of the offsets follow those of the elements
     half = index if form.affine else 0
     d = k.cast(unit.view(k.f16).load(half * ROWS + at, width=width), k.f32)
     if not form.two_levels:
         return d
     level = block.load(form.lines * LINE + index * ROWS + at, width=width)
-    if form.encoding == "Q6_K":
+    if form.encoding == "Q6_K":  # multipliers of Q6_K are signed
         return d * k.cast(k.bitcast(level, k.i8), k.f32)
     return d * k.cast(level, k.f32)
 
@@ -251,7 +256,7 @@ def split_signs(strip: UnpackedStrip, n: Any, column: Any, t: QuantizedTiling) -
     for j in k.static_range(8):
         at = (n * 8 + j) * LINE + 4 * column
         elements = k.bitcast(strip.elements.load(at, width=4 * width), k.i8)
-        signs = elements >> 7
+        signs = elements >> 7  # -1 or 0, as the shift is arithmetic
         magnitudes = k.bitcast((elements ^ signs) - signs, k.u8)
         negative_sums = k.dot_i8(negative_sums, magnitudes, signs, narrow=True)
         strip.elements.store(at, value=magnitudes)
@@ -282,6 +287,7 @@ def unpack_strip(
         b = begin + n
         unit = packed[b // form.span * form.unit_bytes :]
         block = unit[form.halves + b % form.span * form.block_bytes :]
+        # the scales of a unit are in front of its first block
         if b % form.span == 0:
             prefetch_ahead(unit, 0, form.halves, ahead, KEPT)
         for first in range(0, COLUMNS, columns):
