@@ -117,6 +117,7 @@ class Dim:
         return NotImplemented
 
     def __hash__(self) -> int:
+        # equal objects: a symbol hashes as its name, a static dimension as its int
         return hash(self._expr.symbol_name or self._expr)
 
     def __str__(self) -> str:

@@ -155,6 +155,7 @@ def default_custom_extensions_scope(*paths: Path) -> Generator[None]:
         FileNotFoundError: A path does not exist.
         ValueError: A path is neither a ``.py`` file nor a folder.
     """
+    # raises for a path that is no library
     KernelLibrary(paths=paths)
     token = _DEFAULT.set((*_DEFAULT.get(), *map(Path, paths)))
     try:

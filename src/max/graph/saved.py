@@ -69,6 +69,7 @@ def save_module(module: mlir.ModuleOp, path: Path, weights: Mapping[str, Any] | 
     text = f"// max graph {FORMAT_VERSION}\n{mlir.print_module(module)}\n"
     aside = path.with_name(f"{path.name}.{os.getpid()}.part")
     aside.write_text(text, encoding="utf-8")
+    # atomic: a reader sees the old file or the whole new one
     aside.replace(path)
 
 

@@ -301,6 +301,7 @@ class ShardingStrategy:
             IndexError: The index is not in ``[0, num_devices)``.
         """
         self.check_index(index)
+        # consecutive devices hold copies of one part
         parts, index = self.num_devices // self.copies, index // self.copies
         total = sum(self.sections)
         if size % total or (self.is_segmented and size != total):
@@ -311,6 +312,7 @@ class ShardingStrategy:
         sections: list[tuple[int, int]] = []
         begin = 0
         for section, least in zip(self.sections, self._units(), strict=True):
+            # neither a head nor an encoded block is divided
             unit = math.lcm(least, block)
             length = size // total * section
             units = length // unit
@@ -321,6 +323,7 @@ class ShardingStrategy:
                     f"{whole} over {self.num_devices} devices ({self.kind})"
                 )
             units_each, remainder = divmod(units, parts)
+            # the first `remainder` parts have one unit more
             first = index * units_each + min(index, remainder)
             last = first + units_each + (index < remainder)
             sections.append((begin + first * unit, begin + last * unit))

@@ -200,6 +200,7 @@ def _element_text(value: Any, dtype: DType) -> str:
     if not math.isfinite(number):
         # the bit pattern preserves sign and payload of NaN
         return f'"0x{np.asarray(value).tobytes()[::-1].hex()}"'
+    # the fewest digits that give the same number again
     text = str(value) if dtype is DType.float32 else repr(number)
     mantissa, exponent, power = text.partition("e")
     return text if "." in mantissa else f"{mantissa}.0{exponent}{power}"

@@ -108,6 +108,7 @@ def _named_types(
         types = types[:-1]
     expected = [operand for operand in signature if not operand.present or operand.present(attrs)]
     if len(types) < len(expected):
+        # optional operands are all there, or none of them
         expected = [operand for operand in expected if not operand.optional]
     if len(types) != len(expected):
         names = ", ".join([operand.name for operand in expected])

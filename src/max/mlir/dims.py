@@ -436,6 +436,7 @@ def _floor_divide(x: DimExpr, y: DimExpr) -> DimExpr:
     if not y._terms:
         raise ZeroDivisionError(f"dimension {x} divided by 0")
     if y._terms[0][1] < 0:
+        # a // b == -a // -b: long division needs a positive leading coefficient
         return _floor_divide(-x, -y)
     quotient, remainder = _long_division(x, y)
     if not remainder._terms:

@@ -65,6 +65,7 @@ def signbit(x: Tensor, /) -> Tensor:
 def copysign(x1: Any, x2: Any, /) -> Tensor:
     """The magnitude of `x1` with the sign of `x2`."""
     x1, x2 = pair_of("copysign", x1, x2)
+    # all bits but the sign
     low = (1 << (x1.dtype.size_in_bits - 1)) - 1
     first, second = _WORD("copysign", x1), _WORD("copysign", x2)
     return _FLOAT(bitwise_or(bitwise_and(first, low), bitwise_and(second, ~low)), x1.dtype)
@@ -77,6 +78,7 @@ def nextafter(x1: Any, x2: Any, /) -> Tensor:
     # floats of one sign are ordered as their bits
     away = F.equal(x1 > 0, x2 > x1)
     step = F.where(away, Tensor.ones_like(word.type), Tensor.full_like(word.type, -1))
+    # from 0: the least subnormal, with the sign of x2
     least = bitwise_or(bitwise_and(_WORD("nextafter", x2), -1 << (x1.dtype.size_in_bits - 1)), 1)
     stepped = _FLOAT(F.where(F.equal(x1, 0), least, word + step), x1.dtype)
     result = F.where(F.equal(x1, x2), x2, stepped)

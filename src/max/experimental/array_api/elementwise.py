@@ -227,6 +227,7 @@ def tan(x: Tensor, /) -> Tensor:
 
 def cosh(x: Tensor, /) -> Tensor:
     """The hyperbolic cosine."""
+    # e**|x| / 2, which overflows later than e**|x|
     half = F.exp(F.abs(x) - math.log(2))
     return half + 0.25 / half
 

@@ -140,6 +140,7 @@ def is_mutable(value: object) -> bool:
     kind = type(value)
     if hasattr(kind, "__dlpack__"):
         return True
+    # a hash by identity says nothing about the content
     if kind.__hash__ is object.__hash__:
         return isinstance(value, Sequence)
     try:

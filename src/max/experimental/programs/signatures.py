@@ -125,6 +125,7 @@ class Family:
         conditions = staged.conditions()
         shapes = [tuple(value.mlir_type.shape) for value in staged.values[0]]
         symbols = {f"s{number}" for number in range(pattern.symbols)}
+        # a size that only a run tells cannot be evaluated for later members
         if any(name not in symbols for shape in shapes for dim in shape for name in dim.symbols):
             self._failures += 1
             return

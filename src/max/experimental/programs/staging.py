@@ -142,6 +142,7 @@ def stage(
         end += rank
     introduced = {p.number for p in pattern.positions[:end] if isinstance(p, Symbol)}
     size_symbols, scalar_symbols = _uses(steps, pattern, end, introduced)
+    # a symbol that is the size of no tensor is bound by an input of that size, never read
     carriers = [TensorType(DType.uint8, (Dim(f"s{number}"),), _CPU) for number in size_symbols]
     scalars = [TensorType(pattern.dtype(number), (), _CPU) for number in scalar_symbols]
     bound = [type_ for index, type_ in enumerate(types) if index not in weights]

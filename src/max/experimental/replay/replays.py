@@ -129,6 +129,7 @@ class Replay(Unsettled):
                 type_ = self._evaluated_type(type_)
                 if 0 in type_.shape:
                     return None  # to be recorded: the bounds of an empty slice have no conditions
+            # without __init__: a replay sets only the fields that it needs
             cell = _new(Cell)
             cell.type, cell.storage, cell.call = type_, None, self  # type: ignore[assignment]
             tensor = _new(TENSOR.type)
@@ -272,6 +273,7 @@ class Replay(Unsettled):
         if self._trace.symbolic is None:
             return step
         end = step.first + len(step.types)
+        # the leaves of a step are numbered right before its results
         leaves = iter(self.values[step.first - len(step.new_leaves()) :])
         return step._replace(
             args=tuple([self._exact_spec(spec, leaves) for spec in step.args]),
@@ -310,6 +312,7 @@ class Replay(Unsettled):
             return bool(self._value(symbol) == value)
         base, remainder = value, 0
         if type(value) is int:
+            # solves value = factor * symbol + offset
             base, remainder = divmod(value - symbol.offset, symbol.factor)
         if remainder or base < 0 and type(value) is int:
             return False

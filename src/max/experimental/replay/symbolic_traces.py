@@ -61,6 +61,7 @@ def generalized_trace(old: Trace, new: Trace, recording: Recording) -> Trace | N
 
 
 def _same_apart_from_sizes(old: Trace, new: Trace) -> bool:
+    # the fields from `targets` to `order`
     if len(old.steps) != len(new.steps) or old[2:9] != new[2:9]:
         return False
     return all(

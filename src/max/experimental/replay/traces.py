@@ -106,6 +106,7 @@ class Step(NamedTuple):
     def new_leaves(self) -> list[tuple[int, CellType]]:
         """The tensors in memory that no earlier step reads: their numbers and types. For exact traces."""
         types: list[CellType] = []
+        # reversed, so that values are popped in the order of their numbers
         stack = [*[spec for _, spec in reversed(self.keywords)], *reversed(self.args)]
         while stack:
             spec = stack.pop()

@@ -43,6 +43,7 @@ def _bits(
             if kind == "left":
                 out[i] = k.select(inside, x[i] << y[i], 0)
             elif signed:
+                # by size - 1: all bits become the sign
                 out[i] = x[i] >> k.select(inside, y[i], size - 1)
             else:
                 out[i] = k.select(inside, x[i] >> y[i], 0)

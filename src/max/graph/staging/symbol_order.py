@@ -33,6 +33,7 @@ def order_by_symbols(block: Block, later: set[str], graphs: Mapping[str, Block])
     placed: set[mlir.Operation] = set()
     waiting, ordered = ops[:-1], list[mlir.Operation]()
     progress = True
+    # until nothing moves: an op may wait for a symbol of one that comes later
     while progress and waiting:
         progress, rest = False, list[mlir.Operation]()
         for op in waiting:

@@ -170,6 +170,7 @@ class GGUFFile:
 
     def __init__(self, path: os.PathLike[str] | str) -> None:
         self.path = os.fspath(path)
+        # the magic, the version and two counts
         if os.stat(path).st_size < 24:
             raise WeightsFileError(f"{self.path}: not a GGUF file: it is too short")
         with open(path, "rb") as file:
@@ -185,11 +186,13 @@ class GGUFFile:
             )
         tensors, values = cursor.scalar("Q"), cursor.scalar("Q")
         self.metadata = {}
+        # at least the length of the key, and the type of the value
         for _ in range(self._checked_count(cursor, values, 12)):
             key = cursor.string()
             if key in self.metadata:
                 raise cursor.fail(f"the metadata has {key!r} twice")
             self.metadata[key] = cursor.value(cursor.scalar("I"))
+        # at least the length of the name, rank, type and offset
         entries = [self._entry(cursor) for _ in range(self._checked_count(cursor, tensors, 24))]
         self.tensors = self._placed_tensors(cursor, entries)
 
@@ -206,6 +209,7 @@ class GGUFFile:
         rank = cursor.scalar("I")
         if rank > _MAX_RANK:
             raise cursor.fail(f"tensor {name!r} has rank {rank}")
+        # the file has the innermost size first
         shape = tuple(cursor.scalar("Q") for _ in range(rank))[::-1]
         # a size of 0 must not hide others that are too large
         if math.prod(size or 1 for size in shape) >= 2**59:

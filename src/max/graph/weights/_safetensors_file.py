@@ -258,6 +258,7 @@ def write_safetensors(path: Path, arrays: Mapping[str, npt.NDArray[Any]]) -> Non
         header[name] = {**entry, "data_offsets": [place, end]}
         place = end
     text = json.dumps(header, ensure_ascii=False, separators=(",", ":")).encode()
+    # spaces may follow the JSON: with them the data begins at a multiple of 8
     text += b" " * (-len(text) % 8)
     aside = path.with_name(f"{path.name}.{os.getpid()}.part")
     try:

@@ -27,6 +27,7 @@ from max.graph.weights._torch_pickle import Bytes, interpret
 _MOST_PICKLE_BYTES = 64 * 2**20
 _MAGIC = 0x1950A86A20F9469CFC6C
 _PROTOCOL = 1001
+# signature, then at byte 26 the lengths of the name and of the extra field, which precede the data
 _LOCAL_HEADER = struct.Struct("<4s22xHH")
 
 DTYPES = {

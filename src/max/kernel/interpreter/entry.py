@@ -111,6 +111,7 @@ def _array(
     """The array at an address; strides in elements."""
     if 0 in shape or address == 0:
         return np.zeros(shape, dtype.numpy)
+    # the array interface has no name for the types of ml_dtypes: take integers of their size
     plain = np.dtype(f"u{dtype.size}")
     interface = {
         "data": (address, False),

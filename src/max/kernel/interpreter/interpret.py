@@ -257,6 +257,7 @@ class RunContext:
         longs = LONGS * self.num_workers
         while True:
             number = next_chunk()
+            # long chunks have the first numbers
             begin = min(number, longs) * long_size + max(number - longs, 0) * short_size
             if begin >= total:
                 return

@@ -368,6 +368,7 @@ class _Verifier:
             self.nested(s, s.body, s.var)
         elif isinstance(s, While):
             visible = set(self.visible)
+            # not `body`: what the head binds is visible in the body
             for inner in s.head:
                 self.statement(inner, [])
             self.use(s, s.cond)

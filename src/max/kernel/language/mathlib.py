@@ -44,8 +44,10 @@ def exp(x: Any) -> Any:
     x = k.floating(x)
     if x.dtype is f64:
         return k.libm("exp", x)
+    # e**-104 rounds to 0, and 88.7228 is the last argument without overflow
     y = k.min(k.max(x, -104.0), 88.72284)
     n = k.round(y * 1.4426950408889634)
+    # ln 2 in two parts (Cody and Waite): the first has 16 bits, so its product with n is exact
     r = k.fma(n, -0.693145751953125, y)
     r = k.fma(n, -1.428606765330187e-06, r)
     p = polynomial(
@@ -66,6 +68,7 @@ def exp2(x: Any) -> Any:
     x = k.floating(x)
     if x.dtype is f64:
         return k.libm("exp2", x)
+    # 2**-150 rounds to 0, and 2**128 overflows
     y = k.min(k.max(x, -150.0), 128.0)
     n = k.round(y)
     r = y - n
@@ -85,6 +88,7 @@ def exp2(x: Any) -> Any:
 def _log_parts(x: Any) -> tuple[Any, Any, Any]:
     """``x`` as ``(1 + f) * 2**e`` with ``1 + f`` in ``[√½, √2)``, and ``log(1 + f) - f``."""
     tiny = x < 1.1754943508222875e-38
+    # subnormals are scaled by 2**23; the bits of the root of 1/2 center the mantissa around 1
     bits = k.bitcast(k.select(tiny, x * 8388608.0, x), i32)
     exponent = (bits - 0x3F3504F3) >> 23
     f = k.bitcast(bits - (exponent << 23), f32) - 1.0
@@ -118,6 +122,7 @@ def log(x: Any) -> Any:
     if x.dtype is f64:
         return k.libm("log", x)
     f, e, y = _log_parts(x)
+    # ln 2 = 0.693359375 - 2.12194440e-4: the product of the first part with e is exact
     y = k.fma(f * f, -0.5, k.fma(e, -2.12194440e-4, y))
     return _log_edges(x, k.fma(e, 0.693359375, f + y))
 
@@ -130,6 +135,7 @@ def log2(x: Any) -> Any:
         return k.libm("log2", x)
     f, e, y = _log_parts(x)
     y = k.fma(f * f, -0.5, y)
+    # log2(e) = 1 + 0.4427: the large terms, multiplied by 1, are added without another rounding
     small = k.fma(f, 0.44269504088896340736, y * 0.44269504088896340736)
     return _log_edges(x, ((small + y) + f) + e)
 
@@ -183,6 +189,7 @@ def tanh(x: Any) -> Any:
 def sigmoid(x: Any) -> Any:
     """``1 / (1 + exp(-x))``."""
     x = k.floating(x)
+    # the exponential of a negative number does not overflow
     e = exp(-k.abs(x))
     return k.select(x < 0.0, e, 1.0) / (1.0 + e)
 
@@ -281,6 +288,7 @@ def acos(x: Any) -> Any:
         return k.libm("acos", x)
     a = k.abs(x)
     outer = a > 0.5
+    # acos(a) = 2 asin(sqrt((1 - a) / 2)) for a near 1
     s = k.select(outer, 0.5 * (1.0 - a), x * x)
     root = k.select(outer, k.sqrt(s), x)
     p = polynomial(
@@ -288,6 +296,7 @@ def acos(x: Any) -> Any:
     )
     asin = k.fma(p, s * root, root)
     twice = asin + asin
+    # pi and pi / 2 in two parts: the nearest f32, and what it is too large by
     far = k.select(x < 0.0, 3.1415927410125732 - (twice + 8.742277657347586e-08), twice)
     return k.select(outer | k.isnan(x), far, 1.5707963705062866 - (asin + 4.371138828673793e-08))
 
@@ -323,10 +332,12 @@ def silu(x: Any) -> Any:
 def _log2_wide(x: Any) -> Any:
     """The logarithm to base 2 of f64 values that came from f32, to about 45 bits."""
     bits = k.bitcast(x, i64)
+    # the bits of the root of 1/2, as in _log_parts
     exponent = (bits - 0x3FE6A09E667F3BCD) >> 52
     m = k.bitcast(bits - (exponent << 52), f64)
     s = (m - 1.0) / (m + 1.0)
     z = s * s
+    # log(m) = 2 atanh(s), by its series
     p = polynomial(z, 2 / 19, 2 / 17, 2 / 15, 2 / 13, 2 / 11, 2 / 9, 2 / 7, 2 / 5, 2 / 3, 2.0)
     # exponents of f32 fit into 32 bits, from which all targets convert
     return k.fma(p * s, 1.4426950408889634, f64(k.cast(exponent, i32)))
@@ -337,6 +348,7 @@ def _exp2_wide(x: Any) -> Any:
     """``2**x`` on f64 to about 45 bits, for results in the range of f32."""
     y = k.min(k.max(x, -160.0), 130.0)
     n = k.round(y)
+    # Taylor's series of the exponential: |r| is at most ln(2) / 2
     r = (y - n) * 0.6931471805599453
     p = polynomial(
         r,
@@ -382,6 +394,7 @@ def pow(x: Any, y: Any) -> Any:
     lg = k.select(a == 0.0, -_INF, k.select(ordinary, lg, base))
     result = k.cast(_exp2_wide(exponent * lg), f32)
     integral = (k.trunc(y) == y) & (k.abs(y) < _INF) | (k.abs(y) == _INF)
+    # f32 numbers from 2**24 on are even
     odd = integral & (k.trunc(y * 0.5) != y * 0.5) & (k.abs(y) < 16777216.0)
     negative = k.copysign(1.0, x) < 0.0
     result = k.select((x < 0.0) & (x > -_INF) & ~integral, _NAN, result)

@@ -187,6 +187,7 @@ def _dot_bf16(c: Any, a: Any, b: Any) -> None:
     sums = np.zeros((2, *c.shape), np.float32)
     for k in range(b.shape[0]):
         for i in range(2):
+            # b: [steps, 2 * columns], the pair of a column side by side
             product = left[:, 2 * k + i, None] * right[None, k, i::2]
             sums[i] = (sums[i] + product).astype(np.float32)
     c += sums[0] + sums[1]
@@ -196,6 +197,7 @@ def _dot_bytes(c: Any, a: Any, b: Any, name: str) -> None:
     left = a.view(np.int8 if name[4] == "s" else np.uint8).astype(np.int32)
     right = b.view(np.int8 if name[5] == "s" else np.uint8).astype(np.int32)
     steps = b.shape[0]
+    # [steps, columns, 4]
     quads = right.reshape(steps, -1, 4)
     c += np.einsum("mki,kni->mn", left.reshape(-1, steps, 4), quads).astype(np.int32)
 

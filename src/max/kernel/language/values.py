@@ -221,6 +221,7 @@ def _floordiv(a: Array, b: Array) -> Array:
 
 
 def _shift(fn: Callable[[Array, Array], Array]) -> Callable[[Array, Array], Array]:
+    # modulo the width, as in compiled code
     return lambda a, b: fn(a, b & (a.dtype.itemsize * 8 - 1))
 
 

@@ -183,6 +183,7 @@ class CallOp(MoOp):
         root: Operation = self
         while (parent := root.parent_op()) is not None:
             root = parent
+        # under construction: the op is verified again in its module
         if root.name != "builtin.module":
             return
         try:
@@ -273,6 +274,7 @@ class WhileOp(MoOp):
         arguments = [v.type for v in self._operands]
         results = [v.type for v in self.results]
         chain = [t for t in results if isinstance(t, ChainType)]
+        # a condition returns its predicate, and the chain if there is one
         outputs = _subgraph(self, condition).output_types
         _check_predicate("while: the condition's result", outputs[:1])
         _check_signature(self, condition, arguments, [*outputs[:1], *chain])
@@ -352,6 +354,7 @@ def bind_call(callee: str, parameters: Types, arguments: Types) -> dict[str, Dim
             if name is not None and name not in env:
                 env[name] = a
             else:
+                # compared when all symbols are bound: an expression may come before its symbols
                 expressions.append((index, axis, p, a))
     for index, axis, p, a in expressions:
         expected = p.substitute(env)

@@ -113,6 +113,7 @@ def _infer_scatter(types: Types, attrs: Attrs) -> Types:
         )
     for i in range(x.rank):
         extra = updates.shape[i] - x.shape[i]
+        # symbolic sizes are left to the conditions
         if i != axis and extra.is_static and extra.value > 0:
             raise ValueError(
                 f"{op}: axis {i} of the updates is {updates.shape[i]}, more than the input's "

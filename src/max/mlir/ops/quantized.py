@@ -169,6 +169,7 @@ def _infer_qmatmul_gptq(types: Types, attrs: Attrs) -> Types:
     for name, part in (("qweight", weight), ("qzeros", zeros), ("scales", scales)):
         if part.rank != 2:
             raise ValueError(f"{op}: {name} is {part.short}, expected rank 2")
+    # integers in an int32: along the inputs in qweight, along the outputs in qzeros
     packed = 32 // bits
     inner = weight.shape[0] * packed
     if x.shape[-1] != inner:
@@ -176,6 +177,7 @@ def _infer_qmatmul_gptq(types: Types, attrs: Attrs) -> Types:
             f"{op}: {x.short} by qweight {weight.short} of {bits} bits: the last dimension of the left "
             f"operand is {x.shape[-1]}, the weight has {inner} inputs; they must be equal"
         )
+    # the last group may be shorter
     groups = (inner + (group - 1)) // group
     columns = weight.shape[1]
     for name, part, shape in (

@@ -165,9 +165,11 @@ def slice_shape(
             raise ValueError(f"{op}: the step of axis {axis} is {stride}, expected an int, not 0")
         by = stride.value
         span = last - first if by > 0 else first - last
+        # rounded up: the last element may be less than a step from the stop
         size = (span + (abs(by) - 1)) // abs(by)
         if size.is_static and size.value < 0:
             size = DimExpr.constant(0)
+        # the half-open range of the elements, whatever the direction
         lowest, highest = (first, last) if by > 0 else (last + 1, first + 1)
         below = lowest.is_static and lowest.value < 0
         above = highest - dim

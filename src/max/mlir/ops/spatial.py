@@ -38,6 +38,7 @@ def _window_size(
     op: str, x: TensorType, axis: int, taps: DimExpr, dilation: int, stride: int, padding: int
 ) -> DimExpr:
     """The number of windows of `taps` elements along an axis with `padding` on both sides together."""
+    # from the first to the last element of a window
     reach = (taps - 1) * dilation + 1
     room = x.shape[axis] + padding - reach
     if room.is_static and room.value < 0:
@@ -164,6 +165,7 @@ def _infer_conv_transpose(types: Types, attrs: Attrs) -> Types:
                 f"{stride} or its dilation {dilation}"
             )
         cut = sum(attrs["padding"][2 * i : 2 * i + 2])
+        # the size for which a convolution has as many windows as the input has elements
         size = (x.shape[1 + i] - 1) * stride + ((taps - 1) * dilation + 1 + more - cut)
         if size.is_static and size.value < 0:
             raise ValueError(

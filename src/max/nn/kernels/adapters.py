@@ -171,6 +171,7 @@ def sgmv_qkv_lora_kernel(
             f"{width}, {max_rank}]"
         )
     groups = (lora_ids, lora_ranks, lora_grouped_offsets, max_lora_seq_len)
+    # [rows, 3 * max_rank]: the matrices A of queries, keys and values are stacked
     narrow = sgmv_kernel(input, lora_a, *groups)
     parts: list[TensorValue] = []
     begin = 0

@@ -42,6 +42,7 @@ def of_best_groups(
         group_scores = ops.sum(two, axis=-1)
     _, best = ops.top_k(ops.reshape(group_scores, [tokens, groups]), chosen)
     numbers = ops.range(0, groups, 1, out_dim=groups, dtype=DType.int64, device=choice.device)
+    # [tokens, chosen, groups]: the groups that are among the best
     among = ops.equal(ops.unsqueeze(best, -1), ops.reshape(numbers, [1, 1, groups]))
     among = ops.max(ops.cast(among, DType.int32), axis=1)
     seen = ops.greater(ops.reshape(among, [tokens, groups, 1]), 0)

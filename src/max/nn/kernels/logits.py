@@ -39,6 +39,7 @@ def _allowed_tokens(op: str, logits: TensorValue, packed: TensorValue) -> Tensor
     wide = ops.cast(packed, DType.int64)
     wide = ops.where(wide < 0, wide + 2**_BITS, wide)
     powers = ops.constant(2 ** np.arange(_BITS, dtype=np.int64), DType.int64, packed.device)
+    # [..., words, 32]: bit i of a word is token 32 * word + i
     bits = ops.floor_div(ops.unsqueeze(wide, -1), powers) % 2
     flat = ops.reshape(bits, [*lead, words * _BITS])
     if words * _BITS != vocab:

@@ -126,6 +126,7 @@ def _norm_rows(
         Dim(total_seq_len),
         side,
     )
+    # [rows, heads, head_dim], or one head of all elements
     shape = [keys.shape[0], heads if per_head_norm else 1, size]
     parts = ops.reshape(keys, shape)
     normalized = ops.rms_norm(

@@ -31,6 +31,7 @@ def group_of_rows(rows: Dim, offsets: TensorValue) -> TensorValue:
         0, TensorValue(rows), 1, out_dim=rows, dtype=DType.int64, device=offsets.device
     )
     ends = ops.unsqueeze(ops.cast(offsets[1:], DType.int64), 0)
+    # [rows, groups]: the groups that end at or before each row
     passed = ops.cast(ops.greater_equal(ops.unsqueeze(numbers, 1), ends), DType.int64)
     return ops.reshape(ops.sum(passed, axis=1), [rows])
 

@@ -172,6 +172,7 @@ class VocabParallelEmbedding(Module):
             count = int(part.shape[0])
             ids = TensorValue(indices).to(device)
             is_local = ops.logical_and(ids >= first, ids < first + count)
+            # tokens of other devices read row 0, and count 0 in the sum
             rows = rows_of(part, ops.where(is_local, ids - first, 0), self._dtype)
             partial_rows.append(ops.where(ops.unsqueeze(is_local, -1), rows, 0))
             first += count

@@ -104,6 +104,7 @@ def run_experts(
     chosen = ops.reshape(experts, [tokens * count])
     order, starts, restored, ids, stats = moe_create_indices(chosen, int(down.shape[0]))
     index = ops.cast(order, DType.int64)
+    # row i of a token's k experts comes from token i // k
     rows = ops.gather(x, index // int(count), axis=0)
     shares = ops.cast(ops.reshape(weights, [tokens * count, 1]), DType.float32)
     if weights_first:

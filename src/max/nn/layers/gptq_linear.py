@@ -68,6 +68,7 @@ class GPTQLinear(Linear):
             raise ValueError(
                 f"GPTQLinear: the config is {config!r}, expected quant_method gptq and 2, 4 or 8 bits"
             )
+        # integers in an int32
         packed = 32 // config.bits
         if in_dim % packed or out_dim % packed:
             raise ValueError(

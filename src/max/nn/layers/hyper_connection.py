@@ -48,6 +48,7 @@ def mix_streams(
     streams = hidden_streams.cast(DType.float32)
     flat = ops.reshape(streams, [tokens, mult * hidden])
     inverse = ops.rsqrt(ops.mean(flat * flat, 1) + norm_eps)
+    # the factor of the RMS norm is applied to the few results instead of the streams
     weights = ops.matmul(flat, ops.transpose(fn, 0, 1)) * inverse
     pre, post, comb = hyper_connection_gates(weights, base, scale, int(mult), eps, iterations)
     collapsed = ops.sum(ops.reshape(pre, [tokens, mult, 1]) * streams, 1)

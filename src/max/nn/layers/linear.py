@@ -153,6 +153,7 @@ class Linear(Module):
             self.bias, replace(strategy, axis=0) if of_rows else replicated, where
         )
         if strategy.axis is not None and not of_rows:
+            # parts of the inputs are summed: only one of them adds the bias
             biases[1:] = [None] * (len(where) - 1)
         parts = [
             part_of(self, Linear, weight=weight, bias=bias, device=device)

@@ -101,6 +101,7 @@ class MLP(Module):
         if strategy is not None:
             replicated, count = strategy.is_replicate, strategy.num_devices
             outer = strategy if replicated else ShardingStrategy.rowwise(count)
+            # the parts of down_proj give partial sums
             inner = strategy if replicated else ShardingStrategy.columnwise(count)
         self.gate_proj.sharding_strategy = self.up_proj.sharding_strategy = outer
         self.down_proj.sharding_strategy = inner

@@ -134,6 +134,7 @@ def cond(
     results: list[list[Value[Any]]] = []
     branches: list[Branch] = []
     for role, what, function in (("then", "then_fn", then_fn), ("else", "else_fn", else_fn)):
+        # both branches take the same operands
         branch = Branch(outer, role, (), branches[0].captures if branches else ())
         with branch:
             values = result_values("cond", what, function())

@@ -110,6 +110,7 @@ def non_maximum_suppression(
         if limit.dtype.is_float() is not dtype.is_float() or limit.dtype is DType.bool:
             raise TypeError(f"{op}: {name} is {limit.mlir_type.short}, expected {dtype.name}")
         limits.append(reshape(cast_to(limit, dtype).to(places.device), []))
+    # [batch, classes, boxes]: the boxes in the order of selection, then negative numbers
     order = stage("nms", (places, values, *limits))
     selected = nonzero(greater_equal(order, 0), out_dim)
     numbers = reshape(gather_nd(order, selected), [out_dim, 1])

@@ -78,10 +78,13 @@ def resize_nearest(
         if rounding == FLOOR:
             index = floor_div(numerators, denominator)
         elif rounding == CEIL:
+            # ceil(x) = -floor(-x)
             index = negate(floor_div(negate(numerators), denominator))
         elif rounding == HALF_UP:
+            # floor(x + 1/2)
             index = floor_div(add(mul(numerators, 2), denominator), mul(denominator, 2))
         else:
+            # ceil(x - 1/2)
             doubled = sub(denominator, mul(numerators, 2))
             index = negate(floor_div(doubled, mul(denominator, 2)))
         x = gather(x, minimum(maximum(index, 0), last), axis)
@@ -185,6 +188,7 @@ def _positions(x: TensorValue, axis: int, new: Dim, transform: int) -> _Position
         return _Positions(mul(places, last), maximum(sub(new_size, 1), 1), last)
     if transform == ASYMMETRIC:
         return _Positions(mul(places, old_size), maximum(new_size, 1), last)
+    # (i + 1/2) * old / new - 1/2, over the denominator 2 * new
     numerators = sub(mul(add(mul(places, 2), 1), old_size), new_size)
     if transform == HALF_PIXEL_1D:
         # position 0 if the new size is 1
@@ -196,6 +200,7 @@ def _interpolate_neighbors(x: TensorValue, axis: int, positions: _Positions) -> 
     """Linear interpolation between two neighbors along an axis."""
     denominator, last = positions.denominator, positions.last
     inside = minimum(maximum(positions.numerators, 0), mul(last, denominator))
+    # x = first + remainder / denominator
     first = floor_div(inside, denominator)
     remainder = cast(sub(inside, mul(first, denominator)), x.dtype)
     along_axis = [1] * axis + [-1] + [1] * (x.rank - 1 - axis)

@@ -60,6 +60,7 @@ def _indices(
         if mode == "edge":
             source = positions.clip(0, last)
         else:
+            # a reflection repeats after 2 * last elements, and runs back in the second half
             source = positions % max(2 * last, 1)
             source = np.minimum(source, 2 * last - source)
         return constant(source.astype(np.int64), DType.int64, tensor.device)
@@ -69,5 +70,6 @@ def _indices(
     end = TensorValue(last).to(tensor.device)
     if mode == "edge":
         return minimum(maximum(positions, 0), end)
+    # as above, for sizes that only a run tells
     source = mod(positions, maximum(end * 2, 1))
     return minimum(source, end * 2 - source)

@@ -69,5 +69,6 @@ def _by_tensor(x: TensorValue, shape: TensorValue, out_dims: Shape) -> TensorVal
     for axis, (one, dim) in enumerate(zip(single, out_sizes, strict=True)):
         size = slice_tensor(sizes, [axis])
         index = range_(0, size, 1, dim, dtype=DType.int64, device=x.device)
+        # element 0 of an axis of size 1, as often as the shape says
         x = gather(x, minimum(index, 0) if one else index, axis)
     return _shape.rebind(x, out_dims)

@@ -33,6 +33,7 @@ def nonzero(x: TensorValueLike, out_dim: DimLike) -> TensorValue:
     rank = tensor.rank
     mask = tensor if tensor.dtype is DType.bool else not_equal(tensor, 0)
     places = _places(mask if rank else reshape(mask, [1]), out_dim)
+    # an element of rank 0 has no coordinates
     return places if rank else places[:, :0]
 
 

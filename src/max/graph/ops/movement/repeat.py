@@ -39,6 +39,7 @@ def tile(x: TensorValueLike, repeats: Iterable[DimLike]) -> TensorValue:
         raise ValueError(f"tile: {len(times)} repeats for a tensor of rank {len(shape)}")
     if any(r.expr.is_static and r.expr.value < 0 for r in times):
         raise ValueError(f"tile: the repeats {[str(r) for r in times]} must not be negative")
+    # [1, d0, 1, d1, …] broadcasts to [r0, d0, r1, d1, …]
     split_shape = Shape(d for dim in shape for d in (1, dim))
     wide_shape = Shape(d for r, dim in zip(times, shape, strict=True) for d in (r, dim))
     final = Shape(r * dim for r, dim in zip(times, shape, strict=True))
@@ -117,5 +118,6 @@ def _repeat_by_tensor(
     # a new symbol as out_dim is bound by the range
     last = reshape(sum(counts, axis=0), [])
     positions = range(0, last, 1, out_dim=total, dtype=DType.int64, device=x.device)
+    # [total, size]: the runs that end at or before each position
     passed = reshape(positions, [total, 1]) >= reshape(ends, [1, size])
     return gather(x, reshape(sum(cast_to(passed, DType.int64), axis=1), [total]), axis)

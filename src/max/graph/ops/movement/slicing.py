@@ -146,6 +146,7 @@ def _parse_axis(op: str, axis: int, dim: DimExpr, item: Any) -> _Axis:
     if isinstance(item, TensorValue) or hasattr(item, "__tensorvalue__"):
         start = _scalar(op, axis, as_tensor(item))
         last = constant(-1, DType.int64)
+        # -1 + 1 is 0, not the end of the axis
         stop = where(equal(start, last), constant(_LAST, DType.int64), start + 1)
         return _Axis(start, stop, _ONE, _ONE, dropped=True)
     start = _bound_from_start(op, axis, dim, item, _ELEMENTS)

@@ -58,6 +58,7 @@ def matmul(lhs: TensorValueLike, rhs: TensorValueLike) -> TensorValue:
 
 def _broadcast_leading(x: TensorValue, y: TensorValue) -> tuple[TensorValue, TensorValue]:
     x_type, y_type = x.mlir_type, y.mlir_type
+    # one matrix for all leading axes of x, without copies
     if y_type.rank == 2:
         return x, y
     leading = broadcast_shapes("matmul", [x_type.shape[:-2], y_type.shape[:-2]])

@@ -88,6 +88,7 @@ def emit_dot_i8(fe: Frontend, acc: Any, a: Any, b: Any, narrow: bool = False) ->
 def _add_lane_products(fe: Frontend, acc: Any, a: Any, b: Any, count: int) -> Any:
     """Adds the products of `count` neighbors without instructions for them."""
     for j in range(count):
+        # element j of each group of neighbors
         lanes = tuple(range(j, count * acc.type.width, count))
         x, y = (cast(fe, emit_shuffle(fe, v, None, lanes), acc.type.dtype) for v in (a, b))
         acc = binary(fe, "add", acc, binary(fe, "mul", x, y))

@@ -79,6 +79,7 @@ def _tile_index(fe: Frontend, tile: Tile, index: Any) -> Index:
             bound = fe.b.index(size)
             guard(
                 fe,
+                # unsigned: a negative index is a large one
                 fe.b.op("ult", (i, bound), BOOL),
                 "IndexError",
                 "tile: index {} is out of range for size {}",

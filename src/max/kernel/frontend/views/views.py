@@ -122,6 +122,7 @@ def check_indices(
             continue
         last = fe.b.index(fe.b.add(index, lanes - 1))
         bound = fe.b.index(size)
+        # unsigned: a negative index is a large one
         inside = fe.b.op("ult", (last, bound), BOOL)
         text = f"{view.name}: index {{}} is out of range for axis {k} of size {{}}"
         guard(fe, inside, "IndexError", text, (last, bound))

@@ -93,6 +93,7 @@ def _store_both(types: NamedTypes, attrs: Attrs) -> Types:
 define(
     declare(
         "mo.kv_store.ragged.paged",
+        # [total, kv_heads * head_dim] each
         (Operand("k", FLOATS, 2), Operand("v", FLOATS, 2), OFFSETS, *CACHE, LAYER),
         0,
         _store_both,
@@ -109,6 +110,7 @@ def _store_side(types: NamedTypes, attrs: Attrs) -> Types:
 define(
     declare(
         "mo.k_store.ragged.paged",
+        # [total, kv_heads * head_dim]
         (Operand("rows", FLOATS, 2), OFFSETS, *BATCH, LAYER),
         0,
         _store_side,
@@ -168,6 +170,7 @@ define(
     declare(
         "mo.rope.ragged.paged",
         (
+            # q: [total, heads, head_dim]; freqs_cis: [positions, cosine and sine of each pair]
             Operand("q", FLOATS, 3),
             OFFSETS,
             Operand("freqs_cis", (DType.float32,), 2),
@@ -194,6 +197,7 @@ def _check_attended(types: NamedTypes, results: Types, attrs: Attrs) -> None:
     kv_heads = _check_row(op, blocks, head_dim, sides=1 if value_size else 2)
     if kv_heads < 1 or heads % kv_heads:
         raise ValueError(f"{op}: {heads} query heads cannot share {kv_heads} key heads")
+    # values that are parts of their keys exist for latents only, which all heads share
     if not 0 <= value_size <= head_dim or (value_size and kv_heads != 1):
         raise ValueError(
             f"{op}: value_size is {value_size}, expected up to {head_dim}, over one key head; there are {kv_heads}"
@@ -212,6 +216,7 @@ define(
     declare(
         "mo.attention.ragged.paged",
         (
+            # [total, heads, head_dim]
             Operand("q", FLOATS, 3),
             OFFSETS,
             *CACHE,

@@ -70,6 +70,7 @@ def _check_multiplied(types: NamedTypes, results: Types, attrs: Attrs) -> None:
 define(
     declare(
         "mo.grouped_matmul.ragged",
+        # x: [rows, inputs]; weight: [experts, outputs, inputs]
         (Operand("x", _ROWS, 2), Operand("weight", FLOATS, 3), *_GROUPS),
         1,
         result_rule=_check_multiplied,
@@ -96,6 +97,7 @@ def _check_multiplied_blocks(types: NamedTypes, results: Types, attrs: Attrs) ->
 define(
     declare(
         "mo.grouped_qmatmul.ragged",
+        # x: [rows, inputs]; weight: [experts, outputs, bytes of a row of blocks]
         (Operand("x", _ROWS, 2), Operand("weight", (DType.uint8,), 3), *_GROUPS),
         1,
         result_rule=_check_multiplied_blocks,

@@ -37,6 +37,7 @@ def _prefill_types(types: NamedTypes, attrs: Attrs) -> Types:
     out = queries.with_shape((rows, heads, value_size))
     info = TensorType.get(DType.float32, queries.with_shape((rows, heads, 2)).shape, queries.device)
     for name, expected in (("previous_out", out), ("previous_info", info)):
+        # the number of rows, which may be another symbol, is compared when the kernel runs
         if name in types and types[name].shape[1:] != expected.shape[1:]:
             raise ValueError(f"{op}: {name} is {types[name].short}, expected {expected.short}")
     return (out, info)
@@ -46,6 +47,7 @@ define(
     declare(
         "mo.mla.prefill.ragged.paged",
         (
+            # q: [total, heads, plain + rotated], k: [buffer, heads, plain], v: [buffer, heads, v]
             Operand("q", FLOATS, 3),
             Operand("k", FLOATS, 3),
             Operand("v", FLOATS, 3),
@@ -109,6 +111,7 @@ def _selection_types(types: NamedTypes, attrs: Attrs) -> Types:
 define(
     declare(
         "mo.tokens.select.ragged.paged",
+        # q: [total, heads, head_dim]; weights: [total, heads]
         (Operand("q", FLOATS, 3), Operand("weights", FLOATS, 2), OFFSETS, *BATCH, LAYER),
         1,
         _selection_types,
@@ -131,6 +134,7 @@ define(
     declare(
         "mo.attention.selected.paged",
         (
+            # q: [total, heads, head_dim]; selected: [total, count], rising, then negative numbers
             Operand("q", FLOATS, 3),
             Operand("selected", (DType.int32,), 2),
             OFFSETS,

@@ -34,6 +34,7 @@ define(
     declare(
         "mo.attention.ragged",
         (
+            # q: [total, heads, head_dim]; keys and values: [total, kv_heads, head_dim]
             Operand("q", FLOATS, 3),
             Operand("keys", FLOATS, 3),
             Operand("values", FLOATS, 3),

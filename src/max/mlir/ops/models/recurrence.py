@@ -71,6 +71,7 @@ define(
     declare(
         "mo.causal_conv.ragged",
         (
+            # x: [total, channels]; weight: [taps, channels]; a state has the last taps - 1 inputs
             Operand("x", FLOATS, 2),
             Operand("weight", FLOATS, 2),
             Operand("bias", FLOATS, 1),
@@ -102,6 +103,7 @@ define(
     declare(
         "mo.ssd.ragged",
         (
+            # x: [total, heads, head_dim]; dt: [total, heads]; b and c: [total, groups, states]
             Operand("x", FLOATS, 3),
             Operand("dt", FLOATS, 2),
             Operand("a", FLOATS, 1),
@@ -136,6 +138,7 @@ define(
     declare(
         "mo.selective_scan.ragged",
         (
+            # x and dt: [total, channels]; a: [states, channels]; b and c: [total, states]
             Operand("x", FLOATS, 2),
             Operand("dt", FLOATS, 2),
             Operand("a", FLOATS, 2),
@@ -173,6 +176,7 @@ define(
     declare(
         "mo.gated_delta.ragged",
         (
+            # q and keys: [total, key_heads, key_dim]; values: [total, heads, value_dim]
             Operand("q", FLOATS, 3),
             Operand("keys", FLOATS, 3),
             Operand("values", FLOATS, 3),

@@ -19,6 +19,7 @@ def _gate_types(types: NamedTypes, attrs: Attrs) -> Types:
             raise ValueError(f"{op}: {name} is {attrs[name]}, expected 1 or more")
     projection = types["hc_proj"]
     for name, size in (
+        # a number for the input and one for the output of each stream, and a matrix that mixes them
         ("hc_proj", (2 + mult) * mult),
         ("pre_post_comb_b", (2 + mult) * mult),
         ("pre_post_comb_scale", 3),

@@ -22,6 +22,7 @@ define(
     declare(
         "mo.sample.token",
         (
+            # [batch, vocabulary]; the others: [batch]
             Operand("logits", _F32, 2),
             Operand("temperature", _F32, 1),
             Operand("top_k", _I64, 1),
@@ -45,6 +46,7 @@ define(
     declare(
         "mo.penalties",
         (
+            # [rows, vocabulary]; row i has the tokens and counts from offsets[i] to offsets[i + 1]
             Operand("logits", _F32, 2),
             Operand("tokens", _COUNTS, 1),
             Operand("counts", _COUNTS, 1),
@@ -96,12 +98,14 @@ define(
         (
             Operand("next_tokens", _I64, 1),
             Operand("first_seeds", _U64, 1),
+            # [batch, n]: the tokens that end each sequence
             Operand("ends", _I64, 2),
             Operand("interrupted", _BYTES, 1),
             Operand("tokens", _I64, 1, is_buffer=True),
             Operand("cache_lengths", _U32, 1, is_buffer=True),
             Operand("max_lengths", _U32, 2, is_buffer=True),
             Operand("seeds", _U64, 1, is_buffer=True),
+            # [steps, batch]
             Operand("history", _I64, 2, is_buffer=True),
             Operand("steps", _I64, 1, is_buffer=True),
             Operand("again", _BYTES, 1, is_buffer=True),
