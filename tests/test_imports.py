@@ -56,7 +56,7 @@ ALLOWED: dict[str, set[str]] = {
     "experimental": ENGINE_BASE | {"kernel", "engine", "_compat"},  # its face only
     "diagnostics": set(),
     "profiler": EVERY,
-    "torch": ENGINE_BASE | {"kernel", "engine"},
+    "torch": ENGINE_BASE | {"kernel", "engine", "importers"},
     "importers": ENGINE_BASE | {"engine", "_interpreter"},
     "onnx": EVERY | {"graph", "engine", "importers"},
     "nn": ENGINE_BASE | {"kernel", "engine", "experimental", "interfaces", "_compat"},  # faces only

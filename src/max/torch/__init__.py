@@ -14,26 +14,41 @@
     out = torch.empty_like(x)
     scaled(out, x, y)                # results come first, and are written
 
+`from_exported` makes a program of `torch.export` a graph::
+
+    program = torch.export.export(model.eval(), (x,))
+    model = max.engine.InferenceSession().load(from_exported(program))
+
 Needs torch: ``pip install 'supremum[torch]'``.
 """
 
 from __future__ import annotations
+
+from typing import TYPE_CHECKING
 
 try:
     import torch as _torch  # noqa: F401
 except ImportError as error:
     raise ImportError(f"max.torch needs torch: {error}") from error
 
+from max._names import lazy_names
 from max.torch._convert import max_device_ref, max_dtype_to_torch, torch_dtype_to_max
 from max.torch._library import CustomOp, CustomOpLibrary
 from max.torch._operation import Operation, graph_op
+
+if TYPE_CHECKING:
+    from max.torch.exported import from_exported
 
 __all__ = [
     "CustomOp",
     "CustomOpLibrary",
     "Operation",
+    "from_exported",
     "graph_op",
     "max_device_ref",
     "max_dtype_to_torch",
     "torch_dtype_to_max",
 ]
+
+__getattr__ = lazy_names(__name__, {"from_exported": "max.torch.exported"})
+"""The importer is loaded when it is first used."""

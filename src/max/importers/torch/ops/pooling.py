@@ -1,0 +1,115 @@
+"""Pooling over windows, and over parts of an image of equal number."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from max.graph import TensorValue, ops
+from max.importers.errors import Unsupported
+from max.importers.onnx.ops.linear import matmul
+from max.importers.onnx.ops.pooling import average_pool, max_pool
+from max.importers.onnx.ops.reduction import over
+from max.importers.torch.ops.convolution import full, with_attributes
+from max.importers.torch.table import Call, op
+
+
+def _batched(x: TensorValue, n: int) -> TensorValue:
+    return ops.unsqueeze(x, 0) if x.rank == n + 1 else x
+
+
+@op("aten.max_pool2d_with_indices.default", "aten.max_pool3d_with_indices.default")
+def max_pool_with_indices(
+    call: Call,
+    x: TensorValue,
+    kernel: list[int],
+    stride: list[int] = [],  # noqa: B006
+    padding: list[int] = [0],  # noqa: B006
+    dilation: list[int] = [1],  # noqa: B006
+    ceil_mode: bool = False,
+) -> Any:
+    n = 3 if "3d" in call.node.op else 2
+    sizes = full(kernel, n)
+    attributes = {
+        "kernel_shape": sizes, "strides": full(stride, n) or sizes, "pads": full(padding, n) * 2,
+        "dilations": full(dilation, n), "ceil_mode": ceil_mode,
+    }  # fmt: skip
+    images = _batched(x, n)
+    wants = call.node.wants(1)
+    results = max_pool(with_attributes(call, attributes, 2 if wants else 1), images)
+    if wants:
+        plane = int(np.prod([call.static(size) for size in images.shape[2:]]))
+        results = (results[0], ops.mod(results[1], ops.constant(np.array(plane, np.int64))))
+    if x.rank == n + 1:
+        results = tuple(ops.squeeze(result, 0) for result in results)
+    return results if wants else (results[0], None)
+
+
+@op("aten.avg_pool1d.default", "aten.avg_pool2d.default", "aten.avg_pool3d.default")
+def avg_pool(
+    call: Call,
+    x: TensorValue,
+    kernel: list[int],
+    stride: list[int] = [],  # noqa: B006
+    padding: list[int] = [0],  # noqa: B006
+    ceil_mode: bool = False,
+    count_include_pad: bool = True,
+    divisor_override: int | None = None,
+) -> TensorValue:
+    n = int(call.node.op.split("avg_pool")[1][0])
+    sizes = full(kernel, n)
+    attributes: dict[str, Any] = {
+        "kernel_shape": sizes, "strides": full(stride, n) or sizes, "pads": full(padding, n) * 2,
+        "ceil_mode": ceil_mode, "count_include_pad": count_include_pad,
+    }  # fmt: skip
+    if divisor_override is not None:
+        if ceil_mode:
+            raise Unsupported("has both ceil_mode and divisor_override")
+        attributes["count_include_pad"] = True
+    y = average_pool(with_attributes(call, attributes), _batched(x, n))
+    if divisor_override is not None:
+        y = y * (float(np.prod(sizes)) / divisor_override)
+    return ops.squeeze(y, 0) if x.rank == n + 1 else y
+
+
+def _edges(size: int, parts: int) -> list[tuple[int, int]]:
+    """The first element of each part, and the one behind its last."""
+    return [(i * size // parts, -(-(i + 1) * size // parts)) for i in range(parts)]
+
+
+@op(
+    "aten._adaptive_avg_pool2d.default", "aten._adaptive_avg_pool3d.default", "aten.adaptive_avg_pool1d.default"
+)  # fmt: skip
+def adaptive_avg_pool(call: Call, x: TensorValue, output_size: list[int]) -> TensorValue:
+    """Means over parts, by a product with a matrix for each axis."""
+    n = len(output_size)
+    for axis, parts in zip(range(x.rank - n, x.rank), output_size, strict=True):
+        if parts == 1:
+            x = over(x, [axis], ops.mean)
+            continue
+        size = call.static(x.shape[axis])
+        if size == parts:
+            continue
+        weights = np.zeros((size, parts))
+        for part, (first, last) in enumerate(_edges(size, parts)):
+            weights[first:last, part] = 1 / (last - first)
+        order = [a for a in range(x.rank) if a != axis] + [axis]
+        y = matmul(ops.permute(x, order), ops.constant(weights.astype(x.dtype.to_numpy())))
+        x = ops.permute(y, [order.index(a) for a in range(x.rank)])
+    return x
+
+
+@op("aten.adaptive_max_pool2d.default", "aten.adaptive_max_pool3d.default")
+def adaptive_max_pool(call: Call, x: TensorValue, output_size: list[int]) -> Any:
+    if call.node.wants(1):
+        raise Unsupported("the places of the maxima are used")
+    n = len(output_size)
+    for axis, parts in zip(range(x.rank - n, x.rank), output_size, strict=True):
+        columns: list[TensorValue] = []
+        for first, last in _edges(call.static(x.shape[axis]), parts):
+            index: list[Any] = [slice(None)] * x.rank
+            index[axis] = slice(first, last)
+            columns.append(ops.max(x[tuple(index)], axis=axis))
+        x = ops.concat(columns, axis)
+    return x, None

@@ -1,0 +1,158 @@
+"""Tensors with elements replaced or added to, at positions that other tensors hold."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from max.dtype import DType
+from max.graph import TensorValue, ops
+from max.importers.errors import Unsupported
+from max.importers.onnx.ops.indexing import positive
+from max.importers.torch.ops.arithmetic import converted, tensor_of
+from max.importers.torch.ops.indexing import Indices, Places, expanded, inverse
+from max.importers.torch.ops.shape import bound, is_known
+from max.importers.torch.table import Call, op
+
+_REDUCTIONS: dict[str, Any] = {
+    "sum": ops.scatter_add, "prod": ops.scatter_mul, "amax": ops.scatter_max, "amin": ops.scatter_min,
+    "add": ops.scatter_add, "multiply": ops.scatter_mul,
+}  # fmt: skip
+
+
+def _cut(source: TensorValue, index: TensorValue) -> TensorValue:
+    """The part of the source that the indices cover."""
+    if list(source.shape) == list(index.shape):
+        return source
+    return source[tuple(slice(0, size) for size in index.shape)]
+
+
+def _scattered(
+    call: Call, function: Any, x: TensorValue, dim: int, index: TensorValue, source: TensorValue
+) -> TensorValue:
+    if not x.rank:
+        raise Unsupported("takes no tensor of rank 0")
+    axis = call.axis(dim, x.rank)
+    return function(x, _cut(source, index), positive(index, x.shape[axis]), axis)
+
+
+@op("aten.scatter.src")
+def scatter(
+    call: Call, x: TensorValue, dim: int, index: TensorValue, source: TensorValue
+) -> TensorValue:
+    return _scattered(call, ops.scatter, x, dim, index, source)
+
+
+@op("aten.scatter.value")
+def scatter_value(
+    call: Call, x: TensorValue, dim: int, index: TensorValue, value: Any
+) -> TensorValue:
+    source = ops.broadcast_to(tensor_of(value, x.dtype), index.shape)
+    return _scattered(call, ops.scatter, x, dim, index, source)
+
+
+@op("aten.scatter_add.default")
+def scatter_add(
+    call: Call, x: TensorValue, dim: int, index: TensorValue, source: TensorValue
+) -> TensorValue:
+    return _scattered(call, ops.scatter_add, x, dim, index, source)
+
+
+@op("aten.scatter_reduce.two", "aten.scatter.reduce")
+def scatter_reduce(
+    call: Call,
+    x: TensorValue,
+    dim: int,
+    index: TensorValue,
+    source: TensorValue,
+    reduce: str,
+    include_self: bool = True,
+) -> TensorValue:
+    if reduce not in _REDUCTIONS or not include_self:
+        raise Unsupported(f"the reduction is {reduce!r}, include_self is {include_self}")
+    return _scattered(call, _REDUCTIONS[reduce], x, dim, index, source)
+
+
+@op("aten.index_put.default", "aten._unsafe_index_put.default")
+def index_put(
+    call: Call, x: TensorValue, indices: Indices, values: TensorValue, accumulate: bool = False
+) -> TensorValue:
+    if (
+        len(indices) == 1
+        and indices[0] is not None
+        and indices[0].dtype is DType.bool
+        and (values.rank == 0 or list(values.shape) == [1])
+        and not accumulate
+    ):
+        mask = indices[0]
+        mask = ops.reshape(mask, [*mask.shape, *[1] * (x.rank - mask.rank)])
+        return ops.where(mask, ops.reshape(converted(values, x.dtype), []), x)
+    places = Places(x, expanded(call, indices))
+    base = ops.permute(x, places.order)
+    depth = int(places.rows.shape[-1])
+    rank = places.lead + x.rank - depth
+    order = places.to_result(rank)
+    shape = [*places.rows.shape[:-1], *base.shape[depth:]]
+    values = ops.broadcast_to(converted(values, x.dtype), [shape[axis] for axis in order])
+    updates = ops.permute(values, inverse(order)) if rank else values
+    function = ops.scatter_nd_add if accumulate else ops.scatter_nd
+    return ops.permute(function(base, updates, places.rows), inverse(places.order))
+
+
+@op("aten.index_add.default")
+def index_add(
+    call: Call, x: TensorValue, dim: int, index: TensorValue, source: TensorValue, alpha: Any = 1
+) -> TensorValue:
+    axis = call.axis(dim, x.rank)
+    added = source if alpha == 1 else source * tensor_of(alpha, x.dtype)
+    return ops.scatter_add(x, added, _along(index, source, axis), axis)
+
+
+def _along(index: TensorValue, source: TensorValue, axis: int) -> TensorValue:
+    """A vector of positions along an axis, for each element of a tensor."""
+    shape = [index.shape[0] if a == axis else 1 for a in range(source.rank)]
+    flat = ops.reshape(ops.cast(index, DType.int64), shape)
+    return ops.broadcast_to(flat, source.shape)
+
+
+@op("aten.slice_scatter.default")
+def slice_scatter(
+    call: Call,
+    x: TensorValue,
+    source: TensorValue,
+    dim: int = 0,
+    start: Any = None,
+    end: Any = None,
+    step: int = 1,
+) -> TensorValue:
+    axis = call.axis(dim, x.rank)
+    size = x.shape[axis]
+    first, last = bound(start, size, 0), bound(end, size, size)
+    if first == 0 and last == size and step == 1:
+        return source
+    if is_known(first) and is_known(last) and int(first) >= int(last):
+        return x
+    if step != 1:
+        line = ops.range(0, source.shape[axis], 1, dtype=DType.int64, device=x.device)
+        return ops.scatter(x, source, _along(line * step + first, source, axis), axis)
+    before: list[Any] = [slice(None)] * x.rank
+    after: list[Any] = [slice(None)] * x.rank
+    before[axis], after[axis] = slice(0, first), slice(last, size)
+    return ops.concat([x[tuple(before)], source, x[tuple(after)]], axis)
+
+
+@op("aten.select_scatter.default")
+def select_scatter(
+    call: Call, x: TensorValue, source: TensorValue, dim: int, position: int
+) -> TensorValue:
+    axis = call.axis(dim, x.rank)
+    end = position + 1 if position != -1 else None
+    return slice_scatter(call, x, ops.unsqueeze(source, axis), axis, position, end)
+
+
+@op("aten.masked_scatter.default")
+def masked_scatter(
+    call: Call, x: TensorValue, mask: TensorValue, source: TensorValue
+) -> TensorValue:
+    return ops.masked_scatter(
+        x, ops.broadcast_to(mask, x.shape), source, call.node.new_size("masked")
+    )

@@ -1,0 +1,150 @@
+"""Exported programs as graphs: symbols, shared weights, changed buffers, reports of what is not supported."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+
+pytestmark = pytest.mark.filterwarnings("ignore:.*LeafSpec:FutureWarning")
+
+torch = pytest.importorskip("torch")
+
+from torch.export import Dim, export  # noqa: E402
+
+import max.torch  # noqa: E402
+from max import _interpreter  # noqa: E402
+from max.engine import InferenceSession  # noqa: E402
+from max.importers.errors import UnsupportedOpsError  # noqa: E402
+
+
+class Function(torch.nn.Module):
+    def __init__(self, function):
+        super().__init__()
+        self.function = function
+
+    def forward(self, *inputs):
+        return self.function(*inputs)
+
+
+def agree(function, inputs, dynamic=None, others=()):
+    """Engine and interpreter give torch's results, for the example's inputs and other ones."""
+    module = function if isinstance(function, torch.nn.Module) else Function(function)
+    specs = None if dynamic is None else (dynamic,)
+    if dynamic is not None and isinstance(function, torch.nn.Module):
+        specs = dynamic
+    with torch.no_grad():
+        graph = max.torch.from_exported(export(module.eval(), inputs, dynamic_shapes=specs))
+        model = InferenceSession().load(graph)
+        for values in (inputs, *others):
+            expected = module(*values)
+            expected = expected if isinstance(expected, tuple) else (expected,)
+            arrays = [value.numpy() for value in values]
+            compiled = [result.to_numpy() for result in model.execute(*arrays)]
+            for results in (compiled, _interpreter.run(graph, arrays)):
+                assert len(results) == len(expected)
+                for got, want in zip(results, expected, strict=True):
+                    want = torch.as_tensor(want).numpy()
+                    assert np.shape(got) == want.shape
+                    np.testing.assert_allclose(got, want, 1e-4, 1e-5)
+    return graph
+
+
+class Net(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.conv = torch.nn.Conv2d(3, 8, 3, padding=1)
+        self.norm = torch.nn.BatchNorm2d(8)
+        self.attention = torch.nn.MultiheadAttention(8, 2, batch_first=True)
+        self.linear = torch.nn.Linear(8, 5)
+
+    def forward(self, x):
+        y = torch.relu(self.norm(self.conv(x))).flatten(2).transpose(1, 2)
+        y = y + self.attention(y, y, y, need_weights=False)[0]
+        return self.linear(y.mean(1)).softmax(-1)
+
+
+def test_net_of_any_batch_and_height():
+    inputs = [(torch.rand(b, 3, h, 6),) for b, h in ((2, 7), (3, 5), (5, 9))]
+    dynamic = {"x": {0: Dim("batch"), 2: Dim("height")}}
+    agree(Net(), inputs[0], dynamic, inputs[1:])
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda x, y: x[: y.shape[0]] * x.shape[0],
+        lambda x, y: x.reshape(x.shape[0] * 3 // 3, -1).sum(-1) + y.sum(),
+        lambda x, y: torch.cat([x, x[1:], -x]).repeat(2, 1),
+        lambda x, y: torch.arange(x.shape[0] + 2) + x.shape[0] * 2 - 1,
+        lambda x, y: torch.full((x.shape[0], y.shape[0]), 2.0) + y,
+        lambda x, y: (x.unsqueeze(0).expand(y.shape[0], -1, -1).mean(0), x.shape[0]),
+        lambda x, y: x[-2:] + x[x.shape[0] - 1],
+        lambda x, y: (x @ x.T).tril(1) + torch.ones(x.shape[0]),
+        lambda x, y: x[y.to(torch.int64) % x.shape[0]],
+    ],
+)
+def test_arithmetic_of_sizes(function):
+    inputs = [(torch.rand(n, 4), torch.rand(m)) for n, m in ((5, 4), (7, 6), (9, 3))]
+    batch, length = Dim("n", min=4), Dim("m", min=3)
+    agree(function, inputs[0], ({0: batch}, {0: length}), inputs[1:])
+
+
+def test_mask_whose_count_a_run_knows():
+    agree(lambda x: x[x > 0.5].sum(), (torch.rand(4, 5),))
+
+
+def test_weights_share_the_memory_of_the_program():
+    module = torch.nn.Linear(300, 200)
+    program = export(module, (torch.rand(2, 300),))
+    before = module.weight.detach().clone()
+    graph = max.torch.from_exported(program)
+    with torch.no_grad():
+        module.weight.zero_()
+        module.bias.zero_()
+    x = np.ones((2, 300), np.float32)
+    results = InferenceSession().load(graph).execute(x)
+    module.weight.data = before
+    assert not np.any(results[0].to_numpy())
+
+
+def test_changed_buffers_are_inputs_and_outputs():
+    class Counter(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.register_buffer("total", torch.zeros(3))
+            self.register_buffer("scale", torch.full((3,), 2.0))
+
+        def forward(self, x):
+            self.total.add_(x)
+            return self.total * self.scale
+
+    graph = max.torch.from_exported(export(Counter(), (torch.ones(3),)))
+    model = InferenceSession().load(graph)
+    total = np.array([1, 2, 3], np.float32)
+    result, total = model.execute(np.ones(3, np.float32), total)
+    np.testing.assert_array_equal(result.to_numpy(), [4, 6, 8])
+    np.testing.assert_array_equal(total.to_numpy(), [2, 3, 4])
+
+
+def test_all_unsupported_ops_are_reported_with_their_lines():
+    class Unknown(torch.nn.Module):
+        def forward(self, x):
+            y = torch.linalg.det(x)
+            return torch.linalg.eigvalsh(x) + y, torch.linalg.qr(x)[0]
+
+    program = export(Unknown(), (torch.rand(3, 3),))
+    with pytest.raises(UnsupportedOpsError) as failure:
+        max.torch.from_exported(program)
+    found = failure.value.problems
+    assert len(found) == 3
+    assert all("test_torch_programs.py:" in problem.node for problem in found)
+
+
+def test_import_of_max_torch_leaves_the_importer():
+    code = (
+        "import sys, max.torch; sys.exit(any(m.startswith('max.importers') for m in sys.modules))"
+    )
+    assert subprocess.run([sys.executable, "-c", code], timeout=120).returncode == 0
