@@ -50,7 +50,9 @@ __all__ = ["PASSES", "compile_module", "optimize", "steps"]
 PASSES: tuple[Pass, ...] = (
     GraphPass("drop-unused-ops", drop_dead_ops),
     ModulePass("resolve-sizes", resolve_sizes),
+    # before ops are rewritten: the conditions are those of the staged ops
     GraphPass("insert-checks", insert_checks),
+    # collectives become ops that the later passes know
     GraphPass("expand-collectives", expand_collectives),
     GraphPass("canonicalize", canonicalize),
     DevicePass("place-operands", place_operands),
@@ -61,10 +63,13 @@ PASSES: tuple[Pass, ...] = (
     GraphPass("push-views", push_views),
     GraphPass("drop-dead-ops", drop_dead_ops),
     PassesOfBackends("weights"),
+    # after the passes for weights, whose packing it hoists
     GraphPass("compute-once", compute_once),
+    # from here on each view has a layout
     GraphPass("materialize", materialize),
     PassesOfBackends("regions"),
     GraphPass("fuse", fuse),
+    # regions have copies of the views that they read through
     GraphPass("drop-dead-views", drop_dead_ops),
 )
 """The passes in their order, with places for those of backends. Each takes valid IR and leaves valid IR."""

@@ -12,6 +12,7 @@ __all__ = ["attention_views", "is_readable"]
 
 def _unit_stride(layout: Layout, axis: int) -> bool:
     """Whether vectors can be loaded along an axis."""
+    # a stride of an axis of size 1 is never used
     return layout.strides[axis] == 1 or layout.shape[axis] == 1
 
 
@@ -24,6 +25,7 @@ def is_readable(index: int, layout: Layout) -> bool:
     """
     if not layout.shape:
         return True
+    # keys may be contiguous along either axis, as the kernel reads rows and columns
     return _unit_stride(layout, -1) or (index == 1 and _unit_stride(layout, -2))
 
 
@@ -52,11 +54,13 @@ def attention_views(
     rank = len(q.shape) - 2
     batch_axes = [i for i in range(rank + 1) if i != axis]
     out = result.transpose([*batch_axes, axis, rank + 1])
+    # masks broadcast: axes that they lack have stride 0
     full_masks = [mask.broadcast_to((*q.shape[:-1], keys.shape[-2])) for mask in masks]
     views = [out, q, keys, values, *full_masks]
     batch = q.shape[:-2]
 
     def is_shared(i: int) -> bool:
+        # only an axis along which neither varies can become the group
         return isinstance(batch[i], int) and keys.strides[i] == 0 and values.strides[i] == 0
 
     group_axes = [i for i in range(rank) if batch[i] != 1 and is_shared(i)]
@@ -72,6 +76,7 @@ def attention_views(
     layouts: list[Layout] = []
     for i, view in enumerate(views):
         shape, steps = view.shape[-2:], view.strides[-2:]
+        # transposed keys: the kernel takes them as `[size, keys]`
         if i == 2 and columns:
             shape, steps = shape[::-1], steps[::-1]
         # the stride of an axis of size 1 is never used; 1 allows vector loads

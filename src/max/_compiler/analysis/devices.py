@@ -16,6 +16,7 @@ def index_of(type_: Attribute, backends: Backends) -> int:
     Raises:
         ValueError: The session does not have the device.
     """
+    # chains have no memory, so no device of their own
     return backends.index(type_.device.data) if isinstance(type_, ShapedType) else HOST
 
 

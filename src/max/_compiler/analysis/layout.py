@@ -30,6 +30,7 @@ class Layout:
         if 0 in self.shape:
             return True
         for dim, stride in zip(reversed(self.shape), reversed(self.strides), strict=True):
+            # the stride of an axis of size 1 is never used
             if dim != 1:
                 if stride != step:
                     return False
@@ -47,6 +48,7 @@ class Layout:
         lead = len(shape) - len(self.shape)
         strides: list[Size] = [0] * lead
         for dim, new, stride in zip(self.shape, shape[lead:], self.strides, strict=True):
+            # a stretched axis reads the same element again
             strides.append(stride if dim == new else 0)
         return Layout(tuple(shape), tuple(strides), self.offset)
 
@@ -91,12 +93,14 @@ class Layout:
                     if j == len(new):
                         return None
                     new_size, j = simplify(new_size * shape[new[j]]), j + 1
+            # axes merge where each is as far apart as all of the next
             for (_, outer), (dim, inner) in zip(
                 old[first_old : i - 1], old[first_old + 1 : i], strict=True
             ):
                 if outer != simplify(inner * dim):
                     return None
             step = old[i - 1][1]
+            # the new axes of a group, from the innermost: row-major within the old ones
             for axis in reversed(new[first_new:j]):
                 strides[axis] = step
                 step = simplify(step * shape[axis])

@@ -96,6 +96,7 @@ def _is_mean(spec: RegionSpec, x: int, i: int) -> bool:
                 return op == "div" and first == node.args[0]
             if isinstance(factor, Literal) and isinstance(size, int) and size:
                 expected = float(size) if op == "div" else 1 / size
+                # the literal may have been rounded to f32
                 near = math.isclose(float(factor.value), expected, rel_tol=1e-6)
                 return near and (op == "mul" or first == node.args[0])
     return False
@@ -175,6 +176,7 @@ class _Rewrite:
             return scaled
         args = tuple(self.copy(a, walk) for a in value.args)
         number = self.number_of_value(Node(value.op, args, value.dtype, value.attr))
+        # later walks use the corrected center
         if i in self.centers and walk > self.spec.level[i]:
             _, error = self.error(i)
             return self.node("sub", (number, error), value)
@@ -248,6 +250,7 @@ class _Rewrite:
     def around_mean(self, squares: int, center: int, like: Node) -> int:
         """A sum of squared deviations from a mean with an error, as that from the exact mean."""
         total, error = self.error(center)
+        # sum(c²) - sum(c) * error
         exact = self.node("fma", (self.node("neg", (total,), like), error, squares), like)
         # all deviations may be the error, up to rounding
         exact = self.node("max", (exact, self.number_of_value(Literal(like.dtype, 0.0))), like)

@@ -92,6 +92,7 @@ def write_part_epilogues(specs: Sequence[tuple[RegionSpec, int] | None]) -> Epil
             continue
         spec, products = item
         body = _Body(spec, args, [f"sums[{i}]" for i in range(products)])
+        # the body takes its width from `v`
         lines += ["    v = sums[0]", *body.lines, f"    return ({body.result},)", ""]
     lines.append("def epilogue(part, sums, row, col, mask, extra):")
     for part in range(len(specs)):

@@ -114,6 +114,7 @@ _FUNCTIONS = (
 _TABLE: dict[str, Writer] = {
     **{name: _call(f"k.{name}") for name in _FUNCTIONS},
     **{
+        # integers are whole already
         name: _by_kind(_call(f"k.{name}"), lambda dtype, attr, args: args[0])
         for name in ("floor", "ceil", "round", "trunc")
     },

@@ -96,6 +96,7 @@ def floor_divide(x: Any, y: Any) -> Any:
 @k.inline
 def floor_div(x: Any, y: Any) -> Any:
     """Floor division of integers; 0 if `y` is 0."""
+    # no lane divides by 0, even if its result is not used
     return k.select(y == 0, 0, x // k.select(y == 0, 1, y))
 
 
@@ -110,6 +111,7 @@ def shift_left(x: Any, y: Any) -> Any:
     """The bits of integers moved up; 0 if `y` is negative, or at least the width."""
     bits = x.dtype.bits
     inside = (y >= 0) & (y < bits)
+    # a shift by the width or more is undefined
     return k.select(inside, x << k.select(inside, y, 0), 0)
 
 
@@ -137,6 +139,7 @@ def unsigned_pow(x: Any, y: Any) -> Any:
 @k.inline
 def signed_pow(x: Any, y: Any) -> Any:
     """Integer power; wraps. A negative power is 0, except for bases 1 and -1."""
+    # where y is negative, some exponent that does not overflow: the power is not used
     power = unsigned_pow(x, k.select(y < 0, -(y + 1), y))
     odd = (y & 1) != 0
     unit = k.select(x == 1, 1, k.select(x == -1, k.select(odd, -1, 1), 0)) + x * 0

@@ -29,6 +29,7 @@ def add_part(total: Any, lost: Any, part: Any) -> Any:
         return total + k.cast(part, k.f64), lost
     else:
         rounded = total + part
+        # two-sum: the exact rounding error of `total + part`
         added = rounded - total
         return rounded, lost + ((total - (rounded - added)) + (part - added))
 

@@ -104,6 +104,7 @@ class ValueWriter:
             case Node():
                 text = self._node(value)
         name = self.fresh()
+        # kept narrow too: a store takes it without rounding again
         if isinstance(value, Node) and value.op == "round_to":
             self.code.add(f"{name} = {text}")
             self._narrow[(wide := self.fresh())] = name, value.dtype
@@ -132,6 +133,7 @@ class ValueWriter:
         """The text of a node over the texts of its operands."""
         vector = any(self.is_vector(a) for a in node.args)
         texts = [self.operand(a, vector) for a in node.args]
+        # the first operand of a select is its condition
         first = self.spec.values[node.args[1] if node.op == "select" else node.args[0]]
         if node.op == "cast":
             return cast(texts[0], first.dtype, node.dtype)

@@ -215,6 +215,7 @@ class GraphLowering:
         ]
         types = [v.type for v in op.operands[1:]]
         then, otherwise = [
+            # branches see the symbols of the graph around them
             replace(self.call_step(name, types, operands, results), inherit=True)
             for name in op.callees
         ]

@@ -84,6 +84,7 @@ class LibraryLowering:
             [operand_of(v) for v in results],
             plain(attributes),
         )
+        # before anything is allocated: the caller lowers the op again without the epilogue
         if epilogue is not None and not call.epilogue:
             return False
         places = [self.placing.place(v) for v in operands]
@@ -154,6 +155,7 @@ class LibraryLowering:
             argument = Argument(place.pointer(), ArgView(arg.dtype, shape, None), arg.static)
             arguments.append(argument)
             kernel_arguments.append(argument)
+            # results and workspaces are always written
             written.append(arg.source != "operand" or position in may_write)
             if arg.source == "operand":
                 # read, also where the kernel writes it

@@ -80,6 +80,7 @@ class _Builder:
             assert dims == self.space, f"{dims} is not the iteration space {self.space}"
             return strides
         outer = len(self.space) - 1
+        # a reduction axis of size 1 is not among the dims
         if self.space[-1] == 1:
             return (*strides, 0)
         if len(dims) == outer:  # does not vary along the reduction axis
@@ -202,6 +203,7 @@ class _Builder:
             inner = self.exact_dtype(value.args[0])
             return inner if inner is not None and holds(dtype, inner) else own_dtype
         if value.op in KEEPS:
+            # the condition of a select is no value
             dtypes = {self.exact_dtype(a) for a in value.args[value.op == "select" :]}
             if all(exact is not None and holds(dtype, exact) for exact in dtypes):
                 return dtypes.pop() if len(dtypes) == 1 else dtype
@@ -219,6 +221,7 @@ class _Builder:
             case "mo.reduce_sum" | "mo.reduce_max" | "mo.reduce_min" | "mo.reduce_mul":
                 return self.node(op.name.removeprefix("mo."), (x,), dtype)
             case "mo.softmax" | "mo.logsoftmax":
+                # exponentials of differences to the maximum do not overflow
                 centered = self.node("sub", (x, self.node("reduce_max", (x,), dtype)), dtype)
                 powers = self.node("exp", (centered,), dtype)
                 total = self.node("reduce_sum", (powers,), dtype)
@@ -228,6 +231,7 @@ class _Builder:
             case "mo.rms_norm":
                 square = self.mean(self.node("mul", (x, x), dtype), dtype)
                 scaled = self.node("mul", (x, self.inverse_root(square, op, dtype)), dtype)
+                # as the graph rounds: the norm before gamma multiplies it
                 if not op.attr("multiply_before_cast"):
                     scaled = self.round_value(scaled, dtype)
                 gamma = self.column(op.operands[1])
@@ -333,6 +337,7 @@ def epilogue_parts(
     builder = _Builder(region, only, op)
     products = op.results[:1] if products is None else products
     shape = shape_of(products[0])
+    # over all axes, those of size 1 included
     builder.space, builder.axis = shape, -1
     for index, argument in enumerate(region.block.args):
         builder.layouts[argument] = (index, Layout.contiguous(shape_of(argument)))

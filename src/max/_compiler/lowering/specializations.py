@@ -46,6 +46,7 @@ class Specializations:
             if ir is not None:
                 self._irs.move_to_end(request)
                 return ir
+        # outside of the lock, as it takes long: two threads may specialize one request
         ir = specialize()
         with self._lock:
             if request not in self._irs:

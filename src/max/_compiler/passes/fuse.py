@@ -188,6 +188,7 @@ class Fuser:
         lowest = self.first_reaching(first)
         while todo:
             op = todo.pop()
+            # ops before it cannot depend on a target
             if self.position[op] < lowest:
                 continue
             unit = self.find(op) or op

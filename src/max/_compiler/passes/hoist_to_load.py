@@ -180,6 +180,7 @@ def _build(block: Block, ops: list[MoOp], hoisted: list[MoOp], views: dict[objec
         block.insert_op_before(once, first)
     for old, new in zip(results, once.results, strict=True):
         old.replace_all_uses_with(new)
+    # users first: their operands lose their last use
     for op in reversed(hoisted):
         if all(result.first_use is None for result in op.results):
             op.detach()

@@ -123,6 +123,7 @@ class _Flattener:
                 position = len(self.flat.once)
                 self.flat.once_host_steps.append((position, self.bind_host_step(step, places, env)))
         checks = self.bind_checks(lowered.checks, env, path)
+        # checks of sizes that the callee computes wait for the step that does
         unknown = (
             {str(env[symbol]) for symbol in computed_symbols(lowered)}
             if conditional
@@ -196,6 +197,7 @@ class _Flattener:
                 self.weights[name] = self.append(replace(buffer, name=name))
             return self.weights[name]
         if buffer.kind == "constant":
+            # constants without a name are equal if their bytes are
             key: object = buffer.name or (buffer.array.tobytes(), buffer.array.dtype.str)
             if key not in self.constants:
                 self.constants[key] = self.append(buffer)
@@ -477,6 +479,7 @@ def flatten(
     flattener = _Flattener(lowered_graphs, check_kernel, runs_jumps)
     lowered = lowered_graphs[entry]
     sizes = [dim for _, info in lowered.inputs for dim in info.shape]
+    # computed sizes must not take the names of the inputs' symbols
     flattener.used_names = {
         name for dim in sizes if not isinstance(dim, int) for name in dim.symbols
     }

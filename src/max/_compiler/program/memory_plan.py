@@ -167,6 +167,7 @@ class _Planner:
             ending = {*launch.reads, *launch.writes, *self.ends.get(index, ())}
             touched = [b for b in ending if b in self.plan.block_of]
             dead = {self.plan.block_of[b] for b in touched if self.last_use[b] == index}
+            # a result in place has the block of its operand, which lives on
             self.pending.extend(
                 dead - {self.plan.block_of[b] for b in touched if self.last_use[b] > index}
             )
@@ -181,6 +182,7 @@ class _Planner:
     def memory(self, buffer: int) -> int:
         """A key that is equal for accesses to the same memory: the block, or the buffer if it has none."""
         block = self.plan.block_of.get(buffer)
+        # negative: blocks and buffers are numbered apart
         return buffer if block is None else -1 - block
 
     def conflicts(self, launch: Launch) -> bool:
@@ -255,6 +257,7 @@ class _Planner:
         best, best_waste = -1, 0
         for position, block in enumerate(self.free if self.share else ()):
             candidate = self.plan.blocks[block]
+            # no waste, whatever the symbols are
             if size in candidate.sizes:
                 best = position
                 break

@@ -38,6 +38,7 @@ def merge_products(block: Block, runs_here: RunsHere) -> None:
     packed_weights: dict[Plan, SSAValue] = {}
     for plan, members in _decide(_groups(ops, runs_here), position):
         _merge(plan, members, position, packed_weights)
+    # weights of merged products are packed again, together
     for op in ops:
         if op.name == "mok.pack" and op.results[0].first_use is None:
             op.detach()
@@ -134,6 +135,7 @@ def _depends_on_others(
         seen.add(owner)
         if owner in others:
             return True
+        # an op before the first of the others cannot depend on one
         if position[owner] > first:
             todo.extend(v.owner for v in owner.operands)
     return False
@@ -148,6 +150,7 @@ def _parts(products: list[MoOp], position: dict[MoOp, int]) -> list[list[tuple[M
     paired: set[MoOp] = set()
     for op in products:
         others = [other for other in products if other is not op and cones[op] & cones[other]]
+        # the merged launch would wait for itself
         if _depends_on_others(op, cones[op], set(products) - {op, *others}, position):
             continue
         if not others:
@@ -170,6 +173,7 @@ def pairs_of(products: list[MoOp], position: dict[MoOp, int]) -> list[tuple[MoOp
 
 def _is_pair(a: MoOp, b: MoOp, cones: dict[MoOp, set[MoOp]]) -> bool:
     """Whether one epilogue can consume both results."""
+    # a third product whose ops meet both could not get its sums in this epilogue
     no_third_product = sum(bool(cones[b] & cone) for cone in cones.values()) == 2
     return (
         no_third_product
@@ -192,6 +196,7 @@ def _merge(
             pack = value.owner
             assert isinstance(pack, MoOp)
             weights.append(pack.operands[0])
+            # the packing moves up to the first product, and its weights with it
             bring_before(pack.operands[0], first, position)
         packed_weights[plan] = insert_before(first, PackOp.of(weights, encoding, plan.pairs))
     columns = [shape_of(op.results[0])[-1] for op in members]

@@ -51,11 +51,14 @@ def _pack(block: Block, candidates: list[MoOp], constant: set[SSAValue], packing
     for op in products:
         x, w = op.operands
         encoding = _encoding(op, packing)
+        # a product of weights only runs once, at load
         if x in constant or w not in constant or encoding is None:
             continue
         chosen.append((op, encoding))
+        # a weight of several products is packed once
         if (w, encoding) not in packed:
             packed[w, encoding] = insert_before(op, PackOp.of([w], encoding))
+    # whether the caches hold the weights until the next execution
     streamed = sum(map(_bytes, packed.values())) >= packing.streamed_bytes
     for op, encoding in chosen:
         x, w = op.operands
@@ -79,6 +82,7 @@ def _pack_int8(products: list[MoOp], constant: set[SSAValue], packing: Packing) 
         by_rows: bool = op.attr_or("transpose_b", False)
         transpose = producer(w, "mo.transpose")
         if transpose is not None:
+            # the layout of panels takes either orientation: the transpose costs nothing
             w, by_rows = transpose.operands[0], not by_rows
         shape = w.type.static_shape if isinstance(w.type, TensorType) else None
         if shape is None or len(shape) != 2 or min(shape) < packing.min_size:
@@ -90,6 +94,7 @@ def _pack_int8(products: list[MoOp], constant: set[SSAValue], packing: Packing) 
         columns, streamed = shape[0 if by_rows else 1], _bytes(panels) >= packing.streamed_bytes
         product = PackedMatmulOp.of(x, panels, encoding, columns, streamed, op.location)
         result = insert_before(op, product)
+        # the kernel's result is int32; a product that wraps in 8 bits is narrowed
         if result.type != op.results[0].type:
             result = insert_before(op, build("mo.cast", (result,), {}, op.result_types))
         op.results[0].replace_all_uses_with(result)
@@ -102,6 +107,7 @@ def _int8(value: SSAValue, result: SSAValue) -> SSAValue | None:
     wide = producer(value, "mo.cast")
     narrow = value if wide is None else wide.operands[0]
     assert isinstance(result.type, TensorType)
+    # without a cast the product has the dtype of its operands
     result_dtype = DType.int8 if wide is None else DType.int32
     type_ = narrow.type
     if result.type.dtype is not result_dtype or not isinstance(type_, TensorType):

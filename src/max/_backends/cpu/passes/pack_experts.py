@@ -47,6 +47,7 @@ def pack_experts(block: Block, runs_here: RunsHere, packing: Packing) -> None:
         encoding = _encoding(op, constant, packing)
         if encoding is not None:
             x, _, *grouping = op.operands
+            # the grouping is part of the key: one launch has one
             groups.setdefault((encoding, x, *grouping), []).append(op)
     position = {op: i for i, op in enumerate(ops)}
     # each part is one launch: a product, or a pair
@@ -97,6 +98,7 @@ def _encoding(op: MoOp, constant: set[SSAValue], packing: Packing) -> str | None
         encoding: str = op.attr("encoding")
         return encoding if encoding in packing.quantized else None
     assert isinstance(x, TensorType) and isinstance(w, TensorType)
+    # [experts, rows, columns]
     fits = w.dtype in packing.dense and x.dtype is w.dtype and min(shape[1:]) >= packing.min_size
     return "rows" if fits else None
 

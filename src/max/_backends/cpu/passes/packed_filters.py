@@ -61,6 +61,7 @@ def _infer_packed_conv(types: Sequence[Attribute], attrs: Attrs) -> Sequence[Att
 def _packed_conv_flops(operands: Sequence[Attribute], results: Sequence[Attribute]) -> DimExpr:
     """Those of the convolution with the unpacked filter."""
     strip = cast("TensorType", operands[1]).shape[-1]
+    # a strip has 32 columns for each tap and channel
     return cast("TensorType", results[0]).num_elements * 2 * (strip // COLUMNS)
 
 

@@ -34,6 +34,7 @@ def _infer_pack(types: Sequence[Attribute], attrs: Attrs) -> Sequence[Attribute]
     """The packed weights of all parts: `[strips, elements of a strip]`; uint8 for 8-bit integers."""
     encoding: str = attrs["encoding"]
     sizes = [_panel_sizes(cast("TensorType", w), encoding) for w in types]
+    # parts share one buffer of equal strips
     if len({elements for _, elements in sizes}) != 1 or len(set(map(_dtype, types))) != 1:
         raise ValueError(f"pack: {short_types(types)} do not go together")
     strips = 0
@@ -42,6 +43,7 @@ def _infer_pack(types: Sequence[Attribute], attrs: Attrs) -> Sequence[Attribute]
             raise ValueError(f"pack: the sizes of a pair of {short_types(types)} differ")
         strips += strips_of(sizes[part[0]][0], len(part))
     w = cast("TensorType", types[0])
+    # packed int8 elements have 128 added, and are unsigned
     dtype = DType.uint8 if encoding in INT8 else w.dtype
     return (TensorType.get(dtype, [strips, sizes[0][1]], w.device),)
 
@@ -105,6 +107,7 @@ class PackOp(PackingOp):
         for part in parts_of(len(self.operands), self.attr_or("pairs", ())):
             w = cast("TensorType", self.operands[part[0]].type)
             strips = strips_of(_panel_sizes(w, encoding)[0], len(part))
+            # two shares: both fill their half of the same strips
             for share in range(len(part)):
                 attributes = {"encoding": encoding, "shares": len(part), "share": share}
                 pieces.append(Piece((first, 0), (strips, elements), attributes))

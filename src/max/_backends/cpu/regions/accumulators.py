@@ -67,6 +67,7 @@ class Accumulators:
         node = self.spec.values[i]
         assert isinstance(node, Node)
         size = self.spec.dims[-1]
+        # blocks of a row are parts already, and are added in a wide sum
         if not is_float_sum(node) or (blocked and not self.columns):
             return False
         return not (isinstance(size, int) and size <= self.piece(i))
@@ -101,6 +102,7 @@ class Accumulators:
         if self.columns:
             self.out.add(f"{name} = {combined}")
             return
+        # only the last vector of a row may have a mask
         self.out.open("if m is None:")
         self.out.add(f"{name} = {combined}")
         self.out.depth -= 1
@@ -116,6 +118,7 @@ class Accumulators:
         product = self.spec.values[index]
         if not isinstance(product, Node) or product.op != "mul":
             return ()
+        # a product that is written already would be computed twice
         written = index in self.values.names or index in (self.values.scope or {})
         vector = self.columns or self.values.is_vector(index)
         return () if written or not vector else product.args

@@ -33,8 +33,10 @@ def move_axis(spec: RegionSpec, axis: int) -> RegionSpec:
 def column_axis(spec: RegionSpec) -> int | None:
     """The outer axis to vectorize if the reduction axis is contiguous in no leaf, else None."""
     varying = [v for v in spec.values if isinstance(v, Leaf) and v.strides and v.strides[-1] != 0]
+    # a leaf that is contiguous along the reduction axis is read in vectors along it
     if not spec.reduces or len(spec.dims) < 2 or any(v.strides[-1] == 1 for v in varying):
         return None
+    # for each outer axis, the leaves that are contiguous along it
     votes = [sum(v.strides[axis] == 1 for v in varying) for axis in range(len(spec.dims) - 1)]
     return max(range(len(votes)), key=votes.__getitem__) if max(votes) else None
 
@@ -65,6 +67,7 @@ def transposed_leaves(spec: RegionSpec, tile_axis: int) -> list[int]:
         for i, v in enumerate(spec.values)
         if isinstance(v, Leaf) and v.strides and v.strides[-1] not in (0, 1)
     ]
+    # transposes move lanes of 32 bits
     fits = all(
         leaf.strides[tile_axis] == 1 and compute_dtype(leaf.dtype).size_in_bytes == 4
         for _, leaf in strided
@@ -79,4 +82,5 @@ def reads_longer_rows(spec: RegionSpec, transposed: Sequence[int], tile_axis: in
     """
     read = [v.strides[-1] for i in transposed if isinstance(v := spec.values[i], Leaf)]
     written = [result.strides[tile_axis] for result in spec.results]
+    # sizes known at run time only are not compared
     return all(isinstance(w, int) and isinstance(r, int) and w < r for r in read for w in written)

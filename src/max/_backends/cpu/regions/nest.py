@@ -101,6 +101,7 @@ class _NestWriter:
         self.along_read = bool(self.transposed) and reads_longer_rows(
             spec, self.transposed, self.tile_axis
         )
+        # the narrowest result decides how many lanes fill a cache line
         narrowest = min((r.dtype.size_in_bytes for r in spec.results), default=4)
         self.tile_lanes = TILE_LINE // narrowest if self.transposed else TILE_LANES
 
@@ -179,6 +180,7 @@ class _NestWriter:
         if self.split and (inner_results or reductions):
             self.split_walk(inner_results, reductions)
         elif reductions and not inner_results and None not in map(self.condition, reductions):
+            # a walk that stores nothing can be skipped
             self.conditional_walk(reductions)
         elif inner_results or reductions:
             self.walk(inner_results, reductions)
@@ -210,6 +212,7 @@ class _NestWriter:
         if not reductions:
             return
         out.add("ctx.barrier()")
+        # in the order of the blocks, whatever worker computed them
         for i in reductions:
             node = self.spec.values[i]
             assert isinstance(node, Node)
@@ -253,6 +256,7 @@ class _NestWriter:
             out.add(f"{names[i]} = {self.values.value(i)}")
         out.depth -= 1
         self.in_branch.update(self.values.names.keys() - before.keys())
+        # variables of the branch do not exist behind it
         self.values.names = {**before, **names}
 
     def walk(self, results: list[tuple[int, Result]], reductions: list[int]) -> None:
@@ -272,6 +276,7 @@ class _NestWriter:
             return self.sums.finish_all(accumulators)
         piece = max(self.sums.piece(i) for i in sums)
         names = {i: self.values.fresh() for i in reductions}
+        # a walk with results is not written twice
         if not results and not isinstance(spec.dims[-1], int):
             # rows of one piece have no wide sums
             out.open(f"if {n} <= {piece}:")
@@ -288,6 +293,7 @@ class _NestWriter:
             part = accumulators[i] if self.columns else "k.f32(0)"
             totals[i] = self.sums.wide_sum(part)
         out.open("for p in range(pieces):")
+        # a piece begins from nothing; other reductions go on through all pieces
         for i in sums:
             out.add(f"{accumulators[i]} = {self.sums.start_of(i)}")
         self.steps(f"p * {piece}, k.min(p * {piece} + {piece}, {n})", results, accumulators)
@@ -351,6 +357,7 @@ class _NestWriter:
             out.open(f"for r in k.static_range({width}):")
             # rows past the end read the last row; their results are discarded
             out.add(f"at = k.min({start} + r, {lanes} - 1)")
+            # the load runs along the tile axis, which is not the last one of the view
             along = axes.index(self.tile_axis)
             text = f"a{self.leaves.index(i)}.load({where}, width={width}, mask=here, axis={along})"
             out.add(f"{names[i]}[r] = {loaded_text(text, leaf.dtype)}")
@@ -384,6 +391,7 @@ class _NestWriter:
             parallel.append(("tile", "tiles"))
         if block:
             out.add(f"blocks = ({lanes} + {block - 1}) // {block}")
+            # blocks vary fastest, or tiles where they advance along the rows that are read
             parallel.insert(len(parallel) - self.along_read, ("b", "blocks"))
         if parallel:
             names = ", ".join(name for name, _ in parallel)
@@ -417,12 +425,14 @@ class _NestWriter:
 
     def block_size(self) -> int:
         """Elements of the lane axis per chunk; 0 if the axis is not cut."""
+        # a reduction needs its whole axis in one task
         if not self.spec.dims or (self.spec.reduces and not self.columns):
             return 0
         block = (
             8 * self.width if self.columns else self.tile_lanes if self.tile_axis >= 0 else BLOCK
         )
         size = self.spec.dims[self.lane_axis]
+        # an axis a little longer than a block is not worth a second task
         max_uncut = block if self.columns or self.tile_axis >= 0 else 2 * block
         return 0 if isinstance(size, int) and size <= max_uncut else block
 
@@ -440,6 +450,7 @@ class _NestWriter:
                 work *= max(size, 1)
             else:
                 texts.append(self.dim_text[axis])
+        # a chunk has at least `REGION_CHUNK` elements of work
         min_steps = max(REGION_CHUNK // work, 1)
         return (
             f"k.max({min_steps} // k.max({' * '.join(texts)}, 1), 1)" if texts else str(min_steps)
@@ -492,6 +503,7 @@ def write_nest(spec: RegionSpec, native_width: int) -> RegionKernel:
         native_width: Lanes of the region's widest compute type in a vector register.
     """
     axis = column_axis(spec)
+    # rows can be walked once more, but not columns, nor a single row that workers share
     spec = with_exact_centers(spec, axis is None and len(spec.dims) > 1)
     columns = axis is not None
     if axis is not None:

@@ -19,6 +19,7 @@ LONG = frozenset({"tanh", "exp", "sigmoid", "silu", "erf", "gelu"})
 def native_width(spec: RegionSpec, target: k.Target) -> int:
     """The lanes of a region's widest compute type in a vector register."""
     widest = max((compute_dtype(v.dtype) for v in spec.values), key=lambda d: d.size_in_bytes)
+    # regions of narrow integers take at most twice the lanes of f32
     return min(target.width(KERNEL_NAME[widest]), target.width("f32") * 2)
 
 

@@ -25,6 +25,7 @@ logger = logging.getLogger("max.runtime")
 @functools.cache
 def _is_usable(target: k.CPUTarget) -> bool:
     """Whether tile instructions may be used; checked once per target and process."""
+    # without the request the first tile instruction raises SIGILL
     if not platform.request_amx():
         logger.info("the system does not grant the registers of AMX; kernels do without")
         return False

@@ -36,6 +36,7 @@ def check_products(
     tiles = k.matrix_tiles(((16, 64),) * 8)
     tiles.configure()
     top = ctx.worker * 32
+    # the second turn loads the sums of the first one
     for turn in k.static_range(2):
         for i in k.static_range(4):
             if turn == 0:

@@ -59,6 +59,7 @@ class LongestFirst(Generic[T]):
         try:
             thread.start()
         except RuntimeError:
+            # one thread is enough to finish all tasks
             if not self._threads:
                 raise
         else:
@@ -78,4 +79,5 @@ class LongestFirst(Generic[T]):
                 future.set_exception(error)
             finally:
                 self.unfinished.discard(future)
+                # a waiting thread would keep its last task alive
                 del future, task

@@ -58,10 +58,12 @@ class ForkGuard:
     def _before(self) -> None:
         held: list[Any] = []
         self._held.append(held)
+        # the assumption until all locks are held
         self._is_llvm_in_use = True
         deadline = time.monotonic() + FORK_SECONDS
         if not _acquire_all(self._locks(), held, deadline):
             return
+        # the threads of the compiler work without these locks
         while self._unfinished():
             if time.monotonic() > deadline:
                 return
@@ -78,6 +80,7 @@ class ForkGuard:
         if self._is_llvm_in_use:
             self._is_llvm_unusable = True
             for future in list(self._unfinished()):
+                # held by a thread that the child does not have
                 free(future._condition._lock)  # type: ignore[attr-defined]
         self._forget()
         self._after()

@@ -60,6 +60,7 @@ class Executor:
         check_program(program)
         launches = program.launches
         self._serial = all(isinstance(launch, Jump) or launch.serial for launch in launches)
+        # a counter for each phase of a launch
         self._counters = platform.allocate(
             sum(launch.phases for launch in launches) * COUNTER_BYTES
         )
@@ -91,6 +92,7 @@ class Executor:
         code[ProgramHeader.NUM_VALUES] = self.program.num_values
         rows = code[ProgramHeader.END :].reshape(-1, Instruction.END)
         slots, counters = self._slots.ctypes.data, self._counters.ctypes.data
+        # the last row has no launch: it ends the program
         for index, (row, launch) in enumerate(zip(rows, launches, strict=False)):
             row[Instruction.LAUNCH] = index
             if isinstance(launch, Jump):
@@ -114,6 +116,7 @@ class Executor:
         """Fills the instruction of a jump: target, predicate, and for `back` the range of counters to zero."""
         choice = jump.kind == "if_zero"
         row[Instruction.OPCODE] = Opcode.IF_ZERO if choice else Opcode.JUMP
+        # a jump has no kernel: the field holds the address of its target
         row[Instruction.KERNEL] = rows.ctypes.data + jump.target * Instruction.END.offset
         row[Instruction.SLOTS] = slots
         if jump.kind == "back":
@@ -121,6 +124,7 @@ class Executor:
             before, inside = sum(phases[: jump.target]), sum(phases[jump.target : index])
             row[Instruction.FLAGS] = Flag.BARRIER
             row[Instruction.COUNTERS] = self._counters.ctypes.data + before * COUNTER_BYTES
+            # the field of the number of slots holds the bytes of counters to zero
             row[Instruction.NUM_SLOTS] = inside * COUNTER_BYTES
 
     @property
@@ -193,6 +197,7 @@ class Executor:
         self.runs += 1
         if not failed:
             return None
+        # copied: a later run may overwrite it
         record = self._code[ProgramHeader.ERROR :][: ErrorRecord.END].copy()
         if failed == ErrorState.INTERRUPTED:
             raised = self._code[ProgramHeader.RAISED :][:RAISED_WORDS]

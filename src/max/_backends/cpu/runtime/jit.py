@@ -287,6 +287,7 @@ class Jit:
             self._prepare_threads()
         pending: list[tuple[Unit, Future[bytes] | bytes]] = []
         for unit in units:
+            # a unit that was started ahead is waited for, not compiled again
             started = self._started.pop(unit.key, None)
             if started is not None:
                 pending.append((unit, started))
@@ -304,6 +305,7 @@ class Jit:
         """The object of a unit that a thread compiles; in a process that was forked meanwhile, this thread."""
         while True:
             try:
+                # a timeout, as in a forked child nobody completes the future
                 return future.result(1.0)
             except TimeoutError:
                 _forks.check()
@@ -336,6 +338,7 @@ class Jit:
             symbols: Addresses of other functions that the units call.
             cache: Where new objects are written.
         """
+        # first the kernels, whose objects say which functions they call
         complete = self._complete(units, objects, cache)
         called = {
             function.key: function
@@ -349,6 +352,7 @@ class Jit:
             builder.add_object_img(data)
         builder.add_current_process()
         imported_symbols = dict(symbols)
+        # functions of earlier links are addresses by now
         for key in called:
             imported_symbols |= self._loaded.get(key, {})
         for name, address in imported_symbols.items():
@@ -364,6 +368,7 @@ class Jit:
             raise CompileError(f"cannot link {names}: {error}") from error
         _immortal.append(tracker)
         for unit in exporting_units:
+            # the text is not needed again
             self._functions.pop(unit.key, None)
             self._loaded[unit.key] = {name: tracker[name] for name in unit.exports}
         stats.linked += len(units)

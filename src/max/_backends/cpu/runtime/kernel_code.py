@@ -57,6 +57,7 @@ def _unit_of(ir: kernel.KernelIR, target: kernel.LLVMTarget) -> Unit:
 
 def _unit(key: str, text: Callable[[], str | kernel.Modules]) -> Unit:
     optimize = _optimizes()
+    # the emitter is part of the key: its changes give other code for equal IR
     unit_key = f"{key}.{source_fingerprint('kernel')}"
     return Unit(unit_key if optimize else f"{unit_key}.plain", (f"k_{key}",), text, optimize)
 

@@ -168,6 +168,7 @@ class Compiler:
             )
             if data is not None:
                 return data  # None: the calls below raise the error
+        # a context of its own: contexts share no state between threads
         context = llvm.create_context()
         try:
             module = llvm.parse_assembly(text, context)

@@ -101,6 +101,7 @@ def conv_packed(
         pad(padded, x, steps.padding, groups, t, ctx)
         ctx.barrier()
     window = Window(taps, *steps)
+    # the shape of the packed filter does not say how many channels a group has
     f = Filter(strips, weight.dtype, x.shape[4] // groups, groups, stored)
     convolve_image(out, x, padded, extra, f, window, how, epilogue, t, ctx)
 
@@ -139,6 +140,7 @@ def convolve_image(
 @k.inline
 def mode_of(reading: str, x: Any, t: Tiling) -> str:
     """How patches are read: elements that must be converted are not read in place."""
+    # elements that are no lanes are converted by the padded copy
     if reading == "in_place" and x.dtype != t.lane and t.pair == 1:
         return "padded"
     return reading
@@ -172,6 +174,7 @@ def _steps(attributes: Mapping[str, Any], rank: int) -> Steps:
         tuple(int(n) for n in attributes[name]) for name in ("stride", "dilation", "padding")
     )
     if rank == 4:
+        # an image is a volume of depth 1
         stride, dilation, padding = (1, *stride), (1, *dilation), (0, 0, *padding)
     return Steps(stride, dilation, padding)
 
@@ -197,14 +200,18 @@ def _mode(
     sums = sum_dtype(x.dtype, kind)
     pair = 2 if kind in (DType.bfloat16, DType.float16) else 1
     static = isinstance(channels, int) and all(isinstance(n, int) for n in taps)
+    # sizes known at run time only may be long
     folds = is_long(product((*taps, channels)) if static else None)
+    # the padding of the axes that the input has: an image has none along D
     padding = steps.padding[10 - 2 * len(x.shape) :]
     sizes = [n + padding[2 * i] + padding[2 * i + 1] for i, n in enumerate(x.shape[1:-1])]
     # a vector that is copied may begin at the last element
     padded = Workspace(sums, (product((x.shape[0], *sizes, x.shape[-1])) + VECTOR,))
+    # half a pair at the end of a run would not be whole lanes
     if not static or product(taps) > MAX_RUNS or channels % pair:
         return Mode("copied", folds), padded
     unpadded = not any(padding)
+    # taps in the padding need a bit each
     long_runs = channels // pair >= MIN_RUN_LANES and (unpadded or product(taps) <= MAX_TAPS)
     if long_runs or (unpadded and groups == 1):
         # other dtypes than that of the sums are converted first

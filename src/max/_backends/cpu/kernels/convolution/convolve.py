@@ -97,9 +97,12 @@ def layout_of(x: Any, window: Window, channels: Any, groups: int, mode: str) -> 
     line_is_run = (
         dilation[2] == 1 and (groups == 1 or not in_place) and not (in_place and any(padding))
     )
+    # a piece is what lies together of a line of taps
     pieces = 1 if line_is_run else taps[2]
+    # in place, the channels of all groups lie between two columns
     pixel = x.shape[4] if in_place else channels
     spread = x.shape[1:4] if in_place else padded_sizes(x, padding)
+    # a padded copy has the groups as axis before D, H and W
     sizes = (1 if in_place else groups, *spread)
     return Layout(
         size=taps[0] * taps[1] * taps[2] * channels,
@@ -110,6 +113,7 @@ def layout_of(x: Any, window: Window, channels: Any, groups: int, mode: str) -> 
         line=dilation[1] * sizes[3] * pixel,
         plane=dilation[0] * sizes[2] * sizes[3] * pixel,
         sizes=sizes,
+        # a padded copy has these zeros itself
         low=(padding[0], padding[2], padding[4]) if in_place else (0, 0, 0),
     )
 
@@ -129,7 +133,9 @@ def cut_copies(size: Any, t: Tiling) -> Blocks:
 def cut_runs(run: Any, runs: Any) -> Blocks:
     """The K blocks of patches of `runs` runs of `run` lanes: a part of a run, or some runs."""
     parts = k.max(k.ceildiv(run, LANES_K), 1)
+    # stored pairs are not cut, even where they are widened
     part = round_up(k.ceildiv(run, parts), 2)
+    # short runs share a K block
     at_once = k.max(LANES_K // k.max(run, 1), 1)
     at_once = k.max(k.ceildiv(runs, k.max(k.ceildiv(runs, at_once), 1)), 1)
     blocks = k.ceildiv(runs, at_once) * parts
@@ -142,9 +148,11 @@ def write_offsets(offsets: Any, zeros: Any, layout: Layout, window: Window, t: T
     pieces, lines = layout.pieces, window.taps[1]
     pixel = layout.pixel // t.pair
     for i in range(layout.runs):
+        # run i is of tap plane q, of line r, and where a line is in pieces of column s
         q, r, s = i // (lines * pieces), i // pieces % lines, i % pieces
         offset = (q * layout.plane + r * layout.line) // t.pair
         offsets[i] = offset + s * window.dilation[2] * pixel
+    # what runs in the padding read, as long as a K block
     for i in k.static_range(0, LANES_K, t.width):
         zeros.store(i, value=k.splat(k.cast(k.i32(0), t.lane), t.width))
 
@@ -178,8 +186,10 @@ def multiply_strip_of_filter(
         # with one K block a tile's sums are final: all tiles share the first rows
         sums = c[(k.i64(0) if first and last else task.sums_row + row) * COLUMNS :]
         if last:
+            # results of the last K block are written soon
             prefetch_tile(results, task.row + row, task.column, t.height)
         tile = patches
+        # rows of a copy follow each other, other patches begin anywhere
         if patches.starts is None:
             tile = patches._replace(lanes=patches.lanes[row * patches.step :])
         else:
@@ -206,6 +216,7 @@ def group_lanes(
     """The input of a group that `mode` reads, flat: elements where patches are copied, else lanes."""
     if mode == "in_place":
         return x.reshape(x.size)[g * channels :].view(t.lane)
+    # copied patches are addressed in elements, as their runs may begin within a pair
     left = padded if mode == "copied" else padded.view(t.lane)
     return left[g * layout.sizes[1] * layout.sizes[2] * layout.sizes[3] * pixel :]
 
@@ -222,6 +233,7 @@ def conv_scratch(copied: bool, bounded: bool, widens: bool, t: Tiling, ctx: Any)
         t: The tiling.
         ctx: The context.
     """
+    # tiles read the places of patches behind the last one
     room = BLOCK_ROWS + MAX_HEIGHT
     c = ctx.scratch(t.sums, (BLOCK_SUMS + MAX_HEIGHT * COLUMNS,))
     wide = ctx.scratch(t.lane, (LANES_K * COLUMNS if widens else 1,))
@@ -255,10 +267,10 @@ def convolve(
     widens = stored.pair != t.pair
     memory = conv_scratch(copied, bounded, widens, t, ctx)
     c, wide, copy, starts, valid, offsets, zeros = memory
-    features = out.shape[4] // groups
+    features = out.shape[4] // groups  # columns of a group
     strips = k.ceildiv(features, COLUMNS)
     positions = out.shape[0] * out.shape[1] * out.shape[2] * out.shape[3]
-    all_rows = out.reshape(positions, out.shape[4])
+    all_rows = out.reshape(positions, out.shape[4])  # [positions, F]
     layout = layout_of(x, window, f.channels, groups, mode)
     strip_lanes = k.ceildiv(layout.size, stored.pair) * COLUMNS
     # copied patches are addressed in elements, others in lanes
@@ -284,6 +296,7 @@ def convolve(
         first_strip = strip_group * task_strips
         strip_count = k.min(task_strips, strips - first_strip)
         first_lane = (g * strips + first_strip) * strip_lanes
+        # the columns of later groups are cut off, so that the last strip of a group stops at its end
         group_results = results._replace(out=all_rows[:, : (g + 1) * features])
         find_patches(
             starts, valid if bounded else None, first, count, out.shape, layout, window, pixel
@@ -296,6 +309,7 @@ def convolve(
         )
         # the state of a K block is in variables, so that inner loops do not recompute it
         block, first_run, begin, from_row = k.i64(0), k.i64(0), k.i64(0), k.i64(0)
+        # copied patches are a single run
         last_run = k.i64(1) if copied else k.min(cut.runs, layout.runs)
         length = k.ceildiv(k.min(cut.part, layout.size), t.pair) if copied else k.min(cut.part, run)
         while block < cut.count:
@@ -327,10 +341,12 @@ def convolve(
                 from_row = block * cut.part // stored.pair
                 length = k.ceildiv(k.min(cut.part, layout.size - block * cut.part), t.pair)
             else:
+                # first the parts of a run, then the next runs
                 begin += cut.part
                 if begin >= run:
                     begin = k.i64(0)
                     first_run += cut.runs
                     last_run = k.min(first_run + cut.runs, layout.runs)
                 length = k.min(cut.part, run - begin)
+                # rows of a strip are in the order of a patch: tap by tap, channel by channel
                 from_row = (first_run * run + begin) * t.pair // stored.pair

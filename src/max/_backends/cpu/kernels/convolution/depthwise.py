@@ -65,6 +65,7 @@ def depthwise_tile(
                     v = a.lines.load(at + i * a.stride, width=width, mask=mask)
                     sums[i] = multiply_add(sums[i], v, factor)
     for i in k.static_range(height):
+        # the last tile of a line reads past it: those sums are dropped
         if i < count:
             at = row + i
             value = results.epilogue(sums[i], at, first, mask, results.extra)

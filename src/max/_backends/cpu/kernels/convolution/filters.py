@@ -53,6 +53,7 @@ def conv_tiling(
         folds: Whether each K block has accumulators of its own.
     """
     t = tiling(target, x, weight, folds)
+    # a dot product of small integers would overflow its dtype
     if not t.sums.is_float and t.sums.bits < 32:
         return replace(t, sums=k.i32, lane=k.i32, width=target.width(k.i32))
     return t
@@ -86,6 +87,7 @@ def pack_strips(packed: Any, weight: Any, groups: int, stored: Tiling, ctx: Any)
         stored: The lanes of the packed filter.
         ctx: The context.
     """
+    # [taps * channels] rows of the filter
     size = weight.shape[0] * weight.shape[1] * weight.shape[2] * weight.shape[3]
     lanes = k.ceildiv(size, stored.pair)
     features = weight.shape[4] // groups
@@ -94,7 +96,9 @@ def pack_strips(packed: Any, weight: Any, groups: int, stored: Tiling, ctx: Any)
     chunk = LANES_K * stored.pair
     for g, strip, part in ctx.parallel((groups, strips, k.ceildiv(size, chunk))):
         column = g * features + strip * COLUMNS
+        # the last strip of a group ends with the group
         last = k.min(column + COLUMNS, (g + 1) * features)
+        # [group][strip][lanes along k], whole strips of `lanes` rows
         at = ((g * strips + strip) * lanes + part * LANES_K) * COLUMNS
         source = rows[part * chunk : k.min(part * chunk + chunk, size), column:last]
         pack_columns(packed[at:], source, COLUMNS // stored.width, stored)

@@ -14,12 +14,14 @@ def image_axes(rank: int) -> list[Sequence[int]]:
     Args:
         rank: 4 or 5.
     """
+    # an image has no depth: its axis of the volume is empty
     return [(0,), () if rank == 4 else (1,), (rank - 3,), (rank - 2,), (rank - 1,)]
 
 
 @k.inline
 def inside(first: Any, step: Any, taps: Any, size: Any) -> Any:
     """The taps of a window that lie in `[0, size)`: the first one, and the one after the last."""
+    # the first tap at 0 or behind it
     begin = k.max(k.ceildiv(-first, step), 0)
     end = k.min(k.ceildiv(size - first, step), taps)
     return begin, end
@@ -61,6 +63,7 @@ def pad_input(padded: Any, x: Any, low: Any, sizes: Any, groups: int, ctx: Any) 
         target = padded[at : at + line]
         from_d = d - low[0]
         from_h = h - low[1]
+        # lines in the padding of D or H are zeros as a whole
         if from_d >= 0 and from_d < x.shape[1] and from_h >= 0 and from_h < x.shape[2]:
             begin = low[2] * channels
             size = x.shape[3] * channels
@@ -70,6 +73,7 @@ def pad_input(padded: Any, x: Any, low: Any, sizes: Any, groups: int, ctx: Any) 
             if groups == 1:
                 copy_cast(target[begin : begin + size], row.reshape(size), width)
             else:
+                # channels of a group are side by side in the copy, not in the input
                 for w in range(x.shape[3]):
                     pixel = target[begin + w * channels : begin + (w + 1) * channels]
                     copy_cast(pixel, row[w, g * channels :], width)

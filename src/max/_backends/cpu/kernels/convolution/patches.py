@@ -135,6 +135,7 @@ def line_bits(first: Any, step: int, taps: Any, size: Any, ones: Any, apart: Any
         apart: Bits from tap to tap.
     """
     begin, end = inside(first, step, taps, size)
+    # bits of the taps before `end`, without those before `begin`
     below = ones & ((k.i64(1) << (k.max(end, begin) * apart)) - 1)
     return below >> (begin * apart) << (begin * apart)
 
@@ -173,6 +174,7 @@ def find_patches(
     n = first // (shape[3] * shape[2] * shape[1])
     of_s, of_r, of_q = k.i64(0), k.i64(0), k.i64(0)
     if valid is not None:
+        # a bit for each tap of an axis, as far apart as the taps of the inner axes need
         of_s = repeated_bits(taps[2], 1)
         of_r = repeated_bits(taps[1], taps[2])
         of_q = repeated_bits(taps[0], taps[1] * taps[2])
@@ -181,6 +183,7 @@ def find_patches(
         if i == 0 or w == 0:
             at_d = d * stride[0] - low[0]
             at_h = h * stride[1] - low[1]
+            # negative where the first taps lie in the padding: they have no bit, and are not read
             start = ((n * sizes[0] * sizes[1] + at_d) * sizes[2] + at_h) * sizes[3] * pixel
             if valid is not None:
                 lines = line_bits(at_h, dilation[1], taps[1], sizes[2], of_r, taps[2])
@@ -234,9 +237,11 @@ def copy_patches(
     width = k.target().width(elements.dtype)
     run, column = layout.run, layout.pixel * window.dilation[2]
     pieces, lines = k.max(layout.pieces, 1), k.max(window.taps[1], 1)
+    # the runs that overlap [begin, end)
     for i in range(begin // k.max(run, 1), k.ceildiv(end, k.max(run, 1))):
         offset = i % pieces * column + i // pieces % lines * layout.line
         offset += i // (pieces * lines) * layout.plane
+        # the part of the run that lies in [begin, end)
         first = k.max(begin - i * run, 0)
         last = k.min(end - i * run, run)
         target = i * run + first - begin
@@ -245,6 +250,7 @@ def copy_patches(
             for j in range(0, last - first, width):
                 value = x.load(source + j, width=width)
                 elements.store(n * step * pair + target + j, value=value)
+    # the other half of the last lane is multiplied too: stale memory could hold NaN
     if pair == 2 and (end - begin) % 2 == 1:
         for n in range(count):
             elements[n * step * pair + end - begin] = k.cast(k.f32(0), elements.dtype)
@@ -260,6 +266,7 @@ def rows_of_run(patches: Patches, run: Any, begin: Any, height: int) -> Any:
         rows = [patches.lanes[patches.starts[i] + offset :] for i in k.static_range(height)]
     if patches.valid is not None:
         rows = [
+            # selects a view, not values: the loop over k has no test
             k.select(patches.valid[i] >> run & 1 == 1, rows[i], patches.zeros)
             for i in k.static_range(height)
         ]
@@ -290,11 +297,13 @@ def multiply_patches(
             load_sums(sums, Matrix(c, COLUMNS), height, 2, t.width)
     for run in range(runs.first, runs.last):
         rows = rows_of_run(patches, run, runs.begin, height)
+        # rows of the strip are those of the K block's runs, one after the other
         done = (run - runs.first) * runs.length
         for n in range(runs.length):
             low = b.load((done + n) * COLUMNS, width=t.width)
             high = b.load((done + n) * COLUMNS + t.width, width=t.width)
             if ahead is not None:
+                # into the L2 cache, as the L1 cache holds the current K block
                 ahead.prefetch((line + done + n) * LINE, locality=2)
             for i in k.static_range(height):
                 left = k.splat(rows[i][n], t.width)

@@ -38,6 +38,7 @@ def pack_vector_strips(packed: Any, weight: Any, groups: int, ctx: Any) -> None:
     features = weight.shape[1] // groups
     strips = k.ceildiv(features, 2 * width)
     for g, strip, i in ctx.parallel((groups, strips, weight.shape[0])):
+        # [group][strip][tap * channel][2 vectors]
         at = ((g * strips + strip) * weight.shape[0] + i) * (2 * width)
         for j in k.static_range(2):
             column = strip * (2 * width) + j * width
@@ -159,17 +160,20 @@ def conv_transpose(
     rows = out.reshape(out.shape[0] * out.shape[2] * out.shape[3], taps[3])
     buffer = ctx.scratch(padded.dtype, (MAX_HEIGHT * 2 * width,))
     results = Results(rows, extra, epilogue, width)
+    # tasks of a phase write columns a stride apart, no two the same
     for strip, n, h, phase in ctx.parallel((strips, out.shape[0], out.shape[2], stride[1])):
         column = strip * (2 * width)
         strip_columns = k.min(taps[3] - column, 2 * width)
         filter_at = strip * depth * (2 * width)
         row = (n * out.shape[2] + h) * out.shape[3] + phase
+        # columns of this phase in a line
         columns = k.ceildiv(out.shape[3] - phase, stride[1])
         w = k.i64(0)
         while w < columns:
             remaining = columns - w
             done = k.i64(0)
             for height in k.unroll(heights(ctx)):
+                # the lowest tile that takes what remains, in steps of a third
                 smaller = height - heights(ctx)[2]
                 if done == 0 and (remaining > smaller or smaller == 0):
                     sums = k.tile(padded.dtype, (height, 2), width=width, fill=0)
@@ -177,11 +181,14 @@ def conv_transpose(
                         store_sums(Matrix(buffer, 2 * width), sums, height, 2, width)
                     for r in range(taps[0]):
                         from_h = h + padding[0] - r * dilation[0]
+                        # other rows of taps fall between the lines of the input
                         if from_h % stride[0] == 0:
                             line = (n * tall + from_h // stride[0] + margin[0]) * wide
                             for s in range(taps[1]):
                                 from_w = phase + padding[2] - s * dilation[1]
+                                # other taps fall between its columns
                                 if from_w % stride[1] == 0:
+                                    # positions of a tile, a stride apart, are neighbors in the input
                                     a = line + w + from_w // stride[1] + margin[2]
                                     b = filter_at + (r * taps[1] + s) * channels * (2 * width)
                                     left, right = padded[a * channels :], packed[b:]

@@ -28,7 +28,7 @@ def count_tokens(data: k.InOut, offsets: k.Input, tokens: k.Input, ctx: k.Contex
         )
     for b in range(batch):
         end = k.i64(offsets[b + 1])
-        place, free = end, end
+        place, free = end, end  # `end` stands for none
         for i in range(k.i64(offsets[b]), end):
             used = data[i, 0] >= 0 and data[i, 1] > 0
             if used:

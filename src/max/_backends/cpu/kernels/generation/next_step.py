@@ -81,6 +81,7 @@ def next_step(results: StepResults, state: DecodingState, ctx: k.Context) -> Non
         check_size("cache_lengths", cache_lengths.shape[0], batch)
         check_size("seeds", seeds.shape[0], batch)
         check_size("a row of the history", history.shape[1], batch)
+        # all sequences are checked before the first one changes
         for row in range(batch):
             if cache_lengths[row] == MAX_LENGTH:
                 raise ValueError("cache_lengths[{}] is {}, expected less", row, cache_lengths[row])
@@ -98,7 +99,7 @@ def next_step(results: StepResults, state: DecodingState, ctx: k.Context) -> Non
             for i in range(ends.shape[1]):
                 if ends[row, i] == token:
                     ended = k.i64(1)
-        max_lengths[0, 1] = max_lengths[0, 1] + 1
+        max_lengths[0, 1] = max_lengths[0, 1] + 1  # all sequences of the batch grow by one token
         steps[0] = step + 1
         has_next = ended == 0 and step + 1 < history.shape[0]
         again[0] = k.u8(1) if has_next else k.u8(0)

@@ -67,6 +67,7 @@ def penalties(
                 raise IndexError("token {} is out of range for {} logits", token, vocabulary)
             if counts[i] > 0:
                 logit = out[row, token]
+                # a logit always falls: division by a penalty above 1 would raise a negative one
                 logit = logit / repetition[row] if logit > 0 else logit * repetition[row]
                 out[row, token] = logit - frequency[row] * k.f32(counts[i]) - presence[row]
 

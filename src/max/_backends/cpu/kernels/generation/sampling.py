@@ -61,6 +61,7 @@ def has_number(row: Any) -> Any:
 def order_key(value: Any) -> Any:
     """A float as an integer with the same order."""
     bits = k.bitcast(value, k.i32)
+    # of negative floats a greater magnitude has the greater bits
     return bits ^ ((bits >> 31) & 0x7FFFFFFF)
 
 
@@ -92,7 +93,7 @@ def token_weights(logits: Any, d: Distribution) -> Any:
     zeros = k.splat(k.f32(0), logits.width)
     scaled = k.select(logits == d.peak, zeros, (logits - d.peak) * d.inverse_temperature)
     scaled = k.exp(scaled)
-    return k.select(scaled >= 0, scaled, zeros)
+    return k.select(scaled >= 0, scaled, zeros)  # 0 for NaN, which is not >= 0
 
 
 @k.inline
@@ -140,9 +141,11 @@ def mass_threshold(d: Distribution, mass: Any, lowest: Any, counted: bool) -> An
             high = middle - 1
     threshold = from_order_key(low)
     above = mass_above(d, threshold, False, counted)
+    # mass counted in tokens has weight 1
     weight = k.f32(1)
     if not counted:
         weight = weight_of(threshold, d, d.width)
+    # of equal logits as many as the mass still needs
     ties = k.ceil((mass - above) / weight) if weight > 0 else k.f32(1)
     return threshold, k.max(k.i64(ties), 1)
 
@@ -173,6 +176,7 @@ def splitmix64(seed: Any, index: Any) -> Any:
 @k.inline
 def uniform(seed: Any) -> Any:
     """A number in [0, 1) from a seed."""
+    # f32 holds 24 bits exactly
     return k.f32(k.i64(splitmix64(seed, 1) >> 40)) * k.f32(1 / 16777216)
 
 
@@ -189,6 +193,7 @@ def heap_threshold(d: Distribution, count: Any, share: Any, values: Any, indices
     """
     keep_best(values, indices, d.row, count, False, 4 * d.width, True)
     kept = k.min(count, d.row.shape[0])
+    # the heap is sorted, best first: a prefix of it is the cut
     sort_heap(values, indices, kept, True)
     last = k.i64(kept - 1)
     if share < 1:
@@ -197,6 +202,7 @@ def heap_threshold(d: Distribution, count: Any, share: Any, values: Any, indices
             total += weight_of(values[i], d, 1)
         last = k.i64(-1)
         sum_so_far = k.f32(0)
+        # at least one token is kept, whatever the share
         while last + 1 < kept and (last < 0 or sum_so_far < share * total):
             last += 1
             sum_so_far += weight_of(values[last], d, 1)
@@ -209,6 +215,7 @@ def bisected_threshold(d: Distribution, count: Any, share: Any) -> Any:
     row = d.row
     threshold = k.f32(NEGATIVE_INFINITY)
     last = k.i64(row.shape[0])
+    # a cut to all tokens is none
     if count > 0 and count < row.shape[0]:
         threshold, ties = mass_threshold(d, k.f32(count), threshold, True)
         last = index_of_tie(row, threshold, ties)
@@ -262,6 +269,7 @@ def draw(d: Distribution, c: Cut, u: Any, default: Any, lanes: Any) -> Any:
     size = d.row.shape[0]
     total = k.f32(0)
     for j, mask in k.vectors(size, d.width):
+        # sums in the order of vectors, as in the second pass
         total += k.reduce_add(kept_weights(d, c, j, mask))
     target = u * total
     token = k.i64(default)
@@ -323,6 +331,7 @@ def sample_token(
         if not (min_p[b] >= 0 and min_p[b] <= 1):
             raise ValueError("min_p of row {} is {}, expected 0 to 1", b, min_p[b])
         peak, best = greatest(row, width)
+        # greedy unless a distribution replaces it
         token = best
         count = k.i64(top_k[b])
         if not peak > NEGATIVE_INFINITY and not has_number(row):

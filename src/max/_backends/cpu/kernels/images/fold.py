@@ -26,6 +26,7 @@ def fold(
     """`out` `[N, C, H, W]` from `x` `[N, C * kernel, L]`, whose last axis are the windows, row by row."""
     sums = k.f32 if out.dtype.is_float and out.dtype.bits < 32 else out.dtype
     width = ctx.target.width(k.f64 if sums.bits == 64 else k.f32)
+    # the last place of a window along each axis
     high = out.shape[2] + padding[0] + padding[1] - dilation[0] * (kernel[0] - 1) - 1
     wide = out.shape[3] + padding[2] + padding[3] - dilation[1] * (kernel[1] - 1) - 1
     rows = high // stride[0] + 1
@@ -36,6 +37,7 @@ def fold(
             for r in range(kernel[0]):
                 from_h = h + padding[0] - r * dilation[0]
                 row = from_h // stride[0]
+                # other taps fall between windows
                 if from_h % stride[0] == 0 and row >= 0 and row < rows:
                     for s in range(kernel[1]):
                         windows = x[n, (c * kernel[0] + r) * kernel[1] + s]
@@ -43,6 +45,7 @@ def fold(
                         column = from_w // stride[1] if stride[1] > 1 else from_w
                         seen = (column >= 0) & (column < k.i32(columns))
                         if stride[1] > 1:
+                            # a column between two windows sees neither
                             seen = seen & (column * stride[1] == from_w)
                         line = windows[row * columns :]
                         total += k.cast(line.gather(column, mask=seen, other=0), sums)

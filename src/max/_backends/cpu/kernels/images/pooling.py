@@ -37,12 +37,14 @@ def pool(
     """
     sum_dtype = accumulator_dtype(out.dtype)
     if mean and not out.dtype.is_float:
+        # a sum of integers may exceed their dtype
         sum_dtype = k.i64
     width = ctx.target.width(sum_dtype)
     channels = out.shape[3]
     for n, h in ctx.parallel((out.shape[0], out.shape[1])):
         top = h * stride[0] - padding[0]
         first_r, last_r = inside(top, dilation[0], kernel[0], x.shape[1])
+        # taps behind the padding never count
         _, all_r = inside(
             top + padding[0], dilation[0], kernel[0], x.shape[1] + padding[0] + padding[1]
         )

@@ -27,6 +27,7 @@ def source(position: Any, size: Any, input_size: Any, mode: str, dtype: Any) -> 
     # in integers, as multiples of half a pixel, so that positions are exact
     numerator = (2 * position + 1) * input_size - size
     if mode == "bilinear":
+        # bilinear: places before the first pixel center repeat the edge
         numerator = k.max(numerator, 0)
     first = numerator // (2 * size)
     return first, k.cast(numerator - first * (2 * size), dtype) / k.cast(2 * size, dtype)
@@ -62,6 +63,7 @@ def resize(
     sums = behind.dtype
     width = ctx.target.width(k.f64 if sums == k.f64 else k.f32)
     columns = out.shape[2]
+    # bicubic: one neighbor lies before the place's first
     before = 1 if mode == "bicubic" else 0
     for j in ctx.parallel(columns):
         first, t = source(j, columns, x.shape[2], mode, sums)
@@ -79,6 +81,7 @@ def resize(
                 horizontal = interpolation_weights(behind.load(j, width=width, mask=mask), mode)
                 total = k.splat(sums(0), width)
                 for r in k.static_range(len(vertical)):
+                    # rows past an edge repeat it
                     row = x[n, k.min(k.max(top + r - before, 0), x.shape[1] - 1)]
                     part = k.splat(sums(0), width)
                     for s in k.static_range(len(horizontal)):

@@ -37,9 +37,11 @@ def extent(
     """The bins between two coordinates of a region; raises where the number of samples follows from them and is too
     large.
     """
+    # aligned: pixel centers are at halves
     offset = 0.5 if aligned else 0.0
     start = real(low) * scale - offset
     size = (real(high) * scale - offset) - start
+    # without alignment a region is at least one pixel long
     if not aligned:
         size = k.max(size, real(1.0))
     bin_size = size / real(bins)
@@ -65,6 +67,7 @@ def neighbors(e: Extent, bin_index: Any, sample: Any, size: Any) -> Any:
     position = e.start + real(bin_index) * e.bin_size + step
     # false for NaN
     within = (position >= -1.0) & (position <= real(size))
+    # between -1 and 0 the edge repeats
     position = k.max(position, real(0.0)) if within else real(0.0)
     low = k.min(k.i64(position), size - 1)
     return within, low, k.min(low + 1, size - 1), position - real(low)

@@ -42,13 +42,14 @@ def expert_order(
         expert = k.i64(ids[i])
         if expert < 0 or expert >= count:
             raise IndexError("topk_ids[{}] is {}; there are {} experts", i, ids[i], count)
-        places[expert] += 1
+        places[expert] += 1  # rows of each expert
     groups, first, most = k.i64(0), k.i64(0), k.i64(0)
     for e in range(count):
         size = places[e]
         if size > 0:
             experts[groups] = e
             starts[groups] = first
+            # from here on the next position of this expert's rows
             places[e] = first
             first += size
             groups += 1
@@ -57,6 +58,7 @@ def expert_order(
         starts[g] = rows
     stats[0] = most
     stats[1] = groups
+    # in the order of rows: the sort is stable
     for i in range(rows):
         expert = k.i64(ids[i])
         order[places[expert]] = i

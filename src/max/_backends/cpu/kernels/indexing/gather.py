@@ -71,6 +71,7 @@ def gather_nd(
     for b, i in ctx.parallel((out.shape[0], out.shape[1])):
         row = k.i64(0)
         for d in k.static_range(depth):
+            # the row-major index of the element
             row = row * x.shape[1 + d] + checked_index(
                 indices[b, i, d], x.shape[1 + d], batch_dims + d
             )

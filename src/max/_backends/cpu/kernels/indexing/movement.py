@@ -32,6 +32,7 @@ def pad(out: k.Output, x: k.Input, ctx: k.Context, *, low: Any, value: Any) -> N
             inside = inside and coordinate >= 0 and coordinate < x.shape[d]
             at += coordinate * x.strides[d]
         fill = k.splat(out.dtype(value), width)
+        # the whole row is filled first: rows inside overwrite their part
         for j, mask in k.vectors(length, width):
             target.store(j, value=fill, mask=mask)
         if inside:
@@ -45,6 +46,7 @@ def concat(out: k.Output, *inputs: k.Input, ctx: k.Context) -> None:
     width = ctx.target.width(out.dtype)
     column = k.i64(0)
     for x in k.unroll(inputs):
+        # no barrier: the inputs fill different columns
         for o, chunk in ctx.parallel((x.shape[0], k.ceildiv(x.shape[1], CHUNK))):
             begin = chunk * CHUNK
             end = k.min(begin + CHUNK, x.shape[1])
@@ -61,6 +63,7 @@ def elements_between(first: Any, last: Any, by: Any) -> Any:
         raise ValueError("the step is 0")
     if first.dtype.is_float:
         exact = k.ceil((k.f64(last) - k.f64(first)) / k.f64(by))
+        # false for NaN
         if not exact <= 2.0**62:
             raise ValueError("from {} to {} in steps of {} is not a range", first, last, by)
         return k.u64(k.max(k.i64(exact), 0))
@@ -87,6 +90,7 @@ def number_range(
         raise ValueError("{} elements, but the result has {}", length, out.size)
     for i in ctx.parallel(out.size):
         if out.dtype.is_float:
+            # computed, not accumulated: the error does not grow with i
             out[i] = (
                 k.f64(first) + k.f64(i) * k.f64(by)
                 if out.dtype.bits == 64
@@ -125,6 +129,7 @@ def slice_bounds(
         by[axis] = stride
         count = k.ceildiv(k.max(distance, 0), k.abs(stride))
         if count != part.shape[axis]:
+            # an index beyond the axis, staged as a slice of one element
             if count == 0 and part.shape[axis] == 1 and stop[axis] == start[axis] + 1:
                 raise IndexError(
                     "index {} is out of range for axis {} of size {}", start[axis], axis, size

@@ -27,17 +27,20 @@ def nonzero(out: k.Output, mask: k.Input, starts: k.InOut, ctx: k.Context) -> No
         for i in range(chunk * CHUNK, k.min((chunk + 1) * CHUNK, size)):
             count += k.i64(flat[i])
         starts[chunk] = count
+    # worker 0 reads the counts of all
     ctx.barrier()
     if ctx.worker == 0:
         total = k.i64(0)
         for chunk in range(chunks):
             count = starts[chunk]
+            # exclusive prefix sums: the first row of the chunk
             starts[chunk] = total
             total += count
         if total != out.shape[0]:
             raise ValueError(
                 "{} elements are not 0, but the result has {} rows", total, out.shape[0]
             )
+    # the others read the prefix sums
     ctx.barrier()
     for chunk in ctx.parallel(chunks):
         row = k.i64(starts[chunk])

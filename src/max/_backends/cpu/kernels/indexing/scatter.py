@@ -72,6 +72,7 @@ def scatter(
     """`out = x`, then `out[…, indices[i], …]` is combined with `updates[i]` along `axis`, for each position `i` of
     `indices`, which has the rank of `x`.
     """
+    # workers copy chunks that others then update
     copy_all(out, x, ctx)
     ctx.barrier()
     sizes = indices.shape

@@ -19,6 +19,7 @@ NEGATIVE_INFINITY = float("-inf")
 @k.inline
 def precedes(a: Any, b: Any, greatest: bool) -> Any:
     """Whether `a` is better than `b`."""
+    # the smallest is best: the order reversed, NaN stays greatest
     return beats(a, b, True) if greatest else beats(b, a, True)
 
 
@@ -49,6 +50,7 @@ def sift_down(values: Any, indices: Any, size: Any, value: Any, index: Any, grea
                     greatest,
                 ):
                     child += 1
+            # the new element sinks while it is better than the worse child
             moving = better(value, index, values[child], k.i64(indices[child]), greatest)
             if moving:
                 values[hole] = values[child]
@@ -83,6 +85,7 @@ def sort_heap(values: Any, indices: Any, size: Any, greatest: bool) -> None:
     while last > 0:
         value = values[last]
         index = k.i64(indices[last])
+        # the root is the worst that remains: it goes to the end
         values[last] = values[0]
         indices[last] = indices[0]
         sift_down(values, indices, last, value, index, greatest)
@@ -115,6 +118,7 @@ def keep_best(
     """
     size = row.size
     at = k.min(k.i64(count), size)
+    # the first elements fill the heap
     for j in range(at):
         sift_up(values, places, j, candidate(row[j], nan_is_best), k.i64(j), greatest)
     while at < size:
@@ -167,6 +171,7 @@ def best_of_row(row: Any, greatest: bool, width: int) -> Any:
             best = values[0]
             index = places[0]
             for lane in k.static_range(1, width):
+                # of equal lanes the one with the lower place
                 if beats(values[lane], best, greatest) | (
                     same(values[lane], best) & (places[lane] < index)
                 ):

@@ -42,6 +42,7 @@ def merge(
     while at < end:
         second = b < b_end
         if second and a < a_end:
+            # equal elements come from the first run: the sort is stable
             second = before(from_values[b], from_values[a], ascending)
         source = b if second else a
         values[at] = from_values[source]
@@ -58,11 +59,13 @@ def merged_from_first(
     values: Any, a: Any, a_size: Any, b: Any, b_size: Any, count: Any, ascending: bool
 ) -> Any:
     """How many of the first `count` elements of the merge of two runs come from the first run."""
+    # the second run has no more than `b_size`
     low = k.max(count - b_size, 0)
     high = k.min(count, a_size)
     while low < high:
         k.brief()
         middle = (low + high) // 2
+        # element `middle` of the first run comes after this one of the second
         if before(values[b + count - middle - 1], values[a + middle], ascending):
             high = middle
         else:
@@ -129,7 +132,7 @@ def argsort(
     """The order of each column of `x` `[outer, n, inner]`; the workspaces are `[2, outer * inner * n]`."""
     size = x.shape[1]
     columns = x.shape[0] * x.shape[2]
-    run = k.max(k.ceildiv(size, 2**LEVELS), MIN_RUN)
+    run = k.max(k.ceildiv(size, 2**LEVELS), MIN_RUN)  # at most 2 ** LEVELS runs
     pieces = k.ceildiv(size, run)
     for column, piece in ctx.parallel((columns, pieces), grain=1):
         begin = piece * run
@@ -138,6 +141,7 @@ def argsort(
         o = column // x.shape[2]
         inner = column % x.shape[2]
         for i in range(length):
+            # columns become contiguous
             values[0, at + i] = x[o, begin + i, inner]
             indices[0, at + i] = begin + i
         sort_run(
@@ -147,6 +151,7 @@ def argsort(
     for level in k.static_range(LEVELS):
         # a single run is already sorted
         if pieces > 1:
+            # levels alternate between the workspaces
             source = level % 2
             pair = run * 2 ** (level + 1)
             for column, piece in ctx.parallel((columns, pieces), grain=1):
@@ -154,6 +159,7 @@ def argsort(
                 start = first // pair * pair
                 middle = k.min(start + pair // 2, size)
                 end = k.min(start + pair, size)
+                # a task writes as many elements as a run has, wherever they come from
                 stop = k.min(first + run, end)
                 base = column * size
                 run_values = values[source, base:]
@@ -176,6 +182,7 @@ def argsort(
         o = column // x.shape[2]
         inner = column % x.shape[2]
         for i in range(piece * run, k.min((piece + 1) * run, size)):
+            # LEVELS is even: the result is in the first workspace
             out[o, i, inner] = indices[0, column * size + i]
 
 

@@ -20,6 +20,7 @@ def top_k(
     Of equal elements the first comes first. NaN is the greatest element.
     """
     count = values.shape[1]
+    # four vectors at once: most have no better element
     width = 4 * ctx.target.width(k.f32)
     for o, i in ctx.parallel((x.shape[0], x.shape[2])):
         # the results' memory is used for the heap

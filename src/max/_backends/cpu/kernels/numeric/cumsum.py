@@ -58,6 +58,7 @@ def _step(
     """Stores one sum; returns the sum of the group with the element."""
     value = k.cast(x.load(*at, width=width) if width else x[at], base.dtype)
     after = group + value
+    # the rest and the group are small beside the base, so they are added first
     total = base + (rest + (group if exclusive else after))
     if width:
         out.store(*at, value=total)

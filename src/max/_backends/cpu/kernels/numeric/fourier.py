@@ -28,7 +28,7 @@ def factors(n: int) -> tuple[int, ...]:
             n //= divisor
         elif divisor == 4:
             divisor = 2
-        elif divisor * divisor > n:
+        elif divisor * divisor > n:  # no divisor up to its root: a prime
             divisor = n
         else:
             divisor += 1 if divisor == 2 else 2
@@ -71,6 +71,7 @@ def transform_pass(
                 real = k.splat(to.dtype(0), width)
                 imaginary = k.splat(to.dtype(0), width)
                 for j in range(factor):
+                    # an inverse transform: roots turn by positive angles
                     turn = c * (q * stride + j * (n // factor)) % n
                     cosine = k.cast(roots[turn, 0], to.dtype)
                     sine = k.cast(roots[turn, 1], to.dtype)
@@ -79,6 +80,7 @@ def transform_pass(
                     y = data.load(1, at, width=width, mask=mask)
                     real += x * cosine - y * sine
                     imaginary += x * sine + y * cosine
+                # in the order of the result: no reversal of digits follows
                 place = t + stride * (factor * q + c)
                 to.store(0, place, value=real, mask=mask)
                 to.store(1, place, value=imaginary, mask=mask)
@@ -107,6 +109,7 @@ def irfft(
                 imaginary = dtype(0)
             scratch[0, 0, f] = real
             scratch[0, 1, f] = imaginary
+            # of real numbers, frequency n - f is the conjugate of f
             if f > 0:
                 scratch[0, 0, n - f] = real
                 scratch[0, 1, n - f] = imaginary if 2 * f == n else -imaginary

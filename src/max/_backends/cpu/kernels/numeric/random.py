@@ -31,7 +31,7 @@ def philox(block: Any, stream: Any, seed: Any) -> Any:
     """The four words of each block."""
     width = block.width
     c0 = k.cast(block, k.u32)
-    c1 = k.cast(block >> k.u64(32), k.u32)
+    c1 = k.cast(block >> k.u64(32), k.u32)  # the upper half of the block's number
     c2 = k.splat(k.u32(stream), width)
     c3 = k.splat(k.u32(0), width)
     key_0 = k.u32(seed)
@@ -51,6 +51,7 @@ def philox(block: Any, stream: Any, seed: Any) -> Any:
 @k.inline
 def unit(word: Any) -> Any:
     """The upper 24 bits of words as numbers in [0, 1)."""
+    # 24 bits are exact in f32
     return k.cast(k.cast(word >> k.u32(8), k.i32), k.f32) * k.f32(2.0**-24)
 
 
@@ -77,13 +78,14 @@ def random(
     size = out.shape[0]
     key = k.u64(seed[0])
     for step in ctx.parallel(k.ceildiv(size, 4 * width)):
-        block = k.iota(k.u64, width) + k.u64(step * width)
+        block = k.iota(k.u64, width) + k.u64(step * width)  # four words a block
         a, b, c, d = philox(block, stream, key)
         if normal:
             w, x = gaussian_pair(a, b)
             y, z = gaussian_pair(c, d)
         else:
             w, x, y, z = unit(a), unit(b), unit(c), unit(d)
+        # block by block: w x y z
         four = k.interleave(k.interleave(w, y), k.interleave(x, z))
         first = step * (4 * width)
         if first + 4 * width <= size:

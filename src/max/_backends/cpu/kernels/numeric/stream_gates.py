@@ -35,6 +35,7 @@ def stream_gates(
     check_size("the result", post.shape[0], rows)
     check_size("the result", comb.shape[0], rows)
     for row in ctx.parallel(projection.shape[0]):
+        # the projection has pre, post and a square matrix: (2 + mult) * mult columns
         for i in k.static_range(mult):
             pre[row, i] = _sigmoid(projection[row, i] * scale[0] + base[i]) + k.f32(eps)
             post[row, i] = k.f32(2) * _sigmoid(
@@ -42,6 +43,7 @@ def stream_gates(
             )
         mix = k.tile(k.f32, (mult, mult), fill=0.0)
         for i in k.static_range(mult):
+            # softmax of a row, with its maximum subtracted
             top = k.f32(float("-inf"))
             for j in k.static_range(mult):
                 at = (2 + i) * mult + j
@@ -52,6 +54,7 @@ def stream_gates(
                 mix[i, j] = k.exp(mix[i, j] - top)
                 total += mix[i, j]
             for j in k.static_range(mult):
+                # positive, as the iteration divides by sums
                 mix[i, j] = mix[i, j] / total + k.f32(eps)
         # Sinkhorn-Knopp: alternately normalize columns and rows of a positive matrix, columns first and last
         for step in range(2 * steps - 1):

@@ -48,18 +48,22 @@ def causal_conv(
             start = k.cast(bias.load(c, width=width, mask=mask), k.f32)
             # the previous inputs stay in registers
             past = k.tile(k.f32, (taps - 1,), width=width, fill=0.0)
+            # the slot of a new sequence may hold another one's inputs
             if cache_lengths[b] > 0:
                 for i in k.static_range(taps - 1):
                     past[i] = k.cast(rows.load(i, c, width=width, mask=mask), k.f32)
             for t in range(begin, end):
                 current = k.cast(x.load(t, c, width=width, mask=mask), k.f32)
+                # the current input has the last weight
                 total = k.fma(current, factors[taps - 1], start)
                 for j in k.static_range(taps - 1):
                     total = k.fma(past[j], factors[j], total)
+                # shifts the window in registers
                 for m in k.static_range(taps - 2):
                     past[m] = past[m + 1]
                 past[taps - 2] = current
                 out.store(t, c, value=k.silu(total) if silu else total, mask=mask)
+            # a sequence shorter than the taps keeps inputs of the previous state
             for last in k.static_range(taps - 1):
                 rows.store(last, c, value=past[last], mask=mask)
 

@@ -120,7 +120,7 @@ class Scratch(NamedTuple):
 @k.inline
 def delta_scratch(key_dim: int, f: Form, ctx: Any) -> Scratch:
     """The scratch memory; keys are padded to whole passes of a product."""
-    chunk = 4 * f.width
+    chunk = 4 * f.width  # four vectors of tokens
     padded = round_up(key_dim, f.height)
     return Scratch(
         rows=ctx.scratch(k.f32, (2 * chunk, key_dim)),
@@ -143,6 +143,7 @@ def load_row(target: Any, source: Any, factor: float, f: Form) -> None:
         for j, mask in k.vectors(source.shape[0], f.width):
             x = k.cast(source.load(j, width=f.width, mask=mask), k.f32)
             squares = k.fma(x, x, squares)
+        # the epsilon keeps a row of zeros finite
         scale = scale / k.sqrt(k.reduce_add(squares) + NORM_EPSILON)
     for j, mask in k.vectors(source.shape[0], f.width):
         x = k.cast(source.load(j, width=f.width, mask=mask), k.f32)
@@ -170,6 +171,7 @@ def step(h: Head, token: Any, memory: Scratch, f: Form) -> None:
             stored = k.fma(s, k.splat(key[p], 2 * width), stored)
             read = k.fma(s, k.splat(query[p], 2 * width), read)
         value = k.cast(h.values.load(token, j, width=2 * width, mask=mask), k.f32)
+        # Sᵀ k of the decayed state, as the decay is a scalar
         update = (value - stored * decay) * rate
         for p in range(key_dim):
             s = h.state.load(p, j, width=2 * width, mask=mask) * decay
@@ -194,10 +196,12 @@ def load_chunk(h: Head, first: Any, count: Any, memory: Scratch, f: Form) -> Non
     for t in range(count):
         load_row(memory.rows[t], h.keys[first + t], 1.0, f)
         load_row(memory.rows[chunk + t], h.q[first + t], f.scale, f)
+    # missing rows take part in the products: stale memory could hold NaN
     for t in range(count, chunk):
         for j, mask in k.vectors(memory.rows.shape[1], width):
             memory.rows.store(t, j, value=k.splat(k.f32(0), width), mask=mask)
             memory.rows.store(chunk + t, j, value=k.splat(k.f32(0), width), mask=mask)
+    # the right operand of a product has a row for each element of a key
     for p in range(memory.rows.shape[1]):
         for t in range(chunk):
             memory.columns[p, t] = memory.rows[t, p]
@@ -209,9 +213,11 @@ def score_chunk(h: Head, first: Any, count: Any, memory: Scratch, f: Form) -> No
     decays to the last token.
     """
     chunk, width = memory.updates.shape[0], f.width
+    # [2 C, C]: k · k, then q · k
     multiply(memory.scores, memory.rows, memory.columns[: memory.rows.shape[1]], False, f)
     for j in range(0, chunk, width):
         memory.decays.store(j, value=k.splat(k.f32(0), width))
+    # the product of all decays up to t
     total = k.f32(1)
     for t in range(count):
         decay = k.exp(k.f32(h.gates[first + t]))
@@ -223,7 +229,7 @@ def score_chunk(h: Head, first: Any, count: Any, memory: Scratch, f: Form) -> No
         memory.decays[t] = 1.0
         for j in range(0, chunk, width):
             decays = memory.decays.load(j, width=width)
-            for row in (t, chunk + t):
+            for row in (t, chunk + t):  # keys, then queries
                 memory.scores.store(row, j, value=memory.scores.load(row, j, width=width) * decays)
     # the update of the state takes keys scaled by their decays to the end of the chunk
     for p in range(memory.rows.shape[1]):
@@ -239,6 +245,7 @@ def solve(h: Head, first: Any, count: Any, column: Any, memory: Scratch, f: Form
     for t in range(count):
         rate, passed = k.f32(h.rates[first + t]), memory.passed[t]
         sums = k.tile(k.f32, (4,), width=width)
+        # e[t] · S₀ᵀ k[t] of each vector of values
         for n in k.static_range(4):
             sums[n] = memory.sums.load(t, n * width, width=width) * passed
         for i in range(t):
@@ -264,12 +271,15 @@ def advance_block(h: Head, first: Any, count: Any, column: Any, memory: Scratch,
             at = column + n * width
             mask = k.iota(k.i64, width) + at < h.values.shape[1]
             memory.state.store(p, n * width, value=h.state.load(p, at, width=width, mask=mask))
+    # [2 C, C]: Sᵀ k, then Sᵀ q
     multiply(memory.sums, memory.rows, memory.state[:key_dim], False, f)
     solve(h, first, count, column, memory, f)
+    # whole passes of rows: those past the last token are not stored
     results, rows = memory.sums[chunk:], k.ceildiv(count, f.height) * f.height
     for t in range(count):
         for j in range(0, chunk, width):
             results.store(t, j, value=results.load(t, j, width=width) * memory.passed[t])
+    # scores of later tokens are 0, so that all of a row can be multiplied
     scores = memory.scores[chunk : chunk + rows, :count]
     multiply(results, scores, memory.updates[:count], True, f)
     for t in range(count):
@@ -280,6 +290,7 @@ def advance_block(h: Head, first: Any, count: Any, column: Any, memory: Scratch,
     for p in range(key_dim):
         for j in range(0, chunk, width):
             memory.state.store(p, j, value=memory.state.load(p, j, width=width) * last)
+    # columns have the keys' decays to the end of the chunk already
     multiply(memory.state, memory.columns[:, :count], memory.updates[:count], True, f)
     for p in range(key_dim):
         for n in k.static_range(4):
@@ -320,6 +331,7 @@ def gated_delta_rule(
     chunk = 4 * f.width
     for sequence, head in ctx.parallel((slots.shape[0], heads), grain=1):
         begin, end = k.i64(offsets[sequence]), k.i64(offsets[sequence + 1])
+        # neighboring heads of values share a key head
         key_head = head // (heads // key_heads)
         state = states[k.i64(slots[sequence]), layer, head]
         h = Head(
@@ -336,6 +348,7 @@ def gated_delta_rule(
                 for j, mask in k.vectors(values.shape[2], f.width):
                     state.store(p, j, value=k.splat(k.f32(0), f.width), mask=mask)
         token = begin
+        # a remainder too short for a chunk goes token by token
         while end - token >= MIN_CHUNK:
             count = k.min(k.i64(chunk), end - token)
             load_chunk(h, token, count, memory, f)

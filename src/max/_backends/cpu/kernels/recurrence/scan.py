@@ -75,6 +75,7 @@ class Chunk(NamedTuple):
 @k.inline
 def softplus(x: Any) -> Any:
     """`log(1 + exp(x))`; `x` above 20, where both are equal in float32."""
+    # exp of a greater number could overflow
     return k.select(x > 20.0, x, k.log1p(k.exp(k.min(x, k.f32(20.0)))))
 
 
@@ -145,6 +146,7 @@ def ssd_rows(chunk: Chunk, states: Any, n: Any, rows: int, vectors: int, width: 
     size, block = states.shape[1], vectors * width
     for p in range(0, size // block * block, block):
         ssd_tile(chunk, states, n, p, None, rows, vectors, width)
+    # the channels behind the last block, one vector at a time
     for p, mask in k.vectors(size // block * block, size, width):
         ssd_tile(chunk, states, n, p, mask, rows, 1, width)
 
@@ -178,11 +180,13 @@ def ssd(
     layer = k.i64(layer_index[0])
     for sequence, head in ctx.parallel((slots.shape[0], heads)):
         state = state_buffer[k.i64(slots[sequence]), layer, head]
+        # the slot of a new sequence may hold another one's state
         if cache_lengths[sequence] == 0:
             clear(state, width)
         decays = ctx.scratch(k.f32, (CHUNK, 1))  # exp(step a)
         inputs = ctx.scratch(k.f32, (CHUNK, size))
         sums = ctx.scratch(k.f32, (CHUNK, size))
+        # neighboring heads share b and c
         group = head // (heads // groups)
         rate, skip = k.cast(a[head], k.f32), k.cast(d[head], k.f32)
         shift = k.cast(dt_bias[head], k.f32)
@@ -195,11 +199,14 @@ def ssd(
                 decays[t, 0] = k.exp(step * rate)
                 for p, mask in k.vectors(size, width):
                     value = k.cast(x.load(first + t, head, p, width=width, mask=mask), k.f32)
+                    # step · x, what the states take
                     inputs.store(t, p, value=value * step, mask=mask)
+                    # d · x, what the result begins with
                     sums.store(t, p, value=value * skip, mask=mask)
             chunk = Chunk(decays, inputs, sums, b[first:, group], c[first:, group], count)
             for n in range(0, states // ROWS * ROWS, ROWS):
                 ssd_rows(chunk, state, n, ROWS, vectors, width)
+            # states that make no whole tile
             for n in range(states // ROWS * ROWS, states):
                 ssd_rows(chunk, state, n, 1, vectors, width)
             for t in range(count):
@@ -236,6 +243,7 @@ def scan_tile(
         for r in k.static_range(rows):
             b = k.splat(k.cast(chunk.b[t, n + r], k.f32), width)
             c = k.splat(k.cast(chunk.c[t, n + r], k.f32), width)
+            # exp(step · a), a for each state and channel
             moved = k.fma(inputs, b, tile[r] * k.exp(step * rates[r]))
             tile[r] = moved
             total = k.fma(moved, c, total)
@@ -290,6 +298,7 @@ def selective_scan(
                     steps.store(t, 0, value=step)
                     inputs.store(t, 0, value=step * value)
                     sums.store(t, 0, value=skip * value)
+                # [CHUNK, width] of these channels only
                 chunk = Chunk(steps, inputs, sums, b[first:], c[first:], count)
                 for n in range(0, states // ROWS * ROWS, ROWS):
                     scan_tile(chunk, a, state, n, p, mask, ROWS, width)
@@ -302,7 +311,7 @@ def selective_scan(
 
 def _arguments(operands: Sequence[Operand], results: Sequence[Operand]) -> tuple[Any, ...]:
     """The views of result, operands and states."""
-    rows = (0, 1, 3, 4)
+    rows = (0, 1, 3, 4)  # x, dt, b and c have a row for each token
     return (
         view("result", 0, results[0], static=(False, *(True for _ in results[0].shape[1:]))),
         *(

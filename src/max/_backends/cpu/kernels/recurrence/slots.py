@@ -43,6 +43,7 @@ def check_slots(slots: Any, states: Any, ctx: Any) -> None:
                 slots[b],
                 states.shape[0],
             )
+        # each pair of sequences is compared by one worker
         if b % ctx.num_workers == ctx.worker:
             for other in range(b):
                 if slots[other] == slots[b]:
@@ -85,6 +86,7 @@ def state_views(operands: Sequence[Operand], first: int) -> tuple[Arg, ...]:
         view("operand", first, offsets, static=False),
         view("operand", first + 1, lengths, static=False),
         view("operand", first + 2, slots, static=False),
+        # all but slots are known when compiling
         view("operand", first + 3, state, static=(False, True, *inner)),
         view("operand", first + 4, layer, ((),)),
     )

@@ -60,7 +60,9 @@ def takes_tiles(target: Target, *tilings: Tiling) -> bool:
         tilings: The tilings of the products without matrix tiles.
     """
     return target.float_tile_products and all(
-        t.pair == 2 and 2 * t.width == COLUMNS for t in tilings
+        # panels of register tiles are loaded as they are, so they must be 32 columns wide
+        t.pair == 2 and 2 * t.width == COLUMNS
+        for t in tilings
     )
 
 
@@ -86,6 +88,7 @@ def copy_tiles(packed: Any, rows: Any) -> None:
     count, size = rows.shape[0], rows.shape[1]
     steps = k.ceildiv(size, DEPTH)
     for r in range(count):
+        # [tile of rows][tile of k][16 rows][32]
         to = r // HEIGHT * steps * TILE + r % HEIGHT * DEPTH
         for i, mask in k.vectors(size, DEPTH):
             packed.store(to + i * HEIGHT, value=rows.load(r, i, width=DEPTH, mask=mask))
@@ -103,6 +106,7 @@ def zero_panel_tail(panel: Any, count: Any) -> None:
         panel: Lanes `[lanes, COLUMNS]`, flat.
         count: Rows of single elements.
     """
+    # pairs of k: an odd last row has a zero beside it already
     for lane in range(k.ceildiv(count, 2), k.ceildiv(count, DEPTH) * (DEPTH // 2)):
         for half in k.static_range(0, COLUMNS, 16):
             panel.store(lane * COLUMNS + half, value=k.splat(k.i32(0), 16))
@@ -132,11 +136,12 @@ def multiply_amx(
             tiles.zero(i)
     else:
         for i in k.static_range(2 * high):
+            # tiles 0, 1 are the upper 16 rows, 2, 3 the lower: columns 0 to 15, then 16 to 31
             tiles.load(i, c, i // 2 * HEIGHT * COLUMNS + i % 2 * 16, stride=COLUMNS)
     lines = ahead.lines
     for n in range(steps):
         right = n * (DEPTH * COLUMNS)
-        next_lines = right + ahead.share * (lines * 32)
+        next_lines = right + ahead.share * (lines * 32)  # 32 elements a cache line
         # loads and products alternate, as a load takes as long as a product
         tiles.load(6, panel, right, stride=2 * COLUMNS)
         tiles.load(4, packed, n * TILE, stride=DEPTH)
@@ -148,6 +153,7 @@ def multiply_amx(
         for line in k.static_range(lines // 2, lines):
             ahead.panel.prefetch(next_lines + line * 32, locality=2)
         if high == 2:
+            # tiles of the second 16 rows lie behind all those of the first
             tiles.load(5, packed, (steps + n) * TILE, stride=DEPTH)
             tiles.dot(2, 5, 6, k.bf16)
             tiles.dot(3, 5, 7, k.bf16)

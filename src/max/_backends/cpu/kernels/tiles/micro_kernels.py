@@ -132,7 +132,9 @@ def dot_rows(
     """
     size = a.shape[1]
     sums = k.tile(t.sums, (rows, 4), width=t.width, fill=0)
+    # unused where `unroll` is 1
     second_sums = k.tile(t.sums, (rows, 4), width=t.width, fill=0)
+    # the loop has no mask; the rest follows with one
     aligned_size = size - size % (t.step * unroll)
     for first in k.static_range(0, 4, together):
         for n in range(0, aligned_size, t.step * unroll):
@@ -153,6 +155,7 @@ def dot_rows(
 def store_lane_sums(c: Matrix, sums: Any, rows: int, t: Tiling) -> None:
     """Adds up the lanes of `rows` × 4 accumulators, and stores the sums, four a row."""
     for i in k.static_range(rows):
+        # `lane_sums` shuffles lanes of 32 bits
         if t.sums.bits == 32 and t.width >= 4:
             four = lane_sums(sums[i, 0], sums[i, 1], sums[i, 2], sums[i, 3], t.width)
             c.elements.store(i * c.row, value=four)
@@ -204,6 +207,7 @@ def column_step(
 ) -> None:
     """Adds the products of column `n` of A with the vectors of row `n` of B."""
     for j in k.static_range(vectors):
+        # loads behind the last column are masked: the row may end there
         mask = k.iota(k.i64, width) + j * width < b.shape[1] if masked else None
         right = k.cast(b.load(n, j * width, width=width, mask=mask), sums.dtype)
         for i in k.static_range(rows):
@@ -233,6 +237,7 @@ def multiply_columns(
     sums = k.tile(c.elements.dtype, (rows, vectors), width=width, fill=0)
     if accumulate:
         load_sums(sums, c, rows, vectors, width)
+    # whole strips have no masks in their loop
     if b.shape[1] >= vectors * width:
         for n in range(b.shape[0]):
             if ahead is not None:
@@ -267,6 +272,7 @@ def add_row_products(
         width: Lanes of a vector.
     """
     sums_dtype = c.elements.dtype
+    # broadcast once for the whole run
     left = k.tile(sums_dtype, (rows, depth), width=width)
     for i in k.static_range(rows):
         for n in k.static_range(depth):

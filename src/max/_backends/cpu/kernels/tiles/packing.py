@@ -31,6 +31,7 @@ def pack_block(panel: Any, stride: Any, source: Any, mask: Any, inside: Any, t: 
     block = k.tile(t.lane, (t.width,), width=t.width)
     last = source.shape[0] - 1
     for r in k.static_range(t.width):
+        # [step] elements of row r, as `width` lanes
         block[r] = as_lanes(source.load(k.min(r, last), 0, width=t.step, mask=mask), t.lane)
     transpose(block, t.width)
     for r in k.static_range(t.width):
@@ -40,6 +41,7 @@ def pack_block(panel: Any, stride: Any, source: Any, mask: Any, inside: Any, t: 
 @k.inline
 def masks_are_free() -> bool:
     """Whether masked loads and stores of the target cost nothing."""
+    # AVX-512BW has mask registers for elements of every size
     return k.target().has("avx512bw")
 
 

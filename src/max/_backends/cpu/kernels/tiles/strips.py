@@ -68,6 +68,7 @@ def number_of_results(parts: Parts) -> int:
 
 def further_results(results: Sequence[Operand]) -> tuple[Arg, ...]:
     """The views of all results but the first, which precede the epilogue's."""
+    # the first result is an argument of its own
     return tuple([_rows(index, out) for index, out in enumerate(results) if index])
 
 
@@ -125,9 +126,11 @@ def store_part(
     """
     products = results.parts[part][0]
     share = COLUMNS // products
+    # the other results come first in `extra`
     views = results.extra[number_of_results(results.parts) - 1 :]
     for i in range(count):
         for j, mask in k.vectors(k.min(share, outs[0].shape[1] - column), results.width):
+            # [share] columns of each product, side by side in the strip
             sums = [
                 c.load(i * COLUMNS + n * share + j, width=results.width)
                 for n in k.static_range(products)
@@ -158,6 +161,7 @@ def store_strip(results: Results, c: Any, row: Any, count: Any, strip: Any) -> N
             first_result = number_of_results(parts[:part]) if part else 0
             outs = all_outs[first_result : first_result + parts[part][1]]
             share = COLUMNS // parts[part][0]
+            # strips of the parts follow each other
             end = begin + k.ceildiv(outs[0].shape[1], share)
             if begin <= strip and strip < end:
                 store_part(results, part, outs, c, row, count, (strip - begin) * share)

@@ -13,6 +13,7 @@ def _unpack(width: int, group: int, high: int) -> tuple[int, ...]:
     for lane in range(0, width, 4):
         for position in range(2 // group):
             start = lane + 2 * high + position * group
+            # from the first vector, then from the second
             indices += [*range(start, start + group), *range(width + start, width + start + group)]
     return tuple(indices)
 
