@@ -50,6 +50,7 @@ class SharedMemoryArray:
 def _share(array: npt.NDArray[Any]) -> SharedMemoryArray | None:
     """Copies an array into a new shared-memory block; returns None if there is no room for it."""
     try:
+        # a block has at least one byte
         block = shared_memory.SharedMemory(create=True, size=max(array.nbytes, 1))
     except OSError:
         return None
@@ -69,6 +70,7 @@ def _untrack(block: shared_memory.SharedMemory) -> None:
 def _unshare(name: str, shape: tuple[int, ...], dtype: str) -> npt.NDArray[Any]:
     block = shared_memory.SharedMemory(name=name)
     try:
+        # a copy, as the block ends here
         array = np.ndarray(shape, np.dtype(dtype), block.buf).copy()
     finally:
         block.close()
@@ -95,6 +97,7 @@ class MsgpackNumpyEncoder:
             if self._use_shared_memory and obj.nbytes >= self._threshold:
                 if (shared := _share(obj)) is not None:
                     obj = shared
+            # too small to be shared, or no room is left
             if isinstance(obj, np.ndarray):
                 return {
                     "__np__": True,

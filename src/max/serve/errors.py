@@ -103,11 +103,7 @@ def of_user_error(error: ValueError, param: str | None = None) -> ApiError:
 
 
 def shown(value: object) -> str:
-    """A value from a client as text for a message, shortened if it is long.
-
-    Args:
-        value: The value.
-    """
+    """A value from a client as text for a message, shortened if it is long."""
     text = _SHORT.repr(value)
     return text if len(text) <= 80 else f"{text[:77]}..."
 

@@ -40,6 +40,7 @@ class _StepCollector(Collector):
             "maxserve_step_time_milliseconds", "Time of a step of the engine.", labels=["kind"]
         )
         for kind, times in self._read().items():
+            # in Prometheus a bucket counts those below it too
             totals = list(accumulate(times.counts))
             bounds = [*(f"{float(bound)}" for bound in STEP_BOUNDS_MS), "+Inf"]
             buckets = list(zip(bounds, totals, strict=True))

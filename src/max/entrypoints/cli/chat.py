@@ -108,6 +108,7 @@ class _ServerAnswerer:
     """
 
     def __init__(self, url: str, model: str | None, key: str | None) -> None:
+        # users give it with and without /v1
         self._url = url.rstrip("/").removesuffix("/v1")
         self._headers = {"Content-Type": "application/json"}
         if key:
@@ -151,6 +152,7 @@ class _ServerAnswerer:
         with self._open("/v1/chat/completions", body) as response:
             for line in response:
                 text = line.decode().strip()
+                # the last line, [DONE], holds no object
                 if not text.startswith("data: {"):
                     continue
                 data = json.loads(text[6:])
@@ -262,9 +264,11 @@ class Session:
                 pieces.append(piece)
                 self._write(piece)
         except KeyboardInterrupt:
+            # what has come stays in the conversation
             self._write(" …")
         except (UserError, CommandError) as error:
             self._write(f"max: error: {error.problem}")
+            # as if it had not been asked
             self.messages.pop()
             pieces = []
         finally:
@@ -300,6 +304,7 @@ def _messages() -> Iterator[str]:
         except EOFError:
             return
         except KeyboardInterrupt:
+            # leaves a block of lines, not the chat
             _write("\n")
             block = None
             continue

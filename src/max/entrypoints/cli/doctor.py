@@ -143,6 +143,7 @@ def _bandwidth() -> Iterator[Finding]:
 def _folders() -> Iterator[Finding]:
     store = ModelStore()
     root = store.root
+    # the first pull makes the folder
     while not root.exists():
         root = root.parent
     free = shutil.disk_usage(root).free

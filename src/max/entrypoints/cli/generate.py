@@ -114,9 +114,8 @@ def generate(
             raise click.UsageError(str(error).removeprefix("SamplingParams: ")) from error
     config_of_model = config.model_config
     runner = Runner(config, params, grammar)
-    context = runner.context(
-        prompt, chat
-    )  # reports a prompt that is too long before the model is loaded
+    # reports a prompt that is too long before the model is loaded
+    context = runner.context(prompt, chat)
     encoding = config_of_model.quantization_encoding
     shown = "" if encoding is None else f" ({encoding.value})"
     with progress.stage(f"loading {config_of_model.model_name}{shown}"):

@@ -73,6 +73,7 @@ def _loaded(name: str, file: str) -> Array:
         raise click.UsageError(
             f"--input {name}={file}: it is no file of a NumPy array: {error}"
         ) from error
+    # of an archive the first array
     return loaded if isinstance(loaded, np.ndarray) else next(iter(loaded.values()))
 
 
@@ -109,6 +110,7 @@ def _random(argument: Any, sizes: Mapping[str, str], rng: np.random.Generator) -
         )
         if text is not None and not text.isdigit():
             raise click.UsageError(f"--size {size}={text}: expected a number")
+        # a dynamic size that nobody gives is 1
         shape.append(size if isinstance(size, int) else int(text or 1))
     element = argument.type.removeprefix("tensor(").removesuffix(")")
     try:
@@ -119,6 +121,7 @@ def _random(argument: Any, sizes: Mapping[str, str], rng: np.random.Generator) -
         ) from error
     if dtype.kind == "f":
         return rng.standard_normal(shape).astype(dtype)
+    # 0 and 1 fit flags, masks and indices
     return rng.integers(0, 2, shape).astype(dtype)
 
 

@@ -35,11 +35,7 @@ def size_text(size: float) -> str:
 
 
 def duration_text(seconds: float) -> str:
-    """A time for people: ``8 s``, ``3:05``, ``1:02:03``.
-
-    Args:
-        seconds: The seconds.
-    """
+    """A time for people: ``8 s``, ``3:05``, ``1:02:03``."""
     whole = int(seconds)
     if whole < 60:
         return f"{whole} s"
@@ -57,6 +53,7 @@ def bar_text(at: int, size: int | None, seconds: float, begin: int = 0) -> str:
         seconds: The time since the transfer began.
         begin: The bytes that were there when it began.
     """
+    # what an earlier transfer has left does not count
     speed = (at - begin) / seconds if seconds > 0 else 0.0
     text = size_text(at)
     if size is not None:
@@ -190,6 +187,7 @@ class _LiveLine:
         """
         with self._lock:
             first, self._text = self._text is None, text
+        # at once, as a step may end before the thread draws
         if first:
             self._draw()
         if self._thread is None:
@@ -198,11 +196,7 @@ class _LiveLine:
             self._thread.start()
 
     def leave(self, text: str) -> None:
-        """Draws a text that stays, and goes to the next line.
-
-        Args:
-            text: The text.
-        """
+        """Draws a text that stays, and goes to the next line."""
         with self._lock:
             self._text = None
             click.echo(f"\r\x1b[K{_cut(text)}", err=True)
@@ -213,6 +207,7 @@ class _LiveLine:
         if thread is None:
             return
         self._changed.set()
+        # no line is drawn after the one that clears it
         thread.join()
         with self._lock:
             self._text = None

@@ -89,6 +89,7 @@ def serve(context: click.Context, model: str | None, **options: Any) -> None:
     config = given(options)
     if shows_settings:
         values = {**asdict(settings), "api_types": sorted(settings.api_types)}
+        # they are secret
         del values["api_keys"]
         click.echo(json.dumps({"server": values, "model": config}, indent=1, default=str))
     if not config.get("model_path"):

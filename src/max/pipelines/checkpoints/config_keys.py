@@ -41,11 +41,7 @@ class ConfigKeys:
         return self._config
 
     def states(self, key: str) -> bool:
-        """Whether the file has a key, even if its value is null.
-
-        Args:
-            key: The key.
-        """
+        """Whether the file has a key, even if its value is null."""
         return self._stated_name(self._names.get(key, key)) is not None
 
     def _stated_name(self, key: str) -> str | None:
@@ -92,11 +88,7 @@ class ConfigKeys:
         return ModelFilesError(f"{self._file}: {name} is {text}; expected {expected}", _REMEDY)
 
     def value(self, key: str) -> Any:
-        """The value, unchecked; None if the key is missing.
-
-        Args:
-            key: The key.
-        """
+        """The value, unchecked; None if the key is missing."""
         key = self._names.get(key, key)
         name = self._stated_name(key)
         if name is None:
@@ -265,11 +257,7 @@ class ConfigKeys:
         return self._read(key, None, "an object", convert)
 
     def default_object(self, key: str) -> ConfigKeys | None:
-        """The object that the type of the model has for a key that is missing or null; None if it has none.
-
-        Args:
-            key: The key.
-        """
+        """The object that the type of the model has for a key that is missing or null; None if it has none."""
         value = self._defaults.get(key)
         return None if value is None else ConfigKeys(value, self._name(key), self._file)
 

@@ -146,9 +146,5 @@ def is_float4_encoding(encoding: SupportedEncoding | str | None) -> bool:
 
 
 def parse_supported_encoding_from_file_name(name: str) -> SupportedEncoding | None:
-    """The encoding that a file's name states; None if it states none.
-
-    Args:
-        name: The name.
-    """
+    """The encoding that a file's name states; None if it states none."""
     return SupportedEncoding.parse_from_file_name(name)

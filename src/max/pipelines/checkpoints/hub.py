@@ -123,6 +123,7 @@ class HuggingFaceRepo:
         if self.repo_type == RepoType.online or self.folder is None:
             return None
         files = sorted(self.folder.glob("*.gguf"))
+        # of several files it is not clear which one counts
         return files[0] if len(files) == 1 else None
 
     @property

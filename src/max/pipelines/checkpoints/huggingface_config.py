@@ -137,11 +137,7 @@ class HuggingFaceConfig:
         return section if isinstance(section, dict) else None
 
     def stated_value(self, key: str) -> Any:
-        """The value of a key at the top level, or in text_config if the top level has none; None if neither has it.
-
-        Args:
-            key: The key.
-        """
+        """The value of a key at the top level, or in text_config if the top level has none; None if neither has it."""
         return next((part[key] for part in self._levels() if part.get(key) is not None), None)
 
     def _levels(self) -> list[dict[str, Any]]:

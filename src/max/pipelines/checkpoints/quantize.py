@@ -67,9 +67,8 @@ def encoding_for(name: str, shape: Sequence[int], kind: str) -> str | None:
         return None
     if name.endswith(".kv_b_proj.weight"):  # latent attention splits it at load
         return None
-    if name.endswith(
-        ".indexer.weights_proj.weight"
-    ):  # small, and errors would change which tokens attention reads
+    # small, and errors would change which tokens attention reads
+    if name.endswith(".indexer.weights_proj.weight"):
         return None
     if kind in ("q4_0", "q4_k", "q5_k") and _OF_TOKENS.search(name):
         kind = "q6_k"

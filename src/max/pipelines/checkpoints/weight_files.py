@@ -133,6 +133,7 @@ def encoding_of(entries: list[TensorEntry]) -> SupportedEncoding | None:
     totals: dict[str, int] = {}
     for entry in entries:
         totals[entry.dtype] = totals.get(entry.dtype, 0) + entry.end - entry.begin
+    # its tensors are integers, whose dtype is no encoding
     if any(entry.name.endswith(".qweight") for entry in entries):
         return SupportedEncoding.gptq
     encodings = {d: n for d, n in totals.items() if SupportedEncoding.of_dtype(d) is not None}

@@ -327,6 +327,7 @@ class PipelineConfig(StrictConfig):
         """
         free = self.free_memory()
         if free is None:
+            # where the system does not tell its memory
             return 4 << 30
         share = int(free * self.kv_cache_config.device_memory_utilization)
         return max(share - self.model_config.weights_size(), 0)
@@ -347,6 +348,7 @@ class PipelineConfig(StrictConfig):
         devices = self.model_config.devices
         if devices[0].is_host_unified:
             return available_memory() or devices[0].stats.get("free_memory") or None
+        # a model is split evenly, so the device with the least memory limits all
         return (
             len(devices) * min(device.stats.get("free_memory") or 0 for device in devices) or None
         )

@@ -37,11 +37,7 @@ class Resolver(Protocol):
         ...
 
     def gguf_forms(self, name: str) -> list[Any]:
-        """The forms of GGUF files with llama.cpp's name of an architecture, those of users first.
-
-        Args:
-            name: The name.
-        """
+        """The forms of GGUF files with llama.cpp's name of an architecture, those of users first."""
         ...
 
     def gguf_names(self) -> list[str]:

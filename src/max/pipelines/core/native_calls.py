@@ -23,11 +23,7 @@ _redirecting = threading.Lock()
 
 
 def is_panic(error: BaseException | None) -> bool:
-    """Whether an error is a panic of code in Rust; each package has a class of its own, which it does not export.
-
-    Args:
-        error: The error.
-    """
+    """Whether an error is a panic of code in Rust; each package has a class of its own, which it does not export."""
     return type(error).__name__ == "PanicException" and type(error).__module__ == "pyo3_runtime"
 
 

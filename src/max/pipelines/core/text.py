@@ -73,11 +73,7 @@ def byte_size(count: float) -> str:
 
 
 def shortened_repr(value: object) -> str:
-    """The ``repr`` of a value for a message, cut off after 60 characters.
-
-    Args:
-        value: The value.
-    """
+    """The ``repr`` of a value for a message, cut off after 60 characters."""
     if isinstance(value, int) and abs(value) >= 10**_LONGEST:
         # Python refuses to write integers of over 4,300 digits
         return f"an integer of {int(value.bit_length() * math.log10(2)) + 1} digits"

@@ -126,6 +126,7 @@ class TextContext:
     def _grow(self, needed: int) -> None:
         """Grows the array to at least `needed` tokens."""
         size = -(-needed // CHUNK_SIZE) * CHUNK_SIZE
+        # the array has no room, or is one that a caller gave
         if len(self.tokens) < needed or self._size < 0 or self.tokens.dtype != np.int64:
             room = np.zeros(max(size, self._size), np.int64)
             room[: self._end_idx] = self.tokens[: self._end_idx]
@@ -351,9 +352,11 @@ class TextContext:
         self._start_idx = min(self._start_idx, length - 1)
         self._active_idx = self._end_idx = self._completion_end_idx = length
         self._draft_tokens = ()
+        # the next step makes it anew from the tokens that are left
         self._matcher = None
         if self._reasoning_limit is not None:
             self._reasoning_limit.rewind(length - self._prompt_len)
+        # the token that ended the sequence may be among the removed ones
         if self.status in (GenerationStatus.END_OF_SEQUENCE, GenerationStatus.MAXIMUM_LENGTH):
             self.status = GenerationStatus.ACTIVE
 
@@ -369,6 +372,7 @@ class TextContext:
                 prompt or of the chunk.
         """
         self._draft_tokens = ()
+        # after a chunk the prompt goes on, so that its token is dropped
         if self._active_idx < self._end_idx:
             if self.log_probabilities_echo and log_probabilities is not None:
                 self._chunk_log_probabilities.append(log_probabilities)
@@ -453,9 +457,5 @@ class TextContext:
 
 
 def draft_length(context: TextGenerationContext) -> int:
-    """The number of drafted tokens that the next step of a request verifies; contexts of other classes have none.
-
-    Args:
-        context: The request.
-    """
+    """The number of drafted tokens that the next step of a request verifies; contexts of other classes have none."""
     return len(getattr(context, "_draft_tokens", ()))

@@ -151,6 +151,7 @@ class EncoderModel(GraphModel[EmbeddingsContext]):
         self.gives_rows_of_tokens = head is None
         model = _EncoderWithHead(encoder, head)
         self._load_weights(model, config, files)
+        # tokens, positions, token types
         types = [TensorType(DType.int64, ["total_seq_len"], device)] * 3
         types.append(TensorType(DType.uint32, ["bounds"], device))
         with Graph("encoder", input_types=types) as graph:
@@ -305,11 +306,7 @@ class EncoderModel(GraphModel[EmbeddingsContext]):
 
 
 def to_host(tensor: Tensor) -> Any:
-    """A tensor's values as an array.
-
-    Args:
-        tensor: The tensor.
-    """
+    """A tensor's values as an array."""
     return tensor.to(CPU()).to_numpy()
 
 

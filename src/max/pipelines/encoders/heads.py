@@ -40,6 +40,7 @@ def _rows_of_texts(
 
 def _weighted_mean(h: TensorValue, inside: TensorValue, weights: TensorValue) -> TensorValue:
     zero = ops.constant(0.0, DType.float32, h.device)
+    # [batch, total] @ [total, size]
     return ops.where(inside, ops.broadcast_to(weights, inside.shape), zero) @ h
 
 

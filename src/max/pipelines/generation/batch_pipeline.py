@@ -203,11 +203,7 @@ class ForeignPipeline(BatchPipeline[Any]):
         return self._foreign.execute(inputs)
 
     def release(self, request_id: RequestID) -> None:
-        """Frees the resources of a request.
-
-        Args:
-            request_id: The request.
-        """
+        """Frees the resources of a request."""
         self._foreign.release(request_id)
 
 
@@ -224,11 +220,7 @@ def batch_pipeline(pipeline: object) -> BatchPipeline[Any]:
 
 
 def limits_of(pipeline: BatchPipeline[Any]) -> SchedulerLimits:
-    """The limits of batches from the configuration of a pipeline.
-
-    Args:
-        pipeline: The pipeline.
-    """
+    """The limits of batches from the configuration of a pipeline."""
     config = pipeline.pipeline_config
     batch = config.max_batch_size or 1
     steps = max(config.max_num_steps, 1)

@@ -200,9 +200,11 @@ class Generation(TextGenerator[TextGenerationContext]):
                     raise RuntimeError(f"generation failed: {call.error}") from call.error
                 if not call.open:
                     return
+                # cleared before the check below, so that news from now on end the wait
                 call.news.clear()
                 if self._driving.acquire(blocking=False):
                     try:
+                        # another thread may have run the step of this call meanwhile
                         if call.waits:
                             self._distribute(self.engine.step())
                     finally:
@@ -223,6 +225,7 @@ class Generation(TextGenerator[TextGenerationContext]):
             call = self._call_of.get(request_id)
             if call is not None:
                 call.contexts[request_id].status = GenerationStatus.CANCELLED
+                # outcomes that the engine gives later find no call, and are dropped
                 self._give(TextGenerationOutput(request_id, [], GenerationStatus.CANCELLED))
         self.engine.cancel(request_id)
 

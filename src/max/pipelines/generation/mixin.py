@@ -59,11 +59,7 @@ class GenerateMixin(Protocol[TextGenerationContextType, RequestType]):
         ...
 
     def release(self, request_id: RequestID) -> None:
-        """Frees the resources of a request.
-
-        Args:
-            request_id: The request.
-        """
+        """Frees the resources of a request."""
         ...
 
     def generate(self, prompts: RequestType | list[RequestType]) -> list[TextGenerationOutput]:

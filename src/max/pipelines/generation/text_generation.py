@@ -492,11 +492,7 @@ class TextGenerationPipeline(
         return append_tokens(flat_batch, tokens, logs, self._constraints)
 
     def release(self, request_id: RequestID) -> None:
-        """Frees the pages of a request; nothing happens if it has none.
-
-        Args:
-            request_id: The request.
-        """
+        """Frees the pages of a request; nothing happens if it has none."""
         self._kv_manager.close(request_id)
         if self._drafts is not None:
             self._drafts.forget(request_id)

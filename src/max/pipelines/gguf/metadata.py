@@ -60,11 +60,7 @@ class Metadata:
         return _error(self.file, f"{self.name}.{key}", value, expected)
 
     def states(self, key: str) -> bool:
-        """Whether the file states a value other than 0.
-
-        Args:
-            key: The key.
-        """
+        """Whether the file states a value other than 0."""
         value = self.value(key)
         return value is not None and not (type(value) in (int, float) and value == 0)
 

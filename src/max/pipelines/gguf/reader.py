@@ -107,6 +107,7 @@ def config_of(file: GGUFFile) -> dict[str, Any]:
     config = metadata.config
     for key, stored in {**_REQUIRED, **_OPTIONAL}.items():
         if f"{name}.{stored}" in values and stored not in form.by_layer:
+            # a list has a number for each layer, and config.json takes the greatest
             lists = form.hybrid and stored in _BY_LAYER_OF_HYBRIDS
             config[key] = metadata.greatest_number(stored) if lists else metadata.number(stored)
     config |= _counts(metadata)
@@ -125,6 +126,7 @@ def config_of(file: GGUFFile) -> dict[str, Any]:
         **flags,
         "vocab_size": file.tensors["token_embd.weight"].shape[0],
         "tie_word_embeddings": "output.weight" not in file.tensors,
+        # the family's own reading replaces the common one
         **special,
         "rope_parameters": {**rope, **special.get("rope_parameters", {})},
     }
@@ -220,6 +222,7 @@ def _token_ids(values: Mapping[str, Any]) -> dict[str, Any]:
     ids: dict[str, Any] = {
         key: value for key, stored in keys.items() if isinstance(value := values.get(stored), int)
     }
+    # the ends of a turn and of a message end an answer too
     others = (values.get(f"tokenizer.ggml.{name}_token_id") for name in ("eot", "eom"))
     ends = {number for number in others if isinstance(number, int)}
     if ends and "eos_token_id" in ids:

@@ -113,6 +113,7 @@ def decoder_weights(form: GGUFForm, tensors: Mapping[str, Any]) -> dict[str, Wei
         weights |= _unstacked_weights(own, _data(tensors[name]))
     for name, value in weights.items():
         if name.endswith(".shared_gate.weight") and len(value.shape) == 1:
+            # [hidden_size] in some files, to [1, hidden_size]
             row = Tensor.from_dlpack(value.data).to_numpy()[None]
             weights[name] = WeightData.from_numpy(row, name)
         for end, convert in form.converted.items():

@@ -36,12 +36,14 @@ def tokenizer_metadata(repo: HuggingFaceRepo, rows: int) -> dict[str, Any]:
     model: dict[str, Any] = values.get("model") or {}
     if model.get("type", "BPE") != "BPE" or "merges" not in model:
         raise ModelFilesError(f"{path}: the tokenizer is of {model.get('type')!r}", _REMEDY)
+    # a pair is a text with a space, or in newer files a list
     merges = [tuple(m.split(" ", 1)) if isinstance(m, str) else tuple(m) for m in model["merges"]]
     metadata = _byte_level(values, merges) if not model.get("byte_fallback") else {}
     numbers: dict[str, int] = {**model["vocab"]}
     added: list[dict[str, Any]] = values.get("added_tokens") or []
     numbers |= {token["content"]: token["id"] for token in added}
     texts = {number: text for text, number in numbers.items()}
+    # a file names each row of the embedding, also those that no text has
     tokens = [texts.get(number, f"[PAD{number}]") for number in range(max(rows, len(numbers)))]
     kinds = {token["id"]: _CONTROL if token["special"] else _USER_DEFINED for token in added}
     metadata["tokenizer.ggml.tokens"] = tokens
@@ -104,6 +106,7 @@ def _sentencepiece(
     """SentencePiece BPE: the rank of a merge becomes the score of the merged token."""
     ranks: dict[str, int] = {}
     for rank, pair in enumerate(merges):
+        # of several merges that make a token the first counts
         ranks.setdefault("".join(pair), rank)
     normalizer = json.dumps(values.get("normalizer")) + json.dumps(values.get("pre_tokenizer"))
     prefix = "Prepend" in normalizer or '"prepend_scheme": "first"' in normalizer
@@ -134,6 +137,7 @@ def _special_tokens(
         isinstance(text, str) and json.dumps(text, ensure_ascii=False) in processor
     )
     template = config.get("chat_template")
+    # a template in a file of its own replaces that of the config
     if repo.file_exists("chat_template.json") and (file := repo.file("chat_template.json")):
         template = read_json(file).get("chat_template", template)
     if repo.file_exists("chat_template.jinja") and (file := repo.file("chat_template.jinja")):

@@ -93,11 +93,7 @@ class JoinedPages(RequestPages):
             cache.alloc(context, num_steps)
 
     def step(self, batch: TextGenerationContext | Sequence[TextGenerationContext]) -> None:
-        """Records in each cache that the processed tokens of a batch are in it; see `RequestPages.step`.
-
-        Args:
-            batch: The requests, or one; their contexts are already updated.
-        """
+        """Records in each cache that the processed tokens of a batch are in it; see `RequestPages.step`."""
         for cache in self._caches:
             cache.step(batch)
 

@@ -72,6 +72,7 @@ def write_pages(path: Path, key: str, groups: Sequence[PageGroup]) -> int:
                 for group in groups
             ]
             header = _header(key, entries)
+            # room for the header, whose digests are known after the pages
             file.seek(len(header))
             for entry, group in zip(entries, groups, strict=True):
                 for place, page_hash in enumerate(group.hashes):
@@ -83,9 +84,8 @@ def write_pages(path: Path, key: str, groups: Sequence[PageGroup]) -> int:
                     entry["pages"][place] = (page_hash.hex(), _digest(content).hex())
                     count += 1
             file.seek(0)
-            file.write(
-                _header(key, entries)
-            )  # same length as the placeholder header, now with the digests
+            # same length as the placeholder header, now with the digests
+            file.write(_header(key, entries))
         Path(part).replace(path)
     except BaseException:
         Path(part).unlink(missing_ok=True)
@@ -190,6 +190,7 @@ def _read_header(file: BinaryIO) -> Any:
         return None
     (length,) = _LENGTH.unpack(file.read(_LENGTH.size).ljust(_LENGTH.size, b"\0"))
     digest = file.read(_DIGEST_BYTES)
+    # a damaged file may state any length
     text = file.read(length) if length <= _MOST_HEADER_BYTES else b""
     try:
         return json.loads(text) if _digest(text) == digest else None

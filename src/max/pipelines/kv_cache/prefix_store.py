@@ -108,6 +108,7 @@ class PrefixStore:
         try:
             count = write_pages(path, self._key, groups)
             hashes = [set(group.hashes) for group in groups]
+            # only now, as the additions hold the pages until the whole file does
             if path == self._path:
                 for addition in self._additions:
                     addition.unlink(missing_ok=True)
@@ -196,6 +197,7 @@ def _key_of(config: PipelineConfig, cache: PagedKVCacheManager) -> str:
         files.append([str(real), stat.st_size, stat.st_mtime_ns])
     text = json.dumps(
         [
+            # another version may compute keys and values otherwise
             __version__,
             files,
             repr(model.huggingface_config),

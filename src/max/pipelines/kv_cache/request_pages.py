@@ -137,21 +137,12 @@ class RequestPages:
         self.close(request_id)
 
     def close(self, request_id: RequestID) -> None:
-        """Removes a request's page table and frees its slot; nothing happens if it has none.
-
-        Args:
-            request_id: The request.
-        """
+        """Removes a request's page table and frees its slot; nothing happens if it has none."""
         if self.contains(request_id):
             self.release(request_id)
 
     def page_shortage(self, length: int, step: int) -> tuple[int, int] | None:
-        """Checks whether a request can never run; see :meth:`PageManager.page_shortage`.
-
-        Args:
-            length: The number of tokens of its whole sequence.
-            step: The maximum number of tokens per step.
-        """
+        """Checks whether a request can never run; see :meth:`PageManager.page_shortage`."""
         return self.pages.page_shortage(length, step)
 
     def missing_pages(self, context: TextGenerationContext, num_steps: int) -> int:

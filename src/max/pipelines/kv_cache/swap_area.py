@@ -14,21 +14,11 @@ class PageCopies(Protocol):
     """Copies pages between the device and the slots of the area."""
 
     def save(self, page: int, slot: int) -> None:
-        """Copies a page to a slot.
-
-        Args:
-            page: The page.
-            slot: The slot.
-        """
+        """Copies a page to a slot."""
         ...
 
     def restore(self, slot: int, page: int) -> None:
-        """Copies a slot to a page.
-
-        Args:
-            slot: The slot.
-            page: The page.
-        """
+        """Copies a slot to a page."""
         ...
 
 

@@ -160,11 +160,7 @@ def checked_shape(method: Callable[..., Any], params: object) -> KVCacheParams:
 
 
 def get_paged_manager(pipeline: Pipeline[Any, Any]) -> PagedKVCacheManager | None:
-    """The manager of a pipeline's KV cache; None without a cache.
-
-    Args:
-        pipeline: The pipeline.
-    """
+    """The manager of a pipeline's KV cache; None without a cache."""
     managers = getattr(pipeline, "kv_managers", None) or []
     return next((m for m in managers if isinstance(m, PagedKVCacheManager)), None)
 
@@ -190,6 +186,7 @@ def load_cache(
         return model.load_kv_manager(session, available)
     except ValueError as error:
         page, length = config.kv_cache_config.kv_cache_page_size, config.max_length
+        # a page that is larger than the context is the likelier cause
         too_big = length is not None and page > length + page // 2
         option = "--kv-cache-page-size" if too_big else "--max-length"
         raise UserError(str(error), f"Give a smaller {option}.") from error

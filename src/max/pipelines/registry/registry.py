@@ -167,11 +167,7 @@ class PipelineRegistry:
         self._own_gguf_forms.clear()
 
     def gguf_forms(self, name: str) -> list[GGUFForm]:
-        """The forms with llama.cpp's name of an architecture, those of users first.
-
-        Args:
-            name: The name.
-        """
+        """The forms with llama.cpp's name of an architecture, those of users first."""
         self.load_own(GGUF_CLASSES.get(name, ()))
         forms = (*self._gguf_forms, *self._own_gguf_forms)
         return [form for form in forms if form.name == name]

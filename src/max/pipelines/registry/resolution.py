@@ -36,20 +36,12 @@ def architecture_of(config: PipelineConfig) -> SupportedArchitecture:
 
 
 def load_custom(modules: list[str]) -> None:
-    """Registers the architectures of a user's modules; see `PipelineRegistry.load_custom`.
-
-    Args:
-        modules: The modules.
-    """
+    """Registers the architectures of a user's modules; see `PipelineRegistry.load_custom`."""
     PIPELINE_REGISTRY.load_custom(modules)
 
 
 def gguf_forms(name: str) -> list[GGUFForm]:
-    """The forms with llama.cpp's name of an architecture, those of users first.
-
-    Args:
-        name: The name.
-    """
+    """The forms with llama.cpp's name of an architecture, those of users first."""
     return PIPELINE_REGISTRY.gguf_forms(name)
 
 

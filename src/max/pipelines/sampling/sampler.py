@@ -122,11 +122,7 @@ class Sampler:
 
 
 def needs_masks(context: TextGenerationContext) -> bool:
-    """Whether a request modifies its logits before the sampling graph.
-
-    Args:
-        context: The request.
-    """
+    """Whether a request modifies its logits before the sampling graph."""
     params = context.sampling_params
     return (
         bool(params.logits_processors)

@@ -54,19 +54,11 @@ class RequestOrder:
         self._arrivals += 1
 
     def start(self, context: TextGenerationContext) -> None:
-        """Advances the virtual time to the virtual start of a request that begins to run.
-
-        Args:
-            context: The request.
-        """
+        """Advances the virtual time to the virtual start of a request that begins to run."""
         self._now = max(self._now, self._ranks[context.request_id][1])
 
     def remove(self, request_id: RequestID) -> bool:
-        """Removes a request, and returns whether it had a rank.
-
-        Args:
-            request_id: The request.
-        """
+        """Removes a request, and returns whether it had a rank."""
         if self._ranks.pop(request_id, None) is None:
             return False
         client = self._clients.pop(request_id)
@@ -77,11 +69,7 @@ class RequestOrder:
         return True
 
     def rank(self, context: TextGenerationContext) -> Rank:
-        """The rank of a request.
-
-        Args:
-            context: The request.
-        """
+        """The rank of a request."""
         return self._ranks[context.request_id]
 
     def sorted_requests(

@@ -99,11 +99,7 @@ class TextScheduler:
             self._waiting = self._order.sorted_requests(self._waiting)
 
     def remove(self, request_id: RequestID) -> None:
-        """Removes a request and frees its pages; nothing happens if it is unknown.
-
-        Args:
-            request_id: The request.
-        """
+        """Removes a request and frees its pages; nothing happens if it is unknown."""
         # a request may have ended in the step that its client cancelled it in
         if self._order.remove(request_id):
             self._long.discard(request_id)

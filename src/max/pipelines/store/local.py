@@ -329,11 +329,7 @@ def _with_tag(models: dict[str, StoredModel], name: str) -> StoredModel | None:
 
 
 def is_model_folder(folder: Path) -> bool:
-    """Whether a folder holds one model: a configuration with weights, or one GGUF file.
-
-    Args:
-        folder: The folder.
-    """
+    """Whether a folder holds one model: a configuration with weights, or one GGUF file."""
     gguf = len(gguf_models(path.name for path in folder.glob("*.gguf")))
     if (folder / "config.json").is_file():
         return gguf > 0 or any(folder.glob("*.safetensors")) or any(folder.glob("*.bin"))

@@ -106,6 +106,7 @@ class GrammarThreads:
 
     def _working(self) -> int:
         """The number of threads, without those that were replaced."""
+        # beyond that many stuck threads none is replaced
         return len(self._threads) - min(self._overdue, MOST_OVERDUE)
 
     def _work(self) -> None:
@@ -122,6 +123,7 @@ class GrammarThreads:
                 self._open.pop(job, None)
                 if over:
                     self._overdue -= 1
+            # the watcher has failed the job meanwhile
             if over:
                 continue
             if error is not None:
@@ -132,11 +134,13 @@ class GrammarThreads:
     def _next(self) -> _Job | None:
         """The next job; None if this thread should end."""
         with self._changed:
+            # one too many: this thread was replaced, and its grammar has ended
             while self._waiting and self._working() <= self._max_threads:
                 job = self._waiting.popleft()
                 if job.future.set_running_or_notify_cancel():
                     job.begin = time.monotonic()
                     return job
+                # cancelled while it waited
                 job.over = True
                 del self._open[job]
             self._threads.discard(threading.current_thread())
@@ -161,6 +165,7 @@ class GrammarThreads:
                 else:
                     self._waiting.remove(first)
                 first.over = True
+            # without the lock, as callbacks of the future run here
             self._fail(first)
 
     @staticmethod

@@ -31,11 +31,7 @@ logger = logging.getLogger("max.pipelines")
 
 
 def grammar_of(context: TextGenerationContext) -> str | None:
-    """The grammar of a request; None without one.
-
-    Args:
-        context: The request.
-    """
+    """The grammar of a request; None without one."""
     grammar = getattr(context, "grammar", None)
     if grammar is None and context.json_schema is not None:
         return grammars.of_json_schema(context.json_schema)
@@ -43,11 +39,7 @@ def grammar_of(context: TextGenerationContext) -> str | None:
 
 
 def is_constrained(context: TextGenerationContext) -> bool:
-    """Whether a request has a grammar.
-
-    Args:
-        context: The request.
-    """
+    """Whether a request has a grammar."""
     return context.json_schema is not None or getattr(context, "grammar", None) is not None
 
 

@@ -96,11 +96,7 @@ def loose_schema(schema: str | Mapping[str, Any] | bool) -> GrammarSchema:
 
 
 def simple_schema(schema: Mapping[str, Any]) -> GrammarSchema | None:
-    """As :func:`loose_schema`, but not checked, which takes most of the time; None if it must be.
-
-    Args:
-        schema: The schema.
-    """
+    """As :func:`loose_schema`, but not checked, which takes most of the time; None if it must be."""
     try:
         return _simple_form(json.dumps(schema))
     except (ValueError, RecursionError):
@@ -172,11 +168,7 @@ def _of_form(schema: Mapping[str, Any], lenient: bool) -> str:
 
 
 def shortened_list(texts: Sequence[str]) -> str:
-    """A few of some texts, for a message.
-
-    Args:
-        texts: The texts.
-    """
+    """A few of some texts, for a message."""
     more = f", and {len(texts) - 4} more" if len(texts) > 4 else ""
     return ", ".join(texts[:4]) + more
 

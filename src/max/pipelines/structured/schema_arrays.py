@@ -113,8 +113,10 @@ def unlike_pattern(pattern: str) -> str | None:
         body = body[match.end() :]
     if not 1 <= len(atoms) <= 16:
         return None
+    # a text unlike it has the first atoms, and then ends or goes on otherwise
     texts = ["".join(atoms[:count]) for count in range(len(atoms))]
     parts = [f"{text}({_other(atom)}{_ANY})?" for text, atom in zip(texts, atoms, strict=True)]
+    # or it goes on where the pattern ends
     if whole:
         parts.append("".join(atoms) + f"[\\s\\S]{_ANY}")
     unlike = f"^({'|'.join(parts)})$"

@@ -82,6 +82,7 @@ class _Checker:
                 return _place(path, "pattern")
         if isinstance(value, (int, float)) and not isinstance(value, bool):
             divisor = schema.get("multipleOf")
+            # larger floats are not exact integers
             whole = value == round(value) if abs(value) < 1e15 else False
             if isinstance(divisor, int) and divisor > 0 and whole and int(value) % divisor:
                 return _place(path, "multipleOf")
@@ -125,6 +126,7 @@ class _Checker:
         properties = schema.get("properties") or {}
         patterns = schema.get("patternProperties") or {}
         more = schema.get("additionalProperties")
+        # those keywords may say more about the properties
         if more is None and not schema.keys() & _APPLIED:
             more = schema.get("unevaluatedProperties")
         for name, item in value.items():

@@ -65,15 +65,18 @@ class Conditions:
         if keys == {"not"}:
             inner = schema["not"]
             return dict(inner) if isinstance(inner, Mapping) else None
+        # values that no member fits
         if keys == {"anyOf"} or keys == {"oneOf"}:
             members = [self.negated(each, base) for each in schema[next(iter(keys))]]
             return None if any(each is None for each in members) else {"allOf": members}
+        # values that one member does not fit
         if keys == {"allOf"}:
             return self._any([self.negated(each, base) for each in schema["allOf"]])
         if keys == {"required"}:
             return self._any([{"properties": {name: False}} for name in schema["required"]])
         if keys == {"type"} and isinstance(schema["type"], (str, list)):
             kinds = [schema["type"]] if isinstance(schema["type"], str) else schema["type"]
+            # no type names the numbers that are no integers
             if "integer" in kinds and "number" not in kinds:
                 return None
             return {"type": [each for each in _TYPES if each not in kinds]}
@@ -105,6 +108,7 @@ class Conditions:
             if other is None:
                 return None
             members.append({"type": kind, **other})
+        # values of other types do not fit the schema either
         if "type" in schema:
             members.append({"type": [each for each in _TYPES if each != kind]})
         return self._any(members)
@@ -166,11 +170,7 @@ class Conditions:
         ]
 
     def alternatives(self, schema: Mapping[str, Any]) -> tuple[list[dict[str, Any]], list[str]]:
-        """Schemas that hold what conditions of a schema say, and the keywords of those that they do not hold.
-
-        Args:
-            schema: The schema.
-        """
+        """Schemas that hold what conditions of a schema say, and the keywords of those that they do not hold."""
         found: list[dict[str, Any]] = []
         left: list[str] = []
         if "not" in schema:
@@ -197,6 +197,7 @@ class Conditions:
                     present = {"required": [name, *needed]}
                 elif isinstance(needed, Mapping):
                     present = _both(present, needed)
+                # the condition is void without the property
                 found.append({"anyOf": [{"properties": {name: False}}, present]})
         return found, left
 

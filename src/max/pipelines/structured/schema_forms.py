@@ -97,7 +97,7 @@ def pattern_for_grammar(pattern: str) -> str | None:
     Args:
         pattern: The pattern, of ECMAScript or Python.
     """
-    # Python's and JavaScript's own spellings, which the grammar's expressions lack
+    # the spellings of Python, and of JavaScript
     text = re.sub(r"\\Z$", "$", pattern)
     text = re.sub(r"^\\A", "^", text)
     text = re.sub(r"\\u([0-9a-fA-F]{4})", r"\\x{\1}", text)

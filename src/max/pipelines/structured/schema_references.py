@@ -67,11 +67,7 @@ class References:
         return None
 
     def followed(self, schema: Mapping[str, Any]) -> Mapping[str, Any]:
-        """A schema, or the one to which it is only a reference.
-
-        Args:
-            schema: The schema.
-        """
+        """A schema, or the one to which it is only a reference."""
         for _ in range(_MOST_STEPS):
             reference = schema.get("$ref")
             if not isinstance(reference, str) or set(schema) - {"$ref", "description", "title"}:

@@ -33,11 +33,7 @@ class OverdueMatcher:
         self._problem = problem or limit
 
     def consume_token(self, token: int) -> bool:
-        """Accepts no token.
-
-        Args:
-            token: The token.
-        """
+        """Accepts no token."""
         return False
 
     def is_error(self) -> bool:

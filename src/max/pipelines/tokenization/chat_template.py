@@ -288,11 +288,7 @@ class _Sizes:
         """The numbers of the copied lists, which the conversation keeps alive."""
 
     def plain(self, value: object) -> Any:
-        """The value in plain types, so that a template has no methods to misuse.
-
-        Args:
-            value: The value.
-        """
+        """The value in plain types, so that a template has no methods to misuse."""
         self.values += 1
         kind = type(value)
         if kind is str:

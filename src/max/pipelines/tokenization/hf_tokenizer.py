@@ -91,6 +91,7 @@ class HFTokenizer:
         self.config = config
         self.templates = templates
         self.special_tokens_map: dict[str, Any] = {**special_tokens(keys)}
+        # a file may state both, and prompts have neither
         tokenizer.no_truncation()
         tokenizer.no_padding()
         _guarded(add_missing_tokens)(tokenizer, keys)
@@ -185,11 +186,7 @@ class HFTokenizer:
         return encoding
 
     def fewest_tokens(self, text: str) -> int:
-        """A lower bound of the number of a text's tokens, which is found without encoding it.
-
-        Args:
-            text: The text.
-        """
+        """A lower bound of the number of a text's tokens, which is found without encoding it."""
         # the longest token of a vocabulary is looked for where it may save the time to encode a long text
         if len(text) <= _LONG or not self._longest_token:
             return 0
@@ -272,6 +269,7 @@ class HFTokenizer:
         Raises:
             InputError: The model has no template, or the template rejects the conversation.
         """
+        # the name of a template, or its text
         template = self.templates.get(chat_template or "", chat_template)
         if template is None:
             template = choose_template(self.templates, tools)
@@ -348,6 +346,7 @@ def _templates(repo: HuggingFaceRepo, config: dict[str, Any], file: str) -> dict
                 "chat_template", "a text, or a list of objects with name and template"
             )
         templates.update(named)
+    # newer files come later, and replace the template of the config
     if repo.file_exists("chat_template.json") and (path := repo.file("chat_template.json")):
         template = read_json(path).get("chat_template")
         if isinstance(template, str):

@@ -376,6 +376,7 @@ class TextTokenizer(PipelineTokenizer[TextContext, Tokens, TextGenerationRequest
         if temperature is None or begin not in str(templates):
             return None
         opening = self._ids(begin, add_special_tokens=False)
+        # the prompt may end with the mark, and space after it
         last = self.decode_now(tokens[-(len(opening) + _AFTER_MARK) :])
         closing = tuple(self._ids(end, add_special_tokens=False))
         return ReasoningBudget(

@@ -51,11 +51,7 @@ _REASONS = {"length": "max_tokens", "tool_calls": "tool_use", "cancelled": "refu
 
 
 def error_body(error: ApiError) -> dict[str, Any]:
-    """An error with Anthropic's body.
-
-    Args:
-        error: The error.
-    """
+    """An error with Anthropic's body."""
     kind = _KINDS.get(error.status, "api_error" if error.status >= 500 else "invalid_request_error")
     message = error.message
     # clients that read these words shorten the conversation

@@ -232,11 +232,7 @@ def reasoning_budget(
 
 
 def may_reason(conversation: Conversation) -> bool:
-    """Whether an answer may begin with reasoning: no grammar says how it begins.
-
-    Args:
-        conversation: The conversation.
-    """
+    """Whether an answer may begin with reasoning: no grammar says how it begins."""
     must_call = conversation.tool_choice.kind in (ChoiceKind.REQUIRED, ChoiceKind.NAMED)
     return conversation.grammar is None and not (must_call and conversation.tools)
 
@@ -447,11 +443,7 @@ def _call_for_template(
 
 
 def short_id(identifier: str) -> str:
-    """The identifier of a call in nine letters and digits, as some templates want them.
-
-    Args:
-        identifier: The identifier.
-    """
+    """The identifier of a call in nine letters and digits, as some templates want them."""
     if len(identifier) == 9 and identifier.isascii() and identifier.isalnum():
         return identifier
     return sha256(identifier.encode(errors="replace")).hexdigest()[:9]

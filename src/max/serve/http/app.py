@@ -129,12 +129,7 @@ def build_app(
 
 
 def error_response(request: Request, error: ApiError) -> Response:
-    """The response of an error, with the body of the API that the request used.
-
-    Args:
-        request: The request.
-        error: The error.
-    """
+    """The response of an error, with the body of the API that the request used."""
     body = error_body(request.url.path, error)
     return json_response(body, error.status, error.headers)
 

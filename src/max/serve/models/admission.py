@@ -58,6 +58,7 @@ class Admission:
         finally:
             self.open -= count
             taken = time.monotonic() - begin
+            # a mean in which earlier requests count less and less
             self._seconds = taken if self._seconds is None else 0.8 * self._seconds + 0.2 * taken
 
 
@@ -104,6 +105,7 @@ class KeyLimits:
                 max(seconds, 1),
                 "key_concurrency_limit",
             )
+        # first, as a request that the rate refuses holds no place
         self._take_token(client)
         self._open[client] = held + 1
         begin = self._clock()
@@ -120,6 +122,7 @@ class KeyLimits:
             return
         rate, now = self._per_minute / 60.0, self._clock()
         most = max(self._per_minute, 1.0)
+        # a new key has a full bucket
         tokens, counted = self._buckets.get(client, (most, now))
         tokens = min(tokens + (now - counted) * rate, most)
         if tokens < 1.0:

@@ -54,6 +54,7 @@ async def load_model(
             name or config.model_config.model_name,
             config,
             engine,
+            # one until the worker says how many requests run at once
             Admission(1, settings.max_queue),
             settings.tool_parser,
             settings.answers,
@@ -64,5 +65,6 @@ async def load_model(
         model.admission.running = ready.max_batch_size
         return model
     except BaseException:
+        # a load that fails or is cancelled leaves no worker behind
         await engine.close(finish=False, timeout=2.0)
         raise

@@ -133,9 +133,8 @@ class ServedModel:
             if isinstance(delegate, HFTokenizer)
             else delegate.backend_tokenizer.get_vocab(with_added_tokens=True)
         )
-        config = getattr(
-            self.tokenizer.delegate, "config", {}
-        )  # transformers' tokenizers have none
+        # transformers' tokenizers have none
+        config = getattr(self.tokenizer.delegate, "config", {})
         return Infill.of(vocabulary, self.all_tokens, config.get(INFILL_TOKENS) or {})
 
     @cached_property
@@ -321,6 +320,7 @@ class ServedModel:
             ApiError: A value does not fit.
         """
         defaults = self.config.model_config.sampling_params_defaults
+        # the client's fields come first, then the server's options, then the model's defaults
         if fields.temperature is None and self.answers.temperature is not None:
             fields = replace(fields, temperature=self.answers.temperature)
         if fields.top_k is None and self.answers.top_k is not None:
@@ -362,6 +362,7 @@ class ServedModel:
             if isinstance(request.prompt, str):
                 self.check_text(utf8_size(request.prompt), param)
             elif request.prompt is not None:
+                # before its tokens are looked at, as it may have many
                 if 0 < self.max_length < len(request.prompt):
                     raise PromptTooLongError(len(request.prompt), self.max_length)
                 self._check_tokens(request.prompt, param)

@@ -59,11 +59,7 @@ class ModelPool:
         """The number of models that were loaded."""
 
     def pin(self, model: ServedModel) -> None:
-        """Adds a loaded model that stays loaded; the first is the default of requests.
-
-        Args:
-            model: The model.
-        """
+        """Adds a loaded model that stays loaded; the first is the default of requests."""
         self._entries[model.name] = PoolEntry(model.name, model=model, pinned=True)
         self.loads += 1
 
@@ -87,11 +83,7 @@ class ModelPool:
         return sum(model.engine.open_requests for model in self.loaded())
 
     def is_pinned(self, model: ServedModel) -> bool:
-        """Whether a model is the one that the server was started with.
-
-        Args:
-            model: The model.
-        """
+        """Whether a model is the one that the server was started with."""
         entry = self._entries.get(model.name)
         return entry is not None and entry.pinned
 

@@ -38,21 +38,13 @@ class Vocabulary:
         self._bytes: dict[int, bytes] = {}
 
     def token_bytes(self, token: int) -> bytes:
-        """The bytes that a token stands for.
-
-        Args:
-            token: The token.
-        """
+        """The bytes that a token stands for."""
         if token not in self._bytes:
             self._bytes[token] = self._compute(token)
         return self._bytes[token]
 
     def text(self, token: int) -> str:
-        """The text of one token; bytes that are not a whole character become U+FFFD.
-
-        Args:
-            token: The token.
-        """
+        """The text of one token; bytes that are not a whole character become U+FFFD."""
         return self.token_bytes(token).decode("utf-8", "replace")
 
     def _compute(self, token: int) -> bytes:

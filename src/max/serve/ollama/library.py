@@ -112,6 +112,7 @@ async def _pull_lines(name: str, store: ModelStore) -> AsyncGenerator[bytes, Non
     left = threading.Event()
 
     def note(file: str, at: int, size: int | None) -> None:
+        # called for each block, which is where the thread can end
         if left.is_set():
             raise _ClientLeftError
         progress[file] = (at, size)

@@ -232,6 +232,7 @@ def _choice(
 ) -> dict[str, Any]:
     message: dict[str, Any] = {
         "role": "assistant",
+        # null beside calls, as in OpenAI's API
         "content": answer.content if answer.content or not answer.tool_calls else None,
         "refusal": None,
     }
@@ -319,6 +320,7 @@ class _AnswerEvents:
         self._tokens[choice] = delta.tokens
         if body.logprobs and delta.logs:
             logs = chat_logprobs(delta.logs, body.top_logprobs or 0, self._job.model.vocabulary)
+            # tokens without text have log-probabilities too
             deltas = [self._delta(choice, part) for part in delta.parts] or [{}]
             parts = [self._event(choice, each) for each in deltas[:-1]]
             parts.append(self._event(choice, deltas[-1], logprobs=logs))

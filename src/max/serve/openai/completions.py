@@ -125,6 +125,7 @@ class _Plan:
     @property
     def usage(self) -> dict[str, Any]:
         """The numbers of tokens."""
+        # choices of one prompt share its tuple
         prompts = {id(choice.prompt): len(choice.prompt) for choice in self.choices}
         generated = 0 if self.drop_generated else sum(c.tokens for c in self.choices)
         return usage(sum(prompts.values()), generated)
@@ -141,6 +142,7 @@ class _Plan:
         offset = len(choice.prefix)
         if not (first and self.body.echo):
             return completion_logprobs(shown, top, vocabulary, offset)
+        # nothing predicts the first token
         entries = [TokenLog(choice.prompt[0], float("nan"), (), -offset)]
         at = len(vocabulary.text(choice.prompt[0])) - offset
         for token, log in zip(choice.prompt[1:], choice.prompt_logs, strict=False):
@@ -188,10 +190,10 @@ async def _plan(body: CompletionRequest, state: ServerState) -> _Plan:
     if echo_alone and not body.echo:
         raise ApiError("max_tokens is 0; it must be at least 1 without echo", param="max_tokens")
     wants_prompt_logs = body.wants_prompt_logs
-    # OpenAI's default for completions
     infill = None if body.suffix is None else infill_of(model.infill, model.name, "suffix")
     if infill is not None and body.echo:
         raise ApiError("echo and suffix are set; give one of them", param="echo")
+    # for an echo alone a token is generated and dropped; 16 is OpenAI's default
     limit = 1 if echo_alone else 16 if body.max_tokens is None else body.max_tokens
     params = await by_size(sampling_of, body, model, limit, count * len(body.prompts))
     grammar = await compiled_grammar(body)

@@ -171,6 +171,7 @@ def labels_at(model: ServedModel, text: str, form: Form, where: str) -> list[int
     labels = form.words or [label for label, _ in zip(_letters(), range(form.count), strict=False)]
     tokens: list[int] = []
     for label in labels:
+        # a token may span the end of the prompt: a label must begin one of its own
         found = model.all_tokens(end + label, special=False)
         if found[: len(before)] != before or len(found) == len(before):
             raise ApiError(

@@ -137,6 +137,7 @@ async def decisions(body: DecisionsBody, request: Request) -> Response:
     )
     context = current_request()
     cached = context.cached.get(reads[0].request.request_id, (0, 0))[1]
+    # the common start counts once
     tokens = sum(len(read.request.tokens) for read in reads) - shared * (len(reads) - 1)
     usage = {
         "input_tokens": tokens,
@@ -243,6 +244,7 @@ def _shared(prompts: Sequence[tuple[int, ...]]) -> int:
     """The number of first tokens that all prompts have."""
     if len(prompts) < 2:
         return 0
+    # in sorted order these two have the shortest common start
     first, last = min(prompts), max(prompts)
     limit = min(len(first), len(last)) - 1
     return next((i for i in range(limit) if first[i] != last[i]), limit)

@@ -58,6 +58,7 @@ def _tokens(value: object) -> list[int]:
         raise PydanticCustomError("tokens_type", f"Input should be a list of tokens, and {kind}")
     for begin in range(0, len(value), _TOKENS_AT_ONCE):
         part = value[begin : begin + _TOKENS_AT_ONCE]
+        # an item is looked for only in a part that does not fit
         if set(map(type, part)) == {int} and 0 <= min(part) and max(part) < _TOKEN_LIMIT:
             continue
         index, item = next(

@@ -38,9 +38,5 @@ ChatMessages = Annotated[
 
 
 def plain_messages(messages: list[ChatMessage]) -> list[dict[str, Any]]:
-    """The messages as dictionaries of any fields.
-
-    Args:
-        messages: The messages.
-    """
+    """The messages as dictionaries of any fields."""
     return [dict(message) for message in messages]

@@ -93,11 +93,7 @@ class EventTemplate:
         self._parts = event(data).split(encode_json(HOLE))
 
     def fill(self, text: str) -> bytes:
-        """The event of a text.
-
-        Args:
-            text: The text.
-        """
+        """The event of a text."""
         return encode_json(text).join(self._parts)
 
 
@@ -150,11 +146,7 @@ class Chunks:
 
 
 def error_event(error: ApiError) -> bytes:
-    """The last event of a stream that an error ends.
-
-    Args:
-        error: The error.
-    """
+    """The last event of a stream that an error ends."""
     return event(error.body())
 
 

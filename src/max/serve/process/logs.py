@@ -34,11 +34,7 @@ class JsonFormatter(logging.Formatter):
         self._prefix = prefix
 
     def format(self, record: logging.LogRecord) -> str:
-        """The object of a record.
-
-        Args:
-            record: The record.
-        """
+        """The object of a record."""
         moment = time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(record.created))
         fields = {
             "time": f"{moment}.{int(record.msecs):03d}Z",

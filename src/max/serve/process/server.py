@@ -193,6 +193,7 @@ async def _serve(
             stopped.cancel()
             if isinstance(models, FirstModel):
                 models.loaded()
+            # the signal came before the model was loaded
             if not loading.done():
                 return stop.number
             pool.pin(loading.result())
@@ -297,6 +298,7 @@ async def _run_until_stopped(
     if open_requests := pool.open_requests:
         logger.warning("waiting for %d open requests to end", open_requests)
     server.stop()
+    # the next signal ends the wait
     stop.clear()
     again = asyncio.ensure_future(stop.wait())
     first = asyncio.FIRST_COMPLETED

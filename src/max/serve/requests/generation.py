@@ -60,6 +60,7 @@ def choices_of(sequence: TextSequence, count: int) -> list[TextSequence]:
         count: The number of sequences, the first included.
     """
     request = sequence.request
+    # one seed repeats all choices, each of which has its own
     first_seed = request.sampling.seed
     return [
         replace(

@@ -115,11 +115,7 @@ class RequestIdFilter(logging.Filter):
     """A filter of log handlers that puts the identifier of the running request before each message."""
 
     def filter(self, record: logging.LogRecord) -> bool:
-        """Adds the identifier to a record; keeps all records.
-
-        Args:
-            record: The record.
-        """
+        """Adds the identifier to a record; keeps all records."""
         request_id = current_request().request_id
         # several handlers filter the same record
         if request_id and getattr(record, "request_id", None) is None:
@@ -129,11 +125,7 @@ class RequestIdFilter(logging.Filter):
 
 
 def name_requests_in_logs(logger: logging.Logger) -> None:
-    """Puts identifiers of requests into the lines of a logger and of those above it.
-
-    Args:
-        logger: The logger.
-    """
+    """Puts identifiers of requests into the lines of a logger and of those above it."""
     current: logging.Logger | None = logger
     while current is not None:
         for handler in current.handlers:

@@ -94,6 +94,7 @@ class GeneratedText:
         self.tokens += len(event.tokens)
         visible = event.tokens
         ended = event.status is GenerationStatus.END_OF_SEQUENCE
+        # the token that ends a sequence has no text
         if ended and visible and visible[-1] in self._eos:
             visible = visible[:-1]
         prompt_logs: tuple[TokenLog, ...] = ()
@@ -111,6 +112,7 @@ class GeneratedText:
             text += stop if self._include_stop else ""
         self._sent += len(text)
         logs: list[TokenLog] = []
+        # sent with the text in which its token begins; at the end all that are left
         while self._logs and (
             self._logs[0].offset < self._sent or (reason is not None and stop is None)
         ):

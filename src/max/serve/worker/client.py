@@ -223,11 +223,7 @@ class EngineClient:
                     self.cancel(entry.request.request_id)
 
     def cancel(self, request_id: str) -> None:
-        """Ends a request; does nothing if it has ended.
-
-        Args:
-            request_id: The request.
-        """
+        """Ends a request; does nothing if it has ended."""
         if self._open.pop(request_id, None) is not None:
             self._send(CancelRequest(request_id))
 

@@ -103,11 +103,7 @@ async def end_in_thread(worker: Worker, timeout: float | None) -> None:
 
 
 def kill_in_thread(worker: Worker) -> asyncio.Future[None]:
-    """Kills a worker, and waits for its end, without stopping the event loop; goes on if nobody awaits the result.
-
-    Args:
-        worker: The worker.
-    """
+    """Kills a worker, and waits for its end, without stopping the event loop; goes on if nobody awaits the result."""
     return asyncio.get_running_loop().run_in_executor(_ENDS, worker.kill)
 
 
@@ -145,6 +141,7 @@ class EventReader:
                 events = [None]
             with self._lock:
                 self._incoming.extend(events)
+                # one wake for all events that come before the loop takes them
                 wake, self._wakes = not self._wakes, True
             try:
                 if wake:

@@ -57,11 +57,7 @@ class ModelType(click.ParamType):
 
 
 def model_argument(command: Function) -> Function:
-    """Adds the argument ``MODEL`` to a command that has ``--model``; the command receives ``model``.
-
-    Args:
-        command: The command.
-    """
+    """Adds the argument ``MODEL`` to a command that has ``--model``; the command receives ``model``."""
     return click.argument("model", required=False, metavar="[MODEL]", type=ModelType())(command)
 
 

@@ -65,19 +65,11 @@ class Codec(Protocol):
     """Converts messages to bytes and back; both ends of a channel use the same codec."""
 
     def encode(self, messages: Sequence[Any]) -> bytes:
-        """Encodes messages as one frame.
-
-        Args:
-            messages: The messages.
-        """
+        """Encodes messages as one frame."""
         ...
 
     def decode(self, frame: bytes) -> list[Any]:
-        """Decodes the messages of a frame.
-
-        Args:
-            frame: The frame.
-        """
+        """Decodes the messages of a frame."""
         ...
 
 
@@ -85,11 +77,7 @@ class PickleCodec:
     """Pickles lists of messages of any type; requires no further package."""
 
     def encode(self, messages: Sequence[Any]) -> bytes:
-        """Encodes messages as one frame.
-
-        Args:
-            messages: The messages.
-        """
+        """Encodes messages as one frame."""
         return pickle.dumps(list(messages), pickle.HIGHEST_PROTOCOL)
 
     def decode(self, frame: bytes) -> list[Any]:

@@ -144,11 +144,7 @@ class GenerationRequest:
         return replace(self, grammar=grammar)
 
     def ending_with(self, tokens: Iterable[int]) -> GenerationRequest:
-        """A copy of the request with additional end tokens.
-
-        Args:
-            tokens: The tokens.
-        """
+        """A copy of the request with additional end tokens."""
         return replace(self, eos_token_ids=tuple(sorted({*self.eos_token_ids, *tokens})))
 
     def to_context(self) -> TextContext:

@@ -52,11 +52,7 @@ def next_step_graph() -> Graph:
 
 
 def next_step_model(session: InferenceSession) -> Model:
-    """Loads `next_step_graph`.
-
-    Args:
-        session: The session.
-    """
+    """Loads `next_step_graph`."""
     return load_staged_graph(session, "next_step", {}, lambda: (next_step_graph(), {}))
 
 

@@ -108,11 +108,7 @@ class DraftSteps:
                     context.set_draft(self._drafter.propose(context, most))
 
     def forget(self, request_id: RequestID) -> None:
-        """Forgets a request that has ended.
-
-        Args:
-            request_id: The request.
-        """
+        """Forgets a request that has ended."""
         self._truncations.pop(request_id, None)
         self._drafter.forget(request_id)
 

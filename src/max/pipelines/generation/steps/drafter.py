@@ -152,9 +152,5 @@ class LookupDrafter(Drafter):
         """
 
     def forget(self, request_id: RequestID) -> None:
-        """Forgets what the drafts of a request have shown.
-
-        Args:
-            request_id: The request.
-        """
+        """Forgets what the drafts of a request have shown."""
         self._records.pop(request_id, None)

@@ -16,11 +16,7 @@ __all__ = ["PromptLogits", "wants_prompt_logits"]
 
 
 def wants_prompt_logits(context: TextGenerationContext) -> bool:
-    """Whether the next step of a request returns log-probabilities of tokens of its prompt.
-
-    Args:
-        context: The request.
-    """
+    """Whether the next step of a request returns log-probabilities of tokens of its prompt."""
     return bool(
         context.log_probabilities
         and getattr(context, "log_probabilities_echo", False)

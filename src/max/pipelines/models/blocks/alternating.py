@@ -181,11 +181,7 @@ class AlternatingBlock(Block):
     inputs: PerLayerInputs = PerLayerInputs(256, 262144)
 
     def layer(self, site: Site) -> DecoderBlock:
-        """An `AlternatingDecoderBlock`; see `Block.layer`.
-
-        Args:
-            site: What the layers need from their model.
-        """
+        """An `AlternatingDecoderBlock`; see `Block.layer`."""
         mixer, feed_forward, norms = self._layers(site)
         assert mixer is not None and feed_forward is not None
         assert isinstance(self.feed_forward, MLPForm)

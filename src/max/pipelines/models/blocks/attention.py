@@ -109,20 +109,11 @@ class AttentionForm(Mixer):
         return self.shared_with
 
     def layer(self, site: Site) -> Module:
-        """A `DecoderAttention`; see `Mixer.layer`.
-
-        Args:
-            site: What it needs from its model.
-        """
+        """A `DecoderAttention`; see `Mixer.layer`."""
         return DecoderAttention(self, site)
 
     def part(self, count: int, index: int) -> AttentionForm:
-        """The heads of one device; see `Mixer.part`.
-
-        Args:
-            count: The number of devices.
-            index: The index of the device.
-        """
+        """The heads of one device; see `Mixer.part`."""
         heads, slopes = max(self.heads // count, 1), self.alibi_slopes
         return replace(
             self,
@@ -133,11 +124,7 @@ class AttentionForm(Mixer):
         )
 
     def split_problem(self, count: int) -> str | None:
-        """See `Mixer.split_problem`.
-
-        Args:
-            count: The number of devices.
-        """
+        """See `Mixer.split_problem`."""
         if self.heads % count:
             return f"{self.heads} heads"
         # fewer KV heads than devices fit if each head is for equally many devices
@@ -162,12 +149,7 @@ class AttentionForm(Mixer):
         return None if self.rope is None else (self.rope, sizes), self.query_growth
 
     def position_inputs(self, site: Site, positions: TensorValue | None) -> list[TensorValue]:
-        """See `Mixer.position_inputs`; in the order of `DecoderAttention.__call__`.
-
-        Args:
-            site: What the layer needs from its model.
-            positions: The position of each token.
-        """
+        """See `Mixer.position_inputs`; in the order of `DecoderAttention.__call__`."""
         values, growth = list[TensorValue](), self.query_growth
         if self.rope is not None:
             table = self.rotary_embedding(site).freqs_cis.to(site.device)

@@ -99,6 +99,7 @@ class Block:
         """
 
         def share(size: int) -> int:
+            # the first devices get one more where the size does not divide
             return size // count + (index < size % count)
 
         return self._with_feed_forwards(lambda form: form.part(share), self._part(count, index))
@@ -203,6 +204,7 @@ class DecoderBlock(Module):
         )
         attended = self._scaled_output(self._norm("attention_output", attended))
         if self.parallel:
+            # without a norm of its own the MLP reads what the mixer reads
             own = "mlp_input" in self.norm_places
             assert mlp is not None
             output = mlp(self._norm("mlp_input", x) if own else normed)

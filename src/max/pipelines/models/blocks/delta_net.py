@@ -84,11 +84,7 @@ class DeltaNetForm(Mixer):
         )
 
     def layer(self, site: Site) -> Module:
-        """A `DeltaNet`; see `Mixer.layer`.
-
-        Args:
-            site: What it needs from its model.
-        """
+        """A `DeltaNet`; see `Mixer.layer`."""
         return DeltaNet(self, site)
 
 

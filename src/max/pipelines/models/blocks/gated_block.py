@@ -85,11 +85,7 @@ class GatedBlock(Block):
     inputs: PerLayerInputs | None = None
 
     def layer(self, site: Site) -> DecoderBlock:
-        """A `GatedDecoderBlock`; see `Block.layer`.
-
-        Args:
-            site: What the layers need from their model.
-        """
+        """A `GatedDecoderBlock`; see `Block.layer`."""
         mixer, feed_forward, norms = self._layers(site)
         assert mixer is not None and feed_forward is not None
         assert isinstance(self.feed_forward, MLPForm)

@@ -64,28 +64,15 @@ class LatentForm(Mixer):
         return CachedKeys(1, self.cached_dim, is_latent=True)
 
     def layer(self, site: Site) -> Module:
-        """A `DecoderLatentAttention`; see `Mixer.layer`.
-
-        Args:
-            site: What it needs from its model.
-        """
+        """A `DecoderLatentAttention`; see `Mixer.layer`."""
         return DecoderLatentAttention(self, site)
 
     def part(self, count: int, index: int) -> Self:
-        """The heads of one device; each has all latents. See `Mixer.part`.
-
-        Args:
-            count: The number of devices.
-            index: The index of the device.
-        """
+        """The heads of one device; each has all latents. See `Mixer.part`."""
         return replace(self, heads=max(self.heads // count, 1))
 
     def split_problem(self, count: int) -> str | None:
-        """See `Mixer.split_problem`.
-
-        Args:
-            count: The number of devices.
-        """
+        """See `Mixer.split_problem`."""
         return f"{self.heads} heads" if self.heads % count else None
 
     @property
@@ -94,12 +81,7 @@ class LatentForm(Mixer):
         return self.rope, self.head_dim, self.interleaved
 
     def position_inputs(self, site: Site, positions: TensorValue | None) -> list[TensorValue]:
-        """The table of the rotation; see `Mixer.position_inputs`.
-
-        Args:
-            site: What the layer needs from its model.
-            positions: Not used.
-        """
+        """The table of the rotation; see `Mixer.position_inputs`."""
         return [self.rotary_embedding(site).freqs_cis.to(site.device)]
 
     def rotary_embedding(self, site: Site) -> RotaryEmbedding:

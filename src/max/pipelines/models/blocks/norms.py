@@ -129,6 +129,7 @@ class HeadNorm(Module):
         Args:
             x: ``[rows, heads, dim]``.
         """
+        # the weight is of each head, so it is multiplied after
         ones = ops.constant(np.ones(self.dim, np.float32), x.dtype, x.device)
         if self.kind == "rms":
             y = ops.rms_norm(x, ones, self.eps)

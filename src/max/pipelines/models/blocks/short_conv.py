@@ -38,11 +38,7 @@ class ShortConvForm(Mixer):
         return (conv_state(layers, self.taps, self.channels),)
 
     def layer(self, site: Site) -> Module:
-        """A `ShortConv`; see `Mixer.layer`.
-
-        Args:
-            site: What it needs from its model.
-        """
+        """A `ShortConv`; see `Mixer.layer`."""
         return ShortConv(self, site)
 
 

@@ -41,38 +41,21 @@ class SideBySideForm(Mixer):
         return self.attention.keys
 
     def states(self, layers: int) -> tuple[RecurrentState, ...]:
-        """Those of the recurrent layer; see `Mixer.states`.
-
-        Args:
-            layers: The number of such layers.
-        """
+        """Those of the recurrent layer; see `Mixer.states`."""
         return self.recurrent.states(layers)
 
     def layer(self, site: Site) -> Module:
-        """A `SideBySideLayer`; see `Mixer.layer`.
-
-        Args:
-            site: What it needs from its model.
-        """
+        """A `SideBySideLayer`; see `Mixer.layer`."""
         recurrent = self.recurrent.layer(site)
         factors = self.attention_in, self.attention_out, self.recurrent_out
         return SideBySideLayer(self.attention.layer(site), recurrent, factors)
 
     def part(self, count: int, index: int) -> SideBySideForm:
-        """The heads of one device; see `Mixer.part`.
-
-        Args:
-            count: The number of devices.
-            index: The index of the device.
-        """
+        """The heads of one device; see `Mixer.part`."""
         return replace(self, attention=self.attention.part(count, index))
 
     def split_problem(self, count: int) -> str | None:
-        """See `Mixer.split_problem`.
-
-        Args:
-            count: The number of devices.
-        """
+        """See `Mixer.split_problem`."""
         return self.attention.split_problem(count)
 
     @property
@@ -86,12 +69,7 @@ class SideBySideForm(Mixer):
         return self.attention.positional_key
 
     def position_inputs(self, site: Site, positions: TensorValue | None) -> list[TensorValue]:
-        """Those of the attention; see `Mixer.position_inputs`.
-
-        Args:
-            site: What the layer needs from its model.
-            positions: The position of each token.
-        """
+        """Those of the attention; see `Mixer.position_inputs`."""
         return self.attention.position_inputs(site, positions)
 
 

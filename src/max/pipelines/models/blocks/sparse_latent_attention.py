@@ -52,11 +52,7 @@ class SparseLatentForm(LatentForm):
         return super().keys._replace(index_dim=self.index.dim)
 
     def layer(self, site: Site) -> Module:
-        """A `SparseLatentAttention`; see `Mixer.layer`.
-
-        Args:
-            site: What it needs from its model.
-        """
+        """A `SparseLatentAttention`; see `Mixer.layer`."""
         return SparseLatentAttention(self, site)
 
 
@@ -107,6 +103,7 @@ class TokenIndexer(Module):
         """
         index, rows = self.index, inputs.x.shape[0]
         queries = ops.reshape(self.wq_b(inputs.query_latents), [rows, index.heads, index.dim])
+        # the factors of both: of the heads' number and of their size
         factor = (index.heads * index.dim) ** -0.5
         weights = ops.cast(self.weights_proj(inputs.x), DType.float32) * factor
         return select_tokens(
@@ -147,11 +144,8 @@ class SparseLatentAttention(DecoderLatentAttention):
         self.indexer = TokenIndexer(form, replace(site, kv_params=site.kv_params.group(1)))
 
     def attend(self, inputs: LatentInputs) -> TensorValue:
-        """The values of each head; see `LatentAttentionWithRope.attend`.
-
-        Args:
-            inputs: The queries and the cache.
-        """
+        """The values of each head; see `LatentAttentionWithRope.attend`."""
+        # first, as new tokens may select each other
         self.indexer.store_keys(inputs)
         kv = inputs.kv_collection
 

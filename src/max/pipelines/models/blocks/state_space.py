@@ -116,11 +116,7 @@ class Mamba2Form(Mixer):
         )
 
     def layer(self, site: Site) -> Module:
-        """A `Mamba2Layer`; see `Mixer.layer`.
-
-        Args:
-            site: What it needs from its model.
-        """
+        """A `Mamba2Layer`; see `Mixer.layer`."""
         return Mamba2Layer(self, site)
 
 
@@ -236,11 +232,7 @@ class MambaForm(Mixer):
         )
 
     def layer(self, site: Site) -> Module:
-        """A `MambaLayer`; see `Mixer.layer`.
-
-        Args:
-            site: What it needs from its model.
-        """
+        """A `MambaLayer`; see `Mixer.layer`."""
         return MambaLayer(self, site)
 
 

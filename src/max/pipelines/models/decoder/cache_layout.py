@@ -42,12 +42,14 @@ def cache_layout(blocks: Sequence[Block], longest: int) -> CacheLayout:
         if mixer is None:
             continue
         if (keys := mixer.keys) is not None:
+            # a window that no sequence exceeds hides nothing
             if keys.window is not None and keys.window >= longest:
                 keys = keys._replace(window=None)
             form = keys.window is not None, keys.heads, keys.head_dim
             by_form.setdefault(form, (keys, []))[1].append(index)
         if mixer.states(1):
             with_states.append(index)
+    # groups without a window come first
     groups: list[tuple[CachedKeys | None, list[int]]] = [by_form[form] for form in sorted(by_form)]
     first_with_states = next((blocks[index].mixer for index in with_states), None)
     states = () if first_with_states is None else first_with_states.states(len(with_states))

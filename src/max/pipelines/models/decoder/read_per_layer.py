@@ -69,6 +69,7 @@ def read_per_layer_decoder(
     window, full = _windows(keys, layers, pattern, ends_full)
     shared = keys.integer("num_kv_shared_layers", 0, layers, shared)
     own = range(layers - shared)
+    # a layer that shares takes the keys of an earlier layer of its kind
     for kind, kinds in (("full", full), ("sliding", {*range(layers)} - full)):
         if not kinds.isdisjoint(range(layers - shared, layers)) and kinds.isdisjoint(own):
             raise keys.error(

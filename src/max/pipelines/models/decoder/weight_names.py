@@ -116,12 +116,7 @@ class SharedMLPNames(WeightNames):
     def from_safetensors(
         self, state_dict: Mapping[str, Any], **kwargs: object
     ) -> dict[str, WeightData]:
-        """The weights by the decoder's names; see `WeightNames.from_safetensors`.
-
-        Args:
-            state_dict: The checkpoint's weights by name.
-            kwargs: Unused.
-        """
+        """The weights by the decoder's names; see `WeightNames.from_safetensors`."""
         weights = super().from_safetensors(state_dict, **kwargs)
         if any(".mlp.experts." in name for name in weights):
             return weights

@@ -184,6 +184,7 @@ def _own_values(
     """
     first, count = config.num_layers, config.prediction_layers
     further = tuple(f"layers.{index}." for index in range(first, first + count))
+    # files may have the keys of layers that read those of another one
     shared = tuple(
         f"layers.{index}.self_attn.{part}"
         for index, block in enumerate(config.blocks)
@@ -193,6 +194,7 @@ def _own_values(
     unused = further + shared
     values = {name: value for name, value in state_dict.items() if not name.startswith(unused)}
     _check_layers(config, values)
+    # tied: absent, or equal to the embedding
     if config.tie_word_embeddings:
         values.pop("lm_head.weight", None)
     return values

@@ -119,11 +119,14 @@ class Budget:
             return 24
         size, level, depth = 0, [value], 0
         while level:
+            # a step pays for eight values
             self.step(1 + len(level) // 8)
             size += len(level) * (8 + per_level * depth)
+            # raises before the walk goes on
             if size > self.bytes:
                 self.spend(size)
             below: list[Any] = []
+            # checked before all values of a level are collected
             room = 8 * self.steps + 8
             for each in level:
                 kind = type(each)
@@ -161,6 +164,7 @@ class Budget:
         """
         kind = type(value)
         if kind is str:
+            # one wide character gives all characters of a text more bytes
             self.spend(len(value) if value.isascii() else value.__sizeof__())
         elif kind in _PLAIN and kind is not int:
             return value
@@ -190,11 +194,7 @@ class Budget:
     # what compiled templates call --------------------------------------------------------------
 
     def text(self, value: Any) -> str:
-        """A value as text of the output.
-
-        Args:
-            value: The value.
-        """
+        """A value as text of the output."""
         if type(value) is not str:
             if type(value) not in _PLAIN and not isinstance(value, str):
                 self._text_bytes(value)
@@ -261,12 +261,8 @@ class Budget:
         return value
 
     def contains(self, value: Any, container: Any) -> bool:
-        """``value in container``.
-
-        Args:
-            value: The value.
-            container: The container.
-        """
+        """``value in container``."""
+        # a dict hashes the key alone
         if type(container) is dict:
             return self.key(value) in container
         if isinstance(container, str):
@@ -287,6 +283,7 @@ class Budget:
             where: The part.
         """
         result = value[where]
+        # a slice that leaves nothing out may be the value itself
         if result is not value:
             self.spend_value(result)
         return result

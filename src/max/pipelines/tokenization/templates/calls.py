@@ -51,6 +51,7 @@ def multiply(budget: Budget, left: Any, right: Any) -> Any:
         left: A number, text or list.
         right: A number, text or list.
     """
+    # either side may be the count
     for values, count in ((left, right), (right, left)):
         if isinstance(values, (str, bytes, list, tuple)) and isinstance(count, int):
             each = 8 if isinstance(values, (list, tuple)) else _width(values)
@@ -88,6 +89,7 @@ def power(budget: Budget, left: Any, right: Any) -> Any:
         left: A number.
         right: A number.
     """
+    # 0, 1 and -1 stay small
     if (
         isinstance(left, int)
         and isinstance(right, int)
@@ -119,6 +121,7 @@ def _count_percent(budget: Budget, text: str | bytes, values: Any) -> None:
     budget.scan(16 * len(form))
     longest = 4 * budget.weigh(values)
     numbers = values if isinstance(values, tuple) else (values,)
+    # `*` takes its number from the values
     star = max((abs(each) for each in numbers if isinstance(each, int)), default=0)
     size = _ESCAPED * len(form)
     for width, precision in _PERCENT.findall(form):
@@ -136,6 +139,7 @@ def _check(budget: Budget, size: int) -> None:
 
 
 def _number(digits: str) -> int:
+    # more digits are beyond every limit, and Python refuses to read thousands of them
     return int(digits) if len(digits) < 19 else 10**18
 
 
@@ -299,6 +303,7 @@ def replacement_bytes(text: str | bytes, old: Any, new: Any, count: Any = -1) ->
         new: What replaces it.
         count: How often at most; below 0 everywhere.
     """
+    # an empty text is found before each character and at the end
     times = text.count(old) if old else len(text) + 1
     if isinstance(count, int) and count >= 0:
         times = min(times, count)
@@ -307,6 +312,7 @@ def replacement_bytes(text: str | bytes, old: Any, new: Any, count: Any = -1) ->
 
 def _pieces(text: str, separators: str) -> int:
     """The pieces of a text between single characters."""
+    # an upper bound, which takes less than counting
     if len(text) < 4096:
         return 1 + len(text) // 2
     return 1 + sum(map(text.count, separators))
@@ -323,6 +329,7 @@ def _text_method(
     budget.scan(4 * len(owner))
     counted = _TEXT_METHODS.get(name)
     if name == "join" and args:
+        # a list, as an iterator is read only once
         values = [*args[0]] if not isinstance(args[0], (str, bytes)) else args[0]
         budget.step(len(values) // 16)
         lengths = sum(len(v) * _width(v) for v in values if isinstance(v, (str, bytes)))
@@ -419,6 +426,7 @@ def _table(budget: Budget, owner: Any, args: tuple[Any, ...], kwargs: Any) -> in
 
 def _letters(budget: Budget, owner: Any, args: tuple[Any, ...], kwargs: Any) -> int:
     budget.step(len(owner) // 128)
+    # a letter may become three, of four bytes each
     return 12 * len(owner) if not owner.isascii() else len(owner)
 
 

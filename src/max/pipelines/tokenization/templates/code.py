@@ -53,9 +53,8 @@ def add_steps(template: nodes.Template) -> None:
     branches = sum(
         1 for _ in template.find_all((nodes.If, nodes.For, nodes.Macro, nodes.CallBlock))
     )
-    if (
-        len(names) * branches > _MOST_NAMES_AND_BRANCHES
-    ):  # jinja copies the table of names for each branch
+    # jinja copies the table of names for each branch
+    if len(names) * branches > _MOST_NAMES_AND_BRANCHES:
         raise TemplateLimitError(
             f"it has {len(names)} names and {branches} branches, which are too many"
         )
@@ -77,6 +76,7 @@ def _weigh_and_count(node: nodes.Node) -> int:
     if isinstance(node, (nodes.For, nodes.Macro, nodes.CallBlock, nodes.Block)):
         count = _counting_expression(1 + weight // _NODES_PER_STEP, node.lineno)
         node.body.insert(0, nodes.ExprStmt(count, lineno=node.lineno))
+        # elements that the test leaves out are counted too
         if isinstance(node, nodes.For) and node.test is not None:
             node.test = nodes.And(count, node.test, lineno=node.lineno)
     return weight
@@ -84,6 +84,7 @@ def _weigh_and_count(node: nodes.Node) -> int:
 
 def _counting_expression(steps: int, line: int) -> nodes.Expr:
     """An expression that counts steps and is true."""
+    # jinja's class refuses to be called
     code = object.__new__(nodes.InternalName)
     nodes.Node.__init__(code, f"budget.step({steps})", lineno=line)
     return code

@@ -95,11 +95,7 @@ _FIELDS = frozenset((NAME, IDENTIFIER, NUMBER, KEY))
 
 
 def words(text: str) -> list[str]:
-    """A text as marks, words, white space and single characters.
-
-    Args:
-        text: The text.
-    """
+    """A text as marks, words, white space and single characters."""
     return _WORD.findall(text)
 
 
@@ -189,11 +185,7 @@ def filled(mark: str, name: str, key: str = "") -> str:
 
 
 def run_end(text: str) -> int:
-    """The number of characters at the start of a text that names may have.
-
-    Args:
-        text: The text.
-    """
+    """The number of characters at the start of a text that names may have."""
     match = re.match(f"{_NAME_CHARACTERS}*", text)
     return match.end() if match else 0
 

@@ -40,11 +40,7 @@ class LayoutRules:
         return match[0] if match else trigger
 
     def literal(self, text: str) -> str:
-        """A text with its special tokens and fields, as a part of a rule.
-
-        Args:
-            text: The text.
-        """
+        """A text with its special tokens and fields, as a part of a rule."""
         parts: list[str] = []
         at = 0
         for match in self._split.finditer(text):
@@ -83,11 +79,7 @@ class LayoutRules:
                 return f'{keyword_rules(tool.parameters, "", ":", self._bare_value, ",")} "}}"'
 
     def json(self, schema: Mapping[str, Any]) -> str:
-        """The JSON texts of a schema.
-
-        Args:
-            schema: The schema.
-        """
+        """The JSON texts of a schema."""
         return f"%json {json.dumps({**schema, 'x-guidance': self._space})}"
 
     def _json_value(self, schema: dict[str, Any], root: Mapping[str, Any]) -> str:
@@ -179,12 +171,7 @@ class LayoutRules:
 
 
 def filled_name(mark: str, name: str) -> str:
-    """A mark with the name of the tool.
-
-    Args:
-        mark: The mark.
-        name: The name.
-    """
+    """A mark with the name of the tool."""
     return mark.replace(NAME, name)
 
 

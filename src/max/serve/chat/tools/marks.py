@@ -25,12 +25,7 @@ def held(text: str, marks: Sequence[str]) -> int:
 
 
 def first_mark(text: str, marks: Sequence[str]) -> tuple[int, str] | None:
-    """The first mark in a text, and its place; None where there is none.
-
-    Args:
-        text: The text.
-        marks: The marks.
-    """
+    """The first mark in a text, and its place; None where there is none."""
     return min(((at, m) for m in marks if (at := text.find(m)) >= 0), default=None)
 
 
@@ -128,11 +123,7 @@ class CallParts:
         return ArgumentsPart(self.calls - 1, text)
 
     def content(self, text: str) -> list[AnswerPart]:
-        """Content; space at its end is held back, as space before a call is dropped.
-
-        Args:
-            text: The text.
-        """
+        """Content; space at its end is held back, as space before a call is dropped."""
         text = self._space + text
         bare = text.rstrip()
         self._space = text[len(bare) :]

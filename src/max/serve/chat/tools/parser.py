@@ -169,6 +169,7 @@ class ToolParser(BufferedParser):
         assert scanner is not None
         self._buffer = scanner.push(self._buffer)
         arguments = scanner.take_arguments()
+        # not before its arguments, as a name alone makes no call
         if scanner.name is not None and (arguments or scanner.done) and not self._announced:
             self._announced = True
             parts.append(ToolCallPart(self._calls, f"call_{secrets.token_hex(12)}", scanner.name))

@@ -101,11 +101,7 @@ class PythonicParser(BufferedParser):
 
 
 def end_of_call(text: str) -> int | None:
-    """The length of the call that a text starts with; None if it is not complete.
-
-    Args:
-        text: The text.
-    """
+    """The length of the call that a text starts with; None if it is not complete."""
     closing: list[str] = []
     quote, escaped = "", False
     for place, character in enumerate(text):
@@ -128,11 +124,7 @@ def end_of_call(text: str) -> int | None:
 
 
 def parsed_call(text: str) -> tuple[str, dict[str, Any]] | None:
-    """The name and the arguments of a call; None if the text is not a call.
-
-    Args:
-        text: The text.
-    """
+    """The name and the arguments of a call; None if the text is not a call."""
     try:
         node = ast.parse(_one_line(text.strip()), mode="eval").body
         if not isinstance(node, ast.Call) or node.args:

@@ -92,11 +92,7 @@ _NO_VALUE = _NoValue()
 
 
 def literal(text: str) -> Any:
-    """The value of a literal of JSON or Python; a marker object for other texts.
-
-    Args:
-        text: The text.
-    """
+    """The value of a literal of JSON or Python; a marker object for other texts."""
     bare = text.strip()
     if bare in _WORDS:
         return _WORDS[bare]

@@ -39,9 +39,8 @@ class BoundedProtocol(HttpToolsProtocol):
         self._head_bytes = 0
         self._timer: asyncio.TimerHandle | None = None
         self._running: RequestResponseCycle | None = None  # the request that is answered next
-        self._last: bytes | None = (
-            None  # sent after the answers to earlier requests; ends the connection
-        )
+        # sent after the answers to earlier requests; ends the connection
+        self._last: bytes | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """Begins a connection.

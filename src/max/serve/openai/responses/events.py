@@ -70,11 +70,7 @@ class ResponseWriter:
         return created + self.event("response.in_progress", response=self.response(None))
 
     def failed(self, error: ApiError) -> bytes:
-        """The event that ends a stream with an error.
-
-        Args:
-            error: The error.
-        """
+        """The event that ends a stream with an error."""
         if not self._is_created:
             data = {"code": error.code, "message": error.message, "param": error.param}
             return self.event("error", **data)

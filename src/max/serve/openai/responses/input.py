@@ -50,6 +50,7 @@ def messages_of(items: str | list[dict[str, Any]]) -> list[dict[str, Any]]:
             case "function_call" | "custom_tool_call" as kind:
                 arguments = item.get("arguments")
                 if kind == "custom_tool_call":
+                    # templates write it as the argument `input` of a function
                     arguments = json.dumps({"input": item.get("input")}, ensure_ascii=False)
                 name = item.get("name")
                 if isinstance(name, str):
@@ -57,6 +58,7 @@ def messages_of(items: str | list[dict[str, Any]]) -> list[dict[str, Any]]:
                 function = {"name": name, "arguments": arguments}
                 call = {"id": item.get("call_id"), "type": "function", "function": function}
                 last = messages[-1] if messages else {}
+                # a text and the calls after it are one message
                 if last.get("role") == "assistant" and not thoughts:
                     last.setdefault("tool_calls", []).append(call)
                 else:

@@ -70,6 +70,7 @@ class ResponseStore:
         found = self._responses.get(identifier)
         if found is None or found.client != client:
             return None
+        # now the last to be dropped
         self._responses.move_to_end(identifier)
         return found
 
