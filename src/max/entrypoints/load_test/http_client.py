@@ -104,6 +104,7 @@ async def _head(reader: asyncio.StreamReader) -> tuple[int, dict[str, str]]:
 async def _body(reader: asyncio.StreamReader, headers: dict[str, str]) -> AsyncIterator[bytes]:
     try:
         if headers.get("transfer-encoding", "").lower() == "chunked":
+            # extensions may follow the size
             while size := int((await reader.readline()).split(b";")[0], 16):
                 yield await reader.readexactly(size)
                 await reader.readexactly(2)

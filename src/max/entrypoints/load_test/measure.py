@@ -112,6 +112,7 @@ async def measure_one(target: Target, body: dict[str, Any], sample: Sample | Non
                 if usage := value.get("usage"):
                     sample.prompt_tokens = usage["prompt_tokens"]
                     sample.output_tokens = usage["completion_tokens"]
+                # such as the first event of a chat, and the one with the usage
                 if not any(_text(choice) for choice in value["choices"]):
                     continue
                 now = time.perf_counter()
@@ -125,6 +126,7 @@ async def measure_one(target: Target, body: dict[str, Any], sample: Sample | Non
         return sample
     sample.end = time.perf_counter()
     sample.first = sample.first or sample.end
+    # events stand for tokens where the server states no usage
     sample.output_tokens = sample.output_tokens or pieces
     return sample
 

@@ -100,6 +100,7 @@ class EmbeddingsPipeline(Pipeline[EmbeddingsGenerationInputs, EmbeddingsGenerati
             model_inputs = self._model.prepare_initial_token_inputs(contexts)
             result = self._model.execute(model_inputs)
             rows = to_host(result.logits)
+            # a row for each token, cut into texts
             if result.logit_offsets is not None:
                 bounds = to_host(result.logit_offsets).tolist()
                 rows = [rows[bounds[i] : bounds[i + 1]] for i in range(len(part))]

@@ -143,6 +143,7 @@ def _with_modules(files: SentenceFiles, repo: HuggingFaceRepo, modules: Path) ->
             files = replace(files, pools_prompts=config.flag("include_prompt", True))
             continue
         steps.append(_dense(config) if kind == "Dense" else _norm(config))
+        # `SentenceHead.steps` has only the layers with weights
         count = sum(step.kind in ("dense", "norm") for step in steps) - 1
         prefix = "linear." if kind == "Dense" else "norm."
         for name, value in _weights(repo, folder).items():
@@ -172,6 +173,7 @@ def _pooling(config: ConfigKeys) -> SentenceStep:
 
 def _dense(config: ConfigKeys) -> SentenceStep:
     """The dense layer."""
+    # the default of sentence-transformers
     name = str(config.value("activation_function") or "torch.nn.modules.activation.Tanh")
     name = name.rpartition(".")[2]
     if name not in _ACTIVATIONS:

@@ -57,6 +57,7 @@ def write_gguf(path: Path, metadata: Mapping[str, Any], entries: Sequence[GGUFEn
     head += [_text(key) + _value(value) for key, value in metadata.items()]
     offset = 0
     for entry in entries:
+        # files list the sizes from the last axis to the first
         sizes = struct.pack(f"<I{len(entry.shape)}Q", len(entry.shape), *entry.shape[::-1])
         kind = struct.pack("<IQ", GGUF_TYPE_NUMBERS[entry.stored], offset)
         head.append(_text(entry.name) + sizes + kind)

@@ -324,6 +324,7 @@ class _Writer:
         kept: dict[str, Any] = {}
         for pattern, each in patterns.items():
             text = pattern_for_grammar(pattern)
+            # a name must not fit two patterns
             if text is None or (kept and not disjoint(text, kept)):
                 self._note(path, f"patternProperties {pattern}"[:100])
                 more = False if more is None or more is False else more
@@ -343,6 +344,7 @@ class _Writer:
             and not combines(schema)
         ):
             written["additionalProperties"] = False
+        # a closed object lists what it requires
         if written.get("additionalProperties") is False:
             for name in required:
                 if name not in written.get("properties", {}) and not kept:
@@ -362,6 +364,7 @@ class _Writer:
         written.pop("maxProperties", None)
         if least > len(required):
             options = [name for name in properties if name not in required]
+            # one more than the required ones: any of the optional ones
             if least == len(required) + 1 and closed and len(options) <= BRANCHES:
                 either = [{"required": [*required, name]} for name in options]
                 written.setdefault("allOf", []).append({"anyOf": either})

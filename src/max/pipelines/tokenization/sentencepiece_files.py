@@ -183,6 +183,7 @@ def xlm_roberta(model: SentencePieceModel, config: dict[str, Any]) -> Tokenizer:
         config: The keys of tokenizer_config.json; the model's special tokens are added.
     """
     first = [token_text(config, f"{name}_token") for name in ("bos", "pad", "eos", "unk")]
+    # fairseq's four first tokens replace the file's three
     vocab = [(text, 0.0) for text in first] + _scored_pieces(model, 3)
     vocab.append((token_text(config, "mask_token"), 0.0))
     _add_pieces(model, config)
@@ -202,6 +203,7 @@ def camembert(model: SentencePieceModel, config: dict[str, Any]) -> Tokenizer:
     _add_pieces(model, config)
     if isinstance(config["mask_token"], str):
         config["mask_token"] = {"content": mask, "lstrip": True}
+    # the first one, as the file may have the same text again
     number = next(number for number, (text, _) in enumerate(vocab) if text == unknown)
     return _unigram_tokenizer(model, vocab, number, _has_prefix(config))
 
@@ -237,6 +239,7 @@ def t5(model: SentencePieceModel, config: dict[str, Any]) -> Tokenizer:
     if type(count) is not int or not 0 <= count <= _MOST_SENTINELS:
         raise ValueError(f"extra_ids is {count!r}; expected an integer up to {_MOST_SENTINELS}")
     sentinels = [f"<extra_id_{number}>" for number in range(count)]
+    # in falling order: `<extra_id_0>` is the last token
     vocab = _scored_pieces(model) + [(text, 0.0) for text in reversed(sentinels)]
     _add_pieces(model, config, sentinels)
     return _unigram_tokenizer(model, vocab, 2, True)
@@ -337,6 +340,7 @@ def as_stated(model: SentencePieceModel, config: dict[str, Any]) -> Tokenizer:
         scheme = "always" if legacy else "first"
         parts.append(pre_tokenizers.Metaspace(_SPACE, scheme, split=False))
     if whole:
+        # an expression takes the first alternative that fits
         longest_first = sorted(whole, key=len, reverse=True)
         pattern = "|".join(map(re.escape, longest_first))
         parts.append(pre_tokenizers.Split(Regex(pattern), "isolated"))

@@ -85,6 +85,7 @@ _NORMALIZER = {2: "charsmap", 3: "dummy_prefix", 4: "trims_spaces", 5: "escapes_
 def _varint(data: memoryview, at: int) -> tuple[int, int]:
     """A number of variable length, and the place after it."""
     value = 0
+    # up to ten bytes of seven bits each
     for shift in range(0, 70, 7):
         if at >= len(data):
             raise ValueError("the model file is cut off")
@@ -101,11 +102,13 @@ def _fields(data: memoryview) -> Iterator[tuple[int, int, memoryview]]:
     at = 0
     while at < len(data):
         key, at = _varint(data, at)
+        # as in protobuf: the number of a field, and the kind of its encoding
         number, kind = key >> 3, key & 7
         if kind == 0:
             value, at = _varint(data, at)
             yield number, kind, memoryview((value & (2**64 - 1)).to_bytes(8, "little"))
             continue
+        # fixed sizes
         length = {1: 8, 5: 4}.get(kind)
         if kind == 2:
             length, at = _varint(data, at)
@@ -134,6 +137,7 @@ def _set(model: SentencePieceModel, names: dict[int, str], data: memoryview) -> 
     for number, encoding, value in _fields(data):
         name = names.get(number)
         current = None if name is None else getattr(model, name)
+        # a field of another type than here is left out
         if name is None or (encoding == 2) != isinstance(current, (str, bytes)):
             continue
         if isinstance(current, bytes):

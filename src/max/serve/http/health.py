@@ -82,6 +82,7 @@ async def reset_prefix_cache(
     """
     state = state_of(request)
     refuse_foreign_pages(request, state)
+    # a tenant empties its own part only
     if tenant := current_request().tenant:
         state.epochs.drop(tenant)
         return json_response({"success": True})

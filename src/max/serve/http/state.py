@@ -88,6 +88,7 @@ def state_of(request: Request, body: HasUnknownFields | None = None) -> ServerSt
     """
     if body is not None and body.unknown_fields:
         names = body.unknown_fields[:500]
+        # a header holds printable ASCII
         plain = "".join(c if " " <= c <= "~" and c not in '"\\' else "?" for c in names)
         request.scope["state"]["unknown_fields"] = plain
     if (salt := getattr(body, "cache_salt", None)) is not None:

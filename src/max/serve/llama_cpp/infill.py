@@ -53,6 +53,7 @@ class InfillBody(LlamaSamplingFields):
     def sampling_input(self) -> SamplingParamsInput:
         """The sampling parameters that are set."""
         sampling = self.sampling_with(self.n_predict)
+        # 0 is llama.cpp's word for all tokens
         if sampling.top_k == 0:
             sampling.top_k = None
         if self.seed is not None and self.seed < 0:

@@ -145,6 +145,7 @@ async def json_rows(vectors: Floats, packed: bool = False) -> list[msgspec.Raw]:
 
 
 def _packed(vector: Floats) -> str:
+    # little-endian, as clients of OpenAI's API read it
     return base64.b64encode(vector.astype("<f4").tobytes()).decode()
 
 

@@ -71,6 +71,7 @@ class RequestContext:
         """The tokens of its prompts that were in the prefix cache; a prompt of several sequences counts once."""
         of_prompts: dict[int, int] = {}
         for prompt, tokens in self.cached.values():
+            # the sequence that came first has read the prompt, and later ones find it cached
             of_prompts[prompt] = min(tokens, of_prompts.get(prompt, tokens))
         return sum(of_prompts.values())
 

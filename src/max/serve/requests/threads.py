@@ -43,6 +43,7 @@ async def in_body_thread(function: Callable[P, R], *arguments: P.args, **options
         arguments: Its arguments.
         options: Its named arguments.
     """
+    # the running request is in it
     context = contextvars.copy_context()
 
     def call() -> R:

@@ -40,6 +40,7 @@ def run_worker(settings: WorkerSettings, connection: Connection, signs: LifeSign
         signs: Its signs of life.
     """
     signs.start()
+    # signals of a terminal reach both processes, and the server ends its worker itself
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     set_up_logs(settings.log_level, settings.logs)

@@ -57,6 +57,7 @@ class WorkerWatch:
     def _silence(self) -> float:
         """The seconds since the last beat, without those in which this process did not run."""
         now = self._clock()
+        # looks were missed: this process was stopped, or the machine slept
         if now - self._looked_at > 2 * self._signs.interval_s:
             self._runs_since = now
         self._looked_at = now

@@ -138,6 +138,7 @@ class WorkerLoop(Generic[CommandT, EventT]):
                 if self._signs is not None and not idle:
                     self._signs.step_begins()
                 self._obey(wait=idle)
+                # the shutdown may be among the commands
                 if not self._stopped:
                     self._channel.send_all(self._work.step())
         except OSError:
@@ -178,6 +179,7 @@ class WorkerLoop(Generic[CommandT, EventT]):
     def _obey(self, wait: bool) -> None:
         """Executes the queued commands; waits for one if the work is idle."""
         while wait or not self._commands.empty():
+            # the time of waiting is none of a step
             if wait and self._signs is not None:
                 self._signs.step_ends()
             command = self._work.wait(self._commands) if wait else self._commands.get()
