@@ -43,6 +43,7 @@ def content_key(*parts: str | bytes) -> str:
     digest = hashlib.blake2b(digest_size=20)
     for part in parts:
         data = part.encode() if isinstance(part, str) else part
+        # lengths keep parts apart: "ab", "c" is not "a", "bc"
         digest.update(struct.pack("<Q", len(data)))
         digest.update(data)
     return digest.hexdigest()
@@ -134,6 +135,7 @@ class Cache:
         try:
             with open(path, "rb") as file:
                 stat = os.fstat(file.fileno())
+                # entries become code of this process: only this user may have written them
                 if not is_private(stat):
                     logger.debug("cache: other users may have written %s, ignored", path)
                     return None
@@ -169,6 +171,7 @@ class Cache:
             return None
         start = _HEADER.size + name_length
         payload = data[start:]
+        # the name too: a file that was renamed is no entry
         if data[_HEADER.size : start] != name or _checksum(name[-64:], payload) != checksum:
             return None
         return payload
@@ -180,6 +183,7 @@ class Cache:
         header = _HEADER.pack(
             _MAGIC, _FORMAT, len(name), len(payload), _checksum(name[-64:], payload)
         )
+        # two writers of one key have temporary files of their own
         temporary = path.with_name(f".{key[:40]}.{os.getpid()}.{threading.get_ident()}.tmp")
         try:
             make_private(path.parent, self.folder)

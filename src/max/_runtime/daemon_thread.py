@@ -25,6 +25,7 @@ class DaemonThread:
 
     def __init__(self, target: Callable[..., object], *args: object) -> None:
         self._target, self._args = target, args
+        # held while the thread runs, so that `join` can wait for it
         self._running = _thread.allocate_lock()
         self.ident: int | None = None
 

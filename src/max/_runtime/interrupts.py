@@ -89,6 +89,7 @@ class InterruptWatch:
 
     def is_interrupted(self, thread: int) -> bool:
         """Whether an event of a thread is set."""
+        # without the lock, as `add_event` allows
         events = self._events
         return bool(events) and any(event.is_set() for event in events.get(thread, ()))
 
@@ -141,6 +142,7 @@ class InterruptWatch:
         for pool in pools:
             run, before = pool.run_number(), seen.get(pool, 0)
             seen[pool] = run
+            # odd numbers are runs in progress
             ran |= run != before or run % 2 == 1
             if run % 2 == 1 and run == before:
                 caller = pool.caller()

@@ -78,6 +78,7 @@ def allocate(num_bytes: int, alignment: int = CACHE_LINE) -> np.ndarray:
     Returns:
         A one-dimensional ``uint8`` array; huge pages are requested for arrays that contain one.
     """
+    # room to begin at the next aligned address
     whole = np.empty(num_bytes + alignment, np.uint8)
     start = -whole.ctypes.data % alignment
     block = whole[start : start + num_bytes]
@@ -129,9 +130,11 @@ class MappedFiles:
         # a line is: start-stop perms offset device inode path. Read-only pages never change: they can be read again
         for line in Path("/proc/self/maps").read_text().splitlines():
             span, perms, offset, _, inode, *path = line.split(None, 5)
+            # anonymous mappings have inode 0
             if inode != "0" and "w" not in perms and "x" not in perms:
                 start, stop = (int(end, 16) for end in span.split("-"))
                 self._files.append((start, stop, int(offset, 16), "".join(path)))
+                # neighboring mappings are given back as one range
                 if self._ranges and self._ranges[-1][1] == start:
                     start = self._ranges.pop()[0]
                 self._ranges.append((start, stop))
@@ -428,6 +431,7 @@ def primitives_ir(system: str, machine: str, mode: str, parking_offset: int) -> 
         parking = _PTHREAD_PARKING.format(
             parking=parking_offset, mutex=MUTEX_OFFSET, condition=CONDITION_OFFSET
         )
+    # CLOCK_MONOTONIC
     return pause + parking + _POSIX_CLOCK.format(clock=6 if system == "darwin" else 1)
 
 

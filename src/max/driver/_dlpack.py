@@ -276,6 +276,7 @@ def export_array(
     if not versioned and (padded or not array.flags.writeable):
         kind = f"a {dtype.name} tensor" if padded else "a read-only tensor"
         raise BufferError(f"DLPack: {kind} needs a consumer of version 1.0; copy or view it first")
+    # NumPy exports its own dtypes only: others go as unsigned integers, and are corrected below
     if not array.dtype.isbuiltin == 1:
         array = array.view(f"u{array.dtype.itemsize}")
     capsule = array.__dlpack__(max_version=max_version) if versioned else array.__dlpack__()

@@ -34,6 +34,7 @@ class ElementAccess(StridedMemory):
                 f"Tensor.to_numpy: the tensor is on {self._device.label}:{self._device.id}; use to(CPU())"
             )
         owner, read_only = self._owner, self._read_only
+        # while the array lives, a write to a tensor cannot move the memory
         if isinstance(owner, SharedMemory):
             owner = owner.lease()
         memory = Memory(self._ptr, owner)
@@ -101,6 +102,7 @@ class ElementAccess(StridedMemory):
 
     def _write_through_host(self, value: object) -> None:
         """Writes to device memory: elements are converted and broadcast on the host, then copied."""
+        # between the elements of a strided tensor lie others, which are written back as they were
         staged = (
             self._on_host()
             if self._strides is not None

@@ -102,6 +102,7 @@ def allocate(op: str, dtype: DType, shape: tuple[int, ...], zero: bool) -> Memor
     try:
         if zero and nbytes >= _LARGE:
             owner = _zeroed_huge_pages(nbytes)
+            # the mapping has a huge page to spare, so that the tensor begins at one
             return Memory(-(-address(owner) // _HUGE_PAGE) * _HUGE_PAGE, owner)
         if not zero:
             return Memory(*allocate_bytes(nbytes))

@@ -84,6 +84,7 @@ class SharedMemory:
             ValueError: A loaded model or an array reads the memory.
         """
         with _lock:
+            # another thread has moved it already
             if not tensor._read_only:  # pyright: ignore[reportPrivateUsage]
                 return
             if self._fixed:

@@ -228,6 +228,7 @@ class StridedMemory:
         if 0 in self._shape:
             return self._ptr, 0
         size = self._dtype.size_in_bytes
+        # strides may be negative: the first element need not be the lowest
         reach = [(n - 1) * stride for n, stride in zip(self._shape, self.strides, strict=True)]
         low, high = sum(min(r, 0) for r in reach), sum(max(r, 0) for r in reach)
         return self._ptr + low * size, (high - low + 1) * size

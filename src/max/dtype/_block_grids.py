@@ -26,7 +26,7 @@ def grid(name: str) -> npt.NDArray[Any]:
         name: ``IQ1``, ``IQ2_XXS``, ``IQ2_XS``, ``IQ2_S``, ``IQ3_XXS`` or ``IQ3_S``.
     """
     levels, elements, text = _GRIDS[name]
-    width = 3 if len(levels) == 8 else 2
+    width = 3 if len(levels) == 8 else 2  # bits of the number of a level
     bits = np.unpackbits(np.frombuffer(zlib.decompress(base64.b85decode(text)), np.uint8))
     weights = 1 << np.arange(width - 1, -1, -1)
     return np.array(levels, np.int8)[bits.reshape(-1, elements, width) @ weights]

@@ -106,7 +106,9 @@ class ModelLoop:
         # the first launch of each program waits for the other program
         for index in {0, len(first.launches)} & set(range(len(launches))):
             launches[index] = replace(launches[index], barrier=True)
+        # the last value is the address of `again`
         flag = first.num_values + second.num_values
+        # behind the two jumps that follow the launches
         end = len(launches) + 2
         launches.append(
             Jump(0, [(flag, 0)], phases=0, name="loop", kind="if_zero", target=end),
@@ -192,6 +194,7 @@ class ModelLoop:
         for model, linked in zip((self._body, self._after), joined.linked, strict=True):
             inputs, symbols = model._binder.bind(args, may_copy=False)
             instance = linked.main.instance(symbols)
+            # the models run in turn, in one arena
             results = model._new_outputs(inputs, instance)
             arena = max(arena, instance.arena_bytes)
             holes.append(instance.holes)

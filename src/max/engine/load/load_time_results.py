@@ -103,6 +103,7 @@ def _parts(
     """Splits the launches into parts; yields each with the weights that it reads, and those that it reads last."""
     weights = {i for i, item in enumerate(compiled.fixed) if item.kind == "weight"}
     reads = [{s.fixed for s in launch.slots} & weights for launch in launches]
+    # a weight is finished at the last launch that reads it
     last = {index: n for n, read in enumerate(reads) for index in read}
     part: list[LaunchCode] = []
     read: set[int] = set()
@@ -113,6 +114,7 @@ def _parts(
         read |= reads[n]
         finished_here = {index for index in reads[n] if last[index] == n}
         finished |= finished_here
+        # only weights that nothing reads any more free memory
         size += sum(compiled.fixed[index].bytes for index in finished_here)
         if size >= PART_BYTES or n + 1 == len(launches):
             yield part, read, finished

@@ -115,6 +115,7 @@ class PackedCopy:
             os.utime(self._path)
         except OSError:
             return None
+        # the system reads the file ahead
         data.madvise(mmap.MADV_WILLNEED)
         return np.frombuffer(data, np.uint8)
 
@@ -147,6 +148,7 @@ class PackedCopy:
                     if expired():
                         raise TimeoutError(f"{start} of {self._num_bytes} bytes in time")
                     file.write(packed.data[start : min(start + CHUNK, self._num_bytes)])
+                # last, as a file without it is not complete
                 file.write(self._footer)
             os.replace(temporary, self._path)
         except OSError as error:
@@ -168,6 +170,7 @@ class PackedCopy:
             if total > limit:
                 path.unlink(missing_ok=True)
         room = os.statvfs(folder)
+        # at least half of the free space stays free
         return room.f_bavail * room.f_frsize > 2 * self._num_bytes
 
 
@@ -184,6 +187,7 @@ class _Writer:
         with self._lock:
             if not self._jobs:
                 atexit.register(self.at_exit)
+            # weak: a copy that waits does not keep the weights alive
             self._jobs.append((copy, weakref.ref(packed)))
         with contextlib.suppress(RuntimeError):  # the system refused a thread: written at exit
             DaemonThread(self._run_later).start()

@@ -143,6 +143,7 @@ def describe_staging(arguments: Sequence[object], weights: Mapping[str, WeightDa
 def _alignment(value: WeightData) -> int:
     """The alignment of a weight's elements, at most `ALIGNMENT`."""
     pointer = _stored_elements(value.data)._ptr
+    # the lowest bit that is set: the greatest power of two that divides the address
     return min(pointer & -pointer, ALIGNMENT) if pointer else ALIGNMENT
 
 

@@ -41,6 +41,7 @@ class Arena:
         if block[2] < size:
             # other runs may still use the old memory: they hold its owner
             try:
+                # grows by half at least, so that rising sizes allocate seldom
                 block = self._memory = self._make(max(size, block[2] + block[2] // 2))
             except MemoryError:
                 self.trim()

@@ -85,6 +85,7 @@ class HostSteps:
             if code.rule == "print":
                 self._print(code, shape, values)
                 continue
+            # a slice has bounds for each axis
             count = len(shape) if code.rule == "slice" else 1
             bounds = [self._read(code, n, values, count) for n in range(len(code.bounds))]
             if code.rule == "slice":
@@ -146,6 +147,7 @@ def range_size(start: npt.NDArray[Any], stop: npt.NDArray[Any], step: npt.NDArra
             raise ValueError(f"range: from {first} to {last} in steps of {by} is not a range")
         size = math.ceil(max(exact, 0))
     else:
+        # rounds up, for steps of either sign
         size = -((first - last) // by)
     if size > MOST_ELEMENTS:
         raise ValueError(

@@ -140,6 +140,7 @@ class InputBinder:
             )
             end = written = 0
             for start, stop, mutable in spans:
+                # inputs that are only read may share memory with each other
                 if start < (end if mutable else written):
                     return True
                 end = max(end, stop)
@@ -205,6 +206,7 @@ class InputBinder:
             self._wrong_count(args)
         tensors: list[Tensor] = []
         for index, arg in enumerate(args):
+            # the fast path: tensors that fit as they are
             if (
                 type(arg) is Tensor
                 and arg._dtype is self.dtypes[index]

@@ -69,6 +69,7 @@ class _Run:
                 tensor.inplace_copy_from(copy)
         outputs: list[Tensor] = []
         for result, info in zip(results, self.outputs, strict=True):
+            # an output may be a mutable input itself
             output = next((t for t, a in zip(inputs, arrays, strict=True) if result is a), None)
             if output is None:
                 device = device_named(*info.device)

@@ -202,6 +202,7 @@ class LinkedProgram:
 
     def _make_instance(self, symbols: tuple[int, ...]) -> Instance:
         code = self.code
+        # sizes that the host has not read yet
         unknown = (0,) * (self._num_symbols - len(symbols))
         sides = iter(self._sides(symbols + unknown))
         for check in code.checks:

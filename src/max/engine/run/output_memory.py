@@ -114,6 +114,7 @@ class OutputMemory:
             owner: Any = tensor._owner
             kept = self._kept[index]
             kept.append(owner)
+            # the oldest ones are not kept
             del kept[:-KEPT_PER_OUTPUT]
         return tensor
 
