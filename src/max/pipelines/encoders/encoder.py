@@ -361,8 +361,11 @@ def relative_buckets(
         buckets: The number of buckets.
         max_distance: Greater distances share a bucket.
     """
+    # from the farthest key before a query to the farthest one after it
     distance = np.arange(1 - longest, longest, dtype=np.int64)
+    # one half for keys before the query, one for keys after it
     half = buckets // 2
+    # near distances have a bucket each, farther ones share theirs
     exact = half // 2
     size = np.abs(distance)
     # in float32, as PyTorch computes it: a bucket's border may lie on an integer

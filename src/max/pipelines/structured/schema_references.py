@@ -55,6 +55,7 @@ class References:
             start = self._named.get(document)
             starts = [] if start is None else [start]
         else:
+            # of the schema with an identifier around the place, else of the whole
             starts = [self._resource.get(id(place), self._root), self._root]
         if not fragment:
             return starts[0] if starts else None

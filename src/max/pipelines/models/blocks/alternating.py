@@ -127,6 +127,7 @@ class _AltUp(Module):
         """
         count, total = self.updates.count, h.shape[0]
         coefficients = self.prediction_coefs(self._routed_scales(h[:, self.updates.active]))
+        # [tokens, predicted state, source]
         coefficients = ops.reshape(coefficients, [total, count, count])
         predicted = h
         for source in range(count):
@@ -146,6 +147,7 @@ class _AltUp(Module):
         factors = ops.reshape(
             self.correction_coefs(self._routed_scales(computed)) + 1, [total, count, 1]
         )
+        # [tokens, 1, hidden_size]: the error of one prediction corrects all
         missed = ops.unsqueeze(computed - predicted[:, self.updates.active], 1)
         return predicted + factors * missed
 
@@ -235,6 +237,7 @@ class AlternatingDecoderBlock(DecoderBlock):
             position_inputs: The position-dependent inputs of the attention, then the layer's vectors.
             input_row_offsets: The first row of each sequence, uint32 ``[batch + 1]``.
         """
+        # the layer's vectors come last
         *position_inputs, vectors = position_inputs
         predicted = self.altup(x)
         active = predicted[:, self.updates.active]

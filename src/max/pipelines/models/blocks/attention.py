@@ -154,6 +154,7 @@ class AttentionForm(Mixer):
         if self.rope is not None:
             table = self.rotary_embedding(site).freqs_cis.to(site.device)
             if self._needs_rows and positions is not None:
+                # [tokens, rotated elements]: the rows of the tokens
                 table = ops.gather(table, positions, axis=0)
             values.append(table)
         # [max_seq_len]: a row per position, so that the graph takes no logarithms
@@ -398,6 +399,7 @@ class DecoderAttention(CachedAttention):
         # [tokens, 1, half, 2]: one rotation for all heads of a token
         pairs = ops.reshape(rows, [total, 1, half, 2])
         cos, sin = pairs[..., 0], pairs[..., 1]
+        # only the first elements of a head rotate
         part = y if int(dim) == 2 * half else y[..., : 2 * half]
         result = rotate_pairs(part, cos, sin, self.interleaved)
         return result if int(dim) == 2 * half else ops.concat([result, y[..., 2 * half :]], axis=-1)

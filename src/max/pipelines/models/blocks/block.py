@@ -191,6 +191,7 @@ class DecoderBlock(Module):
         """
         mixer, mlp = self._layer(self.mixer_name), self._layer("mlp")
         normed = self._norm("attention_input", x)
+        # a feed-forward layer alone takes the mixer's place, and its norms
         if mixer is None:
             assert mlp is not None
             output = self._norm("attention_output", mlp(normed))

@@ -138,11 +138,14 @@ class DeltaNet(Module):
         mixed = ops.cast(mixed, DType.float32)
         mixed = self.conv1d(layer_idx, mixed, kv_collection, input_row_offsets)
         keys = form.key_heads * form.key_dim
+        # [tokens, heads * size of a head] each
         q, k, v = ops.split(mixed, [keys, keys, form.heads * form.value_dim], axis=1)
         if form.tiled:
             # the rule assigns consecutive value heads to a key head, so repeat the key heads in tiled order
             q, k = (ops.concat([y] * (form.heads // form.key_heads), axis=1) for y in (q, k))
+        # -1: the key heads, or after the repetition the value heads
         q, k = (ops.reshape(y, [total, -1, form.key_dim]) for y in (q, k))
+        # [tokens, heads]: the logarithms of the decays
         decays = self.rates * _softplus(ops.cast(steps, DType.float32) + self.step_bias)
         state, slots = kv_collection.state(self.kv_params, "delta")
         y = gated_delta_rule(

@@ -199,6 +199,7 @@ class SparseMLP(MLP):
             x: ``[total_seq_len, hidden_size]``.
         """
         gates = self.gate_proj(x)
+        # each token has its own bound: so many standard deviations above the mean
         centered = gates - ops.mean(gates, axis=-1)
         bound = ops.sqrt(ops.mean(centered * centered, axis=-1)) * self.bound
         hidden = self.activation(ops.relu(centered - bound)) * self.up_proj(x)

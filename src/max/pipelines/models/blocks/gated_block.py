@@ -64,6 +64,7 @@ class ExpertsBeside(DecoderExperts):
         """
         scaled = unit_rms(h, self.eps) * ops.cast(self.scale, h.dtype) * self.hidden_size**-0.5
         chosen, weights = self.gate(scaled)
+        # a factor for each chosen expert
         weights = weights * ops.gather(
             ops.cast(self.per_expert_scale, weights.dtype), chosen, axis=0
         )

@@ -61,6 +61,7 @@ class LatentForm(Mixer):
     @property
     def keys(self) -> CachedKeys:
         """See `Mixer.keys`."""
+        # one row for all heads: the latent and the rotated key
         return CachedKeys(1, self.cached_dim, is_latent=True)
 
     def layer(self, site: Site) -> Module:

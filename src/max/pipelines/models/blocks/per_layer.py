@@ -86,6 +86,7 @@ class PerLayerEmbeddings(Module):
         projected = self.per_layer_projection_norm(ops.reshape(projected, shape))
         # the root of 1/2 keeps the variance of a sum of two
         both = (projected + ops.reshape(own, shape)) * 0.5**0.5
+        # [tokens, layers, size]: each layer gets its own
         return [both[:, index] for index in range(self.count)]
 
 

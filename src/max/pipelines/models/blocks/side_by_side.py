@@ -117,6 +117,7 @@ class SideBySideLayer(Module):
         """
         attention_in, attention_out, recurrent_out = self.factors
         inputs = kv_collection, position_inputs, input_row_offsets
+        # `_attend`: the attention's parts on several devices
         attended = (self._attend or self.self_attn)(layer_idx, x * attention_in, *inputs)
         moved = self.mixer(layer_idx, x, *inputs)
         return moved * recurrent_out + attended * attention_out

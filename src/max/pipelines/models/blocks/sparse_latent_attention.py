@@ -83,6 +83,7 @@ class TokenIndexer(Module):
         Args:
             inputs: The hidden states and the cache.
         """
+        # [tokens, dim]: one key for all heads of the indexer
         keys = ops.cast(self.k_norm(self.wk(inputs.x)), DType.float32)
         keys = self._rotated_heads(ops.unsqueeze(keys, 1), inputs.angles)
         store_rows(
@@ -105,6 +106,7 @@ class TokenIndexer(Module):
         queries = ops.reshape(self.wq_b(inputs.query_latents), [rows, index.heads, index.dim])
         # the factors of both: of the heads' number and of their size
         factor = (index.heads * index.dim) ** -0.5
+        # [tokens, heads]: how much each head of the indexer counts
         weights = ops.cast(self.weights_proj(inputs.x), DType.float32) * factor
         return select_tokens(
             self.kv_params,

@@ -169,12 +169,14 @@ class Mamba2Layer(Module):
         """
         form, rows = self.form, x.shape[0]
         inner, _, shared, _, _ = form.parts
+        # [tokens, sum of the parts]: gate, x, B, C and steps side by side
         projected = self.in_proj(x if form.in_factor == 1.0 else x * form.in_factor)
         if set(form.factors) != {1.0}:
             factors = np.repeat(np.array(form.factors, np.float32), form.parts)
             projected = projected * ops.constant(factors, projected.dtype, self.device)
         gate, convolved, steps = _split(projected, [inner, sum(form.parts[1:4]), form.heads])
         convolved = self.conv1d(layer_idx, convolved, kv_collection, input_row_offsets)
+        # [tokens, inner], and [tokens, groups * state_size] twice
         values, b, c = _split(convolved, [inner, shared, shared])
         state, slots = kv_collection.state(self.kv_params, SCAN)
         grouped = [rows, form.groups, form.state_size]
@@ -289,8 +291,10 @@ class MambaLayer(Module):
             ``[total_seq_len, hidden_size]``, of x's dtype.
         """
         form = self.form
+        # [tokens, channels] each
         values, gate = _split(self.in_proj(x), [form.channels, form.channels])
         values = self.conv1d(layer_idx, values, kv_collection, input_row_offsets)
+        # [tokens, rank], and [tokens, state_size] twice
         steps, b, c = _split(self.x_proj(values), [form.rank, form.state_size, form.state_size])
         if form.norms:
             steps, b, c = self.dt_layernorm(steps), self.b_layernorm(b), self.c_layernorm(c)

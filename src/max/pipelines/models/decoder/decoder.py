@@ -79,6 +79,7 @@ class Decoder(Transformer):
         self._layout = config.cache
         self._site = config.site(kv_params, dtype, self.device, linear_cls)
         width = config.embedding_size or config.hidden_size
+        # embeddings of another size than the hidden states have projections on both sides
         embedding = Embedding(config.vocab_size, width, dtype, self.device)
         output = Linear(width, config.vocab_size, dtype, self.device, has_bias=config.output_bias)
         if config.tie_word_embeddings:

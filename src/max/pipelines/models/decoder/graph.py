@@ -150,6 +150,7 @@ def build_graph(
         raise ValueError(
             f"build_graph: a cache on {kv_params.n_devices} devices; the model runs on {len(devices)}"
         )
+    # the layers take the encodings that the weights have
     if state_dict is not None and is_quantized(state_dict):
         model = quantized_decoder(decoder, config, kv_params, state_dict, devices[0], return_logits)
     else:

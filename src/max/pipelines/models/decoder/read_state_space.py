@@ -250,6 +250,7 @@ def mamba_form(keys: ConfigKeys, names: Mapping[str, str], hidden_size: int) -> 
     return MambaForm(
         channels,
         keys.integer(names["state_size"], 1, LARGEST_SIZE, 16),
+        # transformers' default
         -(-hidden_size // 16) if automatic else keys.integer(names["rank"], 1, LARGEST_SIZE),
         keys.integer(names["taps"], 2, 64, 4),
         keys.flag(names["conv_bias"], True),

@@ -74,6 +74,7 @@ def tools_of_template(render: Render, template: str, ends: Iterable[str] = ()) -
         return TemplateTools(use, HARMONY, reasoning)
     if use.renders_calls and (derived := derive(render, use, ends)) is not None:
         found = _format(derived, template)
+        # counts only if its parser reads what the template writes
         if found is not None and reads_back(found, render, use):
             return TemplateTools(use, found, reasoning)
     return TemplateTools(use, format_of_template(template), reasoning)

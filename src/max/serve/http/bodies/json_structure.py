@@ -98,9 +98,11 @@ class StructureScanner:
         is_quote = part == QUOTE
         is_quote[self._escaped_characters(part)] = False
         quotes = np.flatnonzero(is_quote)
+        # odd after an opening quote; it may overflow, as only its last bit counts
         inside = np.cumsum(is_quote, dtype=np.uint8) + np.uint8(self._in_string) & 1
         marks = np.flatnonzero(_IS_MARK[part] & (inside == 0))
         kinds = part[marks]
+        # the depth after each mark
         depths = self._depth + np.cumsum(_STEP[kinds])
         self._in_string ^= bool(len(quotes) & 1)
         self._at = end
@@ -126,6 +128,7 @@ class StructureScanner:
         begins = np.flatnonzero(np.diff(backslashes, prepend=-2) != 1)
         lengths = np.diff(begins, append=len(backslashes))
         after = (backslashes[begins] + lengths)[lengths & 1 == 1]
+        # the part ends with an open escape
         if len(after) and after[-1] == len(part):
             self._escaped, after = True, after[:-1]
         return np.concatenate((np.array(first, np.int64), after))
