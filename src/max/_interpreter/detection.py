@@ -20,9 +20,11 @@ def _bins(low: float, high: float, bins: int, op: MoOp) -> tuple[list[list[float
     start = low * scale - offset
     size = high * scale - offset - start
     if not op.attr("aligned"):
+        # as in torchvision: a pixel at least
         size = max(size, 1.0)
     step = size / bins
     if not samples:
+        # not `step > 4096`: NaN is an error too
         if not step <= 4096:
             raise ValueError(f"roi_align: a region is {size} pixels long for {bins} bins")
         samples = max(math.ceil(step), 0)
@@ -53,6 +55,7 @@ def _roi_align(frame: Frame, op: MoOp, operands: Sequence[Array]) -> Array:
         columns, across = _bins(left, right, shape[2], op)
         for i, j in product(range(shape[1]), range(shape[2])):
             parts = [
+                # a sample outside of the image is 0, also for the maximum
                 [x[int(number), r, c] * (v * h) for r, v in vertical for c, h in horizontal]
                 or [np.zeros(shape[3])]
                 for vertical in (_neighbors(y, x.shape[1]) for y in rows[i])
@@ -67,6 +70,7 @@ def _roi_align(frame: Frame, op: MoOp, operands: Sequence[Array]) -> Array:
 
 def _overlap(a: Array, b: Array) -> float:
     """Intersection over union."""
+    # the two corners of a box may come in either order
     low = np.maximum(np.minimum(a[:2], a[2:]), np.minimum(b[:2], b[2:]))
     high = np.minimum(np.maximum(a[:2], a[2:]), np.maximum(b[:2], b[2:]))
     common = float(np.prod(np.maximum(high - low, 0)))
@@ -82,6 +86,7 @@ def _nms(frame: Frame, op: MoOp, operands: Sequence[Array]) -> Array:
     for b, c in np.ndindex(*scores.shape[:2]):
         kept: list[int] = []
         candidates = [i for i, score in enumerate(scores[b, c]) if score > least_score]
+        # of equal scores, the box of the least index is first
         for i in sorted(candidates, key=lambda i: (-scores[b, c, i], i)):
             if len(kept) < most and all(
                 not _overlap(boxes[b, i], boxes[b, j]) > most_overlap for j in kept

@@ -44,10 +44,12 @@ def _random(frame: Frame, op: MoOp, operands: Sequence[Array]) -> Array:
     size = int(np.prod(shape, dtype=np.int64))
     blocks = np.arange(-(-size // 4), dtype=np.uint64)
     counter = np.zeros((blocks.size, 4), np.uint32)
+    # the number of the block of 4 words, in 64 bits
     counter[:, 0], counter[:, 1] = blocks & np.uint64(0xFFFFFFFF), blocks >> np.uint64(32)
     counter[:, 2] = op.attr("stream")
     seed = int(operands[0]) & (1 << 64) - 1
     words = philox(counter, np.array([seed & 0xFFFFFFFF, seed >> 32], np.uint32))
+    # 24 bits, which a float32 holds exactly: no rounding gives 1
     unit = (words >> np.uint32(8)).astype(np.float32) * np.float32(2.0**-24)
     if op.attr("distribution") == "normal":
         # Box-Muller on pairs of neighbors; the offset keeps the logarithm finite

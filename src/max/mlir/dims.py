@@ -403,6 +403,7 @@ def _long_division(x: DimExpr, y: DimExpr) -> tuple[DimExpr, DimExpr]:
     quotient_terms: dict[Monomial, int] = {}
     remainder_terms: dict[Monomial, int] = {}
     while dividend:
+        # the least key is that of the greatest monomial
         monomial = min(dividend, key=_monomial_key)
         coefficient = dividend.pop(monomial)
         shift = _divide(monomial, leading)
@@ -442,6 +443,7 @@ def _floor_divide(x: DimExpr, y: DimExpr) -> DimExpr:
     if not remainder._terms:
         return quotient
     common = _common_factor(remainder, y)
+    # (g * a) // (g * b) == a // b
     if common != 1:
         numerator = remainder.exact_quotient(common)
         denominator = y.exact_quotient(common)

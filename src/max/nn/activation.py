@@ -44,6 +44,7 @@ def _mish(x: TensorValue) -> TensorValue:
 
 def _laplace(x: TensorValue) -> TensorValue:
     """The distribution function of a normal distribution near that of Laplace (https://arxiv.org/abs/2209.10655)."""
+    # mean sqrt(1 / 2), standard deviation sqrt(1 / (4 * pi))
     return 0.5 * (1.0 + ops.erf((x - 0.707107) * (1 / (0.282095 * math.sqrt(2.0)))))
 
 

@@ -103,6 +103,7 @@ class LinearLoRA(Linear):
         if max_num_loras < 1 or max_lora_rank < 1:
             raise ValueError(f"LinearLoRA: {max_num_loras} adapters of rank {max_lora_rank}")
         prefix = f"{name}." if name else ""
+        # adapters of quantized weights are not quantized
         plain = dtype if dtype.is_float() and not dtype.is_float8() else DType.bfloat16
         shapes = ((max_num_loras, max_lora_rank, in_dim), (max_num_loras, out_dim, max_lora_rank))
         self.lora_A = Weight(f"{prefix}lora_A.weight", plain, shapes[0], device)
@@ -167,6 +168,7 @@ class LinearLoRA(Linear):
             a = replace(strategy, axis=2)
         biases = parts_of_weight(self.lora_bias, b, where)
         if a != replicated:
+            # parts of the inputs are summed: only one of them adds the bias
             biases[1:] = [None] * (len(where) - 1)
         matrices = zip(
             parts_of_weight(self.lora_A, a, where),
@@ -301,6 +303,7 @@ class AttentionWithRopeAndLoRA(AttentionWithRope):
             ValueError: `set_lora_batch_info` was not called.
         """
         layers = self.qkv_loras
+        # a: [adapters, 3 * max_rank, hidden_size], b: [adapters, q_width + 2 * kv_width, max_rank]
         a, b = (
             ops.concat([getattr(p, name) for p in layers], axis=1) for name in ("lora_A", "lora_B")
         )

@@ -91,6 +91,7 @@ def result_type(*arrays_and_dtypes: Tensor | DType | Scalar) -> DType:
         raise ValueError("result_type: expected a tensor or dtype among the arguments")
     operands = [Tensor.zeros((), dtype=d) for d in dtypes]
     numbers = [t for t in types if not isinstance(t, DType)]
+    # promoted as the ops promote their operands
     total = operands[0]
     for operand in [*operands[1:], *numbers]:
         total = F.where(Tensor.constant(True, dtype=DType.bool), total, operand)

@@ -85,6 +85,7 @@ def _lu(lu: k.Output, order: k.Output, signs: k.Output, a: k.Input, ctx: k.Conte
             copy_row(m, i, a[b], i)
             order[b, i] = i
         for c in range(n):
+            # partial pivoting: the greatest magnitude of the rest of the column
             best = c
             top = k.abs(m[c, c])
             for r in range(c + 1, n):
@@ -102,9 +103,11 @@ def _lu(lu: k.Output, order: k.Output, signs: k.Output, a: k.Input, ctx: k.Conte
                 order[b, best] = other
                 sign = -sign
             pivot = m[c, c]
+            # a singular matrix has factors and a determinant; `solve` refuses it
             if pivot != 0:
                 for r in range(c + 1, n):
                     factor = m[r, c] / pivot
+                    # the lower factor, without its ones
                     m[r, c] = factor
                     add_row(m, r, m, c, -factor, c + 1)
         signs[b] = sign
@@ -116,10 +119,12 @@ def _solve(x: k.Output, lu: k.Input, order: k.Input, right: k.Input, ctx: k.Cont
     for b in ctx.parallel(lu.shape[0]):
         m, rows = lu[b], x[b]
         for r in range(n):
+            # the lower factor: rows in the order of the pivots
             copy_row(rows, r, right[b], order[b, r])
             for c in range(r):
                 add_row(rows, r, rows, c, -m[r, c], 0)
         for i in range(n):
+            # the upper factor: from the last row on
             r = n - 1 - i
             for c in range(r + 1, n):
                 add_row(rows, r, rows, c, -m[r, c], 0)
@@ -139,6 +144,7 @@ def _cholesky(out: k.Output, a: k.Input, ctx: k.Context) -> None:
             for c in range(r):
                 m[r, c] = (a[b, r, c] - dot(m, r, m, c, 0, c)) / m[c, c]
             square = a[b, r, r] - dot(m, r, m, r, 0, r)
+            # not `square <= 0`: NaN is an error too
             if square > 0:
                 m[r, r] = k.sqrt(square)
             else:
@@ -164,13 +170,16 @@ def _qr(
             scales[b, c] = 0.0
             if tail != 0:
                 length = k.sqrt(head * head + tail)
+                # of the other sign than head, so that their difference loses no digits
                 length = k.select(head < 0, length, -length)
                 first = head - length
                 w[c, c] = first
                 diagonal[b, c] = length
+                # the reflection is I - scale * v v^T, with v = (first, the rest)
                 scales[b, c] = 2.0 / (first * first + tail)
                 for i in range(c + 1, n):
                     add_row(w, i, w, c, -scales[b, c] * dot(w, c, w, i, c, size), c)
+        # q: the reflections of the identity, the last one first
         set_identity(result)
         for i in range(steps):
             c = steps - 1 - i
@@ -179,6 +188,7 @@ def _qr(
                     factor = -scales[b, c] * dot(w, c, result, j, c, size)
                     add_row(result, j, w, c, factor, c)
         for c in range(steps):
+            # r takes the place of the reflections
             w[c, c] = diagonal[b, c]
             for j in range(c + 1, size):
                 w[c, j] = 0.0
@@ -204,6 +214,7 @@ def _orthogonal_rows(w: k.Output, v: k.Output, a: k.Input, ctx: k.Context) -> No
                 top = k.f64(0)
                 for i in range(n):
                     top = k.max(top, dot(rows, i, rows, i, 0, size))
+                # of squared norms: rows of rounding errors are left alone
                 least = top * (k.f64(size) * _EPSILON) * (k.f64(size) * _EPSILON)
                 for p in range(n - 1):
                     for q in range(p + 1, n):

@@ -115,6 +115,7 @@ def cross(x1: Tensor, x2: Tensor, /, *, axis: int = -1) -> Tensor:
     def roll_axes(v: Tensor) -> Tensor:
         return F.concat([v[..., 1:], v[..., :1]], axis=-1)
 
+    # element i of the difference is element i - 1 of the product
     return moveaxis(roll_axes(x * roll_axes(y) - roll_axes(x) * y), -1, axis)
 
 
@@ -147,6 +148,7 @@ def eigh(x: Tensor, /) -> EighResult:
     # shifted by a bound of the eigenvalues it is positive, and its singular vectors are the eigenvectors
     bound = max(sum(F.abs(symmetric), axis=-1), axis=-1).reshape((-1, 1, 1)) if n else top
     _, vectors = factorizations.orthogonal_rows(symmetric + bound * eye(n, dtype=DType.float64))
+    # Rayleigh quotients of the matrix without the shift, which would cost digits
     values = sum((vectors @ symmetric) * vectors, axis=-1)
     order = argsort(values, axis=-1)
     values = take_along_axis(values, order) * top.squeeze(-1)
@@ -274,6 +276,7 @@ def slogdet(x: Tensor, /) -> SlogdetResult:
     """The signs of the determinants, and the logarithms of their magnitudes, which are minus infinity of 0."""
     factors, _, signs = factorizations.lu(_matrices("slogdet", x, square=True))
     elements = diagonal(factors)
+    # a sum of logarithms, as the product may overflow
     logarithms = sum(F.log(F.abs(elements)), axis=-1)
     return SlogdetResult(_like(x, prod(sign(elements), axis=-1) * signs), _like(x, logarithms))
 
@@ -323,6 +326,7 @@ def svd(x: Tensor, /, *, full_matrices: builtins.bool = True) -> SVDResult:
         return SVDResult(right.mT, values, left.mT)
     stack, top = _scale_matrices(_matrices("svd", x))
     rotated, rotations = factorizations.orthogonal_rows(stack.mT)
+    # each rotated column is a left vector times its singular value
     values = F.sqrt(sum(rotated * rotated, axis=-1))
     order = argsort(values, axis=-1, descending=True)
     values, rotated, rotations = (

@@ -49,6 +49,7 @@ def moveaxis(
         a % x.rank for a in (destination if isinstance(destination, tuple) else (destination,))
     ]
     order = [a for a in range(x.rank) if a not in sources]
+    # ascending: a place counts the axes that are inserted before it
     for place, axis in sorted(zip(places, sources, strict=True)):
         order.insert(place, axis)
     return permute_dims(x, tuple(order))
@@ -62,6 +63,7 @@ def expand_dims(x: Tensor, /, axis: int = 0) -> Tensor:
 def squeeze(x: Tensor, /, axis: int | tuple[int, ...]) -> Tensor:
     """Without axes of size 1."""
     axes = axis if isinstance(axis, tuple) else (axis,)
+    # the last axis first: those before it keep their numbers
     for one in sorted((a % x.rank for a in axes), reverse=True):
         x = x.squeeze(one)
     return x

@@ -37,6 +37,7 @@ def _reduce_axes(op: Callable[..., Any], x: Tensor, axis: Axis, keepdims: builti
     shape = shape_of(x)
     kept = [a for a in range(x.rank) if a not in axes]
     sizes = [shape[a] for a in kept]
+    # [kept axes, elements of a result]
     flat = permute_dims(x, (*kept, *axes)).reshape([*sizes, math.prod(shape[a] for a in axes)])
     result = op(flat, axis=-1)
     return result.reshape(
@@ -132,6 +133,7 @@ def cumulative_prod(
         return x[tuple(slice(start, stop) if a == axis else slice(None) for a in range(x.rank))]
 
     while step < size:
+        # each element is the product of the `step` elements up to it, or of all up to it
         x = F.concat([part(0, step), part(step, size) * part(0, size - step)], axis=axis)
         step *= 2
     if not include_initial:

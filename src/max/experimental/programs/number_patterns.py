@@ -137,6 +137,7 @@ def _multiple(
     number: int, base: Sequence[int | float], values: Sequence[int | float]
 ) -> Symbol | None:
     """The values as a multiple of the symbol with the values `base`, plus a constant; None if they are not."""
+    # floats too, whose multiples are not looked for
     if tuple(values) == tuple(base):
         return Symbol(number)
     if not all(type(value) is int for value in (*base, *values)):

@@ -99,6 +99,7 @@ def _program(trace: Trace, recording: Recording, pattern: Pattern) -> SymbolicPr
 
 def _stage_trace(trace: Trace, pattern: Pattern, program: SymbolicProgram) -> Trace:
     leaf_types = trace.leaf_types()
+    # (-1, i) is leaf i, (step, i) is result i of a step
     sources: dict[int, tuple[int, int]] = {
         number: (-1, index) for index, (number, _) in enumerate(leaf_types)
     }
@@ -114,6 +115,7 @@ def _stage_trace(trace: Trace, pattern: Pattern, program: SymbolicProgram) -> Tr
     if any(0 in value.mlir_type.shape for values in staged.values for value in values):
         return trace  # bounds of an empty slice are no conditions
     conditions = [condition for condition in staged.conditions() if not condition.always_holds]
+    # taken below in the order of `_details`
     positions = iter(pattern.positions)
     varying: dict[int, Any] = {}
     for number, type_ in leaf_types:

@@ -99,6 +99,7 @@ class SafetensorWeights(HierarchicalWeights):
 
 def _expand(paths: list[Path]) -> tuple[list[Path], dict[str, Path]]:
     """Replaces index files by their shards; also returns the shard of each indexed weight."""
+    # a dictionary: in order, and each shard once
     expanded: dict[Path, None] = {}
     indexed: dict[str, Path] = {}
     for path in paths:
@@ -123,6 +124,7 @@ def _read_index(path: Path) -> dict[str, str]:
     if not isinstance(weight_map, dict) or not all(type(s) is str for s in shards.values()):
         raise WeightsFileError(f"{path}: there is no weight_map from names to files")
     for name, shard in shards.items():
+        # an index, often from elsewhere, must not lead out of its folder
         if Path(shard).name != shard or not shard.endswith(".safetensors"):
             raise WeightsFileError(
                 f"{path}: weight {name!r} is in {shard!r}, which is no safetensors file beside it"

@@ -308,6 +308,7 @@ def storage_of(identity: Any) -> Storage:
     """The storage that a persistent id describes."""
     parts = cast("tuple[Any, ...]", identity if isinstance(identity, tuple) else ())
     parts = tuple(p.decode("ascii", "replace") if isinstance(p, bytes) else p for p in parts)
+    # ("storage", class, key, location, numel), in old files with a view: (key, first, size)
     fits = len(parts) in (5, 6) and parts[0] == "storage" and isinstance(parts[1], Name)
     kind = parts[1] if fits else None
     name = kind.path.rpartition(".")[2] if isinstance(kind, Name) else ""

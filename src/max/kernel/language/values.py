@@ -343,6 +343,7 @@ def scale_by_power(x: Any, n: Any) -> Value:
     """``x * 2**n``."""
     (a, b), dtype = promote_together(x, n)
     with np.errstate(all="ignore"):
+        # far beyond the exponents of float64: the result is 0 or infinite anyway
         exponent = np.clip(np.nan_to_num(b), -4000, 4000).astype(np.int32)
         return Value(np.where(np.isnan(b), b, np.ldexp(a, exponent)), dtype)
 
@@ -363,6 +364,7 @@ def convert(x: Any, dtype: ScalarType) -> Value:
         wide = np.nan_to_num(
             np.trunc(data.astype(np.float64)), nan=0.0, posinf=np.inf, neginf=-np.inf
         )
+        # numbers out of range take the limit, NaN is 0
         low, high = wide <= float(info.min), wide >= float(info.max)
         safe = np.where(low | high, 0.0, wide).astype(dtype.numpy)
         return Value(np.where(low, info.min, np.where(high, info.max, safe)), dtype)
@@ -376,6 +378,7 @@ def bitcast(x: Value, dtype: ScalarType) -> Value:
     """The same bits as another type."""
     data = x.data
     if x.dtype.kind == "b":
+        # lane i is bit i
         packed = np.packbits(np.atleast_1d(data), bitorder="little")
         return Value(packed.view(dtype.numpy)[0], dtype)
     if not x.is_vector:

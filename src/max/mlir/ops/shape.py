@@ -167,6 +167,7 @@ def slice_shape(
         span = last - first if by > 0 else first - last
         # rounded up: the last element may be less than a step from the stop
         size = (span + (abs(by) - 1)) // abs(by)
+        # a stop before the start is an empty slice, as in Python
         if size.is_static and size.value < 0:
             size = DimExpr.constant(0)
         # the half-open range of the elements, whatever the direction

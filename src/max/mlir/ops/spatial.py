@@ -210,6 +210,7 @@ def pooled_size(
         after: The padding after the axis.
         ceil: Whether to round up: a last window may exceed the padding if it starts before the trailing padding.
     """
+    # `stride` for the first window, so that one division gives their number
     room = before + after - dilation * (taps - 1) - 1 + stride
     if ceil:
         # rounded up, but without windows that start in the trailing padding

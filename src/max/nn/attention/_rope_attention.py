@@ -187,6 +187,7 @@ class AttentionWithRope(CachedAttention):
             for projection in (self.q_proj, self.k_proj, self.v_proj):
                 projection.sharding_strategy = rows
         self.o_proj.sharding_strategy = columns
+        # all heads share the weights of the norms
         replicated = None if strategy is None else ShardingStrategy.replicate(strategy.num_devices)
         for norm in (self.q_norm, self.k_norm):
             if norm is not None:

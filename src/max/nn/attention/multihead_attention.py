@@ -117,7 +117,9 @@ class MultiheadAttention(Module):
         else:
             parts = [p(x) for p in (self.q_proj, self.k_proj, self.v_proj)]
         per_head = [*x.shape[:2], self.n_heads, self.head_dim]
+        # [batch, heads, seq_len, head_dim]
         q, k, v = (ops.permute(ops.reshape(p, per_head), [0, 2, 1, 3]) for p in parts)
+        # [batch, heads, seq_len, seq_len]
         scores = ops.cast(q @ k.transpose(-1, -2), DType.float32) * self.scale
         attended = ops.cast(ops.softmax(scores), v.dtype) @ v
         merged = ops.reshape(ops.permute(attended, [0, 2, 1, 3]), x.shape)

@@ -41,8 +41,10 @@ def gptq_rows(weight: TensorValue, inputs: int, config: QuantizationConfig) -> T
         )
     rows = weight.shape[0]
     words = ops.cast(weight[:, :size], DType.int32)
+    # integer i of a byte begins at bit bits * i
     parts = [words // 2 ** (bits * i) % 2**bits for i in range(per_byte)]
     integers = ops.reshape(ops.stack(parts, axis=2), [rows, groups, group])
+    # the two bytes of a float16, the low one first
     halves = ops.cast(ops.reshape(weight[:, size:], [rows, groups, 2]), DType.int32)
     scales = _float16(halves[:, :, 0] + halves[:, :, 1] * 256)
     values = ops.cast(integers - 2 ** (bits - 1), DType.float32)
@@ -51,6 +53,7 @@ def gptq_rows(weight: TensorValue, inputs: int, config: QuantizationConfig) -> T
 
 def _float16(bits: TensorValue) -> TensorValue:
     """Decodes float16 bit patterns, given as integers, to float32."""
+    # 5 bits of exponent, 10 of fraction; exponent 0 is subnormal: no leading bit
     exponent = bits // 1024 % 32
     fraction = ops.cast(bits % 1024, DType.float32) / 1024.0
     normal = ops.greater(exponent, 0)

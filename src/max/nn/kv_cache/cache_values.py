@@ -87,6 +87,7 @@ class PagedCacheValues:
         if isinstance(values, PagedCacheValues):
             return values
         fields = list(values)
+        # the first group's pages, a buffer for each device, end at its first tensor
         devices = next((i for i, v in enumerate(fields) if not isinstance(v, BufferValue)), 1)
         num_pages_values = (3 + devices) + (1 + devices) * groups
         if not devices or len(fields) not in (
@@ -95,6 +96,7 @@ class PagedCacheValues:
         ):
             raise ValueError(f"a paged cache has {num_pages_values} values, got {len(fields)}")
         lengths, table, maxima = (value.tensor for value in fields[devices : devices + 3])
+        # three tensors follow the pages of the first group, one page table those of each other
         starts = [0, *range(3 + devices, num_pages_values, 1 + devices)]
         pages = [[value.buffer for value in fields[i : i + devices]] for i in starts]
         tables = [fields[i + devices].tensor for i in starts[1:]]
@@ -236,6 +238,7 @@ def _pages_type(
 ) -> BufferType:
     """The type of a group's pages."""
     assert params.page_size is not None
+    # keys and values, or latents for both
     kinds = 1 if params.is_mla else 2
     heads, row = params.n_kv_heads_per_device, params.stored_head_dim
     shape = [num_pages, kinds, num_layers, params.page_size, heads, row]

@@ -132,6 +132,7 @@ class RotaryEmbedding(Module):
         base = self.freqs_cis_base()
         if base.rank == 2:
             return base
+        # cosine and sine of a pair are neighbors
         return ops.reshape(base, [base.shape[0], base.shape[1] * base.shape[2]])
 
     def compute_scale(self, user_scale: float | None = None) -> float:
@@ -190,6 +191,7 @@ def rotate_positions(
     length = x.shape[1] if length is None else length
     half = base.shape[1]
     first_row = ops.cast(TensorValue(start), DType.int64).to(DeviceRef.CPU())
+    # [length, head_dim / 2, 2]
     rows = ops.slice_tensor(base, [(slice(first_row, first_row + TensorValue(length)), length)])
     cos, sin = (ops.reshape(rows[:, :, i], [1, length, 1, half]) for i in (0, 1))
     heads = ops.cast(x, DType.float32)

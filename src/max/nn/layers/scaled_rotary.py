@@ -274,6 +274,7 @@ class DeepseekYarnRotaryEmbedding(_ScaledRotaryEmbedding[DeepseekYarnRopeScaling
             return 1.0
         both = (yarn_magnitude(p.scaling_factor, w) for w in (p.mscale, p.mscale_all_dim))
         own, all_dim = both
+        # divided by what `compute_scale` multiplies into the scores
         return own / all_dim
 
     def compute_scale(self, user_scale: float | None = None) -> float:

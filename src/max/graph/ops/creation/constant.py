@@ -85,6 +85,7 @@ def to_array(value: Any, dtype: DType | None = None, op: str = "constant") -> Ar
         raise TypeError(
             f"{op}: {value!r} of type {type(value).__name__} is not a number or an array"
         )
+    # texts, bytes, objects, times and complex numbers
     if array.dtype == object or array.dtype.kind in "USOMmc":
         raise TypeError(f"{op}: an array of {array.dtype} is not numeric")
     return _convert(op, array, DType.from_numpy(array.dtype) if dtype is None else dtype)

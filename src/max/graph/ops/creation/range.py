@@ -85,6 +85,7 @@ def _size(start: Any, stop: Any, step: Any) -> DimExpr | None:
     if not by.is_static or by.value == 0:
         return None
     span = Dim(stop).expr - Dim(start).expr
+    # both quotients are rounded up
     if by.value < 0:
         return (-span - by - 1) // -by.value
     return (span + by - 1) // by

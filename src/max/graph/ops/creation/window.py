@@ -96,6 +96,7 @@ def hann_window(
         raise TypeError(f"hann_window: the length is {window_length!r}, expected an int")
     if window_length < 0:
         raise ValueError(f"hann_window: the length is {window_length}, expected 0 or more")
+    # a periodic window lacks its last point, which is the first one of the next period
     points = np.arange(window_length) / max(window_length - 1 + periodic, 1)
     window = 0.5 - 0.5 * np.cos(2 * np.pi * points) if window_length > 1 else points + 1.0
     return constant(window, dtype, device)

@@ -180,6 +180,7 @@ def shard_and_stack(
             f"{op}: axis {axis} has {int(dim)} elements, which {count} devices do not divide"
         )
     size = dim // count
+    # a symbolic length: the run checks that it divides
     if size * count != dim:
         shape = [*first.shape[:axis], size * count, *first.shape[axis + 1 :]]
         message = f"{op}: {count} devices do not divide axis {axis}"

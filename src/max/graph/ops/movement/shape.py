@@ -84,6 +84,7 @@ def _remaining_size(type_: mlir.TensorType, dims: list[DimExpr], free: int) -> D
             f"reshape: {mlir.dims_text(dims)} leaves -1 open for {type_.short}: the others have no "
             "elements"
         )
+    # exact for all sizes of the symbols
     quotient = total.exact_quotient(other_sizes)
     if quotient is None:
         raise ValueError(

@@ -58,7 +58,9 @@ def promote_types(op: str, x: DType, y: DType) -> DType:
         # two float formats of one width, neither of which holds the other
         return _FLOAT[max(16, 2 * x.size_in_bits)]
     if high == 3:
+        # an integer wider than the float takes the float of its own width
         return y if x.size_in_bits <= y.size_in_bits else _FLOAT[x.size_in_bits]
+    # unsigned with a wider signed type, which holds all of its values
     if x.size_in_bits < y.size_in_bits:
         return y
     if x.size_in_bits == 64:

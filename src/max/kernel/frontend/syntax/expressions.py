@@ -167,6 +167,7 @@ def _short_circuit(fe: Frontend, op: str, nodes: list[ast.expr], node: ast.AST) 
     if is_pure(scope.body):
         fe.b.splice(scope)
         return binary(fe, op, cond, right)
+    # the right operand runs only where the left one does not decide
     slot = fe.b.alloc(cond.type)
     fe.b.assign(slot, cond)
     with fe.b.reopened(scope):
@@ -358,6 +359,7 @@ def _comprehension(fe: Frontend, node: ast.ListComp | ast.GeneratorExp) -> tuple
         fe.fail("a comprehension has one 'for'", KernelSyntaxError)
     generator = node.generators[0]
     items: list[Any] = []
+    # the names of a comprehension are its own, as in Python
     saved = dict(fe.frame.env)
     for item in sequence(fe, fe.expr(generator.iter), generator.iter):
         bind_target(fe, generator.target, item)
