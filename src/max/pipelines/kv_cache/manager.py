@@ -159,7 +159,7 @@ class PagedKVCacheManager(RequestPages):
         self.max_batch_size, self.max_seq_len = max_batch_size, max_seq_len
         self.device = devices[0]
         self.session = session
-        # without attention a page stands for a whole sequence, and no tensor is behind it
+        # without attention a page stands for a whole sequence, and the tensor of pages is empty
         page_size = page_size_of(params) if num_layers else max_seq_len
         counts = [num_pages] if isinstance(num_pages, int) else list(num_pages)
         windows = [group.window for group in params.groups]
