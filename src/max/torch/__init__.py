@@ -37,12 +37,14 @@ from max.torch._library import CustomOp, CustomOpLibrary
 from max.torch._operation import Operation, graph_op
 
 if TYPE_CHECKING:
+    from max.torch.backend import explain
     from max.torch.exported import from_exported
 
 __all__ = [
     "CustomOp",
     "CustomOpLibrary",
     "Operation",
+    "explain",
     "from_exported",
     "graph_op",
     "max_device_ref",
@@ -50,5 +52,7 @@ __all__ = [
     "torch_dtype_to_max",
 ]
 
-__getattr__ = lazy_names(__name__, {"from_exported": "max.torch.exported"})
+__getattr__ = lazy_names(
+    __name__, {"explain": "max.torch.backend", "from_exported": "max.torch.exported"}
+)
 """The importer is loaded when it is first used."""

@@ -137,3 +137,21 @@ def batch_norm(draw, name):
         return Case([x, weight, bias, True, 0.1, 1e-5], rtol=1e-3)
     mean, variance = draw.floats(3), draw.floats(3, low=0.2)
     return Case([x, weight, bias, mean, variance, 0.1, 1e-5])
+
+
+@case(*(f"aten.upsample_{n}.vec" for n in ("linear1d", "bilinear2d", "trilinear3d")))
+def upsample_linear(draw, name):
+    n = int(name[-6])
+    x = draw.floats(*(2, 3, 5, 4, 3)[: n + 2])
+    if draw.bool():
+        return Case([x, None, draw.bool(), [2.0] * n])
+    return Case([x, [draw.int(2, 9) for _ in range(n)], draw.bool(), None])
+
+
+@case(*(f"aten.upsample_nearest{n}d.vec" for n in (1, 2, 3)))
+def upsample_nearest(draw, name):
+    n = int(name[-6])
+    x = draw.floats(*(2, 3, 5, 4, 3)[: n + 2])
+    return Case(
+        [x, None, [2.0] * n] if draw.bool() else [x, [draw.int(1, 9) for _ in range(n)], None]
+    )

@@ -16,12 +16,20 @@ from max.importers.torch.table import Ref
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["FxReader", "input_type", "source_line"]
+__all__ = ["FxReader", "input_type", "op_name", "source_line"]
 
 _IGNORED = {"device", "layout", "memory_format", "pin_memory", "non_blocking", "generator"}
 """Arguments that say nothing of the result's elements."""
 _INLINED = ("wrap_with_set_grad_enabled", "wrap_with_autocast")
 _PLACE = re.compile(r'File "([^"]+)", line (\d+)')
+
+
+def op_name(node: torch.fx.Node) -> str:
+    """The name of the function that a node calls, as tables have it."""
+    target = str(node.target)
+    if "." in target and not target.startswith("<"):
+        return target
+    return getattr(node.target, "__name__", target)
 
 
 def source_line(node: torch.fx.Node) -> str:
@@ -170,7 +178,9 @@ class FxReader:
             if node.op == "get_attr":
                 self._attribute(node, module, prefix)
             elif node.op == "output":
-                outputs = [self._value(argument) for argument in node.args[0]]
+                results: Any = node.args[0]
+                listed = results if isinstance(results, list | tuple) else [results]
+                outputs = [self._value(argument) for argument in listed]
                 if not prefix:
                     self.outputs = outputs
                 return outputs
@@ -203,9 +213,7 @@ class FxReader:
             assert isinstance(index, int)
             self._names[node] = names[index]
             return
-        label = str(target) if "." in str(target) else name
-        if label.startswith("<built-in"):
-            label = name
+        label = op_name(node)
         if name in _INLINED:
             self._inline(node, name, prefix)
             return

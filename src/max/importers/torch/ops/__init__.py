@@ -5,6 +5,7 @@ from max.importers.torch.ops import (
     convolution,
     creation,
     elementwise,
+    images,
     indexing,
     linear,
     normalization,
@@ -16,6 +17,6 @@ from max.importers.torch.ops import (
 )
 
 __all__ = [
-    "arithmetic", "convolution", "creation", "elementwise", "indexing", "linear", "normalization", "pooling",
+    "arithmetic", "convolution", "creation", "elementwise", "images", "indexing", "linear", "normalization", "pooling",
     "reduction", "scatter", "shape", "sizes",
 ]  # fmt: skip
