@@ -389,3 +389,9 @@ def sym_size(draw):
 @case("aten.sym_numel.default")
 def sym_numel(draw):
     return Case([draw.any(*draw.shape())])
+
+
+@case("aten.as_strided.default")
+def as_strided(draw):
+    x = draw.floats(2, 3, 1, 1)
+    return Case([x, [2, 3, 1, 1], [3, 1, 3, 3] if draw.bool() else [3, 1, 1, 1]])

@@ -231,6 +231,9 @@ class FxReader:
         if hasattr(results[0], "dtype"):
             attributes["dtype"] = dtype_of(results[0].dtype)
         attributes["common"] = _common(node)
+        if label == "aten.as_strided.default":
+            first: Any = node.args[0]
+            attributes["strides"] = list(first.meta["val"].stride())
         outer = f"{prefix}{node.name}"
         if isinstance(value, tuple | list):
             used: list[Any] = [user.args[1] for user in node.users]

@@ -272,3 +272,19 @@ def unfold(call: Call, x: TensorValue, dim: int, size: int, step: int) -> Tensor
     y = ops.gather(x, places, axis)
     order = [a for a in range(y.rank) if a != axis + 1]
     return ops.permute(y, [*order, axis + 1])
+
+
+@op("aten.as_strided.default")
+def as_strided(
+    call: Call, x: TensorValue, size: list[Any], stride: list[Any], offset: Any = None
+) -> TensorValue:
+    """A view of the same elements: decompositions write it to name the order of axes in memory."""
+    own = call.node.attr("strides")
+    same = own is not None and len(own) == len(size) and [Dim(n) for n in size] == list(x.shape)
+    if (
+        not same
+        or offset
+        or any(n != 1 and a != b for n, a, b in zip(size, own, stride, strict=True))
+    ):
+        raise Unsupported("views the memory of its operand in another way")
+    return x
