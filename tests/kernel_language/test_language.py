@@ -64,6 +64,20 @@ def test_narrow_floats_are_computed_in_f32(dtype, static):
 
 
 @k.kernel
+def _widened_constants(y: k.Output):
+    y[0] = k.f64(k.f32(0.1))
+    y[1] = k.f64(k.f16(0.1))
+    y[2] = k.f64(k.f32(k.bf16(0.1)))
+    y[3] = k.f64(k.f32(1e300))
+
+
+def test_a_constant_is_rounded_before_it_is_widened():
+    (y,) = both(_widened_constants, [np.zeros(4)])
+    bf16 = np.float64(np.asarray(0.1, ml_dtypes.bfloat16))
+    assert y.tolist() == [np.float64(np.float32(0.1)), np.float64(np.float16(0.1)), bf16, np.inf]
+
+
+@k.kernel
 def transpose(out: k.Output, x: k.Input, ctx: k.Context):
     for i, j in ctx.parallel(out.shape):
         out[i, j] = x[j, i]

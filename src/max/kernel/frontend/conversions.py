@@ -16,6 +16,7 @@ from max.kernel.frontend.state import Frontend
 from max.kernel.frontend.values import RangeValue, SlotVar, describe, is_number, plain_number
 from max.kernel.ir.nodes import Atom, Const, Ref
 from max.kernel.language.limits import unroll_error
+from max.kernel.language.values import convert
 from max.kernel.types import (
     BOOL,
     INDEX,
@@ -113,7 +114,10 @@ def cast(fe: Frontend, v: Any, dtype: ScalarType, unchecked: bool = False) -> At
         and v.type.dtype.is_float
     ):
         if v.type.dtype.bits <= dtype.bits:
-            return fe.b.const(v.value, v.type.with_dtype(dtype))
+            # a constant keeps all digits that were written; its type rounds them
+            return fe.b.const(
+                float(convert(float(v.value), v.type.dtype)), v.type.with_dtype(dtype)
+            )
     return fe.b.op("cast", (v,), v.type.with_dtype(dtype), "unchecked" if unchecked else None)
 
 
