@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 from torch._decomp import core_aten_decompositions
-from torch._dynamo import register_backend
+from torch._dynamo import list_backends, register_backend
 from torch._dynamo.backends.common import aot_autograd
 from torch.fx.passes.infra.partitioner import CapabilityBasedPartitioner
 
@@ -203,4 +203,6 @@ def explain(model: Callable[..., Any], *args: Any, **kwargs: Any) -> Explanation
     return found
 
 
-register_backend(max_backend, name="max")
+if "max" not in list_backends(()):
+    # an installed package has it as an entry point
+    register_backend(max_backend, name="max")
