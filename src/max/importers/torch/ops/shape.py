@@ -279,7 +279,7 @@ def as_strided(
     call: Call, x: TensorValue, size: list[Any], stride: list[Any], offset: Any = None
 ) -> TensorValue:
     """A view of the same elements: decompositions write it to name the order of axes in memory."""
-    own = call.node.attr("strides")
+    own: Any = call.node.attr("strides")
     same = own is not None and len(own) == len(size) and [Dim(n) for n in size] == list(x.shape)
     if (
         not same
