@@ -279,8 +279,8 @@ def as_strided(
     call: Call, x: TensorValue, size: list[Any], stride: list[Any], offset: Any = None
 ) -> TensorValue:
     """A view of the same elements: decompositions write it to name the order of axes in memory."""
-    own: Any = call.node.attr("strides")
-    same = own is not None and len(own) == len(size) and [Dim(n) for n in size] == list(x.shape)
+    own: list[Any] = call.node.attr("strides", [])
+    same = len(own) == len(size) and [Dim(n) for n in size] == list(x.shape)
     if (
         not same
         or offset
