@@ -15,7 +15,6 @@ from max.graph import DeviceRef, Graph, TensorType
 @pytest.mark.parametrize(
     ("name", "said"),
     [
-        ("yolo.onnx", "an ONNX model"),
         ("BERT.TorchScript", "a TorchScript model"),
         ("net.pt", "a PyTorch file"),
         ("llama.mef", "a compiled model of MAX"),

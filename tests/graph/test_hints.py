@@ -42,8 +42,8 @@ def test_methods_of_torch_are_functions() -> None:
         with pytest.raises(AttributeError, match=r"'relu'; max\.graph\.ops\.relu is a function"):
             value.relu()  # type: ignore[attr-defined]
         assert not hasattr(value, "data")
-    with pytest.raises(AttributeError, match="no attribute 'numpy'$"):
-        x.numpy()  # type: ignore[attr-defined]
+    with pytest.raises(AttributeError, match="no attribute 'nothing'$"):
+        x.nothing()  # type: ignore[attr-defined]
 
 
 def test_float64_for_float32() -> None:

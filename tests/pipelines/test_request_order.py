@@ -201,6 +201,6 @@ def test_clients_share_by_the_tokens_of_their_requests(seed: int) -> None:
             order.add(context, priority, client)
             shares.add(context, priority, client)
             contexts[context.request_id] = context
-        assert list(order.sorted(contexts)) == shares.order()
+        assert list(order.sorted_requests(contexts)) == shares.order()
         assert len(order) == len(contexts) and all(key in order for key in contexts)
         assert len({order.rank(context) for context in contexts.values()}) == len(contexts)

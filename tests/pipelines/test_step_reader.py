@@ -12,6 +12,7 @@ import pytest
 
 from max.interfaces import PipelineTask, RequestID, SamplingParams, TextGenerationInputs
 from max.pipelines import PIPELINE_REGISTRY, PipelineConfig, TextContext
+from max.pipelines.generation import text_generation
 from max.pipelines.generation.batch_pipeline import limits_of
 from max.pipelines.generation.engine import Engine
 from max.pipelines.generation.process.channel import ConnectionChannel
@@ -265,20 +266,20 @@ def sampled(tiny, interrupted_at: int | None) -> tuple[list[int], list[int]]:
     tokens += engine.step()[0].tokens
     early: list[int] = []
     if interrupted_at is not None:
-        finish = tiny._append
+        finish = text_generation.append_tokens
 
         def interrupt(*values):
             if len(tokens) >= interrupted_at:
                 raise KeyboardInterrupt
             return finish(*values)
 
-        tiny._append = interrupt
-        with pytest.raises(KeyboardInterrupt):
-            while True:
-                for outcome in engine.step():
-                    tokens += outcome.tokens
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(text_generation, "append_tokens", interrupt)
+            with pytest.raises(KeyboardInterrupt):
+                while True:
+                    for outcome in engine.step():
+                        tokens += outcome.tokens
         early = list(tokens)
-        tiny._append = finish
     while not engine.idle:
         for outcome in engine.step():
             tokens += outcome.tokens

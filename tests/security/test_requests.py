@@ -263,11 +263,10 @@ def test_keys_guard_every_route() -> None:
 
 HASHES = """
 import numpy as np
-from max.pipelines.kv_cache.page_manager import PageManager
-class Pages: page_size = 4
+from max.pipelines.kv_cache.page_tables import page_hash_of
 for row in np.random.default_rng(0).integers(-2, 3, (2000, 4)):
     for parent in (b"", b"a" * 16):
-        print(PageManager._hash(Pages, parent, row, 0).hex(), row.tolist(), parent)
+        print(page_hash_of(parent, row, 0, 4).hex(), row.tolist(), parent)
 """
 
 

@@ -11,7 +11,7 @@ import httpx
 import ollama
 import pytest
 
-from tests.cli.test_model_store import HubServer
+from tests.cli.hub_server import HubServer
 from tests.serve.conftest import TINY, RunningServer
 
 

@@ -199,7 +199,7 @@ def test_the_chat_page_loads_nothing_from_elsewhere(http: httpx.Client) -> None:
         page.headers["content-type"].startswith("text/html") and "<title>Chat</title>" in page.text
     )
     assert "default-src 'none'" in page.headers["content-security-policy"]
-    assert not re.findall(r'(?:src|href)="|@import|url\(|innerHTML|eval\(', page.text)
-    # the page has each element that the script refers to
-    named = set(re.findall(r'\$\("([\w-]+)"\)', page.text))
-    assert named <= set(re.findall(r'id="([\w-]+)"', page.text))
+    # files of this server only, or places of the page
+    linked = re.findall(r'(?:src|href)="([^"]*)"', page.text)
+    assert linked and not [link for link in linked if ":" in link or link.startswith("//")]
+    assert not re.findall(r"@import|url\(|innerHTML|eval\(", page.text)

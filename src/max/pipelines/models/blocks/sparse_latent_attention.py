@@ -154,7 +154,7 @@ class SparseLatentAttention(DecoderLatentAttention):
         def sparse_attention() -> TensorValue:
             """Attention to the tokens that the indexer selects."""
             selected = self.indexer(inputs)
-            return self.absorbed(
+            return self.attend_absorbed(
                 inputs,
                 lambda queries: attend_selected(
                     self.kv_params,
