@@ -59,7 +59,9 @@ def test_a_late_worker(name: str, late: int, first: int, monkeypatch: pytest.Mon
         def _chunks(self, total: int, grain: int, multiple: int) -> Iterator[tuple[int, int]]:
             if (next(self._phases) + first) % self.num_workers == self.worker:
                 self._wait()
-                yield from self._chunks_of_worker(total, grain, multiple, itertools.count().__next__)
+                yield from self._chunks_of_worker(
+                    total, grain, multiple, itertools.count().__next__
+                )
 
         def barrier(self) -> None:
             super().barrier()
