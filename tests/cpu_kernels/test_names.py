@@ -46,10 +46,12 @@ def test_a_name_has_one_signature() -> None:
 
 
 def test_functions_have_at_most_100_lines() -> None:
-    lengths = {
-        f"{path.relative_to(FOLDER)}: {node.name}": (node.end_lineno or 0) - node.lineno
-        for path, node in functions()
-    }
+    """Lines of comments do not count."""
+    lengths = {}
+    for path, node in functions():
+        lines = path.read_text().splitlines()[node.lineno : node.end_lineno]
+        code = [line for line in lines if not line.lstrip().startswith("#")]
+        lengths[f"{path.relative_to(FOLDER)}: {node.name}"] = len(code)
     assert {name: n for name, n in lengths.items() if n > MAX_LINES} == {}
 
 
