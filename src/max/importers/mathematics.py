@@ -8,30 +8,12 @@ from collections.abc import Sequence
 from max.dtype import DType
 from max.graph import TensorValue, ops
 from max.graph.ops.elementwise.binary import maximum, minimum
+from max.graph.ops.elementwise.inverse_constants import ARC_TANGENT_P, ARC_TANGENT_Q, LARGE
 
 __all__ = [
     "acosh", "asin", "asinh", "atan", "clamp", "cosh", "expm1", "fmod", "is_negative", "limits", "power", "sign",
     "sinh", "softplus", "tan", "truncated_quotient",
 ]  # fmt: skip
-
-_P = (
-    -8.750608600031904122785e-1,
-    -1.615753718733365076637e1,
-    -7.500855792314704667340e1,
-    -1.228866684490136173410e2,
-    -6.485021904942025371773e1,
-)
-_Q = (
-    1.0,
-    2.485846490142306297962e1,
-    1.650270098316988542046e2,
-    4.328810604912902668951e2,
-    4.853903996359136964868e2,
-    1.945506571482613964425e2,
-)
-"""The arc tangent is ``x + x * z * P(z) / Q(z)`` with ``z = x * x`` for ``|x| <= 0.66`` (Cephes, Moshier 1984)."""
-_LARGE = 1e4
-"""Beyond this, 1 is lost beside the square of a float32; of a float64 the formulas lose no digits either."""
 
 
 def _wide(x: TensorValue) -> TensorValue:
@@ -107,18 +89,18 @@ def asinh(x: TensorValue) -> TensorValue:
     """The inverse of the hyperbolic sine."""
     wide = _wide(x)
     size = ops.abs(wide)
-    near = minimum(size, _LARGE)
+    near = minimum(size, LARGE)
     result = ops.log1p(near + near * near / (1.0 + ops.sqrt(1.0 + near * near)))
-    result = ops.where(size > _LARGE, ops.log(size) + math.log(2), result)
+    result = ops.where(size > LARGE, ops.log(size) + math.log(2), result)
     return _like(ops.where(ops.is_nan(wide), wide, _copysign(result, wide)), x)
 
 
 def acosh(x: TensorValue) -> TensorValue:
     """The inverse of the hyperbolic cosine; NaN below 1."""
     wide = _wide(x)
-    above = minimum(wide, _LARGE) - 1.0
+    above = minimum(wide, LARGE) - 1.0
     result = ops.log1p(above + ops.sqrt(2.0 * above + above * above))
-    result = ops.where(wide > _LARGE, ops.log(wide) + math.log(2), result)
+    result = ops.where(wide > LARGE, ops.log(wide) + math.log(2), result)
     result = ops.where(wide < 1.0, math.nan, result)
     return _like(ops.where(ops.is_nan(wide), wide, result), x)
 
@@ -131,7 +113,9 @@ def atan(x: TensorValue) -> TensorValue:
     inverse = -1.0 / ops.where(far, size, 1.0)
     reduced = ops.where(far, inverse, ops.where(middle, (size - 1.0) / (size + 1.0), size))
     square = reduced * reduced
-    series = reduced + reduced * square * _polynomial(_P, square) / _polynomial(_Q, square)
+    series = reduced + reduced * square * _polynomial(ARC_TANGENT_P, square) / _polynomial(
+        ARC_TANGENT_Q, square
+    )
     start = ops.where(far, math.pi / 2, ops.where(middle, math.pi / 4, size * 0.0))
     start = ops.where(ops.is_inf(wide), math.pi / 2, start)
     return _like(ops.where(ops.is_nan(wide), wide, _copysign(start + series, wide)), x)

@@ -8,6 +8,8 @@ from typing import Any
 
 import numpy as np
 
+from tests.importers.draws import Draws
+
 F32 = np.dtype(np.float32)
 
 
@@ -34,27 +36,12 @@ class Case:
     rtol: float = 1e-4
 
 
-class Draw:
+class Draw(Draws):
     """A source of random operands."""
-
-    def __init__(self, seed: int) -> None:
-        self.rng = np.random.default_rng(seed)
-
-    def int(self, low: int, high: int) -> int:
-        return int(self.rng.integers(low, high + 1))
-
-    def choice(self, items: Any) -> Any:
-        return items[self.int(0, len(items) - 1)]
-
-    def bool(self) -> bool:
-        return bool(self.int(0, 1))
 
     def shape(self, low: int = 1, high: int = 4, empty: bool = True) -> tuple[int, ...]:
         """A shape of small, odd and sometimes empty axes."""
-        sizes = [self.choice([1, 2, 3, 5, 7]) for _ in range(self.int(low, high))]
-        if empty and sizes and self.int(0, 9) == 0:
-            sizes[self.int(0, len(sizes) - 1)] = 0
-        return tuple(sizes)
+        return self.sizes(low, high, empty)
 
     def floats(self, *shape: int, dtype: Any = np.float32, low: float = -3, high: float = 3) -> Any:
         return self.rng.uniform(low, high, shape).astype(dtype)

@@ -9,6 +9,8 @@ from typing import Any
 import numpy as np
 import torch
 
+from tests.importers.draws import Draws
+
 
 @dataclass
 class Case:
@@ -29,27 +31,12 @@ class Case:
     only: tuple[int, ...] | None = None
 
 
-class Draw:
+class Draw(Draws):
     """A source of random arguments."""
-
-    def __init__(self, seed: int) -> None:
-        self.rng = np.random.default_rng(seed)
-
-    def int(self, low: int, high: int) -> int:
-        return int(self.rng.integers(low, high + 1))
-
-    def choice(self, items: Any) -> Any:
-        return items[self.int(0, len(items) - 1)]
-
-    def bool(self) -> bool:
-        return bool(self.int(0, 1))
 
     def shape(self, low: int = 0, high: int = 4, empty: bool = True) -> tuple[int, ...]:
         """A shape of small, odd and sometimes empty axes."""
-        sizes = [self.choice([1, 2, 3, 5, 7]) for _ in range(self.int(low, high))]
-        if empty and sizes and self.int(0, 9) == 0:
-            sizes[self.int(0, len(sizes) - 1)] = 0
-        return tuple(sizes)
+        return self.sizes(low, high, empty)
 
     def floats(
         self, *shape: int, low: float = -3, high: float = 3, dtype: Any = torch.float32

@@ -11,27 +11,9 @@ from max.experimental.array_api.bits import copysign, signbit
 from max.experimental.array_api.creation import full_like, zeros_like
 from max.experimental.array_api.operands import pair_of
 from max.experimental.tensor import Tensor
+from max.graph.ops.elementwise.inverse_constants import ARC_TANGENT_P, ARC_TANGENT_Q, LARGE
 
 __all__ = ["acosh", "asin", "asinh", "atan", "atan2", "expm1", "hypot", "sinh"]
-
-_P = (
-    -8.750608600031904122785e-1,
-    -1.615753718733365076637e1,
-    -7.500855792314704667340e1,
-    -1.228866684490136173410e2,
-    -6.485021904942025371773e1,
-)
-_Q = (
-    1.0,
-    2.485846490142306297962e1,
-    1.650270098316988542046e2,
-    4.328810604912902668951e2,
-    4.853903996359136964868e2,
-    1.945506571482613964425e2,
-)
-"""The arc tangent is ``x + x * z * P(z) / Q(z)`` with ``z = x * x`` for ``|x| <= 0.66`` (Cephes, Moshier 1984)."""
-_LARGE = 1e4
-"""Beyond this, 1 is lost beside the square of a float32; of a float64 the formulas lose no digits either."""
 
 
 def expm1(x: Tensor, /) -> Tensor:
@@ -59,19 +41,19 @@ def sinh(x: Tensor, /) -> Tensor:
 def asinh(x: Tensor, /) -> Tensor:
     """The inverse of the hyperbolic sine."""
     size = F.abs(x)
-    near = F.min(size, _LARGE)
+    near = F.min(size, LARGE)
     # the quotient is sqrt(1 + x * x) - 1 without the loss of digits near 0
     result = F.log1p(near + near * near / (1.0 + F.sqrt(1.0 + near * near)))
-    result = F.where(size > _LARGE, F.log(size) + math.log(2), result)
+    result = F.where(size > LARGE, F.log(size) + math.log(2), result)
     return F.where(F.is_nan(x), x, copysign(result, x))
 
 
 def acosh(x: Tensor, /) -> Tensor:
     """The inverse of the hyperbolic cosine; NaN below 1."""
-    above = F.min(x, _LARGE) - 1.0
+    above = F.min(x, LARGE) - 1.0
     # with u = x - 1, 2 * u + u * u is x * x - 1 without the loss of digits near 1
     result = F.log1p(above + F.sqrt(2.0 * above + above * above))
-    result = F.where(x > _LARGE, F.log(x) + math.log(2), result)
+    result = F.where(x > LARGE, F.log(x) + math.log(2), result)
     result = F.where(x < 1, full_like(x, math.nan), result)
     return F.where(F.is_nan(x), x, result)
 
@@ -97,7 +79,9 @@ def atan(x: Tensor, /) -> Tensor:
     inverse = -1.0 / F.where(far, size, full_like(size, 1.0))
     reduced = F.where(far, inverse, F.where(middle, (size - 1.0) / (size + 1.0), size))
     square = reduced * reduced
-    series = reduced + reduced * square * _polynomial(_P, square) / _polynomial(_Q, square)
+    series = reduced + reduced * square * _polynomial(ARC_TANGENT_P, square) / _polynomial(
+        ARC_TANGENT_Q, square
+    )
     zero = zeros_like(size)
     start = F.where(far, zero + math.pi / 2, F.where(middle, zero + math.pi / 4, zero))
     return F.where(F.is_nan(x), x, copysign(start + series, x))
