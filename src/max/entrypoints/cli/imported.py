@@ -25,19 +25,7 @@ else:
 
 Array = npt.NDArray[Any]
 
-SUFFIXES = (".onnx",)
-"""Suffixes of files that these commands take."""
-
 _TYPES: dict[str, Any] = {"float": np.float32, "double": np.float64}
-
-
-def is_imported(name: str) -> bool:
-    """Whether an argument is a file of another framework.
-
-    Args:
-        name: The argument.
-    """
-    return name.lower().endswith(SUFFIXES)
 
 
 def _session(path: Path, threads: int | None = None) -> Any:
