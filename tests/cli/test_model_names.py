@@ -205,7 +205,7 @@ def test_a_name_with_a_tag_is_pulled_when_it_is_used(
             "https://huggingface.co/org/model:q8_0",
         ):
             assert model_files(text)[0] == path
-        assert not hub.requests, "what is there is not asked for"
+        assert not hub.requests, "files that are in the store are not requested again"
         assert Path(model_files("hf.co/org/model:Q4_K_M")[0]).name == "model@Q4_K_M"
     with pytest.raises(ModelFilesError, match="no GGUF file 'Q5_0'"):
         open_source("org/model:Q5_0")

@@ -194,7 +194,7 @@ NOT_TAKEN: tuple[tuple[str, ...], ...] = (
     ),
     (
         "virtual devices of `max.driver`",
-        "they compile for GPUs that are not there; `CPU(1)`, `CPU(2)`, … are devices that graphs run on",
+        "MAX compiles for GPUs that the machine lacks; here graphs run on `CPU(1)`, `CPU(2)`, …",
     ),
     (
         "`CompletionFlag`, launch traces, `SymmetricPool`, `enable_all_peer_access` of `max.driver`, "

@@ -188,7 +188,7 @@ class SparseMLP(MLP):
 
     def __init__(self, sparsity: float, **options: Any) -> None:
         super().__init__(**options)
-        # gates are taken as normally distributed: so many deviations hide a share of `sparsity`
+        # standard deviations above the mean below which a fraction `sparsity` of normally distributed gates lies
         self.bound = NormalDist().inv_cdf(sparsity)
         self.activation = ACTIVATIONS[options["activation_function"]]
 
@@ -199,7 +199,7 @@ class SparseMLP(MLP):
             x: ``[total_seq_len, hidden_size]``.
         """
         gates = self.gate_proj(x)
-        # each token has its own bound: so many standard deviations above the mean
+        # each token has its own bound, `self.bound` standard deviations above the mean of its gates
         centered = gates - ops.mean(gates, axis=-1)
         bound = ops.sqrt(ops.mean(centered * centered, axis=-1)) * self.bound
         hidden = self.activation(ops.relu(centered - bound)) * self.up_proj(x)
