@@ -19,6 +19,7 @@ __all__ = [
     "make_concatenated_gated_activation_fn",
     "make_interleaved_gated_activation_fn",
     "make_stacked_gated_activation_fn",
+    "softplus",
 ]
 
 
@@ -33,13 +34,13 @@ def _clip(
     return lambda x: ops.min(ops.max(function(x), low), high)
 
 
-def _softplus(x: TensorValue) -> TensorValue:
+def softplus(x: TensorValue) -> TensorValue:
     """``log(1 + exp(x))`` without overflow."""
     return ops.relu(x) + ops.log1p(ops.exp(-ops.abs(x)))
 
 
 def _mish(x: TensorValue) -> TensorValue:
-    return x * ops.tanh(_softplus(x))
+    return x * ops.tanh(softplus(x))
 
 
 def _laplace(x: TensorValue) -> TensorValue:
@@ -60,7 +61,7 @@ ACTIVATIONS: dict[str, Callable[[TensorValue], TensorValue]] = {
     "relu6": _clip(ops.relu, 0.0, 6.0),
     "gelu_10": _clip(ops.gelu, -10.0, 10.0),
     "hardswish": lambda x: x * _clip(ops.relu, 0.0, 6.0)(x + 3.0) * (1 / 6),
-    "sqrtsoftplus": lambda x: ops.sqrt(_softplus(x)),
+    "sqrtsoftplus": lambda x: ops.sqrt(softplus(x)),
     "leaky_relu": lambda x: ops.max(x, x * 0.01),
     "linear": lambda x: x,
     "mish": _mish,

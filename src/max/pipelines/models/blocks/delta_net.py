@@ -11,6 +11,7 @@ from max._dataclass import dataclass
 from max.dtype import DType
 from max.graph import TensorValue, Weight, ops
 from max.nn import RMSNorm
+from max.nn.activation import softplus
 from max.nn.kernels.recurrence import gated_delta_rule
 from max.nn.kv_cache import RecurrentState
 from max.nn.kv_cache.cache_values import PagedCacheValues
@@ -146,7 +147,7 @@ class DeltaNet(Module):
         # -1: the key heads, or after the repetition the value heads
         q, k = (ops.reshape(y, [total, -1, form.key_dim]) for y in (q, k))
         # [tokens, heads]: the logarithms of the decays
-        decays = self.rates * _softplus(ops.cast(steps, DType.float32) + self.step_bias)
+        decays = self.rates * softplus(ops.cast(steps, DType.float32) + self.step_bias)
         state, slots = kv_collection.state(self.kv_params, "delta")
         y = gated_delta_rule(
             q,
@@ -187,8 +188,3 @@ class DeltaNet(Module):
         rates, steps = (ops.reshape(both[:, :, i], [total, form.heads]) for i in range(2))
         z = ops.reshape(z, [total, form.heads, form.value_dim])
         return ops.concat(flat, axis=1), z, rates, steps
-
-
-def _softplus(x: TensorValue) -> TensorValue:
-    """``log(1 + exp(x))``, without overflow."""
-    return ops.relu(x) + ops.log1p(ops.exp(-ops.abs(x)))

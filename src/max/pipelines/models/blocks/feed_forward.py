@@ -10,7 +10,7 @@ from typing import Any
 from max._dataclass import dataclass
 from max.dtype import DType
 from max.graph import DeviceRef, TensorValue, Weight, ops
-from max.nn.activation import ACTIVATIONS
+from max.nn.activation import ACTIVATIONS, softplus
 from max.nn.layer import Layer, Module
 from max.nn.layers.linear import Linear
 from max.nn.layers.mlp import MLP
@@ -116,17 +116,11 @@ class XIELU(Module):
             x: Of any shape.
         """
         wide = ops.cast(x, DType.float32)
-        above = _softplus(self.alpha_p) * wide * wide
+        above = softplus(self.alpha_p) * wide * wide
         # clamp: the exponential of large positive elements is unused, but would overflow
-        below = (ops.exp(ops.min(wide, self.eps)) - 1 - wide) * (
-            self.beta + _softplus(self.alpha_n)
-        )
+        below = (ops.exp(ops.min(wide, self.eps)) - 1 - wide) * (self.beta + softplus(self.alpha_n))
         y = ops.where(wide > 0, above, below) + self.beta * wide
         return ops.cast(y, x.dtype)
-
-
-def _softplus(x: TensorValue) -> TensorValue:
-    return ops.log(ops.exp(x) + 1)
 
 
 class PlainMLP(Module):
