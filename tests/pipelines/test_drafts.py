@@ -19,10 +19,11 @@ from max.interfaces import (
 from max.pipelines import PIPELINE_REGISTRY, PipelineConfig, TextContext
 from max.pipelines.core.exceptions import ConfigError
 from max.pipelines.generation.batch_pipeline import limits_of
+from max.pipelines.generation.drafts.draft_steps import DraftSteps
+from max.pipelines.generation.drafts.drafter import Drafter
+from max.pipelines.generation.drafts.lookup import LookupDrafter
 from max.pipelines.generation.engine import Engine, Failure
 from max.pipelines.generation.process.service import TextWork
-from max.pipelines.generation.steps.draft_steps import DraftSteps
-from max.pipelines.generation.steps.drafter import Drafter, LookupDrafter
 from max.pipelines.scheduler import SchedulerLimits
 from max.pipelines.structured.grammar import of_json_schema
 from tests.pipelines.counting_pipeline import CountingPipeline

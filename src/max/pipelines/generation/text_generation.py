@@ -31,9 +31,9 @@ from max.nn.transformer.transformer import ReturnLogits
 from max.pipelines.config.pipeline_config import PipelineConfig
 from max.pipelines.core.text_context import draft_length
 from max.pipelines.generation.batch_pipeline import BatchPipeline, StepResult
+from max.pipelines.generation.drafts.draft_steps import DraftSteps
 from max.pipelines.generation.mixin import GenerateMixin
 from max.pipelines.generation.steps.decode_loop import DecodeLoop, next_step_model
-from max.pipelines.generation.steps.draft_steps import DraftSteps
 from max.pipelines.generation.steps.prompt_logits import PromptLogits
 from max.pipelines.generation.steps.reusable_inputs import ReusableInputs
 from max.pipelines.generation.steps.step_reader import StepReader

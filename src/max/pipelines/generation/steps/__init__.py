@@ -1,1 +1,1 @@
-"""One step of a batch: its inputs, the tokens that it gives, drafts, and several steps in one call."""
+"""One step of a batch: its inputs, the tokens that it gives, and several steps in one call."""

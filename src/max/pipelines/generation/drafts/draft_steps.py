@@ -13,7 +13,8 @@ from max.interfaces import RequestID, TextGenerationContext
 from max.pipelines.config.pipeline_config import PipelineConfig
 from max.pipelines.core.exceptions import ConfigError
 from max.pipelines.core.text_context import TextContext, draft_length
-from max.pipelines.generation.steps.drafter import Drafter, LookupDrafter
+from max.pipelines.generation.drafts.drafter import Drafter
+from max.pipelines.generation.drafts.lookup import LookupDrafter
 from max.pipelines.generation.steps.step_tokens import reasoning_limit
 from max.pipelines.models.inputs import ModelOutputs
 from max.pipelines.models.pipeline_model import PipelineModel

@@ -1,8 +1,7 @@
-"""Drafted tokens: guesses of the next tokens of a request, which one step of the model verifies together."""
+"""Drafts by look-up in the request's own text."""
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
 from collections.abc import Sequence
 
 import numpy as np
@@ -10,8 +9,9 @@ import numpy as np
 from max._dataclass import dataclass
 from max.interfaces import RequestID
 from max.pipelines.core.text_context import TextContext
+from max.pipelines.generation.drafts.drafter import Drafter
 
-__all__ = ["Drafter", "LookupDrafter"]
+__all__ = ["LookupDrafter"]
 
 LONGEST_MATCH = 4
 """The number of last tokens that a look-up compares at most."""
@@ -19,50 +19,6 @@ SHORTEST_MATCH = 2
 """A match of fewer tokens proposes nothing."""
 LONGEST_PAUSE = 32
 """The number of steps without a draft after a request's drafts were wrong several times in a row, at most."""
-
-
-class Drafter(ABC):
-    """Proposes the next tokens of requests. The engine's thread calls all methods, between two steps."""
-
-    @abstractmethod
-    def propose(self, context: TextContext, most: int) -> Sequence[int]:
-        """Tokens that may follow those of a request.
-
-        Args:
-            context: The request.
-            most: The maximum number of tokens, at least 1.
-
-        Returns:
-            The tokens; none if there is no good guess.
-        """
-
-    @abstractmethod
-    def observe(self, context: TextContext, drafted: int, accepted: int) -> None:
-        """Tells how many tokens of a draft were right; a drafter with a cache of its own goes back to these there.
-
-        Args:
-            context: The request, before its new tokens.
-            drafted: The number of drafted tokens, at least 1.
-            accepted: How many of them, from the first one on, were right.
-        """
-
-    @abstractmethod
-    def rewind(self, context: TextContext) -> None:
-        """Tells that the last tokens of a request were removed; a drafter with a cache of its own goes back there.
-
-        Called before the next `propose`.
-
-        Args:
-            context: The request; its text may have new tokens already.
-        """
-
-    @abstractmethod
-    def forget(self, request_id: RequestID) -> None:
-        """Forgets a request that has ended; nothing happens if it is unknown.
-
-        Args:
-            request_id: The request.
-        """
 
 
 @dataclass

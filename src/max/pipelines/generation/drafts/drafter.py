@@ -1,0 +1,144 @@
+"""The interface of drafters, which guess the next tokens of requests; one step of the model verifies them together."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+
+from max.interfaces import RequestID
+from max.pipelines.core.text_context import TextContext
+
+__all__ = ["Drafter", "DraftersInTurn"]
+
+
+class Drafter(ABC):
+    """Proposes the next tokens of requests. The engine's thread calls all methods, between two steps."""
+
+    @abstractmethod
+    def propose(self, context: TextContext, most: int) -> Sequence[int]:
+        """Tokens that may follow those of a request.
+
+        Args:
+            context: The request.
+            most: The maximum number of tokens, at least 1.
+
+        Returns:
+            The tokens; none if there is no good guess.
+        """
+
+    def propose_all(
+        self, contexts: Sequence[TextContext], most: Sequence[int]
+    ) -> list[Sequence[int]]:
+        """Tokens that may follow those of several requests; a drafter that is a model computes them together.
+
+        Args:
+            contexts: The requests.
+            most: The maximum number of tokens of each, at least 1.
+
+        Returns:
+            The tokens of each request.
+        """
+        return [self.propose(context, n) for context, n in zip(contexts, most, strict=True)]
+
+    @abstractmethod
+    def observe(self, context: TextContext, drafted: int, accepted: int) -> None:
+        """Tells how many tokens of a draft were right; a drafter with a cache of its own goes back to these there.
+
+        Args:
+            context: The request, before its new tokens.
+            drafted: The number of drafted tokens, at least 1.
+            accepted: How many of them, from the first one on, were right.
+        """
+
+    @abstractmethod
+    def rewind(self, context: TextContext) -> None:
+        """Tells that the last tokens of a request were removed; a drafter with a cache of its own goes back there.
+
+        Called before the next `propose`.
+
+        Args:
+            context: The request; its text may have new tokens already.
+        """
+
+    @abstractmethod
+    def forget(self, request_id: RequestID) -> None:
+        """Forgets a request that has ended; nothing happens if it is unknown.
+
+        Args:
+            request_id: The request.
+        """
+
+    def learn(self, context: TextContext) -> None:  # noqa: B027 (most drafters learn nothing)
+        """Tells that a request has ended, before `forget`; a drafter may keep its answer for others.
+
+        Args:
+            context: The request, with its whole text.
+        """
+
+
+class DraftersInTurn(Drafter):
+    """Asks several drafters in turn: the first one with a guess drafts, and is told how much of it was right.
+
+    Args:
+        drafters: The drafters, the cheapest or most reliable one first.
+    """
+
+    def __init__(self, drafters: Sequence[Drafter]) -> None:
+        self._drafters = drafters
+        self._proposed: dict[RequestID, Drafter] = {}
+
+    def propose(self, context: TextContext, most: int) -> Sequence[int]:
+        """The guess of the first drafter that has one.
+
+        Args:
+            context: The request.
+            most: The maximum number of tokens.
+        """
+        (tokens,) = self.propose_all([context], [most])
+        return tokens
+
+    def propose_all(
+        self, contexts: Sequence[TextContext], most: Sequence[int]
+    ) -> list[Sequence[int]]:
+        """The guess of the first drafter that has one, for each request.
+
+        Args:
+            contexts: The requests.
+            most: The maximum number of tokens of each.
+        """
+        tokens: list[Sequence[int]] = [()] * len(contexts)
+        open_rows = list(range(len(contexts)))
+        for drafter in self._drafters:
+            if not open_rows:
+                break
+            proposed = drafter.propose_all(
+                [contexts[row] for row in open_rows], [most[row] for row in open_rows]
+            )
+            for row, own in zip(open_rows, proposed, strict=True):
+                tokens[row] = own
+                if own:
+                    self._proposed[contexts[row].request_id] = drafter
+            open_rows = [row for row in open_rows if not tokens[row]]
+        return tokens
+
+    def observe(self, context: TextContext, drafted: int, accepted: int) -> None:
+        """Tells the drafter that made the draft."""
+        drafter = self._proposed.get(context.request_id)
+        if drafter is not None:
+            drafter.observe(context, drafted, accepted)
+
+    def rewind(self, context: TextContext) -> None:
+        """Tells all drafters."""
+        for drafter in self._drafters:
+            drafter.rewind(context)
+
+    def forget(self, request_id: RequestID) -> None:
+        """Tells all drafters."""
+        self._proposed.pop(request_id, None)
+        for drafter in self._drafters:
+            drafter.forget(request_id)
+
+    def learn(self, context: TextContext) -> None:
+        """Tells all drafters."""
+        for drafter in self._drafters:
+            drafter.learn(context)
