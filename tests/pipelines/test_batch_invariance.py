@@ -34,7 +34,7 @@ class Recorded:
         self.pipeline = PIPELINE_REGISTRY.retrieve(config, PipelineTask.TEXT_GENERATION)[1]
         self.logits: dict[tuple[int, ...], set[bytes]] = defaultdict(set)
         self.batches: set[int] = set()
-        model, rows = self.pipeline._pipeline_model, []
+        model, rows = self.pipeline.replicas[0].model, []
         execute, execute_model = self.pipeline.execute, model.execute
 
         def noting(inputs: Any) -> Any:

@@ -31,6 +31,7 @@ from max.pipelines import PIPELINE_REGISTRY, PipelineConfig, TextContext
 from max.pipelines.core.exceptions import NotFiniteError
 from max.pipelines.generation.batch_pipeline import limits_of
 from max.pipelines.generation.generation import Generation
+from max.pipelines.generation.replica import Replica
 from max.pipelines.generation.steps.decode_loop import next_step_graph
 from max.pipelines.sampling.inputs import step_seed
 
@@ -102,13 +103,13 @@ def test_it_equals_single_steps(single, several, params) -> None:
 
 def test_it_runs_fewer_executions(several, monkeypatch) -> None:
     calls: list[int] = []
-    real = type(several)._run_loop
+    real = Replica._run_loop
 
     def count(self, loop, batch, num_steps):
         calls.append(num_steps)
         return real(self, loop, batch, num_steps)
 
-    monkeypatch.setattr(type(several), "_run_loop", count)
+    monkeypatch.setattr(Replica, "_run_loop", count)
     ((tokens, _),) = generated(several, ["x = "], 42, ignore_eos=True)
     assert len(tokens) == 42
     # one token with the prompt, then calls of five steps, and one step
@@ -151,7 +152,7 @@ def test_log_probabilities_and_profiles_take_single_steps(several) -> None:
     several.release(one.request_id)
     two = context(prompt, 9)
     run(several, 1, two)
-    with several._pipeline_model.model.profile() as profile:
+    with several.replicas[0].model.model.profile() as profile:
         assert run(several, 4, two)[two.request_id].tokens == tokens[1:5]
     assert profile.to_dict()
     several.release(two.request_id)

@@ -168,18 +168,18 @@ def test_texts_are_those_without_drafts(plain, drafting, seed: int) -> None:
     assert generated(drafting, requests(drafting, seed)) == expected
     assert plain.draft_counts == (0, 0)
     drafted, accepted = drafting.draft_counts
-    assert drafted > accepted > before and not drafting._drafts._drafter._records
+    assert drafted > accepted > before and not drafting.replicas[0].drafts._drafter._records
 
 
 def test_fewer_steps(plain, drafting, monkeypatch) -> None:
     counts = []
     for pipeline in (plain, drafting):
-        model, ran = pipeline._pipeline_model, []
+        model, ran = pipeline.replicas[0].model, []
         execute = model.execute
         monkeypatch.setattr(
             model, "execute", lambda given, e=execute, r=ran: r.append(1) or e(given)
         )
-        monkeypatch.setattr(pipeline, "_loop", None)
+        monkeypatch.setattr(pipeline.replicas[0], "loop", None)
         tokens = pipeline.tokenizer.encode_now("one two three four five six seven " * 6)
         one = TextContext(
             tokens=np.array(tokens), max_length=len(tokens) + 60, ignore_eos=True,
@@ -218,7 +218,7 @@ def test_texts_in_other_configurations(plain, values) -> None:
     assert [one.generated_tokens.tolist() for one in contexts] == generated(
         plain, requests(plain, 7)
     )
-    assert pipeline._drafts.accepted > 0
+    assert pipeline.draft_counts[1] > 0
     if few:
         assert engine.scheduler.preemptions > 0
 

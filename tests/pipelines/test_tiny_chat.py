@@ -101,7 +101,7 @@ def our_logits(pipeline, sequences: list[list[int]]) -> list[np.ndarray]:
         context.log_probabilities, context.log_probabilities_echo = 1, True
     inputs = TextGenerationInputs([{c.request_id: c for c in contexts}], num_steps=1)
     caught = []
-    model = pipeline._pipeline_model
+    model = pipeline.replicas[0].model
     real = model.execute
     model.execute = lambda given: caught.append(real(given)) or caught[-1]
     try:

@@ -1,0 +1,295 @@
+"""One copy of a text model, with its KV cache and what chooses its tokens: it runs the steps of its requests."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import ExitStack
+from functools import partial
+from typing import Any, Generic, cast
+
+import numpy as np
+import numpy.typing as npt
+
+from max.driver import CPU, Device, Tensor
+from max.engine import InferenceSession
+from max.engine.load.staged_graphs import while_compiling
+from max.graph.weights import WeightsFormat
+from max.interfaces import (
+    LogProbabilities,
+    PipelineTokenizer,
+    RequestID,
+    TextGenerationContextType,
+)
+from max.nn.kv_cache.manager import RaggedKVCacheInputs
+from max.nn.transformer.transformer import ReturnLogits
+from max.pipelines.config.pipeline_config import PipelineConfig
+from max.pipelines.core.text_context import draft_length
+from max.pipelines.generation.batch_pipeline import StepResult
+from max.pipelines.generation.drafts.draft_steps import DraftSteps
+from max.pipelines.generation.steps.decode_loop import DecodeLoop, next_step_model
+from max.pipelines.generation.steps.prompt_logits import PromptLogits
+from max.pipelines.generation.steps.reusable_inputs import ReusableInputs
+from max.pipelines.generation.steps.step_reader import StepReader
+from max.pipelines.generation.steps.step_tokens import (
+    append_tokens,
+    bounded_steps,
+    last_logits,
+    log_probabilities_of_step,
+    with_closing_tokens,
+)
+from max.pipelines.models.inputs import ModelInputs, ModelOutputs
+from max.pipelines.models.kv_cache import load_cache
+from max.pipelines.models.loading import load_model
+from max.pipelines.models.pipeline_model import PipelineModel, WeightsAdapter
+from max.pipelines.sampling.inputs import SamplingInputs
+from max.pipelines.sampling.sampler import Sampler, needs_sampler
+from max.pipelines.structured.constraint import Constraints
+from max.pipelines.structured.step_masks import StepMasks
+
+
+class Replica(Generic[TextGenerationContextType]):
+    """A copy of a text model on devices of its own. Requests keep their pages in its cache from step to step.
+
+    Args:
+        config: The configuration, resolved.
+        pipeline_model: The model's class.
+        weight_adapters: For each format of weights the function that renames a checkpoint's weights.
+        session: Compiles and runs the model.
+        devices: Where this copy runs.
+        available: The bytes for its KV cache.
+        tokenizer: Made the contexts of requests.
+        constraints: The grammars of requests, which all copies share.
+
+    Raises:
+        UserError: The model's files do not fit the architecture.
+    """
+
+    def __init__(
+        self,
+        config: PipelineConfig,
+        pipeline_model: type[PipelineModel[TextGenerationContextType]],
+        weight_adapters: dict[WeightsFormat, WeightsAdapter],
+        session: InferenceSession,
+        devices: Sequence[Device],
+        available: int,
+        tokenizer: PipelineTokenizer[TextGenerationContextType, Any, Any],
+        constraints: Constraints,
+    ) -> None:
+        self._device, self._tokenizer, self._constraints = devices[0], tokenizer, constraints
+        with ExitStack() as stack:
+            if DecodeLoop.runs_on(session, self._device):
+                work = partial(next_step_model, session)  # the graph of the decode loop
+                stack.enter_context(while_compiling(session, work))
+            load = partial(load_model, pipeline_model, weight_adapters, config, session, devices)
+            self.model: PipelineModel[TextGenerationContextType] = load()
+        self.prompt_logits = PromptLogits(
+            config, self.model, partial(load, return_logits=ReturnLogits.ALL)
+        )
+        self.cache = load_cache(self.model, config, session, available)
+        self._sampler = Sampler(session, self._device, config.sampling_config)
+        self.drafts = DraftSteps.of(config, self.model, self._sampler, self.cache.slots is not None)
+        self.loop = DecodeLoop.of(session, self.model)
+        self.reader: StepReader | None = None
+        """Delivers the tokens of an execution of several steps while it runs; None: nobody does."""
+        self._reusable: ReusableInputs | None = None
+
+    def calculate_num_steps(self, num_steps: int, context: TextGenerationContextType) -> int:
+        """The number of steps for which a request has room.
+
+        Args:
+            num_steps: The maximum number of steps.
+            context: The request.
+
+        Returns:
+            The number of steps, at least 1.
+
+        Raises:
+            ValueError: The sequence has no room for a token.
+        """
+        left = context.compute_num_available_steps(self.model.max_seq_len)
+        if left <= 0:
+            raise ValueError(
+                f"request {context.request_id} has {context.current_length} tokens, and the context "
+                f"holds {self.model.max_seq_len}"
+            )
+        return min(num_steps, left)
+
+    def reserve(self, batch: Sequence[TextGenerationContextType], num_steps: int) -> int:
+        """Reserves the pages of a batch.
+
+        Args:
+            batch: The requests.
+            num_steps: The maximum number of steps.
+
+        Returns:
+            The number of steps for which all sequences have room.
+
+        Raises:
+            OutOfPagesError: Too few pages are free.
+            ValueError: A sequence has no room for a token, or an invalid schema.
+        """
+        for context in batch:
+            self._constraints.begin(context)
+            num_steps = self.calculate_num_steps(num_steps, context)
+            num_steps = bounded_steps(num_steps, context, self._tokenizer)
+        if not self.model.continues_steps:
+            num_steps = 1
+        self.cache.reserve(batch, num_steps)
+        return num_steps
+
+    def inputs(
+        self,
+        batch: list[TextGenerationContextType],
+        num_steps: int,
+        model: PipelineModel[TextGenerationContextType] | None = None,
+    ) -> ModelInputs:
+        """The inputs of the first step of a model: those of its last step, updated, if the batch is the same as before.
+
+        Args:
+            batch: The requests; their pages are reserved.
+            num_steps: The number of steps.
+            model: The model; None: the plain one.
+        """
+        last, self._reusable = self._reusable, None
+        drafted = max(map(draft_length, batch))
+        if model is not None and model is not self.model:
+            return model.prepare_initial_token_inputs(
+                batch, self.cache.get_runtime_inputs(batch, num_steps)
+            )
+        if last and num_steps == 1 and not drafted and last.precedes(batch):
+            cache = cast(RaggedKVCacheInputs, last.inputs.kv_cache_inputs)
+            last.inputs.update(kv_cache_inputs=self.cache.advance(cache, batch))
+            inputs = self.model.prepare_next_token_inputs(last.tokens, last.inputs)
+            if self.model.samples_in_graph:
+                sampling = cast(SamplingInputs, last.inputs.sampling)
+                inputs.update(sampling=sampling.advance(batch))
+            return inputs
+        cache_inputs = self.cache.get_runtime_inputs(batch, num_steps)
+        # a draft of n tokens is verified by the logits before, between and after them
+        return self.model.prepare_initial_token_inputs(batch, cache_inputs, drafted + 1)
+
+    def execute(
+        self, batch: list[TextGenerationContextType], num_steps: int, enable_log_probs: bool
+    ) -> StepResult:
+        """Runs a batch for one or several steps, and updates its contexts.
+
+        Args:
+            batch: The requests.
+            num_steps: The maximum number of steps.
+            enable_log_probs: Whether log-probabilities are returned.
+
+        Returns:
+            The new tokens of each request.
+
+        Raises:
+            OutOfPagesError: The batch does not come from a scheduler, and too few pages are free.
+            ValueError: A sequence has no room for a token, or an invalid schema.
+        """
+        if self.drafts is not None:
+            self.drafts.drop(batch)
+        num_steps = self.reserve(batch, num_steps)
+        loop = self.loop
+        if (
+            num_steps > 1
+            and loop is not None
+            and loop.usable
+            and not enable_log_probs
+            and all(context.active_length == 1 for context in batch)  # no prompts, no drafts
+        ):
+            return self._run_loop(loop, batch, num_steps)
+        drafted = any(map(draft_length, batch))
+        model = self.prompt_logits.model_of(batch, self.model)
+        masks = self._constraints.start_masks(batch)  # computed while the model runs
+        model_inputs = self.inputs(batch, num_steps, model)
+        steps: list[npt.NDArray[np.int64]] = []
+        logs: list[list[LogProbabilities | None]] = []
+        verified: list[list[int]] = []
+        for step in range(num_steps):
+            if model.samples_in_graph and (step or model_inputs.sampling is None):
+                device = self._device
+                model_inputs.update(sampling=SamplingInputs.of(batch, device, step))
+            outputs = model.execute(model_inputs)
+            if drafted and self.drafts is not None:
+                verified = self.drafts.verified_tokens(outputs, batch, self._device)
+            tokens = self._next_tokens(outputs, batch, step, masks)
+            chosen = np.asarray(tokens.to(CPU()).to_numpy(), np.int64)
+            if num_steps == 1:
+                steps.append(with_closing_tokens(chosen, batch, self._tokenizer))
+            else:
+                steps.append(chosen)
+            if enable_log_probs:
+                logs.append(log_probabilities_of_step(outputs, batch, steps[-1]))
+            if (chosen < 0).any():
+                break  # a row of NaN has no token that could follow
+            if step + 1 < num_steps:
+                cache = model_inputs.kv_cache_inputs
+                model_inputs.update(
+                    kv_cache_inputs=self.cache.next_step(cast(Any, cache), batch, step + 1)
+                )
+                model_inputs = model.prepare_next_token_inputs(tokens, model_inputs)
+            elif (
+                step == 0
+                and steps[-1] is chosen
+                and not drafted
+                and model is self.model
+                and model.continues_steps
+            ):
+                self._reusable = ReusableInputs.of(batch, model_inputs, tokens)
+        new_tokens: list[list[int]] = np.array(steps).T.tolist()
+        if verified:
+            new_tokens = [own or one for own, one in zip(verified, new_tokens, strict=True)]
+        return self._result(batch, new_tokens, len(steps), logs)
+
+    def _run_loop(
+        self,
+        loop: DecodeLoop,
+        batch: list[TextGenerationContextType],
+        num_steps: int,
+    ) -> StepResult:
+        """Runs a decoding batch for several steps, or until one of its sequences ends."""
+        model_inputs = self.inputs(batch, 1)
+        if model_inputs.sampling is None:
+            model_inputs.update(sampling=SamplingInputs.of(batch, self._device))
+        model_inputs, tokens, chosen = loop.run(model_inputs, batch, num_steps, self.reader)
+        self._reusable = ReusableInputs.of(batch, model_inputs, tokens, len(chosen))
+        return self._result(batch, chosen.T.tolist(), len(chosen))
+
+    def _result(
+        self,
+        batch: list[TextGenerationContextType],
+        tokens: Sequence[Sequence[int]],
+        steps: int,
+        logs: Sequence[Sequence[LogProbabilities | None]] = (),
+    ) -> StepResult:
+        """Adds the tokens of an execution to the contexts, and records what is in the cache now.
+
+        Args:
+            batch: The requests.
+            tokens: The new tokens of each request, any number.
+            steps: How often the model ran.
+            logs: For each step, the log-probabilities of each request; empty: none.
+        """
+        outputs = append_tokens(batch, tokens, logs, self._constraints)
+        self.cache.step(batch)
+        if self.drafts is not None:
+            self.drafts.propose(batch)
+        return StepResult(outputs, steps)
+
+    def _next_tokens(
+        self,
+        outputs: ModelOutputs,
+        batch: Sequence[TextGenerationContextType],
+        step: int,
+        masks: StepMasks | None,
+    ) -> Tensor:
+        """The next tokens of a batch: the graph's, or the sampler's if a request needs it."""
+        if outputs.next_tokens is not None and not any(needs_sampler(c, step) for c in batch):
+            return outputs.next_tokens
+        bitmask = None if masks is None else masks.result()
+        return self._sampler.sample(last_logits(outputs), batch, step, bitmask)
+
+    def release(self, request_id: RequestID) -> None:
+        """Frees the pages of a request; nothing happens if it has none."""
+        self.cache.close(request_id)
+        if self.drafts is not None:
+            self.drafts.forget(request_id)
