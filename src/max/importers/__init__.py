@@ -11,5 +11,6 @@ name) and has a :class:`~max.importers.table.OpTable` of small functions, source
 - `program`, `segment`: a source graph as segments that are staged when their inputs are known, for models whose
   structure depends on data;
 - `control`: branches and loops;
+- `functions`: functions of tensors that the graph API lacks, composed of its ops;
 - `symbols`, `contents`, `errors`: names of dimensions, arithmetic on known contents, errors.
 """

@@ -10,8 +10,8 @@ from max.graph import TensorValue, ops
 from max.graph.ops.elementwise.binary import maximum, minimum
 from max.graph.ops.elementwise.bits import bit_and, bit_or, bit_xor, shift_left, shift_right
 from max.graph.ops.staging.broadcasting import broadcast_all
-from max.importers import mathematics
 from max.importers.errors import Unsupported
+from max.importers.functions import mathematics
 from max.importers.node import Node
 from max.importers.onnx.table import op
 

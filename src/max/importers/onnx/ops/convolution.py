@@ -9,13 +9,17 @@ import numpy as np
 
 from max.dtype import DType
 from max.graph import Dim, TensorValue, ops
-from max.graph.type import ConvInputLayout, FilterLayout
 from max.importers.errors import Unsupported
+from max.importers.functions.convolutions import (
+    Pairs,
+    convolution,
+    spread,
+    transposed_convolution,
+    with_bias,
+)
+from max.importers.functions.indexing import padded
 from max.importers.node import Node
-from max.importers.onnx.ops.indexing import padded
 from max.importers.onnx.table import op
-
-Pairs = list[tuple[int, int]]
 
 
 def paddings(
@@ -66,10 +70,7 @@ def _taps(node: Node, weight: TensorValue, index: int = 1) -> list[int]:
 def conv(
     node: Node, x: TensorValue, weight: TensorValue, bias: TensorValue | None = None
 ) -> TensorValue:
-    y = convolved(node, x, weight)
-    if bias is None:
-        return y
-    return y + ops.reshape(bias, [bias.shape[0], *[1] * (x.rank - 2)])
+    return with_bias(convolved(node, x, weight), bias)
 
 
 def convolved(node: Node, x: TensorValue, weight: TensorValue) -> TensorValue:
@@ -79,43 +80,6 @@ def convolved(node: Node, x: TensorValue, weight: TensorValue) -> TensorValue:
     strides, dilations = steps(node, "strides", n), steps(node, "dilations", n)
     pairs = paddings(node, x.shape[2:], kernel, strides, dilations)
     return convolution(x, weight, strides, dilations, pairs, node.attr("group", 1))
-
-
-def convolution(
-    x: TensorValue,
-    weight: TensorValue,
-    strides: Sequence[int],
-    dilations: Sequence[int],
-    pairs: Pairs,
-    groups: int,
-) -> TensorValue:
-    """A convolution ``[N, C, …]`` with a filter ``[F, C / groups, …]``."""
-    n = x.rank - 2
-    if any(amount < 0 for pair in pairs for amount in pair):
-        x = padded(x, [(0, 0), (0, 0), *pairs], "constant", 0)
-        pairs = [(0, 0)] * n
-    pads = [amount for pair in pairs for amount in pair]
-    if n == 1:
-        y = convolution(
-            ops.unsqueeze(x, 2), ops.unsqueeze(weight, 2), [1, *strides], [1, *dilations], [(0, 0), *pairs], groups
-        )  # fmt: skip
-        return ops.squeeze(y, 2)
-    if n == 2:
-        return ops.conv2d(
-            x, weight, _two(strides), _two(dilations), (pads[0], pads[1], pads[2], pads[3]), groups,
-            input_layout=ConvInputLayout.NCHW, filter_layout=FilterLayout.FCRS,
-        )  # fmt: skip
-    if n == 3:
-        return ops.conv3d(
-            x, weight, (strides[0], strides[1], strides[2]), (dilations[0], dilations[1], dilations[2]),
-            (pads[0], pads[1], pads[2], pads[3], pads[4], pads[5]), groups,
-            input_layout=ConvInputLayout.NCHW, filter_layout=FilterLayout.FCQRS,
-        )  # fmt: skip
-    raise Unsupported(f"has {n} spatial axes; 1 to 3 are supported")
-
-
-def _two(values: Sequence[int]) -> tuple[int, int]:
-    return values[0], values[1]
 
 
 @op("ConvTranspose")
@@ -128,18 +92,8 @@ def conv_transpose(
     extra = list(node.attr("output_padding") or [0] * n)
     pairs = _transposed_paddings(node, x, kernel, strides, dilations, extra)
     groups = node.attr("group", 1)
-    inputs = ops.chunk(x, groups, 1)
-    weights = ops.chunk(weight, groups, 0)
-    parts = [
-        _transposed(part, w, strides, dilations) for part, w in zip(inputs, weights, strict=True)
-    ]
-    y = ops.concat(parts, 1)
-    crop = [(-before, more - after) for (before, after), more in zip(pairs, extra, strict=True)]
-    if any(amount for pair in crop for amount in pair):
-        y = padded(y, [(0, 0), (0, 0), *crop], "constant", 0)
-    if bias is None:
-        return y
-    return y + ops.reshape(bias, [bias.shape[0], *[1] * n])
+    y = transposed_convolution(x, weight, strides, dilations, pairs, extra, groups)
+    return with_bias(y, bias)
 
 
 def _transposed_paddings(
@@ -165,47 +119,6 @@ def _transposed_paddings(
         half = total // 2 if auto == "SAME_UPPER" else total - total // 2
         pairs.append((half, total - half))
     return pairs
-
-
-def _transposed(
-    x: TensorValue, weight: TensorValue, strides: Sequence[int], dilations: Sequence[int]
-) -> TensorValue:
-    """A transposed convolution without padding ``[N, C, …]`` with a filter ``[C, F, …]``."""
-    n = x.rank - 2
-    if n == 1:
-        y = _transposed(
-            ops.unsqueeze(x, 2), ops.unsqueeze(weight, 2), [1, *strides], [1, *dilations]
-        )
-        return ops.squeeze(y, 2)
-    if n == 2:
-        return ops.conv2d_transpose(
-            x, weight, _two(strides), _two(dilations), input_layout=ConvInputLayout.NCHW,
-            filter_layout=FilterLayout.CFRS,
-        )  # fmt: skip
-    if n != 3:
-        raise Unsupported(f"has {n} spatial axes; 1 to 3 are supported")
-    # the gradient of a convolution: the operand with zeros between its elements, and the filter reversed
-    for axis, stride in enumerate(strides, 2):
-        if stride > 1:
-            x = _spread(x, axis, stride)
-    flipped = weight[(slice(None), slice(None), *[slice(None, None, -1)] * n)]
-    flipped = ops.permute(flipped, [1, 0, *range(2, n + 2)])
-    reach = [d * (int(size) - 1) for d, size in zip(dilations, weight.shape[2:], strict=True)]
-    return convolution(x, flipped, [1] * n, dilations, [(r, r) for r in reach], 1)
-
-
-def _spread(x: TensorValue, axis: int, stride: int) -> TensorValue:
-    """A tensor with ``stride - 1`` zeros between the elements of an axis."""
-    shape = x.shape
-    wide = ops.unsqueeze(x, axis + 1)
-    pads = [0] * (2 * wide.rank)
-    pads[2 * (axis + 1) + 1] = stride - 1
-    wide = ops.reshape(
-        ops.pad(wide, pads), [*shape[:axis], shape[axis] * stride, *shape[axis + 1 :]]
-    )
-    index = [slice(None)] * x.rank
-    index[axis] = slice(0, shape[axis] * stride - (stride - 1))
-    return wide[tuple(index)]
 
 
 @op("DeformConv")
@@ -295,7 +208,7 @@ def col2im(node: Node) -> TensorValue:
         part = windows[:, :, tap]
         for axis in range(n):
             if strides[axis] > 1:
-                part = _spread(part, 2 + axis, strides[axis])
+                part = spread(part, 2 + axis, strides[axis])
         amounts = []
         for axis in range(n):
             before = place[axis] * dilations[axis]

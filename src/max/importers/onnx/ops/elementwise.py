@@ -9,8 +9,8 @@ from typing import Any
 from max.dtype import DType
 from max.graph import TensorValue, ops
 from max.graph.ops.elementwise.binary import maximum, minimum
-from max.importers import mathematics
 from max.importers.errors import Unsupported
+from max.importers.functions import mathematics
 from max.importers.node import Node
 from max.importers.onnx.table import op
 

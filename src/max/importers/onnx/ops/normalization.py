@@ -8,9 +8,9 @@ from typing import Any
 from max.dtype import DType
 from max.graph import TensorValue, ops
 from max.importers.errors import Unsupported
+from max.importers.functions.reductions import over
 from max.importers.node import Node
 from max.importers.onnx.element_types import dtype_of
-from max.importers.onnx.ops.reduction import over
 from max.importers.onnx.table import op
 
 

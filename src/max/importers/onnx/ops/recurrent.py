@@ -9,12 +9,12 @@ import numpy as np
 
 from max.dtype import DType
 from max.graph import TensorValue, ops
-from max.importers import mathematics
 from max.importers.control import repeated
 from max.importers.errors import Unsupported
+from max.importers.functions import mathematics
+from max.importers.functions.indexing import reverse_by_length
+from max.importers.functions.reductions import reversed_along
 from max.importers.node import Node
-from max.importers.onnx.ops.indexing import reverse_by_length
-from max.importers.onnx.ops.reduction import reversed_along
 from max.importers.onnx.table import op
 
 Activation = Callable[[TensorValue], TensorValue]

@@ -11,9 +11,9 @@ import numpy.typing as npt
 from max.dtype import DType
 from max.graph import TensorValue, ops
 from max.importers.errors import Unsupported
+from max.importers.functions.indexing import padded
 from max.importers.node import Node
 from max.importers.onnx.element_types import dtype_of
-from max.importers.onnx.ops.indexing import padded
 from max.importers.onnx.table import op
 
 Array = npt.NDArray[Any]

@@ -11,8 +11,8 @@ from max.dtype import DType
 from max.graph import Dim, TensorValue, ops
 from max.graph.ops.elementwise.binary import maximum, minimum
 from max.graph.ops.elementwise.bits import bit_and, bit_or, bit_xor, shift_left, shift_right
-from max.importers import mathematics
 from max.importers.errors import Unsupported
+from max.importers.functions import mathematics
 from max.importers.torch.table import Call, op
 
 Binary = Callable[[TensorValue, TensorValue], TensorValue]

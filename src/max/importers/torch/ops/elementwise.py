@@ -12,7 +12,7 @@ from max.dtype import DType
 from max.graph import TensorValue, ops
 from max.graph.ops.elementwise.binary import maximum, minimum
 from max.graph.ops.elementwise.bits import bit_xor
-from max.importers import mathematics
+from max.importers.functions import mathematics
 from max.importers.torch.ops.arithmetic import converted, tensor_of
 from max.importers.torch.table import Call, op
 

@@ -6,7 +6,7 @@ from max.dtype import DType
 from max.graph import TensorValue, ops
 from max.graph.ops.staging.broadcasting import broadcast_all
 from max.importers.errors import Unsupported
-from max.importers.onnx.ops.indexing import gather_along, positive
+from max.importers.functions.indexing import gather_along, positive
 from max.importers.torch.table import Call, op
 
 Indices = list["TensorValue | None"]

@@ -5,14 +5,13 @@ from __future__ import annotations
 from typing import Any
 
 from max.graph import TensorValue, ops
-from max.importers.onnx.ops.linear import matmul
 from max.importers.torch.ops.arithmetic import tensor_of
 from max.importers.torch.table import Call, op
 
 
 @op("aten.mm.default", "aten.bmm.default", "aten.matmul.default")
 def product(call: Call, x: TensorValue, y: TensorValue) -> TensorValue:
-    return matmul(x, y)
+    return ops.matmul(x, y)
 
 
 def _scaled(x: TensorValue, factor: Any) -> TensorValue:
@@ -23,7 +22,7 @@ def _scaled(x: TensorValue, factor: Any) -> TensorValue:
 def add_product(
     call: Call, bias: TensorValue, x: TensorValue, y: TensorValue, beta: Any = 1, alpha: Any = 1
 ) -> TensorValue:
-    result = _scaled(matmul(x, y), alpha)
+    result = _scaled(ops.matmul(x, y), alpha)
     # as torch does, what is scaled by 0 is not read
     return result if beta == 0 else result + _scaled(bias, beta)
 
@@ -32,7 +31,7 @@ def add_product(
 def linear(
     call: Call, x: TensorValue, weight: TensorValue, bias: TensorValue | None = None
 ) -> TensorValue:
-    result = matmul(x, ops.transpose(weight, 0, 1))
+    result = ops.matmul(x, ops.transpose(weight, 0, 1))
     return result if bias is None else result + bias
 
 

@@ -6,7 +6,7 @@ from typing import Any
 
 from max.dtype import DType
 from max.graph import TensorValue, ops
-from max.importers.onnx.ops.reduction import over
+from max.importers.functions.reductions import over
 from max.importers.torch.ops.arithmetic import tensor_of
 from max.importers.torch.table import Call, op
 

@@ -8,15 +8,29 @@ import numpy as np
 
 from max.graph import TensorValue, ops
 from max.importers.errors import Unsupported
-from max.importers.onnx.ops.linear import matmul
-from max.importers.onnx.ops.pooling import average_pool, max_pool
-from max.importers.onnx.ops.reduction import over
-from max.importers.torch.ops.convolution import full, with_attributes
+from max.importers.functions.pooling import Windows, average_pool, max_pool, max_pool_with_places
+from max.importers.functions.reductions import over
+from max.importers.torch.ops.convolution import full
 from max.importers.torch.table import Call, op
 
 
 def _batched(x: TensorValue, n: int) -> TensorValue:
     return ops.unsqueeze(x, 0) if x.rank == n + 1 else x
+
+
+def _windows(
+    call: Call,
+    n: int,
+    kernel: list[int],
+    stride: list[int],
+    padding: list[int],
+    dilation: list[int],
+    ceil_mode: bool,
+) -> Windows:
+    sizes = full(kernel, n)
+    pairs = [(pad, pad) for pad in full(padding, n)]
+    strides = full(stride, n) or sizes
+    return Windows(sizes, strides, full(dilation, n), pairs, call.static, ceil_mode)
 
 
 @op("aten.max_pool2d_with_indices.default", "aten.max_pool3d_with_indices.default")
@@ -30,20 +44,18 @@ def max_pool_with_indices(
     ceil_mode: bool = False,
 ) -> Any:
     n = 3 if "3d" in call.node.op else 2
-    sizes = full(kernel, n)
-    attributes = {
-        "kernel_shape": sizes, "strides": full(stride, n) or sizes, "pads": full(padding, n) * 2,
-        "dilations": full(dilation, n), "ceil_mode": ceil_mode,
-    }  # fmt: skip
+    windows = _windows(call, n, kernel, stride, padding, dilation, ceil_mode)
     images = _batched(x, n)
-    wants = call.node.wants(1)
-    results = max_pool(with_attributes(call, attributes, 2 if wants else 1), images)
-    if wants:
-        plane = int(np.prod([call.static(size) for size in images.shape[2:]]))
-        results = (results[0], ops.mod(results[1], ops.constant(np.array(plane, np.int64))))
+    results: list[TensorValue] = []
+    if call.node.wants(1):
+        y, places = max_pool_with_places(windows, images)
+        plane = int(np.prod(windows.sizes(images)))
+        results += [y, ops.mod(places, ops.constant(np.array(plane, np.int64)))]
+    else:
+        results.append(max_pool(windows, images))
     if x.rank == n + 1:
-        results = tuple(ops.squeeze(result, 0) for result in results)
-    return results if wants else (results[0], None)
+        results = [ops.squeeze(result, 0) for result in results]
+    return (*results, None)[:2]
 
 
 @op("aten.avg_pool1d.default", "aten.avg_pool2d.default", "aten.avg_pool3d.default")
@@ -59,15 +71,11 @@ def avg_pool(
 ) -> TensorValue:
     n = int(call.node.op.split("avg_pool")[1][0])
     sizes = full(kernel, n)
-    attributes: dict[str, Any] = {
-        "kernel_shape": sizes, "strides": full(stride, n) or sizes, "pads": full(padding, n) * 2,
-        "ceil_mode": ceil_mode, "count_include_pad": count_include_pad,
-    }  # fmt: skip
-    if divisor_override is not None:
-        if ceil_mode:
-            raise Unsupported("has both ceil_mode and divisor_override")
-        attributes["count_include_pad"] = True
-    y = average_pool(with_attributes(call, attributes), _batched(x, n))
+    if divisor_override is not None and ceil_mode:
+        raise Unsupported("has both ceil_mode and divisor_override")
+    windows = _windows(call, n, kernel, stride, padding, [1], ceil_mode)
+    counts_padding = count_include_pad or divisor_override is not None
+    y = average_pool(windows, _batched(x, n), counts_padding)
     if divisor_override is not None:
         y = y * (float(np.prod(sizes)) / divisor_override)
     return ops.squeeze(y, 0) if x.rank == n + 1 else y
@@ -95,7 +103,7 @@ def adaptive_avg_pool(call: Call, x: TensorValue, output_size: list[int]) -> Ten
         for part, (first, last) in enumerate(_edges(size, parts)):
             weights[first:last, part] = 1 / (last - first)
         order = [a for a in range(x.rank) if a != axis] + [axis]
-        y = matmul(ops.permute(x, order), ops.constant(weights.astype(x.dtype.to_numpy())))
+        y = ops.matmul(ops.permute(x, order), ops.constant(weights.astype(x.dtype.to_numpy())))
         x = ops.permute(y, [order.index(a) for a in range(x.rank)])
     return x
 

@@ -10,7 +10,7 @@ import numpy as np
 from max.dtype import DType
 from max.graph import TensorValue, ops
 from max.importers.errors import Unsupported
-from max.importers.onnx.ops.reduction import dropped, over
+from max.importers.functions.reductions import dropped, over
 from max.importers.torch.ops.arithmetic import converted, tensor_of
 from max.importers.torch.table import Call, op
 

@@ -7,7 +7,7 @@ from typing import Any
 from max.dtype import DType
 from max.graph import TensorValue, ops
 from max.importers.errors import Unsupported
-from max.importers.onnx.ops.indexing import positive
+from max.importers.functions.indexing import positive
 from max.importers.torch.ops.arithmetic import converted, tensor_of
 from max.importers.torch.ops.indexing import Indices, Places, expanded, inverse
 from max.importers.torch.ops.shape import bound, is_known

@@ -7,8 +7,8 @@ from typing import Any
 from max.dtype import DType
 from max.graph import Dim, TensorValue, ops
 from max.importers.errors import Unsupported
-from max.importers.onnx.ops.indexing import padded
-from max.importers.onnx.ops.reduction import reversed_along
+from max.importers.functions.indexing import padded
+from max.importers.functions.reductions import reversed_along
 from max.importers.torch.ops.arithmetic import converted, tensor_of
 from max.importers.torch.table import Call, op
 

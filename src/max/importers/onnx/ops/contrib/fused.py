@@ -8,11 +8,11 @@ import numpy as np
 
 from max.dtype import DType
 from max.graph import TensorValue, ops
-from max.importers import mathematics
 from max.importers.errors import Unsupported
+from max.importers.functions import mathematics
+from max.importers.functions.reductions import over
 from max.importers.node import Node
 from max.importers.onnx.ops.convolution import conv
-from max.importers.onnx.ops.reduction import over
 from max.importers.onnx.table import op
 
 _MS = "com.microsoft"

@@ -6,6 +6,7 @@ from max.dtype import DType
 from max.graph import TensorValue, ops
 from max.graph.ops.elementwise.bits import bit_and, shift_right
 from max.importers.errors import Unsupported
+from max.importers.functions.reductions import over
 from max.importers.node import Node
 from max.importers.onnx.element_types import code_of
 from max.importers.onnx.ops.quantization import (
@@ -14,7 +15,6 @@ from max.importers.onnx.ops.quantization import (
     quantize_linear,
     saturated,
 )
-from max.importers.onnx.ops.reduction import over
 from max.importers.onnx.table import op
 
 _MS = "com.microsoft"

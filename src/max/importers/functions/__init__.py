@@ -1,0 +1,1 @@
+"""Functions of tensors that the graph API lacks, composed of its ops. All importers share them."""
