@@ -28,7 +28,7 @@ from max.serve.chat.tools.grammars import answer_grammar
 from max.serve.chat.tools.layout import IDENTIFIER
 from max.serve.chat.tools.parser import parser_of
 from max.serve.chat.tools.probe import TemplateUse
-from max.serve.chat.tools.recognition import TemplateTools, tools_of_template
+from max.serve.chat.tools.recognition import TemplateTools, reads_back, tools_of_template
 from tests.serve.test_tool_formats import accepts, tokenizer_with
 from tests.serve.tool_templates import TEMPLATES
 
@@ -332,5 +332,9 @@ def test_published_templates() -> None:
             (derived if tools.format.name == "template" else named).append(path.stem)
         if tools.format.name == "template":
             check(template, random.Random(path.stem), 20, plain=True)
+        else:
+            assert not tools.use.renders_calls or reads_back(
+                tools.format, renderer(template), tools.use
+            )
     print(f"derived {len(derived)}, named: {named}")
-    assert derived and len(named) <= len(derived) // 10, named
+    assert derived and len(named) <= len(derived) // 20, named

@@ -11,6 +11,7 @@ from typing import Any
 from max.interfaces import RequestID, SamplingParams, TextGenerationRequest
 from max.pipelines.core.reasoning import UNLIMITED, ReasoningBudget
 from max.pipelines.core.text import utf8_size
+from max.serve.chat.channel_parser import ChannelParser
 from max.serve.chat.parts import AnswerParser, PlainParser
 from max.serve.chat.reasoning import ReasoningParser
 from max.serve.chat.reasoning_marks import THINK
@@ -20,7 +21,6 @@ from max.serve.chat.tools import harmony
 from max.serve.chat.tools.definitions import ChoiceKind, Tool, ToolChoice, check_tools
 from max.serve.chat.tools.formats import description
 from max.serve.chat.tools.harmony import HarmonyParser
-from max.serve.chat.tools.layout import special_in
 from max.serve.chat.tools.parser import parser_of
 from max.serve.chat.tools.probe import TemplateUse
 from max.serve.chat.tools.schemas import tool_grammar
@@ -103,6 +103,7 @@ async def prepare(model: ServedModel, conversation: Conversation) -> ChatJob:
             tool_format,
             model.special_token_ids,
             grammar,
+            model.text_marks,
         )
         grammar = found.grammar
         current_request().hints += found.hints
@@ -130,6 +131,11 @@ async def prepare(model: ServedModel, conversation: Conversation) -> ChatJob:
         conversation.template_options,
         conversation.continues,
     )
+    think_marks = model.reasoning_marks
+    # the template begins the reasoning itself
+    thinks = model.reasons and text.rstrip().endswith(think_marks[0])
+    if not conversation.continues:
+        text += answer_opening(model, conversation, thinks)
     request = await model.engine_request(
         TextGenerationRequest(
             request_id=RequestID(conversation.request_id),
@@ -145,12 +151,9 @@ async def prepare(model: ServedModel, conversation: Conversation) -> ChatJob:
     # in harmony all answers have marks
     marked = bool(parsed) or tool_format.syntax == "harmony"
     marks = tuple(tool_format.visible(model.special_token_ids)) if marked else ()
-    think_marks = model.reasoning_marks
-    # the template begins the reasoning itself
-    thinks = text.rstrip().endswith(think_marks[0])
     parses_reasoning = model.reasons and may_reason(conversation)
-    if parses_reasoning:
-        marks = (*marks, *special_in("".join(think_marks), model.special_token_ids))
+    if parses_reasoning or model.channels is not None:
+        marks = (*marks, *model.text_marks)
     # special tokens that stay in the text, as the parsers look for them
     visible = frozenset(model.special_token_ids[m] for m in marks if m in model.special_token_ids)
     sequence = TextSequence(
@@ -170,10 +173,32 @@ async def prepare(model: ServedModel, conversation: Conversation) -> ChatJob:
         if tool_format.syntax == "functionary" and conversation.grammar is None:
             return parser_of(tool_format, parsed)
         parser: AnswerParser = parser_of(tool_format, parsed) if parsed else PlainParser()
+        if model.channels is not None and conversation.grammar is None:
+            return ChannelParser(parser, thinks and parses_reasoning, model.channels)
         return ReasoningParser(parser, thinks, think_marks) if parses_reasoning else parser
 
     custom = frozenset(tool.name for tool in tools if tool.custom)
     return ChatJob(model, tuple(choices_of(sequence, conversation.count)), new_parser, custom)
+
+
+def answer_opening(model: ServedModel, conversation: Conversation, thinks: bool) -> str:
+    """What the prompt lacks of the begin of an answer that a grammar describes: the end of reasoning, a header.
+
+    Args:
+        model: The model.
+        conversation: The conversation.
+        thinks: Whether the prompt ends in the mark that begins reasoning.
+    """
+    if may_reason(conversation):
+        return ""
+    channels = model.channels
+    if channels is None:
+        return f"\n{model.reasoning_marks[1]}\n\n" if thinks else ""
+    closed = channels.turn if thinks else ""
+    # the grammar of calls that must come has its own header
+    return closed + (
+        channels.answer if conversation.grammar is not None or not channels.call else ""
+    )
 
 
 async def _prompt(model: ServedModel, text: str, kept: int | None) -> list[int]:
@@ -215,6 +240,8 @@ def reasoning_budget(
             return None
         begin, end = model.reasoning_marks
         closing = end
+        if model.channels is not None:
+            closing = model.channels.turn + ("" if may_call else model.channels.answer)
     else:
         raise ApiError(
             f"{model.name} does not mark its reasoning: its chat template has no {THINK[0]}, so there is "

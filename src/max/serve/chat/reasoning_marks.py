@@ -26,6 +26,15 @@ def reasoning_marks(render: Render, template: str) -> tuple[str, str] | None:
         render: Formats a conversation.
         template: The template.
     """
+    return derived_marks(render) or (THINK if THINK[0] in template else None)
+
+
+def derived_marks(render: Render) -> tuple[str, str] | None:
+    """The marks around reasoning that a template writes; None where it writes none that name it.
+
+    Args:
+        render: Formats a conversation.
+    """
     question: dict[str, Any] = {"role": "user", "content": probe.QUESTION}
     said: dict[str, Any] = {"role": "assistant", "content": probe.ANSWER}
     parts = [{"type": "thinking", "thinking": _THOUGHT}, {"type": "text", "text": probe.ANSWER}]
@@ -36,7 +45,7 @@ def reasoning_marks(render: Render, template: str) -> tuple[str, str] | None:
         found = _marks_in(text or "")
         if found is not None:
             return found
-    return THINK if THINK[0] in template else None
+    return None
 
 
 def _marks_in(text: str) -> tuple[str, str] | None:

@@ -20,7 +20,9 @@ from max.pipelines.registry.registry import PIPELINE_REGISTRY
 from max.pipelines.tokenization.hf_tokenizer import HFTokenizer
 from max.pipelines.tokenization.tokenizer import TextTokenizer
 from max.serve.chat.reasoning_marks import THINK
+from max.serve.chat.tools.channels import Channels
 from max.serve.chat.tools.formats import ALIASES, FORMATS, ToolFormat
+from max.serve.chat.tools.layout import special_in
 from max.serve.chat.tools.probe import TemplateUse
 from max.serve.chat.tools.recognition import TemplateTools, tools_of_template
 from max.serve.errors import CONTEXT_LENGTH_EXCEEDED, ApiError, of_user_error
@@ -193,6 +195,21 @@ class ServedModel:
     def reasoning_marks(self) -> tuple[str, str]:
         """The marks before and after its reasoning."""
         return self._template_tools.reasoning or THINK
+
+    @property
+    def channels(self) -> Channels | None:
+        """The marks between the messages of its answers, where they are lists of messages."""
+        if self.answers.reasoning_parser == "none" or self.tool_format.syntax == "harmony":
+            return None
+        return self._template_tools.use.channels
+
+    @cached_property
+    def text_marks(self) -> tuple[str, ...]:
+        """The special tokens around reasoning and between the messages of an answer."""
+        marks = self.channels.marks if self.channels is not None else ""
+        if self.reasons:
+            marks += "".join(self.reasoning_marks)
+        return tuple(special_in(marks, self.special_token_ids))
 
     @property
     def marks_reasoning(self) -> bool:

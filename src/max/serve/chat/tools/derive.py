@@ -114,12 +114,15 @@ def call_text(
     if plain is not None and probe.ANSWER in plain:
         # what ends each answer, with calls or without
         head, _, tail = plain.rpartition(probe.ANSWER)
+        if use.channels is not None and use.channels.answer_end:
+            tail = tail.removeprefix(use.channels.answer_end)
         if not text.startswith(head):
             head = common_start(head, text)
     else:
         head = text[: text.rfind(probe.QUESTION) + len(probe.QUESTION)]
     # the answer begins where the prompt of a generation ends
-    if prompt is not None and len(prompt) > len(head) and text.startswith(prompt):
+    longer = prompt is not None and (len(prompt) > len(head) or use.channels is not None)
+    if prompt is not None and longer and text.startswith(prompt):
         head = prompt
     body = text[len(head) :]
     if probe.QUESTION in body:
@@ -128,6 +131,8 @@ def call_text(
         body = body[: len(body) - len(tail)]
     elif tail.strip() and body.rstrip().endswith(tail.strip()):
         body = body.rstrip()[: -len(tail.strip())]
+    if use.channels is not None:
+        body = use.channels.without_headers(body)
     for identifier in (*probe.IDS, *probe.SHORT_IDS):
         body = body.replace(identifier, IDENTIFIER)
     return body, tail

@@ -11,7 +11,12 @@ from max.pipelines.structured.grammar import JSON_STYLE
 from max.serve.chat.tools import deepseek, harmony, pythonic
 from max.serve.chat.tools.definitions import ChoiceKind, Tool, ToolChoice
 from max.serve.chat.tools.formats import ToolFormat
-from max.serve.chat.tools.layout_grammar import definitions, keyword_rules, layout_rules
+from max.serve.chat.tools.layout_grammar import (
+    definitions,
+    free_text,
+    keyword_rules,
+    layout_rules,
+)
 
 _SPACE = {**JSON_STYLE, "lenient": True, "coerce_one_of": True}
 
@@ -22,6 +27,7 @@ def answer_grammar(
     tool_format: ToolFormat,
     special_tokens: dict[str, int],
     content_grammar: str | None = None,
+    text_marks: Sequence[str] = (),
 ) -> str | None:
     """The grammar of an answer to a request with tools.
 
@@ -31,6 +37,7 @@ def answer_grammar(
         tool_format: How they are called.
         special_tokens: The special tokens by their texts.
         content_grammar: The grammar of an answer without calls; None: any text.
+        text_marks: Special tokens that free text may have, such as those around reasoning.
 
     Returns:
         The grammar; None if it would allow any text, or calls cannot be distinguished from text. With
@@ -53,7 +60,9 @@ def answer_grammar(
             rules.append(f"object_{number}: {_call_rule(tool, tool_format, special_tokens)}")
     if layout is not None:
         free = not must and content_grammar is None
-        start, rules = layout_rules(layout, called, special_tokens, _SPACE, free, several)
+        start, rules = layout_rules(
+            layout, called, special_tokens, _SPACE, free, several, text_marks
+        )
         return _joined(start, rules, content_grammar if not must else None)
     objects = " | ".join(f"object_{number}" for number in range(len(called)))
     rules.append(f"object: {objects}")
@@ -85,8 +94,8 @@ def answer_grammar(
         else:
             rules.append(f"trigger: TEXT {trigger}")
         rules.append(f"calls: trigger {before} {body} {after}")
-        rules.append("text: TEXT")
-        start = "calls* text" if several and between is None else "calls? text"
+        start, texts = free_text(several and between is None, special_tokens, text_marks)
+        rules += texts
     return _joined(start, rules, content_grammar if not must else None)
 
 

@@ -47,6 +47,8 @@ class CallLayout:
         other_key_end: The same of a value of another type.
         value_end: What ends a value; the mark of a text (``BARE``).
         value_separator: What stands between two arguments (``TAGGED``).
+        opening: What begins a message with a call, before all else.
+        turn: What stands between two such messages.
     """
 
     head: str
@@ -61,6 +63,8 @@ class CallLayout:
     other_key_end: str = ""
     value_end: str = ""
     value_separator: str = ""
+    opening: str = ""
+    turn: str = ""
 
     @property
     def marks(self) -> str:

@@ -217,6 +217,25 @@ def keyword_rules(
     return f"({' | '.join(tails)})?" if tails else ""
 
 
+def free_text(
+    several: bool, special: Mapping[str, int], marks: Sequence[str]
+) -> tuple[str, list[str]]:
+    """The start of an answer that is free text with calls, and the rules of its text.
+
+    Args:
+        several: Whether it may have several calls.
+        special: The special tokens by their texts.
+        marks: Those that may stand in the text: no pattern holds one.
+    """
+    tokens = [f"<[{special[mark]}]>" for mark in dict.fromkeys(marks) if mark in special]
+    if not tokens:
+        return ("calls* text" if several else "calls? text"), ["text: TEXT"]
+    marked = f"marked: TEXT ({' | '.join(tokens)})"
+    if several:
+        return "(marked | calls)* text", [marked, "text: TEXT"]
+    return "marked* (calls marked*)? text", [marked, "text: TEXT"]
+
+
 def layout_rules(
     layout: CallLayout,
     tools: Sequence[Tool],
@@ -224,6 +243,7 @@ def layout_rules(
     space: dict[str, Any],
     free: bool,
     several: bool,
+    text_marks: Sequence[str] = (),
 ) -> tuple[str, list[str]]:
     """The start and the rules of an answer with calls.
 
@@ -234,6 +254,7 @@ def layout_rules(
         space: The pattern of white space in JSON, for llguidance.
         free: Whether the answer is any text until the mark of a call.
         several: Whether it may have several calls.
+        text_marks: Special tokens that free text may have, such as those around reasoning.
     """
     writer = LayoutRules(layout, special, space)
     several = several and layout.several
@@ -241,6 +262,13 @@ def layout_rules(
     whole = (layout.section or layout.head).lstrip()
     rest = whole[len(trigger) :]
     rules = [r"TEXT: /(.|\n)*/"]
+    if layout.opening and not free:
+        # each call is a message of its own, whose head has the name too
+        calls = [
+            writer.call(number, tool, layout.opening + whole) for number, tool in enumerate(tools)
+        ]
+        more = f"({writer.literal(layout.turn)} call)*" if several else ""
+        return f"call {more}", [*rules, *writer.rules, f"call: {' | '.join(calls)}"]
     if layout.section:
         calls = [writer.call(number, tool, layout.head) for number, tool in enumerate(tools)]
         more = f"({writer.literal(layout.separator)} call)*" if several else ""
@@ -255,8 +283,8 @@ def layout_rules(
         # lazy: the text ends at the first mark
         lazy = "" if token is not None else "[lazy]"
         rules.append(f"trigger{lazy}: TEXT {mark}")
-        rules += [f"calls: trigger {after}", "text: TEXT"]
-        return ("calls* text" if several else "calls? text"), rules
+        start, texts = free_text(several, special, text_marks)
+        return start, [*rules, f"calls: trigger {after}", *texts]
     rules.append(f"calls: {mark} {after}")
     if layout.section or not several:
         return "calls", rules

@@ -8,6 +8,8 @@ from dataclasses import dataclass
 from itertools import product
 from typing import Any
 
+from max.serve.chat.tools.channels import Channels
+
 Render = Callable[[list[dict[str, Any]], "list[dict[str, Any]] | None", bool], str]
 """Formats messages and tools; the last argument says whether the text ends where the assistant's turn begins."""
 
@@ -55,6 +57,7 @@ class TemplateUse:
         text_arguments: Whether it takes the arguments as JSON text; else as an object.
         null_content: Whether the content of a message with calls is null; else it is empty.
         short_ids: Whether the identifiers of calls have nine letters and digits.
+        channels: The marks between the messages of an answer; None: an answer is one message.
     """
 
     renders_calls: bool = False
@@ -62,6 +65,7 @@ class TemplateUse:
     text_arguments: bool = False
     null_content: bool = False
     short_ids: bool = False
+    channels: Channels | None = None
 
     def message(self, calls: Sequence[tuple[str, dict[str, Any]]], content: str) -> dict[str, Any]:
         """A message with calls, in the form that the template takes.

@@ -7,8 +7,9 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from max.serve.chat.channel_marks import channel_marks
 from max.serve.chat.parts import AnswerPart, ArgumentsPart, ContentPart, ToolCallPart
-from max.serve.chat.reasoning_marks import reasoning_marks
+from max.serve.chat.reasoning_marks import THINK, derived_marks
 from max.serve.chat.tools import harmony, probe
 from max.serve.chat.tools.definitions import Tool
 from max.serve.chat.tools.derive import DerivedCalls, call_text, derive, distinct
@@ -69,15 +70,27 @@ def tools_of_template(render: Render, template: str, ends: Iterable[str] = ()) -
     if not template:
         return TemplateTools(TemplateUse(), format_of_template(template))
     use = probe_use(render)
-    reasoning = reasoning_marks(render, template)
     if harmony.CHANNEL in template and "functions." in template:
-        return TemplateTools(use, HARMONY, reasoning)
+        return TemplateTools(use, HARMONY)
+    reasoning = derived_marks(render)
+    if reasoning is None and (channels := channel_marks(render, use)) is not None:
+        use, reasoning = replace(use, channels=channels), (channels.begin, channels.end)
+    if reasoning is None and THINK[0] in template:
+        reasoning = THINK
     if use.renders_calls and (derived := derive(render, use, ends)) is not None:
         found = _format(derived, template)
         # counts only if its parser reads what the template writes
         if found is not None and reads_back(found, render, use):
-            return TemplateTools(use, found, reasoning)
+            return TemplateTools(use, _with_headers(found, use), reasoning)
     return TemplateTools(use, format_of_template(template), reasoning)
+
+
+def _with_headers(found: ToolFormat, use: TemplateUse) -> ToolFormat:
+    """A format whose grammar writes what begins each message with calls."""
+    if use.channels is None or not use.channels.call or found.layout is None:
+        return found
+    layout = replace(found.layout, opening=use.channels.call, turn=use.channels.turn)
+    return replace(found, layout=layout)
 
 
 def _format(derived: DerivedCalls, template: str) -> ToolFormat | None:

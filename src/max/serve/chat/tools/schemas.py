@@ -42,6 +42,7 @@ def tool_grammar(
     tool_format: ToolFormat,
     special_tokens: dict[str, int],
     content_grammar: str | None = None,
+    text_marks: Sequence[str] = (),
 ) -> ToolGrammar:
     """The grammar of an answer to a request with tools, relaxed to what grammars hold.
 
@@ -51,13 +52,16 @@ def tool_grammar(
         tool_format: How they are called.
         special_tokens: The special tokens by their texts.
         content_grammar: The grammar of an answer without calls; None: any text.
+        text_marks: Special tokens that free text may have, such as those around reasoning.
 
     Raises:
         ApiError: The schema of a tool that is strict cannot be held.
     """
 
     def grammar_of(held: Sequence[Tool]) -> str | None:
-        return answer_grammar(held, choice, tool_format, special_tokens, content_grammar)
+        return answer_grammar(
+            held, choice, tool_format, special_tokens, content_grammar, text_marks
+        )
 
     # nearly always the grammar of all tools can be compiled, and none needs a check of its own
     held, hints = _all_held(tools, choice, check=False)
