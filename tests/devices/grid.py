@@ -3,7 +3,9 @@
 - Launches: each has a grid of blocks of `WORKERS` workers. Workers of one block meet at barriers and share the counters
   of `ctx.parallel`; blocks know nothing of each other. A launch without a geometry is one block.
 - Regions: the device has its own writer, whose kernels take a range of rows in each block.
-- Loops: the executor carries out branches and loops itself, and `ModelLoop` joins programs for it.
+- Loops: the executor carries out branches and loops; the queue alternates the programs of a `ModelLoop`, without jumps.
+- Sampling: a block samples a row of logits, and its workers search the row for the greatest one together.
+- The host reads and writes some blocks of the memory while programs run, as page-locked memory of a GPU.
 - Weights: a pass of the device stores those of products by columns, when a model is loaded.
 - Memory and queue are those of `tests.devices.fake`: no processor can read its addresses.
 """
@@ -12,10 +14,10 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
-from typing import cast
+from typing import Any, NamedTuple, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -23,8 +25,24 @@ from xdsl.ir import Block
 
 from max import kernel as k
 from max._backends import Backend, BackendOptions, register_backend
-from max._backends.backend import BackendPass, PassPlace, RunsHere
-from max._backends.kernel_call import Geometry
+from max._backends.backend import BackendPass, PassPlace, RunsHere, SharedBlock
+from max._backends.cpu.kernels.generation.sampling import (
+    NEGATIVE_INFINITY,
+    NO_TOKEN,
+    SMALL_K,
+    Distribution,
+    drawn_token,
+)
+from max._backends.kernel_call import (
+    Geometry,
+    KernelCall,
+    Operand,
+    Scalar,
+    Workspace,
+    operand_views,
+    view,
+)
+from max._backends.kernel_library import KernelLibrary
 from max._backends.regions import (
     REDUCTIONS,
     ArgView,
@@ -50,6 +68,7 @@ from max._runtime.program import (
 )
 from max.driver import Accelerator, Device
 from max.driver._device import register_accelerators, unregister_accelerators
+from max.dtype import DType
 from max.mlir import TensorType, build, to_attr
 from max.mlir.sizes import product, simplify
 from tests.devices.fake import FAKE_KERNELS, FakeDevice, FakeMemory, FakeQueue, FakeTarget
@@ -256,6 +275,91 @@ def store_by_columns(block: Block, runs_here: RunsHere) -> None:
         op.erase()
 
 
+# sampling ----------------------------------------------------------------------------------------
+
+
+class RowParameters(NamedTuple):
+    """The logits, and the sampling parameters of each row."""
+
+    logits: k.Input
+    temperature: k.Input
+    top_k: k.Input
+    top_p: k.Input
+    min_p: k.Input
+    seed: k.Input
+
+
+@k.inline
+def greater_of(row: Any, first: Any, second: Any) -> Any:
+    """Of two indices that of the greater logit, the first of equals; an index of -1 is none."""
+    best = k.i64(first)
+    if second >= 0 and (first < 0 or row[second] > row[k.max(first, 0)]):
+        best = k.i64(second)
+    return best
+
+
+@k.kernel
+def sample_in_blocks(
+    out: k.Output,
+    of_workers: k.InOut,
+    rows: RowParameters,
+    block: k.i64,  # pyright: ignore[reportInvalidTypeForm]
+    ctx: k.Context,
+) -> None:
+    """Samples the row of a block. Its workers find the greatest logits of its parts, and meet; one of them draws."""
+    values = ctx.scratch(k.f32, (SMALL_K,))
+    indices = ctx.scratch(k.i64, (SMALL_K,))
+    row = rows.logits[block]
+    size, parts = row.shape[0], of_workers.shape[1]
+    for (part,) in ctx.parallel((parts,)):
+        best = k.i64(-1)
+        for j in range(size * part // parts, size * (part + 1) // parts):
+            if row[j] == row[j]:  # not NaN
+                best = greater_of(row, best, k.i64(j))
+        of_workers[block, part] = best
+    ctx.barrier()
+    for _ in ctx.parallel(1):
+        best = k.i64(NO_TOKEN)
+        for part in range(parts):
+            best = greater_of(row, best, of_workers[block, part])
+        temperature, count = rows.temperature[block], k.i64(rows.top_k[block])
+        if not temperature >= 0:
+            raise ValueError(
+                "the temperature of row {} is {}, expected 0 or more", block, temperature
+            )
+        token = best
+        if best >= 0 and temperature > 0 and count != 1:
+            peak = row[best]
+            if peak > NEGATIVE_INFINITY:
+                d = Distribution(row, peak, 1 / temperature, ctx.target.width(k.f32))
+                top_p, min_p, seed = rows.top_p[block], rows.min_p[block], rows.seed[block]
+                token = drawn_token(d, best, count, top_p, min_p, seed, values, indices)
+        out[block] = token
+
+
+def lower_sample(
+    operands: Sequence[Operand],
+    results: Sequence[Operand],
+    attributes: Mapping[str, Any],
+    target: k.Target,
+) -> KernelCall:
+    """The call for `mo.sample.token`: a block for each row."""
+    batch = operands[0].shape[0]
+    of_workers = Workspace(DType.int64, (batch, WORKERS))
+    args = (
+        view("result", 0, results[0], static=False),
+        view("workspace", 0, of_workers, static=False),
+        *operand_views(operands, static=False),
+        Scalar(0),  # the executor replaces it by the number of the block
+    )
+    return KernelCall(
+        sample_in_blocks, args, workspaces=(of_workers,), geometry=Geometry((batch,), (WORKERS,))
+    )
+
+
+GRID_KERNELS = KernelLibrary({**FAKE_KERNELS.families, "mo.sample.token": lower_sample})
+
+
 # programs ----------------------------------------------------------------------------------------
 
 
@@ -277,9 +381,10 @@ class GridExecutor:
         self.runs += 1
         words = np.frombuffer(bases, np.int64)
         values = (words.take(index.array) + offsets.array).tolist()
-        self.backend.queue.put(lambda: self._walk(values))
+        self.backend.queue.put(lambda: self.walk(values))
 
-    def _walk(self, values: list[int]) -> None:
+    def walk(self, values: list[int]) -> None:
+        """Runs the program in the queue's thread."""
         launches, memory = self.program.launches, cast(FakeMemory, self.backend.device.memory)
         position = turns = 0
         while position < len(launches):
@@ -338,6 +443,25 @@ class GridExecutor:
         return np.zeros((0, 4), np.int64)
 
 
+class GridLoop(GridExecutor):
+    """Queues a loop over two programs as one action, which walks them in turn."""
+
+    def __init__(self, backend: GridBackend, body: Program, after: Program) -> None:
+        super().__init__(backend, body)
+        self._turn = (GridExecutor(backend, body), GridExecutor(backend, after))
+
+    def walk(self, values: list[int]) -> None:
+        memory, first = cast(FakeMemory, self.backend.device.memory), self.program.num_values
+        *_, address = values
+        for _ in range(MAX_TURNS):
+            self._turn[0].walk(values[:first])
+            self._turn[1].walk(values[first:-1])
+            self.backend.turns += 1
+            if memory.bytes_at(address, 1)[0] == 0:
+                return
+        raise AssertionError(f"{self.program} does not end")
+
+
 def _run_error(launch: Launch, error: Exception) -> KernelRunError:
     name = type(error).__name__
     return run_error_class(name)(f"{launch.name}: {error}{launch.where}", launch.name, name)
@@ -349,11 +473,13 @@ class GridBackend(Backend):
     runs_jumps = True
 
     def __init__(self, device: GridDevice, options: BackendOptions) -> None:
-        super().__init__(device, GridTarget(options.batch_invariant), FAKE_KERNELS)
+        super().__init__(device, GridTarget(options.batch_invariant), GRID_KERNELS)
         self.grid_device = device
         self.kernels: dict[int, k.KernelIR] = {}
         self.blocks = 0
         """The blocks of all launches with a geometry."""
+        self.turns = 0
+        """The turns of all loops over two programs."""
 
     @property
     def queue(self) -> FakeQueue:
@@ -382,6 +508,14 @@ class GridBackend(Backend):
 
     def executor(self, program: Program) -> GridExecutor:
         return GridExecutor(self, program)
+
+    def loop(self, body: Program, after: Program) -> GridLoop:
+        return GridLoop(self, body, after)
+
+    def share(self, num_bytes: int) -> SharedBlock:
+        memory = cast(FakeMemory, self.device.memory)
+        block = memory.allocate("shared", DType.uint8, (max(num_bytes, 1),), True)
+        return SharedBlock(block.ptr, memory.bytes_at(block.ptr, num_bytes), block.owner)
 
 
 def make_backend(device: Device, options: BackendOptions) -> Backend:

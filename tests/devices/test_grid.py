@@ -253,11 +253,9 @@ def test_a_loop_over_two_models(devices: Any, rng: Any) -> None:
     models = [session.load(graph) for graph in (body, after)]
     assert all(ModelLoop.supports(model) for model in models)
     assert ModelLoop.runs_on(session, devices[0])
-    # the host could not follow a loop in this memory
-    assert [ModelLoop.runs_on(session, d, on_host_memory=True) for d in (CPU(), devices[0])] == [
-        True,
-        False,
-    ]
+    # both share memory with the host while they run
+    for device in (CPU(), devices[0]):
+        assert ModelLoop.runs_on(session, device, with_shared_memory=True)
     with pytest.raises(ValueError, match="the graph uses gpu:1, the session has cpu, gpu:0"):
         ModelLoop.runs_on(session, devices[1])
     loop = ModelLoop(*models)
@@ -270,14 +268,47 @@ def test_a_loop_over_two_models(devices: Any, rng: Any) -> None:
         want, last = 2 * want - 1, 2 * want
     np.testing.assert_allclose(arrays([x])[0], want, 1e-6, 1e-6)
     np.testing.assert_allclose(arrays(outputs)[0], last, 1e-6, 1e-6)
-    program = loop._joined.executor.program
-    assert [launch.kind for launch in program.launches if isinstance(launch, Jump)][-2:] == [
-        "if_zero",
-        "back",
-    ]
+    # the device has a loop of its own
+    assert backend_of(session).turns == 4
+    shared = loop.share(I64, (2, 3))
+    assert shared is not None
+    tensor, array = shared
+    array[:] = [[1, 2, 3], [4, 5, 6]]
+    assert arrays([tensor])[0].tolist() == array.tolist() and tensor.device is devices[0]
     host = Tensor.from_numpy(np.zeros(1, np.uint8))
     with pytest.raises(TypeError, match=r"again is .*expected uint8\[1\] on .*gpu"):
         loop.run([x], lambda outputs: [outputs[0], x, left, again], host)
+
+
+def test_a_loop_with_the_jumps_of_the_device(devices: Any, rng: Any, monkeypatch: Any) -> None:
+    """The default of the interface joins both programs; their values, also of grids, keep their meaning."""
+    monkeypatch.delattr(GridBackend, "loop")
+    session = InferenceSession(devices=[CPU(), devices[0]])
+    with Graph("body", input_types=[TensorType(F32, ["n", 3], ONE)]) as body:
+        body.output(ops.softmax(body.inputs[0].tensor))
+    kinds: list[Any] = [TensorType(F32, ["n", 3], ONE), BufferType(F32, ["n", 3], ONE)]
+    kinds += [BufferType(I64, [1], ONE), BufferType(DType.uint8, [1], ONE)]
+    with Graph("after", input_types=kinds) as after:
+        y, x, left, again = after.inputs
+        ops.buffer_store(x.buffer, y.tensor * 2)
+        count = ops.buffer_load(left.buffer) - 1
+        ops.buffer_store(left.buffer, count)
+        ops.buffer_store(again.buffer, (count > 0).cast(DType.uint8))
+        after.output()
+    loop = ModelLoop(session.load(body), session.load(after))
+    start = floats(rng, 7, 3)
+    x, left = on(devices[0], start), on(devices[0], np.array([3], np.int64))
+    again = on(devices[0], np.zeros(1, np.uint8))
+    (y,) = arrays(loop.run([x], lambda outputs: [outputs[0], x, left, again], again))
+    want = start
+    for _ in range(3):
+        rows = np.exp(want)
+        last = rows / rows.sum(1, keepdims=True)
+        want = 2 * last
+    np.testing.assert_allclose(y, last, 1e-5)
+    np.testing.assert_allclose(arrays([x])[0], want, 1e-5)
+    jumps = [item.kind for item in loop._joined.executor.program.launches if isinstance(item, Jump)]
+    assert jumps[-2:] == ["if_zero", "back"] and backend_of(session).turns == 0
 
 
 def test_an_error_in_a_loop_over_two_models(devices: Any, rng: Any) -> None:

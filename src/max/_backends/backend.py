@@ -20,12 +20,14 @@ from max.dtype import DType
 if TYPE_CHECKING:
     from xdsl.ir import Block, Operation
 
-    from max._backends import kernel_library
+    from max._backends import kernel_library, loops
 else:
     kernel_library = lazy_module("max._backends.kernel_library")
+    loops = lazy_module("max._backends.loops")
 
 __all__ = [
     "HOST",
+    "SAMPLING_OPS",
     "Backend",
     "BackendOptions",
     "BackendPass",
@@ -35,6 +37,7 @@ __all__ = [
     "ProgramExecutor",
     "Rate",
     "RunsHere",
+    "SharedBlock",
     "Sharing",
     "Tuning",
 ]
@@ -141,6 +144,21 @@ class MemoryBlock(NamedTuple):
     """Keeps the block alive."""
 
 
+class SharedBlock(NamedTuple):
+    """A block of memory that the host and the programs of a device access at the same time."""
+
+    address: int
+    """For the device's programs."""
+    array: npt.NDArray[np.uint8]
+    """For the host: the same bytes, without waiting for the device."""
+    owner: object
+    """Keeps the block alive."""
+
+
+SAMPLING_OPS = ("mo.sample.token", "mo.penalties")
+"""The ops that choose tokens from logits: see `Backend.samples`."""
+
+
 class Rate(NamedTuple):
     """How long one worker needs for an amount of work."""
 
@@ -232,6 +250,50 @@ class Backend(ABC):
         """
         block = self.device.memory.allocate("arena", DType.uint8, (num_bytes,), zero)
         return MemoryBlock(block.ptr, block.owner)
+
+    def share(self, num_bytes: int) -> SharedBlock | None:
+        """Allocates zeroed memory that the host reads and writes while programs of the device run on it.
+
+        In it a text model that decodes several steps in one call delivers their tokens, and reads whether the host
+        interrupts it.
+
+        Args:
+            num_bytes: The size.
+
+        Returns:
+            The memory; None if the device has none of this kind, so that the host drives each step.
+        """
+        if not self.shares_host_memory:
+            return None
+        array = np.zeros(num_bytes, np.uint8)
+        return SharedBlock(array.ctypes.data, array, array)
+
+    @property
+    def has_loop(self) -> bool:
+        """Whether `loop` makes loops over two programs; by default if `runs_jumps`."""
+        return self.runs_jumps
+
+    def loop(self, body: Program, after: Program) -> ProgramExecutor:
+        """Makes a loop ready to run: two programs in turn until a byte is 0, at least once.
+
+        Both have loaded kernels, and share an arena. By default they are joined into one program, with jumps.
+
+        Args:
+            body: The first program of each turn.
+            after: The second one; it writes the byte.
+
+        Returns:
+            The values of a run are those of `body`, then those of `after`, then the address of the byte.
+        """
+        return self.executor(loops.looped_program(body, after))
+
+    @property
+    def samples(self) -> bool:
+        """Whether tokens are sampled on the device: by default, if the library has the ops of `SAMPLING_OPS`.
+
+        Otherwise logits are copied to the host, which samples them.
+        """
+        return all(map(self.library.supports, SAMPLING_OPS))
 
     @property
     @abstractmethod
@@ -355,6 +417,17 @@ class Backends:
                 "give the device to InferenceSession(devices=...)"
             )
         return index
+
+    def of(self, device: Device) -> Backend:
+        """The backend of a device.
+
+        Args:
+            device: A device of the session.
+
+        Raises:
+            ValueError: The session does not have the device.
+        """
+        return self._all[self.index((device.label, device.id))]
 
     def cache_key(self) -> str | None:
         """The keys of all backends; None if the programs of one must not be kept on disk."""

@@ -11,16 +11,16 @@ as a generator of tokens, so runs several steps in one call::
 # pyright: reportPrivateUsage=false
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
-from dataclasses import replace
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 from max._abi import BaseLayout
 from max._backends.backend import Backend, ProgramExecutor
-from max._runtime.program import NO_VALUE, Jump, Launch, NativeArray, Program, packed_words
+from max._runtime.program import NativeArray, Program, packed_words
 from max.driver import Device, Tensor
 from max.dtype import DType
 from max.engine._model import Model
@@ -74,23 +74,43 @@ class ModelLoop:
         linked = model._linked
         if linked is None or linked.later or linked.main._watchers:
             return False
-        return linked.main.backend.runs_jumps
+        return linked.main.backend.has_loop
 
     @staticmethod
-    def runs_on(session: InferenceSession, device: Device, on_host_memory: bool = False) -> bool:
+    def runs_on(
+        session: InferenceSession, device: Device, with_shared_memory: bool = False
+    ) -> bool:
         """Whether a device of a session runs loops.
 
         Args:
             session: The session.
             device: The device.
-            on_host_memory: Whether the host must be able to read and write the loop's tensors while it runs.
+            with_shared_memory: Whether the host must be able to read and write tensors of the loop while it runs.
 
         Raises:
             ValueError: The session does not have the device.
         """
-        backends = session._backends
-        backend = backends[backends.index((device.label, device.id))]
-        return backend.runs_jumps and (backend.shares_host_memory or not on_host_memory)
+        backend = session._backends.of(device)
+        return backend.has_loop and (not with_shared_memory or backend.share(1) is not None)
+
+    def share(self, dtype: DType, shape: tuple[int, ...]) -> tuple[Tensor, npt.NDArray[Any]] | None:
+        """Makes a tensor of zeros for the loop that the host reads and writes while the loop runs.
+
+        Args:
+            dtype: Its element type.
+            shape: Its sizes.
+
+        Returns:
+            The tensor, and the same memory for the host; None if the device has no such memory.
+        """
+        backend = self._joined.backend
+        num_bytes = math.prod(shape) * dtype.size_in_bytes
+        block = backend.share(num_bytes)
+        if block is None:
+            return None
+        memory, stream = (block.address, block.owner), backend.device.default_stream
+        tensor = Tensor._over(memory, dtype, shape, backend.device, stream)
+        return tensor, block.array[:num_bytes].view(dtype.to_numpy()).reshape(shape)
 
     def _make(self) -> _Joined:
         """Joins both programs into one, with a jump back to the start."""
@@ -102,20 +122,7 @@ class ModelLoop:
                 f"{self._body._compiled.name} and {self._after._compiled.name} run on different devices"
             )
         first, second = body.main.executor.program, after.main.executor.program
-        launches = [*first.launches, *(_renumbered(launch, first) for launch in second.launches)]
-        # the first launch of each program waits for the other program
-        for index in {0, len(first.launches)} & set(range(len(launches))):
-            launches[index] = replace(launches[index], barrier=True)
-        # the last value is the address of `again`
-        flag = first.num_values + second.num_values
-        # behind the two jumps that follow the launches
-        end = len(launches) + 2
-        launches.append(
-            Jump(0, [(flag, 0)], phases=0, name="loop", kind="if_zero", target=end),
-        )
-        launches.append(Jump(0, [], phases=0, name="loop", kind="back", target=0))
-        scratch = max(first.scratch_bytes, second.scratch_bytes)
-        executor = backend.executor(Program(launches, flag + 1, scratch))
+        executor = backend.loop(first, second)
         # in the joined program the inputs and outputs of both are inputs, and the flag is the output
         body_bases, after_bases = self._body._compiled.bases, self._after._compiled.bases
         first_after = body_bases.num_inputs + body_bases.num_outputs
@@ -234,14 +241,3 @@ def _places(program_bases: BaseLayout, layout: BaseLayout, first: int) -> npt.ND
         layout.input(first + i) for i in range(program_bases.num_outputs)
     ]
     return base_indices
-
-
-def _renumbered(launch: Launch, before: Program) -> Launch:
-    """A launch renumbered for its place after the launches of another program."""
-    slots = [
-        (value if value == NO_VALUE else value + before.num_values, addend)
-        for value, addend in launch.slots
-    ]
-    if isinstance(launch, Jump):
-        return replace(launch, slots=slots, target=launch.target + len(before.launches))
-    return replace(launch, slots=slots)

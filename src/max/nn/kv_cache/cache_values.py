@@ -226,7 +226,7 @@ def paged_cache_types(
         *(_pages_type(params, num_layers, "total_num_pages", ref) for ref in devices),
         TensorType(DType.uint32, [batch], device),
         table,
-        TensorType(DType.uint32, ["steps_remaining", 2], DeviceRef.CPU()),
+        TensorType(DType.uint32, ["steps_remaining", 2], device),
         *groups,
         *slots,
         *states,

@@ -78,7 +78,8 @@ class Replica(Generic[TextGenerationContextType]):
         self._device, self._tokenizer, self._constraints = devices[0], tokenizer, constraints
         with ExitStack() as stack:
             if DecodeLoop.runs_on(session, self._device):
-                work = partial(next_step_model, session)  # the graph of the decode loop
+                # the graph of the decode loop
+                work = partial(next_step_model, session, devices[0])
                 stack.enter_context(while_compiling(session, work))
             load = partial(load_model, pipeline_model, weight_adapters, config, session, devices)
             self.model: PipelineModel[TextGenerationContextType] = load()

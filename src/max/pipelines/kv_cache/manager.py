@@ -317,7 +317,7 @@ class PagedKVCacheManager(RequestPages):
             blocks=self.blocks,
             cache_lengths=self._place(cache_lengths),
             lookup_table=self._place(lookup_tables[0]),
-            max_lengths=Tensor.from_numpy(max_lengths),
+            max_lengths=self._place(max_lengths),
             slots=None if slots is None else self._place(slots),
             states=self.states,
             group_blocks=self.group_blocks,
@@ -325,7 +325,7 @@ class PagedKVCacheManager(RequestPages):
             other_blocks=self.other_blocks,
         )
         # on the host the inputs are the arrays themselves, which `advance` overwrites
-        if inputs.cache_lengths.device is inputs.max_lengths.device and num_steps == 1:
+        if self.device == CPU() and num_steps == 1:
             self._host_tables = _HostTables(
                 inputs, tables, cache_lengths, lookup_tables, max_lengths, slots
             )

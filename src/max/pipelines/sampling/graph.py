@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import islice
 
 import numpy as np
 
@@ -83,40 +84,93 @@ def apply_penalties(logits: TensorValue, penalties: Sequence[TensorValue]) -> Te
     return stage_declared("penalties", [logits, *penalties])[0]
 
 
+def bias_input_types(device: DeviceRef) -> tuple[TensorType, ...]:
+    """The types of :func:`bias_inputs`, in their order.
+
+    Args:
+        device: The device of the graph.
+    """
+    return (
+        TensorType(DType.int64, ["biased", 2], device),
+        TensorType(DType.float32, ["biased"], device),
+        TensorType(DType.int64, ["banned", 2], device),
+    )
+
+
+def bias_inputs(batch: Sequence[TextGenerationContext]) -> list[Tensor]:
+    """The biases of tokens, and the tokens that end a sequence below its minimum length.
+
+    Args:
+        batch: The requests in the batch's order.
+
+    Returns:
+        Row and token of each bias int64 ``[biased, 2]``; the biases float32 ``[biased]``; row and token of each logit
+        that becomes -inf, int64 ``[banned, 2]``.
+    """
+    places: list[tuple[int, int]] = []
+    biases: list[float] = []
+    banned: list[tuple[int, int]] = []
+    for row, context in enumerate(batch):
+        for token, bias in (context.sampling_params.logit_bias or {}).items():
+            places.append((row, token))
+            biases.append(bias)
+        (masks,) = context.get_min_token_logit_mask(1)
+        banned += [(row, int(token)) for token in masks[:, 1]]
+    arrays = (
+        np.array(places, np.int64).reshape(-1, 2),
+        np.array(biases, np.float32),
+        np.array(banned, np.int64).reshape(-1, 2),
+    )
+    return [Tensor.from_numpy(array) for array in arrays]
+
+
 def token_sampler(
-    sampling_config: SamplingConfig, device: DeviceRef, return_logits: bool = False
+    sampling_config: SamplingConfig,
+    device: DeviceRef,
+    return_logits: bool = False,
+    biases: bool = False,
 ) -> Graph:
     """Builds the graph that samples one token per row of logits.
 
     Its inputs: logits ``[batch, vocab]`` of ``in_dtype``; those of
-    :func:`~max.pipelines.sampling.inputs.sampling_input_types`; with ``enable_penalties`` those
-    of :func:`penalty_input_types`; with ``enable_structured_output`` a mask bool ``[batch, vocab]`` of
-    the tokens that may follow. Its outputs: tokens int64 ``[batch]``; with ``return_logits``
-    the logits that they were sampled from, ``out_dtype``.
+    :func:`~max.pipelines.sampling.inputs.sampling_input_types`; with ``biases`` those of
+    :func:`bias_input_types`; with ``enable_penalties`` those of :func:`penalty_input_types`;
+    with ``enable_structured_output`` a mask bool ``[batch, vocab]`` of the tokens that may
+    follow. Its outputs: tokens int64 ``[batch]``; with ``return_logits`` the logits that they
+    were sampled from, ``out_dtype``.
 
     Args:
         sampling_config: The features of the graph, and its dtypes.
         device: The device of the graph.
         return_logits: Whether it returns the logits too.
+        biases: Whether tokens have biases, or are banned.
     """
     mask = TensorType(DType.bool, ["batch", "vocab"], device)
     types = [
         TensorType(sampling_config.in_dtype, ["batch", "vocab"], device),
         *sampling_input_types(device),
+        *(bias_input_types(device) if biases else ()),
         *(penalty_input_types(device) if sampling_config.enable_penalties else ()),
         *([mask] if sampling_config.enable_structured_output else ()),
     ]
     with Graph("token_sampler", input_types=types) as graph:
-        logits, *parameters = (value.tensor for value in graph.inputs)
+        inputs = iter(value.tensor for value in graph.inputs)
+        logits, *sampling = islice(inputs, 6)
         if logits.dtype != DType.float32:
             logits = ops.cast(logits, DType.float32)
+        if biases:
+            places, values, banned = islice(inputs, 3)
+            logits = ops.scatter_nd_add(logits, values, places)
+            never = ops.constant(-np.inf, DType.float32, device)
+            never = ops.broadcast_to(never, banned.shape[:1])
+            logits = ops.scatter_nd(logits, never, banned)
         if sampling_config.enable_penalties:
-            logits = apply_penalties(logits, parameters[5:11])
+            logits = apply_penalties(logits, list(islice(inputs, 6)))
         if sampling_config.enable_structured_output:
             # finite: a kernel may subtract the maximum of a row
             forbidden = ops.constant(_FORBIDDEN, DType.float32, device)
-            logits = ops.where(parameters[-1], logits, forbidden)
-        tokens = sample_tokens(logits, *parameters[:5])
+            logits = ops.where(next(inputs), logits, forbidden)
+        tokens = sample_tokens(logits, *sampling)
         if return_logits:
             graph.output(tokens, ops.cast(logits, sampling_config.out_dtype))
         else:

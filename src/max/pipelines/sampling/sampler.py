@@ -15,10 +15,16 @@ import numpy.typing as npt
 
 from max.driver import CPU, Device, Tensor
 from max.engine import InferenceSession, Model
+from max.engine.sampling_device import sampling_device
 from max.graph import DeviceRef
 from max.interfaces import ProcessorInputs, TextGenerationContext
 from max.pipelines.config.model_config import SamplingConfig
-from max.pipelines.sampling.graph import has_penalties, penalty_inputs, token_sampler
+from max.pipelines.sampling.graph import (
+    bias_inputs,
+    has_penalties,
+    penalty_inputs,
+    token_sampler,
+)
 from max.pipelines.sampling.inputs import SamplingInputs
 from max.pipelines.structured.constraint import is_constrained, unpacked
 
@@ -43,19 +49,24 @@ def needs_sampler(context: TextGenerationContext, step: int = 0) -> bool:
 class Sampler:
     """Samples tokens; its graphs are compiled when they are first used.
 
+    They run on the device of the model, or on the host if that device has no sampling. Only logits processors, which
+    are functions of the caller, change logits on the host.
+
     Args:
         session: Compiles and runs the graphs.
-        device: The device of the graphs.
+        device: The device of the model.
         config: The features of the graphs.
     """
 
     def __init__(self, session: InferenceSession, device: Device, config: SamplingConfig) -> None:
-        self._session, self._device, self._config = session, device, config
-        self._models: dict[tuple[bool, bool], Model] = {}
+        self._session, self._config = session, config
+        self._model_device = device
+        self._device = sampling_device(session, device)
+        self._models: dict[tuple[bool, bool, bool], Model] = {}
 
-    def _model(self, penalties: bool, structured: bool) -> Model:
+    def _model(self, penalties: bool, structured: bool, biases: bool = False) -> Model:
         """The sampling graph with these features; compiled on first use."""
-        key = penalties, structured
+        key = penalties, structured, biases
         if key not in self._models:
             config = dataclasses.replace(
                 self._config,
@@ -63,7 +74,8 @@ class Sampler:
                 enable_penalties=penalties,
                 enable_structured_output=structured,
             )
-            graph = token_sampler(config, DeviceRef.from_device(self._device))
+            ref = DeviceRef.from_device(self._device)
+            graph = token_sampler(config, ref, biases=biases)
             self._models[key] = self._session.load(graph)
         return self._models[key]
 
@@ -85,22 +97,26 @@ class Sampler:
         Returns:
             int64 ``[batch]``.
         """
-        if any(needs_masks(context) for context in batch):
+        biases = any(map(needs_masks, batch))
+        if any(context.sampling_params.logits_processors for context in batch):
             # a copy, as the masks are written in place and the memory may be the model's output
-            logits = Tensor.from_numpy(
-                masked_logits(np.array(logits.to(CPU()).to_numpy()), batch)
-            ).to(self._device)
+            masked = masked_logits(np.array(logits.to(CPU()).to_numpy()), batch)
+            logits, biases = Tensor.from_numpy(masked), False
         # one graph for the batch: rows without penalties get neutral ones
         penalties = any(has_penalties(context.sampling_params) for context in batch)
-        inputs: list[Any] = [logits, *SamplingInputs.of(batch, self._device, step)]
-        if penalties:
-            inputs += [tensor.to(self._device) for tensor in penalty_inputs(batch)]
+        inputs: list[Any] = [logits.to(self._device)]
+        inputs += SamplingInputs.of(batch, self._device, step)
+        for tensor in (
+            *(bias_inputs(batch) if biases else ()),
+            *(penalty_inputs(batch) if penalties else ()),
+        ):
+            inputs.append(tensor.to(self._device))
         # [batch, words] of 32 tokens to [batch, vocab] of bool
         if bitmask is not None:
             allowed = Tensor.from_numpy(unpacked(bitmask, int(logits.shape[1])))
             inputs.append(allowed.to(self._device))
-        (tokens,) = self._model(penalties, bitmask is not None).execute(*inputs)
-        return tokens
+        (tokens,) = self._model(penalties, bitmask is not None, biases).execute(*inputs)
+        return tokens.to(self._model_device)
 
     def sample_rows(
         self, logits: Tensor, contexts: Sequence[TextGenerationContext], steps: Sequence[int]
@@ -117,12 +133,12 @@ class Sampler:
         """
         # the seed of a row depends on its position only, so a draft changes no choice
         inputs = SamplingInputs.of(contexts, self._device, steps)
-        (tokens,) = self._model(False, False).execute(logits, *inputs)
-        return tokens
+        (tokens,) = self._model(False, False).execute(logits.to(self._device), *inputs)
+        return tokens.to(self._model_device)
 
 
 def needs_masks(context: TextGenerationContext) -> bool:
-    """Whether a request modifies its logits before the sampling graph."""
+    """Whether a request has biases, a minimum length that it has not reached, or logits processors."""
     params = context.sampling_params
     return (
         bool(params.logits_processors)

@@ -26,24 +26,28 @@ from max.pipelines.models.pipeline_model import PipelineModel
 from max.pipelines.sampling.inputs import SEED_MASK
 
 
-def next_step_graph() -> Graph:
+def next_step_graph(device: DeviceRef) -> Graph:
     """The graph that updates the inputs of a decoding step in place for the next step.
 
     Its operands are those of ``mo.next_step.ragged.paged``: tensors, then the buffers that it updates.
+
+    Args:
+        device: The device of the model.
     """
-    cpu = DeviceRef.CPU()
     types = [
-        TensorType(DType.int64, ["batch"], cpu),  # sampled in this step
-        TensorType(DType.uint64, ["batch"], cpu),  # the seeds of the requests
-        TensorType(DType.int64, ["batch", "ends"], cpu),  # the tokens that end each request
-        TensorType(DType.uint8, [1], cpu),  # whether to stop after this step
-        BufferType(DType.int64, ["batch"], cpu),  # the input of the next step, as the three below
-        BufferType(DType.uint32, ["batch"], cpu),
-        BufferType(DType.uint32, [1, 2], cpu),
-        BufferType(DType.uint64, ["batch"], cpu),
-        BufferType(DType.int64, ["steps", "batch"], cpu),  # the tokens of all steps
-        BufferType(DType.int64, [1], cpu),  # the number of steps run
-        BufferType(DType.uint8, [1], cpu),  # whether another step follows
+        TensorType(DType.int64, ["batch"], device),  # sampled in this step
+        TensorType(DType.uint64, ["batch"], device),  # the seeds of the requests
+        TensorType(DType.int64, ["batch", "ends"], device),  # the tokens that end each request
+        TensorType(DType.uint8, [1], device),  # whether to stop after this step
+        BufferType(
+            DType.int64, ["batch"], device
+        ),  # the input of the next step, as the three below
+        BufferType(DType.uint32, ["batch"], device),
+        BufferType(DType.uint32, [1, 2], device),
+        BufferType(DType.uint64, ["batch"], device),
+        BufferType(DType.int64, ["steps", "batch"], device),  # the tokens of all steps
+        BufferType(DType.int64, [1], device),  # the number of steps run
+        BufferType(DType.uint8, [1], device),  # whether another step follows
     ]
     with Graph("next_step", input_types=types) as graph:
         stage_declared("next_step.ragged.paged", graph.inputs)
@@ -51,9 +55,10 @@ def next_step_graph() -> Graph:
     return graph
 
 
-def next_step_model(session: InferenceSession) -> Model:
+def next_step_model(session: InferenceSession, device: Device) -> Model:
     """Loads `next_step_graph`."""
-    return load_staged_graph(session, "next_step", {}, lambda: (next_step_graph(), {}))
+    ref = DeviceRef.from_device(device)
+    return load_staged_graph(session, f"next_step {ref}", {}, lambda: (next_step_graph(ref), {}))
 
 
 class DecodeLoop:
@@ -72,11 +77,18 @@ class DecodeLoop:
         model: Model,
     ) -> None:
         self._pipeline_model, self._model = pipeline_model, model
-        self._loop = ModelLoop(model, next_step_model(session))
-        # arrays of one element, as native code reads the first and writes the second while it runs
-        self._interrupted = np.zeros(1, np.uint8)
-        self._again = np.zeros(1, np.uint8)
-        self._flags = [Tensor.from_numpy(flag) for flag in (self._interrupted, self._again)]
+        self._device = pipeline_model.devices[0]
+        self._loop = ModelLoop(model, next_step_model(session, self._device))
+        # tensors of one element, as the device reads the first and writes the second while it runs
+        self._interrupt_flag, self._interrupted = self._shared(DType.uint8, (1,))
+        self._again, _ = self._shared(DType.uint8, (1,))
+
+    def _shared(self, dtype: DType, shape: tuple[int, ...]) -> tuple[Tensor, npt.NDArray[Any]]:
+        """A tensor that the host reads and writes while the loop runs, and the same memory for the host."""
+        shared = self._loop.share(dtype, shape)
+        if shared is None:
+            raise ValueError(f"{self._device} has no memory that it shares with the host")
+        return shared
 
     @staticmethod
     def runs_on(session: InferenceSession, device: Device) -> bool:
@@ -86,11 +98,11 @@ class DecodeLoop:
             session: The session.
             device: A device of the session.
         """
-        return ModelLoop.runs_on(session, device, on_host_memory=True)
+        return ModelLoop.runs_on(session, device, with_shared_memory=True)
 
     @classmethod
     def of(cls, session: InferenceSession, pipeline_model: PipelineModel[Any]) -> DecodeLoop | None:
-        """The loop of a model; None if its device does not repeat its graph on memory that the host reads meanwhile.
+        """The loop of a model; None if its device does not repeat its graph, or shares no memory with the host.
 
         Args:
             session: The model's session.
@@ -139,22 +151,23 @@ class DecodeLoop:
             raise TypeError(f"DecodeLoop: {type(inputs).__name__} lacks a paged cache or sampling")
         # [batch]: the loop replaces them by those of each step
         last = np.array([context.next_tokens[-1] for context in batch], np.int64)
-        tokens = Tensor.from_numpy(last)
+        tokens = self._on_device(last)
         inputs = self._pipeline_model.prepare_next_token_inputs(tokens, inputs)
         inputs.update(sampling=sampling)
         # [steps, batch]: the reader polls its rows while native code writes them
-        history = np.full((steps, len(batch)), NO_TOKEN, np.int64)
-        done = np.zeros(1, np.int64)
+        history_tensor, history = self._shared(DType.int64, (steps, len(batch)))
+        history[:] = NO_TOKEN
+        done_tensor, done = self._shared(DType.int64, (1,))
         first_seeds = np.array([c.sampling_params.seed & SEED_MASK for c in batch], np.uint64)
-        interrupted, again = self._flags
-        read = [Tensor.from_numpy(array) for array in (first_seeds, _ends(batch))]
+        again = self._again
+        read = [*map(self._on_device, (first_seeds, _ends(batch))), self._interrupt_flag]
         changed = [
             tokens, cache.cache_lengths, cache.max_lengths, sampling.seed,
-            *map(Tensor.from_numpy, (history, done)), again,
+            history_tensor, done_tensor, again,
         ]  # fmt: skip
 
         def after(outputs: list[Tensor]) -> list[Tensor]:
-            return [outputs[0], *read, interrupted, *changed]
+            return [outputs[0], *read, *changed]
 
         model_inputs = self._pipeline_model.decoding_inputs(inputs)
         if reader is not None:
@@ -163,6 +176,9 @@ class DecodeLoop:
         # only after the run: an interrupt from before it ends it after its first step
         self._interrupted[0] = 0
         return inputs, tokens, history[: int(done[0])]
+
+    def _on_device(self, array: npt.NDArray[Any]) -> Tensor:
+        return Tensor.from_numpy(array).to(self._device)
 
 
 def _ends(batch: Sequence[TextGenerationContext]) -> npt.NDArray[np.int64]:

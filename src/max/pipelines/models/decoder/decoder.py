@@ -13,7 +13,7 @@ from typing import TypeVar
 import numpy as np
 
 from max.dtype import DType
-from max.graph import DeviceRef, Dim, Graph, TensorType, TensorValue, ops
+from max.graph import DeviceRef, Dim, Graph, TensorValue, ops
 from max.nn.kv_cache import KVCacheParams
 from max.nn.kv_cache.cache_values import PagedCacheValues
 from max.nn.layer import Layer, Module
@@ -237,7 +237,7 @@ class Decoder(Transformer):
         subgraphs: dict[int, Graph] = {}
         for index, layer in enumerate(self.layers):
             group, place = self._layout.places[index]
-            layer_idx = ops.constant(np.array(place, np.uint32), DType.uint32, DeviceRef.CPU())
+            layer_idx = ops.constant(np.array(place, np.uint32), DType.uint32, h.device)
             cache = self._cache_of(self.config.blocks[index], group, kv_collection)
             first, position_inputs = first_of[index], tables[index]
             # a subgraph that is called once saves no staging
@@ -249,7 +249,7 @@ class Decoder(Transformer):
                 subgraphs[first] = layer.build_subgraph(
                     f"transformer_block_{first}",
                     [
-                        TensorType(DType.uint32, [], DeviceRef.CPU()),
+                        layer_idx.type,
                         h.type,
                         cache.types,
                         [value.type for value in position_inputs],

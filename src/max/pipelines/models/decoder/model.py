@@ -12,6 +12,7 @@ from max.driver import DLPackArray, Tensor
 from max.dtype import DType
 from max.engine import InferenceSession, Model
 from max.engine.load.staged_graphs import describe_staging, load_staged_graph
+from max.engine.sampling_device import sampling_device
 from max.graph import DeviceRef, Graph
 from max.graph.weights import WeightData, WeightsFormat
 from max.nn.kv_cache.cache_params import KVCacheParams
@@ -112,6 +113,7 @@ class DecoderModel(GraphModel[TextContext], SizedKVCache):
             state_dict = gptq_v1(state_dict, config.quantization.bits)
         state_dict = split_fused(config, state_dict)
         devices = [DeviceRef.from_device(device) for device in self.devices]
+        self.samples_in_graph = sampling_device(session, self.devices[0]) == self.devices[0]
         use_subgraphs = self.pipeline_config.model_config.use_subgraphs
 
         def stage() -> tuple[Graph, dict[str, DLPackArray]]:
@@ -123,7 +125,7 @@ class DecoderModel(GraphModel[TextContext], SizedKVCache):
                 params,
                 self.dtype,
                 self.return_logits,
-                with_sampling=True,
+                with_sampling=self.samples_in_graph,
                 devices=devices,
                 use_subgraphs=use_subgraphs,
                 state_dict=state_dict,
@@ -135,6 +137,7 @@ class DecoderModel(GraphModel[TextContext], SizedKVCache):
         if not is_gptq(state_dict):
             arguments = (
                 self.decoder_class, config, params, self.dtype, self.return_logits, [*map(str, devices)], use_subgraphs,
+                self.samples_in_graph,
             )  # fmt: skip
             description = describe_staging(arguments, state_dict)
         return load_staged_graph(session, description, state_dict, stage, self.dtype)
@@ -182,9 +185,9 @@ class DecoderModel(GraphModel[TextContext], SizedKVCache):
         return config
 
     @property
-    def decoding_graph(self) -> Model:
-        """The loaded graph."""
-        return self.model
+    def decoding_graph(self) -> Model | None:
+        """The loaded graph; None if it does not sample, as its device does not."""
+        return self.model if self.samples_in_graph else None
 
     def decoding_inputs(self, model_inputs: ModelInputs) -> Sequence[Tensor]:
         """The inputs of the graph, in its order.
@@ -197,14 +200,15 @@ class DecoderModel(GraphModel[TextContext], SizedKVCache):
             ValueError: The sampling parameters are missing.
         """
         inputs = self.own_inputs(model_inputs, DecoderInputs)
-        if inputs.sampling is None or inputs.kv_cache_inputs is None:
+        sampling = inputs.sampling if self.samples_in_graph else ()
+        if sampling is None or inputs.kv_cache_inputs is None:
             raise ValueError(f"{type(self).__name__}: the inputs lack sampling or kv_cache_inputs")
         return StepRecord(
             tokens=inputs.tokens,
             input_row_offsets=inputs.input_row_offsets,
             return_n_logits=inputs.return_n_logits,
             cache=list(inputs.kv_cache_inputs),
-            sampling=list(inputs.sampling),
+            sampling=list(sampling),
         ).flat_inputs()
 
     def execute(self, model_inputs: ModelInputs) -> ModelOutputs:
@@ -217,7 +221,10 @@ class DecoderModel(GraphModel[TextContext], SizedKVCache):
             TypeError: They are another model's inputs.
             ValueError: The sampling parameters are missing.
         """
-        next_tokens, last, *more = self.model.execute(*self.decoding_inputs(model_inputs))
+        next_tokens = None
+        last, *more = self.model.execute(*self.decoding_inputs(model_inputs))
+        if self.samples_in_graph:
+            next_tokens, last, *more = last, *more
         if not more:
             return ModelOutputs(last, next_token_logits=last, next_tokens=next_tokens)
         logits, offsets = more

@@ -293,6 +293,40 @@ def draw(d: Distribution, c: Cut, u: Any, default: Any, lanes: Any) -> Any:
     return token
 
 
+@k.inline
+def drawn_token(
+    d: Distribution,
+    default: Any,
+    count: Any,
+    top_p: Any,
+    min_p: Any,
+    seed: Any,
+    values: Any,
+    indices: Any,
+) -> Any:
+    """The token that is drawn from a distribution after its cuts.
+
+    Args:
+        d: The distribution.
+        default: The token where no weight is greater than 0.
+        count: `top_k`; 0 or less keeps all.
+        top_p: The share of the mass that is kept.
+        min_p: The least share of the greatest probability that is kept.
+        seed: The seed of the row.
+        values: Scratch memory for `SMALL_K` logits.
+        indices: Scratch memory for their indices.
+    """
+    row = d.row
+    threshold = k.f32(NEGATIVE_INFINITY)
+    last = k.i64(row.shape[0])
+    if count > 0 and count <= SMALL_K:
+        threshold, last = heap_threshold(d, count, top_p, values, indices)
+    elif count > 0 or top_p < 1:
+        threshold, last = bisected_threshold(d, count, top_p)
+    u = uniform(k.u64(seed))
+    return draw(d, Cut(threshold, last, min_p), u, default, values)
+
+
 @k.kernel
 def sample_token(
     out: k.Output,
@@ -339,14 +373,7 @@ def sample_token(
         # a row of only -inf or NaN has no distribution
         if temperature[b] > 0 and count != 1 and peak > NEGATIVE_INFINITY:
             d = Distribution(row, peak, 1 / temperature[b], width)
-            threshold = k.f32(NEGATIVE_INFINITY)
-            last = k.i64(row.shape[0])
-            if count > 0 and count <= SMALL_K:
-                threshold, last = heap_threshold(d, count, top_p[b], values, indices)
-            elif count > 0 or top_p[b] < 1:
-                threshold, last = bisected_threshold(d, count, top_p[b])
-            u = uniform(k.u64(seed[b]))
-            token = draw(d, Cut(threshold, last, min_p[b]), u, best, values)
+            token = drawn_token(d, best, count, top_p[b], min_p[b], seed[b], values, indices)
         out[b] = token
 
 
