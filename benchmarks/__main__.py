@@ -22,6 +22,7 @@ from benchmarks import (
     embeddings,
     encoders,
     generation,
+    imported,
     long_context,
     matmul,
     overhead,
@@ -255,6 +256,13 @@ SECTIONS: dict[str, Section] = {
         lambda a, models: encoders.measure(models, runs=min(a.runs, 3)),
         3,
         15,
+    ),
+    "imported": Section(
+        "Imported ONNX models",
+        imported.__doc__,
+        lambda a, models: imported.measure(models / "imported", runs=min(a.runs, 5)),
+        2,
+        12,
     ),
     "eager": Section("Eager tensors", eager.__doc__, lambda a, _: eager.measure(), 1, 2),
     "embeddings": Section(

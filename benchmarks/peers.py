@@ -55,6 +55,22 @@ PEERS: dict[str, tuple[list[str], dict[str, str]]] = {
     # onnx and onnxscript are what torch exports with
     "onnx": (["onnxruntime", "onnx", "onnxscript"], {}),
     "openvino": (["openvino"], {}),
+    # what writes the files of `benchmarks.imported`
+    "exporters": (
+        [
+            "torch==2.13.0",
+            "torchvision==0.28.0",
+            "transformers>=5.0",
+            "onnx",
+            "onnxscript",
+            "onnxruntime",
+            "onnxmltools",
+            "skl2onnx",
+            "lightgbm",
+            "silero-vad",
+        ],
+        {},
+    ),
     # its server
     "transformers": (["transformers[serving]>=5.0", "accelerate", "torch==2.13.0"], {}),
 }
