@@ -25,6 +25,7 @@ from max._interpreter import (
     reduction,
     shape,
     spatial,
+    trees,
 )
 from max._interpreter.core import (
     IMPLEMENTATIONS,
@@ -75,4 +76,5 @@ __all__ = [
     "sampling",
     "shape",
     "spatial",
+    "trees",
 ]

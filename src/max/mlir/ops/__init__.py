@@ -16,6 +16,7 @@ from max.mlir.ops import (
     reduction,
     shape,
     spatial,
+    trees,
 )
 from max.mlir.ops.models import (
     cache,
@@ -50,4 +51,5 @@ __all__ = [
     "sampling",
     "shape",
     "spatial",
+    "trees",
 ]

@@ -52,6 +52,8 @@ _CPU_FAMILIES: dict[str, str] = {
     "mo.roi_align": "images.roi_align",
     "mo.nms": "images.suppression",
     "mo.streams.gates": "numeric.stream_gates",
+    "mo.trees.masks": "numeric.trees",
+    "mo.trees.walk": "numeric.trees",
     "mo.irfft": "numeric.fourier",
     "mo.random": "numeric.random",
     "mo.dequantize": "products.quantized.dequantize",

@@ -1,4 +1,4 @@
-"""Ensembles of decision trees: all trees of all rows descend a level at a time."""
+"""Ensembles of decision trees: sums of leaves by a kernel; else all trees of all rows descend a level at a time."""
 
 from __future__ import annotations
 
@@ -13,7 +13,9 @@ from max.dtype import DType
 from max.graph import TensorValue, ops
 from max.importers.errors import ModelFileError, Unsupported
 from max.importers.node import Node
+from max.importers.onnx.ops.contrib.forest import MEMBER, Forest
 from max.importers.onnx.ops.contrib.labels import labelled, scores_of
+from max.importers.onnx.ops.contrib.tree_tables import summed
 from max.importers.onnx.table import op
 
 Array = npt.NDArray[Any]
@@ -28,101 +30,6 @@ _MODES = {
     "BRANCH_EQ": 4,
     "BRANCH_NEQ": 5,
 }
-_MEMBER = 6
-_DEEPEST = 512
-
-
-@dataclass
-class Forest:
-    """The nodes of all trees in one numbering; leaves are their own successors.
-
-    Attributes:
-        features: The feature that a node tests.
-        values: What it compares with.
-        modes: How, as `_MODES` numbers it; -1 for leaves.
-        yes: The successor if the test holds.
-        no: The successor otherwise.
-        missing: Whether NaN takes the first.
-        roots: The first node of each tree.
-        sets: The members of sets, by node.
-    """
-
-    features: Array
-    values: Array
-    modes: Array
-    yes: Array
-    no: Array
-    missing: Array
-    roots: Array
-    sets: dict[int, Array]
-
-    def depth(self) -> int:
-        """The number of steps from the roots to the deepest leaf.
-
-        Raises:
-            ModelFileError: A tree has a cycle, or is deeper than the limit.
-        """
-        level, steps = np.unique(self.roots), 0
-        while (self.modes[level] >= 0).any():
-            inner = level[self.modes[level] >= 0]
-            level = np.unique(np.concatenate([self.yes[inner], self.no[inner]]))
-            steps += 1
-            if steps > _DEEPEST:
-                raise ModelFileError(f"a tree is deeper than {_DEEPEST} nodes, or has a cycle")
-        return steps
-
-    def leaves(self, x: TensorValue) -> TensorValue:
-        """The leaf of each row in each tree, int64 ``[rows, trees]``."""
-        rows, trees = x.shape[0], len(self.roots)
-        at = ops.broadcast_to(ops.constant(self.roots.astype(np.int64)[None]), [rows, trees])
-        steps = self.depth()
-        kinds = {int(mode) for mode in self.modes if mode >= 0}
-        tables = {
-            name: ops.constant(np.ascontiguousarray(getattr(self, name)))
-            for name in ("features", "yes", "no")
-        }
-        values = ops.constant(self.values)
-        for _ in range(steps):
-            feature = ops.gather(tables["features"], at, 0)
-            value = ops.gather_nd(x, ops.unsqueeze(feature, 2), 1)
-            holds = self._holds(value, ops.gather(values, at, 0), at, kinds)
-            if self.missing.any() and x.dtype.is_float():
-                takes = ops.gather(ops.constant(self.missing), at, 0)
-                holds = ops.logical_or(holds, ops.logical_and(takes, ops.is_nan(value)))
-            at = ops.where(holds, ops.gather(tables["yes"], at, 0), ops.gather(tables["no"], at, 0))
-        return at
-
-    def _holds(
-        self, value: TensorValue, limit: TensorValue, at: TensorValue, kinds: set[int]
-    ) -> TensorValue:
-        """Whether the tests of the nodes hold."""
-        tests = {
-            0: lambda: value <= limit,
-            1: lambda: value < limit,
-            2: lambda: value >= limit,
-            3: lambda: value > limit,
-            4: lambda: ops.equal(value, limit),
-            5: lambda: ops.not_equal(value, limit),
-            _MEMBER: lambda: self._is_member(value, at),
-        }
-        if not kinds:
-            return ops.equal(value, limit)
-        first, *others = sorted(kinds)
-        holds = tests[first]()
-        mode = ops.gather(ops.constant(self.modes.astype(np.int8)), at, 0) if others else None
-        for kind in others:
-            assert mode is not None
-            holds = ops.where(ops.equal(mode, kind), tests[kind](), holds)
-        return holds
-
-    def _is_member(self, value: TensorValue, at: TensorValue) -> TensorValue:
-        width = max(len(members) for members in self.sets.values())
-        table = np.full((len(self.modes), width), np.nan, self.values.dtype)
-        for node, members in self.sets.items():
-            table[node, : len(members)] = members
-        rows = ops.gather(ops.constant(table), at, 0)
-        found = ops.cast(ops.equal(rows, ops.unsqueeze(value, 2)), DType.uint8)
-        return ops.reshape(ops.max(found, axis=2), at.shape) > 0
 
 
 def _array(node: Node, name: str, dtype: Any = None) -> Array:
@@ -206,9 +113,14 @@ def _reached(leaves: TensorValue, weights: Leaves) -> TensorValue:
     return ops.reshape(ops.max(found, axis=1), [found.shape[0], found.shape[2]]) > 0
 
 
-def _joined(forest: Forest, leaves: TensorValue, weights: Leaves, aggregate: str) -> TensorValue:
+def _joined(forest: Forest, x: TensorValue, weights: Leaves, aggregate: str) -> TensorValue:
     """The results of all trees, joined: ``[rows, targets]``."""
     table = weights.values
+    if aggregate in ("SUM", "AVERAGE"):
+        total = summed(forest, x, table, weights.present)
+        if total is not None:
+            return total if aggregate == "SUM" else total / float(len(forest.roots))
+    leaves = forest.leaves(x)
     dense = weights.is_dense(forest.modes < 0)
     if aggregate in ("MIN", "MAX") and not dense:
         table = np.where(weights.present, table, np.inf if aggregate == "MIN" else -np.inf)
@@ -238,7 +150,7 @@ def tree_ensemble_regressor(node: Node, x: TensorValue) -> TensorValue:
     forest, index = _old_forest(node, dtype)
     count = node.attr("n_targets", 1)
     table = _weights(node, "target", count, len(forest.modes), index, dtype)
-    y = _joined(forest, forest.leaves(x), table, node.attr("aggregate_function", "SUM"))
+    y = _joined(forest, x, table, node.attr("aggregate_function", "SUM"))
     base = _array(node, "base_values", dtype)
     y = y + ops.constant(base) if base.size else y
     return ops.cast(scores_of(y, node.attr("post_transform", "NONE")), DType.float32)
@@ -253,8 +165,7 @@ def tree_ensemble_classifier(node: Node) -> Any:
     labels = node.attr("classlabels_strings") or node.attr("classlabels_int64s")
     count = len(labels)
     table = _weights(node, "class", count, len(forest.modes), index, dtype)
-    leaves = forest.leaves(x)
-    y = _joined(forest, leaves, table, "SUM")
+    y = _joined(forest, x, table, "SUM")
     base = _array(node, "base_values", dtype)
     transform = node.attr("post_transform", "NONE")
     ids = set(node.attr("class_ids"))
@@ -277,7 +188,11 @@ def tree_ensemble_classifier(node: Node) -> Any:
         return labelled(node, ops.reshape(choice, [-1]), ops.cast(scores, DType.float32))
     y = y + ops.constant(base) if base.size else y
     # classes that no leaf speaks of are not chosen
-    seen = y if table.is_dense(forest.modes < 0) else ops.where(_reached(leaves, table), y, -np.inf)
+    seen = (
+        y
+        if table.is_dense(forest.modes < 0)
+        else ops.where(_reached(forest.leaves(x), table), y, -np.inf)
+    )
     choice = ops.reshape(ops.argmax(seen, 1), [-1])
     return labelled(node, choice, ops.cast(scores_of(y, transform), DType.float32))
 
@@ -297,7 +212,7 @@ def tree_ensemble(node: Node, x: TensorValue) -> TensorValue:
     table[offset + np.arange(len(targets)), targets] = weights
     present[offset + np.arange(len(targets)), targets] = True
     aggregate = _AGGREGATES[node.attr("aggregate_function", 1)]
-    y = _joined(forest, forest.leaves(x), Leaves(table, present), aggregate)
+    y = _joined(forest, x, Leaves(table, present), aggregate)
     return scores_of(y, _TRANSFORMS[node.attr("post_transform", 0)])
 
 
@@ -321,7 +236,7 @@ def _new_forest(node: Node) -> tuple[Forest, int]:
     members = _array(node, "membership_values", values.dtype)
     sets: dict[int, Array] = {}
     remaining: Sequence[float] = members.tolist()
-    for place in np.flatnonzero(modes == _MEMBER):
+    for place in np.flatnonzero(modes == MEMBER):
         end = next((i for i, value in enumerate(remaining) if np.isnan(value)), len(remaining))
         sets[int(place)] = np.array(remaining[:end], values.dtype)
         remaining = remaining[end + 1 :]

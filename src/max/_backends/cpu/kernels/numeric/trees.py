@@ -1,0 +1,262 @@
+"""Ensembles of decision trees: workers share the rows.
+
+A task is `VECTORS` vectors of rows. Masks: the rows' features lie transposed in scratch memory, a vector of rows for
+each; each tree goes over all of its nodes without a branch::
+
+    tree → node → vector of rows:    bits = x[feature] <= limit ? bits : bits & mask
+
+A node costs a load, a comparison and an AND for a vector, whatever leaf the rows reach. Walks: each lane goes down the
+tree of its own, a gather for each table and level; for trees with more leaves than bits.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+from max import kernel as k
+from max._backends.cpu.kernels.operand_checks import check_size
+from max._backends.kernel_call import KernelCall, Operand, view
+
+VECTORS = 4
+"""Vectors of rows that share the loads of a node."""
+MOST_FEATURES = 2048
+"""Features of a row whose transposed copies fit the L2 cache."""
+
+
+class Masks(NamedTuple):
+    """The tables of `mo.trees.masks`."""
+
+    features: k.Input
+    limits: k.Input
+    missing: k.Input
+    masks: k.Input
+    counts: k.Input
+    weights: k.Input
+    targets: k.Input
+
+
+class Walks(NamedTuple):
+    """The tables of `mo.trees.walk`."""
+
+    features: k.Input
+    limits: k.Input
+    missing: k.Input
+    yes: k.Input
+    no: k.Input
+    leaves: k.Input
+    roots: k.Input
+    depths: k.Input
+    weights: k.Input
+    targets: k.Input
+
+
+@k.inline
+def check_indices(name: str, indices: Any, end: Any) -> None:
+    """Raises where a lane is outside of `[0, end)`."""
+    if k.any((indices < 0) | (indices >= end)):
+        low, high = k.reduce_min(indices), k.reduce_max(indices)
+        raise IndexError("trees: {} {} to {}, of {}", name, low, high, end)
+
+
+@k.inline
+def add_leaves(sums: Any, leaves: Any, places: Any, first: Any, vector: Any, width: int) -> None:
+    """Adds the weights `leaves[places]`, `[leaves, values]`, to the sums of a vector of rows."""
+    values = leaves.shape[1]
+    flat = leaves.reshape(leaves.shape[0] * values)
+    for j in range(values):
+        more = flat.gather(places * values + j)
+        at = vector * width
+        sums.store(first + j, at, value=sums.load(first + j, at, width=width) + more)
+
+
+@k.inline
+def mask_rows(sums: Any, columns: Any, tables: Masks, vectors: int, width: int) -> None:
+    """Adds the leaves of all trees to the sums `[outputs, rows]`; `columns` is `[features, rows]`."""
+    features, limits, missing, masks, counts, weights, targets = tables
+    dtype = masks.dtype
+    for tree in range(masks.shape[0]):
+        bits = k.tile(dtype, (vectors,), width=width)
+        for v in k.static_range(vectors):
+            bits[v] = k.splat(~k.cast(0, dtype), width)
+        count = k.i64(counts[tree])
+        if count < 0 or count > masks.shape[1]:
+            raise IndexError("trees: {} nodes, of {}", count, masks.shape[1])
+        for node in range(count):
+            feature = k.i64(features[tree, node])
+            if feature < 0 or feature >= columns.shape[0]:
+                raise IndexError("trees: feature {}, of {}", feature, columns.shape[0])
+            limit = k.splat(limits[tree, node], width)
+            mask = k.splat(masks[tree, node], width)
+            if missing[tree, node] != 0:
+                for u in k.static_range(vectors):
+                    some = columns.load(feature, u * width, width=width)
+                    # NaN is not greater
+                    bits[u] = k.select(some > limit, bits[u] & mask, bits[u])
+            else:
+                for w in k.static_range(vectors):
+                    value = columns.load(feature, w * width, width=width)
+                    bits[w] = k.select(value <= limit, bits[w], bits[w] & mask)
+        first = k.i64(targets[tree])
+        leaves = weights[tree]
+        for z in k.static_range(vectors):
+            places = k.cast(k.count_trailing_zeros(bits[z]), k.i32)
+            check_indices("leaves", places, k.i32(weights.shape[1]))
+            add_leaves(sums, leaves, places, first, z, width)
+
+
+@k.inline
+def check_targets(targets: Any, values: Any, outputs: Any) -> None:
+    """Raises where a tree adds to an output that is none."""
+    for tree in range(targets.shape[0]):
+        if targets[tree] < 0 or k.i64(targets[tree]) + values > outputs:
+            raise IndexError("trees: target {}, of {} outputs", targets[tree], outputs)
+
+
+@k.inline
+def store_columns(out: Any, sums: Any, start: Any, count: Any) -> None:
+    """Writes the sums `[outputs, rows]` of `count` rows from `start` on."""
+    for i in range(count):
+        for j in range(out.shape[1]):
+            out[start + i, j] = sums[j, i]
+
+
+@k.inline
+def clear_sums(sums: Any, width: int) -> None:
+    """Sets the sums to 0."""
+    zero = k.splat(k.cast(0, sums.dtype), width)
+    for output in range(sums.shape[0]):
+        for i in range(0, sums.shape[1], width):
+            sums.store(output, i, value=zero)
+
+
+@k.kernel
+def tree_masks(
+    out: k.Output, x: k.Input, tables: Masks, ctx: k.Context, *, features: int, outputs: int
+) -> None:
+    """`out[row] = the sum over the trees of the weights of the row's leaf`; see `mo.trees.masks`."""
+    width = ctx.target.width(k.f32)
+    block = VECTORS * width
+    rows = x.shape[0]
+    check_size("the result", out.shape[0], rows)
+    check_targets(tables.targets, tables.weights.shape[2], outputs)
+    for part in ctx.parallel((rows + block - 1) // block):
+        columns = ctx.scratch(x.dtype, (features, block))
+        sums = ctx.scratch(x.dtype, (outputs, block))
+        start = part * block
+        count = k.min(rows - start, block)
+        used = k.select(count > width, k.i64(block), k.i64(width))
+        clear_sums(sums, width)
+        for i in range(used):
+            # rows behind the last one repeat it
+            row = start + k.min(i, count - 1)
+            for feature in range(features):
+                columns[feature, i] = x[row, feature]
+        if count > width:
+            mask_rows(sums, columns, tables, VECTORS, width)
+        else:
+            mask_rows(sums, columns, tables, 1, width)
+        store_columns(out, sums, start, count)
+
+
+@k.inline
+def walk_rows(sums: Any, x: Any, rows: Any, tables: Walks, vectors: int, width: int) -> None:
+    """Adds the leaves of all trees to the sums; `rows` are the first elements of the lanes' rows in `x`."""
+    features, limits, missing, yes, no, leaves, roots, depths, weights, targets = tables
+    nodes, flat = k.i32(features.shape[0]), x.reshape(x.shape[0] * x.shape[1])
+    for tree in range(roots.shape[0]):
+        at = k.tile(k.i32, (vectors,), width=width)
+        for v in k.static_range(vectors):
+            at[v] = k.splat(roots[tree], width)
+            check_indices("nodes", at[v], nodes)
+        for _ in range(k.i64(depths[tree])):
+            for u in k.static_range(vectors):
+                here = at[u]
+                feature = features.gather(here)
+                check_indices("features", feature, k.i32(x.shape[1]))
+                value = flat.gather(rows[u] + k.cast(feature, k.i64))
+                limit = limits.gather(here)
+                absent = k.isnan(value) & (missing.gather(here) != 0)
+                holds = (value <= limit) | absent
+                following = k.select(holds, yes.gather(here), no.gather(here))
+                check_indices("nodes", following, nodes)
+                at[u] = following
+        first = k.i64(targets[tree])
+        for z in k.static_range(vectors):
+            places = leaves.gather(at[z])
+            check_indices("leaves", places, k.i32(weights.shape[0]))
+            add_leaves(sums, weights, places, first, z, width)
+
+
+@k.kernel
+def tree_walk(out: k.Output, x: k.Input, tables: Walks, ctx: k.Context, *, outputs: int) -> None:
+    """`out[row] = the sum over the trees of the weights of the row's leaf`; see `mo.trees.walk`."""
+    width = ctx.target.width(k.f32)
+    block = VECTORS * width
+    rows = x.shape[0]
+    check_size("the result", out.shape[0], rows)
+    check_targets(tables.targets, tables.weights.shape[1], outputs)
+    for part in ctx.parallel((rows + block - 1) // block):
+        sums = ctx.scratch(x.dtype, (outputs, block))
+        start = part * block
+        count = k.min(rows - start, block)
+        clear_sums(sums, width)
+        first = k.tile(k.i64, (VECTORS,), width=width)
+        for v in k.static_range(VECTORS):
+            lanes = k.splat(start + v * width, width) + k.iota(k.i64, width)
+            first[v] = k.min(lanes, k.splat(rows - 1, width)) * x.shape[1]
+        if count > width:
+            walk_rows(sums, x, first, tables, VECTORS, width)
+        else:
+            walk_rows(sums, x, first, tables, 1, width)
+        store_columns(out, sums, start, count)
+
+
+def _lower_masks(
+    operands: Sequence[Operand],
+    results: Sequence[Operand],
+    attributes: Mapping[str, Any],
+    target: k.Target,
+) -> KernelCall:
+    """The call for `mo.trees.masks`."""
+    features = operands[0].shape[1]
+    if not isinstance(features, int) or features > MOST_FEATURES:
+        raise NotImplementedError(
+            f"trees.masks of {features} features; up to {MOST_FEATURES} would fit"
+        )
+    params = {"features": features, "outputs": _outputs(attributes)}
+    return KernelCall(tree_masks, _views(operands, results), params)
+
+
+def _outputs(attributes: Mapping[str, Any]) -> int:
+    outputs = attributes["outputs"]
+    if outputs > MOST_FEATURES:
+        raise NotImplementedError(f"trees of {outputs} outputs; up to {MOST_FEATURES} would fit")
+    return outputs
+
+
+def _views(operands: Sequence[Operand], results: Sequence[Operand]) -> tuple[Any, ...]:
+    return (
+        view("result", 0, results[0], static=(False, True)),
+        view("operand", 0, operands[0], static=(False, True)),
+        # the number of values of a leaf is known at compile time
+        *(
+            view("operand", i, one, static=(*(False for _ in one.shape[1:]), one.dtype.is_float()))
+            for i, one in enumerate(operands[1:], 1)
+        ),
+    )
+
+
+def _lower_walk(
+    operands: Sequence[Operand],
+    results: Sequence[Operand],
+    attributes: Mapping[str, Any],
+    target: k.Target,
+) -> KernelCall:
+    """The call for `mo.trees.walk`."""
+    if any(isinstance(one.shape[0], int) and one.shape[0] >= 2**31 for one in operands[1:]):
+        raise NotImplementedError("trees.walk of 2^31 nodes; fewer would fit")
+    return KernelCall(tree_walk, _views(operands, results), {"outputs": _outputs(attributes)})
+
+
+LOWERINGS = {"mo.trees.masks": _lower_masks, "mo.trees.walk": _lower_walk}
