@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
-from max.graph import DeviceRef, Graph, TensorType
+from max.graph import DeviceRef, Graph, TensorType, Weight
 from max.importers.errors import ImportFailure
 from max.importers.source import InputType, SourceGraph
 from max.importers.symbols import SymbolNames
@@ -71,7 +71,10 @@ def _declared(
 
 
 def build_graph(
-    source: SourceGraph, framework: Framework, shapes: Mapping[str, Shape] | None = None
+    source: SourceGraph,
+    framework: Framework,
+    shapes: Mapping[str, Shape] | None = None,
+    weights: Collection[str] = (),
 ) -> Graph:
     """Stages a whole model.
 
@@ -79,15 +82,26 @@ def build_graph(
         source: The model.
         framework: The tables of its framework.
         shapes: Shapes for inputs, by name, in place of the declared ones.
+        weights: Names of inputs that are weights of the graph, of these names. Their shapes must be static.
 
     Raises:
         UnsupportedOpsError: Nodes cannot be staged; it lists all of them.
         ImportFailure: Inputs or outputs are not those of a graph.
     """
-    with Graph(source.name or "main", input_types=declared_types(source, shapes)) as graph:
+    names = [name for name, _ in source.inputs]
+    types = dict(zip(names, declared_types(source, shapes), strict=True))
+    inputs = [types[name] for name in names if name not in weights]
+    with Graph(source.name or "main", input_types=inputs) as graph:
         values = constants_of(source)
-        for (name, type_), tensor in zip(source.inputs, graph.inputs, strict=True):
-            values[name] = Imported(tensor.tensor, stored_as=type_.stored_as)
+        given = iter(graph.inputs)
+        for name, type_ in source.inputs:
+            declared = types[name]
+            if name in weights:
+                weight = Weight(name, declared.dtype, declared.shape, declared.device)
+                tensor = graph.add_weight(weight)
+            else:
+                tensor = next(given).tensor
+            values[name] = Imported(tensor, stored_as=type_.stored_as)
         walker = Walker(framework, source.name, values, True, source.file)
         walker.run(source.nodes)
         walker.finish()

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import threading
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -13,15 +12,12 @@ import torch
 from torch._decomp import core_aten_decompositions
 from torch._dynamo import list_backends, register_backend
 from torch._dynamo.backends.common import aot_autograd
+from torch._guards import TracingContext
 from torch.fx.passes.infra.partitioner import CapabilityBasedPartitioner
 
-from max.engine import InferenceSession
-from max.importers.build import build_graph
-from max.importers.errors import UnsupportedOpsError
-from max.importers.torch.importer import TorchFramework
-from max.importers.torch.reader import FxReader, op_name, source_line
+from max.importers.torch.reader import op_name, source_line
 from max.importers.torch.table import TABLE
-from max.torch._convert import tensor_of, view_of
+from max.torch.compiled import CompiledGraph
 
 __all__ = ["Explanation", "explain", "max_backend"]
 
@@ -44,6 +40,14 @@ class Explanation:
     left: list[tuple[str, str, str]] = field(default_factory=list)
     breaks: list[str] = field(default_factory=list)
 
+    def compiled(self, module: torch.fx.GraphModule, static: Collection[int]) -> CompiledGraph:
+        """A graph that runs in MAX, and tells here what of it does not."""
+        return CompiledGraph(module, static, self._take, lambda *reason: self.left.append(reason))
+
+    def _take(self, count: int) -> None:
+        self.graphs += 1
+        self.taken += count
+
     def __str__(self) -> str:
         lines = [
             f"{self.taken} ops in {self.graphs} graphs run in MAX, {len(self.left)} ops in torch"
@@ -61,58 +65,6 @@ class _Support:
         return node.op == "call_function" and (name == "getitem" or name in TABLE.ops)
 
 
-class _Compiled:
-    """A functional graph that runs in MAX. It is staged at the first call, and runs in torch if that fails."""
-
-    def __init__(self, module: torch.fx.GraphModule, found: Explanation) -> None:
-        self._module = module
-        self._found = found
-        self._lock = threading.Lock()
-        self._run: Callable[..., Any] | None = None
-
-    def __call__(self, *args: Any) -> Any:
-        run = self._run
-        if run is None:
-            with self._lock:
-                run = self._run = self._run or self._staged()
-        return run(*args)
-
-    def _staged(self) -> Callable[..., Any]:
-        nodes = [node for node in self._module.graph.nodes if node.op == "call_function"]
-        try:
-            run = self._loaded()
-        except (UnsupportedOpsError, ValueError, TypeError, NotImplementedError) as error:
-            if isinstance(error, UnsupportedOpsError):
-                self._found.left += [(p.op, p.node, p.reason) for p in error.problems]
-            else:
-                self._found.left += [(op_name(n), source_line(n), str(error)) for n in nodes]
-            return self._module.forward
-        self._found.graphs += 1
-        self._found.taken += sum(op_name(node) != "getitem" for node in nodes)
-        return run
-
-    def _loaded(self) -> Callable[..., Any]:
-        graph = self._module.graph
-        places = [node.name for node in graph.nodes if node.op == "placeholder"]
-        (results,) = graph.find_nodes(op="output")[0].args
-        single = isinstance(results, torch.fx.Node)
-        listed: list[Any] = [results] if single else list(results)
-        kept = [i for i, value in enumerate(listed) if isinstance(value, torch.fx.Node)]
-        sizes = [not hasattr(listed[i].meta.get("val"), "shape") for i in kept]
-        source = FxReader(graph, self._module, {}).read("main", None if single else kept)
-        model = InferenceSession().load(build_graph(source, TorchFramework()))
-        used = [places.index(name) for name, _ in source.inputs]
-
-        def run(*args: Any) -> Any:
-            tensors = [view_of(args[i].detach().contiguous()) for i in used]
-            outputs: list[Any] = list(listed)
-            for i, is_size, result in zip(kept, sizes, model.execute(*tensors), strict=True):
-                outputs[i] = int(result.to_numpy()) if is_size else tensor_of(result)
-            return outputs[0] if single else outputs
-
-        return run
-
-
 def _compiled(module: torch.fx.GraphModule, inputs: Sequence[Any], found: Explanation) -> Any:
     """A functional graph, of which the parts that have functions run in MAX."""
     support = _Support()
@@ -125,23 +77,43 @@ def _compiled(module: torch.fx.GraphModule, inputs: Sequence[Any], found: Explan
     if not on_cpu:
         found.left.append(("inputs", "", "tensors are on another device than the CPU"))
         return module.forward
+    static = _static_places(module)
     if not missing:
-        return _Compiled(module, found)
+        return found.compiled(module, [i for i, n in enumerate(_places(module)) if n in static])
     found.left += [(op_name(n), source_line(n), "the op has no function") for n in missing]
     partitioner = CapabilityBasedPartitioner(module, support, allows_single_node_partition=True)  # pyright: ignore[reportArgumentType]
     fused = partitioner.partition_and_fuse()
     for name, child in list(fused.named_children()):
         if name.startswith("fused_"):
+            (node,) = [n for n in fused.graph.nodes if n.op == "call_module" and n.target == name]
+            of_child = [i for i, argument in enumerate(node.args) if argument in static]
             delattr(fused, name)
-            setattr(fused, name, _Module(_Compiled(child, found)))  # pyright: ignore[reportArgumentType]
+            setattr(fused, name, _Module(found.compiled(child, of_child)))  # pyright: ignore[reportArgumentType]
     fused.recompile()
     return fused.forward
+
+
+def _places(module: torch.fx.GraphModule) -> list[torch.fx.Node]:
+    return [node for node in module.graph.nodes if node.op == "placeholder"]
+
+
+def _static_places(module: torch.fx.GraphModule) -> set[Any]:
+    """The placeholders of parameters and buffers which the graph leaves as they are."""
+    context = TracingContext.try_get()
+    metadata = None if context is None else context.fw_metadata
+    if metadata is None:
+        return set()
+    places = _places(module)
+    return {
+        places[i] for i in metadata.static_input_indices
+        if i < len(places) and not (i < len(metadata.input_info) and metadata.input_info[i].mutates_data)
+    }  # fmt: skip
 
 
 class _Module(torch.nn.Module):
     """A compiled part as a submodule."""
 
-    def __init__(self, compiled: _Compiled) -> None:
+    def __init__(self, compiled: CompiledGraph) -> None:
         super().__init__()
         self._compiled = compiled
 
@@ -155,7 +127,7 @@ def max_backend(
     """The backend of ``torch.compile(model, backend="max")``.
 
     It compiles for inference. Where gradients are needed the graph runs in torch, with a warning, once; so do ops that
-    have no function. Weights are read at each call, so that changes of them are seen.
+    have no function. Parameters and buffers are prepared once, and again when torch has changed them in place.
 
     Args:
         module: The graph.
