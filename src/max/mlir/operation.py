@@ -332,7 +332,7 @@ def infer_types(name: str, operand_types: Types, attrs: Attrs) -> Types:
 
 
 def build(
-    name: str,
+    op: str | type[MoOp],
     operands: Sequence[SSAValue] = (),
     attrs: Attrs | None = None,
     result_types: Types | None = None,
@@ -342,7 +342,7 @@ def build(
     """Creates an op, not yet in a block.
 
     Args:
-        name: The full name, such as ``mo.add``.
+        op: The class of the op, or its full name, such as ``mo.add``.
         operands: The operands.
         attrs: The attributes, as Python values (see `to_attr`) or attributes.
         result_types: The types of the results; inferred if None.
@@ -353,7 +353,7 @@ def build(
         ValueError: The operands violate a rule of the op; checked if types are inferred or the op has a `check`.
         TypeError: An operand's type is wrong.
     """
-    cls = OPS[name]
+    cls = OPS[op] if isinstance(op, str) else op
     spec = cls.spec
     values: Attrs = attrs if attrs is not None else {}
     if result_types is None or spec.check is not None:
@@ -362,7 +362,7 @@ def build(
             if spec.results == 0:
                 result_types = ()
             elif spec.infer is None:
-                raise TypeError(f"{name}: the result types do not follow from the operands")
+                raise TypeError(f"{spec.name}: the result types do not follow from the operands")
             else:
                 result_types = spec.infer(operand_types, values)
         if spec.check is not None:

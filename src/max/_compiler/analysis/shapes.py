@@ -6,6 +6,7 @@ from xdsl.ir import SSAValue
 
 from max._compiler.analysis.layout import Layout
 from max.mlir import MoOp, ShapedType
+from max.mlir.ops import shape as shape_ops
 from max.mlir.sizes import Size, Sizes, simplify
 
 __all__ = ["is_view", "shape_of", "strip", "view_layout"]
@@ -36,18 +37,18 @@ def view_layout(op: MoOp, source: Layout) -> Layout | None:
         source: The layout of its operand.
     """
     shape = shape_of(op.results[0])
-    match op.name:
-        case "mo.reshape":
+    match type(op):
+        case shape_ops.ReshapeOp:
             return source.reshape(shape)
-        case "mo.transpose":
+        case shape_ops.TransposeOp:
             return source.transpose(op.attr("perm"))
-        case "mo.broadcast_to":
+        case shape_ops.BroadcastToOp:
             return source.broadcast_to(shape)
-        case "mo.slice":
+        case shape_ops.SliceOp:
             starts: list[Size] = [simplify(s) for s in op.attr("start")]
             steps = [int(s) if isinstance(s, int) else s.value for s in op.attr("step")]
             return source.slice(starts, steps, shape)
-        case "mo.rebind":
+        case shape_ops.RebindOp:
             # the dims are other expressions of equal values
             if source.is_contiguous:
                 contiguous = Layout.contiguous(shape)

@@ -28,7 +28,15 @@ from max._compiler.lowering.lowered_graph import (
 )
 from max._compiler.lowering.placing import Place, Placing
 from max._compiler.lowering.region_lowering import RegionLowering
-from max._compiler.mok import CheckOp, OnceOp, PackingOp, ProductsOp, RegionOp
+from max._compiler.mok import (
+    AttentionOp,
+    CheckOp,
+    DeviceCopyOp,
+    OnceOp,
+    PackingOp,
+    ProductsOp,
+    RegionOp,
+)
 from max._compiler.passes.base import constant_of, ops_of
 from max._compiler.passes.materialize import base_of
 from max._compiler.program.code import Check, TensorInfo
@@ -45,6 +53,17 @@ from max.mlir import (
     WhileOp,
     bind_call,
 )
+from max.mlir.ops.buffer import (
+    BufferCreateOp,
+    BufferLoadOp,
+    BufferStoreOp,
+    BufferStoreSliceOp,
+    ChainCreateOp,
+    PrintOp,
+)
+from max.mlir.ops.constant import ConstantExternalOp, ConstantOp
+from max.mlir.ops.control import CustomOp, OutputOp
+from max.mlir.ops.shape import ConcatOp, ShapeToTensorOp
 from max.mlir.sizes import product, simplify
 
 __all__ = ["UnsupportedOpError", "lower_graph"]
@@ -61,22 +80,22 @@ class GraphLowering:
         self.placing = placing
         self.library_ops = LibraryLowering(placing)
         self.regions = RegionLowering(placing, self.library_ops)
-        self.methods: Mapping[str, Callable[[Any], None]] = {
-            "mo.constant": self.no_launch,
-            "mo.chain_create": self.no_launch,
-            "mo.constant.external": self.external,
-            "mo.output": self.output,
-            "mo.buffer_create": self.buffer_create,
-            "mo.buffer_load": self.buffer_load,
-            "mo.buffer_store": self.buffer_store,
-            "mo.buffer_store_slice": self.buffer_store_slice,
-            "mo.concat": self.regions.concat,
-            "mo.shape_to_tensor": self.shape_to_tensor,
-            "mo.print": self.print,
-            "mo.custom": self.library_ops.custom,
-            "mok.check": self.check,
-            "mok.device_copy": self.device_copy,
-            "mok.attention": self.library_ops.attention,
+        self.methods: Mapping[type[MoOp], Callable[[Any], None]] = {
+            ConstantOp: self.no_launch,
+            ChainCreateOp: self.no_launch,
+            ConstantExternalOp: self.external,
+            OutputOp: self.output,
+            BufferCreateOp: self.buffer_create,
+            BufferLoadOp: self.buffer_load,
+            BufferStoreOp: self.buffer_store,
+            BufferStoreSliceOp: self.buffer_store_slice,
+            ConcatOp: self.regions.concat,
+            ShapeToTensorOp: self.shape_to_tensor,
+            PrintOp: self.print,
+            CustomOp: self.library_ops.custom,
+            CheckOp: self.check,
+            DeviceCopyOp: self.device_copy,
+            AttentionOp: self.library_ops.attention,
         }
 
     def run(self) -> LoweredGraph:
@@ -121,7 +140,7 @@ class GraphLowering:
             self.library_ops.pack(op)
         elif is_view(op):
             self.placing.view(op)
-        elif (method := self.methods.get(op.name)) is not None:
+        elif (method := self.methods.get(type(op))) is not None:
             method(op)
         else:
             self.library_ops.lower_op(op, op, None)
@@ -305,7 +324,7 @@ class GraphLowering:
         current = op.next_op
         while current is not None:
             touches = value in current.operands
-            if touches and current.name not in ("mo.buffer_load", "mo.output"):
+            if touches and type(current) not in (BufferLoadOp, OutputOp):
                 used_later = True
                 break
             current = current.next_op

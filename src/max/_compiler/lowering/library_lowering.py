@@ -22,6 +22,7 @@ from max._compiler.lowering.region_specs import RegionParts, norm_before
 from max._compiler.mok import DeviceCopyOp, MatmulOp, PackingOp, RegionOp
 from max._compiler.program.code import WorkCode
 from max.mlir import BufferType, DimExpr, MoOp, ShapedType
+from max.mlir.ops import matmul as staged
 from max.mlir.sizes import Size, simplify
 from max.mlir.types import short_types
 
@@ -71,7 +72,7 @@ class LibraryLowering:
         results = [v for v in outer.results if isinstance(v.type, ShapedType)]
         name = op.name
         if isinstance(op, MatmulOp):
-            name = "mo.matmul"
+            name = staged.MatmulOp.name
         if not self.placing.backend.library.supports(name):
             types = short_types([v.type for v in op.operands])
             raise UnsupportedOpError(

@@ -23,6 +23,7 @@ from max._compiler.mok import ProductsOp, RegionOp
 from max._compiler.passes.base import ops_of
 from max._compiler.program.code import WorkCode
 from max.mlir import MoOp
+from max.mlir.ops.shape import ConcatOp
 from max.mlir.sizes import Size, simplify
 
 
@@ -76,7 +77,7 @@ class RegionLowering:
         """
         uses = list(value.uses)
         user = uses[0].operation if len(uses) == 1 else None
-        if isinstance(user, MoOp) and user.name == "mo.concat":
+        if isinstance(user, MoOp) and type(user) is ConcatOp:
             place = self.placing.places[value] = self.part_of_concat(user, uses[0].index)
             return place, True
         return self.placing.allocate(value), False

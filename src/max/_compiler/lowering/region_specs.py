@@ -17,6 +17,8 @@ from max._compiler.passes.base import constant_of, ops_of
 from max._dataclass import dataclass
 from max.dtype import DType
 from max.mlir import MoOp, ShapedType
+from max.mlir.ops import normalization, reduction
+from max.mlir.ops.elementwise import CastOp
 from max.mlir.sizes import Size, Sizes, contiguous_strides
 
 __all__ = ["RegionParts", "epilogue_parts", "needed_ops", "norm_before", "region_parts"]
@@ -151,7 +153,7 @@ class _Builder:
             self.layouts[op.results[0]] = (argument, view)
         elif op.spec.row_flops:
             self.numbers[op.results[0]] = self.rowwise(op)
-        elif op.name == "mo.cast":
+        elif type(op) is CastOp:
             before, after = op.operands[0].type, op.results[0].type
             assert isinstance(before, ShapedType) and isinstance(after, ShapedType)
             value = self.operand(op.operands[0])
@@ -215,20 +217,20 @@ class _Builder:
         type_ = op.results[0].type
         assert isinstance(type_, ShapedType)
         dtype = type_.dtype
-        match op.name:
-            case "mo.reduce_mean":
+        match type(op):
+            case reduction.ReduceMeanOp:
                 return self.mean(x, dtype)
-            case "mo.reduce_sum" | "mo.reduce_max" | "mo.reduce_min" | "mo.reduce_mul":
+            case _ if op.spec.reduction:
                 return self.node(op.name.removeprefix("mo."), (x,), dtype)
-            case "mo.softmax" | "mo.logsoftmax":
+            case reduction.SoftmaxOp | reduction.LogsoftmaxOp:
                 # exponentials of differences to the maximum do not overflow
                 centered = self.node("sub", (x, self.node("reduce_max", (x,), dtype)), dtype)
                 powers = self.node("exp", (centered,), dtype)
                 total = self.node("reduce_sum", (powers,), dtype)
-                if op.name == "mo.softmax":
+                if type(op) is reduction.SoftmaxOp:
                     return self.node("div", (powers, total), dtype)
                 return self.node("sub", (centered, self.node("log", (total,), dtype)), dtype)
-            case "mo.rms_norm":
+            case normalization.RmsNormOp:
                 square = self.mean(self.node("mul", (x, x), dtype), dtype)
                 scaled = self.node("mul", (x, self.inverse_root(square, op, dtype)), dtype)
                 # as the graph rounds: the norm before gamma multiplies it
@@ -300,7 +302,7 @@ def region_parts(
 def norm_before(main: MoOp) -> MoOp | None:
     """The norm in the body of a library region that the product computes itself, on its left operand."""
     owner = main.operands[0].owner if main.operands else None
-    return owner if isinstance(owner, MoOp) and owner.name == "mo.rms_norm" else None
+    return owner if isinstance(owner, MoOp) and type(owner) is normalization.RmsNormOp else None
 
 
 def needed_ops(value: SSAValue) -> list[MoOp]:

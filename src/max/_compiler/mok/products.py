@@ -11,7 +11,8 @@ from xdsl.traits import Pure
 
 from max._dataclass import dataclass
 from max.mlir import MoOp, OpSpec, TensorType
-from max.mlir.operation import OPS, Attrs
+from max.mlir.operation import Attrs
+from max.mlir.ops import matmul as staged
 from max.mlir.ops.matmul import product_flops
 
 __all__ = ["MatmulOp", "PackingOp", "Piece", "ProductsOp", "parts_of"]
@@ -22,7 +23,7 @@ def _infer_matmul(types: Sequence[Attribute], attrs: Attrs) -> Sequence[Attribut
     x, y = types
     if attrs["transpose_b"] and isinstance(y, TensorType):
         y = y.with_shape([*y.shape[:-2], y.shape[-1], y.shape[-2]])
-    infer = OPS["mo.matmul"].spec.infer
+    infer = staged.MatmulOp.spec.infer
     assert infer is not None
     return infer((x, y), attrs)
 

@@ -29,6 +29,9 @@ from max._compiler.passes.redundant_ops import drop_dead_ops
 from max._dataclass import dataclass
 from max.dtype import DType
 from max.mlir import DimExpr, MoOp, TensorType, build
+from max.mlir.ops.elementwise import AddOp, CastOp, DivOp, MulOp, NotOp, SelectOp
+from max.mlir.ops.reduction import SoftmaxOp
+from max.mlir.ops.shape import BroadcastToOp, ReshapeOp, TransposeOp
 from max.mlir.sizes import Size, Sizes, product
 
 __all__ = ["fuse_attention"]
@@ -67,7 +70,7 @@ class Scores:
 def fuse_attention(block: Block) -> None:
     """Replaces the matmuls around each softmax by `mok.attention`."""
     ops = ops_of(block)
-    softmaxes = [op for op in ops if op.name == "mo.softmax"]
+    softmaxes = [op for op in ops if type(op) is SoftmaxOp]
     if not softmaxes:
         return
     constant_values = weights_only(ops)
@@ -144,7 +147,7 @@ class _Fusion:
                 return (user, rounding) if use.index == 0 else None
             if not _keeps_rows_and_columns(user):
                 return None
-            if user.name == "mo.cast":
+            if type(user) is CastOp:
                 before, after = _cast_dtypes(user)
                 joined = _join_roundings(rounding, before, after)
                 if joined is None:
@@ -162,8 +165,8 @@ class _Fusion:
             return Scores(op)
         if _keeps_rows_and_columns(op):
             scores = self._scores(op.operands[0], shape)
-            return _cast_scores(scores, op) if scores and op.name == "mo.cast" else scores
-        if op.name in ("mo.mul", "mo.div"):
+            return _cast_scores(scores, op) if scores and type(op) is CastOp else scores
+        if type(op) in (MulOp, DivOp):
             inner, factor = _scale_of(op)
             if factor is None:
                 return None
@@ -176,13 +179,13 @@ class _Fusion:
             return scores
         if shape_of(value) != shape:
             return None
-        if op.name == "mo.add":
+        if type(op) is AddOp:
             for index in range(2):
                 scores = self._scores(op.operands[index], shape)
                 if scores is not None:
                     scores.add_mask(op.operands[1 - index], None, False)
                     return scores
-        if op.name == "mo.select":
+        if type(op) is SelectOp:
             condition, *branches = op.operands
             for index in range(2):
                 fill = _number(branches[1 - index])
@@ -194,18 +197,18 @@ class _Fusion:
 
     # operands ----------------------------------------------------------------------------------
 
-    def _insert(self, name: str, value: SSAValue, shape: Sequence[Size]) -> SSAValue:
+    def _insert(self, view: type[MoOp], value: SSAValue, shape: Sequence[Size]) -> SSAValue:
         """A view of a value with the given shape."""
         if shape_of(value) == tuple(shape):
             return value
         type_ = value.type
         assert isinstance(type_, TensorType)
         view_type = type_.with_shape([DimExpr.of(dim) for dim in shape])
-        return insert_before(self.anchor, build(name, (value,), {}, (view_type,)))
+        return insert_before(self.anchor, build(view, (value,), {}, (view_type,)))
 
     def _transpose(self, value: SSAValue, perm: Sequence[int]) -> SSAValue:
         """The transpose of a value."""
-        return insert_before(self.anchor, build("mo.transpose", (value,), {"perm": tuple(perm)}))
+        return insert_before(self.anchor, build(TransposeOp, (value,), {"perm": tuple(perm)}))
 
     def _matrix_transpose(self, value: SSAValue) -> SSAValue:
         """A value with its last two axes exchanged."""
@@ -218,14 +221,14 @@ class _Fusion:
         """
         factor = 1.0
         while True:
-            view = producer(value, "mo.transpose")
+            view = producer(value, TransposeOp)
             op = view.operands[0].owner if view is not None else value.owner
             if not isinstance(op, MoOp):
                 return value, factor
-            if op.name == "mo.cast" and _is_widening(op):
+            if type(op) is CastOp and _is_widening(op):
                 # a product in the narrower dtype is rounded before it is widened
                 inner, scaled = op.operands[0], False
-            elif scaled and op.name in ("mo.mul", "mo.div") and op.results[0].has_one_use():
+            elif scaled and type(op) in (MulOp, DivOp) and op.results[0].has_one_use():
                 inner, constant = _scale_of(op)
                 if constant is None or (view is not None and not view.results[0].has_one_use()):
                     return value, factor
@@ -238,17 +241,17 @@ class _Fusion:
         """A value with the given batch axes: reshaped if its own have as many elements, broadcast if it is a matrix."""
         shape = shape_of(value)
         if len(shape) == 2:
-            return self._insert("mo.broadcast_to", value, (*batch, *shape))
+            return self._insert(BroadcastToOp, value, (*batch, *shape))
         if product(shape[:-2]) != product(batch):
             return None
-        return self._insert("mo.reshape", value, (*batch, *shape[-2:]))
+        return self._insert(ReshapeOp, value, (*batch, *shape[-2:]))
 
     def _mask(self, value: SSAValue, negated: bool) -> SSAValue:
         """A mask before it was broadcast to the shape of the scores."""
-        while (inner := producer(value, "mo.broadcast_to")) is not None:
+        while (inner := producer(value, BroadcastToOp)) is not None:
             value = inner.operands[0]
         if negated:
-            value = insert_before(self.anchor, build("mo.not", (value,)))
+            value = insert_before(self.anchor, build(NotOp, (value,)))
         return value
 
     # grouped heads -----------------------------------------------------------------------------
@@ -275,7 +278,7 @@ class _Fusion:
             if at < 0:
                 return value
             split = (1, 1) if dims[at] == 1 else head_dims
-            return self._insert("mo.reshape", value, (*dims[:at], *split, *dims[at + 1 :]))
+            return self._insert(ReshapeOp, value, (*dims[:at], *split, *dims[at + 1 :]))
 
         masks = [split_heads(mask, batch + 2) for mask in masks]
         return split_heads(q, batch + 2), split_keys, split_values, masks
@@ -283,10 +286,10 @@ class _Fusion:
     def _before_merge(self, value: SSAValue) -> tuple[SSAValue, int] | None:
         """The value before an axis of heads and a broadcast axis were merged into one; and the merged axis."""
         owner = value.owner
-        if not isinstance(owner, MoOp) or owner.name not in ("mo.reshape", "mo.transpose"):
+        if not isinstance(owner, MoOp) or type(owner) not in (ReshapeOp, TransposeOp):
             return None
         source = owner.operands[0]
-        if owner.name == "mo.transpose":
+        if type(owner) is TransposeOp:
             unmerged = self._before_merge(source)
             if unmerged is None:
                 return None
@@ -297,7 +300,7 @@ class _Fusion:
                 order += [axis, axis + 1] if old == axis else [old + (old > axis)]
             return self._transpose(inner, order), perm.index(axis)
         shape, before = shape_of(value), shape_of(source)
-        if len(before) != len(shape) + 1 or producer(source, "mo.broadcast_to") is None:
+        if len(before) != len(shape) + 1 or producer(source, BroadcastToOp) is None:
             return None
         axis = next((i for i, dim in enumerate(shape) if dim != before[i]), len(shape) - 1)
         return (source, axis) if before[axis + 2 :] == shape[axis + 1 :] else None
@@ -324,7 +327,7 @@ class _Fusion:
         rank = len(batch)
         batch_axes = [i for i in range(rank + 1) if i != axis]
         fused = self._transpose(fused, [*batch_axes, axis, rank + 1])
-        result.replace_all_uses_with(self._insert("mo.reshape", fused, shape_of(result)))
+        result.replace_all_uses_with(self._insert(ReshapeOp, fused, shape_of(result)))
 
 
 def _is_float32(scale: float) -> bool:
@@ -375,9 +378,9 @@ def _cast_scores(scores: Scores, op: MoOp) -> Scores | None:
 
 def _keeps_rows_and_columns(op: MoOp) -> bool:
     """Whether an op keeps the last two axes: a cast between floats, or a reshape of the batch axes."""
-    if op.name == "mo.cast":
+    if type(op) is CastOp:
         return all(dtype in FLOATS for dtype in _cast_dtypes(op))
-    if op.name != "mo.reshape":
+    if type(op) is not ReshapeOp:
         return False
     before, after = shape_of(op.operands[0]), shape_of(op.results[0])
     return before[-2:] == after[-2:]
@@ -386,11 +389,7 @@ def _keeps_rows_and_columns(op: MoOp) -> bool:
 def _number(value: SSAValue) -> float | None:
     """The value of a scalar constant, seen through casts, reshapes and broadcasts; else None."""
     dtypes: list[DType] = []
-    while (owner := value.owner) and isinstance(owner, MoOp) and owner.name in (
-        "mo.broadcast_to",
-        "mo.reshape",
-        "mo.cast",
-    ):  # fmt: skip
+    while isinstance(owner := value.owner, MoOp) and (owner.spec.in_order or type(owner) is CastOp):
         assert isinstance(value.type, TensorType)
         dtypes.append(value.type.dtype)
         value = owner.operands[0]
@@ -406,7 +405,7 @@ def _scale_of(op: MoOp) -> tuple[SSAValue, float | None]:
     """The scaled operand of a product or a quotient, and the constant factor (None: no operand is constant)."""
     x, y = op.operands
     number = _number(y)
-    if op.name == "mo.div":
+    if type(op) is DivOp:
         return x, None if number in (None, 0.0) else 1 / number
     return (x, number) if number is not None else (y, _number(x))
 
@@ -417,9 +416,9 @@ def _queries_axis(result: SSAValue, batch: Sizes) -> int:
     for use in result.uses:
         user = use.operation
         assert isinstance(user, MoOp)
-        if user.name == "mo.reshape" and _keeps_rows_and_columns(user):
+        if type(user) is ReshapeOp and _keeps_rows_and_columns(user):
             return _queries_axis(user.results[0], batch)
-        if user.name == "mo.transpose":
+        if type(user) is TransposeOp:
             perm: tuple[int, ...] = user.attr("perm")
             queries = len(perm) - 2
             others = [axis for axis in perm if axis != queries]

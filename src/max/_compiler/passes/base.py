@@ -14,6 +14,7 @@ from max._compiler.mok import OnceOp
 from max._dataclass import dataclass
 from max.mlir import DenseAttr, GraphOp, MoOp, ResourceAttr, graphs
 from max.mlir.builtin import ModuleOp
+from max.mlir.ops.constant import ConstantOp
 
 __all__ = [
     "DevicePass",
@@ -127,7 +128,7 @@ def ops_of(block: Block) -> list[MoOp]:
 
 def constant_of(op: object) -> npt.NDArray[Any] | None:
     """The elements of a `mo.constant`, else None."""
-    if not isinstance(op, MoOp) or op.name != "mo.constant":
+    if not isinstance(op, MoOp) or type(op) is not ConstantOp:
         return None
     value = op.attributes["value"]
     return value.array if isinstance(value, DenseAttr | ResourceAttr) else None

@@ -12,6 +12,19 @@ from max._compiler.mok import MatmulOp
 from max._compiler.passes.base import constant_of, ops_of
 from max.mlir import DenseAttr, MoOp, ShapedType, TensorType, build, to_attr
 from max.mlir.builtin import UNKNOWN_LOC
+from max.mlir.ops import matmul as staged
+from max.mlir.ops.constant import ConstantOp, TransferOp
+from max.mlir.ops.elementwise import AddOp, CastOp, EqualOp, MulOp, PowOp, RsqrtOp, SelectOp, SqrtOp
+from max.mlir.ops.gather import GatherOp
+from max.mlir.ops.shape import (
+    BroadcastToOp,
+    ConcatOp,
+    PadOp,
+    RebindOp,
+    ReshapeOp,
+    SliceOp,
+    TransposeOp,
+)
 
 __all__ = ["canonicalize", "insert_before"]
 
@@ -28,10 +41,10 @@ def insert_before(anchor: Operation, op: MoOp) -> SSAValue:
     return op.results[0]
 
 
-def producer(value: SSAValue, name: str) -> MoOp | None:
-    """The op that defines a value, if it has the given name."""
+def producer(value: SSAValue, op: type[MoOp]) -> MoOp | None:
+    """The op that defines a value, if it is of the given class."""
     owner = value.owner
-    return owner if isinstance(owner, MoOp) and owner.name == name else None
+    return owner if isinstance(owner, op) else None
 
 
 def shape_of(value: SSAValue) -> tuple[object, ...]:
@@ -49,20 +62,20 @@ def _reshape(op: MoOp) -> SSAValue | None:
     """Removes a reshape to the same type; a reshape of a reshape becomes one."""
     if (unchanged := _same_type(op)) is not None:
         return unchanged
-    inner = producer(op.operands[0], "mo.reshape")
+    inner = producer(op.operands[0], ReshapeOp)
     if inner is None:
         return None
-    return insert_before(op, build("mo.reshape", inner.operands, {}, op.result_types))
+    return insert_before(op, build(ReshapeOp, inner.operands, {}, op.result_types))
 
 
 def _broadcast_to(op: MoOp) -> SSAValue | None:
     """Removes a broadcast to the same type; a broadcast of a broadcast becomes one."""
     if (unchanged := _same_type(op)) is not None:
         return unchanged
-    inner = producer(op.operands[0], "mo.broadcast_to")
+    inner = producer(op.operands[0], BroadcastToOp)
     if inner is None:
         return None
-    return insert_before(op, build("mo.broadcast_to", inner.operands, {}, op.result_types))
+    return insert_before(op, build(BroadcastToOp, inner.operands, {}, op.result_types))
 
 
 def _transpose(op: MoOp) -> SSAValue | None:
@@ -71,15 +84,15 @@ def _transpose(op: MoOp) -> SSAValue | None:
     source = op.operands[0]
     if list(perm) == list(range(len(perm))):
         return source
-    if (inner := producer(source, "mo.transpose")) is not None:
+    if (inner := producer(source, TransposeOp)) is not None:
         first: tuple[int, ...] = inner.attr("perm")
         joined = tuple(first[axis] for axis in perm)
-        return insert_before(op, build("mo.transpose", inner.operands, {"perm": joined}))
+        return insert_before(op, build(TransposeOp, inner.operands, {"perm": joined}))
     shape = shape_of(source)
     moved = [axis for axis in perm if shape[axis] != 1]
     if moved == sorted(moved):
         # only axes of size 1 move: a reshape, no element moves in memory
-        return insert_before(op, build("mo.reshape", (source,), {}, op.result_types))
+        return insert_before(op, build(ReshapeOp, (source,), {}, op.result_types))
     return None
 
 
@@ -97,7 +110,7 @@ def _concat(op: MoOp) -> SSAValue | None:
         return kept[0]
     if len(kept) == len(op.operands) or not kept:
         return None
-    return insert_before(op, build("mo.concat", kept, {"axis": axis}))
+    return insert_before(op, build(ConcatOp, kept, {"axis": axis}))
 
 
 def _reduce_one(op: MoOp) -> SSAValue | None:
@@ -108,7 +121,7 @@ def _reduce_one(op: MoOp) -> SSAValue | None:
 def _matmul(op: MoOp) -> SSAValue | None:
     """`mo.matmul(x, transpose(w))` becomes `mok.matmul(x, w) {transpose_b = true}`."""
     x, y = op.operands
-    inner = producer(y, "mo.transpose")
+    inner = producer(y, TransposeOp)
     if inner is None:
         return None
     perm: tuple[int, ...] = inner.attr("perm")
@@ -126,7 +139,7 @@ def _matmul(op: MoOp) -> SSAValue | None:
 
 def _gather(op: MoOp) -> SSAValue | None:
     """`gather(cast(table))` becomes `cast(gather(table))`: only the gathered rows are converted."""
-    inner = producer(op.operands[0], "mo.cast")
+    inner = producer(op.operands[0], CastOp)
     if inner is None:
         return None
     result = op.results[0].type
@@ -135,28 +148,24 @@ def _gather(op: MoOp) -> SSAValue | None:
     # only a widening cast: the gather then reads fewer bytes
     if source.dtype.size_in_bytes >= result.dtype.size_in_bytes:
         return None
-    rows = insert_before(op, build("mo.gather", (inner.operands[0], op.operands[1]), op.attrs))
-    return insert_before(op, build("mo.cast", (rows,), {}, (result,)))
+    rows = insert_before(op, build(GatherOp, (inner.operands[0], op.operands[1]), op.attrs))
+    return insert_before(op, build(CastOp, (rows,), {}, (result,)))
 
 
 def _transfer(op: MoOp) -> SSAValue | None:
     """Joins two transfers, and removes transfers to the device of their operand."""
-    inner = producer(op.operands[0], "mo.transfer")
+    inner = producer(op.operands[0], TransferOp)
     if inner is None:
         return _same_type(op)
     if inner.operands[0].type == op.results[0].type:
         return inner.operands[0]
-    return insert_before(op, build("mo.transfer", inner.operands, {}, op.result_types))
+    return insert_before(op, build(TransferOp, inner.operands, {}, op.result_types))
 
 
 def _pow(op: MoOp) -> SSAValue | None:
     """Small constant powers of floats as products and roots."""
     x, y = op.operands
-    while (
-        (view := y.owner)
-        and isinstance(view, MoOp)
-        and view.name in ("mo.broadcast_to", "mo.reshape")
-    ):
+    while isinstance(view := y.owner, MoOp) and view.spec.in_order:
         y = view.operands[0]
     array = constant_of(y.owner)
     type_ = x.type
@@ -171,18 +180,16 @@ def _pow(op: MoOp) -> SSAValue | None:
         case 1.0:
             return x
         case 2.0:
-            return insert_before(op, build("mo.mul", (x, x)))
+            return insert_before(op, build(MulOp, (x, x)))
         case 3.0:
-            return insert_before(
-                op, build("mo.mul", (insert_before(op, build("mo.mul", (x, x))), x))
-            )
+            return insert_before(op, build(MulOp, (insert_before(op, build(MulOp, (x, x))), x)))
         case 0.5 | -0.5 as power:
             # unlike roots, powers of -0.0 are those of 0.0, and powers of -inf those of inf
-            infinite = insert_before(op, build("mo.equal", (x, _tensor_of(op, type_, -math.inf))))
-            base = insert_before(op, build("mo.add", (x, _tensor_of(op, type_, 0.0))))
+            infinite = insert_before(op, build(EqualOp, (x, _tensor_of(op, type_, -math.inf))))
+            base = insert_before(op, build(AddOp, (x, _tensor_of(op, type_, 0.0))))
             base = (infinite, _tensor_of(op, type_, math.inf), base)
-            base = insert_before(op, build("mo.select", base))
-            return insert_before(op, build("mo.sqrt" if power > 0 else "mo.rsqrt", (base,)))
+            base = insert_before(op, build(SelectOp, base))
+            return insert_before(op, build(SqrtOp if power > 0 else RsqrtOp, (base,)))
         case _:
             return None
 
@@ -191,8 +198,8 @@ def _tensor_of(op: MoOp, type_: TensorType, number: float) -> SSAValue:
     """A tensor of one number, before an op."""
     scalar_type = TensorType.get(type_.dtype, (), type_.device)
     attr = {"value": DenseAttr.of(np.asarray(number).astype(type_.dtype.to_numpy()))}
-    scalar = insert_before(op, build("mo.constant", (), attr, (scalar_type,)))
-    return insert_before(op, build("mo.broadcast_to", (scalar,), {}, (type_,)))
+    scalar = insert_before(op, build(ConstantOp, (), attr, (scalar_type,)))
+    return insert_before(op, build(BroadcastToOp, (scalar,), {}, (type_,)))
 
 
 def _pad(op: MoOp) -> SSAValue | None:
@@ -218,23 +225,23 @@ def _pad(op: MoOp) -> SSAValue | None:
         ]
         parts = [part for part in (margins[0], value, margins[1]) if part is not None]
         if len(parts) > 1:
-            value = insert_before(op, build("mo.concat", parts, {"axis": axis}))
+            value = insert_before(op, build(ConcatOp, parts, {"axis": axis}))
     return value
 
 
-RULES: dict[str, Rule] = {
-    "mo.pad": _pad,
-    "mo.pow": _pow,
-    "mo.cast": _same_type,
-    "mo.reshape": _reshape,
-    "mo.broadcast_to": _broadcast_to,
-    "mo.transpose": _transpose,
-    "mo.slice": _slice,
-    "mo.concat": _concat,
-    "mo.rebind": _same_type,
-    "mo.matmul": _matmul,
-    "mo.gather": _gather,
-    "mo.transfer": _transfer,
+RULES: dict[type[MoOp], Rule] = {
+    PadOp: _pad,
+    PowOp: _pow,
+    CastOp: _same_type,
+    ReshapeOp: _reshape,
+    BroadcastToOp: _broadcast_to,
+    TransposeOp: _transpose,
+    SliceOp: _slice,
+    ConcatOp: _concat,
+    RebindOp: _same_type,
+    staged.MatmulOp: _matmul,
+    GatherOp: _gather,
+    TransferOp: _transfer,
 }
 """The rule of each op: it returns the replacement, or None to keep the op. `_reduce_one` is that of reductions."""
 
@@ -244,7 +251,7 @@ def canonicalize(block: Block) -> None:
     for op in ops_of(block):
         current: MoOp | None = op
         while current is not None:
-            rule = RULES.get(current.name, _reduce_one if current.spec.reduction else None)
+            rule = RULES.get(type(current), _reduce_one if current.spec.reduction else None)
             value = rule(current) if rule is not None else None
             if value is None:
                 break

@@ -14,6 +14,10 @@ from max._compiler.passes.base import ops_of
 from max._compiler.passes.canonicalize import insert_before
 from max.dtype import DType
 from max.mlir import MoOp, TensorType, build
+from max.mlir.ops.collective import AllgatherOp, AllreduceOp
+from max.mlir.ops.constant import TransferOp
+from max.mlir.ops.elementwise import AddOp, CastOp
+from max.mlir.ops.shape import ConcatOp
 
 __all__ = ["expand_collectives"]
 
@@ -21,14 +25,14 @@ __all__ = ["expand_collectives"]
 def expand_collectives(block: Block) -> None:
     """Replaces `mo.allreduce` and `mo.allgather`."""
     for op in ops_of(block):
-        if op.name not in ("mo.allreduce", "mo.allgather"):
+        if type(op) not in (AllreduceOp, AllgatherOp):
             continue
         types = [result.type for result in op.results[:-1]]
         first = types[0]
         assert isinstance(first, TensorType)
         inputs = [_on_device_of(op, value, first) for value in op.operands[: len(types)]]
-        combined = _sum(op, inputs) if op.name == "mo.allreduce" else insert_before(
-            op, build("mo.concat", inputs, {"axis": op.attr("axis")})
+        combined = _sum(op, inputs) if type(op) is AllreduceOp else insert_before(
+            op, build(ConcatOp, inputs, {"axis": op.attr("axis")})
         )  # fmt: skip
         for result, type_ in zip(op.results[:-1], types, strict=True):
             assert isinstance(type_, TensorType)
@@ -45,7 +49,7 @@ def _on_device_of(op: MoOp, value: SSAValue, like: TensorType) -> SSAValue:
     if type_.device == like.device:
         return value
     moved_type = TensorType.get(type_.dtype, type_.shape, like.device)
-    return insert_before(op, build("mo.transfer", (value,), {}, (moved_type,)))
+    return insert_before(op, build(TransferOp, (value,), {}, (moved_type,)))
 
 
 def _sum(op: MoOp, inputs: list[SSAValue]) -> SSAValue:
@@ -57,6 +61,6 @@ def _sum(op: MoOp, inputs: list[SSAValue]) -> SSAValue:
     narrow = type_.dtype.is_float() and type_.dtype.size_in_bytes < 4
     if narrow:
         wide = TensorType.get(DType.float32, type_.shape, type_.device)
-        inputs = [insert_before(op, build("mo.cast", (x,), {}, (wide,))) for x in inputs]
-    total = reduce(lambda x, y: insert_before(op, build("mo.add", (x, y))), inputs)
-    return insert_before(op, build("mo.cast", (total,), {}, (type_,))) if narrow else total
+        inputs = [insert_before(op, build(CastOp, (x,), {}, (wide,))) for x in inputs]
+    total = reduce(lambda x, y: insert_before(op, build(AddOp, (x, y))), inputs)
+    return insert_before(op, build(CastOp, (total,), {}, (type_,))) if narrow else total

@@ -14,6 +14,28 @@ from max._compiler.passes.canonicalize import insert_before
 from max.dtype import DType
 from max.dtype.rounding import convert_rounding_once
 from max.mlir import DenseAttr, MoOp, TensorType, build
+from max.mlir.ops import elementwise as elementwise_ops
+from max.mlir.ops import shape as shape_ops
+from max.mlir.ops.constant import ConstantOp
+from max.mlir.ops.elementwise import (
+    AbsOp,
+    AddOp,
+    AndOp,
+    DivOp,
+    EqualOp,
+    GreaterEqualOp,
+    GreaterOp,
+    MaxOp,
+    MinOp,
+    MulOp,
+    NegOp,
+    NotEqualOp,
+    NotOp,
+    OrOp,
+    SelectOp,
+    SqrtOp,
+    SubOp,
+)
 
 __all__ = ["FOLD_LIMIT", "fold_constants"]
 
@@ -27,35 +49,35 @@ def _divide(x: Array, y: Array) -> Array:
     return x / y if x.dtype.kind not in "iu" else np.floor_divide(x, y)
 
 
-_ARITHMETIC: dict[str, Callable[..., Array]] = {
-    "mo.add": np.add, "mo.sub": np.subtract, "mo.mul": np.multiply, "mo.div": _divide, "mo.neg": np.negative,
-    "mo.abs": np.abs, "mo.max": np.maximum, "mo.min": np.minimum, "mo.sqrt": np.sqrt, "mo.not": np.logical_not,
-    "mo.and": np.logical_and, "mo.or": np.logical_or, "mo.equal": np.equal, "mo.not_equal": np.not_equal,
-    "mo.greater": np.greater, "mo.greater_equal": np.greater_equal, "mo.select": np.where,
+_ARITHMETIC: dict[type[MoOp], Callable[..., Array]] = {
+    AddOp: np.add, SubOp: np.subtract, MulOp: np.multiply, DivOp: _divide, NegOp: np.negative,
+    AbsOp: np.abs, MaxOp: np.maximum, MinOp: np.minimum, SqrtOp: np.sqrt, NotOp: np.logical_not,
+    AndOp: np.logical_and, OrOp: np.logical_or, EqualOp: np.equal, NotEqualOp: np.not_equal,
+    GreaterOp: np.greater, GreaterEqualOp: np.greater_equal, SelectOp: np.where,
 }  # fmt: skip
 
 
 def _evaluate(op: MoOp, args: list[Array], dtype: DType, shape: tuple[int, ...]) -> Array | None:
     """The value of an op on constants; None if the op is not folded, or its value is undefined."""
-    match op.name:
-        case "mo.cast":
+    match type(op):
+        case elementwise_ops.CastOp:
             if dtype is DType.bool or args[0].dtype.kind == "b":
                 return args[0].astype(dtype.to_numpy())
             if dtype.is_integral() and not np.isfinite(args[0].astype(np.float64)).all():
                 return None  # undefined: left to the kernel
             return convert_rounding_once(args[0], dtype.to_numpy())
-        case "mo.reshape" | "mo.rebind":
+        case shape_ops.ReshapeOp | shape_ops.RebindOp:
             return args[0].reshape(shape)
-        case "mo.transpose":
+        case shape_ops.TransposeOp:
             return args[0].transpose(op.attr("perm"))
-        case "mo.concat":
+        case shape_ops.ConcatOp:
             return np.concatenate(args, op.attr("axis"))
-        case "mo.shape_to_tensor":
+        case shape_ops.ShapeToTensorOp:
             return np.array(
                 [dim if isinstance(dim, int) else dim.value for dim in op.attr("shape")], np.int64
             )
         case _:
-            function = _ARITHMETIC.get(op.name)
+            function = _ARITHMETIC.get(type(op))
             return None if function is None else np.asarray(function(*args), dtype=dtype.to_numpy())
 
 
@@ -67,7 +89,7 @@ def fold_constants(block: Block) -> None:
         shape = result.static_shape
         if shape is None or int(np.prod(shape)) > FOLD_LIMIT:
             continue
-        if op.name == "mo.shape_to_tensor":
+        if type(op) is shape_ops.ShapeToTensorOp:
             if not all(isinstance(dim, int) or dim.is_static for dim in op.attr("shape")):
                 continue
         elif not op.operands:
@@ -80,7 +102,7 @@ def fold_constants(block: Block) -> None:
         if value is None or value.shape != shape:
             continue
         attr = DenseAttr.of(np.ascontiguousarray(value).reshape(shape))
-        folded = build("mo.constant", (), {"value": attr}, (result,), op.location)
+        folded = build(ConstantOp, (), {"value": attr}, (result,), op.location)
         op.results[0].replace_all_uses_with(insert_before(op, folded))
         op.detach()
         op.erase()

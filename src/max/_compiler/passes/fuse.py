@@ -23,6 +23,7 @@ from max._compiler.passes.outline import Unit, rebuild
 from max._dataclass import dataclass
 from max.dtype import DType
 from max.mlir import MoOp, ShapedType
+from max.mlir.ops.normalization import RmsNormOp
 from max.mlir.sizes import Sizes, nominal, product
 
 __all__ = ["fuse"]
@@ -82,7 +83,7 @@ def _space(op: MoOp) -> tuple[Sizes, int]:
 
 def product_of_norm(op: MoOp) -> MoOp | None:
     """The only user of an RMS norm, if it is a product whose kernel can compute the norm; else None."""
-    if op.name != "mo.rms_norm" or any(is_view(v.owner) for v in op.operands):
+    if type(op) is not RmsNormOp or any(is_view(v.owner) for v in op.operands):
         return None
     user = op.results[0].get_user_of_unique_use()
     return user if isinstance(user, MoOp) and user.spec.takes_norm else None

@@ -7,7 +7,7 @@ from xdsl.ir import Block, SSAValue
 from max._compiler.analysis.attention_operands import is_readable
 from max._compiler.analysis.layout import Layout
 from max._compiler.analysis.shapes import is_view, shape_of, view_layout
-from max._compiler.mok import BodyOp, RegionOp, YieldOp
+from max._compiler.mok import AttentionOp, BodyOp, RegionOp, YieldOp
 from max._compiler.passes.base import ops_of
 from max.mlir import BufferType, MoOp, ShapedType, builtin
 
@@ -118,7 +118,7 @@ def materialize(block: Block) -> None:
             materializer.view(op)
         elif op.spec.terminator:
             materializer.outputs(op)
-        elif op.name == "mok.attention":
+        elif type(op) is AttentionOp:
             materializer.attention_operands(op)
         elif needs_contiguous(op):
             materializer.contiguous_operands(op)

@@ -27,6 +27,7 @@ from max.mlir import (
     TensorType,
     WhileOp,
 )
+from max.mlir.ops.constant import TransferOp
 from max.mlir.ops.control import control_callees
 
 __all__ = ["place_operands"]
@@ -43,7 +44,7 @@ def place_operands(block: Block, backends: Backends) -> None:
         return
     copies: dict[tuple[SSAValue, int], SSAValue] = {}
     for op in ops_of(block):
-        if op.name == "mo.transfer":
+        if type(op) is TransferOp:
             _transfer(op, backends)
         elif isinstance(op, IfOp):
             _use_predicate_in_place(op)
@@ -75,7 +76,7 @@ def _transfer(op: MoOp, backends: Backends) -> None:
 def _use_predicate_in_place(op: MoOp) -> None:
     """Replaces the first operand of an op, if it is copied from another device, by the source of the copy."""
     copy = op.operands[0].owner
-    if isinstance(copy, MoOp) and (isinstance(copy, DeviceCopyOp) or copy.name == "mo.transfer"):
+    if isinstance(copy, MoOp) and (isinstance(copy, DeviceCopyOp) or type(copy) is TransferOp):
         op.operands[0] = copy.operands[0]
 
 

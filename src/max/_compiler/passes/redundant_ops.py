@@ -9,6 +9,7 @@ from xdsl.ir import Block, SSAValue
 from max._compiler.mok import BodyOp
 from max._compiler.passes.base import ops_of
 from max.mlir import MoOp
+from max.mlir.ops.buffer import BufferLoadOp
 
 __all__ = ["drop_dead_ops", "merge_equal_ops"]
 
@@ -45,7 +46,7 @@ def drop_dead_ops(block: Block) -> None:
     A `mo.buffer_load` whose tensor is unused is removed too: its incoming chain replaces its outgoing one.
     """
     for op in reversed(ops_of(block)):
-        if op.name == "mo.buffer_load" and op.results[0].first_use is None:
+        if type(op) is BufferLoadOp and op.results[0].first_use is None:
             op.results[1].replace_all_uses_with(op.operands[1])
         elif (
             any(result.first_use is not None for result in op.results)

@@ -32,7 +32,7 @@ from max.mlir import (
     substitute_type,
 )
 from max.mlir.builtin import ModuleOp
-from max.mlir.ops.shape import SLICE_ATTRIBUTES, slice_shape
+from max.mlir.ops.shape import SLICE_ATTRIBUTES, RebindOp, SliceOp, slice_shape
 
 if TYPE_CHECKING:
     from xdsl import rewriter
@@ -114,10 +114,10 @@ class _Resolver:
 
     def computed_shapes(self, op: MoOp) -> Sequence[Sequence[DimExpr]]:
         """The shapes of an op's results computed from its operands, for ops that may name sizes."""
-        if op.name == "mo.slice":
+        if type(op) is SliceOp:
             bounds: list[tuple[DimExpr, ...]] = [op.attr(name) for name in SLICE_ATTRIBUTES]
             return [slice_shape("slice", _shape(op.operands[0].type), *bounds)]
-        if op.name == "mo.rebind":
+        if type(op) is RebindOp:
             return [_shape(op.operands[0].type)]
         if isinstance(op, CallOp):
             callee = self.subgraphs[op.callee]

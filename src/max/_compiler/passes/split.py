@@ -13,6 +13,7 @@ from max._compiler.analysis.shapes import shape_of
 from max._compiler.passes.base import ops_of
 from max._compiler.passes.canonicalize import insert_before
 from max.mlir import DimExpr, MoOp, TensorType, build
+from max.mlir.ops.shape import BroadcastToOp, ConcatOp, SliceOp
 
 __all__ = ["split_concats"]
 
@@ -41,7 +42,7 @@ def split_concats(block: Block) -> None:
         parts = [
             _part(op, op.results[0], axis, *bound, concat, i) for i, bound in enumerate(bounds)
         ]
-        joined = insert_before(op, build("mo.concat", parts, {"axis": axis}, op.result_types))
+        joined = insert_before(op, build(ConcatOp, parts, {"axis": axis}, op.result_types))
         op.results[0].replace_all_uses_with(joined)
         for old in (*tree, concat):
             if all(result.first_use is None for result in old.results):
@@ -62,7 +63,7 @@ def _may_fuse(op: object) -> bool:
 
 def _concat(value: SSAValue) -> bool:
     owner = value.owner
-    return isinstance(owner, MoOp) and owner.name == "mo.concat" and value.has_one_use()
+    return type(owner) is ConcatOp and value.has_one_use()
 
 
 def _is_root(op: MoOp) -> bool:
@@ -119,14 +120,14 @@ def _part(
             location=owner.location,
         )
         return insert_before(anchor, narrowed)
-    if isinstance(owner, MoOp) and owner.name == "mo.broadcast_to":
+    if isinstance(owner, MoOp) and type(owner) is BroadcastToOp:
         # slice before the broadcast, if the source has the axis
         source = owner.operands[0]
         missing = len(shape_of(value)) - len(shape_of(source))
         if axis >= missing and shape_of(source)[axis - missing] != 1:
             source = _slice(anchor, source, axis - missing, start, stop)
         result_types = (_narrowed_type(value, axis, stop - start),)
-        return insert_before(anchor, build("mo.broadcast_to", (source,), {}, result_types))
+        return insert_before(anchor, build(BroadcastToOp, (source,), {}, result_types))
     return _slice(anchor, value, axis, start, stop)
 
 
@@ -147,4 +148,4 @@ def _slice(anchor: MoOp, value: SSAValue, axis: int, start: int, stop: int) -> S
     steps = [DimExpr.of(1)] * type_.rank
     attrs = {"start": tuple(starts), "stop": tuple(stops), "step": tuple(steps)}
     result_types = (_narrowed_type(value, axis, stop - start),)
-    return insert_before(anchor, build("mo.slice", (value,), attrs, result_types))
+    return insert_before(anchor, build(SliceOp, (value,), attrs, result_types))

@@ -11,6 +11,7 @@ from xdsl.ir import Block, SSAValue
 from max._compiler.passes.base import ops_of
 from max._compiler.passes.canonicalize import insert_before
 from max.mlir import MoOp, TensorType
+from max.mlir.ops.shape import BroadcastToOp
 
 __all__ = ["push_views"]
 
@@ -33,7 +34,7 @@ def _worthwhile(view: MoOp, source: MoOp) -> bool:
     """Whether moving the view lets ops on both sides of it become one region."""
     if not source.results[0].has_one_use():
         return False
-    if view.name == "mo.broadcast_to" and not source.spec.cheap:
+    if type(view) is BroadcastToOp and not source.spec.cheap:
         return False
     return _feeds_region(view)
 

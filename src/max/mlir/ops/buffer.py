@@ -32,7 +32,9 @@ def _check_create(operands: Types, results: Types, attrs: Attrs) -> None:
     _buffer("buffer_create", results, 0)
 
 
-define(OpSpec("mo.buffer_create", (0, 0), 1, check=_check_create, pure=False, removable=True))
+BufferCreateOp = define(
+    OpSpec("mo.buffer_create", (0, 0), 1, check=_check_create, pure=False, removable=True)
+)
 
 
 def _infer_load(types: Types, attrs: Attrs) -> Types:
@@ -41,7 +43,9 @@ def _infer_load(types: Types, attrs: Attrs) -> Types:
     return (buffer.as_tensor(), _CHAIN)
 
 
-define(OpSpec("mo.buffer_load", (2, 2), 2, infer=_infer_load, pure=False, borrows=True))
+BufferLoadOp = define(
+    OpSpec("mo.buffer_load", (2, 2), 2, infer=_infer_load, pure=False, borrows=True)
+)
 
 
 def _infer_store(types: Types, attrs: Attrs) -> Types:
@@ -56,7 +60,9 @@ def _infer_store(types: Types, attrs: Attrs) -> Types:
     return (_CHAIN,)
 
 
-define(OpSpec("mo.buffer_store", (3, 3), 1, infer=_infer_store, pure=False, reads_strided=True))
+BufferStoreOp = define(
+    OpSpec("mo.buffer_store", (3, 3), 1, infer=_infer_store, pure=False, reads_strided=True)
+)
 
 
 def _infer_store_slice(types: Types, attrs: Attrs) -> Types:
@@ -80,7 +86,7 @@ def _store_slice_conditions(operands: Types, results: Types, attrs: Attrs) -> li
     return slice_conditions(op, buffer.shape, source.shape, attrs)
 
 
-define(
+BufferStoreSliceOp = define(
     OpSpec(
         "mo.buffer_store_slice",
         (3, 3),
@@ -124,7 +130,9 @@ def _infer_chain_create(types: Types, attrs: Attrs) -> Types:
     return (_CHAIN,)
 
 
-define(OpSpec("mo.chain_create", (0, 0), 1, infer=_infer_chain_create, removable=True))
+ChainCreateOp = define(
+    OpSpec("mo.chain_create", (0, 0), 1, infer=_infer_chain_create, removable=True)
+)
 
 
 def _infer_print(types: Types, attrs: Attrs) -> Types:
@@ -138,7 +146,7 @@ def _infer_print(types: Types, attrs: Attrs) -> Types:
     return (_CHAIN,)
 
 
-define(
+PrintOp = define(
     OpSpec(
         "mo.print",
         (1, 2),

@@ -69,7 +69,7 @@ def _infer_allreduce(types: Types, attrs: Attrs) -> Types:
     return (*tensors, _CHAIN)
 
 
-define(OpSpec("mo.allreduce", (3, None), None, infer=_infer_allreduce, pure=False))
+AllreduceOp = define(OpSpec("mo.allreduce", (3, None), None, infer=_infer_allreduce, pure=False))
 
 
 def _infer_allgather(types: Types, attrs: Attrs) -> Types:
@@ -91,7 +91,7 @@ def _infer_allgather(types: Types, attrs: Attrs) -> Types:
     return (*(t.with_shape(shape) for t in tensors), _CHAIN)
 
 
-define(
+AllgatherOp = define(
     OpSpec(
         "mo.allgather",
         (3, None),

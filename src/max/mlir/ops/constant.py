@@ -23,7 +23,7 @@ def _check_constant(operands: Types, results: Types, attrs: Attrs) -> None:
         )
 
 
-define(
+ConstantOp = define(
     OpSpec(
         "mo.constant",
         (0, 0),
@@ -42,7 +42,7 @@ def _check_external(operands: Types, results: Types, attrs: Attrs) -> None:
         raise ValueError("constant_external: the name is empty")
 
 
-define(
+ConstantExternalOp = define(
     OpSpec(
         "mo.constant.external",
         (0, 0),
@@ -62,4 +62,4 @@ def _check_transfer(operands: Types, results: Types, attrs: Attrs) -> None:
         raise ValueError(f"transfer_to: {x.short} to {y.short} changes more than the device")
 
 
-define(OpSpec("mo.transfer", (1, 1), 1, check=_check_transfer, view=True))
+TransferOp = define(OpSpec("mo.transfer", (1, 1), 1, check=_check_transfer, view=True))

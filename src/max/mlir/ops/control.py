@@ -36,7 +36,7 @@ def _check_output(operands: Types, results: Types, attrs: Attrs) -> None:
         raise ValueError("output: a chain must be the last value")
 
 
-define(
+OutputOp = define(
     OpSpec(
         "mo.output",
         (0, None),
@@ -446,7 +446,7 @@ define(
     ),
     WhileOp,
 )
-define(
+CustomOp = define(
     OpSpec(
         "mo.custom",
         (0, None),

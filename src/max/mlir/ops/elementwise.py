@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from max.dtype import DType
-from max.mlir.operation import Attrs, Infer, OpSpec, Types, define, same_device, tensor
+from max.mlir.operation import OPS, Attrs, Infer, OpSpec, Types, define, same_device, tensor
 from max.mlir.types import TensorType, dtype_text
 
 Accepts = Callable[[DType], bool]
@@ -163,7 +163,7 @@ def _check_cast(operands: Types, results: Types, attrs: Attrs) -> None:
         raise ValueError(f"cast: {x.short} to {y.short} changes more than the dtype")
 
 
-define(replace(_ELEMENTWISE, name="mo.cast", check=_check_cast, cheap=True))
+CastOp = define(replace(_ELEMENTWISE, name="mo.cast", check=_check_cast, cheap=True))
 
 
 def _infer_select(types: Types, attrs: Attrs) -> Types:
@@ -180,4 +180,26 @@ def _infer_select(types: Types, attrs: Attrs) -> Types:
     return (x,)
 
 
-define(replace(_ELEMENTWISE, name="mo.select", operands=(3, 3), infer=_infer_select, cheap=True))
+SelectOp = define(
+    replace(_ELEMENTWISE, name="mo.select", operands=(3, 3), infer=_infer_select, cheap=True)
+)
+
+# ops that passes name
+AbsOp = OPS["mo.abs"]
+AddOp = OPS["mo.add"]
+AndOp = OPS["mo.and"]
+DivOp = OPS["mo.div"]
+EqualOp = OPS["mo.equal"]
+GreaterOp = OPS["mo.greater"]
+GreaterEqualOp = OPS["mo.greater_equal"]
+MaxOp = OPS["mo.max"]
+MinOp = OPS["mo.min"]
+MulOp = OPS["mo.mul"]
+NegOp = OPS["mo.neg"]
+NotOp = OPS["mo.not"]
+NotEqualOp = OPS["mo.not_equal"]
+OrOp = OPS["mo.or"]
+PowOp = OPS["mo.pow"]
+RsqrtOp = OPS["mo.rsqrt"]
+SqrtOp = OPS["mo.sqrt"]
+SubOp = OPS["mo.sub"]

@@ -23,7 +23,7 @@ def _infer_gather(types: Types, attrs: Attrs) -> Types:
     return (x.with_shape([*x.shape[:axis], *indices.shape, *x.shape[axis + 1 :]]),)
 
 
-define(
+GatherOp = define(
     OpSpec("mo.gather", (2, 2), 1, attributes={"axis": int}, infer=_infer_gather, may_raise=True)
 )
 

@@ -34,7 +34,7 @@ def product_flops(operands: Types, results: Types) -> DimExpr:
     return tensor("matmul", results, 0).num_elements * 2 * tensor("matmul", operands, 0).shape[-1]
 
 
-define(
+MatmulOp = define(
     OpSpec(
         "mo.matmul",
         (2, 2),

@@ -52,7 +52,7 @@ def _infer_rms_norm(types: Types, attrs: Attrs) -> Types:
     return (x,)
 
 
-define(
+RmsNormOp = define(
     OpSpec(
         "mo.rms_norm",
         (2, 2),

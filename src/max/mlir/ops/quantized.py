@@ -137,7 +137,7 @@ def _infer_qmatmul(types: Types, attrs: Attrs) -> Types:
     return (x.with_shape([*x.shape[:-1], w.shape[0]]),)
 
 
-define(
+QmatmulOp = define(
     OpSpec(
         "mo.qmatmul",
         (2, 2),

@@ -5,7 +5,7 @@ from __future__ import annotations
 from max.dtype import DType
 from max.mlir.conditions import Condition
 from max.mlir.dims import DimExpr
-from max.mlir.operation import Attrs, Conditions, Infer, OpSpec, Types, axis_of, define, tensor
+from max.mlir.operation import OPS, Attrs, Conditions, Infer, OpSpec, Types, axis_of, define, tensor
 from max.mlir.types import TensorType
 
 REDUCTIONS = {
@@ -172,3 +172,12 @@ define(
         "mo.argsort", (1, 1), 1, attributes={"axis": int, "ascending": bool}, infer=_infer_argsort
     )
 )
+
+# ops that passes name
+LogsoftmaxOp = OPS["mo.logsoftmax"]
+ReduceMaxOp = OPS["mo.reduce_max"]
+ReduceMeanOp = OPS["mo.reduce_mean"]
+ReduceMinOp = OPS["mo.reduce_min"]
+ReduceMulOp = OPS["mo.reduce_mul"]
+ReduceSumOp = OPS["mo.reduce_sum"]
+SoftmaxOp = OPS["mo.softmax"]

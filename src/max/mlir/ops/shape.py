@@ -41,7 +41,7 @@ def _check_broadcast_to(operands: Types, results: Types, attrs: Attrs) -> None:
         )
 
 
-define(
+BroadcastToOp = define(
     OpSpec(
         "mo.broadcast_to",
         (1, 1),
@@ -71,7 +71,7 @@ def _check_reshape(operands: Types, results: Types, attrs: Attrs) -> None:
         )
 
 
-define(
+ReshapeOp = define(
     OpSpec("mo.reshape", (1, 1), 1, check=_check_reshape, view=True, movable=True, in_order=True)
 )
 
@@ -102,7 +102,7 @@ def _rebind_conditions(operands: Types, results: Types, attrs: Attrs) -> list[Co
     ]
 
 
-define(
+RebindOp = define(
     OpSpec(
         "mo.rebind",
         (1, 1),
@@ -125,7 +125,7 @@ def _infer_transpose(types: Types, attrs: Attrs) -> Types:
     return (x.with_shape([x.shape[axis] for axis in perm]),)
 
 
-define(
+TransposeOp = define(
     OpSpec(
         "mo.transpose",
         (1, 1),
@@ -228,7 +228,7 @@ def _slice_conditions(operands: Types, results: Types, attrs: Attrs) -> list[Con
     return slice_conditions("slice", x.shape, y.shape, attrs)
 
 
-define(
+SliceOp = define(
     OpSpec(
         "mo.slice",
         (1, 1),
@@ -307,7 +307,7 @@ def _infer_concat(types: Types, attrs: Attrs) -> Types:
     return (first.with_shape([*first.shape[:axis], total, *first.shape[axis + 1 :]]),)
 
 
-define(
+ConcatOp = define(
     OpSpec(
         "mo.concat", (1, None), 1, attributes={"axis": int}, infer=_infer_concat, reads_strided=True
     )
@@ -340,7 +340,7 @@ def _pad_conditions(operands: Types, results: Types, attrs: Attrs) -> list[Condi
     ]
 
 
-define(
+PadOp = define(
     OpSpec(
         "mo.pad",
         (1, 1),
@@ -374,7 +374,7 @@ def _infer_shape_to_tensor(types: Types, attrs: Attrs) -> Types:
     return (TensorType.get(DType.int64, (len(attrs["shape"]),), _CPU),)
 
 
-define(
+ShapeToTensorOp = define(
     OpSpec(
         "mo.shape_to_tensor", (0, 0), 1, attributes={"shape": tuple}, infer=_infer_shape_to_tensor
     )

@@ -126,7 +126,7 @@ def _conv_flops(operands: Types, results: Types) -> DimExpr:
 
 _WINDOW = {"stride": tuple, "dilation": tuple, "padding": tuple}
 
-define(
+ConvOp = define(
     OpSpec(
         "mo.conv",
         (2, 2),

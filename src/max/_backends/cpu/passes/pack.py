@@ -17,6 +17,10 @@ from max._compiler.passes.hoist_to_load import weights_only
 from max._compiler.passes.redundant_ops import drop_dead_ops
 from max.dtype import DType
 from max.mlir import MoOp, TensorType, build
+from max.mlir.ops.elementwise import CastOp
+from max.mlir.ops.quantized import QmatmulOp
+from max.mlir.ops.shape import TransposeOp
+from max.mlir.ops.spatial import ConvOp
 
 __all__ = ["pack_weights"]
 
@@ -39,10 +43,10 @@ def pack_weights(block: Block, runs_here: RunsHere, packing: Packing) -> None:
 
 def _pack(block: Block, candidates: list[MoOp], constant: set[SSAValue], packing: Packing) -> None:
     """Packs the weights of the candidates, all of one device."""
-    products = [op for op in candidates if op.name != "mo.conv"]
-    _pack_filters([op for op in candidates if op.name == "mo.conv"], constant, packing)
+    products = [op for op in candidates if type(op) is not ConvOp]
+    _pack_filters([op for op in candidates if type(op) is ConvOp], constant, packing)
     if packing.int8:
-        _pack_int8([op for op in products if op.name != "mo.qmatmul"], constant, packing)
+        _pack_int8([op for op in products if type(op) is not QmatmulOp], constant, packing)
     products = [op for op in products if op.parent is not None]
     # casts to int32 of operands that int8 products now read directly
     drop_dead_ops(block)
@@ -80,7 +84,7 @@ def _pack_int8(products: list[MoOp], constant: set[SSAValue], packing: Packing) 
         if x is None or w is None or x in constant or w not in constant:
             continue
         by_rows: bool = op.attr_or("transpose_b", False)
-        transpose = producer(w, "mo.transpose")
+        transpose = producer(w, TransposeOp)
         if transpose is not None:
             # the layout of panels takes either orientation: the transpose costs nothing
             w, by_rows = transpose.operands[0], not by_rows
@@ -96,7 +100,7 @@ def _pack_int8(products: list[MoOp], constant: set[SSAValue], packing: Packing) 
         result = insert_before(op, product)
         # the kernel's result is int32; a product that wraps in 8 bits is narrowed
         if result.type != op.results[0].type:
-            result = insert_before(op, build("mo.cast", (result,), {}, op.result_types))
+            result = insert_before(op, build(CastOp, (result,), {}, op.result_types))
         op.results[0].replace_all_uses_with(result)
         op.detach()
         op.erase()
@@ -104,7 +108,7 @@ def _pack_int8(products: list[MoOp], constant: set[SSAValue], packing: Packing) 
 
 def _int8(value: SSAValue, result: SSAValue) -> SSAValue | None:
     """The int8 value that an operand of a product is, or is cast from; None if there is none."""
-    wide = producer(value, "mo.cast")
+    wide = producer(value, CastOp)
     narrow = value if wide is None else wide.operands[0]
     assert isinstance(result.type, TensorType)
     # without a cast the product has the dtype of its operands
@@ -149,7 +153,7 @@ def _encoding(op: MoOp, packing: Packing) -> str | None:
     shape = w.static_shape if isinstance(w, TensorType) else None
     if shape is None or len(shape) != 2 or 0 in shape:
         return None
-    if op.name == "mo.qmatmul":
+    if type(op) is QmatmulOp:
         return op.attr("encoding") if op.attr("encoding") in packing.quantized else None
     assert isinstance(x, TensorType) and isinstance(w, TensorType)
     if w.dtype not in packing.dense or x.dtype is not w.dtype or min(shape) < packing.min_size:

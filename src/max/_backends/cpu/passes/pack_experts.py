@@ -17,10 +17,11 @@ from max._compiler.passes.base import ops_of
 from max._compiler.passes.canonicalize import insert_before
 from max._compiler.passes.hoist_to_load import weights_only
 from max.mlir import DimExpr, MoOp, TensorType, build
+from max.mlir.ops.models.experts import GroupedMatmulRaggedOp, GroupedQmatmulRaggedOp
+from max.mlir.ops.shape import ReshapeOp, SliceOp
 
 __all__ = ["pack_experts"]
 
-DENSE, QUANTIZED = "mo.grouped_matmul.ragged", "mo.grouped_qmatmul.ragged"
 """The grouped products: of rows, weights, starts, experts, statistics."""
 
 
@@ -37,7 +38,11 @@ def pack_experts(block: Block, runs_here: RunsHere, packing: Packing) -> None:
         packing: Which weights are packed.
     """
     ops = ops_of(block)
-    products = [op for op in ops if op.name in (DENSE, QUANTIZED) and runs_here(op)]
+    products = [
+        op
+        for op in ops
+        if type(op) in (GroupedMatmulRaggedOp, GroupedQmatmulRaggedOp) and runs_here(op)
+    ]
     if not products:
         return
     constant = weights_only(ops)
@@ -94,7 +99,7 @@ def _encoding(op: MoOp, constant: set[SSAValue], packing: Packing) -> str | None
     shape = w.static_shape if isinstance(w, TensorType) else None
     if op.operands[1] not in constant or shape is None or 0 in shape:
         return None
-    if op.name == QUANTIZED:
+    if type(op) is GroupedQmatmulRaggedOp:
         encoding: str = op.attr("encoding")
         return encoding if encoding in packing.quantized else None
     assert isinstance(x, TensorType) and isinstance(w, TensorType)
@@ -148,7 +153,7 @@ def _matrices(before: MoOp, w: SSAValue, as_one_matrix: bool) -> list[SSAValue]:
     assert isinstance(w.type, TensorType) and w.type.static_shape is not None
     count, rows, size = w.type.static_shape
     matrix = insert_before(
-        before, build("mo.reshape", (w,), {}, (w.type.with_shape([count * rows, size]),))
+        before, build(ReshapeOp, (w,), {}, (w.type.with_shape([count * rows, size]),))
     )
     if as_one_matrix:
         return [matrix]
@@ -157,6 +162,6 @@ def _matrices(before: MoOp, w: SSAValue, as_one_matrix: bool) -> list[SSAValue]:
     def rows_from(first: int) -> SSAValue:
         bounds = {"start": (first, 0), "stop": (first + rows, size), "step": (1, 1)}
         attributes = {name: tuple(map(DimExpr.of, dims)) for name, dims in bounds.items()}
-        return insert_before(before, build("mo.slice", (matrix,), attributes, (expert_type,)))
+        return insert_before(before, build(SliceOp, (matrix,), attributes, (expert_type,)))
 
     return [rows_from(expert * rows) for expert in range(count)]

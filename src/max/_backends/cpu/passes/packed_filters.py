@@ -12,7 +12,8 @@ from max._backends.cpu.kernels.convolution.filters import filter_elements
 from max._backends.cpu.kernels.tiles.strips import COLUMNS
 from max._compiler.mok import backend_op
 from max.mlir import DimExpr, MoOp, OpSpec, TensorType, to_attr
-from max.mlir.operation import OPS, Attrs
+from max.mlir.operation import Attrs
+from max.mlir.ops.spatial import ConvOp
 
 __all__ = ["PackFilterOp", "PackedConvOp"]
 
@@ -53,7 +54,7 @@ def _infer_packed_conv(types: Sequence[Attribute], attrs: Attrs) -> Sequence[Att
     assert isinstance(x, TensorType) and isinstance(packed, TensorType)
     channels = x.shape[-1] // int(attrs["groups"])
     w = packed.with_shape([*map(DimExpr.of, attrs["taps"]), channels, DimExpr.of(attrs["columns"])])
-    infer = OPS["mo.conv"].spec.infer
+    infer = ConvOp.spec.infer
     assert infer is not None
     return infer((x, w), attrs)
 
@@ -74,7 +75,7 @@ class PackedConvOp(MoOp):
         "mok.packed_conv",
         (2, 2),
         1,
-        attributes={**OPS["mo.conv"].spec.attributes, "taps": tuple, "columns": int},
+        attributes={**ConvOp.spec.attributes, "taps": tuple, "columns": int},
         infer=_infer_packed_conv,
         flops=_packed_conv_flops,
         takes_epilogue=True,

@@ -67,7 +67,7 @@ def _check_multiplied(types: NamedTypes, results: Types, attrs: Attrs) -> None:
     _check_product(op, types, results)
 
 
-define(
+GroupedMatmulRaggedOp = define(
     declare(
         "mo.grouped_matmul.ragged",
         # x: [rows, inputs]; weight: [experts, outputs, inputs]
@@ -94,7 +94,7 @@ def _check_multiplied_blocks(types: NamedTypes, results: Types, attrs: Attrs) ->
     _check_product(op, types, results)
 
 
-define(
+GroupedQmatmulRaggedOp = define(
     declare(
         "mo.grouped_qmatmul.ragged",
         # x: [rows, inputs]; weight: [experts, outputs, bytes of a row of blocks]
