@@ -148,7 +148,6 @@ def test_a_field_without_effect_is_told(fake, caplog):
     ("values", "problem"),
     [
         ({"pipeline_role": "decode_only"}, "pipeline_role is decode_only"),
-        ({"data_parallel_degree": 2}, "data_parallel_degree is 2"),
         ({"ep_size": 4}, "ep_size is 4"),
         ({"rope_type": "normal"}, "rope_type is normal, and FakeForCausalLM rotates nothing"),
     ],

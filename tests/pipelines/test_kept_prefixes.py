@@ -372,7 +372,7 @@ def test_the_next_engine_reuses_them(tmp_path: Path, encoding: str) -> None:
 
 def test_the_folder_is_bounded(tmp_path: Path) -> None:
     pipeline = pipeline_of(tmp_path)
-    page = sum(pipeline.kv_managers[0]._page_sizes())
+    page = sum(pipeline.kv_managers[0].page_sizes())
     (tmp_path / "old.prefixes").write_bytes(bytes(8 * page))
     (tmp_path / "another.file").write_bytes(bytes(8 * page))
     _, stats = answers(pipeline_of(tmp_path, kv_cache_folder_gb=8.5 * page / 2**30), PROMPTS)
@@ -426,7 +426,7 @@ def test_a_killed_engine_has_kept_what_it_read_before_it_idled(tmp_path: Path) -
 
 
 def file_page_bytes() -> int:
-    (size,) = pipeline_of(None).kv_managers[0]._page_sizes()
+    (size,) = pipeline_of(None).kv_managers[0].page_sizes()
     return size
 
 

@@ -12,7 +12,7 @@ import pytest
 
 from max.interfaces import PipelineTask, RequestID, SamplingParams, TextGenerationInputs
 from max.pipelines import PIPELINE_REGISTRY, PipelineConfig, TextContext
-from max.pipelines.generation import text_generation
+from max.pipelines.generation import replica
 from max.pipelines.generation.batch_pipeline import limits_of
 from max.pipelines.generation.engine import Engine
 from max.pipelines.generation.process.channel import ConnectionChannel
@@ -67,9 +67,9 @@ def test_a_row_is_delivered_before_the_next_one_is_written() -> None:
                 assert deliveries.tokens[one.request_id] == rows[: step + 1, column].tolist()
         history[-1] = rows[-1]
         # the last row is of the execution's own outputs
-        assert reader.end(6) == [5, 5]
+        assert reader.end(6) == {one.request_id: 5 for one in batch}
         assert [len(tokens) for tokens in deliveries.tokens.values()] == [5, 5]
-    assert reader.end(0) == []
+    assert reader.end(0) == {}
     reader.close()
 
 
@@ -105,7 +105,7 @@ def test_a_row_that_ends_a_sequence_is_not_delivered() -> None:
     history[3:] = 6
     threading.Event().wait(0.05)
     assert deliveries.tokens == {ended.request_id: [1, 2], ignoring.request_id: [8, 8]}
-    assert reader.end(3) == [2, 2, 0]
+    assert list(reader.end(3).values()) == [2, 2, 0]
     reader.close()
 
 
@@ -243,7 +243,7 @@ def test_the_tokens_of_a_model(tiny, batch: int) -> None:
     tiny.read_steps(reader)
     try:
         assert generated(tiny, prompts, 300) == single
-        counts = reader.end(300)
+        counts = list(reader.end(300).values())
     finally:
         tiny.read_steps(None)
         reader.close()
@@ -266,7 +266,7 @@ def sampled(tiny, interrupted_at: int | None) -> tuple[list[int], list[int]]:
     tokens += engine.step()[0].tokens
     early: list[int] = []
     if interrupted_at is not None:
-        finish = text_generation.append_tokens
+        finish = replica.append_tokens
 
         def interrupt(*values):
             if len(tokens) >= interrupted_at:
@@ -274,7 +274,7 @@ def sampled(tiny, interrupted_at: int | None) -> tuple[list[int], list[int]]:
             return finish(*values)
 
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(text_generation, "append_tokens", interrupt)
+            patch.setattr(replica, "append_tokens", interrupt)
             with pytest.raises(KeyboardInterrupt):
                 while True:
                     for outcome in engine.step():

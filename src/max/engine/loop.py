@@ -93,12 +93,16 @@ class ModelLoop:
         backend = session._backends.of(device)
         return backend.has_loop and (not with_shared_memory or backend.share(1) is not None)
 
-    def share(self, dtype: DType, shape: tuple[int, ...]) -> tuple[Tensor, npt.NDArray[Any]] | None:
+    def share(
+        self, dtype: DType, shape: tuple[int, ...], device: Device | None = None
+    ) -> tuple[Tensor, npt.NDArray[Any]] | None:
         """Makes a tensor of zeros for the loop that the host reads and writes while the loop runs.
 
         Args:
             dtype: Its element type.
             shape: Its sizes.
+            device: The device of the tensor: one of the devices that the programs run on, which share their memory if
+                they are virtual; None: the first.
 
         Returns:
             The tensor, and the same memory for the host; None if the device has no such memory.
@@ -108,8 +112,10 @@ class ModelLoop:
         block = backend.share(num_bytes)
         if block is None:
             return None
-        memory, stream = (block.address, block.owner), backend.device.default_stream
-        tensor = Tensor._over(memory, dtype, shape, backend.device, stream)
+        place = backend.device if device is None else device
+        tensor = Tensor._over(
+            (block.address, block.owner), dtype, shape, place, place.default_stream
+        )
         return tensor, block.array[:num_bytes].view(dtype.to_numpy()).reshape(shape)
 
     def _make(self) -> _Joined:

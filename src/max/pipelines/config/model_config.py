@@ -210,9 +210,7 @@ class MAXModelConfig(StrictConfig):
     )
     use_subgraphs: bool = option("Stage equal layers once, as a subgraph.", default=True)
     data_parallel_degree: int = option(
-        "Copies of the model that share the requests.",
-        default=1,
-        unsupported="a model has one copy; --devices with several devices splits its layers",
+        "Copies of the model that share the requests, each on a device of its own.", default=1
     )
     _kv_cache_config: KVCacheConfig = field(default_factory=KVCacheConfig)
 
@@ -307,9 +305,11 @@ class MAXModelConfig(StrictConfig):
         return None if encoding is None else encoding.quantization_encoding
 
     def resolve_devices(self) -> None:
-        """Sets ``device_specs`` to the CPU if it is empty."""
+        """Sets ``device_specs`` to the CPU if it is empty, with a virtual device for each copy of the model."""
         if not self.device_specs:
-            self.device_specs = [DeviceSpec.cpu()]
+            copies = self.data_parallel_degree
+            ids = range(copies) if copies > 1 else [-1]
+            self.device_specs = [DeviceSpec.cpu(i) for i in ids]
 
     @cached_property
     def devices(self) -> list[Device]:
@@ -329,6 +329,23 @@ class MAXModelConfig(StrictConfig):
                 "Give --devices cpu, or begin with cpu:0, as in cpu:0,1.",
             )
         return devices
+
+    @property
+    def replica_devices(self) -> list[list[Device]]:
+        """The devices of each copy of the model.
+
+        Raises:
+            ConfigError: There are several copies, and another number of devices; or a device does not exist.
+        """
+        devices, copies = self.devices, self.data_parallel_degree
+        if copies == 1:
+            return [devices]
+        if copies != len(devices):
+            raise ConfigError(
+                f"data_parallel_degree is {copies}, and the number of devices is {len(devices)}",
+                "Give --devices with a device for each copy, as in cpu:0,1, or leave out --data-parallel-degree.",
+            )
+        return [[device] for device in devices]
 
     def checkpoint_encoding(self) -> SupportedEncoding | None:
         """The encoding of the checkpoint; None if it is unknown."""
@@ -428,7 +445,7 @@ class MAXModelConfig(StrictConfig):
         return files.get(WeightsFormat.pytorch, [])
 
     def weights_size(self, quantize: str | None = None) -> int:
-        """The bytes of the weights in memory; of composite checkpoints only those of the text model are loaded.
+        """The bytes of the weights in memory, of all copies; of composite checkpoints only the text model is loaded.
 
         Args:
             quantize: What float matrices would be quantized to; the configuration's by default.
@@ -445,7 +462,7 @@ class MAXModelConfig(StrictConfig):
                 total += bytes_of(entries, self.quantization_encoding, kind)
             else:
                 total += path.stat().st_size
-        return total
+        return total * self.data_parallel_degree
 
     def load_weights(self) -> Weights:
         """Opens the weight files.

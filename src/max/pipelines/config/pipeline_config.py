@@ -321,7 +321,8 @@ class PipelineConfig(StrictConfig):
         return self.prefill_chunk_size if self.enable_chunked_prefill else None
 
     def available_cache_memory(self) -> int:
-        """Bytes for the KV cache: the share of the available memory, minus the weights; 0 where these take it all.
+        """Bytes for the KV cache of a copy of the model: its part of the available memory, minus the weights; 0 where
+        these take it all.
 
         4 GiB on a machine that does not report its memory.
         """
@@ -330,14 +331,19 @@ class PipelineConfig(StrictConfig):
             # where the system does not tell its memory
             return 4 << 30
         share = int(free * self.kv_cache_config.device_memory_utilization)
-        return max(share - self.model_config.weights_size(), 0)
+        left = max(share - self.model_config.weights_size(), 0)
+        return left // self.model_config.data_parallel_degree
 
     def host_memory(self) -> int | None:
-        """Bytes of host memory for the KV cache and its swap area: available less the weights; None if unknown."""
+        """Bytes of host memory for the KV cache of a copy of the model and its swap area: available less the weights;
+        None if unknown.
+        """
         free = available_memory()
-        if free is None or not self.model_config.devices[0].is_host_unified:
-            return free
-        return max(free - self.model_config.weights_size(), 0)
+        if free is None:
+            return None
+        if self.model_config.devices[0].is_host_unified:
+            free = max(free - self.model_config.weights_size(), 0)
+        return free // self.model_config.data_parallel_degree
 
     def free_memory(self) -> int | None:
         """Bytes that programs can have on all devices, cached files that the system would drop included; None if

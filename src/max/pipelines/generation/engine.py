@@ -29,7 +29,7 @@ from max.pipelines.generation.process.events import STEP_BOUNDS_MS, StepTimes
 from max.pipelines.generation.steps.step_reader import StepReader
 from max.pipelines.kv_cache.joined_pages import joined_caches
 from max.pipelines.kv_cache.known_pages import Miss
-from max.pipelines.scheduler import SchedulerLimits, TextScheduler
+from max.pipelines.scheduler import SchedulerLimits, scheduler_of
 
 
 @dataclass(frozen=True)
@@ -104,7 +104,7 @@ class Engine:
     ) -> None:
         # an engine does not keep the weights of a pipeline that nobody uses in memory
         self._pipeline = weakref.ref(pipeline)
-        self.scheduler = TextScheduler(joined_caches(pipeline.kv_managers), limits)
+        self.scheduler = scheduler_of(joined_caches(pipeline.kv_managers), limits)
         self._stepping = False
         self._lock = threading.Lock()  # guards _changes and _started
         self._changes: list[_Submission | RequestID] = []
@@ -214,6 +214,7 @@ class Engine:
                     started.append((context.request_id, now, context.start_idx, miss))
             with self._lock:
                 self._started += started
+        lengths = [context.current_length for context in batch]
         # the scheduler is not timed: its estimates are of the model
         start = time.perf_counter()
         try:
@@ -226,10 +227,9 @@ class Engine:
             return
         except BaseException:
             # what clients have seen must stay in the texts
-            self._keep_delivered(batch)
+            self._keep_delivered(batch, lengths)
             for context in batch:
                 if context.is_done:
-                    self._outcomes.append(context.to_generation_output())
                     self.scheduler.remove(context.request_id)
                 else:
                     self.scheduler.requeue(context)
@@ -238,9 +238,9 @@ class Engine:
         outputs, steps = result, result.steps
         # the reader has sent these tokens; the outcomes are the others
         delivered = self._end_reading(steps)
-        for context, count in zip(batch[: len(delivered)], delivered, strict=True):
-            output = outputs[context.request_id]
-            outputs[context.request_id] = replace(output, tokens=output.tokens[count:])
+        for request_id, count in delivered.items():
+            output = outputs[request_id]
+            outputs[request_id] = replace(output, tokens=output.tokens[count:])
         if inputs.batch_type is BatchType.TG:
             self.scheduler.record_step(seconds, steps)
             self.decode_steps.record(seconds, steps)
@@ -256,23 +256,30 @@ class Engine:
             elif output is not None and (output.tokens or output.is_done):
                 self._outcomes.append(output)
 
-    def _keep_delivered(self, batch: Sequence[TextGenerationContext]) -> None:
-        """Appends the tokens that an interrupted execution delivered to the sequences of their requests.
+    def _keep_delivered(
+        self, batch: Sequence[TextGenerationContext], lengths: Sequence[int]
+    ) -> None:
+        """Appends the tokens that an interrupted execution delivered to the sequences of their requests; what it added
+        to a sequence besides is an outcome.
 
         The next step continues after them and samples the same tokens as without the interrupt, since the seed of a
         token depends only on its position.
+
+        Args:
+            batch: The requests.
+            lengths: Their lengths before the execution.
         """
-        if self._reader is None:
-            return
-        for context, (begin, tokens) in zip(batch, self._reader.end_interrupted(), strict=False):
+        interrupted = {} if self._reader is None else self._reader.end_interrupted()
+        for context, length in zip(batch, lengths, strict=True):
+            tokens = interrupted.get(context.request_id, ())
             # the execution may already have updated the context before the interrupt
-            for token in tokens[context.current_length - begin :]:
+            for token in tokens[context.current_length - length :]:
                 context.update(token)
             output = context.to_generation_output()
-            later = context.all_tokens[begin + len(tokens) :].tolist()
-            if later:
+            later = context.all_tokens[length + len(tokens) :].tolist()
+            if later or context.is_done:
                 self._outcomes.append(replace(output, tokens=later))
 
-    def _end_reading(self, steps: int) -> list[int]:
+    def _end_reading(self, steps: int) -> dict[RequestID, int]:
         """The number of delivered tokens per request during the batch; empty if there is no reader."""
-        return [] if self._reader is None else self._reader.end(steps)
+        return {} if self._reader is None else self._reader.end(steps)

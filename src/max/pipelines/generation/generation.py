@@ -28,7 +28,7 @@ from max.pipelines.generation.batch_pipeline import (
     limits_of,
 )
 from max.pipelines.generation.engine import Engine, Failure, Outcome
-from max.pipelines.scheduler import SchedulerLimits, TextScheduler
+from max.pipelines.scheduler import ReplicaScheduler, SchedulerLimits, TextScheduler
 
 ContextT = TypeVar("ContextT", bound=TextGenerationContext, contravariant=True)
 
@@ -169,7 +169,7 @@ class Generation(TextGenerator[TextGenerationContext]):
             return cls._of[pipeline]
 
     @property
-    def scheduler(self) -> TextScheduler:
+    def scheduler(self) -> TextScheduler | ReplicaScheduler:
         """The scheduler."""
         return self.engine.scheduler
 

@@ -27,6 +27,7 @@ from max.pipelines.generation.replica import Replica
 from max.pipelines.generation.steps.step_reader import StepReader
 from max.pipelines.generation.steps.step_tokens import append_tokens
 from max.pipelines.kv_cache.prefix_store import PrefixStore
+from max.pipelines.kv_cache.replicated_pages import replicated_cache
 from max.pipelines.models.inputs import ModelInputs
 from max.pipelines.models.pipeline_model import PipelineModel, WeightsAdapter
 from max.pipelines.structured.constraint import Constraints, is_constrained
@@ -101,14 +102,15 @@ class TextGenerationPipeline(
                 pipeline_model,
                 weight_adapters,
                 self._session,
-                model_config.devices,
+                devices,
                 available,
                 tokenizer,
                 self._constraints,
             )
+            for devices in model_config.replica_devices
         ]
         """The copies of the model."""
-        self._kv_manager = self.replicas[0].cache
+        self._kv_manager = replicated_cache([replica.cache for replica in self.replicas])
         self._prefixes = PrefixStore.of(pipeline_config, self._kv_manager)
 
     @property
@@ -273,7 +275,7 @@ class TextGenerationPipeline(
     @property
     def repeats_steps(self) -> bool:
         """Whether several steps in one call save time: the model's graph repeats without Python in between."""
-        return self.replicas[0].loop is not None
+        return all(replica.loop is not None for replica in self.replicas)
 
     def interrupt(self) -> None:
         """Ends an execution of several steps after the current step; thread-safe."""
@@ -304,6 +306,7 @@ class TextGenerationPipeline(
             ValueError: A sequence has no room for a token, or an invalid schema.
         """
         result = StepResult({}, 0)
+        # one after the other, as the devices of the CPU share its cores
         for replica, batch in self._parts(inputs.batches):
             part = replica.execute(batch, inputs.num_steps, inputs.enable_log_probs)
             result.update(part)

@@ -25,6 +25,14 @@ class JoinedPages(RequestPages):
         self._caches = caches
 
     @property
+    def replicas(self) -> Sequence[RequestPages]:
+        """The caches of each copy of the models, joined."""
+        copies = [cache.replicas for cache in self._caches]
+        if len(copies[0]) == 1:
+            return (self,)
+        return [joined_caches(caches) for caches in zip(*copies, strict=True)]
+
+    @property
     def total_num_pages(self) -> int:
         """The number of pages of all caches."""
         return sum(cache.total_num_pages for cache in self._caches)
@@ -102,7 +110,7 @@ class JoinedPages(RequestPages):
 
         Args:
             request_id: The request, by its number or its context.
-            replica_idx: The replica of the model, of which there is one: 0.
+            replica_idx: The copy of the models.
 
         Raises:
             OutOfSlotsError: A cache has no free slot; nothing was changed.

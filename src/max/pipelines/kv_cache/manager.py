@@ -214,6 +214,11 @@ class PagedKVCacheManager(RequestPages):
         sizes = (count, kinds, layers, page_size_of(shape), heads, row)
         return Tensor.zeros(sizes, shape.dtype, device)
 
+    @property
+    def num_groups(self) -> int:
+        """The number of groups of layers."""
+        return len(self._all_blocks)
+
     def cached_prefixes(
         self, most_bytes: int, kept: Sequence[Collection[bytes]] | None = None
     ) -> list[PageGroup]:
@@ -226,7 +231,7 @@ class PagedKVCacheManager(RequestPages):
             most_bytes: The maximum size of all pages, in bytes.
             kept: For each group the hashes to leave out; None: no hash.
         """
-        sizes = self._page_sizes()
+        sizes = self.page_sizes()
         max_pages = most_bytes // sum(sizes)
         groups: list[PageGroup] = []
         for number, (pool, blocks, size) in enumerate(
@@ -250,24 +255,36 @@ class PagedKVCacheManager(RequestPages):
             The number of filled pages, and for each group the hashes of the file's pages.
         """
         count = 0
-        hosts = [_host_copies(blocks) for blocks in self._all_blocks]
-        hashes: list[set[bytes]] = [set() for _ in hosts]
-        for group, page_hash, content in read_pages(path, key, self._page_sizes()):
+        hashes: list[set[bytes]] = [set() for _ in self._all_blocks]
+        for group, page_hash, content in read_pages(path, key, self.page_sizes()):
             hashes[group].add(page_hash)
-            page = self.pages.pools[group].fill(page_hash)
-            if page is None:
-                continue
-            begin = 0
-            for host, block in zip(hosts[group], self._all_blocks[group], strict=True):
-                array = host.to_numpy()
-                part = content[begin : begin + array.nbytes]
-                array.view(np.uint8).reshape(-1)[:] = np.frombuffer(part, np.uint8)
-                block[page, :, :, :, :, :].inplace_copy_from(host)
-                begin += array.nbytes
-            count += 1
+            count += self.fill_page(group, page_hash, content)
         return count, hashes
 
-    def _page_sizes(self) -> list[int]:
+    def fill_page(self, group: int, page_hash: bytes, content: bytes) -> bool:
+        """Fills an empty page of a group of layers.
+
+        Args:
+            group: The group.
+            page_hash: The hash of the content.
+            content: The content, of all devices.
+
+        Returns:
+            Whether a page was filled; not if the content is cached already, or no page is empty.
+        """
+        page, begin = self.pages.pools[group].fill(page_hash), 0
+        if page is None:
+            return False
+        blocks = self._all_blocks[group]
+        for host, block in zip(_host_copies(blocks), blocks, strict=True):
+            array = host.to_numpy()
+            part = content[begin : begin + array.nbytes]
+            array.view(np.uint8).reshape(-1)[:] = np.frombuffer(part, np.uint8)
+            block[page, :, :, :, :, :].inplace_copy_from(host)
+            begin += array.nbytes
+        return True
+
+    def page_sizes(self) -> list[int]:
         """The bytes of one page of each group, over all devices."""
         return [
             sum(math.prod(block.shape[1:]) * block.dtype.size_in_bytes for block in blocks)

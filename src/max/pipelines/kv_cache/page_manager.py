@@ -193,6 +193,18 @@ class PageManager:
         table.miss = self._known.miss(tokens, salt, table.reused, found, found.longest > copied)
         return table.reused
 
+    def cached_length(self, tokens: Tokens, salt: bytes = b"", contents: Contents = ()) -> int:
+        """The number of first tokens that :meth:`reuse_prefix` would find in full pages.
+
+        Args:
+            tokens: All tokens of the request.
+            salt: As in :meth:`reuse_prefix`.
+            contents: As in :meth:`reuse_prefix`.
+        """
+        if not self.enable_prefix_caching:
+            return 0
+        return self._cached_pages(self._hashes(tokens, salt, contents)) * self.page_size
+
     def miss(self, request_id: RequestID) -> Miss | None:
         """Why the first tokens of a request were not in the cache; None if all but the last were.
 

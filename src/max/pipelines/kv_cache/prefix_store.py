@@ -8,14 +8,17 @@ import logging
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 from max._version import __version__
 from max.pipelines.config.pipeline_config import PipelineConfig
 from max.pipelines.kv_cache.manager import PagedKVCacheManager
 from max.pipelines.kv_cache.prefix_file import PageGroup, remove_abandoned_parts, write_pages
+from max.pipelines.kv_cache.replicated_pages import ReplicatedPages
 
 logger = logging.getLogger("max.pipelines")
+StoredCache: TypeAlias = PagedKVCacheManager | ReplicatedPages
+"""The cache of a model, or those of its copies: one file has the pages of all."""
 SUFFIX = ".prefixes"
 """The suffix of the files in the folder."""
 MOST_ADDITIONS = 16
@@ -40,15 +43,15 @@ class PrefixStore:
         most_bytes: The maximum size of all pages, in bytes.
     """
 
-    def __init__(self, cache: PagedKVCacheManager, path: Path, key: str, most_bytes: int) -> None:
+    def __init__(self, cache: StoredCache, path: Path, key: str, most_bytes: int) -> None:
         self._cache, self._path, self._key, self._most_bytes = cache, path, key, most_bytes
         # for each group the hashes of the pages that the files contain
-        self._kept: list[set[bytes]] = [set() for _ in cache.pages.pools]
+        self._kept: list[set[bytes]] = [set() for _ in range(cache.num_groups)]
         self._additions: list[Path] = []
         self._failed = False
 
     @classmethod
-    def of(cls, config: PipelineConfig, cache: PagedKVCacheManager) -> PrefixStore | None:
+    def of(cls, config: PipelineConfig, cache: StoredCache) -> PrefixStore | None:
         """The store for a configuration; None if it has no folder, or prefixes are not cached.
 
         Args:
@@ -60,7 +63,8 @@ class PrefixStore:
             return None
         key = _key_of(config, cache)
         folder = options.kv_cache_folder.expanduser()
-        cache.salt_folder = folder
+        for copy in cache.replicas:
+            copy.salt_folder = folder
         path = folder / (key + SUFFIX)
         return cls(cache, path, key, int(options.kv_cache_folder_gb * 2**30))
 
@@ -187,7 +191,7 @@ def _size_of(groups: Sequence[PageGroup]) -> int:
     return sum(group.page_bytes * len(group.hashes) for group in groups)
 
 
-def _key_of(config: PipelineConfig, cache: PagedKVCacheManager) -> str:
+def _key_of(config: PipelineConfig, cache: StoredCache) -> str:
     """A digest of everything besides tokens that keys and values depend on: model, encoding, shape of the cache."""
     model = config.model_config
     files: list[Any] = []

@@ -57,6 +57,11 @@ class RequestPages:
         return salt_key_of(self.salt_folder)
 
     @property
+    def replicas(self) -> Sequence[RequestPages]:
+        """The cache of each copy of the model; this one by default."""
+        return (self,)
+
+    @property
     def page_size(self) -> int:
         """Tokens per page."""
         return self.pages.page_size
@@ -87,6 +92,17 @@ class RequestPages:
             request_id: The request, by its number or its context.
         """
         return _number(request_id) in self.pages
+
+    def cached_length(self, context: TextGenerationContext) -> int:
+        """The number of first tokens of a request that :meth:`open` would find in full pages; opens nothing.
+
+        Args:
+            context: The request, which has no page table.
+        """
+        if context.start_idx != 0 or _echoes(context):
+            return 0
+        salt, contents, end = self._identity(context)
+        return self.pages.cached_length(context.all_tokens[: end + 1], salt, contents)
 
     def open(self, context: TextGenerationContext) -> bool:
         """Gives a request a page table that starts with the cached pages of its first tokens, and a slot.
@@ -271,10 +287,10 @@ class RequestPages:
 
         Args:
             request_id: The request, by its number or its context.
-            replica_idx: The replica of the model, of which there is one: 0.
+            replica_idx: The copy of the model; this cache is of one: 0.
 
         Raises:
-            ValueError: The request already has a page table, or there is no such replica.
+            ValueError: The request already has a page table, or there is no such copy.
             OutOfSlotsError: No slot is free; nothing was changed.
         """
         if replica_idx != 0:

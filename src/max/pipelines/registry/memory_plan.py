@@ -46,7 +46,7 @@ def fit_to_memory(config: PipelineConfig, architecture: SupportedArchitecture) -
     params, layers = pipeline_model.cache_shape(
         config,
         model.huggingface_config,
-        model.devices,
+        model.replica_devices[0],
         config.kv_cache_config,
         config.kv_cache_config.cache_dtype(encoding.cache_dtype),
     )

@@ -119,10 +119,15 @@ def _resolve_arguments(config: PipelineConfig, architecture: SupportedArchitectu
             f"rope_type is {rope_type.value}, and {architecture.name} rotates nothing",
             "Leave out --rope-type.",
         )
-    if len(config.model_config.devices) > 1 and not architecture.multi_gpu_supported:
+    copies = config.model_config.replica_devices
+    if len(copies) > 1 and not issubclass(architecture.pipeline_model, KVCacheMixin):
         raise ConfigError(
-            f"{architecture.name} runs on one device, and {len(config.model_config.devices)} "
-            "are given",
+            f"data_parallel_degree is {len(copies)}, and {architecture.name} runs as one copy",
+            "Leave out --data-parallel-degree.",
+        )
+    if len(copies[0]) > 1 and not architecture.multi_gpu_supported:
+        raise ConfigError(
+            f"{architecture.name} runs on one device, and {len(copies[0])} are given",
             "Give one device with --devices.",
         )
 
@@ -158,7 +163,7 @@ def _resolve_batch(config: PipelineConfig, architecture: SupportedArchitecture) 
             config,
             config.available_cache_memory(),
             model.huggingface_config,
-            model.devices,
+            model.replica_devices[0],
             config.kv_cache_config,
             config.kv_cache_config.cache_dtype(encoding.cache_dtype),
         )

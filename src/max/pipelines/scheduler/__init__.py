@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from max.pipelines.scheduler.limits import SchedulerLimits
+from max.pipelines.scheduler.replicas import ReplicaScheduler, scheduler_of
 from max.pipelines.scheduler.scheduler import TextScheduler
 
-__all__ = ["SchedulerLimits", "TextScheduler"]
+__all__ = ["ReplicaScheduler", "SchedulerLimits", "TextScheduler", "scheduler_of"]

@@ -163,7 +163,11 @@ class TextWork(Work[_Command, Event]):
         self._warming = threading.Thread(target=self._warm_up, name="engine warm-up", daemon=True)
         self._warming.start()
         pages = self._engine.scheduler.pages
-        return EngineReady(self._limits.max_batch_size, pages.page_size, pages.total_num_pages)
+        return EngineReady(
+            self._limits.max_batch_size * len(pages.replicas),
+            pages.page_size,
+            pages.total_num_pages,
+        )
 
     def interrupt(self) -> None:
         """Ends an execution of several steps after the current step."""

@@ -85,7 +85,7 @@ class DecodeLoop:
 
     def _shared(self, dtype: DType, shape: tuple[int, ...]) -> tuple[Tensor, npt.NDArray[Any]]:
         """A tensor that the host reads and writes while the loop runs, and the same memory for the host."""
-        shared = self._loop.share(dtype, shape)
+        shared = self._loop.share(dtype, shape, self._device)
         if shared is None:
             raise ValueError(f"{self._device} has no memory that it shares with the host")
         return shared

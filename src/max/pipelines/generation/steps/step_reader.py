@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from max._dataclass import dataclass
-from max.interfaces import GenerationStatus, TextGenerationContext, TextGenerationOutput
+from max.interfaces import GenerationStatus, RequestID, TextGenerationContext, TextGenerationOutput
 from max.pipelines.core.text_context import TextContext
 
 logger = logging.getLogger("max.pipelines")
@@ -39,7 +39,6 @@ class _Run:
         ends: The tokens that end each request; None: the rows of this request are not delivered.
         history: The tokens ``[steps, batch]``.
         begin: The start time.
-        lengths: The length of each request before the execution.
         read: The number of delivered rows.
         last: Whether the remaining rows are left to the result of the execution.
     """
@@ -48,7 +47,6 @@ class _Run:
     ends: Sequence[frozenset[int] | None]
     history: npt.NDArray[np.int64]
     begin: float
-    lengths: Sequence[int]
     read: int = 0
     last: bool = False
 
@@ -66,14 +64,16 @@ class StepReader:
 
     def __init__(self, deliver: Callable[[list[TextGenerationOutput]], None]) -> None:
         self._deliver = deliver
-        self._changed = threading.Condition()  # guards the next four attributes
+        self._changed = threading.Condition()  # guards the next five attributes
         self._run: _Run | None = None
+        self._ended_runs: list[_Run] = []  # of other copies of the model, in the same execution
         self._step_s: float | None = None
         self._thread: threading.Thread | None = None
         self._closed = False
 
     def begin(self, batch: Sequence[TextGenerationContext], history: npt.NDArray[np.int64]) -> None:
-        """Starts to deliver the rows of a history as they are written, until :meth:`end`.
+        """Starts to deliver the rows of a history as they are written, until :meth:`end`, or until the next copy of the
+        model begins in the same execution.
 
         Args:
             batch: The requests, which must not change before :meth:`end`.
@@ -82,46 +82,56 @@ class StepReader:
         with self._changed:
             if self._closed:
                 return
-            ends, lengths = [_ends(c) for c in batch], [c.current_length for c in batch]
-            self._run = _Run(batch, ends, history, time.perf_counter(), lengths)
+            if self._run is not None:
+                self._ended_runs.append(self._run)
+            ends = [_ends(context) for context in batch]
+            self._run = _Run(batch, ends, history, time.perf_counter())
             if self._thread is None:
                 self._thread = threading.Thread(target=self._loop, name="engine steps", daemon=True)
                 self._thread.start()
             self._changed.notify()
 
-    def end(self, steps: int) -> list[int]:
+    def end(self, steps: int) -> dict[RequestID, int]:
         """Stops reading; nothing is delivered afterwards.
 
         Args:
             steps: The number of steps that ran; 0 after an error.
 
         Returns:
-            The number of delivered tokens of each request in the batch; an empty list if no history was read.
-        """
-        with self._changed:
-            run, self._run = self._run, None
-            if run is None:
-                return []
-            if steps:
-                self._step_s = (time.perf_counter() - run.begin) / steps
-            return [0 if ends is None else run.read for ends in run.ends]
-
-    def end_interrupted(self) -> list[tuple[int, list[int]]]:
-        """Stops reading after the execution has raised an exception.
-
-        Returns:
-            For each request of the batch its length before the execution, and the tokens that were delivered although
-            the
-                execution returns none; an empty list if no history was read.
+            The number of delivered tokens of each request in the batch; empty if no history was read.
         """
         with self._changed:
             run = self._run
-            counts = self.end(0)
-        if run is None:
-            return []
-        columns = run.history.T.tolist()
-        delivered = [column[:count] for column, count in zip(columns, counts, strict=True)]
-        return list(zip(run.lengths, delivered, strict=True))
+            if run is not None and steps:
+                self._step_s = (time.perf_counter() - run.begin) / steps
+            return {
+                context.request_id: 0 if ends is None else run.read
+                for run in self._take_runs()
+                for context, ends in zip(run.batch, run.ends, strict=True)
+            }
+
+    def _take_runs(self) -> list[_Run]:
+        """Ends the current execution, and returns its runs."""
+        runs = self._ended_runs if self._run is None else [*self._ended_runs, self._run]
+        self._run, self._ended_runs = None, []
+        return runs
+
+    def end_interrupted(self) -> dict[RequestID, list[int]]:
+        """Stops reading after the execution has raised an exception.
+
+        Returns:
+            For each request of the batch the tokens that were delivered although the execution returns none; empty if
+            no history was read.
+        """
+        with self._changed:
+            runs = self._take_runs()
+        return {
+            context.request_id: [] if ends is None else column[: run.read]
+            for run in runs
+            for context, ends, column in zip(
+                run.batch, run.ends, run.history.T.tolist(), strict=True
+            )
+        }
 
     def close(self) -> None:
         """Ends the thread."""
