@@ -12,6 +12,7 @@ from max._backends.cpu.backend import CPUBackend
 from max._backends.cpu.passes.packed_ops import GroupedProductsOp
 from max._compiler import mok
 from max._compiler.pipeline import optimize, steps
+from max.dtype import DType
 from max.mlir import ModuleOp, print_module, verify_module
 from tests.devices.fake import fake_devices
 
@@ -320,6 +321,35 @@ SOURCES: dict[str, tuple[str, str]] = {
             + ") -> ()",
         ),
     ),
+    # %w is coded once; K of %v is no multiple of 32, and %u is not streamed
+    "code_weights": (
+        "code-weights",
+        graph(
+            "%x: !mo.tensor<[n, 64], bf16, cpu:0>, %y: !mo.tensor<[n, 48], bf16, cpu:0>",
+            ", ".join(["!mo.tensor<[n, 64], bf16, cpu:0>"] * 4),
+            "\n".join(
+                f"%{name} = mo.constant.external() {{name = \"{name}\"}} : () "
+                f"-> !mo.tensor<[64, {size}], bf16, cpu:0>\n"
+                f"%p{name} = mok.pack(%{name}) {{encoding = \"rows\"}} "
+                f": (!mo.tensor<[64, {size}], bf16, cpu:0>) -> !mo.tensor<[2, 2048], bf16, cpu:0>"
+                for name, size in {"w": 64, "v": 48, "u": 64}.items()
+            )
+            + "\n".join(
+                f"\n%{name} = mok.packed_matmul(%{x}, %p{w}) {{encoding = \"rows\", columns = 64 : i64, "
+                f"streamed = {streamed}}} : (!mo.tensor<[n, {size}], bf16, cpu:0>, "
+                "!mo.tensor<[2, 2048], bf16, cpu:0>) -> !mo.tensor<[n, 64], bf16, cpu:0>"
+                for name, x, w, size, streamed in (
+                    ("a", "x", "w", 64, "true"),
+                    ("b", "a", "w", 64, "true"),
+                    ("c", "y", "v", 48, "true"),
+                    ("d", "x", "u", 64, "false"),
+                )
+            )
+            + "\nmo.output(%a, %b, %c, %d) : ("
+            + ", ".join(["!mo.tensor<[n, 64], bf16, cpu:0>"] * 4)
+            + ") -> ()",
+        ),
+    ),
     "compute_once": (
         "compute-once",
         graph(
@@ -502,7 +532,12 @@ SOURCES: dict[str, tuple[str, str]] = {
 def backends() -> Iterator[Backends]:
     """The CPU, and an accelerator with a memory of its own."""
     with fake_devices(1) as devices:
-        yield backends_for(devices, BackendOptions())
+        all_backends = backends_for(devices, BackendOptions())
+        host = all_backends.host
+        assert isinstance(host, CPUBackend)
+        # those of any machine
+        host.packing = replace(host.packing, coded={DType.bfloat16: "coded bfloat16"})
+        yield all_backends
 
 
 @pytest.mark.parametrize("name", SOURCES)

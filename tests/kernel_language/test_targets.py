@@ -155,6 +155,43 @@ def test_dot_bf16(name, width):
 
 
 @k.kernel
+def lookups(out: k.Output[k.u8, 1], table: k.Input[k.u8, 1], index: k.Input[k.u8, 1], *, W: int):
+    for j, mask in k.vectors(out.shape[0], W):
+        value = k.lookup(table.load(0, width=16), index.load(j, width=W, mask=mask))
+        out.store(j, value=value, mask=mask)
+
+
+@pytest.mark.parametrize("width", [4, 16, 32, 48, 64, 128])
+@pytest.mark.parametrize(
+    "features", [[], ["ssse3"], ["avx2"], ["avx512bw"], ["avx512bw", "avx512vbmi"]]
+)
+def test_lookup(features, width):
+    host = k.host_target()
+    if host.is_x86 and not all(map(host.has, features)):
+        pytest.skip(f"this machine has no {features}")
+    target = k.CPUTarget(frozenset(features), host.triple, "x86-64" if host.is_x86 else "generic")
+    table, index = (np.random.default_rng(width).integers(0, 256, n, np.uint8) for n in (16, 300))
+    out, plain = np.zeros((2, 300), np.uint8)
+    compiled(lookups, [out, table, index], {"W": width}, target=target)
+    k.interpret(lookups, [plain, table, index], {"W": width})
+    np.testing.assert_array_equal(out, table[index & 15])
+    np.testing.assert_array_equal(plain, table[index & 15])
+
+
+def test_lookup_instructions():
+    for features, triple, name in (
+        (["avx512bw", "avx512vbmi"], "x86_64-unknown-linux-gnu", "vpermb"),
+        (["avx512bw"], "x86_64-unknown-linux-gnu", "vpshufb"),
+        (["avx2"], "x86_64-unknown-linux-gnu", "vpshufb"),
+        (["neon"], ARM.triple, "tbl"),
+    ):
+        target = k.CPUTarget(frozenset(features), triple, "generic")
+        specs = [k.TensorSpec(k.u8, (None,))] * 3
+        ir = k.specialize(lookups, specs, {"W": 64}, target)
+        assert name in assembly(ir, target), name
+
+
+@k.kernel
 def dots_i8(
     out: k.Output[k.i32, 1],
     a: k.Input[k.u8, 1],

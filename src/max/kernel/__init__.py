@@ -108,7 +108,7 @@ if TYPE_CHECKING:
     popcount = lang.popcount
     count_leading_zeros, count_trailing_zeros = lang.count_leading_zeros, lang.count_trailing_zeros
     reduce_add, reduce_max, reduce_min = lang.reduce_add, lang.reduce_max, lang.reduce_min
-    reduce_mul = lang.reduce_mul
+    reduce_mul, lookup = lang.reduce_mul, lang.lookup
     dot_bf16, dot_i8, dot_i16 = lang.dot_bf16, lang.dot_i8, lang.dot_i16
     matrix_tiles, target, tile, vectors = lang.matrix_tiles, lang.target, lang.tile, lang.vectors
     acos, atanh, cos, erf, exp, exp2, fmod = (
@@ -150,7 +150,7 @@ _NAMES = {
     "max.kernel.language.lang": (
         "abs all any max min print round assume brief run_time static_assert static_range unroll bitcast cast "
         "cast_unchecked ceil floor trunc copysign fma sqrt ceildiv isinf isnan concat deinterleave interleave "
-        "iota select shuffle splat popcount count_leading_zeros count_trailing_zeros reduce_add reduce_max "
+        "iota lookup select shuffle splat popcount count_leading_zeros count_trailing_zeros reduce_add reduce_max "
         "reduce_min reduce_mul dot_bf16 dot_i8 dot_i16 matrix_tiles target tile vectors"
     ),
     "max.kernel.language.mathlib": (

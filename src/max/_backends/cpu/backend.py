@@ -15,7 +15,7 @@ from max._backends.backend import (
     MemoryBlock,
     PassPlace,
 )
-from max._backends.cpu.packing import CPU_PACKING
+from max._backends.cpu.packing import packing_of
 from max._backends.cpu.runtime import amx, kernel_code
 from max._backends.cpu.runtime.executor import Executor
 from max._backends.cpu.runtime.pool import Pool, shared_pool
@@ -28,11 +28,12 @@ from max.driver import CPU, Device
 
 if TYPE_CHECKING:
     from max._backends.cpu.kernels import library as cpu_kernels
-    from max._backends.cpu.passes import merge_products, pack, pack_experts
+    from max._backends.cpu.passes import code_weights, merge_products, pack, pack_experts
     from max._backends.cpu.regions import nest
 else:
     # not needed where a program comes from the disk
     nest = lazy_module("max._backends.cpu.regions.nest")
+    code_weights = lazy_module("max._backends.cpu.passes.code_weights")
     merge_products = lazy_module("max._backends.cpu.passes.merge_products")
     pack = lazy_module("max._backends.cpu.passes.pack")
     pack_experts = lazy_module("max._backends.cpu.passes.pack_experts")
@@ -59,7 +60,7 @@ class CPUBackend(Backend):
     def __init__(self, pool: Pool, target: k.CPUTarget | None = None) -> None:
         target = amx.native_target() if target is None else target
         super().__init__(CPU(), target, cpu_kernels.CPU_KERNELS)
-        self.packing = CPU_PACKING
+        self.packing = packing_of(target)
         """Which weights are laid out anew when a model is loaded."""
         self.pool = pool
 
@@ -110,6 +111,7 @@ class CPUBackend(Backend):
             BackendPass("pack-weights", partial(pack.pack_weights, packing=self.packing)),
             BackendPass("pack-experts", partial(pack_experts.pack_experts, packing=self.packing)),
             BackendPass("merge-products", merge_products.merge_products),
+            BackendPass("code-weights", partial(code_weights.code_weights, packing=self.packing)),
         )
 
     def write_region(self, spec: RegionSpec) -> RegionKernel:

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from dataclasses import field, replace
+
+from max import kernel as k
 from max._dataclass import dataclass
 from max.dtype import DType
 
-__all__ = ["CPU_PACKING", "NO_PACKING", "Packing"]
+__all__ = ["CPU_PACKING", "NO_PACKING", "Packing", "packing_of"]
 
 
 @dataclass(frozen=True)
@@ -20,6 +24,7 @@ class Packing:
         min_size: A dense weight with fewer rows or columns is not packed: a panel would hold mostly padding.
         streamed_bytes: Packed weights of a graph of at least this size are not expected to stay in caches between
             executions.
+        coded: The lossless encodings of streamed dense weights, by dtype; other dtypes are not coded.
     """
 
     dense: frozenset[DType] = frozenset()
@@ -28,6 +33,7 @@ class Packing:
     int8: bool = False
     min_size: int = 32
     streamed_bytes: int = 32 << 20
+    coded: Mapping[DType, str] = field(default_factory=dict[DType, str])
 
 
 NO_PACKING = Packing()
@@ -42,3 +48,19 @@ CPU_PACKING = Packing(
     int8=True,
 )
 """The rules of CPUs."""
+
+
+def packing_of(target: k.Target) -> Packing:
+    """The rules of a CPU: `CPU_PACKING`, with the encodings that its instructions decode fast enough.
+
+    Measured on Zen 4 (docs/log/2026-11-28-coded-weights.md). A lookup of a vector of bytes and a product of pairs are
+    one instruction each, or decoding takes longer than the reads that it saves.
+    """
+    width = target.width(k.f32)
+    fast = target.lookup_lanes(4 * width) == 4 * width
+    coded = {DType.float32: "halved float32"}
+    if fast and target.dot_bf16_lanes(width):
+        coded[DType.bfloat16] = "coded bfloat16"
+    if fast and target.vector_bits >= 512:
+        coded[DType.float32] = "coded float32"
+    return replace(CPU_PACKING, coded=coded)

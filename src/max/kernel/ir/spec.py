@@ -28,7 +28,20 @@ from max.kernel.ir.nodes import (
     Store,
     While,
 )
-from max.kernel.types import BOOL, INDEX, POINTER, ScalarType, Type, bf16, bool_, f32, f64, scalar
+from max.kernel.types import (
+    BOOL,
+    INDEX,
+    POINTER,
+    ScalarType,
+    Type,
+    bf16,
+    bool_,
+    f32,
+    f64,
+    scalar,
+    u8,
+    vector,
+)
 
 
 class IRError(Exception):
@@ -149,6 +162,12 @@ def _dot(s: Let) -> bool:
     )
 
 
+def _lookup(s: Let) -> bool:
+    """Whether a lookup takes 16 bytes and an index for each byte of its result."""
+    table, index = _types(s)
+    return table is vector(u8, 16) and index is s.ref.type and index.dtype is u8
+
+
 def _no_args(s: Let) -> bool:
     return not s.args and isinstance(s.attr, int)
 
@@ -184,6 +203,7 @@ OPS: dict[str, tuple[int | None, Rule]] = {
     "select": (3, _select),
     **dict.fromkeys(("reduce_add", "reduce_mul", "reduce_max", "reduce_min"), (1, _reduction)),
     **dict.fromkeys(("any", "all"), (1, _mask_reduction)),
+    "lookup": (2, _lookup),
     "dot_bf16": (3, _dot),
     **dict.fromkeys(
         ("dot_i8", "narrow_dot_i8", "signed_dot_i8", "narrow_signed_dot_i8"),

@@ -135,6 +135,16 @@ def concat(a: Any, b: Any) -> Any:
     return Value(np.concatenate([a.data, b.data]), a.dtype)
 
 
+def lookup(table: Any, index: Any) -> Any:
+    """``table[index & 15]``, byte by byte: ``vpermb``, ``vpshufb`` or ``tbl`` where the target has it.
+
+    Args:
+        table: ``SIMD[u8, 16]``.
+        index: ``SIMD[u8, n]``; its upper four bits are ignored.
+    """
+    return Value(table.data[index.data & 15], table.dtype)
+
+
 def reduce_add(x: Any) -> Any:
     """The sum of all lanes, in any order; bf16 and f16 in f32."""
     return v.reduce(np.add, x)

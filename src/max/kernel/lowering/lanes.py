@@ -49,6 +49,38 @@ def select(w: Writer, s: Let) -> None:
     )
 
 
+# bytes -> the instruction that looks them up in the 16 bytes of each 128 bits
+_SHUFFLES = {
+    16: "llvm.x86.ssse3.pshuf.b.128",
+    32: "llvm.x86.avx2.pshuf.b",
+    64: "llvm.x86.avx512.pshuf.b.512",
+}
+
+
+def lookup(w: Writer, s: Let) -> None:
+    """Bytes of a table of 16: ``vpermb``, ``vpshufb``, ``tbl``."""
+    table, index = s.args
+    width, piece = s.ref.type.width, w.target.lookup_lanes(s.ref.type.width)
+    octets = f"<{piece} x i8>"
+    lanes = ", ".join(f"i32 {i % 16}" for i in range(piece))
+    repeated = w.temp(
+        f"shufflevector <16 x i8> {w.atom(table)}, <16 x i8> poison, <{piece} x i32> <{lanes}>"
+    )
+    fifteen = f"<{', '.join(['i8 15'] * piece)}>"
+    results: list[str] = []
+    for part in pieces(w, w.atom(index), "i8", width, piece):
+        # vpermb takes six bits of an index, and the table is repeated four times
+        if piece == 64 and w.target.has("avx512vbmi"):
+            name, operands = "llvm.x86.avx512.permvar.qi.512", (repeated, part)
+        else:
+            low = w.temp(f"and {octets} {part}, {fifteen}")
+            arm = w.target.is_arm64
+            name = "llvm.aarch64.neon.tbl1.v16i8" if arm else _SHUFFLES[piece]
+            operands = (repeated, low)
+        results.append(w.call(octets, name, [(octets, x) for x in operands]))
+    w.alias(s, join_lanes(w, results, "i8", piece))
+
+
 def splat_text(w: Writer, element: str, text: str, width: int) -> str:
     """Broadcasts a scalar to all lanes."""
     first = w.temp(f"insertelement <{width} x {element}> poison, {element} {text}, i64 0")

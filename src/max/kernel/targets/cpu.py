@@ -150,6 +150,16 @@ class CPUTarget(LLVMTarget):
         """
         return 4 if self.is_arm64 and width % 4 == 0 else 0
 
+    def lookup_lanes(self, width: int) -> int:
+        """Bytes that one instruction of ``k.lookup`` takes of ``width``; 0 where there is none."""
+        if self.is_arm64:
+            return 16 if width % 16 == 0 else 0
+        if width % 64 == 0 and self.has("avx512bw"):
+            return 64
+        if width % 32 == 0 and self.has("avx2"):
+            return 32
+        return 16 if width % 16 == 0 and self.is_x86 and self.has("ssse3") else 0
+
     @property
     def signed_bytes(self) -> bool:
         """Whether ``k.dot_i8`` has instructions for signed ``a`` only, as arm64 without ``i8mm``."""

@@ -83,6 +83,10 @@ class Target(ABC):
         """Whether ``k.dot_i8`` has instructions for signed ``a`` only."""
         return False
 
+    def lookup_lanes(self, width: int) -> int:
+        """Bytes that one instruction of ``k.lookup`` takes of ``width``; 0 if there is none."""
+        return 0
+
     @property
     def tile_instructions(self) -> bool:
         """Whether matrix tiles are registers, and their products instructions."""

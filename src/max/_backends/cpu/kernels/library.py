@@ -66,6 +66,7 @@ _CPU_FAMILIES: dict[str, str] = {
     "mo.qmatmul_gptq": "products.quantized.qmatmul",
     "mok.attention": "attention.dense_attention",
     "mok.pack": "products.quantized.packed",
+    "mok.code": "products.dense.coding",
     "mok.packed_matmul": "products.quantized.packed_matmul",
     "mok.packed_products": "products.quantized.packed_matmul",
     "mo.causal_conv.ragged": "recurrence.causal_conv",

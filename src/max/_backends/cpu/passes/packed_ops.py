@@ -8,6 +8,7 @@ from typing import Any, Self, cast
 from xdsl.ir import Attribute, OpTraits, SSAValue
 from xdsl.traits import Pure
 
+from max._backends.cpu.kernels.products.dense.coded import coded_bytes
 from max._backends.cpu.kernels.products.dense.panels import panel_elements
 from max._backends.cpu.kernels.products.int8.panels import ENCODINGS as INT8
 from max._backends.cpu.kernels.products.quantized.packed import FORMATS
@@ -23,6 +24,7 @@ from max.mlir.ops.matmul import product_flops
 from max.mlir.types import short_types
 
 __all__ = [
+    "CodeOp",
     "GroupedProductsOp",
     "PackOp",
     "PackedMatmulOp",
@@ -115,6 +117,32 @@ class PackOp(PackingOp):
         return pieces
 
 
+def _infer_code(types: Sequence[Attribute], attrs: Attrs) -> Sequence[Attribute]:
+    """Bytes with room for panels that are not coded: `[strips, bytes]`."""
+    panels = cast("TensorType", types[0])
+    strips, elements = panels.static_shape or (0, 0)
+    shape = [strips, coded_bytes(elements, panels.dtype)]
+    return (TensorType.get(DType.uint8, shape, panels.device),)
+
+
+@backend_op
+class CodeOp(MoOp):
+    """Packed dense weights in fewer bytes without loss; see `kernels.products.dense.coded` for the encodings."""
+
+    name = "mok.code"
+    spec = OpSpec("mok.code", (1, 1), 1, attributes={"encoding": str}, infer=_infer_code)
+    traits = OpTraits(lambda: (Pure(),))
+
+    @classmethod
+    def of(cls, packed: SSAValue, encoding: str) -> CodeOp:
+        """The op for weights that `mok.pack` packed."""
+        return cls.create(
+            operands=(packed,),
+            result_types=_infer_code([packed.type], {}),
+            attributes={"encoding": to_attr(encoding)},
+        )
+
+
 def _infer_packed_matmul(types: Sequence[Attribute], attrs: Attrs) -> Sequence[Attribute]:
     """The result: x with `columns` as its last dim; int32 for weights of 8-bit integers."""
     x = types[0]
@@ -129,6 +157,7 @@ def _infer_packed_matmul(types: Sequence[Attribute], attrs: Attrs) -> Sequence[A
 class PackedMatmulOp(MoOp):
     """The product of x and a packed weight of `columns` columns; int8 products are int32.
 
+    The encoding is that of `mok.pack`, or of `mok.code` for coded weights.
     The weight is `streamed` if the caches do not hold it until the next execution.
     """
 

@@ -25,7 +25,7 @@ from max.kernel.frontend.views.tiles import make_tile
 from max.kernel.frontend.views.views import View, checked_width
 from max.kernel.ir.nodes import Const, Ref
 from max.kernel.language import lang
-from max.kernel.types import BOOL, scalar, vector
+from max.kernel.types import BOOL, INDEX, scalar, u8, vector
 
 FUNCTIONS = HandlerTable()
 
@@ -144,6 +144,29 @@ def emit_deinterleave(fe: Frontend, x: Any) -> Any:
 def emit_concat(fe: Frontend, a: Any, b: Any) -> Any:
     n = as_vector(fe, a, "k.concat").type.width
     return emit_shuffle(fe, a, b, tuple(range(2 * n)))
+
+
+@FUNCTIONS.emits(lang.lookup)
+def emit_lookup(fe: Frontend, table: Any, index: Any) -> Any:
+    """Bytes of a table of 16: an instruction of the target, or a selection for each byte of the table."""
+    table, index = (as_vector(fe, x, "k.lookup") for x in (table, index))
+    if table.type is not vector(u8, 16) or index.type.dtype is not u8:
+        operands = f"{describe(table)} and {describe(index)}"
+        fe.fail(f"k.lookup takes SIMD[u8, 16] and SIMD[u8, n], got {operands}")
+    if fe.target.lookup_lanes(index.type.width):
+        return fe.b.op("lookup", (table, index), index.type)
+    low = fe.b.op("and", (index, coerce(fe, 15, index.type)), index.type)
+    result = splat(
+        fe, fe.b.op("extract", (table, fe.b.const(0, INDEX)), scalar(u8)), index.type.width
+    )
+    for i in range(1, 16):
+        byte = fe.b.op("extract", (table, fe.b.const(i, INDEX)), scalar(u8))
+        equal = fe.b.op(
+            "eq", (low, coerce(fe, i, index.type)), vector(BOOL.dtype, index.type.width)
+        )
+        chosen = splat(fe, byte, index.type.width)
+        result = fe.b.op("select", (equal, chosen, result), index.type)
+    return result
 
 
 def _reduction(op: str) -> Handler:

@@ -33,6 +33,7 @@ class Tiling:
         gemv_rows: Rows of A per pass of the GEMV path, which reads B unpacked.
         folds: Whether each K block has accumulators of its own, which are then added to the sums in memory; see
             `kernels.products.blocking.FOLDED_SIZE`.
+        coded: Whether panels of B are coded; see `kernels.products.dense.coded`.
     """
 
     sums: k.ScalarType
@@ -42,6 +43,7 @@ class Tiling:
     height: int
     gemv_rows: int
     folds: bool = False
+    coded: bool = False
 
     @property
     def step(self) -> int:

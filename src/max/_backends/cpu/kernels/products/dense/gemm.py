@@ -32,6 +32,12 @@ from max._backends.cpu.kernels.products.blocking import (
     task_grid,
     tile_heights,
 )
+from max._backends.cpu.kernels.products.dense.coded import (
+    Coding,
+    bytes_from,
+    coded_panel,
+    decode_rows,
+)
 from max._backends.cpu.kernels.products.dense.panels import (
     COPY_STRIDE,
     copy_rows,
@@ -127,15 +133,19 @@ class InnerSize(NamedTuple):
     Args:
         in_place: Whether rows are read in place; see `reads_rows_in_place`.
         folds: Whether each K block has accumulators of its own; see `Tiling`.
+        coding: The coding of the weights (`kernels.products.dense.coded`); None: they are not coded.
     """
 
     in_place: bool
     folds: bool
+    coding: Coding | None = None
 
 
-def inner_size(x: DType, panels: DType, inner: object) -> InnerSize:
+def inner_size(x: DType, panels: DType, inner: object, coding: Coding | None = None) -> InnerSize:
     """The facts of K; see `reads_rows_in_place`."""
-    return InnerSize(reads_rows_in_place(x, panels, inner), is_long(inner))
+    # weights that are coded have the dtype of the rows
+    in_place = reads_rows_in_place(x, panels if coding is None else x, inner)
+    return InnerSize(in_place, is_long(inner), coding)
 
 
 class GemmMemory(NamedTuple):
@@ -149,13 +159,56 @@ class GemmMemory(NamedTuple):
 @k.inline
 def gemm_memory(panels: Any, in_place: bool, t: Tiling, ctx: Any) -> GemmMemory:
     """The scratch memory of a launch; see `gemm_panels`."""
-    widens = storage(k.target(), panels.dtype).pair != t.pair
+    widens = t.coded or storage(k.target(), panels.dtype).pair != t.pair
     # room for one tile more, as the last one may reach past the rows of the task
     sums = ctx.scratch(t.sums, (BLOCK_SUMS + (t.height + 1) * COLUMNS,))
     wide = ctx.scratch(t.lane, (LANES_K * COLUMNS if widens else 1,))
     return GemmMemory(
         sums, wide, ctx.scratch(t.lane, (1 if in_place else BLOCK_ROWS * COPY_STRIDE,))
     )
+
+
+class Cut(NamedTuple):
+    """K, its number of K blocks and their size."""
+
+    blocks: Any
+    block: Any
+    size: Any
+
+
+@k.inline
+def count_panels(panels: Any, t: Tiling) -> Any:
+    """The number of panels."""
+    return panels.count if t.coded else panels.shape[0]
+
+
+@k.inline
+def panel_block(
+    panels: Any, task: Task, strip: Any, begin: Any, length: Any, wide: Any, size: Any, t: Tiling
+) -> Any:
+    """The lanes of a K block of a panel; a coded one, and one that must be widened, is in `wide` on return."""
+    if t.coded:
+        decode_rows(wide, coded_panel(panels, task.strip + strip, size), begin, length, t)
+        return wide
+    else:
+        # a panel has `COLUMNS` elements for each k
+        stored = storage(k.target(), panels.dtype)
+        panel = panels[task.strip + strip, begin * COLUMNS :].view(stored.lane)
+        if stored.pair != t.pair:
+            widen_block(wide, panel, k.ceildiv(length, 2), panels.dtype, t)
+        return panel
+
+
+@k.inline
+def block_ahead(panels: Any, task: Task, turn: Any, cut: Cut, t: Tiling) -> Any:
+    """The stored lanes of the K block that a task multiplies after turn `turn`, which are prefetched."""
+    if t.coded:
+        after = k.min(turn + 1, cut.blocks * task.strips - 1)
+        panel = coded_panel(panels, task.strip + after % task.strips, cut.size)
+        return bytes_from(panel, after // task.strips * cut.block).view(k.i32)
+    else:
+        lane = storage(k.target(), panels.dtype).lane
+        return next_panel(panels, task, turn, cut.blocks, cut.block * COLUMNS).view(lane)
 
 
 @k.inline
@@ -180,8 +233,7 @@ def gemm_task(
     Returns:
         The new contents of the copy of rows.
     """
-    stored = storage(k.target(), panels.dtype)
-    widens = stored.pair != t.pair
+    widens = t.coded or storage(k.target(), panels.dtype).pair != t.pair
     rows, size = a.shape[0], a.shape[1]
     blocks, block = cut_depth(size, LANES_K * t.pair, STEP)
     held = k.max(BLOCK_ROWS // task.rows, 1)  # the number of K blocks that fit the copy
@@ -199,17 +251,14 @@ def gemm_task(
                     at = (group * held + i) * block
                     part = a[task.row : task.row + task.rows, at : k.min(at + block, size)]
                     copy_rows(memory.copy[i * task.rows * COPY_STRIDE :], part, t)
-        # a panel has `COLUMNS` elements for each k
-        panel = panels[task.strip + strip, begin * COLUMNS :].view(stored.lane)
-        if widens:
-            widen_block(memory.wide, panel, k.ceildiv(length, 2), panels.dtype, t)
+        panel = panel_block(panels, task, strip, begin, length, memory.wide, size, t)
         if in_place:
             left = a[task.row :].reshape((rows - task.row) * size).view(t.lane)
             left, stride = left[begin // t.pair :], size // t.pair
         else:
             # [rows, COPY_STRIDE] of K block n
             left, stride = memory.copy[n % held * task.rows * COPY_STRIDE :], k.i64(COPY_STRIDE)
-        ahead = next_panel(panels, task, turn, blocks, block * COLUMNS).view(stored.lane)
+        ahead = block_ahead(panels, task, turn, Cut(blocks, block, size), t)
         left_rows = DenseRows(left, stride, task.rows - 1)
         x = KBlock(left_rows, memory.wide if widens else panel, depth, n == 0)
         step = PanelStep(x, strip, blocks, n, ahead)
@@ -232,7 +281,7 @@ def gemm_panels(results: Results, a: Any, panels: Any, in_place: bool, t: Tiling
         t: The tiling.
         ctx: The context.
     """
-    rows, strips = a.shape[0], panels.shape[0]
+    rows, strips = a.shape[0], count_panels(panels, t)
     memory = gemm_memory(panels, in_place, t, ctx)
     tiles, task_panels = plan(rows, strips * COLUMNS, ctx.num_workers, t)
     b = Blocking(rows, strips, t.height, tiles, task_panels)

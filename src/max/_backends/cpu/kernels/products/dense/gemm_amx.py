@@ -17,11 +17,16 @@ from max._backends.cpu.kernels.products.blocking import (
     Blocking,
     Task,
     cut_depth,
-    next_panel,
     plan,
     sums_row,
     task_at,
     task_grid,
+)
+from max._backends.cpu.kernels.products.dense.gemm import (
+    Cut,
+    block_ahead,
+    count_panels,
+    panel_block,
 )
 from max._backends.cpu.kernels.tiles.amx_tiles import (
     COLUMNS,
@@ -91,28 +96,38 @@ def multiply_tiles(
                 multiply_amx(tiles, sums, left, panel, steps, first, high, whole, part)
 
 
+def pair_tiling(t: Tiling) -> Tiling:
+    """The tiling of the pairs that matrix tiles read."""
+    return replace(t, lane=k.i32, pair=2)
+
+
 class AmxMemory(NamedTuple):
-    """Scratch memory of a worker: sums, the tiles of a K block of rows, and the sums of a K block or None."""
+    """Scratch memory of a worker: sums, the tiles of a K block of rows, the sums of a K block or None, and a decoded
+    K block of a panel.
+    """
 
     sums: Any
     rows: Any
     part: Any
+    decoded: Any
 
 
 @k.inline
-def amx_memory(folds: bool, ctx: Any) -> AmxMemory:
+def amx_memory(folds: bool, coded: bool, ctx: Any) -> AmxMemory:
     """The scratch memory of a launch; see `gemm_panels_amx`."""
     return AmxMemory(
         ctx.scratch(k.f32, (BLOCK_SUMS,)),
         ctx.scratch(k.bf16, (BLOCK_ROWS * BLOCK_DEPTH,)),
         part_memory(ctx) if folds else None,
+        ctx.scratch(k.i32, (BLOCK_DEPTH // 2 * COLUMNS if coded else 1,)),
     )
 
 
 @k.inline
 def gemm_task_amx(
-    results: Results, a: Any, panels: Any, memory: AmxMemory, tiles: Any, task: Task, b: Blocking
-) -> None:
+    results: Results, a: Any, panels: Any, memory: AmxMemory, tiles: Any, task: Task, b: Blocking,
+    t: Tiling,
+) -> None:  # fmt: skip
     """Multiplies the rows of a task by its panels; `tiles` are the matrix tiles, see `gemm_task` for the others."""
     size = a.shape[1]
     blocks, block = cut_depth(size, BLOCK_DEPTH, DEPTH)
@@ -126,8 +141,17 @@ def gemm_task_amx(
         # rows of A are copied once for all panels of the task
         copy_tiles(memory.rows, a[task.row : task.row + task.rows, begin : begin + length])
         for strip in range(task.strips):
-            panel = panels[task.strip + strip, begin * COLUMNS :]  # [steps, lanes, COLUMNS]
-            ahead = next_panel(panels, task, n * task.strips + strip, blocks, block * COLUMNS)
+            # [steps, lanes, COLUMNS]
+            if t.coded:
+                pairs = panel_block(
+                    panels, task, strip, begin, length, memory.decoded, size, pair_tiling(t)
+                )
+                panel = pairs.view(k.bf16)
+            else:
+                panel = panels[task.strip + strip, begin * COLUMNS :]
+            ahead = block_ahead(
+                panels, task, n * task.strips + strip, Cut(blocks, block, size), t
+            ).view(k.bf16)
             for tile in range(k.ceildiv(task.rows, ROWS)):
                 row = tile * ROWS
                 remaining = task.rows - row
@@ -156,8 +180,8 @@ def gemm_panels_amx(results: Results, a: Any, panels: Any, t: Tiling, ctx: Any) 
         t: The tiling of the GEMV path.
         ctx: The context.
     """
-    rows, strips = a.shape[0], panels.shape[0]
-    memory = amx_memory(t.folds, ctx)
+    rows, strips = a.shape[0], count_panels(panels, t)
+    memory = amx_memory(t.folds, t.coded, ctx)
     tall = replace(t, height=ROWS)
     task_tiles, task_panels = plan(
         rows, strips * COLUMNS, ctx.num_workers, tall, BLOCK_ROWS, BLOCK_SUMS
@@ -167,5 +191,5 @@ def gemm_panels_amx(results: Results, a: Any, panels: Any, t: Tiling, ctx: Any) 
     tiles.configure()
     # grain 1: tasks are long, and few
     for row_block, group in ctx.parallel(task_grid(b), grain=1):
-        gemm_task_amx(results, a, panels, memory, tiles, task_at(b, row_block, group), b)
+        gemm_task_amx(results, a, panels, memory, tiles, task_at(b, row_block, group), b, t)
     tiles.release()

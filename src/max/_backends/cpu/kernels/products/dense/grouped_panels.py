@@ -16,13 +16,20 @@ from typing import Any
 from max import kernel as k
 from max._backends.cpu.kernels.products.blocking import Blocking, Task, plan
 from max._backends.cpu.kernels.products.dense import gemm_amx
+from max._backends.cpu.kernels.products.dense.coded import ENCODINGS
 from max._backends.cpu.kernels.products.dense.gemm import (
     InnerSize,
     gemm_memory,
     gemm_task,
     inner_size,
 )
-from max._backends.cpu.kernels.products.dense.packed_matmul import ROW_THRESHOLD, gemv_by_panel
+from max._backends.cpu.kernels.products.dense.packed_matmul import (
+    ROW_THRESHOLD,
+    as_panels,
+    dense_tiling,
+    gemv_any_panel,
+    gemv_memory,
+)
 from max._backends.cpu.kernels.products.groups import (
     GroupOperands,
     few_rows_grain,
@@ -39,8 +46,14 @@ from max._backends.cpu.kernels.tiles.strips import (
     identity_of_parts,
     store_strip,
 )
-from max._backends.cpu.kernels.tiles.tiling import tiling
+from max._backends.cpu.kernels.tiles.tiling import Tiling
 from max._backends.kernel_call import KernelCall, Operand, view
+
+
+@k.inline
+def panels_from(panels: Any, first: Any, t: Tiling) -> Any:
+    """The panels from an index on."""
+    return panels._replace(first=first) if t.coded else panels[first:]
 
 
 @k.kernel
@@ -61,13 +74,15 @@ def grouped_panels(
     There is one part of one or two products (`kernels.tiles.strips`). Sums of rows outside all groups are
     0.
     """
-    t = tiling(ctx.target, x.dtype, panels.dtype, inner.folds)
+    t = dense_tiling(ctx.target, x.dtype, panels.dtype, inner)
+    all_panels = as_panels(panels, inner.coding)
     results = Results(out, extra, epilogue, t.width, parts)
     # parts of one product have all columns of a panel, two products half of them each
     strips = k.ceildiv(out.shape[1], COLUMNS // parts[0][0])
     # panels of an expert follow each other
     groups = read_groups(group_operands, x.shape[0], panels.shape[0] // k.max(strips, 1))
     c = ctx.scratch(t.sums, (ROW_THRESHOLD * COLUMNS,))
+    unit = gemv_memory(t, ctx)
     # the GEMV path requires rows of whole pairs
     limit = k.i64(0) if x.shape[1] % t.pair == 1 else k.i64(ROW_THRESHOLD)
     grain = few_rows_grain(groups)
@@ -77,11 +92,13 @@ def grouped_panels(
             store_zeros(results, c, ROW_THRESHOLD, group.first, group.rows, strip)
         elif group.rows > 0 and group.rows <= limit:
             rows = x[group.first : group.first + group.rows]
-            gemv_by_panel(c, rows, panels[group.expert * strips + strip], t)
+            gemv_any_panel(c, rows, all_panels, group.expert * strips + strip, unit, t)
             store_strip(results, c, group.first, group.rows, strip)
     store_rows_of_no_group(results, c, ROW_THRESHOLD, groups, x.shape[0], strips, ctx)
 
-    matrix_tiles = x.dtype == k.bf16 and panels.dtype == k.bf16 and ctx.target.float_tile_products
+    matrix_tiles = (
+        x.dtype == k.bf16 and all_panels.dtype == k.bf16 and ctx.target.float_tile_products
+    )
     # rows are read in place in pairs, or if they need no widening
     direct = inner.in_place and (t.pair == 2 or x.dtype == t.lane)
     tall = replace(t, height=gemm_amx.ROWS if matrix_tiles else t.height)
@@ -92,10 +109,10 @@ def grouped_panels(
         b = Blocking(groups.max_rows, strips, tall.height, task_tiles, task_panels)
         tiles = k.matrix_tiles(gemm_amx.SHAPES)
         if matrix_tiles:
-            memory = gemm_amx.amx_memory(t.folds, ctx)
+            memory = gemm_amx.amx_memory(t.folds, t.coded, ctx)
             tiles.configure()
         else:
-            memory = gemm_memory(panels, direct, t, ctx)
+            memory = gemm_memory(all_panels, direct, t, ctx)
         copied = k.i64(-1)
         task_rows = task_tiles * tall.height
         shape = (
@@ -115,9 +132,9 @@ def grouped_panels(
                     k.min(task_panels, strips - strip),
                 )
                 # from the first panel of the expert on
-                expert_panels = panels[group.expert * strips :]
+                expert_panels = panels_from(all_panels, group.expert * strips, t)
                 if matrix_tiles:
-                    gemm_amx.gemm_task_amx(results, x, expert_panels, memory, tiles, task, b)
+                    gemm_amx.gemm_task_amx(results, x, expert_panels, memory, tiles, task, b, t)
                 else:
                     copied = gemm_task(
                         results, x, expert_panels, memory, task, b, copied, direct, t
@@ -137,7 +154,8 @@ def lower_grouped_panels(
         attributes: Its `parts`.
     """
     x, panels = operands[:2]
-    inner = inner_size(x.dtype, panels.dtype, x.shape[1])
+    coding = ENCODINGS.get(attributes["encoding"])
+    inner = inner_size(x.dtype, panels.dtype, x.shape[1], coding)
     args = (
         view("result", 0, results[0], static=False),
         *(view("operand", i, operands[i], static=False) for i in range(5)),

@@ -3,8 +3,7 @@
 One kernel, which branches on the number of rows at run time:
 
 - GEMV path, up to the row threshold: a task is a panel; passes of up to eight rows multiply it as it is read, limited
-by
-  memory bandwidth;
+  by memory bandwidth; weights that come from memory are coded without loss (`coded`, `coded_gemv`);
 - GEMM path: tasks of rows by panels, in register tiles (`gemm`) or matrix tiles (`gemm_amx`).
 
 Register budget of the GEMV path: 8 × 2 accumulators with 32 registers, 4 × 2 with 16; one or two rows use all columns
@@ -15,13 +14,29 @@ sums (8 KB) stay in the L1 cache while a panel streams through it.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from dataclasses import replace
+from typing import Any
 
 from max import kernel as k
 from max._backends.cpu.kernels.products.blocking import LANES_K, STEP, cut_depth
-from max._backends.cpu.kernels.products.dense.gemm import InnerSize, gemm_panels, inner_size
+from max._backends.cpu.kernels.products.dense.coded import (
+    ENCODINGS,
+    HALVED,
+    PLAIN,
+    UNIT_DEPTH,
+    CodedPanels,
+    coded_panel,
+    panel_weights,
+)
+from max._backends.cpu.kernels.products.dense.coded_gemv import gemv_coded
+from max._backends.cpu.kernels.products.dense.gemm import (
+    InnerSize,
+    count_panels,
+    gemm_panels,
+    inner_size,
+)
 from max._backends.cpu.kernels.products.dense.gemm_amx import gemm_panels_amx
-from max._backends.cpu.kernels.products.dense.panels import storage, widened_pairs
+from max._backends.cpu.kernels.products.dense.panels import GemvRows, storage, widened_pairs
 from max._backends.cpu.kernels.products.row_norms import (
     Norm,
     NormOperands,
@@ -47,20 +62,6 @@ MAX_GEMV_ROWS = 64
 """The maximum number of rows of the GEMV path, as its sums are in scratch memory of fixed size."""
 GEMV_PASSES = (8, 4, 2, 1)
 """Rows per pass of the GEMV path, for 32 registers and for fewer."""
-
-
-class GemvRows(NamedTuple):
-    """Rows of A on the GEMV path.
-
-    Args:
-        elements: The rows, flat and contiguous.
-        size: The number of elements of a row.
-        count: The number of rows; passes beyond the end read the last row again (those results are discarded).
-    """
-
-    elements: Any
-    size: Any
-    count: Any
 
 
 @k.inline
@@ -163,11 +164,33 @@ def gemv_by_panel(c: Any, a: Any, panel: Any, t: Tiling) -> None:
 
 
 @k.inline
+def gemv_any_panel(c: Any, a: Any, panels: Any, strip: Any, memory: Any, t: Tiling) -> None:
+    """`gemv_by_panel` for a panel of a strip, coded or not; `memory` is that of `gemv_memory`."""
+    if t.coded:
+        panel = coded_panel(panels, strip, a.shape[1])
+        if panel.kind == PLAIN:
+            gemv_by_panel(c, a, panel_weights(panel, False), t)
+        elif panel.coding == HALVED:
+            gemv_by_panel(c, a, panel_weights(panel, True), t)
+        else:
+            gemv_coded(c, a, panel, memory, GEMV_PASSES[k.target().registers < 32 :], t)
+    else:
+        gemv_by_panel(c, a, panels[strip], t)
+
+
+@k.inline
+def gemv_memory(t: Tiling, ctx: Any) -> Any:
+    """Scratch memory for a decoded unit of a coded panel."""
+    return ctx.scratch(t.lane, (UNIT_DEPTH * COLUMNS if t.coded else 1,))
+
+
+@k.inline
 def gemv_panels(results: Results, a: Any, panels: Any, t: Tiling, ctx: Any) -> None:
     """Computes `results` from up to `MAX_GEMV_ROWS` rows of `a` `[M, K]` and `panels`; a task is a panel."""
     c = ctx.scratch(t.sums, (MAX_GEMV_ROWS * COLUMNS,))
-    for strip in ctx.parallel(panels.shape[0]):
-        gemv_by_panel(c, a, panels[strip], t)
+    memory = gemv_memory(t, ctx)
+    for strip in ctx.parallel(count_panels(panels, t)):
+        gemv_any_panel(c, a, panels, strip, memory, t)
         store_strip(results, c, k.i64(0), a.shape[0], strip)
 
 
@@ -191,6 +214,25 @@ def multiply_dense(
     gemv_panels(results, a, panels, t, ctx)
 
 
+def dense_tiling(
+    target: k.Target, a: k.ScalarType, panels: k.ScalarType, inner: InnerSize
+) -> Tiling:
+    """The tiling of a product with panels of a dtype, or with coded panels of weights of another one."""
+    if inner.coding is None:
+        return tiling(target, a, panels, inner.folds)
+    return replace(tiling(target, a, inner.coding.dtype, inner.folds), coded=True)
+
+
+@k.inline
+def as_panels(panels: Any, coding: Any) -> Any:
+    """An operand as panels: a view, or where it is coded a record."""
+    if coding is None:
+        return panels
+    else:
+        flat = panels.reshape(panels.size)
+        return CodedPanels(flat, k.i64(0), panels.shape[0], coding.dtype, coding.kind)
+
+
 @k.kernel
 def matmul_panels(
     out: k.Output,
@@ -208,9 +250,10 @@ def matmul_panels(
     Up to `row_threshold` rows take the GEMV path. With `parts` there are several products; see
     `kernels.tiles.strips`.
     """
-    t = tiling(ctx.target, a.dtype, panels.dtype, inner.folds)
+    t = dense_tiling(ctx.target, a.dtype, panels.dtype, inner)
     results = Results(out, extra, epilogue, t.width, parts)
-    multiply_dense(results, a, panels, row_threshold, inner.in_place, t, ctx)
+    weights = as_panels(panels, inner.coding)
+    multiply_dense(results, a, weights, row_threshold, inner.in_place, t, ctx)
 
 
 @k.kernel
@@ -229,9 +272,10 @@ def matmul_normalized(
 ) -> None:
     """`matmul_panels` on the RMS norm of `a`; see `kernels.products.row_norms`."""
     rows = normalize(a, norm_operands, norm, ctx)
-    t = tiling(ctx.target, a.dtype, panels.dtype, inner.folds)
+    t = dense_tiling(ctx.target, a.dtype, panels.dtype, inner)
     results = Results(out, extra, epilogue, t.width, parts)
-    multiply_dense(results, rows, panels, row_threshold, inner.in_place, t, ctx)
+    weights = as_panels(panels, inner.coding)
+    multiply_dense(results, rows, weights, row_threshold, inner.in_place, t, ctx)
 
 
 def lower_matmul(
@@ -246,7 +290,10 @@ def lower_matmul(
     norm_args, norm_params, memory = norm_arguments(operands, attributes, 0)
     last = len(x.shape) - 1
     inner = x.shape[last]
-    kinds = f"{x.dtype.name} by panels of {operands[1].dtype.name}, k {inner}"
+    encoding: str = attributes["encoding"]
+    coding = ENCODINGS.get(encoding)
+    weights = operands[1].dtype.name if coding is None else encoding
+    kinds = f"{x.dtype.name} by panels of {weights}, k {inner}"
     args = (
         view("result", 0, out, (range(last), (last,)), static=False),
         view("operand", 0, x, (range(last), (last,)), static=False),
@@ -255,7 +302,7 @@ def lower_matmul(
         Limit(kinds, ROW_THRESHOLD, MAX_GEMV_ROWS, product(x.shape[:last])),
         *further_results(results),
     )
-    params = {"inner": inner_size(x.dtype, operands[1].dtype, inner), **norm_params}
+    params = {"inner": inner_size(x.dtype, operands[1].dtype, inner, coding), **norm_params}
     if parts:
         params |= {"parts": parts, "epilogue": identity_of_parts}
     kernel = matmul_normalized if memory else matmul_panels

@@ -14,7 +14,7 @@ sequential stream. A vector of B holds columns, so that no sum crosses lanes.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from max import kernel as k
 from max._backends.cpu.kernels.products.blocking import LANES_K, STEP
@@ -48,6 +48,20 @@ def storage(target: Target, dtype: k.ScalarType) -> Tiling:
     if dtype.bits == 16:
         return Tiling(k.f32, k.i32, 2, width, 0, 0)
     return Tiling(k.f32, k.f32, 1, width, 0, 0)
+
+
+class GemvRows(NamedTuple):
+    """Rows of A on the GEMV path.
+
+    Args:
+        elements: The rows, flat and contiguous.
+        size: The number of elements of a row.
+        count: The number of rows; passes beyond the end read the last row again (those results are discarded).
+    """
+
+    elements: Any
+    size: Any
+    count: Any
 
 
 @k.inline

@@ -1,0 +1,52 @@
+"""Codes packed weights that come from memory in each execution, so that fewer bytes are read."""
+
+from __future__ import annotations
+
+from xdsl.ir import Block, SSAValue
+
+from max._backends.backend import RunsHere
+from max._backends.cpu.kernels.products.dense.coded import can_code
+from max._backends.cpu.kernels.products.quantized.packed import DENSE
+from max._backends.cpu.packing import Packing
+from max._backends.cpu.passes.packed_ops import CodeOp
+from max._compiler.analysis.shapes import shape_of
+from max._compiler.passes.base import ops_of
+from max.mlir import MoOp, TensorType, to_attr
+
+__all__ = ["code_weights"]
+
+PRODUCTS = frozenset({"mok.packed_matmul", "mok.packed_products", "mok.grouped_products"})
+
+
+def code_weights(block: Block, runs_here: RunsHere, packing: Packing) -> None:
+    """Lets products read coded weights where these are streamed and have a dtype that the target decodes fast.
+
+    Args:
+        block: The block.
+        runs_here: Whether an op runs on the CPU.
+        packing: Which weights are coded.
+    """
+    coded: dict[SSAValue, SSAValue] = {}
+    for op in ops_of(block):
+        encoding = _encoding(op, packing) if op.name in PRODUCTS and runs_here(op) else None
+        if encoding is None:
+            continue
+        packed = op.operands[1]
+        # a packed weight of several products is coded once
+        if packed not in coded:
+            code = CodeOp.of(packed, encoding)
+            assert isinstance(packed.owner, MoOp)
+            block.insert_op_after(code, packed.owner)
+            coded[packed] = code.results[0]
+        op.operands[1] = coded[packed]
+        op.attributes["encoding"] = to_attr(encoding)
+
+
+def _encoding(op: MoOp, packing: Packing) -> str | None:
+    """The encoding of a product's weight; None: it is not coded."""
+    packed, inner = op.operands[1].type, shape_of(op.operands[0])[-1]
+    if op.attr("encoding") not in DENSE or not op.attr("streamed"):
+        return None
+    if not isinstance(packed, TensorType) or not isinstance(inner, int) or not can_code(inner):
+        return None
+    return packing.coded.get(packed.dtype)

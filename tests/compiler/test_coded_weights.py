@@ -1,0 +1,106 @@
+"""Coded weights in graphs: which products read them, and results equal to those of plain weights."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import ml_dtypes
+import numpy as np
+import pytest
+
+from max import kernel as k
+from max._backends.cpu import backend as cpu_backend
+from max._backends.cpu.packing import CPU_PACKING, Packing, packing_of
+from max._compiler.pipeline import optimize
+from max.driver import CPU
+from max.dtype import DType
+from max.engine import InferenceSession
+from max.graph import DeviceRef, Graph, TensorType, TensorValue, ops
+from max.mlir import MoOp, clone_module
+from tests.cpu_kernels.harness import target
+
+DEVICE = DeviceRef.CPU()
+ENCODINGS = {"coded": "coded bfloat16", "f32": "coded float32", "halved": "halved float32"}
+
+
+def matrix(rng: np.random.Generator, shape: tuple[int, ...], dtype: DType) -> TensorValue:
+    """Weights whose lower halves are zero."""
+    w = rng.standard_normal(shape).astype(np.float32)
+    w.view(np.uint32)[...] &= 0xFFFF0000
+    array = w if dtype is DType.float32 else w.astype(ml_dtypes.bfloat16)
+    return ops.constant(array, dtype, DEVICE)
+
+
+def gated(dtype: DType, inner: int = 64) -> Graph:
+    """A gated product, whose weights share panels, a single one, and one of a weight that is used twice."""
+    rng = np.random.default_rng(inner)
+    with Graph("gated", input_types=[TensorType(dtype, ["n", inner], DEVICE)]) as graph:
+        x = graph.inputs[0].tensor
+        a, b = (x @ matrix(rng, (inner, 96), dtype) for _ in range(2))
+        h = ops.silu(a) * b
+        w = matrix(rng, (32, 96), dtype)
+        y = h @ ops.transpose(w, 0, 1)
+        graph.output(y, ops.tanh(h) @ ops.transpose(w, 0, 1))
+    return graph
+
+
+def products(graph: Graph, backends: object) -> list[tuple[str, str]]:
+    module = clone_module(graph._module)  # pyright: ignore[reportPrivateUsage]
+    optimize(module, backends, last="code-weights")  # pyright: ignore[reportArgumentType]
+    return [
+        (op.name, op.attr("encoding"))
+        for op in module.walk()
+        if isinstance(op, MoOp)
+        and op.name in ("mok.packed_matmul", "mok.packed_products", "mok.code")
+    ]
+
+
+@pytest.mark.parametrize("dtype", [DType.bfloat16, DType.float32])
+def test_streamed_products_read_coded_weights(dtype: DType) -> None:
+    encoding = f"coded {dtype.name}"
+    backends = cpu_backend.cpu_backends()
+    host = backends.host
+    packing = replace(CPU_PACKING, streamed_bytes=1, coded={dtype: encoding})
+    host.packing = packing  # pyright: ignore[reportAttributeAccessIssue]
+    found = products(gated(dtype), backends)
+    assert [name for name, _ in found].count("mok.code") == 2
+    assert {encoding for _, encoding in found} == {encoding}
+    # K must be whole steps
+    assert all("coded" not in encoding for _, encoding in products(gated(dtype, 48), backends)[:1])
+    host.packing = replace(packing, streamed_bytes=1 << 30)  # pyright: ignore[reportAttributeAccessIssue]
+    assert all("coded" not in encoding for _, encoding in products(gated(dtype), backends))
+
+
+@pytest.mark.parametrize("rows", [1, 3, 20])
+@pytest.mark.parametrize("encoding", ENCODINGS.values())
+def test_equal_results(encoding: str, rows: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    dtype = DType.bfloat16 if encoding.endswith("bfloat16") else DType.float32
+    x = np.random.default_rng(rows).standard_normal((rows, 64)).astype(dtype.to_numpy())
+    results: list[list[np.ndarray]] = []
+    for coded in ({}, {dtype: encoding}):
+        packing = replace(CPU_PACKING, streamed_bytes=1, coded=coded)
+
+        def chosen(_: k.Target, packing: Packing = packing) -> Packing:
+            return packing
+
+        monkeypatch.setattr(cpu_backend, "packing_of", chosen)
+        model = InferenceSession(devices=[CPU()]).load(gated(dtype))
+        results.append([r.view(DType.uint8).to_numpy().copy() for r in model.execute(x)])
+    for plain, packed in zip(*results, strict=True):
+        np.testing.assert_array_equal(plain, packed)
+
+
+def test_targets() -> None:
+    assert packing_of(target("generic")).coded == {DType.float32: "halved float32"}
+    assert packing_of(target("avx2")).coded == {DType.float32: "halved float32"}
+    names = frozenset({"avx512bw", "avx512bf16", "avx512vbmi"})
+    fast = k.CPUTarget(names, "x86_64-unknown-linux-gnu", "znver4")
+    assert packing_of(fast).coded == {
+        DType.float32: "coded float32",
+        DType.bfloat16: "coded bfloat16",
+    }
+    arm = k.CPUTarget(frozenset({"bf16"}), "aarch64-unknown-linux-gnu", "generic")
+    assert packing_of(arm).coded == {
+        DType.float32: "halved float32",
+        DType.bfloat16: "coded bfloat16",
+    }
