@@ -67,6 +67,7 @@ class ScriptedModel:
         states: The models and their states.
         key: The API key; empty: none.
         health: The answer of ``/health``.
+        early: The number of next requests that come before the model is loaded.
         calls_again: Whether a result of a tool is answered with another call.
     """
 
@@ -75,6 +76,7 @@ class ScriptedModel:
         self.states: dict[str, dict[str, Any]] = {"tiny": {"value": "loaded"}}
         self.key = ""
         self.calls_again = False
+        self.early = 0
         self.health: dict[str, Any] = {"status": "ok"}
         self.streams = KeptStreams()
         app = FastAPI(openapi_url=None)
@@ -106,6 +108,9 @@ class ScriptedModel:
 
     async def _chat(self, request: Request) -> Response:
         self._check(request)
+        if self.early:
+            self.early -= 1
+            raise ApiError("Loading model tiny", status=503, code="model_loading")
         body = await request.json()
         self.requests.append(body)
         roles = [each["role"] for each in body["messages"] if each["role"] != "system"]

@@ -190,6 +190,8 @@ def test_errors_and_going_on(page: Page, model: ScriptedModel) -> None:
         "document.querySelector('[role=alert]')?.innerText"
     )
     assert page.ask("again please") == "You said: again please"
+    model.early = 2  # a model that is not loaded yet is waited for
+    assert page.ask("early") == "You said: early" and not model.early
     page.ask("cut")
     assert "Cut here" in page.text(".turn:last-child .extra")
     page.push("Continue")

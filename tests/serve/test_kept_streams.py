@@ -343,6 +343,19 @@ def test_identifiers_and_numbers(monkeypatch: pytest.MonkeyPatch) -> None:
         assert full.value.status == 503
         streams.end(first)
         streams.begin("c" * 64, "c")
+        # one that was refused for the moment may come again, once it has ended
+        for status in (503, 429, 200, 400):
+            one = KeptStreams()
+            refused = one.begin("d" * 16, "d")
+            one.add(refused, {"type": "http.response.start", "status": status, "headers": []})
+            with pytest.raises(ApiError, match="already"):
+                one.begin("d" * 16, "d")
+            one.end(refused)
+            if status in (503, 429):
+                assert one.begin("d" * 16, "d") is not refused
+            else:
+                with pytest.raises(ApiError, match="already"):
+                    one.begin("d" * 16, "d")
         # the oldest complete answer makes room, those that run do not
         streams.end(streams.find("c" * 64, "c"))
         assert [key[0] for key in streams._streams] == ["b", "c"]

@@ -11,6 +11,7 @@ from starlette.responses import Response
 from max._version import __version__
 from max.serve.http.state import json_response, refuse_foreign_pages, state_of
 from max.serve.metrics import CONTENT_TYPE
+from max.serve.models.pool import RETRY_AFTER_S
 from max.serve.requests.request_context import current_request
 from max.serve.worker.client import EngineClient, EngineState
 
@@ -32,11 +33,14 @@ async def health(request: Request) -> Response:
     # a router is healthy even if an engine has stopped: the next request loads the model
     engines = [model.engine for model in pool.loaded() if pool.is_pinned(model)]
     words = sorted({_word(engine) for engine in engines} - {EngineState.READY.value})
+    if pool.is_starting:
+        words = ["loading"]
     well = not words
     body: dict[str, Any] = {"status": "ok" if well else ", ".join(words)}
     if loading := pool.loading():
         body["loading"] = [{"model": name, "step": step} for name, step in loading.items()]
-    return json_response(body, 200 if well else 503)
+    headers = {"Retry-After": RETRY_AFTER_S} if pool.is_starting else None
+    return json_response(body, 200 if well else 503, headers)
 
 
 def _word(engine: EngineClient) -> str:

@@ -28,6 +28,8 @@ MOST_STREAMS = 1024
 MOST_RUNNING_OF_CLIENT = 32
 
 _IDENTIFIER = re.compile(r"[A-Za-z0-9_-]{16,64}")
+_AGAIN = frozenset((429, 503))
+"""The statuses of answers whose request may come again with the same identifier."""
 _DISCONNECT: Message = {"type": "http.disconnect"}
 
 
@@ -105,7 +107,11 @@ class KeptStreams:
                 f"the header X-Stream-Id is {shown(identifier)}; it has 16 to 64 letters, digits, - and _",
                 param="X-Stream-Id",
             )
-        if (client, identifier) in self._streams:
+        used = self._streams.get((client, identifier))
+        # a request that came too early, or at a time of too many others, may come again
+        if used is not None and used.ended and used.start and used.start["status"] in _AGAIN:
+            self._remove(used)
+        elif used is not None:
             raise ApiError(f"there is a stream {shown(identifier)} already", status=409)
         running = [key for key, each in self._streams.items() if not each.ended]
         if sum(key[0] == client for key in running) >= MOST_RUNNING_OF_CLIENT:

@@ -20,6 +20,8 @@ logger = logging.getLogger("max.serve")
 
 SAVE_S = 60.0
 """The maximum time that a stopping worker may take to write its cached prefixes."""
+RETRY_AFTER_S = "1"
+"""The header of the responses before the server's model is loaded."""
 _HEADROOM = 1.25
 """Memory that a model needs, as a multiple of the size of its files: weights, packed copies, a small KV cache."""
 
@@ -55,11 +57,34 @@ class ModelPool:
         self._files = asyncio.Lock()  # held while the catalog is read, and while files are deleted
         self._released = asyncio.Event()
         self._closed = False
+        self._first: PoolEntry | None = None  # the server's model, while it loads
+        self._first_step: Callable[[], str] = lambda: ""
         self.loads = 0
         """The number of models that were loaded."""
 
+    def announce(
+        self, name: str, loading: asyncio.Future[ServedModel], step: Callable[[], str]
+    ) -> None:
+        """Shows the server's model while it loads: until :meth:`pin`, requests that need it are refused.
+
+        Args:
+            name: Its name, as far as it is known.
+            loading: Its load.
+            step: Returns the step that the load is at.
+        """
+        self._first = PoolEntry(name, pinned=True, loading=loading)
+        self._entries[name], self._first_step = self._first, step
+
+    @property
+    def is_starting(self) -> bool:
+        """Whether the server's model is loaded for the first time."""
+        return self._first is not None
+
     def pin(self, model: ServedModel) -> None:
         """Adds a loaded model that stays loaded; the first is the default of requests."""
+        if self._first is not None:
+            del self._entries[self._first.name]
+            self._first = None
         self._entries[model.name] = PoolEntry(model.name, model=model, pinned=True)
         self.loads += 1
 
@@ -70,7 +95,9 @@ class ModelPool:
     def loading(self) -> dict[str, str]:
         """The models that are being loaded, and the steps that their loads are at; empty: unknown."""
         steps = {
-            name: self._step(name) for name, e in self._entries.items() if e.loading is not None
+            name: self._first_step() if e.pinned else self._step(name)
+            for name, e in self._entries.items()
+            if e.loading is not None
         }
         for model in self.loaded():
             if model.engine.state in (EngineState.STARTING, EngineState.RESTARTING):
@@ -99,8 +126,10 @@ class ModelPool:
             name: The name.
 
         Raises:
-            ApiError: Status 404: no model has this name; the message lists similar names.
+            ApiError: Status 404: no model has this name; the message lists similar names. 503: the server's model is
+                loaded for the first time.
         """
+        self._refuse_early()
         names = (name, name.removesuffix(":latest"))
         for each in names:
             if (entry := self._entries.get(each)) is not None and entry.in_memory:
@@ -223,7 +252,20 @@ class ModelPool:
             return_exceptions=True,
         )
 
+    def _refuse_early(self) -> None:
+        """Refuses a request that comes before the server's model is loaded."""
+        if self._first is None:
+            return
+        step = self._first_step()
+        raise ApiError(
+            f"Loading model {self._first.name}{step and f': {step}'}; /health tells when it is ready",
+            status=503,
+            code="model_loading",
+            headers={"Retry-After": RETRY_AFTER_S},
+        )
+
     async def _default(self) -> PoolEntry:
+        self._refuse_early()
         for entry in self._entries.values():
             if entry.pinned:
                 return entry

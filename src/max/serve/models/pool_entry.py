@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from dataclasses import dataclass, field
 from enum import Enum
+from typing import Any
 
 from max.pipelines.store.local import StoredModel
 from max.serve.models.model import ServedModel
@@ -60,7 +61,7 @@ class PoolEntry:
     used_at: float = 0.0
     keep_alive: float | None = None
     error: str = ""
-    loading: asyncio.Task[None] | None = field(default=None, repr=False)
+    loading: asyncio.Future[Any] | None = field(default=None, repr=False)
     timer: asyncio.TimerHandle | None = field(default=None, repr=False)
     stopping: asyncio.Task[None] | None = field(default=None, repr=False)
     """The task that stops its former worker, which holds its memory until the task ends."""

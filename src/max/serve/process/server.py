@@ -52,23 +52,12 @@ def _say(line: str) -> None:
     sys.stdout.flush()
 
 
-class _Server(QuietServer):
-    """A server that prints a line when it listens."""
-
-    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        """Begins to listen, and prints the line that scripts wait for.
-
-        Args:
-            sockets: Sockets that listen already.
-        """
-        await super().startup(sockets)
-        if self.started and sockets:
-            scheme = "https" if self.config.is_ssl else "http"
-            host, port = sockets[0].getsockname()[:2]
-            host = f"[{host}]" if ":" in host else host
-            # a collection that a large body starts visits its objects only: all of a server's take 50 ms
-            gc.freeze()
-            _say(f"Server ready on {scheme}://{host}:{port} (Press CTRL+C to quit)")
+def _address(settings: ServerSettings, listener: socket.socket) -> str:
+    """The URL of a server."""
+    scheme = "https" if settings.tls_certificate else "http"
+    host, port = listener.getsockname()[:2]
+    host = f"[{host}]" if ":" in host else host
+    return f"{scheme}://{host}:{port}"
 
 
 @dataclass(frozen=True)
@@ -176,34 +165,84 @@ async def _serve(
     store = None if isinstance(models, FirstModel) else ModelStore(models.models_dir)
     pool = _pool(settings, models, store)
     loading: asyncio.Future[ServedModel] | None = None
+    name = settings.served_model_name
     if isinstance(models, FirstModel):
-        name = settings.served_model_name
         loading = asyncio.ensure_future(
             load_model(name, settings, models.settings, WorkerProcess, models.worker)
         )
+    if loading is not None and isinstance(models, FirstModel):
+        name = name or str(models.settings.config["model_path"])
+        pool.announce(name, loading, lambda: models.worker.signs.loading)
     try:
         metrics = ServerMetrics()
-        # the worker loads the model meanwhile
         hosts = HostRule.of(settings, listener.getsockname()[0])
         app = build_app(ServerState(settings, metrics, pool, store), tracing, hosts)
         add_gauges(metrics, pool)
-        if loading is not None:
-            stopped = asyncio.ensure_future(stop.wait())
-            await asyncio.wait({loading, stopped}, return_when=asyncio.FIRST_COMPLETED)
-            stopped.cancel()
-            if isinstance(models, FirstModel):
-                models.loaded()
-            # the signal came before the model was loaded
-            if not loading.done():
-                return stop.number
-            pool.pin(loading.result())
-        await _listen(settings, app, listener, stop, pool, metrics)
+        server = _listen(settings, app, listener)
+        async with metrics_listener(settings, metrics):
+            serving = asyncio.ensure_future(server.serve([listener]))
+            await _begun(server, serving)
+            if loading is not None and isinstance(models, FirstModel):
+                _say(f"Listening on {_address(settings, listener)} while the model loads")
+                if not await _first_load(models, loading, server, serving, stop, pool):
+                    return stop.number
+            # a collection that a large body starts visits its objects only: all of a server's take 50 ms
+            gc.freeze()
+            _say(f"Server ready on {_address(settings, listener)} (Press CTRL+C to quit)")
+            with _logged_load(settings, pool):
+                graceful_s = settings.graceful_timeout_s
+                await _run_until_stopped(server, serving, stop, pool, graceful_s)
         return None
     finally:
         if loading is not None and not loading.done():
             loading.cancel()
             await asyncio.gather(loading, return_exceptions=True)
         await pool.close()
+
+
+async def _begun(server: QuietServer, serving: asyncio.Future[None]) -> None:
+    """Waits until a server takes connections.
+
+    Raises:
+        Exception: It has ended.
+    """
+    begun = asyncio.ensure_future(server.begun.wait())
+    await asyncio.wait({serving, begun}, return_when=asyncio.FIRST_COMPLETED)
+    begun.cancel()
+    if serving.done():
+        await serving  # raises the server's error if there is one, which says more
+        raise RuntimeError("the server has ended without a signal")
+
+
+async def _first_load(
+    first: FirstModel,
+    loading: asyncio.Future[ServedModel],
+    server: QuietServer,
+    serving: asyncio.Future[None],
+    stop: _Stop,
+    pool: ModelPool,
+) -> bool:
+    """Waits for the server's model; requests that need it are refused meanwhile.
+
+    Returns:
+        Whether it is loaded; False: a signal came before.
+    """
+    stopped = asyncio.ensure_future(stop.wait())
+    try:
+        await asyncio.wait({loading, serving, stopped}, return_when=asyncio.FIRST_COMPLETED)
+        first.loaded()
+        if serving.done():
+            await serving
+        if not loading.done():
+            return False
+        pool.pin(loading.result())
+        return True
+    finally:
+        stopped.cancel()
+        if pool.is_starting:
+            server.stop()
+            await server.close_connections(LAST_WRITES_S)
+            await asyncio.gather(serving, return_exceptions=True)
 
 
 def _pool(
@@ -246,15 +285,8 @@ async def _load_nothing(stored: StoredModel) -> ServedModel:
     raise RuntimeError(f"{stored.name}: a server of one model loads no other")
 
 
-async def _listen(
-    settings: ServerSettings,
-    app: ASGIApp,
-    listener: socket.socket,
-    stop: _Stop,
-    pool: ModelPool,
-    metrics: ServerMetrics,
-) -> None:
-    """Takes connections until a signal comes; then open requests get some time to end."""
+def _listen(settings: ServerSettings, app: ASGIApp, listener: socket.socket) -> QuietServer:
+    """Begins to listen, and makes the server that takes the connections."""
     try:
         listener.listen(BACKLOG)
     except OSError as error:  # another process has bound the same port, and listens already
@@ -279,16 +311,17 @@ async def _listen(
         date_header=False,
         timeout_keep_alive=30,
     )
-    server = _Server(config)
-    async with metrics_listener(settings, metrics):
-        with _logged_load(settings, pool):
-            await _run_until_stopped(server, listener, stop, pool, settings.graceful_timeout_s)
+    return QuietServer(config)
 
 
 async def _run_until_stopped(
-    server: QuietServer, listener: socket.socket, stop: _Stop, pool: ModelPool, graceful_s: float
+    server: QuietServer,
+    serving: asyncio.Future[None],
+    stop: _Stop,
+    pool: ModelPool,
+    graceful_s: float,
 ) -> None:
-    serving = asyncio.ensure_future(server.serve([listener]))
+    """Takes requests until a signal comes; then open requests get some time to end."""
     stopped = asyncio.ensure_future(stop.wait())
     await asyncio.wait({serving, stopped}, return_when=asyncio.FIRST_COMPLETED)
     if stop.number is None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import socket
 from collections.abc import Iterator
 from typing import Any
 
@@ -32,6 +33,18 @@ class QuietServer(uvicorn.Server):
         if config.date_header or config.limit_max_requests or config.callback_notify:
             raise ValueError("QuietServer: the configuration needs a clock")
         self._exit = asyncio.Event()
+        self.begun = asyncio.Event()
+        """Set when the server takes connections."""
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        """Begins to take connections.
+
+        Args:
+            sockets: Sockets that listen already.
+        """
+        await super().startup(sockets)
+        if self.started:
+            self.begun.set()
 
     def stop(self) -> None:
         """Ends the server: it accepts no more connections, and open requests may end for some time."""

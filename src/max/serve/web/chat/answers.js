@@ -7,6 +7,13 @@ import { authorization } from "./settings_store.js";
 const SHOW_MS = 200;
 const SAVE_MS = 1000;
 const RETRIES = 5;
+const EARLY_MS = 500;
+
+/** Whether the server's model is not loaded yet. */
+async function isEarly(response) {
+  if (response.status !== 503) return false;
+  return (await response.clone().json().catch(() => null))?.error?.code === "model_loading";
+}
 
 /** Work that one tab at a time does; pages of plain HTTP from other machines have no locks. */
 function alone(name, work) {
@@ -37,13 +44,19 @@ export class Answers extends EventTarget {
   start(turn, request, store) {
     Object.assign(turn, { stream: newId(), state: "running", error: "", note: "" });
     turn.base = { content: turn.content.length, reasoning: turn.reasoning.length };
-    const open = (signal) =>
-      fetch("v1/chat/completions", {
-        method: "POST",
-        headers: { "Content-Type": "application/json", "X-Stream-Id": turn.stream, ...authorization() },
-        body: JSON.stringify({ ...request, stream: true, stream_options: { include_usage: true } }),
-        signal,
-      });
+    const body = JSON.stringify({ ...request, stream: true, stream_options: { include_usage: true } });
+    const open = async (signal) => {
+      for (;;) {
+        const response = await fetch("v1/chat/completions", {
+          method: "POST",
+          headers: { "Content-Type": "application/json", "X-Stream-Id": turn.stream, ...authorization() },
+          body,
+          signal,
+        });
+        if (!(await isEarly(response))) return response;
+        await new Promise((resolve) => setTimeout(resolve, EARLY_MS));
+      }
+    };
     return this.run(turn, open, store);
   }
 
