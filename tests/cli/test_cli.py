@@ -183,7 +183,7 @@ ERRORS = {
     "rope": (["--rope-type", "yarn"], "rope_type is yarn; expected normal or neox", "config.json"),
     "role": (["--pipeline-role", "prefill_only"], "pipeline_role is prefill_only, which is not in this", "Leave out"),
     "copies": (["--data-parallel-degree", "2", "--devices", "cpu"], "data_parallel_degree is 2, and the", "cpu:0,1"),
-    "draft": (["--draft-model", "x"], "--draft-model is not in this release: tokens are drafted", "Leave it out"),
+    "draft": (["--draft-quantize", "q4_k"], "draft_quantize is given, and there is no draft model", "Give one with"),
     "lora": (["--lora-paths", "a=b"], "--lora-paths is not in this release: there are no LoRA", "Leave it out"),
     "custom": (["--custom-architectures", "no_such"], "'no_such' cannot be imported", "folder:module"),
 }  # fmt: skip

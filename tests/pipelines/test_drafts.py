@@ -372,16 +372,20 @@ def test_the_counts_of_drafts_are_reported(kind, counts) -> None:
 
 
 def test_what_cannot_draft() -> None:
-    config = type("Config", (), {"speculative_method": None, "num_speculative_tokens": 4})()
+    config = type(
+        "Config",
+        (),
+        {"speculative_method": None, "num_speculative_tokens": 4, "drafts_tokens": True},
+    )()
     model = type("Model", (), {"verifies_drafts": False})()
-    assert DraftSteps.of(config, model, None, False) is None
+    assert DraftSteps.of(config, model, None, None) is None
     config.speculative_method = type("Method", (), {"value": "ngram"})()
     with pytest.raises(ConfigError, match="'ngram', and the model gives one token a step"):
-        DraftSteps.of(config, model, None, False)
+        DraftSteps.of(config, model, None, None)
     model.verifies_drafts = True
     with pytest.raises(ConfigError, match="recurrent states, which cannot go back"):
-        DraftSteps.of(config, model, None, True)
-    assert DraftSteps.of(config, model, None, False).most == 4
+        DraftSteps.of(config, model, None, object())
+    assert DraftSteps.of(config, model, None, None).most == 4
     for values in (dict(speculative_method="eagle"), dict(num_speculative_tokens=0)):
         with pytest.raises(ConfigError, match=next(iter(values))):
             PipelineConfig(model_path=TINY, **values)

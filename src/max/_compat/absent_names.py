@@ -6,7 +6,7 @@ __all__ = ["ABSENT", "OF_26"]
 
 _GRAPHS = "Stage a max.graph.Graph, and run it with max.engine.InferenceSession."
 _ADAPTERS = "LoRA adapters are absent; merge one into the weights before they are loaded."
-_DRAFTS = "Speculative decoding is absent; TextGenerationPipeline generates without a draft model."
+_DRAFTS = "Options of drafts are those of PipelineConfig: draft_model, speculative_method, num_speculative_tokens."
 _GPUS = "It is of GPUs and their streams; what runs on a device here runs in order."
 _COLLECTIVES = (
     "It is for several GPUs; the collectives of max.nn.comm are there, and norms of their own."
@@ -79,9 +79,6 @@ ABSENT: dict[str, str] = {
     "max.pipelines.lib.*lora*": _ADAPTERS,
     "max.pipelines.architectures.*": "There are granite, llama3, mistral, qwen2 and qwen3, and "
     "encoders; --custom-architectures adds your own (docs/add-a-model.md).",
-    "max.pipelines.*speculative_decoding": _DRAFTS,
-    "max.pipelines.*SpeculativeDecoding*": _DRAFTS,
-    "max.pipelines.*rejection_sampler*": _DRAFTS,
     "max.pipelines.*TextAndVisionTokenizer": "Models of images are absent; TextTokenizer is for text.",
 }  # fmt: skip
 """Patterns of dotted names, and what to do instead. A pattern stands for all that is in what it names, too."""

@@ -20,6 +20,11 @@ class SpeculativeMethod(str, Enum):
     """How tokens are drafted."""
 
     ngram = "ngram"
+    """By look-up in the request's own text."""
+    standalone = "standalone"
+    """By a smaller model."""
+    none = "none"
+    """They are not."""
 
 
 class PipelineRole(str, Enum):

@@ -12,6 +12,7 @@ from max._host import available_memory
 from max.graph.quantization import QuantizationEncoding
 from max.pipelines import forms
 from max.pipelines.checkpoints.chat_templates import DEFAULT, read_template_file
+from max.pipelines.config.draft_options import DRAFT_HELP, draft_model_of, draft_options_in
 from max.pipelines.config.enums import PipelineRole, SpeculativeMethod
 from max.pipelines.config.kv_cache_config import KVCacheConfig
 from max.pipelines.config.model_config import (
@@ -116,7 +117,8 @@ class PipelineConfig(StrictConfig):
         default=False,
     )
     speculative_method: SpeculativeMethod | None = option(
-        "How tokens are drafted, several of which one step verifies; ngram: by look-up in the request's own text.",
+        "How tokens are drafted, several of which one step verifies: ngram (by look-up in the request's own text), "
+        "standalone (by --draft-model), none. Not set: standalone with a draft model.",
         default=None,
     )
     num_speculative_tokens: int = option(
@@ -185,7 +187,12 @@ class PipelineConfig(StrictConfig):
         "_sampling_config": SamplingConfig,
         "_profiling_config": ProfilingConfig,
     }
-    ALIASES = {"model": "model_path", "devices": "device_specs"}
+    ALIASES = {
+        "model": "model_path",
+        "devices": "device_specs",
+        "draft_model": "draft_model_path",
+        "draft_devices": "draft_device_specs",
+    }
 
     def __init__(self, **kwargs: object) -> None:
         defer_resolve = kwargs.pop("defer_resolve", False)
@@ -195,6 +202,7 @@ class PipelineConfig(StrictConfig):
             options = forms.own_options(kwargs)
         values = {self.ALIASES.get(name, name): value for name, value in options.items()}
         own_options = options_of(PipelineConfig)
+        self._draft_options = draft_options_in(values)
         for name, part in self.PARTS.items():
             part_values = {n: values.pop(n) for n in list(values) if n in options_of(part)}
             setattr(self, name, part.of(**part_values))
@@ -206,7 +214,9 @@ class PipelineConfig(StrictConfig):
         for name, f in own_options.items():
             value = values[name] if name in values else default_of(f)
             setattr(self, name, converted_value(PipelineConfig, name, value))
+        self._draft_model_config = draft_model_of(self._draft_options, self._model_config)
         self._check_ranges()
+        self._check_drafts()
         self._resolved = False
         self._finds_num_steps = False
         if self.model_config.model_path and not defer_resolve:
@@ -225,13 +235,30 @@ class PipelineConfig(StrictConfig):
         if self.max_num_steps != -1 and self.max_num_steps < 1:
             raise ConfigError(f"max_num_steps is {self.max_num_steps}", "It must be -1 or >= 1.")
 
+    def _check_drafts(self) -> None:
+        """Sets the open way of drafting; raises ConfigError if it does not fit the draft model."""
+        method, model = self.speculative_method, self._draft_model_config
+        if method is None and model is not None:
+            self.speculative_method = SpeculativeMethod.standalone
+        elif method is SpeculativeMethod.standalone and model is None:
+            raise ConfigError(
+                "speculative_method is 'standalone', and there is no draft model",
+                "Give one with --draft-model.",
+            )
+        elif method is not SpeculativeMethod.standalone and model is not None:
+            assert method is not None
+            raise ConfigError(
+                f"speculative_method is {method.value!r}, and {model.model_path} is to draft",
+                "Leave out --speculative-method, or --draft-model.",
+            )
+
     @classmethod
     def help(cls) -> dict[str, str]:
         """The fields of this class and its parts, and what they do."""
         entries = super().help()
         for part in cls.PARTS.values():
             entries |= part.help()
-        return entries
+        return entries | DRAFT_HELP
 
     @property
     def parts(self) -> tuple[StrictConfig, ...]:
@@ -258,7 +285,17 @@ class PipelineConfig(StrictConfig):
     @property
     def draft_model_config(self) -> MAXModelConfig | None:
         """The model that drafts tokens; None: there is none."""
-        return None
+        return self._draft_model_config
+
+    @property
+    def draft_options(self) -> dict[str, Any]:
+        """The options of the model that drafts tokens that were given, by the names of `MAXModelConfig`."""
+        return dict(self._draft_options)
+
+    @property
+    def drafts_tokens(self) -> bool:
+        """Whether tokens are drafted."""
+        return self.speculative_method not in (None, SpeculativeMethod.none)
 
     @property
     def kv_cache_config(self) -> KVCacheConfig:
@@ -300,7 +337,7 @@ class PipelineConfig(StrictConfig):
         """
         if self._resolved:
             return
-        for part in self.parts:
+        for part in (*self.parts, *filter(None, [self._draft_model_config])):
             part.check_supported()
             for name, why in part.without_effect().items():
                 logger.warning("%s has no effect: %s", name, why)
@@ -331,8 +368,11 @@ class PipelineConfig(StrictConfig):
             # where the system does not tell its memory
             return 4 << 30
         share = int(free * self.kv_cache_config.device_memory_utilization)
-        left = max(share - self.model_config.weights_size(), 0)
-        return left // self.model_config.data_parallel_degree
+        weights, draft = self.model_config.weights_size(), self._draft_model_config
+        if draft is not None:
+            # what both models' weights leave is divided in proportion to them
+            share = share * weights // (weights + draft.weights_size())
+        return max(share - weights, 0) // self.model_config.data_parallel_degree
 
     def host_memory(self) -> int | None:
         """Bytes of host memory for the KV cache of a copy of the model and its swap area: available less the weights;

@@ -74,6 +74,11 @@ class BatchPipeline(
         """The KV caches, which hold the same tokens of each request; most pipelines have one."""
 
     @property
+    def scheduled_caches(self) -> Sequence[RequestPages]:
+        """The caches whose pages a scheduler reserves; all, if the pipeline manages none of them by itself."""
+        return self.kv_managers
+
+    @property
     @abstractmethod
     def pipeline_config(self) -> PipelineConfig:
         """The configuration, which defines the limits of batches."""

@@ -104,7 +104,7 @@ class Engine:
     ) -> None:
         # an engine does not keep the weights of a pipeline that nobody uses in memory
         self._pipeline = weakref.ref(pipeline)
-        self.scheduler = scheduler_of(joined_caches(pipeline.kv_managers), limits)
+        self.scheduler = scheduler_of(joined_caches(pipeline.scheduled_caches), limits)
         self._stepping = False
         self._lock = threading.Lock()  # guards _changes and _started
         self._changes: list[_Submission | RequestID] = []

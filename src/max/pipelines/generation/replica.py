@@ -88,10 +88,12 @@ class Replica(Generic[TextGenerationContextType]):
         )
         self.cache = load_cache(self.model, config, session, available)
         self._sampler = Sampler(session, self._device, config.sampling_config)
-        self.drafts = DraftSteps.of(config, self.model, self._sampler, self.cache.slots is not None)
+        self.drafts = DraftSteps.of(config, self.model, self._sampler, self.cache.slots)
         self.loop = DecodeLoop.of(session, self.model)
         self.reader: StepReader | None = None
         """Delivers the tokens of an execution of several steps while it runs; None: nobody does."""
+        self.records_tokens = True
+        """Whether the new tokens are certain, so that their pages are recorded; of drafts, the drafter does it."""
         self._reusable: ReusableInputs | None = None
 
     def calculate_num_steps(self, num_steps: int, context: TextGenerationContextType) -> int:
@@ -271,7 +273,8 @@ class Replica(Generic[TextGenerationContextType]):
             logs: For each step, the log-probabilities of each request; empty: none.
         """
         outputs = append_tokens(batch, tokens, logs, self._constraints)
-        self.cache.step(batch)
+        if self.records_tokens:
+            self.cache.step(batch)
         if self.drafts is not None:
             self.drafts.propose(batch)
         return StepResult(outputs, steps)

@@ -113,4 +113,4 @@ def _returned_logits(config: PipelineConfig) -> ReturnLogits:
     """The logits that the graph returns: of prompts for echo, of as many last tokens as a step verifies for drafts."""
     if config.enable_echo:
         return ReturnLogits.ALL
-    return ReturnLogits.LAST_TOKEN if config.speculative_method is None else ReturnLogits.VARIABLE
+    return ReturnLogits.LAST_TOKEN if not config.drafts_tokens else ReturnLogits.VARIABLE

@@ -30,6 +30,10 @@ PIPELINES = {
     PipelineTask.EMBEDDINGS_GENERATION: "max.pipelines.encoders.embeddings_pipeline:EmbeddingsPipeline",
 }
 """The pipeline of each task as ``module:class``, imported when a pipeline is made."""
+WITH_DRAFT_MODEL = (
+    "max.pipelines.generation.speculative_decoding:SpeculativeDecodingTextGenerationPipeline"
+)
+"""The pipeline of text if another model drafts it."""
 
 
 class PipelineRegistry:
@@ -418,7 +422,10 @@ def get_pipeline_for_task(task: PipelineTask, pipeline_config: PipelineConfig) -
     """
     if task not in PIPELINES:
         raise ValueError(f"there is no pipeline for {task.value} yet; text_generation is one")
-    module, _, name = PIPELINES[task].partition(":")
+    path = PIPELINES[task]
+    if task is PipelineTask.TEXT_GENERATION and pipeline_config.draft_model_config is not None:
+        path = WITH_DRAFT_MODEL
+    module, _, name = path.partition(":")
     return getattr(importlib.import_module(module), name)
 
 

@@ -132,7 +132,18 @@ class Sampler:
             int64 ``[rows]``.
         """
         # the seed of a row depends on its position only, so a draft changes no choice
-        inputs = SamplingInputs.of(contexts, self._device, steps)
+        return self.sample_with(logits, SamplingInputs.of(contexts, self._device, steps))
+
+    def sample_with(self, logits: Tensor, inputs: SamplingInputs) -> Tensor:
+        """Samples a token of each row with given parameters.
+
+        Args:
+            logits: ``[rows, vocab]``, float32; not modified.
+            inputs: The parameters of each row, on the host.
+
+        Returns:
+            int64 ``[rows]``.
+        """
         (tokens,) = self._model(False, False).execute(logits.to(self._device), *inputs)
         return tokens.to(self._model_device)
 

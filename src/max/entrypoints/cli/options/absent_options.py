@@ -5,16 +5,20 @@ from __future__ import annotations
 __all__ = ["NAMES_ELSEWHERE", "REASONS", "why_absent"]
 
 REASONS = {
-    "tokens are drafted by look-up only (`--speculative-method ngram`)": """
-        --draft-* --num-speculative-tokens-* --adaptive-speculative-*
+    "the length of a draft follows the times of steps and what was accepted": """
+        --num-speculative-tokens-* --adaptive-speculative-* --draft-proposal
         --synthetic-acceptance-rate --relaxed-* --use-greedy-acceptance --use-relaxed-acceptance-for-thinking
         --enable-spec-decode-mixed-batches --logit-penalties""",
     "there are no LoRA adapters": """
         --enable-lora --lora-* --lora --max-lora-rank --max-num-loras --num-loras --max-concurrent-lora-ops
         --per-lora-* --empty-lora-paths --empty-per-lora-*""",
+    "the draft model has the length, the tokenizer and the template of the model": """
+        --draft-chat-template --draft-config-file --draft-enable-echo --draft-max-length --draft-pool-embeddings
+        --draft-section-name --draft-sliding-window --draft-subfolder --draft-use-dummy-weights""",
     "models take text alone": """
-        --image_url --image-* --vision-config-overrides --vision-cache-utilization --max-vision-* --max-video-*
-        --max-media-* --random-image-* --batch-job-image-dir --num-frames --taylorseer* --first-block-caching""",
+        --draft-vision-config-overrides --image_url --image-* --vision-config-overrides --vision-cache-utilization
+        --max-vision-* --max-video-* --max-media-* --random-image-* --batch-job-image-dir --num-frames --taylorseer*
+        --first-block-caching""",
     "there is one replica of a model, on one machine": """
         --ep-* --eplb-* --dp-ce-* --enable-dp-cross-replica-prefix-copy --cascade* --decode-request-ttl-s
         --decode-stall-timeout-s --kv-connector-config --use-vendor-ccl""",

@@ -14,6 +14,8 @@ import click
 from max._config import flags
 from max.entrypoints.cli.options.model_names import ModelType
 from max.interfaces import SamplingParamsInput
+from max.pipelines.config.draft_options import DRAFT, DRAFT_HELP
+from max.pipelines.config.model_config import MAXModelConfig
 from max.pipelines.config.options import options_of, type_hints
 from max.pipelines.config.pipeline_config import PipelineConfig
 
@@ -24,6 +26,8 @@ _NAMES = {
     "prefill_chunk_size": ("--prefill-chunk-size", "--max-batch-input-tokens"),
     "max_batch_context_length": ("--max-batch-context-length", "--max-batch-total-tokens"),
     "enable_penalties": ("--enable-penalties", "--do-penalties"),
+    "draft_model_path": ("--draft-model", "--draft-model-path"),
+    "draft_device_specs": ("--draft-devices",),
 }
 _NOT_OPTIONS = {"in_dtype", "out_dtype", "zmq_endpoint_base"}
 
@@ -35,6 +39,7 @@ _GROUPS = {
 }
 """The headings of the help for the parts of a configuration; its own fields are under ``_OWN_GROUP``."""
 _OWN_GROUP = "Lengths and batches"
+_DRAFT_GROUP = "Draft model"
 _REQUIRED, _OWN, _OTHERS = "Required options", "Options", "Other options"
 _GENERAL = {"--log-level", "--verbose", "--quiet", "--help"}
 """Options that every command has, which stand last in its help."""
@@ -168,7 +173,7 @@ def _option(
             hidden=hidden,
         )
     click_type: Any = {int: click.INT, float: click.FLOAT}.get(kind, click.STRING)
-    if name == "model_path":
+    if name in ("model_path", f"{DRAFT}model_path"):
         click_type = ModelType()
     elif kind is Path:
         click_type = click.Path()
@@ -248,6 +253,12 @@ def config_options(command: Any) -> Any:
                 # options without effect, and unsupported ones, are accepted for scripts but hidden
                 hidden = bool(f.metadata["no_effect"] or f.metadata["unsupported"])
                 decorators.append(_option(name, hint, f.metadata["help"], f.default, group, hidden))
+    hints = type_hints(MAXModelConfig)
+    for name, f in options_of(MAXModelConfig).items():
+        hint = str if name == "device_specs" else hints[name]
+        hidden = bool(f.metadata["no_effect"] or f.metadata["unsupported"])
+        own, text = f"{DRAFT}{name}", DRAFT_HELP[f"{DRAFT}{name}"]
+        decorators.append(_option(own, hint, text, f.default, _DRAFT_GROUP, hidden))
     for decorate in reversed(decorators):
         command = decorate(command)
     return command

@@ -16,6 +16,7 @@ from max.pipelines.core.text_context import TextContext, draft_length
 from max.pipelines.generation.drafts.drafter import Drafter
 from max.pipelines.generation.drafts.lookup import LookupDrafter
 from max.pipelines.generation.steps.step_tokens import reasoning_limit
+from max.pipelines.kv_cache.state_slots import StateSlots
 from max.pipelines.models.inputs import ModelOutputs
 from max.pipelines.models.pipeline_model import PipelineModel
 from max.pipelines.sampling.sampler import Sampler, needs_sampler
@@ -39,12 +40,17 @@ class DraftSteps:
     def __init__(self, drafter: Drafter, most: int, sampler: Sampler) -> None:
         self._drafter, self.most, self._sampler = drafter, most, sampler
         self._truncations: dict[RequestID, int] = {}  # as the drafter knows them
-        self.drafted, self.accepted = 0, 0
-        """The number of tokens that were drafted, and of those that were right."""
+        self.drafted, self.accepted, self.verified = 0, 0, 0
+        """The number of tokens that were drafted, of those that were right, and of drafts."""
 
     @classmethod
     def of(
-        cls, config: PipelineConfig, model: PipelineModel[Any], sampler: Sampler, has_states: bool
+        cls,
+        config: PipelineConfig,
+        model: PipelineModel[Any],
+        sampler: Sampler,
+        slots: StateSlots | None,
+        drafter: Drafter | None = None,
     ) -> DraftSteps | None:
         """The drafts of a configuration; None if it has none.
 
@@ -52,25 +58,27 @@ class DraftSteps:
             config: The configuration, resolved.
             model: The model.
             sampler: Chooses tokens.
-            has_states: Whether the model has recurrent states.
+            slots: The slots of its recurrent states; None: it has none.
+            drafter: Proposes the tokens; None: the one that the configuration names.
 
         Raises:
             ConfigError: The model cannot verify drafted tokens.
         """
-        if config.speculative_method is None:
+        method = config.speculative_method
+        if method is None or not config.drafts_tokens:
             return None
-        if has_states or not model.verifies_drafts:
+        if slots is not None or not model.verifies_drafts:
             why = (
                 "has recurrent states, which cannot go back"
-                if has_states
+                if slots is not None
                 else "gives one token a step"
             )
             raise ConfigError(
-                f"speculative_method is {config.speculative_method.value!r}, and the model {why}",
+                f"speculative_method is {method.value!r}, and the model {why}",
                 "Leave --speculative-method out.",
             )
         most = config.num_speculative_tokens
-        return cls(LookupDrafter(most), most, sampler)
+        return cls(drafter or LookupDrafter(most), most, sampler)
 
     def drop(self, batch: Iterable[TextGenerationContext]) -> None:
         """Removes the drafts of requests that now need more than the model's own choice of tokens.
@@ -92,21 +100,33 @@ class DraftSteps:
         Args:
             batch: The requests of the last step, with their new tokens.
         """
+        chunks: list[TextContext] = []
+        contexts: list[TextContext] = []
+        most: list[int] = []
         for context in batch:
             if not isinstance(context, TextContext):
                 continue
             if context.is_done:
+                self._drafter.learn(context)
                 self.forget(context.request_id)
                 continue
             if context.truncations != self._truncations.get(context.request_id, 0):
                 self._truncations[context.request_id] = context.truncations
                 self._drafter.rewind(context)
-            # not while a prompt is read
-            if context.active_length == 1:
-                # a step gives one token more than it drafts, and both must fit
-                most = min(self.most, context.max_length - context.end_idx - 1)
-                if most > 0 and not _needs_single_tokens(context):
-                    context.set_draft(self._drafter.propose(context, most))
+            if context.active_length > 1:
+                chunks.append(context)
+                continue
+            # a step gives one token more than it drafts, and both must fit
+            room = min(self.most, context.max_length - context.end_idx - 1)
+            if room > 0 and not _needs_single_tokens(context):
+                contexts.append(context)
+                most.append(room)
+        if chunks:
+            self._drafter.read(chunks)
+        if contexts:
+            proposed = self._drafter.propose_all(contexts, most)
+            for context, tokens in zip(contexts, proposed, strict=True):
+                context.set_draft(tokens)
 
     def forget(self, request_id: RequestID) -> None:
         """Forgets a request that has ended."""
@@ -169,10 +189,20 @@ class DraftSteps:
         draft, right = context.draft_tokens, 0
         while right < len(draft) and draft[right] == chosen[right]:
             right += 1
-        self.drafted += len(draft)
-        self.accepted += right
+        self.count(len(draft), right)
         self._drafter.observe(context, len(draft), right)
         return right
+
+    def count(self, drafted: int, accepted: int) -> None:
+        """Counts a draft that was verified.
+
+        Args:
+            drafted: The number of drafted tokens.
+            accepted: The number of these that were right.
+        """
+        self.drafted += drafted
+        self.accepted += accepted
+        self.verified += 1
 
 
 def _needs_single_tokens(context: TextGenerationContext) -> bool:

@@ -40,6 +40,13 @@ class Drafter(ABC):
         """
         return [self.propose(context, n) for context, n in zip(contexts, most, strict=True)]
 
+    def read(self, contexts: Sequence[TextContext]) -> None:  # noqa: B027  optional
+        """Tells that a step has read chunks of prompts; a drafter that is a model reads them too.
+
+        Args:
+            contexts: The requests.
+        """
+
     @abstractmethod
     def observe(self, context: TextContext, drafted: int, accepted: int) -> None:
         """Tells how many tokens of a draft were right; a drafter with a cache of its own goes back to these there.
@@ -68,7 +75,7 @@ class Drafter(ABC):
             request_id: The request.
         """
 
-    def learn(self, context: TextContext) -> None:  # noqa: B027 (most drafters learn nothing)
+    def learn(self, context: TextContext) -> None:  # noqa: B027  optional
         """Tells that a request has ended, before `forget`; a drafter may keep its answer for others.
 
         Args:
@@ -120,6 +127,11 @@ class DraftersInTurn(Drafter):
                     self._proposed[contexts[row].request_id] = drafter
             open_rows = [row for row in open_rows if not tokens[row]]
         return tokens
+
+    def read(self, contexts: Sequence[TextContext]) -> None:
+        """Tells all drafters."""
+        for drafter in self._drafters:
+            drafter.read(contexts)
 
     def observe(self, context: TextContext, drafted: int, accepted: int) -> None:
         """Tells the drafter that made the draft."""

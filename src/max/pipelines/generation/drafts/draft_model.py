@@ -1,0 +1,273 @@
+"""Drafts by a smaller model, which has its own cache of pages and follows the texts of the requests."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from max.interfaces import (
+    RequestID,
+    SamplingParams,
+    TextGenerationInputs,
+    TextGenerationOutput,
+)
+from max.pipelines.core.text_context import TextContext
+from max.pipelines.generation.drafts.drafter import Drafter
+from max.pipelines.kv_cache.page_tables import OutOfPagesError
+from max.pipelines.kv_cache.request_pages import RequestPages
+
+__all__ = ["DraftModel", "DraftedText", "ModelDrafter"]
+
+
+@dataclass(kw_only=True)
+class DraftedText(TextContext):
+    """The text of a request as the draft model has it: drafted tokens are no answer, and all of them may be removed."""
+
+    def to_generation_output(self) -> TextGenerationOutput:
+        """No tokens: those that were returned could not be removed."""
+        return TextGenerationOutput(
+            request_id=self.request_id, tokens=[], final_status=self.status, log_probabilities=None
+        )
+
+    @classmethod
+    def of(cls, context: TextContext, longest: int) -> DraftedText:
+        """The text of a request, to be read from its start.
+
+        Args:
+            context: The request; penalties and processors of its logits are left to the model that verifies.
+            longest: The number of tokens of the longest text of the draft model.
+        """
+        params = context.sampling_params
+        return cls(
+            tokens=context.all_tokens,
+            max_length=longest,
+            request_id=context.request_id,
+            cache_salt=context.cache_salt,
+            adapter=context.adapter,
+            # the same seed: where both models have equal distributions, they choose equal tokens
+            sampling_params=SamplingParams(
+                top_k=params.top_k, top_p=params.top_p, min_p=params.min_p,
+                temperature=params.temperature, seed=params.seed, ignore_eos=True,
+            ),
+        )  # fmt: skip
+
+    def follow(self, context: TextContext) -> int | None:
+        """Makes the text that of the request: removes wrong tokens, and appends those that it lacks.
+
+        Args:
+            context: The request.
+
+        Returns:
+            The number of tokens that both had; None if tokens would be removed that are no draft.
+        """
+        if self.active_idx < self.end_idx:  # after a chunk of the prompt
+            self.set_token_indices(active_idx=self.end_idx)
+        own, tokens = self.all_tokens, context.all_tokens
+        length = min(len(own), len(tokens))
+        different = (own[:length] != tokens[:length]).nonzero()[0]
+        common = int(different[0]) if different.size else length
+        if common < len(self.prompt_tokens):
+            return None
+        self.truncate(common)
+        for token in tokens[common:].tolist():
+            self.jump_ahead(token)
+        return common
+
+
+class DraftModel(Protocol):
+    """What a drafter needs of the pipeline of the draft model."""
+
+    @property
+    def kv_manager(self) -> RequestPages:
+        """Its cache."""
+        ...
+
+    @property
+    def vocabulary(self) -> int:
+        """The number of its tokens."""
+        ...
+
+    @property
+    def longest(self) -> int:
+        """The number of tokens of the longest text."""
+        ...
+
+    def execute(self, inputs: TextGenerationInputs[TextContext]) -> object:
+        """Runs a batch; tokens that are not certain stay out of the cached prefixes."""
+        ...
+
+
+class ModelDrafter(Drafter):
+    """Lets a smaller model write the next tokens.
+
+    The draft model reads prompts beside the model, chunk by chunk, and reuses the prefixes in its own cache. After
+    wrong tokens it goes back to the last right one. If its pages run out, requests that are not in the batch lose
+    theirs, and are read again later; a request that still has no room is not drafted.
+
+    Args:
+        model: The draft model.
+        vocabulary: The number of the model's tokens; drafts have no others.
+        chunk: The maximum number of tokens of a request that a step reads.
+    """
+
+    def __init__(self, model: DraftModel, vocabulary: int, chunk: int) -> None:
+        self._model, self._vocabulary, self._chunk = model, vocabulary, chunk
+        # the least recently drafted one first
+        self._texts: dict[RequestID, DraftedText] = {}
+
+    def propose(self, context: TextContext, most: int) -> Sequence[int]:
+        """The tokens that the draft model writes.
+
+        Args:
+            context: The request.
+            most: The maximum number of tokens.
+        """
+        (tokens,) = self.propose_all([context], [most])
+        return tokens
+
+    def propose_all(
+        self, contexts: Sequence[TextContext], most: Sequence[int]
+    ) -> list[Sequence[int]]:
+        """The tokens that the draft model writes, for all requests in the same steps.
+
+        Args:
+            contexts: The requests.
+            most: The maximum number of tokens of each.
+        """
+        texts = self._texts_of(contexts, [context.current_length for context in contexts], most)
+        steps = max((most[row] for row in texts), default=0)
+        # first those that lack tokens: the others have one to read, as all have after it
+        behind = {row: text for row, text in texts.items() if text.active_length > 1}
+        self._run([*behind.values()], 1)
+        level = [text for row, text in texts.items() if row not in behind]
+        if behind and level:
+            self._run(level, 1)
+            self._run([*texts.values()], steps - 1)
+        else:
+            self._run([*texts.values()], steps - bool(behind))
+        drafts: list[Sequence[int]] = [()] * len(contexts)
+        for row, text in texts.items():
+            drafted = text.all_tokens[contexts[row].current_length :][: most[row]].tolist()
+            known = next((n for n, token in enumerate(drafted) if token >= self._vocabulary), None)
+            drafts[row] = drafted[:known]
+        return drafts
+
+    def texts(self, contexts: Sequence[TextContext], steps: int) -> list[DraftedText]:
+        """The texts of requests as the draft model has them, with pages for some steps.
+
+        Args:
+            contexts: The requests.
+            steps: The number of steps.
+
+        Raises:
+            OutOfPagesError: A request has no room.
+        """
+        lengths = [context.current_length for context in contexts]
+        texts = self._texts_of(contexts, lengths, [steps] * len(contexts))
+        if len(texts) < len(contexts):
+            cache = self._model.kv_manager
+            raise OutOfPagesError(1, cache.free_pages, cache.total_num_pages)
+        return [*texts.values()]
+
+    def read(self, contexts: Sequence[TextContext]) -> None:
+        """Lets the draft model read the chunks of prompts that the model has read.
+
+        Args:
+            contexts: The requests.
+        """
+        self._texts_of(contexts, [context.start_idx for context in contexts], [1] * len(contexts))
+
+    def observe(self, context: TextContext, drafted: int, accepted: int) -> None:
+        """Does nothing: the next draft compares the texts."""
+
+    def rewind(self, context: TextContext) -> None:
+        """Does nothing: the next draft compares the texts.
+
+        Args:
+            context: The request.
+        """
+
+    def forget(self, request_id: RequestID) -> None:
+        """Frees the pages of a request that has ended."""
+        if self._texts.pop(request_id, None) is not None:
+            self._model.kv_manager.close(request_id)
+
+    def _texts_of(
+        self, contexts: Sequence[TextContext], lengths: Sequence[int], steps: Sequence[int]
+    ) -> dict[int, DraftedText]:
+        """The texts of requests, by row, read up to at most one token before a length; without those that have no room.
+
+        Args:
+            contexts: The requests.
+            lengths: The number of tokens of each to read.
+            steps: The number of steps that follow for each.
+        """
+        texts: dict[int, DraftedText] = {}
+        kept = {context.request_id for context in contexts}
+        for row, context in enumerate(contexts):
+            fits = context.current_length + steps[row] <= self._model.longest
+            tokens = context.all_tokens
+            text = self._texts.pop(context.request_id, None)
+            begin = 0 if text is None else min(text.current_length, len(tokens))
+            if not fits or (tokens[begin:] >= self._model.vocabulary).any():
+                self._model.kv_manager.close(context.request_id)
+                continue
+            if text is None or not self._follow(text, context):
+                self._model.kv_manager.close(context.request_id)
+                text = DraftedText.of(context, self._model.longest)
+            # last: the most recently drafted one
+            self._texts[context.request_id] = text
+            if self._has_pages(text, steps[row], kept):
+                texts[row] = text
+        # all but the last chunk: the caller's steps read that one
+        while behind := [
+            (text, end)
+            for row, text in texts.items()
+            if (end := self._chunk_end(text, lengths[row])) is not None
+        ]:
+            for text, end in behind:
+                text.set_token_indices(active_idx=end)
+            self._run([text for text, _ in behind], 1)
+        return texts
+
+    def _chunk_end(self, text: DraftedText, length: int) -> int | None:
+        """Where the next chunk of a text ends that is to be read before the steps of a draft; None: there is none."""
+        whole = length == text.end_idx
+        end = min(length, text.start_idx + self._chunk)
+        if end <= text.start_idx or (whole and end == length):
+            return None
+        return end
+
+    def _follow(self, text: DraftedText, context: TextContext) -> bool:
+        """Makes a text that of its request, and what is cached of it too; False if it has to be read anew."""
+        cache, held = self._model.kv_manager, text.start_idx
+        common = text.follow(context)
+        if common is None:
+            return False
+        if cache.contains(text.request_id):
+            # one token at least is read, as its logits are needed
+            cache.keep(text, min(held, common, text.end_idx - 1))
+            # only now are its tokens certain, so that other requests may reuse their pages
+            cache.step(text)
+        return True
+
+    def _has_pages(self, text: DraftedText, steps: int, kept: set[RequestID]) -> bool:
+        """Reserves the pages of a text for steps; requests outside of the batch lose theirs if there are too few."""
+        cache = self._model.kv_manager
+        while True:
+            try:
+                cache.open(text)
+                cache.alloc(text, steps)
+                return True
+            except OutOfPagesError:
+                other = next((key for key in self._texts if key not in kept), text.request_id)
+                self.forget(other)
+                if other == text.request_id:
+                    return False
+
+    def _run(self, texts: Sequence[DraftedText], steps: int) -> None:
+        """Runs steps of the draft model."""
+        if texts and steps > 0:
+            batch = {text.request_id: text for text in texts}
+            self._model.execute(TextGenerationInputs(batches=[dict(batch)], num_steps=steps))
