@@ -10,11 +10,8 @@ from max.dtype import DType
 from max.interfaces import ImageMetadata, RequestID
 from max.nn.kv_cache.cache_params import CacheGroup, KVCacheParams, KVCacheStrategy
 from max.pipelines.core import TextAndVisionContext, TextContext
-from max.pipelines.kv_cache.manager import (
-    PagedKVCacheManager,
-    estimate_kv_cache_size,
-    load_kv_manager,
-)
+from max.pipelines.kv_cache import estimate_kv_cache_size
+from max.pipelines.kv_cache.manager import PagedKVCacheManager, load_kv_manager
 from max.pipelines.kv_cache.memory import (
     cache_bytes,
     fitting_length,

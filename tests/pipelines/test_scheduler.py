@@ -747,3 +747,30 @@ def test_page_tables_have_one_owner():
         and node.func.attr in ("claim", "reuse_prefix", "alloc")
     ]
     assert not calls
+
+
+def test_there_are_two_ways_to_a_page():
+    """Other folders use `RequestPages`; its implementation alone calls what takes and drops pages of a `PagePool`."""
+    source = Path(max.__file__).parent
+    inner = {"page_manager", "page_pool", "prefix_lookup"}
+    found: list[str] = []
+    for path in sorted(source.rglob("*.py")):
+        name = path.relative_to(source).as_posix()
+        tree = ast.parse(path.read_text())
+        if not name.startswith("pipelines/kv_cache/"):
+            found += [
+                f"{name} imports {node.module}"
+                for node in ast.walk(tree)
+                if isinstance(node, ast.ImportFrom)
+                and (node.module or "").startswith("max.pipelines.kv_cache.")
+                and (node.module or "").rpartition(".")[2] in inner
+            ]
+        elif Path(name).stem not in inner:
+            found += [
+                f"{name}:{node.lineno} calls {node.func.attr}"
+                for node in ast.walk(tree)
+                if isinstance(node, ast.Call)
+                and isinstance(node.func, ast.Attribute)
+                and node.func.attr in ("take", "drop", "share", "share_part", "copy_content")
+            ]
+    assert not found

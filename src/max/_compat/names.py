@@ -141,8 +141,9 @@ NAMES: dict[str, dict[str, str]] = {
     "max.nn.kv_cache": {
         **{
             name: "max.pipelines.kv_cache.manager"
-            for name in ("PagedKVCacheManager", "estimate_kv_cache_size", "load_kv_manager")
+            for name in ("PagedKVCacheManager", "load_kv_manager")
         },
+        "estimate_kv_cache_size": V26 + "memory",
         **_PARAMS,
         "KVCacheMetrics": "max._compat.nn.kv_cache",
         "build_max_lengths_tensors": "max._compat.nn.kv_cache",
@@ -176,7 +177,7 @@ NAMES: dict[str, dict[str, str]] = {
         "KVCacheStrategy": "max.nn.kv_cache",
         "MemoryPlanner": V26 + "memory",
         "PagedKVCacheManager": "max.pipelines.kv_cache.manager",
-        "estimate_kv_cache_size": "max.pipelines.kv_cache.manager",
+        "estimate_kv_cache_size": V26 + "memory",
         "load_kv_manager": "max.pipelines.kv_cache.manager",
     },
     "max.pipelines.lib": _LIB_NAMES,

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from max.driver import Device
+from max.nn.kv_cache.cache_params import KVCacheParams
 from max.pipelines.config.pipeline_config import PipelineConfig
+from max.pipelines.kv_cache.memory import cache_bytes
 
-__all__ = ["MemoryPlan", "MemoryPlanner"]
+__all__ = ["MemoryPlan", "MemoryPlanner", "estimate_kv_cache_size"]
 
 
 @dataclass(frozen=True)
@@ -70,3 +73,27 @@ class MemoryPlanner:
             weights_size: The bytes of the weights.
         """
         return None
+
+
+def estimate_kv_cache_size(
+    params: KVCacheParams,
+    max_batch_size: int | None,
+    max_seq_len: int,
+    num_layers: int,
+    available_cache_memory: int,
+    devices: Sequence[Device],
+) -> int:
+    """The bytes of a cache for a full batch, at most the available memory.
+
+    Args:
+        params: The cache's shape.
+        max_batch_size: The maximum number of concurrent requests; None: 1.
+        max_seq_len: The longest sequence, in tokens.
+        num_layers: The number of layers of the first group.
+        available_cache_memory: Bytes for the cache.
+        devices: The model's devices; not used.
+    """
+    needed = cache_bytes(
+        params, num_layers, max_batch_size=max_batch_size or 1, max_seq_len=max_seq_len
+    )
+    return min(available_cache_memory, needed)

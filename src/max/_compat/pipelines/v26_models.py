@@ -33,7 +33,7 @@ from max.pipelines.checkpoints.huggingface_config import HuggingFaceConfig
 from max.pipelines.config.kv_cache_config import KVCacheConfig
 from max.pipelines.config.pipeline_config import PipelineConfig
 from max.pipelines.models.inputs import ModelInputs, ModelOutputs
-from max.pipelines.models.kv_cache import SizedKVCache, checked_shape
+from max.pipelines.models.kv_cache import KVCacheMixin, checked_shape
 from max.pipelines.models.pipeline_model import PipelineModel, WeightsAdapter
 
 __all__ = [
@@ -318,7 +318,7 @@ def config_length(
     return method(**offered(method, offers))
 
 
-class PipelineModelWithKVCache(V26Model[BaseContextType], SizedKVCache):
+class PipelineModelWithKVCache(V26Model[BaseContextType], KVCacheMixin):
     """The base of models with a paged KV cache.
 
     `get_kv_params` returns the shape of the cache, including layers and devices. A subclass that sets

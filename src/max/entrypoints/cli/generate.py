@@ -260,7 +260,7 @@ class Runner:
     def forget(self) -> None:
         """Drops cached prefixes, so that the next prompt is computed."""
         for manager in self.pipeline.kv_managers:
-            manager.pages.forget_prefixes()
+            manager.forget_prefixes()
 
 
 def model_name(config: PipelineConfig) -> str:

@@ -21,7 +21,6 @@ from max.nn.kv_cache.cache_params import KVCacheParams
 from max.nn.kv_cache.manager import RaggedKVCacheInputs
 from max.pipelines.core.text import byte_size
 from max.pipelines.kv_cache.memory import (
-    cache_bytes,
     group_shapes,
     page_bytes,
     page_size_of,
@@ -461,27 +460,3 @@ def load_kv_manager(
         session=session,
         swap_slots=slots,
     )
-
-
-def estimate_kv_cache_size(
-    params: KVCacheParams,
-    max_batch_size: int | None,
-    max_seq_len: int,
-    num_layers: int,
-    available_cache_memory: int,
-    devices: Sequence[Device],
-) -> int:
-    """The bytes of a cache for a full batch, at most the available memory.
-
-    Args:
-        params: The cache's shape.
-        max_batch_size: The maximum number of concurrent requests; None: 1.
-        max_seq_len: The longest sequence, in tokens.
-        num_layers: The number of layers of the first group.
-        available_cache_memory: Bytes for the cache.
-        devices: The model's devices; not used.
-    """
-    needed = cache_bytes(
-        params, num_layers, max_batch_size=max_batch_size or 1, max_seq_len=max_seq_len
-    )
-    return min(available_cache_memory, needed)

@@ -30,6 +30,7 @@ from max.pipelines.kv_cache.page_tables import (
     page_hash_of,
     tail_hash_of,
 )  # fmt: skip
+from max.pipelines.kv_cache.prefix_lookup import PrefixLookup
 from max.pipelines.kv_cache.swap_area import SwapArea
 
 
@@ -64,6 +65,7 @@ class PageManager:
         self.page_size, self.enable_prefix_caching = page_size, enable_prefix_caching
         self.pools = (PagePool(num_pages, window, swap), *more)
         """The pools of all groups."""
+        self._lookup = PrefixLookup(self.pools, page_size)
         self._known = KnownPages(4 * max(pool.num_pages for pool in self.pools))
         self._windowed = any(pool.window is not None for pool in self.pools)
         self._tables: dict[RequestID, PageTable] = {}
@@ -167,14 +169,15 @@ class PageManager:
             raise ValueError(f"KV cache: request {request_id} has pages; a prefix comes first")
         if not self.enable_prefix_caching:
             return 0
-        hashes = self._hashes(tokens, salt, contents)
-        end = self._cached_pages(hashes)
+        hashes = self._lookup.hashes(tokens, salt, contents)
+        end = self._lookup.cached_pages(hashes)
         if not all(
-            pool.has_room_for(hashes[self._first_visible(pool, end) : end]) for pool in self.pools
+            pool.has_room_for(hashes[self._lookup.first_visible(pool, end) : end])
+            for pool in self.pools
         ):
-            end = self._cached_pages(hashes, on_device=True)
+            end = self._lookup.cached_pages(hashes, on_device=True)
         for pool, group in zip(self.pools, table.groups, strict=True):
-            group.returned = self._first_visible(pool, end)
+            group.returned = self._lookup.first_visible(pool, end)
             held = pool.hold(hashes[group.returned : end])
             # num_pages stands for a page that the window has passed: no kernel reads it
             group.pages = [pool.num_pages] * group.returned + held
@@ -203,7 +206,9 @@ class PageManager:
         """
         if not self.enable_prefix_caching:
             return 0
-        return self._cached_pages(self._hashes(tokens, salt, contents)) * self.page_size
+        return (
+            self._lookup.cached_pages(self._lookup.hashes(tokens, salt, contents)) * self.page_size
+        )
 
     def miss(self, request_id: RequestID) -> Miss | None:
         """Why the first tokens of a request were not in the cache; None if all but the last were.
@@ -233,39 +238,6 @@ class PageManager:
         for page, group in zip(pages, table.groups, strict=True):
             group.pages.append(page)
         return True
-
-    def _hashes(self, tokens: Tokens, salt: bytes, contents: Contents) -> list[bytes]:
-        """The hashes of the full pages before the last token, up to the first that a group without a window lacks."""
-        unwindowed = [pool for pool in self.pools if pool.window is None]
-        hashes: list[bytes] = []
-        for index in range((len(tokens) - 1) // self.page_size):
-            parent = hashes[-1] if hashes else salt
-            hashes.append(page_hash_of(parent, tokens, index, self.page_size, contents))
-            # no later page can help: hashes are chained, and such a group needs all of them
-            if not all(pool.is_cached(hashes[-1]) for pool in unwindowed):
-                break
-        return hashes
-
-    def _cached_pages(self, hashes: list[bytes], on_device: bool = False) -> int:
-        """The length in pages of the longest prefix whose last window is cached in every group."""
-        # groups have different windows; a prefix is usable where all of them have what the next token sees
-        ends = [self._cached_ends(pool, hashes, on_device) for pool in self.pools]
-        return max(set.intersection(*ends))
-
-    def _cached_ends(self, pool: PagePool, hashes: list[bytes], on_device: bool) -> set[int]:
-        """The lengths in pages of all prefixes whose last window is cached in a pool; always contains 0."""
-        ends, run = {0}, 0
-        # `run` is the first page of the current run of cached pages
-        for index, page_hash in enumerate(hashes):
-            if not pool.is_cached(page_hash, on_device):
-                run = index + 1
-            elif run <= self._first_visible(pool, index + 1):
-                ends.add(index + 1)
-        return ends
-
-    def _first_visible(self, pool: PagePool, pages: int) -> int:
-        """The first page that the token after `pages` full pages sees."""
-        return pool.first_visible(pages * self.page_size, self.page_size)
 
     def page_shortage(self, length: int, step: int) -> tuple[int, int] | None:
         """Checks whether a request can never run because it needs more pages than a group has.

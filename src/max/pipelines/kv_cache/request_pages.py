@@ -1,4 +1,8 @@
-"""The pages of a cache by request: the only code that opens, extends and closes page tables. No tensors."""
+"""The pages of a cache by request: what scheduler and pipelines use to open, extend and close page tables. No tensors.
+
+There are two ways to a page: `RequestPages` by a request, for all other folders, and `PagePool` by its number, for the
+tensors of this folder. What lies between them (`PageManager`) is an implementation of the first.
+"""
 
 from __future__ import annotations
 
@@ -48,6 +52,19 @@ class RequestPages:
         """The total number of tokens of requests when their page table was opened, counted at each opening."""
         self.reused_tokens = 0
         """The number of these tokens that were in the cache."""
+
+    @classmethod
+    def of(
+        cls, num_pages: int, page_size: int, enable_prefix_caching: bool = False
+    ) -> RequestPages:
+        """The pages of one group of layers, without tensors.
+
+        Args:
+            num_pages: The number of pages.
+            page_size: Tokens per page.
+            enable_prefix_caching: Whether requests with equal first tokens share pages.
+        """
+        return cls(PageManager(num_pages, page_size, enable_prefix_caching))
 
     @cached_property
     def salt_key(self) -> bytes:

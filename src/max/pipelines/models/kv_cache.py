@@ -82,33 +82,6 @@ class KVCacheMixin(Protocol):
         ...
 
     @classmethod
-    @abstractmethod
-    def estimate_kv_cache_size(
-        cls,
-        pipeline_config: PipelineConfig,
-        available_cache_memory: int,
-        devices: list[Device],
-        huggingface_config: HuggingFaceConfig,
-        kv_cache_config: KVCacheConfig,
-        cache_dtype: DType,
-    ) -> int:
-        """The bytes of the cache.
-
-        Args:
-            pipeline_config: The configuration of the pipeline.
-            available_cache_memory: Bytes for the cache.
-            devices: Where the model runs.
-            huggingface_config: The model's config.json.
-            kv_cache_config: The options of the cache.
-            cache_dtype: The cache's dtype.
-        """
-        ...
-
-
-class SizedKVCache(KVCacheMixin):
-    """The methods of a model whose cache has the size that the shape of the cache gives."""
-
-    @classmethod
     def estimate_kv_cache_size(
         cls,
         pipeline_config: PipelineConfig,
@@ -128,7 +101,7 @@ class SizedKVCache(KVCacheMixin):
             kv_cache_config: The options of the cache.
             cache_dtype: The cache's dtype.
         """
-        model: Any = cls  # mixed into a PipelineModel
+        model: Any = cls  # the protocol is mixed into a PipelineModel
         params, layers = model.cache_shape(
             pipeline_config, huggingface_config, devices, kv_cache_config, cache_dtype
         )

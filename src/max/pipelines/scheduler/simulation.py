@@ -12,7 +12,6 @@ import numpy as np
 from max._dataclass import dataclass
 from max.interfaces import BatchType, RequestID, TextGenerationContext
 from max.pipelines.core.text_context import TextContext
-from max.pipelines.kv_cache.page_manager import PageManager
 from max.pipelines.kv_cache.request_pages import RequestPages
 from max.pipelines.scheduler.limits import SchedulerLimits
 from max.pipelines.scheduler.scheduler import TextScheduler
@@ -111,7 +110,7 @@ def simulate(machine: Machine, arrivals: Sequence[Arrival]) -> tuple[list[Timeli
     Raises:
         InputError: A request needs more pages than the cache has.
     """
-    cache = RequestPages(PageManager(machine.pages, machine.page_size, machine.prefix_caching))
+    cache = RequestPages.of(machine.pages, machine.page_size, machine.prefix_caching)
     scheduler = TextScheduler(cache, machine.limits)
     timelines = [Timeline(arrival) for arrival in arrivals]
     open_requests: dict[RequestID, Timeline] = {}

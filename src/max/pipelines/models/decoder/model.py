@@ -37,7 +37,7 @@ from max.pipelines.models.decoder.weight_names import WeightNames
 from max.pipelines.models.decoder.weights import weights_registry, with_embedding
 from max.pipelines.models.graph_model import GraphModel
 from max.pipelines.models.inputs import ModelInputs, ModelOutputs, ragged_tokens
-from max.pipelines.models.kv_cache import SizedKVCache
+from max.pipelines.models.kv_cache import KVCacheMixin
 
 __all__ = ["DecoderInputs", "DecoderModel", "gguf_layout"]
 
@@ -67,7 +67,7 @@ class DecoderInputs(ModelInputs):
         self.kv_cache_inputs = kv_cache_inputs
 
 
-class DecoderModel(GraphModel[TextContext], SizedKVCache):
+class DecoderModel(GraphModel[TextContext], KVCacheMixin):
     """A decoder-only model that picks the next tokens in its graph.
 
     An architecture subclasses it, sets the class attributes, and overrides `configure` if its
