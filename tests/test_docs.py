@@ -184,6 +184,18 @@ def test_the_pictures_are_those_of_the_passes(monkeypatch: pytest.MonkeyPatch) -
     assert stale == []
 
 
+def test_the_tables_of_the_dialect_are_those_of_the_specifications(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """`python docs/_site/dialect.py` writes them."""
+    monkeypatch.syspath_prepend(ROOT / "docs" / "_site")
+    dialect = importlib.import_module("dialect")
+    text = dialect.PAGE.read_text()
+    assert text == dialect.page(text), "run `python docs/_site/dialect.py`"
+    with pytest.raises(ValueError, match="has no line"):
+        dialect.page("# Another page")
+
+
 def test_the_reference_has_a_page_a_module(monkeypatch: pytest.MonkeyPatch) -> None:
     """Each name that a module exports has a heading with its full name, once."""
     monkeypatch.syspath_prepend(ROOT / "docs" / "_site")

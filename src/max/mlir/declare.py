@@ -37,6 +37,9 @@ def declare(
     attributes: Mapping[str, type] | None = None,
     optional: Mapping[str, type] | None = None,
     conditions: Conditions | None = None,
+    takes: str = "",
+    gives: str = "",
+    doc: str = "",
 ) -> OpSpec:
     """The specification of an op with declared operands.
 
@@ -50,6 +53,9 @@ def declare(
         attributes: The Python types of the required attributes.
         optional: The Python types of the optional attributes.
         conditions: The run-time conditions over sizes.
+        takes: The operands for the reference of the dialect.
+        gives: The results for the reference.
+        doc: What the op computes, for the reference.
     """
     op = name.removeprefix("mo.")
     operands = tuple(signature)
@@ -93,6 +99,9 @@ def declare(
         chained=chained,
         separates=True,
         hoistable=False,
+        takes=takes,
+        gives=gives,
+        doc=doc,
     )
     return spec
 

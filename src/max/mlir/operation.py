@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import field
 from typing import TYPE_CHECKING, Any, ClassVar, Self
@@ -121,6 +122,12 @@ class OpSpec:
     """Whether values that are live across the op wait in memory: products before and after it are not merged."""
     hoistable: bool = True
     """Whether the op may run once, when a model is loaded, if it depends on weights and constants only."""
+    takes: str = ""
+    """The operands for the reference of the dialect, with their shapes."""
+    gives: str = ""
+    """The results for the reference, where they do not follow from `doc`."""
+    doc: str = ""
+    """What the op computes, and what its attributes mean, for the reference."""
 
     @property
     def mnemonic(self) -> str:
@@ -310,8 +317,10 @@ def define(spec: OpSpec, base: type[MoOp] = MoOp) -> type[MoOp]:
     if spec.terminator:
         traits += (IsTerminator(),)
     members = {"name": spec.name, "spec": spec, "traits": OpTraits(lambda: traits)}
+    # the module of the op's family, which calls this function
+    family: str = sys._getframe(1).f_globals["__name__"]
     title = "".join(part.title() for part in spec.mnemonic.replace(".", "_").split("_"))
-    cls = type(f"{title}Op", (base,), {**members, "__module__": __name__})
+    cls = type(f"{title}Op", (base,), {**members, "__module__": family})
     if spec.name in OPS:
         raise ValueError(f"{spec.name} is defined twice")
     OPS[spec.name] = cls

@@ -33,7 +33,15 @@ def _check_create(operands: Types, results: Types, attrs: Attrs) -> None:
 
 
 BufferCreateOp = define(
-    OpSpec("mo.buffer_create", (0, 0), 1, check=_check_create, pure=False, removable=True)
+    OpSpec(
+        "mo.buffer_create",
+        (0, 0),
+        1,
+        check=_check_create,
+        pure=False,
+        removable=True,
+        doc="uninitialized",
+    )
 )
 
 
@@ -44,7 +52,16 @@ def _infer_load(types: Types, attrs: Attrs) -> Types:
 
 
 BufferLoadOp = define(
-    OpSpec("mo.buffer_load", (2, 2), 2, infer=_infer_load, pure=False, borrows=True)
+    OpSpec(
+        "mo.buffer_load",
+        (2, 2),
+        2,
+        infer=_infer_load,
+        pure=False,
+        borrows=True,
+        takes="buffer, chain",
+        doc="tensor, chain",
+    )
 )
 
 
@@ -61,7 +78,16 @@ def _infer_store(types: Types, attrs: Attrs) -> Types:
 
 
 BufferStoreOp = define(
-    OpSpec("mo.buffer_store", (3, 3), 1, infer=_infer_store, pure=False, reads_strided=True)
+    OpSpec(
+        "mo.buffer_store",
+        (3, 3),
+        1,
+        infer=_infer_store,
+        pure=False,
+        reads_strided=True,
+        takes="tensor, buffer, chain",
+        doc="chain",
+    )
 )
 
 
@@ -95,6 +121,8 @@ BufferStoreSliceOp = define(
         infer=_infer_store_slice,
         conditions=_store_slice_conditions,
         pure=False,
+        takes="tensor, buffer, chain",
+        doc="as `mo.slice`; chain",
     )
 )
 
@@ -122,6 +150,8 @@ define(
         1,
         infer=_infer_store_slice_dynamic,
         pure=False,
+        takes="tensor, buffer, start, stop, step (1-d si64, on the CPU), chain",
+        doc="chain",
     )
 )
 
@@ -131,7 +161,14 @@ def _infer_chain_create(types: Types, attrs: Attrs) -> Types:
 
 
 ChainCreateOp = define(
-    OpSpec("mo.chain_create", (0, 0), 1, infer=_infer_chain_create, removable=True)
+    OpSpec(
+        "mo.chain_create",
+        (0, 0),
+        1,
+        infer=_infer_chain_create,
+        removable=True,
+        doc="a chain without earlier effects; the first chain of the entry graph",
+    )
 )
 
 
@@ -156,5 +193,7 @@ PrintOp = define(
         infer=_infer_print,
         pure=False,
         on_any_device=True,
+        takes="[tensor], chain",
+        doc="`label`, `text` where there is no tensor; chain",
     )
 )

@@ -69,7 +69,20 @@ def _infer_allreduce(types: Types, attrs: Attrs) -> Types:
     return (*tensors, _CHAIN)
 
 
-AllreduceOp = define(OpSpec("mo.allreduce", (3, None), None, infer=_infer_allreduce, pure=False))
+AllreduceOp = define(
+    OpSpec(
+        "mo.allreduce",
+        (3, None),
+        None,
+        infer=_infer_allreduce,
+        pure=False,
+        takes="xs…, signal buffers…, chain",
+        doc=(
+            "the sum, on the device of each x; floats below 32 bits are added in f32; "
+            "results, then a chain"
+        ),
+    )
+)
 
 
 def _infer_allgather(types: Types, attrs: Attrs) -> Types:
@@ -99,5 +112,7 @@ AllgatherOp = define(
         attributes={"axis": int},
         infer=_infer_allgather,
         pure=False,
+        takes="xs…, signal buffers…, chain",
+        doc="the concatenation, on the device of each x; results, then a chain",
     )
 )

@@ -32,6 +32,7 @@ ConstantOp = define(
         check=_check_constant,
         source=True,
         borrows=True,
+        doc="dense or resource attribute",
     )
 )
 
@@ -52,6 +53,7 @@ ConstantExternalOp = define(
         check=_check_external,
         source=True,
         borrows=True,
+        doc="`name`, optional `align`; a weight, bound at `load`",
     )
 )
 
@@ -62,4 +64,14 @@ def _check_transfer(operands: Types, results: Types, attrs: Attrs) -> None:
         raise ValueError(f"transfer_to: {x.short} to {y.short} changes more than the device")
 
 
-TransferOp = define(OpSpec("mo.transfer", (1, 1), 1, check=_check_transfer, view=True))
+TransferOp = define(
+    OpSpec(
+        "mo.transfer",
+        (1, 1),
+        1,
+        check=_check_transfer,
+        view=True,
+        takes="x",
+        doc="to the result's device",
+    )
+)

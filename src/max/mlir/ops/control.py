@@ -45,6 +45,8 @@ OutputOp = define(
         pure=False,
         terminator=True,
         on_any_device=True,
+        takes="values…",
+        doc="terminator",
     )
 )
 
@@ -417,6 +419,8 @@ define(
         hoistable=False,
         on_any_device=True,
         introduces_symbols=True,
+        takes="values…, [chain]",
+        doc="calls a subgraph; the names of its weights begin with `prefix`",
     ),
     CallOp,
 )
@@ -430,6 +434,8 @@ define(
         separates=True,
         hoistable=False,
         on_any_device=True,
+        takes="predicate (bool, rank 0), values…, [chain]",
+        doc="calls one of two subgraphs with the values, without prefix",
     ),
     IfOp,
 )
@@ -443,6 +449,11 @@ define(
         separates=True,
         hoistable=False,
         on_any_device=True,
+        takes="carried values…, other values…, [chain]",
+        doc=(
+            "subgraphs that take all values; while the condition holds, the body computes "
+            "the next carried values"
+        ),
     ),
     WhileOp,
 )
@@ -457,6 +468,13 @@ CustomOp = define(
         separates=True,
         hoistable=False,
         introduces_symbols=True,
+        takes="values…, [chain]",
+        doc=(
+            "`symbol`, `parameters` (dictionary), optional `device`; a kernel registered "
+            "with `k.register(symbol)`; results, then a chain if there is a chain operand. "
+            "Opaque operands are memory of the `size` and `dtype` in their type's "
+            "parameters"
+        ),
     )
 )
 

@@ -66,6 +66,12 @@ define(
         },
         infer=_infer_roi_align,
         conditions=_roi_align_conditions,
+        takes="x `[N, H, W, C]`, rois `[M, 5]`: image, left, top, right, bottom",
+        doc=(
+            "`output_height`, `output_width`, `spatial_scale`, `sampling_ratio` (0: a "
+            "sample a pixel), `aligned`, `mode` = AVG, MAX; `[M, output_height, "
+            "output_width, C]`; an image index out of range raises at run time"
+        ),
     )
 )
 
@@ -97,4 +103,16 @@ def _infer_nms(types: Types, attrs: Attrs) -> Types:
     return (scores.with_dtype(DType.int64),)
 
 
-define(OpSpec("mo.nms", (5, 5), 1, infer=_infer_nms))
+define(
+    OpSpec(
+        "mo.nms",
+        (5, 5),
+        1,
+        infer=_infer_nms,
+        takes=(
+            "boxes `[B, N, 4]`, scores `[B, C, N]`; greatest number si64, overlap, least "
+            "score (rank 0)"
+        ),
+        doc="si64 `[B, C, N]`: the boxes that are kept, by falling score, then -1",
+    )
+)

@@ -116,7 +116,7 @@ DIVISIONS = frozenset({"div", "mod"})
 """Ops that raise for divisors of integers that are constants in a kernel."""
 
 
-def _define(names: tuple[str, ...], arity: int, infer: Callable[[str], Infer]) -> None:
+def _define(names: tuple[str, ...], arity: int, infer: Callable[[str], Infer], doc: str) -> None:
     for name in names:
         define(
             replace(
@@ -126,20 +126,45 @@ def _define(names: tuple[str, ...], arity: int, infer: Callable[[str], Infer]) -
                 infer=infer(name),
                 cheap=name in CHEAP,
                 may_raise=name in DIVISIONS,
+                takes="x, y" if arity == 2 else "x",
+                doc=doc,
             )
         )
 
 
-_define(UNARY_FLOAT, 1, lambda op: _unary(op, _is_float))
-_define(UNARY_NUMBER, 1, lambda op: _unary(op, _is_number))
-_define(UNARY_TEST, 1, lambda op: _unary(op, _is_float, to_bool=True))
-_define(("not",), 1, lambda op: _unary(op, _is_bool))
-_define(BINARY_NUMBER, 2, lambda op: _binary(op, _is_number))
-_define(BINARY_FLOAT, 2, lambda op: _binary(op, _is_float))
-_define(BINARY_BOOL, 2, lambda op: _binary(op, _is_bool))
-_define(BINARY_INTEGER, 2, lambda op: _binary(op, _is_integer))
-_define(COMPARISON_NUMBER, 2, lambda op: _binary(op, _is_number, to_bool=True))
-_define(COMPARISON_ANY, 2, lambda op: _binary(op, _is_any, to_bool=True))
+_NUMBERS = (
+    "on numbers: `div` is true division on floats, floor division on integers; `mod` has the sign "
+    "of y; integers by 0 give 0, the least one by -1 wraps"
+)
+_BITS = (
+    "on integers; a shift that is negative, or at least the width, leaves 0, or the sign of a "
+    "shift to the right"
+)
+_define(UNARY_FLOAT, 1, lambda op: _unary(op, _is_float), "on floats")
+_define(UNARY_NUMBER, 1, lambda op: _unary(op, _is_number), "on numbers")
+_define(UNARY_TEST, 1, lambda op: _unary(op, _is_float, to_bool=True), "on floats; bool results")
+_define(("not",), 1, lambda op: _unary(op, _is_bool), "on bool")
+_define(BINARY_NUMBER, 2, lambda op: _binary(op, _is_number), _NUMBERS)
+_define(
+    BINARY_FLOAT,
+    2,
+    lambda op: _binary(op, _is_float),
+    "on floats: the greatest integer not above the exact quotient",
+)
+_define(BINARY_BOOL, 2, lambda op: _binary(op, _is_bool), "on bool")
+_define(BINARY_INTEGER, 2, lambda op: _binary(op, _is_integer), _BITS)
+_define(
+    COMPARISON_NUMBER,
+    2,
+    lambda op: _binary(op, _is_number, to_bool=True),
+    "on numbers; bool results",
+)
+_define(
+    COMPARISON_ANY,
+    2,
+    lambda op: _binary(op, _is_any, to_bool=True),
+    "on any dtype; bool results",
+)
 
 GELU_APPROXIMATIONS = ("none", "tanh", "quick")
 
@@ -154,7 +179,16 @@ def _infer_gelu(types: Types, attrs: Attrs) -> Types:
     return _unary("gelu", _is_float)(types, attrs)
 
 
-define(replace(_ELEMENTWISE, name="mo.gelu", attributes={"approximate": str}, infer=_infer_gelu))
+define(
+    replace(
+        _ELEMENTWISE,
+        name="mo.gelu",
+        attributes={"approximate": str},
+        infer=_infer_gelu,
+        takes="x",
+        doc="`approximate` = none, tanh, quick",
+    )
+)
 
 
 def _check_cast(operands: Types, results: Types, attrs: Attrs) -> None:
@@ -163,7 +197,16 @@ def _check_cast(operands: Types, results: Types, attrs: Attrs) -> None:
         raise ValueError(f"cast: {x.short} to {y.short} changes more than the dtype")
 
 
-CastOp = define(replace(_ELEMENTWISE, name="mo.cast", check=_check_cast, cheap=True))
+CastOp = define(
+    replace(
+        _ELEMENTWISE,
+        name="mo.cast",
+        check=_check_cast,
+        cheap=True,
+        takes="x",
+        doc="to the result's dtype (float to int truncates and saturates, NaN gives 0)",
+    )
+)
 
 
 def _infer_select(types: Types, attrs: Attrs) -> Types:
@@ -181,7 +224,15 @@ def _infer_select(types: Types, attrs: Attrs) -> Types:
 
 
 SelectOp = define(
-    replace(_ELEMENTWISE, name="mo.select", operands=(3, 3), infer=_infer_select, cheap=True)
+    replace(
+        _ELEMENTWISE,
+        name="mo.select",
+        operands=(3, 3),
+        infer=_infer_select,
+        cheap=True,
+        takes="cond, x, y",
+        doc="x where cond is true, y elsewhere",
+    )
 )
 
 # ops that passes name

@@ -38,5 +38,10 @@ define(
         1,
         attributes={"n": int, "axis": int, "normalization": str},
         infer=_infer_irfft,
+        takes=(
+            "x `[…, m, …, 2]` (complex), roots `[n, 2]`: cosine and sine of the n-th parts "
+            "of a circle"
+        ),
+        doc="`n`, `axis`, `normalization` = backward, ortho, forward; NumPy `irfft`",
     )
 )

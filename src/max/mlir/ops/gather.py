@@ -24,7 +24,16 @@ def _infer_gather(types: Types, attrs: Attrs) -> Types:
 
 
 GatherOp = define(
-    OpSpec("mo.gather", (2, 2), 1, attributes={"axis": int}, infer=_infer_gather, may_raise=True)
+    OpSpec(
+        "mo.gather",
+        (2, 2),
+        1,
+        attributes={"axis": int},
+        infer=_infer_gather,
+        may_raise=True,
+        takes="x, indices",
+        doc="NumPy `take`; an index out of range raises at run time",
+    )
 )
 
 
@@ -72,6 +81,8 @@ define(
         attributes={"batch_dims": int},
         infer=_infer_gather_nd,
         may_raise=True,
+        takes="x, indices `[…, n]`",
+        doc="slices of x at index vectors of n axes, which follow `batch_dims` shared axes",
     )
 )
 
@@ -145,10 +156,20 @@ _SCATTER = OpSpec(
     attributes={"axis": int},
     infer=_infer_scatter,
     conditions=_scatter_conditions,
+    takes="x, updates, indices",
+    doc="a copy of x with elements along `axis` replaced, as NumPy `put_along_axis`",
 )
 define(_SCATTER)
 define(
-    replace(_SCATTER, name="mo.scatter_reduce", attributes={"axis": int, "reduction": str}),
+    replace(
+        _SCATTER,
+        name="mo.scatter_reduce",
+        attributes={"axis": int, "reduction": str},
+        doc=(
+            "`reduction` = add, max, min, mul; updates of equal indices are all "
+            "applied, in order, each result rounded to the dtype"
+        ),
+    ),
 )
 
 
@@ -169,9 +190,26 @@ def _infer_scatter_nd(types: Types, attrs: Attrs) -> Types:
     return (x,)
 
 
-_SCATTER_ND = OpSpec("mo.scatter_nd", (3, 3), 1, infer=_infer_scatter_nd)
+_SCATTER_ND = OpSpec(
+    "mo.scatter_nd",
+    (3, 3),
+    1,
+    infer=_infer_scatter_nd,
+    takes="x, updates, indices `[…, n]`",
+    doc="a copy of x with the slices at index vectors of n axes replaced",
+)
 define(_SCATTER_ND)
-define(replace(_SCATTER_ND, name="mo.scatter_nd_reduce", attributes={"reduction": str}))
+define(
+    replace(
+        _SCATTER_ND,
+        name="mo.scatter_nd_reduce",
+        attributes={"reduction": str},
+        doc=(
+            "`reduction` = add, max, min, mul; updates of equal indices are all "
+            "applied, in order, each result rounded to the dtype"
+        ),
+    )
+)
 
 
 def _check_nonzero(operands: Types, results: Types, attrs: Attrs) -> None:
@@ -192,6 +230,13 @@ def _check_nonzero(operands: Types, results: Types, attrs: Attrs) -> None:
 
 define(
     OpSpec(
-        "mo.nonzero", (2, 2), 1, check=_check_nonzero, size_rule="count", introduces_symbols=True
+        "mo.nonzero",
+        (2, 2),
+        1,
+        check=_check_nonzero,
+        size_rule="count",
+        introduces_symbols=True,
+        takes="mask, count (rank 0 si64, on the CPU)",
+        doc="si64 `[count, rank]`: the indices of the true elements",
     )
 )

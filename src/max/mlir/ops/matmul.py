@@ -45,5 +45,7 @@ MatmulOp = define(
         packable=True,
         takes_epilogue=True,
         separates=True,
+        takes="x, y",
+        doc="batched `[…, M, K] @ […, K, N]`, equal leading dims, or rank-2 y",
     )
 )

@@ -42,6 +42,8 @@ define(
         infer=_infer_layer_norm,
         row_flops=6,
         region_size=8,
+        takes="x, gamma, beta",
+        doc="over the last axis",
     )
 )
 
@@ -61,5 +63,7 @@ RmsNormOp = define(
         infer=_infer_rms_norm,
         row_flops=4,
         region_size=6,
+        takes="x, gamma",
+        doc="over the last axis",
     )
 )

@@ -71,6 +71,11 @@ define(
         attributes={"encoding": str},
         infer=_infer_dequantize,
         conditions=_whole_blocks("dequantize", "bytes"),
+        takes="x ui8 `[…, bytes]`",
+        doc=(
+            "`encoding` = Q4_0, Q4_K, Q5_K, Q6_K, Q8_0; f32 `[…, bytes / block_size * "
+            "elements_per_block]`, as `max.dtype.blocks.decode`"
+        ),
     )
 )
 
@@ -104,6 +109,8 @@ define(
         attributes={"encoding": str},
         infer=_infer_quantize,
         conditions=_whole_blocks("quantize", "elements"),
+        takes="x `[…, elements]`, any float",
+        doc="`encoding` = Q4_0, Q8_0; ui8 `[…, elements / elements_per_block * block_size]`",
     )
 )
 
@@ -147,6 +154,11 @@ QmatmulOp = define(
         conditions=_whole_blocks("qmatmul", "bytes", operand=1),
         flops=product_flops,
         packable=True,
+        takes="x `[…, M, K]` f32, bf16 or f16, w ui8 `[N, bytes]`",
+        doc=(
+            "`encoding` as `mo.dequantize`; x's dtype `[…, M, N]`: `x @ dequantize(w).T`; "
+            "kernels may round x to 8 bits in blocks of 32 (docs/quantization.md)"
+        ),
     )
 )
 
@@ -211,5 +223,14 @@ define(
         1,
         attributes={"bits": int, "group_size": int},
         infer=_infer_qmatmul_gptq,
+        takes=(
+            "x `[…, M, K]`, qweight si32 `[K * bits / 32, N]`, qzeros si32 `[groups, N * "
+            "bits / 32]`, scales `[groups, N]`, [g_idx si32 `[K]`]"
+        ),
+        doc=(
+            "`bits` = 2, 4, 8, `group_size`; `x @ (scales[g] * (q - (zeros[g] + 1) % 2 ** "
+            "bits))`; g is `g_idx[k]`, else `k / group_size`; integers are packed with the "
+            "lowest bits first"
+        ),
     )
 )

@@ -31,5 +31,10 @@ define(
         1,
         attributes={"distribution": str, "stream": int},
         check=_check_random,
+        takes="seed (rank 0 si64, on the CPU)",
+        doc=(
+            "`distribution` = uniform, normal; `stream`; f32 by Philox4x32-10: key the "
+            "seed, counter (element / 4, stream); in `[0, 1)`, or of mean 0 and deviation 1"
+        ),
     )
 )

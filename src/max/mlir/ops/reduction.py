@@ -85,6 +85,8 @@ for _name, _op in REDUCTIONS.items():
             conditions=_elements_conditions(_op) if _extreme else None,
             reduction=True,
             row_flops=1,
+            takes="x",
+            doc="along `axis`, which stays with size 1; the result has the dtype of x",
         )
     )
 for _name, _op in ARG_REDUCTIONS.items():
@@ -97,6 +99,8 @@ for _name, _op in ARG_REDUCTIONS.items():
             attributes=_AXIS,
             infer=_infer,
             conditions=_elements_conditions(_op),
+            takes="x",
+            doc="the si64 index along `axis`, which stays with size 1; the first of equals, NaN first",
         )
     )
 for _name, _op in SCANS.items():
@@ -109,6 +113,8 @@ for _name, _op in SCANS.items():
             infer=_along_axis(_op, floats=True),
             row_flops=4,
             region_size=6,
+            takes="x",
+            doc="on floats, along `axis`",
         )
     )
 
@@ -119,6 +125,8 @@ define(
         1,
         attributes={"axis": int, "exclusive": bool, "reverse": bool},
         infer=_along_axis("cumsum", floats=False),
+        takes="x",
+        doc="running sums along `axis`, `exclusive` of the element itself, from the end if `reverse`",
     )
 )
 
@@ -153,6 +161,9 @@ def _selection(op: str) -> OpSpec:
         attributes={"k": int, "axis": int},
         infer=infer,
         conditions=conditions,
+        takes="x",
+        gives="values, si64 indices",
+        doc="the `k` first elements along `axis` in falling, in rising order; NaN is the greatest",
     )
 
 
@@ -169,7 +180,13 @@ def _infer_argsort(types: Types, attrs: Attrs) -> Types:
 
 define(
     OpSpec(
-        "mo.argsort", (1, 1), 1, attributes={"axis": int, "ascending": bool}, infer=_infer_argsort
+        "mo.argsort",
+        (1, 1),
+        1,
+        attributes={"axis": int, "ascending": bool},
+        infer=_infer_argsort,
+        takes="x",
+        doc="si64; stable, NaN is the greatest",
     )
 )
 

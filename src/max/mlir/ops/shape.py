@@ -51,6 +51,8 @@ BroadcastToOp = define(
         movable=True,
         in_order=True,
         resizes=True,
+        takes="x",
+        doc="to the result's shape (NumPy rules)",
     )
 )
 
@@ -72,7 +74,17 @@ def _check_reshape(operands: Types, results: Types, attrs: Attrs) -> None:
 
 
 ReshapeOp = define(
-    OpSpec("mo.reshape", (1, 1), 1, check=_check_reshape, view=True, movable=True, in_order=True)
+    OpSpec(
+        "mo.reshape",
+        (1, 1),
+        1,
+        check=_check_reshape,
+        view=True,
+        movable=True,
+        in_order=True,
+        takes="x",
+        doc="to the result's shape (NumPy rules)",
+    )
 )
 
 
@@ -113,6 +125,8 @@ RebindOp = define(
         view=True,
         in_order=True,
         introduces_symbols=True,
+        takes="x",
+        doc="asserts the result's shape at run time; a symbol that is new names the size",
     )
 )
 
@@ -134,6 +148,8 @@ TransposeOp = define(
         infer=_infer_transpose,
         view=True,
         movable=True,
+        takes="x",
+        doc="axis i of the result is axis `perm[i]` of x",
     )
 )
 
@@ -240,6 +256,11 @@ SliceOp = define(
         resizes=True,
         movable=True,
         introduces_symbols=True,
+        takes="x",
+        doc=(
+            "`start`, `stop`, `step` (one dim or integer an axis); static-step slice, "
+            "normalized: `step != 0`, `0 <= start`; the result's shape is authoritative"
+        ),
     )
 )
 
@@ -275,6 +296,8 @@ define(
         check=_check_slice_dynamic,
         size_rule="slice",
         introduces_symbols=True,
+        takes="x, start, stop, step (1-d si64, on the CPU)",
+        doc="as `mo.slice`, with bounds that are values; steps are not 0",
     )
 )
 
@@ -309,7 +332,14 @@ def _infer_concat(types: Types, attrs: Attrs) -> Types:
 
 ConcatOp = define(
     OpSpec(
-        "mo.concat", (1, None), 1, attributes={"axis": int}, infer=_infer_concat, reads_strided=True
+        "mo.concat",
+        (1, None),
+        1,
+        attributes={"axis": int},
+        infer=_infer_concat,
+        reads_strided=True,
+        takes="xs…",
+        doc="the operands one after the other along `axis`; their other dims are equal",
     )
 )
 
@@ -348,6 +378,8 @@ PadOp = define(
         attributes={"low": tuple, "high": tuple, "mode": str, "value": (int, float)},
         infer=_infer_pad,
         conditions=_pad_conditions,
+        takes="x",
+        doc="`low` and `high` elements before and after each axis; of `value`; `mode` = constant",
     )
 )
 
@@ -366,7 +398,16 @@ def _check_range(operands: Types, results: Types, attrs: Attrs) -> None:
 
 
 define(
-    OpSpec("mo.range", (3, 3), 1, check=_check_range, size_rule="range", introduces_symbols=True)
+    OpSpec(
+        "mo.range",
+        (3, 3),
+        1,
+        check=_check_range,
+        size_rule="range",
+        introduces_symbols=True,
+        takes="start, stop, step (rank 0)",
+        doc="1-d: start, start + step, …, before stop",
+    )
 )
 
 
@@ -376,6 +417,11 @@ def _infer_shape_to_tensor(types: Types, attrs: Attrs) -> Types:
 
 ShapeToTensorOp = define(
     OpSpec(
-        "mo.shape_to_tensor", (0, 0), 1, attributes={"shape": tuple}, infer=_infer_shape_to_tensor
+        "mo.shape_to_tensor",
+        (0, 0),
+        1,
+        attributes={"shape": tuple},
+        infer=_infer_shape_to_tensor,
+        doc="1-d si64",
     )
 )

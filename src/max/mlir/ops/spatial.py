@@ -138,6 +138,8 @@ ConvOp = define(
         packable=True,
         takes_epilogue=True,
         separates=True,
+        takes="x `[N, H, W, C]` or `[N, D, H, W, C]`, filter `[taps…, C / groups, F]`",
+        doc="`stride`, `dilation`, `padding` (before and after each axis), `groups`",
     )
 )
 
@@ -192,6 +194,8 @@ define(
         conditions=_conv_transpose_conditions,
         takes_epilogue=True,
         separates=True,
+        takes="x `[N, H, W, C]`, filter `[R, S, C, F]`",
+        doc="each element of x adds a window to the result, which `padding` then cuts",
     )
 )
 
@@ -254,7 +258,17 @@ def _pool(op: str) -> Infer:
 
 _POOL = {"kernel": tuple, **_WINDOW, "ceil_mode": bool}
 
-define(OpSpec("mo.max_pool", (1, 1), 1, attributes=_POOL, infer=_pool("max_pool")))
+define(
+    OpSpec(
+        "mo.max_pool",
+        (1, 1),
+        1,
+        attributes=_POOL,
+        infer=_pool("max_pool"),
+        takes="x `[N, H, W, C]`",
+        doc="`kernel`, `stride`, `dilation`, `padding`, `ceil_mode`; `count_boundary`",
+    )
+)
 define(
     OpSpec(
         "mo.avg_pool",
@@ -262,6 +276,8 @@ define(
         1,
         attributes={**_POOL, "count_boundary": bool},
         infer=_pool("avg_pool"),
+        takes="x `[N, H, W, C]`",
+        doc="means of windows, by size `kernel`; those that reach into the padding count it if `count_boundary`",
     )
 )
 
@@ -305,6 +321,10 @@ define(
         attributes={"mode": str},
         check=_check_resize,
         conditions=_resize_conditions,
+        takes="x `[N, C, H, W]`",
+        doc=(
+            "`mode` = nearest, bilinear, bicubic; to the result's H and W; pixel centers at halves"
+        ),
     )
 )
 
@@ -364,5 +384,7 @@ define(
         attributes={"kernel": tuple, **_WINDOW},
         check=_check_fold,
         conditions=_fold_conditions,
+        takes="x `[N, C * kernel, L]`",
+        doc="the sum of windows, to the result's `[N, C, H, W]`",
     )
 )

@@ -63,6 +63,17 @@ define(
         1,
         _mask_types,
         attributes={"outputs": int},
+        takes=(
+            "x `[rows, features]`; features i32, limits, missing u8, masks u32 or u64, all "
+            "`[trees, nodes]`; counts i32 `[trees]`; weights `[trees, leaves, values]`; "
+            "targets i32 `[trees]`"
+        ),
+        gives=(
+            "`[rows, outputs]`: sums over the trees of the weights of the leaf that a row "
+            "reaches; leaves are bits, a node whose test `x <= limit` fails leaves those of"
+            " its mask"
+        ),
+        doc="trees by masks of leaves",
     )
 )
 
@@ -97,5 +108,12 @@ define(
         1,
         _walk_types,
         attributes={"outputs": int},
+        takes=(
+            "x `[rows, features]`; features, yes, no and leaves i32, limits, missing u8, "
+            "all `[nodes]`; roots, depths and targets i32 `[trees]`; weights `[leaves, "
+            "values]`"
+        ),
+        gives="the same; a row goes from node to node, a leaf is its own successor",
+        doc="trees from node to node",
     )
 )

@@ -98,6 +98,12 @@ define(
         0,
         _store_both,
         chained=True,
+        takes=(
+            "k `[total, kv_heads*head_dim]`, v, input_row_offsets u32 `[batch+1]`, kv…, "
+            "layer_idx, chain"
+        ),
+        gives="chain",
+        doc="stores the rows behind the cached tokens of each sequence",
     )
 )
 
@@ -116,6 +122,12 @@ define(
         _store_side,
         chained=True,
         attributes={"side": int},
+        takes=(
+            "rows `[total, kv_heads*head_dim]`, input_row_offsets, blocks, cache_lengths, "
+            "lookup_table, layer_idx, chain"
+        ),
+        gives="chain",
+        doc="stores rows in one side of the cache: `side` 0 keys, 1 values",
     )
 )
 
@@ -147,6 +159,14 @@ define(
         chained=True,
         attributes={"side": int},
         optional={"head_dim": int},
+        takes=(
+            "offsets u32 `[batch+1]`, blocks, first tokens u32 `[batch]`, lookup_table, "
+            "layer_idx, rows (rank 0), chain"
+        ),
+        gives="`[rows, kv_heads*head_dim]`, chain",
+        doc=(
+            "`side`: 0 keys, 1 values; `head_dim`, of an i8 cache; rows past the last offset are 0"
+        ),
     )
 )
 
@@ -181,6 +201,15 @@ define(
         _rotated_type,
         chained=True,
         optional={"interleaved": bool, "rotates_cache": bool},
+        takes=(
+            "q `[total, heads, head_dim]`, input_row_offsets, freqs_cis f32 `[max_seq, "
+            "rope_dim]` (cos, sin interleaved), kv…, layer_idx, chain"
+        ),
+        gives="q, chain",
+        doc=(
+            "`interleaved`: bool; also rotates in the cache the new K rows, unless "
+            "`rotates_cache` is false"
+        ),
     )
 )
 
@@ -246,5 +275,18 @@ define(
             "cross": bool,
             "value_size": int,
         },
+        takes=(
+            "q `[total, heads, head_dim]`, input_row_offsets, kv…, layer_idx, scale f32 "
+            "rank 0, [sinks f32 `[heads]`], [slopes f32 `[heads]`], [key offsets u32 "
+            "`[batch+1]`], chain"
+        ),
+        gives="out (q's shape, any float dtype), chain",
+        doc=(
+            "`mask`: causal, causal_alibi (takes slopes), chunked_causal, null, "
+            "sliding_window; `local_window_size`; `softcap` (0: none); `sinks`, `cross`: "
+            "whether the operands include sinks and key offsets (a sequence's keys are its "
+            "cached ones and those of the key offsets); `value_size`: values are the first "
+            "elements of keys (0: values are separate)"
+        ),
     )
 )

@@ -46,6 +46,12 @@ define(
         5,
         _sorted_types,
         attributes={"experts": int},
+        takes="ids: integers `[n]`",
+        gives=(
+            "order u32 `[n]`, starts u32 `[experts+1]`, restored u32 `[n]`, experts si32 "
+            "`[experts]`, stats u32 `[2]` (most rows, groups)"
+        ),
+        doc="`experts`; rows sorted by expert",
     )
 )
 
@@ -74,6 +80,9 @@ GroupedMatmulRaggedOp = define(
         (Operand("x", _ROWS, 2), Operand("weight", FLOATS, 3), *_GROUPS),
         1,
         result_rule=_check_multiplied,
+        takes="x `[n, K]`, w `[experts, N, K]`, starts, experts (-1: results are 0), stats",
+        gives="`[n, N]`, any float dtype; rows of no group are 0",
+        doc="the rows of each group times the transposed weight of its expert",
     )
 )
 
@@ -102,5 +111,8 @@ GroupedQmatmulRaggedOp = define(
         1,
         result_rule=_check_multiplied_blocks,
         attributes={"encoding": str},
+        takes="the same, w ui8 `[experts, N, bytes]`",
+        gives="`[n, N]`",
+        doc="the same, with weights of blocks",
     )
 )

@@ -64,6 +64,16 @@ define(
         _prefill_types,
         chained=True,
         attributes={"causal": bool},
+        takes=(
+            "q `[total, heads, size]`, k `[buffer, heads, plain]`, v `[buffer, heads, "
+            "value]`, input_row_offsets, buffer offsets u32 `[batch+1]`, first tokens u32 "
+            "`[batch]`, blocks, cache_lengths, lookup_table, layer_idx, scale f32, [out and"
+            " info of the chunks before], chain"
+        ),
+        gives=("out `[total, heads, value]`, info f32 `[total, heads, 2]` (maximum, total), chain"),
+        doc=(
+            "`causal`; the last `size - plain` elements of a latent belong to the keys of all heads"
+        ),
     )
 )
 
@@ -79,7 +89,19 @@ def _plan_types(types: NamedTypes, attrs: Attrs) -> Types:
 
 
 define(
-    declare("mo.latents.plan.ragged", (OFFSETS, LENGTHS), 1, _plan_types, attributes=_PLAN),
+    declare(
+        "mo.latents.plan.ragged",
+        (OFFSETS, LENGTHS),
+        1,
+        _plan_types,
+        attributes=_PLAN,
+        takes="input_row_offsets, cache_lengths",
+        gives="i32 `[2]`: whether keys and values are expanded, whether tokens are selected",
+        doc=(
+            "`least_rows`, `most_cached`, `saved`, `spent`, `count` (0: never); "
+            "batch-invariant kernels expand nothing and always select"
+        ),
+    ),
 )
 
 
@@ -117,6 +139,15 @@ define(
         _selection_types,
         chained=True,
         attributes={"count": int},
+        takes=(
+            "q `[total, heads, size]`, weights `[total, heads]`, input_row_offsets, blocks "
+            "(one key of `size` a token), cache_lengths, lookup_table, layer_idx, chain"
+        ),
+        gives="out i32 `[total, count]`, chain",
+        doc=(
+            "`count`; tokens of the greatest `Σ weight · max(q · key, 0)` in rising order, "
+            "then -1; of equal scores the earlier ones"
+        ),
     )
 )
 
@@ -146,5 +177,12 @@ define(
         _attention_types,
         chained=True,
         attributes={"value_size": int},
+        takes=(
+            "q `[total, heads, size]`, selected i32 `[total, count]`, input_row_offsets, "
+            "blocks (one latent of `size` a token), cache_lengths, lookup_table, layer_idx,"
+            " scale f32, chain"
+        ),
+        gives="out `[total, heads, value_size]`, chain",
+        doc="`value_size`: values are the first elements of latents",
     )
 )

@@ -45,6 +45,17 @@ define(
         1,
         _attention_types,
         optional={"mask": str, "local_window_size": int},
+        takes=(
+            "q `[total, heads, head_dim]`, k, v `[total, kv_heads, head_dim]`, "
+            "input_row_offsets, scale f32 rank 0, [bias f32 `[heads, 2 * n - 1]`]"
+        ),
+        gives="out (q's type)",
+        doc=(
+            "`mask`: null, causal, sliding_window, chunked_causal, symmetric_window "
+            "(`abs(key - query) < local_window_size`); `local_window_size`. A row attends "
+            "to the rows of its own text; `bias[head, key - query + n - 1]` is added to "
+            "scaled scores, for texts of up to n rows"
+        ),
     )
 )
 
@@ -62,6 +73,12 @@ define(
         1,
         _operand_type,
         attributes={"what": str},
+        takes="counts `[n]`",
+        gives="the counts",
+        doc=(
+            "`what`: their name in messages; raises if one is negative, or if their sum "
+            "exceeds 2^62"
+        ),
     )
 )
 define(
@@ -71,5 +88,8 @@ define(
         1,
         _operand_type,
         attributes={"what": str},
+        takes="offsets `[batch+1]`, rows (rank 0 si64, on the CPU)",
+        gives="the offsets",
+        doc="`what`; raises unless they begin at 0, do not decrease, and end at `rows`",
     )
 )

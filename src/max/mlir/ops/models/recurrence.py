@@ -81,6 +81,17 @@ define(
         _convolution_types,
         chained=True,
         attributes={"activation": str},
+        takes=(
+            "x `[total, channels]`, weight `[taps, channels]`, bias `[channels]`, "
+            "input_row_offsets, cache_lengths u32 `[batch]` (0: the initial state is zero),"
+            " slots u32 `[batch]`, state (buffer `[slots, layers, taps - 1, channels]`), "
+            "layer_idx, chain"
+        ),
+        gives="out (x's type), chain",
+        doc=(
+            "`activation`: silu, none. The state holds a sequence's last inputs; slots are "
+            "all different, as in the next two"
+        ),
     )
 )
 
@@ -117,6 +128,16 @@ define(
         _scanned_heads,
         chained=True,
         attributes=_LIMITS,
+        takes=(
+            "x `[total, heads, size]`, dt `[total, heads]`, a `[heads]`, b, c `[total, "
+            "groups, states]`, d, dt_bias `[heads]`, then as above with a state `[slots, "
+            "layers, heads, states, size]`"
+        ),
+        gives="out (x's type), chain",
+        doc=(
+            "`low`, `high`. The scan of Mamba 2: `step = clamp(softplus(dt + dt_bias))`, `h"
+            " = exp(step a) h + step b ⊗ x`, `out = c · h + d x`"
+        ),
     )
 )
 
@@ -152,6 +173,13 @@ define(
         _scanned_channels,
         chained=True,
         attributes=_LIMITS,
+        takes=(
+            "x, dt `[total, channels]`, a `[states, channels]`, b, c `[total, states]`, d, "
+            "dt_bias `[channels]`, then as above with a state `[slots, layers, states, "
+            "channels]`"
+        ),
+        gives="out (x's type), chain",
+        doc="`low`, `high`. The scan of Mamba, as above for each channel",
     )
 )
 
@@ -188,5 +216,17 @@ define(
         _delta,
         chained=True,
         attributes={"scale": float, "normalized": bool},
+        takes=(
+            "q, k `[total, key_heads, key_dim]`, v `[total, heads, value_dim]`, g, beta "
+            "`[total, heads]`, input_row_offsets, cache_lengths u32 `[batch]` (0: begins "
+            "from zeros), slots u32 `[batch]`, states (buffer f32 `[slots, layers, heads, "
+            "key_dim, value_dim]`), layer_idx, chain"
+        ),
+        gives="out (v's shape, any float dtype), chain",
+        doc=(
+            "`scale` of q; `normalized`: q and k are divided by their lengths. For each "
+            "token `S = exp(g) S`, `u = beta (v - Sᵀ k)`, `S += k uᵀ`, `out = scale Sᵀ q`; "
+            "slots are all different"
+        ),
     )
 )

@@ -49,5 +49,14 @@ define(
         3,
         _gate_types,
         attributes={"hc_mult": int, "hc_eps": float, "hc_sinkhorn_iters": int},
+        takes=(
+            "hc_proj f32 `[n, (2 + m) * m]`, pre_post_comb_b f32 `[(2 + m) * m]`, "
+            "pre_post_comb_scale f32 `[3]`"
+        ),
+        gives=(
+            "f32 `[n, m]`, `[n, m]`, `[n, m * m]`: weights of the streams in the input of a"
+            " layer, of its output in the streams, their mixing matrix (columns sum to 1)"
+        ),
+        doc="`hc_mult` (m), `hc_eps`, `hc_sinkhorn_iters`",
     )
 )

@@ -32,6 +32,12 @@ define(
         ),
         1,
         _token_types,
+        takes=(
+            "logits f32 `[batch, vocab]`, temperature f32 `[batch]`, top_k si64 `[batch]` "
+            "(≤ 0: all), top_p, min_p f32 `[batch]`, seed ui64 `[batch]`"
+        ),
+        gives="si64 `[batch]`",
+        doc="temperature 0 or top_k 1 is greedy; ties take the lowest index",
     )
 )
 
@@ -57,6 +63,12 @@ define(
         ),
         1,
         _penalty_types,
+        takes=(
+            "logits f32 `[batch, vocab]`, token ids si32 `[n]`, counts si32 `[n]`, offsets "
+            "u32 `[batch+1]`, frequency, presence, repetition f32 `[batch]`"
+        ),
+        gives="logits",
+        doc="logits less the penalties of the tokens of each row",
     )
 )
 
@@ -81,6 +93,11 @@ define(
         0,
         _frequency_types,
         chained=True,
+        takes=(
+            "buffer si32 `[n, 2]` (token, count), offsets u32 `[batch+1]`, tokens `[batch]`, chain"
+        ),
+        gives="chain",
+        doc="counts a token of each sequence in its part of data",
     )
 )
 
@@ -113,5 +130,16 @@ define(
         0,
         _next_step_types,
         chained=True,
+        takes=(
+            "next tokens si64 `[batch]`, first seeds ui64 `[batch]`, ends si64 `[batch, "
+            "n]`, interrupted ui8 `[1]`; buffers tokens si64 `[batch]`, cache_lengths u32 "
+            "`[batch]`, max_lengths u32 `[1, 2]`, seeds ui64 `[batch]`, history si64 "
+            "`[steps, batch]`, steps si64 `[1]`, again ui8 `[1]`; chain"
+        ),
+        gives="chain",
+        doc=(
+            "makes the inputs of the next decoding step; `again` is 1 if the history has "
+            "rows left, no token is among the ends of its row, and `interrupted` is 0"
+        ),
     )
 )
