@@ -114,6 +114,51 @@ CASES: dict[
         [(np.float32, (5, 3)), (np.float32, (5, 3)), (np.float32, (5, 9))],
         {"hc_mult": 3, "hc_eps": 1e-3, "hc_sinkhorn_iters": 4},
     ),
+    "lstm": (
+        "mo.lstm",
+        [
+            floats(3, 6, 2, 4, 19),
+            floats(2, 2, 32, 4, 16),
+            floats(2, 6, 19),
+            floats(2, 6, 19),
+            floats(2, 3, 19),
+            np.array([3, 0, 2, 1, 3, 2]),
+        ],
+        [(F32, (3, 2, 6, 19)), (F32, (2, 6, 19)), (F32, (2, 6, 19))],
+        {
+            "direction": "bidirectional",
+            "clip": 0.0,
+            "gate": "sigmoid",
+            "candidate": "tanh",
+            "output": "relu",
+            "coupled": False,
+            "looks": True,
+        },
+    ),
+    "gru": (
+        "mo.gru",
+        [
+            floats(2, 5, 1, 3, 19),
+            floats(1, 2, 32, 3, 16),
+            floats(1, 5, 19),
+            floats(1, 19),
+            np.array([2, 0, 2, 1, 2]),
+        ],
+        [(F32, (2, 1, 5, 19)), (F32, (1, 5, 19))],
+        {
+            "direction": "reverse",
+            "clip": 0.5,
+            "gate": "sigmoid",
+            "candidate": "tanh",
+            "reset_after": False,
+        },
+    ),
+    "rnn": (
+        "mo.rnn",
+        [floats(2, 3, 1, 1, 16), floats(1, 1, 16, 1, 16), floats(1, 3, 16), np.array([2, 1, 2])],
+        [(F32, (2, 1, 3, 16)), (F32, (1, 3, 16))],
+        {"direction": "forward", "clip": 0.0, "candidate": "tanh"},
+    ),
     "trees as masks": (
         "mo.trees.masks",
         [

@@ -72,6 +72,9 @@ _CPU_FAMILIES: dict[str, str] = {
     "mo.causal_conv.ragged": "recurrence.causal_conv",
     "mo.selective_scan.ragged": "recurrence.scan",
     "mo.ssd.ragged": "recurrence.scan",
+    "mo.lstm": "recurrence.layers",
+    "mo.gru": "recurrence.layers",
+    "mo.rnn": "recurrence.layers",
     "mo.max_pool": "images.pooling",
     "mo.avg_pool": "images.pooling",
 }

@@ -1,4 +1,4 @@
-"""Recurrent layers: LSTM, GRU and RNN."""
+"""Recurrent layers: LSTM, GRU and RNN, by kernels for whole sequences; steps in a graph for what those do not know."""
 
 from __future__ import annotations
 
@@ -9,15 +9,20 @@ import numpy as np
 
 from max.dtype import DType
 from max.graph import TensorValue, ops
+from max.graph.ops.staging.stage import stage_declared
 from max.importers.control import repeated
 from max.importers.errors import Unsupported
 from max.importers.functions import mathematics
-from max.importers.functions.indexing import reverse_by_length
+from max.importers.functions.indexing import padded, reverse_by_length
 from max.importers.functions.reductions import reversed_along
 from max.importers.node import Node
 from max.importers.onnx.table import op
 
 Activation = Callable[[TensorValue], TensorValue]
+_KNOWN = ("sigmoid", "tanh", "relu")
+"""The activations of the kernels."""
+_UNITS = 16
+"""The units of a block of packed weights."""
 _UNROLLED = 8
 """Sequences of up to this length are staged step by step, longer ones as a loop."""
 
@@ -73,6 +78,9 @@ class _Layer:
         self.gates = gates
         self.clip = node.attr("clip", 0.0)
         self.activations = self._activations(names)
+        self.names = [
+            str(n).lower() for n in node.attr("activations") or list(names) * self.directions
+        ]
         lengths = node.tensor(4) if node.has(4) else None
         self.lengths = None if lengths is None else ops.cast(lengths, DType.int64)
 
@@ -90,6 +98,75 @@ class _Layer:
             found.append(_activation(name, alpha, beta))
         each = len(names)
         return [found[i * each : (i + 1) * each] for i in range(self.directions)]
+
+    def known(self) -> list[str] | None:
+        """The names of the activations, if a kernel knows them and both directions have the same."""
+        each = len(self.names) // self.directions
+        first = self.names[:each]
+        fits = self.x.dtype is DType.float32 and self.hidden > 0 and self.clip >= 0
+        alike = self.names == first * self.directions and len(first) == len(self.activations[0])
+        return first if fits and alike and all(name in _KNOWN for name in first) else None
+
+    def packed(self) -> TensorValue:
+        """The weights of the states ``[directions, blocks, elements, gates, 16]``, with zeros behind the last ones."""
+        hidden, blocks = self.hidden, -(-self.hidden // _UNITS)
+        weight = ops.reshape(self.node.tensor(2), [self.directions, self.gates, hidden, hidden])
+        more = blocks * _UNITS - hidden
+        if more:
+            weight = padded(weight, [(0, 0), (0, 0), (0, more), (0, more)], "constant", 0)
+        weight = ops.reshape(weight, [self.directions, self.gates, blocks, _UNITS, blocks * _UNITS])
+        return ops.permute(weight, [0, 2, 4, 1, 3])
+
+    def products(self, bias: TensorValue | None) -> TensorValue:
+        """The products of the inputs with their weights: ``[length, batch, directions, gates, hidden]``.
+
+        Args:
+            bias: ``[directions * gates * hidden]``, or none.
+        """
+        weight = self.node.tensor(1)
+        size = weight.shape[2]
+        flat = ops.reshape(weight, [self.directions * self.gates * self.hidden, size])
+        y = ops.matmul(self.x, ops.transpose(flat, 0, 1))
+        y = y if bias is None else y + bias
+        return ops.reshape(y, [self.length, self.batch, self.directions, self.gates, self.hidden])
+
+    def biases(self) -> tuple[TensorValue, TensorValue] | None:
+        """The biases of the inputs and of the recurrence, ``[directions, gates, hidden]``."""
+        if not self.node.has(3):
+            return None
+        both = ops.reshape(self.node.tensor(3), [self.directions, 2, self.gates, self.hidden])
+        return both[:, 0], both[:, 1]
+
+    def first(self, index: int) -> TensorValue:
+        """The initial states ``[directions, batch, hidden]``."""
+        shape = [self.directions, self.batch, self.hidden]
+        if not self.node.has(index):
+            return ops.broadcast_to(ops.constant(np.zeros((), np.float32)), shape)
+        tensor = self.node.tensor(index)
+        return ops.rebind(ops.permute(tensor, [1, 0, 2]) if self.batch_first else tensor, shape)
+
+    def ends(self) -> TensorValue:
+        """The length of each sequence."""
+        if self.lengths is not None:
+            return ops.rebind(self.lengths, [self.batch])
+        return ops.broadcast_to(ops.cast(TensorValue(self.length), DType.int64), [self.batch])
+
+    def form(self, **more: Any) -> dict[str, Any]:
+        """The attributes of the kernels."""
+        direction = self.node.attr("direction", "forward")
+        return {"direction": direction, "clip": float(self.clip), **more}
+
+    def outputs(self, found: list[TensorValue]) -> tuple[Any, ...]:
+        """The results of the op, of those of a kernel."""
+        y, *states = found
+        if self.batch_first:
+            y = ops.permute(y, [2, 0, 1, 3])
+            states = [ops.permute(state, [1, 0, 2]) for state in states]
+        return y, *states
+
+    def flat(self, bias: TensorValue) -> TensorValue:
+        """A bias ``[directions, gates, hidden]`` as a row."""
+        return ops.reshape(bias, [self.directions * self.gates * self.hidden])
 
     def clipped(self, x: TensorValue) -> TensorValue:
         """A gate before its activation."""
@@ -192,6 +269,12 @@ class _Layer:
 @op("RNN")
 def rnn(node: Node) -> Any:
     layer = _Layer(node, 1, ("Tanh",))
+    names = layer.known()
+    if names is not None:
+        both = layer.biases()
+        bias = None if both is None else layer.flat(both[0] + both[1])
+        operands = [layer.products(bias), layer.packed(), layer.first(5), layer.ends()]
+        return layer.outputs(stage_declared("rnn", operands, layer.form(candidate=names[0])))
     outputs, states = [], []
     for d in range(layer.directions):
         inputs, bias = layer.inputs(d), layer.bias(d)
@@ -215,6 +298,19 @@ def gru(node: Node) -> Any:
     layer = _Layer(node, 3, ("Sigmoid", "Tanh"))
     h = layer.hidden
     linear = bool(node.attr("linear_before_reset", 0))
+    names = layer.known()
+    if names is not None:
+        both, own = layer.biases(), [layer.directions, h]
+        if both is None:
+            outer, inner = None, ops.constant(np.zeros(own, np.float32))
+        else:
+            # the bias of the state's product for the candidate stays inside of the reset gate
+            gates = both[0][:, :2] + both[1][:, :2]
+            outer = layer.flat(ops.concat([gates, both[0][:, 2:]], 1))
+            inner = ops.reshape(both[1][:, 2:], own)
+        operands = [layer.products(outer), layer.packed(), layer.first(5), inner, layer.ends()]
+        form = layer.form(gate=names[0], candidate=names[1], reset_after=linear)
+        return layer.outputs(stage_declared("gru", operands, form))
     outputs, states = [], []
     for d in range(layer.directions):
         inputs, bias = layer.inputs(d), layer.bias(d)
@@ -259,6 +355,20 @@ def lstm(node: Node) -> Any:
     layer = _Layer(node, 4, ("Sigmoid", "Tanh", "Tanh"))
     h = layer.hidden
     coupled = bool(node.attr("input_forget", 0))
+    names = layer.known()
+    if names is not None:
+        both = layer.biases()
+        bias = None if both is None else layer.flat(both[0] + both[1])
+        shape = [layer.directions, 3, h]
+        looks = node.has(7)
+        none = ops.constant(np.zeros(shape, np.float32))
+        views = ops.reshape(node.tensor(7), shape) if looks else none
+        starts = [layer.first(5), layer.first(6)]
+        operands = [layer.products(bias), layer.packed(), *starts, views, layer.ends()]
+        form = layer.form(
+            gate=names[0], candidate=names[1], output=names[2], coupled=coupled, looks=looks
+        )
+        return layer.outputs(stage_declared("lstm", operands, form))
     outputs, states = [], []
     for d in range(layer.directions):
         inputs, bias = layer.inputs(d), layer.bias(d)

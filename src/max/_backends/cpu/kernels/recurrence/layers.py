@@ -1,0 +1,548 @@
+"""LSTM, GRU and plain recurrent layers: a whole sequence in one launch, both directions side by side.
+
+A task is a block of 16 units of one direction, for all sequences. Workers keep their tasks through all steps, so that
+their part of the weights stays in their L2 cache. They meet after each step, as the next one reads whole states; two
+workers that have a direction each need not::
+
+    step → task → rows of sequences → element of the state:    sums[row, gate] += weight[element, gate] · state[row]
+
+States alternate between two buffers, padded to whole blocks with zeros. Register budget: rows × gates vectors of sums
+(16 to 24 of 32 registers, 8 of 16; of many rows half of the gates at a time), the gates' weights, an element. A single
+row has `UNROLL` sums for each gate: the additions of one would wait for each other.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+from max import kernel as k
+from max._backends.cpu.kernels.operand_checks import check_size
+from max._backends.kernel_call import KernelCall, Operand, Workspace, view
+from max.dtype import DType
+
+UNITS = 16
+"""The units of a block, as the ops have it."""
+UNROLL = 4
+"""The sums of a gate for a single row."""
+
+
+class Lstm(NamedTuple):
+    """The operands of `mo.lstm`."""
+
+    gates: k.Input
+    weight: k.Input
+    state: k.Input
+    memory: k.Input
+    peepholes: k.Input
+    lengths: k.Input
+
+
+class Gru(NamedTuple):
+    """The operands of `mo.gru`."""
+
+    gates: k.Input
+    weight: k.Input
+    state: k.Input
+    bias: k.Input
+    lengths: k.Input
+
+
+class Plain(NamedTuple):
+    """The operands of `mo.rnn`."""
+
+    gates: k.Input
+    weight: k.Input
+    state: k.Input
+    lengths: k.Input
+
+
+class Form(NamedTuple):
+    """What is known at compile time.
+
+    Args:
+        direction: `forward`, `reverse` or `bidirectional`.
+        clip: The bound of gates before their activations; 0: none.
+        gate: The activation of gates.
+        candidate: The activation of what is proposed.
+        output: The activation of an LSTM's memory.
+        coupled: Whether an LSTM's forget gate is one less its input gate.
+        looks: Whether the peepholes are used.
+        reset_after: Whether a GRU's reset gate scales the product.
+    """
+
+    direction: str
+    clip: float
+    gate: str
+    candidate: str
+    output: str
+    coupled: bool
+    looks: bool
+    reset_after: bool
+
+
+class Place(NamedTuple):
+    """The units and rows of a step that are computed at once.
+
+    Args:
+        d: The direction.
+        block: The block of units.
+        lane: The first unit in the block.
+        mask: The units that exist; None: all.
+        row: The first sequence.
+        number: The step.
+        rows: Sequences (compile time).
+        width: Lanes.
+        registers: Those that sums may take.
+    """
+
+    d: Any
+    block: Any
+    lane: Any
+    mask: Any
+    row: Any
+    number: Any
+    rows: int
+    width: int
+    registers: int
+
+
+@k.inline
+def activated(x: Any, name: str, clip: float) -> Any:
+    """An activation by its name, of a gate that is clipped if `clip` is not 0."""
+    bounded = k.max(k.min(x, k.f32(clip)), k.f32(-clip)) if clip else x
+    if name == "sigmoid":
+        return k.sigmoid(bounded)
+    if name == "tanh":
+        return k.tanh(bounded)
+    return k.max(bounded, k.f32(0))
+
+
+def groups_of(gates: tuple[int, ...], most: int) -> tuple[tuple[int, ...], ...]:
+    """The gates whose sums are in registers together: up to `most`, in even parts."""
+    parts = -(-len(gates) // max(most, 1))
+    size = -(-len(gates) // parts)
+    return tuple(gates[i : i + size] for i in range(0, len(gates), size))
+
+
+@k.inline
+def gate_sums(state: Any, weight: Any, place: Place, gates: tuple[int, ...]) -> Any:
+    """The products of states `[batch, elements]` with the weights `[elements, gates, UNITS]` of a block: a tile `[rows,
+    gates]`."""
+    rows, width = place.rows, place.width
+    unroll = UNROLL if rows == 1 else 1
+    totals = k.tile(k.f32, (rows, len(gates)), width=width)
+    for group in groups_of(gates, len(gates) if rows == 1 else place.registers // rows):
+        sums = k.tile(k.f32, (rows, unroll, len(group)), width=width, fill=0.0)
+        for p in range(0, weight.shape[0], unroll):
+            for u in k.static_range(unroll):
+                loads = [weight.load(p + u, gate, place.lane, width=width) for gate in group]
+                for r in k.static_range(rows):
+                    value = k.splat(state[place.row + r, p + u], width)
+                    for g in k.static_range(len(group)):
+                        sums[r, u, g] = k.fma(loads[g], value, sums[r, u, g])
+        for i in k.static_range(rows):
+            for j in k.static_range(len(group)):
+                total = sums[i, 0, j]
+                for more in k.static_range(unroll - 1):
+                    total = total + sums[i, more + 1, j]
+                totals[i, group[j] - gates[0]] = total
+    return totals
+
+
+@k.inline
+def end_of(lengths: Any, row: Any, length: Any) -> Any:
+    """Where a sequence ends."""
+    return k.max(k.min(k.i64(lengths[row]), length), k.i64(0))
+
+
+@k.inline
+def is_backward(direction: str, d: Any) -> Any:
+    """Whether a direction reads from the end."""
+    if direction == "bidirectional":
+        return d == 1
+    return d >= (0 if direction == "reverse" else 1)
+
+
+@k.inline
+def time_of(place: Place, row: Any, end: Any, direction: str) -> Any:
+    """The position in a sequence that an active step reads."""
+    return k.select(is_backward(direction, place.d), end - 1 - place.number, k.i64(place.number))
+
+
+@k.inline
+def keep(y: Any, target: Any, source: Any, place: Place, row: Any, at: Any) -> None:
+    """A step behind the end of a sequence: its state stays, its output is 0."""
+    old = source.load(place.d, row, at, width=place.width, mask=place.mask)
+    target.store(place.d, row, at, value=old, mask=place.mask)
+    zero = k.splat(k.f32(0), place.width)
+    y.store(place.number, place.d, row, at, value=zero, mask=place.mask)
+
+
+@k.inline
+def lstm_rows(
+    outs: tuple[Any, ...], source: Any, target: Any, x: Lstm, form: Form, place: Place
+) -> None:
+    """A step of an LSTM; `outs` are the outputs, and the memory, which is updated in place."""
+    y, memory = outs
+    d, width, mask = place.d, place.width, place.mask
+    sums = gate_sums(source[d], x.weight[d, place.block], place, (0, 1, 2, 3))
+    at = place.block * UNITS + place.lane
+    for r in k.static_range(place.rows):
+        row = place.row + r
+        end = end_of(x.lengths, row, x.gates.shape[0])
+        if place.number < end:
+            time = time_of(place, row, end, form.direction)
+            parts = [
+                sums[r, g] + x.gates.load(time, row, d, g, at, width=width, mask=mask)
+                for g in k.static_range(4)
+            ]
+            enter, leave, forget, new = parts
+            cell = memory.load(d, row, at, width=width, mask=mask)
+            if form.looks:
+                enter = enter + cell * x.peepholes.load(d, 0, at, width=width, mask=mask)
+                forget = forget + cell * x.peepholes.load(d, 2, at, width=width, mask=mask)
+            entered = activated(enter, form.gate, form.clip)
+            kept = 1.0 - entered if form.coupled else activated(forget, form.gate, form.clip)
+            after = kept * cell + entered * activated(new, form.candidate, form.clip)
+            if form.looks:
+                leave = leave + after * x.peepholes.load(d, 1, at, width=width, mask=mask)
+            state = activated(leave, form.gate, form.clip) * activated(after, form.output, 0.0)
+            memory.store(d, row, at, value=after, mask=mask)
+            target.store(d, row, at, value=state, mask=mask)
+            y.store(time, d, row, at, value=state, mask=mask)
+        else:
+            keep(y, target, source, place, row, at)
+
+
+@k.inline
+def rnn_rows(
+    outs: tuple[Any, ...], source: Any, target: Any, x: Plain, form: Form, place: Place
+) -> None:
+    """A step of a plain layer."""
+    y = outs[0]
+    d, width, mask = place.d, place.width, place.mask
+    sums = gate_sums(source[d], x.weight[d, place.block], place, (0,))
+    at = place.block * UNITS + place.lane
+    for r in k.static_range(place.rows):
+        row = place.row + r
+        end = end_of(x.lengths, row, x.gates.shape[0])
+        if place.number < end:
+            time = time_of(place, row, end, form.direction)
+            new = sums[r, 0] + x.gates.load(time, row, d, 0, at, width=width, mask=mask)
+            state = activated(new, form.candidate, form.clip)
+            target.store(d, row, at, value=state, mask=mask)
+            y.store(time, d, row, at, value=state, mask=mask)
+        else:
+            keep(y, target, source, place, row, at)
+
+
+@k.inline
+def gru_rows(
+    outs: tuple[Any, ...], source: Any, target: Any, x: Gru, form: Form, place: Place
+) -> None:
+    """A step of a GRU whose reset gate scales the product."""
+    y = outs[0]
+    d, width, mask = place.d, place.width, place.mask
+    sums = gate_sums(source[d], x.weight[d, place.block], place, (0, 1, 2))
+    at = place.block * UNITS + place.lane
+    for r in k.static_range(place.rows):
+        row = place.row + r
+        end = end_of(x.lengths, row, x.gates.shape[0])
+        if place.number < end:
+            time = time_of(place, row, end, form.direction)
+            parts = [
+                x.gates.load(time, row, d, g, at, width=width, mask=mask) for g in k.static_range(3)
+            ]
+            update = activated(parts[0] + sums[r, 0], form.gate, form.clip)
+            reset = activated(parts[1] + sums[r, 1], form.gate, form.clip)
+            inner = sums[r, 2] + x.bias.load(d, at, width=width, mask=mask)
+            new = activated(parts[2] + reset * inner, form.candidate, form.clip)
+            old = source.load(d, row, at, width=width, mask=mask)
+            state = (1.0 - update) * new + update * old
+            target.store(d, row, at, value=state, mask=mask)
+            y.store(time, d, row, at, value=state, mask=mask)
+        else:
+            keep(y, target, source, place, row, at)
+
+
+@k.inline
+def gru_gates(
+    outs: tuple[Any, ...], source: Any, target: Any, x: Gru, form: Form, place: Place
+) -> None:
+    """The gates of a GRU whose reset gate scales the state; `outs` are the scaled states, and the update gates."""
+    scaled, updates = outs
+    d, width, mask = place.d, place.width, place.mask
+    sums = gate_sums(source[d], x.weight[d, place.block], place, (0, 1))
+    at = place.block * UNITS + place.lane
+    for r in k.static_range(place.rows):
+        row = place.row + r
+        end = end_of(x.lengths, row, x.gates.shape[0])
+        time = k.max(k.min(time_of(place, row, end, form.direction), x.gates.shape[0] - 1), 0)
+        parts = [
+            x.gates.load(time, row, d, g, at, width=width, mask=mask) for g in k.static_range(2)
+        ]
+        update = activated(parts[0] + sums[r, 0], form.gate, form.clip)
+        reset = activated(parts[1] + sums[r, 1], form.gate, form.clip)
+        old = source.load(d, row, at, width=width, mask=mask)
+        updates.store(d, row, at, value=update, mask=mask)
+        scaled.store(d, row, at, value=reset * old, mask=mask)
+
+
+@k.inline
+def gru_candidates(
+    outs: tuple[Any, ...], source: Any, target: Any, x: Gru, form: Form, place: Place
+) -> None:
+    """The rest of a step after `gru_gates`; `outs` has the outputs before what that wrote."""
+    y, scaled, updates = outs
+    d, width, mask = place.d, place.width, place.mask
+    sums = gate_sums(scaled[d], x.weight[d, place.block], place, (2,))
+    at = place.block * UNITS + place.lane
+    for r in k.static_range(place.rows):
+        row = place.row + r
+        end = end_of(x.lengths, row, x.gates.shape[0])
+        if place.number < end:
+            time = time_of(place, row, end, form.direction)
+            inner = sums[r, 0] + x.bias.load(d, at, width=width, mask=mask)
+            outer = x.gates.load(time, row, d, 2, at, width=width, mask=mask)
+            new = activated(outer + inner, form.candidate, form.clip)
+            update = updates.load(d, row, at, width=width, mask=mask)
+            old = source.load(d, row, at, width=width, mask=mask)
+            state = (1.0 - update) * new + update * old
+            target.store(d, row, at, value=state, mask=mask)
+            y.store(time, d, row, at, value=state, mask=mask)
+        else:
+            keep(y, target, source, place, row, at)
+
+
+@k.inline
+def each_place(
+    batch: Any,
+    hidden: int,
+    number: Any,
+    states: Any,
+    ctx: Any,
+    update: Any,
+    outs: tuple[Any, ...],
+    x: Any,
+    form: Form,
+) -> None:
+    """Calls `update(outs, source, target, x, form, place)` for the units of this worker.
+
+    Args:
+        batch: The directions, the sequences.
+        hidden: The units.
+        number: The step.
+        states: Two buffers of states, which take turns.
+        ctx: The context.
+        update: What computes the units.
+        outs: What it writes besides the states.
+        x: The operands.
+        form: The form.
+    """
+    source, target = states[number % 2], states[1 - number % 2]
+    width = ctx.target.width(k.f32)
+    registers = 24 if ctx.target.registers >= 32 else 8
+    many, few = (8, 4) if ctx.target.registers >= 32 else (4, 2)
+    directions, blocks = batch[0], (hidden + UNITS - 1) // UNITS
+    tasks, workers = directions * blocks, ctx.num_workers
+    for task in range(ctx.worker * tasks // workers, (ctx.worker + 1) * tasks // workers):
+        d, block = task // blocks, task % blocks
+        for lane in k.static_range(0, UNITS, width):
+            left = hidden - block * UNITS - lane
+            mask = None
+            if hidden % UNITS:
+                mask = k.iota(k.i64, width) < left
+            first, second = batch[1] // many * many, batch[1] // few * few
+            for row in range(0, first, many):
+                update(
+                    outs,
+                    source,
+                    target,
+                    x,
+                    form,
+                    Place(d, block, lane, mask, row, number, many, width, registers),
+                )
+            for next_row in range(first, second, few):
+                update(
+                    outs,
+                    source,
+                    target,
+                    x,
+                    form,
+                    Place(d, block, lane, mask, next_row, number, few, width, registers),
+                )
+            for last in range(second, batch[1]):
+                update(
+                    outs,
+                    source,
+                    target,
+                    x,
+                    form,
+                    Place(d, block, lane, mask, last, number, 1, width, registers),
+                )
+
+
+@k.inline
+def fill_states(target: Any, source: Any, ctx: Any) -> None:
+    """Copies states `[directions, batch, hidden]`, and sets what pads them in `target` to 0; workers share the rows."""
+    width = ctx.target.width(k.f32)
+    batch = source.shape[1]
+    for row in range(source.shape[0] * batch):
+        if row % ctx.num_workers == ctx.worker:
+            for j, mask in k.vectors(target.shape[2], width):
+                zero = k.splat(k.f32(0), width)
+                target.store(row // batch, row % batch, j, value=zero, mask=mask)
+            for i, some in k.vectors(k.min(source.shape[2], target.shape[2]), width):
+                value = source.load(row // batch, row % batch, i, width=width, mask=some)
+                target.store(row // batch, row % batch, i, value=value, mask=some)
+
+
+@k.inline
+def check_layer(y: Any, final: Any, x: Any) -> None:
+    """Raises where sizes of the batch or the length differ."""
+    check_size("the outputs", y.shape[0], x.gates.shape[0])
+    for size in (y.shape[2], final.shape[1], x.state.shape[1], x.lengths.shape[0]):
+        check_size("the batch", size, x.gates.shape[1])
+
+
+@k.inline
+def needs_barrier(directions: Any, ctx: Any) -> Any:
+    """Whether workers share a direction."""
+    return directions % ctx.num_workers != 0
+
+
+@k.kernel
+def lstm(
+    y: k.Output,
+    final: k.Output,
+    memory: k.Output,
+    x: Lstm,
+    states: k.InOut,
+    ctx: k.Context,
+    *,
+    form: Form,
+) -> None:
+    """The outputs, the last states and memories of a layer; see `mo.lstm`. `states` are two buffers of states."""
+    check_layer(y, final, x)
+    check_size("the batch", x.memory.shape[1], x.gates.shape[1])
+    batch, hidden = (x.state.shape[0], x.gates.shape[1]), x.gates.shape[4]
+    fill_states(states[0], x.state, ctx)
+    fill_states(states[1], x.state, ctx)
+    fill_states(memory, x.memory, ctx)
+    ctx.barrier()
+    for number in range(x.gates.shape[0]):
+        each_place(
+            batch, hidden, number, states, ctx,
+            lstm_rows, (y, memory), x, form,
+        )  # fmt: skip
+        if needs_barrier(batch[0], ctx):
+            ctx.barrier()
+    ctx.barrier()
+    fill_states(final, states[x.gates.shape[0] % 2], ctx)
+
+
+@k.kernel
+def rnn(
+    y: k.Output, final: k.Output, x: Plain, states: k.InOut, ctx: k.Context, *, form: Form
+) -> None:
+    """The outputs and the last states of a layer; see `mo.rnn`. `states` are two buffers of states."""
+    check_layer(y, final, x)
+    batch, hidden = (x.state.shape[0], x.gates.shape[1]), x.gates.shape[4]
+    fill_states(states[0], x.state, ctx)
+    fill_states(states[1], x.state, ctx)
+    ctx.barrier()
+    for number in range(x.gates.shape[0]):
+        each_place(
+            batch, hidden, number, states, ctx,
+            rnn_rows, (y,), x, form,
+        )  # fmt: skip
+        if needs_barrier(batch[0], ctx):
+            ctx.barrier()
+    ctx.barrier()
+    fill_states(final, states[x.gates.shape[0] % 2], ctx)
+
+
+@k.kernel
+def gru(
+    y: k.Output, final: k.Output, x: Gru, states: k.InOut, ctx: k.Context, *, form: Form
+) -> None:
+    """The outputs and the last states of a layer; see `mo.gru`.
+
+    `states` are two buffers of states; then one of states times the reset gate, and one of update gates.
+    """
+    check_layer(y, final, x)
+    batch, hidden = (x.state.shape[0], x.gates.shape[1]), x.gates.shape[4]
+    for buffer in k.static_range(4):
+        # the padding of all of them is 0
+        fill_states(states[buffer], x.state, ctx)
+    ctx.barrier()
+    for number in range(x.gates.shape[0]):
+        if form.reset_after:
+            each_place(
+                batch, hidden, number, states, ctx,
+                gru_rows, (y,), x, form,
+            )  # fmt: skip
+        else:
+            each_place(
+                batch, hidden, number, states, ctx,
+                gru_gates, (states[2], states[3]), x, form,
+            )  # fmt: skip
+            if needs_barrier(batch[0], ctx):
+                ctx.barrier()
+            each_place(
+                batch, hidden, number, states, ctx,
+                gru_candidates, (y, states[2], states[3]), x, form,
+            )  # fmt: skip
+        if needs_barrier(batch[0], ctx):
+            ctx.barrier()
+    ctx.barrier()
+    fill_states(final, states[x.gates.shape[0] % 2], ctx)
+
+
+def _lowering(kernel: Any, buffers: int) -> Any:
+    def lower(
+        operands: Sequence[Operand],
+        results: Sequence[Operand],
+        attributes: Mapping[str, Any],
+        target: k.Target,
+    ) -> KernelCall:
+        """The call for a layer: directions and hidden units are static, lengths and batches are not."""
+        _, batch, directions, _, hidden = operands[0].shape
+        padded = -(-hidden // UNITS) * UNITS
+        states = Workspace(DType.float32, (buffers, directions, batch, padded))
+        args = (
+            view("result", 0, results[0], static=(False, True, False, True)),
+            *(
+                view("result", i, one, static=(True, False, True))
+                for i, one in enumerate(results[1:], 1)
+            ),
+            view("operand", 0, operands[0], static=(False, False, True, True, True)),
+            *(
+                view("operand", i, one, static=_static(one, i == 1))
+                for i, one in enumerate(operands[1:], 1)
+            ),
+            view("workspace", 0, states, static=(True, True, False, True)),
+        )
+        form = Form(
+            attributes["direction"], float(attributes["clip"]),
+            attributes.get("gate", "sigmoid"), attributes.get("candidate", "tanh"),
+            attributes.get("output", "tanh"), bool(attributes.get("coupled", False)),
+            bool(attributes.get("looks", False)), bool(attributes.get("reset_after", False)),
+        )  # fmt: skip
+        return KernelCall(kernel, args, {"form": form}, workspaces=(states,))
+
+    return lower
+
+
+def _static(operand: Operand, is_weight: bool) -> tuple[bool, ...]:
+    """States have the batch as their second axis, lengths as their only one."""
+    rank = len(operand.shape)
+    if is_weight or rank == 2:
+        return (True,) * rank
+    if rank == 1:
+        return (False,)
+    return (True, False, True)
+
+
+LOWERINGS = {"mo.lstm": _lowering(lstm, 2), "mo.gru": _lowering(gru, 4), "mo.rnn": _lowering(rnn, 2)}  # fmt: skip
