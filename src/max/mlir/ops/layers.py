@@ -92,6 +92,13 @@ define(
             "coupled": bool,
             "looks": bool,
         },
+        takes=(
+            "gates f32 `[length, batch, directions, 4, hidden]`, weight f32 `[directions, blocks, "
+            "16 * blocks, 4, 16]`, state and memory f32 `[directions, batch, hidden]`, peepholes "
+            "f32 `[directions, 3, hidden]`, lengths i64 `[batch]`"
+        ),
+        gives="outputs `[length, directions, batch, hidden]`, last state, last memory",
+        doc="a layer of long short-term memory over whole sequences",
     )
 )
 
@@ -117,6 +124,9 @@ define(
         _gru_types,
         # reset_after: whether the reset gate scales the state's product, not the state
         attributes={**_ATTRIBUTES, "gate": str, "candidate": str, "reset_after": bool},
+        takes="as `mo.lstm` with 3 gates; bias f32 `[directions, hidden]` for memory and peepholes",
+        gives="outputs, last state",
+        doc="a layer of gated recurrent units over whole sequences",
     )
 )
 
@@ -137,5 +147,8 @@ define(
         2,
         _rnn_types,
         attributes={**_ATTRIBUTES, "candidate": str},
+        takes="as `mo.lstm` with 1 gate, without memory and peepholes",
+        gives="outputs, last state",
+        doc="a plain recurrent layer over whole sequences",
     )
 )
