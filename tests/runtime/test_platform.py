@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import ast
+import threading
+from pathlib import Path
+
 import llvmlite.binding as llvm
 import pytest
 
@@ -9,7 +13,9 @@ from max._abi import PoolState
 from max._backends.cpu.runtime import native
 from max._backends.cpu.runtime.jit import Compiler, Machine
 from max._config import flags
+from max._host import LINUX
 from max._runtime import platform
+from max._runtime.daemon_thread import DaemonThread
 
 
 def test_number_of_threads(monkeypatch):
@@ -84,3 +90,48 @@ def test_code_models_are_those_that_link():
     )
     assert platform.code_model("arm64-apple-darwin23") == platform.CodeModel("small", "pic", True)
     assert platform.code_model("x86_64-pc-windows-msvc").jitlink is False
+
+
+@pytest.mark.skipif(not LINUX, reason="threads have names on Linux")
+def test_threads_have_names() -> None:
+    began, goes = threading.Event(), threading.Event()
+
+    def wait() -> None:
+        began.set()
+        goes.wait(60)
+
+    thread = DaemonThread(wait, name="ünï max worker 12")
+    thread.start()
+    assert began.wait(60)
+    names = [path.read_bytes().strip() for path in Path("/proc/self/task").glob("*/comm")]
+    goes.set()
+    assert "ünï max worker 12".encode()[:15] in names
+
+
+def test_all_threads_are_given_names() -> None:
+    """By whoever starts one: a profile or a stack of a process tells what each does."""
+    starts = {
+        "Thread": (None, "name"),
+        "DaemonThread": (None, "name"),
+        "ThreadPoolExecutor": (2, "thread_name_prefix"),
+    }
+    unnamed: list[str] = []
+    for path in (Path(__file__).parents[2] / "src").rglob("*.py"):
+        text = path.read_text()
+        if not any(name in text for name in starts):
+            continue
+        for node in ast.walk(ast.parse(text)):
+            if not isinstance(node, ast.Call):
+                continue
+            called = (
+                node.func.attr
+                if isinstance(node.func, ast.Attribute)
+                else getattr(node.func, "id", "")
+            )
+            if called not in starts:
+                continue
+            place, keyword = starts[called]
+            given = place is not None and len(node.args) >= place
+            if not given and keyword not in {each.arg for each in node.keywords}:
+                unnamed.append(f"{path}:{node.lineno}")
+    assert unnamed == []

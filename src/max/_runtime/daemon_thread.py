@@ -5,6 +5,8 @@ from __future__ import annotations
 import _thread
 from collections.abc import Callable
 
+from max._runtime import platform
+
 __all__ = ["DaemonThread"]
 
 
@@ -18,13 +20,14 @@ class DaemonThread:
     Args:
         target: What the thread calls.
         args: Its arguments.
+        name: What `top -H` and debuggers call the thread, 15 characters.
 
     Attributes:
         ident: The number that `threading.get_ident` gives in the thread; None before its start.
     """
 
-    def __init__(self, target: Callable[..., object], *args: object) -> None:
-        self._target, self._args = target, args
+    def __init__(self, target: Callable[..., object], *args: object, name: str) -> None:
+        self._target, self._args, self._name = target, args, name
         # held while the thread runs, so that `join` can wait for it
         self._running = _thread.allocate_lock()
         self.ident: int | None = None
@@ -44,6 +47,7 @@ class DaemonThread:
 
     def _run(self) -> None:
         try:
+            platform.name_thread(self._name)
             self._target(*self._args)
         finally:
             self._running.release()

@@ -104,7 +104,7 @@ class InterruptWatch:
             with contextlib.suppress(RuntimeError):  # it is awake
                 self._wake.release()
             if self._thread is None or not self._thread.is_alive():
-                self._thread = DaemonThread(self._inspect)
+                self._thread = DaemonThread(self._inspect, name="max interrupts")
                 try:
                     self._thread.start()
                 except (

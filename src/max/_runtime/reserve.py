@@ -45,7 +45,7 @@ class Reserve:
         try:
             # pages that are not touched cost nothing
             self._block = platform.allocate(num_bytes + num_bytes // 8, platform.HUGE_PAGE)
-            self._thread = DaemonThread(self._touch, num_bytes - SPARE_BYTES)
+            self._thread = DaemonThread(self._touch, num_bytes - SPARE_BYTES, name="max memory")
             self._thread.start()
         except (MemoryError, RuntimeError):  # `take` reports a lack of memory
             self._block = self._thread = None

@@ -151,7 +151,7 @@ def to_kernel_blocks(blocks: Array, name: str) -> tuple[Array, str] | None:
             return write(form.parts(flat[start : start + step]))
 
     # NumPy runs without the interpreter's lock
-    with ThreadPoolExecutor(os.cpu_count()) as threads:
+    with ThreadPoolExecutor(os.cpu_count(), "file blocks") as threads:
         try:
             parts = list(threads.map(convert_blocks, range(0, len(flat), step)))
         except ValueError:  # a value is not finite, or a scale is too large

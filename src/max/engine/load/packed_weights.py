@@ -190,7 +190,7 @@ class _Writer:
             # weak: a copy that waits does not keep the weights alive
             self._jobs.append((copy, weakref.ref(packed)))
         with contextlib.suppress(RuntimeError):  # the system refused a thread: written at exit
-            DaemonThread(self._run_later).start()
+            DaemonThread(self._run_later, name="max packing").start()
 
     def _run_later(self) -> None:
         time.sleep(WAIT_SECONDS)

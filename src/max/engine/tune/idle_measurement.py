@@ -75,7 +75,7 @@ class _Idler:
             self._jobs.extend(jobs)
             if self._thread is not None or self._ended.is_set():
                 return
-            thread = DaemonThread(self._work)
+            thread = DaemonThread(self._work, name="max measurement")
             try:
                 thread.start()
             except RuntimeError:  # the system refused a thread, or the interpreter is shutting down

@@ -384,7 +384,7 @@ def run(name: str, arguments: tuple[str, ...]) -> None:
     a prompt, else those of `max chat`. An ONNX file is run on arrays: `max run model.onnx --help`.
     """
     words = list(arguments)
-    if name.lower().endswith(".onnx"):
+    if imported.is_imported(name):
         imported.run_file.main([name, *words], prog_name=f"max run {name}", standalone_mode=False)
         return
     command: click.Command = chat

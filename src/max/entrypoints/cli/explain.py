@@ -12,6 +12,7 @@ from max import pipelines
 from max._lazy import lazy_module
 from max.engine.explain import explain_graph, explanations
 from max.entrypoints.cli import log_level_option
+from max.entrypoints.cli.imported import is_imported
 from max.entrypoints.cli.options.model_names import ModelType, set_model
 from max.pipelines.core.text import byte_size
 
@@ -75,7 +76,7 @@ def _explain(target: str, encoding: str | None, max_length: int | None) -> list[
         if wrong := [option for option, value in options.items() if value is not None]:
             raise click.UsageError(f"{wrong[0]} is for models, and {target} is a file with a graph")
         try:
-            if path.suffix.lower() == ".onnx":
+            if is_imported(target):
                 return [explain_graph(onnx_models.from_onnx(path))]
             return [explain_graph(path)]
         except (ValueError, OSError) as error:

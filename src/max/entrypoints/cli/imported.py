@@ -25,7 +25,18 @@ else:
 
 Array = npt.NDArray[Any]
 
+_SUFFIXES = (".onnx",)
+"""The suffixes of models of other frameworks that commands take."""
 _TYPES: dict[str, Any] = {"float": np.float32, "double": np.float64}
+
+
+def is_imported(name: str) -> bool:
+    """Whether a model is a file of another framework.
+
+    Args:
+        name: The model, as a command got it.
+    """
+    return name.lower().endswith(_SUFFIXES)
 
 
 def _session(path: Path, threads: int | None = None) -> Any:

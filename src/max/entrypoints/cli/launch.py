@@ -186,7 +186,7 @@ def _started(model: str, key: str | None) -> Iterator[str]:
                 raise click.exceptions.Exit(server.wait() or 1)
         progress.close()
         # what it says later is not for the agent's screen
-        threading.Thread(target=server.stdout.read, daemon=True).start()
+        threading.Thread(target=server.stdout.read, name="server output", daemon=True).start()
         yield address
     finally:
         server.terminate()

@@ -327,7 +327,8 @@ def interpret(
             work(0)
         else:
             threads = [
-                threading.Thread(target=work, args=(n,), daemon=True) for n in range(num_workers)
+                threading.Thread(target=work, args=(n,), name=f"kernel worker {n}", daemon=True)
+                for n in range(num_workers)
             ]
             for thread in threads:
                 thread.start()

@@ -415,7 +415,7 @@ def download_weight_files(
 
         return call_hub(download, huggingface_model_id, revision)
 
-    with ThreadPoolExecutor(max_workers=max(1, min(max_workers, len(filenames)))) as pool:
+    with ThreadPoolExecutor(max(1, min(max_workers, len(filenames))), "download") as pool:
         return list(pool.map(fetch, filenames))
 
 

@@ -29,5 +29,5 @@ def run_async(coroutine: Coroutine[Any, Any, T]) -> T:
         asyncio.get_running_loop()
     except RuntimeError:
         return asyncio.run(coroutine)
-    with ThreadPoolExecutor(1) as pool:
+    with ThreadPoolExecutor(1, "coroutine") as pool:
         return pool.submit(asyncio.run, coroutine).result()

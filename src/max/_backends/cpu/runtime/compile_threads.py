@@ -55,7 +55,7 @@ class LongestFirst(Generic[T]):
         return future
 
     def _start_thread(self) -> None:
-        thread = DaemonThread(self._work)
+        thread = DaemonThread(self._work, name="max compiler")
         try:
             thread.start()
         except RuntimeError:

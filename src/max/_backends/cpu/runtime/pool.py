@@ -354,7 +354,9 @@ class Pool:
             if memory is not self._memory:
                 return False
             for worker in range(len(threads) + 1, self.num_threads):
-                thread = DaemonThread(_work, native.worker, memory, worker)
+                thread = DaemonThread(
+                    _work, native.worker, memory, worker, name=f"max worker {worker}"
+                )
                 # first in the list: an interrupt after its start must not leave it on the memory
                 threads.append(thread)
                 thread.start()
