@@ -62,6 +62,8 @@ STEP_BYTES = 2 * COLUMNS
 """The lower bytes of a step."""
 UNIT_BYTES = 3 * STEP_BYTES
 """The bytes of a unit."""
+UNIT_PLACES = 2 * STEP_BYTES
+"""The weights of a unit."""
 TABLE = 16
 """The number of upper bytes in a table."""
 ENTRY = 4

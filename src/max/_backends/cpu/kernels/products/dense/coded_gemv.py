@@ -15,9 +15,9 @@ from typing import Any, NamedTuple
 from max import kernel as k
 from max._backends.cpu.kernels.products.blocking import LANES_K, STEP, cut_depth
 from max._backends.cpu.kernels.products.dense.coded import (
-    STEP_BYTES,
     UNIT_BYTES,
     UNIT_DEPTH,
+    UNIT_PLACES,
     CodedPanel,
     decode_step,
     decode_units,
@@ -28,9 +28,6 @@ from max._backends.cpu.kernels.products.dense.panels import GemvRows, widened_pa
 from max._backends.cpu.kernels.tiles.micro_kernels import add_sums, store_sums
 from max._backends.cpu.kernels.tiles.strips import COLUMNS
 from max._backends.cpu.kernels.tiles.tiling import Matrix, Tiling, multiply_add
-
-UNIT_PLACES = 2 * STEP_BYTES
-"""The weights of a unit."""
 
 
 class Sums(NamedTuple):

@@ -33,10 +33,19 @@ from max._backends.cpu.kernels.products.blocking import (
     tile_heights,
 )
 from max._backends.cpu.kernels.products.dense.coded import (
+    CODED,
+    PLAIN,
+    UNIT_BYTES,
+    UNIT_DEPTH,
+    UNIT_PLACES,
     Coding,
     bytes_from,
     coded_panel,
     decode_rows,
+    decode_step,
+    decode_units,
+    escapes_of,
+    first_escape,
 )
 from max._backends.cpu.kernels.products.dense.panels import (
     COPY_STRIDE,
@@ -52,7 +61,7 @@ from max._backends.cpu.kernels.products.panel_tiles import (
     multiply_panel,
 )
 from max._backends.cpu.kernels.tiles.micro_kernels import add_sums, load_sums, store_sums
-from max._backends.cpu.kernels.tiles.strips import COLUMNS, SET_PERIOD, Results
+from max._backends.cpu.kernels.tiles.strips import CACHE_LINE, COLUMNS, L2, SET_PERIOD, Results
 from max._backends.cpu.kernels.tiles.tiling import Matrix, Tiling, multiply_add
 from max.dtype import DType
 
@@ -89,6 +98,10 @@ def multiply_rows(
     c: Any, x: KBlock, row: Any, height: int, t: Tiling, ahead: Any, prefetches: Any
 ) -> None:
     """Multiplies `height` rows by two vectors of columns: one register tile, a `MultiplyRows`."""
+    if x.coded is not None:
+        if row == 0 and x.coded.active > 0:
+            multiply_decoding(c, x, height, t, ahead)
+            return
     a = x.rows
     sums = k.tile(t.sums, (height, 2), width=t.width, fill=0)
     # folded sums begin at 0 and are added to those in memory at the end
@@ -108,6 +121,75 @@ def multiply_rows(
         if not x.first:
             add_sums(sums, Matrix(c, COLUMNS), height, 2, t.width)
     store_sums(Matrix(c, COLUMNS), sums, height, 2, t.width)
+
+
+@k.inline
+def multiply_decoding(c: Any, x: KBlock, height: int, t: Tiling, ahead: Any) -> None:
+    """`multiply_rows` for the first tile of a coded panel, which decodes the K block for the tiles after it."""
+    sums = k.tile(t.sums, (height, 2), width=t.width, fill=0)
+    if not t.folds:
+        if not x.first:
+            load_sums(sums, Matrix(c, COLUMNS), height, 2, t.width)
+    rows = [k.min(k.i64(i), x.rows.last) * x.rows.stride for i in k.static_range(height)]
+    panel, begin = x.coded.panel, x.coded.unit
+    escapes = escapes_of(panel)
+    escape = k.i64(0)
+    if panel.escapes > 0:
+        escape = first_escape(escapes, panel.escapes, begin * UNIT_PLACES)
+    number, end = k.i64(0), x.depth // 2
+    while number < end:
+        stop = end
+        if escape < panel.escapes:
+            stop = k.min(end, k.i64(escapes[escape] >> 8) // UNIT_PLACES - begin)
+        for plain in range(number, stop):
+            for line in k.static_range(UNIT_BYTES // CACHE_LINE):
+                ahead.prefetch(CACHE_LANES * (3 * plain + line), locality=L2)
+            unit = panel.bytes[(begin + plain) * UNIT_BYTES :]
+            for step in k.static_range(2):
+                low, high = decode_step(unit, panel.table, step, 0, t)
+                n = 2 * plain + step
+                x.panel.store(n * COLUMNS, value=low)
+                x.panel.store(n * COLUMNS + t.width, value=high)
+                for i in k.static_range(height):
+                    left = k.splat(x.rows.elements[rows[i] + n], t.width)
+                    sums[i, 0] = multiply_add(sums[i, 0], left, low)
+                    sums[i, 1] = multiply_add(sums[i, 1], left, high)
+        number = stop
+        if number < end:
+            block = x.panel[2 * number * COLUMNS :]
+            decode_units(block, panel, (begin + number) * UNIT_DEPTH, k.i64(UNIT_DEPTH), t)
+            for step in range(2):
+                n = 2 * number + step
+                multiply_step(sums, x.rows.elements, rows, x.panel, n, height, t)
+            number += 1
+            while escape < panel.escapes and (
+                k.i64(escapes[escape] >> 8) < (begin + number) * UNIT_PLACES
+            ):
+                k.brief()
+                escape += 1
+    if t.folds:
+        if not x.first:
+            add_sums(sums, Matrix(c, COLUMNS), height, 2, t.width)
+    store_sums(Matrix(c, COLUMNS), sums, height, 2, t.width)
+
+
+def decodes_in_tiles(t: Tiling) -> bool:
+    """Whether the first register tile decodes a coded panel: if it has all columns, in pairs."""
+    return t.coded and t.pair == 2 and 2 * t.width == COLUMNS
+
+
+class CodedBlock(NamedTuple):
+    """The K block of a coded panel that the first tile decodes.
+
+    Args:
+        panel: The panel.
+        unit: The first unit of the K block.
+        active: Not 0 if the panel is coded; else the K block is complete.
+    """
+
+    panel: Any
+    unit: Any
+    active: Any
 
 
 def reads_rows_in_place(x: DType, panels: DType, inner: object) -> bool:
@@ -188,7 +270,11 @@ def panel_block(
 ) -> Any:
     """The lanes of a K block of a panel; a coded one, and one that must be widened, is in `wide` on return."""
     if t.coded:
-        decode_rows(wide, coded_panel(panels, task.strip + strip, size), begin, length, t)
+        panel = coded_panel(panels, task.strip + strip, size)
+        if not decodes_in_tiles(t):
+            decode_rows(wide, panel, begin, length, t)
+        elif panel.kind == PLAIN:
+            decode_rows(wide, panel, begin, length, t)
         return wide
     else:
         # a panel has `COLUMNS` elements for each k
@@ -261,6 +347,10 @@ def gemm_task(
         ahead = block_ahead(panels, task, turn, Cut(blocks, block, size), t)
         left_rows = DenseRows(left, stride, task.rows - 1)
         x = KBlock(left_rows, memory.wide if widens else panel, depth, n == 0)
+        if decodes_in_tiles(t):
+            source = coded_panel(panels, task.strip + strip, size)
+            active = k.i64(1) if source.kind == CODED else k.i64(0)
+            x = x._replace(coded=CodedBlock(source, begin // UNIT_DEPTH, active))
         step = PanelStep(x, strip, blocks, n, ahead)
         taller = taller_from(task.rows, t)
         multiply_panel(

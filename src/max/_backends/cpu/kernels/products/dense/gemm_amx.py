@@ -22,11 +22,11 @@ from max._backends.cpu.kernels.products.blocking import (
     task_at,
     task_grid,
 )
+from max._backends.cpu.kernels.products.dense.coded import coded_panel, decode_rows
 from max._backends.cpu.kernels.products.dense.gemm import (
     Cut,
     block_ahead,
     count_panels,
-    panel_block,
 )
 from max._backends.cpu.kernels.tiles.amx_tiles import (
     COLUMNS,
@@ -143,10 +143,9 @@ def gemm_task_amx(
         for strip in range(task.strips):
             # [steps, lanes, COLUMNS]
             if t.coded:
-                pairs = panel_block(
-                    panels, task, strip, begin, length, memory.decoded, size, pair_tiling(t)
-                )
-                panel = pairs.view(k.bf16)
+                source = coded_panel(panels, task.strip + strip, size)
+                decode_rows(memory.decoded, source, begin, length, pair_tiling(t))
+                panel = memory.decoded.view(k.bf16)
             else:
                 panel = panels[task.strip + strip, begin * COLUMNS :]
             ahead = block_ahead(
