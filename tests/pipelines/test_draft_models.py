@@ -17,7 +17,7 @@ from max.pipelines.generation.batch_pipeline import limits_of
 from max.pipelines.generation.drafts.rejection import kept_tokens, sampled_logits
 from max.pipelines.generation.engine import Engine
 from max.pipelines.kv_cache.page_tables import OutOfPagesError
-from tests.pipelines.test_drafts import LENGTH, TINY, generated, requests
+from tests.pipelines.test_drafts import LENGTH, TINY, always, generated, requests
 
 
 @pytest.fixture(scope="module")
@@ -44,7 +44,8 @@ def pipeline_of(draft=None, **values):
         model_path=TINY, quantization_encoding="float32", max_length=LENGTH, max_batch_size=8,
         **values,
     )  # fmt: skip
-    return PIPELINE_REGISTRY.retrieve(config, PipelineTask.TEXT_GENERATION)[1]
+    pipeline = PIPELINE_REGISTRY.retrieve(config, PipelineTask.TEXT_GENERATION)[1]
+    return pipeline if draft is None else always(pipeline)
 
 
 @pytest.fixture(scope="module")

@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from max.driver import CPU, Tensor
 from max.interfaces import (
     GenerationStatus,
     PipelineTask,
@@ -20,10 +21,13 @@ from max.pipelines import PIPELINE_REGISTRY, PipelineConfig, TextContext
 from max.pipelines.core.exceptions import ConfigError
 from max.pipelines.generation.batch_pipeline import limits_of
 from max.pipelines.generation.drafts.draft_steps import DraftSteps
+from max.pipelines.generation.drafts.drafted_rows import DraftedRows
 from max.pipelines.generation.drafts.drafter import Drafter
+from max.pipelines.generation.drafts.lengths import DraftLengths
 from max.pipelines.generation.drafts.lookup import LookupDrafter
 from max.pipelines.generation.engine import Engine, Failure
 from max.pipelines.generation.process.service import TextWork
+from max.pipelines.models.inputs import ModelOutputs
 from max.pipelines.scheduler import SchedulerLimits
 from max.pipelines.structured.grammar import of_json_schema
 from tests.pipelines.counting_pipeline import CountingPipeline
@@ -48,12 +52,12 @@ def looked_up(tokens: list[int], most: int) -> list[int]:
 @settings(max_examples=300, deadline=None)
 @given(tokens=st.lists(st.integers(0, 3), min_size=1, max_size=40), most=st.integers(1, 9))
 def test_the_look_up(tokens, most) -> None:
-    drafter = LookupDrafter(64)
+    drafter = LookupDrafter()
     assert list(drafter.propose(context(tokens), most)) == looked_up(tokens, most)
 
 
 def test_a_look_up_compares_up_to_four_tokens() -> None:
-    drafter = LookupDrafter(2)
+    drafter = LookupDrafter()
     longer = [0, 1, 2, 3, 4, 7, 5, 1, 2, 3, 4, 8, 0, 1, 2, 3, 4]
     assert drafter.propose(context(longer), 1) == [8], "a run of five is one of four"
     four = [1, 2, 3, 4, 7, 5, 2, 3, 4, 8, 1, 2, 3, 4]
@@ -61,38 +65,18 @@ def test_a_look_up_compares_up_to_four_tokens() -> None:
     assert list(drafter.propose(context([5, 5]), 1)) == []
 
 
-@pytest.mark.parametrize(("most", "first"), [(1, 1), (2, 1), (3, 1), (4, 2), (5, 2)])
-def test_the_first_draft_is_half_as_long(most: int, first: int) -> None:
-    tokens = [1, 2, 3, 4, 5, 6, 7, 1, 2]
-    drafter, one = LookupDrafter(most), context(tokens)
-    assert drafter.propose(one, 9) == [3, 4][:first]
-    drafter.observe(one, 1, 0)
-    assert drafter.propose(one, 9) == [3], "one wrong draft may be followed by another"
-    drafter.observe(one, 1, 0)
-    assert drafter.propose(one, 9) == ()
+class EveryLength(DraftLengths):
+    """Drafts always, and as much as fits: tests do not depend on the times of steps."""
+
+    def length(self, request_id, requests, drafted, room):
+        return min(self.most, room)
 
 
-def test_drafts_get_longer_while_they_are_right_and_pause_while_they_are_wrong() -> None:
-    drafter, one = LookupDrafter(8), context([1, 2, 3, 4, 5, 6, 7, 8, 9, 1, 2])
-    lengths = []
-    for accepted in (4, 8, 5, 3, 0, 0):
-        draft = drafter.propose(one, 99)
-        lengths.append(len(draft))
-        drafter.observe(one, len(draft), min(accepted, len(draft)))
-    assert lengths == [4, 8, 8, 5, 3, 1]
-    pauses = 0
-    while not drafter.propose(one, 99):
-        pauses += 1
-    assert pauses == 4
-    for _ in range(6):
-        drafter.observe(one, 1, 0)
-    assert [bool(drafter.propose(one, 9)) for _ in range(33)] == [False] * 32 + [True]
-    drafter.observe(one, 1, 1)
-    assert len(drafter.propose(one, 9)) == 2
-    drafter.forget(one.request_id)
-    drafter.forget(one.request_id)
-    drafter.observe(one, 1, 0)
-    assert len(drafter.propose(one, 9)) == 4
+def always(pipeline):
+    """Lets a pipeline draft in each step."""
+    for replica in pipeline.replicas:
+        replica.drafts.lengths = EveryLength(replica.drafts.most)
+    return pipeline
 
 
 def pipeline_of(drafts: int, **values):
@@ -102,7 +86,8 @@ def pipeline_of(drafts: int, **values):
         model_path=TINY, quantization_encoding="float32", max_length=LENGTH, max_batch_size=8,
         **values,
     )  # fmt: skip
-    return PIPELINE_REGISTRY.retrieve(config, PipelineTask.TEXT_GENERATION)[1]
+    pipeline = PIPELINE_REGISTRY.retrieve(config, PipelineTask.TEXT_GENERATION)[1]
+    return always(pipeline) if drafts else pipeline
 
 
 @pytest.fixture(scope="module")
@@ -168,7 +153,7 @@ def test_texts_are_those_without_drafts(plain, drafting, seed: int) -> None:
     assert generated(drafting, requests(drafting, seed)) == expected
     assert plain.draft_counts == (0, 0)
     drafted, accepted = drafting.draft_counts
-    assert drafted > accepted > before and not drafting.replicas[0].drafts._drafter._records
+    assert drafted > accepted > before and not drafting.replicas[0].drafts.lengths._shares
 
 
 def test_fewer_steps(plain, drafting, monkeypatch) -> None:
@@ -223,69 +208,277 @@ def test_texts_in_other_configurations(plain, values) -> None:
         assert engine.scheduler.preemptions > 0
 
 
-def single_token_requests(pipeline) -> list[TextContext]:
-    """Penalties, log-probabilities, grammars and minimum lengths depend on each token."""
+class OracleDrafter(LookupDrafter):
+    """Drafts what is known to follow, with wrong tokens at random places."""
+
+    def __init__(self, texts: dict[str, list[int]], seed: int) -> None:
+        self.texts, self.draw = texts, np.random.default_rng(seed)
+
+    def propose(self, context, most):
+        known = self.texts[context.request_id.value]
+        tokens = known[len(context.generated_tokens) :][:most]
+        wrong = self.draw.random(len(tokens)) < 0.15
+        return [(token + 1) % 4096 if w else token for token, w in zip(tokens, wrong, strict=True)]
+
+
+def kinds_of_requests(pipeline, draw: np.random.Generator) -> list[TextContext]:
+    """Penalties, log-probabilities, grammars, minimum lengths, biases and filters, greedy and sampled."""
     schema = of_json_schema('{"type": "array", "items": {"enum": ["one two", "three"]}}')
+    open_schema = of_json_schema('{"type": "object", "additionalProperties": {"type": "string"}}')
     kinds = [
-        dict(sampling_params=SamplingParams(top_k=1, repetition_penalty=1.3)),
-        dict(log_probabilities=2, sampling_params=SamplingParams(top_k=1)),
-        dict(grammar=schema, sampling_params=SamplingParams(top_k=1)),
-        dict(sampling_params=SamplingParams(top_k=1, min_new_tokens=9)),
-        dict(
-            log_probabilities=1,
-            log_probabilities_echo=True,
-            sampling_params=SamplingParams(top_k=1),
-        ),
-        dict(sampling_params=SamplingParams(top_k=1, logit_bias={5: 3.0})),
+        dict(params=dict(repetition_penalty=1.3, frequency_penalty=0.2)),
+        dict(params=dict(presence_penalty=0.7), log_probabilities=2),
+        dict(grammar=schema),
+        dict(grammar=open_schema, log_probabilities=1, params=dict(repetition_penalty=1.1)),
+        dict(params=dict(min_new_tokens=9)),
+        dict(log_probabilities=1, log_probabilities_echo=True),
+        dict(params=dict(logit_bias={5: 3.0, 17: -2.5})),
+        dict(eos_sequences=[[int(draw.integers(4096))], [300, 301]]),
+        dict(log_probabilities=3, logged_tokens=(5, 9)),
+        dict(params=dict(ignore_eos=True)),
     ]
     tokens = pipeline.tokenizer.encode_now("one two three four one two three four one two")
-    return [
-        TextContext(
-            tokens=np.array(tokens), max_length=len(tokens) + 20,
-            eos_token_ids=set(pipeline.tokenizer.eos_token_ids), **kind,
+    contexts = []
+    for number, kind in enumerate(kinds):
+        values = dict(kind)
+        sampled = draw.random() < 0.6
+        filters = (
+            dict(
+                temperature=float(draw.uniform(0.5, 1.5)),
+                top_k=int(draw.choice([-1, 2, 40])),
+                top_p=float(draw.choice([1, 0.9])),
+                min_p=float(draw.choice([0, 0.05])),
+            )
+            if sampled
+            else dict(top_k=1)
         )
-        for kind in kinds
-    ]  # fmt: skip
+        params = SamplingParams(seed=number, **filters, **values.pop("params", {}))
+        contexts.append(
+            TextContext(
+                request_id=RequestID(f"{number}"), tokens=np.array(tokens), sampling_params=params,
+                max_length=len(tokens) + 24, eos_token_ids=set(pipeline.tokenizer.eos_token_ids),
+                ignore_eos=params.ignore_eos, **values,
+            )
+        )  # fmt: skip
+    return contexts
 
 
-def test_requests_that_need_single_tokens_beside_drafted_ones(plain, drafting) -> None:
-    """They have no drafts, and the others of the batch keep theirs."""
-    results, counts, logs = [], [], []
-    for pipeline in (plain, drafting):
-        before = pipeline.draft_counts[1]
-        contexts = requests(pipeline, 3)[:2] + single_token_requests(pipeline)
-        results.append(generated(pipeline, contexts))
-        counts.append(pipeline.draft_counts[1] - before)
-        logs.append([c._log_probabilities_data for c in contexts])
-    assert results[0] == results[1]
-    assert counts[1] > 0
-    for one, other in zip(*logs, strict=True):
-        assert one.keys() == other.keys()
+@pytest.mark.parametrize("seed", range(3))
+def test_each_kind_of_request_gets_the_tokens_without_drafts(plain, drafting, seed, monkeypatch):
+    """Drafts with random errors change neither tokens nor log-probabilities."""
+    logged: dict[str, list] = {}
+    outputs = TextContext.to_generation_output
+
+    def recorded(self):
+        output = outputs(self)
+        logged.setdefault(self.request_id.value, []).extend(output.log_probabilities or ())
+        return output
+
+    monkeypatch.setattr(TextContext, "to_generation_output", recorded)
+    expected = generated(plain, kinds_of_requests(plain, np.random.default_rng(seed)))
+    expected_logs, logged = logged, {}
+    drafts = drafting.replicas[0].drafts
+    texts = {f"{number}": tokens for number, tokens in enumerate(expected)}
+    monkeypatch.setattr(drafts, "_drafter", OracleDrafter(texts, seed))
+    before = np.array(drafting.draft_counts)
+    assert generated(drafting, kinds_of_requests(drafting, np.random.default_rng(seed))) == expected
+    drafted, accepted = np.array(drafting.draft_counts) - before
+    assert 0.3 * drafted < accepted < drafted
+    assert logged.keys() == expected_logs.keys() and sum(map(len, logged.values())) > 60
+    for name, entries in logged.items():
+        assert len(entries) == len(expected_logs[name])
+        for one, other in zip(entries, expected_logs[name], strict=True):
+            np.testing.assert_allclose(
+                one.token_log_probabilities, other.token_log_probabilities, atol=2e-4
+            )
+            assert [{*top} for top in one.top_log_probabilities] == [
+                {*top} for top in other.top_log_probabilities
+            ]
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        dict(), dict(temperature=0.6, top_k=4), dict(top_p=0.7), dict(min_p=0.15),
+        dict(frequency_penalty=0.8, presence_penalty=0.5), dict(repetition_penalty=1.5, top_p=0.9),
+        dict(logit_bias={2: 1.5, 4: -1.0}, temperature=1.3),
+    ],
+    ids=str,
+)  # fmt: skip
+def test_sampled_tokens_have_the_distribution_of_the_model(drafting, values) -> None:
+    """Chi-square over a vocabulary of six: the first token, and the second after a right and a wrong draft."""
+    draw, vocab, count = np.random.default_rng(3), 6, 4000
+    logits = draw.normal(0, 1.2, (3, vocab)).astype(np.float32)
+    contexts = []
+    for _ in range(count):
+        one = TextContext(
+            tokens=np.array([1, 3]), max_length=9,
+            sampling_params=SamplingParams(seed=int(draw.integers(2**62)), **values),
+        )  # fmt: skip
+        one.update(0)
+        one.set_draft((2, 4))
+        contexts.append(one)
+    rows = DraftedRows(contexts, None)
+    outputs = ModelOutputs(
+        Tensor.from_numpy(np.tile(logits, (count, 1))),
+        logit_offsets=Tensor.from_numpy((3 * np.arange(count + 1)).astype(np.uint32)),
+    )
+    chosen = np.array(rows.choose(outputs, drafting.replicas[0]._sampler, CPU()))
+    assert chosen.shape == (count, 3)
+    for row, before in enumerate(([0], [0, 2], [0, 2, 4])):
+        expected = count * distribution(logits[row], before, SamplingParams(seed=0, **values))
+        seen = np.bincount(chosen[:, row], minlength=vocab)
+        assert not seen[expected == 0].any()
+        likely = expected > 5
+        statistic = ((seen - expected)[likely] ** 2 / expected[likely]).sum()
+        freedom = max(likely.sum() - 1, 1)
+        assert statistic < freedom + 4 * np.sqrt(2 * freedom) + 1e-9
+    # the rows are independent: a wrong draft says nothing about the token of its row
+    pairs = np.histogram2d(chosen[:, 0], chosen[:, 1], bins=vocab, range=[[0, vocab]] * 2)[0]
+    expected = np.outer(pairs.sum(1), pairs.sum(0)) / count
+    likely = expected > 5
+    statistic = ((pairs - expected)[likely] ** 2 / expected[likely]).sum()
+    assert statistic < likely.sum() + 4 * np.sqrt(2 * likely.sum())
+
+
+def distribution(logits, before, params) -> np.ndarray:
+    """The probabilities of the next token, in float64."""
+    scores = logits.astype(np.float64).copy()
+    for token, bias in (params.logit_bias or {}).items():
+        scores[token] += bias
+    for token in range(len(scores)):
+        times = before.count(token)
+        if times:
+            factor = params.repetition_penalty
+            scores[token] = scores[token] / factor if scores[token] > 0 else scores[token] * factor
+            scores[token] -= params.presence_penalty + params.frequency_penalty * times
+    shares = np.exp((scores - scores.max()) / params.temperature)
+    order = np.argsort(-shares, kind="stable")
+    if params.top_k > 0:
+        order = order[: params.top_k]
+    totals = np.cumsum(shares[order])
+    order = order[: np.count_nonzero(totals < params.top_p * totals[-1]) + 1]
+    kept = np.zeros(len(scores))
+    kept[order] = np.where(shares[order] >= params.min_p, shares[order], 0)
+    return kept / kept.sum()
+
+
+def processed_request(pipeline) -> TextContext:
+    """Functions of the caller see each token."""
+    tokens = pipeline.tokenizer.encode_now("one two three four five six seven " * 6)
+    return TextContext(
+        tokens=np.array(tokens), max_length=len(tokens) + 40, ignore_eos=True,
+        sampling_params=SamplingParams(
+            top_k=1, ignore_eos=True, logits_processors=[lambda inputs: None]
+        ),
+    )  # fmt: skip
 
 
 def test_a_step_mixes_drafts_and_single_tokens(plain, drafting, monkeypatch) -> None:
-    """In one execution a request gets several tokens, and one with a penalty its own."""
+    """In one execution a request gets several tokens, and one with a logits processor its own."""
     mixed, verified = [], DraftSteps.verified_tokens
 
-    def watched(self, outputs, batch, device):
-        tokens = verified(self, outputs, batch, device)
+    def watched(self, *arguments):
+        tokens = verified(self, *arguments)
         mixed.append([len(own) for own in tokens])
         return tokens
 
     monkeypatch.setattr(DraftSteps, "verified_tokens", watched)
     results = []
     for pipeline in (plain, drafting):
-        tokens = pipeline.tokenizer.encode_now("one two three four five six seven " * 6)
-        contexts = [
-            TextContext(
-                tokens=np.array(tokens), max_length=len(tokens) + 40, ignore_eos=True,
-                sampling_params=SamplingParams(top_k=1, ignore_eos=True, repetition_penalty=p),
-            )
-            for p in (1.0, 1.2)
-        ]  # fmt: skip
+        contexts = [processed_request(pipeline), processed_request(pipeline)]
+        contexts[0].sampling_params = SamplingParams(top_k=1, ignore_eos=True)
         results.append(generated(pipeline, contexts))
     assert results[0] == results[1]
-    assert any(first > 1 and second == 0 for first, second in mixed)
+    assert any(len(own) == 2 and own[0] > 1 and own[1] == 0 for own in mixed)
+
+
+def share_of(lengths: DraftLengths, key: RequestID) -> list[int]:
+    return [lengths.length(key, 1, 0, room) for room in (1, 4, 16)]
+
+
+def test_lengths_follow_the_times_of_steps() -> None:
+    """The length that gives the most tokens in a time, of all lengths."""
+    draw = np.random.default_rng(0)
+    for _ in range(30):
+        lengths, key = DraftLengths(16), RequestID("a")
+        plain, row, share = 1.0, float(draw.uniform(0, 0.6)), float(draw.uniform(0.1, 0.95))
+        for _ in range(2):
+            lengths.step([key], 0, 0, plain)
+        for count in range(1, 17):
+            for _ in range(2):
+                lengths.seconds.record(1, count, plain + row * count)
+        lengths._credit = 4.0
+        lengths._shares[key] = type(lengths._all)(share * 1e6, 1e6)
+
+        def rate(count, share=share, row=row):
+            right = sum(share**n for n in range(1, count + 1))
+            return right - row * count
+
+        best = max(range(17), key=rate)
+        assert abs(rate(lengths.length(key, 1, 0, 99)) - rate(best)) < 1e-6
+
+
+def test_what_drafts_lose_is_bounded() -> None:
+    """Wrong drafts cost at most the first credit and a share of the time of plain steps."""
+    lengths, key = DraftLengths(8), RequestID("a")
+    total = plain_total = 0.0
+    for step in range(2000):
+        length = lengths.length(key, 1, 0, 8) if step > 2 else 0
+        seconds = 1 + 0.15 * length
+        if length:
+            lengths.verified(key, length, 0)
+        lengths.step([key], length, 0, seconds)
+        total, plain_total = total + seconds, plain_total + 1
+    assert total < 1.03 * plain_total
+    # from now on drafts are right: they are soon as long as they may be
+    seen = []
+    for _ in range(200):
+        length = lengths.length(key, 1, 0, 8)
+        if length:
+            lengths.verified(key, length, length)
+        lengths.step([key], length, length, 1 + 0.15 * length)
+        seen.append(length)
+    assert seen[-100:].count(8) > 90
+
+
+def test_large_batches_are_not_drafted() -> None:
+    """Where a row costs as much as a request, drafts save nothing."""
+    lengths, keys = DraftLengths(8), [RequestID(f"{n}") for n in range(16)]
+    for requests in (1, 16):
+        for _ in range(3):
+            lengths.step(keys[:requests], 0, 0, 1.0 + (requests > 1))
+        for count in range(1, 9):
+            lengths.seconds.record(requests, count, 1.05 if requests == 1 else 2 + 0.125 * count)
+    for key in keys:
+        lengths._shares[key] = type(lengths._all)(8.0, 10.0)
+    assert lengths.length(keys[0], 1, 0, 8) == 8
+    assert lengths.length(keys[0], 16, 0, 8) == 0
+
+
+def test_no_draft_before_a_plain_step_is_measured() -> None:
+    lengths, key = DraftLengths(8), RequestID("a")
+    assert lengths.length(key, 1, 0, 8) == 0
+    for _ in range(2):
+        lengths.step([key], 0, 0, 0.5)
+    assert share_of(lengths, key) == [
+        1,
+        *[min(16, 8, lengths.length(key, 1, 0, n)) for n in (4, 16)],
+    ]
+    assert lengths.length(key, 2, 0, 8) == 0, "of two requests none was measured"
+    lengths.verified(key, 3, 2)
+    lengths.forget(key)
+    assert not lengths._shares
+    # a plain step is measured again after many drafts
+    lengths = DraftLengths(8)
+    for _ in range(2):
+        lengths.step([key], 0, 0, 0.5)
+    counts = []
+    for _ in range(200):
+        counts.append(lengths.length(key, 1, 0, 4))
+        lengths.verified(key, counts[-1] or 1, counts[-1])
+        lengths.step([key], counts[-1], counts[-1], 0.51)
+    assert 1 < counts.count(0) < 10
 
 
 class RecordedDrafter(Drafter):
@@ -311,6 +504,7 @@ class RecordedDrafter(Drafter):
 def test_a_drafter_is_told_that_tokens_were_removed() -> None:
     drafter = RecordedDrafter()
     steps = DraftSteps(drafter, 3, None)
+    steps.lengths = EveryLength(3)
     one = TextContext(tokens=np.arange(4), max_length=12, request_id=RequestID("a"))
     one.update(7)
     steps.propose([one])
@@ -336,11 +530,12 @@ def test_a_drafter_is_told_that_tokens_were_removed() -> None:
 
 def test_options_that_change_after_a_draft_drop_it() -> None:
     steps = DraftSteps(RecordedDrafter(), 3, None)
+    steps.lengths = EveryLength(3)
     contexts = [TextContext(tokens=np.arange(4), max_length=12) for _ in range(2)]
     for one in contexts:
         one.update(7)
     steps.propose(contexts)
-    contexts[0].log_probabilities = 1
+    contexts[0].sampling_params = SamplingParams(logits_processors=[print])
     steps.drop(contexts)
     assert [c.draft_length for c in contexts] == [0, 3]
     steps.propose(contexts)
@@ -378,14 +573,14 @@ def test_what_cannot_draft() -> None:
         {"speculative_method": None, "num_speculative_tokens": 4, "drafts_tokens": True},
     )()
     model = type("Model", (), {"verifies_drafts": False})()
-    assert DraftSteps.of(config, model, None, None) is None
+    assert DraftSteps.of(config, model, None, None, None) is None
     config.speculative_method = type("Method", (), {"value": "ngram"})()
     with pytest.raises(ConfigError, match="'ngram', and the model gives one token a step"):
-        DraftSteps.of(config, model, None, None)
+        DraftSteps.of(config, model, None, None, None)
     model.verifies_drafts = True
     with pytest.raises(ConfigError, match="recurrent states, which cannot go back"):
-        DraftSteps.of(config, model, None, object())
-    assert DraftSteps.of(config, model, None, None).most == 4
+        DraftSteps.of(config, model, None, object(), None)
+    assert DraftSteps.of(config, model, None, None, None).most == 4
     for values in (dict(speculative_method="eagle"), dict(num_speculative_tokens=0)):
         with pytest.raises(ConfigError, match=next(iter(values))):
             PipelineConfig(model_path=TINY, **values)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 from contextlib import ExitStack
 from functools import partial
@@ -26,6 +27,7 @@ from max.pipelines.config.pipeline_config import PipelineConfig
 from max.pipelines.core.text_context import draft_length
 from max.pipelines.generation.batch_pipeline import StepResult
 from max.pipelines.generation.drafts.draft_steps import DraftSteps
+from max.pipelines.generation.drafts.drafted_rows import DraftedRows
 from max.pipelines.generation.steps.decode_loop import DecodeLoop, next_step_model
 from max.pipelines.generation.steps.prompt_logits import PromptLogits
 from max.pipelines.generation.steps.reusable_inputs import ReusableInputs
@@ -88,7 +90,9 @@ class Replica(Generic[TextGenerationContextType]):
         )
         self.cache = load_cache(self.model, config, session, available)
         self._sampler = Sampler(session, self._device, config.sampling_config)
-        self.drafts = DraftSteps.of(config, self.model, self._sampler, self.cache.slots)
+        self.drafts = DraftSteps.of(
+            config, self.model, self._sampler, self.cache.slots, constraints
+        )
         self.loop = DecodeLoop.of(session, self.model)
         self.reader: StepReader | None = None
         """Delivers the tokens of an execution of several steps while it runs; None: nobody does."""
@@ -188,6 +192,7 @@ class Replica(Generic[TextGenerationContextType]):
             OutOfPagesError: The batch does not come from a scheduler, and too few pages are free.
             ValueError: A sequence has no room for a token, or an invalid schema.
         """
+        begin = time.perf_counter()
         if self.drafts is not None:
             self.drafts.drop(batch)
         num_steps = self.reserve(batch, num_steps)
@@ -200,7 +205,8 @@ class Replica(Generic[TextGenerationContextType]):
             and all(context.active_length == 1 for context in batch)  # no prompts, no drafts
         ):
             return self._run_loop(loop, batch, num_steps)
-        drafted = any(map(draft_length, batch))
+        rows = None if self.drafts is None else self.drafts.rows(batch)
+        drafted = rows is not None
         model = self.prompt_logits.model_of(batch, self.model)
         masks = self._constraints.start_masks(batch)  # computed while the model runs
         model_inputs = self.inputs(batch, num_steps, model)
@@ -212,9 +218,12 @@ class Replica(Generic[TextGenerationContextType]):
                 device = self._device
                 model_inputs.update(sampling=SamplingInputs.of(batch, device, step))
             outputs = model.execute(model_inputs)
-            if drafted and self.drafts is not None:
-                verified = self.drafts.verified_tokens(outputs, batch, self._device)
-            tokens = self._next_tokens(outputs, batch, step, masks)
+            if rows is not None and self.drafts is not None:
+                verified = self.drafts.verified_tokens(rows, outputs, batch, self._device)
+            if rows is not None and rows.all_drafted:
+                tokens = Tensor.from_numpy(np.array([own[-1] for own in verified], np.int64))
+            else:
+                tokens = self._next_tokens(outputs, batch, step, masks)
             chosen = np.asarray(tokens.to(CPU()).to_numpy(), np.int64)
             if num_steps == 1:
                 steps.append(with_closing_tokens(chosen, batch, self._tokenizer))
@@ -239,9 +248,26 @@ class Replica(Generic[TextGenerationContextType]):
             ):
                 self._reusable = ReusableInputs.of(batch, model_inputs, tokens)
         new_tokens: list[list[int]] = np.array(steps).T.tolist()
-        if verified:
+        if rows is not None:
             new_tokens = [own or one for own, one in zip(verified, new_tokens, strict=True)]
+            if enable_log_probs:
+                logs = _logs_of_drafts(rows, new_tokens, logs[0])
+        if len(steps) == num_steps:
+            self._measure(batch, rows, verified, (time.perf_counter() - begin) / num_steps)
         return self._result(batch, new_tokens, len(steps), logs)
+
+    def _measure(
+        self,
+        batch: Sequence[TextGenerationContextType],
+        rows: DraftedRows | None,
+        verified: Sequence[Sequence[int]],
+        seconds: float,
+    ) -> None:
+        """Records the duration of a step of a batch without prompts, before its tokens are added."""
+        if self.drafts is not None and all(c.active_length - draft_length(c) == 1 for c in batch):
+            drafted = 0 if rows is None else sum(rows.counts) - sum(map(bool, rows.counts))
+            accepted = sum(len(own) - 1 for own in verified if own)
+            self.drafts.measure(batch, drafted, accepted, seconds)
 
     def _run_loop(
         self,
@@ -250,11 +276,13 @@ class Replica(Generic[TextGenerationContextType]):
         num_steps: int,
     ) -> StepResult:
         """Runs a decoding batch for several steps, or until one of its sequences ends."""
+        begin = time.perf_counter()
         model_inputs = self.inputs(batch, 1)
         if model_inputs.sampling is None:
             model_inputs.update(sampling=SamplingInputs.of(batch, self._device))
         model_inputs, tokens, chosen = loop.run(model_inputs, batch, num_steps, self.reader)
         self._reusable = ReusableInputs.of(batch, model_inputs, tokens, len(chosen))
+        self._measure(batch, None, (), (time.perf_counter() - begin) / len(chosen))
         return self._result(batch, chosen.T.tolist(), len(chosen))
 
     def _result(
@@ -297,3 +325,19 @@ class Replica(Generic[TextGenerationContextType]):
         self.cache.close(request_id)
         if self.drafts is not None:
             self.drafts.forget(request_id)
+
+
+def _logs_of_drafts(
+    rows: DraftedRows,
+    tokens: Sequence[Sequence[int]],
+    others: Sequence[LogProbabilities | None],
+) -> list[list[LogProbabilities | None]]:
+    """For each number of a new token, the log-probabilities of each request; `others` are those of undrafted ones."""
+    own = [
+        rows.log_probabilities(row, len(tokens[row])) if count else [others[row]]
+        for row, count in enumerate(rows.counts)
+    ]
+    return [
+        [entries[step] if step < len(entries) else None for entries in own]
+        for step in range(max(map(len, own)))
+    ]

@@ -139,7 +139,12 @@ class SpeculativeDecodingTextGenerationPipeline(
         self._drafter = ModelDrafter(self._draft, vocabulary_size(pipeline_config), chunk)
         for replica in self.replicas:
             replica.drafts = DraftSteps.of(
-                pipeline_config, replica.model, self._sampler, replica.cache.slots, self._drafter
+                pipeline_config,
+                replica.model,
+                self._sampler,
+                replica.cache.slots,
+                self._constraints,
+                self._drafter,
             )
 
     @property

@@ -2,26 +2,31 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-import numpy as np
-import numpy.typing as npt
-
-from max.driver import CPU, Device, Tensor
+from max.driver import Device
 from max.interfaces import RequestID, TextGenerationContext
 from max.pipelines.config.pipeline_config import PipelineConfig
 from max.pipelines.core.exceptions import ConfigError
+from max.pipelines.core.native_calls import native_calls
 from max.pipelines.core.text_context import TextContext, draft_length
+from max.pipelines.generation.drafts.drafted_rows import DraftedRows
 from max.pipelines.generation.drafts.drafter import Drafter
+from max.pipelines.generation.drafts.lengths import DraftLengths
 from max.pipelines.generation.drafts.lookup import LookupDrafter
+from max.pipelines.generation.steps.prompt_logits import wants_prompt_logits
 from max.pipelines.generation.steps.step_tokens import reasoning_limit
 from max.pipelines.kv_cache.state_slots import StateSlots
 from max.pipelines.models.inputs import ModelOutputs
 from max.pipelines.models.pipeline_model import PipelineModel
-from max.pipelines.sampling.sampler import Sampler, needs_sampler
+from max.pipelines.sampling.sampler import Sampler
+from max.pipelines.structured.constraint import Constraints
 
 __all__ = ["DraftSteps"]
+
+_guarded = native_calls("drafted tokens cannot be compared with the grammar")
 
 
 class DraftSteps:
@@ -35,10 +40,16 @@ class DraftSteps:
         drafter: Proposes the tokens.
         most: The maximum number of drafted tokens of a request.
         sampler: Chooses the tokens of rows.
+        constraints: The grammars of requests; None: they have none.
     """
 
-    def __init__(self, drafter: Drafter, most: int, sampler: Sampler) -> None:
+    def __init__(
+        self, drafter: Drafter, most: int, sampler: Sampler, constraints: Constraints | None = None
+    ) -> None:
         self._drafter, self.most, self._sampler = drafter, most, sampler
+        self._constraints = constraints
+        self.lengths = DraftLengths(most)
+        """Chooses the lengths of drafts."""
         self._truncations: dict[RequestID, int] = {}  # as the drafter knows them
         self.drafted, self.accepted, self.verified = 0, 0, 0
         """The number of tokens that were drafted, of those that were right, and of drafts."""
@@ -50,6 +61,7 @@ class DraftSteps:
         model: PipelineModel[Any],
         sampler: Sampler,
         slots: StateSlots | None,
+        constraints: Constraints,
         drafter: Drafter | None = None,
     ) -> DraftSteps | None:
         """The drafts of a configuration; None if it has none.
@@ -59,6 +71,7 @@ class DraftSteps:
             model: The model.
             sampler: Chooses tokens.
             slots: The slots of its recurrent states; None: it has none.
+            constraints: The grammars of requests.
             drafter: Proposes the tokens; None: the one that the configuration names.
 
         Raises:
@@ -78,7 +91,7 @@ class DraftSteps:
                 "Leave --speculative-method out.",
             )
         most = config.num_speculative_tokens
-        return cls(drafter or LookupDrafter(most), most, sampler)
+        return cls(drafter or LookupDrafter(), most, sampler, constraints)
 
     def drop(self, batch: Iterable[TextGenerationContext]) -> None:
         """Removes the drafts of requests that now need more than the model's own choice of tokens.
@@ -103,6 +116,7 @@ class DraftSteps:
         chunks: list[TextContext] = []
         contexts: list[TextContext] = []
         most: list[int] = []
+        drafted, requests = 0, len(batch)
         for context in batch:
             if not isinstance(context, TextContext):
                 continue
@@ -113,32 +127,53 @@ class DraftSteps:
             if context.truncations != self._truncations.get(context.request_id, 0):
                 self._truncations[context.request_id] = context.truncations
                 self._drafter.rewind(context)
-            if context.active_length > 1:
+            if context.needs_ce:
                 chunks.append(context)
                 continue
             # a step gives one token more than it drafts, and both must fit
             room = min(self.most, context.max_length - context.end_idx - 1)
             if room > 0 and not _needs_single_tokens(context):
-                contexts.append(context)
-                most.append(room)
+                length = self.lengths.length(context.request_id, requests, drafted, room)
+                if length:
+                    contexts.append(context)
+                    most.append(length)
+                    drafted += length
         if chunks:
             self._drafter.read(chunks)
         if contexts:
+            begin = time.perf_counter()
             proposed = self._drafter.propose_all(contexts, most)
+            count = 0
             for context, tokens in zip(contexts, proposed, strict=True):
-                context.set_draft(tokens)
+                context.set_draft(_allowed(context, tokens))
+                count += len(context.draft_tokens)
+            self.lengths.drafting(count, time.perf_counter() - begin)
 
     def forget(self, request_id: RequestID) -> None:
         """Forgets a request that has ended."""
         self._truncations.pop(request_id, None)
+        self.lengths.forget(request_id)
         self._drafter.forget(request_id)
 
+    def rows(self, batch: Sequence[TextGenerationContext]) -> DraftedRows | None:
+        """The rows that verify the drafts of a batch; None if no request has one.
+
+        Args:
+            batch: The requests, whose next step has not begun.
+        """
+        return DraftedRows(batch, self._constraints) if any(map(draft_length, batch)) else None
+
     def verified_tokens(
-        self, outputs: ModelOutputs, batch: Sequence[TextGenerationContext], device: Device
+        self,
+        rows: DraftedRows,
+        outputs: ModelOutputs,
+        batch: Sequence[TextGenerationContext],
+        device: Device,
     ) -> list[list[int]]:
         """The new tokens of drafted requests: those of the draft that are right, and the one after them.
 
         Args:
+            rows: The rows that verify the drafts.
             outputs: The outputs of a step whose inputs had the drafted tokens.
             batch: The requests, before their new tokens.
             device: The device of the logits.
@@ -149,38 +184,14 @@ class DraftSteps:
         Raises:
             ValueError: The model did not return the logits of the drafted tokens.
         """
-        if outputs.logit_offsets is None:
-            raise ValueError(
-                "drafted tokens are verified by their logits, which the model does not return"
-            )
-        offsets = outputs.logit_offsets.to(CPU()).to_numpy()
-        # rows of the logits: one before each drafted token, and the one after the last
-        counts = [n + 1 if (n := draft_length(context)) else 0 for context in batch]
-        rows = np.concatenate(
-            [np.arange(end - count, end) for end, count in zip(offsets[1:], counts, strict=True)]
-        )
-        # [sum of counts, vocab]: the rows of a request are side by side
-        logits = np.ascontiguousarray(outputs.logits.to(CPU()).to_numpy()[rows.astype(np.int64)])
-        chosen = self._chosen_tokens(Tensor.from_numpy(logits).to(device), batch, counts)
-        tokens: list[list[int]] = []
-        begin = 0
-        for context, count in zip(batch, counts, strict=True):
-            own = chosen[begin : begin + count]
-            begin += count
-            # and the token after the last right one, which the same rows give
-            tokens.append(own[: self._count_right(context, own) + 1] if count else [])
+        tokens = rows.choose(outputs, self._sampler, device)
+        for row, context in enumerate(batch):
+            if tokens[row]:
+                right = self._count_right(context, tokens[row])
+                rows.accept(row, right)
+                # and the token after the last right one, which the same rows give
+                del tokens[row][right + 1 :]
         return tokens
-
-    def _chosen_tokens(
-        self, logits: Tensor, batch: Sequence[TextGenerationContext], counts: Sequence[int]
-    ) -> list[int]:
-        """The token that the model chooses after each row, with the seed of its position."""
-        contexts = [context for context, n in zip(batch, counts, strict=True) for _ in range(n)]
-        steps = [step for n in counts for step in range(n)]
-        tokens: npt.NDArray[np.int64] = (
-            self._sampler.sample_rows(logits, contexts, steps).to(CPU()).to_numpy()
-        )
-        return tokens.tolist()
 
     def _count_right(self, context: TextGenerationContext, chosen: Sequence[int]) -> int:
         """The number of drafted tokens that are those that the model chooses."""
@@ -190,8 +201,22 @@ class DraftSteps:
         while right < len(draft) and draft[right] == chosen[right]:
             right += 1
         self.count(len(draft), right)
+        self.lengths.verified(context.request_id, len(draft), right)
         self._drafter.observe(context, len(draft), right)
         return right
+
+    def measure(
+        self, batch: Sequence[TextGenerationContext], drafted: int, accepted: int, seconds: float
+    ) -> None:
+        """Records the duration of a step that read no prompts.
+
+        Args:
+            batch: The requests.
+            drafted: The number of drafted tokens.
+            accepted: The number of right ones.
+            seconds: The duration, of one step.
+        """
+        self.lengths.step([c.request_id for c in batch], drafted, accepted, seconds)
 
     def count(self, drafted: int, accepted: int) -> None:
         """Counts a draft that was verified.
@@ -206,9 +231,21 @@ class DraftSteps:
 
 
 def _needs_single_tokens(context: TextGenerationContext) -> bool:
-    """Whether a token of a request depends on those before it in more than the logits, or has log-probabilities."""
+    """Whether a request gets one token a step: functions of its caller see each one, or its reasoning has a budget."""
     return (
-        needs_sampler(context)
-        or context.log_probabilities > 0
+        bool(context.sampling_params.logits_processors)
         or reasoning_limit(context) is not None
+        or wants_prompt_logits(context)
     )
+
+
+def _allowed(context: TextContext, tokens: Sequence[int]) -> Sequence[int]:
+    """The drafted tokens up to the first one that the request's grammar does not allow."""
+    matcher = context.matcher
+    if matcher is None or not tokens:
+        return tokens
+    # the end of the answer is no token of its grammar
+    ends = (n for n, token in enumerate(tokens) if token in context.eos_token_ids)
+    tokens = tokens[: next(ends, len(tokens))]
+    with _guarded:
+        return tokens[: matcher.validate_tokens(list(tokens))]

@@ -1,0 +1,172 @@
+"""The rows of a step that verify drafted tokens: each is its request after some of them, and is sampled as it would be
+there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, cast
+
+import numpy as np
+import numpy.typing as npt
+
+from max.driver import CPU, Device, Tensor
+from max.interfaces import LogProbabilities, TextGenerationContext
+from max.pipelines.core.text_context import TextContext, draft_length
+from max.pipelines.models.inputs import ModelOutputs
+from max.pipelines.sampling.log_probabilities import of_rows
+from max.pipelines.sampling.sampler import Sampler, needs_sampler
+from max.pipelines.structured.constraint import Constraints
+from max.pipelines.structured.step_masks import StepMasks
+
+__all__ = ["DraftedRows"]
+
+
+class _Row:
+    """A request as it is after some of its drafted tokens, for the sampler and for masks.
+
+    Args:
+        context: The request.
+        count: The number of drafted tokens.
+        matcher: Its grammar after these; None: it has none.
+    """
+
+    def __init__(self, context: TextContext, count: int, matcher: Any) -> None:
+        self._context = context
+        self.matcher: Any = matcher
+        self.generated_tokens = np.append(context.generated_tokens, context.draft_tokens[:count])
+        self.active_idx = self.end_idx = context.active_idx + count
+
+    def set_matcher(self, matcher: object) -> None:
+        """Sets the matcher, of a mask that could not be computed."""
+        self.matcher = matcher
+
+    def get_min_token_logit_mask(self, num_steps: int) -> list[npt.NDArray[np.int32]]:
+        """The tokens that are forbidden before the minimum length."""
+        count = len(self.generated_tokens) - len(self._context.generated_tokens)
+        return self._context.get_min_token_logit_mask(count + num_steps)[count:]
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._context, name)
+
+
+class DraftedRows:
+    """The rows that verify the drafts of a batch. Masks of grammars are computed while the model runs.
+
+    Args:
+        batch: The requests; a grammar allows all drafted tokens.
+        constraints: Computes the masks.
+    """
+
+    def __init__(
+        self, batch: Sequence[TextGenerationContext], constraints: Constraints | None
+    ) -> None:
+        self._batch = batch
+        # one before each drafted token, and the one after the last
+        self.counts = [n + 1 if (n := draft_length(context)) else 0 for context in batch]
+        drafted = [cast(TextContext, c) for c, n in zip(batch, self.counts, strict=True) if n]
+        self._rows: list[_Row] | None = None
+        self._masks: StepMasks | None = None
+        if any(map(needs_sampler, drafted)) or any(map(_ends_minimum, drafted)):
+            self._rows = [row for context in drafted for row in _rows_of(context)]
+            if constraints is not None:
+                self._masks = constraints.start_masks(cast(Any, self._rows))
+        self._chosen: list[list[int]] = []
+        self._logits: npt.NDArray[np.float32] = np.zeros((0, 0), np.float32)
+
+    @property
+    def all_drafted(self) -> bool:
+        """Whether each request of the batch has a draft."""
+        return all(self.counts)
+
+    def choose(self, outputs: ModelOutputs, sampler: Sampler, device: Device) -> list[list[int]]:
+        """The token that the model chooses after each row, with the seed of its position.
+
+        Args:
+            outputs: The outputs of the step.
+            sampler: Samples tokens.
+            device: The device of the logits.
+
+        Returns:
+            The tokens of each request; none without a draft.
+
+        Raises:
+            ValueError: The model did not return the logits of the drafted tokens.
+        """
+        if outputs.logit_offsets is None:
+            raise ValueError(
+                "drafted tokens are verified by their logits, which the model does not return"
+            )
+        offsets = outputs.logit_offsets.to(CPU()).to_numpy()
+        counts = self.counts
+        rows = np.concatenate(
+            [np.arange(end - count, end) for end, count in zip(offsets[1:], counts, strict=True)]
+        )
+        # [sum of counts, vocab]: the rows of a request are side by side
+        logits = outputs.logits.to(CPU()).to_numpy()[rows.astype(np.int64)]
+        self._logits = np.ascontiguousarray(logits)
+        tensor = Tensor.from_numpy(self._logits).to(device)
+        if self._rows is None:
+            contexts = [c for c, n in zip(self._batch, counts, strict=True) for _ in range(n)]
+            steps = [step for n in counts for step in range(n)]
+            chosen = sampler.sample_rows(tensor, contexts, steps)
+        else:
+            bitmask = None if self._masks is None else self._masks.result()
+            chosen = sampler.sample(tensor, cast(Any, self._rows), 0, bitmask)
+        tokens = iter(chosen.to(CPU()).to_numpy().tolist())
+        self._chosen = [[next(tokens) for _ in range(count)] for count in counts]
+        return self._chosen
+
+    def accept(self, row: int, count: int) -> None:
+        """Tells how many tokens of a request are right. If its grammar cannot be followed after these, the request gets
+        the matcher that says so.
+
+        Args:
+            row: The request's place in the batch.
+            count: The number of right tokens.
+        """
+        if self._rows is None or not self.counts[row]:
+            return
+        begin = sum(self.counts[:row])
+        for own in self._rows[begin : begin + count + 1]:
+            if own.matcher is not None and own.matcher.is_error():
+                cast(TextContext, self._batch[row]).set_matcher(own.matcher)
+                return
+
+    def log_probabilities(self, row: int, count: int) -> list[LogProbabilities | None]:
+        """The log-probabilities of the new tokens of a request.
+
+        Args:
+            row: The request's place in the batch.
+            count: The number of new tokens.
+        """
+        context = self._batch[row]
+        begin, chosen = sum(self.counts[:row]), self._chosen[row]
+        if not context.log_probabilities:
+            return [None] * count
+        logged = getattr(context, "logged_tokens", ())
+        return [
+            of_rows(
+                self._logits[begin + step : begin + step + 1],
+                chosen[step : step + 1],
+                context.log_probabilities,
+                logged,
+            )
+            for step in range(count)
+        ]
+
+
+def _ends_minimum(context: TextContext) -> bool:
+    """Whether some rows of a request may end it, and others not."""
+    return len(context.generated_tokens) < context.min_tokens
+
+
+def _rows_of(context: TextContext) -> list[_Row]:
+    """The rows of a request: before each drafted token, and after the last one."""
+    matcher, rows = context.matcher, list[_Row]()
+    for count in range(len(context.draft_tokens) + 1):
+        if matcher is not None and count:
+            matcher = matcher.deep_copy()
+            matcher.consume_token(context.draft_tokens[count - 1])
+        rows.append(_Row(context, count, matcher))
+    return rows
