@@ -61,7 +61,9 @@ class ScriptedWorker:
             self._prompts += 1
             (self._log / f"prompt-{self._prompts:02}.txt").write_text(prompt, encoding="utf-8")
         step = min(prompt.count(RESULT), len(self._script) - 1)
-        text = answer_text(self._script[step]) if TOOLS in prompt else PLAIN
+        # an agent that calls no tools gets the one answer
+        plain = TOOLS not in prompt and len(self._script) > 1
+        text = PLAIN if plain else answer_text(self._script[step])
         tokens = self._tokenizer.encode(text, add_special_tokens=False).ids
         for token in tokens:
             event = TokensGenerated(request.request_id, (token,), GenerationStatus.ACTIVE)
