@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import threading
+from importlib import import_module
 from typing import Any, ClassVar, Protocol, Self
 
 from max._errors import NoAcceleratorError
@@ -257,7 +258,7 @@ class Accelerator(Device):
         if id < -1:
             raise ValueError(f"Accelerator: id {id} is not a device; expected -1, 0, 1, …")
         position = max(id, 0)
-        for provider in _providers:
+        for provider in _all_providers():
             count = provider.count()
             if position < count:
                 opened: Any = provider.open(position, device_memory_limit)
@@ -310,6 +311,17 @@ class AcceleratorProvider(Protocol):
 
 
 _providers: list[AcceleratorProvider] = []
+_named_providers: list[str] = []
+"""Module and name of the devices of each kind of accelerator that the package has: a module is imported when a program
+first asks for accelerators."""
+
+
+def _all_providers() -> list[AcceleratorProvider]:
+    """The kinds of accelerators, those of the package first."""
+    while _named_providers:
+        module, _, name = _named_providers.pop().partition(":")
+        _providers.insert(0, getattr(import_module(module), name))
+    return _providers
 
 
 def register_accelerators(provider: AcceleratorProvider) -> None:
@@ -455,7 +467,7 @@ class DeviceEvent:
 
 def accelerator_count() -> int:
     """The number of accelerators of all registered kinds; by default 0."""
-    return sum(provider.count() for provider in _providers)
+    return sum(provider.count() for provider in _all_providers())
 
 
 def accelerator_api() -> str:
