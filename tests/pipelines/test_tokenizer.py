@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import random
+import sys
 from pathlib import Path
 
 import pytest
@@ -264,6 +265,35 @@ def test_whitespace_fix_keeps_the_space_of_a_single_token(byte_fallback, monkeyp
     (token,) = [i for i in byte_fallback.encode("a") if i > 256]
     assert TextTokenizer(str(TINY)).decode_now([token]) == "a"
     assert TextTokenizer(str(TINY), enable_llama_whitespace_fix=True).decode_now([token]) == " a"
+
+
+def test_a_decoder_gives_what_decode_now_gives(byte_fallback, monkeypatch):
+    monkeypatch.setattr(
+        "max.pipelines.tokenization.tokenizer.active_tokenizer", lambda repo: byte_fallback
+    )
+    for fix in (False, True):
+        tokenizer = TextTokenizer(str(TINY), enable_llama_whitespace_fix=fix)
+        for tokens in ([0, *byte_fallback.encode("a b")], byte_fallback.encode("a")):
+            for skip in (False, True):
+                decode = tokenizer.decoder(skip_special_tokens=skip)
+                assert decode(tokens) == tokenizer.decode_now(tokens, skip_special_tokens=skip)
+
+
+def test_a_piece_of_a_stream_passes_two_files(ours):
+    """`docs/pipelines.md` counts the files that a chunk passes."""
+    stream, files = TextStream(TextTokenizer(str(TINY)).decoder(skip_special_tokens=True)), set()
+
+    def record(frame, event, argument):
+        if event == "call" and "max" in Path(frame.f_code.co_filename).parts:
+            files.add(Path(frame.f_code.co_filename).name)
+
+    sys.setprofile(record)
+    try:
+        for token in ours.encode("one two three"):
+            stream.push([token])
+    finally:
+        sys.setprofile(None)
+    assert files == {"text_stream.py", "hf_tokenizer.py"}
 
 
 def test_max_tokens_to_generate():

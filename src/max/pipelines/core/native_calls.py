@@ -53,8 +53,17 @@ class native_calls(ContextDecorator):
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
+        if error is not None:
+            self.check(error)
+
+    def check(self, error: BaseException) -> None:
+        """Raises the user's error instead of a panic, or of an error of no class; does nothing for others.
+
+        Args:
+            error: The error of a native call.
+        """
         # these packages raise Exception itself for states that they expect
-        if error is None or not (is_panic(error) or type(error) is Exception):
+        if not (is_panic(error) or type(error) is Exception):
             return
         text = " ".join(str(error).split())
         if len(text) > _MOST_CHARACTERS:

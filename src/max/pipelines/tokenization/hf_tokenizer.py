@@ -231,7 +231,6 @@ class HFTokenizer:
             return 0
         return max(map(len, self.vocabulary()), default=0)
 
-    @_guarded
     def decode(self, tokens: Iterable[int] | int, skip_special_tokens: bool = False) -> str:
         """Decodes tokens; invalid UTF-8 becomes U+FFFD.
 
@@ -240,7 +239,12 @@ class HFTokenizer:
             skip_special_tokens: Whether to omit special tokens.
         """
         ids = [tokens] if isinstance(tokens, int) else list(tokens)
-        text = self.backend_tokenizer.decode(ids, skip_special_tokens=skip_special_tokens)
+        # not as a block of `_guarded`: streams decode a few tokens at each step
+        try:
+            text = self.backend_tokenizer.decode(ids, skip_special_tokens=skip_special_tokens)
+        except BaseException as error:
+            _guarded.check(error)
+            raise
         if (
             self.config.get("clean_up_tokenization_spaces")
             and type(self.backend_tokenizer.model).__name__ != "BPE"

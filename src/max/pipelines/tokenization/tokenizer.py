@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
 import numpy as np
@@ -331,6 +332,15 @@ class TextTokenizer(PipelineTokenizer[TextContext, Tokens, TextGenerationRequest
             alone = self.delegate.decode(before, **kwargs)
             return str(self.delegate.decode([*before, *ids], **kwargs))[len(alone) :]
         return str(self.delegate.decode(ids, **kwargs))
+
+    def decoder(self, **kwargs: object) -> Callable[[Sequence[int]], str]:
+        """A function that decodes lists of tokens as :meth:`decode_now` does, for streams, which call it at each step.
+
+        Args:
+            kwargs: Arguments of the tokenizer, for example ``skip_special_tokens``.
+        """
+        decode = self.decode_now if self._whitespace_fix else self.delegate.decode
+        return partial(decode, **kwargs)
 
     async def decode(self, encoded: Tokens, **kwargs: object) -> str:
         """Decodes tokens.

@@ -321,10 +321,10 @@ class ServedModel:
         Args:
             visible: Special tokens that it decodes too.
         """
-        decode = self.tokenizer.decode_now
         hidden = self.special_tokens - visible
         if not visible & self.special_tokens:
-            return lambda tokens: decode(tokens, skip_special_tokens=True)
+            return self.tokenizer.decoder(skip_special_tokens=True)
+        decode = self.tokenizer.decoder()
         return lambda tokens: decode([token for token in tokens if token not in hidden])
 
     def sampling_params(self, fields: SamplingParamsInput) -> SamplingParams:
