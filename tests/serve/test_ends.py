@@ -30,7 +30,7 @@ from max.serve.models.pool_entry import PoolLimits
 from max.serve.process.listener import open_socket
 from max.serve.process.server import RouterSettings, run_server
 from max.serve.process.settings import ServerSettings, WorkerSettings
-from max.serve.worker import client as worker_client
+from max.serve.worker import replica as worker_replica
 from max.serve.worker.client import EngineClient, EngineState
 from max.serve.worker.process import WorkerProcess
 from tests.serve.conftest import TINY, RunningServer
@@ -273,7 +273,7 @@ def test_a_port_that_another_process_takes_meanwhile(tmp_path: Path) -> None:
 
 def test_a_worker_that_cannot_be_started_again(monkeypatch, caplog) -> None:
     """The next attempt comes, and after some of them every request gets the reason."""
-    monkeypatch.setattr(worker_client, "_FIRST_DELAY_S", 1e-3)
+    monkeypatch.setattr(worker_replica, "_FIRST_DELAY_S", 1e-3)
     workers = Workers()
     attempts: queue.SimpleQueue[bool] = queue.SimpleQueue()
 
@@ -290,7 +290,7 @@ def test_a_worker_that_cannot_be_started_again(monkeypatch, caplog) -> None:
             attempts.put(succeeds)
         workers.started[0].die()
         await until(lambda: len(workers.started) == 2 and client.state is EngineState.READY)
-        for _ in range(worker_client.MOST_FAILED_STARTS):
+        for _ in range(worker_replica.MOST_FAILED_STARTS):
             attempts.put(False)
         workers.started[1].die()
         await until(lambda: client.state is EngineState.STOPPED)

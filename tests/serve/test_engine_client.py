@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import queue
 from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
 
@@ -15,17 +16,17 @@ from max.pipelines.generation.process.events import (
     EngineReady,
     EngineStopped,
     ErrorInfo,
+    PromptStarted,
     RequestFailed,
     TokensGenerated,
 )
 from max.serve.worker.client import (
-    MOST_ATTEMPTS,
     EngineClient,
     EngineLostError,
     EngineState,
     EngineUnavailableError,
 )
-from max.serve.worker.subscription import Repeated
+from max.serve.worker.replica import MOST_LOSSES
 
 ACTIVE, END = GenerationStatus.ACTIVE, GenerationStatus.END_OF_SEQUENCE
 
@@ -160,16 +161,16 @@ def test_one_task_reads_several_requests() -> None:
                     pass
             waiting = asyncio.ensure_future(subscription.next_events())
             await asyncio.sleep(0)
-            client._take(worker, tokens(1, name="b"))
-            client._take(worker, tokens(2, name="a"))
-            client._take(worker, tokens(3, name="b"))
+            client.replicas[0]._take(worker, tokens(1, name="b"))
+            client.replicas[0]._take(worker, tokens(2, name="a"))
+            client.replicas[0]._take(worker, tokens(3, name="b"))
             assert await waiting == [(1, tokens(1, 3, name="b")), (0, tokens(2, name="a"))]
             subscription.cancel(0)
             subscription.cancel(0)
             assert worker.commands[3:] == [CancelRequest("a")]
-            client._take(worker, tokens(4, name="a"))
-            client._take(worker, tokens(5, name="c", status=END))
-            client._take(worker, RequestFailed("b", ErrorInfo("ValueError", "no")))
+            client.replicas[0]._take(worker, tokens(4, name="a"))
+            client.replicas[0]._take(worker, tokens(5, name="c", status=END))
+            client.replicas[0]._take(worker, RequestFailed("b", ErrorInfo("ValueError", "no")))
             assert await subscription.next_events() == [(2, tokens(5, name="c", status=END))]
             with pytest.raises(RuntimeError, match="generation failed: no"):
                 await subscription.next_events()
@@ -179,28 +180,47 @@ def test_one_task_reads_several_requests() -> None:
 
 
 def test_a_dead_worker_is_replaced() -> None:
-    """Requests without events run again, repeatable ones send `Repeated`, other streams fail."""
+    """Requests without tokens run again, the others go on after the tokens that have arrived."""
 
     async def test(client: EngineClient, workers: Workers) -> None:
         first = workers.started[0]
         silent = asyncio.ensure_future(_all(client, request("silent")))
         begun = asyncio.ensure_future(_all(client, request("begun")))
-        repeatable = asyncio.ensure_future(_all(client, request("whole"), repeatable=True))
+        echo = replace(request("echo"), log_probabilities=1, log_probabilities_echo=True)
+        echoed = asyncio.ensure_future(_all(client, echo))
         await until(lambda: len(first.commands) == 3)
-        first.events.put(tokens(5, name="begun"))
-        first.events.put(tokens(6, name="whole"))
+        first.events.put(PromptStarted("begun", 1.0))
+        first.events.put(tokens(5, 6, name="begun"))
+        first.events.put(tokens(6, name="echo"))
         first.die()
         await until(lambda: client.state is EngineState.READY and len(workers.started) == 2)
-        with pytest.raises(EngineLostError, match="died while it generated"):
-            await begun
         second = workers.started[1]
-        assert second.commands == [request("silent"), request("whole")]
+        rest = replace(request("begun"), generated=(5, 6))
+        rest_of_echo = replace(echo, generated=(6,), log_probabilities_echo=False)
+        # one after another, so that it is known which one ends a worker
+        assert second.commands == [request("silent")]
         second.events.put(tokens(7, name="silent", status=END))
-        second.events.put(tokens(8, name="whole", status=END))
+        await until(lambda: second.commands[1:] == [rest])
+        second.events.put(PromptStarted("begun", 2.0))
+        await until(lambda: second.commands[2:] == [rest_of_echo])
+        second.events.put(tokens(8, name="begun"))
+        await until(lambda: client.find(client.replicas[0], "begun").generated)
+        second.events.put(tokens(9, name="echo", status=END))
+        second.die()
+        await until(lambda: client.state is EngineState.READY and len(workers.started) == 3)
+        third = workers.started[2]
+        assert third.commands == [replace(rest, generated=(5, 6, 8))]
+        third.events.put(tokens(9, name="begun", status=END))
         assert await silent == [tokens(7, name="silent", status=END)]
-        events = await repeatable
-        assert events[-2:] == [Repeated(), tokens(8, name="whole", status=END)]
-        assert client.restarts == 1
+        assert await echoed == [tokens(6, name="echo"), tokens(9, name="echo", status=END)]
+        # that the prompt is read again is not told
+        assert await begun == [
+            PromptStarted("begun", 1.0),
+            tokens(5, 6, name="begun"),
+            tokens(8, name="begun"),
+            tokens(9, name="begun", status=END),
+        ]
+        assert client.restarts == 2
 
     run(test)
 
@@ -208,7 +228,7 @@ def test_a_dead_worker_is_replaced() -> None:
 def test_a_request_that_kills_workers_fails() -> None:
     async def test(client: EngineClient, workers: Workers) -> None:
         deadly = asyncio.ensure_future(_all(client, request()))
-        for number in range(MOST_ATTEMPTS):
+        for number in range(MOST_LOSSES):
             await until(lambda n=number: len(workers.started) == n + 1)
             await until(lambda n=number: workers.started[n].commands)
             workers.started[number].die()
@@ -261,6 +281,6 @@ async def _all(client: EngineClient, message: GenerationRequest, **options) -> l
     """The events of a request."""
     events: list = []
     with client.open([message], **options) as subscription:
-        while not events or events[-1] == Repeated() or not events[-1].status.is_done:
+        while not events or not getattr(events[-1], "status", ACTIVE).is_done:
             events += [event for _, event in await subscription.next_events()]
     return events

@@ -16,13 +16,12 @@ from max.pipelines.generation.process.channel import ConnectionChannel
 from max.pipelines.generation.process.commands import Shutdown
 from max.pipelines.generation.process.events import EngineReady
 from max.serve.process.settings import WorkerSettings
-from max.serve.worker import client as worker_client
 from max.serve.worker import process
+from max.serve.worker import replica as worker_replica
 from max.serve.worker.client import EngineClient, EngineState, EngineUnavailableError
 from max.serve.worker.message_codec import MessageCodec
 from max.serve.worker.process import WorkerProcess
 from max.serve.worker.queued_channel import QueuedChannel
-from max.serve.worker.subscription import Repeated
 from tests.serve.test_engine_client import END, FakeWorker, Workers, request, tokens, until
 
 WAIT_S = 30
@@ -32,7 +31,7 @@ async def one(client: EngineClient, name: str = "a") -> list:
     """The events of a request."""
     events: list = []
     with client.open([request(name)]) as subscription:
-        while not events or events[-1] == Repeated() or not events[-1].status.is_done:
+        while not events or not events[-1].status.is_done:
             events += [event for _, event in await subscription.next_events()]
     return events
 
@@ -142,7 +141,7 @@ def test_a_client_that_was_closed_holds_no_worker() -> None:
         client.start()
         await client.wait_ready()
         forgetting = asyncio.ensure_future(client.forget_prefixes())
-        await until(lambda: client._forgetting)
+        await until(lambda: client.replicas[0]._forgetting)
         await client.close()
         async with asyncio.timeout(WAIT_S):
             await forgetting
@@ -162,7 +161,7 @@ def test_a_client_that_was_closed_holds_no_worker() -> None:
 @pytest.mark.parametrize("error", [OSError(11, "no process"), RuntimeError("can't start new thread")])  # fmt: skip
 def test_whatever_keeps_workers_from_starting(error, monkeypatch, caplog) -> None:
     """It is tried again; then the requests get the reason, and none waits for ever."""
-    monkeypatch.setattr(worker_client, "_FIRST_DELAY_S", 1e-3)
+    monkeypatch.setattr(worker_replica, "_FIRST_DELAY_S", 1e-3)
 
     async def whole() -> None:
         workers, attempts = Workers(), 0
@@ -184,7 +183,7 @@ def test_whatever_keeps_workers_from_starting(error, monkeypatch, caplog) -> Non
             with pytest.raises(EngineUnavailableError, match="no worker can be started: "):
                 await waiting
         assert client.state is EngineState.STOPPED
-        assert attempts == 1 + worker_client.MOST_FAILED_STARTS
+        assert attempts == 1 + worker_replica.MOST_FAILED_STARTS
         await client.close()
 
     asyncio.run(whole())
@@ -193,7 +192,7 @@ def test_whatever_keeps_workers_from_starting(error, monkeypatch, caplog) -> Non
 
 def test_a_worker_without_a_thread_that_reads_it_is_ended(monkeypatch) -> None:
     """The next one is read."""
-    monkeypatch.setattr(worker_client, "_FIRST_DELAY_S", 1e-3)
+    monkeypatch.setattr(worker_replica, "_FIRST_DELAY_S", 1e-3)
     start_thread, refused = threading.Thread.start, 0
 
     def start(thread: threading.Thread) -> None:

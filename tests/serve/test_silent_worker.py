@@ -21,8 +21,9 @@ from max.entrypoints.cli.serve import _settings, serve
 from max.pipelines.generation.process.commands import GenerationRequest
 from max.pipelines.generation.process.events import TokensGenerated
 from max.serve.process.settings import WatchLimits
-from max.serve.worker.client import MOST_SILENT_ATTEMPTS, EngineClient, EngineLostError, EngineState
+from max.serve.worker.client import EngineClient, EngineLostError, EngineState
 from max.serve.worker.life_signs import LifeSigns
+from max.serve.worker.replica import MOST_HANGS
 from max.serve.worker.watch import WorkerWatch
 from tests.pipelines.counting_pipeline import expected
 from tests.serve.conftest import TINY, RunningServer
@@ -109,11 +110,9 @@ def _request(name: str, first: int, new: int = 6) -> GenerationRequest:
     return GenerationRequest(name, (first, 2, 3), 3 + new)
 
 
-async def _tokens(
-    client: EngineClient, request: GenerationRequest, repeatable: bool = False
-) -> list[int]:
+async def _tokens(client: EngineClient, request: GenerationRequest) -> list[int]:
     tokens: list[int] = []
-    with client.open([request], repeatable) as subscription:
+    with client.open([request]) as subscription:
         while True:
             for _, event in await subscription.next_events():
                 if isinstance(event, TokensGenerated):
@@ -146,23 +145,21 @@ def _with_client(
 
 
 def test_a_step_that_never_ends(caplog: pytest.LogCaptureFixture) -> None:
-    """Its requests get an error, others the answer of the next worker; the beats go on meanwhile."""
+    """Its request is tried once more, others get the answer of the next worker; the beats go on meanwhile."""
 
     async def test(client: EngineClient, workers: list[HangingWorker]) -> None:
         assert await _tokens(client, _request("a", 1)) == expected((1, 2, 3), 6)
         hanging = asyncio.ensure_future(_tokens(client, _request("b", HANGS)))
         await asyncio.sleep(0.2)
         waiting = asyncio.ensure_future(_tokens(client, _request("c", 5)))
-        with pytest.raises(
-            EngineLostError, match=r"does not respond \(a step of the engine has taken [1-9]"
-        ):
+        problem = (
+            rf"{MOST_HANGS} worker processes do not respond \(a step of the engine has taken [1-9]"
+        )
+        with pytest.raises(EngineLostError, match=problem):
             await hanging
         assert client.responds
         assert await waiting == expected((5, 2, 3), 6)
-        assert client.restarts == 1 and len(workers) == 2
-        # one that may be repeated hangs again, but not for ever
-        with pytest.raises(EngineLostError, match=f"{MOST_SILENT_ATTEMPTS} worker processes died"):
-            await _tokens(client, _request("d", HANGS), repeatable=True)
+        assert client.restarts == 2 and len(workers) == 3
 
     _with_client(WatchLimits(2, 0, 1), test)
     assert "does not respond: a step of the engine has taken" in caplog.text
@@ -194,14 +191,14 @@ def test_a_process_that_does_not_run() -> None:
         process.resume()
         while not client.responds:
             await asyncio.sleep(0.02)
-        slow = asyncio.ensure_future(_tokens(client, _request("slow", SLOW, 100)))
+        slow = asyncio.ensure_future(_tokens(client, _request("slow", SLOW, 12)))
         await asyncio.sleep(2.5 * SLOW_S)
         process.suspend()
         firsts = [draw.randrange(90) for _ in range(20)]
         others = [_tokens(client, _request(f"r{i}", first)) for i, first in enumerate(firsts)]
         answers = asyncio.gather(*others)
-        with pytest.raises(EngineLostError, match="its process has not run for"):
-            await slow
+        # it goes on with the next worker
+        assert await slow == expected((SLOW, 2, 3), 12)
         assert await answers == [expected((first, 2, 3), 6) for first in firsts]
         assert len(workers) == 2
 
@@ -225,17 +222,17 @@ def test_a_server_whose_worker_is_stopped(start_server: Callable[..., RunningSer
         worker.resume()
         answer = http.post("/v1/completions", json={**body, "max_tokens": 5})
         assert answer.status_code == 200 and server.worker.pid == worker.pid
-        with http.stream(
-            "POST", "/v1/completions", json={**body, "max_tokens": 2000, "stream": True}
-        ) as lines:
+        long = {**body, "max_tokens": 900}
+        whole = http.post("/v1/completions", json=long).json()["choices"][0]["text"]
+        with http.stream("POST", "/v1/completions", json={**long, "stream": True}) as lines:
             parts = lines.iter_lines()
-            next(parts)
+            first = next(parts)
             worker.suspend()
             until(lambda: http.get("/health").status_code == 503)
             assert http.get("/health").json()["status"] in ("unresponsive", "restarting")
-            events = [json.loads(line[6:]) for line in parts if line.startswith("data: {")]
-        assert events[-1]["error"]["code"] == "engine_lost"
-        assert "does not respond" in events[-1]["error"]["message"]
+            data = [line[6:] for line in (first, *parts) if line.startswith("data: {")]
+        # the stream goes on with the next worker as if nothing had happened
+        assert "".join(json.loads(each)["choices"][0]["text"] for each in data) == whole
         until(lambda: http.get("/health").status_code == 200)
         again = http.post("/v1/completions", json={**body, "max_tokens": 5})
         assert again.json()["choices"] == answer.json()["choices"]

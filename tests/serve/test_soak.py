@@ -237,6 +237,7 @@ def test_workers_that_are_killed(start_server: Callable[..., RunningServer]) -> 
                 open_requests[number] = object()
                 text, ended = answer(own, request)
                 open_requests[number] = None
+                # three losses within one answer
                 assert ended in (None, "engine_lost"), ended
                 if ended is None:
                     assert text == alone

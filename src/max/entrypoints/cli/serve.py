@@ -128,10 +128,12 @@ def serve(context: click.Context, model: str | None, **options: Any) -> None:
         root = None if models_dir is None else Path(models_dir)
         run_server(settings, RouterSettings(root, PoolLimits(*limits), worker_settings), listener)
         return
+    from max.serve.worker.placement import replica_settings
     from max.serve.worker.process import WorkerProcess
 
+    first, *_ = replica_settings(worker_settings, settings.replicas)
     try:
-        worker = WorkerProcess(worker_settings)
+        worker = WorkerProcess(first)
     except OSError as error:
         raise CommandError(
             f"the worker process cannot be started: {error.strerror or error}",
@@ -264,6 +266,7 @@ def _settings(options: dict[str, Any]) -> ServerSettings:
         )
     return ServerSettings(
         watch=watch,
+        replicas=options.pop("replicas"),
         host=options.pop("host"),
         port=options.pop("port"),
         metrics_port=options.pop("metrics_port") or None,

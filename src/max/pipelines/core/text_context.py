@@ -434,6 +434,33 @@ class TextContext:
         self._is_initial_prompt, self._draft_tokens = True, ()
         self._chunk_log_probabilities = []
 
+    def resume(self, tokens: Sequence[int]) -> None:
+        """Goes on with an answer that another process has begun: its tokens are processed with the prompt, and not
+        returned again.
+
+        Args:
+            tokens: The tokens of the answer so far; none: nothing happens.
+
+        Raises:
+            ValueError: Tokens were generated here, or the tokens end the answer.
+        """
+        if not tokens:
+            return
+        if self._end_idx > self._prompt_len:
+            raise ValueError(f"request {self.request_id}: tokens were generated already")
+        for token in tokens:
+            if self.is_done:
+                break
+            self._append(token, None)
+        if self.is_done:
+            raise ValueError(
+                f"request {self.request_id}: the {len(tokens)} tokens to go on after end the answer"
+            )
+        self._completion_start_idx = self._end_idx
+        self.reset()
+        if self._reasoning_limit is not None:
+            self._reasoning_limit.rewind(len(tokens))
+
     def compute_num_available_steps(self, max_seq_len: int) -> int:
         """The number of tokens that can be generated before the sequence is full.
 

@@ -32,7 +32,6 @@ from max.serve.openai.structure import (
     compiled_grammar,
 )
 from max.serve.openai.wire import encode_json, new_id
-from max.serve.requests.generation import RunOptions
 from max.serve.requests.request_context import current_request
 from max.serve.requests.threads import by_size
 
@@ -288,5 +287,5 @@ def _stream(job: ChatJob, head: dict[str, Any], state: ServerState) -> AsyncGene
             + _event("message_stop")
         )
 
-    options = RunOptions(timeout=state.settings.request_timeout_s)
-    return stream_events(job, options, state.metrics, begin, writer.write, end)
+    timeout = state.settings.request_timeout_s
+    return stream_events(job, timeout, state.metrics, begin, writer.write, end)

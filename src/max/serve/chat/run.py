@@ -19,10 +19,9 @@ from max.serve.chat.parts import (
 )
 from max.serve.metrics import ServerMetrics
 from max.serve.models.model import ServedModel
-from max.serve.requests.generation import RunOptions, TextSequence, generate_choices
+from max.serve.requests.generation import TextSequence, generate_choices
 from max.serve.requests.request_context import current_request
 from max.serve.requests.text import TokenLog
-from max.serve.worker.subscription import Repeated
 
 
 @dataclass(frozen=True)
@@ -177,33 +176,26 @@ class _TextInputs:
 
 
 async def stream_answers(
-    job: ChatJob, options: RunOptions, metrics: ServerMetrics
-) -> AsyncGenerator[list[AnswerDelta | int], None]:
+    job: ChatJob, timeout: float | None, metrics: ServerMetrics
+) -> AsyncGenerator[list[AnswerDelta], None]:
     """Yields the parts of all answers as they are generated.
 
     Args:
         job: The conversation.
-        options: How it is run.
+        timeout: The longest time in seconds; None: no limit.
         metrics: Receives the times and the counts.
 
     Returns:
-        The new parts; or the number of an answer that starts again, if ``options`` allow it.
+        The new parts.
     """
     parsers = [job.new_parser() for _ in job.sequences]
     inputs = [_TextInputs(job.custom_tools) for _ in job.sequences]
     called: set[int] = set()
-    stream = generate_choices(job.model, job.sequences, options, metrics)
+    stream = generate_choices(job.model, job.sequences, timeout, metrics)
     async with aclosing(stream):
         async for pieces in stream:
-            deltas: list[AnswerDelta | int] = []
+            deltas: list[AnswerDelta] = []
             for number, piece in pieces:
-                # another worker runs it again, so what the parsers have seen is void
-                if isinstance(piece, Repeated):
-                    parsers[number] = job.new_parser()
-                    inputs[number] = _TextInputs(job.custom_tools)
-                    called.discard(number)
-                    deltas.append(number)
-                    continue
                 parts = parsers[number].push(piece.text)
                 reason = piece.finish_reason
                 if reason is not None:
@@ -233,30 +225,28 @@ async def stream_answers(
 
 async def stream_events(
     job: ChatJob,
-    options: RunOptions,
+    timeout: float | None,
     metrics: ServerMetrics,
     begin: Callable[[], bytes],
     write: Callable[[AnswerPart], bytes],
     end: Callable[[AnswerDelta], bytes],
 ) -> AsyncGenerator[bytes, None]:
-    """The events of a stream of one answer, which are not repeated.
+    """The events of a stream of one answer.
 
     Args:
         job: The conversation.
-        options: How it is run.
+        timeout: The longest time in seconds; None: no limit.
         metrics: Receives the times and the counts.
         begin: Makes the events before the answer; called with the first part of it, with which they are sent.
         write: Makes the events of a part.
         end: Makes the events of the end, of the last delta.
     """
-    async with aclosing(stream_answers(job, options, metrics)) as stream:
+    async with aclosing(stream_answers(job, timeout, metrics)) as stream:
         begun = False
         async for deltas in stream:
             # not before the first part, as an earlier error has a status instead of events
             data, begun = b"" if begun else begin(), True
             for delta in deltas:
-                if isinstance(delta, int):
-                    continue
                 data += b"".join(map(write, delta.parts))
                 if delta.finish_reason is not None:
                     data += end(delta)
@@ -275,14 +265,11 @@ async def collect_answers(
         timeout: The longest time in seconds; None: no limit.
     """
     answers = [Answer() for _ in job.sequences]
-    stream = stream_answers(job, RunOptions(repeatable=True, timeout=timeout), metrics)
+    stream = stream_answers(job, timeout, metrics)
     async with aclosing(stream):
         async for deltas in stream:
             for delta in deltas:
-                if isinstance(delta, int):
-                    answers[delta] = Answer()
-                else:
-                    answers[delta.choice].add(delta)
+                answers[delta.choice].add(delta)
     context = current_request()
     if context.schemas:
         for answer in answers:

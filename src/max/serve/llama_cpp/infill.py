@@ -19,10 +19,9 @@ from max.serve.models.model import ServedModel
 from max.serve.openai.fields import FIRST_ERROR, Name, StopTexts, StrictBody
 from max.serve.openai.sampling_fields import LlamaSamplingFields
 from max.serve.openai.wire import encode_json, error_event, new_id
-from max.serve.requests.generation import RunOptions, TextSequence, generate_choices
+from max.serve.requests.generation import TextSequence, generate_choices
 from max.serve.requests.infill import ExtraFile, infill_of, prompt_tokens
 from max.serve.requests.text import TextPiece
-from max.serve.worker.subscription import Repeated
 
 router = APIRouter(tags=["llama.cpp"], route_class=BodyRoute)
 
@@ -94,27 +93,23 @@ async def infill(body: InfillBody, request: Request) -> Response:
 
 async def _answer(model: ServedModel, sequence: TextSequence, state: ServerState) -> dict[str, Any]:
     text, last = "", TextPiece("")
-    async for piece in _pieces(model, sequence, state, repeatable=True):
-        if isinstance(piece, Repeated):
-            text = ""
-        else:
-            text, last = text + piece.text, piece
+    async for piece in _pieces(model, sequence, state):
+        text, last = text + piece.text, piece
     return _part(model, sequence, text, last)
 
 
 async def _stream(
     model: ServedModel, sequence: TextSequence, state: ServerState
 ) -> AsyncGenerator[bytes, None]:
-    async for piece in _pieces(model, sequence, state, repeatable=False):
-        if isinstance(piece, TextPiece):
-            yield b"data: " + encode_json(_part(model, sequence, piece.text, piece)) + b"\n\n"
+    async for piece in _pieces(model, sequence, state):
+        yield b"data: " + encode_json(_part(model, sequence, piece.text, piece)) + b"\n\n"
 
 
 async def _pieces(
-    model: ServedModel, sequence: TextSequence, state: ServerState, repeatable: bool
-) -> AsyncGenerator[TextPiece | Repeated, None]:
-    options = RunOptions(repeatable=repeatable, timeout=state.settings.request_timeout_s)
-    stream = generate_choices(model, [sequence], options, state.metrics)
+    model: ServedModel, sequence: TextSequence, state: ServerState
+) -> AsyncGenerator[TextPiece, None]:
+    timeout = state.settings.request_timeout_s
+    stream = generate_choices(model, [sequence], timeout, state.metrics)
     async with aclosing(stream):
         async for pieces in stream:
             for _, piece in pieces:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from functools import partial
 
 from max.interfaces import PipelineTask
 from max.pipelines.core.exceptions import ConfigError
@@ -13,6 +14,7 @@ from max.serve.process.settings import ServerSettings, WorkerSettings
 from max.serve.worker.client import EngineClient
 from max.serve.worker.config import served_config
 from max.serve.worker.event_reader import Worker, start_in_thread
+from max.serve.worker.placement import replica_settings
 
 
 async def load_model(
@@ -27,21 +29,23 @@ async def load_model(
     Args:
         name: The model's name for clients; None: the name in its configuration.
         settings: The settings of the server.
-        worker_settings: Those of the worker.
+        worker_settings: Those of a worker that has the machine alone.
         start_worker: Starts a worker process.
-        worker: The first worker, if it was started already.
+        worker: The first worker of the first replica, if it was started already.
 
     Raises:
         UserError: It cannot be loaded, for a reason that the user can correct.
         RuntimeError: It cannot be loaded.
     """
 
-    def start() -> Worker:
-        return start_worker(worker_settings)
-
-    engine = EngineClient(start, worker or await start_in_thread(start), settings.watch)
-    engine.start()
+    starts = [
+        partial(start_worker, each) for each in replica_settings(worker_settings, settings.replicas)
+    ]
+    engine = EngineClient(starts[0], worker or await start_in_thread(starts[0]), settings.watch)
     try:
+        for start in starts[1:]:
+            engine.add_replica(start, await start_in_thread(start))
+        engine.start()
         # the worker loads the weights meanwhile
         config, task = await asyncio.to_thread(served_config, worker_settings.config)
         if settings.task not in (None, task.value):

@@ -20,7 +20,7 @@ from max.pipelines.store.local import StoredModel
 from max.pipelines.structured.grammar import of_any_object
 from max.serve.chat.parts import PlainParser
 from max.serve.chat.prompt import Conversation, prepare
-from max.serve.chat.run import Answer, AnswerDelta, ChatJob, stream_answers
+from max.serve.chat.run import Answer, ChatJob, stream_answers
 from max.serve.chat.tools.definitions import ChoiceKind, Tool, ToolChoice
 from max.serve.errors import ApiError, of_user_error, shown
 from max.serve.http.bodies.body import read_body
@@ -39,7 +39,7 @@ from max.serve.openai.embeddings import inputs_of, json_rows, shortened
 from max.serve.openai.structure import AnswerGrammar, note_relaxed, schema_grammar
 from max.serve.openai.wire import chat_logprobs, encode_json, new_id
 from max.serve.requests.encoding import encode_texts, token_counts
-from max.serve.requests.generation import RunOptions, TextSequence
+from max.serve.requests.generation import TextSequence
 from max.serve.requests.infill import infill_of, prompt_tokens
 from max.serve.requests.request_context import current_request
 from max.serve.requests.threads import in_grammar_thread
@@ -409,15 +409,10 @@ async def _lines(
     begin = first = time.perf_counter()
     # the whole answer, and what no line has sent yet
     collected, calls, has_begun = Answer(), Answer(), False
-    options = RunOptions(repeatable=whole, timeout=state.settings.request_timeout_s)
-    stream = stream_answers(job, options, state.metrics)
+    stream = stream_answers(job, state.settings.request_timeout_s, state.metrics)
     async with aclosing(stream):
         async for deltas in stream:
             for delta in deltas:
-                # the answer begins anew, which only a whole one may do
-                if isinstance(delta, int):
-                    collected = Answer()
-                    continue
                 if not has_begun:
                     first, has_begun = time.perf_counter(), True
                 collected.add(delta)
@@ -426,7 +421,7 @@ async def _lines(
                 continue
             piece = calls
             # calls are sent when they are complete: at the end of the answer
-            done = isinstance(deltas[-1], AnswerDelta) and deltas[-1].finish_reason is not None
+            done = deltas[-1].finish_reason is not None
             if not done:
                 piece = Answer(calls.content, calls.reasoning, logs=calls.logs)
             calls = Answer(tool_calls=[] if done else calls.tool_calls)

@@ -48,7 +48,6 @@ from max.serve.openai.wire import (
     prompt_logprobs,
     usage,
 )
-from max.serve.requests.generation import RunOptions
 from max.serve.requests.request_context import current_request
 from max.serve.requests.threads import by_size, in_body_thread
 
@@ -288,13 +287,11 @@ def _delta(part: AnswerPart, job: ChatJob, custom: bool = False) -> dict[str, An
 async def _stream(
     body: ChatCompletionRequest, job: ChatJob, head: dict[str, Any], state: ServerState
 ) -> AsyncGenerator[bytes, None]:
-    options = RunOptions(timeout=state.settings.request_timeout_s)
     writer = _AnswerEvents(body, job, head)
-    stream = stream_answers(job, options, state.metrics)
+    stream = stream_answers(job, state.settings.request_timeout_s, state.metrics)
     async with aclosing(stream):
         async for deltas in stream:
-            # not in streams, whose answers do not start again
-            yield b"".join(writer.events(each) for each in deltas if isinstance(each, AnswerDelta))
+            yield b"".join(map(writer.events, deltas))
     yield writer.end()
 
 

@@ -41,12 +41,16 @@ from max.serve.openai.wire import (
     prompt_logprobs,
     usage,
 )
-from max.serve.requests.generation import RunOptions, TextSequence, choices_of, generate_choices
+from max.serve.requests.generation import (
+    NumberedPieces,
+    TextSequence,
+    choices_of,
+    generate_choices,
+)
 from max.serve.requests.infill import infill_of, prompt_tokens
 from max.serve.requests.request_context import current_request
 from max.serve.requests.text import TextPiece, TokenLog
 from max.serve.requests.threads import by_size, in_body_thread
-from max.serve.worker.subscription import Repeated
 
 router = APIRouter(route_class=BodyRoute)
 
@@ -97,10 +101,6 @@ class _Choice:
     tokens: int = 0
     finish_reason: str | None = None
     stop: str | None = None
-
-    def reset(self) -> None:
-        """Forgets what was generated."""
-        self.text, self.logs, self.prompt_logs, self.tokens = "", [], (), 0
 
 
 @dataclass(frozen=True)
@@ -171,8 +171,7 @@ async def completions(body: CompletionRequest, request: Request) -> Response:
     plan = await _plan(body, state)
     if body.stream:
         return await event_stream(request, _stream(plan, state), error_event)
-    options = RunOptions(repeatable=True, timeout=state.settings.request_timeout_s)
-    answer = await unless_disconnected(request, _answer(plan, options, state))
+    answer = await unless_disconnected(request, _answer(plan, state))
     return Response(answer, media_type="application/json")
 
 
@@ -248,15 +247,17 @@ async def _last_tokens(model: ServedModel, prompt: str | list[int], count: int) 
     return prompt[-count:]
 
 
-async def _answer(plan: _Plan, options: RunOptions, state: ServerState) -> bytes:
-    stream = generate_choices(plan.model, plan.sequences, options, state.metrics)
+def _pieces(plan: _Plan, state: ServerState) -> AsyncGenerator[NumberedPieces, None]:
+    timeout = state.settings.request_timeout_s
+    return generate_choices(plan.model, plan.sequences, timeout, state.metrics)
+
+
+async def _answer(plan: _Plan, state: ServerState) -> bytes:
+    stream = _pieces(plan, state)
     async with aclosing(stream):
         async for pieces in stream:
             for number, piece in pieces:
                 choice = plan.choices[number]
-                if isinstance(piece, Repeated):
-                    choice.reset()
-                    continue
                 choice.text += piece.text
                 choice.logs += piece.logs
                 choice.prompt_logs = piece.prompt_logs or choice.prompt_logs
@@ -290,17 +291,14 @@ def _encoded(plan: _Plan) -> bytes:
 
 
 async def _stream(plan: _Plan, state: ServerState) -> AsyncGenerator[bytes, None]:
-    options = RunOptions(timeout=state.settings.request_timeout_s)
     writer = _ChoiceEvents(plan)
-    stream = generate_choices(plan.model, plan.sequences, options, state.metrics)
+    stream = _pieces(plan, state)
     async with aclosing(stream):
         async for pieces in stream:
-            # not in streams, whose answers do not start again
-            texts = [(number, piece) for number, piece in pieces if isinstance(piece, TextPiece)]
-            if any(len(piece.prompt_logs) > LONG_LOGS for _, piece in texts):
-                yield await in_body_thread(writer.events, texts)
+            if any(len(piece.prompt_logs) > LONG_LOGS for _, piece in pieces):
+                yield await in_body_thread(writer.events, pieces)
             else:
-                yield writer.events(texts)
+                yield writer.events(pieces)
     yield writer.end()
 
 

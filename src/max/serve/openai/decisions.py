@@ -26,9 +26,8 @@ from max.serve.openai.decision_questions import Form, form_of, labels_at
 from max.serve.openai.fields import FIRST_ERROR, CacheSalt, Name, StrictBody
 from max.serve.openai.responses.input import messages_of
 from max.serve.openai.wire import encode_json, new_id
-from max.serve.requests.generation import RunOptions, TextSequence, generate_choices
+from max.serve.requests.generation import TextSequence, generate_choices
 from max.serve.requests.request_context import current_request
-from max.serve.requests.text import TextPiece
 from max.serve.requests.threads import in_body_thread
 
 router = APIRouter(tags=["OpenAI"], route_class=BodyRoute)
@@ -255,14 +254,14 @@ async def _answers(
 ) -> list[dict[str, Any]]:
     """The answers in the order of the questions; a group runs after the one before it."""
     answers: list[dict[str, Any]] = []
-    options = RunOptions(repeatable=True, timeout=state.settings.request_timeout_s)
+    timeout = state.settings.request_timeout_s
     for reads in filter(None, groups):
         logs: dict[int, dict[int, float]] = {}
         sequences = [TextSequence(read.request) for read in reads]
-        async with aclosing(generate_choices(model, sequences, options, state.metrics)) as stream:
+        async with aclosing(generate_choices(model, sequences, timeout, state.metrics)) as stream:
             async for pieces in stream:
                 for number, piece in pieces:
-                    if isinstance(piece, TextPiece) and piece.logs:
+                    if piece.logs:
                         logs[number] = dict(piece.logs[0].top)
         for number, read in enumerate(reads):
             found = [logs[number][token] for token in read.labels]

@@ -96,6 +96,7 @@ class ServerSettings:
         otlp_endpoint: Where traces are sent, by OTLP over HTTP; None: nothing is traced.
         logs: Where the log goes.
         watch: How long a worker may be silent.
+        replicas: The number of engines of each model.
     """
 
     host: str = "127.0.0.1"
@@ -125,6 +126,7 @@ class ServerSettings:
     otlp_endpoint: str | None = None
     logs: LogSettings = LogSettings()
     watch: WatchLimits = WatchLimits()
+    replicas: int = 1
 
 
 @dataclass(frozen=True)
@@ -136,9 +138,11 @@ class WorkerSettings:
         log_level: The level of the ``max`` logger.
         logs: Where its log goes.
         unhealthy_s: Seconds without a sign of life after which it is unhealthy.
+        cores: The logical CPUs that it runs on; none: those of the server.
     """
 
     config: dict[str, Any]
     log_level: str = "warning"
     logs: LogSettings = LogSettings()
     unhealthy_s: float = WatchLimits.unhealthy_s
+    cores: tuple[int, ...] = ()

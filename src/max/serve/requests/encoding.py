@@ -123,7 +123,7 @@ async def _run(
         )
     timeout = state.settings.request_timeout_s
     with model.admission.enter(), state.metrics.request():
-        with model.engine.open([request], repeatable=True, timeout=timeout) as subscription:
+        with model.engine.open([request], timeout) as subscription:
             while True:
                 for _, event in await subscription.next_events():
                     if isinstance(event, TextsEncoded):

@@ -17,7 +17,6 @@ from max.serve.models.model import ServedModel
 from max.serve.requests.request_context import current_request
 from max.serve.requests.text import GeneratedText, TextPiece
 from max.serve.requests.threads import in_body_thread
-from max.serve.worker.subscription import Repeated
 
 logger = logging.getLogger("max.serve")
 
@@ -37,19 +36,6 @@ class TextSequence:
     stops: tuple[str, ...] = ()
     include_stop: bool = False
     visible_tokens: frozenset[int] = frozenset()
-
-
-@dataclass(frozen=True)
-class RunOptions:
-    """How the sequences of a request are run.
-
-    Args:
-        repeatable: Whether they may be run again after their first tokens, because the answer is sent as a whole.
-        timeout: The longest time in seconds; None: no limit.
-    """
-
-    repeatable: bool = False
-    timeout: float | None = None
 
 
 def choices_of(sequence: TextSequence, count: int) -> list[TextSequence]:
@@ -85,18 +71,19 @@ class _Sequence:
     """One sequence while it is generated: its text, and the times of its tokens."""
 
     def __init__(self, model: ServedModel, sequence: TextSequence, metrics: ServerMetrics) -> None:
-        self._model, self._sequence, self._metrics = model, sequence, metrics
-        self._text = self._new_text()
+        self._sequence, self._metrics = sequence, metrics
+        self._text = GeneratedText(
+            model.decoder(sequence.visible_tokens),
+            frozenset(sequence.request.eos_token_ids),
+            sequence.stops,
+            sequence.include_stop,
+        )
         self._last = time.perf_counter()
         self._context = current_request()
         self._begin, self._trace = self._context.arrived, self._context.trace
         self._arrived = time.time()
         self._started = self._first = 0.0
         metrics.input_tokens.inc(len(sequence.request.tokens))
-
-    def restart(self) -> None:
-        """Forgets what was generated: the request runs again from its prompt."""
-        self._text = self._new_text()
 
     def start(self, event: PromptStarted) -> None:
         """Notes when its prompt began to be read, its tokens that were cached, and why no more were."""
@@ -146,32 +133,24 @@ class _Sequence:
         metrics.output_tokens.inc(count)
         return self._text.push(event)
 
-    def _new_text(self) -> GeneratedText:
-        return GeneratedText(
-            self._model.decoder(self._sequence.visible_tokens),
-            frozenset(self._sequence.request.eos_token_ids),
-            self._sequence.stops,
-            self._sequence.include_stop,
-        )
 
-
-NumberedPieces: TypeAlias = "list[tuple[int, TextPiece | Repeated]]"
+NumberedPieces: TypeAlias = list[tuple[int, TextPiece]]
 
 
 async def generate_choices(
     model: ServedModel,
     sequences: Sequence[TextSequence],
-    options: RunOptions,
+    timeout: float | None,
     metrics: ServerMetrics,
 ) -> AsyncGenerator[NumberedPieces, None]:
     """Yields the texts of several sequences with their numbers, as they are generated.
 
-    Each item has all that has arrived: at most one piece per sequence, or a ``Repeated`` and a piece after it.
+    Each item has all that has arrived, at most one piece per sequence.
 
     Args:
         model: The model.
         sequences: The sequences.
-        options: How they are run.
+        timeout: The longest time in seconds; None: no limit.
         metrics: Receives the times and the counts.
 
     Raises:
@@ -191,7 +170,7 @@ async def generate_choices(
     with (
         model.admission.enter(len(sequences)),
         metrics.request(),
-        model.engine.open(requests, options.repeatable, options.timeout) as subscription,
+        model.engine.open(requests, timeout) as subscription,
     ):
         running = {i: _Sequence(model, each, metrics) for i, each in enumerate(sequences)}
         try:
@@ -203,9 +182,6 @@ async def generate_choices(
                         continue  # a stop text ended it; tokens were under way
                     if isinstance(event, PromptStarted):
                         sequence.start(event)
-                    elif isinstance(event, Repeated):
-                        sequence.restart()
-                        pieces.append((number, event))
                     elif isinstance(event, TokensGenerated):
                         if _is_long(event):
                             piece = await in_body_thread(sequence.push, event)

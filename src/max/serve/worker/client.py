@@ -1,87 +1,45 @@
-"""The asynchronous client of a worker process: it starts and restarts the worker, and repeats requests if it can."""
+"""The client of the engines of a model: it sends each request to one, and on to another if that one is lost."""
 
 from __future__ import annotations
 
 import asyncio
-import logging
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from enum import Enum
+from dataclasses import replace
+from functools import reduce
 
-from max.pipelines.generation.process.commands import (
-    CancelRequest,
-    Command,
-    ForgetPrefixes,
-    Shutdown,
-)
+from max.pipelines.generation.process.commands import GenerationRequest
 from max.pipelines.generation.process.events import (
     EngineReady,
     EngineStats,
-    EngineStopped,
-    ErrorInfo,
-    PrefixesForgotten,
     PromptStarted,
-    RequestFailed,
     StepTimes,
     TokensGenerated,
 )
 from max.serve.process.settings import WatchLimits
-from max.serve.worker.encoder_messages import EncodeRequest, RankRequest, TextsEncoded
-from max.serve.worker.event_reader import (
-    EventReader,
-    Worker,
-    WorkerMessage,
-    end_in_thread,
-    kill_in_thread,
-    start_in_thread,
+from max.serve.worker.event_reader import Worker
+from max.serve.worker.prefix_router import PrefixRouter
+from max.serve.worker.replica import (
+    EngineLostError,
+    EngineState,
+    EngineUnavailableError,
+    Replica,
 )
-from max.serve.worker.subscription import (
-    Mailbox,
-    OpenRequest,
-    Repeated,
-    Subscription,
-    WorkerRequest,
-)
-from max.serve.worker.watch import WorkerWatch
+from max.serve.worker.subscription import Mailbox, OpenRequest, Subscription, WorkerRequest
 
-logger = logging.getLogger("max.serve")
+__all__ = ["EngineClient", "EngineLostError", "EngineState", "EngineUnavailableError"]
 
-MOST_ATTEMPTS = 3
-"""A request without a token yet is sent to this many workers at most: it may be the cause of their deaths."""
-MOST_SILENT_ATTEMPTS = 2
-"""The same for workers that hang, each of which takes a while to be replaced."""
-MOST_FAILED_STARTS = 5
-"""The number of starts in a row that may fail."""
-_FIRST_DELAY_S = 0.1
-
-
-class EngineState(Enum):
-    """The state of the engine behind a client."""
-
-    STARTING = "starting"
-    """The worker loads the model for the first time."""
-    READY = "ready"
-    """Requests run."""
-    RESTARTING = "restarting"
-    """The worker has died, and another one loads the model."""
-    STOPPED = "stopped"
-    """No worker is started any more."""
-
-
-class EngineLostError(Exception):
-    """The worker died after the first tokens of a request, or several workers died before them."""
-
-
-class EngineUnavailableError(Exception):
-    """No worker can be started, or the server shuts down."""
+_DRAIN_LOOK_S = 0.05
+_STOP_S = 5.0
+"""Seconds that the worker of a replica that is removed may take to end."""
 
 
 class EngineClient:
-    """Generates on the engine of a worker process, for the tasks of one event loop.
+    """Generates on the engines of a model, its replicas, for the tasks of one event loop.
 
     Args:
-        start_worker: Starts a worker process.
-        worker: The first worker, if it was started already.
+        start_worker: Starts a worker process of the first replica.
+        worker: Its first worker, if it was started already.
         limits: How long a worker may be silent.
     """
 
@@ -91,44 +49,87 @@ class EngineClient:
         worker: Worker | None = None,
         limits: WatchLimits | None = None,
     ) -> None:
-        self._start_worker, self._limits = start_worker, limits or WatchLimits()
-        self._watch: WorkerWatch | None = None
-        # ends the waiting of requests for the next worker
-        self._waits: asyncio.TimerHandle | None = None
-        self._starts_for_long = False
-        self._killing: asyncio.Future[None] | None = None  # of the last worker that did not respond
-        self._worker = worker
+        self._limits = limits
         self._open: dict[str, OpenRequest] = {}
-        self._state = EngineState.STARTING
-        self._changed = asyncio.Event()
-        self._failed_starts = 0
-        self._error: ErrorInfo | None = None
-        self._restart: asyncio.Task[None] | None = None
-        self.ready: EngineReady | None = None
-        """The engine's limits; None before the first worker is ready."""
-        self.stats = EngineStats()
-        """The last report of the engine's load."""
-        self.restarts = 0
-        """The number of workers that died."""
-        self._past_steps = (StepTimes(), StepTimes())  # the times of workers that died
-        self._forgetting: dict[int, asyncio.Future[None]] = {}
-        self._forgets = 0
+        self._router = PrefixRouter()
+        self._closes = False
+        self._next = 0
+        self.replicas: list[Replica] = []
+        """The replicas, in the order in which they were added; those that have stopped stay until they are removed."""
+        self._draining: set[Replica] = set()
+        self.add_replica(start_worker, worker)
+
+    def add_replica(
+        self, start_worker: Callable[[], Worker], worker: Worker | None = None
+    ) -> Replica:
+        """Adds a replica; it is started with the client, or by its :meth:`Replica.start` afterwards.
+
+        Args:
+            start_worker: Starts a worker process.
+            worker: The first worker, if it was started already.
+        """
+        replica = Replica(self._next, start_worker, self, worker, self._limits)
+        self._next += 1
+        self.replicas.append(replica)
+        return replica
+
+    async def remove_replica(self, replica: Replica, timeout: float | None = None) -> None:
+        """Removes a replica after its requests have ended; no request goes to it meanwhile.
+
+        Args:
+            replica: The replica, not the last one.
+            timeout: Seconds after which its requests go on with other replicas; None: no limit.
+
+        Raises:
+            ValueError: It is no replica of this client, or the only one.
+        """
+        if replica not in self.replicas or len(self.replicas) < 2:
+            raise ValueError(f"replica {replica.number} is the only one, or none of this model")
+        self._draining.add(replica)
+        loop = asyncio.get_running_loop()
+        end = None if timeout is None else loop.time() + timeout
+        while self.of(replica) and (end is None or loop.time() < end):
+            await asyncio.sleep(_DRAIN_LOOK_S)
+        self.replicas.remove(replica)
+        self._draining.discard(replica)
+        self._move_all({replica})
+        self._router.remove(replica.number)
+        await replica.close(finish=False, timeout=_STOP_S)
 
     @property
     def state(self) -> EngineState:
-        """The state of the engine."""
-        return self._state
+        """The state of the engine: that of the replica that is nearest to running requests."""
+        states = {replica.state for replica in self.replicas}
+        order = (EngineState.READY, EngineState.RESTARTING, EngineState.STARTING)
+        return next((state for state in order if state in states), EngineState.STOPPED)
+
+    @property
+    def ready(self) -> EngineReady | None:
+        """The limits of all replicas together; None before the first one is ready."""
+        ready = [replica.ready for replica in self.replicas if replica.ready is not None]
+        if not ready:
+            return None
+        return replace(
+            ready[0],
+            max_batch_size=sum(each.max_batch_size for each in ready),
+            total_pages=sum(each.total_pages for each in ready),
+        )
+
+    @property
+    def stats(self) -> EngineStats:
+        """The last reports of the load of all replicas, added."""
+        return reduce(EngineStats.__add__, [replica.stats for replica in self.replicas])
 
     @property
     def loading(self) -> str:
-        """The step that the worker's load is at; empty: unknown, or it is loaded."""
-        signs = None if self._worker is None else self._worker.signs
-        return "" if signs is None else signs.loading
+        """The step that the load of the first replica that loads is at; empty: unknown, or all are loaded."""
+        return next(filter(None, [replica.loading for replica in self.replicas]), "")
 
     @property
     def responds(self) -> bool:
-        """Whether the worker gives signs of life; also while none is to give any, as the state tells that."""
-        return self._watch is None or self._watch.responds
+        """Whether a replica that is ready gives signs of life; also while none is ready, as the state tells that."""
+        ready = [each for each in self.replicas if each.state is EngineState.READY]
+        return not ready or any(replica.responds for replica in ready)
 
     @property
     def open_requests(self) -> int:
@@ -136,79 +137,73 @@ class EngineClient:
         return len(self._open)
 
     @property
+    def restarts(self) -> int:
+        """The number of workers that died."""
+        return sum(replica.restarts for replica in self.replicas)
+
+    @property
     def prompt_steps(self) -> StepTimes:
         """The times of steps that read prompts, of all workers."""
-        return self._past_steps[0] + self.stats.prompt_steps
+        return reduce(StepTimes.__add__, [replica.prompt_steps for replica in self.replicas])
 
     @property
     def decode_steps(self) -> StepTimes:
         """The times of the other steps, of all workers."""
-        return self._past_steps[1] + self.stats.decode_steps
+        return reduce(StepTimes.__add__, [replica.decode_steps for replica in self.replicas])
 
     @property
     def worker_pid(self) -> int | None:
-        """The number of the worker's process."""
-        return None if self._worker is None else self._worker.pid
+        """The number of the process of the first replica's worker."""
+        return self.replicas[0].worker_pid
 
     def start(self) -> None:
-        """Starts the worker, or takes the one that was given; within the event loop."""
+        """Starts the workers, or takes those that were given; within the event loop."""
         self._loop = asyncio.get_running_loop()
-        worker = self._worker or self._start_worker()
-        self._attach(worker)
+        for replica in self.replicas:
+            replica.start()
 
     async def wait_ready(self) -> EngineReady:
-        """Waits until the model is loaded.
+        """Waits until the model is loaded by all replicas.
 
         Raises:
             UserError: It cannot be loaded, for a reason that the user can correct.
             RuntimeError: It cannot be loaded.
         """
-        while self._state not in (EngineState.READY, EngineState.STOPPED):
-            self._changed.clear()
-            await self._changed.wait()
-        if self._state is EngineState.STOPPED or self.ready is None:
-            error = self._error or ErrorInfo("RuntimeError", "the engine was stopped")
-            raise error.to_exception()
+        for replica in list(self.replicas):
+            await replica.wait_ready()
+        assert self.ready is not None
         return self.ready
 
     @contextmanager
     def open(
-        self,
-        requests: Sequence[WorkerRequest],
-        repeatable: bool = False,
-        timeout: float | None = None,
+        self, requests: Sequence[WorkerRequest], timeout: float | None = None
     ) -> Iterator[Subscription]:
         """Opens requests for the length of a block; those that have not ended are cancelled after it.
 
-        If the worker dies before the first token of a request, the next worker runs the request, and the
-        caller does not notice.
+        If the worker of a request dies, the request goes on with another replica or the next worker, and the caller
+        does not notice: prompt and answer so far are read again there, and the answer goes on as it would have.
 
         Args:
             requests: The requests.
-            repeatable: Whether they are run again if the worker dies after the first token, as
-                nothing was sent to the client yet; the event is a :class:`Repeated`.
             timeout: The longest time in seconds; None: no limit.
 
         Raises:
             EngineUnavailableError: No worker runs, and none will be started.
         """
-        if self._state is EngineState.STOPPED:
-            raise EngineUnavailableError("the engine has stopped")
-        if self._starts_for_long:
-            raise EngineUnavailableError(self._start_takes_long)
+        if not any(replica.waits for replica in self.replicas):
+            raise self.replicas[0].refusal
         names = [request.request_id for request in requests]
         if duplicates := [
             name for i, name in enumerate(names) if name in self._open or name in names[:i]
         ]:
             raise ValueError(f"request {duplicates[0]} is open already")
         mailbox = Mailbox()
-        entries = [OpenRequest(r, i, mailbox, repeatable) for i, r in enumerate(requests)]
+        entries = [OpenRequest(request, i, mailbox) for i, request in enumerate(requests)]
         deadline = None
         try:
             for entry in entries:
                 self._open[entry.request.request_id] = entry
-                if self._state is EngineState.READY:
-                    self._submit(entry)
+                self._place(entry)
             if timeout is not None:
                 # an exception ends the whole subscription, whichever request it is put for
                 late = TimeoutError(f"the request took more than {timeout:g} s")
@@ -224,229 +219,129 @@ class EngineClient:
 
     def cancel(self, request_id: str) -> None:
         """Ends a request; does nothing if it has ended."""
-        if self._open.pop(request_id, None) is not None:
-            self._send(CancelRequest(request_id))
+        entry = self._open.get(request_id)
+        if entry is not None:
+            self.end(entry)
+            if entry.replica is not None:
+                entry.replica.cancel(request_id)
 
     async def forget_prefixes(self) -> None:
-        """Empties the prefix cache, and waits until it is empty; running requests keep their pages."""
-        if self._state is not EngineState.READY:
-            return  # the next worker begins with an empty cache
-        self._forgets += 1
-        number, answer = self._forgets, self._loop.create_future()
-        self._forgetting[number] = answer
-        self._send(ForgetPrefixes(number))
-        try:
-            await answer
-        finally:
-            del self._forgetting[number]
+        """Empties the prefix caches, and waits until they are empty; running requests keep their pages."""
+        await asyncio.gather(*(replica.forget_prefixes() for replica in self.replicas))
+        for number in self._router.replicas:
+            self._router.forget(number)
 
     async def close(self, finish: bool = True, timeout: float | None = None) -> None:
-        """Stops the worker, and waits until it has ended; open requests then end with an error.
+        """Stops the workers, and waits until they have ended; open requests then end with an error.
 
         Args:
             finish: Whether open requests are finished first.
-            timeout: The longest time in seconds; then the worker is killed.
+            timeout: The longest time in seconds; then the workers are killed.
         """
-        worker, restart = self._worker, self._restart
-        self._set_state(EngineState.STOPPED)
-        if not finish or worker is None:
-            # before the worker is told: it reports a cancelled request like a complete one
-            self._fail_open(EngineUnavailableError("the server shuts down"))
-        if restart is not None:
-            restart.cancel()
-            await asyncio.wait({restart})  # after that no start of a worker is under way
-        if self._killing is not None:
-            await asyncio.wait({self._killing}, timeout=timeout)
-        if worker is None:
-            return
-        self._send(Shutdown(finish))
-        await end_in_thread(worker, timeout)
-        self._fail_open(EngineUnavailableError("the server shuts down"))
-        self._answer_forgetting()
-        # errors of requests may keep this client alive, and with it the worker's files
-        self._worker = None
+        self._closes = True
+        await asyncio.gather(*(replica.close(finish, timeout) for replica in self.replicas))
 
-    def _set_state(self, state: EngineState) -> None:
-        self._state = state
-        # only a worker that is ready is watched: compiling and reading a model may take any time
-        if self._watch is not None:
-            self._watch.stop()
-            self._watch = None
-        if state is not EngineState.RESTARTING:
-            self._starts_for_long = False
-            if self._waits is not None:
-                self._waits.cancel()
-                self._waits = None
-        elif self._waits is None and self._limits.wait_s:
-            self._waits = self._loop.call_later(self._limits.wait_s, self._end_waiting)
-        worker = self._worker
-        if state is EngineState.READY and worker is not None and worker.signs is not None:
-            self._watch = WorkerWatch(
-                worker.signs, self._limits, lambda reason: self._replace(worker, reason)
+    def of(self, replica: Replica) -> list[OpenRequest]:
+        """The requests of a replica, oldest first."""
+        return [entry for entry in self._open.values() if entry.replica is replica]
+
+    def find(self, replica: Replica, request_id: str) -> OpenRequest | None:
+        """A request of a replica; None: it has ended, or it is another replica's."""
+        entry = self._open.get(request_id)
+        return entry if entry is not None and entry.replica is replica else None
+
+    def end(self, entry: OpenRequest) -> None:
+        """Forgets a request."""
+        del self._open[entry.request.request_id]
+        self._leave(entry, cached=True)
+
+    def started(self, entry: OpenRequest, event: PromptStarted) -> None:
+        """Takes the event that a request begins."""
+        if entry.route is not None:
+            self._router.started(entry.route, event.cached)
+        # one that goes on after tokens that were received began before
+        if not entry.has_begun:
+            entry.put(event)
+
+    def generated(self, entry: OpenRequest, event: TokensGenerated) -> None:
+        """Takes new tokens of a request."""
+        entry.generated += event.tokens
+        if entry.route is not None and entry.route.unread:
+            self._router.read(entry.route)
+
+    def state_changed(self, replica: Replica) -> None:
+        """Moves the requests of a replica that is lost to others, and those of others to one that is ready."""
+        if self._closes:
+            return
+        if replica.state is EngineState.READY:
+            assert replica.ready is not None
+            self._router.page_size = replica.ready.page_size
+            self._router.add(
+                replica.number, replica.ready.total_pages, replica.ready.max_batch_size
             )
-        self._changed.set()
-
-    def _attach(self, worker: Worker) -> None:
-        try:
-            EventReader(worker, self._loop, self._take)
-        except BaseException:  # no thread could be started
-            self._worker = None
-            worker.kill()
-            raise
-        self._worker = worker
-
-    def _take(self, worker: Worker, event: WorkerMessage) -> None:
-        if worker is not self._worker:
-            return  # an earlier worker
-        match event:
-            case PromptStarted(request_id):
-                if (entry := self._open.get(request_id)) is not None:
-                    entry.put(event)
-            case TokensGenerated(request_id) | RequestFailed(request_id) | TextsEncoded(request_id):
-                entry = self._open.get(request_id)
-                if entry is None:
-                    return
-                entry.started = True
-                if not isinstance(event, TokensGenerated) or event.status.is_done:
-                    del self._open[request_id]
-                entry.put(event)
-            case EngineReady():
-                self.ready, self._failed_starts = event, 0
-                if self._state is EngineState.STOPPED:
-                    return
-                self._set_state(EngineState.READY)
-                # a list, as a request that fails is removed
-                for key, entry in list(self._open.items()):
-                    try:
-                        self._submit(entry)
-                    except Exception as error:  # one that cannot be encoded fails alone
-                        del self._open[key]
-                        entry.put(error)
-            case PrefixesForgotten(number):
-                if (answer := self._forgetting.get(number)) is not None and not answer.done():
-                    answer.set_result(None)
-            case EngineStats():
-                self.stats = event
-            case EngineStopped(error):
-                self._error = error
-            case None:
-                self._lost(worker)
-
-    def _submit(self, entry: OpenRequest) -> None:
-        entry.attempts += 1
-        self._send(entry.request)
-
-    def _send(self, command: Command | EncodeRequest | RankRequest) -> None:
-        if self._worker is None:
-            return
-        try:
-            self._worker.channel.send(command)
-        except OSError:
-            pass  # the reader finds the reason, and ends the open requests
-
-    def _replace(self, worker: Worker, reason: str) -> None:
-        """Ends a worker that does not go on; its channel may never be closed, so nothing waits for that."""
-        logger.error("the worker process %s does not respond: %s; it is ended", worker.pid, reason)
-        self._killing = kill_in_thread(worker)
-        self._lost(worker, reason)
-
-    def _lost(self, worker: Worker, silent: str = "") -> None:
-        """Starts another worker; requests without a token yet wait for it, the others end.
-
-        Args:
-            worker: The worker that is lost.
-            silent: Why it is ended although it runs; empty: it has ended.
-        """
-        self._answer_forgetting()
-        if self._state is EngineState.STOPPED:
-            return
-        self._worker = None
-        # before `stats` begins anew, as both sums read it
-        self._past_steps = (self.prompt_steps, self.decode_steps)
-        self.stats = EngineStats()
-        if self._state is EngineState.STARTING:
-            self._restart = asyncio.ensure_future(self._fail_start(worker))
-            return
-        if self._state is EngineState.READY:
-            self.restarts += 1
+            # also those that waited for this one
+            others = {each for each in self.replicas if each.state is not EngineState.READY}
+            self._move_all({replica, *others})
         else:
-            self._failed_starts += 1
-        self._set_state(EngineState.RESTARTING)
-        for key, entry in list(self._open.items()):
-            if entry.started and not entry.repeatable:
-                why = f"does not respond ({silent})" if silent else "died"
-                entry.put(
-                    EngineLostError(f"the worker process {why} while it generated this answer")
-                )
-            elif entry.attempts >= (MOST_SILENT_ATTEMPTS if silent else MOST_ATTEMPTS):
-                entry.put(EngineLostError(f"{entry.attempts} worker processes died over this"))
-            else:
-                if entry.started:
-                    # events that the task has not taken yet are void
-                    entry.mailbox.drop(entry.number)
-                    entry.put(Repeated())
-                    entry.started = False
-                continue
-            del self._open[key]
-        self._restart = asyncio.ensure_future(self._start_again(worker))
+            self._router.remove(replica.number)
+            self._move_all({replica})
 
-    async def _fail_start(self, worker: Worker) -> None:
-        """Gives up: the first worker has ended before it was ready."""
-        await _end(worker)
-        self._error = self._error or ErrorInfo(
-            "RuntimeError",
-            f"the worker process ended while it loaded the model ({worker.exit_reason})",
-        )
-        self._set_state(EngineState.STOPPED)
-        self._fail_open(EngineUnavailableError(self._error.problem))
-
-    async def _start_again(self, worker: Worker) -> None:
-        if self._killing is not None:
-            await asyncio.wait({self._killing})
-        await _end(worker)
-        logger.error("the worker process has ended (%s); it is started again", worker.exit_reason)
-        while True:
-            if self._failed_starts >= MOST_FAILED_STARTS:
-                problem = self._error.problem if self._error else worker.exit_reason
-                logger.error("no worker process can be started: %s", problem)
-                self._set_state(EngineState.STOPPED)
-                self._fail_open(EngineUnavailableError(f"no worker can be started: {problem}"))
-                return
-            if self._failed_starts:
-                await asyncio.sleep(_FIRST_DELAY_S * 2**self._failed_starts)
-            self._error = None
+    def _move_all(self, replicas: set[Replica]) -> None:
+        """Moves the requests of replicas to those that are ready, if there are any, in the order of their arrival."""
+        if not self._ready:
+            return
+        for entry in [each for each in self._open.values() if each.replica in replicas]:
+            self._leave(entry, cached=False)
+            entry.is_sent = False
             try:
-                self._attach(await start_in_thread(self._start_worker))
-                return
-            except Exception as error:  # no memory, no process or no thread is left
-                logger.error("a worker process cannot be started: %s", error)
-                self._failed_starts += 1
-                self._error = ErrorInfo.of(error)
+                self._place(entry)
+            except Exception as error:  # one that cannot be encoded fails alone
+                if self._open.get(entry.request.request_id) is entry:
+                    self.end(entry)
+                entry.put(error)
 
     @property
-    def _start_takes_long(self) -> str:
-        return f"the engine has been starting again for more than {self._limits.wait_s:g} s; try again later"
+    def _ready(self) -> list[Replica]:
+        """The replicas that take requests."""
+        return [
+            replica
+            for replica in self.replicas
+            if replica.state is EngineState.READY and replica not in self._draining
+        ]
 
-    def _end_waiting(self) -> None:
-        """Fails the requests that wait for the next worker, and later ones until it is ready."""
-        self._starts_for_long = True
-        self._fail_open(EngineUnavailableError(self._start_takes_long))
+    def _place(self, entry: OpenRequest) -> None:
+        """Sends a request to a replica, or lets it wait for one."""
+        ready = self._ready
+        if not ready:
+            waiting = [replica for replica in self.replicas if replica.waits]
+            entry.replica = min(waiting or self.replicas, key=lambda each: len(self.of(each)))
+            return
+        if len(self.replicas) == 1:
+            entry.replica = ready[0]
+        else:
+            tokens, salt, length = _prompt_of(entry.request)
+            numbers = {replica.number: replica for replica in ready}
+            entry.route = self._router.choose(numbers, tokens, salt, length)
+            entry.replica = numbers[entry.route.replica]
+        entry.replica.run(entry)
 
-    def _answer_forgetting(self) -> None:
-        """Ends the waits for an empty cache, as the cache ended with its worker."""
-        for answer in self._forgetting.values():
-            if not answer.done():
-                answer.set_result(None)
+    def _leave(self, entry: OpenRequest, cached: bool) -> None:
+        """Tells the router that a request has left its replica."""
+        route, entry.route = entry.route, None
+        if route is None:
+            return
+        tokens: Sequence[int] = ()
+        salt = ""
+        if cached and isinstance(entry.request, GenerationRequest):
+            tokens, salt, _ = _prompt_of(entry.request)
+            tokens = (*tokens, *entry.generated)
+        self._router.ended(route, tokens, salt)
 
-    def _fail_open(self, error: Exception) -> None:
-        for entry in self._open.values():
-            entry.put(error)
-        self._open.clear()
 
-
-async def _end(worker: Worker) -> None:
-    """Waits for the end of a worker whose channel is closed; logs an error, as the next worker must start anyway."""
-    try:
-        await end_in_thread(worker, 5.0)
-    except Exception:  # no thread could be started
-        logger.exception("the end of a worker process cannot be awaited")
+def _prompt_of(request: WorkerRequest) -> tuple[Sequence[int], str, int]:
+    """The tokens that a request reads, what its pages depend on besides, and its size where it has no tokens."""
+    if isinstance(request, GenerationRequest):
+        salt = f"{request.adapter}\0{request.cache_salt}"
+        return (*request.tokens, *request.generated), salt, 0
+    # characters, four of which are about one token
+    return (), "", sum(len(text) for text in request.texts) // 4

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import faulthandler
 import multiprocessing
+import os
 import signal
 from multiprocessing.connection import Connection
 from typing import Any
@@ -39,6 +40,8 @@ def run_worker(settings: WorkerSettings, connection: Connection, signs: LifeSign
         connection: The engine's end.
         signs: Its signs of life.
     """
+    if settings.cores and hasattr(os, "sched_setaffinity"):
+        os.sched_setaffinity(0, settings.cores)  # before any thread starts
     signs.start()
     # signals of a terminal reach both processes, and the server ends its worker itself
     signal.signal(signal.SIGINT, signal.SIG_IGN)

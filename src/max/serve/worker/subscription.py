@@ -5,22 +5,16 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import TypeAlias
+from dataclasses import dataclass, field
+from typing import Protocol, TypeAlias
 
 from max.pipelines.generation.process.commands import GenerationRequest
 from max.pipelines.generation.process.events import PromptStarted, RequestFailed, TokensGenerated
 from max.serve.worker.encoder_messages import EncodeRequest, RankRequest, TextsEncoded
+from max.serve.worker.prefix_router import Route
 
 
-@dataclass(frozen=True)
-class Repeated:
-    """A request is run again from its prompt: its earlier events are void."""
-
-
-_Item: TypeAlias = (
-    "PromptStarted | TokensGenerated | TextsEncoded | RequestFailed | Repeated | Exception"
-)
+_Item: TypeAlias = "PromptStarted | TokensGenerated | TextsEncoded | RequestFailed | Exception"
 WorkerRequest: TypeAlias = GenerationRequest | EncodeRequest | RankRequest
 """The requests that a worker runs."""
 
@@ -38,10 +32,6 @@ class Mailbox:
         if self._reader is not None and not self._reader.done():
             self._reader.set_result(None)
 
-    def drop(self, number: int) -> None:
-        """Forgets the events of a request."""
-        self._items = deque(each for each in self._items if each[0] != number)
-
     async def take_all(self) -> deque[tuple[int, _Item]]:
         """Waits for an event, and takes all that have arrived."""
         if not self._items:
@@ -54,6 +44,14 @@ class Mailbox:
         return items
 
 
+class RequestRunner(Protocol):
+    """What runs requests: a replica."""
+
+    def cancel(self, request_id: str) -> None:
+        """Ends a request."""
+        ...
+
+
 @dataclass
 class OpenRequest:
     """A request that a task waits for.
@@ -62,24 +60,42 @@ class OpenRequest:
         request: The request.
         number: Its number among the requests of the task.
         mailbox: Receives its events.
-        repeatable: Whether it may be run again after its first tokens.
-        attempts: The number of workers that it was sent to.
-        started: Whether tokens have arrived.
+        is_sent: Whether a worker has it.
+        is_suspect: Whether a worker that had it was lost.
+        losses: How many workers were lost perhaps by it.
+        generated: The tokens that have arrived from the last worker.
+        route: What the router knows of it; None: it was not asked.
+        replica: The replica that runs it, or that it waits for.
     """
 
     request: WorkerRequest
     number: int
     mailbox: Mailbox
-    repeatable: bool
-    attempts: int = 0
-    started: bool = False
+    is_sent: bool = False
+    is_suspect: bool = False
+    losses: int = 0
+    generated: list[int] = field(default_factory=list)
+    route: Route | None = None
+    replica: RequestRunner | None = None
+
+    @property
+    def has_begun(self) -> bool:
+        """Whether tokens have arrived."""
+        return bool(self.generated) or bool(getattr(self.request, "generated", ()))
+
+    def proceed(self) -> WorkerRequest:
+        """The request for the next worker: it goes on after the tokens that have arrived."""
+        if isinstance(self.request, GenerationRequest):
+            self.request = self.request.continued(self.generated)
+            self.generated.clear()
+        return self.request
 
     def put(self, event: _Item) -> None:
         """Adds an event, and wakes the task."""
         self.mailbox.put(self.number, event)
 
 
-WorkerEvent: TypeAlias = "PromptStarted | TokensGenerated | TextsEncoded | Repeated"
+WorkerEvent: TypeAlias = "PromptStarted | TokensGenerated | TextsEncoded"
 """An event as a task receives it."""
 
 
@@ -107,7 +123,7 @@ class Subscription:
         Raises:
             UserError: A request can never run.
             RuntimeError: A step failed.
-            EngineLostError: The worker died after the first token, or several workers did before it.
+            EngineLostError: Several workers died over a request.
             EngineUnavailableError: No worker runs, and none will be started.
             TimeoutError: It took too long.
         """

@@ -74,6 +74,13 @@ _OPTIONS = (
         help="The port that has /metrics alone; 0: none.",
     ),
     serve_option(
+        "--replicas",
+        env="REPLICAS",
+        type=click.IntRange(min=1),
+        default=1,
+        help="Engines of each model, which divide the cores and the memory of the machine.",
+    ),
+    serve_option(
         "--api-key",
         group=_CLIENTS,
         env="API_KEY",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict, fields, replace
 from typing import TypeAlias
 
@@ -65,7 +65,6 @@ class GenerationRequest:
         eos_sequences: Token sequences that end the sequence.
         log_probabilities: The number of top log-probabilities per token; 0: none are returned.
         log_probabilities_echo: Whether log-probabilities of the prompt are returned too.
-        logged_tokens: Tokens whose log-probabilities are returned besides the top ones.
         ignore_eos: Whether the sequence continues after one of ``eos_token_ids``.
         json_schema: The JSON schema that the text must match; None: any text.
         grammar: The grammar that the text must match; None: any text.
@@ -76,6 +75,8 @@ class GenerationRequest:
         client: The client that sent it; clients share the engine equally.
         cache_salt: Requests share cached prefixes only if theirs are equal.
         adapter: Identifies the weights that are added to the model's; empty: none.
+        logged_tokens: Tokens whose log-probabilities are returned besides the top ones.
+        generated: Tokens of the answer that another engine has generated and returned; the answer goes on after them.
     """
 
     request_id: str
@@ -96,6 +97,7 @@ class GenerationRequest:
     cache_salt: str = ""
     adapter: str = ""
     logged_tokens: tuple[int, ...] = ()
+    generated: tuple[int, ...] = ()
 
     @classmethod
     def of(cls, context: TextContext) -> GenerationRequest:
@@ -143,6 +145,20 @@ class GenerationRequest:
         """
         return replace(self, grammar=grammar)
 
+    def continued(self, tokens: Sequence[int]) -> GenerationRequest:
+        """The request for the rest of the answer, after the engine that ran it was lost.
+
+        The next engine reads prompt and tokens, and chooses the later ones as the first engine would have: seeds
+        depend on positions only.
+
+        Args:
+            tokens: The tokens of the answer that were received since this request was sent.
+        """
+        if not tokens:
+            return self
+        # the first tokens came with the prompt's log-probabilities
+        return replace(self, generated=(*self.generated, *tokens), log_probabilities_echo=False)
+
     def ending_with(self, tokens: Iterable[int]) -> GenerationRequest:
         """A copy of the request with additional end tokens."""
         return replace(self, eos_token_ids=tuple(sorted({*self.eos_token_ids, *tokens})))
@@ -152,9 +168,9 @@ class GenerationRequest:
 
         Raises:
             InputError: The prompt is empty, or leaves no room for a token.
-            ValueError: A sampling parameter is out of range.
+            ValueError: A sampling parameter is out of range, or the generated tokens end the answer.
         """
-        return TextContext(
+        context = TextContext(
             request_id=RequestID(self.request_id),
             tokens=np.array(self.tokens, np.int64),
             max_length=self.max_length,
@@ -172,6 +188,8 @@ class GenerationRequest:
             adapter=self.adapter,
             logged_tokens=self.logged_tokens,
         )
+        context.resume(self.generated)
+        return context
 
 
 @dataclass(frozen=True)

@@ -21,6 +21,7 @@ the engine reads the cancellation. After :class:`EngineStopped` no request is op
 
 from __future__ import annotations
 
+from dataclasses import fields
 from typing import TypeAlias
 
 from max._dataclass import dataclass
@@ -256,6 +257,9 @@ class EngineStats:
     decode_steps: StepTimes = StepTimes()
     drafted_tokens: int = 0
     accepted_tokens: int = 0
+
+    def __add__(self, other: EngineStats) -> EngineStats:
+        return EngineStats(*(getattr(self, f.name) + getattr(other, f.name) for f in fields(self)))
 
 
 @dataclass(frozen=True)

@@ -17,7 +17,6 @@ from max.serve.openai.fields import refuse
 from max.serve.openai.responses.body import REFUSED, ResponsesBody, job_of, messages_with, own_tools
 from max.serve.openai.responses.events import ResponseWriter
 from max.serve.openai.responses.stored import CONNECTION_RESPONSES, history_of, keeper
-from max.serve.requests.generation import RunOptions
 from max.serve.requests.threads import by_size
 
 router = APIRouter(tags=["OpenAI"], route_class=BodyRoute)
@@ -73,5 +72,5 @@ def _stream(
         response = writer.response(last.finish_reason, last.tokens)
         return data + writer.event(f"response.{response['status']}", response=response)
 
-    options = RunOptions(timeout=state.settings.request_timeout_s)
-    return stream_events(job, options, state.metrics, writer.begin, writer.write, end)
+    timeout = state.settings.request_timeout_s
+    return stream_events(job, timeout, state.metrics, writer.begin, writer.write, end)

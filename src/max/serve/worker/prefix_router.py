@@ -1,0 +1,253 @@
+"""Chooses the replica of a request: the one that has the least to read for it, counted in tokens.
+
+The router knows what each replica has cached from what it sent there: a page of a prompt is known by the hash of all
+tokens up to its end, as in the page manager, and each replica keeps as many of the latest pages as its cache has. A
+router that is started anew learns the same from the next requests. It has no tensors, no clock and no event loop, so
+that a simulation can run it as the server does.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections import OrderedDict
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+SEQUENCE_TOKENS = 64
+"""What an open request costs the next one, in tokens to read: its own steps, and its share of each common step."""
+QUEUED_TOKENS = 512
+"""The same for a request that waits until another one ends, as all places of a batch are taken."""
+
+
+@dataclass
+class Route:
+    """A request on its way to a replica.
+
+    Args:
+        replica: The number of the replica.
+        cached: The tokens of its prompt that the replica should have.
+        unread: Those that it has to read; 0 after they were read.
+        pages: The hashes of the full pages of its prompt.
+    """
+
+    replica: int
+    cached: int
+    unread: int
+    pages: list[bytes] = field(repr=False)
+
+
+@dataclass
+class _Place:
+    """What the router knows of a replica."""
+
+    most_pages: int
+    slots: int
+    unread: int = 0
+    open: int = 0
+    pages: OrderedDict[bytes, None] = field(default_factory=OrderedDict)
+
+    @property
+    def load(self) -> int:
+        """The tokens to read before a new request, with what open requests cost."""
+        queued = max(self.open + 1 - self.slots, 0)
+        return self.unread + SEQUENCE_TOKENS * self.open + QUEUED_TOKENS * queued
+
+
+class PrefixRouter:
+    """Chooses among replicas, which are known by their numbers.
+
+    Args:
+        page_size: Tokens per page of the replicas' caches.
+        by_prefix: Whether cached prefixes count; else requests go to the least loaded replica.
+    """
+
+    def __init__(self, page_size: int = 128, by_prefix: bool = True) -> None:
+        self.page_size, self._by_prefix = page_size, by_prefix
+        self._places: dict[int, _Place] = {}
+        # a bit for each replica that has a page
+        self._holders: dict[bytes, int] = {}
+
+    @property
+    def replicas(self) -> list[int]:
+        """The numbers of the replicas, in the order in which they were added."""
+        return list(self._places)
+
+    def add(self, replica: int, pages: int, slots: int) -> None:
+        """Adds a replica, whose cache is empty.
+
+        Args:
+            replica: Its number, from 0; small numbers need less memory.
+            pages: The pages of its cache.
+            slots: The maximum number of requests that it runs at once.
+        """
+        self.remove(replica)
+        self._places[replica] = _Place(max(pages, 1), max(slots, 1))
+
+    def remove(self, replica: int) -> None:
+        """Removes a replica, whose cache is lost; nothing happens if it is unknown.
+
+        Args:
+            replica: Its number.
+        """
+        place = self._places.pop(replica, None)
+        if place is not None:
+            self._drop(replica, place.pages)
+
+    def forget(self, replica: int) -> None:
+        """Notes that the cache of a replica was emptied.
+
+        Args:
+            replica: Its number.
+        """
+        place = self._places[replica]
+        self._drop(replica, place.pages)
+        place.pages.clear()
+
+    def load(self, replica: int) -> int:
+        """The load of a replica, in tokens to read.
+
+        Args:
+            replica: Its number.
+        """
+        return self._places[replica].load
+
+    def choose(
+        self, among: Iterable[int], tokens: Sequence[int], salt: str = "", length: int = 0
+    ) -> Route:
+        """The replica for a request, and notes that the request goes there.
+
+        Args:
+            among: The numbers of the replicas that can take it, at least one.
+            tokens: The prompt; empty for a request that reuses no cache.
+            salt: Only requests of equal salts share pages.
+            length: The size of the request in tokens where it has no prompt.
+        """
+        pages = self._hashes(tokens, salt) if self._by_prefix else []
+        candidates = list(among)
+        cached = self._cached(candidates, pages)
+        # the last token is read in any case, as its logits are needed
+        most = max(len(tokens) - 1, 0)
+        best = min(
+            candidates,
+            key=lambda n: (
+                self._places[n].load - min(cached.get(n, 0), most),
+                self._places[n].open,
+            ),
+        )
+        known = min(cached.get(best, 0), most)
+        route = Route(best, known, (len(tokens) or length) - known, pages)
+        place = self._places[best]
+        place.open += 1
+        place.unread += route.unread
+        self._note(best, pages)
+        return route
+
+    def started(self, route: Route, cached: int) -> None:
+        """Notes how much of a prompt was cached, as the replica reports when it begins to read it.
+
+        Args:
+            route: The request.
+            cached: The number of its tokens that were cached.
+        """
+        place = self._places.get(route.replica)
+        if place is not None and route.unread:
+            unread = max(route.unread + route.cached - cached, 1)
+            place.unread += unread - route.unread
+            route.unread, route.cached = unread, cached
+
+    def read(self, route: Route) -> None:
+        """Notes that a prompt was read: the request has its first token.
+
+        Args:
+            route: The request.
+        """
+        place = self._places.get(route.replica)
+        if place is not None:
+            place.unread -= route.unread
+        route.unread = 0
+
+    def ended(self, route: Route, tokens: Sequence[int] = (), salt: str = "") -> None:
+        """Notes that a request has ended or has gone to another replica.
+
+        Args:
+            route: The request.
+            tokens: Prompt and answer, which are cached now; empty: they are not.
+            salt: The salt of the request.
+        """
+        self.read(route)
+        place = self._places.get(route.replica)
+        if place is None:
+            return
+        place.open -= 1
+        if tokens and self._by_prefix:
+            self._note(route.replica, self._hashes(tokens, salt, route.pages))
+
+    def _hashes(self, tokens: Sequence[int], salt: str, known: Sequence[bytes] = ()) -> list[bytes]:
+        """The hashes of the full pages of tokens; each covers all pages before it.
+
+        Args:
+            tokens: The tokens.
+            salt: The salt.
+            known: The hashes of the first pages.
+        """
+        size, hashes = self.page_size, list(known)
+        count = len(tokens) // size
+        if len(hashes) >= count:
+            return hashes[:count]
+        rest = np.array(tokens[len(hashes) * size : count * size], np.int64).tobytes()
+        parent = hashes[-1] if hashes else hashlib.blake2b(salt.encode(), digest_size=16).digest()
+        step = 8 * size
+        for begin in range(0, len(rest), step):
+            parent = hashlib.blake2b(
+                rest[begin : begin + step], digest_size=16, key=parent
+            ).digest()
+            hashes.append(parent)
+        return hashes
+
+    def _cached(self, among: Sequence[int], pages: Sequence[bytes]) -> dict[int, int]:
+        """The tokens that replicas have of a prompt; those that have none are left out."""
+        left = 0
+        for replica in among:
+            left |= 1 << replica
+        found: dict[int, int] = {}
+        for count, page in enumerate(pages):
+            still = left & self._holders.get(page, 0)
+            if count:
+                self._take(left & ~still, count, found)
+            left = still
+            if not left:
+                return found
+        self._take(left if pages else 0, len(pages), found)
+        return found
+
+    def _take(self, replicas: int, pages: int, found: dict[int, int]) -> None:
+        """Enters replicas, given as bits, that have so many pages."""
+        while replicas:
+            lowest = replicas & -replicas
+            found[lowest.bit_length() - 1] = pages * self.page_size
+            replicas ^= lowest
+
+    def _note(self, replica: int, pages: Sequence[bytes]) -> None:
+        """Enters pages as the latest ones of a replica; the oldest ones make room."""
+        place, bit = self._places[replica], 1 << replica
+        latest = place.pages
+        # the last page first: what follows a page is evicted before it, as in the page manager
+        for page in reversed(pages):
+            if page in latest:
+                latest.move_to_end(page)
+            else:
+                latest[page] = None
+                self._holders[page] = self._holders.get(page, 0) | bit
+        while len(latest) > place.most_pages:
+            self._drop(replica, [latest.popitem(last=False)[0]])
+
+    def _drop(self, replica: int, pages: Iterable[bytes]) -> None:
+        """Removes a replica from the holders of pages."""
+        bit = 1 << replica
+        for page in pages:
+            if left := self._holders[page] & ~bit:
+                self._holders[page] = left
+            else:
+                del self._holders[page]

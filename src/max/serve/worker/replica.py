@@ -1,0 +1,474 @@
+"""One engine of a model: its worker process, which is started again when it dies, and the requests that it runs."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import deque
+from collections.abc import Callable
+from enum import Enum
+from typing import Protocol
+
+from max.pipelines.generation.process.commands import (
+    CancelRequest,
+    Command,
+    ForgetPrefixes,
+    Shutdown,
+)
+from max.pipelines.generation.process.events import (
+    EngineReady,
+    EngineStats,
+    EngineStopped,
+    ErrorInfo,
+    PrefixesForgotten,
+    PromptStarted,
+    RequestFailed,
+    StepTimes,
+    TokensGenerated,
+)
+from max.serve.process.settings import WatchLimits
+from max.serve.worker.encoder_messages import EncodeRequest, RankRequest, TextsEncoded
+from max.serve.worker.event_reader import (
+    EventReader,
+    Worker,
+    WorkerMessage,
+    end_in_thread,
+    kill_in_thread,
+    start_in_thread,
+)
+from max.serve.worker.subscription import OpenRequest
+from max.serve.worker.watch import WorkerWatch
+
+logger = logging.getLogger("max.serve")
+
+MOST_LOSSES = 3
+"""A request ends when as many workers have died that ran it: it may be the cause of their deaths."""
+MOST_HANGS = 2
+"""The same for workers that hang, each of which takes a while to be replaced."""
+MOST_FAILED_STARTS = 5
+"""The number of starts in a row that may fail."""
+_FIRST_DELAY_S = 0.1
+
+
+class EngineState(Enum):
+    """The state of an engine."""
+
+    STARTING = "starting"
+    """The worker loads the model for the first time."""
+    READY = "ready"
+    """Requests run."""
+    RESTARTING = "restarting"
+    """The worker has died, and another one loads the model."""
+    STOPPED = "stopped"
+    """No worker is started any more."""
+
+
+class EngineLostError(Exception):
+    """Several workers died over a request."""
+
+
+class EngineUnavailableError(Exception):
+    """No worker can be started, or the server shuts down."""
+
+
+class Requests(Protocol):
+    """The open requests of all replicas, and what is done with them; ``EngineClient`` implements it."""
+
+    def of(self, replica: Replica) -> list[OpenRequest]:
+        """The requests of a replica, oldest first."""
+        ...
+
+    def find(self, replica: Replica, request_id: str) -> OpenRequest | None:
+        """A request of a replica; None: it has ended, or it is another replica's."""
+        ...
+
+    def end(self, entry: OpenRequest) -> None:
+        """Forgets a request, before its last event is put."""
+        ...
+
+    def started(self, entry: OpenRequest, event: PromptStarted) -> None:
+        """Takes the event that a request begins."""
+        ...
+
+    def generated(self, entry: OpenRequest, event: TokensGenerated) -> None:
+        """Takes new tokens of a request, before they are put."""
+        ...
+
+    def state_changed(self, replica: Replica) -> None:
+        """A replica has another state: if it is ready, requests are sent to it, else its own may go to another one."""
+        ...
+
+
+class Replica:
+    """One engine of a model, for the tasks of one event loop.
+
+    Args:
+        number: Its number among the replicas of the model.
+        start_worker: Starts a worker process.
+        requests: The open requests.
+        worker: The first worker, if it was started already.
+        limits: How long a worker may be silent.
+    """
+
+    def __init__(
+        self,
+        number: int,
+        start_worker: Callable[[], Worker],
+        requests: Requests,
+        worker: Worker | None = None,
+        limits: WatchLimits | None = None,
+    ) -> None:
+        self.number, self._requests = number, requests
+        # requests whose workers were lost, which are sent one after another; the one that is being tried
+        self._suspects: deque[OpenRequest] = deque()
+        self._tried: OpenRequest | None = None
+        self._start_worker, self._limits = start_worker, limits or WatchLimits()
+        self._watch: WorkerWatch | None = None
+        # ends the waiting of requests for the next worker
+        self._waits: asyncio.TimerHandle | None = None
+        self._starts_for_long = False
+        self._killing: asyncio.Future[None] | None = None  # of the last worker that did not respond
+        self._worker = worker
+        self._state = EngineState.STARTING
+        self._changed = asyncio.Event()
+        self._failed_starts = 0
+        self._error: ErrorInfo | None = None
+        self._restart: asyncio.Task[None] | None = None
+        self.ready: EngineReady | None = None
+        """The engine's limits; None before the first worker is ready."""
+        self.stats = EngineStats()
+        """The last report of the engine's load."""
+        self.restarts = 0
+        """The number of workers that died."""
+        self._past_steps = (StepTimes(), StepTimes())  # the times of workers that died
+        self._forgetting: dict[int, asyncio.Future[None]] = {}
+        self._forgets = 0
+
+    @property
+    def state(self) -> EngineState:
+        """The state of the engine."""
+        return self._state
+
+    @property
+    def loading(self) -> str:
+        """The step that the worker's load is at; empty: unknown, or it is loaded."""
+        signs = None if self._worker is None else self._worker.signs
+        return "" if signs is None else signs.loading
+
+    @property
+    def responds(self) -> bool:
+        """Whether the worker gives signs of life; also while none is to give any, as the state tells that."""
+        return self._watch is None or self._watch.responds
+
+    @property
+    def waits(self) -> bool:
+        """Whether requests may wait for it: it runs, or starts and has not done so for long."""
+        return self._state is not EngineState.STOPPED and not self._starts_for_long
+
+    @property
+    def refusal(self) -> EngineUnavailableError:
+        """Why it takes no request, if none may wait for it."""
+        if self._state is EngineState.STOPPED:
+            return EngineUnavailableError("the engine has stopped")
+        return EngineUnavailableError(self._start_takes_long)
+
+    @property
+    def prompt_steps(self) -> StepTimes:
+        """The times of steps that read prompts, of all workers."""
+        return self._past_steps[0] + self.stats.prompt_steps
+
+    @property
+    def decode_steps(self) -> StepTimes:
+        """The times of the other steps, of all workers."""
+        return self._past_steps[1] + self.stats.decode_steps
+
+    @property
+    def worker_pid(self) -> int | None:
+        """The number of the worker's process."""
+        return None if self._worker is None else self._worker.pid
+
+    def start(self) -> None:
+        """Starts the worker, or takes the one that was given; within the event loop."""
+        self._loop = asyncio.get_running_loop()
+        worker = self._worker or self._start_worker()
+        self._attach(worker)
+
+    async def wait_ready(self) -> EngineReady:
+        """Waits until the model is loaded.
+
+        Raises:
+            UserError: It cannot be loaded, for a reason that the user can correct.
+            RuntimeError: It cannot be loaded.
+        """
+        while self._state not in (EngineState.READY, EngineState.STOPPED):
+            self._changed.clear()
+            await self._changed.wait()
+        if self._state is EngineState.STOPPED or self.ready is None:
+            error = self._error or ErrorInfo("RuntimeError", "the engine was stopped")
+            raise error.to_exception()
+        return self.ready
+
+    def run(self, entry: OpenRequest) -> None:
+        """Runs a request, as the model is loaded.
+
+        Args:
+            entry: The request, whose ``replica`` is this one.
+
+        Raises:
+            Exception: It cannot be encoded.
+        """
+        if entry.is_suspect:
+            self._suspects.append(entry)
+            self._try_suspect()
+        else:
+            self._submit(entry)
+
+    def cancel(self, request_id: str) -> None:
+        """Ends a request, which is not among the open ones any more.
+
+        Args:
+            request_id: The request.
+        """
+        self._send(CancelRequest(request_id))
+        self._passed(request_id)
+
+    def _submit(self, entry: OpenRequest) -> None:
+        entry.is_sent = True
+        self._send(entry.proceed())
+
+    def _try_suspect(self) -> None:
+        """Sends the next request whose worker was lost, unless the one before it is still being tried.
+
+        One at a time until its first event comes: if the worker is lost by then, no other one is blamed.
+        """
+        while self._suspects and self._tried is None:
+            entry = self._suspects.popleft()
+            if self._requests.find(self, entry.request.request_id) is entry:
+                self._tried = entry
+                self._submit(entry)
+
+    def _passed(self, request_id: str) -> None:
+        """Notes that the worker has run a step with a request, or that it is not needed any more."""
+        if self._tried is not None and self._tried.request.request_id == request_id:
+            self._tried = None
+            self._try_suspect()
+
+    def _blame(self, silent: str) -> None:
+        """Counts the loss of the worker for the requests that may be its cause, and ends those that often were.
+
+        Args:
+            silent: Why it is ended although it runs; empty: it has ended.
+        """
+        sent = [entry for entry in self._requests.of(self) if entry.is_sent]
+        for entry in [self._tried] if self._tried in sent else sent:
+            entry.losses += 1
+            if entry.losses >= (MOST_HANGS if silent else MOST_LOSSES):
+                self._requests.end(entry)
+                how = f"do not respond ({silent})" if silent else "died"
+                entry.put(
+                    EngineLostError(f"{entry.losses} worker processes {how} over this request")
+                )
+        for entry in sent:
+            entry.is_suspect, entry.is_sent = True, False
+        self._suspects.clear()
+        self._tried = None
+
+    async def forget_prefixes(self) -> None:
+        """Empties the prefix cache, and waits until it is empty; running requests keep their pages."""
+        if self._state is not EngineState.READY:
+            return  # the next worker begins with an empty cache
+        self._forgets += 1
+        number, answer = self._forgets, self._loop.create_future()
+        self._forgetting[number] = answer
+        self._send(ForgetPrefixes(number))
+        try:
+            await answer
+        finally:
+            del self._forgetting[number]
+
+    async def close(self, finish: bool = True, timeout: float | None = None) -> None:
+        """Stops the worker, and waits until it has ended; open requests then end with an error.
+
+        Args:
+            finish: Whether open requests are finished first.
+            timeout: The longest time in seconds; then the worker is killed.
+        """
+        worker, restart = self._worker, self._restart
+        self._set_state(EngineState.STOPPED)
+        if not finish or worker is None:
+            # before the worker is told: it reports a cancelled request like a complete one
+            self._fail_open(EngineUnavailableError("the server shuts down"))
+        if restart is not None:
+            restart.cancel()
+            await asyncio.wait({restart})  # after that no start of a worker is under way
+        if self._killing is not None:
+            await asyncio.wait({self._killing}, timeout=timeout)
+        if worker is None:
+            return
+        self._send(Shutdown(finish))
+        await end_in_thread(worker, timeout)
+        self._fail_open(EngineUnavailableError("the server shuts down"))
+        self._answer_forgetting()
+        # errors of requests may keep this client alive, and with it the worker's files
+        self._worker = None
+
+    def _set_state(self, state: EngineState) -> None:
+        self._state = state
+        # only a worker that is ready is watched: compiling and reading a model may take any time
+        if self._watch is not None:
+            self._watch.stop()
+            self._watch = None
+        if state is not EngineState.RESTARTING:
+            self._starts_for_long = False
+            if self._waits is not None:
+                self._waits.cancel()
+                self._waits = None
+        elif self._waits is None and self._limits.wait_s:
+            self._waits = self._loop.call_later(self._limits.wait_s, self._end_waiting)
+        worker = self._worker
+        if state is EngineState.READY and worker is not None and worker.signs is not None:
+            self._watch = WorkerWatch(
+                worker.signs, self._limits, lambda reason: self._replace(worker, reason)
+            )
+        self._requests.state_changed(self)
+        self._changed.set()
+
+    def _attach(self, worker: Worker) -> None:
+        try:
+            EventReader(worker, self._loop, self._take)
+        except BaseException:  # no thread could be started
+            self._worker = None
+            worker.kill()
+            raise
+        self._worker = worker
+
+    def _take(self, worker: Worker, event: WorkerMessage) -> None:
+        if worker is not self._worker:
+            return  # an earlier worker
+        match event:
+            case PromptStarted(request_id):
+                if (entry := self._requests.find(self, request_id)) is not None:
+                    self._requests.started(entry, event)
+                    self._passed(request_id)
+            case TokensGenerated(request_id) | RequestFailed(request_id) | TextsEncoded(request_id):
+                if (entry := self._requests.find(self, request_id)) is not None:
+                    if isinstance(event, TokensGenerated):
+                        self._requests.generated(entry, event)
+                    if not isinstance(event, TokensGenerated) or event.status.is_done:
+                        self._requests.end(entry)
+                    entry.put(event)
+                    self._passed(request_id)
+            case EngineReady():
+                self.ready, self._failed_starts = event, 0
+                if self._state is EngineState.STOPPED:
+                    return
+                self._set_state(EngineState.READY)
+            case PrefixesForgotten(number):
+                if (answer := self._forgetting.get(number)) is not None and not answer.done():
+                    answer.set_result(None)
+            case EngineStats():
+                self.stats = event
+            case EngineStopped(error):
+                self._error = error
+            case None:
+                self._lost(worker)
+
+    def _send(self, command: Command | EncodeRequest | RankRequest) -> None:
+        if self._worker is None:
+            return
+        try:
+            self._worker.channel.send(command)
+        except OSError:
+            pass  # the reader finds the reason, and ends the open requests
+
+    def _replace(self, worker: Worker, reason: str) -> None:
+        """Ends a worker that does not go on; its channel may never be closed, so nothing waits for that."""
+        logger.error("the worker process %s does not respond: %s; it is ended", worker.pid, reason)
+        self._killing = kill_in_thread(worker)
+        self._lost(worker, reason)
+
+    def _lost(self, worker: Worker, silent: str = "") -> None:
+        """Starts another worker; requests go on with another replica or wait for the worker.
+
+        Args:
+            worker: The worker that is lost.
+            silent: Why it is ended although it runs; empty: it has ended.
+        """
+        self._answer_forgetting()
+        if self._state is EngineState.STOPPED:
+            return
+        self._worker = None
+        # before `stats` begins anew, as both sums read it
+        self._past_steps = (self.prompt_steps, self.decode_steps)
+        self.stats = EngineStats()
+        if self._state is EngineState.STARTING:
+            self._restart = asyncio.ensure_future(self._fail_start(worker))
+            return
+        if self._state is EngineState.READY:
+            self.restarts += 1
+        else:
+            self._failed_starts += 1
+        self._blame(silent)
+        self._set_state(EngineState.RESTARTING)
+        self._restart = asyncio.ensure_future(self._start_again(worker))
+
+    async def _fail_start(self, worker: Worker) -> None:
+        """Gives up: the first worker has ended before it was ready."""
+        await _end(worker)
+        self._error = self._error or ErrorInfo(
+            "RuntimeError",
+            f"the worker process ended while it loaded the model ({worker.exit_reason})",
+        )
+        self._set_state(EngineState.STOPPED)
+        self._fail_open(EngineUnavailableError(self._error.problem))
+
+    async def _start_again(self, worker: Worker) -> None:
+        if self._killing is not None:
+            await asyncio.wait({self._killing})
+        await _end(worker)
+        logger.error("the worker process has ended (%s); it is started again", worker.exit_reason)
+        while True:
+            if self._failed_starts >= MOST_FAILED_STARTS:
+                problem = self._error.problem if self._error else worker.exit_reason
+                logger.error("no worker process can be started: %s", problem)
+                self._set_state(EngineState.STOPPED)
+                self._fail_open(EngineUnavailableError(f"no worker can be started: {problem}"))
+                return
+            if self._failed_starts:
+                await asyncio.sleep(_FIRST_DELAY_S * 2**self._failed_starts)
+            self._error = None
+            try:
+                self._attach(await start_in_thread(self._start_worker))
+                return
+            except Exception as error:  # no memory, no process or no thread is left
+                logger.error("a worker process cannot be started: %s", error)
+                self._failed_starts += 1
+                self._error = ErrorInfo.of(error)
+
+    @property
+    def _start_takes_long(self) -> str:
+        return f"the engine has been starting again for more than {self._limits.wait_s:g} s; try again later"
+
+    def _end_waiting(self) -> None:
+        """Fails the requests that wait for the next worker, and later ones until it is ready."""
+        self._starts_for_long = True
+        self._fail_open(EngineUnavailableError(self._start_takes_long))
+
+    def _answer_forgetting(self) -> None:
+        """Ends the waits for an empty cache, as the cache ended with its worker."""
+        for answer in self._forgetting.values():
+            if not answer.done():
+                answer.set_result(None)
+
+    def _fail_open(self, error: Exception) -> None:
+        for entry in self._requests.of(self):
+            self._requests.end(entry)
+            entry.put(error)
+
+
+async def _end(worker: Worker) -> None:
+    """Waits for the end of a worker whose channel is closed; logs an error, as the next worker must start anyway."""
+    try:
+        await end_in_thread(worker, 5.0)
+    except Exception:  # no thread could be started
+        logger.exception("the end of a worker process cannot be awaited")
