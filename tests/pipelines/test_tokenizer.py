@@ -287,9 +287,10 @@ def test_a_piece_of_a_stream_passes_two_files(ours):
         if event == "call" and "max" in Path(frame.f_code.co_filename).parts:
             files.add(Path(frame.f_code.co_filename).name)
 
+    tokens = ours.encode("one two three")
     sys.setprofile(record)
     try:
-        for token in ours.encode("one two three"):
+        for token in tokens:
             stream.push([token])
     finally:
         sys.setprofile(None)
