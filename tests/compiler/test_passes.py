@@ -39,6 +39,10 @@ Y = f"!mo.tensor<[n, 16], {F}>"
 I8, I32 = "!mo.tensor<[n, 40], si8, cpu:0>", "!mo.tensor<[n, 64], si32, cpu:0>"
 
 
+HALVES = ", ".join(["0.5"] * 8)
+IMAGE, LAST = f"!mo.tensor<[n, 8, h, w], {F}>", f"!mo.tensor<[n, h, w, 8], {F}>"
+FILTER = f"!mo.tensor<[3, 3, 8, 8], {F}>"
+STEPS = "stride = array<i64: 1, 1>, dilation = array<i64: 1, 1>, padding = array<i64: 1, 1, 1, 1>, groups = 1 : i64"
 ROWS, EXPERTS = "!mo.tensor<[n, 48], f32, cpu:0>", "!mo.tensor<[3, 48, 48], f32, cpu:0>"
 STARTS, IDS = "!mo.tensor<[4], ui32, cpu:0>", "!mo.tensor<[3], si32, cpu:0>"
 
@@ -206,6 +210,28 @@ SOURCES: dict[str, tuple[str, str]] = {
             %a = mo.exp(%x) : ({X}) -> {X}
             %b = mo.neg(%a) : ({X}) -> {X}
             mo.output(%a) : ({X}) -> ()""",
+        ),
+    ),
+    "move_channels": (
+        "move-channels",
+        graph(
+            f"%x: {IMAGE}, %w: {FILTER}, %v: {FILTER}",
+            f"{IMAGE}, !mo.tensor<[n, 8, 1, w], {F}>",
+            f"""
+            %b = mo.constant() {{value = #mo.dense<f32, [8], [{HALVES}]>}} : () -> {VEC}
+            %a = mo.transpose(%x) {{perm = array<i64: 0, 2, 3, 1>}} : ({IMAGE}) -> {LAST}
+            %c = mo.conv(%a, %w) {{{STEPS}}} : ({LAST}, {FILTER}) -> {LAST}
+            %d = mo.transpose(%c) {{perm = array<i64: 0, 3, 1, 2>}} : ({LAST}) -> {IMAGE}
+            %e = mo.reshape(%b) : ({VEC}) -> !mo.tensor<[8, 1, 1], {F}>
+            %f = mo.broadcast_to(%e) : (!mo.tensor<[8, 1, 1], {F}>) -> {IMAGE}
+            %g = mo.add(%d, %f) : ({IMAGE}, {IMAGE}) -> {IMAGE}
+            %h = mo.relu(%g) : ({IMAGE}) -> {IMAGE}
+            %i = mo.transpose(%h) {{perm = array<i64: 0, 2, 3, 1>}} : ({IMAGE}) -> {LAST}
+            %j = mo.conv(%i, %v) {{{STEPS}}} : ({LAST}, {FILTER}) -> {LAST}
+            %k = mo.transpose(%j) {{perm = array<i64: 0, 3, 1, 2>}} : ({LAST}) -> {IMAGE}
+            %l = mo.add(%k, %h) : ({IMAGE}, {IMAGE}) -> {IMAGE}
+            %m = mo.reduce_max(%l) {{axis = 2 : i64}} : ({IMAGE}) -> !mo.tensor<[n, 8, 1, w], {F}>
+            mo.output(%l, %m) : ({IMAGE}, !mo.tensor<[n, 8, 1, w], {F}>) -> ()""",
         ),
     ),
     "split_concats": (

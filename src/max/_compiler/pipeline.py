@@ -15,6 +15,7 @@ from max._compiler.lowering.kernel_tables import KernelTables
 from max._compiler.passes.attention import fuse_attention
 from max._compiler.passes.base import DevicePass, GraphPass, ModulePass, Pass, PassesOfBackends
 from max._compiler.passes.canonicalize import canonicalize
+from max._compiler.passes.channels import move_channels
 from max._compiler.passes.collectives import expand_collectives
 from max._compiler.passes.condition_checks import insert_checks
 from max._compiler.passes.constants import fold_constants
@@ -59,6 +60,7 @@ PASSES: tuple[Pass, ...] = (
     GraphPass("fold-constants", fold_constants),
     GraphPass("merge-equal-ops", merge_equal_ops),
     GraphPass("fuse-attention", fuse_attention),
+    GraphPass("move-channels", move_channels),
     GraphPass("split-concats", split_concats),
     GraphPass("push-views", push_views),
     GraphPass("drop-dead-ops", drop_dead_ops),

@@ -1,0 +1,110 @@
+"""Transposes of images that cancel, however they are staged."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import numpy as np
+import pytest
+
+from max import _interpreter
+from max._compiler.passes.channels import move_channels
+from max._compiler.passes.redundant_ops import drop_dead_ops
+from max.dtype import DType
+from max.engine import InferenceSession
+from max.graph import DeviceRef, Graph, TensorType, TensorValue, ops
+from max.graph.type import ConvInputLayout, FilterLayout
+from max.mlir import clone_module, entry, print_module, verify_module
+
+CPU = DeviceRef.CPU()
+C = 6
+
+
+def convolved(x: TensorValue, weight: TensorValue) -> TensorValue:
+    return ops.conv2d(
+        x, weight, padding=(1, 1, 1, 1), input_layout=ConvInputLayout.NCHW, filter_layout=FilterLayout.FCRS
+    )  # fmt: skip
+
+
+def step(x: TensorValue, skip: TensorValue, number: int, weight: TensorValue) -> TensorValue:
+    """An op between convolutions; images stay ``[N, C, H, W]``."""
+    bias = ops.constant(np.arange(C, dtype=np.float32).reshape(C, 1, 1) / 4)
+    match number:
+        case 0:
+            return convolved(x, weight)
+        case 1:
+            return x + bias
+        case 2:
+            return ops.relu(x)
+        case 3:
+            return x + skip
+        case 4:
+            return x * 0.5 - 1.0
+        case 5:
+            return ops.concat([x[:, : C // 2], skip[:, C // 2 :]], 1)
+        case 6:
+            return x * ops.mean(ops.mean(x, 3), 2)
+        case 7:
+            # a row that varies along two axes
+            rows = ops.constant(np.arange(C * 5, dtype=np.float32).reshape(1, C, 1, 5) / 9)
+            return ops.max(x, rows)
+        case 8:
+            return x - ops.max(x, 1)
+        case _:
+            return ops.where(x > skip, x, 0.25)
+
+
+def network(numbers: list[int], batch: Any) -> Graph:
+    types = [
+        TensorType(DType.float32, [batch, C, 4, 5], CPU),
+        TensorType(DType.float32, [C, C, 3, 3], CPU),
+    ]
+    with Graph("images", input_types=types) as graph:
+        x, weight = (value.tensor for value in graph.inputs)
+        y = skip = convolved(x, weight)
+        for number in numbers:
+            y, skip = step(y, skip, number, weight), y
+        graph.output(y, ops.reshape(skip, [-1]))
+    return graph
+
+
+def moved(graph: Graph) -> str:
+    module = clone_module(graph.to_mlir())
+    move_channels(entry(module).block)
+    verify_module(module)
+    drop_dead_ops(entry(module).block)
+    return print_module(module)
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_random_networks(seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    numbers = [int(n) for n in rng.integers(0, 10, 7)]
+    graph = network(numbers, "n" if seed % 2 else 2)
+    x = rng.standard_normal((2, C, 4, 5)).astype(np.float32)
+    weight = (rng.standard_normal((C, C, 3, 3)) / 7).astype(np.float32)
+    loaded = InferenceSession().load(graph)
+    for got, want in zip(
+        loaded.execute(x, weight), _interpreter.run(graph, [x, weight]), strict=True
+    ):
+        np.testing.assert_allclose(got.to_numpy(), want, rtol=1e-4, atol=1e-4)
+
+
+def test_only_those_of_inputs_and_outputs_stay() -> None:
+    """One for the input, one a filter, one for each output."""
+    text = moved(network([1, 2, 0, 1, 3, 4, 2, 0, 9, 5, 6, 8], "n"))
+    perms = re.findall(r"mo\.transpose\(.*?perm = array<i64: ([^>]*)>", text)
+    assert perms.count("0, 2, 3, 1") == 1
+    assert perms.count("0, 3, 1, 2") == 2
+
+
+def test_what_has_another_layout_stays() -> None:
+    """A sum with an image that has channels first would move that one."""
+    shapes = (["n", 4, 5, C], ["n", C, 4, 5])
+    types = [TensorType(DType.float32, shape, CPU) for shape in shapes]
+    with Graph("sum", input_types=types) as graph:
+        x, y = (value.tensor for value in graph.inputs)
+        graph.output(ops.permute(x, [0, 3, 1, 2]) + y)
+    before = print_module(graph.to_mlir())
+    assert moved(graph) == before
