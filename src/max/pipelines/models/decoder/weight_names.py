@@ -43,7 +43,7 @@ class WeightNames:
     Args:
         prefix: The prefix or prefixes of all names but the output layer's in safetensors files; files may lack it.
         layers: The prefix or prefixes of the names of layers, after `prefix`.
-        top: Stored names outside of layers, mapped to the decoder's names.
+        top: Stored names outside of layers, after `prefix`, mapped to the decoder's names.
         layer: Stored parts of names within a layer, mapped to the decoder's parts.
         stacked: For weights that are stored as one tensor per index (``….0.weight``, ``….1.weight``): the name before
             the index, mapped to the decoder's name of the stacked weight.
