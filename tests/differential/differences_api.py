@@ -308,12 +308,6 @@ INTERFACES: tuple[Difference, ...] = (
         _INTERFACES,
         program="compute_num_available_steps",
     ),
-    Difference(
-        "more than one token to process is context encoding, after `jump_ahead` too",
-        "the steps that generate take one token a request",
-        _INTERFACES,
-        program="jump_ahead",
-    ),
 )
 
 _CONFIGS = ("pipeline_configs",)

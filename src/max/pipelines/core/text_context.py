@@ -94,6 +94,8 @@ class TextContext:
     failure: Exception | None = None
     """The error that has ended the generation."""
     _truncations: int = 0
+    _jumped: int = 0
+    """The number of last tokens that needed no step, and are processed with the one before them."""
     logged_tokens: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
@@ -205,7 +207,8 @@ class TextContext:
     @property
     def needs_ce(self) -> bool:
         """Whether tokens of the prompt, or of a reset, are still to be processed."""
-        return self._start_idx < self._prompt_len or self._end_idx - self._start_idx > 1
+        left = self._end_idx - self._start_idx - self._jumped
+        return self._start_idx < self._prompt_len or left > 1
 
     @property
     def is_initial_prompt(self) -> bool:
@@ -347,6 +350,7 @@ class TextContext:
         if length >= self._end_idx:
             return
         self._truncations += 1
+        self._jumped = 0
         for index in range(length, self._end_idx):
             self._log_probabilities_data.pop(index, None)
         self._start_idx = min(self._start_idx, length - 1)
@@ -379,6 +383,7 @@ class TextContext:
             self._start_idx, self._active_idx = self._active_idx, self._end_idx
             return
         self._append(new_token, log_probabilities)
+        self._jumped = 0
         self._start_idx, self._active_idx = self._active_idx, self._end_idx
         self._draft_offset = 0
 
@@ -393,6 +398,7 @@ class TextContext:
         if self._active_idx < self._end_idx:
             raise ValueError(f"request {self.request_id}: jump_ahead amid chunks of the prompt")
         self._append(new_token, None)
+        self._jumped += 1
         self._active_idx = self._end_idx
 
     def _append(self, token: int, log_probabilities: LogProbabilities | None) -> None:
@@ -431,7 +437,7 @@ class TextContext:
     def reset(self) -> None:
         """Turns all tokens into a prompt to process again, after the request lost its cache pages."""
         self._start_idx, self._active_idx = 0, self._end_idx
-        self._is_initial_prompt, self._draft_tokens = True, ()
+        self._is_initial_prompt, self._draft_tokens, self._jumped = True, (), 0
         self._chunk_log_probabilities = []
 
     def resume(self, tokens: Sequence[int]) -> None:

@@ -314,7 +314,7 @@ class TextScheduler:
 
     def _steps(self) -> int:
         """The number of tokens per running request in one execution, limited by the room left in each sequence."""
-        if self._limits.max_num_steps == 1 or any(map(draft_length, self._running.values())):
+        if self._limits.max_num_steps == 1 or any(map(_is_wide, self._running.values())):
             return 1  # a step that verifies drafted tokens gives several tokens by itself
         room = [
             context.compute_num_available_steps(context.max_length)
@@ -391,6 +391,11 @@ class TextScheduler:
         self._running.pop(context.request_id, None)
         self._waiting[context.request_id] = context
         self._waiting = self._order.sorted_requests(self._waiting)
+
+
+def _is_wide(context: TextGenerationContext) -> bool:
+    """Whether the next step of a running request has several tokens: drafted ones, or ones that its grammar forced."""
+    return context.active_length > 1
 
 
 def _inputs(

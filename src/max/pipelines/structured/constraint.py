@@ -167,6 +167,22 @@ class Constraints:
                     "Give one with fewer alternatives at the same place.",
                 )
 
+    def forced_tokens(self, context: TextGenerationContext) -> list[int]:
+        """The tokens that the grammar of a request forces next, as the tokenizer writes their text.
+
+        The last characters of a forced text are left out where the tokenizer could join them with what follows.
+
+        Args:
+            context: The request.
+        """
+        matcher = context.matcher
+        if matcher is None or matcher.is_error():
+            return []
+        with _guarded:
+            tokens: list[int] = matcher.compute_ff_tokens()
+        ends = (place for place, token in enumerate(tokens) if token in context.eos_token_ids)
+        return tokens[: next(ends, len(tokens))]
+
     def _vocabulary(self, eos: Iterable[int]) -> Any:
         """The tokenizer of llguidance with these end tokens; made once."""
         key = tuple(sorted(eos))

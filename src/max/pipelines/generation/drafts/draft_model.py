@@ -257,8 +257,7 @@ class ModelDrafter(Drafter):
         cache = self._model.kv_manager
         while True:
             try:
-                cache.open(text)
-                cache.alloc(text, steps)
+                cache.reserve([text], steps)
                 return True
             except OutOfPagesError:
                 other = next((key for key in self._texts if key not in kept), text.request_id)

@@ -157,19 +157,59 @@ def append_tokens(
     """
     outputs: dict[RequestID, TextGenerationOutput] = {}
     for row, (context, row_tokens) in enumerate(zip(batch, tokens, strict=True)):
-        for step, token in enumerate(row_tokens):
+        jumps = _jumps_ahead(context)
+        # all are forced that may follow the prompt; later ones were appended with the token before them
+        first = constraints.forced_tokens(context)[:1] if jumps else []
+        for step, chosen in enumerate(row_tokens):
             if context.is_done:
                 break
-            if token < 0:
+            if chosen < 0:
                 fail_without_logits(context)
                 break
+            token = first[0] if first and step == 0 else chosen
             chunk = context.end_idx
-            # a request with several tokens of one step is drafted, and has no log-probabilities
             context.update(token, logs[step][row] if step < len(logs) else None)
-            if context.end_idx > chunk:  # otherwise the token followed a chunk and was dropped
-                constraints.advance(context, token)
+            if context.end_idx == chunk:
+                continue  # the token followed a chunk and was dropped
+            constraints.advance(context, token)
+            if jumps and _jump_ahead(context, constraints, row_tokens[step + 1 :], token != chosen):
+                break
         outputs[context.request_id] = context.to_generation_output()
     return outputs
+
+
+def _jumps_ahead(context: TextGenerationContext) -> bool:
+    """Whether tokens that its grammar forces are appended to a request without a step."""
+    return (
+        isinstance(context, TextContext)
+        and context.matcher is not None
+        and context.active_idx == context.end_idx
+        # forced tokens have no log-probabilities, and functions of the caller see each token
+        and not context.log_probabilities
+        and not context.sampling_params.logits_processors
+    )
+
+
+def _jump_ahead(
+    context: TextGenerationContext, constraints: Constraints, later: Sequence[int], replaced: bool
+) -> bool:
+    """Appends the tokens that the grammar of a request forces; False if those that follow are tokens of the step.
+
+    Args:
+        context: The request.
+        constraints: The grammars.
+        later: The tokens of the step that follow.
+        replaced: Whether the last token is not the one of the step, so that these do not follow.
+    """
+    forced = [] if context.is_done else constraints.forced_tokens(context)
+    if not replaced and (not forced or (later and later[0] == forced[0])):
+        return False
+    for token in forced:
+        if context.is_done:
+            break
+        context.jump_ahead(token)
+        constraints.advance(context, token)
+    return True
 
 
 def fail_without_logits(context: TextGenerationContext) -> None:
