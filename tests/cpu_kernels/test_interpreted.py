@@ -16,6 +16,7 @@ from max._backends.cpu.kernels.products.quantized.packed import FORMATS
 from max._config import flags
 from max.dtype import DType
 from max.dtype.blocks import BLOCK_FORMATS, encode
+from max.mlir.ops.models.adapters import lora_place_size
 from tests.cpu_kernels.harness import interpreted, run
 from tests.cpu_kernels.test_attention import make_cache
 from tests.cpu_kernels.test_sampling import operands as sampling_operands
@@ -284,6 +285,35 @@ CASES: dict[
         [(F32, CACHE.q.shape)],
         {"mask": "causal", "cross": True},
     ),
+    "rows by adapter": (
+        "mo.lora.rows.ragged",
+        [np.array([1, -1, 0, 1], np.int32), floats(4), np.array([0, 2, 3, 3, 7], np.uint32)],
+        [(np.int32, (7,)), (np.int32, (7,)), (F32, (7,)), (np.int32, (1,))],
+        {"max_slots": 3},
+    ),
+    **{
+        f"adapters of {kind}": (
+            "mo.lora.add",
+            [
+                floats(9, 70),
+                x,
+                floats(3, 5 + lora_place_size(6, 37, 70), dtype=dtype),
+                np.array([[[0, 0], [5, 1]], [[0, 0], [0, 0]], [[0, 0], [6, 0]]], np.int32),
+                RNG.permutation(9).astype(np.int32),
+                np.array([0, 0, 0, 0, 0, 1, 2, -1, -1], np.int32),
+                floats(9),
+                np.array([7], np.int32),
+                np.array([3, 0]),
+            ],
+            [(F32, (9, 70))],
+            {"max_rank": 6, "inputs": 37, "site": 1, "offset": 2},
+        )
+        for kind, x, dtype in (
+            ("rows", floats(9, 37), F32),
+            ("rows in bfloat16", floats(9, 37, dtype=BF16), BF16),
+            ("tokens", RNG.integers(0, 37, (9, 1)), F32),
+        )
+    },
     "experts' order": (
         "mo.moe.indices",
         [np.array([3, 0, 3, 4, 0])],

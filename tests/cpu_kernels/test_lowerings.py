@@ -58,7 +58,7 @@ def test_a_result_may_overwrite_the_first_operand() -> None:
         got = interpreted(symbol, copy.deepcopy(operands), results, attributes, in_place=True)
         for ours, theirs in zip(got, expected, strict=True):
             assert_close(ours, theirs)
-    assert len(seen) == 8
+    assert len(seen) == 9
 
 
 Tensors = Sequence[tuple[DType, tuple[Any, ...]]]
@@ -98,6 +98,7 @@ def test_refused(
 
 SERIAL = {
     "mo.check.counts", "mo.check.offsets", "mo.frequencies.update", "mo.moe.indices", "mo.latents.plan.ragged",
+    "mo.lora.rows.ragged",
 }  # fmt: skip
 
 

@@ -38,6 +38,7 @@ from max._interpreter.core import (
     run,
 )
 from max._interpreter.models import (
+    adapters,
     attention,
     cache,
     experts,
@@ -52,6 +53,7 @@ __all__ = [
     "IMPLEMENTATIONS",
     "REFERENCES",
     "InterpreterError",
+    "adapters",
     "attention",
     "buffer",
     "cache",

@@ -20,6 +20,7 @@ from max.mlir.ops import (
     trees,
 )
 from max.mlir.ops.models import (
+    adapters,
     cache,
     experts,
     latents,
@@ -30,6 +31,7 @@ from max.mlir.ops.models import (
 )
 
 __all__ = [
+    "adapters",
     "buffer",
     "cache",
     "collective",

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 from max.dtype import DType
-from max.graph import DeviceRef, StaticDim, TensorValue, ops
+from max.graph import DeviceRef, Dim, StaticDim, TensorType, TensorValue, ops
+from max.graph.ops.staging.stage import stage_declared
 from max.nn.kernels.cache import kv_cache_ragged_radd
 from max.nn.kernels.experts import grouped_matmul_ragged
 from max.nn.kernels.ragged import group_of_rows
@@ -11,10 +14,101 @@ from max.nn.kv_cache.cache_params import KVCacheParams
 from max.nn.kv_cache.cache_values import PagedCacheValues
 
 __all__ = [
+    "AdapterRows",
+    "add_adapters",
+    "adapter_rows",
     "sgmv_kernel",
     "sgmv_lora_kernel",
     "sgmv_qkv_lora_kernel",
 ]
+
+
+class AdapterRows(NamedTuple):
+    """The rows of a batch, sorted by the slots of their adapters.
+
+    Args:
+        order: The row of each position, int32 ``[rows]``; rows without an adapter come last.
+        slots: The slot of each position, int32 ``[rows]``; -1: none.
+        scales: The scale of each row, float32 ``[rows]``.
+        used: The number of rows with an adapter, int32 ``[1]``.
+    """
+
+    order: TensorValue
+    slots: TensorValue
+    scales: TensorValue
+    used: TensorValue
+
+
+def adapter_rows(
+    slots: TensorValue,
+    scales: TensorValue,
+    input_row_offsets: TensorValue,
+    rows: Dim,
+    max_slots: int,
+) -> AdapterRows:
+    """Sorts the rows of sequences by the slots of their adapters.
+
+    Args:
+        slots: The slot of each sequence, int32 ``[batch]``; -1: none.
+        scales: The scale of the adapter of each sequence, float32 ``[batch]``.
+        input_row_offsets: The first row of each sequence, then the number of rows, uint32 ``[batch + 1]``.
+        rows: The number of rows.
+        max_slots: The number of slots.
+
+    Raises:
+        ValueError: A shape does not fit. Invalid offsets and slots raise when the graph runs.
+        TypeError: A dtype does not fit.
+    """
+    device = slots.device
+
+    def vector(dtype: DType, size: Dim | int) -> TensorType:
+        return TensorType(dtype, [size], device)
+
+    types = [
+        vector(DType.int32, rows), vector(DType.int32, rows), vector(DType.float32, rows), vector(DType.int32, 1),
+    ]  # fmt: skip
+    operands = [slots, scales, input_row_offsets]
+    return AdapterRows(
+        *stage_declared("lora.rows.ragged", operands, {"max_slots": max_slots}, types)
+    )
+
+
+def add_adapters(
+    y: TensorValue,
+    x: TensorValue,
+    memory: TensorValue,
+    forms: TensorValue,
+    rows: AdapterRows,
+    place: TensorValue,
+    *,
+    max_rank: int,
+    inputs: int,
+    site: int,
+    offset: int,
+) -> TensorValue:
+    """``y + scale * (B A x + gain * y + shift)`` for each row, with the adapter of its slot.
+
+    `max.mlir.ops.models.adapters` describes the layout of the memory. Each adapter is read once.
+
+    Args:
+        y: The product without adapters, ``[rows, columns]``.
+        x: The input of the product, ``[rows, inputs]``; or, for a table of rows, their indices, int64 ``[rows, 1]``.
+        memory: The adapters, ``[slots, elements]``.
+        forms: The rank of each site in each slot, and whether it has gain and shift, int32 ``[slots, sites, 2]``.
+        rows: The rows, sorted by slot.
+        place: The first element and the first site of the block that has the site, int64 ``[2]``.
+        max_rank: The bound of the rank.
+        inputs: The number of inputs of the product.
+        site: The index of the site in its block.
+        offset: The first element of the site, in its block.
+
+    Raises:
+        ValueError: A shape does not fit. Invalid ranks, slots and places raise when the graph runs.
+        TypeError: A dtype does not fit.
+    """
+    attributes = {"max_rank": max_rank, "inputs": inputs, "site": site, "offset": offset}
+    operands = [y, x, memory, forms, *rows, place]
+    return stage_declared("lora.add", operands, attributes)[0]
 
 
 def sgmv_kernel(

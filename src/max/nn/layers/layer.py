@@ -40,8 +40,13 @@ def _with_hooks(call: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(call)
     def call_with_hooks(self: Layer, *args: Any, **kwargs: Any) -> Any:
         outputs = call(self, *args, **kwargs)
+        change = vars(self).get("_output_change")
         # a call of super().__call__ is part of the same call
-        if _HOOKS and getattr(type(self).__call__, "__wrapped__", None) is call:
+        if not _HOOKS and change is None:
+            return outputs
+        if getattr(type(self).__call__, "__wrapped__", None) is call:
+            if change is not None:
+                outputs = change(args[0], outputs)
             for hook in tuple(_HOOKS):
                 replaced = hook(self, args, kwargs, outputs)
                 outputs = outputs if replaced is None else replaced
@@ -59,6 +64,14 @@ class Layer:
         super().__init_subclass__(**kwargs)
         if "__call__" in vars(cls):
             cls.__call__ = _with_hooks(cls.__call__)  # type: ignore[assignment,method-assign]
+
+    def change_outputs(self, change: Callable[[Any, Any], Any]) -> None:
+        """Replaces the outputs of this layer's calls, such as by their sum with the terms of an adapter.
+
+        Args:
+            change: Called with the layer's first argument and its outputs; it returns the new outputs.
+        """
+        self._output_change = change
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Stages the ops of the layer.

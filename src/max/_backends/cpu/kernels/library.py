@@ -62,6 +62,8 @@ _CPU_FAMILIES: dict[str, str] = {
     "mo.grouped_matmul.ragged": "products.dense.grouped",
     "mo.grouped_qmatmul.ragged": "products.quantized.grouped",
     "mok.grouped_products": "products.quantized.grouped",
+    "mo.lora.rows.ragged": "products.adapters",
+    "mo.lora.add": "products.adapters",
     "mo.qmatmul": "products.quantized.qmatmul",
     "mo.qmatmul_gptq": "products.quantized.qmatmul",
     "mok.attention": "attention.dense_attention",

@@ -1,0 +1,465 @@
+"""The terms that low-rank adapters add to a product: `y + s * B(A x)`, with the adapter of each row.
+
+Rows are sorted by adapter, so that a task reads the adapter of its rows once; `max.mlir.ops.models.adapters` has the
+layout of the memory. Two phases::
+
+    narrow = A x      task: 4 sorted rows × 4 rows of A        dot products along the inputs
+    y + B narrow      task: 4 sorted rows × 64 columns         a panel of B is one run of memory
+
+Register budget: 16 sums (4 rows × 4), or 8 where there are 16 registers. A row's sums do not depend on the other rows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from max import kernel as k
+from max._backends.cpu.kernels.operand_checks import check_offsets, check_size
+from max._backends.kernel_call import KernelCall, Operand, Scalar, Workspace, view
+from max.dtype import DType
+from max.mlir.ops.models.adapters import LORA_PANEL, lora_place_starts
+
+if TYPE_CHECKING:
+    Integer = Any
+else:
+    Integer = k.i64
+
+ROWS = 4
+"""The number of sorted rows of a task."""
+RANKS = 4
+"""The number of rows of A of a task."""
+
+
+@k.kernel
+def adapter_rows(
+    order: k.Output,
+    sorted_slots: k.Output,
+    row_scales: k.Output,
+    count: k.Output,
+    slots: k.Input,
+    scales: k.Input,
+    offsets: k.Input,
+    ctx: k.Context,
+    *,
+    max_slots: int,
+) -> None:
+    """Sorts the rows of sequences by the slot of their adapter; those without one (-1) come last.
+
+    Row `order[p]` is at position `p`, and `sorted_slots[p]` is its slot. `row_scales[i]` is the scale of row `i`,
+    `count` `[1]` the number of rows with an adapter. Sequence `b` has the rows `offsets[b]` to `offsets[b + 1]`.
+    """
+    places = ctx.scratch(k.i64, (max_slots + 1,))
+    rows, batch = order.size, slots.size
+    check_size("the sorted slots", sorted_slots.size, rows)
+    check_size("the scales of rows", row_scales.size, rows)
+    check_size("the count", count.size, 1)
+    check_size("scales", scales.size, batch)
+    check_size("offsets", offsets.size, batch + 1)
+    check_offsets("offsets", offsets, rows, ctx.target.width(k.u32))
+    for s in range(max_slots + 1):
+        places[s] = 0
+    for b in range(batch):
+        slot = k.i64(slots[b])
+        if slot < -1 or slot >= max_slots:
+            raise IndexError("slots[{}] is {}; there are {}", b, slot, max_slots)
+        size = k.i64(offsets[b + 1]) - k.i64(offsets[b])
+        # rows without an adapter are in the last place
+        places[max_slots if slot < 0 else slot] += size
+    first = k.i64(0)
+    for s in range(max_slots + 1):
+        if s == max_slots:
+            count[0] = first
+        size = places[s]
+        # from here on the next position of a row with this slot
+        places[s] = first
+        first += size
+    for b in range(batch):
+        slot = k.i64(slots[b])
+        place = max_slots if slot < 0 else slot
+        for row in range(k.i64(offsets[b]), k.i64(offsets[b + 1])):
+            position = places[place]
+            order[position] = row
+            sorted_slots[position] = slot
+            row_scales[row] = scales[b]
+            places[place] = position + 1
+
+
+class Adapters(NamedTuple):
+    """The operands with the adapters, and the rows sorted by slot.
+
+    Args:
+        memory: `[slots, elements]`.
+        forms: The rank of each site in each slot, and whether there are gain and shift, `[slots, sites, 2]`.
+        order: The row of each position, `[rows]`.
+        slots: The slot of each position, `[rows]`.
+        scales: The scale of each row, `[rows]`.
+        used: The number of positions that have an adapter, `[1]`.
+        place: The first element and the first site of the block, `[2]`.
+    """
+
+    memory: k.Input
+    forms: k.Input
+    order: k.Input
+    slots: k.Input
+    scales: k.Input
+    used: k.Input
+    place: k.Input
+
+
+class Place(NamedTuple):
+    """The numbers of a site: at run time, so that all sites share a kernel.
+
+    Args:
+        max_rank: The bound of the rank.
+        inputs: The number of inputs of the product.
+        site: The index of the site in its block.
+        offset: The first element of the site in its block.
+        b: The offset of B in the place of the site.
+        gain: The offset of the gain.
+        shift: The offset of the shift.
+        end: The number of elements of the place.
+    """
+
+    max_rank: Integer
+    inputs: Integer
+    site: Integer
+    offset: Integer
+    b: Integer
+    gain: Integer
+    shift: Integer
+    end: Integer
+
+
+class Site(NamedTuple):
+    """What an adapter has at a site.
+
+    Args:
+        rank: Its rank; 0: it leaves the product alone.
+        vectors: Whether it has gain and shift.
+        elements: Its place in the memory.
+    """
+
+    rank: Any
+    vectors: Any
+    elements: Any
+
+
+class Panel(NamedTuple):
+    """The columns of a task.
+
+    Args:
+        column: The first column.
+        vectors: The vectors that are computed at once.
+        width: The elements of a vector.
+        masked: Whether the panel has fewer columns than `LORA_PANEL`.
+    """
+
+    column: Any
+    vectors: int
+    width: int
+    masked: bool
+
+
+@k.inline
+def row_at(adapters: Adapters, position: Any) -> Any:
+    """The row of a position."""
+    row = k.i64(adapters.order[position])
+    if row < 0 or row >= adapters.order.size:
+        raise IndexError("order[{}] is {}, of {} rows", position, row, adapters.order.size)
+    return row
+
+
+@k.inline
+def site_at(adapters: Adapters, position: Any, first: Any, site: Any, max_rank: Any) -> Site:
+    """The place of the adapter of a position; `first` and `site` are checked."""
+    slot = k.i64(adapters.slots[position])
+    if slot < 0 or slot >= adapters.memory.shape[0]:
+        raise IndexError("slot {}; there are {}", slot, adapters.memory.shape[0])
+    rank = k.i64(adapters.forms[slot, site, 0])
+    if rank < 0 or rank > max_rank:
+        raise ValueError("the rank of slot {} is {}, expected 0 to {}", slot, rank, max_rank)
+    return Site(rank, adapters.forms[slot, site, 1] != 0, adapters.memory[slot, first:])
+
+
+@k.inline
+def run_end(adapters: Adapters, position: Any, end: Any) -> Any:
+    """The first position after `position` with another slot, at most `end`."""
+    last = position + 1
+    # `last < end` comes first: the slot of `end` may not exist
+    while last < end:
+        k.brief()
+        if adapters.slots[last] != adapters.slots[position]:
+            break
+        last += 1
+    return last
+
+
+@k.inline
+def project_rows(
+    narrow: Any, x: Any, adapters: Adapters, at: Any, site: Site, rank: Any, rows: int, width: int
+) -> None:
+    """Stores the products of `rows` positions from `at` on with 4 rows of A from `rank` on.
+
+    Args:
+        narrow: The results, `[positions, padded rank]`.
+        x: The inputs of the product, `[rows, inputs]`.
+        adapters: The adapters.
+        at: The first position.
+        site: The site.
+        rank: The first row of A.
+        rows: The number of positions.
+        width: The elements of a vector.
+    """
+    size = x.shape[1]
+    picked = [row_at(adapters, at + i) for i in k.static_range(rows)]
+    # past the rank the last row is read again, and its results are not used
+    starts = [k.min(rank + r, site.rank - 1) * size for r in k.static_range(RANKS)]
+    sums = k.tile(k.f32, (rows, RANKS), width=width, fill=0.0)
+    for j, mask in k.vectors(size, width):
+        a = [
+            k.cast(site.elements.load(starts[r] + j, width=width, mask=mask), k.f32)
+            for r in k.static_range(RANKS)
+        ]
+        for i in k.static_range(rows):
+            v = k.cast(x.load(picked[i], j, width=width, mask=mask), k.f32)
+            for r in k.static_range(RANKS):
+                sums[i, r] = k.fma(v, a[r], sums[i, r])
+    for i in k.static_range(rows):
+        for r in k.static_range(RANKS):
+            narrow[at + i, rank + r] = k.reduce_add(sums[i, r])
+
+
+@k.inline
+def expand_rows(
+    out: Any,
+    y: Any,
+    narrow: Any,
+    adapters: Adapters,
+    at: Any,
+    site: Site,
+    parts: Any,
+    column: Any,
+    rows: int,
+    width: int,
+    masked: bool,
+) -> None:
+    """Stores `y + scale * (B narrow + gain * y + shift)` of `rows` positions from `at` on, in a panel of columns.
+
+    Args:
+        out: The result, `[rows, columns]`; it may be the memory of `y`.
+        y: The product.
+        narrow: The products with A.
+        adapters: The adapters.
+        at: The first position.
+        site: The site.
+        parts: The offsets of B, gain and shift.
+        column: The first column of the panel.
+        rows: The number of positions.
+        width: The elements of a vector.
+        masked: Whether the panel has fewer columns than `LORA_PANEL`.
+    """
+    vectors = LORA_PANEL // width if LORA_PANEL < 4 * width else 4
+    for part in k.static_range(LORA_PANEL // (width * vectors)):
+        inner = part * width * vectors
+        panel = Panel(column, vectors, width, masked)
+        _expand_vectors(out, y, narrow, adapters, at, site, parts, panel, inner, rows)
+
+
+@k.inline
+def _expand_vectors(
+    out: Any,
+    y: Any,
+    narrow: Any,
+    adapters: Adapters,
+    at: Any,
+    site: Site,
+    parts: Any,
+    panel: Panel,
+    inner: int,
+    rows: int,
+) -> None:
+    """The vectors of a panel from its column `inner` on; see `expand_rows`."""
+    column, vectors, width, masked = panel
+    columns, first = out.shape[1], parts.b + column * site.rank + inner
+    sums = k.tile(k.f32, (rows, vectors), width=width, fill=0.0)
+    for r in range(site.rank):
+        b = [
+            k.cast(site.elements.load(first + r * LORA_PANEL + n * width, width=width), k.f32)
+            for n in k.static_range(vectors)
+        ]
+        for i in k.static_range(rows):
+            factor = k.splat(narrow[at + i, r], width)
+            for n in k.static_range(vectors):
+                sums[i, n] = k.fma(factor, b[n], sums[i, n])
+    for i in k.static_range(rows):
+        row = row_at(adapters, at + i)
+        for n in k.static_range(vectors):
+            j = column + inner + n * width
+            mask = None
+            if masked:
+                mask = k.iota(k.i64, width) < columns - j
+            old = k.cast(y.load(row, j, width=width, mask=mask), k.f32)
+            added = sums[i, n]
+            if site.vectors:
+                gain = k.cast(site.elements.load(parts.gain + j, width=width), k.f32)
+                shift = k.cast(site.elements.load(parts.shift + j, width=width), k.f32)
+                added = added + old * gain + shift
+            out.store(row, j, value=old + added * adapters.scales[row], mask=mask)
+
+
+@k.inline
+def copy_columns(out: Any, y: Any, row: Any, column: Any, count: Any, width: int) -> None:
+    """Copies `count` columns of a row of `y`."""
+    for j, mask in k.vectors(count, width):
+        value = y.load(row, column + j, width=width, mask=mask)
+        out.store(row, column + j, value=value, mask=mask)
+
+
+@k.kernel
+def add_adapters(
+    out: k.Output,
+    y: k.Input,
+    x: k.Input,
+    adapters: Adapters,
+    narrow: k.InOut,
+    of: Place,
+    ctx: k.Context,
+    *,
+    tokens: bool,
+) -> None:
+    """Adds the terms of each row's adapter to `y` `[rows, columns]`; see `mo.lora.add`."""
+    width = ctx.target.width(k.f32)
+    # 16 sums and their operands need 32 registers
+    most = ROWS if ctx.target.registers >= 32 else 2
+    rows, columns, memory, forms = y.shape[0], y.shape[1], adapters.memory, adapters.forms
+    check_size("a row of the result", out.shape[1], columns)
+    if not tokens:
+        check_size("a row of x", x.shape[1], of.inputs)
+    check_size("the result", out.shape[0], rows)
+    check_size("x", x.shape[0], rows)
+    check_size("order", adapters.order.size, rows)
+    check_size("the sorted slots", adapters.slots.size, rows)
+    check_size("the scales of rows", adapters.scales.size, rows)
+    check_size("count", adapters.used.size, 1)
+    check_size("place", adapters.place.size, 2)
+    check_size("forms", forms.shape[0], memory.shape[0])
+    begin, index = k.i64(adapters.place[0]), k.i64(adapters.place[1])
+    # each term is bounded before it is added
+    if begin < 0 or begin > memory.shape[1] or begin + of.offset + of.end > memory.shape[1]:
+        raise IndexError(
+            "a site begins at {} + {} of {} elements", begin, of.offset, memory.shape[1]
+        )
+    if index < 0 or index >= forms.shape[1] or index + of.site >= forms.shape[1]:
+        raise IndexError("site {} + {}; there are {}", index, of.site, forms.shape[1])
+    begin += of.offset
+    index += of.site
+    count = k.i64(adapters.used[0])
+    if count < 0 or count > rows:
+        raise ValueError("count is {}, of {} rows", count, rows)
+    blocks = k.ceildiv(count, ROWS)
+
+    for block, group in ctx.parallel((blocks, k.ceildiv(of.max_rank, RANKS))):
+        at, end, rank = block * ROWS, k.min(block * ROWS + ROWS, count), group * RANKS
+        while at < end:
+            here = site_at(adapters, at, begin, index, of.max_rank)
+            last = run_end(adapters, at, end)
+            if rank < here.rank:
+                if tokens:
+                    for position in range(at, last):
+                        token = k.i64(x[row_at(adapters, position), 0])
+                        if token < 0 or token >= of.inputs:
+                            raise IndexError("token {}; there are {}", token, of.inputs)
+                        for r in range(rank, k.min(rank + RANKS, here.rank)):
+                            narrow[position, r] = k.f32(here.elements[token * here.rank + r])
+                else:
+                    position = at
+                    while position + most <= last:
+                        project_rows(narrow, x, adapters, position, here, rank, most, width)
+                        position += most
+                    while position < last:
+                        project_rows(narrow, x, adapters, position, here, rank, 1, width)
+                        position += 1
+            at = last
+    # all workers read the products with A
+    ctx.barrier()
+
+    for block, panel in ctx.parallel((k.ceildiv(rows, ROWS), k.ceildiv(columns, LORA_PANEL))):
+        at, stop, column = block * ROWS, k.min(block * ROWS + ROWS, rows), panel * LORA_PANEL
+        size = k.min(columns - column, LORA_PANEL)
+        end = k.min(stop, count)
+        while at < end:
+            here = site_at(adapters, at, begin, index, of.max_rank)
+            last = run_end(adapters, at, end)
+            if here.rank > 0 or here.vectors:
+                position = at
+                if size == LORA_PANEL:
+                    while position + most <= last:
+                        expand_rows(
+                            out, y, narrow, adapters, position, here, of, column, most, width, False
+                        )
+                        position += most
+                    while position < last:
+                        expand_rows(
+                            out, y, narrow, adapters, position, here, of, column, 1, width, False
+                        )
+                        position += 1
+                else:
+                    while position < last:
+                        expand_rows(
+                            out, y, narrow, adapters, position, here, of, column, 1, width, True
+                        )
+                        position += 1
+            else:
+                for position in range(at, last):
+                    copy_columns(out, y, row_at(adapters, position), column, size, width)
+            at = last
+        # rows without an adapter
+        while at < stop:
+            copy_columns(out, y, row_at(adapters, at), column, size, width)
+            at += 1
+
+
+def _lower_rows(
+    operands: Sequence[Operand],
+    results: Sequence[Operand],
+    attributes: Mapping[str, Any],
+    target: k.Target,
+) -> KernelCall:
+    """The call for `mo.lora.rows.ragged`."""
+    args = (
+        *(view("result", i, result, static=False) for i, result in enumerate(results)),
+        *(view("operand", i, operand, static=False) for i, operand in enumerate(operands)),
+    )
+    return KernelCall(adapter_rows, args, {"max_slots": attributes["max_slots"]}, serial=True)
+
+
+def _lower_add(
+    operands: Sequence[Operand],
+    results: Sequence[Operand],
+    attributes: Mapping[str, Any],
+    target: k.Target,
+) -> KernelCall:
+    """The call for `mo.lora.add`; the product may be changed in place."""
+    (out,), y, x = results, operands[0], operands[1]
+    columns = y.shape[1]
+    if not isinstance(columns, int):
+        raise NotImplementedError("mo.lora.add of a symbolic number of columns")
+    padded = -(-attributes["max_rank"] // RANKS) * RANKS
+    # [positions, padded rank]
+    narrow = Workspace(DType.float32, (y.shape[0], padded))
+    args = (
+        view("result", 0, out, static=False),
+        *(view("operand", i, operand, static=False) for i, operand in enumerate(operands)),
+        view("workspace", 0, narrow, static=False),
+    )
+    sizes = attributes["max_rank"], attributes["inputs"]
+    place = (*sizes, attributes["site"], attributes["offset"], *lora_place_starts(*sizes, columns))
+    params = {"tokens": x.dtype is DType.int64}
+    scalars = tuple(map(Scalar, place))
+    return KernelCall(
+        add_adapters, (*args, *scalars), params, workspaces=(narrow,), in_place=((0, 0),)
+    )
+
+
+LOWERINGS = {"mo.lora.rows.ragged": _lower_rows, "mo.lora.add": _lower_add}
