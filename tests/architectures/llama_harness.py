@@ -20,6 +20,7 @@ from max.graph import DeviceRef
 from max.graph.weights import WeightData
 from max.interfaces import TextGenerationOutput
 from max.nn.transformer import ReturnLogits
+from max.pipelines.adapters.sites import AdapterShape
 from max.pipelines.architectures.llama3.model import Llama3Model
 from max.pipelines.generation.engine import Engine
 from max.pipelines.gguf.tensor_names import decoder_weights
@@ -150,6 +151,7 @@ class Server:
             weights
         ),
         devices: int = 1,
+        adapters: AdapterShape | None = None,
     ) -> None:
         config = architecture.config_class.from_huggingface(huggingface_config, max_seq_len)
         names, weights = architecture.weight_names, architecture.own_weights(weights)
@@ -175,7 +177,17 @@ class Server:
             devices=[DeviceRef.CPU(index) for index in range(devices)],
             use_subgraphs=use_subgraphs,
             state_dict=renamed,
+            adapters=adapters,
         )
+        self.config, self.weights, self.architecture, self.gguf = (
+            config,
+            renamed,
+            architecture,
+            gguf,
+        )
+        self.params = params
+        # what the graph takes of adapters: their memory and forms
+        self.adapters: tuple[Array, Array] | None = None
         self.with_sampling, self.return_logits = with_sampling, return_logits
         self.page_size = page_size
         # of each group and device; pages and states that no sequence has written must not be read
@@ -226,8 +238,10 @@ class Server:
         batch: Mapping[Any, Sequence[int]],
         n: int = 1,
         sampling: Sequence[Array] | None = None,
+        adapters: Sequence[int] = (),
+        scales: Sequence[float] = (),
     ) -> Step:
-        """Feeds new tokens of some sequences."""
+        """Feeds new tokens of some sequences, each with the adapter in a slot; -1: none."""
         new = [len(tokens) for tokens in batch.values()]
         for name, tokens in batch.items():
             have = self.pages.setdefault(name, [])
@@ -260,6 +274,9 @@ class Server:
             inputs += [np.array(slots, np.uint32), *self.states]
         if self.with_sampling:
             inputs += greedy(len(batch)) if sampling is None else list(sampling)
+        if self.adapters is not None:
+            own = np.array(adapters or [-1] * len(batch), np.int32)
+            inputs += [*self.adapters, own, np.array(scales or [1.0] * len(batch), np.float32)]
         if self.model is None:
             outputs = _interpreter.run(self.graph, inputs, self.arrays)
         else:

@@ -15,6 +15,7 @@ from max.pipelines.checkpoints.chat_templates import DEFAULT, read_template_file
 from max.pipelines.config.draft_options import DRAFT_HELP, draft_model_of, draft_options_in
 from max.pipelines.config.enums import PipelineRole, SpeculativeMethod
 from max.pipelines.config.kv_cache_config import KVCacheConfig
+from max.pipelines.config.lora_config import LoRAConfig
 from max.pipelines.config.model_config import (
     MAXModelConfig,
     ProfilingConfig,
@@ -64,7 +65,7 @@ class PipelineConfig(StrictConfig):
         PipelineConfig(model_path="models/tiny-chat", max_length=1024, kv_cache_page_size=256)
 
     The parts are ``model_config`` (:class:`MAXModelConfig`), ``model_config.kv_cache_config``,
-    ``sampling_config`` and ``profiling_config``. ``model`` is short for ``model_path``, ``devices``
+    ``sampling_config``, ``profiling_config`` and ``lora_config``. ``model`` is short for ``model_path``, ``devices``
     for ``device_specs``. Parts may be given as objects: ``kv_cache=KVCacheConfig(…)``.
 
     Args:
@@ -180,12 +181,14 @@ class PipelineConfig(StrictConfig):
     _kv_cache_config: KVCacheConfig = field(default_factory=KVCacheConfig)
     _sampling_config: SamplingConfig = field(default_factory=SamplingConfig)
     _profiling_config: ProfilingConfig = field(default_factory=ProfilingConfig)
+    _lora_config: LoRAConfig = field(default_factory=LoRAConfig)
 
     PARTS = {
         "_model_config": MAXModelConfig,
         "_kv_cache_config": KVCacheConfig,
         "_sampling_config": SamplingConfig,
         "_profiling_config": ProfilingConfig,
+        "_lora_config": LoRAConfig,
     }
     ALIASES = {
         "model": "model_path",
@@ -313,9 +316,9 @@ class PipelineConfig(StrictConfig):
         return self._profiling_config
 
     @property
-    def lora_config(self) -> None:
-        """The adapters; None: adapters are not in use."""
-        return None
+    def lora_config(self) -> LoRAConfig | None:
+        """The options of adapters; None: requests take none."""
+        return self._lora_config if self._lora_config.enable_lora else None
 
     @property
     def finds_num_steps(self) -> bool:

@@ -52,7 +52,9 @@ class TextContext:
         status: The state of the generation.
         target_endpoint: The instance that answers.
         cache_salt: Requests share cached prefixes only if theirs are equal.
-        adapter: Identifies the weights that are added to the model's, equal for equal weights only; empty: none.
+        adapter: Identifies the weights that are added to the model's, equal for equal weights only; empty: none. Before
+            an engine has the request, the name of the adapter.
+        adapter_scale: The factor of these weights.
         logged_tokens: Tokens whose log-probabilities are returned besides the top ones, if there are top ones.
 
     Raises:
@@ -90,6 +92,7 @@ class TextContext:
     _reasoning_limit: ReasoningLimit | None = None
     cache_salt: str = ""
     adapter: str = ""
+    adapter_scale: float = 1.0
     _draft_tokens: tuple[int, ...] = ()
     failure: Exception | None = None
     """The error that has ended the generation."""

@@ -88,7 +88,13 @@ class Replica(Generic[TextGenerationContextType]):
         self.prompt_logits = PromptLogits(
             config, self.model, partial(load, return_logits=ReturnLogits.ALL)
         )
+        self.adapters = self.model.lora_manager
+        if self.adapters is not None and config.lora_config is not None:
+            available = max(available - self.adapters.total_bytes, 0)
+            for name, path in config.lora_config.paths.items():
+                self.adapters.load(name, path)
         self.cache = load_cache(self.model, config, session, available)
+        self.cache.adapters = self.adapters
         self._sampler = Sampler(session, self._device, config.sampling_config)
         self.drafts = DraftSteps.of(
             config, self.model, self._sampler, self.cache.slots, constraints

@@ -20,7 +20,9 @@ from max.interfaces import (
     TextGenerationOutput,
     TextGenerationRequest,
 )
+from max.pipelines.adapters.manager import LoRAManager
 from max.pipelines.config.pipeline_config import PipelineConfig
+from max.pipelines.core.exceptions import ConfigError
 from max.pipelines.generation.batch_pipeline import BatchPipeline, StepResult
 from max.pipelines.generation.mixin import GenerateMixin
 from max.pipelines.generation.replica import Replica
@@ -86,6 +88,11 @@ class TextGenerationPipeline(
             raise ValueError(
                 "TextGenerationPipeline: quantization_encoding is not set; resolve the config"
             )
+        if pipeline_config.lora_config is not None and len(model_config.replica_devices) > 1:
+            raise ConfigError(
+                f"enable_lora is set, and there are {len(model_config.replica_devices)} copies of the model",
+                "Leave --data-parallel-degree out.",
+            )
         self._pipeline_config = pipeline_config
         self._tokenizer = tokenizer
         self._session = InferenceSession(
@@ -147,6 +154,11 @@ class TextGenerationPipeline(
     def prefix_store(self) -> PrefixStore | None:
         """The files of cached prefixes; None if the configuration has no folder for them."""
         return self._prefixes
+
+    @property
+    def lora_manager(self) -> LoRAManager | None:
+        """The adapters; None: requests take none."""
+        return self.replicas[0].adapters
 
     @property
     def session(self) -> InferenceSession:
@@ -211,9 +223,13 @@ class TextGenerationPipeline(
             context: The request, which was in no batch yet.
 
         Raises:
-            ValueError: The schema or the grammar is invalid.
+            ValueError: The schema or the grammar is invalid, or the adapter is not loaded.
         """
         self._constraints.begin(context)
+        adapters = self.lora_manager
+        name: str = getattr(context, "adapter", "")
+        if adapters is not None and name:
+            adapters.prepare(name)
 
     def load_prompt_logits(self) -> None:
         """Loads the graph with the logits of prompts, unless it is loaded; thread-safe, even while a batch runs.

@@ -186,8 +186,8 @@ def _steps(config: DecoderConfig, permuted: bool, own_name: str) -> list[Callabl
     if permuted and layer in ("q_proj", "k_proj"):
         attention = config.attention
         heads = attention.heads if layer == "q_proj" else attention.kv_heads
-        steps.append(lambda array: _neighbors(array, heads))
-    if (factor := _factor(config, own_name)) is not None:
+        steps.append(lambda array: neighbors(array, heads))
+    if (factor := model_factor(config, own_name)) is not None:
         steps.append(lambda array: array.astype(np.float32) * factor)
     delta = config.first_form(DeltaNetForm)
     if delta is not None and ".mixer." in own_name:
@@ -239,13 +239,13 @@ def _padded_rows(rows: Array, count: int) -> Array:
     return np.concatenate([rows[:count], more])
 
 
-def _neighbors(rows: Array, heads: int) -> Array:
+def neighbors(rows: Array, heads: int) -> Array:
     """Reorders rows of heads so that the elements of a rotated pair, which are half a head apart, become adjacent."""
     pairs = rows.reshape(heads, 2, -1, *rows.shape[1:])
     return pairs.swapaxes(1, 2).reshape(rows.shape)
 
 
-def _factor(config: DecoderConfig, own_name: str) -> Array | None:
+def model_factor(config: DecoderConfig, own_name: str) -> Array | None:
     """The factor of the model that is multiplied into a weight, as files cannot state it; a column if rows differ."""
     outer, form, mlp = (
         _side_by_side(config),

@@ -22,6 +22,7 @@ class JoinedPages(RequestPages):
     def __init__(self, caches: Sequence[RequestPages]) -> None:
         super().__init__(caches[0].pages)
         self.slots = next((cache.slots for cache in caches if cache.slots is not None), None)
+        self.adapters = next((c.adapters for c in caches if c.adapters is not None), None)
         self._caches = caches
 
     @property

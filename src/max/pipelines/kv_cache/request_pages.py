@@ -11,6 +11,7 @@ import secrets
 from collections.abc import Iterable, Sequence
 from functools import cached_property
 from pathlib import Path
+from typing import Any, Protocol
 
 from max.interfaces import ImageMetadata, RequestID, TextGenerationContext
 from max.pipelines.core.text_context import TextContext, draft_length
@@ -19,6 +20,22 @@ from max.pipelines.kv_cache.page_manager import PageManager
 from max.pipelines.kv_cache.page_tables import Contents, OutOfPagesError
 from max.pipelines.kv_cache.salt_key import SALT_KEY_BYTES, salt_key_of
 from max.pipelines.kv_cache.state_slots import OutOfSlotsError, StateSlots
+
+
+class AdapterSlots(Protocol):
+    """The places of adapters in memory, which requests with page tables hold."""
+
+    def hold(self, context: Any) -> None:
+        """Keeps the adapter of a request in its place; raises OutOfPagesError if no place is free."""
+
+    def drop(self, request_id: RequestID) -> None:
+        """Gives up the place of a request's adapter."""
+
+    def attach(self, context: Any) -> None:
+        """Binds a new request to the adapter that it names."""
+
+    def detach(self, request_id: RequestID) -> None:
+        """Ends the use of an adapter by a request."""
 
 
 class RequestPages:
@@ -44,6 +61,8 @@ class RequestPages:
         self.pages, self.slots = pages, slots
         self._unread: set[RequestID] = set()
         """Requests that were claimed by their contexts, and have no pages yet."""
+        self.adapters: AdapterSlots | None = None
+        """Keeps the adapters of requests with page tables in memory; None: requests take no adapters."""
         self.salt_folder: Path | None = None
         """The folder that holds the key of salts, as pages are stored there; None: the key is of this cache only."""
         # for each request the number of its tokens when its table was opened, and how many of these were reused
@@ -136,12 +155,29 @@ class RequestPages:
         if self.contains(context.request_id):
             return False
         self.claim(context.request_id)
+        try:
+            self.hold_adapter(context)
+        except BaseException:
+            self.release(context.request_id)
+            raise
         reused = self.reuse_prefix(context)
         # for `retract`, which undoes an opening that did not lead to a step
         self._opened[context.request_id] = context.current_length, reused
         self.opened_tokens += context.current_length
         self.reused_tokens += reused
         return True
+
+    def hold_adapter(self, context: TextGenerationContext) -> None:
+        """Keeps the adapter of a request in memory until its page table is released.
+
+        Args:
+            context: The request.
+
+        Raises:
+            OutOfPagesError: The memory is full of adapters of running requests.
+        """
+        if self.adapters is not None:
+            self.adapters.hold(context)
 
     def miss(self, context: TextGenerationContext) -> Miss | None:
         """Why the first tokens of a request were not in the cache; None if all but the last were, or nothing is cached.
@@ -215,6 +251,7 @@ class RequestPages:
         """
         if self._unread and context.request_id in self._unread:
             self._unread.discard(context.request_id)
+            self.hold_adapter(context)
             self.reuse_prefix(context)
         self.pages.reserve(context.request_id, _length_after(context, num_steps))
 
@@ -356,6 +393,8 @@ class RequestPages:
         self.pages.release(number)
         self._unread.discard(number)
         self.forget_opening(number)
+        if self.adapters is not None:
+            self.adapters.drop(number)
         if self.slots is not None:
             self.slots.release(number)
 
@@ -386,6 +425,9 @@ class RequestPages:
     def _salt(self, context: TextGenerationContext) -> bytes:
         """The digest of a request's adapter, and of those who may share its pages."""
         adapter: str = getattr(context, "adapter", "")
+        scale: float = getattr(context, "adapter_scale", 1.0)
+        if adapter and scale != 1.0:
+            adapter = f"{adapter}*{scale!r}"
         text: str = getattr(context, "cache_salt", "")
         if not (adapter or text):
             return b""

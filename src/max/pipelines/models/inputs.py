@@ -23,14 +23,16 @@ class ModelInputs:
 
     Args:
         kv_cache_inputs: The cache's pages and tables.
-        lora_ids: The adapter of each request.
-        lora_ranks: The rank of each adapter.
+        lora_ids: The slot of the adapter of each request, int32 ``[batch]``; -1: none.
+        lora_ranks: Not used: the memory of adapters has their ranks.
+        lora_scales: The scale of the adapter of each request, float32 ``[batch]``.
         sampling: The sampling parameters, for a model that samples in its graph.
     """
 
     kv_cache_inputs: KVCacheInputs | None = None
     lora_ids: Tensor | None = None
     lora_ranks: Tensor | None = None
+    lora_scales: Tensor | None = None
     sampling: SamplingInputs | None = None
 
     def update(self, **kwargs: object) -> None:

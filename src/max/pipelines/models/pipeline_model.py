@@ -18,8 +18,9 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from typing import Generic
+from typing import TYPE_CHECKING, Generic
 
+from max._lazy import lazy_module
 from max.driver import Device, Tensor
 from max.dtype import DType
 from max.engine import InferenceSession, Model
@@ -38,6 +39,12 @@ from max.pipelines.config.pipeline_config import PipelineConfig
 from max.pipelines.kv_cache.memory import cache_bytes
 from max.pipelines.models.inputs import ModelInputs, ModelOutputs
 from max.pipelines.models.kv_cache import KVCacheMixin, checked_shape
+
+if TYPE_CHECKING:
+    from max.pipelines.adapters import manager
+else:
+    # only models with adapters load it
+    manager = lazy_module("max.pipelines.adapters.manager")
 
 __all__ = [
     "AlwaysSignalBuffersMixin",
@@ -117,9 +124,16 @@ class PipelineModel(ABC, Generic[BaseContextType]):
         return self.encoding.dtype
 
     @property
-    def lora_manager(self) -> None:
+    def lora_manager(self) -> manager.LoRAManager | None:
         """The manager of LoRA adapters; None: adapters are not in use."""
         return None
+
+    def share_adapters(self, other: PipelineModel[BaseContextType]) -> None:
+        """Makes the model use the adapters of another model with the same weights.
+
+        Args:
+            other: The other model.
+        """
 
     @property
     def signal_buffers(self) -> list[Tensor]:

@@ -73,7 +73,8 @@ class TextScheduler:
             client: The client that sent it; clients share the engine equally.
 
         Raises:
-            InputError: The request can never run: at full length it needs more pages than the cache has.
+            InputError: The request can never run: at full length it needs more pages than the cache has, or its
+                adapter is not loaded.
             ValueError: The scheduler already has it.
         """
         key = context.request_id
@@ -91,6 +92,8 @@ class TextScheduler:
                 f"are {pages}",
                 "Ask for fewer new tokens, or give a greater --max-length to make room.",
             )
+        if self._pages.adapters is not None:
+            self._pages.adapters.attach(context)
         self._order.add(context, priority, client)
         last = next(reversed(self._waiting.values()), None)
         self._waiting[key] = context
@@ -101,6 +104,8 @@ class TextScheduler:
     def remove(self, request_id: RequestID) -> None:
         """Removes a request and frees its pages; nothing happens if it is unknown."""
         # a request may have ended in the step that its client cancelled it in
+        if self._pages.adapters is not None:
+            self._pages.adapters.detach(request_id)
         if self._order.remove(request_id):
             self._long.discard(request_id)
             self._waiting.pop(request_id, None)

@@ -13,7 +13,6 @@ from max.pipelines.generation.process.events import PromptStarted, RequestFailed
 from max.serve.worker.encoder_messages import EncodeRequest, RankRequest, TextsEncoded
 from max.serve.worker.prefix_router import Route
 
-
 _Item: TypeAlias = "PromptStarted | TokensGenerated | TextsEncoded | RequestFailed | Exception"
 WorkerRequest: TypeAlias = GenerationRequest | EncodeRequest | RankRequest
 """The requests that a worker runs."""

@@ -25,6 +25,7 @@ _NAMES = {
     "device_specs": ("--devices",),
     "prefill_chunk_size": ("--prefill-chunk-size", "--max-batch-input-tokens"),
     "max_batch_context_length": ("--max-batch-context-length", "--max-batch-total-tokens"),
+    "max_num_loras": ("--max-num-loras", "--max-loras"),
     "enable_penalties": ("--enable-penalties", "--do-penalties"),
     "draft_model_path": ("--draft-model", "--draft-model-path"),
     "draft_device_specs": ("--draft-devices",),
@@ -36,6 +37,7 @@ _GROUPS = {
     "_kv_cache_config": "KV cache",
     "_sampling_config": "Sampling",
     "_profiling_config": "Profiling",
+    "_lora_config": "Adapters",
 }
 """The headings of the help for the parts of a configuration; its own fields are under ``_OWN_GROUP``."""
 _OWN_GROUP = "Lengths and batches"
@@ -43,6 +45,25 @@ _DRAFT_GROUP = "Draft model"
 _REQUIRED, _OWN, _OTHERS = "Required options", "Options", "Other options"
 _GENERAL = {"--log-level", "--verbose", "--quiet", "--help"}
 """Options that every command has, which stand last in its help."""
+
+
+_PAIRS = ("--lora-paths",)
+"""Options that take several pairs ``name=value`` after one name."""
+
+
+def _with_repeated_names(args: list[str]) -> list[str]:
+    """Arguments in which each pair of `_PAIRS` has the name of its option before it."""
+    result: list[str] = []
+    name: str | None = None
+    for arg in args:
+        is_pair = "=" in arg and not arg.startswith("-")
+        # the first value follows its name
+        if name is not None and is_pair and result[-1] != name:
+            result.append(name)
+        elif not is_pair:
+            name = arg if arg in _PAIRS else None
+        result.append(arg)
+    return result
 
 
 class GroupedOption(click.Option):
@@ -71,6 +92,7 @@ class GroupedCommand(click.Command):
             ctx: The call.
             args: The arguments.
         """
+        args = _with_repeated_names(args)
         before = args[: args.index("--")] if "--" in args else args
         for arg in before:
             if arg.startswith("--help=") and not ctx.resilient_parsing:

@@ -128,9 +128,9 @@ define(
         _changed_type,
         attributes={"max_rank": int, "inputs": int, "site": int, "offset": int},
         takes=(
-            "y `[rows, columns]`, x `[rows, inputs]` or indices si64 `[rows, 1]`, memory `[slots, elements]`, forms si32 "
-            "`[slots, sites, 2]` (rank, whether there are gain and shift), order, slots, scales, count, place si64 `[2]` "
-            "(first element, first site)"
+            "y `[rows, columns]`, x `[rows, inputs]` or indices si64 `[rows, 1]`, memory `[slots, elements]`, "
+            "forms si32 `[slots, sites, 2]` (rank, whether there are gain and shift), order, slots, scales, count, "
+            "place si64 `[2]` (first element, first site)"
         ),
         gives="y's type",
         doc=(

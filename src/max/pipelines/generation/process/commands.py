@@ -74,7 +74,8 @@ class GenerationRequest:
         priority: Requests with lower values come first.
         client: The client that sent it; clients share the engine equally.
         cache_salt: Requests share cached prefixes only if theirs are equal.
-        adapter: Identifies the weights that are added to the model's; empty: none.
+        adapter: The name of the adapter whose weights are added to the model's; empty: none.
+        adapter_scale: The factor of these weights.
         logged_tokens: Tokens whose log-probabilities are returned besides the top ones.
         generated: Tokens of the answer that another engine has generated and returned; the answer goes on after them.
     """
@@ -96,6 +97,7 @@ class GenerationRequest:
     client: str = ""
     cache_salt: str = ""
     adapter: str = ""
+    adapter_scale: float = 1.0
     logged_tokens: tuple[int, ...] = ()
     generated: tuple[int, ...] = ()
 
@@ -134,6 +136,7 @@ class GenerationRequest:
             sampling=Sampling.of(context.sampling_params),
             cache_salt=context.cache_salt,
             adapter=context.adapter,
+            adapter_scale=context.adapter_scale,
             logged_tokens=context.logged_tokens,
         )
 
@@ -186,6 +189,7 @@ class GenerationRequest:
             sampling_params=self.sampling.to_params(),
             cache_salt=self.cache_salt,
             adapter=self.adapter,
+            adapter_scale=self.adapter_scale,
             logged_tokens=self.logged_tokens,
         )
         context.resume(self.generated)

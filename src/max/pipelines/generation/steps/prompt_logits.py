@@ -42,7 +42,7 @@ class PromptLogits:
         first: PipelineModel[Any],
         load: Callable[[], PipelineModel[Any]],
     ) -> None:
-        self._config, self._load = config, load
+        self._config, self._first, self._load = config, first, load
         self._lock = threading.Lock()
         self._model = first if config.enable_echo else None
 
@@ -55,7 +55,9 @@ class PromptLogits:
         with self._lock:
             if self._model is None:
                 self._check_memory()
-                self._model = self._load()
+                model = self._load()
+                model.share_adapters(self._first)
+                self._model = model
             return self._model
 
     def model_of(

@@ -6,9 +6,9 @@ or of a block beside the others.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -22,6 +22,7 @@ from max.nn.layers.linear import Linear
 from max.nn.transformer import ReturnLogits, Transformer
 from max.nn.transformer._same_form import groups_of_same_form
 from max.nn.transformer.transformer import weight_prefix
+from max.pipelines.adapters.sites import AdaptedBlock, AdapterShape, AdapterSites
 from max.pipelines.models.blocks.alternating import AlternatingStates
 from max.pipelines.models.blocks.attention import AttentionForm
 from max.pipelines.models.blocks.block import Block, DecoderBlock
@@ -126,6 +127,16 @@ class Decoder(Transformer):
             self.project_in = Linear(width, config.hidden_size, dtype, self.device)
             self.project_out = Linear(config.hidden_size, width, dtype, self.device)
         self._output: Callable[[TensorValue], TensorValue] | None = None
+        self._adapters: AdapterSites | None = None
+
+    def take_adapters(self, shape: AdapterShape) -> AdapterSites:
+        """Makes the products of the model take adapters; its calls then need them.
+
+        Args:
+            shape: The memory for adapters.
+        """
+        self._adapters = AdapterSites(self, shape)
+        return self._adapters
 
     def _sites(self, kv_params: KVCacheParams) -> list[Site]:
         """What each block needs from the model."""
@@ -168,6 +179,7 @@ class Decoder(Transformer):
         return_n_logits: TensorValue,
         input_row_offsets: TensorValue,
         embedded: tuple[TensorValue, TensorValue] | None = None,
+        adapters: Sequence[TensorValue] = (),
     ) -> tuple[TensorValue, ...]:
         """The logits; see `Transformer`.
 
@@ -179,8 +191,11 @@ class Decoder(Transformer):
             input_row_offsets: The first row of each sequence, uint32 ``[batch + 1]``.
             embedded: Hidden states float32 ``[n, hidden_size]`` in place of those of some tokens, and their rows int64
                 ``[n]``; None: all are those of the tokens.
+            adapters: The values of `adapter_types`, if the model takes adapters.
         """
         blocks = self.config.blocks
+        if self._adapters is not None:
+            self._adapters.begin(adapters, input_row_offsets, tokens.shape[0])
         positions: TensorValue | None = None
         if self.config.learned_positions or any(
             block.mixer is not None and block.mixer.reads_positions for block in blocks
@@ -240,21 +255,29 @@ class Decoder(Transformer):
             layer_idx = ops.constant(np.array(place, np.uint32), DType.uint32, h.device)
             cache = self._cache_of(self.config.blocks[index], group, kv_collection)
             first, position_inputs = first_of[index], tables[index]
+            block: Module = layer
+            adapters = list[TensorValue]()
+            if self._adapters is not None:
+                block = AdaptedBlock(layer, self._adapters)
+                adapters = self._adapters.of_block(index)
+            further = [adapters] if adapters else list[list[TensorValue]]()
             # a subgraph that is called once saves no staging
             if first_of.count(first) == 1:
-                h = layer(layer_idx, h, cache, position_inputs, input_row_offsets)
+                h = block(layer_idx, h, cache, position_inputs, input_row_offsets, *further)
                 continue
             prefix = weight_prefix(layer, f"layers.{index}.")
             if first not in subgraphs:
-                subgraphs[first] = layer.build_subgraph(
+                types: list[Any] = [
+                    layer_idx.type,
+                    h.type,
+                    cache.types,
+                    [value.type for value in position_inputs],
+                    input_row_offsets.type,
+                    *([value.type for value in values] for values in further),
+                ]
+                subgraphs[first] = block.build_subgraph(
                     f"transformer_block_{first}",
-                    [
-                        layer_idx.type,
-                        h.type,
-                        cache.types,
-                        [value.type for value in position_inputs],
-                        input_row_offsets.type,
-                    ],
+                    types,
                     weight_prefix=prefix,
                 )
             h = ops.call(
@@ -264,6 +287,7 @@ class Decoder(Transformer):
                 *cache.values,
                 *position_inputs,
                 input_row_offsets,
+                *adapters,
                 prefix=prefix,
             )[0].tensor
         return h
@@ -273,7 +297,13 @@ class Decoder(Transformer):
         h = self.norm(h)
         if self.config.embedding_size is not None:
             h = self.project_out(h)
-        logits = ops.cast((self._output or self.lm_head)(h), DType.float32)
+        output = self._output or self.lm_head
+        if self._adapters is None:
+            y = output(h)
+        else:
+            with self._adapters.equal_rows(h.shape[0]):
+                y = output(h)
+        logits = ops.cast(y, DType.float32)
         if self.logits_scaling != 1.0:
             logits = logits / self.logits_scaling
         cap = self.config.logits_soft_cap

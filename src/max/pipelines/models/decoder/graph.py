@@ -24,7 +24,8 @@ embedding_rows      si64 ``[embedded_rows]``      the rows of these tokens
 ==================  ============================  ==============================================
 
 ``with_sampling`` adds the inputs of `max.pipelines.sampling.inputs.sampling_input_types`:
-temperature, top_k, top_p, min_p, seed, each ``[batch]``.
+temperature, top_k, top_p, min_p, seed, each ``[batch]``. ``adapters`` adds those of
+`max.pipelines.adapters.sites.adapter_types`.
 
 Outputs, in this order:
 
@@ -45,6 +46,7 @@ from max.graph import DeviceRef, Dim, Graph, TensorType, TensorValue, Type
 from max.graph.weights import WeightData
 from max.nn.kv_cache import KVCacheParams, PagedCacheValues, paged_cache_types
 from max.nn.transformer import ReturnLogits
+from max.pipelines.adapters.sites import AdapterShape, AdapterSites, adapter_types
 from max.pipelines.models.decoder.config import DecoderConfig
 from max.pipelines.models.decoder.decoder import Decoder
 from max.pipelines.models.decoder.step_record import StepRecord
@@ -66,6 +68,7 @@ def input_types(
     *,
     devices: Sequence[DeviceRef] = (),
     with_embeddings: bool = False,
+    adapters: AdapterSites | None = None,
 ) -> StepRecord[Type[Any]]:
     """The types of the graph's inputs, by their names.
 
@@ -75,6 +78,7 @@ def input_types(
         with_sampling: Whether the graph picks the next tokens.
         devices: Where it runs; the CPU by default.
         with_embeddings: Whether hidden states may replace those of some tokens.
+        adapters: The products that take adapters; None: there are none.
     """
     device, *others = devices or [DeviceRef.CPU()]
     embeddings = rows = None
@@ -90,6 +94,9 @@ def input_types(
         embeddings=embeddings,
         embedding_rows=rows,
         sampling=sampling_input_types(device, "batch") if with_sampling else (),
+        adapters=()
+        if adapters is None
+        else adapter_types(adapters.layout, adapters.shape, device, "batch"),
     )
 
 
@@ -105,6 +112,7 @@ def build_graph(
     use_subgraphs: bool = True,
     state_dict: Mapping[str, WeightData] | None = None,
     with_embeddings: bool = False,
+    adapters: AdapterShape | None = None,
 ) -> Graph:
     """The graph of a decoder; see the module's documentation for its inputs and outputs.
 
@@ -119,9 +127,11 @@ def build_graph(
         use_subgraphs: Whether blocks with equal staging share one subgraph.
         state_dict: The weights; if they are quantized, the graph takes their encodings.
         with_embeddings: Whether hidden states may replace those of some tokens.
+        adapters: The memory for adapters; None: the graph takes none.
 
     Raises:
-        ValueError: The cache does not fit the model or the devices, or the weights do not fit.
+        ValueError: The cache does not fit the model or the devices, the weights do not fit, or adapters are requested
+            over several devices.
         WeightsError: A weight cannot be split over the devices.
     """
     devices = devices or [DeviceRef.CPU()]
@@ -150,6 +160,8 @@ def build_graph(
         raise ValueError(
             f"build_graph: a cache on {kv_params.n_devices} devices; the model runs on {len(devices)}"
         )
+    if adapters is not None and len(devices) > 1:
+        raise ValueError(f"build_graph: adapters over {len(devices)} devices; expected one")
     # the layers take the encodings that the weights have
     if state_dict is not None and is_quantized(state_dict):
         model = quantized_decoder(decoder, config, kv_params, state_dict, devices[0], return_logits)
@@ -159,21 +171,33 @@ def build_graph(
     if len(devices) > 1:
         tensor_parallel.split_over_devices(model, devices)
     model.use_subgraphs = use_subgraphs
+    sites = None if adapters is None else model.take_adapters(adapters)
     types = input_types(
-        config, kv_params, with_sampling, devices=devices, with_embeddings=with_embeddings
+        config,
+        kv_params,
+        with_sampling,
+        devices=devices,
+        with_embeddings=with_embeddings,
+        adapters=sites,
     )
     with Graph(decoder.__name__.lower(), input_types=types.flat_inputs()) as graph:
         inputs = types.with_inputs(graph.inputs)
         embedded = None
         if inputs.embeddings is not None and inputs.embedding_rows is not None:
             embedded = inputs.embeddings.tensor, inputs.embedding_rows.tensor
+        # models of other signatures take neither
+        further: dict[str, Any] = {} if embedded is None else {"embedded": embedded}
+        if sites is not None:
+            further["adapters"] = [value.tensor for value in inputs.adapters]
         outputs = model(
             inputs.tokens.tensor,
             PagedCacheValues.of(inputs.cache, len(kv_params.groups)),
             inputs.return_n_logits.tensor,
             inputs.input_row_offsets.tensor,
-            **({} if embedded is None else {"embedded": embedded}),
+            **further,
         )
+        if sites is not None:
+            sites.check_used()
         next_tokens: list[TensorValue] = []
         if with_sampling:
             # [batch, vocabulary]: the logits of the last tokens come first

@@ -17,6 +17,9 @@ from max.graph import DeviceRef, Graph
 from max.graph.weights import WeightData, WeightsFormat
 from max.nn.kv_cache.cache_params import KVCacheParams
 from max.nn.kv_cache.manager import KVCacheInputs
+from max.pipelines.adapters.base import base_of
+from max.pipelines.adapters.manager import LoRAManager
+from max.pipelines.adapters.sites import AdapterLayout, AdapterShape
 from max.pipelines.checkpoints.huggingface_config import HuggingFaceConfig
 from max.pipelines.config.enums import RopeType
 from max.pipelines.config.kv_cache_config import KVCacheConfig
@@ -34,10 +37,11 @@ from max.pipelines.models.decoder.gptq import gptq_v1, is_gptq, stores_plain_zer
 from max.pipelines.models.decoder.graph import build_graph
 from max.pipelines.models.decoder.step_record import StepRecord
 from max.pipelines.models.decoder.weight_names import WeightNames
-from max.pipelines.models.decoder.weights import weights_registry, with_embedding
+from max.pipelines.models.decoder.weights import is_quantized, weights_registry, with_embedding
 from max.pipelines.models.graph_model import GraphModel
 from max.pipelines.models.inputs import ModelInputs, ModelOutputs, ragged_tokens
 from max.pipelines.models.kv_cache import KVCacheMixin
+from max.pipelines.models.pipeline_model import PipelineModel
 
 __all__ = ["DecoderInputs", "DecoderModel", "gguf_layout"]
 
@@ -86,6 +90,8 @@ class DecoderModel(GraphModel[TextContext], KVCacheMixin):
     weight_names: WeightNames = WeightNames()
     """Renames the weights of a checkpoint if the architecture is registered without adapters."""
 
+    _adapters: LoRAManager | None = None
+
     gguf: tuple[GGUFForm, ...] = ()
     """The forms of the architecture in GGUF files; the first one has the names of all."""
 
@@ -109,9 +115,20 @@ class DecoderModel(GraphModel[TextContext], KVCacheMixin):
             self.own_weights(dict(self.weights.items())), self.weight_names.from_safetensors
         )
         config, state_dict = with_embedding(self.configure(state_dict), state_dict)
+        shape = self._adapter_shape(state_dict)
         if config.quantization is not None and stores_plain_zeros(self.huggingface_config):
             state_dict = gptq_v1(state_dict, config.quantization.bits)
         state_dict = split_fused(config, state_dict)
+        if shape is not None:
+            decoder = self.decoder_class(config, params, DType.float32)
+            base = base_of(
+                type(self),
+                config,
+                state_dict,
+                is_gguf=self.pipeline_config.model_config.weights_format is WeightsFormat.gguf,
+                qkv_layout=self.config_class.from_huggingface(self.huggingface_config).qkv_layout,
+            )
+            self._adapters = LoRAManager(base, AdapterLayout.of(decoder, shape), shape)
         devices = [DeviceRef.from_device(device) for device in self.devices]
         self.samples_in_graph = sampling_device(session, self.devices[0]) == self.devices[0]
         use_subgraphs = self.pipeline_config.model_config.use_subgraphs
@@ -129,6 +146,7 @@ class DecoderModel(GraphModel[TextContext], KVCacheMixin):
                 devices=devices,
                 use_subgraphs=use_subgraphs,
                 state_dict=state_dict,
+                adapters=shape,
             )
             return graph, registry
 
@@ -138,9 +156,38 @@ class DecoderModel(GraphModel[TextContext], KVCacheMixin):
             arguments = (
                 self.decoder_class, config, params, self.dtype, self.return_logits, [*map(str, devices)], use_subgraphs,
                 self.samples_in_graph,
+                shape,
             )  # fmt: skip
             description = describe_staging(arguments, state_dict)
         return load_staged_graph(session, description, state_dict, stage, self.dtype)
+
+    def _adapter_shape(self, state_dict: Mapping[str, WeightData]) -> AdapterShape | None:
+        """The memory for adapters; None: requests take none.
+
+        Raises:
+            ConfigError: The model runs on several devices.
+        """
+        options = self.pipeline_config.lora_config
+        if options is None:
+            return None
+        if len(self.devices) > 1:
+            raise ConfigError(
+                f"enable_lora is set, and the devices are {', '.join(map(str, self.devices))}",
+                "Adapters run on one device.",
+            )
+        # adapters of packed weights are not packed
+        dtype = DType.bfloat16 if is_quantized(state_dict) else self.dtype
+        dtype = dtype if dtype in (DType.float32, DType.float16) else DType.bfloat16
+        return AdapterShape(options.max_num_loras, options.max_lora_rank, dtype)
+
+    @property
+    def lora_manager(self) -> LoRAManager | None:
+        """See `PipelineModel.lora_manager`."""
+        return self._adapters
+
+    def share_adapters(self, other: PipelineModel[TextContext]) -> None:
+        """See `PipelineModel.share_adapters`."""
+        self._adapters = other.lora_manager
 
     def configure(self, state_dict: Mapping[str, WeightData]) -> DecoderConfig:
         """The shape of the model: config.json, the weights, and the user's options.
@@ -203,12 +250,18 @@ class DecoderModel(GraphModel[TextContext], KVCacheMixin):
         sampling = inputs.sampling if self.samples_in_graph else ()
         if sampling is None or inputs.kv_cache_inputs is None:
             raise ValueError(f"{type(self).__name__}: the inputs lack sampling or kv_cache_inputs")
+        adapters: list[Tensor] = []
+        if self._adapters is not None:
+            assert inputs.lora_ids is not None and inputs.lora_scales is not None
+            own = self._adapters
+            adapters = [own.memory, own.forms, inputs.lora_ids, inputs.lora_scales]
         return StepRecord(
             tokens=inputs.tokens,
             input_row_offsets=inputs.input_row_offsets,
             return_n_logits=inputs.return_n_logits,
             cache=list(inputs.kv_cache_inputs),
             sampling=list(sampling),
+            adapters=adapters,
         ).flat_inputs()
 
     def execute(self, model_inputs: ModelInputs) -> ModelOutputs:
@@ -249,12 +302,17 @@ class DecoderModel(GraphModel[TextContext], KVCacheMixin):
         if not context_batch or kv_cache_inputs is None:
             raise ValueError(f"{type(self).__name__}: a step needs requests and a KV cache")
         tokens, offsets = ragged_tokens([context.next_tokens for context in context_batch])
-        return DecoderInputs(
+        inputs = DecoderInputs(
             self.on_device(tokens),
             self.on_device(offsets),
             Tensor.from_numpy(np.array([return_n_logits], np.int64)),
             kv_cache_inputs,
         )
+        if self._adapters is not None:
+            scales = np.array([context.adapter_scale for context in context_batch], np.float32)
+            inputs.lora_ids = self.on_device(self._adapters.slots(context_batch))
+            inputs.lora_scales = self.on_device(scales)
+        return inputs
 
     def prepare_next_token_inputs(
         self, next_tokens: Tensor, prev_model_inputs: ModelInputs
@@ -274,7 +332,10 @@ class DecoderModel(GraphModel[TextContext], KVCacheMixin):
         # each request has one token, as in the previous step, so the offsets stay
         if previous.tokens.shape != next_tokens.shape:
             offsets = self.on_device(np.arange(next_tokens.shape[0] + 1, dtype=np.uint32))
-        return DecoderInputs(next_tokens, offsets, previous.return_n_logits, cache)
+        inputs = DecoderInputs(next_tokens, offsets, previous.return_n_logits, cache)
+        # the requests keep their adapters
+        inputs.lora_ids, inputs.lora_scales = previous.lora_ids, previous.lora_scales
+        return inputs
 
     @classmethod
     def calculate_max_seq_len(

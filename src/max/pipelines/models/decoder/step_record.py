@@ -24,6 +24,8 @@ class StepRecord(Generic[T]):
         embeddings: Hidden states that replace those of some tokens, such as of an image; None: the graph takes none.
         embedding_rows: The rows of ``tokens`` that they replace.
         sampling: The sampling parameters; empty: the graph does not sample.
+        adapters: The memory of adapters, their forms, and the slot and the scale of each request; empty: the graph
+            takes no adapters.
     """
 
     tokens: T
@@ -33,13 +35,14 @@ class StepRecord(Generic[T]):
     embeddings: T | None = None
     embedding_rows: T | None = None
     sampling: Sequence[T] = ()
+    adapters: Sequence[T] = ()
 
     def flat_inputs(self) -> list[T]:
         """The inputs in the order of the graph."""
         flat = [self.tokens, self.input_row_offsets, self.return_n_logits, *self.cache]
         if self.embeddings is not None and self.embedding_rows is not None:
             flat += [self.embeddings, self.embedding_rows]
-        return [*flat, *self.sampling]
+        return [*flat, *self.sampling, *self.adapters]
 
     def with_inputs(self, inputs: Sequence[U]) -> StepRecord[U]:
         """A record with other inputs in the same places, such as the values of a graph in those of their types.
@@ -60,4 +63,5 @@ class StepRecord(Generic[T]):
         embeddings = rows = None
         if self.embeddings is not None and self.embedding_rows is not None:
             embeddings, rows = next(rest), next(rest)
-        return StepRecord(tokens, offsets, last, cache, embeddings, rows, list(rest))
+        sampling = [next(rest) for _ in self.sampling]
+        return StepRecord(tokens, offsets, last, cache, embeddings, rows, sampling, list(rest))

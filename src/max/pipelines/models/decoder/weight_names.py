@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import field
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 
@@ -79,15 +79,19 @@ class WeightNames:
         for stored, value in state_dict.items():
             part = self._without_prefix(stored)
             if not stored.endswith(self.unused) and not part.startswith(self.unused_parts):
-                name = self._own_name(stored)
+                name = self.own_name(stored)
                 renamed[name] = self._own_form(name, _data(value))
         return _stack(renamed, self.stacked, self.layer) if self.stacked else renamed
 
     def _without_prefix(self, stored: str) -> str:
         return stored.removeprefix(_first_prefix(stored, self.prefix))
 
-    def _own_name(self, stored: str) -> str:
-        """The decoder's name of a weight in a safetensors file."""
+    def own_name(self, stored: str) -> str:
+        """The decoder's name of a weight in a safetensors file.
+
+        Args:
+            stored: The name in the file.
+        """
         name = self._without_prefix(stored)
         if name.startswith(self.layers):
             index, _, part = name.removeprefix(_first_prefix(name, self.layers)).partition(".")
@@ -116,9 +120,15 @@ class SharedMLPNames(WeightNames):
     def from_safetensors(
         self, state_dict: Mapping[str, Any], **kwargs: object
     ) -> dict[str, WeightData]:
-        """The weights by the decoder's names; see `WeightNames.from_safetensors`."""
+        """The weights by the decoder's names; see `WeightNames.from_safetensors`.
+
+        Args:
+            state_dict: The checkpoint's weights by name, or those of some modules.
+            kwargs: Arguments that pipelines pass to every adapter; with ``others``, the decoder's names of all weights.
+        """
         weights = super().from_safetensors(state_dict, **kwargs)
-        if any(".mlp.experts." in name for name in weights):
+        others = cast(Iterable[str], kwargs.get("others", ()))
+        if any(".mlp.experts." in name for name in (*weights, *others)):
             return weights
         return {name.replace(".mlp.shared.", ".mlp."): value for name, value in weights.items()}
 

@@ -1,0 +1,364 @@
+"""The terms of an adapter at the sites of a decoder: modules are renamed and split as weights of a checkpoint are."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import numpy.typing as npt
+
+from max._dataclass import dataclass
+from max.driver import Tensor
+from max.dtype.blocks import decode
+from max.graph.weights import WeightData
+from max.mlir.ops.models.adapters import LORA_PANEL, lora_place_starts
+from max.pipelines.adapters.adapter import Adapter, AdapterError, Array
+from max.pipelines.adapters.sites import AdapterLayout, Site
+from max.pipelines.core.exceptions import WeightsError
+from max.pipelines.gguf.tensor_writer import model_factor, neighbors
+from max.pipelines.models.blocks.attention import AttentionForm
+from max.pipelines.models.blocks.delta_net import DeltaNetForm
+from max.pipelines.models.decoder.config import DecoderConfig
+from max.pipelines.models.decoder.fused_weights import split_fused
+from max.pipelines.models.decoder.weight_names import WeightNames
+
+__all__ = ["AdapterBase", "SiteTerms", "packed_terms", "site_terms"]
+
+Floats = npt.NDArray[np.float32]
+
+_CHUNK = 1024
+"""The rows of a base weight that are decoded at once."""
+_SHIFT = 1 << 24
+"""The factor of a module's number in a probe: a float64 holds it beside the number of a row."""
+
+
+@dataclass(frozen=True)
+class AdapterBase:
+    """What the terms of an adapter depend on in its base model.
+
+    Args:
+        config: The shape of the model.
+        names: The names of the weights in checkpoints.
+        rename: Renames the weights of a checkpoint, as when the model is loaded.
+        rename_gguf: Renames the tensors of a GGUF file; None: the family has no such files.
+        qkv_layout: The layout of fused projections in checkpoints.
+        permuted: Whether GGUF files of the family store rows of queries and keys in another order.
+        is_gguf: Whether the model is a GGUF file.
+        weights: The weights by the decoder's names.
+    """
+
+    config: DecoderConfig
+    names: WeightNames
+    rename: Callable[[Mapping[str, WeightData]], dict[str, WeightData]]
+    rename_gguf: Callable[[Mapping[str, WeightData]], dict[str, WeightData]] | None
+    qkv_layout: str
+    permuted: bool
+    is_gguf: bool
+    weights: Mapping[str, WeightData]
+
+    def rows(self, site: str) -> Iterator[tuple[int, Floats]]:
+        """The rows of a weight in float32, in chunks, each with the index of its first row.
+
+        Raises:
+            AdapterError: The model has no plain weight of this name.
+        """
+        value = self.weights.get(f"{site}.weight")
+        if value is None and site == "lm_head":
+            value = self.weights.get("embed_tokens.weight")
+        if value is None:
+            raise AdapterError(
+                f"{site}: the base has no plain weight, which DoRA and whole weights need"
+            )
+        encoding = value.quantization_encoding
+        array = Tensor.from_dlpack(value.data).to_numpy()
+        for first in range(0, array.shape[0], _CHUNK):
+            part = array[first : first + _CHUNK]
+            yield (
+                first,
+                part.astype(np.float32) if encoding is None else decode(part, encoding.value),
+            )
+
+    def vector(self, name: str) -> Floats | None:
+        """A vector of the model in float32; None if it has none of this name."""
+        value = self.weights.get(name)
+        if value is None:
+            return None
+        return Tensor.from_dlpack(value.data).to_numpy().astype(np.float32).reshape(-1)
+
+
+@dataclass(frozen=True)
+class SiteTerms:
+    """The terms of an adapter at a site: ``y + B A x + gain * y + shift``.
+
+    Args:
+        a: ``[rank, inputs]``.
+        b: ``[columns, rank]``, with the scale.
+        gain: ``[columns]``; None: 0.
+        shift: ``[columns]``; None: 0.
+    """
+
+    a: Floats
+    b: Floats
+    gain: Floats | None = None
+    shift: Floats | None = None
+
+    @property
+    def rank(self) -> int:
+        """The rank."""
+        return int(self.a.shape[0])
+
+    @property
+    def has_vectors(self) -> bool:
+        """Whether there is a gain or a shift."""
+        return self.gain is not None or self.shift is not None
+
+
+def site_terms(
+    adapter: Adapter, base: AdapterBase, layout: AdapterLayout
+) -> Iterator[tuple[Site, SiteTerms]]:
+    """Yields the terms at each site that an adapter changes.
+
+    Args:
+        adapter: The adapter.
+        base: Its base model.
+        layout: The sites of the model.
+
+    Raises:
+        AdapterError: A tensor has no site, or does not fit it.
+    """
+    places = _places(adapter, base, layout)
+    extra_biases = _check_saved(adapter, base, layout)
+    for site, (module, rows) in places.items():
+        low_rank = adapter.modules[module]
+        a, b = low_rank.a.astype(np.float32), low_rank.b.astype(np.float32)[rows]
+        if low_rank.is_table != site.is_table:
+            kind = "a table" if site.is_table else "a linear layer"
+            raise AdapterError(
+                f"the tensor {low_rank.tensor!r} does not fit {site.name}, which is {kind}"
+            )
+        if a.shape[1] != site.inputs or len(b) != site.columns:
+            raise AdapterError(
+                f"the tensor {low_rank.tensor!r} has {a.shape[1]} inputs and {len(b)} outputs; {site.name} of the base "
+                f"has {site.inputs} and {site.columns}"
+            )
+        b *= np.float32(low_rank.scale)
+        shift = None
+        if low_rank.bias is not None:
+            shift = low_rank.bias.astype(np.float32)[rows] * np.float32(low_rank.scale)
+        gain: Floats | None = None
+        if low_rank.magnitude is not None:
+            gain = _dora_gain(base, site, a, b, low_rank.magnitude.astype(np.float32)[rows])
+            b *= (gain + 1)[:, None]
+            own_bias = base.vector(f"{site.name}.bias")
+            # the gain must not scale the bias
+            if own_bias is not None:
+                shift = -gain * own_bias + (0 if shift is None else shift)
+        bias = extra_biases.pop(site.name, None)
+        if bias is not None:
+            shift = bias if shift is None else shift + bias
+        yield site, SiteTerms(*_in_order_of(base, adapter, site, a, b, gain, shift))
+    for name in extra_biases:
+        site = layout.sites[name]
+        empty = np.zeros((0, site.inputs), np.float32), np.zeros((site.columns, 0), np.float32)
+        yield site, SiteTerms(*empty, None, extra_biases[name])
+
+
+def _places(
+    adapter: Adapter, base: AdapterBase, layout: AdapterLayout
+) -> dict[Site, tuple[str, npt.NDArray[np.int64]]]:
+    """For each site that an adapter changes the module and the rows of its B."""
+    modules = list(adapter.modules)
+    probes: dict[str, WeightData] = {}
+    for number, module in enumerate(modules):
+        low_rank, name = adapter.modules[module], f"{module}.weight"
+        # each row has its own number: renaming and splitting show where it goes
+        count = low_rank.a.shape[1] if low_rank.is_table else low_rank.b.shape[0]
+        if count >= _SHIFT:
+            raise AdapterError(f"the tensor {low_rank.tensor!r} has {count} rows, too many")
+        probe = (number * _SHIFT + np.arange(count, dtype=np.float64))[:, None]
+        if not adapter.is_gguf and base.names.own_name(name).endswith(base.names.transposed):
+            probe = np.ascontiguousarray(probe.T)
+        probes[name] = WeightData.from_numpy(probe, name)
+    try:
+        if adapter.is_gguf:
+            if base.rename_gguf is None:
+                raise AdapterError(
+                    "the family of the base has no GGUF files; give a folder of PEFT"
+                )
+            renamed = base.rename_gguf(probes)
+        else:
+            renamed = base.rename(probes)
+        config = replace(base.config, qkv_layout="rows" if adapter.is_gguf else base.qkv_layout)
+        split = split_fused(config, renamed)
+    except (WeightsError, KeyError, IndexError) as error:
+        raise AdapterError(f"{adapter.path}: the adapter is for another model: {error}") from error
+    places: dict[Site, tuple[str, npt.NDArray[np.int64]]] = {}
+    placed: set[str] = set()
+    for name, value in split.items():
+        site = layout.sites.get(name.removesuffix(".weight"))
+        array = Tensor.from_dlpack(value.data).to_numpy()
+        if (
+            site is None
+            or not name.endswith(".weight")
+            or array.ndim != 2
+            or array.dtype != np.float64
+        ):
+            continue
+        numbers = array[:, 0].astype(np.int64)
+        module = modules[int(numbers[0]) // _SHIFT]
+        low_rank = adapter.modules[module]
+        rows = np.arange(low_rank.b.shape[0]) if low_rank.is_table else numbers % _SHIFT
+        if array.shape[1] != 1 or (numbers // _SHIFT != numbers[0] // _SHIFT).any():
+            raise AdapterError(f"the tensor {low_rank.tensor!r} does not fit {site.name}")
+        places[site] = module, rows
+        placed.add(module)
+    for module in modules:
+        if module not in placed:
+            raise AdapterError(
+                f"the tensor {adapter.modules[module].tensor!r} cannot be applied: the model has no linear layer of "
+                "its own for it (experts, routers and other parts take no adapters)"
+            )
+    return places
+
+
+def _check_saved(adapter: Adapter, base: AdapterBase, layout: AdapterLayout) -> dict[str, Floats]:
+    """The changes of biases that an adapter replaces, by site.
+
+    Raises:
+        AdapterError: The adapter replaces another weight by other values.
+    """
+    if not adapter.saved:
+        return {}
+    values = {
+        name: WeightData.from_numpy(_plain(value), name) for name, value in adapter.saved.items()
+    }
+    try:
+        renamed = split_fused(base.config, base.rename(values))
+    except (WeightsError, KeyError, IndexError) as error:
+        raise AdapterError(f"{adapter.path}: the adapter is for another model: {error}") from error
+    changes: dict[str, Floats] = {}
+    for name, value in renamed.items():
+        new = Tensor.from_dlpack(value.data).to_numpy()
+        site, _, part = name.rpartition(".")
+        if part == "bias" and site in layout.sites:
+            old = base.vector(name)
+            if old is not None and old.shape == new.shape:
+                changes[site] = new.astype(np.float32) - old
+                continue
+        if not _equals_base(base, name, new):
+            raise AdapterError(
+                f"the tensor {value.name!r} replaces a whole weight, which requests cannot choose",
+                "Merge the adapter into the model: max quantize MODEL OUTPUT --merge ADAPTER.",
+            )
+    return changes
+
+
+def _equals_base(base: AdapterBase, name: str, new: Array) -> bool:
+    """Whether a weight is that of the base, as it is where PEFT has saved it without training."""
+    value = base.weights.get(name)
+    if value is None or tuple(map(int, value.element_shape)) != new.shape:
+        # a tied output layer has no weight of its own
+        return False
+    if new.ndim == 1:
+        old = base.vector(name)
+        return old is not None and bool(
+            np.allclose(old, new.astype(np.float32), rtol=1e-3, atol=1e-5)
+        )
+    site = name.removesuffix(".weight")
+    return all(
+        np.allclose(part, new[first : first + len(part)].astype(np.float32), rtol=1e-3, atol=1e-5)
+        for first, part in base.rows(site)
+    )
+
+
+def _plain(values: Array) -> Array:
+    """Values in a dtype that functions of NumPy take."""
+    return values.astype(np.float32) if values.dtype == ml_dtypes.bfloat16 else values
+
+
+def _dora_gain(base: AdapterBase, site: Site, a: Floats, b: Floats, magnitude: Floats) -> Floats:
+    """The factor of each output minus 1: the magnitude over the length of the changed weight's row."""
+    squares = np.zeros(site.columns, np.float64)
+    for first, rows in base.rows(site.name):
+        if site.is_table:
+            # rows of tokens: an output is a column
+            changed = rows + (b @ a[:, first : first + len(rows)]).T
+            squares += np.square(changed, dtype=np.float64).sum(0)
+        else:
+            changed = rows + b[first : first + len(rows)] @ a
+            squares[first : first + len(rows)] = np.square(changed, dtype=np.float64).sum(1)
+    with np.errstate(divide="ignore", invalid="ignore"):
+        gain = (magnitude / np.sqrt(squares)).astype(np.float32) - 1
+    if not np.isfinite(gain).all():
+        raise AdapterError(
+            f"{site.name}: a row of the changed weight is 0, which has no magnitude (DoRA)"
+        )
+    return gain
+
+
+def _in_order_of(
+    base: AdapterBase,
+    adapter: Adapter,
+    site: Site,
+    a: Floats,
+    b: Floats,
+    gain: Floats | None,
+    shift: Floats | None,
+) -> tuple[Floats, Floats, Floats | None, Floats | None]:
+    """The terms with rows in the order of the base, where adapter and base are of different kinds of files."""
+    if adapter.is_gguf == base.is_gguf:
+        return a, b, gain, shift
+    if gain is not None:
+        raise AdapterError(f"{site.name}: DoRA needs a base in safetensors files")
+    parts = site.name.split(".")
+    form = base.config.blocks[int(parts[1])].mixer if parts[0] == "layers" else None
+    if model_factor(base.config, f"{site.name}.weight") is not None or (
+        isinstance(form, DeltaNetForm) and "mixer" in parts
+    ):
+        raise AdapterError(
+            f"{site.name}: files of GGUF and of safetensors differ in this weight: give an adapter of the base's kind"
+        )
+    if (
+        not base.permuted
+        or not isinstance(form, AttentionForm)
+        or parts[-1] not in ("q_proj", "k_proj")
+    ):
+        return a, b, gain, shift
+    heads = form.heads if parts[-1] == "q_proj" else form.kv_heads
+    order = neighbors(np.arange(len(b)), heads)
+    if adapter.is_gguf:
+        order = np.argsort(order)
+    return a, b[order], gain, None if shift is None else shift[order]
+
+
+def packed_terms(site: Site, terms: SiteTerms, dtype: npt.DTypeLike) -> list[tuple[int, Array]]:
+    """The terms of a site as they lie in memory: offsets in the adapter's memory, and elements.
+
+    `max.mlir.ops.models.adapters` has the layout.
+
+    Args:
+        site: The site.
+        terms: The terms.
+        dtype: The dtype of the memory.
+
+    Raises:
+        AdapterError: The rank is above that of the memory.
+    """
+    if terms.rank > site.max_rank:
+        raise AdapterError(f"{site.name}: the rank is {terms.rank}, above {site.max_rank}")
+    at_b, at_gain, at_shift, _ = lora_place_starts(site.max_rank, site.inputs, site.columns)
+    panels = -(-site.columns // LORA_PANEL)
+    padded = np.zeros((panels * LORA_PANEL, terms.rank), dtype)
+    padded[: site.columns] = terms.b
+    b = padded.reshape(panels, LORA_PANEL, terms.rank).swapaxes(1, 2)
+    a = terms.a.T if site.is_table else terms.a
+    parts: list[tuple[int, Any]] = [(0, a), (at_b, b)]
+    if terms.has_vectors:
+        for at, vector in ((at_gain, terms.gain), (at_shift, terms.shift)):
+            parts.append((at, np.zeros(site.columns, np.float32) if vector is None else vector))
+    return [
+        (site.offset + at, np.ascontiguousarray(values, dtype).reshape(-1)) for at, values in parts
+    ]

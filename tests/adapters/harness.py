@@ -1,0 +1,137 @@
+"""Random adapters as PEFT saves them, models of transformers with the same adapters merged, and our server for both."""
+
+from __future__ import annotations
+
+import copy
+import json
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, cast
+
+import numpy as np
+import torch
+from safetensors.numpy import save_file
+from transformers.pytorch_utils import Conv1D
+
+from max.dtype import DType
+from max.pipelines.adapters.adapter import Adapter
+from max.pipelines.adapters.base import base_of
+from max.pipelines.adapters.placement import packed_terms, site_terms
+from max.pipelines.adapters.sites import AdapterLayout, AdapterShape
+from max.pipelines.models.decoder.model import DecoderModel
+from tests.architectures.families import CASES, architecture, config_file, transformers_model
+from tests.architectures.llama_harness import Server, weights_of
+from tests.nn.harness import Array
+
+Tensors = dict[str, Array]
+
+
+def linear_modules(model: torch.nn.Module) -> dict[str, torch.nn.Module]:
+    """The modules that PEFT changes if it is told "all-linear", the output layer, and the embedding."""
+    output = model.get_output_embeddings()  # type: ignore[operator]
+    embedding = model.get_input_embeddings()  # type: ignore[operator]
+    return {
+        name: module
+        for name, module in model.named_modules()
+        if isinstance(module, torch.nn.Linear | Conv1D) or module is output or module is embedding
+    }
+
+
+def sizes(module: torch.nn.Module) -> tuple[int, int]:
+    """Inputs and outputs of a module; of an embedding tokens and columns."""
+    rows, columns = cast(torch.Tensor, module.weight).shape
+    return (rows, columns) if isinstance(module, torch.nn.Embedding | Conv1D) else (columns, rows)
+
+
+def random_adapter(
+    modules: Mapping[str, torch.nn.Module],
+    rng: np.random.Generator,
+    ranks: Callable[[], int],
+    *,
+    dora: bool = False,
+    size: float = 0.3,
+) -> Tensors:
+    """The tensors of an adapter of some modules."""
+    tensors: Tensors = {}
+    for name, module in modules.items():
+        inputs, outputs = sizes(module)
+        rank = ranks()
+        table = isinstance(module, torch.nn.Embedding)
+        keys = (
+            ("lora_embedding_A", "lora_embedding_B")
+            if table
+            else ("lora_A.weight", "lora_B.weight")
+        )
+        a = rng.standard_normal((rank, inputs)) * size / np.sqrt(1 if table else inputs)
+        b = rng.standard_normal((outputs, rank))
+        prefix = f"base_model.model.{name}"
+        tensors[f"{prefix}.{keys[0]}"] = a.astype(np.float32)
+        tensors[f"{prefix}.{keys[1]}"] = b.astype(np.float32)
+        if dora:
+            magnitude = rng.uniform(0.5, 1.5, outputs)
+            tensors[f"{prefix}.lora_magnitude_vector"] = magnitude.astype(np.float32)
+    return tensors
+
+
+def save_adapter(folder: Path, tensors: Tensors, **options: Any) -> Path:
+    """Writes an adapter as PEFT does."""
+    folder.mkdir(parents=True, exist_ok=True)
+    config = {"peft_type": "LORA", "r": 8, "lora_alpha": 16, "rank_pattern": {"x": 4}, **options}
+    (folder / "adapter_config.json").write_text(json.dumps(config))
+    save_file(tensors, folder / "adapter_model.safetensors")
+    return folder
+
+
+def merged(model: torch.nn.Module, adapter: Adapter, scale: float = 1.0) -> torch.nn.Module:
+    """A copy of a model with an adapter in its weights, by PEFT's formulas."""
+    copied = copy.deepcopy(model)
+    output, embedding = copied.get_output_embeddings(), copied.get_input_embeddings()  # type: ignore[operator]
+    if output is not None and output.weight is embedding.weight:
+        # an adapter changes one of two tied layers
+        output.weight = torch.nn.Parameter(output.weight.clone())
+    with torch.no_grad():
+        for name, low_rank in adapter.modules.items():
+            module = copied.get_submodule(name)
+            weight = cast(torch.Tensor, module.weight)
+            turned = isinstance(module, Conv1D | torch.nn.Embedding)
+            # [outputs, inputs]
+            w = (weight.T if turned else weight).double()
+            delta = low_rank.scale * torch.from_numpy(low_rank.b.astype(np.float64) @ low_rank.a)
+            new = w + delta
+            if low_rank.magnitude is not None:
+                new = new * (torch.tensor(low_rank.magnitude) / new.norm(dim=1))[:, None]
+            new = w + scale * (new - w)
+            weight.copy_(new.T if turned else new)
+    return copied
+
+
+class AdapterServer(Server):
+    """A server of a random model, with adapters in its slots."""
+
+    def __init__(self, case: str, backend: str, slots: int, max_rank: int, **options: Any) -> None:
+        model = transformers_model(case)
+        shape = AdapterShape(slots, max_rank, options.get("dtype", DType.float32))
+        super().__init__(
+            config_file(model),
+            weights_of(model),
+            backend,
+            max_seq_len=CASES[case].max_seq_len,
+            architecture=cast(type[DecoderModel], architecture(case).pipeline_model),
+            adapters=shape,
+            **options,
+        )
+        decoder = self.architecture.decoder_class(self.config, self.params, DType.float32)
+        self.layout = AdapterLayout.of(decoder, shape)
+        self.base = base_of(self.architecture, self.config, self.weights, is_gguf=self.gguf)
+        memory = np.full((slots, self.layout.elements), np.nan, shape.dtype.to_numpy())
+        self.adapters = memory, np.zeros((slots, len(self.layout.sites), 2), np.int32)
+
+    def place(self, slot: int, adapter: Adapter) -> None:
+        """Puts an adapter into a slot."""
+        assert self.adapters is not None
+        memory, forms = self.adapters
+        forms[slot] = 0
+        for site, terms in site_terms(adapter, self.base, self.layout):
+            for at, values in packed_terms(site, terms, memory.dtype):
+                memory[slot, at : at + values.size] = values
+            forms[slot, site.index] = terms.rank, terms.has_vectors

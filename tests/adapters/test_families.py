@@ -1,0 +1,128 @@
+"""Adapters of every family of decoders against models of transformers with the same adapters merged."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from max.nn.transformer import ReturnLogits
+from max.pipelines.adapters.adapter import AdapterError
+from max.pipelines.adapters.reader import read_adapter
+from tests.adapters.harness import (
+    AdapterServer,
+    linear_modules,
+    merged,
+    random_adapter,
+    save_adapter,
+    sizes,
+)
+from tests.architectures.families import CASES, tolerance, transformers_model
+from tests.architectures.llama_harness import reference_logits, relative_error
+
+REFUSED = re.compile(
+    r".*(kv_b_proj|router|router\.proj|mlp\.gate|shared_expert_gate|laurel|altup|per_layer|gate|wk|indexer)"
+)
+"""Parts of models that take no adapters: an adapter of one is refused by the name of its tensor."""
+QUICK = {"qwen3", "gpt2", "falcon_grouped", "lfm2_bias"}
+MAX_RANK = 6
+
+
+def adapters_of(
+    case: str, server: AdapterServer, rng: np.random.Generator, folder: Path, **options: Any
+) -> Any:
+    """A random adapter of all modules of a model that take adapters, in slot 1; checks that others are refused."""
+    modules = linear_modules(transformers_model(case))
+    while True:
+        tensors = random_adapter(
+            modules, rng, lambda: int(rng.integers(1, MAX_RANK + 1)), **options
+        )
+        path = save_adapter(folder, tensors, use_dora=bool(options.get("dora")))
+        adapter = read_adapter(path, MAX_RANK)
+        try:
+            server.place(1, adapter)
+            return adapter
+        except AdapterError as error:
+            named = re.search(r"the tensor 'base_model\.model\.(.*)\.lora_A\.weight'", str(error))
+            assert named is not None, error
+            assert REFUSED.fullmatch(named[1]), error
+            modules.pop(named[1])
+
+
+@pytest.mark.parametrize(
+    "case", [pytest.param(c, marks=() if c in QUICK else pytest.mark.long) for c in CASES]
+)
+def test_adapters_of_all_layers(rng: np.random.Generator, case: str, tmp_path: Path) -> None:
+    """A sequence with an adapter and one without, in a batch; then a step of both."""
+    model = transformers_model(case)
+    server = AdapterServer(
+        case, "interpreter", 3, MAX_RANK, page_size=5, return_logits=ReturnLogits.ALL
+    )
+    adapter = adapters_of(case, server, rng, tmp_path)
+    references = merged(model, adapter), model
+    longest = CASES[case].max_seq_len
+    texts = [rng.integers(0, 61, min(n, longest)).tolist() for n in (23, 17)]
+    bound = max(tolerance(case), 1e-4)
+    wanted = [reference_logits(m, text) for m, text in zip(references, texts, strict=True)]
+    assert relative_error(wanted[0], reference_logits(model, texts[0])) > 0.1, "no effect"
+    first = server.step({n: text[:-1] for n, text in enumerate(texts)}, adapters=[1, -1])
+    for logits, expected in zip(first.logits, wanted, strict=True):
+        assert relative_error(logits, expected[:-1]) < bound
+    last = server.step({n: text[-1:] for n, text in enumerate(texts)}, adapters=[1, -1])
+    for logits, expected in zip(last.logits, wanted, strict=True):
+        assert relative_error(logits, expected[-1:]) < bound
+
+
+def test_ranks_and_scales_in_one_batch(rng: np.random.Generator, tmp_path: Path) -> None:
+    """Compiled: adapters of several ranks, one of DoRA, with scales of their own, equal single merged models."""
+    model = transformers_model("qwen3")
+    server = AdapterServer("qwen3", "engine", 4, 9, return_logits=ReturnLogits.ALL)
+    modules = linear_modules(model)
+    adapters = []
+    for slot, (rank, dora, few) in enumerate(
+        [(1, False, False), (9, True, False), (4, False, True)]
+    ):
+        own = {n: m for n, m in modules.items() if not few or "q_proj" in n}
+        tensors = random_adapter(own, rng, lambda rank=rank: rank, dora=dora)
+        path = save_adapter(tmp_path / str(slot), tensors, use_dora=dora, use_rslora=few)
+        adapters.append(read_adapter(path, 9))
+        server.place(slot, adapters[-1])
+    slots, scales = [2, 0, -1, 1, 0, 1], [1.0, 0.5, 3.0, 1.0, 1.0, -0.7]
+    texts = [rng.integers(0, 61, n).tolist() for n in (5, 1, 9, 4, 2, 7)]
+    step = server.step(dict(enumerate(texts)), adapters=slots, scales=scales)
+    for text, slot, scale, logits in zip(texts, slots, scales, step.logits, strict=True):
+        single = model if slot < 0 else merged(model, adapters[slot], scale)
+        assert relative_error(logits, reference_logits(single, text)) < 1e-4, slot
+
+
+@pytest.mark.parametrize("case", ["qwen3", "gpt2"])
+def test_dora_of_all_layers(rng: np.random.Generator, case: str, tmp_path: Path) -> None:
+    model = transformers_model(case)
+    server = AdapterServer(case, "interpreter", 2, MAX_RANK, return_logits=ReturnLogits.ALL)
+    adapter = adapters_of(case, server, rng, tmp_path, dora=True)
+    text = rng.integers(0, 61, 11).tolist()
+    step = server.step({"a": text}, adapters=[1])
+    assert relative_error(step.logits[0], reference_logits(merged(model, adapter), text)) < 1e-4
+
+
+def test_variable_logits(rng: np.random.Generator, tmp_path: Path) -> None:
+    """The output layer has rows of its own: the last tokens of each request."""
+    model = transformers_model("qwen3")
+    server = AdapterServer("qwen3", "engine", 2, 6, return_logits=ReturnLogits.VARIABLE)
+    adapter = adapters_of("qwen3", server, rng, tmp_path)
+    texts = [rng.integers(0, 61, n).tolist() for n in (6, 4, 5)]
+    step = server.step(dict(enumerate(texts)), n=3, adapters=[1, -1, 1])
+    for text, logits, single in zip(
+        texts, step.logits, (merged(model, adapter), model, merged(model, adapter)), strict=True
+    ):
+        assert relative_error(logits, reference_logits(single, text)[-3:]) < 1e-4
+
+
+def test_sizes_of_modules_are_those_of_sites() -> None:
+    server = AdapterServer("gpt2", "interpreter", 1, 2)
+    modules = linear_modules(transformers_model("gpt2"))
+    site = server.layout.sites["layers.0.mlp.up_proj"]
+    assert (site.inputs, site.columns) == sizes(modules["transformer.h.0.mlp.c_fc"])
