@@ -11,7 +11,7 @@ import pytest
 from max.pipelines import PIPELINE_REGISTRY
 from max.pipelines.architectures.index import GGUF_CLASSES, OWN_ARCHITECTURES
 from max.pipelines.checkpoints.composite_config import COMPOSITES
-from max.pipelines.gguf.lookup import form_of
+from max.pipelines.gguf.reader import form_of
 from max.pipelines.registry.registry import PipelineRegistry
 from tests.architectures.families import CASES
 

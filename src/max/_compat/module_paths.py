@@ -34,6 +34,8 @@ _FURTHER: dict[str, tuple[str, ...]] = {
         f"max.experimental.sharding.{part}": ("max._compat.experimental.v26_sharding",)
         for part in ("mappings", "mesh", "placements", "types")
     },
+    "max.interfaces.log_probabilities": ("max.interfaces.text_generation",),
+    "max.interfaces.status": ("max.interfaces.context",),
     "max.interfaces.logit_processors_type": ("max.interfaces.logit_processors",),
     "max.interfaces.pipeline_variants": ("max.interfaces",),
     "max.interfaces.pipeline_variants.embeddings_generation": _EMBEDDINGS,

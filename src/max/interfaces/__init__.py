@@ -14,13 +14,12 @@ from max.interfaces.audio_generation import (
     AudioGenerationOutput,
     AudioGenerationRequest,
 )
-from max.interfaces.context import BaseContext, BaseContextType
+from max.interfaces.context import BaseContext, BaseContextType, GenerationStatus
 from max.interfaces.embeddings import (
     EmbeddingsContext,
     EmbeddingsGenerationInputs,
     EmbeddingsGenerationOutput,
 )
-from max.interfaces.log_probabilities import LogProbabilities
 from max.interfaces.logit_processors import (
     BatchLogitsProcessor,
     BatchProcessorInputs,
@@ -59,11 +58,11 @@ from max.interfaces.sampling_params import (
     SamplingParamsInput,
 )
 from max.interfaces.scheduler import Scheduler, SchedulerResult
-from max.interfaces.status import GenerationStatus
 from max.interfaces.task import PipelineTask
 from max.interfaces.text_generation import (
     BatchType,
     ImageMetadata,
+    LogProbabilities,
     TextGenerationContext,
     TextGenerationContextType,
     TextGenerationInputs,

@@ -8,11 +8,10 @@ from typing import Any, Generic, TypeVar
 import numpy as np
 import numpy.typing as npt
 
-from max.interfaces.context import BaseContext
+from max.interfaces.context import BaseContext, GenerationStatus
 from max.interfaces.pipeline import PipelineInputs
 from max.interfaces.request import Request, RequestID
 from max.interfaces.sampling_params import SamplingParams
-from max.interfaces.status import GenerationStatus
 
 AudioGenerationContextType = TypeVar("AudioGenerationContextType", bound=BaseContext)
 

@@ -10,14 +10,33 @@ from typing import Any, Generic, Literal, Protocol, TypedDict, TypeVar, runtime_
 import numpy as np
 import numpy.typing as npt
 
-from max.interfaces.context import BaseContext
-from max.interfaces.log_probabilities import LogProbabilities
+from max.interfaces.context import BaseContext, GenerationStatus
 from max.interfaces.pipeline import PipelineInputs
 from max.interfaces.request import Request, RequestID
 from max.interfaces.sampling_params import SamplingParams
-from max.interfaces.status import GenerationStatus
 
 Tokens = npt.NDArray[np.integer[Any]]
+
+
+@dataclass
+class LogProbabilities:
+    """Log-probabilities of one output position (or, with echo, of several).
+
+    Args:
+        token_log_probabilities: The log-probability of each token of the output.
+        top_log_probabilities: For each position the log-probabilities of the most likely tokens, by token id. The
+            output token is always included.
+    """
+
+    token_log_probabilities: list[float]
+    top_log_probabilities: list[dict[int, float]]
+
+    def __post_init__(self) -> None:
+        if len(self.token_log_probabilities) != len(self.top_log_probabilities):
+            raise ValueError(
+                f"LogProbabilities: {len(self.token_log_probabilities)} token log-probabilities, "
+                f"{len(self.top_log_probabilities)} top ones; expected one of each a position"
+            )
 
 
 class TextGenerationRequestFunction(TypedDict):

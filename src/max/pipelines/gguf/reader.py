@@ -12,12 +12,12 @@ from typing import Any
 import numpy as np
 
 from max.graph.weights import GGUFFile
+from max.pipelines.config.resolver import resolver
 from max.pipelines.core.exceptions import ModelFilesError
 from max.pipelines.gguf.form import GGUFForm
-from max.pipelines.gguf.lookup import form_names, form_of
 from max.pipelines.gguf.metadata import FOLDER_REMEDY, Metadata
 
-__all__ = ["config_of", "window_types"]
+__all__ = ["config_of", "form_of", "window_types"]
 
 _REQUIRED = {
     "hidden_size": "embedding_length",
@@ -99,7 +99,7 @@ def config_of(file: GGUFFile) -> dict[str, Any]:
     if form is None:
         raise ModelFilesError(
             f"{file.path}: the architecture {name!r} of GGUF files is not supported; there is "
-            f"{', '.join(form_names())}",
+            f"{', '.join(_form_names())}",
             FOLDER_REMEDY,
         )
     _check_required(file, form)
@@ -228,3 +228,19 @@ def _token_ids(values: Mapping[str, Any]) -> dict[str, Any]:
     if ends and "eos_token_id" in ids:
         return {**ids, "eos_token_id": sorted({ids["eos_token_id"], *ends})}
     return ids
+
+
+def form_of(name: str, metadata: Mapping[str, object]) -> Any:
+    """The `GGUFForm` of a file; None if no family has the name.
+
+    Args:
+        name: llama.cpp's name of the architecture.
+        metadata: The file's metadata.
+    """
+    fitting = [form for form in resolver().gguf_forms(name) if form.fits(metadata)]
+    return max(fitting, key=lambda form: len(form.marks), default=None)
+
+
+def _form_names() -> list[str]:
+    """llama.cpp's names of all architectures that have a form."""
+    return resolver().gguf_names()

@@ -10,7 +10,7 @@ from max.pipelines.architectures.gpt.gpt_names import MEGATRON_LAYER
 from max.pipelines.checkpoints.config_keys import ConfigKeys
 from max.pipelines.gguf.form import GGUFForm
 from max.pipelines.gguf.metadata import Metadata
-from max.pipelines.models.blocks.alibi import alibi_slopes
+from max.pipelines.models.blocks.attention import alibi_slopes
 from max.pipelines.models.blocks.norms import NormForm
 from max.pipelines.models.blocks.rope import LONGEST_SEQUENCE
 from max.pipelines.models.decoder.config import DecoderConfig
