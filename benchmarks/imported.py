@@ -44,7 +44,7 @@ BATCHES: dict[str, tuple[int, ...]] = {
     "silero-vad": (1, 8),
 }
 """The models, and the batch sizes of each."""
-TOLERANCE = {"resnet-50-qdq": 0.1, "bert-qdq": 0.1}
+TOLERANCE = {"resnet-50-qdq": 0.1, "bert-qdq": 0.2}
 """How far a result may be from ONNX Runtime's, relative to its norm; 1e-3 where nothing is said. Quantizers round ties of float arithmetic."""
 LABELS = {
     "ours": "Supremum",

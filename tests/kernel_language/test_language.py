@@ -389,9 +389,27 @@ def test_every_conversion(source, target):
             [
                 rng().normal(size=20) * 100,
                 [0, -0.0, 0.5, -1.5, 2.5, np.nan, np.inf, -np.inf, 3e4, -3e4],
+                # limits of integers, and numbers beside them
+                [
+                    127.5,
+                    128,
+                    -128.5,
+                    -129,
+                    255.5,
+                    256,
+                    -0.5,
+                    -1,
+                    32767.5,
+                    32768,
+                    -32769,
+                    65535.5,
+                    65536,
+                ],
+                [2147483520, 2147483647, 2147483648, -2147483648, -2147483904, 4e9, -4e9],
             ]
         )
-        x = x.astype(source)
+        with np.errstate(over="ignore"):
+            x = x.astype(source)
     out, _ = both(conversions, [np.zeros(x.shape, target), x])
     if np.dtype(target).kind not in "iu" or np.dtype(source).kind in "iub":
         with np.errstate(all="ignore"):

@@ -35,9 +35,10 @@ class Imported:
             elements are ints and dimensions.
         dtype: The element type of contents with dimensions; int64 if it is not given.
         stored_as: The NumPy name of the source's element type where `dtype` is a wider one: "int4".
+        source: What the framework's functions note about the value: the codes that it was before it was dequantized.
     """
 
-    __slots__ = ("_staged", "contents", "dtype", "stored_as", "tensor_value")
+    __slots__ = ("_staged", "contents", "dtype", "source", "stored_as", "tensor_value")
 
     def __init__(
         self,
@@ -45,11 +46,13 @@ class Imported:
         contents: Array | None = None,
         dtype: DType | None = None,
         stored_as: str = "",
+        source: object = None,
     ) -> None:
         if contents is not None and contents.dtype.name in NARROW:
             stored_as = contents.dtype.name
             contents = contents.astype(np.uint8 if stored_as.startswith("u") else np.int8)
         self.stored_as = stored_as
+        self.source = source
         self.tensor_value = tensor
         self.contents = None if contents is None else as_contents(contents, dtype)
         self._staged: tuple[Graph, TensorValue] | None = None

@@ -189,6 +189,8 @@ def _number_cast(
         op = "fpext" if b.bits > a.bits else "fptrunc"
     elif a.is_float:
         op = "fptosi" if b.kind == "i" else "fptoui"
+        if mode != "unchecked" and _is_clipped(a, b, width):
+            return _clipped_cast(w, text, from_, a, to, b, width)
         if mode != "unchecked":
             lanes = f"v{width}" if width else ""
             name = f"llvm.{op}.sat.{lanes}i{b.bits}.{lanes}f{a.bits}"
@@ -202,6 +204,42 @@ def _number_cast(
     else:
         op = "sext" if a.kind == "i" else "zext"
     return w.temp(f"{op} {from_} {text} to {to}")
+
+
+def _is_clipped(a: ScalarType, b: ScalarType, width: int) -> bool:
+    """Whether numbers are clipped before they are converted: LLVM converts vectors lane by lane."""
+    signed_32 = b.kind == "i" and b.bits == 32
+    return bool(width) and a.bits in (32, 64) and (b.bits <= 16 or signed_32)
+
+
+def _clipped_cast(
+    w: Writer, text: str, from_: str, a: ScalarType, to: str, b: ScalarType, width: int
+) -> str:
+    """Floats to integers, saturated, NaN to 0: clipped to the integers' range first."""
+    flags, ints, c = vector_name("i1", width), vector_name("i32", width), constants(width)
+    element = "float" if a.bits == 32 else "double"
+    wide = b.bits == 32
+    low = -(1 << (b.bits - 1)) if b.kind == "i" else 0
+    high = low + (1 << b.bits) - 1
+    # the greatest float below 2^31 is less than the greatest integer
+    top = (1 << 31) - 128 if wide and a.bits == 32 else high
+
+    def number(value: int) -> str:
+        return f"splat ({element} {float(value)!r})"
+
+    ordered = w.temp(f"fcmp ord {from_} {text}, {text}")
+    known = w.temp(f"select {flags} {ordered}, {from_} {text}, {from_} zeroinitializer")
+    above = w.temp(f"fcmp ogt {from_} {known}, {number(low)}")
+    raised = w.temp(f"select {flags} {above}, {from_} {known}, {from_} {number(low)}")
+    below = w.temp(f"fcmp olt {from_} {raised}, {number(top)}")
+    clipped = w.temp(f"select {flags} {below}, {from_} {raised}, {from_} {number(top)}")
+    result = w.temp(f"fptosi {from_} {clipped} to {ints}")
+    if not wide:
+        return w.temp(f"trunc {ints} {result} to {to}")
+    if top == high:
+        return result
+    over = w.temp(f"fcmp ogt {from_} {known}, {number(top)}")
+    return w.temp(f"select {flags} {over}, {ints} {c('i32', high)}, {ints} {result}")
 
 
 def bitcast(w: Writer, s: Let) -> None:

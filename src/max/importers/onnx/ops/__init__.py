@@ -14,7 +14,6 @@ from max.importers.onnx.ops import (
     linear,
     normalization,
     pooling,
-    quantization,
     recurrent,
     reduction,
     sequence,
@@ -22,6 +21,7 @@ from max.importers.onnx.ops import (
     signal,
     text,
 )
+from max.importers.onnx.ops.quantized import quantization
 
 __all__ = [
     "arithmetic", "casts", "contrib", "control_flow", "convolution", "elementwise", "folds", "generators", "images",

@@ -8,8 +8,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from max.dtype import DType
-from max.graph import Dim, TensorValue, ops
-from max.importers.errors import Unsupported
+from max.graph import TensorValue, ops
 from max.importers.functions.convolutions import (
     Pairs,
     convolution,
@@ -19,47 +18,9 @@ from max.importers.functions.convolutions import (
 )
 from max.importers.functions.indexing import padded
 from max.importers.node import Node
+from max.importers.onnx.ops.quantized.integer_products import quantized_convolution
+from max.importers.onnx.ops.windows import paddings, steps
 from max.importers.onnx.table import op
-
-
-def paddings(
-    node: Node,
-    spatial: Sequence[Dim],
-    kernel: Sequence[int],
-    strides: Sequence[int],
-    dilations: Sequence[int],
-) -> Pairs:
-    """The padding before and after each spatial axis."""
-    n = len(kernel)
-    auto = node.attr("auto_pad", "NOTSET")
-    if auto in ("NOTSET", ""):
-        pads = node.attr("pads") or [0] * (2 * n)
-        if len(pads) != 2 * n:
-            raise Unsupported(f"has {len(pads)} pads for {n} spatial axes")
-        return [(pads[i], pads[i + n]) for i in range(n)]
-    if auto == "VALID":
-        return [(0, 0)] * n
-    if auto not in ("SAME_UPPER", "SAME_LOWER"):
-        raise Unsupported(f"auto_pad is {auto!r}")
-    pairs: Pairs = []
-    for dim, taps, stride, dilation in zip(spatial, kernel, strides, dilations, strict=True):
-        window = dilation * (taps - 1) + 1
-        if stride == 1:
-            total = window - 1
-        else:
-            size = node.static(dim)
-            total = max((-(-size // stride) - 1) * stride + window - size, 0)
-        low = total // 2 if auto == "SAME_UPPER" else total - total // 2
-        pairs.append((low, total - low))
-    return pairs
-
-
-def steps(node: Node, name: str, n: int) -> list[int]:
-    """Strides or dilations."""
-    values = list(node.attr(name) or [1] * n)
-    if len(values) != n or min(values, default=1) < 1:
-        raise Unsupported(f"{name} is {values} for {n} spatial axes")
-    return values
 
 
 def _taps(node: Node, weight: TensorValue, index: int = 1) -> list[int]:
@@ -67,10 +28,11 @@ def _taps(node: Node, weight: TensorValue, index: int = 1) -> list[int]:
 
 
 @op("Conv")
-def conv(
-    node: Node, x: TensorValue, weight: TensorValue, bias: TensorValue | None = None
-) -> TensorValue:
-    return with_bias(convolved(node, x, weight), bias)
+def conv(node: Node) -> TensorValue:
+    y = quantized_convolution(node)
+    if y is None:
+        y = convolved(node, node.tensor(0), node.tensor(1))
+    return with_bias(y, node.tensor(2) if node.has(2) else None)
 
 
 def convolved(node: Node, x: TensorValue, weight: TensorValue) -> TensorValue:

@@ -13,7 +13,7 @@ from max.importers.functions.indexing import padded
 from max.importers.functions.pooling import Windows, average_pool, max_pool, max_pool_with_places
 from max.importers.functions.reductions import over
 from max.importers.node import Node
-from max.importers.onnx.ops.convolution import paddings, steps
+from max.importers.onnx.ops.windows import paddings, steps
 from max.importers.onnx.table import op
 
 

@@ -91,7 +91,7 @@ def fused_conv(
     bias: TensorValue | None = None,
     added: TensorValue | None = None,
 ) -> TensorValue:
-    y = conv(node, x, weight, bias)
+    y = conv(node)
     return activated(node, y if added is None else y + added)
 
 

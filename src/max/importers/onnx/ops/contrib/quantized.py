@@ -9,7 +9,7 @@ from max.importers.errors import Unsupported
 from max.importers.functions.reductions import over
 from max.importers.node import Node
 from max.importers.onnx.element_types import code_of
-from max.importers.onnx.ops.quantization import (
+from max.importers.onnx.ops.quantized.quantization import (
     dequantize_linear,
     dynamic_quantize_linear,
     quantize_linear,

@@ -14,8 +14,12 @@ from max.importers.node import Node
 from max.importers.onnx.element_types import STORAGE, code_of, dtype_of, storage_of
 from max.importers.onnx.ops.casts import converted
 from max.importers.onnx.ops.convolution import convolved
+from max.importers.onnx.ops.quantized.integer_products import Codes, Quantized
 from max.importers.onnx.table import host, op
 from max.importers.values import Imported
+
+_UINT8, _INT8 = 2, 3
+"""ONNX's numbers of the types of bytes."""
 
 
 def aligned(node: Node, x: TensorValue, scale: TensorValue, index: int) -> TensorValue:
@@ -69,8 +73,16 @@ def quantize_linear(node: Node) -> Any:
     wide = ops.cast(x, DType.float32) if x.dtype.is_integral() or x.dtype.size_in_bytes < 4 else x
     quotient = wide / ops.cast(aligned(node, x, scale, 1), wide.dtype)
     rounded = ops.round(quotient)
+    zero = None
     if node.has(2):
-        rounded = rounded + ops.cast(aligned(node, x, node.tensor(2), 2), wide.dtype)
+        zero = ops.cast(aligned(node, x, node.tensor(2), 2), wide.dtype)
+    if code == _UINT8:
+        # products take signed bytes: they are what is stored
+        moved = rounded - 128.0 if zero is None else rounded + (zero - 128.0)
+        lower = saturated(moved, _INT8)
+        codes = ops.cast(ops.cast(lower, DType.int32) + 128, DType.uint8)
+        return Imported(codes, source=Codes(lower, 128))
+    rounded = rounded if zero is None else rounded + zero
     return Imported(saturated(rounded, code), stored_as=storage_of(code))
 
 
@@ -93,12 +105,22 @@ def quantize_on_host(node: Node, x: Any, scale: Any, zero: Any = None) -> Any:
 
 
 @op("DequantizeLinear")
-def dequantize_linear(node: Node) -> TensorValue:
+def dequantize_linear(node: Node) -> Imported:
+    axis = node.attr("axis", 1)
+    zero = node.value(2) if node.has(2) else None
+    source = Quantized(node.value(0), node.value(1), zero, axis)
+    return Imported(_dequantized(node), source=source)
+
+
+def _dequantized(node: Node) -> TensorValue:
+    found = node.value(0).source
     x, scale = node.tensor(0), node.tensor(1)
     dtype = dtype_of(node.attr("output_dtype")) if node.attr("output_dtype", 0) else scale.dtype
     wide = DType.float64 if scale.dtype is DType.float64 else DType.float32
     if x.dtype.is_integral() and node.has(2):
         zero = aligned(node, x, ops.cast(node.tensor(2), DType.int32), 2)
+        if isinstance(found, Codes):
+            x, zero = found.tensor, zero - found.shift
         values = ops.cast(ops.cast(x, DType.int32) - zero, wide)
     else:
         values = ops.cast(x, wide)

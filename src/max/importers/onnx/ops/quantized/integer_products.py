@@ -1,0 +1,247 @@
+"""Products and convolutions of codes with constant weights, as integers.
+
+A code less its zero point times a weight is an integer, and so is their sum; a scale makes it a float once. Codes are
+signed bytes here: unsigned ones less 128.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from max.dtype import DType
+from max.graph import TensorValue, ops
+from max.importers.functions.indexing import padded
+from max.importers.node import Node
+from max.importers.onnx.ops.windows import paddings, steps
+from max.importers.values import Imported
+
+Array = npt.NDArray[Any]
+
+__all__ = [
+    "Codes", "Quantized", "centered", "convolved_codes", "multiplied_codes", "quantized_convolution", "quantized_of",
+    "quantized_product", "signed",
+]  # fmt: skip
+
+_DEEPEST = 1 << 16
+"""Elements of a sum of products of bytes that 32 bits hold."""
+_CHANNELS = 16
+"""The least channels of an image whose patches are copied: of fewer, copies of bytes would take longer than floats."""
+_BYTES = (DType.int8, DType.uint8)
+
+
+@dataclass(frozen=True)
+class Codes:
+    """Codes of a tensor as signed bytes.
+
+    Attributes:
+        tensor: int8.
+        shift: What was subtracted from the codes, 128 for unsigned ones.
+    """
+
+    tensor: TensorValue
+    shift: int
+
+
+@dataclass(frozen=True)
+class Quantized:
+    """What a dequantized tensor was before.
+
+    Attributes:
+        codes: The codes.
+        scale: One, or one for each place along the axis.
+        zero: The same; None: 0.
+        axis: The axis.
+    """
+
+    codes: Imported
+    scale: Imported
+    zero: Imported | None
+    axis: int
+
+
+def _axis(source: Quantized) -> int:
+    rank = source.codes.rank
+    return source.axis + rank if source.axis < 0 else source.axis
+
+
+def _one(value: Imported | None) -> int | None:
+    """A zero point that is one number; absent: 0."""
+    if value is None:
+        return 0
+    numbers = value.numbers
+    return int(numbers.reshape(-1)[0]) if numbers is not None and numbers.size == 1 else None
+
+
+def _weight(value: Imported, axis: int) -> tuple[Array, Array] | None:
+    """The integers of a constant weight, and their scales: one, or one for each place along an axis."""
+    source = quantized_of(value)
+    if source is None or source.scale.numbers is None or source.scale.dtype is not DType.float32:
+        return None
+    scale = source.scale.numbers.reshape(-1)
+    if source.scale.rank > 1 or (scale.size > 1 and _axis(source) != axis):
+        return None
+    weight = centered(source.codes, source.zero, axis)
+    return None if weight is None else (weight, scale)
+
+
+def _left(value: Imported) -> tuple[Codes, int, TensorValue] | None:
+    """The codes of a left operand with one scale, their zero point and the scale."""
+    source = quantized_of(value)
+    if source is None or source.scale.dtype is not DType.float32:
+        return None
+    if source.scale.rank and list(source.scale.shape) != [1]:
+        return None
+    zero = _one(source.zero)
+    # of constants nothing is computed in a run
+    if zero is None or source.codes.numbers is not None:
+        return None
+    codes = signed(source.codes)
+    return None if codes is None else (codes, zero, ops.reshape(source.scale.tensor, []))
+
+
+def quantized_product(
+    left: Imported, right: Imported, transposed: bool = False
+) -> TensorValue | None:
+    """The product of a tensor and a weight ``[K, N]`` that were dequantized, from their codes; None: in floats.
+
+    Args:
+        left: The tensor.
+        right: The weight.
+        transposed: Whether the weight is ``[N, K]``.
+    """
+    if right.rank != 2:
+        return None
+    x, weight = _left(left), _weight(right, 0 if transposed else 1)
+    if x is None or weight is None:
+        return None
+    numbers, scales = weight
+    codes, zero, scale = x
+    total = multiplied_codes(codes, zero, numbers.T if transposed else numbers)
+    return None if total is None else ops.cast(total, DType.float32) * (_row(scales) * scale)
+
+
+def quantized_convolution(node: Node) -> TensorValue | None:
+    """The convolution of a tensor and a filter that were dequantized, from their codes; None: in floats."""
+    x, weight = _left(node.value(0)), _weight(node.value(1), 0)
+    if x is None or weight is None:
+        return None
+    numbers, scales = weight
+    codes, zero, scale = x
+    total = convolved_codes(node, codes, zero, numbers)
+    if total is None:
+        return None
+    factors = _row(scales) * scale
+    if scales.size > 1:
+        factors = ops.reshape(factors, [scales.size, 1, 1])
+    return ops.cast(total, DType.float32) * factors
+
+
+def _row(scales: Array) -> TensorValue:
+    return ops.constant(scales if scales.size > 1 else scales.reshape(()))
+
+
+def quantized_of(value: Imported) -> Quantized | None:
+    """What a value was before it was dequantized."""
+    return value.source if isinstance(value.source, Quantized) else None
+
+
+def signed(codes: Imported) -> Codes | None:
+    """Codes as signed bytes; None for codes of other sizes."""
+    if isinstance(codes.source, Codes):
+        return codes.source
+    if codes.dtype not in _BYTES or codes.stored_as:
+        return None
+    if codes.dtype is DType.int8:
+        return Codes(codes.tensor, 0)
+    lower = ops.cast(codes.tensor, DType.int32) - 128
+    return Codes(ops.cast(lower, DType.int8), 128)
+
+
+def centered(codes: Imported, zero: Imported | None, axis: int) -> Array | None:
+    """Constant codes less their zero points, if they are bytes; `axis` is that of the zero points."""
+    numbers = codes.numbers
+    if numbers is None or codes.dtype not in _BYTES or codes.stored_as:
+        return None
+    offset = np.zeros((), np.int32) if zero is None else zero.numbers
+    if offset is None:
+        return None
+    if not offset.any():
+        return numbers if numbers.dtype == np.int8 or numbers.max(initial=0) < 128 else None
+    if offset.ndim == 1 and offset.size > 1:
+        offset = offset.reshape([-1 if i == axis else 1 for i in range(numbers.ndim)])
+    wide = numbers.astype(np.int16) - (
+        offset if offset.ndim == numbers.ndim else offset.reshape(())
+    )
+    return wide if wide.min(initial=0) >= -128 and wide.max(initial=0) < 128 else None
+
+
+def multiplied_codes(x: Codes, zero: int | TensorValue, weight: Array) -> TensorValue | None:
+    """The int32 product of codes ``[…, K]``, less their zero point, with weights ``[K, N]``; None if it may not fit.
+
+    Args:
+        x: The codes.
+        zero: Their zero point, before the shift.
+        weight: Integers of 8 bits.
+    """
+    if weight.ndim != 2 or weight.shape[0] > _DEEPEST or not weight.size or x.tensor.rank < 2:
+        return None
+    matrix = ops.constant(np.ascontiguousarray(weight.astype(np.int8)))
+    total = ops.matmul(ops.cast(x.tensor, DType.int32), ops.cast(matrix, DType.int32))
+    columns = weight.sum(0, dtype=np.int32)
+    if isinstance(zero, int):
+        correction = columns * np.int32(x.shift - zero)
+        return total + ops.constant(correction) if correction.any() else total
+    shift = ops.cast(ops.reshape(zero, []), DType.int32) - x.shift
+    return total - ops.constant(columns) * shift
+
+
+def convolved_codes(node: Node, x: Codes, zero: int, weight: Array) -> TensorValue | None:
+    """The int32 convolution of codes ``[N, C, H, W]``, less their zero point, with weights ``[F, C, R, S]``; None if
+    floats are faster.
+
+    Args:
+        node: The convolution.
+        x: The codes.
+        zero: Their zero point, before the shift.
+        weight: Integers of 8 bits.
+    """
+    if weight.ndim != 4 or node.attr("group", 1) != 1 or not weight.size:
+        return None
+    features, channels, *kernel = weight.shape
+    if channels < _CHANNELS or x.tensor.shape[1] != channels:
+        return None
+    strides, dilations = steps(node, "strides", 2), steps(node, "dilations", 2)
+    pairs = paddings(node, x.tensor.shape[2:], kernel, strides, dilations)
+    if any(amount < 0 for pair in pairs for amount in pair):
+        return None
+    image = ops.permute(x.tensor, [0, 2, 3, 1])
+    if any(amount for pair in pairs for amount in pair):
+        image = padded(image, [(0, 0), *pairs, (0, 0)], "constant", zero - x.shift)
+    patches = _patches(image, kernel, strides, dilations)
+    # [F, C, R, S] to [R, S, C, F]
+    matrix = weight.transpose(2, 3, 1, 0).reshape(-1, features)
+    total = multiplied_codes(Codes(patches, x.shift), zero, matrix)
+    return None if total is None else ops.permute(total, [0, 3, 1, 2])
+
+
+def _patches(
+    image: TensorValue, kernel: Sequence[int], strides: Sequence[int], dilations: Sequence[int]
+) -> TensorValue:
+    """The patches of an image ``[N, H, W, C]``, ``[N, H', W', R * S * C]``."""
+    counts = [
+        (image.shape[1 + i] - dilations[i] * (kernel[i] - 1) - 1) // strides[i] + 1
+        for i in range(2)
+    ]
+    parts: list[TensorValue] = []
+    for tap in np.ndindex(*kernel):
+        index: list[slice] = [slice(None)]
+        for i in range(2):
+            first = tap[i] * dilations[i]
+            index.append(slice(first, first + (counts[i] - 1) * strides[i] + 1, strides[i]))
+        parts.append(image[(*index, slice(None))])
+    return parts[0] if len(parts) == 1 else ops.concat(parts, 3)
