@@ -77,7 +77,8 @@ def model_of(shape: str, encoding: str, folder: Path) -> dict[str, str]:
     if encoding in FILE_TYPES:
         checkpoint = make_checkpoint(shape, "float32", folder)
         weights = str(make_gguf(shape, encoding, folder))
-        return {"model": str(checkpoint), "dtype": encoding, "weights": weights}
+        dtype = encoding.removesuffix("_m")
+        return {"model": str(checkpoint), "dtype": dtype, "weights": weights}
     return {"model": str(make_checkpoint(shape, encoding, folder)), "dtype": encoding}
 
 

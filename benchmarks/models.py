@@ -93,6 +93,17 @@ SHAPES: dict[str, dict[str, object]] = {
         "tie_word_embeddings": True,
         "max_position_embeddings": 2048,
     },
+    "qwen3-1.7b": {
+        "hidden_size": 2048,
+        "num_hidden_layers": 28,
+        "num_attention_heads": 16,
+        "num_key_value_heads": 8,
+        "head_dim": 128,
+        "intermediate_size": 6144,
+        "vocab_size": 151936,
+        "tie_word_embeddings": True,
+        "max_position_embeddings": 2048,
+    },
     "llama-tiny": {
         "hidden_size": 64,
         "num_hidden_layers": 2,
@@ -141,21 +152,25 @@ def make_checkpoint(shape: str, dtype: str, folder: Path) -> Path:
 # our names of encodings -> those of GGUF
 FLOATS = {"float32": "F32", "bfloat16": "BF16"}
 # our names of encodings -> llama.cpp's number of a file type
-FILE_TYPES = {"q4_0": 2, "q8_0": 7, "q4_k": 15, "q5_k": 17, "q6_k": 18}
+FILE_TYPES = {
+    "q4_0": 2, "q8_0": 7, "q2_k": 10, "q3_k": 11, "q4_k": 15, "q4_k_m": 15, "q5_k": 17, "q5_k_m": 17, "q6_k": 18,
+    "iq4_nl": 25, "iq4_xs": 30,
+}  # fmt: skip
 _FILE_TYPES = {**FILE_TYPES, "bfloat16": 32}
 
 
 def fits(shape: str, encoding: str) -> bool:
     """Whether all matrices of a shape have whole blocks of an encoding: K-quants take 256 neighbors."""
     sizes = [SHAPES[shape][name] for name in ("hidden_size", "intermediate_size")]
-    block = 256 if encoding.endswith("_k") else 32 if encoding in FILE_TYPES else 1
+    block = 256 if "_k" in encoding or encoding == "iq4_xs" else 32 if encoding in FILE_TYPES else 1
     return all(isinstance(size, int) and size % block == 0 for size in sizes)
 
 
 def make_gguf(shape: str, encoding: str, folder: Path) -> Path:
     """Write the model of ``shape`` as a GGUF file in ``encoding``: a key of ``FLOATS`` or of ``FILE_TYPES``.
 
-    Quantized files are made by llama.cpp (`benchmarks.peers`), all weights alike. The file has no tokenizer.
+    Quantized files are made by llama.cpp (`benchmarks.peers`): all weights alike, or with the suffix ``_m`` some in more
+    bits, as in the files that people run. The file has no tokenizer.
     """
     target = folder / f"{shape}-{encoding}.gguf"
     if target.exists():
@@ -168,7 +183,11 @@ def make_gguf(shape: str, encoding: str, folder: Path) -> Path:
         source = make_gguf(shape, "float32", folder)
         worker = Worker("benchmarks.workers.llama_cpp_llm", python=llama_python())
         worker.call(
-            "quantize", source=str(source), target=str(aside), file_type=_FILE_TYPES[encoding]
+            "quantize",
+            source=str(source),
+            target=str(aside),
+            file_type=_FILE_TYPES[encoding],
+            pure=not encoding.endswith("_m"),
         )
         worker.close()
     elif not shape.startswith("llama"):

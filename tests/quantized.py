@@ -6,16 +6,31 @@ from typing import Any
 
 import numpy as np
 
-from max.dtype.blocks import BLOCK_FORMATS, encode
+from max.dtype.blocks import BLOCK_FORMATS, ENCODED_FORMATS, decode, encode
 from tests.tolerance import assert_close, tolerance
 
 ENCODINGS = tuple(BLOCK_FORMATS)
+HALVES = {"Q2_K": (80, 82), "Q3_K": (108,), "IQ4_NL": (0,), "IQ4_XS": (0,)}
+"""Where the float16 scales of blocks that are only read begin."""
 
 
 def random_weight(rng: np.random.Generator, rows: int, columns: int, encoding: str) -> np.ndarray:
     """Rows of blocks with scales of all sizes."""
-    values = rng.standard_normal((rows, columns)) * 10.0 ** rng.uniform(-2, 1, (rows, 1))
-    return encode(values.astype(np.float32), encoding)
+    sizes = 10.0 ** rng.uniform(-2, 1, (rows, 1))
+    if encoding in ENCODED_FORMATS:
+        values = rng.standard_normal((rows, columns)) * sizes
+        return encode(values.astype(np.float32), encoding)
+    elements, size = BLOCK_FORMATS[encoding]
+    blocks = rng.integers(0, 256, (rows, columns // elements, size), np.uint8)
+    for at in HALVES[encoding]:
+        halves = (rng.uniform(0.5, 1, blocks.shape[:2]) * sizes).astype(np.float16)
+        blocks[..., at : at + 2] = halves[..., None].view(np.uint8)
+    # elements as large as those of the encoded formats
+    largest = np.abs(decode(blocks[:, :1].reshape(rows, -1), encoding)).max() / 3
+    for at in HALVES[encoding]:
+        halves = blocks[..., at : at + 2].copy().view(np.float16) / np.float16(largest)
+        blocks[..., at : at + 2] = halves.view(np.uint8)
+    return blocks.reshape(rows, -1)
 
 
 def rounded_to_8_bits(x: np.ndarray) -> np.ndarray:

@@ -23,12 +23,12 @@ CACHE_TYPES = {"f16": 1, "q8_0": 8}
 FLASH_ATTENTION = 1
 
 
-def quantize(source: str, target: str, file_type: int) -> dict[str, float]:
+def quantize(source: str, target: str, file_type: int, pure: bool = True) -> dict[str, float]:
     """Makes a quantized GGUF file of another."""
     params = lib.llama_model_quantize_default_params()
     params.ftype = file_type
     params.nthread = len(os.sched_getaffinity(0))
-    params.pure = True
+    params.pure = pure
     code = lib.llama_model_quantize(source.encode(), target.encode(), ctypes.byref(params))
     if code:
         raise RuntimeError(f"{target}: quantize gave {code}")

@@ -21,17 +21,18 @@ from max._config import flags
 from max._runtime import platform
 from max.driver import CPU
 from max.dtype import DType
-from max.dtype.blocks import BLOCK_FORMATS, encode
+from max.dtype.blocks import BLOCK_FORMATS, ENCODED_FORMATS, encode
 from max.engine import InferenceSession
 from max.engine.load import load_time_results
 from max.graph import DeviceRef, Graph, TensorType, TensorValue, Weight, ops
 from max.graph.quantization import QuantizationEncoding
 from max.mlir import MoOp, entry, verify_module
 from tests.engine.test_packed_weights import resident
+from tests.quantized import random_weight
 from tests.tolerance import assert_close
 
 DEVICE = DeviceRef.CPU()
-ENCODINGS = ("Q4_0", "Q8_0", "Q4_K", "Q5_K", "Q6_K")
+ENCODINGS = tuple(BLOCK_FORMATS)
 DENSE = {"float32": DType.float32, "bfloat16": DType.bfloat16, "float16": DType.float16}
 AVX2 = "avx2,fma"
 GATES: tuple[Callable[[TensorValue], TensorValue], ...] = (
@@ -56,7 +57,9 @@ class Products:
             w = w if self.by_rows else np.ascontiguousarray(w.T)
             value = ops.constant(w, self.dtype, DEVICE)
             return x @ (ops.transpose(value, 0, 1) if self.by_rows else value)
-        blocks = ops.constant(encode(w, self.kind), DType.uint8, DEVICE)
+        scaled = random_weight(self.rng, columns, self.inner, self.kind)
+        encoded = encode(w, self.kind) if self.kind in ENCODED_FORMATS else scaled
+        blocks = ops.constant(encoded, DType.uint8, DEVICE)
         return ops.qmatmul(QuantizationEncoding[self.kind], None, x, blocks)
 
     def x(self, *shape: int) -> np.ndarray:

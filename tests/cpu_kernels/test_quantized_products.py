@@ -6,12 +6,22 @@ import numpy as np
 import pytest
 
 from max._backends.cpu.kernels.products.quantized.packed import FORMATS
-from max.dtype.blocks import BLOCK_FORMATS
+from max.dtype.blocks import BLOCK_FORMATS, decode
 from tests.cpu_kernels.harness import run
 
 COLUMNS, INNER = 35, 512
-SCALE_BYTE = {"Q4_0": 0, "Q8_0": 0, "Q4_K": 0, "Q5_K": 0, "Q6_K": 208}
-"""Where the float16 scale of a block begins."""
+HALVES_AT = {
+    "Q4_0": (0,),
+    "Q8_0": (0,),
+    "Q4_K": (0, 2),
+    "Q5_K": (0, 2),
+    "Q6_K": (208,),
+    "Q2_K": (80, 82),
+    "Q3_K": (108,),
+    "IQ4_NL": (0,),
+    "IQ4_XS": (0,),
+}
+"""Where the float16 scales of a block begin."""
 
 
 def blocks_of(encoding: str, rng: np.random.Generator) -> np.ndarray:
@@ -22,10 +32,8 @@ def blocks_of(encoding: str, rng: np.random.Generator) -> np.ndarray:
     # 128 has no negative byte: magnitudes of Q8_0 reach it
     blocks[2] = 128
     half = np.array([0.01], np.float16).view(np.uint8)
-    at = SCALE_BYTE[encoding]
-    blocks[..., at : at + 2] = half
-    if FORMATS[encoding].affine:
-        blocks[..., 2:4] = half
+    for at in HALVES_AT[encoding]:
+        blocks[..., at : at + 2] = half
     return blocks.reshape(COLUMNS, -1)
 
 
@@ -40,6 +48,7 @@ def test_bounds(encoding: str, machine: str, path: str) -> None:
     (packed,) = run("mok.pack", [w], [(np.uint8, (2, group))], {"encoding": encoding})
     flat = [(np.float32, (COLUMNS * INNER,))]
     (dense,) = run("mo.dequantize", [w.reshape(-1)], flat, {"encoding": encoding})
+    np.testing.assert_array_equal(dense, decode(w, encoding).reshape(-1))
     dense = dense.reshape(COLUMNS, INNER).astype(np.float64)
     attributes = {"encoding": encoding, "columns": COLUMNS, "streamed": False}
     for rows in (1, 2, 3, 4, 7, 11):

@@ -72,7 +72,7 @@ def test_code_of_several_instructions_and_tiles_have_thresholds_of_their_own(enc
         tuning = tuning_of(narrow)
         assert tuning != tuning_of(cpu(name))
         rows = default_threshold(narrow, quantized_tiling(narrow, form))
-        assert rows == tuning.row_thresholds[form.bits] >= 8
+        assert rows == tuning.row_thresholds[form.bits] >= 4
         assert default_threshold(tiles, quantized_tiling(tiles, form)) == AMX_ROW_THRESHOLD
 
 
@@ -100,6 +100,7 @@ def code_of(encoding: str, target: k.CPUTarget) -> str:
             for name in ("znver4", "znver5", "icelake-server", "sapphirerapids")
         ),
         ("Q5_K", "znver4", WIDE),
+        ("IQ4_XS", "znver4", WIDE),
         ("Q6_K", "icelake-server", WIDE),
         ("Q5_K", "haswell", NARROW),
         ("Q6_K", "znver4", NARROW),

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis.extra import numpy as hnp
 
-from max.dtype.blocks import BLOCK_FORMATS, decode, encode
-from tests.quantized import ENCODINGS
+from max.dtype.blocks import BLOCK_FORMATS, ENCODED_FORMATS, decode, encode
+from tests.quantized import ENCODINGS, HALVES
 
 
 def reference(blocks: np.ndarray, encoding: str) -> np.ndarray:
@@ -39,7 +39,8 @@ def test_any_bytes(encoding, rng):
 def test_strange_scales(encoding, scale, rng):
     size = BLOCK_FORMATS[encoding].bytes
     blocks = rng.integers(0, 256, (20, size), dtype=np.uint8)
-    for at in {"Q6_K": (208,), "Q4_K": (0, 2), "Q5_K": (0, 2)}.get(encoding, (0,)):
+    places = {"Q6_K": (208,), "Q4_K": (0, 2), "Q5_K": (0, 2), **HALVES}
+    for at in places.get(encoding, (0,)):
         blocks[:, at : at + 2] = np.array([scale], np.uint16).view(np.uint8)
         assert_same_bits(decode(blocks, encoding), reference(blocks, encoding))
 
@@ -59,7 +60,7 @@ WORST = {"Q4_0": 0.12, "Q8_0": 0.008, "Q4_K": 0.09, "Q5_K": 0.045, "Q6_K": 0.022
 """Root mean square errors of normal numbers, as shares of theirs."""
 
 
-@pytest.mark.parametrize("encoding", ENCODINGS)
+@pytest.mark.parametrize("encoding", ENCODED_FORMATS)
 def test_what_is_lost(encoding, rng):
     size = BLOCK_FORMATS[encoding].elements
     values = rng.standard_normal((200, 2 * size)) * 10.0 ** rng.uniform(-3, 3, (200, 1))
@@ -78,7 +79,7 @@ def test_what_is_lost(encoding, rng):
 @given(
     hnp.arrays(np.float32, (2, 256), elements=st.floats(-4, 4, width=32)),
     hnp.arrays(np.float32, (256,), elements=st.floats(0, 64, width=32)),
-    st.sampled_from(ENCODINGS),
+    st.sampled_from(ENCODED_FORMATS),
 )
 def test_weights_make_no_block_worse(values, weights, encoding):
     blocks = [encode(values, encoding), encode(values, encoding, weights)]
@@ -90,7 +91,7 @@ def test_weights_make_no_block_worse(values, weights, encoding):
     assert (fitted <= plain * (1 + 1e-5) + 1e-12).all()
 
 
-@pytest.mark.parametrize("encoding", ENCODINGS)
+@pytest.mark.parametrize("encoding", ENCODED_FORMATS)
 def test_weights_are_minded(encoding, rng):
     """Errors of random rows are at least a fifth smaller under random weights; 8 bits have none."""
     values = rng.standard_normal((20, 512)).astype(np.float32)
@@ -115,17 +116,19 @@ def test_mistakes_of_weights():
 
 
 def test_mistakes():
-    with pytest.raises(ValueError, match="the format is 'Q3_K', expected Q4_0, Q8_0, Q4_K"):
-        decode(np.zeros(110, np.uint8), "Q3_K")
+    with pytest.raises(ValueError, match="the format is 'IQ1_S', expected Q4_0, Q8_0, Q4_K"):
+        decode(np.zeros(50, np.uint8), "IQ1_S")
     with pytest.raises(ValueError, match=r"uint8 \[2, 19\], expected .* multiple of 18 bytes"):
         decode(np.zeros((2, 19), np.uint8), "Q4_0")
     with pytest.raises(ValueError, match="int8"):
         decode(np.zeros((2, 18), np.int8), "Q4_0")
     with pytest.raises(ValueError, match=r"\[2, 100\], expected .* multiple of 256 elements"):
         encode(np.zeros((2, 100)), "Q6_K")
+    with pytest.raises(ValueError, match="Q2_K is read from files only, expected Q4_0, Q8_0"):
+        encode(np.zeros(256), "Q2_K")
     with pytest.raises(ValueError, match="Q8_0 holds finite values only"):
         encode(np.full(32, np.nan), "Q8_0")
-    for encoding in ENCODINGS:
+    for encoding in ENCODED_FORMATS:
         with pytest.raises(ValueError, match="too large for the float16 scales"):
             encode(np.full(BLOCK_FORMATS[encoding].elements, 1e30), encoding)
     assert decode(np.zeros((0, 18), np.uint8), "Q4_0").shape == (0, 32)

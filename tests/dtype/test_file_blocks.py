@@ -26,15 +26,15 @@ SCALES = {
 
 
 def reference(blocks: np.ndarray, name: str) -> np.ndarray:
-    rows = blocks.reshape(-1, FILE_FORMATS[name].block.bytes)
     with np.errstate(all="ignore"):
+        if name not in WITHOUT_REFERENCE:
+            return gguf.quants.dequantize(blocks, gguf.GGMLQuantizationType[name])
+        rows = blocks.reshape(-1, FILE_FORMATS[name].block.bytes)
         if name == "Q8_K":
             values = rows[:, :4].copy().view("<f4") * rows[:, 4:260].view(np.int8)
-        elif name == "Q1_0":
+        else:
             bits = np.unpackbits(rows[:, 2:], axis=1, bitorder="little")
             values = rows[:, :2].copy().view("<f2").astype("f4") * np.where(bits, 1, -1)
-        else:
-            return gguf.quants.dequantize(blocks, gguf.GGMLQuantizationType[name])
     return values.astype(np.float32).reshape(*blocks.shape[:-1], -1)
 
 
@@ -42,7 +42,7 @@ def random_blocks(
     rng: np.random.Generator, name: str, rows: int, blocks: int, size_of_scales: float = 0.01
 ) -> np.ndarray:
     """Blocks of random bytes whose scales are of the size of a model's."""
-    size = FILE_FORMATS[name].block.bytes
+    size = (FILE_FORMATS[name].block if name in FILE_FORMATS else BLOCK_FORMATS[name]).bytes
     data = rng.integers(0, 256, (rows * blocks, size), dtype=np.uint8)
     scale = rng.uniform(0.5, 1, (rows * blocks, 1)) * size_of_scales
     for at in SCALES.get(name, ()):
@@ -80,7 +80,7 @@ def test_sizes_of_blocks(name):
     assert tuple(FILE_FORMATS[name].block) == tuple(gguf.GGML_QUANT_SIZES[kind])
 
 
-@pytest.mark.parametrize("name", SCALES)
+@pytest.mark.parametrize("name", sorted(SCALES.keys() & FILE_FORMATS))
 @pytest.mark.parametrize("scale", [0x0000, 0x8000, 0x0001, 0x7BFF, 0x7C00, 0xFC00, 0x7E00])
 def test_strange_scales(name, scale, rng):
     blocks = rng.integers(0, 256, (4, FILE_FORMATS[name].block.bytes), dtype=np.uint8)
@@ -92,9 +92,9 @@ def test_strange_scales(name, scale, rng):
         assert np.isfinite(decode(*converted)).all()
 
 
-EXACT = {"Q5_0", "IQ4_NL", "MXFP4", "Q3_K", "Q1_0", "TQ1_0", "TQ2_0"}
+EXACT = {"Q5_0", "MXFP4", "Q1_0", "TQ1_0", "TQ2_0"}
 """Formats whose values the kernel's blocks hold exactly where scales are of a usual size."""
-SCALE_ROUNDED = {"Q8_K", "IQ1_S", "IQ1_M", "IQ2_XXS", "IQ3_XXS", "IQ3_S", "IQ4_XS"}
+SCALE_ROUNDED = {"Q8_K", "IQ1_S", "IQ1_M", "IQ2_XXS", "IQ3_XXS", "IQ3_S"}
 """Formats of which the product of scales is rounded to float16."""
 
 
@@ -133,7 +133,7 @@ def test_what_8_bits_do_not_hold():
     assert to_kernel_blocks(alone, "Q4_1") is not None
 
 
-@pytest.mark.parametrize("name", ["Q5_0", "TQ2_0", "Q3_K"])
+@pytest.mark.parametrize("name", ["Q5_0", "TQ2_0", "IQ1_M"])
 def test_memory_of_conversions(name, rng):
     """Groups are independent of each other: memory grows with the elements, not with the square of the groups."""
     blocks = random_blocks(rng, name, 64, 64)

@@ -479,6 +479,10 @@ def test_encodings() -> None:
         "q5_k": (256, 176),
         "q6_k": (256, 210),
         "q8_0": (32, 34),
+        "q2_k": (256, 84),
+        "q3_k": (256, 110),
+        "iq4_nl": (32, 18),
+        "iq4_xs": (256, 136),
     }
     with pytest.raises(ValueError, match="gptq has no fixed block size"):
         QuantizationEncoding.GPTQ.block_size  # noqa: B018

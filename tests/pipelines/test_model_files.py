@@ -90,7 +90,7 @@ def test_headers_are_those_that_safetensors_reads(tmp_path):
     assert bytes_of(list(entries.values()), SupportedEncoding.bfloat16) == 2 * (15 + 7)
     matrix = TensorEntry("a", "BF16", (4, 512), 0, 4096)
     vector = TensorEntry("b", "BF16", (512,), 4096, 5120)
-    iq = TensorEntry("c", "Q3_K", (2, 512), 0, 440)
+    iq = TensorEntry("c", "IQ1_M", (2, 512), 0, 224)
     for kind, expected in (("q4_k", 8 * 144), ("int8", 64 * 34)):
         assert bytes_of([matrix, vector], SupportedEncoding.float32, kind) == expected + 2048
     assert bytes_of([iq], SupportedEncoding.q6_k) == 4 * 210

@@ -19,7 +19,7 @@ from benchmarks.perplexity import (
     windows_of,
 )
 from max.dtype import DType
-from max.dtype.blocks import decode
+from max.dtype.blocks import BLOCK_FORMATS, decode
 from max.dtype.file_blocks import FILE_FORMATS
 from max.engine import InferenceSession
 from max.entrypoints.llm import LLM
@@ -31,7 +31,7 @@ from max.pipelines.lib.config_enums import SupportedEncoding
 from max.pipelines.lib.hf_utils import HuggingFaceRepo
 from max.pipelines.tokenization.hf_tokenizer import load_tokenizer
 from tests.dtype.test_file_blocks import random_blocks, reference
-from tests.quantized import gptq_weight, rounded_to_8_bits
+from tests.quantized import HALVES, gptq_weight, rounded_to_8_bits
 
 torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
@@ -164,12 +164,14 @@ def test_mixed_files(encoding, embedding, changed, tmp_path, rng):
     np.testing.assert_array_equal(log_probabilities(file, windows), found)
 
 
-def test_products_of_types_without_kernels(tmp_path, rng):
-    """A weight in each type without a kernel, read from a file: products equal those of its decoded values."""
+def test_products_of_types_that_are_only_read(tmp_path, rng):
+    """A weight in each type that no encoder writes, read from a file: products equal those of its decoded values."""
     writer = gguf.GGUFWriter(tmp_path / "m.gguf", "llama")
     expected = {}
-    for name, form in FILE_FORMATS.items():
-        blocks = random_blocks(rng, name, 40, 512 // form.block.elements, 0.002)
+    sizes = {name: form.block for name, form in FILE_FORMATS.items()}
+    sizes |= {name: BLOCK_FORMATS[name] for name in HALVES}
+    for name, block in sizes.items():
+        blocks = random_blocks(rng, name, 40, 512 // block.elements, 0.002)
         writer.add_tensor(name, blocks, raw_dtype=gguf.GGMLQuantizationType[name])
         expected[name] = reference(blocks, name)
     writer.write_header_to_file()

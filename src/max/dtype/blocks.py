@@ -12,9 +12,14 @@ Q8_0    32        34     ``d q``, q signed                               d; 32 q
 Q4_K    256       144    ``d s q - m o``, s and o of 32 elements, 6-bit  d, m; 12 of s and o; 128 halves
 Q5_K    256       176    the same                                        d, m; 12; 32 fifth bits; 128 halves
 Q6_K    256       210    ``d s (q - 32)``, s of 16 elements, signed      128 halves; 64 upper bits; 16 s; d
+Q2_K    256       84     ``d s q - m o``, s and o of 16 elements, 4-bit  16 of s and o; 64 of 2 bits; d, m
+Q3_K    256       110    ``d s (q - 4)``, s of 16 elements, 6-bit        32 third bits; 64 of 2 bits; 12 s; d
+IQ4_NL  32        18     ``d level(q)``                                  d; 16 low and high halves
+IQ4_XS  256       136    ``d s level(q)``, s of 32 elements, 6-bit       d; 2 upper and 4 low of s; 128 halves
 ======  ========  =====  ==============================================  ======================================
 
-The layouts are those of https://github.com/ggml-org/ggml/blob/master/docs/gguf.md and of the ``gguf`` package, whose
+The last four are read and multiplied, but not encoded. The layouts are those of
+https://github.com/ggml-org/ggml/blob/master/docs/gguf.md and of the ``gguf`` package, whose
 decoders give the same bits.
 """
 
@@ -26,7 +31,9 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-__all__ = ["BLOCK_FORMATS", "BlockFormat", "decode", "encode"]
+from max.dtype._block_parts import iq4_nl, iq4_xs, q2_k, q3_k
+
+__all__ = ["BLOCK_FORMATS", "ENCODED_FORMATS", "BlockFormat", "decode", "encode"]
 
 Floats = npt.NDArray[Any]
 Bytes = npt.NDArray[Any]
@@ -50,8 +57,14 @@ BLOCK_FORMATS = {
     "Q4_K": BlockFormat(256, 144),
     "Q5_K": BlockFormat(256, 176),
     "Q6_K": BlockFormat(256, 210),
+    "Q2_K": BlockFormat(256, 84),
+    "Q3_K": BlockFormat(256, 110),
+    "IQ4_NL": BlockFormat(32, 18),
+    "IQ4_XS": BlockFormat(256, 136),
 }
 """The sizes by name of the format."""
+ENCODED_FORMATS = ("Q4_0", "Q8_0", "Q4_K", "Q5_K", "Q6_K")
+"""The formats that `encode` writes."""
 
 _AT_ONCE = 1 << 14
 """The number of blocks that are converted at a time: intermediate results stay in the cache."""
@@ -111,6 +124,10 @@ def encode(values: npt.NDArray[Any], name: str, weights: npt.NDArray[Any] | None
             too large for float16 scales, or the weights do not fit.
     """
     form = _form("encode", name)
+    if name not in ENCODED_FORMATS:
+        raise ValueError(
+            f"encode: {name} is read from files only, expected {', '.join(ENCODED_FORMATS)}"
+        )
     if values.ndim < 1 or values.shape[-1] % form.elements:
         raise ValueError(
             f"encode: {list(values.shape)}, expected rows of a multiple of {form.elements} elements, a block of {name}"
@@ -374,6 +391,10 @@ _DECODERS: dict[str, Callable[[Bytes], Floats]] = {
     "Q4_K": _decode_q4_k,
     "Q5_K": _decode_q5_k,
     "Q6_K": _decode_q6_k,
+    "Q2_K": lambda blocks: q2_k(blocks).values(),
+    "Q3_K": lambda blocks: q3_k(blocks).values(),
+    "IQ4_NL": lambda blocks: iq4_nl(blocks).values(),
+    "IQ4_XS": lambda blocks: iq4_xs(blocks).values(),
 }
 _ENCODERS: dict[str, Callable[[Floats, Floats | None], Bytes]] = {
     "Q4_0": _encode_q4_0,

@@ -10,8 +10,6 @@ format   elements  bytes  group           bytes in order
 Q4_1     32        20     32              d, m; 16 n
 Q5_0     32        22     32              d; 4 of fifth bits; 16 n; q is the bits less 16
 Q5_1     32        24     32              d, m; 4 of fifth bits; 16 n
-Q2_K     256       84     16              16 of s (low half) and o; 64 of 2 bits; d, m
-Q3_K     256       110    16              32 of third bits; 64 of 2 bits; 12 of s, 6 bits; d
 Q8_K     256       292    256             d in float32; 256 q; 16 sums
 IQ1_S    256       50     32              d; 32 indices; 8 words: 4 times 3 bits of indices, s, the shift's sign
 IQ1_M    256       56     16              32 indices; 16 n: 3 bits of an index, the shift's sign; 4 words: s, part of d
@@ -20,8 +18,6 @@ IQ2_XS   256       74     16              d; 32 words of index and signs; 8 n of
 IQ2_S    256       82     16              d; 32 indices; 32 of signs; 8 of 2 bits of indices; 8 n of s
 IQ3_XXS  256       98     32              d; 64 indices; 8 words of 4 signs and s
 IQ3_S    256       110    32              d; 64 indices; 8 of ninth bits of indices; 32 of signs; 4 n of s
-IQ4_NL   32        18     32              d; 16 n, numbers of levels
-IQ4_XS   256       136    32              d; 2 of upper bits of s; 4 n of s; 128 n, numbers of levels
 MXFP4    32        17     32              e, d is ``2 ** (e - 128)``; 16 n, numbers of levels
 NVFP4    64        36     16              4 d in float8 without sign; 32 n, numbers of levels
 Q1_0     128       18     128             d; 16 of bits, which are signs
@@ -44,35 +40,21 @@ import numpy as np
 import numpy.typing as npt
 
 from max.dtype._block_grids import SIGNS, grid
+from max.dtype._block_parts import (
+    Parts,
+    alternating_nibbles,
+    half_at,
+    halves,
+    one,
+    pairs_of_bits,
+    signed_values,
+    words_at,
+)
 from max.dtype.blocks import BLOCK_FORMATS, BlockFormat, encode
 
 __all__ = ["FILE_FORMATS", "decode_file_blocks", "to_kernel_blocks"]
 
 Array = npt.NDArray[Any]
-
-
-class Parts(NamedTuple):
-    """The numbers of blocks: an element is ``d * s * q``, or ``d * s * q + m * o``.
-
-    Args:
-        d: float32 ``[blocks, 1]``.
-        s: Integers ``[blocks, groups]``, or float32 where `d` has no common factor.
-        q: int8 ``[blocks, groups, elements]``.
-        offset: float32 ``[blocks, groups]``, m times o; None in formats without.
-    """
-
-    d: Array
-    s: Array
-    q: Array
-    offset: Array | None = None
-
-    def values(self) -> Array:
-        """The elements, float32 ``[blocks, groups * elements]``."""
-        scale = self.d * self.s.astype(np.float32)
-        values = scale[:, :, None] * self.q.astype(np.float32)
-        if self.offset is not None:
-            values += self.offset[:, :, None]
-        return values.reshape(len(values), -1)
 
 
 class FileFormat(NamedTuple):
@@ -262,32 +244,6 @@ _WRITERS: dict[str, Callable[[Parts], _Converted]] = {
 # bytes and bits --------------------------------------------------------------------------------
 
 
-def _half(blocks: Array, at: int) -> Array:
-    """The float16 at a byte of each block, as a column of float32."""
-    return np.ascontiguousarray(blocks[:, at : at + 2]).view(np.float16).astype(np.float32)
-
-
-def _words(blocks: Array, start: int, end: int, dtype: str) -> Array:
-    """Little-endian words in bytes `start` to `end` of each block."""
-    return np.ascontiguousarray(blocks[:, start:end]).view(dtype)
-
-
-def _halves(packed: Array) -> Array:
-    """The low, then the high halves of the last axis: ``[…, n]`` to ``[…, 2 n]``."""
-    return np.concatenate([packed & 15, packed >> 4], -1)
-
-
-def _alternating_nibbles(packed: Array) -> Array:
-    """Low and high half of each byte in turn: ``[…, n]`` to ``[…, 2 n]``."""
-    return np.stack([packed & 15, packed >> 4], -1).reshape(*packed.shape[:-1], -1)
-
-
-def _pairs_of_bits(packed: Array) -> Array:
-    """2 bits of each byte, the lowest of all first: ``[n, 64]`` to ``[n, 256]``, in two halves of 32 bytes."""
-    shifts = np.arange(0, 8, 2, dtype=np.uint8)[:, None]
-    return (packed.reshape(-1, 2, 1, 32) >> shifts & 3).reshape(-1, 256)
-
-
 def _bits(packed: Array) -> Array:
     """The bits of each byte, the lowest first: ``[n, b]`` to ``[n, 8 b]``."""
     return np.unpackbits(np.ascontiguousarray(packed), axis=-1, bitorder="little")
@@ -303,37 +259,29 @@ def _odd(s: Array) -> Array:
     return 2 * s.astype(np.int16) + 1
 
 
-def _one(blocks: Array) -> Array:
-    return np.ones((len(blocks), 1), np.int8)
-
-
-def _signed_values(q: Array, groups: int) -> Array:
-    return q.astype(np.int8).reshape(len(q), groups, -1)
-
-
 # formats with one scale ------------------------------------------------------------------------
 
 
 def _q4_1(b: Array) -> Parts:
-    return Parts(_half(b, 0), _one(b), _signed_values(_halves(b[:, 4:]), 1), _half(b, 2))
+    return Parts(half_at(b, 0), one(b), signed_values(halves(b[:, 4:]), 1), half_at(b, 2))
 
 
 def _q5_0(b: Array) -> Parts:
-    q = _halves(b[:, 6:]) | _bits(b[:, 2:6]) << 4
-    return Parts(_half(b, 0), _one(b), _signed_values(q, 1) - np.int8(16))
+    q = halves(b[:, 6:]) | _bits(b[:, 2:6]) << 4
+    return Parts(half_at(b, 0), one(b), signed_values(q, 1) - np.int8(16))
 
 
 def _q5_1(b: Array) -> Parts:
-    q = _halves(b[:, 8:]) | _bits(b[:, 4:8]) << 4
-    return Parts(_half(b, 0), _one(b), _signed_values(q, 1), _half(b, 2))
+    q = halves(b[:, 8:]) | _bits(b[:, 4:8]) << 4
+    return Parts(half_at(b, 0), one(b), signed_values(q, 1), half_at(b, 2))
 
 
 def _q8_k(b: Array) -> Parts:
-    return Parts(_words(b, 0, 4, "<f4"), _one(b), b[:, 4:260].view(np.int8)[:, None])
+    return Parts(words_at(b, 0, 4, "<f4"), one(b), b[:, 4:260].view(np.int8)[:, None])
 
 
 def _q1_0(b: Array) -> Parts:
-    return Parts(_half(b, 0), _one(b), -_signs_of_bits(b[:, 2:])[:, None])
+    return Parts(half_at(b, 0), one(b), -_signs_of_bits(b[:, 2:])[:, None])
 
 
 def _tq1_0(b: Array) -> Parts:
@@ -345,55 +293,26 @@ def _tq1_0(b: Array) -> Parts:
         (b[:, None, 48:52] * powers[:4]),
     ]
     digits = np.concatenate([part.reshape(len(b), -1) for part in parts], 1).astype(np.uint16)
-    return Parts(_half(b, 52), _one(b), _signed_values(digits * 3 >> 8, 1) - np.int8(1))
+    return Parts(half_at(b, 52), one(b), signed_values(digits * 3 >> 8, 1) - np.int8(1))
 
 
 def _tq2_0(b: Array) -> Parts:
-    return Parts(_half(b, 64), _one(b), _signed_values(_pairs_of_bits(b[:, :64]), 1) - np.int8(1))
+    return Parts(half_at(b, 64), one(b), signed_values(pairs_of_bits(b[:, :64]), 1) - np.int8(1))
 
 
 # formats with a scale a group ------------------------------------------------------------------
 
 
-def _q2_k(b: Array) -> Parts:
-    q = _signed_values(_pairs_of_bits(b[:, 16:80]), 16)
-    offset = _half(b, 82) * (b[:, :16] >> 4).astype(np.float32)
-    return Parts(_half(b, 80), b[:, :16] & 15, q, -offset)
-
-
-def _q3_k(b: Array) -> Parts:
-    third = b[:, None, :32] >> np.arange(8, dtype=np.uint8)[:, None] & 1
-    q = _pairs_of_bits(b[:, 32:96]) | third.reshape(-1, 256) << 2
-    upper = b[:, None, 104:108] >> np.arange(0, 8, 2, dtype=np.uint8)[:, None] & 3
-    s = _halves(b[:, 96:104]) | upper.reshape(-1, 16) << 4
-    return Parts(_half(b, 108), s.astype(np.int8) - np.int8(32), _signed_values(q, 16) - np.int8(4))
-
-
 # formats of levels -----------------------------------------------------------------------------
 
-_LEVELS = np.array(
-    [-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113], np.int8
-)
-"""The levels of IQ4_NL and IQ4_XS."""
 _FP4_LEVELS = np.array([0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12], np.int8)
 """Twice the numbers of float4_e2m1."""
-
-
-def _iq4_nl(b: Array) -> Parts:
-    return Parts(_half(b, 0), _one(b), _LEVELS[_halves(b[:, 2:])][:, None])
-
-
-def _iq4_xs(b: Array) -> Parts:
-    upper = _words(b, 2, 4, "<u2") >> np.arange(0, 16, 2, dtype=np.uint16) & 3
-    s = _alternating_nibbles(b[:, 4:8]) | upper.astype(np.uint8) << 4
-    q = _LEVELS[_halves(b[:, 8:].reshape(-1, 8, 16))]
-    return Parts(_half(b, 0), s.astype(np.int8) - np.int8(32), q)
 
 
 def _mxfp4(b: Array) -> Parts:
     # in float64: with exponents 0 and 1, half of the numbers are subnormal in float32
     d = np.ldexp(1.0, b[:, :1].astype(np.int32) - 128).astype(np.float32)
-    return Parts(d, _one(b), _FP4_LEVELS[_halves(b[:, 1:])][:, None])
+    return Parts(d, one(b), _FP4_LEVELS[halves(b[:, 1:])][:, None])
 
 
 def _nvfp4(b: Array) -> Parts:
@@ -402,7 +321,7 @@ def _nvfp4(b: Array) -> Parts:
     scale = np.where(exponent == 0, np.ldexp(mantissa, -9), normal)
     # 127 is no number of the format: it counts as 0
     scale = np.where(b[:, :4] == 127, 0, scale) / 2
-    q = _FP4_LEVELS[_halves(b[:, 4:].reshape(-1, 4, 8))]
+    q = _FP4_LEVELS[halves(b[:, 4:].reshape(-1, 4, 8))]
     return Parts(np.ones((len(b), 1), np.float32), scale.astype(np.float32), q)
 
 
@@ -410,7 +329,7 @@ def _nvfp4(b: Array) -> Parts:
 
 
 def _eighth(b: Array, at: int) -> Array:
-    return _half(b, at) / np.float32(8)
+    return half_at(b, at) / np.float32(8)
 
 
 def _signs_and_scale(words: Array) -> tuple[Array, Array]:
@@ -420,35 +339,35 @@ def _signs_and_scale(words: Array) -> tuple[Array, Array]:
 
 
 def _iq2_xxs(b: Array) -> Parts:
-    words = _words(b, 2, 66, "<u4").reshape(-1, 8, 2)
+    words = words_at(b, 2, 66, "<u4").reshape(-1, 8, 2)
     indices = np.ascontiguousarray(words[:, :, 0]).view(np.uint8)
     signs, s = _signs_and_scale(words[:, :, 1])
     return Parts(_eighth(b, 0), s, grid("IQ2_XXS")[indices].reshape(-1, 8, 32) * signs)
 
 
 def _iq2_xs(b: Array) -> Parts:
-    words = _words(b, 2, 66, "<u2")
+    words = words_at(b, 2, 66, "<u2")
     q = grid("IQ2_XS")[words & 511] * SIGNS[words >> 9]
-    return Parts(_eighth(b, 0), _odd(_alternating_nibbles(b[:, 66:])), q.reshape(-1, 16, 16))
+    return Parts(_eighth(b, 0), _odd(alternating_nibbles(b[:, 66:])), q.reshape(-1, 16, 16))
 
 
 def _iq2_s(b: Array) -> Parts:
     upper = b[:, 66:74, None] >> np.arange(0, 8, 2, dtype=np.uint8) & 3
     indices = b[:, 2:34] | upper.reshape(-1, 32).astype(np.uint16) << 8
     q = grid("IQ2_S")[indices].reshape(-1, 256) * _signs_of_bits(b[:, 34:66])
-    return Parts(_eighth(b, 0), _odd(_alternating_nibbles(b[:, 74:])), q.reshape(-1, 16, 16))
+    return Parts(_eighth(b, 0), _odd(alternating_nibbles(b[:, 74:])), q.reshape(-1, 16, 16))
 
 
 def _iq3_xxs(b: Array) -> Parts:
-    signs, s = _signs_and_scale(_words(b, 66, 98, "<u4"))
+    signs, s = _signs_and_scale(words_at(b, 66, 98, "<u4"))
     q = grid("IQ3_XXS")[b[:, 2:66]].reshape(-1, 8, 32) * signs
-    return Parts(_half(b, 0) / np.float32(4), s, q)
+    return Parts(half_at(b, 0) / np.float32(4), s, q)
 
 
 def _iq3_s(b: Array) -> Parts:
     indices = b[:, 2:66] | _bits(b[:, 66:74]).astype(np.uint16) << 8
     q = grid("IQ3_S")[indices].reshape(-1, 256) * _signs_of_bits(b[:, 74:106])
-    return Parts(_half(b, 0), _odd(_alternating_nibbles(b[:, 106:])), q.reshape(-1, 8, 32))
+    return Parts(half_at(b, 0), _odd(alternating_nibbles(b[:, 106:])), q.reshape(-1, 8, 32))
 
 
 def _shifted_vectors(indices: Array, negative: Array, groups: int) -> Array:
@@ -458,7 +377,7 @@ def _shifted_vectors(indices: Array, negative: Array, groups: int) -> Array:
 
 
 def _iq1_s(b: Array) -> Parts:
-    words = _words(b, 34, 50, "<u2")
+    words = words_at(b, 34, 50, "<u2")
     upper = words[:, :, None] >> np.arange(0, 12, 3, dtype=np.uint16) & 7
     indices = b[:, 2:34].reshape(-1, 8, 4) | upper << 8
     negative = np.broadcast_to((words >> 15)[:, :, None], indices.shape)
@@ -466,10 +385,10 @@ def _iq1_s(b: Array) -> Parts:
 
 
 def _iq1_m(b: Array) -> Parts:
-    words = _words(b, 48, 56, "<u2")
+    words = words_at(b, 48, 56, "<u2")
     d = np.bitwise_or.reduce((words >> 12) << np.arange(0, 16, 4, dtype=np.uint16), 1)
     s = words[:, :, None] >> np.arange(0, 12, 3, dtype=np.uint16) & 7
-    upper = _alternating_nibbles(b[:, 32:48])
+    upper = alternating_nibbles(b[:, 32:48])
     indices = b[:, :32] | (upper & 7).astype(np.uint16) << 8
     scale = d[:, None].astype(np.uint16).view(np.float16).astype(np.float32) / np.float32(8)
     return Parts(scale, _odd(s.reshape(-1, 16)), _shifted_vectors(indices, upper >> 3, 16))
@@ -479,8 +398,6 @@ FILE_FORMATS = {
     "Q4_1": FileFormat(BlockFormat(32, 20), _q4_1, "Q8_0", exact=False),
     "Q5_0": FileFormat(BlockFormat(32, 22), _q5_0, "Q8_0"),
     "Q5_1": FileFormat(BlockFormat(32, 24), _q5_1, "Q8_0", exact=False),
-    "Q2_K": FileFormat(BlockFormat(256, 84), _q2_k, "Q8_0", exact=False),
-    "Q3_K": FileFormat(BlockFormat(256, 110), _q3_k, "Q6_K"),
     "Q8_K": FileFormat(BlockFormat(256, 292), _q8_k, "Q8_0"),
     "IQ1_S": FileFormat(BlockFormat(256, 50), _iq1_s, "Q8_0"),
     "IQ1_M": FileFormat(BlockFormat(256, 56), _iq1_m, "Q6_K"),
@@ -489,8 +406,6 @@ FILE_FORMATS = {
     "IQ2_S": FileFormat(BlockFormat(256, 82), _iq2_s, "Q8_0", exact=False),
     "IQ3_XXS": FileFormat(BlockFormat(256, 98), _iq3_xxs, "Q8_0"),
     "IQ3_S": FileFormat(BlockFormat(256, 110), _iq3_s, "Q8_0"),
-    "IQ4_NL": FileFormat(BlockFormat(32, 18), _iq4_nl, "Q8_0"),
-    "IQ4_XS": FileFormat(BlockFormat(256, 136), _iq4_xs, "Q8_0"),
     "MXFP4": FileFormat(BlockFormat(32, 17), _mxfp4, "Q8_0"),
     "NVFP4": FileFormat(BlockFormat(64, 36), _nvfp4, "Q8_0", exact=False),
     "Q1_0": FileFormat(BlockFormat(128, 18), _q1_0, "Q4_0"),

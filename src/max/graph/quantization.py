@@ -67,6 +67,14 @@ class QuantizationEncoding(StrEnum):
     """Integers of a `QuantizationConfig`'s bits, with scales and zero points for groups of inputs."""
     Q8_0 = "Q8_0"
     """8 bits, in blocks of 32 with one scale. An extension: MAX does not have it."""
+    Q2_K = "Q2_K"
+    """2 bits, in blocks of 256, with 4-bit scales and offsets for each 16. An extension, which is read only."""
+    Q3_K = "Q3_K"
+    """3 bits, in blocks of 256, with 6-bit scales for each 16 elements. An extension, which is read only."""
+    IQ4_NL = "IQ4_NL"
+    """Sixteen levels, in blocks of 32 with one scale. An extension, which is read only."""
+    IQ4_XS = "IQ4_XS"
+    """Sixteen levels, in blocks of 256, with 6-bit scales for each 32 elements. An extension, which is read only."""
 
     @property
     def block_parameters(self) -> BlockParameters:

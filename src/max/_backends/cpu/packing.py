@@ -44,7 +44,9 @@ _PANELS = frozenset({DType.float32, DType.bfloat16, DType.float16})
 CPU_PACKING = Packing(
     dense=_PANELS,
     filters=_PANELS,
-    quantized=frozenset({"Q4_0", "Q8_0", "Q4_K", "Q5_K", "Q6_K"}),
+    quantized=frozenset(
+        {"Q4_0", "Q8_0", "Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K", "IQ4_NL", "IQ4_XS"}
+    ),
     int8=True,
 )
 """The rules of CPUs."""

@@ -63,15 +63,15 @@ def round_block(q: Rounded, x: Any, form: PackedFormat, zero: int) -> None:
     q.scales[0] = d
     # products with 1 add four elements a word: 8 sums
     sums = k.dot_i8(k.splat(k.i32(0), 8), k.splat(k.u8(1), BLOCK), rounded, narrow=True)
-    if form.affine:
-        q.zero_sums[0] = d * k.f32(k.reduce_add(sums))
-    elif form.parts == 1:
-        q.zero_sums.view(k.i32)[0] = k.reduce_add(sums) * -zero
-    else:
-        for part in k.static_range(2):
+    for part in k.static_range(form.parts):
+        of_part = sums
+        if form.parts == 2:
             # a part of a block is half of it, four words
-            half = k.shuffle(sums, None, LAST_4 if part else FIRST_4)
-            q.zero_sums.view(k.i32)[part * q.height] = k.reduce_add(half) * -zero
+            of_part = k.shuffle(sums, None, LAST_4 if part else FIRST_4)
+        if form.affine:
+            q.zero_sums[part * q.height] = d * k.f32(k.reduce_add(of_part))
+        else:
+            q.zero_sums.view(k.i32)[part * q.height] = k.reduce_add(of_part) * -zero
 
 
 @k.inline

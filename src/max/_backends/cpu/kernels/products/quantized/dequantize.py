@@ -7,10 +7,16 @@ from typing import Any
 
 from max import kernel as k
 from max._backends.kernel_call import KernelCall, Operand, view
+from max.dtype._block_parts import LEVELS
 from max.dtype.blocks import BLOCK_FORMATS
 
 WIDTH = 16
 """The vector width in lanes: half of a block of 32."""
+LEVEL_WORDS = tuple(
+    int.from_bytes(bytes(int(level) + 128 for level in LEVELS[i : i + 8]), "little", signed=True)
+    for i in (0, 8)
+)
+"""The levels of IQ4_NL and IQ4_XS with 128 added, as two words."""
 
 
 @k.inline
@@ -96,6 +102,73 @@ def decode_q6_k(out: Any, block: Any) -> None:
 
 
 @k.inline
+def decode_q2_k(out: Any, block: Any) -> None:
+    """Decodes a block of Q2_K."""
+    # [scales and offsets 16, elements 64, d, m]
+    d, m = half_at(block, 80), half_at(block, 82)
+    for part in k.static_range(16):
+        level = block[part]
+        at = 16 + part // 8 * 32 + part % 2 * 16
+        q = block.load(at, width=WIDTH) >> (2 * (part // 2 % 4)) & 3
+        store_scaled(out, 16 * part, q, d * k.f32(level & 15), m * k.f32(level >> 4))
+
+
+@k.inline
+def third_scale(block: Any, part: int) -> Any:
+    """The 6-bit scale of a sixteenth of a block of Q3_K."""
+    # the lower bits are in bytes 96 to 103, the upper ones in bytes 104 to 107
+    low = block[96 + part] & 15 if part < 8 else block[88 + part] >> 4
+    return low | (block[104 + part % 4] >> (2 * (part // 4)) & 3) << 4
+
+
+@k.inline
+def level_scale(block: Any, part: int) -> Any:
+    """The 6-bit scale of an eighth of a block of IQ4_XS."""
+    # the upper bits are in bytes 2 and 3, the lower ones in bytes 4 to 7
+    low = block[4 + part // 2] >> (4 * (part % 2)) & 15
+    return low | (block[2 + part // 4] >> (2 * (part % 4)) & 3) << 4
+
+
+@k.inline
+def decode_q3_k(out: Any, block: Any) -> None:
+    """Decodes a block of Q3_K."""
+    # [upper bits 32, lower bits 64, scales 12, d]
+    d = half_at(block, 108)
+    for part in k.static_range(16):
+        level = k.f32(third_scale(block, part)) - 32.0
+        at = part // 8 * 32 + part % 2 * 16
+        q = block.load(32 + at, width=WIDTH) >> (2 * (part // 2 % 4)) & 3
+        upper = block.load(part % 2 * 16, width=WIDTH) >> (part // 2) & 1
+        out.store(16 * part, value=d * level * (k.cast(q | upper << 2, k.f32) - 4.0))
+
+
+@k.inline
+def level_table() -> Any:
+    """The levels with 128 added, as a vector of bytes."""
+    words = k.select(k.iota(k.i64, 2) == 0, LEVEL_WORDS[0], LEVEL_WORDS[1])
+    return k.bitcast(words, k.u8)
+
+
+@k.inline
+def store_levels(out: Any, bytes_: Any, scale: Any) -> None:
+    """Stores 32 scaled levels, whose numbers are the halves of 16 bytes."""
+    for half in k.static_range(2):
+        number = bytes_ >> 4 if half else bytes_ & 15
+        level = k.cast(k.lookup(level_table(), number), k.f32) - 128.0
+        out.store(16 * half, value=scale * level)
+
+
+@k.inline
+def decode_iq4_xs(out: Any, block: Any) -> None:
+    """Decodes a block of IQ4_XS."""
+    # [d, upper bits of scales 2, lower ones 4, numbers 128]
+    d = half_at(block, 0)
+    for part in k.static_range(8):
+        level = d * (k.f32(level_scale(block, part)) - 32.0)
+        store_levels(out[32 * part :], block.load(8 + 16 * part, width=WIDTH), level)
+
+
+@k.inline
 def decode_block(out: Any, block: Any, encoding: str) -> None:
     """Decodes the elements of a block.
 
@@ -114,6 +187,14 @@ def decode_block(out: Any, block: Any, encoding: str) -> None:
         decode_affine(out, block, True)
     if encoding == "Q6_K":
         decode_q6_k(out, block)
+    if encoding == "Q2_K":
+        decode_q2_k(out, block)
+    if encoding == "Q3_K":
+        decode_q3_k(out, block)
+    if encoding == "IQ4_NL":
+        store_levels(out, block.load(2, width=WIDTH), half_at(block, 0))
+    if encoding == "IQ4_XS":
+        decode_iq4_xs(out, block)
 
 
 @k.kernel

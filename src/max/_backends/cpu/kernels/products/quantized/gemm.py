@@ -98,12 +98,11 @@ def multiply_block(
         for r in k.static_range(rows):
             scaled = scale * q.scales[n * rows + r]
             sums[r, v] = k.fma(k.cast(acc[r, v], k.f32), scaled, sums[r, v])
-        # an offset belongs to a block, not to its parts
-        if form.affine and p == 0:
-            offset = strip.offsets.load(n * COLUMNS + column, width=width)
+        if form.affine:
+            offset = strip.offsets.load((n * form.parts + p) * COLUMNS + column, width=width)
             for r in k.static_range(rows):
-                # in affine formats the zero sum is the scaled sum of the block
-                scaled_sum = k.splat(-q.zero_sums[n * rows + r], width)
+                # in affine formats the zero sum is the scaled sum of the part
+                scaled_sum = k.splat(-q.zero_sums[(n * form.parts + p) * rows + r], width)
                 sums[r, v] = k.fma(offset, scaled_sum, sums[r, v])
 
 

@@ -77,8 +77,9 @@ def add_scaled(
                         k.cast(exact, k.f32), factor[half] * scale, total[r, half]
                     )
                     if form.affine:
-                        scaled_sum = k.splat(-q.zero_sums[n * TILE_ROWS + row + r], width)
-                        offset = strip.offsets.load(n * COLUMNS + columns[half], width=width)
+                        zero_sum = q.zero_sums[(n * form.parts + p) * TILE_ROWS + row + r]
+                        scaled_sum = k.splat(-zero_sum, width)
+                        offset = strip.offsets.load(at + columns[half], width=width)
                         total[r, half] = k.fma(offset, scaled_sum, total[r, half])
     store_sums(tile, total, rows, 2, width)
 

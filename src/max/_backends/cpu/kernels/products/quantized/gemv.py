@@ -122,22 +122,19 @@ def add_packed_block(
                 add_pairs(acc, pairs, rows, count, t)
         for i in k.static_range(count):
             at = first + vectors[i] * width
+            v = vectors[i]
             scale = load_scales(unit, block, at, form, p, width)
             for r in k.static_range(rows):
-                v = vectors[i]
                 scaled = scale * q.scales[b * q.height + r]
                 sums[r, v] = k.fma(k.cast(acc[r, i], k.f32), scaled, sums[r, v])
+            if form.affine:
+                offset = load_scales(unit, block, at, form, form.parts + p, width)
+                for r in k.static_range(rows):
+                    zero_sum = q.zero_sums[(b * form.parts + p) * q.height + r]
+                    sums[r, v] = k.fma(offset, k.splat(-zero_sum, width), sums[r, v])
     if vectors[0] == 0:
         # the multipliers lie behind the lines
         prefetch_ahead(block, form.lines * LINE, form.multiplier_bytes, ahead, locality)
-    if form.affine:
-        for i in k.static_range(count):
-            v = vectors[i]
-            # offsets follow the scales of all parts
-            offset = load_scales(unit, block, first + v * width, form, form.parts, width)
-            for r in k.static_range(rows):
-                scaled_sum = k.splat(-q.zero_sums[b * q.height + r], width)
-                sums[r, v] = k.fma(offset, scaled_sum, sums[r, v])
 
 
 @k.inline

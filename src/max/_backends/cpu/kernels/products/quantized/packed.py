@@ -9,6 +9,8 @@ or 256 elements). A unit holds its float16 scales, then its blocks of 32 element
     block   │ line 0 │ line 1 │ … │ multipliers │
     line j  │ row 0: 4 bytes │ row 1: 4 bytes │ … │ row 31: 4 bytes │
 
+- 2 bits: elements ``4 j + i`` and ``16 + 4 j + i`` are at bits ``2 j`` of lines 0 and 1;
+- 3 bits: a line before these has the upper bits, of element ``4 j + i`` at bit ``j``;
 - 4 bits: byte ``4 r + i`` of line ``j`` has elements ``4 j + i`` (low half) and ``16 + 4 j + i`` (high half) of row
   ``r``;
 - 5 bits: a line before these has the upper bits, of element ``4 j + i`` at bit ``j``;
@@ -21,8 +23,8 @@ Four elements of a row that are adjacent in k are adjacent in memory, as byte do
 every vector width, and a group is a single sequential stream. Elements are unsigned: the zero sums of x account for
 the zero point.
 
-Scales are 32 values of float16, and 32 for the offsets. Multipliers, of units of 256 elements, are 32 bytes for each
-part of a block (Q6_K has two); those of the offsets follow those of the scales.
+Scales are 32 values of float16, and 32 for the offsets. Multipliers, of units of 256 elements, are as `Multipliers`
+says.
 """
 
 from __future__ import annotations
@@ -33,7 +35,11 @@ from typing import Any
 from max import kernel as k
 from max._backends.cpu.kernels.products.dense import panels
 from max._backends.cpu.kernels.products.int8 import panels as int8_panels
-from max._backends.cpu.kernels.products.quantized.dequantize import scale_and_offset
+from max._backends.cpu.kernels.products.quantized.dequantize import (
+    level_scale,
+    scale_and_offset,
+    third_scale,
+)
 from max._backends.kernel_call import KernelCall, Operand, run_time_views
 from max._dataclass import dataclass
 from max.dtype.blocks import BLOCK_FORMATS
@@ -46,16 +52,27 @@ LINE = 4 * ROWS
 """The number of bytes of a line."""
 
 
+BYTES, NIBBLES, SIX_BITS = "bytes", "nibbles", "six bits"
+"""The forms of integer multipliers of a block:
+
+- ``bytes``: 32 bytes for each part (Q6_K has two), then those of the offsets;
+- ``nibbles``: 32 bytes for each part, with the scale in the lower and the offset in the upper half;
+- ``six bits``: a field for each row with the lower four bits of all parts, then one with the upper two (`store_field`).
+"""
+
+
 @dataclass(frozen=True)
 class PackedFormat:
     """The layout of a packed weight.
 
     Args:
         encoding: The encoding of the checkpoint.
-        bits: The number of bits of an element: 4, 5, 6 or 8.
+        bits: The number of bits of an element: 2 to 6, or 8.
         zero: The zero point, which is subtracted from the unsigned elements.
         parts: The number of scales of a block of 32.
         affine: Whether offsets are subtracted from scaled elements.
+        multipliers: The form of integer multipliers.
+        levels: Whether elements are numbers of levels (`LEVELS`), whose zero point is 128.
     """
 
     encoding: str
@@ -63,6 +80,13 @@ class PackedFormat:
     zero: int
     parts: int = 1
     affine: bool = False
+    multipliers: str = BYTES
+    levels: bool = False
+
+    @property
+    def element_bits(self) -> int:
+        """The number of bits of an unpacked element."""
+        return 8 if self.levels else self.bits
 
     @property
     def lines(self) -> int:
@@ -87,12 +111,16 @@ class PackedFormat:
     @property
     def first_low(self) -> int:
         """The first of a block's lines with the low halves."""
-        return 1 if self.bits in (5, 6) else 0
+        return 1 if self.bits in (3, 5, 6) else 0
 
     @property
     def multiplier_bytes(self) -> int:
         """The bytes of the integer multipliers of a block."""
-        return ROWS * (self.parts + self.affine) if self.two_levels else 0
+        if not self.two_levels:
+            return 0
+        if self.multipliers == SIX_BITS:
+            return ROWS * self.parts * 6 // 8
+        return ROWS * (self.parts + self.affine * (self.multipliers == BYTES))
 
     @property
     def block_bytes(self) -> int:
@@ -122,8 +150,14 @@ FORMATS: Mapping[str, PackedFormat] = {
         PackedFormat("Q4_K", 4, 0, affine=True),
         PackedFormat("Q5_K", 5, 0, affine=True),
         PackedFormat("Q6_K", 6, 32, parts=2),
+        PackedFormat("Q2_K", 2, 0, parts=2, affine=True, multipliers=NIBBLES),
+        PackedFormat("Q3_K", 3, 4, parts=2, multipliers=SIX_BITS),
+        PackedFormat("IQ4_NL", 4, 128, levels=True),
+        PackedFormat("IQ4_XS", 4, 128, multipliers=SIX_BITS, levels=True),
     )
 }
+MULTIPLIER_ZERO = 32
+"""The zero point of multipliers of six bits."""
 DENSE = ("rows", "columns")
 """The encodings of dense weights, for layouts `[N, K]` and `[K, N]`."""
 
@@ -150,7 +184,7 @@ def multipliers_of(unit: Any, block: int, form: PackedFormat) -> Any:
 
 @k.inline
 def pack_q4_0(unit: Any, row: Any, block: Any, form: PackedFormat) -> None:
-    """Packs a block of Q4_0; its bytes keep their order."""
+    """Packs a block of Q4_0 or IQ4_NL; its bytes keep their order."""
     # rows of a checkpoint's blocks may be unaligned
     unit.view(k.u16)[row] = k.u16(block[0]) | k.u16(block[1]) << 8
     store_words(lines_of(unit, 0, form), row, 0, block.load(2, width=16))
@@ -230,6 +264,103 @@ def pack_q6_k(unit: Any, row: Any, block: Any, form: PackedFormat) -> None:
                 target[5 * i * ROWS + row] = word
 
 
+@k.inline
+def pack_q2_k(unit: Any, row: Any, block: Any, form: PackedFormat) -> None:
+    """Packs a block of Q2_K, which consists of eight blocks of 32 with two scales and offsets each."""
+    halves = unit.view(k.u16)
+    for i in k.static_range(2):
+        halves[ROWS * i + row] = k.u16(block[80 + 2 * i]) | k.u16(block[81 + 2 * i]) << 8
+    for part in k.static_range(8):
+        multipliers = multipliers_of(unit, part, form)
+        for p in k.static_range(2):
+            multipliers[ROWS * p + row] = block[2 * part + p]
+        lines = lines_of(unit, part, form)
+        for i in k.static_range(2):
+            q = block.load(16 + part // 4 * 32 + 16 * i, width=16) >> (2 * (part % 4)) & 3
+            lines[i * ROWS + row] = spread_word(q, 2)
+
+
+@k.inline
+def spread_word(elements: Any, bits: int) -> Any:
+    """A word of 16 elements of one or two bits, given as bytes: element ``4 j + i`` at bit ``bits j`` of byte i."""
+    words = k.bitcast(elements, k.u32)
+    word = k.u32(0)
+    for j in k.static_range(4):
+        word = word | words[j] << (bits * j)
+    return word
+
+
+@k.inline
+def store_field(fields: Any, row: Any, value: Any, bits: int) -> None:
+    """Stores a field of 2, 4 or 8 bits of a row; rows of a half are stored in ascending order.
+
+    Sixteen rows take ``2 bits`` bytes, so that weights that share a group write bytes of their own: row ``r`` has byte
+    ``r % (2 bits)``, from bit ``r // (2 bits) * bits`` on.
+    """
+    size = 2 * bits
+    at, first = row // 16 * size + row % size, row % 16 // size * bits
+    kept = k.u32(fields[at]) & ((k.u32(1) << k.u32(first)) - 1)
+    fields[at] = k.u8(kept | k.u32(value) << k.u32(first))
+
+
+@k.inline
+def store_six_bits(multipliers: Any, row: Any, values: Any, form: PackedFormat) -> None:
+    """Stores the multipliers of the parts of a block."""
+    low, high = k.u8(0), k.u8(0)
+    for p in k.static_range(form.parts):
+        low = low | (values[p] & 15) << (4 * p)
+        high = high | values[p] >> 4 << (2 * p)
+    store_field(multipliers, row, low, 4 * form.parts)
+    store_field(multipliers[ROWS * form.parts // 2 :], row, high, 2 * form.parts)
+
+
+@k.inline
+def pack_q3_k(unit: Any, row: Any, block: Any, form: PackedFormat) -> None:
+    """Packs a block of Q3_K, which consists of eight blocks of 32 with two scales each."""
+    unit.view(k.u16)[row] = k.u16(block[108]) | k.u16(block[109]) << 8
+    for part in k.static_range(8):
+        lines = lines_of(unit, part, form)
+        scales = (third_scale(block, 2 * part), third_scale(block, 2 * part + 1))
+        store_six_bits(multipliers_of(unit, part, form), row, scales, form)
+        upper = k.u32(0)
+        for i in k.static_range(2):
+            q = block.load(32 + part // 4 * 32 + 16 * i, width=16) >> (2 * (part % 4)) & 3
+            lines[(1 + i) * ROWS + row] = spread_word(q, 2)
+            bits = block.load(16 * i, width=16) >> part & 1
+            upper = upper | spread_word(bits, 1) << (4 * i)
+        lines[row] = upper
+
+
+@k.inline
+def pack_iq4_xs(unit: Any, row: Any, block: Any, form: PackedFormat) -> None:
+    """Packs a block of IQ4_XS, which consists of eight blocks of 32."""
+    unit.view(k.u16)[row] = k.u16(block[0]) | k.u16(block[1]) << 8
+    for part in k.static_range(8):
+        scales = (level_scale(block, part),)
+        store_six_bits(multipliers_of(unit, part, form), row, scales, form)
+        store_words(lines_of(unit, part, form), row, 0, block.load(8 + 16 * part, width=16))
+
+
+@k.inline
+def pack_row_block(unit: Any, row: Any, block: Any, form: PackedFormat) -> None:
+    """Packs a block of a row."""
+    encoding = form.encoding
+    if encoding in ("Q4_0", "IQ4_NL"):
+        pack_q4_0(unit, row, block, form)
+    if encoding == "Q8_0":
+        pack_q8_0(unit, row, block, form)
+    if encoding in ("Q4_K", "Q5_K"):
+        pack_affine(unit, row, block, form)
+    if encoding == "Q6_K":
+        pack_q6_k(unit, row, block, form)
+    if encoding == "Q2_K":
+        pack_q2_k(unit, row, block, form)
+    if encoding == "Q3_K":
+        pack_q3_k(unit, row, block, form)
+    if encoding == "IQ4_XS":
+        pack_iq4_xs(unit, row, block, form)
+
+
 @k.kernel
 def pack(
     out: k.Output, w: k.Input, ctx: k.Context, *, encoding: str, shares: int = 1, share: int = 0
@@ -249,14 +380,7 @@ def pack(
             for b in range(w.shape[1] // size):
                 unit = out[group, b * form.unit_bytes : (b + 1) * form.unit_bytes]
                 block = source[b * size :]
-                if encoding == "Q4_0":
-                    pack_q4_0(unit, row, block, form)
-                if encoding == "Q8_0":
-                    pack_q8_0(unit, row, block, form)
-                if form.affine:
-                    pack_affine(unit, row, block, form)
-                if encoding == "Q6_K":
-                    pack_q6_k(unit, row, block, form)
+                pack_row_block(unit, row, block, form)
 
 
 def _lower_pack(

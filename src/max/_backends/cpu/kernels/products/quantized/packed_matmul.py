@@ -140,7 +140,7 @@ def quantized_scratch(t: QuantizedTiling, tile: int, matrix_tiles: bool, ctx: An
     sums = ctx.scratch(k.f32, (BLOCK_ROWS * COLUMNS,))
     elements = ctx.scratch(k.u8, (blocks * BLOCK * COLUMNS,))
     scales = ctx.scratch(k.f32, (blocks * form.parts * COLUMNS,))
-    offsets = ctx.scratch(k.f32, (blocks * COLUMNS if form.affine else 1,))
+    offsets = ctx.scratch(k.f32, (blocks * form.parts * COLUMNS if form.affine else 1,))
     signs = ctx.scratch(k.i8, (blocks * BLOCK * COLUMNS if splits_signs else 1,))
     corrections = ctx.scratch(k.i32, (blocks * COLUMNS if splits_signs else 1,))
     strip = UnpackedStrip(elements, scales, offsets, signs, corrections)

@@ -31,16 +31,18 @@ class QuantisedTuning(NamedTuple):
 _FAR = (4096,) * 4
 _DEFAULTS = {
     # docs/log/2026-11-23-avx512.md (Ice Lake)
-    True: QuantisedTuning(_FAR, {4: 4, 5: 4, 6: 4, 8: 4}),
+    True: QuantisedTuning(_FAR, dict.fromkeys((2, 3, 4, 5, 6, 8), 4)),
     # a pass shares unpacking, signs and scales
-    False: QuantisedTuning(_FAR, {4: 8, 5: 8, 6: 8, 8: 8}),
+    False: QuantisedTuning(_FAR, dict.fromkeys((2, 3, 4, 5, 6, 8), 8)),
 }
 """By whether a product of bytes is one instruction."""
 _FAMILIES = {
     # docs/log/2026-11-28-zen4.md: the L2 prefetcher follows only a rising stream of misses, which far prefetches break;
     # four rows are limited by arithmetic
-    ("znver4", True): QuantisedTuning((320, 320, 320, 4096), {4: 64, 5: 42, 6: 46, 8: 64}),
-    ("znver4", False): QuantisedTuning(_FAR, {4: 12, 5: 10, 6: 9, 8: 9}),
+    ("znver4", True): QuantisedTuning(
+        (320, 320, 320, 4096), {2: 64, 3: 42, 4: 64, 5: 42, 6: 46, 8: 64}
+    ),
+    ("znver4", False): QuantisedTuning(_FAR, {2: 16, 3: 4, 4: 12, 5: 10, 6: 9, 8: 9}),
 }
 """By LLVM's name of the processor, and whether a product of bytes is one instruction."""
 

@@ -5,7 +5,15 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 from max import kernel as k
-from max._backends.cpu.kernels.products.quantized.packed import LINE, ROWS, PackedFormat
+from max._backends.cpu.kernels.products.quantized.dequantize import level_table
+from max._backends.cpu.kernels.products.quantized.packed import (
+    LINE,
+    MULTIPLIER_ZERO,
+    NIBBLES,
+    ROWS,
+    SIX_BITS,
+    PackedFormat,
+)
 from max._backends.cpu.kernels.products.quantized.tuning import tuning_of
 from max._backends.cpu.kernels.tiles.strips import CACHE_LINE, COLUMNS
 from max._dataclass import dataclass
@@ -87,10 +95,10 @@ def quantized_tiling(target: Target, form: PackedFormat, folds: bool = False) ->
     """The tiling for a target and a format; matrix tiles keep one accumulator along k."""
     width = target.width(k.f32)
     # the sum of two products, up to 2 * 255 * 127, exceeds 16 bits
-    signed = form.bits == 8 and not target.dot_i8_lanes(width)
+    signed = form.element_bits == 8 and not target.dot_i8_lanes(width)
     narrow = bool(target.narrow_dot_i8_lanes(width)) and not target.dot_i8_lanes(width)
     # two products per lane and word; words of x have magnitudes up to 127
-    fold = LARGEST_SUM // (2 * 127 * (2**form.bits - 1)) if narrow else 0
+    fold = LARGEST_SUM // (2 * 127 * (2**form.element_bits - 1)) if narrow else 0
     zero, distances = 0 if signed else form.zero, tuning_of(target).prefetch_distances
     return QuantizedTiling(
         form, width, signed, fold, narrow, zero, distances, folds and not target.tile_products
@@ -108,7 +116,7 @@ class UnpackedStrip(NamedTuple):
     Args:
         elements: Bytes `[block][8][COLUMNS][4]`, flat.
         scales: `[block][parts][COLUMNS]`, flat.
-        offsets: `[block][COLUMNS]`, flat; of formats with offsets.
+        offsets: `[block][parts][COLUMNS]`, flat; of formats with offsets.
         signs: -1 for negative elements, else 0, in the shape of `elements`; only if elements are magnitudes.
         corrections: i32 `[block][COLUMNS]`, flat, the sums of negative elements' magnitudes; only if elements are
             magnitudes.
@@ -144,6 +152,10 @@ def lines_of_word(j: int, form: PackedFormat) -> tuple[int, ...]:
     """The lines of a block that word `j` of x is the first to read."""
     if form.bits == 8:
         return (j,)
+    if form.bits < 4:
+        # a line has 16 elements; of 3 bits line 0 has the upper bits
+        low = (form.first_low + j // 4,) if j % 4 == 0 else ()
+        return ((0,) if j == 0 and form.first_low else ()) + low
     # words 4 to 7 are the high halves of the lines of words 0 to 3
     low = (form.first_low + j,) if j < 4 else ()
     # line 0 has the upper bits; of 6 bits line 5 has those of words 4 to 7
@@ -164,7 +176,17 @@ def load_elements(lines: Any, at: Any, j: int, form: PackedFormat, width: int) -
     """
     if form.bits == 8:
         return lines.load(at + j * LINE, width=4 * width)
+    if form.bits < 4:
+        pairs = lines.load(at + (form.first_low + j // 4) * LINE, width=4 * width)
+        two = pairs >> (2 * (j % 4)) & 3
+        if form.bits == 2:
+            return two
+        return two | (lines.load(at, width=4 * width) >> j & 1) << 2
     low = lines.load(at + (form.first_low + j % 4) * LINE, width=4 * width)
+    if form.levels:
+        # a lookup ignores the upper halves
+        number = k.bitcast(k.bitcast(low, k.u16) >> 4, k.u8) if j >= 4 else low
+        return k.lookup(level_table(), number)
     low = low >> 4 if j >= 4 else low & 15
     if form.bits == 5:
         return low | (lines.load(at, width=4 * width) >> j & 1) << 4
@@ -228,14 +250,39 @@ def load_scales(unit: Any, block: Any, at: Any, form: PackedFormat, index: int, 
         width: The number of rows of the weight.
     """
     # the float16 scales of the offsets follow those of the elements
-    half = index if form.affine else 0
+    half = 1 if index >= form.parts else 0
     d = k.cast(unit.view(k.f16).load(half * ROWS + at, width=width), k.f32)
     if not form.two_levels:
         return d
-    level = block.load(form.lines * LINE + index * ROWS + at, width=width)
+    multipliers = block[form.lines * LINE :]
+    if form.multipliers == SIX_BITS:
+        return d * k.cast(six_bits(multipliers, at, form, index, width) - MULTIPLIER_ZERO, k.f32)
+    if form.multipliers == NIBBLES:
+        level = multipliers.load(index % form.parts * ROWS + at, width=width)
+        return d * k.cast(level >> 4 if half else level & 15, k.f32)
+    level = multipliers.load(index * ROWS + at, width=width)
     if form.encoding == "Q6_K":  # multipliers of Q6_K are signed
         return d * k.cast(k.bitcast(level, k.i8), k.f32)
     return d * k.cast(level, k.f32)
+
+
+@k.inline
+def load_field(fields: Any, at: Any, bits: int, width: int) -> Any:
+    """Fields of `width` rows, from row `at` on, each in the lower bits of a lane of i32; see `packed.store_field`."""
+    size = 2 * bits
+    octets = fields.load(at // 16 * size + at % size, width=min(width, size))
+    if width > size:
+        octets = k.shuffle(octets, None, tuple(i % size for i in range(width)))
+    shifts = (k.iota(k.i32, width) + k.i32(at % 16)) // size * bits
+    return k.cast(octets, k.i32) >> shifts
+
+
+@k.inline
+def six_bits(multipliers: Any, at: Any, form: PackedFormat, index: int, width: int) -> Any:
+    """Multipliers of six bits of a part, from row `at` on, as i32."""
+    low = load_field(multipliers, at, 4 * form.parts, width)
+    high = load_field(multipliers[ROWS * form.parts // 2 :], at, 2 * form.parts, width)
+    return low >> (4 * index) & 15 | (high >> (2 * index) & 3) << 4
 
 
 @k.inline
@@ -306,6 +353,6 @@ def unpack_strip(
                 for p in k.static_range(form.parts):
                     scale = load_scales(unit, block, at, form, p, width)
                     strip.scales.store((n * form.parts + p) * COLUMNS + at, value=scale)
-                if form.affine:
-                    offset = load_scales(unit, block, at, form, form.parts, width)
-                    strip.offsets.store(n * COLUMNS + at, value=offset)
+                    if form.affine:
+                        offset = load_scales(unit, block, at, form, form.parts + p, width)
+                        strip.offsets.store((n * form.parts + p) * COLUMNS + at, value=offset)
