@@ -381,7 +381,8 @@ def test_responses_go_on_with_earlier_ones(client: openai.OpenAI, http) -> None:
         client.responses.create(**options, input="y", previous_response_id=third.id).output_text
         is not None
     )
-    post(http, "/v1/responses", {"model": "tiny", "input": "x", "background": True}, 400)
+    body = {"model": "tiny", "input": "x", "background": True, "store": False}
+    post(http, "/v1/responses", body, 400)
 
 
 def test_responses_with_calls_go_on(client: openai.OpenAI) -> None:

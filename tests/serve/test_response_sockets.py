@@ -93,6 +93,65 @@ def test_a_connection_goes_on_with_its_responses(
         assert error["error"]["code"] == "previous_response_not_found", "another connection"
 
 
+def test_streams_of_a_connection_run_at_the_same_time(server: RunningServer) -> None:
+    def message(stream: str | None, tokens: int, text: str = "Hello!") -> str:
+        fields = {"stream_id": stream} if stream is not None else {}
+        body = {
+            "input": text,
+            "max_output_tokens": tokens,
+            "temperature": 0,
+            "store": False,
+            **fields,
+        }
+        return json.dumps({"type": "response.create", "model": "tiny", **body})
+
+    with connect(url_of(server), open_timeout=WAIT_S) as socket:
+        # the first stream has two requests, and the second stream need not wait for them
+        for stream, tokens in (("a", 60), ("a", 3), ("b", 3), (None, 3)):
+            socket.send(message(stream, tokens, f"Tell me {tokens} words"))
+        events: list[dict[str, Any]] = []
+        ends: list[tuple[str | None, str]] = []
+        while len(ends) < 4:
+            events.append(json.loads(socket.recv(timeout=WAIT_S)))
+            if "output_text" not in events[-1]["type"] and "usage" in events[-1].get(
+                "response", {}
+            ):
+                if events[-1]["response"]["usage"]:
+                    ends.append((events[-1].get("stream_id"), events[-1]["response"]["id"]))
+        ids: dict[str | None, list[str]] = {}
+        for event in events:
+            if event["type"] == "response.created":
+                ids.setdefault(event.get("stream_id"), []).append(event["response"]["id"])
+        assert {stream: len(each) for stream, each in ids.items()} == {"a": 2, "b": 1, None: 1}
+        assert [each for stream, each in ends if stream == "a"] == ids["a"]
+        # in its stream the second request begins after the end of the first
+        of_a = [event for event in events if event.get("stream_id") == "a"]
+        begins = [at for at, event in enumerate(of_a) if event["sequence_number"] == 0]
+        assert len(begins) == 2 and of_a[begins[1] - 1]["response"]["id"] == ids["a"][0]
+        # one stream goes on with the response of another
+        body = json.loads(message("c", 3, "And?")) | {"previous_response_id": ids["a"][0]}
+        socket.send(json.dumps(body))
+        last: dict[str, Any] = {}
+        while last.get("type") not in ("response.completed", "response.incomplete"):
+            last = json.loads(socket.recv(timeout=WAIT_S))
+            assert last["stream_id"] == "c"
+        for bad in ("", 3, "x" * 257):
+            socket.send(json.dumps({**json.loads(message(None, 2)), "stream_id": bad}))
+            error = json.loads(socket.recv(timeout=WAIT_S))
+            assert (error["status"], error["error"]["param"]) == (400, "stream_id")
+        # too many at once; the errors of a stream name it
+        for number in range(70):
+            socket.send(message("many" if number else "first", 2))
+        statuses = []
+        while len([each for each in statuses if each]) < 70:
+            event = json.loads(socket.recv(timeout=WAIT_S))
+            assert event["stream_id"] in ("many", "first")
+            statuses.append(
+                event.get("status") or (event.get("response") or {}).get("usage") and 200
+            )
+        assert set(filter(None, statuses)) == {200, 429}
+
+
 def test_what_is_refused(server: RunningServer) -> None:
     for path, origin, status in (
         ("/v1/models", None, 200),

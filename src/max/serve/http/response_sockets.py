@@ -14,7 +14,7 @@ import msgspec
 from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from max.serve.errors import ApiError
+from max.serve.errors import ApiError, shown
 from max.serve.http.connections.hosts import WEBSOCKET_PATH
 from max.serve.openai.responses.store import ResponseStore
 from max.serve.openai.responses.stored import CONNECTION_RESPONSES
@@ -25,6 +25,9 @@ _OF_CONNECTION = frozenset(
     (b"connection", b"upgrade", b"content-length", b"content-type", b"transfer-encoding", b"accept-encoding")
 )  # fmt: skip
 _MOST_KEPT = 8 << 20
+_MOST_REQUESTS = 64
+"""The requests of a connection that run or wait."""
+_LONGEST_STREAM = 256
 
 
 class ResponseSockets:
@@ -90,12 +93,15 @@ async def _refuse(send: Send, error: ApiError) -> None:
 
 
 class _Connection:
-    """An open WebSocket; its requests run one after the other."""
+    """An open WebSocket; its requests of one stream run one after the other, those of several at the same time."""
 
     def __init__(self, app: ASGIApp, scope: Scope, receive: Receive, send: Send) -> None:
         self._app, self._scope, self._receive, self._send = app, scope, receive, send
-        # of a request with store false, so that the next one can go on with it
-        self._kept = ResponseStore(_MOST_KEPT, 2)
+        # of requests with store false, so that later ones can go on with them
+        self._kept = ResponseStore(_MOST_KEPT, _MOST_REQUESTS)
+        self._requests: set[asyncio.Task[None]] = set()
+        self._last: dict[str | None, asyncio.Task[None]] = {}  # of each stream
+        self._left = asyncio.Event()
 
     async def run(self) -> None:
         """Runs the messages until the client disconnects."""
@@ -105,26 +111,63 @@ class _Connection:
             while True:
                 await asyncio.wait({awaited}, timeout=IDLE_S)
                 if not awaited.done():
+                    if self._requests:
+                        continue
                     await self._send({"type": "websocket.close", "code": 1001, "reason": "idle"})
                     return
                 message = awaited.result()
                 if message["type"] == "websocket.disconnect":
                     return
                 awaited = asyncio.ensure_future(self._receive())
-                await self._answer(message.get("text") or message.get("bytes") or b"", awaited)
+                await self._begin(message.get("text") or message.get("bytes") or b"")
         finally:
             CONNECTION_RESPONSES.reset(token)
+            self._left.set()
+            # requests end as after a disconnect; those that wait for another one do not begin
+            running = [awaited, *self._requests]
             awaited.cancel()
-            await asyncio.gather(awaited, return_exceptions=True)
+            await asyncio.gather(*running, return_exceptions=True)
 
-    async def _answer(self, text: str | bytes, next_message: asyncio.Future[Message]) -> None:
-        """Runs one message, until the client disconnects."""
+    async def _begin(self, text: str | bytes) -> None:
+        """Begins the request of a message, once the one before it in its stream has ended."""
+        stream: str | None = None
         try:
-            body = _body_of(text)
+            body, stream = _body_of(text)
+            if len(self._requests) >= _MOST_REQUESTS:
+                raise ApiError(
+                    f"{_MOST_REQUESTS} requests of this connection run or wait; wait for the end of one",
+                    status=429,
+                    code="too_many_requests",
+                )
         except ApiError as error:
-            await self._send_error(error.status, error.body())
+            await self._send_error(error.status, error.body(), stream)
             return
-        request = _Request(body, self._send_text, self._send_error)
+        task = asyncio.create_task(self._answer(body, stream, self._last.get(stream)))
+        self._last[stream] = task
+        self._requests.add(task)
+        task.add_done_callback(lambda done: self._ended(done, stream))
+
+    def _ended(self, task: asyncio.Task[None], stream: str | None) -> None:
+        self._requests.discard(task)
+        if self._last.get(stream) is task:
+            del self._last[stream]
+
+    async def _answer(
+        self, body: bytes, stream: str | None, before: asyncio.Task[None] | None
+    ) -> None:
+        """Runs one request after another one, until the client disconnects."""
+        if before is not None:
+            await asyncio.wait({before})
+        if self._left.is_set():
+            return
+
+        async def send_text(text: str) -> None:
+            await self._send_text(text, stream)
+
+        async def send_error(status: int, body: Mapping[str, Any]) -> None:
+            await self._send_error(status, body, stream)
+
+        request = _Request(body, send_text, send_error, self._left)
         headers = [(n, v) for n, v in self._scope["headers"] if not _is_of_connection(n)]
         headers += [
             (b"content-type", b"application/json"), (b"content-length", str(len(body)).encode()),
@@ -148,30 +191,25 @@ class _Connection:
             "headers": headers,
             "state": dict(self._scope.get("state") or {}),
         }
-        running = asyncio.ensure_future(self._app(scope, request.receive, request.send))
-        try:
-            await asyncio.wait({running, next_message}, return_when=asyncio.FIRST_COMPLETED)
-            if not running.done() and next_message.result()["type"] == "websocket.disconnect":
-                request.left.set()
-            await running
-        finally:
-            running.cancel()
-            await asyncio.gather(running, return_exceptions=True)
+        await self._app(scope, request.receive, request.send)
 
-    async def _send_text(self, text: str) -> None:
+    async def _send_text(self, text: str, stream: str | None) -> None:
+        if stream is not None:
+            name = msgspec.json.encode(stream).decode()
+            text = f'{{"stream_id":{name},{text[1:]}'
         await self._send({"type": "websocket.send", "text": text})
 
-    async def _send_error(self, status: int, body: Mapping[str, Any]) -> None:
+    async def _send_error(self, status: int, body: Mapping[str, Any], stream: str | None) -> None:
         data = {"type": "error", "status": status, **body}
-        await self._send_text(msgspec.json.encode(data).decode())
+        await self._send_text(msgspec.json.encode(data).decode(), stream)
 
 
 def _is_of_connection(name: bytes) -> bool:
     return name in _OF_CONNECTION or name.startswith(b"sec-websocket-")
 
 
-def _body_of(text: str | bytes) -> bytes:
-    """The body of the request that a message stands for; the values of its fields stay text."""
+def _body_of(text: str | bytes) -> tuple[bytes, str | None]:
+    """The body of the request that a message stands for, whose values stay text, and its stream."""
     try:
         fields = msgspec.json.decode(text, type=dict[str, msgspec.Raw])
         kind = msgspec.json.decode(fields.pop("type", msgspec.Raw(b"null")))
@@ -185,8 +223,14 @@ def _body_of(text: str | bytes) -> bytes:
     if fields.pop("generate", msgspec.Raw(b"true")) == msgspec.Raw(b"false"):
         raise ApiError("generate is false: prompts are not read in advance", param="generate")
     fields.pop("background", None)
+    stream = msgspec.json.decode(fields.pop("stream_id", msgspec.Raw(b"null")))
+    if stream is not None and not (isinstance(stream, str) and 1 <= len(stream) <= _LONGEST_STREAM):
+        raise ApiError(
+            f"stream_id is {shown(stream)}; it is a text of 1 to {_LONGEST_STREAM} characters",
+            param="stream_id",
+        )
     fields["stream"] = msgspec.Raw(b"true")
-    return msgspec.json.encode(fields)
+    return msgspec.json.encode(fields), stream
 
 
 class _Request:
@@ -196,6 +240,7 @@ class _Request:
         body: Its body.
         send_text: Sends a message to the client.
         send_error: Sends an error with its status.
+        left: Set when the client has disconnected.
     """
 
     def __init__(
@@ -203,10 +248,11 @@ class _Request:
         body: bytes,
         send_text: Callable[[str], Awaitable[None]],
         send_error: Callable[[int, Mapping[str, Any]], Awaitable[None]],
+        left: asyncio.Event,
     ) -> None:
         self._body: bytes | None = body
         self._send_text, self._send_error = send_text, send_error
-        self.left = asyncio.Event()
+        self._left = left
         self._status, self._text = 0, b""
 
     async def receive(self) -> Message:
@@ -214,7 +260,7 @@ class _Request:
         if self._body is not None:
             body, self._body = self._body, None
             return {"type": "http.request", "body": body, "more_body": False}
-        await self.left.wait()
+        await self._left.wait()
         return {"type": "http.disconnect"}
 
     async def send(self, message: Message) -> None:

@@ -19,6 +19,7 @@ from max.serve.http.streaming import unless_left
 from max.serve.metrics import ServerMetrics
 from max.serve.models.model import ServedModel
 from max.serve.models.pool import ModelPool
+from max.serve.openai.responses.background import BackgroundResponses
 from max.serve.openai.responses.store import ResponseStore
 from max.serve.process.settings import ServerSettings
 from max.serve.requests.request_context import current_request
@@ -43,6 +44,7 @@ class ServerState:
         pool: The models.
         store: The models folder; None: the server has one model.
         responses: The latest responses of OpenAI's API.
+        background: Those that are made without a connection.
         epochs: How often each tenant's cached prefixes were dropped.
         streams: The answers that outlive their connection.
 
@@ -55,6 +57,7 @@ class ServerState:
     pool: ModelPool
     store: ModelStore | None = None
     responses: ResponseStore = field(default_factory=ResponseStore)
+    background: BackgroundResponses = field(default_factory=BackgroundResponses)
     epochs: PrefixEpochs = field(default_factory=PrefixEpochs)
     streams: KeptStreams = field(default_factory=KeptStreams)
 

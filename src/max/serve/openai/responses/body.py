@@ -24,7 +24,6 @@ from max.serve.requests.threads import by_size
 REFUSED = {
     "conversation": "give previous_response_id, or send the earlier items in input",
     "prompt": "prompts are not stored; send the text in input",
-    "background": "answers are not made without a connection; stream them",
 }
 
 
@@ -110,7 +109,7 @@ class ResponsesBody(StrictBody):
     previous_response_id: str | None = None
     conversation: Any = None
     prompt: dict[str, Any] | None = None
-    background: Literal[True] | None = None
+    background: bool | None = None
 
 
 async def job_of(

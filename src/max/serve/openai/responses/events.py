@@ -45,9 +45,26 @@ class ResponseWriter:
             "none",
         )
         self._is_created = False
+        self._error: dict[str, Any] | None = None
         tools = [{"strict": None, **(_plain(tool) or {})} for tool in body.tools or ()]
         self._tools = msgspec.Raw(encode_json(tools))
         """Each object of the response has them."""
+
+    @property
+    def identifier(self) -> str:
+        """Identifies the response."""
+        return self._id
+
+    def shown(self, status: str) -> dict[str, Any]:
+        """The response that is made in the background, as it is now.
+
+        Args:
+            status: Its status.
+        """
+        if status in ("cancelled", "failed") and self._open is not None:
+            self._open["status"] = "incomplete"
+        response = {**self.response(None), "status": status, "output": self._items}
+        return {**response, "error": self._error} if status == "failed" else response
 
     def whole(self, answer: Answer) -> dict[str, Any]:
         """The object of a whole answer."""
@@ -78,7 +95,7 @@ class ResponseWriter:
         codes = {400: "invalid_prompt", 429: "rate_limit_exceeded"}
         code = codes.get(error.status, "server_error")
         response = {**self.response(None), "status": "failed", "output": self._items}
-        response["error"] = {"code": code, "message": error.message}
+        response["error"] = self._error = {"code": code, "message": error.message}
         return self.event("response.failed", response=response)
 
     def _create(self, status: str) -> bytes:
@@ -110,6 +127,7 @@ class ResponseWriter:
             "parallel_tool_calls": body.parallel_tool_calls is not False,
             "previous_response_id": body.previous_response_id,
             "store": self._body.store is not False,
+            "background": self._body.background is True,
             "temperature": body.temperature,
             "top_p": body.top_p,
             "text": {"format": _plain(body.text.format if body.text else None) or {"type": "text"}},

@@ -10,13 +10,16 @@ from starlette.responses import Response
 
 from max.serve.chat.prompt import prompt_tokens
 from max.serve.chat.run import AnswerDelta, ChatJob, collect_answers, stream_events
+from max.serve.errors import ApiError
 from max.serve.http.bodies.body import BodyRoute
 from max.serve.http.state import ServerState, json_response, state_of
 from max.serve.http.streaming import event_stream, unless_disconnected
 from max.serve.openai.fields import refuse
+from max.serve.openai.responses.background import BackgroundResponse
 from max.serve.openai.responses.body import REFUSED, ResponsesBody, job_of, messages_with, own_tools
 from max.serve.openai.responses.events import ResponseWriter
 from max.serve.openai.responses.stored import CONNECTION_RESPONSES, history_of, keeper
+from max.serve.requests.request_context import current_request
 from max.serve.requests.threads import by_size
 
 router = APIRouter(tags=["OpenAI"], route_class=BodyRoute)
@@ -52,6 +55,8 @@ async def responses(body: ResponsesBody, request: Request) -> Response:
     job = await job_of(body, state, history)
     keep: Callable[[dict[str, Any]], None] | None = None
     stores = body.store is not False
+    if body.background:
+        return await _in_background(body, job, state, history, request)
     if stores or CONNECTION_RESPONSES.get() is not None:
         keep = keeper(state, history, body.input, stores)
     writer = await by_size(ResponseWriter, body, job, keep)
@@ -62,6 +67,32 @@ async def responses(body: ResponsesBody, request: Request) -> Response:
     timeout = state.settings.request_timeout_s
     answers = await unless_disconnected(request, collect_answers(job, state.metrics, timeout))
     return json_response(writer.whole(answers[0]))
+
+
+async def _in_background(
+    body: ResponsesBody,
+    job: ChatJob,
+    state: ServerState,
+    history: tuple[dict[str, Any], ...],
+    request: Request,
+) -> Response:
+    """Begins a response that goes on without the connection; answers with it as it is now, or with its events."""
+    if body.store is False:
+        raise ApiError(
+            "background and store false are given: a response that is made in the background is stored",
+            param="store",
+        )
+    client = current_request().client
+    state.background.check(client)
+    keep = keeper(state, history, body.input)
+    writer = await by_size(ResponseWriter, body, job, keep)
+    response = BackgroundResponse(client, writer.shown)
+    response.add(writer.waiting())
+    parts = _stream(writer, job, state)
+    state.background.begin(writer.identifier, response, parts, writer.failed, keep)
+    if body.stream:
+        return await event_stream(request, response.read(), writer.failed)
+    return json_response(response.response())
 
 
 def _stream(

@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable
 from contextvars import ContextVar
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
-from fastapi import APIRouter, Request
+from fastapi import APIRouter, Query, Request
 from starlette.responses import Response
 
 from max.serve.errors import ApiError, shown
 from max.serve.http.bodies.body import BodyRoute
 from max.serve.http.state import ServerState, json_response, state_of
+from max.serve.http.streaming import event_stream
 from max.serve.openai.responses.input import items_of
 from max.serve.openai.responses.store import ResponseStore, StoredResponse
-from max.serve.openai.wire import encode_json, new_id
+from max.serve.openai.wire import encode_json, error_event, new_id
 from max.serve.requests.request_context import current_request
 
 router = APIRouter(prefix="/v1/responses", tags=["OpenAI"], route_class=BodyRoute)
@@ -86,13 +88,54 @@ def _stored(identifier: str, request: Request) -> StoredResponse:
 
 
 @router.get("/{response_id}")
-async def response(response_id: str, request: Request) -> Response:
-    """Shows a response that is kept.
+async def response(
+    response_id: str,
+    request: Request,
+    stream: bool = False,
+    starting_after: Annotated[int, Query(ge=0)] | None = None,
+) -> Response:
+    """Shows a response that is kept, or made in the background.
+
+    Args:
+        response_id: Identifies it.
+        request: The connection.
+        stream: Whether to send its events, which only one that is made in the background has.
+        starting_after: The sequence number of the last event that the client has.
+    """
+    made = state_of(request).background.find(response_id, current_request().client)
+    if stream and made is not None:
+        events = made.read(-1 if starting_after is None else starting_after)
+        return await event_stream(request, events, error_event)
+    if made is not None and not made.ended:
+        return json_response(made.response())
+    stored = _stored(response_id, request)
+    if stream:
+        raise ApiError(
+            f"the response {shown(response_id)} has no events any more: only those of background "
+            "responses are kept, for a while",
+            param="stream",
+        )
+    return json_response(stored.response)
+
+
+@router.post("/{response_id}/cancel")
+async def cancel(response_id: str, request: Request) -> Response:
+    """Ends a response that is made in the background; one that has ended stays as it is.
 
     Args:
         response_id: Identifies it.
         request: The connection.
     """
+    made = state_of(request).background.find(response_id, current_request().client)
+    if made is None:
+        if not _stored(response_id, request).response.get("background"):
+            raise ApiError(
+                f"the response {shown(response_id)} is not made in the background, so there is nothing to cancel",
+                param="response_id",
+            )
+    elif made.task is not None and not made.ended:
+        made.task.cancel()
+        await asyncio.wait({made.task})
     return json_response(_stored(response_id, request).response)
 
 
@@ -104,7 +147,10 @@ async def delete(response_id: str, request: Request) -> Response:
         response_id: Identifies it.
         request: The connection.
     """
-    _stored(response_id, request)
+    made = state_of(request).background.find(response_id, current_request().client)
+    if made is None or made.ended:
+        _stored(response_id, request)
+    state_of(request).background.delete(response_id, current_request().client)
     state_of(request).responses.delete(response_id, current_request().client)
     return json_response({"id": response_id, "object": "response.deleted", "deleted": True})
 
