@@ -576,7 +576,12 @@ def test_import_loads_no_more_than_needed(module: str, banned: set[str]) -> None
 
 @pytest.mark.parametrize(
     ("module", "most"),
-    [("max.graph", 20), ("max.graph.ops", 50), ("max.experimental", 20), ("max.nn", 70)],
+    [
+        ("max.graph", 20),
+        ("max.graph.ops", 50),
+        ("max.experimental", 20),
+        ("max.nn", 70),
+    ],
 )
 def test_faces_load_names_when_they_are_used(module: str, most: int) -> None:
     code = f"import sys, {module}; print(sum(name.split('.')[0] == 'max' for name in sys.modules))"

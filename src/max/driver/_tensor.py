@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
-from typing import Any, cast, overload
+from typing import TYPE_CHECKING, Any, cast, overload
 
 import numpy as np
 import numpy.typing as npt
 
-from max._html import array_html
+from max._lazy import lazy_module
 from max.driver import _dlpack
 from max.driver._arguments import (
     ShapeLike,
@@ -30,6 +30,12 @@ from max.driver._memory import (
 )
 from max.driver._strided_memory import Usage, usage_of
 from max.dtype import DType
+
+if TYPE_CHECKING:
+    from max import _html
+else:
+    # for notebooks
+    _html = lazy_module("max._html")
 
 
 class Tensor(ElementAccess):
@@ -450,7 +456,7 @@ class Tensor(ElementAccess):
 
     def _repr_html_(self) -> str:
         caption = f"max.driver.Tensor {list(self._shape)} {self._dtype.name}, {self._stream!r}"
-        return array_html(self._on_host().to_numpy(), caption)
+        return _html.array_html(self._on_host().to_numpy(), caption)
 
     def __repr__(self) -> str:
         return f"max.driver.Tensor({self._dtype}, {self._shape}, {self._stream!r})"

@@ -9,13 +9,13 @@ import math
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from max._abi import BaseLayout
 from max._compiler.program.code import Compiled
-from max._html import details_html
+from max._lazy import lazy_module
 from max._reentry import exclusively, guarded, reentrant_lock, refuse_second_use
 from max._runtime import platform
 from max._runtime.interrupts import check_interrupt
@@ -28,25 +28,19 @@ from max.engine._tensor_spec import TensorSpec
 from max.engine.run.arena import Arena, arena_of
 from max.engine.run.captures import Capture, Captures, checked_keys
 from max.engine.run.input_binding import InputBinder, ModelInput
-from max.engine.run.linked_program import Instance, Linked, LinkedProgram
+from max.engine.run.linked_program import Instance, Linked, LinkedProgram, Linker, Runner
 from max.engine.run.output_memory import OutputMemory
-from max.engine.run.profile import Profile, recording
+
+if TYPE_CHECKING:
+    from max import _html
+    from max.engine.run import profile as profiles
+    from max.engine.run.profile import Profile
+else:
+    # for profiles and notebooks
+    _html = lazy_module("max._html")
+    profiles = lazy_module("max.engine.run.profile")
 
 __all__ = ["Model"]
-
-
-class Linker(Protocol):
-    """The session's interface to link a model; a model calls it again for a reload."""
-
-    def link(self, compiled: Compiled, registry: Mapping[str, DLPackArray] | None) -> Linked:
-        """Programs with the weights of a registry."""
-        ...
-
-
-class Runner(Protocol):
-    """Another executor of a model: the interpreter."""
-
-    def __call__(self, inputs: Sequence[Tensor]) -> list[Tensor]: ...
 
 
 _NOTHING = Tensor(DType.uint8, (0,))
@@ -169,7 +163,7 @@ class Model:
         The profile is complete when the block ends: ``str(profile)`` is a table, ``profile.to_dict()`` data. A reload
         in the block ends the measurement. An interpreted model has no kernels.
         """
-        return recording(self._programs())
+        return profiles.recording(self._programs())
 
     def _programs(self) -> list[LinkedProgram]:
         linked = self._linked
@@ -180,7 +174,7 @@ class Model:
         outputs = ", ".join(f"{t.dtype.name}{t.shape}" for t in self.output_metadata)
         kernels = self.kernel_summaries
         launches = f"{len(kernels)} launch{'es' if len(kernels) != 1 else ''}"
-        return details_html(f"Model({inputs}) -> ({outputs}), {launches}", "\n".join(kernels))
+        return _html.details_html(f"Model({inputs}) -> ({outputs}), {launches}", "\n".join(kernels))
 
     def __repr__(self) -> str:
         return f"Model(inputs={self.input_metadata})"

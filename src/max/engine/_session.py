@@ -36,15 +36,16 @@ from max.engine.load.program_store import Loaded, ProgramStore, input_names
 from max.engine.load.weight_casts import Caster
 from max.engine.load.weights import bind_weights, declared_weights
 from max.engine.run.arena import arena_of
-from max.engine.run.profile import Profile, recording
-from max.kernel.language.extensions import load_extensions
 
 if TYPE_CHECKING:
     from max import graph as graphs
     from max.engine import _compiled, debug_config
     from max.engine.run import interpreted_model
+    from max.engine.run import profile as profiles
+    from max.engine.run.profile import Profile
     from max.graph import print_options
     from max.graph import weights as weight_files
+    from max.kernel.language import extensions
 else:
     # the graph layer is imported by callers that stage graphs
     graphs = lazy_module("max.graph")
@@ -52,6 +53,8 @@ else:
     debug_config = lazy_module("max.engine.debug_config")
     weight_files = lazy_module("max.graph.weights")
     interpreted_model = lazy_module("max.engine.run.interpreted_model")
+    profiles = lazy_module("max.engine.run.profile")
+    extensions = lazy_module("max.kernel.language.extensions")
     # not needed where a program is found by its description
     _compiled = lazy_module("max.engine._compiled")
 
@@ -123,7 +126,8 @@ class InferenceSession:
         self._lock = reentrant_lock()
         self._printing = self.debug.printing()
         self._models: weakref.WeakSet[Model] = weakref.WeakSet()
-        load_extensions(custom_extensions)
+        if custom_extensions is not None:
+            extensions.load_extensions(custom_extensions)
 
     @property
     def devices(self) -> list[Device]:
@@ -346,7 +350,8 @@ class InferenceSession:
 
         The profile is complete when the block ends; see :meth:`Model.profile`.
         """
-        return recording([part for model in list(self._models) for part in model._programs()])  # pyright: ignore[reportPrivateUsage]
+        models = list(self._models)
+        return profiles.recording([part for model in models for part in model._programs()])  # pyright: ignore[reportPrivateUsage]
 
     def _check_devices(self, module: mlir.ModuleOp) -> None:
         """Raises ValueError if an input or output is on a device that the session does not have."""

@@ -2,31 +2,35 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from max._backends import Backends
 from max._compiler.program.code import Compiled, ProgramCode
-from max._config import dump_log
+from max._config import dump_log, flags
 from max._lazy import lazy_module
 from max._runtime import platform
 from max.driver import DLPackArray
 from max.engine.load.fixed_memory import FixedMemory
 from max.engine.load.load_time_results import inputs_of, needed_later, run_once
-from max.engine.load.packed_weights import PackedCopy
 from max.engine.load.program_store import Loaded
 from max.engine.load.weight_casts import Caster
 from max.engine.load.weights import bind_weights
 from max.engine.run.linked_program import Linked, LinkedProgram
-from max.engine.run.profile import keep_for_exit
-from max.engine.tune.idle_measurement import measure_when_idle
-from max.engine.tune.row_thresholds import find_thresholds
 
 if TYPE_CHECKING:
+    from max.engine.load import packed_weights
+    from max.engine.run import profile as profiles
+    from max.engine.tune import idle_measurement, row_thresholds
     from max.graph import print_options
 else:
+    # for programs with packed weights, with row thresholds, and for profiles
+    packed_weights = lazy_module("max.engine.load.packed_weights")
+    profiles = lazy_module("max.engine.run.profile")
+    idle_measurement = lazy_module("max.engine.tune.idle_measurement")
+    row_thresholds = lazy_module("max.engine.tune.row_thresholds")
     # the graph layer is imported by callers that stage graphs
     print_options = lazy_module("max.graph.print_options")
 
@@ -80,7 +84,7 @@ class ModelLinker:
 
         def map_packed(num_bytes: int) -> Array | None:
             nonlocal copy
-            copy = PackedCopy.of(key, compiled, num_bytes, weights, constants)
+            copy = packed_weights.PackedCopy.of(key, compiled, num_bytes, weights, constants)
             return None if copy is None else copy.map_file()
 
         memory = FixedMemory(compiled, self.backends, weights, constants, map_packed, allocate)
@@ -96,14 +100,20 @@ class ModelLinker:
             self._compute_once(compiled, link_part, memory)
         if copy is not None and not memory.is_computed:
             copy.write_later(memory.kept)
-        limits = find_thresholds(compiled, self.backends[compiled.main.device])
-        main = link_part(compiled.main, limits.rows)
+        rows: dict[str, int] = {}
+        unsure: Sequence[row_thresholds.Unsure] = ()
+        if any(launch.limit is not None for launch in compiled.main.launches):
+            limits = row_thresholds.find_thresholds(compiled, self.backends[compiled.main.device])
+            rows, unsure = limits.rows, limits.unsure
+        main = link_part(compiled.main, rows)
         if log := dump_log("program"):
             log.info("// ----- %s -----\n%s", compiled.name, main.executor.program)
-        later = [link_part(part, limits.rows) for part in compiled.later]
-        keep_for_exit([main, *later])
+        later = [link_part(part, rows) for part in compiled.later]
+        if flags.MAX_PROFILE:
+            profiles.keep_for_exit([main, *later])
         programs = Linked(main, later, memory.owners)
-        measure_when_idle(programs, compiled, link_part, limits.unsure)
+        if unsure:
+            idle_measurement.measure_when_idle(programs, compiled, link_part, unsure)
         return programs
 
     def _compute_once(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -25,6 +25,7 @@ from max._lazy import lazy_module
 from max._reentry import reentrant_lock
 from max._runtime import guard
 from max._runtime.program import Jump, Launch, LaunchGeometry, NativeArray, Program
+from max.driver import DLPackArray, Tensor
 from max.engine.run.host_steps import HostSteps, slot_address
 from max.engine.run.small_work import small_work
 from max.mlir.sizes import Size, size_function
@@ -34,7 +35,7 @@ if TYPE_CHECKING:
 else:
     print_options = lazy_module("max.graph.print_options")
 
-__all__ = ["Instance", "Linked", "LinkedProgram"]
+__all__ = ["Instance", "Linked", "LinkedProgram", "Linker", "Runner"]
 
 _NO_LOCATIONS = SourceLocations()
 MAX_INSTANCES = 256
@@ -323,3 +324,17 @@ class Linked:
     main: LinkedProgram
     later: list[LinkedProgram]
     kept: list[object]
+
+
+class Linker(Protocol):
+    """The session's interface to link a model; a model calls it again for a reload."""
+
+    def link(self, compiled: Compiled, registry: Mapping[str, DLPackArray] | None) -> Linked:
+        """Programs with the weights of a registry."""
+        ...
+
+
+class Runner(Protocol):
+    """Another executor of a model: the interpreter."""
+
+    def __call__(self, inputs: Sequence[Tensor]) -> list[Tensor]: ...

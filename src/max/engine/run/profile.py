@@ -20,7 +20,6 @@ from typing import Any
 import numpy as np
 
 from max._abi import Event, ProfileRecord
-from max._config import flags
 from max._dataclass import dataclass
 from max.engine.run.linked_program import LinkedProgram
 
@@ -260,6 +259,5 @@ _exit_profile = _ExitProfile()
 
 
 def keep_for_exit(programs: Iterable[LinkedProgram]) -> None:
-    """With ``MAX_PROFILE``, registers programs whose times are shown when the process ends."""
-    if flags.MAX_PROFILE:
-        _exit_profile.add(programs)
+    """Registers programs whose times are shown when the process ends, for ``MAX_PROFILE``."""
+    _exit_profile.add(programs)

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from max._backends.regions import Node, RegionSpec, Value
+from max._backends.regions import REDUCTIONS, Node, RegionSpec, Value
 from max._compiler.codegen.expressions import KERNEL_NAME, combine, compute_dtype, identity
 from max._compiler.codegen.values import ValueWriter, cast_source
 from max.dtype import DType
 
-__all__ = ["Accumulators", "Lines", "is_float_sum"]
+__all__ = ["Accumulators", "Lines", "condition_of", "is_float_sum", "is_reduction"]
 
 PIECE = {DType.float32: 128, DType.float64: 512}
 """The most elements that a lane adds up before their sum goes into a wide sum: the error of a sum grows with this
@@ -139,6 +139,17 @@ class Accumulators:
         across = {"reduce_sum": "reduce_add"}.get(node.op, node.op)
         self.out.add(f"{row} = k.{across}({name})")
         self.values.names[i] = row
+
+
+def condition_of(reduction: object) -> int | None:
+    """The value that says whether a row needs a reduction; None for reductions without a condition."""
+    assert isinstance(reduction, Node)
+    return reduction.args[1] if len(reduction.args) > 1 else None
+
+
+def is_reduction(value: object) -> bool:
+    """Whether a value of a region reduces another one along the innermost axis."""
+    return isinstance(value, Node) and value.op in REDUCTIONS
 
 
 def is_float_sum(node: Value) -> bool:

@@ -13,45 +13,22 @@ A value that does not vary along the innermost loop is computed before it, as a 
 from __future__ import annotations
 
 from max import kernel as k
+from max._backends.cpu import tuning
 from max._backends.cpu.kernels.tiles.transpose import transpose
-from max._backends.cpu.regions.accumulators import Accumulators, Lines, is_float_sum
-from max._backends.cpu.regions.axes import (
-    column_axis,
-    move_axis,
-    reads_longer_rows,
-    tile_axis,
-    transposed_leaves,
-)
+from max._backends.cpu.regions import accumulators
+from max._backends.cpu.regions import axes as space
+from max._backends.cpu.regions.accumulators import Accumulators, Lines
 from max._backends.cpu.regions.vector_width import native_width, vectors_per_step
-from max._backends.cpu.tuning import REGION_CHUNK
-from max._backends.regions import REDUCTIONS, ArgView, Leaf, Node, RegionKernel, RegionSpec, Result
+from max._backends.regions import ArgView, Leaf, Node, RegionKernel, RegionSpec, Result
+from max._compiler.codegen import expressions
 from max._compiler.codegen.centering import with_exact_centers
-from max._compiler.codegen.expressions import (
-    KERNEL_NAME,
-    combine,
-    compute_dtype,
-    identity,
-    loaded_text,
-)
 from max._compiler.codegen.values import ValueWriter
 from max.dtype import DType
 from max.mlir.sizes import Size, Sizes, divide, simplify
 
 __all__ = ["write_nest", "write_region"]
 
-BLOCK = 4096
-"""Elements of the vectorized axis that one parallel chunk takes."""
-TILE_ROWS, TILE_LANES = 16, 16
-"""The tile in which a transposed argument is read: each of its cache lines is used whole while it is in the cache."""
-TILE_LINE = 64
-"""Bytes per row of a tile that is transposed in registers: one cache line, which is then written whole."""
-LONG_ROW = 8 * BLOCK
-"""The length above which several workers reduce a single row."""
-SERIAL_ELEMENTS = 2048
-"""Regions of at most this many elements run on one worker: waking the others costs more."""
 FUNCTIONS = {"transpose": transpose}
-CHUNKS = 8
-"""The most chunks per worker: enough to balance the load if the system slows one worker down."""
 
 
 class _NestWriter:
@@ -83,12 +60,12 @@ class _NestWriter:
         self.values = ValueWriter(spec, self, self.lane_axis, str(width))
         self.sums = Accumulators(spec, self.values, self.out, columns, width)
         self.index = [f"i{axis}" for axis in range(rank)]
-        self.tile_axis = tile_axis(spec)
+        self.tile_axis = space.tile_axis(spec)
         # a full reduction of a long row: all workers share the row
         self.split = (
             spec.reduces
             and rank == 1
-            and not (isinstance(spec.dims[0], int) and spec.dims[0] < LONG_ROW)
+            and not (isinstance(spec.dims[0], int) and spec.dims[0] < tuning.LONG_ROW)
         )
         self.workspaces: list[int] = []
         self.in_branch: set[int] = set()
@@ -96,14 +73,14 @@ class _NestWriter:
         self.start: str | None = None
         """The first index of the current block; None if the lane axis is not cut."""
         # leaves that are read along the tile axis and transposed in registers
-        self.transposed = transposed_leaves(spec, self.tile_axis) if width in (8, 16) else []
-        self.tile_rows = width if self.transposed else TILE_ROWS
-        self.along_read = bool(self.transposed) and reads_longer_rows(
+        self.transposed = space.transposed_leaves(spec, self.tile_axis) if width in (8, 16) else []
+        self.tile_rows = width if self.transposed else tuning.TILE_ROWS
+        self.along_read = bool(self.transposed) and space.reads_longer_rows(
             spec, self.transposed, self.tile_axis
         )
         # the narrowest result decides how many lanes fill a cache line
         narrowest = min((r.dtype.size_in_bytes for r in spec.results), default=4)
-        self.tile_lanes = TILE_LINE // narrowest if self.transposed else TILE_LANES
+        self.tile_lanes = tuning.TILE_LINE // narrowest if self.transposed else tuning.TILE_LANES
 
     # arguments ---------------------------------------------------------------------------------
 
@@ -164,7 +141,7 @@ class _NestWriter:
                 and spec.level[i] == level
                 and i not in self.values.names
                 and i not in self.in_branch
-                and not _is_reduction(value)
+                and not accumulators.is_reduction(value)
             ):
                 self.values.value(i)
         inner_results = [
@@ -175,11 +152,15 @@ class _NestWriter:
         reductions = [
             i
             for i, value in enumerate(spec.values)
-            if _is_reduction(value) and spec.level[i] == level + 1
+            if accumulators.is_reduction(value) and spec.level[i] == level + 1
         ]
         if self.split and (inner_results or reductions):
             self.split_walk(inner_results, reductions)
-        elif reductions and not inner_results and None not in map(self.condition, reductions):
+        elif (
+            reductions
+            and not inner_results
+            and None not in (accumulators.condition_of(spec.values[i]) for i in reductions)
+        ):
             # a walk that stores nothing can be skipped
             self.conditional_walk(reductions)
         elif inner_results or reductions:
@@ -201,8 +182,8 @@ class _NestWriter:
         out = self.out
         depth = out.depth
         out.open("for b in ctx.parallel(blocks):")
-        out.add(f"start = b * {BLOCK}")
-        out.add(f"count = k.min({self.dim_text[self.last]} - start, {BLOCK})")
+        out.add(f"start = b * {tuning.BLOCK}")
+        out.add(f"count = k.min({self.dim_text[self.last]} - start, {tuning.BLOCK})")
         self.start = "start"
         self.walk(results, reductions)
         for i in reductions:
@@ -218,8 +199,8 @@ class _NestWriter:
             assert isinstance(node, Node)
             name = self.values.names[i] = self.values.fresh()
             part = f"w{self.workspaces.index(i)}[b]"
-            out.add(f"{name} = {identity(node.op, node.dtype)}")
-            if is_float_sum(node):
+            out.add(f"{name} = {expressions.identity(node.op, node.dtype)}")
+            if accumulators.is_float_sum(node):
                 wide = self.sums.wide_sum(name)
                 out.open("for b in range(blocks):")
                 out.add(f"{wide} = fn.add_part({wide}, {part})")
@@ -227,19 +208,13 @@ class _NestWriter:
                 out.add(f"{name} = {self.sums.rounded_sum(i, wide)}")
                 continue
             out.open("for b in range(blocks):")
-            out.add(f"{name} = {combine(node.op, name, part)}")
+            out.add(f"{name} = {expressions.combine(node.op, name, part)}")
             out.depth = depth
-
-    def condition(self, i: int) -> int | None:
-        """The value that says whether a row needs a reduction; None for reductions without a condition."""
-        node = self.spec.values[i]
-        assert isinstance(node, Node)
-        return node.args[1] if len(node.args) > 1 else None
 
     def conditional_walk(self, reductions: list[int]) -> None:
         """A walk for reductions that few rows need, and the selects by this need, which use them."""
         out, values = self.out, self.spec.values
-        conditions = {self.condition(i) for i in reductions}
+        conditions = {accumulators.condition_of(values[i]) for i in reductions}
         selects = [
             (i, v)
             for i, v in enumerate(values)
@@ -348,7 +323,7 @@ class _NestWriter:
             leaf = spec.values[i]
             assert isinstance(leaf, Leaf)
             names[i] = f"tile{i}"
-            kind = KERNEL_NAME[compute_dtype(leaf.dtype)]
+            kind = expressions.KERNEL_NAME[expressions.compute_dtype(leaf.dtype)]
             out.add(f"{names[i]} = k.tile(k.{kind}, ({width},), width={width})")
             axes = [axis for axis, stride in enumerate(leaf.strides) if stride != 0]
             at = {self.tile_axis: "first", self.last: "at"}
@@ -360,7 +335,7 @@ class _NestWriter:
             # the load runs along the tile axis, which is not the last one of the view
             along = axes.index(self.tile_axis)
             text = f"a{self.leaves.index(i)}.load({where}, width={width}, mask=here, axis={along})"
-            out.add(f"{names[i]}[r] = {loaded_text(text, leaf.dtype)}")
+            out.add(f"{names[i]}[r] = {expressions.loaded_text(text, leaf.dtype)}")
             out.depth = depth
             out.add(f"transpose({names[i]}, {width})")
         out.open(f"for r in k.static_range({width}):")
@@ -401,7 +376,7 @@ class _NestWriter:
             if not self.transposed:
                 # chunks grow with the work: long runs are read fastest
                 steps = " * ".join(size for _, size in parallel)
-                grain = f"k.max({grain}, {steps} // ({CHUNKS} * ctx.num_workers))"
+                grain = f"k.max({grain}, {steps} // ({tuning.CHUNKS} * ctx.num_workers))"
             out.open(f"for {names}{comma} in ctx.parallel(({shape}{comma}), grain={grain}):")
         if block:
             out.add(f"start = b * {block}")
@@ -411,14 +386,14 @@ class _NestWriter:
             self.transposed_walk(lanes, bool(block))
             return self.finish_text(bool(parallel))
         if self.tile_axis >= 0:
-            first = f"tile * {TILE_ROWS}"
-            last = f"k.min({first} + {TILE_ROWS}, {self.dim_text[self.tile_axis]})"
+            first = f"tile * {tuning.TILE_ROWS}"
+            last = f"k.min({first} + {tuning.TILE_ROWS}, {self.dim_text[self.tile_axis]})"
             out.open(f"for {self.index[self.tile_axis]} in range({first}, {last}):")
         if self.columns:
             out.open(f"for j, m in k.vectors({'count' if block else lanes}, {self.width}):")
             out.add(f"{self.index[self.lane_axis]} = " + ("start + j" if block else "j"))
         if self.split:
-            out.add(f"blocks = ({lanes} + {BLOCK - 1}) // {BLOCK}")
+            out.add(f"blocks = ({lanes} + {tuning.BLOCK - 1}) // {tuning.BLOCK}")
         for level in range(max(spec.level, default=0) + 1):
             self.write_level(level)
         return self.finish_text(bool(parallel) or self.split)
@@ -429,7 +404,11 @@ class _NestWriter:
         if not self.spec.dims or (self.spec.reduces and not self.columns):
             return 0
         block = (
-            8 * self.width if self.columns else self.tile_lanes if self.tile_axis >= 0 else BLOCK
+            8 * self.width
+            if self.columns
+            else self.tile_lanes
+            if self.tile_axis >= 0
+            else tuning.BLOCK
         )
         size = self.spec.dims[self.lane_axis]
         # an axis a little longer than a block is not worth a second task
@@ -451,7 +430,7 @@ class _NestWriter:
             else:
                 texts.append(self.dim_text[axis])
         # a chunk has at least `REGION_CHUNK` elements of work
-        min_steps = max(REGION_CHUNK // work, 1)
+        min_steps = max(tuning.REGION_CHUNK // work, 1)
         return (
             f"k.max({min_steps} // k.max({' * '.join(texts)}, 1), 1)" if texts else str(min_steps)
         )
@@ -469,15 +448,19 @@ class _NestWriter:
             assert isinstance(leaf, Leaf)
             args.append(self.view(leaf.dtype, leaf.strides))
             params.append(f"a{position}: k.Input")
-        blocks = simplify((spec.dims[self.last] + (BLOCK - 1)) // BLOCK) if self.workspaces else 0
+        blocks = (
+            simplify((spec.dims[self.last] + (tuning.BLOCK - 1)) // tuning.BLOCK)
+            if self.workspaces
+            else 0
+        )
         for position, i in enumerate(self.workspaces):
-            dtype = compute_dtype(spec.values[i].dtype)
+            dtype = expressions.compute_dtype(spec.values[i].dtype)
             args.append(ArgView(dtype, (blocks,), None))
             params.append(f"w{position}: k.InOut")
         params += [f"{name}: k.i64" for name in self.scalar_names]
         header = f"def region({', '.join(params)}, ctx: k.Context):"
         size = spec.size
-        serial = not parallel or (isinstance(size, int) and size <= SERIAL_ELEMENTS)
+        serial = not parallel or (isinstance(size, int) and size <= tuning.SERIAL_ELEMENTS)
         return RegionKernel(
             "\n".join([header, *self.out.lines]) + "\n",
             tuple(args),
@@ -491,10 +474,6 @@ class _NestWriter:
         return ArgView.of(self.spec, dtype, strides, axes)
 
 
-def _is_reduction(value: object) -> bool:
-    return isinstance(value, Node) and value.op in REDUCTIONS
-
-
 def write_nest(spec: RegionSpec, native_width: int) -> RegionKernel:
     """Writes the kernel of a region.
 
@@ -502,12 +481,12 @@ def write_nest(spec: RegionSpec, native_width: int) -> RegionKernel:
         spec: The region.
         native_width: Lanes of the region's widest compute type in a vector register.
     """
-    axis = column_axis(spec)
+    axis = space.column_axis(spec)
     # rows can be walked once more, but not columns, nor a single row that workers share
     spec = with_exact_centers(spec, axis is None and len(spec.dims) > 1)
     columns = axis is not None
     if axis is not None:
-        spec = move_axis(spec, axis)
+        spec = space.move_axis(spec, axis)
     vectors = vectors_per_step(spec, columns)
     return _NestWriter(spec, columns, vectors * native_width).write()
 
