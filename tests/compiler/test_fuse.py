@@ -299,3 +299,21 @@ def test_rows_of_whole_vectors_have_no_masked_tail(
         x = rng.uniform(-1, 1, sizes).astype(np.float32)
         (result,) = model.execute(x)
         assert_close(result.to_numpy(), np.tanh(x) + x, scale=64)
+
+
+def test_a_wide_copy_of_codes_is_computed_where_it_is_used() -> None:
+    """Codes are stored, their floats are not: else the first product would have two results, and no epilogue."""
+    rng = np.random.default_rng(0)
+    bytes_ = rng.integers(-9, 9, (64, 64)).astype(np.int8)
+    types = [TensorType(DType.float32, shape, DEVICE) for shape in (["n", 64], [64, 64])]
+    with Graph("codes", input_types=types) as graph:
+        x, w = (value.tensor for value in graph.inputs)
+        codes = ops.cast(ops.round((x @ w) * 4.0), DType.int8)
+        floats = ops.cast(codes, DType.float32) * 0.25
+        inner, outer = (ops.cast(v, DType.int32) for v in (codes, ops.constant(bytes_)))
+        graph.output(ops.cast(inner @ outer, DType.float32) + floats)
+    model = SESSION.load(graph)
+    assert len(model.kernel_summaries) == 2
+    operands = [rng.standard_normal(shape).astype(np.float32) for shape in ((5, 64), (64, 64))]
+    (got,), (want,) = model.execute(*operands), _interpreter.run(graph, operands)
+    np.testing.assert_allclose(got.to_numpy(), want, rtol=1e-5, atol=1e-5)

@@ -4,8 +4,9 @@ Ops are visited in program order. An element-wise op joins the group that produc
 same iteration space; a reduction or row-wise op joins if the group's values have its operand's shape. Groups whose
 values meet in one op are merged. A join that would make two groups depend on each other is refused.
 
-Afterwards an element-wise group that uses a matmul's result element by element becomes the matmul's epilogue. An RMS
-norm that only a product by packed weights uses is computed in the product's kernel.
+Ops that widen a narrow value, such as codes, move to the group that uses the wide one. Afterwards an element-wise group
+that uses a matmul's result element by element becomes the matmul's epilogue. An RMS norm that only a product by packed
+weights uses is computed in the product's kernel.
 """
 
 from __future__ import annotations
@@ -30,6 +31,9 @@ __all__ = ["fuse"]
 
 MAX_OPS = 96
 """The largest size of a region, in element-wise ops; ops over rows count as several."""
+
+MAX_WIDENING = 6
+"""The most ops that widen a value and move to its user."""
 
 
 @dataclass(eq=False)
@@ -148,7 +152,9 @@ class Fuser:
             chosen.ops.append(op)
             self.launched_together(chosen.ops)
             self.group_of[op] = chosen
-        return [group for group in groups if group.merged is None]
+        found = [group for group in groups if group.merged is None]
+        self.move_widenings(found)
+        return found
 
     def fits(self, op: MoOp, group: Group, space: Sizes, axis: int) -> bool:
         """Whether an op runs over a group's iteration space."""
@@ -243,6 +249,57 @@ class Fuser:
     def first_of(self, group: Group) -> int:
         """The position of a group's first op."""
         return min(self.position[op] for op in group.ops)
+
+    def move_widenings(self, groups: list[Group]) -> None:
+        """Moves the ops that widen a narrow output of a group, such as codes, to the group that uses the wide value.
+
+        The narrow value is written in any case; the wide one then is not, and the group may be an epilogue.
+        """
+        for group in groups:
+            outputs = self.outputs_of(group) if group.axis < 0 else []
+            narrow = min([_dtype(v).size_in_bytes for v in outputs], default=0)
+            for value in outputs:
+                if len(outputs) > 1 and _dtype(value).size_in_bytes > narrow:
+                    self.move_widening(group, value, set(outputs))
+
+    def outputs_of(self, group: Group) -> list[SSAValue]:
+        """The values that ops outside of a group use."""
+        inside = set(group.ops)
+        return [
+            v
+            for op in group.ops
+            for v in op.results
+            if any(use.operation not in inside for use in v.uses)
+        ]
+
+    def move_widening(self, group: Group, value: SSAValue, outputs: set[SSAValue]) -> None:
+        """Moves the ops between a narrow output and a wide one to the only group that uses the wide one."""
+        users = {self.find(use.operation) for use in value.uses}
+        target = users.pop()
+        if users or target is None or target is group or target.axis >= 0:
+            return
+        chain: list[MoOp] = []
+        last = value
+        while True:
+            op = last.owner
+            used = {use.operation for use in last.uses}
+            if not isinstance(op, MoOp) or (chain and used != {chain[-1]}):
+                return
+            chain.append(op)
+            inner = {v for v in op.operands if self.find(base_of(v).owner) is group}
+            if len(inner) != 1 or len(chain) > MAX_WIDENING:
+                return
+            (last,) = inner
+            if last in outputs and _dtype(last).size_in_bytes < _dtype(value).size_in_bytes:
+                break
+        added = sum(op.spec.region_size for op in chain)
+        if not _one_nest(group.space, -1, target) or target.size + added > MAX_OPS:
+            return
+        group.ops = [op for op in group.ops if op not in chain]
+        target.ops = [*reversed(chain), *target.ops]
+        for op in chain:
+            self.group_of[op] = target
+        self.launched_together(target.ops)
 
     def join_siblings(self, groups: list[Group]) -> list[Group]:
         """Merges groups over one space that read the same value, which is then loaded once.
