@@ -21,7 +21,7 @@ class Packing:
         filters: Dtypes of filters of convolutions that become strips.
         quantized: Encodings of quantized weights that are packed.
         int8: Whether weights of 8-bit integers are packed.
-        min_size: A dense weight with fewer rows or columns is not packed: a panel would hold mostly padding.
+        min_size: A dense weight with fewer rows or columns is not packed: its panels would be mostly padding.
         streamed_bytes: Packed weights of a graph of at least this size are not expected to stay in caches between
             executions.
         coded: The lossless encodings of streamed dense weights, by dtype; other dtypes are not coded.
@@ -31,7 +31,7 @@ class Packing:
     filters: frozenset[DType] = frozenset()
     quantized: frozenset[str] = frozenset()
     int8: bool = False
-    min_size: int = 32
+    min_size: int = 8
     streamed_bytes: int = 32 << 20
     coded: Mapping[DType, str] = field(default_factory=dict[DType, str])
 
