@@ -184,7 +184,9 @@ ERRORS = {
     "role": (["--pipeline-role", "prefill_only"], "pipeline_role is prefill_only, which is not in this", "Leave out"),
     "copies": (["--data-parallel-degree", "2", "--devices", "cpu"], "data_parallel_degree is 2, and the", "cpu:0,1"),
     "draft": (["--draft-quantize", "q4_k"], "draft_quantize is given, and there is no draft model", "Give one with"),
-    "lora": (["--lora-paths", "a=b"], "--lora-paths is not in this release: there are no LoRA", "Leave it out"),
+    "lora": (["--lora-paths", "a=b"], "lora_paths is set without enable_lora", "--enable-lora"),
+    "lora path": (["--lora", "a=/no/such"], "there is no /no/such", "PEFT"),
+    "lora rank": (["--enable-lora", "--max-lora-rank", "0"], "max_lora_rank is 0", "from 1 to"),
     "custom": (["--custom-architectures", "no_such"], "'no_such' cannot be imported", "folder:module"),
 }  # fmt: skip
 

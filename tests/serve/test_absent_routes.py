@@ -20,7 +20,7 @@ from tests.serve.conftest import RunningServer
 
 METHODS = ("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS")
 ABSENT = {
-    "/v1/load_lora_adapter": "merge", "/v1/unload_lora_adapter": "merge", "/lora-adapters": "merge",
+    "/lora-adapters": "/v1/models",
     "/v1/audio/speech": "later", "/v1/audio/transcriptions": "later", "/v1/audio/translations": "later",
     "/v1/realtime": "later", "/v1/images/generations": "later", "/v1/images/edits": "later",
     "/v1/batches": "max run-batch", "/v1/batches/batch_1": "max run-batch",

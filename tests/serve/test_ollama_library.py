@@ -117,7 +117,7 @@ def test_a_server_of_one_model_pulls_none(http: httpx.Client) -> None:
 
 
 def test_missing_routes_are_501(http: httpx.Client) -> None:
-    for path in ("/v1/load_lora_adapter", "/v1/audio/speech", "/v1/images/generations"):
+    for path in ("/v1/audio/speech", "/v1/images/generations"):
         answer = http.post(path, json={})
         assert answer.status_code == 501 and "later" in answer.json()["error"]["message"]
 

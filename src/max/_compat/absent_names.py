@@ -5,7 +5,10 @@ from __future__ import annotations
 __all__ = ["ABSENT", "OF_26"]
 
 _GRAPHS = "Stage a max.graph.Graph, and run it with max.engine.InferenceSession."
-_ADAPTERS = "LoRA adapters are absent; merge one into the weights before they are loaded."
+_ADAPTERS = (
+    "Adapters are served with --enable-lora and --lora-paths (docs/adapters.md); "
+    "LoRAConfig is in max.pipelines.config.lora_config."
+)
 _DRAFTS = "Options of drafts are those of PipelineConfig: draft_model, speculative_method, num_speculative_tokens."
 _GPUS = "It is of GPUs and their streams; what runs on a device here runs in order."
 _COLLECTIVES = (

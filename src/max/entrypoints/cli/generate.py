@@ -30,6 +30,7 @@ from max.interfaces import (
     TextGenerationContext,
     TextGenerationRequest,
 )
+from max.pipelines.config.lora_config import named_path
 from max.pipelines.config.pipeline_config import PipelineConfig
 from max.pipelines.core.exceptions import InputError
 from max.pipelines.generation.coroutines import run_async
@@ -75,6 +76,12 @@ else:
 @click.option(
     "--grammar", metavar="TEXT", help="The text matches this Lark or GBNF grammar; @FILE."
 )
+@click.option(
+    "--lora", metavar="[NAME=]PATH", help="Use this adapter: a folder of PEFT, or a GGUF file."
+)
+@click.option(
+    "--lora-scale", type=float, default=1.0, show_default=True, help="The factor of its weights."
+)
 @sampling_options
 @config_options
 @log_level_option
@@ -85,6 +92,8 @@ def generate(
     chat: bool,
     num_warmups: int,
     stats: bool,
+    lora: str | None,
+    lora_scale: float,
     **options: Any,
 ) -> None:
     """Generate text from a prompt.
@@ -105,6 +114,7 @@ def generate(
     begin = time.perf_counter()
     progress = Progress()
     values.setdefault("max_batch_size", 1)  # one prompt, so the cache holds one sequence
+    adapter = _chosen_adapter(values, lora)
     with progress.stage("reading the configuration"):
         config = PipelineConfig(**values)
         defaults = config.model_config.sampling_params_defaults
@@ -113,7 +123,7 @@ def generate(
         except ValueError as error:
             raise click.UsageError(str(error).removeprefix("SamplingParams: ")) from error
     config_of_model = config.model_config
-    runner = Runner(config, params, grammar)
+    runner = Runner(config, params, grammar, (adapter, lora_scale))
     # reports a prompt that is too long before the model is loaded
     context = runner.context(prompt, chat)
     encoding = config_of_model.quantization_encoding
@@ -134,6 +144,17 @@ def generate(
     click.echo()
     if stats:
         click.echo(timing.summary(), err=True)
+
+
+def _chosen_adapter(values: dict[str, Any], lora: str | None) -> str:
+    """The name of the adapter of ``--lora``, which is added to the values; else the only one of ``--lora-paths``."""
+    if lora is not None:
+        values["enable_lora"] = True
+        values["lora_paths"] = [*values.get("lora_paths", ()), lora]
+        values.setdefault("max_num_loras", 1)
+        return named_path(lora)[0]
+    paths = values.get("lora_paths", ())
+    return named_path(paths[0])[0] if len(paths) == 1 else ""
 
 
 def _prompt(values: dict[str, Any], model: str | None, text: str | None, prompt: str | None) -> str:
@@ -192,9 +213,14 @@ class Runner:
     """Models live until the process ends: their packed weights are then written for the next start (`max.engine`)."""
 
     def __init__(
-        self, config: PipelineConfig, params: SamplingParams, grammar: str | None = None
+        self,
+        config: PipelineConfig,
+        params: SamplingParams,
+        grammar: str | None = None,
+        adapter: tuple[str, float] = ("", 1.0),
     ) -> None:
         self.config, self.params, self._grammar = config, params, grammar
+        self._adapter = adapter
         tokenizer, self._factory = registry.PIPELINE_REGISTRY.retrieve_factory(
             config, PipelineTask.TEXT_GENERATION
         )
@@ -222,6 +248,7 @@ class Runner:
             raise InputError("the prompt is empty", "Give a text with --prompt.")
         context = run_async(self.tokenizer.new_context(request))
         context.grammar = self._grammar
+        context.adapter, context.adapter_scale = self._adapter
         return context
 
     def conversation(self, messages: list[Any]) -> TextGenerationContext:
@@ -236,7 +263,9 @@ class Runner:
             messages=messages,
             sampling_params=self.params,
         )
-        return run_async(self.tokenizer.new_context(request))
+        context = run_async(self.tokenizer.new_context(request))
+        context.adapter, context.adapter_scale = self._adapter
+        return context
 
     def run(self, context: TextGenerationContext, timing: _Timing | None = None) -> Iterator[str]:
         """The text of a request, in pieces."""

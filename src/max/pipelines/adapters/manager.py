@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Sequence
+from collections.abc import Sequence, Set
 from pathlib import Path
 from typing import Any
 
@@ -148,14 +148,14 @@ class LoRAManager:
                 loaded.packed = packed
                 self._place(loaded)
 
-    def unload(self, name: str) -> RequestID | None:
+    def unload(self, name: str) -> Set[RequestID]:
         """Takes an adapter from requests to come; those that have named it go on with it.
 
         Args:
             name: Its name.
 
         Returns:
-            One of the requests that still use it; None: it is gone from memory.
+            The requests that still use it, a set that becomes empty as they end; then it is gone from memory.
 
         Raises:
             UnknownAdapterError: It is not loaded.
@@ -164,21 +164,9 @@ class LoRAManager:
             loaded = self._by_name.pop(name, None)
             if loaded is None:
                 raise self._unknown(name)
-            if loaded.requests:
-                return next(iter(loaded.requests))
-            self._vacate(loaded)
-            return None
-
-    def uses(self, name: str) -> bool:
-        """Whether open requests use an adapter, or one of this name that was unloaded."""
-        with self._lock:
-            return any(loaded.name == name for loaded in self._by_request.values())
-
-    def needs_reading(self, name: str) -> bool:
-        """Whether the files of an adapter must be read before a request can use it."""
-        with self._lock:
-            loaded = self._by_name.get(name)
-            return loaded is not None and loaded.slot is None and loaded.packed is None
+            if not loaded.requests:
+                self._vacate(loaded)
+            return loaded.requests
 
     def prepare(self, name: str) -> None:
         """Reads an adapter that is not in memory, so that the next batch finds it; thread-safe.

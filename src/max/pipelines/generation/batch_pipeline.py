@@ -14,6 +14,7 @@ from max.interfaces import (
     TextGenerationInputs,
     TextGenerationOutput,
 )
+from max.pipelines.adapters.manager import LoRAManager
 from max.pipelines.config.pipeline_config import PipelineConfig
 from max.pipelines.generation.steps.step_reader import StepReader
 from max.pipelines.kv_cache.prefix_store import PrefixStore, PrefixWrite
@@ -127,6 +128,11 @@ class BatchPipeline(
 
     def warm_up(self) -> None:
         """Builds state that requests share before the first one arrives; thread-safe, even while a batch runs."""
+
+    @property
+    def lora_manager(self) -> LoRAManager | None:
+        """The adapters that requests may name; None, as by default: requests take none."""
+        return None
 
     @property
     def draft_counts(self) -> tuple[int, int]:

@@ -34,6 +34,7 @@ from max.serve.llama_cpp import infill
 from max.serve.ollama import library
 from max.serve.ollama import routes as ollama
 from max.serve.openai import (
+    adapters,
     chat,
     completions,
     decisions,
@@ -87,7 +88,7 @@ def build_app(
     }
     served = state.settings.api_types
     of_apis = [module for name, api in apis.items() if name in served for module in api]
-    modules = (health, models, stream_routes, *of_apis)
+    modules = (health, models, adapters, stream_routes, *of_apis)
     for module in (*modules, unsupported_routes):
         app.include_router(module.router)
     # routes that are absent say so whatever the type of their body is

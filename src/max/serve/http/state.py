@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Any, Protocol
 from urllib.parse import urlsplit
 
 import msgspec
@@ -11,7 +11,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from max.pipelines.store.local import ModelStore
-from max.serve.errors import ApiError
+from max.serve.errors import ApiError, shown
 from max.serve.http.bodies.open_bodies import OpenBodies
 from max.serve.http.kept_streams import KeptStreams
 from max.serve.http.prefix_epochs import PrefixEpochs
@@ -23,6 +23,9 @@ from max.serve.openai.responses.background import BackgroundResponses
 from max.serve.openai.responses.store import ResponseStore
 from max.serve.process.settings import ServerSettings
 from max.serve.requests.request_context import current_request
+
+MOST_SCALE = 1e4
+"""The greatest scale of an adapter, in magnitude."""
 
 
 class HasUnknownFields(Protocol):
@@ -78,8 +81,44 @@ class ServerState:
         """
         use, receive = self.pool.use(name, keep_alive), current_request().receive
         if receive is None or self.pool.is_ready(name):
-            return await use
-        return await unless_left(receive, use)
+            model = await use
+        else:
+            model = await unless_left(receive, use)
+        choose_adapter(model, name)
+        return model
+
+
+def choose_adapter(model: ServedModel, name: str | None) -> None:
+    """Notes the adapter of the current request, which the name of its model or its field ``lora`` states.
+
+    Args:
+        model: The model.
+        name: The name that the request gives; None: none.
+
+    Raises:
+        ApiError: Status 404: the adapter is not loaded.
+    """
+    current = current_request()
+    if not current.adapter and name in model.adapters:
+        current.adapter = name or ""
+    if current.adapter and current.adapter not in model.adapters:
+        raise adapter_not_found(model, current.adapter)
+
+
+def adapter_not_found(model: ServedModel, name: str) -> ApiError:
+    """The error of a request for an adapter that is not loaded.
+
+    Args:
+        model: The model.
+        name: The name of the adapter.
+    """
+    names = ", ".join(sorted(model.adapters)) or "none"
+    return ApiError(
+        f"there is no adapter {shown(name)} of {model.name}; loaded are: {names}",
+        status=404,
+        param="lora",
+        code="model_not_found",
+    )
 
 
 def state_of(request: Request, body: HasUnknownFields | None = None) -> ServerState:
@@ -96,7 +135,29 @@ def state_of(request: Request, body: HasUnknownFields | None = None) -> ServerSt
         request.scope["state"]["unknown_fields"] = plain
     if (salt := getattr(body, "cache_salt", None)) is not None:
         current_request().cache_salt = salt
+    if (lora := getattr(body, "lora", None)) is not None:
+        current = current_request()
+        current.adapter, current.adapter_scale = _named_adapter(lora)
     return request.app.state.server
+
+
+def _named_adapter(value: Any) -> tuple[str, float]:
+    """The name and the scale of the field ``lora``: a name, or an object with ``name`` and ``scale``.
+
+    Raises:
+        ApiError: It is something else.
+    """
+    scale: Any = 1.0
+    if isinstance(value, dict):
+        scale = value.get("scale", 1.0)
+        value = value.get("name") if value.keys() <= {"name", "scale"} else None
+    numeric = isinstance(scale, int | float) and not isinstance(scale, bool)
+    if not isinstance(value, str) or not value or not numeric or not abs(scale) <= MOST_SCALE:
+        raise ApiError(
+            f"lora is the name of an adapter, or an object with name and scale, a number of at most {MOST_SCALE:g}",
+            param="lora",
+        )
+    return value, float(scale)
 
 
 def refuse_foreign_pages(request: Request, state: ServerState) -> None:

@@ -12,7 +12,9 @@ from max.serve.errors import ApiError, shown
 router = APIRouter(include_in_schema=False)
 
 _METHODS = ["GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"]
-_ADAPTERS = "adapters (LoRA) come later; merge one into the model's weights meanwhile"
+_ADAPTERS = (
+    "/v1/models lists the adapters (LoRA); requests name one by `model`, or by `lora` with a scale"
+)
 _AUDIO = "models here read and write text; audio comes later"
 _IMAGES = "models here write text; images come later"
 _BATCHES = "files and answers are not stored; `max run-batch` answers a file of requests"
@@ -29,8 +31,6 @@ _OLLAMA = (
     "`max quantize` makes others"
 )
 _REASONS = {
-    "/v1/load_lora_adapter": _ADAPTERS,
-    "/v1/unload_lora_adapter": _ADAPTERS,
     "/lora-adapters": _ADAPTERS,
     "/v1/audio": _AUDIO,
     "/v1/realtime": _AUDIO,

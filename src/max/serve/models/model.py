@@ -70,6 +70,9 @@ class ServedModel:
         self.size = config.model_config.weights_size()
         """The bytes of its weights."""
         _ = self.template, config.model_config.sampling_params_defaults
+        lora = config.lora_config
+        self.adapters = {} if lora is None else {n: str(p) for n, p in lora.paths.items()}
+        """The paths of the adapters that are loaded, by name."""
         self.encodes = False
         """Whether it makes vectors and scores of texts; else it generates text."""
 
@@ -396,4 +399,6 @@ class ServedModel:
             priority=current.priority,
             client=current.client,
             cache_salt=current.prefix_salt,
+            adapter=current.adapter,
+            adapter_scale=current.adapter_scale,
         )

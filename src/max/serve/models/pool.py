@@ -138,6 +138,10 @@ class ModelPool:
         for each in names:
             if each in self._entries:
                 return self._entries[each]
+        # the name of an adapter stands for its model
+        for entry in self._entries.values():
+            if entry.model is not None and name in entry.model.adapters:
+                return entry
         meant = await asyncio.to_thread(self._alias, name)
         if meant in self._entries:
             return self._entries[meant]

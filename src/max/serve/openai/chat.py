@@ -55,7 +55,6 @@ router = APIRouter(route_class=BodyRoute)
 
 _REFUSED = {
     "audio": "answers are text",
-    "lora": "adapters come later",
     "functions": "give tools",
     "function_call": "give tool_choice",
     "web_search_options": "this server fetches nothing",

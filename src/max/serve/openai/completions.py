@@ -55,7 +55,6 @@ from max.serve.requests.threads import by_size, in_body_thread
 router = APIRouter(route_class=BodyRoute)
 
 _REFUSED = {
-    "lora": "adapters come later",
     **REFUSED_SAMPLING,
 }
 

@@ -144,7 +144,7 @@ class SamplingFields(StrictBody):
     prompt_logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
     # refused, as they would change the answer
     bad_words: list[str] | None = None
-    # images, audio and adapters come later
+    # the name of an adapter, or an object with name and scale
     lora: Any = None
 
     @property

@@ -42,9 +42,20 @@ def _entry(entry: PoolEntry) -> dict[str, Any]:
         "created": created,
         "owned_by": "supremum",
         "root": root,
+        "parent": None,
         "max_model_len": None if model is None else model.max_length,
         "status": status,
     }
+
+
+def _adapters(entry: PoolEntry) -> list[dict[str, Any]]:
+    """The adapters of a model that are loaded, with the model's fields."""
+    if entry.model is None:
+        return []
+    return [
+        {**_entry(entry), "id": name, "root": path, "parent": entry.name}
+        for name, path in sorted(entry.model.adapters.items())
+    ]
 
 
 def _anthropic(entry: PoolEntry) -> dict[str, Any]:
@@ -74,7 +85,8 @@ async def models(request: Request) -> Response:
         ends = {"first_id": data[0]["id"], "last_id": data[-1]["id"]} if data else {}
         none = {"first_id": None, "last_id": None}
         return json_response({"data": data, "has_more": False, **none, **ends})
-    return json_response({"object": "list", "data": [_entry(entry) for entry in entries]})
+    listed = [each for entry in entries for each in (_entry(entry), *_adapters(entry))]
+    return json_response({"object": "list", "data": listed})
 
 
 @router.post("/models/load", tags=["models"])
@@ -113,4 +125,7 @@ async def model(name: str, request: Request) -> Response:
         request: The connection.
     """
     entry = await state_of(request).pool.find(name)
-    return json_response(_anthropic(entry) if _ANTHROPIC in request.headers else _entry(entry))
+    if _ANTHROPIC in request.headers:
+        return json_response(_anthropic(entry))
+    adapters = (each for each in _adapters(entry) if each["id"] == name)
+    return json_response(next(adapters, _entry(entry)))

@@ -36,6 +36,8 @@ class RequestContext:
         schemas: Schemas that the grammar does not hold as a whole, by tools; that of the answer's text has no name.
         misfits: What in its answer does not fit these schemas.
         left_out: Types of tools that this server does not run, and that the model was not told of.
+        adapter: The name of its adapter (LoRA); empty: none.
+        adapter_scale: The factor of the adapter's weights.
         cached: For each of its sequences a number of the prompt, and the tokens of it that were in the prefix cache.
     """
 
@@ -54,6 +56,8 @@ class RequestContext:
     schemas: dict[str, Mapping[str, Any]] = field(default_factory=dict)
     misfits: list[str] = field(default_factory=list)
     left_out: list[str] = field(default_factory=list)
+    adapter: str = ""
+    adapter_scale: float = 1.0
     cached: dict[str, tuple[int, int]] = field(default_factory=dict)
 
     @property

@@ -225,6 +225,20 @@ class EngineClient:
             if entry.replica is not None:
                 entry.replica.cancel(request_id)
 
+    async def change_adapter(self, name: str, path: str | None) -> None:
+        """Loads an adapter in all replicas, or unloads it when its requests have ended.
+
+        Args:
+            name: Its name.
+            path: Its folder or file; None: it is unloaded.
+
+        Raises:
+            UserError: It cannot be loaded, or none of this name is loaded.
+            EngineUnavailableError: The model is not loaded.
+            RuntimeError: A worker was lost meanwhile.
+        """
+        await asyncio.gather(*(replica.change_adapter(name, path) for replica in self.replicas))
+
     async def forget_prefixes(self) -> None:
         """Empties the prefix caches, and waits until they are empty; running requests keep their pages."""
         await asyncio.gather(*(replica.forget_prefixes() for replica in self.replicas))

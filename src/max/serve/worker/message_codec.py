@@ -18,9 +18,12 @@ from max.pipelines.generation.process.commands import (
     CancelRequest,
     ForgetPrefixes,
     GenerationRequest,
+    LoadAdapter,
     Shutdown,
+    UnloadAdapter,
 )
 from max.pipelines.generation.process.events import (
+    AdapterChanged,
     EngineReady,
     EngineStats,
     EngineStopped,
@@ -46,6 +49,9 @@ _PLAIN: dict[int, type[Any]] = {
     11: PromptStarted,
     12: ForgetPrefixes,
     13: PrefixesForgotten,
+    14: LoadAdapter,
+    15: UnloadAdapter,
+    16: AdapterChanged,
 }
 _TAGS = {TokensGenerated: _TOKENS, TextsEncoded: _VALUES} | {
     kind: tag for tag, kind in _PLAIN.items()

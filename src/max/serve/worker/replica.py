@@ -13,9 +13,12 @@ from max.pipelines.generation.process.commands import (
     CancelRequest,
     Command,
     ForgetPrefixes,
+    LoadAdapter,
     Shutdown,
+    UnloadAdapter,
 )
 from max.pipelines.generation.process.events import (
+    AdapterChanged,
     EngineReady,
     EngineStats,
     EngineStopped,
@@ -143,6 +146,9 @@ class Replica:
         self._past_steps = (StepTimes(), StepTimes())  # the times of workers that died
         self._forgetting: dict[int, asyncio.Future[None]] = {}
         self._forgets = 0
+        self._changes: dict[int, asyncio.Future[ErrorInfo | None]] = {}
+        self.adapters: dict[str, str | None] = {}
+        """The paths of adapters that were loaded since the start, by name; None: it was unloaded since."""
 
     @property
     def state(self) -> EngineState:
@@ -286,6 +292,33 @@ class Replica:
         finally:
             del self._forgetting[number]
 
+    async def change_adapter(self, name: str, path: str | None) -> None:
+        """Loads an adapter, or unloads it when its requests have ended; a later worker has the change, too.
+
+        Args:
+            name: Its name.
+            path: Its folder or file; None: it is unloaded.
+
+        Raises:
+            UserError: It cannot be loaded, or none of this name is loaded.
+            EngineUnavailableError: The model is not loaded.
+            RuntimeError: The worker was lost meanwhile.
+        """
+        if self._state is not EngineState.READY:
+            raise EngineUnavailableError("the model is not loaded")
+        answer = self._send_adapter(name, path)
+        error = await answer
+        if error is not None:
+            raise error.to_exception()
+        self.adapters[name] = path
+
+    def _send_adapter(self, name: str, path: str | None) -> asyncio.Future[ErrorInfo | None]:
+        self._forgets += 1
+        number, answer = self._forgets, self._loop.create_future()
+        self._changes[number] = answer
+        self._send(UnloadAdapter(number, name) if path is None else LoadAdapter(number, name, path))
+        return answer
+
     async def close(self, finish: bool = True, timeout: float | None = None) -> None:
         """Stops the worker, and waits until it has ended; open requests then end with an error.
 
@@ -362,10 +395,17 @@ class Replica:
                 self.ready, self._failed_starts = event, 0
                 if self._state is EngineState.STOPPED:
                     return
+                # before any request: the engine reads messages in their order
+                for name, path in self.adapters.items():
+                    self._send_adapter(name, path)
                 self._set_state(EngineState.READY)
             case PrefixesForgotten(number):
                 if (answer := self._forgetting.get(number)) is not None and not answer.done():
                     answer.set_result(None)
+            case AdapterChanged(number, error):
+                change = self._changes.pop(number, None)
+                if change is not None and not change.done():
+                    change.set_result(error)
             case EngineStats():
                 self.stats = event
             case EngineStopped(error):
@@ -459,6 +499,10 @@ class Replica:
         for answer in self._forgetting.values():
             if not answer.done():
                 answer.set_result(None)
+        for change in self._changes.values():
+            if not change.done():
+                change.set_result(ErrorInfo("RuntimeError", "the worker process has ended"))
+        self._changes.clear()
 
     def _fail_open(self, error: Exception) -> None:
         for entry in self._requests.of(self):

@@ -9,9 +9,9 @@ REASONS = {
         --num-speculative-tokens-* --adaptive-speculative-* --draft-proposal
         --synthetic-acceptance-rate --relaxed-* --use-greedy-acceptance --use-relaxed-acceptance-for-thinking
         --enable-spec-decode-mixed-batches --logit-penalties""",
-    "there are no LoRA adapters": """
-        --enable-lora --lora-* --lora --max-lora-rank --max-num-loras --num-loras --max-concurrent-lora-ops
-        --per-lora-* --empty-lora-paths --empty-per-lora-*""",
+    "adapters are given by --lora-paths name=path, and requests name them": """
+        --num-loras --max-concurrent-lora-ops --per-lora-* --empty-lora-paths --empty-per-lora-*
+        --lora-server-path --lora-output-dir --lora-request-ratio""",
     "the draft model has the length, the tokenizer and the template of the model": """
         --draft-chat-template --draft-config-file --draft-enable-echo --draft-max-length --draft-pool-embeddings
         --draft-section-name --draft-sliding-window --draft-subfolder --draft-use-dummy-weights""",

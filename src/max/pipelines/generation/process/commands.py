@@ -219,6 +219,34 @@ class ForgetPrefixes:
 
 
 @dataclass(frozen=True)
+class LoadAdapter:
+    """Loads an adapter; requests that are sent after it may name it.
+
+    Args:
+        number: Identifies the answer to this command.
+        name: Its name.
+        path: Its folder or file.
+    """
+
+    number: int
+    name: str
+    path: str
+
+
+@dataclass(frozen=True)
+class UnloadAdapter:
+    """Unloads an adapter; the answer comes when its requests have ended.
+
+    Args:
+        number: Identifies the answer to this command.
+        name: Its name.
+    """
+
+    number: int
+    name: str
+
+
+@dataclass(frozen=True)
 class Shutdown:
     """Stops the engine.
 
@@ -229,5 +257,7 @@ class Shutdown:
     finish: bool = False
 
 
-Command: TypeAlias = GenerationRequest | CancelRequest | ForgetPrefixes | Shutdown
+Command: TypeAlias = (
+    GenerationRequest | CancelRequest | ForgetPrefixes | LoadAdapter | UnloadAdapter | Shutdown
+)
 """The messages that an engine receives."""

@@ -11,6 +11,8 @@ encoded as msgpack, and neither side depends on the state of the other. A conver
     engine -> EngineStats                         at intervals, if the engine is configured to
     user   -> ForgetPrefixes
     engine -> PrefixesForgotten
+    user   -> LoadAdapter, UnloadAdapter
+    engine -> AdapterChanged
     user   -> Shutdown
     engine -> EngineStopped                       the last event of all
 
@@ -93,6 +95,19 @@ class ErrorInfo:
         if self.kind in _USER_ERRORS:
             return _USER_ERRORS[self.kind](self.problem, self.remedy)
         return RuntimeError(f"generation failed: {self.problem}")
+
+
+@dataclass(frozen=True)
+class AdapterChanged:
+    """The answer to :class:`LoadAdapter` and :class:`UnloadAdapter`.
+
+    Args:
+        number: The number of the command.
+        error: Why nothing was changed; None: it was.
+    """
+
+    number: int
+    error: ErrorInfo | None = None
 
 
 @dataclass(frozen=True)
@@ -279,6 +294,7 @@ Event: TypeAlias = (
     | TokensGenerated
     | RequestFailed
     | PrefixesForgotten
+    | AdapterChanged
     | EngineStats
     | EngineStopped
 )

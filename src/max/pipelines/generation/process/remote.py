@@ -17,6 +17,7 @@ from max.pipelines.generation.process.commands import (
     Shutdown,
 )
 from max.pipelines.generation.process.events import (
+    AdapterChanged,
     EngineReady,
     EngineStats,
     EngineStopped,
@@ -148,7 +149,10 @@ class RemoteGeneration(TextGenerator[TextContext]):
                         events.put(event)
                     self._calls.clear()
                     return
-                if isinstance(event, EngineReady | EngineStats | PromptStarted | PrefixesForgotten):
+                if isinstance(
+                    event,
+                    EngineReady | EngineStats | PromptStarted | PrefixesForgotten | AdapterChanged,
+                ):
                     continue
                 if (events := self._calls.get(event.request_id)) is not None:
                     events.put(event)

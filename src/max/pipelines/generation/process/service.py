@@ -6,13 +6,15 @@ import logging
 import queue
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Sequence, Set
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
+from pathlib import Path
 from typing import Any, TypeAlias
 
 from max._dataclass import dataclass
 from max.interfaces import GenerationStatus, RequestID, TextGenerationOutput
+from max.pipelines.core.exceptions import ConfigError
 from max.pipelines.core.text_context import TextContext
 from max.pipelines.generation.batch_pipeline import BatchPipeline, batch_pipeline, limits_of
 from max.pipelines.generation.engine import Engine, Failure, Outcome
@@ -22,9 +24,12 @@ from max.pipelines.generation.process.commands import (
     Command,
     ForgetPrefixes,
     GenerationRequest,
+    LoadAdapter,
     Shutdown,
+    UnloadAdapter,
 )
 from max.pipelines.generation.process.events import (
+    AdapterChanged,
     EngineReady,
     EngineStats,
     EngineStopped,
@@ -107,7 +112,18 @@ class _Arrival:
     error: BaseException | None = None
 
 
-_Command: TypeAlias = _Arrival | CancelRequest | ForgetPrefixes
+@dataclass(frozen=True)
+class _AdapterLoaded:
+    """The end of a load of an adapter."""
+
+    number: int
+    error: BaseException | None
+
+
+_Message: TypeAlias = (
+    GenerationRequest | CancelRequest | ForgetPrefixes | LoadAdapter | UnloadAdapter
+)
+_Command: TypeAlias = _Arrival | CancelRequest | ForgetPrefixes | UnloadAdapter | _AdapterLoaded
 _Put: TypeAlias = Callable[[_Command], None]
 
 
@@ -141,6 +157,10 @@ class TextWork(Work[_Command, Event]):
         self._compiler = GrammarThreads(1)
         # the graph with the logits of prompts takes as long to load as the model
         self._loader = ThreadPoolExecutor(1, "prompt logits")
+        # reads the files of adapters, in the order of the messages that need them
+        self._adapters = ThreadPoolExecutor(1, "adapters")
+        # the requests that unloads wait for, by the numbers of the unloads
+        self._unloads: dict[int, Set[RequestID]] = {}
         # requests that wait for a thread; those of them that were cancelled
         self._prepared_later: set[RequestID] = set()
         self._cancelled: set[RequestID] = set()
@@ -173,14 +193,19 @@ class TextWork(Work[_Command, Event]):
         """Ends an execution of several steps after the current step."""
         self._engine.interrupt()
 
-    def read(self, message: GenerationRequest | CancelRequest | ForgetPrefixes, put: _Put) -> None:
-        """Prepares new requests in this thread, or in another one if they have a grammar or need another graph.
+    def read(self, message: _Message, put: _Put) -> None:
+        """Prepares new requests in this thread, or in another one if they have a grammar or an adapter, or need another
+        graph.
 
         Args:
             message: The message.
             put: Queues the command.
         """
-        if not isinstance(message, GenerationRequest):
+        if isinstance(message, LoadAdapter):
+            self._adapters.submit(self._load_adapter, message, put)
+        elif isinstance(message, UnloadAdapter):
+            self._adapters.submit(put, message)  # after the loads before it
+        elif not isinstance(message, GenerationRequest):
             put(message)
         elif message.log_probabilities and message.log_probabilities_echo:
             self._prepared_later.add(RequestID(message.request_id))
@@ -191,7 +216,37 @@ class TextWork(Work[_Command, Event]):
             else:
                 loaded.add_done_callback(partial(self._put_loaded, message, put))
         else:
-            self._put(message, put)
+            self._put_with_adapter(message, put)
+
+    def _load_adapter(self, message: LoadAdapter, put: _Put) -> None:
+        """Loads an adapter in its thread, and queues the end of the load."""
+        error: BaseException | None = None
+        try:
+            manager = self._pipeline.lora_manager
+            if manager is None:
+                raise ConfigError("the engine takes no adapters", "Start with --enable-lora.")
+            manager.load(message.name, Path(message.path))
+        except Exception as failure:
+            error = failure
+        put(_AdapterLoaded(message.number, error))
+
+    def _put_with_adapter(self, request: GenerationRequest, put: _Put) -> None:
+        """Queues a request, after the files of its adapter were read."""
+        manager = self._pipeline.lora_manager
+        if not request.adapter:
+            self._put(request, put)
+            return
+        if manager is None:
+            error = ConfigError("the engine takes no adapters", "Start with --enable-lora.")
+            put(_Arrival(request, None, error))
+            return
+        self._prepared_later.add(RequestID(request.request_id))
+        try:
+            ready = self._adapters.submit(manager.prepare, request.adapter)
+        except RuntimeError as failure:  # no thread could be started, or the engine has ended
+            put(_Arrival(request, None, failure))
+        else:
+            ready.add_done_callback(partial(self._put_loaded, request, put))
 
     def _put(self, request: GenerationRequest, put: _Put) -> None:
         """Queues a request, prepared in this thread or, with a grammar, in one that compiles it."""
@@ -271,10 +326,32 @@ class TextWork(Work[_Command, Event]):
                 else:
                     self._engine.cancel(RequestID(request_id))
                 return ()
+            case _AdapterLoaded(number, error):
+                return (AdapterChanged(number, None if error is None else ErrorInfo.of(error)),)
+            case UnloadAdapter(number, name):
+                return self._unload(number, name)
             case ForgetPrefixes(number):
                 self._keeper.stop()
                 self._pipeline.forget_prefixes()
                 return (PrefixesForgotten(number),)
+
+    def _unload(self, number: int, name: str) -> Sequence[Event]:
+        """Unloads an adapter; the answer waits for its requests."""
+        try:
+            manager = self._pipeline.lora_manager
+            if manager is None:
+                raise ConfigError("the engine takes no adapters", "Start with --enable-lora.")
+            self._unloads[number] = manager.unload(name)
+        except Exception as error:
+            return (AdapterChanged(number, ErrorInfo.of(error)),)
+        return self._unloaded()
+
+    def _unloaded(self) -> list[Event]:
+        """The answers of unloads whose requests have ended."""
+        ended = [number for number, requests in self._unloads.items() if not requests]
+        for number in ended:
+            del self._unloads[number]
+        return [AdapterChanged(number) for number in ended]
 
     def step(self) -> Sequence[Event]:
         """Runs the next batch.
@@ -286,7 +363,7 @@ class TextWork(Work[_Command, Event]):
         events = [self._event(outcome) for outcome in self._engine.step()]
         if time.monotonic() >= self._next_keep:  # the engine has not been idle for long
             self._keep_new_prefixes()
-        return [*self._started_prompts(), *events, *self._due_stats()]
+        return [*self._started_prompts(), *events, *self._unloaded(), *self._due_stats()]
 
     def wait(self, commands: queue.SimpleQueue[_Command | Shutdown]) -> _Command | Shutdown:
         """Waits for a command; if none arrives for some time, stores new prefixes.
@@ -396,6 +473,7 @@ class TextWork(Work[_Command, Event]):
             self._warming.join()  # native code that still runs at interpreter shutdown may crash
         self._compiler.close()
         self._loader.shutdown(wait=False, cancel_futures=True)
+        self._adapters.shutdown(wait=False, cancel_futures=True)
         for request_id in self._open:
             self._engine.cancel(request_id)
         self._engine.apply_changes()
