@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 from max import kernel as k
 from max._backends.cpu.kernels.convolution.convolve import MAX_RUNS, convolve
-from max._backends.cpu.kernels.convolution.depthwise import POSITIONS, depthwise
+from max._backends.cpu.kernels.convolution.depthwise import depthwise
 from max._backends.cpu.kernels.convolution.filters import (
     Filter,
     conv_tiling,
@@ -236,7 +236,8 @@ def _lower_conv(
         view("operand", 1, weight, taps, static=False),
     ]
     if weight.shape[-2] == 1 and weight.shape[-1] == groups:
-        return lower_depthwise(args, x, weight, steps)
+        # groups have one channel and one column
+        return KernelCall(depthwise, tuple(args), {"steps": steps}, epilogue=True)
     pairs = weight.dtype in (DType.bfloat16, DType.float16)
     depth = product(weight.shape[:-1])
     kind = weight.dtype if pairs else sum_dtype(x.dtype, weight.dtype)
@@ -249,26 +250,6 @@ def _lower_conv(
     ]
     params = {"steps": steps, "groups": groups, "mode": mode}
     return KernelCall(conv, tuple(args), params, epilogue=True, workspaces=(strips, padded))
-
-
-def lower_depthwise(args: Sequence[Arg], x: Operand, weight: Operand, steps: Steps) -> KernelCall:
-    """A convolution whose groups have one channel and one column.
-
-    Args:
-        args: Views of the result, the input and the filter.
-        x: The input.
-        weight: The filter.
-        steps: Its stride, dilation and padding.
-    """
-    rank = len(x.shape)
-    padding = steps.padding[10 - 2 * rank :]
-    sizes = [n + padding[2 * i] + padding[2 * i + 1] for i, n in enumerate(x.shape[1:-1])]
-    # tiles at the end of a row read past it (those results are discarded)
-    beyond = x.shape[-1] * (POSITIONS * steps.stride[2])
-    elements = product((x.shape[0], *sizes, x.shape[-1])) + beyond
-    padded = Workspace(sum_dtype(x.dtype, weight.dtype), (elements,))
-    args = (*args, view("workspace", 0, padded, static=False))
-    return KernelCall(depthwise, args, {"steps": steps}, epilogue=True, workspaces=(padded,))
 
 
 def _lower_pack_filter(

@@ -1,8 +1,8 @@
 """Depthwise convolutions, where each channel is a group: channels are the lanes, and the filter is not packed.
 
-A task is a line of the result. It goes tile by tile of `POSITIONS` positions and a vector of channels, whose sums stay
-in registers through all taps: 8 accumulators, a factor and an element. The padded input is in a workspace; a tile reads
-neighboring columns of it, which stay in the L1 cache from tap to tap.
+A task is a line of the result. It goes tile by tile of up to 8 positions and a vector of channels, whose sums stay in
+registers through all taps: 8 accumulators, a factor and an element. The input is read in place: taps in the padding are
+left out, and positions that have some are tiles of their own. Neighboring columns stay in the L1 cache from tap to tap.
 """
 
 from __future__ import annotations
@@ -10,66 +10,85 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 from max import kernel as k
-from max._backends.cpu.kernels.convolution.inputs import pad_input
+from max._backends.cpu.kernels.convolution.inputs import inside
 from max._backends.cpu.kernels.convolution.patches import Steps
 from max._backends.cpu.kernels.tiles.strips import Results, identity
 from max._backends.cpu.kernels.tiles.tiling import multiply_add
 
-POSITIONS = 8
+HEIGHTS = (8, 4, 2, 1)
 """Neighboring positions of a tile: their sums stay in registers through all taps."""
 
 
-class Channels(NamedTuple):
-    """A vector of channels of a line of positions.
+class Taps(NamedTuple):
+    """The taps of a tile that lie in the input.
 
     Args:
-        lines: The padded input, flat, from the first position's first tap on.
-        strides: Elements from depth to depth, line to line, column to column.
+        begin: The first one along each axis.
+        end: The one after the last.
+        step: Elements from tap to tap along each axis.
+    """
+
+    begin: Any
+    end: Any
+    step: Any
+
+
+class Channels(NamedTuple):
+    """A vector of channels of neighboring positions.
+
+    Args:
+        elements: The input, flat.
+        origin: The first position's first tap, which may lie before the input.
         stride: Elements from position to position.
         first: The first channel.
         mask: The channels that exist; None: all.
     """
 
-    lines: Any
-    strides: Any
+    elements: Any
+    origin: Any
     stride: Any
     first: Any
     mask: Any
 
 
+def sum_type(*dtypes: Any) -> Any:
+    """The dtype of sums of products: the widest one, of 32 bits or more."""
+    widest = max(dtypes, key=lambda dtype: dtype.size)
+    if widest.size >= 4:
+        return widest
+    return k.f32 if widest.is_float else k.i32
+
+
 @k.inline
 def depthwise_tile(
-    results: Results, row: Any, count: Any, a: Channels, weight: Any, height: int, dilation: Any
+    results: Results, row: Any, a: Channels, weight: Any, taps: Taps, height: int, sums_dtype: Any
 ) -> None:
     """Computes a vector of channels for `height` neighboring positions.
 
     Args:
         results: The result `[rows, C]`, the epilogue and its views.
         row: The first position's row.
-        count: Positions that are stored.
         a: The input.
         weight: `[Q, R, S, 1, C]`.
+        taps: The taps that are read, the same for all positions.
         height: Positions of the tile.
-        dilation: From tap to tap along the axes.
+        sums_dtype: The dtype of the sums.
     """
-    taps, width, first, mask = weight.shape, results.width, a.first, a.mask
-    sums = k.tile(a.lines.dtype, (height,), width=width, fill=0)
-    for q in range(taps[0]):
-        for r in range(taps[1]):
-            line = q * dilation[0] * a.strides[0] + r * dilation[1] * a.strides[1]
-            for s in range(taps[2]):
+    width, first, mask = results.width, a.first, a.mask
+    sums = k.tile(sums_dtype, (height,), width=width, fill=0)
+    for q in range(taps.begin[0], taps.end[0]):
+        for r in range(taps.begin[1], taps.end[1]):
+            line = a.origin + q * taps.step[0] + r * taps.step[1] + first
+            for s in range(taps.begin[2], taps.end[2]):
                 factor = weight.load(q, r, s, 0, first, width=width, mask=mask)
-                factor = k.cast(factor, a.lines.dtype)
-                at = line + s * dilation[2] * a.strides[2] + first
+                factor = k.cast(factor, sums_dtype)
+                at = line + s * taps.step[2]
                 for i in k.static_range(height):
-                    v = a.lines.load(at + i * a.stride, width=width, mask=mask)
-                    sums[i] = multiply_add(sums[i], v, factor)
+                    v = a.elements.load(at + i * a.stride, width=width, mask=mask)
+                    sums[i] = multiply_add(sums[i], k.cast(v, sums_dtype), factor)
     for i in k.static_range(height):
-        # the last tile of a line reads past it: those sums are dropped
-        if i < count:
-            at = row + i
-            value = results.epilogue(sums[i], at, first, mask, results.extra)
-            results.out.store(at, first, value=value, mask=mask)
+        value = results.epilogue(sums[i], row + i, first, mask, results.extra)
+        results.out.store(row + i, first, value=value, mask=mask)
 
 
 @k.kernel
@@ -77,31 +96,45 @@ def depthwise(
     out: k.Output,
     x: k.Input,
     weight: k.Input,
-    padded: k.InOut,
     *extra: k.Input,
     ctx: k.Context,
     steps: Steps,
     epilogue: Any = identity,
 ) -> None:
     """`conv` where each channel is a group with one channel in the result: `weight` is `[Q, R, S, 1, C]`."""
-    width = ctx.target.width(padded.dtype)
+    sums = sum_type(x.dtype, weight.dtype)
+    width = ctx.target.width(sums)
     stride, dilation, padding = steps
-    channels = weight.shape[4]
-    high = x.shape[1] + padding[0] + padding[1]
-    tall = x.shape[2] + padding[2] + padding[3]
-    wide = x.shape[3] + padding[4] + padding[5]
-    pad_input(padded, x, (padding[0], padding[2], padding[4]), (high, tall, wide), 1, ctx)
-    ctx.barrier()
+    high, tall, wide, channels = x.shape[1], x.shape[2], x.shape[3], weight.shape[4]
     rows = out.reshape(out.shape[0] * out.shape[1] * out.shape[2] * out.shape[3], channels)
     results = Results(rows, extra, epilogue, width)
+    elements = x.reshape(x.size)
     strides = (tall * wide * channels, wide * channels, channels)
-    step = stride[2] * channels
+    step = (dilation[0] * strides[0], dilation[1] * strides[1], dilation[2] * strides[2])
+    # the positions of a line whose taps all lie in the input
+    inner = k.ceildiv(padding[4], stride[2])
+    reach = (weight.shape[2] - 1) * dilation[2]
+    outer = k.max((wide - 1 - reach + padding[4] + stride[2]) // stride[2], 0)
     for n, d, h in ctx.parallel((out.shape[0], out.shape[1], out.shape[2])):
-        line = ((n * high + d * stride[0]) * tall + h * stride[1]) * wide * channels
         row = ((n * out.shape[1] + d) * out.shape[2] + h) * out.shape[3]
-        for w in range(0, out.shape[3], POSITIONS):
-            lines = padded[line + w * step :]
-            for c, mask in k.vectors(channels, width):
-                a = Channels(lines, strides, step, c, mask)
-                count = out.shape[3] - w
-                depthwise_tile(results, row + w, count, a, weight, POSITIONS, dilation)
+        plane, line = d * stride[0] - padding[0], h * stride[1] - padding[2]
+        first_q, last_q = inside(plane, dilation[0], weight.shape[0], high)
+        first_r, last_r = inside(line, dilation[1], weight.shape[1], tall)
+        origin = n * high * strides[0] + plane * strides[0] + line * strides[1]
+        w = k.i64(0)
+        while w < out.shape[3]:
+            column = w * stride[2] - padding[4]
+            first_s, last_s = inside(column, dilation[2], weight.shape[2], wide)
+            taps = Taps((first_q, first_r, first_s), (last_q, last_r, last_s), step)
+            whole = w >= inner and w < outer
+            room = k.select(whole, k.min(outer, out.shape[3]) - w, k.i64(1))
+            done = k.i64(0)
+            for height in k.unroll(HEIGHTS):
+                if done == 0 and room >= height:
+                    for c, mask in k.vectors(channels, width):
+                        a = Channels(
+                            elements, origin + column * channels, stride[2] * channels, c, mask
+                        )
+                        depthwise_tile(results, row + w, a, weight, taps, height, sums)
+                    done = k.i64(height)
+            w += done
