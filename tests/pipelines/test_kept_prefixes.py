@@ -44,6 +44,7 @@ from max.pipelines.kv_cache.prefix_file import (
     remove_abandoned_parts,
     write_pages,
 )
+from max.pipelines.kv_cache.prefix_journal import Journal, is_in_use, is_journal, read_journal
 from max.pipelines.kv_cache.prefix_store import PrefixWrite
 
 TINY = Path(__file__).parents[2] / "models" / "tiny-chat"
@@ -414,15 +415,50 @@ def test_a_killed_engine_has_kept_what_it_read_before_it_idled(tmp_path: Path) -
     alone = []
     for number, prompt in enumerate(PROMPTS):
         alone += ask(channel, [prompt])[0]
-        wait_until(lambda: len(list(tmp_path.glob("*.prefixes"))) > number)  # noqa: B023
-    assert [path.suffix for path in tmp_path.iterdir()] == [".prefixes"] * 3
-    assert child.pid is not None
+        wait_until(lambda: len(appended(tmp_path)) >= 6 * (number + 1))  # noqa: B023
+    (journal,) = tmp_path.iterdir()
+    assert child.pid is not None and is_in_use(journal)
     os.kill(child.pid, signal.SIGKILL)
     child.join(60)
+    assert not is_in_use(journal)
     again, stats = answers(pipeline_of(tmp_path), PROMPTS)
     assert again == alone and stats.reused_tokens == 3 * 96
     (file,) = tmp_path.iterdir()  # at its end the engine has joined them
     assert len(read(file, file.stem, [file_page_bytes()])) == 3 * 6
+
+
+def test_an_engine_that_is_killed_while_it_answers_has_kept_its_prompt(tmp_path: Path) -> None:
+    context = multiprocessing.get_context("spawn")
+    here, there = context.Pipe()
+    child = context.Process(target=serve_in_child, args=(tmp_path, there), daemon=True)
+    child.start()
+    channel = ConnectionChannel(here)
+    assert isinstance(channel.receive(), EngineReady)
+    for _ in range(20):  # more answers than are read before the kill
+        params = SamplingParams(temperature=0, ignore_eos=True)
+        one = TextContext(max_length=500, tokens=np.array(PROMPTS[0]), sampling_params=params)
+        channel.send(GenerationRequest.of(one))
+    while len(appended(tmp_path)) < 6:
+        channel.receive()
+    # pages are written by their last use, those of the prompt last
+    known = time.monotonic() + 2.0
+    while time.monotonic() < known:
+        channel.receive()
+    assert child.pid is not None
+    os.kill(child.pid, signal.SIGKILL)
+    child.join(60)
+    _, stats = answers(pipeline_of(tmp_path), PROMPTS[:1])
+    assert stats.reused_tokens == 96
+
+
+def appended(folder: Path) -> list[bytes]:
+    """The hashes of the pages in all journals of a folder."""
+    return [
+        page.hash
+        for path in sorted(folder.glob("*.prefixes"))
+        if is_journal(path)
+        for page in read_journal(path, path.name.split(".")[0], [file_page_bytes()])
+    ]
 
 
 def file_page_bytes() -> int:
@@ -444,31 +480,88 @@ def run(write: PrefixWrite | None) -> None:
     write.run(lambda page_bytes: True)
 
 
-def test_additions_have_new_pages_and_are_joined(tmp_path: Path, monkeypatch) -> None:
+def test_new_pages_are_appended_and_journals_of_ended_engines_are_joined(
+    tmp_path: Path, monkeypatch
+) -> None:
     monkeypatch.setattr(prefix_store, "MOST_ADDITIONS", 2)
-    pipeline = pipeline_of(tmp_path)
-    pool = pipeline.kv_managers[0].pages.pools[0]
-    assert pipeline.new_prefixes() is None
-    names, counts = [], []
-    for number in range(4):
-        for page in range(number + 1):
-            assert pool.fill(bytes([number, page])) is not None
-        run(pipeline.new_prefixes())
+    for engine in range(3):
+        pipeline = pipeline_of(tmp_path)
+        pipeline.load_prefixes()
+        pool = pipeline.kv_managers[0].pages.pools[0]
         assert pipeline.new_prefixes() is None
-        names.append(sorted(path.name for path in tmp_path.iterdir()))
+        for number in range(3):
+            assert pool.fill(bytes([engine, number])) is not None
+            run(pipeline.new_prefixes())
+            assert pipeline.new_prefixes() is None
+        if engine < 2:
+            assert appended(tmp_path) == [
+                bytes([i, n]) for i in range(engine + 1) for n in range(3)
+            ]
+            assert len(list(tmp_path.iterdir())) == engine + 1
         store = pipeline._prefixes
         assert store is not None
-        files = [store._path, *store._additions]
-        counts.append([len(read(path, store._key, [file_page_bytes()])) for path in files])
-    # file, additions: the third write joins them
-    assert counts == [[0, 1], [0, 1, 2], [6], [6, 4]]
-    assert len(names[2]) == 1 and set(names[2]) < set(names[3])
+        store._close()  # killed
+    # two journals of ended engines: the third engine joined them at its first write
+    assert store._path.exists() and len(read(store._path, store._key, [file_page_bytes()])) == 7
+    assert appended(tmp_path) == [bytes([2, 1]), bytes([2, 2])]
     again = pipeline_of(tmp_path)
     again.load_prefixes()
-    assert len(again.kv_managers[0].pages.pools[0].cached_contents()) == 10
+    assert len(again.kv_managers[0].pages.pools[0].cached_contents()) == 9
     assert again.new_prefixes() is None
     again.forget_prefixes()
     assert not list(tmp_path.iterdir()) and again.new_prefixes() is None
+
+
+def test_engines_of_one_folder_share_what_they_read(tmp_path: Path, monkeypatch) -> None:
+    """While both run; neither removes what the other still writes."""
+    monkeypatch.setattr(prefix_store, "SHARED_S", 0.0)
+    first, second = pipeline_of(tmp_path), pipeline_of(tmp_path)
+    pools = [pipeline.kv_managers[0].pages.pools[0] for pipeline in (first, second)]
+    for number in range(4):
+        assert pools[number % 2].fill(bytes([number])) is not None
+        run((first, second)[number % 2].new_prefixes())
+        (second, first)[number % 2].read_shared_prefixes()
+        for pool in pools:
+            assert {page_hash for page_hash, _ in pool.cached_contents()} == {
+                bytes([n]) for n in range(number + 1)
+            }
+    assert first.new_prefixes() is None and second.new_prefixes() is None
+    first.save_prefixes()  # the other engine still writes: nothing is joined
+    assert len(appended(tmp_path)) == 4 and len(list(tmp_path.iterdir())) == 2
+    second.save_prefixes()
+    (file,) = tmp_path.iterdir()
+    assert len(read(file, file.stem, [file_page_bytes()])) == 4
+
+
+@given(seed=st.integers(0, 99), at=st.floats(0, 1, exclude_max=True), bit=st.integers(0, 7))
+def test_a_damaged_journal_gives_sound_pages_or_none(tmp_path_factory, seed, at, bit) -> None:
+    path = tmp_path_factory.mktemp("journal") / "file"
+    rng = random.Random(seed)
+    journal, pages, ends = Journal(path, "key", SIZES), [], [0]
+    for _ in range(rng.randrange(5)):
+        group = rng.randrange(2)
+        pages.append((group, rng.randbytes(32), rng.randbytes(SIZES[group])))
+        journal.append(*pages[-1])
+        ends.append(journal.num_bytes)
+
+    def found(begin: int = 0, key: str = "key", sizes=SIZES) -> list[tuple[int, bytes, bytes]]:
+        return [(p.group, p.hash, p.content) for p in read_journal(path, key, sizes, begin)]
+
+    assert found() == pages and is_in_use(path) and not journal.is_removed
+    assert found(key="other") == [] == found(sizes=(40, 25)) == found(sizes=(40,))
+    for number, end in enumerate(ends[1:], 1):
+        assert found(end) == pages[number:]
+    journal.close()
+    whole = path.read_bytes()
+    damaged = bytearray(whole)
+    damaged[int(at * len(whole))] ^= 1 << bit
+    path.write_bytes(damaged)
+    assert set(found()) <= set(pages) and len(found()) < max(len(pages), 1)
+    # a record that was cut off
+    path.write_bytes(whole[: int(at * len(whole))])
+    assert found() == pages[: len(found())]
+    path.unlink()
+    assert found() == [] and not is_in_use(path)
 
 
 def test_additions_leave_the_folder_bounded(tmp_path: Path) -> None:
@@ -508,8 +601,7 @@ def test_a_page_that_is_taken_meanwhile_is_left_out(tmp_path: Path) -> None:
     write.run(take_others)
     assert calls == len(hashes)
     (file,) = tmp_path.iterdir()
-    kept = {page_hash for _, page_hash in read(file, file.name.split(".")[0], [file_page_bytes()])}
-    assert kept == {hashes[0], *hashes[3:]}
+    assert file.is_file() and set(appended(tmp_path)) == {hashes[0], *hashes[3:]}
 
 
 def test_a_write_is_slow_while_requests_run(tmp_path: Path, monkeypatch) -> None:
@@ -537,20 +629,19 @@ def test_a_write_is_slow_while_requests_run(tmp_path: Path, monkeypatch) -> None
     wait_until(lambda: len(read_pages_of) == 2)
     time.sleep(0.1)
     assert read_pages_of == [0, 1] and keeper.writes
-    (part,) = tmp_path.iterdir()
-    assert part.suffix == ".part", "an unfinished file is not found by readers"
+    assert len(appended(tmp_path)) == 2, "a page is found as soon as it is written"
     keeper.resume()
     wait_until(lambda: not keeper.writes)
     assert read_pages_of == [0, 1, 2, 3]
-    (file,) = tmp_path.iterdir()
-    # a write that is stopped leaves nothing
+    kept = appended(tmp_path)
+    # a write that is stopped leaves what it wrote
     assert pool.fill(b"other") is not None
     keeper.pause()
     write = pipeline.new_prefixes()
     assert write is not None
     keeper.start(write)
     keeper.stop()
-    assert list(tmp_path.iterdir()) == [file]
+    assert appended(tmp_path) == kept
 
 
 def test_an_engine_that_never_idles_keeps_what_it_reads(tmp_path: Path, monkeypatch) -> None:
@@ -565,15 +656,9 @@ def test_an_engine_that_never_idles_keeps_what_it_reads(tmp_path: Path, monkeypa
         max_length=500, tokens=np.array(PROMPTS[0]), sampling_params=SamplingParams(temperature=0, ignore_eos=True)
     )  # fmt: skip
     here.send(GenerationRequest.of(one))
-    while not list(tmp_path.glob("*.prefixes")):
+    while len(appended(tmp_path)) < 6:  # the pages of its prompt
         event = here.receive()
         assert isinstance(event, TokensGenerated) and not event.status.is_done
-    held = [
-        page
-        for path in tmp_path.glob("*.prefixes")
-        for page in read(path, path.name.split(".")[0], [file_page_bytes()])
-    ]
-    assert len(set(held)) >= 6, "the pages of its prompt"
     here.send(Shutdown())
     while not isinstance(here.receive(), EngineStopped):
         pass
@@ -606,11 +691,11 @@ def test_an_engine_that_idles_while_a_write_is_open_keeps_the_rest_after_it(
     engine.start()
     assert isinstance(here.receive(), EngineReady)
     ask(here, PROMPTS[:1])
-    wait_until(lambda: len(list(tmp_path.glob("*.prefixes"))) == 1)
+    wait_until(lambda: len(appended(tmp_path)) >= 6)
     ask(here, PROMPTS[1:2])
     assert looks.acquire(timeout=60), "the engine idles, and the first write is open"
     goes_on.set()
-    wait_until(lambda: len(list(tmp_path.glob("*.prefixes"))) == 2)
+    wait_until(lambda: len(appended(tmp_path)) >= 12)
     here.send(Shutdown())
     engine.join(60)
 

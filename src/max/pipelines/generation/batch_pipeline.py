@@ -161,6 +161,13 @@ class BatchPipeline(
         """
         return None if self.prefix_store is None else self.prefix_store.new_pages()
 
+    def read_shared_prefixes(self) -> None:
+        """Fills the cache with what other engines have stored meanwhile; called between two batches, while no write
+        runs.
+        """
+        if self.prefix_store is not None:
+            self.prefix_store.read_shared()
+
     def forget_prefixes(self) -> None:
         """Empties the cache and deletes the stored prefixes; called between two batches, while no write runs."""
         for cache in self.kv_managers:

@@ -283,6 +283,14 @@ class PagedKVCacheManager(RequestPages):
             begin += array.nbytes
         return True
 
+    def stored_page_sizes(self) -> list[int]:
+        """The bytes of a page of each group that files have."""
+        return self.page_sizes()
+
+    def fill_stored_page(self, group: int, page_hash: bytes, content: bytes) -> bool:
+        """Fills an empty page with one of a file; see `fill_page`."""
+        return self.fill_page(group, page_hash, content)
+
     def page_sizes(self) -> list[int]:
         """The bytes of one page of each group, over all devices."""
         return [

@@ -14,6 +14,13 @@ from max._version import __version__
 from max.pipelines.config.pipeline_config import PipelineConfig
 from max.pipelines.kv_cache.manager import PagedKVCacheManager
 from max.pipelines.kv_cache.prefix_file import PageGroup, remove_abandoned_parts, write_pages
+from max.pipelines.kv_cache.prefix_journal import (
+    Journal,
+    is_in_use,
+    is_journal,
+    journal_path,
+    read_journal,
+)
 from max.pipelines.kv_cache.replicated_pages import ReplicatedPages
 
 logger = logging.getLogger("max.pipelines")
@@ -22,19 +29,24 @@ StoredCache: TypeAlias = PagedKVCacheManager | ReplicatedPages
 SUFFIX = ".prefixes"
 """The suffix of the files in the folder."""
 MOST_ADDITIONS = 16
-"""The number of files that an idle engine adds before a single file replaces them."""
+"""The number of journals of earlier engines that an engine leaves; one file then replaces them."""
 JOINED_SHARE = 0.75
 """The largest fraction of the folder's size limit that this single file takes."""
-BYTES_PER_S = 64 << 20
+SHARED_BYTES = 64 << 20
+"""The most bytes that an engine reads of other engines' journals at a time, between two batches."""
+SHARED_S = 0.2
+"""The least interval in seconds at which new requests make an engine look for other engines' pages."""
+BYTES_PER_S = 256 << 20
 """The write rate of an idle engine in bytes per second."""
 
 
 class PrefixStore:
     """The files with the cached pages of a model; created by :meth:`of`.
 
-    One file contains what an engine wrote when it stopped; further files contain what it wrote while it was idle, that
-    is, pages that no file had. The files are joined if they are many or leave too little room. One thread at a time
-    uses a store; while a `PrefixWrite` runs, only requests may run beside it.
+    One file contains what an engine wrote when it stopped. A running engine appends pages that no file has to a journal
+    of its own. Engines of one model share the folder: each reads what the others append, and a journal is only removed
+    by its engine, or after that has ended. One file replaces the journals when they leave too little room, or are many.
+    One thread at a time uses a store; while a `PrefixWrite` runs, only requests may run beside it.
 
     Args:
         cache: The cache.
@@ -47,7 +59,10 @@ class PrefixStore:
         self._cache, self._path, self._key, self._most_bytes = cache, path, key, most_bytes
         # for each group the hashes of the pages that the files contain
         self._kept: list[set[bytes]] = [set() for _ in range(cache.num_groups)]
-        self._additions: list[Path] = []
+        self._journal: Journal | None = None
+        self._read: dict[Path, int] = {}
+        """The journals of other engines, and how far each was read."""
+        self._next_read = 0.0
         self._failed = False
 
     @classmethod
@@ -70,73 +85,160 @@ class PrefixStore:
 
     def load(self) -> None:
         """Fills the cache with the valid pages of the files."""
-        # additions are named by their time of writing
-        self._additions = sorted(self._path.parent.glob(f"{self._key}.*{SUFFIX}"))
-        count = 0
-        for path in (self._path, *self._additions):
-            filled, hashes = self._cache.load_prefixes(path, self._key)
-            count += filled
-            for kept, of_file in zip(self._kept, hashes, strict=True):
-                kept |= of_file
+        count, hashes = self._cache.load_prefixes(self._path, self._key)
+        for kept, of_file in zip(self._kept, hashes, strict=True):
+            kept |= of_file
+        count += self._read_journals(None)
         remove_abandoned_parts(self._path.parent)
         if count:
             logger.info("KV cache: %d pages of prefixes from %s", count, self._path)
 
     def save(self) -> None:
-        """Writes all cached pages to one file; warns if the folder cannot be written."""
-        self._write(self._path, self._cache.cached_prefixes(self._most_bytes))
+        """Writes all cached pages to one file; warns if the folder cannot be written.
+
+        While other engines of the model run, new pages are appended to the journal instead.
+        """
+        if any(is_in_use(path) for path in self._others()):
+            groups = self._cache.cached_prefixes(self._most_bytes, self._kept)
+            if _size_of(groups):
+                self._append(groups)
+        else:
+            self._write(self._cache.cached_prefixes(self._most_bytes))
+        self._close()
 
     def new_pages(self) -> PrefixWrite | None:
-        """The cached pages that are in no file, to be written while the engine is idle; None if there are none."""
+        """The cached pages that are in no file, to be written by another thread; None if there are none.
+
+        Pages that other engines have appended are read first.
+        """
+        self._read_journals(SHARED_BYTES)
         groups = self._cache.cached_prefixes(self._most_bytes, self._kept)
         size = _size_of(groups)
         if not size:
             return None
-        files = sum(path.stat().st_size for path in (self._path, *self._additions) if path.exists())
-        if files + size <= self._most_bytes and len(self._additions) < MOST_ADDITIONS:
-            path = self._path.with_name(f"{self._key}.{time.time_ns()}{SUFFIX}")
-            return PrefixWrite(groups, lambda paced: self._write(path, paced))
-        # leave room for later additions, so that not every addition rewrites the whole file
+        own = [] if self._journal is None else [self._journal.path]
+        others = self._others()
+        files = sum(_size_on_disk(path) for path in (self._path, *own, *others))
+        ended = [path for path in others if not is_in_use(path)]
+        if files + size <= self._most_bytes and len(ended) < MOST_ADDITIONS:
+            return PrefixWrite(groups, self._append)
+        # leave room for later pages, so that not every write replaces the whole file
         groups = self._cache.cached_prefixes(int(self._most_bytes * JOINED_SHARE))
-        return PrefixWrite(groups, lambda paced: self._write(self._path, paced))
+        return PrefixWrite(groups, self._write)
+
+    def read_shared(self) -> None:
+        """Fills the cache with pages that other engines have appended, at most every `SHARED_S` seconds."""
+        if time.monotonic() >= self._next_read:
+            self._read_journals(SHARED_BYTES)
+            self._next_read = time.monotonic() + SHARED_S
 
     def forget(self) -> None:
         """Deletes the files, so that the next engine does not load prefixes that were to be forgotten."""
-        for path in (self._path, *self._additions):
+        self._close()
+        for path in (self._path, *self._others()):
             path.unlink(missing_ok=True)
-        self._additions = []
+        self._read = {}
         self._kept = [set() for _ in self._kept]
 
-    def _write(self, path: Path, groups: Sequence[PageGroup]) -> None:
-        """Writes an addition, or the file that replaces all others."""
+    def _others(self) -> list[Path]:
+        """The journals of the model but that of this engine, by their time of creation."""
+        own = None if self._journal is None else self._journal.path
+        return sorted(p for p in self._path.parent.glob(f"{self._key}.*{SUFFIX}") if p != own)
+
+    def _read_journals(self, most_bytes: int | None) -> int:
+        """Fills the cache with pages that other engines have appended since the last call; returns their number."""
+        sizes = self._cache.stored_page_sizes()
+        count = read = 0
+        for path in self._others():
+            begin = self._read.get(path, 0)
+            if _size_on_disk(path) <= begin:
+                continue
+            if not begin and not is_journal(path):  # an addition of an earlier version
+                filled, hashes = self._cache.load_prefixes(path, self._key)
+                count += filled
+                for kept, of_file in zip(self._kept, hashes, strict=True):
+                    kept |= of_file
+                self._read[path] = _size_on_disk(path)
+                continue
+            for page in read_journal(path, self._key, sizes, begin):
+                count += self._cache.fill_stored_page(page.group, page.hash, page.content)
+                self._kept[page.group].add(page.hash)
+                self._read[path] = page.end
+                read += len(page.content)
+                if most_bytes is not None and read >= most_bytes:
+                    return count
+        return count
+
+    def _close(self) -> None:
+        """Releases the journal."""
+        if self._journal is not None:
+            self._journal.close()
+            self._journal = None
+
+    def _append(self, groups: Sequence[PageGroup]) -> None:
+        """Appends pages to the journal."""
+        count = 0
         try:
-            count = write_pages(path, self._key, groups)
-            hashes = [set(group.hashes) for group in groups]
-            # only now, as the additions hold the pages until the whole file does
-            if path == self._path:
-                for addition in self._additions:
-                    addition.unlink(missing_ok=True)
-                self._additions, self._kept = [], hashes
-            else:
-                self._additions.append(path)
-                self._kept = [a | b for a, b in zip(self._kept, hashes, strict=True)]
+            if self._journal is not None and self._journal.is_removed:
+                self._close()
+            if self._journal is None:
+                path = journal_path(self._path.parent, self._key, SUFFIX)
+                sizes = self._cache.stored_page_sizes()
+                self._journal = Journal(path, self._key, sizes)
+            for number, group in enumerate(groups):
+                for place, page_hash in enumerate(group.hashes):
+                    content = group.content(place)
+                    if content is not None:
+                        self._journal.append(number, page_hash, content)
+                        self._kept[number].add(page_hash)
+                        count += 1
             self._remove_others()
-            self._failed = False
         except OSError as error:
-            if not self._failed:  # warn once, as an idle engine retries often
-                logger.warning("cached prefixes cannot be kept in %s: %s", path, error)
-            self._failed = True
+            self._warn(error)
         else:
-            logger.info("KV cache: %d pages of prefixes to %s", count, path)
+            self._failed = False
+            logger.debug("KV cache: %d pages of prefixes to %s", count, self._journal.path)
+
+    def _write(self, groups: Sequence[PageGroup]) -> None:
+        """Writes the file that replaces all others but the journals of running engines."""
+        try:
+            count = write_pages(self._path, self._key, groups)
+            hashes = [set(group.hashes) for group in groups]
+            # only now, as the journals hold the pages until the whole file does
+            self._remove_own()
+            for path in self._others():
+                # one that this engine has read, so that its pages were in the cache
+                if path in self._read and not is_in_use(path):
+                    path.unlink(missing_ok=True)
+            self._kept = hashes
+            self._remove_others()
+        except OSError as error:
+            self._warn(error)
+        else:
+            self._failed = False
+            logger.info("KV cache: %d pages of prefixes to %s", count, self._path)
+
+    def _remove_own(self) -> None:
+        """Deletes the journal."""
+        if self._journal is not None:
+            self._journal.path.unlink(missing_ok=True)
+            self._close()
+
+    def _warn(self, error: OSError) -> None:
+        if not self._failed:  # warn once, as an engine retries often
+            logger.warning("cached prefixes cannot be kept in %s: %s", self._path, error)
+        self._failed = True
 
     def _remove_others(self) -> None:
         """Removes the oldest files of other models until the folder fits its size limit."""
-        own = {self._path, *self._additions}
-        left = self._most_bytes - sum(path.stat().st_size for path in own if path.exists())
+        own = {self._path, *self._others()}
+        if self._journal is not None:
+            own.add(self._journal.path)
+        left = self._most_bytes - sum(map(_size_on_disk, own))
         files = [(p.stat(), p) for p in self._path.parent.glob("*" + SUFFIX) if p not in own]
         for stat, path in sorted(files, key=lambda each: each[0].st_mtime_ns, reverse=True):
             left -= stat.st_size
-            if left < 0:
+            if left < 0 and not is_in_use(path):
                 path.unlink(missing_ok=True)
         remove_abandoned_parts(self._path.parent)
 
@@ -185,6 +287,14 @@ def _paced_reads(group: PageGroup, go_on: Callable[[int], bool]) -> Callable[[in
         return group.content(place)
 
     return content
+
+
+def _size_on_disk(path: Path) -> int:
+    """The size of a file; 0 if it is absent."""
+    try:
+        return path.stat().st_size
+    except OSError:
+        return 0
 
 
 def _size_of(groups: Sequence[PageGroup]) -> int:

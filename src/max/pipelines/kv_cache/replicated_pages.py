@@ -162,6 +162,27 @@ class ReplicatedPages(RequestPages):
             groups += cache.cached_prefixes(most_bytes // len(self._caches), own)
         return groups
 
+    def stored_page_sizes(self) -> list[int]:
+        """The bytes of a page of each group that files have: those of all copies, copy by copy."""
+        return [size for cache in self._caches for size in cache.page_sizes()]
+
+    def fill_stored_page(self, group: int, page_hash: bytes, content: bytes) -> bool:
+        """Fills an empty page with one of a file.
+
+        Args:
+            group: The number of the group, over all copies.
+            page_hash: The hash of the content.
+            content: The content.
+
+        Returns:
+            Whether a page was filled.
+        """
+        for cache in self._caches:
+            if group < cache.num_groups:
+                return cache.fill_page(group, page_hash, content)
+            group -= cache.num_groups
+        return False
+
     def load_prefixes(self, path: Path, key: str) -> tuple[int, list[set[bytes]]]:
         """Fills empty pages with the pages of a file; a file that does not fit is ignored.
 

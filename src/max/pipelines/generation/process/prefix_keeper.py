@@ -9,11 +9,11 @@ from max.pipelines.kv_cache.prefix_store import PrefixWrite
 
 logger = logging.getLogger("max.pipelines")
 
-KEEP_DELAY_S = 1.0
+KEEP_DELAY_S = 0.5
 """The idle time in seconds after which an engine stores its new prefixes."""
-KEEP_INTERVAL_S = 30.0
-"""The interval in seconds at which a busy engine stores its new prefixes."""
-BUSY_BYTES_PER_S = 8 << 20
+KEEP_INTERVAL_S = 1.0
+"""The interval in seconds at which a busy engine stores its new prefixes: a killed engine loses at most two seconds."""
+BUSY_BYTES_PER_S = 64 << 20
 """The write rate in bytes per second while requests run."""
 
 

@@ -440,6 +440,8 @@ class TextWork(Work[_Command, Event]):
         # from here on each way out of the engine sends a last event
         self._open.add(request_id)
         self._has_new_prefixes = True
+        if not self._keeper.writes:
+            self._pipeline.read_shared_prefixes()
         self._engine.submit(context, request.priority, request.client)
         return ()
 
