@@ -18,7 +18,7 @@ from max._compat.names import NAMES
 SRC = Path(__file__).parents[1] / "src" / "max"
 EVERY = {
     "_cache_folders", "_config", "_dataclass", "_errors", "_garbage", "_host", "_html", "_lazy", "_load_steps",
-    "_names", "_private_folder", "_reentry", "_spelling", "_version", "dtype",
+    "_names", "_private_folder", "_process", "_reentry", "_spelling", "_version", "dtype",
 }  # fmt: skip
 ENGINE_BASE = EVERY | {"driver", "mlir", "graph"}
 
@@ -28,7 +28,8 @@ ALLOWED: dict[str, set[str]] = {
     "_names": set(),
     "_traceback": {"_config"},
     "_cache_folders": set(),
-    "_config": {"_private_folder", "_spelling"},
+    "_config": {"_private_folder", "_process", "_spelling"},
+    "_process": set(),
     "_private_folder": set(),
     "_dataclass": set(),
     "_errors": set(),

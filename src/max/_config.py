@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Generic, TypeVar, overload
 
 from max._private_folder import private_folder
+from max._process import process_cache
 from max._spelling import did_you_mean
 
 if TYPE_CHECKING:
@@ -396,7 +397,7 @@ def dump_log(kind: str) -> Logger | None:
     return log
 
 
-_private_folders: dict[Path, Path] = {}
+_private_folders: dict[Path, Path] = process_cache({})
 
 
 def cache_dir() -> Path:

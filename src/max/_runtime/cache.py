@@ -23,6 +23,7 @@ from max._cache_folders import QUANTIZED_FOLDER, remove_left_behind
 from max._config import cache_dir, flags
 from max._dataclass import dataclass
 from max._private_folder import is_private, make_private
+from max._process import process_cache
 from max._reentry import reentrant_lock
 
 logger = logging.getLogger("max.runtime")
@@ -255,7 +256,7 @@ def _own_file(path: str, flags: int) -> int:
     return os.open(path, flags, 0o600)
 
 
-_open: dict[Path, Cache] = {}
+_open: dict[Path, Cache] = process_cache({})
 
 
 def default_cache() -> Cache:

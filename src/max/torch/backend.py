@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import warnings
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
@@ -20,8 +21,6 @@ from max.importers.torch.table import TABLE
 from max.torch.compiled import CompiledGraph
 
 __all__ = ["Explanation", "explain", "max_backend"]
-
-_warned = False
 
 
 @dataclass
@@ -121,6 +120,16 @@ class _Module(torch.nn.Module):
         return self._compiled(*args)
 
 
+@functools.cache
+def _warn_of_gradients() -> None:
+    """Warns once that torch runs what needs gradients."""
+    warnings.warn(
+        'torch.compile(backend="max") compiles for inference: gradients are needed here, so torch runs this; '
+        "use torch.no_grad()",
+        stacklevel=3,
+    )
+
+
 def max_backend(
     module: torch.fx.GraphModule, inputs: Sequence[Any], found: Explanation | None = None
 ) -> Callable[..., Any]:
@@ -137,16 +146,9 @@ def max_backend(
     Returns:
         What runs the graph.
     """
-    global _warned
     found = Explanation() if found is None else found
     if torch.is_grad_enabled() and any(getattr(x, "requires_grad", False) for x in inputs):
-        if not _warned:
-            _warned = True
-            warnings.warn(
-                'torch.compile(backend="max") compiles for inference: gradients are needed here, so torch runs this; '
-                "use torch.no_grad()",
-                stacklevel=2,
-            )
+        _warn_of_gradients()
         found.left.append(("graph", "", "gradients are needed"))
         return module.forward
     compile_ = partial(_compiled, found=found)

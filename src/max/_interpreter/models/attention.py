@@ -40,7 +40,7 @@ def check_offsets(name: str, offsets: Array, batch: int, rows: int, exact: bool 
 
 
 def check_batch(
-    offsets: Array,
+    input_row_offsets: Array,
     rows: int,
     blocks: Array,
     cache_lengths: Array,
@@ -56,15 +56,15 @@ def check_batch(
     batch = len(cache_lengths)
     if len(lookup_table) != batch:
         raise ValueError(f"lookup_table has size {len(lookup_table)}, expected {batch}")
-    check_offsets("input_row_offsets", offsets, batch, rows)
+    check_offsets("input_row_offsets", input_row_offsets, batch, rows)
     if layer >= blocks.shape[2]:
         raise IndexError(f"layer {layer}; the cache has {blocks.shape[2]} layers")
 
 
-def new_tokens(offsets: Array, cache_lengths: Array) -> Iterator[tuple[int, int, int]]:
+def new_tokens(input_row_offsets: Array, cache_lengths: Array) -> Iterator[tuple[int, int, int]]:
     """Yields row, sequence and position of each new token."""
     for sequence, cached in enumerate(cache_lengths):
-        begin, end = int(offsets[sequence]), int(offsets[sequence + 1])
+        begin, end = int(input_row_offsets[sequence]), int(input_row_offsets[sequence + 1])
         for row in range(begin, end):
             yield row, sequence, int(cached) + row - begin
 
@@ -93,18 +93,18 @@ def slot_of(lookup_table: Array, blocks: Array, sequence: int, position: int) ->
 def _kv_store(
     k: Array,
     v: Array,
-    offsets: Array,
+    input_row_offsets: Array,
     blocks: Array,
     cache_lengths: Array,
     lookup_table: Array,
     max_lengths: Array,
     layer: Array,
 ) -> None:
-    check_batch(offsets, len(k), blocks, cache_lengths, lookup_table, layer)
+    check_batch(input_row_offsets, len(k), blocks, cache_lengths, lookup_table, layer)
     if len(v) != len(k):
         raise ValueError(f"values have size {len(v)}, expected {len(k)}")
     heads = blocks.shape[4]
-    for row, sequence, position in new_tokens(offsets, cache_lengths):
+    for row, sequence, position in new_tokens(input_row_offsets, cache_lengths):
         page, slot = slot_of(lookup_table, blocks, sequence, position)
         blocks[page, 0, int(layer), slot] = encode_rows(k[row].reshape(heads, -1), blocks)
         blocks[page, 1, int(layer), slot] = encode_rows(v[row].reshape(heads, -1), blocks)
@@ -132,7 +132,7 @@ def _rotate(x: Array, angles: Array, interleaved: bool) -> Array:
 @register("mo.rope.ragged.paged")
 def _rope(
     q: Array,
-    offsets: Array,
+    input_row_offsets: Array,
     freqs_cis: Array,
     blocks: Array,
     cache_lengths: Array,
@@ -142,9 +142,9 @@ def _rope(
     interleaved: bool = True,
     rotates_cache: bool = True,
 ) -> Array:
-    check_batch(offsets, len(q), blocks, cache_lengths, lookup_table, layer)
+    check_batch(input_row_offsets, len(q), blocks, cache_lengths, lookup_table, layer)
     out = np.empty_like(q)
-    for row, sequence, position in new_tokens(offsets, cache_lengths):
+    for row, sequence, position in new_tokens(input_row_offsets, cache_lengths):
         if position >= freqs_cis.shape[0]:
             raise IndexError(
                 f"position {position} of sequence {sequence}; freqs_cis has "
@@ -193,7 +193,7 @@ def _first_key(mask: str, window: int, position: int) -> int:
 @register("mo.attention.ragged.paged")
 def _attention(
     q: Array,
-    offsets: Array,
+    input_row_offsets: Array,
     blocks: Array,
     cache_lengths: Array,
     lookup_table: Array,
@@ -208,10 +208,10 @@ def _attention(
     cross: bool = False,
     value_size: int = 0,
 ) -> Array:
-    by_head, key_offsets = (more[:-1], more[-1]) if cross else (more, offsets)
+    by_head, key_offsets = (more[:-1], more[-1]) if cross else (more, input_row_offsets)
     if cross:
         check_offsets("kv_input_row_offsets", key_offsets, len(cache_lengths), int(key_offsets[-1]))
-    check_batch(offsets, len(q), blocks, cache_lengths, lookup_table, layer)
+    check_batch(input_row_offsets, len(q), blocks, cache_lengths, lookup_table, layer)
     heads, head_dim = q.shape[1:]
     # operands with a number per head come in this order; each is optional
     for name, numbers in zip(("sinks", "alibi_slopes")[not sinks :], by_head, strict=False):
@@ -222,7 +222,7 @@ def _attention(
     # rounded to the result's dtype by the interpreter
     out = np.zeros((*q.shape[:2], value_size or head_dim), np.float32)
     for sequence, cached in enumerate(cache_lengths):
-        begin, end = int(offsets[sequence]), int(offsets[sequence + 1])
+        begin, end = int(input_row_offsets[sequence]), int(input_row_offsets[sequence + 1])
         length = int(cached) + int(key_offsets[sequence + 1]) - int(key_offsets[sequence])
         if mask != "null":
             # keys after the last query need no pages
@@ -274,21 +274,23 @@ def _attention_ragged(
     q: Array,
     keys: Array,
     values: Array,
-    offsets: Array,
+    input_row_offsets: Array,
     scale: Array,
     bias: Array | None = None,
     *,
     mask: str = "null",
     local_window_size: int = -1,
 ) -> Array:
-    check_offsets("input_row_offsets", offsets, max(len(offsets) - 1, 0), len(q))
+    check_offsets(
+        "input_row_offsets", input_row_offsets, max(len(input_row_offsets) - 1, 0), len(q)
+    )
     for what, rows in (("keys", keys), ("values", values)):
         if len(rows) != len(q):
             raise ValueError(f"{what} has size {len(rows)}, expected {len(q)}")
     group = q.shape[1] // keys.shape[1]
     out = np.zeros(q.shape, np.float32)
     # no cache: every text attends to its own rows
-    for begin, end in itertools.pairwise(int(offset) for offset in offsets):
+    for begin, end in itertools.pairwise(int(offset) for offset in input_row_offsets):
         length = end - begin
         if bias is not None and length > bias.shape[1] // 2 + 1:
             raise ValueError(f"a text has {length} rows; the bias is for {bias.shape[1] // 2 + 1}")

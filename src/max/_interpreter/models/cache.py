@@ -54,15 +54,15 @@ def _kv_load(
 @register("mo.k_store.ragged.paged")
 def _k_store(
     keys: Array,
-    offsets: Array,
+    input_row_offsets: Array,
     blocks: Array,
     cache_lengths: Array,
     lookup_table: Array,
     layer: Array,
     side: int,
 ) -> None:
-    check_batch(offsets, len(keys), blocks, cache_lengths, lookup_table, layer)
-    for row, sequence, position in new_tokens(offsets, cache_lengths):
+    check_batch(input_row_offsets, len(keys), blocks, cache_lengths, lookup_table, layer)
+    for row, sequence, position in new_tokens(input_row_offsets, cache_lengths):
         page, place = slot_of(lookup_table, blocks, sequence, position)
         heads = keys[row].reshape(blocks.shape[4], -1)
         blocks[page, side, int(layer), place] = encode_rows(heads, blocks)

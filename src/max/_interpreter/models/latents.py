@@ -17,7 +17,7 @@ def _rows(blocks: Array, lookup_table: Array, sequence: int, tokens: Array, laye
 
 @register("mo.latents.plan.ragged")
 def _plan_latents(
-    offsets: Array,
+    input_row_offsets: Array,
     cache_lengths: Array,
     least_rows: int,
     most_cached: int,
@@ -25,9 +25,11 @@ def _plan_latents(
     spent: int,
     count: int,
 ) -> Array:
-    check_offsets("input_row_offsets", offsets, len(cache_lengths), int(offsets[-1]))
-    rows, cached = int(offsets[-1]), cache_lengths.astype(np.int64)
-    new = np.diff(offsets.astype(np.int64))
+    check_offsets(
+        "input_row_offsets", input_row_offsets, len(cache_lengths), int(input_row_offsets[-1])
+    )
+    rows, cached = int(input_row_offsets[-1]), cache_lengths.astype(np.int64)
+    new = np.diff(input_row_offsets.astype(np.int64))
     # twice the number of pairs, in the order and the dtype of the kernel
     pairs = sum((new.astype(np.float64) * (2 * cached + new).astype(np.float64)).tolist(), 0.0)
     expands = 0 < least_rows <= rows and cached.sum() <= rows * most_cached
@@ -40,18 +42,18 @@ def _plan_latents(
 def _select_tokens(
     q: Array,
     weights: Array,
-    offsets: Array,
+    input_row_offsets: Array,
     blocks: Array,
     cache_lengths: Array,
     lookup_table: Array,
     layer: Array,
     count: int,
 ) -> Array:
-    check_batch(offsets, len(q), blocks, cache_lengths, lookup_table, layer)
+    check_batch(input_row_offsets, len(q), blocks, cache_lengths, lookup_table, layer)
     if len(weights) != len(q):
         raise ValueError(f"weights of {len(weights)} rows, expected {len(q)}")
     out = np.full((len(q), count), -1, np.int32)
-    for row, sequence, position in new_tokens(offsets, cache_lengths):
+    for row, sequence, position in new_tokens(input_row_offsets, cache_lengths):
         tokens = np.arange(position + 1)
         if len(tokens) > count:
             keys = _rows(blocks, lookup_table, sequence, tokens, layer)
@@ -69,7 +71,7 @@ def _select_tokens(
 def _attention_selected(
     q: Array,
     selected: Array,
-    offsets: Array,
+    input_row_offsets: Array,
     blocks: Array,
     cache_lengths: Array,
     lookup_table: Array,
@@ -77,11 +79,11 @@ def _attention_selected(
     scale: Array,
     value_size: int,
 ) -> Array:
-    check_batch(offsets, len(q), blocks, cache_lengths, lookup_table, layer)
+    check_batch(input_row_offsets, len(q), blocks, cache_lengths, lookup_table, layer)
     if len(selected) != len(q):
         raise ValueError(f"selected tokens of {len(selected)} rows, expected {len(q)}")
     out = np.zeros((*q.shape[:2], value_size), np.float32)
-    for row, sequence, position in new_tokens(offsets, cache_lengths):
+    for row, sequence, position in new_tokens(input_row_offsets, cache_lengths):
         tokens = selected[row][selected[row] >= 0]
         # padding of negative numbers is allowed at the end only
         if (selected[row, : len(tokens)] != tokens).any() or (np.diff(tokens) <= 0).any():
@@ -107,7 +109,7 @@ def _latent_prefill(
     q: Array,
     keys: Array,
     values: Array,
-    offsets: Array,
+    input_row_offsets: Array,
     buffer_offsets: Array,
     cache_offsets: Array,
     blocks: Array,
@@ -118,7 +120,7 @@ def _latent_prefill(
     *previous: Array,
     causal: bool,
 ) -> tuple[Array, Array]:
-    check_batch(offsets, len(q), blocks, cache_lengths, lookup_table, layer)
+    check_batch(input_row_offsets, len(q), blocks, cache_lengths, lookup_table, layer)
     check_offsets("buffer_row_offsets", buffer_offsets, len(cache_lengths), len(keys), exact=False)
     if len(cache_offsets) != len(cache_lengths) or len(values) != len(keys):
         raise ValueError(
@@ -134,7 +136,7 @@ def _latent_prefill(
             raise ValueError(
                 f"a result of earlier chunks has shape {part.shape}, expected {result.shape}"
             )
-    for row, sequence, position in new_tokens(offsets, cache_lengths):
+    for row, sequence, position in new_tokens(input_row_offsets, cache_lengths):
         first = int(cache_offsets[sequence])
         places = np.arange(int(buffer_offsets[sequence]), int(buffer_offsets[sequence + 1]))
         if causal:

@@ -14,12 +14,17 @@ _NORM_EPSILON = 1e-6
 
 
 def _rows_and_states(
-    rows: int, offsets: Array, cache_lengths: Array, slots: Array, state: Array, layer: Array
+    rows: int,
+    input_row_offsets: Array,
+    cache_lengths: Array,
+    slots: Array,
+    state: Array,
+    layer: Array,
 ) -> Iterator[tuple[range, int, Array]]:
     """The rows of each sequence, its slot, and its state before them in float64."""
     if len(cache_lengths) != len(slots):
         raise ValueError(f"{len(cache_lengths)} cache_lengths for {len(slots)} slots")
-    check_offsets("input_row_offsets", offsets, len(slots), rows)
+    check_offsets("input_row_offsets", input_row_offsets, len(slots), rows)
     if int(layer) >= state.shape[1]:
         raise IndexError(f"layer {layer}; the states have {state.shape[1]} layers")
     if len({*slots.tolist()}) < len(slots):
@@ -31,7 +36,11 @@ def _rows_and_states(
         held = state[slot, int(layer)].astype(np.float64)
         # the slot of a new sequence still holds the state of an earlier owner
         held = held if cache_lengths[sequence] else np.zeros_like(held)
-        yield range(int(offsets[sequence]), int(offsets[sequence + 1])), slot, held
+        yield (
+            range(int(input_row_offsets[sequence]), int(input_row_offsets[sequence + 1])),
+            slot,
+            held,
+        )
 
 
 def _check_rows(x: Array, *others: Array) -> None:
@@ -45,7 +54,7 @@ def _causal_conv(
     x: Array,
     weight: Array,
     bias: Array,
-    offsets: Array,
+    input_row_offsets: Array,
     cache_lengths: Array,
     slots: Array,
     state: Array,
@@ -54,7 +63,9 @@ def _causal_conv(
 ) -> Array:
     out = np.zeros(x.shape)
     wide, factors = x.astype(np.float64), weight.astype(np.float64)
-    for rows, slot, held in _rows_and_states(len(x), offsets, cache_lengths, slots, state, layer):
+    for rows, slot, held in _rows_and_states(
+        len(x), input_row_offsets, cache_lengths, slots, state, layer
+    ):
         # [taps - 1 + rows, channels]
         inputs = np.concatenate([held, wide[rows.start : rows.stop]])
         for at, row in enumerate(rows):
@@ -77,7 +88,7 @@ def _ssd(
     c: Array,
     d: Array,
     dt_bias: Array,
-    offsets: Array,
+    input_row_offsets: Array,
     cache_lengths: Array,
     slots: Array,
     state: Array,
@@ -90,7 +101,9 @@ def _ssd(
     # a group of b and c serves neighboring heads
     b, c = (np.repeat(v, x.shape[1] // v.shape[1], axis=1) for v in (b, c))
     out = np.zeros(x.shape)
-    for rows, slot, held in _rows_and_states(len(x), offsets, cache_lengths, slots, state, layer):
+    for rows, slot, held in _rows_and_states(
+        len(x), input_row_offsets, cache_lengths, slots, state, layer
+    ):
         # held: [heads, state size, head_dim]
         for row in rows:
             step = _step(dt[row] + dt_bias, low, high)[:, None, None]
@@ -111,7 +124,7 @@ def _selective_scan(
     c: Array,
     d: Array,
     dt_bias: Array,
-    offsets: Array,
+    input_row_offsets: Array,
     cache_lengths: Array,
     slots: Array,
     state: Array,
@@ -122,7 +135,9 @@ def _selective_scan(
     x, dt, a, b, c, d, dt_bias = (v.astype(np.float64) for v in (x, dt, a, b, c, d, dt_bias))
     _check_rows(x, dt, b, c)
     out = np.zeros(x.shape)
-    for rows, slot, held in _rows_and_states(len(x), offsets, cache_lengths, slots, state, layer):
+    for rows, slot, held in _rows_and_states(
+        len(x), input_row_offsets, cache_lengths, slots, state, layer
+    ):
         # held: [state size, channels]
         for row in rows:
             step = _step(dt[row] + dt_bias, low, high)
@@ -143,7 +158,7 @@ def _gated_delta(
     values: Array,
     gates: Array,
     rates: Array,
-    offsets: Array,
+    input_row_offsets: Array,
     cache_lengths: Array,
     slots: Array,
     states: Array,
@@ -152,7 +167,7 @@ def _gated_delta(
     normalized: bool,
 ) -> Array:
     total, heads, _ = values.shape
-    check_offsets("input_row_offsets", offsets, len(slots), total)
+    check_offsets("input_row_offsets", input_row_offsets, len(slots), total)
     if (
         len(cache_lengths) != len(slots)
         or not len(q) == len(keys) == len(gates) == len(rates) == total
@@ -173,7 +188,7 @@ def _gated_delta(
     q, keys = (np.repeat(x, heads // x.shape[1], axis=1) for x in (q, keys))
     out = np.zeros(values.shape)
     for sequence, slot in enumerate(slots):
-        begin, end = int(offsets[sequence]), int(offsets[sequence + 1])
+        begin, end = int(input_row_offsets[sequence]), int(input_row_offsets[sequence + 1])
         if begin == end:
             continue
         state = np.asarray(states[slot, int(layer)], np.float64)

@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from max import driver
+from max._process import process_cache
 from max._reentry import LockLevel, locked, reentrant_lock
 from max.engine import InferenceSession
 
 __all__ = ["session_of"]
 
-_sessions: dict[tuple[driver.Device, ...], InferenceSession] = {}
+_sessions: dict[tuple[driver.Device, ...], InferenceSession] = process_cache({})
 _lock = reentrant_lock(LockLevel.SESSIONS)
 
 

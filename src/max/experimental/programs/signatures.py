@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
+from max._process import process_cache
 from max.dtype import DType
 from max.experimental.programs.argument_trees import ArgumentTree
 from max.experimental.programs.number_patterns import Details, Pattern
@@ -147,8 +148,8 @@ class Signature:
         self.family, self.numbers, self.results = family, numbers, results
 
 
-_families: dict[object, Family] = {}
-_signatures: dict[object, Signature] = {}
+_families: dict[object, Family] = process_cache({})
+_signatures: dict[object, Signature] = process_cache({})
 
 
 def signature_of(

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from max import driver
+from max._process import process_cache
 from max.dtype import DType
 from max.graph import DeviceRef, Dim
 
@@ -33,7 +34,7 @@ class CellType:
         return self.dtype, len(self.shape), self.device
 
 
-_types: dict[tuple[DType, tuple[int, ...], DeviceRef], CellType] = {}
+_types: dict[tuple[DType, tuple[int, ...], DeviceRef], CellType] = process_cache({})
 
 
 def cell_type(dtype: DType, shape: tuple[int, ...], device: DeviceRef) -> CellType:

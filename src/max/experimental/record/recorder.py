@@ -14,6 +14,7 @@ from weakref import ref
 
 from max import driver
 from max._config import flags
+from max._process import process_cache
 from max._reentry import ReentryError, exclusively, locked, reentrant_lock, refuse_second_use
 from max.engine import ExecutionInterrupted
 from max.experimental.programs.argument_trees import describe
@@ -121,7 +122,7 @@ THREAD = _Thread()
 RECORDING: set[int] = set()
 """The threads that use the recorder. Their signal handlers and finalizers get an error instead of a call or a value."""
 NAME = "the record of eager tensors"
-_sites: dict[tuple[int, int, Callable[..., Any]], _Site] = {}
+_sites: dict[tuple[int, int, Callable[..., Any]], _Site] = process_cache({})
 _sites_lock = reentrant_lock()
 
 

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 from max import driver
 from max._lazy import lazy_module
+from max._process import process_cache
 from max._reentry import LockLevel, locked, reentrant_lock
 from max.driver import Device
 from max.engine import Model
@@ -321,7 +322,7 @@ class _Structure:
         self.failures = 0
 
 
-_structures: dict[tuple[Any, ...], _Structure] = {}
+_structures: dict[tuple[Any, ...], _Structure] = process_cache({})
 _lock = reentrant_lock(LockLevel.CUSTOM_OPS)
 
 

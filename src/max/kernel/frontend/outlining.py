@@ -14,6 +14,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Hashable, Iterable
 from typing import Any, NamedTuple, cast
 
+from max._process import process_cache
 from max._reentry import reentrant_lock
 from max.kernel.frontend.division import interval, is_nonzero
 from max.kernel.frontend.state import Frame, Frontend, NeverReturns
@@ -71,7 +72,7 @@ class _Body(NamedTuple):
 
 
 _MAX_BODIES = 256
-_bodies: OrderedDict[Hashable, _Body] = OrderedDict()
+_bodies: OrderedDict[Hashable, _Body] = process_cache(OrderedDict())
 _lock = reentrant_lock()
 
 

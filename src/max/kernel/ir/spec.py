@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from typing import Any
 
+from max._process import process_cache
 from max.kernel.ir.nodes import (
     Alloc,
     Assign,
@@ -244,7 +245,7 @@ _EFFECTS = {
 }
 
 
-_valid_signatures: set[tuple[Any, ...]] = set()
+_valid_signatures: set[tuple[Any, ...]] = process_cache(set())
 """Op, result type, attribute and operand types of bindings that passed their rule, as most bindings repeat others."""
 
 

@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from max._process import process_cache
 from max.dtype.rounding import convert_rounding_once
 from max.kernel.ir.nodes import Const
 from max.kernel.types import ScalarType, Type, f16, f32
@@ -39,7 +40,7 @@ SCALAR = {
 }
 #: The LLVM type of an element in memory.
 MEMORY = {**SCALAR, "bool": "i8"}
-_names: dict[Type, str] = {}
+_names: dict[Type, str] = process_cache({})
 
 
 def llvm_type(type: Type) -> str:

@@ -1,0 +1,55 @@
+"""Caches that live as long as the process, in one owner that tests can make anew.
+
+A module keeps its cache under a name of its own and reads it without a detour::
+
+    _signatures: set[Signature] = process_cache(set())
+
+What may be found only once, or lives elsewhere, is no cache: tables of ops and kernels, code that programs call.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, MutableMapping, MutableSet
+from contextlib import contextmanager
+from typing import Any, TypeVar
+
+__all__ = ["fresh_caches", "process_cache"]
+
+Cache = TypeVar("Cache", bound="MutableMapping[Any, Any] | MutableSet[Any]")
+
+_caches: list[MutableMapping[Any, Any] | MutableSet[Any]] = []
+
+
+def process_cache(cache: Cache) -> Cache:
+    """Registers an empty mapping or set whose entries can be made again, and returns it."""
+    _caches.append(cache)
+    return cache
+
+
+@contextmanager
+def fresh_caches() -> Iterator[None]:
+    """A ``with`` block in which all caches of the process begin empty; afterwards they are as before.
+
+    No other thread may use the engine meanwhile.
+    """
+    before = [_contents(cache) for cache in _caches]
+    for cache in _caches:
+        cache.clear()
+    try:
+        yield
+    finally:
+        # caches of modules that the block has imported begin empty again
+        before += [_contents(cache)[:0] for cache in _caches[len(before) :]]
+        for cache, entries in zip(_caches, before, strict=True):
+            cache.clear()
+            for entry in entries:
+                if isinstance(cache, MutableMapping):
+                    key, value = entry
+                    cache[key] = value
+                else:
+                    cache.add(entry)
+
+
+def _contents(cache: MutableMapping[Any, Any] | MutableSet[Any]) -> list[Any]:
+    """The entries of a cache, in their order."""
+    return list(cache.items()) if isinstance(cache, MutableMapping) else list(cache)

@@ -1,0 +1,148 @@
+"""Module state: caches of the process have one owner, which makes them anew; what else a module keeps has a reason."""
+
+from __future__ import annotations
+
+import ast
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from max import _process
+from max.driver import CPU
+from max.dtype import DType
+from max.engine import InferenceSession
+from max.experimental import functional as F
+from max.experimental.tensor import Tensor
+from max.graph import DeviceRef, Graph, TensorType, ops
+
+SRC = Path(__file__).parents[1] / "src" / "max"
+APART = ("pipelines", "serve")
+"""Rooms whose servers and models own their state."""
+
+STATE = {
+    "_backends/cpu/runtime/jit.py:_immortal": "code that threads may still run",
+    "_backends/cpu/runtime/jit.py:_jits": "the memory of machine code, whose addresses programs have",
+    "_backends/cpu/runtime/pool.py:_functions": "addresses of native functions, which running pools have",
+    "_backends/registry.py:_factories": "table: the kinds of devices",
+    "_compiler/codegen/expressions.py:_TABLE": "table: the expressions of ops",
+    "_compiler/mok/__init__.py:_backend_ops": "table: the ops of backends",
+    "_interpreter/core.py:IMPLEMENTATIONS": "table: the ops of the interpreter",
+    "_interpreter/core.py:REFERENCES": "table: the references of custom kernels",
+    "_process.py:_caches": "the owner itself",
+    "_reentry.py:_GUARDED": "code that is guarded, by the decorators of its functions",
+    "_reentry.py:_collecting": "the threads that collect garbage now",
+    "_reentry.py:_collects": "whether the hook of the garbage collector is installed",
+    "_reentry.py:_in_child": "what a forked process calls",
+    "_reentry.py:_locks": "all locks, which a forked process makes anew",
+    "driver/_device.py:_named_providers": "table: the accelerators of the package",
+    "driver/_device.py:_providers": "table: the accelerators of the machine",
+    "experimental/mesh_forms.py:_meshes": "table: the forms of meshes that the wing registers",
+    "experimental/record/recorder.py:RECORDING": "the threads that record now",
+    "experimental/replay/replays.py:_replays": "the replays that wait now",
+    "experimental/tensor.py:_graph_buffers": "the buffers of graphs that are being staged; weak",
+    "experimental/tensors/function_wrappers.py:_needing_graphs": "table: functions that only graphs have",
+    "kernel/interpreter/entry.py:_entries": "callbacks whose addresses native code has",
+    "kernel/language/extensions.py:_extensions": "files of custom ops that have registered their kernels",
+    "kernel/language/lang.py:_targets": "the targets that are being compiled for, a stack",
+    "kernel/language/registry.py:_kernels": "table: custom kernels",
+    "kernel/language/values.py:_float_power": "the function that the math library registers",
+    "mlir/operation.py:OPS": "table: the ops of the dialect",
+    "nn/layers/layer.py:_HOOKS": "the hooks that the program has registered",
+    "torch/_operation.py:_numbers": "the numbers of operations, which torch keeps by name",
+    "torch/_operation.py:_running": "operations by the name that torch has for them; weak",
+}
+"""Containers at the level of a module that are no caches of `max._process`, and globals, each with its reason."""
+GLOBALS = {"_names.py:_fallback": "what finds names that nothing defines; installed once"}
+
+EMPTY = (
+    "dict",
+    "list",
+    "set",
+    "OrderedDict",
+    "defaultdict",
+    "WeakKeyDictionary",
+    "WeakSet",
+    "WeakValueDictionary",
+)
+
+
+def is_filled_later(value: ast.expr | None) -> bool:
+    """Whether an expression is an empty container; constants of a module are not empty."""
+    match value:
+        case ast.Dict(keys=[]) | ast.List(elts=[]):
+            return True
+        case ast.Call(
+            func=ast.Name(id) | ast.Attribute(attr=id) | ast.Subscript(value=ast.Name(id))
+        ):
+            return id in EMPTY
+        case _:
+            return False
+
+
+def module_state() -> tuple[set[str], set[str]]:
+    """The containers that modules fill later, and the names that functions replace."""
+    containers, replaced = set[str](), set[str]()
+    for path in sorted(SRC.rglob("*.py")):
+        name = path.relative_to(SRC).as_posix()
+        if name.split("/")[0] in APART:
+            continue
+        tree = ast.parse(path.read_text())
+        for node in tree.body:
+            target = node.target if isinstance(node, ast.AnnAssign) else None
+            if isinstance(node, ast.Assign):
+                (target, *_) = node.targets
+            if isinstance(target, ast.Name) and is_filled_later(getattr(node, "value", None)):
+                containers.add(f"{name}:{target.id}")
+        for node in ast.walk(tree):
+            if isinstance(node, ast.Global):
+                replaced |= {f"{name}:{one}" for one in node.names}
+    return containers, replaced
+
+
+def test_what_modules_keep_has_an_owner_or_a_reason() -> None:
+    containers, replaced = module_state()
+    filled_tables = {"_backends/registry.py:_factories", "_compiler/codegen/expressions.py:_TABLE"}
+    assert containers == {*STATE} - filled_tables
+    assert replaced == {*GLOBALS}
+
+
+def test_caches_are_made_anew(rng: np.random.Generator) -> None:
+    """Graphs and eager programs run from nothing, and what was cached before is there again."""
+    x = rng.standard_normal((3, 5)).astype(np.float32)
+
+    def run() -> None:
+        with Graph(
+            "g", input_types=[TensorType(DType.float32, ["n", 5], DeviceRef.CPU())]
+        ) as graph:
+            graph.output(ops.softmax(ops.exp(graph.inputs[0].tensor)))
+        (y,) = InferenceSession(devices=[CPU()]).load(graph).execute(x)
+        rows = np.exp(np.exp(x))
+        np.testing.assert_allclose(y.to_numpy(), rows / rows.sum(1, keepdims=True), 1e-5)
+        eager = F.tanh(Tensor.from_dlpack(x) * 2) + 1
+        np.testing.assert_allclose(eager.to_numpy(), np.tanh(2 * x) + 1, 1e-5)
+
+    run()
+    before = [_process._contents(cache) for cache in _process._caches]
+    assert sum(map(len, before)) > 10
+    with _process.fresh_caches():
+        assert not any(map(len, _process._caches))
+        run()
+        assert any(map(len, _process._caches))
+    after = [_process._contents(cache) for cache in _process._caches]
+    assert after[: len(before)] == before
+    run()
+
+
+def test_caches_are_as_before_after_an_error() -> None:
+    cache = _process.process_cache(dict[str, int]())
+    try:
+        cache["a"] = 1
+        with pytest.raises(KeyError), _process.fresh_caches():
+            cache["b"] = 2
+            late = _process.process_cache(set[int]())
+            late.add(3)
+            raise KeyError
+        assert cache == {"a": 1} and not late
+    finally:
+        del _process._caches[-2:]
