@@ -67,8 +67,6 @@ _KERNELS = {
         "store_v_cache_ragged",
         "experts": "moe_finalize moe_router_group_limited",
         "indexing": "inplace_memcpy scatter_nd_skip_oob_indices sliced_add ceildiv",
-        "logits": "apply_packed_bitmask apply_packed_bitmask_with_penalties argmax_with_bias top_k_per_row "
-        "topk_topp_masked_probs",
         "norms": "apply_qk_rms_norm mtp_eh_norm row_mean_of_squares row_mean_of_squares_qk rms_norm_value_cache "
         "fused_qk_ragged_rms_norm",
         "projections": "fused_qkv_padded_matmul",
@@ -76,6 +74,12 @@ _KERNELS = {
         "rope": "rope_ragged rope_ragged_with_position_ids fused_qk_rms_norm_rope_ragged rope_split_store_ragged",
     }.items()
     for name in names.split()
+} | {
+    name: "max._compat.nn.logits"
+    for name in (
+        "apply_packed_bitmask", "apply_packed_bitmask_with_penalties", "argmax_with_bias", "top_k_per_row",
+        "topk_topp_masked_probs",
+    )
 }  # fmt: skip
 
 NAMES: dict[str, dict[str, str]] = {
