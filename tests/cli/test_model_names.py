@@ -279,8 +279,8 @@ def test_names_and_tags() -> None:
     for text in ("https://hf.co/org/model/resolve/main/a.gguf", "hf.co/x", "org/model"):
         assert without_hub_prefix(text) == text
     assert gguf_models(GGUF) == ["tiny-Q4_K_M.gguf", "tiny-Q8_0.gguf"]
-    with pytest.raises(ModelFilesError, match="split"):
-        file_of_tag(["m-Q4_0-00001-of-00002.gguf", "m-Q4_0-00002-of-00002.gguf"], "Q4_0", "m")
+    parts = ["m-Q4_0-00001-of-00002.gguf", "m-Q4_0-00002-of-00002.gguf"]
+    assert file_of_tag(gguf_models(parts), "Q4_0", "m") == parts[0]
 
 
 def test_files_of_several_tags_in_the_hubs_cache(

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from max.graph.weights._deferred_cast import LaterCast
     from max.graph.weights._format import WeightsFormat, weights_format
     from max.graph.weights._gguf_file import GGUF_TYPE_NUMBERS, GGUFFile, GGUFTensor, open_gguf
+    from max.graph.weights._gguf_parts import first_parts, gguf_parts, gguf_stem
     from max.graph.weights._hierarchical import Weights
     from max.graph.weights._load import load_weights
     from max.graph.weights._safetensors_file import SafetensorsFile, WeightsFileError
@@ -32,6 +33,7 @@ _MODULES = {
     "max.graph.weights._deferred_cast": "LaterCast",
     "max.graph.weights._format": "WeightsFormat weights_format",
     "max.graph.weights._gguf_file": "GGUFFile GGUFTensor GGUF_TYPE_NUMBERS open_gguf",
+    "max.graph.weights._gguf_parts": "first_parts gguf_parts gguf_stem",
     "max.graph.weights._hierarchical": "Weights",
     "max.graph.weights._load": "load_weights",
     "max.graph.weights._safetensors_file": "SafetensorsFile WeightsFileError",
@@ -56,6 +58,9 @@ __all__ = [
     "WeightsAdapter",
     "WeightsFileError",
     "WeightsFormat",
+    "first_parts",
+    "gguf_parts",
+    "gguf_stem",
     "load_weights",
     "open_gguf",
     "weights_format",

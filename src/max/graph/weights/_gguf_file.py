@@ -21,6 +21,7 @@ from max._dataclass import dataclass
 from max.dtype import DType
 from max.dtype.blocks import BLOCK_FORMATS
 from max.dtype.file_blocks import FILE_FORMATS
+from max.graph.weights._gguf_parts import gguf_parts
 from max.graph.weights._safetensors_file import WeightsFileError
 
 __all__ = ["BLOCK_TYPES", "GGUF_TYPE_NUMBERS", "PLAIN_TYPES", "GGUFFile", "GGUFTensor", "open_gguf"]
@@ -154,13 +155,14 @@ class _Cursor:
 
 
 class GGUFFile:
-    """A GGUF file, mapped into memory.
+    """A GGUF file, mapped into memory; the first part of one in parts has the tensors of all.
 
     Args:
         path: The file.
+        whole: Whether to open the other parts with it.
 
     Raises:
-        WeightsFileError: The file is damaged, of another version, or not a GGUF file.
+        WeightsFileError: The file is damaged, of another version, or not a GGUF file; or a part is missing.
     """
 
     metadata: dict[str, Any]
@@ -168,7 +170,7 @@ class GGUFFile:
     tensors: dict[str, GGUFTensor]
     """The tensors by name."""
 
-    def __init__(self, path: os.PathLike[str] | str) -> None:
+    def __init__(self, path: os.PathLike[str] | str, whole: bool = True) -> None:
         self.path = os.fspath(path)
         # the magic, the version and two counts
         if os.stat(path).st_size < 24:
@@ -195,6 +197,40 @@ class GGUFFile:
         # at least the length of the name, rank, type and offset
         entries = [self._entry(cursor) for _ in range(self._checked_count(cursor, tensors, 24))]
         self.tensors = self._placed_tensors(cursor, entries)
+        self._holders: dict[str, GGUFFile] = {}  # of the tensors in other parts
+        names = gguf_parts(self.path)
+        if whole and len(names) > 1 and self._part_count() > 1:
+            self._add_parts(names, cursor)
+
+    def _part_count(self) -> int:
+        count = self.metadata.get("split.count", 1)
+        return count if isinstance(count, int) else 1
+
+    def _add_parts(self, names: list[str], cursor: _Cursor) -> None:
+        """Adds the tensors of the other parts."""
+        if self._part_count() != len(names):
+            raise cursor.fail(
+                f"the file is one of {self._part_count()} parts, and its name says {len(names)}"
+            )
+        for number, name in enumerate(names):
+            if not os.path.isfile(name):
+                raise WeightsFileError(
+                    f"{self.path}: part {number + 1} of {len(names)} is missing: put {os.path.basename(name)} beside it"
+                )
+            part = self if name == self.path else GGUFFile(name, whole=False)
+            if part.metadata.get("split.no", number) != number or part._part_count() != len(names):
+                raise WeightsFileError(f"{name}: not part {number + 1} of {len(names)} of {self.path}")  # fmt: skip
+            if part is self:
+                continue
+            if both := sorted(self.tensors.keys() & part.tensors.keys()):
+                raise WeightsFileError(f"{name}: the tensor {both[0]!r} is in another part too")
+            self.tensors.update(part.tensors)
+            self._holders.update(dict.fromkeys(part.tensors, part))
+        total = self.metadata.get("split.tensors.count", len(self.tensors))
+        if total != len(self.tensors):
+            raise WeightsFileError(
+                f"{self.path}: the parts have {len(self.tensors)} tensors, expected {total}"
+            )
 
     @staticmethod
     def _checked_count(cursor: _Cursor, count: int, least: int) -> int:
@@ -264,6 +300,8 @@ class GGUFFile:
         Raises:
             WeightsFileError: The type is not supported, or the file was truncated after it was opened.
         """
+        if (holder := self._holders.get(tensor.name)) is not None:
+            return holder.read(tensor)
         if tensor.nbytes is None:
             supported_types = ", ".join((*BLOCK_TYPES, *PLAIN_TYPES))
             raise WeightsFileError(
@@ -298,6 +336,10 @@ class _OpenFiles:
         self._latest: GGUFFile | None = None
 
     def open(self, path: os.PathLike[str] | str, keep: bool) -> GGUFFile:
+        # the first part has the metadata
+        first = gguf_parts(os.fspath(path))[0]
+        if os.path.isfile(first):
+            path = first
         stat = os.stat(path)
         # a file that changed is another one
         identity = (
@@ -319,7 +361,7 @@ def open_gguf(path: os.PathLike[str] | str, keep: bool = True) -> GGUFFile:
     Configuration, tokenizer and weights of a model are in one file, which is parsed once this way.
 
     Args:
-        path: The file.
+        path: The file, or one of its parts.
         keep: Whether to keep the file open until another one is opened, even if the caller drops it.
 
     Raises:

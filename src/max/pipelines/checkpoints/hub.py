@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from max._dataclass import dataclass
 from max._spelling import did_you_mean
-from max.graph.weights import WeightsFormat
+from max.graph.weights import WeightsFormat, first_parts, gguf_parts
 from max.pipelines.checkpoints.config_keys import ConfigKeys
 from max.pipelines.checkpoints.damaged_files import remedy_for
 from max.pipelines.checkpoints.encodings import SupportedEncoding
@@ -122,7 +122,8 @@ class HuggingFaceRepo:
             return Path(self.repo_id).expanduser()
         if self.repo_type == RepoType.online or self.folder is None:
             return None
-        files = sorted(self.folder.glob("*.gguf"))
+        paths = first_parts(map(str, sorted(self.folder.glob("*.gguf"))))
+        files = [Path(path) for path in paths]
         # of several files it is not clear which one counts
         return files[0] if len(files) == 1 else None
 
@@ -158,8 +159,8 @@ class HuggingFaceRepo:
         """The names of the model's files, and their sizes in bytes."""
         folder = self.folder
         if self._is_gguf_file:
-            path = Path(self.repo_id).expanduser()
-            return {path.name: path.stat().st_size}
+            parts = map(Path, gguf_parts(str(Path(self.repo_id).expanduser())))
+            return {part.name: part.stat().st_size for part in parts if part.is_file()}
         if self.repo_type == RepoType.online:
             try:
                 return {file.rfilename: file.size for file in self.info.siblings or []}
@@ -235,7 +236,7 @@ class HuggingFaceRepo:
     def weight_files(self) -> dict[WeightsFormat, list[str]]:
         """The weight files by format; if there is an index, the shards that it names."""
         files: dict[WeightsFormat, list[str]] = {}
-        for name in sorted(self._sizes):
+        for name in first_parts(sorted(self._sizes)):
             suffix = Path(name).suffix
             skip = suffix != ".safetensors" and Path(name).name.startswith(_OTHER_TORCH_FILES)
             if suffix in _FORMATS and "/" not in name and not skip:

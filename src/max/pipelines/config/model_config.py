@@ -12,7 +12,7 @@ from max._spelling import did_you_mean
 from max.driver import Device, DeviceSpec, load_devices, scan_available_devices
 from max.dtype import DType
 from max.graph.quantization import QuantizationEncoding
-from max.graph.weights import Weights, WeightsFormat, load_weights
+from max.graph.weights import Weights, WeightsFormat, first_parts, gguf_parts, load_weights
 from max.graph.weights import weights_format as format_of_files
 from max.interfaces import SamplingParamsGenerationConfigDefaults
 from max.pipelines.checkpoints.composite_config import COMPOSITES, text_weight_name
@@ -411,7 +411,7 @@ class MAXModelConfig(StrictConfig):
                         "Give the path of a file with --weight-path, once for each file.",
                     )
                 paths.append(inside)
-            return paths
+            return [Path(path) for path in first_parts(map(str, paths))]
         names = self._weight_names()
         if not names:
             raise ModelFilesError(
@@ -419,13 +419,17 @@ class MAXModelConfig(StrictConfig):
                 "The folder must hold *.safetensors; give --weight-path where they are elsewhere.",
             )
         fetch_again = self.force_download and repo.repo_type == RepoType.online
+        files = [part for name in names for part in gguf_parts(name)]
         if repo.folder is not None and not fetch_again:
-            inside = [repo.folder / name for name in names]
-            if all(path.is_file() for path in inside):
-                return inside
-        return download_weight_files(
-            self.model_path, names, self.huggingface_weight_revision, self.force_download
+            inside = [repo.folder / name for name in files]
+            # a local model in parts that lacks one is an error of the file
+            lacks_parts = repo.repo_type == RepoType.local and len(files) > len(names)
+            if all(path.is_file() for path in inside) or lacks_parts:
+                return [repo.folder / name for name in names]
+        paths = download_weight_files(
+            self.model_path, files, self.huggingface_weight_revision, self.force_download
         )
+        return [Path(path) for path in first_parts(map(str, paths))]
 
     def _weight_names(self) -> list[str]:
         """The names of the model's weight files: safetensors, else the GGUF file of the encoding."""

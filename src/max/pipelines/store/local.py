@@ -15,6 +15,7 @@ from huggingface_hub import constants
 
 from max._config import flags
 from max._spelling import similar_names
+from max.graph.weights import first_parts, gguf_parts, gguf_stem
 from max.pipelines.core.exceptions import InputError, ModelFilesError
 from max.pipelines.store.names import (
     file_of_tag,
@@ -230,12 +231,15 @@ class ModelStore:
             # snapshots are links to the blobs beside them
             shutil.rmtree(model.path.parent.parent)
         elif model.origin == "hub":
-            model.path.resolve().unlink()
-            model.path.unlink(missing_ok=True)
+            for part in map(Path, gguf_parts(str(model.path))):
+                if part.exists():
+                    part.resolve().unlink()
+                part.unlink(missing_ok=True)
         elif model.path.is_dir():
             shutil.rmtree(model.path)
         else:
-            model.path.unlink()
+            for part in gguf_parts(str(model.path)):
+                Path(part).unlink(missing_ok=True)
         parent = model.path.parent
         if model.origin == "folder" and parent != self.root:
             with contextlib.suppress(OSError):  # it is not empty, or has gone
@@ -248,12 +252,15 @@ class ModelStore:
             entries = sorted(folder.iterdir())
         except OSError:
             return
+        whole = set(first_parts(str(entry) for entry in entries))
         for entry in entries:
+            if str(entry) not in whole:
+                continue
             name = f"{prefix}{entry.name.replace(_TAG_MARK, ':')}"
             if not _NAME.fullmatch(name):
                 continue
             if entry.is_file() and entry.suffix == ".gguf":
-                yield from _if_there(name.removesuffix(".gguf"), entry, "folder")
+                yield from _if_there(gguf_stem(name), entry, "folder")
             elif entry.is_dir() and is_model_folder(entry):
                 yield from _if_there(name, entry, "folder")
             elif entry.is_dir() and not prefix:
@@ -375,7 +382,7 @@ def _of_files(name: str, path: Path, origin: str) -> StoredModel:
     Raises:
         FileNotFoundError: A file was deleted meanwhile.
     """
-    files = path.iterdir() if path.is_dir() else (path,)
+    files = path.iterdir() if path.is_dir() else map(Path, gguf_parts(str(path)))
     stats = [file.stat() for file in files if file.is_file()]
     if not stats:
         raise FileNotFoundError(path)

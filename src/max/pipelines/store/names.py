@@ -7,6 +7,7 @@ import tomllib
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
+from max.graph.weights import first_parts, gguf_stem
 from max.pipelines.core.exceptions import InputError, ModelFilesError
 
 SHORT_NAMES = {
@@ -39,7 +40,6 @@ _QUANT = re.compile(
     re.IGNORECASE,
 )
 _HUB_PREFIXES = ("hf.co/", "huggingface.co/", "https://huggingface.co/", "https://hf.co/", "hf://")
-_PART_OF_SEVERAL = re.compile(r"-\d{5}-of-\d{5}$")
 # the image encoder and the importance matrix that stand beside a model
 _NOT_A_MODEL = ("mmproj", "imatrix")
 
@@ -108,20 +108,20 @@ def tag_of(file: str) -> str:
     Args:
         file: The file's name.
     """
-    stem = file.removesuffix(".gguf")
+    stem = gguf_stem(file)
     matches = _QUANT.findall(stem)
     return matches[-1].upper() if matches else stem
 
 
 def gguf_models(files: Iterable[str]) -> list[str]:
-    """The GGUF files that are models, of which each is one.
+    """The GGUF files that are models, of which each is one; of a model in parts the first.
 
     Args:
         files: Names of files.
     """
-    return sorted(
+    return first_parts(
         file
-        for file in files
+        for file in sorted(files)
         if file.endswith(".gguf") and not file.rpartition("/")[2].lower().startswith(_NOT_A_MODEL)
     )
 
@@ -135,10 +135,10 @@ def file_of_tag(files: Sequence[str], tag: str | None, where: str) -> str:
         where: What has the files, for the error.
 
     Raises:
-        ModelFilesError: None has the tag, several have it, or the file is in parts.
+        ModelFilesError: None has the tag, or several have it.
     """
     tags = {tag_of(file).lower(): file for file in reversed(files)}
-    stems = {file.removesuffix(".gguf").lower(): file for file in files}
+    stems = {gguf_stem(file).lower(): file for file in files}
     wanted: list[str] = [tag] if tag is not None else list(_PREFERRED)
     if tag is None and (len(files) == 1 or all(_QUANT.search(f"-{each}") for each in tags)):
         wanted.append(tag_of(files[0]))
@@ -146,11 +146,6 @@ def file_of_tag(files: Sequence[str], tag: str | None, where: str) -> str:
         key = each.lower().removesuffix(".gguf")
         file = tags.get(key) or stems.get(key)
         if file is not None:
-            if _PART_OF_SEVERAL.search(file.removesuffix(".gguf")):
-                raise ModelFilesError(
-                    f"{file} of {where} is a part of a model that is split",
-                    "Join the parts with llama.cpp's `llama-gguf-split --merge`, and give the joined file.",
-                )
             return file
     shown = ", ".join(sorted({tag_of(file) for file in files}))
     if tag is None:

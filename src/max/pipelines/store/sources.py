@@ -14,6 +14,7 @@ from urllib.parse import quote, unquote, urlsplit
 from huggingface_hub import constants, get_token
 
 from max._version import __version__
+from max.graph.weights import gguf_parts, gguf_stem
 from max.pipelines.core.exceptions import InputError, ModelFilesError
 from max.pipelines.store.names import (
     file_of_tag,
@@ -103,9 +104,14 @@ def open_source(text: str) -> Source:
 def _of_path(path: Path, tag: str | None = None) -> Source:
     """The source of a local folder or GGUF file; a tag is one file of a folder."""
     if path.is_file() and path.suffix == ".gguf":
-        return Source(
-            path.stem, str(path), (SourceFile(path.name, str(path), path.stat().st_size),)
-        )
+        parts = [Path(part) for part in gguf_parts(str(path))]
+        if missing := [part for part in parts if not part.is_file()]:
+            raise ModelFilesError(
+                f"{path} is in {len(parts)} parts, and {missing[0].name} is missing",
+                "Put all parts into one folder.",
+            )
+        files = tuple(SourceFile(part.name, str(part), part.stat().st_size) for part in parts)
+        return Source(gguf_stem(path.name), str(path), files)
     if not path.is_dir():
         raise ModelFilesError(f"{path} is no folder and no GGUF file", "Give one that exists.")
     files = [entry for entry in sorted(path.iterdir()) if entry.is_file() and _belongs(entry.name)]
@@ -125,7 +131,8 @@ def _chosen_file(source: Source, tag: str | None) -> Source:
     if tag is None and (len(gguf) < 2 or any(name.endswith(".safetensors") for name in names)):
         return source
     file = file_of_tag(gguf, tag, source.address)
-    kept = tuple(each for each in source.files if each.name == file)
+    parts = gguf_parts(file)
+    kept = tuple(each for each in source.files if each.name in parts)
     return Source(f"{source.name}:{tag_of(file)}", source.address, kept)
 
 
@@ -155,7 +162,13 @@ def _of_address(address: str) -> Source:
     """The source of an http address: a GGUF file, or a folder with an index of weights."""
     path = PurePosixPath(unquote(urlsplit(address).path))
     if path.suffix == ".gguf":
-        return Source(path.stem, address, (SourceFile(path.name, address),))
+        address_of = address.removesuffix(quote(path.name)) + "{}"
+        if not address.endswith(quote(path.name)):
+            return Source(path.stem, address, (SourceFile(path.name, address),))
+        files = tuple(
+            SourceFile(part, address_of.format(quote(part))) for part in gguf_parts(path.name)
+        )
+        return Source(gguf_stem(path.name), address, files)
     base = address.rstrip("/")
     sums = _fetched_text(f"{base}/SHA256SUMS", parse_checksums) or {}
     index = _fetched_text(f"{base}/model.safetensors.index.json", json.loads)
