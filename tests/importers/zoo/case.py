@@ -1,0 +1,139 @@
+"""A model with inputs, and what the comparison found."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+
+import max.torch
+from max.engine import InferenceSession
+from max.importers.errors import UnsupportedOpsError
+
+__all__ = ["Built", "Outcome", "compared", "flat", "randomized"]
+
+
+@dataclass
+class Built:
+    """A model that is ready to be called.
+
+    Attributes:
+        model: The model, whose results are tensors in tuples, lists and mappings.
+        args: Its arguments.
+        kwargs: Its arguments by name.
+    """
+
+    model: torch.nn.Module
+    args: tuple[Any, ...] = ()
+    kwargs: Mapping[str, Any] | None = None
+
+
+@dataclass
+class Outcome:
+    """What a comparison found.
+
+    Attributes:
+        status: "whole": all of it is one graph with torch's results; "wrong", "refused" (the importer), "error"; or
+            "torch": torch itself cannot build, run or export the model.
+        note: The largest difference as a part of the largest result, or the reason.
+    """
+
+    status: str
+    note: str = ""
+    error: float | None = None
+
+
+def randomized(model: torch.nn.Module) -> torch.nn.Module:
+    """Weights that are all zero, and statistics of norms, at random, so that the results depend on all layers."""
+    with torch.no_grad():
+        for parameter in model.parameters():
+            if parameter.is_floating_point() and not parameter.any():
+                parameter.normal_(0, 0.05)
+        for module in model.modules():
+            if (
+                isinstance(module, torch.nn.modules.batchnorm._BatchNorm)
+                and module.track_running_stats
+            ):
+                module.running_mean.normal_(0, 0.1)
+                module.running_var.uniform_(0.5, 1.5)
+    return model.eval()
+
+
+def flat(value: Any) -> list[torch.Tensor]:
+    """The tensors of a result, in torch's order."""
+    leaves, _ = torch.utils._pytree.tree_flatten(value)
+    return [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
+
+
+class _Flat(torch.nn.Module):
+    """A model whose results are a tuple of tensors."""
+
+    def __init__(self, model: torch.nn.Module) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, *args: Any, **kwargs: Any) -> tuple[torch.Tensor, ...]:
+        return tuple(flat(self.model(*args, **kwargs)))
+
+
+def compared(build: Callable[[], Built], runs: bool = True, rtol: float = 1e-3) -> Outcome:
+    """Exports and imports a model, and compares its results with torch's.
+
+    Args:
+        build: Makes the model.
+        runs: Whether the graph is compiled and run.
+        rtol: The largest difference, as a part of the largest result.
+    """
+    torch.manual_seed(0)
+    with torch.no_grad():
+        try:
+            built = build()
+            model = _Flat(built.model).eval()
+            kwargs = dict(built.kwargs or {})
+            expected = model(*built.args, **kwargs)
+            program = torch.export.export(model, built.args, kwargs, strict=False)
+        except Exception as error:
+            return Outcome("torch", _line(error))
+        try:
+            graph = max.torch.from_exported(program)
+        except UnsupportedOpsError as error:
+            ops = sorted({f"{p.op}: {p.reason[:80]}" for p in error.problems})
+            return Outcome("refused", "; ".join(ops)[:400])
+        except Exception as error:
+            return Outcome("refused", _line(error))
+        if not runs:
+            return Outcome("imported")
+        try:
+            inputs = [t.numpy() for t in flat((built.args, kwargs))]
+            results = InferenceSession().load(graph).execute(*inputs)
+            return _judged([r.to_numpy() for r in results], expected, rtol)
+        except Exception as error:
+            return Outcome("error", _line(error))
+
+
+def _judged(results: list[Any], expected: tuple[torch.Tensor, ...], rtol: float) -> Outcome:
+    if len(results) != len(expected):
+        return Outcome("wrong", f"{len(results)} results, expected {len(expected)}")
+    worst = 0.0
+    for got, want in zip(results, expected, strict=True):
+        want = want.to(torch.float64).numpy()
+        got = np.asarray(got).astype(np.float64)
+        if got.shape != want.shape:
+            return Outcome("wrong", f"the shape is {got.shape}, expected {want.shape}")
+        if not want.size:
+            continue
+        same = (got == want) | (np.isnan(got) & np.isnan(want))
+        scale = np.abs(want[np.isfinite(want)]).max(initial=0) or 1.0
+        with np.errstate(invalid="ignore"):
+            difference = np.where(same, 0, np.abs(got - want)) / scale
+        found = float(difference.max())
+        worst = found if found != found else max(worst, found)
+    return Outcome("whole" if worst <= rtol else "wrong", f"{worst:.1e}", worst)
+
+
+def _line(error: Exception) -> str:
+    text = str(error).strip().splitlines()
+    return f"{type(error).__name__}: {text[0] if text else ''}"[:300]

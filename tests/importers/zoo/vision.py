@@ -1,0 +1,159 @@
+"""The models of torchvision and timm."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from types import ModuleType
+from typing import Any
+
+import torch
+
+from tests.importers.zoo.case import Built, randomized
+
+__all__ = ["import_torchvision", "timm_models", "torchvision_models"]
+
+_OPS = [
+    "nms(Tensor dets, Tensor scores, float iou_threshold) -> Tensor",
+    "qnms(Tensor dets, Tensor scores, float iou_threshold) -> Tensor",
+    "roi_align(Tensor input, Tensor rois, float spatial_scale, SymInt pooled_height, SymInt pooled_width, "
+    "int sampling_ratio, bool aligned) -> Tensor",
+    "deform_conv2d(Tensor input, Tensor weight, Tensor offset, Tensor mask, Tensor bias, SymInt stride_h, "
+    "SymInt stride_w, SymInt pad_h, SymInt pad_w, SymInt dilation_h, SymInt dilation_w, SymInt groups, "
+    "SymInt offset_groups, bool use_mask) -> Tensor",
+]
+_LIBRARIES: list[torch.library.Library] = []
+
+
+def import_torchvision() -> ModuleType:
+    """The package torchvision. Its wheel for GPUs lacks its own ops where torch is one for CPUs: they are declared.
+
+    Raises:
+        ImportError: It is not installed.
+    """
+    try:
+        import torchvision
+    except RuntimeError:
+        library = torch.library.Library("torchvision", "DEF")
+        for schema in _OPS:
+            library.define(schema)
+        library.impl("nms", _nms, "CPU")
+        _LIBRARIES.append(library)
+        import torchvision
+    return torchvision
+
+
+def _nms(boxes: torch.Tensor, scores: torch.Tensor, threshold: float) -> torch.Tensor:
+    """The boxes that overlap no better one, the best first."""
+    order = scores.argsort(descending=True, stable=True)
+    area = (boxes[:, 2] - boxes[:, 0]) * (boxes[:, 3] - boxes[:, 1])
+    kept: list[int] = []
+    for index in order.tolist():
+        low = torch.maximum(boxes[index, :2], boxes[kept, :2])
+        high = torch.minimum(boxes[index, 2:], boxes[kept, 2:])
+        common = (high - low).clamp(min=0).prod(-1)
+        if not (common / (area[index] + area[kept] - common) > threshold).any():
+            kept.append(index)
+    return torch.tensor(kept, dtype=torch.int64)
+
+
+def torchvision_models() -> dict[str, Callable[[], Built]]:
+    """The models of torchvision but those of quantized weights."""
+    import_torchvision()
+    from torchvision import models
+
+    names = [n for n in models.list_models() if not n.startswith("quantized_")]
+    return {name: _torchvision(name) for name in names}
+
+
+_SIZES = {"inception_v3": 299, "vit_h_14": 224, "googlenet": 224}
+_SMALL = (
+    "resnet",
+    "mobilenet",
+    "shufflenet",
+    "mnasnet",
+    "efficientnet",
+    "regnet",
+    "densenet",
+    "resnext",
+    "wide",
+)
+
+
+def _torchvision(name: str) -> Callable[[], Built]:
+    def build() -> Built:
+        from torchvision import models
+
+        places = models.get_model_builder(name).__module__
+        options: dict[str, Any] = {"weights": None}
+        if "segmentation" in places or "detection" in places:
+            options["weights_backbone"] = None
+        model = randomized(models.get_model(name, **options))
+        if "detection" in places:
+            return Built(_Detector(model), (torch.rand(3, 128, 160),))
+        if "segmentation" in places:
+            return Built(model, (torch.rand(1, 3, 65, 97),))
+        if "optical_flow" in places:
+            return Built(_Last(model), (torch.rand(1, 3, 128, 128), torch.rand(1, 3, 128, 128)))
+        if "video" in places:
+            size = 112 if name in ("r3d_18", "mc3_18", "r2plus1d_18") else 224
+            return Built(model, (torch.rand(1, 3, 16, size, size),))
+        size = _SIZES.get(name, 96 if name.startswith(_SMALL) else 224)
+        return Built(model, (torch.rand(1, 3, size, size),))
+
+    return build
+
+
+class _Detector(torch.nn.Module):
+    """A detector of one image."""
+
+    def __init__(self, model: torch.nn.Module) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, image: torch.Tensor) -> Any:
+        return self.model([image])
+
+
+class _Last(torch.nn.Module):
+    """The last of the flows that a model refines."""
+
+    def __init__(self, model: torch.nn.Module) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, first: torch.Tensor, second: torch.Tensor) -> Any:
+        return self.model(first, second, num_flow_updates=3)[-1]
+
+
+def timm_models(
+    count: int = 150, seed: int = 0, most: float = 120e6
+) -> dict[str, Callable[[], Built]]:
+    """A seeded sample of the models of timm, by name."""
+    import_torchvision()
+    import timm
+
+    names = random.Random(seed).sample(timm.list_models(), count)
+    return {name: _timm(name) for name in names}
+
+
+def _timm(name: str) -> Callable[[], Built]:
+    def build() -> Built:
+        import timm
+
+        model = randomized(timm.create_model(name, pretrained=False))
+        channels, height, width = model.default_cfg.get("input_size", (3, 224, 224))
+        is_free = not model.default_cfg.get("fixed_input_size") and not any(
+            isinstance(p, torch.nn.Parameter) and "pos_embed" in n
+            for n, p in model.named_parameters()
+        )
+        if is_free and height > 128:
+            try:
+                with torch.no_grad():
+                    model(torch.rand(1, channels, 128, 128))
+                height = width = 128
+            except Exception:
+                pass
+        return Built(model, (torch.rand(1, channels, height, width),))
+
+    return build
