@@ -15,7 +15,8 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Generic, TypeVar, overload
 
@@ -376,6 +377,25 @@ def set_missing_variables(variables: Mapping[str, str]) -> None:
     """
     for name, value in variables.items():
         os.environ.setdefault(name, value)
+
+
+@contextmanager
+def with_variable(name: str, value: str) -> Iterator[None]:
+    """Sets a variable that another package reads, for a `with` block.
+
+    Args:
+        name: The variable.
+        value: Its value in the block.
+    """
+    before = os.environ.get(name)
+    os.environ[name] = value
+    try:
+        yield
+    finally:
+        if before is None:
+            os.environ.pop(name, None)
+        else:
+            os.environ[name] = before
 
 
 def dump_log(kind: str) -> Logger | None:

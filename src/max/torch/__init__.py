@@ -19,6 +19,8 @@
     program = torch.export.export(model.eval(), (x,))
     model = max.engine.InferenceSession().load(from_exported(program))
 
+`from_script` makes a graph of a TorchScript module, `ScriptedModule` a function that keeps the module's state.
+
 Needs torch: ``pip install 'supremum[torch]'``.
 """
 
@@ -39,13 +41,16 @@ from max.torch._operation import Operation, graph_op
 if TYPE_CHECKING:
     from max.torch.backend import explain
     from max.torch.exported import from_exported
+    from max.torch.scripted import ScriptedModule, from_script
 
 __all__ = [
     "CustomOp",
     "CustomOpLibrary",
     "Operation",
+    "ScriptedModule",
     "explain",
     "from_exported",
+    "from_script",
     "graph_op",
     "max_device_ref",
     "max_dtype_to_torch",
@@ -53,6 +58,12 @@ __all__ = [
 ]
 
 __getattr__ = lazy_names(
-    __name__, {"explain": "max.torch.backend", "from_exported": "max.torch.exported"}
+    __name__,
+    {
+        "ScriptedModule": "max.torch.scripted",
+        "explain": "max.torch.backend",
+        "from_exported": "max.torch.exported",
+        "from_script": "max.torch.scripted",
+    },
 )
 """The importer is loaded when it is first used."""

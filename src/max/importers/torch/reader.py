@@ -148,7 +148,7 @@ class FxReader:
                 sizes.append((node, value))
             elif isinstance(value, int | float | bool):
                 self.constants[node.name] = np.array(value)
-            elif value is not None:
+            elif value is not None and node.users:
                 raise ImportFailure(f"input {node.name!r} is a {type(value).__name__}")
         for node, value in sizes:
             self._size_input(node, value)
