@@ -60,6 +60,7 @@ ALLOWED: dict[str, set[str]] = {
     "torch": ENGINE_BASE | {"kernel", "engine", "importers"},
     "importers": ENGINE_BASE | {"engine", "_interpreter"},
     "onnx": EVERY | {"graph", "engine", "importers"},
+    "tensorflow": EVERY | {"graph", "engine", "importers", "onnx"},
     "nn": ENGINE_BASE | {"kernel", "engine", "experimental", "interfaces", "_compat"},  # faces only
     "_compat": ENGINE_BASE | {"kernel", "engine", "experimental", "interfaces", "nn", "pipelines"},
     "pipelines": ENGINE_BASE | {"kernel", "engine", "interfaces", "nn", "_compat"},  # its face only

@@ -8,12 +8,14 @@
     model = session.load("model.onnx")
     outputs = model.execute(input=x)
 
-ONNX files are read (``pip install "supremum[onnx]"``).
+ONNX files are read (``pip install "supremum[onnx]"``), programs of torch.export and TorchScript modules
+(``"supremum[torch]"``), SavedModels, Keras and TFLite files (``"supremum[tensorflow]"``).
 """
 
 from __future__ import annotations
 
 import enum
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -23,9 +25,15 @@ import numpy.typing as npt
 
 from max import dtype as dtypes
 from max import onnx
+from max.engine import InferenceSession as EngineSession
+from max.engine import Model as EngineModel
+from max.engine import TorchInputSpec
+from max.graph import Graph
+from max.importers.tensorflow.convert import kind_of, onnx_of
 
 __all__ = [
     "CommonLoadOptions", "DType", "InferenceSession", "Model", "TensorFlowLoadOptions", "TensorSpec",
+    "TorchLoadOptions",
 ]  # fmt: skip
 
 
@@ -86,6 +94,47 @@ class CommonLoadOptions:
     custom_ops_path: str = ""
 
 
+@dataclass(frozen=True)
+class TorchLoadOptions:
+    """How to load TorchScript modules, which do not declare their inputs.
+
+    Attributes:
+        input_specs: The shape and dtype of each input.
+    """
+
+    input_specs: Sequence[TorchInputSpec] = ()
+
+
+class _GraphSession:
+    """A compiled graph with the names of a session of ONNX.
+
+    Args:
+        model: The model.
+        names: The names of its inputs; they are ``input0`` and so on where the file has none.
+    """
+
+    def __init__(self, model: EngineModel, names: Sequence[str] | None) -> None:
+        self._model = model
+        self._names = names
+
+    def get_inputs(self) -> list[onnx.NodeArg]:
+        specs = self._model.input_metadata
+        names = self._names or [f"input{i}" for i in range(len(specs))]
+        return [_argument(name, spec) for name, spec in zip(names, specs, strict=True)]
+
+    def get_outputs(self) -> list[onnx.NodeArg]:
+        return [_argument(f"result{i}", s) for i, s in enumerate(self._model.output_metadata)]
+
+    def run(self, names: None, feeds: Mapping[str, npt.NDArray[Any]]) -> list[npt.NDArray[Any]]:
+        results = self._model.execute(*[feeds[argument.name] for argument in self.get_inputs()])
+        return [result.to_numpy() for result in results]
+
+
+def _argument(name: str, spec: Any) -> onnx.NodeArg:
+    shape = [None] * 0 if spec.shape is None else spec.shape
+    return onnx.NodeArg(name, list(shape), f"tensor({spec.dtype.name})")
+
+
 def _spec(argument: onnx.NodeArg) -> TensorSpec:
     name = argument.type.removeprefix("tensor(").removesuffix(")")
     name = {"float": "float32", "double": "float64"}.get(name, name)
@@ -96,7 +145,7 @@ def _spec(argument: onnx.NodeArg) -> TensorSpec:
 class Model:
     """A loaded model that you can execute. `InferenceSession.load` makes it."""
 
-    def __init__(self, session: onnx.InferenceSession) -> None:
+    def __init__(self, session: onnx.InferenceSession | _GraphSession) -> None:
         self._session = session
 
     def execute(self, *args: Any, **kwargs: Any) -> dict[str, npt.NDArray[Any]]:
@@ -165,24 +214,47 @@ class InferenceSession:
     def load(
         self,
         model_path: str | Path,
-        *options: TensorFlowLoadOptions | CommonLoadOptions,
+        *options: TensorFlowLoadOptions | TorchLoadOptions | CommonLoadOptions,
         **kwargs: Any,
     ) -> Model:
         """Loads a model.
 
         Args:
-            model_path: The path of an ONNX model.
-            options: Options; those of TensorFlow are for models that are not read here.
+            model_path: The path of an ONNX model, a SavedModel's folder, a Keras, TFLite or PyTorch file.
+            options: Options of the kinds above.
             kwargs: Accepted and ignored.
 
         Raises:
-            RuntimeError: The path is invalid, or the file is no ONNX model.
+            RuntimeError: The path is invalid, or the file holds no model that can be read.
         """
         path = Path(model_path)
-        if not path.is_file():
-            what = "a folder; SavedModels are not read" if path.is_dir() else "no file"
+        kind = kind_of(path)
+        if kind is None and not path.is_file():
+            what = "a folder without saved_model.pb" if path.is_dir() else "no file"
             raise RuntimeError(f"load: {path} is {what}")
         try:
+            if kind is not None:
+                return Model(
+                    onnx.InferenceSession(onnx_of(path, _exported_name(options)), self._options)
+                )
+            if path.suffix.lower() in _TORCH:
+                return Model(self._torch(path, options))
             return Model(onnx.InferenceSession(path, self._options))
-        except (ValueError, OSError) as error:
+        except (ValueError, NotImplementedError, ImportError, OSError) as error:
             raise RuntimeError(f"load: {error}") from error
+
+    def _torch(self, path: Path, options: Sequence[Any]) -> _GraphSession:
+        from max.torch.files import from_file, input_names
+
+        specs = [s for o in options if isinstance(o, TorchLoadOptions) for s in o.input_specs]
+        graph: Graph = from_file(path, specs or None)
+        session = EngineSession(num_threads=self._options.intra_op_num_threads or None)
+        return _GraphSession(session.load(graph), input_names(path, len(graph.inputs)))
+
+
+_TORCH = (".pt2", ".pt", ".pth", ".jit", ".ts", ".torchscript")
+
+
+def _exported_name(options: Sequence[Any]) -> str:
+    names = [o.exported_name for o in options if isinstance(o, TensorFlowLoadOptions)]
+    return names[-1] if names else TensorFlowLoadOptions().exported_name

@@ -15,8 +15,7 @@ from max.graph import DeviceRef, Graph, TensorType
 @pytest.mark.parametrize(
     ("name", "said"),
     [
-        ("BERT.TorchScript", "a TorchScript model"),
-        ("net.pt", "a PyTorch file"),
+        ("graph.pb", "a graph of TensorFlow 1"),
         ("llama.mef", "a compiled model of MAX"),
     ],
 )

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 __all__ = ["ABSENT", "OF_26"]
 
-_GRAPHS = "Stage a max.graph.Graph, and run it with max.engine.InferenceSession."
 _ADAPTERS = (
     "Adapters are served with --enable-lora and --lora-paths (docs/adapters.md); "
     "LoRAConfig is in max.pipelines.config.lora_config."
@@ -28,7 +27,7 @@ _PARSERS = "SupportedArchitecture(tool_parser=) takes the name of a format, or a
 _STORE = "Compiled programs are kept in the cache, which MAX_CACHE_DIR names (docs/runtime.md)."
 _COMPILER = "It is of MAX's compiler; docs/compiler.md tells of this one."
 _COMPLEX = "Complex numbers are pairs of floats: ops.as_interleaved_complex and complex_mul; irfft is there."
-_FOREIGN = f"TorchScript models are not read, nor by MAX any more. {_GRAPHS}"
+_FOREIGN = "InferenceSession.load takes TorchScript modules, with input_specs (docs/importers.md)."
 _EAGER = "MAX_DEBUG_NANS=1 checks operations one by one (docs/eager.md)."
 _ENCODINGS = (
     "Encodings and scales of a checkpoint are found when it is loaded (docs/quantization.md)."

@@ -29,17 +29,16 @@ else:
 
 __all__ = ["CompiledGraph", "CompiledModel", "graphs_of", "read"]
 
-FOREIGN = {
-    ".mef": "a compiled model of MAX",
-    ".pb": "a TensorFlow model",
-    ".pt": "a PyTorch file",
-    ".pth": "a PyTorch file",
-    ".pt2": "an exported PyTorch program",
-    ".torchscript": "a TorchScript model",
-}
+FOREIGN = {".mef": "a compiled model of MAX", ".pb": "a graph of TensorFlow 1"}
 """Suffixes of files that are not graphs of this engine, with a description of each."""
 
-READERS = {".onnx": ("max.onnx.graphs", "from_onnx")}
+_TORCH = ("max.torch.files", "from_file")
+_TENSORFLOW = ("max.tensorflow", "from_tensorflow")
+READERS = {
+    ".onnx": ("max.onnx.graphs", "from_onnx"),
+    **dict.fromkeys((".pt2", ".pt", ".pth", ".jit", ".ts", ".torchscript"), _TORCH),
+    **dict.fromkeys((".keras", ".tflite"), _TENSORFLOW),
+}
 """Suffixes of files of other frameworks, with the module and the function that make a graph of one."""
 
 
@@ -126,7 +125,8 @@ def graphs_of(
     op: str,
     model: object,
     extensions: Iterable[CustomExtensionsType | None] = (),
-    input_specs: Iterable[InputSpec] | None = None,
+    input_specs: Iterable[InputSpec] | Mapping[str, Any] | None = None,
+    options: Mapping[str, Any] | None = None,
 ) -> list[CompiledGraph]:
     """The graphs of a model, whose custom ops are registered, with their modules; they are not compiled.
 
@@ -134,7 +134,8 @@ def graphs_of(
         op: The call, for error messages.
         model: A graph, a `max.graph.Module`, or the path of a saved graph or of a model of another framework.
         extensions: Files and folders with custom ops.
-        input_specs: The types of the inputs, for a model of another framework.
+        input_specs: The types of the inputs, for a model of another framework; of some, shapes by name.
+        options: Arguments of the function that reads such a model.
 
     Raises:
         TypeError: The model is none of these.
@@ -148,8 +149,9 @@ def graphs_of(
         staged = list(model.graphs)
     elif isinstance(model, str | Path):
         path = Path(model)
-        if path.suffix.lower() in READERS and path.is_file() and not saved_files.is_saved(path):
-            staged = [_imported(path, input_specs)]
+        reader = _reader(path)
+        if reader is not None and not saved_files.is_saved(path):
+            staged = [_imported(path, reader, input_specs, options)]
         else:
             graph, saved = _read_saved(op, path)
             staged = [graph]
@@ -164,11 +166,28 @@ def graphs_of(
     return [CompiledGraph(graph, with_buffers(graph.to_mlir()), saved) for graph in staged]
 
 
-def _imported(path: Path, input_specs: Iterable[InputSpec] | None) -> graphs.Graph:
+def _reader(path: Path) -> tuple[str, str] | None:
+    """The module and function that make a graph of a model of another framework."""
+    if path.is_dir() and (path / "saved_model.pb").is_file():
+        return _TENSORFLOW
+    return READERS.get(path.suffix.lower()) if path.is_file() else None
+
+
+def _imported(
+    path: Path,
+    reader: tuple[str, str],
+    input_specs: Iterable[InputSpec] | Mapping[str, Any] | None,
+    options: Mapping[str, Any] | None,
+) -> graphs.Graph:
     """The graph of a model of another framework."""
-    module, name = READERS[path.suffix.lower()]
-    reader = getattr(importlib.import_module(module), name)
-    return reader(path, None if input_specs is None else list(input_specs))
+    module, name = reader
+    function = getattr(importlib.import_module(module), name)
+    specs = (
+        input_specs
+        if input_specs is None or isinstance(input_specs, Mapping)
+        else list(input_specs)
+    )
+    return function(path, specs, **(options or {}))
 
 
 def _read_saved(op: str, path: Path) -> tuple[graphs.Graph, Mapping[str, Any]]:

@@ -162,7 +162,8 @@ class InferenceSession:
         fraction of the time.
 
         Args:
-            model: A :class:`max.graph.Graph`, the path of a file that one was saved to, or of an ONNX model.
+            model: A :class:`max.graph.Graph`, the path of a file that one was saved to, of an ONNX model, a program of
+                torch.export, a TorchScript module, a SavedModel's folder, a Keras or TFLite file.
             custom_extensions: The extensions to load for the model: paths of Python files with ops written in the
                 kernel language, or of folders of such files.
             custom_ops_path: The path to your custom ops. Deprecated, use ``custom_extensions`` instead.

@@ -12,14 +12,17 @@ import numpy as np
 import numpy.typing as npt
 
 from max._lazy import lazy_module
+from max.dtype import DType
 from max.entrypoints.cli import log_level_option
 from max.entrypoints.cli.errors import CommandError
 
 if TYPE_CHECKING:
     from max import onnx as onnx_models
+    from max.engine import _compiled as compiled
     from max.importers.onnx import reader
 else:
     # `max --help` and other commands do without the compiler
+    compiled = lazy_module("max.engine._compiled")
     onnx_models = lazy_module("max.onnx")
     reader = lazy_module("max.importers.onnx.reader")
 
@@ -262,27 +265,70 @@ def _results(model: Path, session: Any, feeds: Mapping[str, Array]) -> dict[str,
 @click.option(
     "--shape", "shapes", multiple=True, metavar="NAME=1,3,n", help="The shape of an input."
 )
+@click.option(
+    "--type",
+    "types",
+    multiple=True,
+    metavar="NAME=int64",
+    help="The dtype of an input of TorchScript.",
+)
+@click.option(
+    "--signature",
+    default="serving_default",
+    show_default=True,
+    help="The signature of a SavedModel.",
+)
 @log_level_option
-def import_file(model: Path, output: Path, shapes: tuple[str, ...]) -> None:
-    """Save an ONNX model as a graph, which runs without the package onnx: max.engine.InferenceSession().load(path).
+def import_file(
+    model: Path, output: Path, shapes: tuple[str, ...], types: tuple[str, ...], signature: str
+) -> None:
+    """Save a model as a graph, which runs without its framework: max.engine.InferenceSession().load(path).
 
-    The file has the graph as text; large weights are in a safetensors file beside it.
+    FILE is an ONNX model, a program of torch.export (.pt2), a TorchScript module (.pt; --shape for each argument, in
+    their order), a SavedModel's folder, a Keras or TFLite file. The graph's file has it as text; large weights are in a
+    safetensors file beside it.
     """
-    if not model.is_file():
-        raise CommandError(f"{model} does not exist", "Give the path of an ONNX model.")
+    if not model.exists():
+        raise CommandError(f"{model} does not exist", "Give the path of a model.")
     sizes = {
         name: [int(part) if part.isdigit() else part or None for part in text.split(",")]
         for name, text in _given(shapes, "--shape").items()
     }
     try:
-        graph = onnx_models.from_onnx(model, sizes)
+        graph = _imported(
+            model, sizes, dict(text.split("=", 1) for text in types if "=" in text), signature
+        )
         graph.save(output)
     except ImportError as error:
-        raise CommandError(str(error), 'Install it: pip install "supremum[onnx]"') from error
+        raise CommandError(str(error), "Install the extra that the message names.") from error
     except (ValueError, NotImplementedError, OSError) as error:
-        raise CommandError(f"{model}: {error}", "`max run` executes models in parts.") from error
+        raise CommandError(
+            f"{model}: {error}", "`max run` executes ONNX models in parts."
+        ) from error
     files = sorted(output.parent.glob(f"{output.stem}.*"))
-    click.echo(", ".join(str(file) for file in files))
+    click.echo(", ".join(str(file) for file in files if file != model))
+
+
+def _imported(
+    model: Path,
+    sizes: Mapping[str, list[int | str | None]],
+    types: Mapping[str, str],
+    signature: str,
+) -> Any:
+    """The graph of a model, read by its framework."""
+    if model.suffix.lower() == ".onnx":
+        return onnx_models.from_onnx(model, sizes)
+    specs: Any = sizes or None
+    options: dict[str, Any] = {}
+    if model.is_dir() or model.suffix.lower() in (".keras", ".tflite"):
+        options["exported_name"] = signature
+    elif sizes:
+        specs = [
+            compiled.InputSpec(shape, DType[types[name]] if name in types else None)
+            for name, shape in sizes.items()
+        ]
+    (part,) = compiled.graphs_of("import", model, (), specs, options)
+    return part.graph
 
 
 @click.command("compare", short_help="Compare a model's results and speed with another engine.")

@@ -20,9 +20,7 @@ class SpeculativeMethod(str, Enum):
     """How tokens are drafted."""
 
     ngram = "ngram"
-    """By look-up in the request's own text, and in recent answers."""
-    auto = "auto"
-    """As `ngram`, where the model can verify drafts."""
+    """By look-up in the request's own text."""
     standalone = "standalone"
     """By a smaller model."""
     none = "none"

@@ -12,7 +12,7 @@ from max.pipelines.generation.drafts.drafter import Drafter
 
 __all__ = ["LookupDrafter"]
 
-LONGEST_MATCH = 6
+LONGEST_MATCH = 4
 """The number of last tokens that a look-up compares at most."""
 SHORTEST_MATCH = 2
 """A match of fewer tokens proposes nothing."""
@@ -21,16 +21,8 @@ SHORTEST_MATCH = 2
 class LookupDrafter(Drafter):
     """Looks up the last tokens of a request in its own text, and proposes what followed them there.
 
-    That is right where an answer repeats its prompt: edits, extractions, code. The longer the run of tokens that is
-    found again, the likelier is what followed it: its length is the kind of the draft.
+    That is right where an answer repeats its prompt: edits, extractions, code.
     """
-
-    def __init__(self) -> None:
-        self._lengths: dict[RequestID, int] = {}  # of the runs of the last drafts
-
-    def kind(self, context: TextContext) -> int:
-        """The number of last tokens that were found again."""
-        return self._lengths.get(context.request_id, 0)
 
     def propose(self, context: TextContext, most: int) -> Sequence[int]:
         """What followed the last occurrence of the longest run of tokens that ends the text.
@@ -46,7 +38,6 @@ class LookupDrafter(Drafter):
         while ends.size and length <= LONGEST_MATCH:
             if length >= SHORTEST_MATCH:
                 best = ends
-                self._lengths[context.request_id] = length
             # ends are at most len(tokens) - 2, so those that are left have tokens[-1 - length] too
             ends = ends[ends >= length]
             ends = ends[tokens[ends - length] == tokens[-1 - length]]
@@ -68,5 +59,4 @@ class LookupDrafter(Drafter):
         """
 
     def forget(self, request_id: RequestID) -> None:
-        """Forgets the kind of a request's drafts."""
-        self._lengths.pop(request_id, None)
+        """Does nothing: nothing is kept of a request."""
