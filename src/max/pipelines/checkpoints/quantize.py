@@ -50,7 +50,7 @@ _FORMAT = 2
 """The version of the encoders; cached weights of other versions are not read."""
 
 
-def encoding_for(name: str, shape: Sequence[int], kind: str) -> str | None:
+def encoding_for(name: str, shape: Sequence[int], quantize: str) -> str | None:
     """The encoding of a weight; None if the weight stays as it is.
 
     Encoded are the matrices of projections, including stacked ones of experts, of embeddings and of the output layer;
@@ -60,7 +60,7 @@ def encoding_for(name: str, shape: Sequence[int], kind: str) -> str | None:
     Args:
         name: The weight's name in the model.
         shape: Its shape.
-        kind: One of `QUANTIZED_KINDS`.
+        quantize: One of `QUANTIZED_KINDS`.
     """
     stacked = len(shape) == 3 and _STACKED.search(name) is not None
     if not (stacked or len(shape) == 2) or not shape[-1] or not _MATRICES.search(name):
@@ -70,11 +70,11 @@ def encoding_for(name: str, shape: Sequence[int], kind: str) -> str | None:
     # small, and errors would change which tokens attention reads
     if name.endswith(".indexer.weights_proj.weight"):
         return None
-    if kind in ("q4_0", "q4_k", "q5_k") and _OF_TOKENS.search(name):
-        kind = "q6_k"
-    if kind in _SMALLER and shape[-1] % 256:
-        kind = _SMALLER[kind]
-    return None if shape[-1] % 32 else kind
+    if quantize in ("q4_0", "q4_k", "q5_k") and _OF_TOKENS.search(name):
+        quantize = "q6_k"
+    if quantize in _SMALLER and shape[-1] % 256:
+        quantize = _SMALLER[quantize]
+    return None if shape[-1] % 32 else quantize
 
 
 class Quantizer:
@@ -89,13 +89,13 @@ class Quantizer:
         self._programs: dict[tuple[DType, str, bool], Model] = {}
 
     def encode(
-        self, weight: WeightData, kind: str, importance: npt.NDArray[np.float32] | None = None
+        self, weight: WeightData, quantize: str, importance: npt.NDArray[np.float32] | None = None
     ) -> WeightData:
         """Encodes a weight in blocks.
 
         Args:
             weight: Floats ``[…, rows, columns]``; the number of columns is a multiple of the block size.
-            kind: One of `QUANTIZED_KINDS`; ``int8`` has one scale per row, in blocks of Q8_0.
+            quantize: One of `QUANTIZED_KINDS`; ``int8`` has one scale per row, in blocks of Q8_0.
             importance: The weights of the columns' squared errors, ``[columns]``, or ``[…, columns]`` for each matrix;
                 ignored by 8-bit encodings. None: all columns have equal weight.
 
@@ -109,11 +109,11 @@ class Quantizer:
         if values.dtype not in _FLOATS:
             values = Tensor.from_dlpack(weight.astype(DType.float32).data)
         stored = values.to_numpy()
-        if kind in _OF_8_BITS:
+        if quantize in _OF_8_BITS:
             importance = None
         if importance is not None and importance.ndim > 1:
             matrices = [
-                self._blocks(weight.name, matrix, values.dtype, kind, columns)
+                self._blocks(weight.name, matrix, values.dtype, quantize, columns)
                 for matrix, columns in zip(
                     stored.reshape(-1, *stored.shape[-2:]),
                     importance.reshape(-1, stored.shape[-1]),
@@ -123,8 +123,8 @@ class Quantizer:
             out = np.concatenate(matrices)
         else:
             array = stored.reshape(-1, stored.shape[-1])
-            out = self._blocks(weight.name, array, values.dtype, kind, importance)
-        encoding = QuantizationEncoding("Q8_0" if kind == "int8" else kind.upper())
+            out = self._blocks(weight.name, array, values.dtype, quantize, importance)
+        encoding = QuantizationEncoding("Q8_0" if quantize == "int8" else quantize.upper())
         return WeightData._from_tensor(  # pyright: ignore[reportPrivateUsage]
             Tensor.from_numpy(out.reshape(*stored.shape[:-1], -1)), weight.name, encoding
         )
@@ -134,19 +134,19 @@ class Quantizer:
         name: str,
         array: npt.NDArray[Any],
         dtype: DType,
-        kind: str,
+        quantize: str,
         importance: npt.NDArray[np.float32] | None,
     ) -> npt.NDArray[np.uint8]:
         """Encodes a matrix ``[rows, columns]``, and returns its blocks."""
         rows, columns = array.shape
-        encoding = QuantizationEncoding("Q8_0" if kind == "int8" else kind.upper())
+        encoding = QuantizationEncoding("Q8_0" if quantize == "int8" else quantize.upper())
         elements, size = BLOCK_FORMATS[encoding.value]
         out = np.empty((rows, columns // elements * size), np.uint8)
         step = max(_BLOCKS_AT_ONCE * elements // columns, 1)
         for start in range(0, rows, step):
             part = np.ascontiguousarray(array[start : start + step])
             _check(name, part)
-            if kind == "int8":
+            if quantize == "int8":
                 out[start : start + step] = _rows_of_int8(part)
                 continue
             operands = [Tensor.from_numpy(part)]
@@ -198,7 +198,7 @@ def _rows_of_int8(values: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
 
 def quantized_state_dict(
     state_dict: Mapping[str, WeightData],
-    kind: str,
+    quantize: str,
     session: InferenceSession,
     files: Sequence[Path],
 ) -> dict[str, WeightData]:
@@ -206,15 +206,15 @@ def quantized_state_dict(
 
     Args:
         state_dict: The weights by the model's names.
-        kind: One of `QUANTIZED_KINDS`.
+        quantize: One of `QUANTIZED_KINDS`.
         session: Compiles and runs the kernels.
         files: The files of the weights, which identify cached weights.
 
     Raises:
         ModelFilesError: A weight has values that blocks cannot represent.
     """
-    assert kind in QUANTIZED_KINDS
-    plan = dict(_plan(state_dict, kind))
+    assert quantize in QUANTIZED_KINDS
+    plan = dict(_plan(state_dict, quantize))
     cached = _stored_weights(files, plan)
     if cached is None:
         quantizer = Quantizer(session)
@@ -226,10 +226,10 @@ def quantized_state_dict(
     return {**state_dict, **cached}
 
 
-def _plan(state_dict: Mapping[str, WeightData], kind: str) -> Iterator[tuple[str, str]]:
+def _plan(state_dict: Mapping[str, WeightData], quantize: str) -> Iterator[tuple[str, str]]:
     for name, value in state_dict.items():
         if value.quantization_encoding is None and value.dtype.is_float():
-            chosen = encoding_for(name, [int(size) for size in value.shape], kind)
+            chosen = encoding_for(name, [int(size) for size in value.shape], quantize)
             if chosen is not None:
                 yield name, chosen
 
@@ -258,8 +258,8 @@ def _stored_weights(files: Sequence[Path], plan: Mapping[str, str]) -> dict[str,
     if file.entries.keys() != plan.keys():
         return None
     weights: dict[str, WeightData] = {}
-    for name, kind in plan.items():
-        encoding = QuantizationEncoding("Q8_0" if kind == "int8" else kind.upper())
+    for name, quantize in plan.items():
+        encoding = QuantizationEncoding("Q8_0" if quantize == "int8" else quantize.upper())
         weights[name] = WeightData._from_tensor(  # pyright: ignore[reportPrivateUsage]
             file.read(name), name, encoding
         )

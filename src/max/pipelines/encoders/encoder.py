@@ -1,6 +1,7 @@
 """An encoder as layers, described by its config: ragged texts in, hidden states out.
 
-All texts of a batch are rows of one ``[total, hidden_size]``; offsets say where each begins. Nothing is padded.
+All texts of a batch are rows of one ``[total, hidden_size]``; row offsets say where each begins. Nothing is
+padded.
 """
 
 from __future__ import annotations
@@ -54,7 +55,10 @@ class EncoderAttention(Module):
 
     def __init__(self, config: EncoderConfig, index: int, dtype: DType, device: DeviceRef) -> None:
         self.config, self.dtype, self.window = config, dtype, config.window_of(index)
-        width, kv_width = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
+        width, kv_width = (
+            config.num_attention_heads * config.head_dim,
+            config.num_key_value_heads * config.head_dim,
+        )
         for name, size in (("q_proj", width), ("k_proj", kv_width), ("v_proj", kv_width)):
             bias = config.attention_bias
             setattr(self, name, Linear(config.hidden_size, size, dtype, device, has_bias=bias))
@@ -70,22 +74,22 @@ class EncoderAttention(Module):
     v_proj: Linear
 
     def __call__(
-        self, x: TensorValue, offsets: TensorValue, positional: Sequence[TensorValue]
+        self, x: TensorValue, input_row_offsets: TensorValue, positional: Sequence[TensorValue]
     ) -> TensorValue:
         """The attention output ``[total, hidden_size]``.
 
         Args:
             x: ``[total, hidden_size]``.
-            offsets: Where each text begins, uint32 ``[batch + 1]``.
+            input_row_offsets: Where each text begins, uint32 ``[batch + 1]``.
             positional: Cosines and sines ``[total, 1, head_dim / 2]``, or the bias of distances, or nothing.
         """
         config = self.config
         q, k, v = (
             ops.reshape(projection(x), [x.shape[0], heads, config.head_dim])
             for projection, heads in (
-                (self.q_proj, config.num_heads),
-                (self.k_proj, config.num_kv_heads),
-                (self.v_proj, config.num_kv_heads),
+                (self.q_proj, config.num_attention_heads),
+                (self.k_proj, config.num_key_value_heads),
+                (self.v_proj, config.num_key_value_heads),
             )
         )
         if config.qk_norm:
@@ -98,13 +102,13 @@ class EncoderAttention(Module):
             ops.cast(q, self.dtype),
             ops.cast(k, self.dtype),
             ops.cast(v, self.dtype),
-            offsets,
+            input_row_offsets,
             1 / math.sqrt(config.head_dim) if scale is None else scale,
             mask=self._mask(),
             window=self.window or -1,
             bias=positional[0] if config.relative_buckets else None,
         )
-        merged = ops.reshape(attended, [x.shape[0], config.num_heads * config.head_dim])
+        merged = ops.reshape(attended, [x.shape[0], config.num_attention_heads * config.head_dim])
         return ops.cast(self.o_proj(merged), x.dtype)
 
     def _mask(self) -> str:
@@ -178,13 +182,13 @@ class EncoderBlock(Module):
             self.mlp_output_norm = norm_layer(config, dtype)
 
     def __call__(
-        self, x: TensorValue, offsets: TensorValue, positional: Sequence[TensorValue]
+        self, x: TensorValue, input_row_offsets: TensorValue, positional: Sequence[TensorValue]
     ) -> TensorValue:
         """The block's output, of x's shape and dtype.
 
         Args:
             x: ``[total, hidden_size]``.
-            offsets: Where each text begins, uint32 ``[batch + 1]``.
+            input_row_offsets: Where each text begins, uint32 ``[batch + 1]``.
             positional: What the attention takes of positions.
         """
 
@@ -192,9 +196,13 @@ class EncoderBlock(Module):
             return value if norm is None else norm(value)
 
         if self.placement == "after":
-            h = normalized_rows(self.attention_norm, x + self.attention(x, offsets, positional))
+            h = normalized_rows(
+                self.attention_norm, x + self.attention(x, input_row_offsets, positional)
+            )
             return self.mlp_norm(h + self.mlp(h))
-        attended = self.attention(normalized_rows(self.attention_norm, x), offsets, positional)
+        attended = self.attention(
+            normalized_rows(self.attention_norm, x), input_row_offsets, positional
+        )
         if self.placement == "before":
             h = x + attended
             return h + self.mlp(self.mlp_norm(h))
@@ -236,7 +244,7 @@ class Encoder(Module):
         )
         if config.relative_buckets:
             self.relative_attention_bias = Embedding(
-                config.relative_buckets, config.num_heads, dtype, self.device
+                config.relative_buckets, config.num_attention_heads, dtype, self.device
             )
         self.norm = norm_layer(config, dtype) if config.final_norm else None
 
@@ -245,7 +253,7 @@ class Encoder(Module):
         tokens: TensorValue,
         positions: TensorValue,
         token_types: TensorValue,
-        offsets: TensorValue,
+        input_row_offsets: TensorValue,
     ) -> TensorValue:
         """The hidden states of all tokens, float32 ``[total, hidden_size]``.
 
@@ -253,7 +261,7 @@ class Encoder(Module):
             tokens: int64 ``[total]``.
             positions: The position of each token in its text, from 0, int64 ``[total]``.
             token_types: The type of each token, int64 ``[total]``; unused by models without types.
-            offsets: Where each text begins, and the number of rows, uint32 ``[batch + 1]``.
+            input_row_offsets: Where each text begins, and the number of rows, uint32 ``[batch + 1]``.
         """
         h = self.embeddings(tokens, positions, token_types)
         positional = self._position_inputs(positions)
@@ -263,12 +271,12 @@ class Encoder(Module):
             own = positional[self.config.rotates_locally(index)]
             first, prefix = first_of[index], weight_prefix(layer, f"layers.{index}.")
             if first_of.count(first) == 1 or not self.use_subgraphs:
-                h = layer(h, offsets, own)
+                h = layer(h, input_row_offsets, own)
                 continue
             if first not in subgraphs:
-                types = [h.type, offsets.type, [value.type for value in own]]
+                types = [h.type, input_row_offsets.type, [value.type for value in own]]
                 subgraphs[first] = layer.build_subgraph(f"encoder_block_{first}", types, prefix)
-            h = ops.call(subgraphs[first], h, offsets, *own, prefix=prefix)[0].tensor
+            h = ops.call(subgraphs[first], h, input_row_offsets, *own, prefix=prefix)[0].tensor
         return h if self.norm is None else self.norm(h)
 
     def _position_inputs(self, positions: TensorValue) -> dict[bool, list[TensorValue]]:
@@ -288,7 +296,7 @@ class Encoder(Module):
         config = self.config
         table = rope.layer(
             dim=config.hidden_size,
-            n_heads=config.num_heads,
+            n_heads=config.num_attention_heads,
             head_dim=config.head_dim,
             max_seq_len=self.max_seq_len,
             interleaved=False,

@@ -23,8 +23,8 @@ class EncoderConfig:
         hidden_size: The size of hidden states.
         intermediate_size: The inner size of the MLPs.
         num_layers: The number of blocks.
-        num_heads: The number of query heads.
-        num_kv_heads: The number of KV heads.
+        num_attention_heads: The number of query heads.
+        num_key_value_heads: The number of KV heads.
         head_dim: The size of a head.
         vocab_size: The number of tokens.
         max_length: The longest text that the model supports, in tokens.
@@ -59,8 +59,8 @@ class EncoderConfig:
     hidden_size: int
     intermediate_size: int
     num_layers: int
-    num_heads: int
-    num_kv_heads: int
+    num_attention_heads: int
+    num_key_value_heads: int
     head_dim: int
     vocab_size: int
     max_length: int
@@ -177,8 +177,8 @@ def read_sizes(
         "hidden_size": hidden,
         "intermediate_size": keys.integer("intermediate_size", 1, LARGEST_SIZE),
         "num_layers": keys.integer("num_hidden_layers", 1, MOST_LAYERS),
-        "num_heads": heads,
-        "num_kv_heads": kv_heads,
+        "num_attention_heads": heads,
+        "num_key_value_heads": kv_heads,
         "head_dim": head_dim or hidden // heads,
         "vocab_size": keys.integer("vocab_size", 1, LARGEST_SIZE),
         "max_length": longest,

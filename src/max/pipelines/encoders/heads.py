@@ -17,20 +17,20 @@ from max.pipelines.encoders.encoder_config import EncoderConfig, HeadConfig
 __all__ = ["POOLINGS", "ClassifierHead", "SentenceHead", "SentenceStep"]
 
 
-def _pool_first(h: TensorValue, offsets: TensorValue) -> TensorValue:
-    return ops.gather(h, ops.cast(offsets[:-1], DType.int64), axis=0)
+def _pool_first(h: TensorValue, input_row_offsets: TensorValue) -> TensorValue:
+    return ops.gather(h, ops.cast(input_row_offsets[:-1], DType.int64), axis=0)
 
 
-def _pool_last(h: TensorValue, offsets: TensorValue) -> TensorValue:
-    return ops.gather(h, ops.cast(offsets[1:], DType.int64) - 1, axis=0)
+def _pool_last(h: TensorValue, input_row_offsets: TensorValue) -> TensorValue:
+    return ops.gather(h, ops.cast(input_row_offsets[1:], DType.int64) - 1, axis=0)
 
 
 def _rows_of_texts(
-    h: TensorValue, offsets: TensorValue
+    h: TensorValue, input_row_offsets: TensorValue
 ) -> tuple[TensorValue, TensorValue, TensorValue]:
     """The rows of each text (bool ``[batch, total]``), each row's number in its text from 1, and the row counts."""
-    batch, total = offsets.shape[0] - 1, h.shape[0]
-    bounds = ops.cast(offsets, DType.int64)
+    batch, total = input_row_offsets.shape[0] - 1, h.shape[0]
+    bounds = ops.cast(input_row_offsets, DType.int64)
     begin, end = (ops.reshape(x, [batch, 1]) for x in (bounds[:-1], bounds[1:]))
     row = ops.range(0, total, 1, out_dim=total, dtype=DType.int64, device=h.device)
     row = ops.reshape(row, [1, total])
@@ -44,24 +44,24 @@ def _weighted_mean(h: TensorValue, inside: TensorValue, weights: TensorValue) ->
     return ops.where(inside, ops.broadcast_to(weights, inside.shape), zero) @ h
 
 
-def _pool_mean(h: TensorValue, offsets: TensorValue) -> TensorValue:
-    inside, _, count = _rows_of_texts(h, offsets)
+def _pool_mean(h: TensorValue, input_row_offsets: TensorValue) -> TensorValue:
+    inside, _, count = _rows_of_texts(h, input_row_offsets)
     return _weighted_mean(h, inside, 1 / count)
 
 
-def _pool_mean_sqrt(h: TensorValue, offsets: TensorValue) -> TensorValue:
-    inside, _, count = _rows_of_texts(h, offsets)
+def _pool_mean_sqrt(h: TensorValue, input_row_offsets: TensorValue) -> TensorValue:
+    inside, _, count = _rows_of_texts(h, input_row_offsets)
     return _weighted_mean(h, inside, ops.rsqrt(count))
 
 
-def _pool_weighted_mean(h: TensorValue, offsets: TensorValue) -> TensorValue:
-    inside, number, count = _rows_of_texts(h, offsets)
+def _pool_weighted_mean(h: TensorValue, input_row_offsets: TensorValue) -> TensorValue:
+    inside, number, count = _rows_of_texts(h, input_row_offsets)
     return _weighted_mean(h, inside, number / (count * (count + 1) / 2))
 
 
-def _pool_max(h: TensorValue, offsets: TensorValue) -> TensorValue:
+def _pool_max(h: TensorValue, input_row_offsets: TensorValue) -> TensorValue:
     """The maxima of each text's rows, `[batch, size]`."""
-    inside, _, _ = _rows_of_texts(h, offsets)
+    inside, _, _ = _rows_of_texts(h, input_row_offsets)
     batch, total = inside.shape
     shape = [batch, total, h.shape[1]]
     low = ops.constant(float("-inf"), DType.float32, h.device)
@@ -81,7 +81,7 @@ POOLINGS: dict[str, Callable[[TensorValue, TensorValue], TensorValue]] = {
     "weightedmean": _pool_weighted_mean,
     "lasttoken": _pool_last,
 }
-"""From hidden states ``[total, size]`` and offsets to one vector per text, by sentence-transformers' names.
+"""From hidden states ``[total, size]`` and input_row_offsets to one vector per text, by sentence-transformers' names.
 
 Several are concatenated in this order.
 """
@@ -130,17 +130,17 @@ class SentenceHead(Module):
                 layers.append(LayerNorm(step.inputs, [device], dtype))
         self.steps = LayerList(layers)
 
-    def __call__(self, h: TensorValue, offsets: TensorValue) -> TensorValue:
+    def __call__(self, h: TensorValue, input_row_offsets: TensorValue) -> TensorValue:
         """The vectors of texts, float32 ``[batch, size]``.
 
         Args:
             h: Hidden states, float32 ``[total, hidden_size]``.
-            offsets: Where each text begins, uint32 ``[batch + 1]``.
+            input_row_offsets: Where each text begins, uint32 ``[batch + 1]``.
         """
         layers = iter(self.steps)
         for step in self.modules:
             if step.kind == "pooling":
-                parts = [POOLINGS[name](h, offsets) for name in step.poolings]
+                parts = [POOLINGS[name](h, input_row_offsets) for name in step.poolings]
                 h = parts[0] if len(parts) == 1 else ops.concat(parts, axis=1)
             elif step.kind == "normalize":
                 # PyTorch's normalize divides by at least 1e-12
@@ -176,15 +176,15 @@ class ClassifierHead(Module):
         self.norm = norm_layer(config, dtype) if head.norm else None
         self.classifier = Linear(size, head.outputs, dtype, device, has_bias=head.bias)
 
-    def __call__(self, h: TensorValue, offsets: TensorValue) -> TensorValue:
+    def __call__(self, h: TensorValue, input_row_offsets: TensorValue) -> TensorValue:
         """The scores of texts, float32 ``[batch, outputs]``.
 
         Args:
             h: Hidden states, float32 ``[total, hidden_size]``.
-            offsets: Where each text begins, uint32 ``[batch + 1]``.
+            input_row_offsets: Where each text begins, uint32 ``[batch + 1]``.
         """
         pooling = "lasttoken" if self.head.pooling == "last" else self.head.pooling
-        x = POOLINGS[pooling](h, offsets)
+        x = POOLINGS[pooling](h, input_row_offsets)
         if self.dense is not None:
             x = ACTIVATIONS[self.head.activation](self.dense(x))
         if self.norm is not None:

@@ -54,15 +54,15 @@ _PLAIN: dict[str, Callable[[npt.NDArray[Any]], npt.NDArray[Any]]] = {
 
 
 def export_gguf(
-    folder: Path, path: Path, kind: str, session: InferenceSession, text: str | None = None
+    folder: Path, path: Path, file_type: str, session: InferenceSession, text: str | None = None
 ) -> int:
     """Writes a GGUF file of a model's folder.
 
     Args:
         folder: The folder, in the Hugging Face layout, with float weights.
         path: The file to write.
-        kind: One of `EXPORT_TYPES`. Embedding and output layer have at least 6 bits. Matrices whose number of columns
-            is not a multiple of 256 use a type with blocks of 32, or else float16.
+        file_type: One of `EXPORT_TYPES`. Embedding and output layer have at least 6 bits. Matrices whose number of
+            columns is not a multiple of 256 use a type with blocks of 32, or else float16.
         session: Compiles and runs the encoding kernels.
         text: The text for an importance matrix, which weights the encoding errors; None: all errors have equal weight.
 
@@ -105,7 +105,7 @@ def export_gguf(
         "general.architecture": form.name,
         "general.name": folder.name,
         "general.quantization_version": 2,
-        "general.file_type": _FILE_TYPES[kind],
+        "general.file_type": _FILE_TYPES[file_type],
     }
     described = decoder_metadata(config, form)
     metadata |= {f"{form.name}.{key}": value for key, value in described.items()}
@@ -122,7 +122,7 @@ def export_gguf(
         matrix = importance_matrix(model.decoder_class, config, weights, tokens, session)
     quantizer = Quantizer(session)
     entries = [_table(key, table) for key, table in rope_factors(config).items()]
-    entries += [_entry(tensor, kind, quantizer, matrix) for tensor in tensors]
+    entries += [_entry(tensor, file_type, quantizer, matrix) for tensor in tensors]
     write_gguf(path, metadata, entries)
     return sum(entry.nbytes for entry in entries)
 
@@ -161,11 +161,15 @@ def _table(name: str, values: npt.NDArray[Any]) -> GGUFEntry:
 
 
 def _entry(
-    tensor: StoredWeight, kind: str, quantizer: Quantizer, matrix: ImportanceMatrix | None
+    tensor: StoredWeight, file_type: str, quantizer: Quantizer, matrix: ImportanceMatrix | None
 ) -> GGUFEntry:
     """The entry of a weight in a file: encoded if its kind and shape allow it, else a plain float."""
     shape = tensor.shape
-    chosen = encoding_for(tensor.own_name, shape, kind) if kind.upper() in BLOCK_FORMATS else None
+    chosen = (
+        encoding_for(tensor.own_name, shape, file_type)
+        if file_type.upper() in BLOCK_FORMATS
+        else None
+    )
     if chosen is not None:
         form, encoding = BLOCK_FORMATS[chosen.upper()], chosen
         importance: npt.NDArray[np.float32] | None = None
@@ -182,7 +186,7 @@ def _entry(
 
         nbytes = math.prod(shape) // form.elements * form.bytes
         return GGUFEntry(tensor.name, chosen.upper(), shape, nbytes, encoded_weight)
-    plain = kind.upper() if kind.upper() in _PLAIN else "F16"
+    plain = file_type.upper() if file_type.upper() in _PLAIN else "F16"
     if len(shape) < 2 or tensor.own_name.endswith(_FLOAT32):
         plain = "F32"
     convert = _PLAIN[plain]

@@ -110,7 +110,7 @@ class JoinedPages(RequestPages):
         """Gives a request an empty page table in each cache, and slots of the recurrent states.
 
         Args:
-            request_id: The request, by its number or its context.
+            request_id: The request, by its identifier or its context.
             replica_idx: The copy of the models.
 
         Raises:
@@ -168,7 +168,7 @@ class JoinedPages(RequestPages):
         """Removes a request's page tables, and frees its slots.
 
         Args:
-            request_id: The request, by its number or its context.
+            request_id: The request, by its identifier or its context.
 
         Raises:
             KeyError: It has none.

@@ -69,7 +69,7 @@ class ReplicatedPages(RequestPages):
         """The cache that has the pages of a request.
 
         Args:
-            request: The request, by its number or its context.
+            request: The request, by its identifier or its context.
 
         Raises:
             KeyError: No cache has a page table for it.
@@ -83,7 +83,7 @@ class ReplicatedPages(RequestPages):
         """Whether a copy has a page table for a request.
 
         Args:
-            request_id: The request, by its number or its context.
+            request_id: The request, by its identifier or its context.
         """
         return any(cache.contains(request_id) for cache in self._caches)
 
@@ -91,7 +91,7 @@ class ReplicatedPages(RequestPages):
         """Gives a request an empty page table in the cache of a copy, and a slot of its recurrent states.
 
         Args:
-            request_id: The request, by its number or its context.
+            request_id: The request, by its identifier or its context.
             replica_idx: The copy of the model.
 
         Raises:
@@ -110,7 +110,7 @@ class ReplicatedPages(RequestPages):
         """Removes a request's page table, and frees its slot.
 
         Args:
-            request_id: The request, by its number or its context.
+            request_id: The request, by its identifier or its context.
 
         Raises:
             KeyError: It has none.

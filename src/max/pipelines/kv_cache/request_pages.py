@@ -125,9 +125,9 @@ class RequestPages:
         """Whether a request has a page table.
 
         Args:
-            request_id: The request, by its number or its context.
+            request_id: The request, by its identifier or its context.
         """
-        return _number(request_id) in self.pages
+        return _id_of(request_id) in self.pages
 
     def cached_length(self, context: TextGenerationContext) -> int:
         """The number of first tokens of a request that :meth:`open` would find in full pages; opens nothing.
@@ -340,7 +340,7 @@ class RequestPages:
         """Gives a request an empty page table, and a slot of the recurrent states.
 
         Args:
-            request_id: The request, by its number or its context.
+            request_id: The request, by its identifier or its context.
             replica_idx: The copy of the model; this cache is of one: 0.
 
         Raises:
@@ -349,18 +349,18 @@ class RequestPages:
         """
         if replica_idx != 0:
             raise ValueError(f"claim: the replica is {replica_idx}; there is one, 0")
-        number = _number(request_id)
-        self.pages.claim(number)
+        own_id = _id_of(request_id)
+        self.pages.claim(own_id)
         if self.slots is not None:
             try:
-                self.slots.claim(number)
+                self.slots.claim(own_id)
             # both or neither: a table without a slot would never run
             except OutOfSlotsError:
-                self.pages.release(number)
+                self.pages.release(own_id)
                 raise
-        if number is not request_id:
+        if own_id is not request_id:
             # a claim takes no pages: the first `alloc` looks up the cached ones
-            self._unread.add(number)
+            self._unread.add(own_id)
 
     def reuse_prefix(self, context: TextGenerationContext) -> int:
         """Adds cached pages that hold the first tokens of a request to its table, and skips these tokens.
@@ -384,27 +384,27 @@ class RequestPages:
         """Removes a request's page table, and frees its slot.
 
         Args:
-            request_id: The request, by its number or its context.
+            request_id: The request, by its identifier or its context.
 
         Raises:
             KeyError: It has none.
         """
-        number = _number(request_id)
-        self.pages.release(number)
-        self._unread.discard(number)
-        self.forget_opening(number)
+        own_id = _id_of(request_id)
+        self.pages.release(own_id)
+        self._unread.discard(own_id)
+        self.forget_opening(own_id)
         if self.adapters is not None:
-            self.adapters.drop(number)
+            self.adapters.drop(own_id)
         if self.slots is not None:
-            self.slots.release(number)
+            self.slots.release(own_id)
 
     def forget_opening(self, request_id: RequestID | TextGenerationContext) -> None:
         """Forgets how many tokens a request had when its table was opened.
 
         Args:
-            request_id: The request, by its number or its context.
+            request_id: The request, by its identifier or its context.
         """
-        self._opened.pop(_number(request_id), None)
+        self._opened.pop(_id_of(request_id), None)
 
     def _identity(self, context: TextGenerationContext) -> tuple[bytes, Contents, int]:
         """What the pages of a request depend on besides its tokens: a salt for all of them, the images, and the number
@@ -453,8 +453,8 @@ def _length_after(context: TextGenerationContext, num_steps: int) -> int:
     return context.active_idx + draft_length(context) + num_steps - 1
 
 
-def _number(request: RequestID | TextGenerationContext) -> RequestID:
-    """The number of a request that is given by it or by its context."""
+def _id_of(request: RequestID | TextGenerationContext) -> RequestID:
+    """The identifier of a request that is given by it or by its context."""
     return request if isinstance(request, RequestID) else request.request_id
 
 

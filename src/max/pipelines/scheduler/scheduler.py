@@ -202,11 +202,11 @@ class TextScheduler:
         limits = self._limits
         batch: list[TextGenerationContext] = []
         tokens_left, long_left = limits.prefill_chunk_size, self._chunk()
-        slots = min(limits.max_ce_batch_size, limits.max_batch_size - len(self._running))
+        room = min(limits.max_ce_batch_size, limits.max_batch_size - len(self._running))
         # `max_batch_context_length` bounds running requests and new prompts together
         context_length = sum(context.current_length for context in self._running.values())
         for context in list(self._waiting.values()):
-            if tokens_left < 1 or len(batch) >= slots:
+            if tokens_left < 1 or len(batch) >= room:
                 break
             left = tokens_left, long_left
             joins = self._may_read(context, long_left) and self._admit(
