@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from max.interfaces import RequestID
-from max.pipelines.kv_cache.known_pages import KnownPages, MissReason
+from max.pipelines.kv_cache.known_pages import Found, KnownPages, MissReason
 from max.pipelines.kv_cache.page_manager import PageManager
 from max.pipelines.kv_cache.page_pool import PagePool
 
@@ -177,3 +177,95 @@ def test_images_end_what_is_in_common() -> None:
         (((2, b"cat"), (4, b"x")), 4),
     ):
         assert known.find(b"", np.arange(6), contents, lambda _: True).length == length
+
+
+def test_the_longest_start_of_random_pages():
+    """As a list of all pages says it: of equal starts the newest counts, and whether any page ends with them."""
+    draw = random.Random(3)
+    for _ in range(300):
+        known, pages = KnownPages(50), list[tuple[bytes, list[int]]]()
+        for index in range(draw.randint(0, 6)):
+            page = draw.choices(range(2), k=draw.randint(1, 4))
+            pages.append((bytes([index]), page))
+            known.add(b"p", bytes([index]), np.array(page), ())
+        tokens = draw.choices(range(2), k=draw.randint(0, 4))
+        cached = {page_hash for page_hash, _ in pages if draw.random() < 0.6}
+
+        def common(page: list[int], tokens: list[int] = tokens) -> int:
+            pairs = [a == b for a, b in zip(page, tokens, strict=False)]
+            return (*pairs, False).index(False)
+
+        longest = max([common(page) for _, page in pages], default=0)
+        ends = any(common(page) == len(page) == longest for _, page in pages)
+        best = max([common(page) for page_hash, page in pages if page_hash in cached], default=0)
+        newest = [h for h, page in pages if h in cached and common(page) == best and best]
+        found = known.find(b"p", np.array(tokens, np.int64), (), cached.__contains__)
+        expected = Found(newest[-1] if newest else None, best, longest, bool(pages), ends)
+        assert found == expected, (pages, tokens, cached)
+
+
+def found_in(known: KnownPages, parent: bytes, *tokens: int) -> bytes | None:
+    return known.find(parent, np.array(tokens), (), lambda page_hash: True).page_hash
+
+
+def test_the_page_that_was_not_used_for_longest_is_forgotten():
+    known = KnownPages(2)
+    for name in (b"a", b"b", b"a", b"c"):
+        known.add(name + b"parent", name, np.array([1]), ())
+    assert found_in(known, b"aparent", 1) == b"a" and found_in(known, b"bparent", 1) is None
+    assert b"bparent" not in known._children, "parents without pages take no memory"
+    known.forget()
+    known.add(b"aparent", b"d", np.array([1]), ())
+    known.add(b"aparent", b"e", np.array([2]), ())
+    known.add(b"aparent", b"f", np.array([3]), ())
+    assert [found_in(known, b"aparent", token) for token in (1, 2, 3)] == [None, b"e", b"f"]
+
+
+def test_the_newest_256_pages_are_compared():
+    known = KnownPages(1000)
+    for number in range(257):
+        known.add(b"p", number.to_bytes(2, "little"), np.array([number]), ())
+    assert found_in(known, b"p", 0) is None and found_in(known, b"p", 1) == b"\1\0"
+
+
+NOTHING = Found(None, 0, 0, False, False)
+
+
+def reason_of(known: KnownPages, tokens: list[int], salt: bytes, reused: int = 0) -> MissReason:
+    miss = known.miss(np.array(tokens), salt, reused, NOTHING, False)
+    assert miss is not None
+    return miss.reason
+
+
+def test_starts_are_those_of_16_tokens():
+    known, start = KnownPages(9), list(range(16))
+    assert reason_of(known, [*start, 1], b"a") is MissReason.NEVER_SEEN
+    assert reason_of(known, [*start, 2], b"b") is MissReason.OTHER_SALT
+    assert reason_of(known, [*start, 3], b"b") is MissReason.NEVER_SEEN, "its own salt"
+    assert reason_of(known, [*start[:15], 99, 1], b"b") is MissReason.NEVER_SEEN
+    assert reason_of(known, [*start, 1], b"c", reused=4) is MissReason.APPENDED
+    known.forget()
+    assert reason_of(known, [*start, 1], b"d") is MissReason.NEVER_SEEN
+
+
+def test_256_salts_of_a_start_are_known():
+    known, start = KnownPages(9), list(range(20))
+    for number in range(257):
+        reason_of(known, start, number.to_bytes(2, "little"))
+    assert reason_of(known, start, (255).to_bytes(2, "little")) is MissReason.NEVER_SEEN
+    assert reason_of(known, start, (256).to_bytes(2, "little")) is MissReason.OTHER_SALT
+
+
+def test_4096_starts_are_known():
+    known = KnownPages(9)
+
+    def reason(number: int, salt: bytes) -> MissReason:
+        return reason_of(known, [number, 1, 1], salt)
+
+    for number in range(4096):
+        reason(number, b"a")
+    assert reason(0, b"b") is MissReason.OTHER_SALT, "and now it is the newest"
+    reason(4096, b"a")
+    assert reason(1, b"b") is MissReason.NEVER_SEEN
+    # that has taken the place of another one
+    assert reason(0, b"c") is MissReason.OTHER_SALT and reason(2, b"b") is MissReason.NEVER_SEEN
