@@ -35,7 +35,7 @@ ABSENT = {
     "/v1/chat/completions/control": "close", "/sleep": "/models/unload", "/wake_up": "/models/load",
     "/is_sleeping": "--idle-timeout", "/pause": "SIGTERM", "/resume": "SIGTERM", "/server_info": "/version",
     "/collective_rpc": "/models/load", "/update_weights": "/models/load", "/props": "/v1/models",
-    "/slots": "/metrics", "/slots/0": "--kv-cache-folder", "/models/sse": "/v1/models", "/tools": "tools",
+    "/slots": "/metrics", "/models/sse": "/v1/models", "/tools": "tools",
     "/api/create": "max pull", "/api/copy": "max pull", "/api/push": "max pull",
     "/api/blobs/sha256:1": "max pull", "/v1/assistants": "/v1/responses", "/v1/fine_tuning/jobs": "folder",
 }  # fmt: skip

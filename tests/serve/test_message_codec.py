@@ -70,6 +70,8 @@ def test_every_message_of_the_protocol_has_a_form() -> None:
         events.PrefixesForgotten(4), events.EngineStats(1, 2, 3, 4, 5, 6, times, times + times),
         events.EngineStopped(), GenerationRequest("a", (1, 2), 9),
         TokensGenerated("a", (3,), GenerationStatus.ACTIVE),
+        commands.KeepPrefixes(5, "save", "a"), events.PrefixesKept(5, 6, 7, events.ErrorInfo("E", "p")),
+        commands.LoadAdapter(1, "a", "b"), commands.UnloadAdapter(2, "a"), events.AdapterChanged(2),
     ]  # fmt: skip
     kinds = {*get_args(commands.Command), *get_args(events.Event)}
     assert {type(message) for message in messages} == kinds

@@ -16,6 +16,7 @@ from max.interfaces import (
 )
 from max.pipelines.adapters.manager import LoRAManager
 from max.pipelines.config.pipeline_config import PipelineConfig
+from max.pipelines.core import ConfigError
 from max.pipelines.generation.steps.step_reader import StepReader
 from max.pipelines.kv_cache.prefix_store import PrefixStore, PrefixWrite
 from max.pipelines.kv_cache.request_pages import RequestPages
@@ -160,6 +161,26 @@ class BatchPipeline(
         None if there are none, or if they are not stored.
         """
         return None if self.prefix_store is None else self.prefix_store.new_pages()
+
+    def keep_prefixes(self, action: str, name: str) -> tuple[int, int]:
+        """Saves, restores or removes a file of prefixes; called between two batches, while no write runs.
+
+        Args:
+            action: ``save``, ``restore`` or ``erase``.
+            name: The name of the file.
+
+        Returns:
+            The tokens whose pages were saved or restored, and the size of the file.
+
+        Raises:
+            UserError: There is no folder of prefixes, no file of this name, or it is of another model.
+            OSError: The file cannot be written.
+        """
+        if self.prefix_store is None:
+            raise ConfigError(
+                "the engine keeps no prefixes on the disk", "Start with --kv-cache-folder."
+            )
+        return self.prefix_store.keep(action, name)
 
     def read_shared_prefixes(self) -> None:
         """Fills the cache with what other engines have stored meanwhile; called between two batches, while no write

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
+import re
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -12,6 +13,7 @@ from typing import Any, TypeAlias
 
 from max._version import __version__
 from max.pipelines.config.pipeline_config import PipelineConfig
+from max.pipelines.core import InputError
 from max.pipelines.kv_cache.manager import PagedKVCacheManager
 from max.pipelines.kv_cache.prefix_file import PageGroup, remove_abandoned_parts, write_pages
 from max.pipelines.kv_cache.prefix_journal import (
@@ -28,6 +30,9 @@ StoredCache: TypeAlias = PagedKVCacheManager | ReplicatedPages
 """The cache of a model, or those of its copies: one file has the pages of all."""
 SUFFIX = ".prefixes"
 """The suffix of the files in the folder."""
+SLOT_SUFFIX = ".slot"
+"""The suffix of files that users name."""
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 MOST_ADDITIONS = 16
 """The number of journals of earlier engines that an engine leaves; one file then replaces them."""
 JOINED_SHARE = 0.75
@@ -131,6 +136,46 @@ class PrefixStore:
         if time.monotonic() >= self._next_read:
             self._read_journals(SHARED_BYTES)
             self._next_read = time.monotonic() + SHARED_S
+
+    def keep(self, action: str, name: str) -> tuple[int, int]:
+        """Saves the cached pages to a file that nothing removes by itself, fills the cache from it, or removes it.
+
+        Args:
+            action: ``save``, ``restore`` or ``erase``.
+            name: The name of the file.
+
+        Returns:
+            The tokens whose pages were saved or restored, and the size of the file.
+
+        Raises:
+            InputError: The name is no plain name, there is no such file, or it is of another model.
+            OSError: The file cannot be written.
+        """
+        if not _NAME.fullmatch(name):
+            raise InputError(
+                f"{name[:100]!r} is no name of a file of prefixes",
+                "Use up to 100 letters, digits, dots, dashes and underscores, with a letter or digit first.",
+            )
+        path = self._path.with_name(name + SLOT_SUFFIX)
+        page_size = self._cache.pages.page_size
+        # the pages of a group hold all tokens
+        if action == "save":
+            groups = self._cache.cached_prefixes(self._most_bytes)
+            write_pages(path, self._key, groups)
+            return len(groups[0].hashes) * page_size, _size_on_disk(path)
+        size = _size_on_disk(path)
+        if not path.is_file():
+            raise InputError(f"there is no file of prefixes {name!r}", "Save it first.")
+        if action == "erase":
+            path.unlink(missing_ok=True)
+            return 0, size
+        _, hashes = self._cache.load_prefixes(path, self._key)
+        if not any(hashes):
+            raise InputError(
+                f"the file of prefixes {name!r} has no page of this model",
+                "Save it with this model.",
+            )
+        return len(hashes[0]) * page_size, size
 
     def forget(self) -> None:
         """Deletes the files, so that the next engine does not load prefixes that were to be forgotten."""

@@ -30,7 +30,7 @@ from max.serve.http.middleware import Gate
 from max.serve.http.response_sockets import ResponseSockets
 from max.serve.http.state import ServerState, json_response
 from max.serve.http.streaming import ClientLeftError
-from max.serve.llama_cpp import infill
+from max.serve.llama_cpp import infill, slots
 from max.serve.ollama import library
 from max.serve.ollama import routes as ollama
 from max.serve.openai import (
@@ -84,7 +84,7 @@ def build_app(
         "anthropic": (messages,),
         "ollama": (ollama, library),
         "sagemaker": (invocations,),
-        "llama.cpp": (infill,),
+        "llama.cpp": (infill, slots),
     }
     served = state.settings.api_types
     of_apis = [module for name, api in apis.items() if name in served for module in api]

@@ -71,7 +71,7 @@ _REASONS = {
     "/update_weights": _WEIGHTS,
     "/init_weight_transfer_engine": _WEIGHTS,
     "/props": "/v1/models has the context's length (`max_model_len`) and the status of each model",
-    "/slots": "/metrics has the load, `--kv-cache-folder` keeps prefixes over restarts",
+    "/slots": "/metrics has the load; POST /slots/{id}?action=save keeps the cached prefixes in a file",
     "/models/sse": "/v1/models has the status of each model",
     "/tools": "requests bring their own `tools`",
     "/api/create": _OLLAMA,

@@ -239,6 +239,25 @@ class EngineClient:
         """
         await asyncio.gather(*(replica.change_adapter(name, path) for replica in self.replicas))
 
+    async def keep_prefixes(self, action: str, name: str) -> tuple[int, int]:
+        """Saves, restores or removes a file of prefixes; all replicas restore it, the first one saves.
+
+        Args:
+            action: ``save``, ``restore`` or ``erase``.
+            name: The name of the file.
+
+        Returns:
+            The tokens whose pages were saved or restored, and the size of the file.
+
+        Raises:
+            UserError: The file cannot be used.
+            EngineUnavailableError: The model is not loaded.
+            RuntimeError: A worker was lost meanwhile.
+        """
+        replicas = self.replicas if action == "restore" else self.replicas[:1]
+        answers = await asyncio.gather(*(r.keep_prefixes(action, name) for r in replicas))
+        return answers[0]
+
     async def forget_prefixes(self) -> None:
         """Empties the prefix caches, and waits until they are empty; running requests keep their pages."""
         await asyncio.gather(*(replica.forget_prefixes() for replica in self.replicas))

@@ -18,6 +18,7 @@ from max.pipelines.generation.process.commands import (
     CancelRequest,
     ForgetPrefixes,
     GenerationRequest,
+    KeepPrefixes,
     LoadAdapter,
     Shutdown,
     UnloadAdapter,
@@ -28,6 +29,7 @@ from max.pipelines.generation.process.events import (
     EngineStats,
     EngineStopped,
     PrefixesForgotten,
+    PrefixesKept,
     PromptStarted,
     RequestFailed,
     TokenLogProbabilities,
@@ -52,6 +54,8 @@ _PLAIN: dict[int, type[Any]] = {
     14: LoadAdapter,
     15: UnloadAdapter,
     16: AdapterChanged,
+    17: KeepPrefixes,
+    18: PrefixesKept,
 }
 _TAGS = {TokensGenerated: _TOKENS, TextsEncoded: _VALUES} | {
     kind: tag for tag, kind in _PLAIN.items()

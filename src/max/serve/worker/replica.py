@@ -13,6 +13,7 @@ from max.pipelines.generation.process.commands import (
     CancelRequest,
     Command,
     ForgetPrefixes,
+    KeepPrefixes,
     LoadAdapter,
     Shutdown,
     UnloadAdapter,
@@ -24,6 +25,7 @@ from max.pipelines.generation.process.events import (
     EngineStopped,
     ErrorInfo,
     PrefixesForgotten,
+    PrefixesKept,
     PromptStarted,
     RequestFailed,
     StepTimes,
@@ -146,6 +148,7 @@ class Replica:
         self._past_steps = (StepTimes(), StepTimes())  # the times of workers that died
         self._forgetting: dict[int, asyncio.Future[None]] = {}
         self._forgets = 0
+        self._keeping: dict[int, asyncio.Future[PrefixesKept]] = {}
         self._changes: dict[int, asyncio.Future[ErrorInfo | None]] = {}
         self.adapters: dict[str, str | None] = {}
         """The paths of adapters that were loaded since the start, by name; None: it was unloaded since."""
@@ -292,6 +295,35 @@ class Replica:
         finally:
             del self._forgetting[number]
 
+    async def keep_prefixes(self, action: str, name: str) -> tuple[int, int]:
+        """Saves the cached prefixes to a file, restores those of a file, or removes a file.
+
+        Args:
+            action: ``save``, ``restore`` or ``erase``.
+            name: The name of the file.
+
+        Returns:
+            The tokens whose pages were saved or restored, and the size of the file.
+
+        Raises:
+            UserError: The file cannot be used.
+            EngineUnavailableError: The model is not loaded.
+            RuntimeError: The worker was lost meanwhile.
+        """
+        if self._state is not EngineState.READY:
+            raise EngineUnavailableError("the model is not loaded")
+        self._forgets += 1
+        number, answer = self._forgets, self._loop.create_future()
+        self._keeping[number] = answer
+        self._send(KeepPrefixes(number, action, name))
+        try:
+            kept: PrefixesKept = await answer
+        finally:
+            del self._keeping[number]
+        if kept.error is not None:
+            raise kept.error.to_exception()
+        return kept.tokens, kept.bytes
+
     async def change_adapter(self, name: str, path: str | None) -> None:
         """Loads an adapter, or unloads it when its requests have ended; a later worker has the change, too.
 
@@ -402,6 +434,9 @@ class Replica:
             case PrefixesForgotten(number):
                 if (answer := self._forgetting.get(number)) is not None and not answer.done():
                     answer.set_result(None)
+            case PrefixesKept(number):
+                if (kept := self._keeping.get(number)) is not None and not kept.done():
+                    kept.set_result(event)
             case AdapterChanged(number, error):
                 change = self._changes.pop(number, None)
                 if change is not None and not change.done():
@@ -499,9 +534,13 @@ class Replica:
         for answer in self._forgetting.values():
             if not answer.done():
                 answer.set_result(None)
+        ended = ErrorInfo("RuntimeError", "the worker process has ended")
+        for number, kept in self._keeping.items():
+            if not kept.done():
+                kept.set_result(PrefixesKept(number, error=ended))
         for change in self._changes.values():
             if not change.done():
-                change.set_result(ErrorInfo("RuntimeError", "the worker process has ended"))
+                change.set_result(ended)
         self._changes.clear()
 
     def _fail_open(self, error: Exception) -> None:

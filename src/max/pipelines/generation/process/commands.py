@@ -219,6 +219,21 @@ class ForgetPrefixes:
 
 
 @dataclass(frozen=True)
+class KeepPrefixes:
+    """Saves the cached prefixes to a file, restores those of a file, or removes a file.
+
+    Args:
+        number: Identifies the answer to this command.
+        action: ``save``, ``restore`` or ``erase``.
+        name: The name of the file in the folder of prefixes.
+    """
+
+    number: int
+    action: str
+    name: str
+
+
+@dataclass(frozen=True)
 class LoadAdapter:
     """Loads an adapter; requests that are sent after it may name it.
 
@@ -258,6 +273,12 @@ class Shutdown:
 
 
 Command: TypeAlias = (
-    GenerationRequest | CancelRequest | ForgetPrefixes | LoadAdapter | UnloadAdapter | Shutdown
+    GenerationRequest
+    | CancelRequest
+    | ForgetPrefixes
+    | KeepPrefixes
+    | LoadAdapter
+    | UnloadAdapter
+    | Shutdown
 )
 """The messages that an engine receives."""

@@ -11,6 +11,9 @@ encoded as msgpack, and neither side depends on the state of the other. A conver
     engine -> EngineStats                         at intervals, if the engine is configured to
     user   -> ForgetPrefixes
     engine -> PrefixesForgotten
+
+    user   -> KeepPrefixes
+    engine -> PrefixesKept
     user   -> LoadAdapter, UnloadAdapter
     engine -> AdapterChanged
     user   -> Shutdown
@@ -197,6 +200,23 @@ class PromptStarted:
 
 
 @dataclass(frozen=True)
+class PrefixesKept:
+    """The answer to a :class:`KeepPrefixes` command.
+
+    Args:
+        number: The number of the command.
+        tokens: The tokens whose pages were saved or restored.
+        bytes: The size of the file.
+        error: Why it failed; None: it did not.
+    """
+
+    number: int
+    tokens: int = 0
+    bytes: int = 0
+    error: ErrorInfo | None = None
+
+
+@dataclass(frozen=True)
 class RequestFailed:
     """The last event of a request that an error has ended.
 
@@ -294,6 +314,7 @@ Event: TypeAlias = (
     | TokensGenerated
     | RequestFailed
     | PrefixesForgotten
+    | PrefixesKept
     | AdapterChanged
     | EngineStats
     | EngineStopped

@@ -24,6 +24,7 @@ from max.pipelines.generation.process.events import (
     ErrorInfo,
     Event,
     PrefixesForgotten,
+    PrefixesKept,
     PromptStarted,
     RequestFailed,
     TokensGenerated,
@@ -151,7 +152,12 @@ class RemoteGeneration(TextGenerator[TextContext]):
                     return
                 if isinstance(
                     event,
-                    EngineReady | EngineStats | PromptStarted | PrefixesForgotten | AdapterChanged,
+                    EngineReady
+                    | EngineStats
+                    | PromptStarted
+                    | PrefixesForgotten
+                    | PrefixesKept
+                    | AdapterChanged,
                 ):
                     continue
                 if (events := self._calls.get(event.request_id)) is not None:

@@ -24,6 +24,7 @@ from max.pipelines.generation.process.commands import (
     Command,
     ForgetPrefixes,
     GenerationRequest,
+    KeepPrefixes,
     LoadAdapter,
     Shutdown,
     UnloadAdapter,
@@ -36,6 +37,7 @@ from max.pipelines.generation.process.events import (
     ErrorInfo,
     Event,
     PrefixesForgotten,
+    PrefixesKept,
     PromptStarted,
     RequestFailed,
     TokensGenerated,
@@ -121,9 +123,11 @@ class _AdapterLoaded:
 
 
 _Message: TypeAlias = (
-    GenerationRequest | CancelRequest | ForgetPrefixes | LoadAdapter | UnloadAdapter
+    GenerationRequest | CancelRequest | ForgetPrefixes | KeepPrefixes | LoadAdapter | UnloadAdapter
 )
-_Command: TypeAlias = _Arrival | CancelRequest | ForgetPrefixes | UnloadAdapter | _AdapterLoaded
+_Command: TypeAlias = (
+    _Arrival | CancelRequest | ForgetPrefixes | KeepPrefixes | UnloadAdapter | _AdapterLoaded
+)
 _Put: TypeAlias = Callable[[_Command], None]
 
 
@@ -334,6 +338,17 @@ class TextWork(Work[_Command, Event]):
                 self._keeper.stop()
                 self._pipeline.forget_prefixes()
                 return (PrefixesForgotten(number),)
+            case KeepPrefixes(number, action, name):
+                return (self._keep(number, action, name),)
+
+    def _keep(self, number: int, action: str, name: str) -> PrefixesKept:
+        """Saves, restores or removes a file of prefixes."""
+        self._keeper.stop()
+        try:
+            tokens, size = self._pipeline.keep_prefixes(action, name)
+        except Exception as error:
+            return PrefixesKept(number, error=ErrorInfo.of(error))
+        return PrefixesKept(number, tokens, size)
 
     def _unload(self, number: int, name: str) -> Sequence[Event]:
         """Unloads an adapter; the answer waits for its requests."""
