@@ -36,8 +36,12 @@ if TYPE_CHECKING:
     from max.graph.ops.creation.range import range
     from max.graph.ops.creation.window import band_part, hann_window
     from max.graph.ops.devices.collectives import allgather
-    from max.graph.ops.devices.device import transfer_to
-    from max.graph.ops.devices.launches import parallel, shard_and_stack, side_stream
+    from max.graph.ops.devices.launches import (
+        parallel,
+        shard_and_stack,
+        side_stream,
+        transfer_to,
+    )
     from max.graph.ops.elementwise import (
         abs,
         acos,
@@ -146,8 +150,7 @@ _MODULES = {
     "max.graph.ops.creation.range": "range",
     "max.graph.ops.creation.window": "band_part hann_window",
     "max.graph.ops.devices.collectives": "allgather",
-    "max.graph.ops.devices.device": "transfer_to",
-    "max.graph.ops.devices.launches": "parallel shard_and_stack side_stream",
+    "max.graph.ops.devices.launches": "parallel shard_and_stack side_stream transfer_to",
     "max.graph.ops.elementwise": "abs acos add atanh cast ceil cos div equal erf exp floor floor_div gelu "
     "greater greater_equal is_inf is_nan log log1p logical_and logical_not "
     "logical_or logical_xor mod mul negate not_equal pow relu round rsqrt "

@@ -1,6 +1,6 @@
-"""Ops for several devices: one function for each device, on a stream of its own, shards of weights.
+"""Ops for several devices: transfers, one function for each device, on a stream of its own, shards of weights.
 
-Here they stage the same ops once for each device, in order.
+Functions stage the same ops once for each device, in order.
 """
 
 # the documented name of chains starts with an underscore
@@ -11,18 +11,25 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, cast
 
+from max import mlir
 from max._errors import ArgumentError
 from max.driver import Device
 from max.graph.dim import StaticDim
-from max.graph.ops.devices.device import transfer_to
 from max.graph.ops.movement.concat import stack
 from max.graph.ops.movement.shape import rebind
 from max.graph.ops.movement.slicing import slice_tensor
-from max.graph.ops.staging.stage import as_tensor, normalize_axis
+from max.graph.ops.staging.stage import as_tensor, normalize_axis, stage
 from max.graph.type import DeviceRef, TensorType
-from max.graph.value import BufferValue, BufferValueLike, TensorValue, TensorValueLike, _ChainValue
+from max.graph.value import (
+    BufferValue,
+    BufferValueLike,
+    StrongTensorValueLike,
+    TensorValue,
+    TensorValueLike,
+    _ChainValue,
+)
 
-__all__ = ["check_stream", "parallel", "shard_and_stack", "side_stream"]
+__all__ = ["check_stream", "parallel", "shard_and_stack", "side_stream", "transfer_to"]
 
 
 def parallel(
@@ -192,3 +199,21 @@ def shard_and_stack(
         stacked = stack([slice_tensor(x, index) for x in tensors])
         parts.append(transfer_to(stacked, place))
     return parts
+
+
+def transfer_to(x: StrongTensorValueLike, device: Device | DeviceRef) -> TensorValue:
+    """Transfers a tensor to a device.
+
+    Args:
+        x: The tensor.
+        device: The target device.
+
+    Returns:
+        A tensor of equal shape and dtype on `device`; `x` itself if it is already there.
+    """
+    tensor = as_tensor(x)
+    type_ = tensor.mlir_type
+    where = DeviceRef.from_device(device).to_mlir()
+    if where == type_.device:
+        return tensor
+    return stage("transfer", (tensor,), None, mlir.TensorType.get(type_.dtype, type_.shape, where))
