@@ -136,6 +136,7 @@ def text_weight_name(stored: str) -> str | None:
     """
     if stored.removeprefix("model.").startswith(_OTHER_PARTS):
         return None
+    # the output layer stands outside of the text model in some checkpoints
     if stored.startswith("language_model.lm_head."):
         stored = stored.removeprefix("language_model.")
     prefix = next(filter(stored.startswith, _TEXT_PREFIXES), None)
@@ -156,6 +157,7 @@ def text_weights(weights: Mapping[str, T]) -> dict[str, T]:
         name = text_weight_name(stored)
         if name is not None:
             text_weights[name] = weight
+    # an empty file is reported by what reads the weights
     if weights and not text_weights:
         raise WeightsError(
             f"the files have weights of images or audio alone ({next(iter(weights))!r}, …), expected those of the text "

@@ -133,6 +133,7 @@ class HuggingFaceRepo:
         if self.repo_type == RepoType.local:
             path = Path(self.repo_id).expanduser()
             return path.parent if self._is_gguf_file else path
+        # a snapshot has a config.json; asking for it downloads nothing
         cached = try_to_load_from_cache(self.repo_id, "config.json", self.revision)
         return Path(cached).parent if isinstance(cached, str) else None
 
@@ -164,6 +165,7 @@ class HuggingFaceRepo:
         if self.repo_type == RepoType.online:
             try:
                 return {file.rfilename: file.size for file in self.info.siblings or []}
+            # offline, a model that was downloaded runs with the files that are there
             except ModelFilesError:
                 if folder is None:
                     raise
@@ -238,6 +240,7 @@ class HuggingFaceRepo:
         files: dict[WeightsFormat, list[str]] = {}
         for name in first_parts(sorted(self._sizes)):
             suffix = Path(name).suffix
+            # .bin and .pt files may also hold optimizer states or arguments of training
             skip = suffix != ".safetensors" and Path(name).name.startswith(_OTHER_TORCH_FILES)
             if suffix in _FORMATS and "/" not in name and not skip:
                 files.setdefault(WeightsFormat[_FORMATS[suffix]], []).append(name)

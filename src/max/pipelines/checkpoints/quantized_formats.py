@@ -124,6 +124,7 @@ def unpack_words(words: Array, bits: int) -> Array:
     """
     if len(words) % (3 if bits == 3 else 1):
         raise ValueError(f"{len(words)} words of {bits} bits, expected a multiple of 3")
+    # little-endian bytes, so that the bits of a word, and of its neighbor, follow each other
     bytes_ = np.moveaxis(words.view(np.uint32), 0, -1).astype("<u4")
     stream = np.unpackbits(np.ascontiguousarray(bytes_).view(np.uint8), axis=-1, bitorder="little")
     groups = stream.reshape(*stream.shape[:-1], -1, bits)
@@ -168,7 +169,9 @@ def _gptq_of_3_bits(state: dict[str, WeightData], config: Config) -> dict[str, W
     stored_offset = 0 if config.get("checkpoint_format") == "gptq_v2" else 1
     for stem in _stems(state, ".qweight"):
         q = unpack_words(_words(state, f"{stem}.qweight"), 3)
+        # zero points are packed along the outputs, weights along the inputs
         stored = unpack_words(np.ascontiguousarray(_words(state, f"{stem}.qzeros").T), 3).T
+        # the first format stores zero points minus 1, modulo 8; so must the 4-bit ones
         zeros = stored + stored_offset & 7
         _as_gptq(state, stem, q, zeros - stored_offset & 15)
     return state
@@ -184,6 +187,7 @@ def _awq(state: dict[str, WeightData], config: Config) -> dict[str, WeightData]:
         raise _refuse(f"AWQ of version {config.get('version')!r} and {config.get('bits')} bits")
 
     def in_order(words: Array) -> Array:
+        # [inputs, words] to [inputs, outputs]: the words hold outputs, in the order of AWQ's kernels
         shifts = (4 * _AWQ_ORDER).astype(np.uint32)
         return (words.view(np.uint32)[..., None] >> shifts & 15).reshape(len(words), -1)
 
@@ -202,9 +206,11 @@ def _int8_rows(name: str, q: Array, scales: Array) -> WeightData:
     """Q8_0 blocks from int8 ``[outputs, inputs]`` with a scale per row, float32 ``[outputs, 1]``; float32 weights if
     the number of inputs is not a multiple of 32.
     """
+    # the scale of a block is float16, which ends at 65504
     if q.shape[1] % 32 or np.abs(scales).max(initial=0) > 65504:
         return WeightData.from_numpy(q.astype(np.float32) * scales, name)
     parts = np.ascontiguousarray(q).reshape(len(q), -1, 32)
+    # [outputs, blocks, 1]: each block of a row repeats the scale of the row
     half = np.broadcast_to(scales.astype(np.float16)[:, None], (*parts.shape[:2], 1))
     blocks = [np.ascontiguousarray(half).view(np.uint8), parts.view(np.uint8)]
     return _blocks(name, np.concatenate(blocks, 2).reshape(len(q), -1), "Q8_0")
@@ -228,6 +234,7 @@ def _compressed_tensors(state: dict[str, WeightData], config: Config) -> dict[st
             state[name] = _bfloat16(name, _floats(weight) * scales)
         else:
             raise _refuse(f"{weight.dtype.name} weights with {scales.size} scales ({stem})")
+        # activations stay floats, so their static scales have no use
         state.pop(f"{stem}.input_scale", None)
         state.pop(f"{stem}.input_zero_point", None)
     return {n: v for n, v in state.items() if not n.endswith((".k_scale", ".v_scale"))}
@@ -247,8 +254,10 @@ def _pack_quantized(state: dict[str, WeightData], stem: str) -> None:
             f"{stem}: {list(words.shape)} words and {list(scales.shape)} scales of [{outputs}, {inputs}], expected 4 "
             "bits and groups of a multiple of 32"
         )
+    # [outputs, blocks, 32]: Q4_0 has the same offset, 8
     q = unpack_words(np.ascontiguousarray(words.T), 4).T.reshape(outputs, -1, 32)
     half = np.repeat(scales, inputs // 32 // scales.shape[1], 1).astype(np.float16)
+    # a byte of Q4_0 has elements i and i + 16
     parts = [half[..., None].view(np.uint8), q[..., :16] | q[..., 16:] << 4]
     state[name] = _blocks(name, np.concatenate(parts, 2).reshape(outputs, -1), "Q4_0")
 
@@ -268,6 +277,7 @@ def _fp8(state: dict[str, WeightData], config: Config) -> dict[str, WeightData]:
         values, scales = _floats(state[name]), _floats(state.pop(f"{stem}.weight_scale_inv"))
         # drop static activation scales: activations stay floats here
         state.pop(f"{stem}.activation_scale", None)
+        # one scale for the whole matrix
         if stated_size is None and scales.size == 1:
             state[name] = _bfloat16(name, values * scales.reshape(()))
             continue
@@ -276,6 +286,7 @@ def _fp8(state: dict[str, WeightData], config: Config) -> dict[str, WeightData]:
             raise ValueError(f"{stem} has {list(scales.shape)} scales, expected {expected}")
         for row in range(expected[0]):
             rows = slice(row * size[0], (row + 1) * size[0])
+            # the last block of a row or column may be cut off
             values[rows] *= np.repeat(scales[row], size[1])[: values.shape[1]]
         state[name] = _bfloat16(name, values)
     return state
@@ -288,6 +299,7 @@ def _bitsandbytes(state: dict[str, WeightData], config: Config) -> dict[str, Wei
     """Weights of bitsandbytes, of 8 and of 4 bits."""
     for stem in _stems(state, ".SCB"):
         name = f"{stem}.weight"
+        # SCB has the absolute maximum of each row, which is the integer 127
         scales = _floats(state.pop(f"{stem}.SCB")).reshape(-1, 1) / 127
         state[name] = _int8_rows(name, _array(state[name]).view(np.int8), scales)
         state.pop(f"{stem}.weight_format", None)
@@ -310,6 +322,7 @@ def _four_bits(state: dict[str, WeightData], name: str, mark: str) -> WeightData
     largest = state.pop(f"{name}.absmax")
     if len(shape) != 2 or shape[0] * shape[1] != 2 * packed.size or len(levels) != 16 or size < 1:
         raise ValueError(f"{name}: {packed.size} bytes in blocks of {size} of the shape {shape}")
+    # double quantization: the maxima are 8-bit numbers of levels, with maxima of their own
     if f"{name}.nested_absmax" in state:
         inner = _floats(state.pop(f"{name}.nested_absmax")).reshape(-1)
         inner_levels = _floats(state.pop(f"{name}.nested_quant_map")).reshape(-1)
@@ -323,6 +336,7 @@ def _four_bits(state: dict[str, WeightData], name: str, mark: str) -> WeightData
         scales = _floats(largest).reshape(-1)
     if len(scales) != -(-2 * packed.size // size):
         raise ValueError(f"{name}: {len(scales)} maxima of blocks of {size} for {shape}")
+    # the order of elements, two for each byte
     numbers = np.stack([packed >> 4, packed & 15], -1).reshape(-1)
     spread = np.repeat(scales, min(size, len(numbers)))[: len(numbers)]
     values = (levels[numbers] * spread).reshape(shape)
