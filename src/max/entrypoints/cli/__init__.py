@@ -57,6 +57,10 @@ COMMANDS = {
         "max.entrypoints.cli.cache:cache",
         "Show or empty the cache of compiled code.",
     ),
+    "cluster": (
+        "max.entrypoints.cli.cluster:cluster",
+        "Show or change the replicas of a running server.",
+    ),
     "warm-cache": (
         "max.entrypoints.cli.cache:warm_cache",
         "Compile a model into the cache.",
@@ -69,7 +73,7 @@ COMMANDS = {
 # the headings of `max --help`, and the commands under them in their order
 GROUPS = {
     "Text": ("generate", "chat", "run", "encode", "rank"),
-    "Server": ("serve", "launch", "ps", "run-batch", "benchmark"),
+    "Server": ("serve", "launch", "ps", "cluster", "run-batch", "benchmark"),
     "Models": ("pull", "ls", "show", "rm", "list", "quantize", "perplexity"),
     "Models of other frameworks": ("import", "compare"),
     "Machine and compiler": ("doctor", "cache", "warm-cache", "explain"),

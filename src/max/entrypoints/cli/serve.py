@@ -30,6 +30,7 @@ from max.entrypoints.cli.progress import Progress, is_live
 from max.serve.process.settings import (
     API_TYPES,
     LogSettings,
+    RaySettings,
     ServerSettings,
     WatchLimits,
     WorkerSettings,
@@ -126,14 +127,18 @@ def serve(context: click.Context, model: str | None, **options: Any) -> None:
         from max.serve.process.server import RouterSettings, run_server
 
         root = None if models_dir is None else Path(models_dir)
-        run_server(settings, RouterSettings(root, PoolLimits(*limits), worker_settings), listener)
+        models = RouterSettings(root, PoolLimits(*limits), worker_settings)
+        run_server(settings, models, listener, _cluster(settings))
         return
     from max.serve.worker.placement import replica_settings
     from max.serve.worker.process import WorkerProcess
 
-    first, *_ = replica_settings(worker_settings, settings.replicas)
+    cluster = _cluster(settings)
     try:
-        worker = WorkerProcess(first)
+        if cluster is None:
+            worker = WorkerProcess(replica_settings(worker_settings, settings.replicas)[0])
+        else:
+            worker = cluster.start_worker(worker_settings)
     except OSError as error:
         raise CommandError(
             f"the worker process cannot be started: {error.strerror or error}",
@@ -144,12 +149,21 @@ def serve(context: click.Context, model: str | None, **options: Any) -> None:
         from max.serve.process.server import FirstModel, run_server
 
         models = FirstModel(worker_settings, worker, progress.close)
-        number = run_server(settings, models, listener)
+        number = run_server(settings, models, listener, cluster)
         if number is not None:
             raise _stopped(number)
     finally:
         progress.close()
         worker.kill()
+
+
+def _cluster(settings: ServerSettings) -> Any:
+    """The cluster, a ``RayCluster``, whose machines run the engines; None: this machine does."""
+    if settings.ray is None:
+        return None
+    from max.serve.remote.ray_cluster import RayCluster
+
+    return RayCluster(settings.ray, settings.replicas)
 
 
 class _ServeProgress:
@@ -231,6 +245,31 @@ def check_packages(command: str) -> None:
         )
 
 
+def _ray_settings(options: dict[str, Any]) -> RaySettings | None:
+    """How a Ray cluster is joined; its options are removed."""
+    is_ray, address, cpus = (options.pop(name) for name in ("ray", "ray_address", "ray_cpus"))
+    for name, value in (("--ray-address", address), ("--ray-cpus", cpus)):
+        if value is not None and not is_ray:
+            raise CommandError(f"{name} is of a Ray cluster", "Give --ray too.")
+    if options["max_replicas"] is not None and not is_ray:
+        raise CommandError(
+            "--max-replicas needs a cluster: on one machine, replicas divide the cores",
+            "Give --ray too, or only --replicas.",
+        )
+    return RaySettings(address, cpus) if is_ray else None
+
+
+def _max_replicas(options: dict[str, Any]) -> int | None:
+    """The greatest number of replicas; the options of both numbers are removed."""
+    least, most = options.pop("replicas"), options.pop("max_replicas")
+    if most is not None and most < least:
+        raise CommandError(
+            f"--max-replicas is {most}, less than --replicas, {least}",
+            "Give a greater --max-replicas.",
+        )
+    return most
+
+
 def _endpoint(address: str | None) -> str | None:
     """The address of a collector; None where it is empty."""
     if address and not address.startswith(("http://", "https://")):
@@ -266,7 +305,9 @@ def _settings(options: dict[str, Any]) -> ServerSettings:
         )
     return ServerSettings(
         watch=watch,
-        replicas=options.pop("replicas"),
+        replicas=options["replicas"],
+        ray=_ray_settings(options),
+        max_replicas=_max_replicas(options),
         host=options.pop("host"),
         port=options.pop("port"),
         metrics_port=options.pop("metrics_port") or None,

@@ -20,7 +20,7 @@ from max._version import __version__
 from max.pipelines.core.exceptions import UserError
 from max.serve.anthropic import messages
 from max.serve.errors import ApiError
-from max.serve.http import health, stream_routes, tokens, unsupported_routes
+from max.serve.http import cluster_routes, health, stream_routes, tokens, unsupported_routes
 from max.serve.http.bodies.content_types import ContentTypes
 from max.serve.http.bodies.validation import validation_error
 from max.serve.http.connections.hosts import HostRule
@@ -88,7 +88,7 @@ def build_app(
     }
     served = state.settings.api_types
     of_apis = [module for name, api in apis.items() if name in served for module in api]
-    modules = (health, models, adapters, stream_routes, *of_apis)
+    modules = (health, models, adapters, cluster_routes, stream_routes, *of_apis)
     for module in (*modules, unsupported_routes):
         app.include_router(module.router)
     # routes that are absent say so whatever the type of their body is

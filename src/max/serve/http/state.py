@@ -22,6 +22,7 @@ from max.serve.models.pool import ModelPool
 from max.serve.openai.responses.background import BackgroundResponses
 from max.serve.openai.responses.store import ResponseStore
 from max.serve.process.settings import ServerSettings
+from max.serve.remote.cluster import Cluster
 from max.serve.requests.request_context import current_request
 
 MOST_SCALE = 1e4
@@ -50,6 +51,7 @@ class ServerState:
         background: Those that are made without a connection.
         epochs: How often each tenant's cached prefixes were dropped.
         streams: The answers that outlive their connection.
+        cluster: The machines of the engines; None: this one has all of them.
 
     Attributes:
         bodies: The bytes of the bodies of open requests.
@@ -63,6 +65,7 @@ class ServerState:
     background: BackgroundResponses = field(default_factory=BackgroundResponses)
     epochs: PrefixEpochs = field(default_factory=PrefixEpochs)
     streams: KeptStreams = field(default_factory=KeptStreams)
+    cluster: Cluster | None = None
 
     def __post_init__(self) -> None:
         limit = getattr(self.settings, "max_open_request_bytes", 0)

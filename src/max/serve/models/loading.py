@@ -11,6 +11,7 @@ from max.pipelines.core.exceptions import ConfigError
 from max.serve.models.admission import Admission
 from max.serve.models.model import ServedModel
 from max.serve.process.settings import ServerSettings, WorkerSettings
+from max.serve.remote.autoscaler import Autoscaler, ScalePolicy
 from max.serve.worker.client import EngineClient
 from max.serve.worker.config import served_config
 from max.serve.worker.event_reader import Worker, start_in_thread
@@ -38,10 +39,16 @@ async def load_model(
         RuntimeError: It cannot be loaded.
     """
 
-    starts = [
-        partial(start_worker, each) for each in replica_settings(worker_settings, settings.replicas)
-    ]
-    engine = EngineClient(starts[0], worker or await start_in_thread(starts[0]), settings.watch)
+    shares = [worker_settings] * settings.replicas
+    if settings.ray is None:
+        shares = replica_settings(worker_settings, settings.replicas)
+    starts = [partial(start_worker, each) for each in shares]
+    engine = EngineClient(
+        starts[0],
+        worker or await start_in_thread(starts[0]),
+        settings.watch,
+        is_single=len(shares) == 1 and settings.max_replicas is None,
+    )
     try:
         for start in starts[1:]:
             engine.add_replica(start, await start_in_thread(start))
@@ -67,8 +74,22 @@ async def load_model(
         await asyncio.to_thread(model.warm_up)
         ready = await engine.wait_ready()
         model.admission.running = ready.max_batch_size
+        if settings.max_replicas is not None:
+            _follow_load(model, starts[0], ScalePolicy(settings.replicas, settings.max_replicas))
         return model
     except BaseException:
         # a load that fails or is cancelled leaves no worker behind
         await engine.close(finish=False, timeout=2.0)
         raise
+
+
+def _follow_load(
+    model: ServedModel, start_worker: Callable[[], Worker], policy: ScalePolicy
+) -> None:
+    """Lets the number of a model's replicas follow its load."""
+
+    def changed() -> None:
+        if (ready := model.engine.ready) is not None:
+            model.admission.running = ready.max_batch_size
+
+    model.engine.close_before(Autoscaler(model.engine, start_worker, policy, changed).close)

@@ -33,9 +33,10 @@ from max.serve.models.pool_entry import PoolLimits
 from max.serve.process.logs import share_handlers
 from max.serve.process.process_end import end_soon
 from max.serve.process.settings import ServerSettings, WorkerSettings
+from max.serve.remote.cluster import Cluster
 from max.serve.requests.request_context import name_requests_in_logs
 from max.serve.tracing import Tracing
-from max.serve.worker.life_signs import LifeSigns
+from max.serve.worker.event_reader import Worker
 from max.serve.worker.process import WorkerProcess
 
 logger = logging.getLogger("max.serve")
@@ -71,7 +72,7 @@ class FirstModel:
     """
 
     settings: WorkerSettings
-    worker: WorkerProcess
+    worker: Worker
     loaded: Callable[[], None] = lambda: None
 
 
@@ -91,7 +92,10 @@ class RouterSettings:
 
 
 def run_server(
-    settings: ServerSettings, models: FirstModel | RouterSettings, listener: socket.socket
+    settings: ServerSettings,
+    models: FirstModel | RouterSettings,
+    listener: socket.socket,
+    cluster: Cluster | None = None,
 ) -> int | None:
     """Serves one model, or as a router the models of a folder, until a signal comes; then ends the process.
 
@@ -99,6 +103,7 @@ def run_server(
         settings: The settings of the server.
         models: The model, or where models are.
         listener: The socket.
+        cluster: The machines of the engines; None: this one.
 
     Returns:
         The signal that came before the server was ready; None if it was ready.
@@ -111,15 +116,19 @@ def run_server(
         tracing = Tracing(settings.otlp_endpoint) if settings.otlp_endpoint else None
         runner = asyncio.Runner(loop_factory=_loop_factory())
         with runner:
-            number = runner.run(_serve(settings, models, listener, tracing))
+            number = runner.run(_serve(settings, models, listener, tracing, cluster))
         if tracing is not None:
             tracing.close()
         if number is None:
+            if cluster is not None:
+                cluster.close()
             end_soon()
         return number
     finally:
         if isinstance(models, FirstModel):
             models.worker.kill()
+        if cluster is not None:
+            cluster.close()
         listener.close()
 
 
@@ -159,24 +168,28 @@ async def _serve(
     models: FirstModel | RouterSettings,
     listener: socket.socket,
     tracing: Tracing | None,
+    cluster: Cluster | None,
 ) -> int | None:
     name_requests_in_logs(logger)
     stop = _Stop()
     store = None if isinstance(models, FirstModel) else ModelStore(models.models_dir)
-    pool = _pool(settings, models, store)
+    start_worker = WorkerProcess if cluster is None else cluster.start_worker
+    pool = _pool(settings, models, store, start_worker)
     loading: asyncio.Future[ServedModel] | None = None
     name = settings.served_model_name
     if isinstance(models, FirstModel):
         loading = asyncio.ensure_future(
-            load_model(name, settings, models.settings, WorkerProcess, models.worker)
+            load_model(name, settings, models.settings, start_worker, models.worker)
         )
     if loading is not None and isinstance(models, FirstModel):
         name = name or str(models.settings.config["model_path"])
-        pool.announce(name, loading, lambda: models.worker.signs.loading)
+        pool.announce(name, loading, lambda: _loading(models.worker))
     try:
         metrics = ServerMetrics()
         hosts = HostRule.of(settings, listener.getsockname()[0])
-        app = build_app(ServerState(settings, metrics, pool, store), tracing, hosts)
+        app = build_app(
+            ServerState(settings, metrics, pool, store, cluster=cluster), tracing, hosts
+        )
         add_gauges(metrics, pool)
         server = _listen(settings, app, listener)
         async with metrics_listener(settings, metrics):
@@ -246,7 +259,10 @@ async def _first_load(
 
 
 def _pool(
-    settings: ServerSettings, models: FirstModel | RouterSettings, store: ModelStore | None
+    settings: ServerSettings,
+    models: FirstModel | RouterSettings,
+    store: ModelStore | None,
+    start_worker: Callable[[WorkerSettings], Worker],
 ) -> ModelPool:
     """The models of a server: those of a folder and of the hub's cache for a router, else none yet."""
     if isinstance(models, FirstModel) or store is None:
@@ -256,16 +272,15 @@ def _pool(
     def catalog() -> dict[str, StoredModel]:
         return {model.name: model for model in store.models()}
 
-    signs: dict[str, LifeSigns] = {}  # of the worker that was started last for each model
+    workers: dict[str, Worker] = {}  # the one that was started last for each model
 
     async def load(stored: StoredModel) -> ServedModel:
         values = {**shared.config, "model_path": str(stored.path)}
         worker = replace(shared, config=values)
 
-        def start(worker_settings: WorkerSettings) -> WorkerProcess:
-            process = WorkerProcess(worker_settings)
-            signs[stored.name] = process.signs
-            return process
+        def start(worker_settings: WorkerSettings) -> Worker:
+            workers[stored.name] = start_worker(worker_settings)
+            return workers[stored.name]
 
         return await load_model(stored.name, settings, worker, start)
 
@@ -276,9 +291,14 @@ def _pool(
             return None
 
     def step(name: str) -> str:
-        return signs[name].loading if name in signs else ""
+        return _loading(workers[name]) if name in workers else ""
 
     return ModelPool(catalog, load, models.limits, alias=alias, step=step)
+
+
+def _loading(worker: Worker) -> str:
+    """The step that a worker's load is at; empty: unknown."""
+    return "" if worker.signs is None else worker.signs.loading
 
 
 async def _load_nothing(stored: StoredModel) -> ServedModel:

@@ -65,6 +65,19 @@ class AnswerSettings:
 
 
 @dataclass(frozen=True)
+class RaySettings:
+    """How a Ray cluster is joined.
+
+    Args:
+        address: The cluster's address; None: that of ``RAY_ADDRESS``, else one is started on this machine.
+        cpus: The cores of a replica; None: the cluster's cores, divided among the replicas.
+    """
+
+    address: str | None = None
+    cpus: int | None = None
+
+
+@dataclass(frozen=True)
 class ServerSettings:
     """The settings of a server, without those of its model.
 
@@ -96,7 +109,9 @@ class ServerSettings:
         otlp_endpoint: Where traces are sent, by OTLP over HTTP; None: nothing is traced.
         logs: Where the log goes.
         watch: How long a worker may be silent.
-        replicas: The number of engines of each model.
+        replicas: The number of engines of each model, the least one where it follows the load.
+        max_replicas: The greatest number; None: it does not follow the load.
+        ray: How a Ray cluster is joined, whose machines run the engines; None: this machine does.
     """
 
     host: str = "127.0.0.1"
@@ -127,6 +142,8 @@ class ServerSettings:
     logs: LogSettings = LogSettings()
     watch: WatchLimits = WatchLimits()
     replicas: int = 1
+    max_replicas: int | None = None
+    ray: RaySettings | None = None
 
 
 @dataclass(frozen=True)

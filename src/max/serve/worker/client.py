@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import reduce
@@ -17,7 +17,7 @@ from max.pipelines.generation.process.events import (
     TokensGenerated,
 )
 from max.serve.process.settings import WatchLimits
-from max.serve.worker.event_reader import Worker
+from max.serve.worker.event_reader import Worker, start_in_thread
 from max.serve.worker.prefix_router import PrefixRouter
 from max.serve.worker.replica import (
     EngineLostError,
@@ -41,6 +41,7 @@ class EngineClient:
         start_worker: Starts a worker process of the first replica.
         worker: Its first worker, if it was started already.
         limits: How long a worker may be silent.
+        is_single: Whether there is no second replica ever, so that nothing is routed.
     """
 
     def __init__(
@@ -48,8 +49,9 @@ class EngineClient:
         start_worker: Callable[[], Worker],
         worker: Worker | None = None,
         limits: WatchLimits | None = None,
+        is_single: bool = False,
     ) -> None:
-        self._limits = limits
+        self._limits, self._is_single = limits, is_single
         self._open: dict[str, OpenRequest] = {}
         self._router = PrefixRouter()
         self._closes = False
@@ -57,6 +59,7 @@ class EngineClient:
         self.replicas: list[Replica] = []
         """The replicas, in the order in which they were added; those that have stopped stay until they are removed."""
         self._draining: set[Replica] = set()
+        self._closed_first: list[Callable[[], Awaitable[None]]] = []
         self.add_replica(start_worker, worker)
 
     def add_replica(
@@ -95,6 +98,31 @@ class EngineClient:
         self._move_all({replica})
         self._router.remove(replica.number)
         await replica.close(finish=False, timeout=_STOP_S)
+
+    async def replace_replica(self, replica: Replica, timeout: float | None = None) -> Replica:
+        """Starts a replica in place of another one, which then ends as with :meth:`remove_replica`.
+
+        Args:
+            replica: The replica.
+            timeout: Seconds after which its requests go on with other replicas; None: no limit.
+
+        Raises:
+            ValueError: It is no replica of this client.
+            OSError: No worker can be started.
+            RuntimeError: The new one cannot load the model; the old one goes on.
+        """
+        if replica not in self.replicas:
+            raise ValueError(f"replica {replica.number} is none of this model")
+        worker = await start_in_thread(replica.start_worker)
+        new = self.add_replica(replica.start_worker, worker)
+        new.start()
+        try:
+            await new.wait_ready()
+        except BaseException:
+            await self.remove_replica(new, timeout=0)
+            raise
+        await self.remove_replica(replica, timeout)
+        return new
 
     @property
     def state(self) -> EngineState:
@@ -135,6 +163,12 @@ class EngineClient:
     def open_requests(self) -> int:
         """Requests that run or wait."""
         return len(self._open)
+
+    @property
+    def tokens_before_next(self) -> int:
+        """The tokens that the least loaded replica reads before the next request, with what its open requests cost."""
+        loads = [self._router.load(each.number) for each in self._ready]
+        return min(loads, default=0)
 
     @property
     def restarts(self) -> int:
@@ -264,6 +298,14 @@ class EngineClient:
         for number in self._router.replicas:
             self._router.forget(number)
 
+    def close_before(self, close: Callable[[], Awaitable[None]]) -> None:
+        """Notes what is to be closed before the replicas are.
+
+        Args:
+            close: Closes it.
+        """
+        self._closed_first.append(close)
+
     async def close(self, finish: bool = True, timeout: float | None = None) -> None:
         """Stops the workers, and waits until they have ended; open requests then end with an error.
 
@@ -272,6 +314,8 @@ class EngineClient:
             timeout: The longest time in seconds; then the workers are killed.
         """
         self._closes = True
+        for close in self._closed_first:
+            await close()
         await asyncio.gather(*(replica.close(finish, timeout) for replica in self.replicas))
 
     def of(self, replica: Replica) -> list[OpenRequest]:
@@ -349,14 +393,15 @@ class EngineClient:
             waiting = [replica for replica in self.replicas if replica.waits]
             entry.replica = min(waiting or self.replicas, key=lambda each: len(self.of(each)))
             return
-        if len(self.replicas) == 1:
-            entry.replica = ready[0]
+        if self._is_single:
+            replica = ready[0]
         else:
             tokens, salt, length = _prompt_of(entry.request)
             numbers = {replica.number: replica for replica in ready}
             entry.route = self._router.choose(numbers, tokens, salt, length)
-            entry.replica = numbers[entry.route.replica]
-        entry.replica.run(entry)
+            replica = numbers[entry.route.replica]
+        entry.replica = replica
+        replica.run(entry)
 
     def _leave(self, entry: OpenRequest, cached: bool) -> None:
         """Tells the router that a request has left its replica."""

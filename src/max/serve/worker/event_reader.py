@@ -14,7 +14,7 @@ from typing import Any, Protocol, TypeAlias
 from max.pipelines.generation.process.channel import Channel
 from max.pipelines.generation.process.events import Event
 from max.serve.worker.encoder_messages import TextsEncoded
-from max.serve.worker.life_signs import LifeSigns
+from max.serve.worker.life_signs import Signs
 
 logger = logging.getLogger("max.serve")
 
@@ -31,7 +31,7 @@ class Worker(Protocol):
         ...
 
     @property
-    def signs(self) -> LifeSigns | None:
+    def signs(self) -> Signs | None:
         """Its signs of life; None: it is not watched."""
         ...
 

@@ -10,11 +10,35 @@ import ctypes
 import multiprocessing
 import threading
 import time
-from typing import Any
+from typing import Any, Protocol
 
 BEATS_PER_LIMIT = 2.5
 """Beats within the time after which a silent worker is unhealthy; an idle process hardly wakes for them."""
 _STEP_BYTES = 96
+
+
+class Signs(Protocol):
+    """The signs of a worker, as a server sees them; times are those of the server's clock."""
+
+    @property
+    def interval_s(self) -> float:
+        """The seconds between two beats."""
+        ...
+
+    @property
+    def last_beat(self) -> float:
+        """The time of the last beat."""
+        ...
+
+    @property
+    def step_begin(self) -> float | None:
+        """When the running step began; None: none runs."""
+        ...
+
+    @property
+    def loading(self) -> str:
+        """The step of the load; empty: nothing is known."""
+        ...
 
 
 class LifeSigns:

@@ -48,7 +48,18 @@ def run_worker(settings: WorkerSettings, connection: Connection, signs: LifeSign
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     set_up_logs(settings.log_level, settings.logs)
     faulthandler.enable()
+    run_engine(settings, connection, signs)
+    end_soon()
 
+
+def run_engine(settings: WorkerSettings, connection: Connection, signs: LifeSigns) -> None:
+    """Loads a model and serves the requests of a connection, in any thread of a process.
+
+    Args:
+        settings: The settings of the worker.
+        connection: The engine's end.
+        signs: Its signs of life, which are sent or shared already.
+    """
     channel: ConnectionChannel[Any, Any] = ConnectionChannel(connection, MessageCodec())
     try:
         config, task = served_config(settings.config)
@@ -68,7 +79,6 @@ def run_worker(settings: WorkerSettings, connection: Connection, signs: LifeSign
         return pipeline
 
     serve_pipeline(load, channel, STATS_INTERVAL_S, signs)
-    end_soon()
 
 
 class WorkerProcess:

@@ -127,7 +127,7 @@ class Replica:
         # requests whose workers were lost, which are sent one after another; the one that is being tried
         self._suspects: deque[OpenRequest] = deque()
         self._tried: OpenRequest | None = None
-        self._start_worker, self._limits = start_worker, limits or WatchLimits()
+        self.start_worker, self._limits = start_worker, limits or WatchLimits()
         self._watch: WorkerWatch | None = None
         # ends the waiting of requests for the next worker
         self._waits: asyncio.TimerHandle | None = None
@@ -192,6 +192,11 @@ class Replica:
         return self._past_steps[1] + self.stats.decode_steps
 
     @property
+    def node(self) -> str:
+        """The identifier of the machine that it runs on; empty: this one."""
+        return "" if self._worker is None else getattr(self._worker, "node", "")
+
+    @property
     def worker_pid(self) -> int | None:
         """The number of the worker's process."""
         return None if self._worker is None else self._worker.pid
@@ -199,7 +204,7 @@ class Replica:
     def start(self) -> None:
         """Starts the worker, or takes the one that was given; within the event loop."""
         self._loop = asyncio.get_running_loop()
-        worker = self._worker or self._start_worker()
+        worker = self._worker or self.start_worker()
         self._attach(worker)
 
     async def wait_ready(self) -> EngineReady:
@@ -513,7 +518,7 @@ class Replica:
                 await asyncio.sleep(_FIRST_DELAY_S * 2**self._failed_starts)
             self._error = None
             try:
-                self._attach(await start_in_thread(self._start_worker))
+                self._attach(await start_in_thread(self.start_worker))
                 return
             except Exception as error:  # no memory, no process or no thread is left
                 logger.error("a worker process cannot be started: %s", error)

@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable
 
 from max.serve.process.settings import WatchLimits
-from max.serve.worker.life_signs import LifeSigns
+from max.serve.worker.life_signs import Signs
 
 
 class WorkerWatch:
@@ -24,7 +24,7 @@ class WorkerWatch:
 
     def __init__(
         self,
-        signs: LifeSigns,
+        signs: Signs,
         limits: WatchLimits,
         lost: Callable[[str], None],
         clock: Callable[[], float] = time.monotonic,

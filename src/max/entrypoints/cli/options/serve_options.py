@@ -15,6 +15,7 @@ from max.serve.process.settings import API_TYPES, WatchLimits
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 _SERVER, _CLIENTS, _ROUTER, _LOG = "Server", "Clients", "Several models", "Logs and traces"
+_CLUSTER = "Several machines"
 
 
 def _json_names(
@@ -79,6 +80,33 @@ _OPTIONS = (
         type=click.IntRange(min=1),
         default=1,
         help="Engines of each model, which divide the cores and the memory of the machine.",
+    ),
+    serve_option(
+        "--ray",
+        group=_CLUSTER,
+        env="RAY",
+        is_flag=True,
+        help="Run the engines on the machines of a Ray cluster; one is started if none is running.",
+    ),
+    serve_option(
+        "--ray-address",
+        group=_CLUSTER,
+        env="RAY_ADDRESS",
+        help="The address of the cluster; by default that of RAY_ADDRESS.",
+    ),
+    serve_option(
+        "--ray-cpus",
+        group=_CLUSTER,
+        env="RAY_CPUS",
+        type=click.IntRange(min=1),
+        help="The cores of a replica; by default all cores, divided among the replicas.",
+    ),
+    serve_option(
+        "--max-replicas",
+        group=_CLUSTER,
+        env="MAX_REPLICAS",
+        type=click.IntRange(min=1),
+        help="The number of replicas follows the load, from --replicas to this number.",
     ),
     serve_option(
         "--api-key",

@@ -1,0 +1,181 @@
+"""The routes of replicas: ``/cluster``, ``/cluster/drain``, ``/cluster/upgrade``; `max cluster` calls them."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+from fastapi import APIRouter, Request
+from pydantic import BaseModel, ConfigDict
+from starlette.responses import Response
+
+from max.serve.errors import ApiError
+from max.serve.http.state import ServerState, json_response, refuse_foreign_pages, state_of
+from max.serve.models.model import ServedModel
+from max.serve.worker.replica import Replica
+
+router = APIRouter(tags=["operation"])
+
+
+class DrainBody(BaseModel):
+    """What is to be drained: a machine, or one replica of a model."""
+
+    model_config = ConfigDict(extra="forbid")
+    node: str | None = None
+    """The first characters of a machine's identifier, or its address."""
+    model: str | None = None
+    replica: int | None = None
+
+
+class UpgradeBody(BaseModel):
+    """The model whose replicas are replaced."""
+
+    model_config = ConfigDict(extra="forbid")
+    model: str | None = None
+
+
+@router.get("/cluster")
+async def cluster(request: Request) -> Response:
+    """The machines, and the replicas of each loaded model with their load.
+
+    Args:
+        request: The connection.
+    """
+    state = state_of(request)
+    machines = [] if state.cluster is None else await asyncio.to_thread(state.cluster.nodes)
+    nodes = [
+        {
+            "node": node.identifier,
+            "address": node.address,
+            "cpus": node.cpus,
+            "alive": node.is_alive,
+        }
+        for node in machines
+    ]
+    models = [
+        {
+            "model": model.name,
+            "state": model.engine.state.value,
+            "replicas": [_described(model, replica) for replica in model.engine.replicas],
+        }
+        for model in state.pool.loaded()
+    ]
+    return json_response({"nodes": nodes, "models": models})
+
+
+def _described(model: ServedModel, replica: Replica) -> dict[str, Any]:
+    stats, ready = replica.stats, replica.ready
+    return {
+        "replica": replica.number,
+        "state": replica.state.value if replica.responds else "unresponsive",
+        "loading": replica.loading,
+        "node": replica.node,
+        "requests": len(model.engine.of(replica)),
+        "running": stats.running,
+        "waiting": stats.waiting,
+        "used_pages": stats.used_pages,
+        "total_pages": 0 if ready is None else ready.total_pages,
+        "prompt_tokens": stats.prompt_tokens,
+        "cached_tokens": stats.reused_tokens,
+        "restarts": replica.restarts,
+    }
+
+
+@router.post("/cluster/drain")
+async def drain(body: DrainBody, request: Request) -> Response:
+    """Replaces the replicas of a machine, or one replica, by others elsewhere, and ends them after their requests.
+
+    Answers when they have ended.
+
+    Args:
+        body: What is drained.
+        request: The connection.
+    """
+    state = state_of(request)
+    refuse_foreign_pages(request, state)
+    if (body.node is None) == (body.replica is None):
+        raise ApiError("give either node, or replica and model", param="node")
+    pairs: list[tuple[ServedModel, Replica]]
+    if body.node is not None:
+        pairs = await _of_node(state, body.node)
+    else:
+        model = _model(state, body.model)
+        pairs = [(model, each) for each in model.engine.replicas if each.number == body.replica]
+        if not pairs:
+            numbers = ", ".join(str(each.number) for each in model.engine.replicas)
+            raise ApiError(
+                f"{model.name} has no replica {body.replica}; it has {numbers}", param="replica"
+            )
+    return json_response({"replaced": await _replace(pairs)})
+
+
+@router.post("/cluster/upgrade")
+async def upgrade(body: UpgradeBody, request: Request) -> Response:
+    """Replaces the replicas of a model one after another, so that its files and the program are read anew.
+
+    Answers when all are replaced.
+
+    Args:
+        body: The model.
+        request: The connection.
+    """
+    state = state_of(request)
+    refuse_foreign_pages(request, state)
+    model = _model(state, body.model)
+    return json_response(
+        {"replaced": await _replace([(model, each) for each in model.engine.replicas])}
+    )
+
+
+def _model(state: ServerState, name: str | None) -> ServedModel:
+    """A loaded model; the only one, if no name is given."""
+    loaded = state.pool.loaded()
+    found = [model for model in loaded if name in (None, model.name)]
+    if len(found) != 1:
+        names = ", ".join(repr(model.name) for model in loaded) or "none"
+        raise ApiError(f"name one of the loaded models; they are {names}", param="model")
+    return found[0]
+
+
+async def _of_node(state: ServerState, name: str) -> list[tuple[ServedModel, Replica]]:
+    """The replicas of a machine, on which no further one is started."""
+    if state.cluster is None:
+        raise ApiError("this server runs on one machine; --ray runs it on several", param="node")
+    nodes = await asyncio.to_thread(state.cluster.nodes)
+    found = [
+        node
+        for node in nodes
+        if name and (node.identifier.startswith(name) or node.address == name)
+    ]
+    if len(found) != 1:
+        names = ", ".join(f"{node.identifier[:12]} ({node.address})" for node in nodes)
+        raise ApiError(f"{name!r} names {len(found)} machines; there are {names}", param="node")
+    identifier = found[0].identifier
+    if all(node.identifier == identifier or not node.is_alive for node in nodes):
+        raise ApiError(f"{name!r} is the only machine", param="node")
+    state.cluster.exclude(identifier)
+    return [
+        (model, replica)
+        for model in state.pool.loaded()
+        for replica in model.engine.replicas
+        if replica.node == identifier
+    ]
+
+
+async def _replace(pairs: list[tuple[ServedModel, Replica]]) -> list[dict[str, Any]]:
+    """Replaces replicas, one after another; goes on if the client disconnects."""
+
+    async def work() -> list[dict[str, Any]]:
+        done: list[dict[str, Any]] = []
+        for model, replica in pairs:
+            try:
+                new = await model.engine.replace_replica(replica)
+            except OSError as error:
+                raise ApiError(
+                    f"{len(done)} of {len(pairs)} replicas were replaced; no other can be started: {error}",
+                    status=503,
+                ) from error
+            done.append({"model": model.name, "replica": replica.number, "by": new.number})
+        return done
+
+    return await asyncio.shield(asyncio.ensure_future(work()))

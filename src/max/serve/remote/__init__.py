@@ -1,0 +1,1 @@
+"""Engines in processes of other machines: a replica is an address."""

@@ -1,0 +1,173 @@
+"""Engines as actors of a Ray cluster, which finds machines for them and ends them with their server."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import secrets
+from typing import Any
+
+from max.pipelines.core.exceptions import ConfigError
+from max.serve.process.settings import RaySettings, WorkerSettings
+from max.serve.remote.cluster import Node
+from max.serve.remote.connections import KEY_BYTES
+from max.serve.remote.cores import ClaimedCores
+from max.serve.remote.host import EngineHost
+from max.serve.remote.worker import RemoteWorker
+
+logger = logging.getLogger("max.serve")
+
+START_S = 120.0
+"""The longest time in seconds until the cluster has found a machine and its process listens."""
+
+
+def _ray() -> Any:
+    try:
+        import ray  # pyright: ignore[reportMissingImports]
+    except ImportError as error:
+        raise ConfigError(
+            "--ray needs the package ray, which is not installed",
+            'Install it with: pip install "supremum[ray]"',
+        ) from error
+    return ray
+
+
+class EngineActor:
+    """What runs on the machine of a replica.
+
+    Args:
+        key: The key that the server must know.
+        cpus: The cores that the engine may use.
+    """
+
+    def __init__(self, key: bytes, cpus: int) -> None:
+        self._cores = ClaimedCores(cpus)
+        if self._cores.cores:
+            os.sched_setaffinity(0, self._cores.cores)
+        self._host = EngineHost(key)
+
+    def address(self) -> tuple[str, int, str]:
+        """The address and the port of the engine, and the cluster's identifier of the machine."""
+        ray = _ray()
+        context = ray.get_runtime_context()
+        return ray.util.get_node_ip_address(), self._host.port, context.get_node_id()
+
+    def run(self, settings: WorkerSettings) -> None:
+        """Runs the engine until the server ends it.
+
+        Args:
+            settings: The settings of its worker.
+        """
+        self._host.run(settings)
+
+
+class RayCluster:
+    """A Ray cluster: joins it, or starts one on this machine.
+
+    Args:
+        settings: How it is joined.
+        replicas: The number of replicas that share its cores, where no number of cores is given.
+
+    Raises:
+        ConfigError: Ray is not installed, or there is no cluster at the address.
+    """
+
+    def __init__(self, settings: RaySettings, replicas: int) -> None:
+        self._ray = ray = _ray()
+        started = not ray.is_initialized()
+        if started:
+            try:
+                ray.init(
+                    address=settings.address,
+                    log_to_driver=False,
+                    include_dashboard=False,
+                    logging_level=logging.WARNING,
+                    namespace="supremum",
+                )
+            except ConnectionError as error:
+                raise ConfigError(
+                    f"there is no Ray cluster at {settings.address!r}: {error}",
+                    "Start one with `ray start --head`, or leave out --ray-address.",
+                ) from error
+        self._started = started
+        total = int(sum(node.cpus for node in self.nodes() if node.is_alive))
+        self.cpus = settings.cpus or max(total // max(replicas, 1), 1)
+        """The cores of a replica."""
+        largest = max((node.cpus for node in self.nodes() if node.is_alive), default=0)
+        if self.cpus > largest:
+            self.close()
+            raise ConfigError(
+                f"a replica needs {self.cpus} cores, and the largest machine of the cluster has {largest:g}",
+                "Give a smaller --ray-cpus.",
+            )
+        self._excluded: set[str] = set()
+
+    def nodes(self) -> list[Node]:
+        """The machines of the cluster."""
+        return [
+            Node(
+                node["NodeID"],
+                node["NodeManagerAddress"],
+                node["Resources"].get("CPU", 0),
+                bool(node["Alive"]),
+            )
+            for node in self._ray.nodes()
+        ]
+
+    def exclude(self, node: str) -> None:
+        """Starts no further engine on a machine.
+
+        Args:
+            node: Its identifier.
+        """
+        self._excluded.add(node)
+
+    def start_worker(self, settings: WorkerSettings) -> RemoteWorker:
+        """Starts an engine on a machine of the cluster; waits until it listens.
+
+        Args:
+            settings: The settings of its worker; the model's files are read on that machine.
+
+        Raises:
+            OSError: No machine has the cores free, or the engine cannot be reached.
+        """
+        ray, key = self._ray, secrets.token_bytes(KEY_BYTES)
+        options: dict[str, Any] = {"num_cpus": self.cpus, "max_restarts": 0, "max_concurrency": 2}
+        options |= self._placement()
+        actor = ray.remote(EngineActor).options(**options).remote(key, self.cpus)
+        try:
+            host, port, node = ray.get(actor.address.remote(), timeout=START_S)
+            running = actor.run.remote(settings)
+
+            def end() -> None:
+                with contextlib.suppress(Exception):  # it has ended already
+                    ray.kill(actor, no_restart=True)
+
+            def wait(timeout: float | None) -> None:
+                ray.wait([running], timeout=timeout)
+
+            name = f"on {host}, node {node[:12]}"
+            worker = RemoteWorker(host, port, key, settings.unhealthy_s, end, wait, name, node)
+        except Exception as error:
+            with contextlib.suppress(Exception):
+                ray.kill(actor, no_restart=True)
+            if isinstance(error, OSError):
+                raise
+            raise OSError(f"the cluster starts no engine of {self.cpus} cores: {error}") from error
+        return worker
+
+    def _placement(self) -> dict[str, Any]:
+        """The options that choose a machine: spread, without those that are excluded."""
+        alive = {node.identifier for node in self.nodes() if node.is_alive}
+        excluded = sorted(self._excluded & alive)
+        if not excluded:
+            return {"scheduling_strategy": "SPREAD"}
+        if alive == set(excluded):
+            raise OSError("each machine of the cluster is drained")
+        return {"label_selector": {"ray.io/node-id": f"!in({','.join(excluded)})"}}
+
+    def close(self) -> None:
+        """Leaves the cluster, and stops it if it was started here."""
+        if self._started:
+            self._ray.shutdown()

@@ -1,0 +1,291 @@
+"""Engines at addresses: connections, signs of life, losses; and the decisions of the autoscaler. No Ray."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable
+
+import pytest
+
+from max.pipelines.generation.process.channel import ConnectionChannel
+from max.pipelines.generation.process.commands import GenerationRequest
+from max.pipelines.generation.process.events import TokensGenerated
+from max.pipelines.generation.process.service import serve
+from max.pipelines.scheduler import SchedulerLimits
+from max.serve.process.settings import WatchLimits, WorkerSettings
+from max.serve.remote import connections, host
+from max.serve.remote.autoscaler import Autoscaler, Load, ScaleDecision, ScalePolicy
+from max.serve.remote.connections import accept, connect, listen
+from max.serve.remote.cores import ClaimedCores
+from max.serve.remote.host import EngineHost
+from max.serve.remote.worker import RemoteWorker
+from max.serve.worker.client import EngineClient, EngineState
+from max.serve.worker.message_codec import MessageCodec
+from max.serve.worker.placement import usable_cores
+from tests.pipelines.counting_pipeline import CountingPipeline, expected
+from tests.serve.test_engine_client import _all, until
+
+KEY = b"k" * 32
+
+
+class Host(RemoteWorker):
+    """An engine in threads of this process, at an address."""
+
+    def __init__(self, silence_s: float = 5.0) -> None:
+        self.engine = EngineHost(KEY, "127.0.0.1")
+        self.thread = threading.Thread(
+            target=self.engine.run, args=(WorkerSettings({}, unhealthy_s=silence_s),), daemon=True
+        )
+        self.thread.start()
+        super().__init__(
+            "127.0.0.1", self.engine.port, KEY, silence_s, self.engine.close, self.thread.join
+        )
+
+
+@pytest.fixture(autouse=True)
+def counting(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Engines without tensors."""
+
+    def run(settings: WorkerSettings, connection, signs) -> None:
+        signs.note_load("opening the model", 1, 3)
+        time.sleep(0.05)
+        channel = ConnectionChannel(connection, MessageCodec())
+        serve(
+            CountingPipeline(400),
+            SchedulerLimits(max_batch_size=8, max_num_steps=1),
+            channel,
+            0.1,
+            signs,
+        )
+
+    monkeypatch.setattr(host, "run_engine", run)
+
+
+def run(count: int, test: Callable) -> None:
+    workers: list[Host] = []
+
+    def start() -> Host:
+        workers.append(Host())
+        return workers[-1]
+
+    async def whole() -> None:
+        client = EngineClient(start, None, WatchLimits())
+        for _ in range(count - 1):
+            client.add_replica(start)
+        client.start()
+        try:
+            async with asyncio.timeout(60):
+                await client.wait_ready()
+                await test(client, workers)
+        finally:
+            await client.close(finish=False, timeout=1)
+        for worker in workers:
+            worker.thread.join(10)
+            assert not worker.thread.is_alive()
+
+    asyncio.run(whole())
+
+
+async def answer(client: EngineClient, name: str, *prompt: int, new: int = 20) -> list[int]:
+    events = await _all(client, GenerationRequest(name, prompt, len(prompt) + new))
+    return [t for event in events if isinstance(event, TokensGenerated) for t in event.tokens]
+
+
+def test_answers_of_engines_at_addresses() -> None:
+    async def test(client: EngineClient, workers: list[Host]) -> None:
+        draw = random.Random(0)
+        prompts = [tuple(draw.choices(range(90), k=draw.randint(1, 9))) for _ in range(20)]
+        answers = await asyncio.gather(
+            *(answer(client, f"r{i}", *prompt) for i, prompt in enumerate(prompts))
+        )
+        assert answers == [expected(prompt, 20) for prompt in prompts]
+        assert client.responds and client.worker_pid is None
+
+    run(2, test)
+
+
+def test_a_connection_that_is_lost() -> None:
+    """The stream goes on with the other engine, and a new one is started in place of the lost one."""
+
+    async def test(client: EngineClient, workers: list[Host]) -> None:
+        reading = [asyncio.ensure_future(answer(client, f"r{i}", i, new=150)) for i in range(6)]
+        await until(lambda: sum(len(client.of(each)) > 0 for each in client.replicas) == 2)
+        lost = workers[0]
+        lost.channel._channel._connection.close()  # as a network that ends it
+        assert await asyncio.gather(*reading) == [expected((i,), 150) for i in range(6)]
+        await until(lambda: [each.state for each in client.replicas] == [EngineState.READY] * 2)
+        assert client.restarts == 1 and len(workers) == 3
+
+    run(2, test)
+
+
+def test_a_rolling_upgrade_under_load() -> None:
+    async def test(client: EngineClient, workers: list[Host]) -> None:
+        ended = asyncio.Event()
+        answers = 0
+
+        async def ask(number: int) -> None:
+            nonlocal answers
+            while not ended.is_set():
+                assert await answer(client, f"r{number}-{answers}", number) == expected(
+                    (number,), 20
+                )
+                answers += 1
+
+        asking = [asyncio.ensure_future(ask(number)) for number in range(5)]
+        before = list(client.replicas)
+        for replica in before:
+            await client.replace_replica(replica)
+        await asyncio.sleep(0.1)
+        ended.set()
+        await asyncio.gather(*asking)
+        assert answers > 5 and len(workers) == 4
+        assert not set(before) & set(client.replicas) and client.restarts == 0
+
+    run(2, test)
+
+
+def test_a_client_without_the_key_is_closed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(connections, "CONNECT_S", 1.0)
+    listener = listen("127.0.0.1")
+    port = listener.getsockname()[1]
+    accepted = []
+    purposes = ("b", "a")
+    thread = threading.Thread(
+        target=lambda: accepted.extend(accept(listener, KEY, purposes)), daemon=True
+    )
+    thread.start()
+    with pytest.raises(OSError, match="does not know the key"):
+        connect("127.0.0.1", port, b"x" * 32, "a")
+    draw = random.Random(1)
+    for size in (0, 1, 4, 5000):
+        with socket.create_connection(("127.0.0.1", port), 10) as stranger:
+            stranger.sendall(draw.randbytes(size))
+    with socket.create_connection(("127.0.0.1", port), 10):  # one that is silent
+        own = connect("127.0.0.1", port, KEY, "a")
+        again = connect("127.0.0.1", port, KEY, "a")
+        other = connect("127.0.0.1", port, KEY, "neither")
+        last = connect("127.0.0.1", port, KEY, "b")
+    thread.join(20)
+    for refused in (again, other):
+        with pytest.raises((OSError, EOFError)):
+            refused.recv_bytes()
+    last.send_bytes(b"last")
+    assert accepted.pop(0).recv_bytes() == b"last"
+    own.send_bytes(b"x" * 100_000)
+    assert accepted[0].recv_bytes() == b"x" * 100_000
+    time.sleep(1.5)  # the timeout is of the proof only
+    accepted[0].send_bytes(b"y")
+    assert own.recv_bytes() == b"y"
+    own.close()
+    with pytest.raises(OSError):
+        connect("127.0.0.1", port, KEY, "a")
+
+
+def test_signs_of_life() -> None:
+    worker = Host(silence_s=0.25)
+    until_s = time.monotonic() + 20
+    seen = set()
+    while time.monotonic() < until_s and "opening the model 1/3" not in seen:
+        seen.add(worker.signs.loading)
+        time.sleep(0.005)
+    assert "opening the model 1/3" in seen
+    first = worker.signs.last_beat
+    while worker.signs.last_beat == first:
+        assert time.monotonic() < until_s
+        time.sleep(0.01)
+    assert worker.signs.step_begin is None and abs(worker.signs.interval_s - 0.1) < 1e-9
+    worker.kill()
+    worker.thread.join(10)
+
+
+def test_cores_are_claimed_once(tmp_path) -> None:
+    cores = usable_cores()
+    one = ClaimedCores(1, tmp_path / "locks")
+    other = ClaimedCores(len(cores), tmp_path / "locks")
+    assert one.cores == (cores[0],) and other.cores == ()
+    rest = ClaimedCores(len(cores) - 1, tmp_path / "locks")
+    assert rest.cores == tuple(cores[1:])
+    one.release()
+    code = (
+        "import sys, pathlib; from max.serve.remote.cores import ClaimedCores;"
+        "print(ClaimedCores(1, pathlib.Path(sys.argv[1])).cores)"
+    )
+    printed = subprocess.run(
+        [sys.executable, "-c", code, str(tmp_path / "locks")],
+        capture_output=True,
+        text=True,
+        check=True,
+    ).stdout
+    assert printed.strip() == f"({cores[0]},)"
+    assert ClaimedCores(1, tmp_path / "locks").cores == (cores[0],)  # the process has ended
+    assert ClaimedCores(0, tmp_path / "locks").cores == ()
+
+
+def test_the_decisions_of_the_autoscaler() -> None:
+    """In virtual time: patience, one start at a time, both bounds, and no change to and fro under a steady load."""
+    policy = ScalePolicy(least=1, most=4, wait_s=2, patience_s=3, idle_s=20)
+    decision, now, replicas, starts = ScaleDecision(policy), 100.0, 1, []
+
+    def step(seconds: float, wait_s: float, open_requests: int, start_s: float = 5.0) -> None:
+        nonlocal now, replicas
+        for _ in range(int(seconds)):
+            now += 1
+            starting = sum(now - at < start_s for at in starts)
+            change = decision.change(
+                now, Load(replicas, starting, 8 * (replicas - starting), open_requests, wait_s)
+            )
+            assert change in (-1, 0, 1)
+            if change > 0:
+                starts.append(now)
+            replicas += change
+
+    step(2, 9.0, 50)
+    assert replicas == 1
+    step(3, 9.0, 50)
+    assert replicas == 2
+    step(1, 0.1, 3)  # a short pause resets the patience
+    step(60, 9.0, 50)
+    assert replicas == 4
+    assert all(b - a >= 5 for a, b in zip(starts, starts[1:], strict=False))
+    step(300, 0.5, 14)  # more than half of the places of three
+    assert replicas == 4
+    step(300, 0.5, 11)
+    assert replicas == 3
+    step(300, 0.0, 0)
+    assert replicas == 1
+    assert ScaleDecision(ScalePolicy(3, 5)).change(0.0, Load(1, 0, 8, 0, 0.0)) == 2
+
+
+def test_an_autoscaler_starts_and_ends_engines() -> None:
+    workers: list[Host] = []
+
+    def start() -> Host:
+        workers.append(Host())
+        return workers[-1]
+
+    changes: list[int] = []
+
+    async def whole() -> None:
+        client = EngineClient(start)
+        client.start()
+        await client.wait_ready()
+        policy = ScalePolicy(1, 2, wait_s=-1.0, patience_s=0.0, idle_s=0.0)
+        scaler = Autoscaler(client, start, policy, lambda: changes.append(len(client.replicas)))
+        client.close_before(scaler.close)
+        try:
+            async with asyncio.timeout(60):
+                await until(lambda: changes == [2])
+                assert await answer(client, "a", 3) == expected((3,), 20)
+                assert scaler.load().slots == 16
+        finally:
+            await client.close(finish=False, timeout=1)
+
+    asyncio.run(whole())
+    assert len(workers) == 2

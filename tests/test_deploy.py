@@ -1,0 +1,99 @@
+"""The files of deploy/: what they name exists, and the options that they give are those of the commands."""
+
+from __future__ import annotations
+
+import configparser
+import re
+import shlex
+import tomllib
+from pathlib import Path
+
+import click
+import yaml
+
+from max.entrypoints.cli.serve import _settings, serve
+
+ROOT = Path(__file__).parents[1]
+DEPLOY = ROOT / "deploy"
+
+
+def check_serve(words: list[str]) -> None:
+    """Parses a command line of ``max serve`` as the command does."""
+    assert words[0] == "serve"
+    context = serve.make_context("serve", words[1:])
+    _settings(dict(context.params))
+
+
+def check_variables(names: set[str]) -> None:
+    """The variables of the server are those of its options."""
+    known: set[str] = set()
+    for parameter in serve.params:
+        if isinstance(parameter, click.Option):
+            found = parameter.envvar or ()
+            known |= {found} if isinstance(found, str) else set(found)
+    known |= {"MAX_MODELS_DIR", "MAX_CACHE_DIR", "HF_HUB_OFFLINE", "RAY_ADDRESS", "MODEL"}
+    assert not names - known
+
+
+def test_the_image() -> None:
+    text = (DEPLOY / "Dockerfile").read_text()
+    variables = re.findall(r"(\w+)=\S+", " ".join(re.findall(r"^ENV (.*)$", text, re.M)))
+    assert variables
+    check_variables(set(variables))
+    extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"][
+        "optional-dependencies"
+    ]
+    assert {"serve", "ray"} <= set(extras)
+    assert re.search(r"^ARG EXTRAS=serve$", text, re.M) and "/src[$EXTRAS]" in text
+    assert "USER 1000" in text
+
+
+def test_compose() -> None:
+    (service,) = yaml.safe_load((DEPLOY / "compose.yaml").read_text())["services"].values()
+    assert (DEPLOY / service["build"]["context"] / service["build"]["dockerfile"]).is_file()
+    check_serve([re.sub(r"\$\{\w+:-(.*)\}", r"\1", word) for word in service["command"]])
+    assert all(port.startswith("127.0.0.1:") for port in service["ports"])
+
+
+def test_the_unit(tmp_path: Path) -> None:
+    unit = configparser.ConfigParser(interpolation=None, strict=False)
+    unit.optionxform = str  # type: ignore[assignment]
+    unit.read(DEPLOY / "supremum.service")
+    words = shlex.split(unit["Service"]["ExecStart"])
+    keys = tmp_path / "keys"
+    keys.write_text("secret")
+    check_serve([str(keys) if word == "/etc/supremum/keys" else word for word in words[1:]])
+    check_variables({word.split("=")[0] for word in shlex.split(unit["Service"]["Environment"])})
+
+
+def test_kubernetes() -> None:
+    """Each selector finds a label, each mount a volume, each probe a port."""
+    documents = list(yaml.safe_load_all((DEPLOY / "kuberay.yaml").read_text()))
+    assert [each["kind"] for each in documents] == ["RayCluster", "Service", "NetworkPolicy"]
+    cluster, service, policy = documents
+    head = cluster["spec"]["headGroupSpec"]
+    groups = cluster["spec"]["workerGroupSpecs"]
+    for group in (head, *groups):
+        pod = group["template"]["spec"]
+        volumes = {volume["name"] for volume in pod["volumes"]}
+        for container in pod["containers"]:
+            assert {mount["name"] for mount in container["volumeMounts"]} == volumes
+            ports = {port["name"] for port in container.get("ports", ())}
+            for probe in ("readinessProbe", "startupProbe"):
+                for action in ("httpGet", "tcpSocket"):
+                    port = container.get(probe, {}).get(action, {}).get("port")
+                    assert port is None or port in ports
+            check_variables({each["name"] for each in container.get("env", ())})
+    server = head["template"]["spec"]["containers"][1]
+    check_serve(["m" if word == "$(MODEL)" else word for word in server["args"]])
+    replicas = dict(zip(server["args"], server["args"][1:], strict=False))
+    (workers,) = groups
+    assert int(replicas["--max-replicas"]) <= workers["maxReplicas"]
+    assert (
+        replicas["--ray-cpus"]
+        == workers["template"]["spec"]["containers"][0]["resources"]["limits"]["cpu"]
+    )
+    name = cluster["metadata"]["name"]
+    assert service["spec"]["selector"]["ray.io/cluster"] == name
+    assert policy["spec"]["podSelector"]["matchLabels"]["ray.io/cluster"] == name
+    assert service["spec"]["ports"][0]["targetPort"] in {port["name"] for port in server["ports"]}
