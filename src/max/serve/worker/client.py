@@ -73,6 +73,8 @@ class EngineClient:
         """
         replica = Replica(self._next, start_worker, self, worker, self._limits)
         self._next += 1
+        if self.replicas:
+            replica.adapters = dict(self.replicas[0].adapters)
         self.replicas.append(replica)
         return replica
 
@@ -271,7 +273,12 @@ class EngineClient:
             EngineUnavailableError: The model is not loaded.
             RuntimeError: A worker was lost meanwhile.
         """
-        await asyncio.gather(*(replica.change_adapter(name, path) for replica in self.replicas))
+        ready = [each for each in self.replicas if each.state is EngineState.READY]
+        if not ready:
+            raise EngineUnavailableError("the model is not loaded")
+        await asyncio.gather(*(replica.change_adapter(name, path) for replica in ready))
+        for replica in self.replicas:
+            replica.adapters[name] = path  # for the next worker of those that start
 
     async def keep_prefixes(self, action: str, name: str) -> tuple[int, int]:
         """Saves, restores or removes a file of prefixes; all replicas restore it, the first one saves.
