@@ -62,6 +62,7 @@ class ExpertsBeside(DecoderExperts):
             h: The hidden states ``[tokens, hidden_size]``.
             y: The MLP's output ``[tokens, hidden_size]``.
         """
+        # the gate reads what the norm makes without a weight, times a learned scale
         scaled = unit_rms(h, self.eps) * ops.cast(self.scale, h.dtype) * self.hidden_size**-0.5
         chosen, weights = self.gate(scaled)
         # a factor for each chosen expert
@@ -171,6 +172,7 @@ class GatedDecoderBlock(DecoderBlock):
         h = super().__call__(layer_idx, x, kv_collection, own, input_row_offsets)
         if gate is not None:
             h = h + gate(h, vectors)
+        # the factor is of the whole residual stream, not of what the layer adds
         return h * ops.cast(self.layer_scalar, h.dtype)
 
     def _fed_forward(self, mlp: Callable[..., TensorValue] | None, h: TensorValue) -> TensorValue:

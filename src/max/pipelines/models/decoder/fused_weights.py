@@ -76,6 +76,7 @@ def split_fused(
                 split[key] = _part(key, array, value)
             continue
         elif projection == "gate_up_proj":
+            # a shared MLP has a size of its own
             experts, mlp = config.first_form(Experts), config.first_form(MLPForm)
             if experts is not None and layer.endswith(".shared"):
                 inner = experts.shared_size
@@ -137,6 +138,7 @@ def _rows_of_heads(form: AttentionForm) -> np.ndarray[tuple[int], np.dtype[np.in
     group = form.heads // form.kv_heads
     total = (form.heads + 2 * form.kv_heads) * form.head_dim
     # [KV heads, queries of a KV head with its key and value, head_dim]
+    # each KV head is stored after the queries that read it
     rows = np.arange(total).reshape(form.kv_heads, group + 2, form.head_dim)
     parts = rows[:, :group], rows[:, group], rows[:, group + 1]
     return np.concatenate([part.reshape(-1) for part in parts])
@@ -171,6 +173,7 @@ def _joined_latents(state_dict: dict[str, WeightData]) -> dict[str, WeightData]:
             raise WeightsError(f"{name} is of {list(keys.shape)}, values of {list(values.shape)}")
         both = np.concatenate([keys, values], 1).reshape(-1, keys.shape[2])
         own = f"{stem}.kv_b_proj.weight"
+        # keys are transposed, which takes their blocks apart
         exact = state_dict[name].quantization_encoding is None
         joined[own] = WeightData.from_numpy(both, own) if exact else _as_bfloat16(own, both)
     return joined

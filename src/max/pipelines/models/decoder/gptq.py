@@ -43,11 +43,13 @@ def read_quantization(keys: ConfigKeys) -> QuantizationConfig | None:
             section.error("quant_method", f"one of {', '.join(METHODS)}").problem,
             "Take the model in one of these forms, or the one in floats, which --quantize encodes.",
         )
+    # their weights are floats or blocks when the decoder sees them
     if method in CONVERTED_METHODS:
         return None
     group = section.integer("group_size", -1, LARGEST_GROUP, 128)
     if group == 0:
         raise section.error("group_size", "at least 1, or -1")
+    # `convert_quantized` has written AWQ's integers in the order of GPTQ
     if method == "awq":
         return QuantizationConfig("gptq", 4, group)
     bits = section.integer("bits", 2, 8)
@@ -93,6 +95,7 @@ def gptq_v1(state_dict: Mapping[str, WeightData], bits: int) -> dict[str, Weight
     for name, value in state_dict.items():
         if name.endswith(".qzeros"):
             words = Tensor.from_dlpack(value.data).to_numpy().view(np.uint32)
+            # modulo 2 ** bits, so that a zero point of 0 becomes the greatest number
             minus_one = ((words[..., None] >> shifts & mask) - np.uint32(1) & mask) << shifts
             packed = np.bitwise_or.reduce(minus_one, -1).view(np.int32)
             converted[name] = WeightData.from_numpy(packed, value.name)

@@ -88,6 +88,7 @@ def with_softmax_experts(
         bool(shared),
     )
     layers = range(config.num_layers)
+    # every `sparse_step`-th layer has experts, counted from 1
     return config.with_experts(experts, [i for i in layers if i in dense or (i + 1) % sparse_step])
 
 
@@ -153,6 +154,7 @@ def with_grouped_experts(
         ModelFilesError: A value does not fit.
     """
     leading = leading_dense_layers(keys)
+    # such files state no sizes of experts
     if len(leading) >= config.num_layers:
         return config
     dense = leading if dense_layers is None else dense_layers

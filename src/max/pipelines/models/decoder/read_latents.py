@@ -81,6 +81,7 @@ def with_indexer(config: DecoderConfig, keys: ConfigKeys) -> DecoderConfig:
         keys.integer("index_head_dim", 1, LARGEST_SIZE, 128),
         keys.integer("index_topk", 1, _MOST_SELECTED, 2048),
     )
+    # the rotated part of an index key is as long as that of a key
     if index.dim < latent.rotated_dim:
         raise keys.error(
             "index_head_dim", f"qk_rope_head_dim or more, which is {latent.rotated_dim}"
@@ -101,6 +102,7 @@ def dense_layers_of(keys: ConfigKeys, count: int) -> frozenset[int] | None:
     kinds = _layers_of(keys, "mlp_layer_types", ("dense", "sparse"), count)
     if not kinds:
         raise keys.error("mlp_layer_types", f"{count} times dense or sparse")
+    # without a list the first layers are dense, by their number
     if keys.value("mlp_layer_types") is None:
         return None
     return frozenset(index for index, kind in enumerate(kinds) if kind == "dense")

@@ -102,8 +102,10 @@ def quantized_decoder(
     if is_gptq(values):
         if config.quantization is None:
             raise WeightsError("the weights are GPTQ's, and config.json has no quantization_config")
+        # without `g_idx` the kernel reads the inputs in order
         values = without_trivial_groups(values, config.quantization)
         linear_cls = gptq_linear(config.quantization)
+    # float32 is the dtype of activations; each weight gets its own below
     model = decoder(config, kv_params, DType.float32, device, return_logits, linear_cls)
     for name, weight in model.raw_state_dict().items():
         value = values.get(name)
