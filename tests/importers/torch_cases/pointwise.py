@@ -310,6 +310,18 @@ def empty(draw):
     return Case([[0, *draw.shape()]])
 
 
+@case("aten.empty_permuted.default")
+def empty_permuted(draw):
+    shape = [0, *draw.shape()]
+    return Case([shape, [int(i) for i in draw.rng.permutation(len(shape))]])
+
+
+@case("aten.empty_strided.default")
+def empty_strided(draw):
+    shape = [0, *draw.shape()]
+    return Case([shape, [1] * len(shape)], {"dtype": draw.choice(TYPES)})
+
+
 @case("aten.empty_like.default")
 def empty_like(draw):
     return Case([draw.any(0, *draw.shape())])

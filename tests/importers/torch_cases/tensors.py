@@ -395,3 +395,9 @@ def sym_numel(draw):
 def as_strided(draw):
     x = draw.floats(2, 3, 1, 1)
     return Case([x, [2, 3, 1, 1], [3, 1, 3, 3] if draw.bool() else [3, 1, 1, 1]])
+
+
+@case("aten.histc.default")
+def histc(draw):
+    low = draw.int(-3, 1)
+    return Case([draw.floats(*draw.shape()), draw.int(1, 7), low, low + draw.int(1, 4)])

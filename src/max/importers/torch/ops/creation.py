@@ -33,6 +33,13 @@ def zeros(call: Call, size: list[Any], dtype: DType | None = None) -> TensorValu
     return filled(size, 0, call.result_dtype())
 
 
+@op("aten.empty_permuted.default", "aten.empty_strided.default")
+def empty_of_layout(
+    call: Call, size: list[Any], layout: list[Any], dtype: DType | None = None
+) -> TensorValue:
+    return filled(size, 0, call.result_dtype())
+
+
 @op("aten.ones.default")
 def ones(call: Call, size: list[Any], dtype: DType | None = None) -> TensorValue:
     return filled(size, 1, call.result_dtype())

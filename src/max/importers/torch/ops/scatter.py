@@ -156,3 +156,23 @@ def masked_scatter(
     return ops.masked_scatter(
         x, ops.broadcast_to(mask, x.shape), source, call.node.new_size("masked")
     )
+
+
+@op("aten.histc.default")
+def histogram(
+    call: Call, x: TensorValue, bins: int = 100, min: float = 0, max: float = 0
+) -> TensorValue:
+    """The number of elements in each of several ranges of equal width."""
+    count, low, high = call.static(bins), call.number(min), call.number(max)
+    if low >= high:
+        raise Unsupported("takes the limits from the elements")
+    flat = ops.reshape(x, [-1])
+    inside = ops.logical_and(flat >= tensor_of(low, x.dtype), flat <= tensor_of(high, x.dtype))
+    wide = flat if x.dtype.is_float() else ops.cast(flat, DType.float64)
+    place = ops.floor((wide - low) * (count / (high - low)))
+    # the upper limit belongs to the last range
+    place = ops.where(place >= float(count), float(count - 1), ops.where(place < 0.0, 0.0, place))
+    index = ops.cast(ops.where(inside, place, 0.0), DType.int64)
+    ones = ops.cast(inside, x.dtype)
+    zeros = ops.broadcast_to(tensor_of(0, x.dtype), [count])
+    return ops.scatter_add(zeros, ones, index, 0)
