@@ -13,7 +13,9 @@ from max.interfaces import SamplingParams
 from max.pipelines import TextContext
 from max.pipelines.lib.model_config import SamplingConfig
 from max.pipelines.lib.sampling.sampling import penalty_inputs, token_sampler
+from max.pipelines.sampling.graph import bias_inputs
 from max.pipelines.sampling.inputs import SamplingInputs, step_seed
+from max.pipelines.sampling.sampler import masked_logits
 from tests.tolerance import assert_close
 
 torch = pytest.importorskip("torch")
@@ -130,3 +132,41 @@ def test_a_sampler_with_penalties_returns_the_logits_it_picked_from(rng):
             expected[row, token] = x - frequency * count - presence
     assert_close(used.to_numpy(), expected)
     assert tokens.to_numpy().tolist() == used.to_numpy().argmax(-1).tolist()
+
+
+def biased(tokens: dict[int, float], ends: set[int], minimum: int) -> TextContext:
+    """A request with biases, whose first tokens may not be its ends."""
+    params = SamplingParams(logit_bias=tokens, min_new_tokens=minimum, max_new_tokens=minimum + 4)
+    return TextContext(
+        max_length=20, tokens=np.array([3]), eos_token_ids=ends, sampling_params=params
+    )
+
+
+def test_biases_and_banned_ends_are_those_of_numpy(rng):
+    """Several, one and no bias a row; an end with a bias is banned; penalties see both, a mask comes last."""
+    columns = 30
+    config = SamplingConfig(
+        out_dtype="float32", enable_penalties=True, enable_structured_output=True
+    )
+    graph = token_sampler(config, DeviceRef.CPU(), return_logits=True, biases=True)
+    model = InferenceSession([CPU()]).load(graph)
+    batch = [
+        biased({4: 2.5, 9: -1.25, 29: 0.5}, {9, 11}, 3),
+        biased({0: 7.0}, {5}, 0),
+        biased({}, {2}, 1),
+        biased({}, {2}, 0),
+    ]
+    logits = rng.standard_normal((4, columns)).astype(np.float32)
+    allowed = rng.random((4, columns)) < 0.8
+    expected = masked_logits(logits.copy(), batch)
+    assert np.isneginf(expected[0, [9, 11]]).all() and np.isneginf(expected).sum() == 3
+    inputs = [*SamplingInputs.of(batch), *bias_inputs(batch), *penalty_inputs(batch)]
+    tokens, changed = model.execute(logits.copy(), *inputs, allowed)
+    expected = np.where(allowed, expected, np.finfo(np.float32).min)
+    np.testing.assert_array_equal(changed.to_numpy(), expected)
+    assert all(allowed[row, token] for row, token in enumerate(tokens.to_numpy()))
+    # a token that the vocabulary lacks is an error
+    wrong = [biased({columns: 1.0}, set(), 0), *batch[1:]]
+    inputs = [*SamplingInputs.of(wrong), *bias_inputs(wrong), *penalty_inputs(wrong)]
+    with pytest.raises(IndexError):
+        model.execute(logits, *inputs, allowed)
