@@ -17,6 +17,7 @@ from max.kernel import host_target
 def test_the_chosen_paths_and_the_bandwidth(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MAX_AUTOTUNE", "0")
     monkeypatch.setattr(doctor, "BANDWIDTH_RUNS", 1)
+    monkeypatch.setattr(doctor, "WEIGHT_BYTES", 1 << 19)
     said = CliRunner().invoke(doctor.doctor, ["--bandwidth", "--json"])
     findings = {one["check"]: one for one in json.loads(said.output)}
     target = host_target()
@@ -24,4 +25,7 @@ def test_the_chosen_paths_and_the_bandwidth(monkeypatch: pytest.MonkeyPatch) -> 
         rows = default_threshold(target, quantized_tiling(target, form))
         text = findings[f"products {encoding}"]["text"]
         assert text.startswith(f"up to {rows} rows") and "default of the processor" in text
+    for encoding in ("float32", "bfloat16", *FORMATS):
+        text = findings[f"weights {encoding}"]["text"]
+        assert float(text.split()[0]) > 0 and text.endswith("% of reads")
     assert 0.01 < float(findings["bandwidth"]["text"].split()[0]) < 10_000

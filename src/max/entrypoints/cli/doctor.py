@@ -24,7 +24,7 @@ from max._host import available_memory
 from max._version import __version__
 from max.driver import CPU, Tensor
 from max.dtype import DType
-from max.engine import InferenceSession
+from max.engine import InferenceSession, Model
 from max.engine.explain import explain_graph
 from max.entrypoints.cli import log_level_option
 from max.entrypoints.cli.progress import size_text
@@ -40,6 +40,10 @@ _EXTRAS = {
 }
 _LEAST_DISK = 1 << 30
 BANDWIDTH_RUNS = 9
+WEIGHT_BYTES = 96 << 20
+"""The size of the weight whose product is measured; the largest caches hold less of it than they miss."""
+_FLOATS = {"float32": DType.float32, "bfloat16": DType.bfloat16}
+_BLOCKS = [e for e in QuantizationEncoding if e is not QuantizationEncoding.GPTQ]
 """The number of reads of which `--bandwidth` shows the fastest and the median."""
 
 
@@ -101,12 +105,11 @@ def _compiler() -> Iterator[Finding]:
 
 def _paths() -> Iterator[Finding]:
     """Up to how many rows products with quantized weights take the path that reads the weight as it multiplies."""
-    encodings = [e for e in QuantizationEncoding if e is not QuantizationEncoding.GPTQ]
     device, inner = DeviceRef.CPU(), 2048
     with Graph("paths", input_types=[TensorType(DType.float32, ("rows", inner), device)]) as graph:
         x = graph.inputs[0].tensor
         products: list[TensorValue] = []
-        for encoding in encodings:
+        for encoding in _BLOCKS:
             row = inner // encoding.elements_per_block * encoding.block_size
             weight = Weight(
                 encoding.value, DType.uint8, (32, row), device, quantization_encoding=encoding
@@ -130,14 +133,50 @@ def _bandwidth() -> Iterator[Finding]:
         graph.output(ops.sum(graph.inputs[0].tensor, axis=-1))
     model = InferenceSession(devices=[CPU()]).load(graph)
     tensor = Tensor.from_numpy(rows)
+    speeds = _speeds(model, tensor, rows.nbytes)
+    text = f"{speeds[0]:.1f} GB/s of reads, {statistics.median(speeds):.1f} in the median of {len(speeds)}"
+    yield Finding("bandwidth", "ok", text)
+    del model, tensor, rows
+    for encoding in _FLOATS | {e.value: DType.uint8 for e in _BLOCKS}:
+        yield _weight_bandwidth(encoding, statistics.median(speeds))
+
+
+def _speeds(model: Model, tensor: Tensor, num_bytes: int) -> list[float]:
+    """GB/s of some runs that read the given bytes, the fastest first."""
     seconds: list[float] = []
     for _ in range(BANDWIDTH_RUNS):
         begin = time.perf_counter()
         model.execute(tensor)
         seconds.append(time.perf_counter() - begin)
-    speeds = [rows.nbytes / each / 1e9 for each in sorted(seconds)]
-    text = f"{speeds[0]:.1f} GB/s of reads, {statistics.median(speeds):.1f} in the median of {len(speeds)}"
-    yield Finding("bandwidth", "ok", text)
+    return [num_bytes / each / 1e9 for each in sorted(seconds)]
+
+
+def _weight_bandwidth(encoding: str, reads: float) -> Finding:
+    """The speed of a product of one row and a weight that the caches do not hold, as a share of that of reads."""
+    inner, device, dtype = 2048, DeviceRef.CPU(), _FLOATS.get(encoding, DType.uint8)
+    blocks = None if encoding in _FLOATS else QuantizationEncoding(encoding)
+    row = inner * dtype.size_in_bytes
+    if blocks is not None:
+        row = inner // blocks.elements_per_block * blocks.block_size
+    count = WEIGHT_BYTES // row // 32 * 32
+    x_type = dtype if blocks is None else DType.float32
+    with Graph("weight", input_types=[TensorType(x_type, (1, inner), device)]) as graph:
+        x = graph.inputs[0].tensor
+        shape = (count, row // dtype.size_in_bytes)
+        weight = Weight("w", dtype, shape, device, quantization_encoding=blocks)
+        graph.output(
+            x @ ops.transpose(weight, 0, 1)
+            if blocks is None
+            else ops.qmatmul(blocks, None, x, weight)
+        )
+    # small numbers, which no format overflows; their 16 upper bytes are those of a model's weights
+    values = np.random.default_rng(0).integers(0, 16, (count, row), np.uint8)
+    stored = Tensor.from_numpy(values).view(dtype, shape)
+    model = InferenceSession(devices=[CPU()]).load(graph, weights_registry={"w": stored})
+    speeds = _speeds(model, Tensor.zeros((1, inner), x_type, CPU()), values.nbytes)
+    speed = statistics.median(speeds)
+    share = f"{speed / reads:.0%} of reads"
+    return Finding(f"weights {encoding}", "ok", f"{speed:.1f} GB/s of the stored weight, {share}")
 
 
 def _folders() -> Iterator[Finding]:
