@@ -43,7 +43,7 @@ def make_adapter(
     rng = np.random.default_rng(seed)
     dora = bool(options.get("dora"))
     tensors = random_adapter(modules, rng, lambda: rank, size=size, dora=dora)
-    return save_adapter(folder, tensors, r=rank, lora_alpha=2, rank_pattern={}, use_dora=dora)
+    return save_adapter(folder, tensors, r=rank, lora_alpha=rank, rank_pattern={}, use_dora=dora)
 
 
 def merged_folder(folder: Path, adapter: Path) -> Path:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import time
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -18,14 +19,26 @@ from max.pipelines.core.text import byte_size
 # loaded when a command runs, not for its help or for completions of a shell
 if TYPE_CHECKING:
     from max import engine
+    from max.pipelines.adapters import adapter as adapters
+    from max.pipelines.adapters import merge as merging
+    from max.pipelines.adapters import reader as adapter_reader
+    from max.pipelines.checkpoints import hub, huggingface_config
     from max.pipelines.gguf import export
     from max.pipelines.registry import registry as architecture_registry
 else:
+    adapters = lazy_module("max.pipelines.adapters.adapter")
+    merging = lazy_module("max.pipelines.adapters.merge")
+    adapter_reader = lazy_module("max.pipelines.adapters.reader")
+    hub = lazy_module("max.pipelines.checkpoints.hub")
+    huggingface_config = lazy_module("max.pipelines.checkpoints.huggingface_config")
     engine = lazy_module("max.engine")
     architecture_registry = lazy_module("max.pipelines.registry.registry")
     export = lazy_module("max.pipelines.gguf.export")
 
 TYPES = ("q8_0", "q6_k", "q5_k", "q4_k", "q4_0", "f16", "bf16", "f32")
+
+MOST_RANK = 1 << 16
+"""The greatest rank of an adapter that is merged."""
 
 WEIGHTED_TYPES = ("q6_k", "q5_k", "q4_k", "q4_0")
 """Types whose scales an importance matrix changes."""
@@ -33,7 +46,7 @@ WEIGHTED_TYPES = ("q6_k", "q5_k", "q4_k", "q4_0")
 
 @click.command("quantize", short_help="Write a model as a quantized GGUF file.")
 @click.argument("model", metavar="MODEL", type=ModelType())
-@click.argument("path", metavar="FILE.gguf", type=click.Path(dir_okay=False))
+@click.argument("path", metavar="FILE.gguf", type=click.Path())
 @click.option(
     "--type", "kind", type=click.Choice(TYPES), default="q4_k", show_default=True,
     help="The type of matrices. Embedding and output layer have at least 6 bits, vectors 32.",
@@ -43,18 +56,27 @@ WEIGHTED_TYPES = ("q6_k", "q5_k", "q4_k", "q4_0")
     help="A text for an importance matrix: errors are weighted by the inputs that it gives the matrices.",
 )  # fmt: skip
 @click.option(
+    "--merge", metavar="ADAPTER", type=click.Path(exists=True),
+    help="Add this adapter of PEFT to the weights. The output may then be a new folder: the model's, with its dtypes.",
+)  # fmt: skip
+@click.option(
     "--custom-architectures", multiple=True, metavar="MODULE",
     help="A module with architectures of your own, as module or folder:module; may be given several times.",
 )  # fmt: skip
 @log_level_option
 def quantize(
-    model: str, path: str, kind: str, imatrix: str | None, custom_architectures: tuple[str, ...]
+    model: str,
+    path: str,
+    kind: str,
+    imatrix: str | None,
+    merge: str | None,
+    custom_architectures: tuple[str, ...],
 ) -> None:
     """Write a model as a GGUF file, which llama.cpp reads too.
 
     MODEL is a folder in the Hugging Face layout, or a name of `max ls`.
     """
-    if not path.endswith(".gguf"):
+    if not path.endswith(".gguf") and merge is None:
         raise click.UsageError(f"the file is {path!r}, expected a name that ends in .gguf")
     if not Path(path).parent.is_dir():
         raise click.UsageError(f"the folder {str(Path(path).parent)!r} of the file does not exist")
@@ -72,7 +94,39 @@ def quantize(
     architecture_registry.PIPELINE_REGISTRY.load_custom(list(custom_architectures))
     begin = time.perf_counter()
     progress = Progress()
-    with progress.stage(f"quantizing {model}"):
-        size = export.export_gguf(folder, Path(path), kind, engine.InferenceSession(), text)
+    adapter = None if merge is None else adapter_reader.read_adapter(Path(merge), MOST_RANK)
+    if adapter is not None and not path.endswith(".gguf"):
+        with progress.stage(f"merging {merge} into {model}"):
+            size = _write_folder(folder, Path(path), adapter)
+    else:
+        change = None if adapter is None else partial(_merged, adapter)
+        with progress.stage(f"quantizing {model}"):
+            session = engine.InferenceSession()
+            size = export.export_gguf(folder, Path(path), kind, session, text, change)
     progress.close()
     click.echo(f"{path}: {byte_size(size)} in {time.perf_counter() - begin:.1f} s", err=True)
+
+
+def _merged(
+    adapter: adapters.Adapter, stored: dict[str, Any], model: Any, config: Any
+) -> dict[str, Any]:
+    """The weights of a checkpoint with an adapter."""
+    return merging.merged_weights(stored, adapter, model.weight_names, config.tie_word_embeddings)
+
+
+def _write_folder(folder: Path, out: Path, adapter: adapters.Adapter) -> int:
+    """Writes a copy of a model's folder with an adapter in its weights; returns the bytes of the weights."""
+    registry = architecture_registry.PIPELINE_REGISTRY
+    source = huggingface_config.HuggingFaceConfig.load(hub.HuggingFaceRepo(str(folder)))
+    names = source.architectures
+    registry.load_own(names)
+    found = next((registry.architectures[n] for n in names if n in registry.architectures), None)
+    model: Any = None if found is None else found.pipeline_model
+    if model is None or not hasattr(model, "weight_names"):
+        raise click.UsageError(
+            f"{folder} is a {', '.join(names)}, into which no adapter can be merged"
+        )
+    config = model.config_class.from_huggingface(source)
+    return merging.write_merged(
+        folder, out, adapter, model.weight_names, config.tie_word_embeddings
+    )

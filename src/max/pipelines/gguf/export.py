@@ -54,7 +54,15 @@ _PLAIN: dict[str, Callable[[npt.NDArray[Any]], npt.NDArray[Any]]] = {
 
 
 def export_gguf(
-    folder: Path, path: Path, file_type: str, session: InferenceSession, text: str | None = None
+    folder: Path,
+    path: Path,
+    file_type: str,
+    session: InferenceSession,
+    text: str | None = None,
+    change: Callable[
+        [dict[str, WeightData], type[DecoderModel], DecoderConfig], dict[str, WeightData]
+    ]
+    | None = None,
 ) -> int:
     """Writes a GGUF file of a model's folder.
 
@@ -65,6 +73,7 @@ def export_gguf(
             columns is not a multiple of 256 use a type with blocks of 32, or else float16.
         session: Compiles and runs the encoding kernels.
         text: The text for an importance matrix, which weights the encoding errors; None: all errors have equal weight.
+        change: Changes the weights by the checkpoint's names, given the architecture and the shape; None: nothing does.
 
     Returns:
         The total number of bytes of the tensors.
@@ -100,6 +109,8 @@ def export_gguf(
             raise ModelFilesError(
                 f"the weight {key!r} is {weight.dtype.name}", "Give a folder with float weights."
             )
+    if change is not None:
+        stored = change(stored, model, config)
     config, weights = _model_weights(model, config, stored)
     metadata: dict[str, Any] = {
         "general.architecture": form.name,

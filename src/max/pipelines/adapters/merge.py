@@ -1,0 +1,147 @@
+"""Adds an adapter to the weights of a model's folder."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Mapping
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+
+from max.driver import Tensor
+from max.dtype import DType
+from max.graph.weights import WeightData, load_weights
+from max.graph.weights._safetensors_file import write_safetensors
+from max.pipelines.adapters.adapter import Adapter, AdapterError, Array, LowRank
+from max.pipelines.models.decoder.weight_names import WeightNames
+
+__all__ = ["merged_weights", "write_merged"]
+
+_TIED = "lm_head.weight"
+
+
+def merged_weights(
+    stored: Mapping[str, WeightData], adapter: Adapter, names: WeightNames, tied: bool
+) -> dict[str, WeightData]:
+    """The weights of a checkpoint with an adapter: ``W + scale * B A`` in float32.
+
+    Args:
+        stored: The weights by the checkpoint's names, floats.
+        adapter: The adapter, of PEFT.
+        names: The names of the family's weights.
+        tied: Whether the output layer is tied to the embedding.
+
+    Raises:
+        AdapterError: A tensor has no weight, or does not fit it.
+    """
+    if adapter.is_gguf:
+        raise AdapterError(
+            f"{adapter.path} is a GGUF adapter", "Give a folder that PEFT has saved."
+        )
+    by_own_name = {names.own_name(name): name for name in stored}
+    merged = dict(stored)
+    changed: set[str] = set()
+
+    def name_of(module: str, tensor: str) -> str:
+        """The checkpoint's name of a module's weight."""
+        own = names.own_name(f"{module}.weight")
+        name = f"{module}.weight" if f"{module}.weight" in stored else by_own_name.get(own)
+        if name is None and own == _TIED and tied:
+            raise AdapterError(
+                f"the tensor {tensor!r} changes the output layer, which is tied to the embedding",
+                "Untie it in the base model first: tie_word_embeddings in config.json.",
+            )
+        if name is None:
+            raise AdapterError(
+                f"the tensor {tensor!r} cannot be merged: the model has no {module}.weight"
+            )
+        return name
+
+    for module, low_rank in adapter.modules.items():
+        name = name_of(module, low_rank.tensor)
+        value = stored[name]
+        turned = low_rank.is_table or names.own_name(name).endswith(names.transposed)
+        own = _floats(value)
+        new = _changed(own.T if turned else own, low_rank)
+        merged[name] = _as_stored(new.T if turned else new, value)
+        changed.add(names.own_name(name))
+        if low_rank.bias is not None:
+            bias = name.removesuffix("weight") + "bias"
+            if bias not in stored:
+                raise AdapterError(
+                    f"the tensor {low_rank.tensor!r} has a bias, and the model has no {bias}"
+                )
+            added = low_rank.bias.astype(np.float32) * np.float32(low_rank.scale)
+            merged[bias] = _as_stored(_floats(stored[bias]) + added, stored[bias])
+    if tied and "embed_tokens.weight" in changed:
+        raise AdapterError(
+            "the adapter changes the embedding, which is tied to the output layer",
+            "Untie it in the base model first: tie_word_embeddings in config.json.",
+        )
+    for name, values in adapter.saved.items():
+        own = name if name in stored else by_own_name.get(names.own_name(name))
+        if own is None or tuple(map(int, stored[own].shape)) != values.shape:
+            raise AdapterError(
+                f"the tensor {name!r} of {list(values.shape)} replaces no weight of the model"
+            )
+        merged[own] = _as_stored(values.astype(np.float32), stored[own])
+    return merged
+
+
+def write_merged(folder: Path, out: Path, adapter: Adapter, names: WeightNames, tied: bool) -> int:
+    """Writes a copy of a model's folder with an adapter in its weights.
+
+    Args:
+        folder: The model, with weights in safetensors files.
+        out: The new folder; it must not exist.
+        adapter: The adapter.
+        names: The names of the family's weights.
+        tied: Whether the output layer is tied to the embedding.
+
+    Returns:
+        The bytes of the weights.
+
+    Raises:
+        AdapterError: The adapter does not fit, or the folder exists.
+    """
+    if out.exists():
+        raise AdapterError(f"{out} exists", "Give the name of a new folder.")
+    files = sorted(folder.glob("*.safetensors"))
+    stored = {name: weight.data() for name, weight in load_weights(list(files)).items()}
+    merged = merged_weights(stored, adapter, names, tied)
+    ignored = shutil.ignore_patterns("*.safetensors", "*.bin", "*.gguf", "*.index.json", ".*")
+    shutil.copytree(folder, out, ignore=ignored)
+    arrays = {
+        name: np.ascontiguousarray(Tensor.from_dlpack(value.data).to_numpy())
+        for name, value in merged.items()
+    }
+    write_safetensors(out / "model.safetensors", arrays)
+    return sum(array.nbytes for array in arrays.values())
+
+
+def _floats(value: WeightData) -> npt.NDArray[np.float32]:
+    if not value.dtype.is_float() or value.quantization_encoding is not None:
+        raise AdapterError(f"the weight {value.name!r} is {value.dtype.name}; merging needs floats")
+    return Tensor.from_dlpack(value.data).to_numpy().astype(np.float32)
+
+
+def _changed(weight: npt.NDArray[np.float32], low_rank: LowRank) -> npt.NDArray[np.float32]:
+    """A weight ``[outputs, inputs]`` with the change of a module."""
+    a, b = low_rank.a.astype(np.float32), low_rank.b.astype(np.float32)
+    if weight.shape != (len(b), a.shape[1]):
+        raise AdapterError(
+            f"the tensor {low_rank.tensor!r} is for {[len(b), a.shape[1]]}; the weight is {[*weight.shape]}"
+        )
+    new = weight + np.float32(low_rank.scale) * (b @ a)
+    if low_rank.magnitude is not None:
+        lengths = np.linalg.norm(new.astype(np.float64), axis=1).astype(np.float32)
+        new *= (low_rank.magnitude.astype(np.float32) / lengths)[:, None]
+    return new
+
+
+def _as_stored(values: npt.NDArray[np.float32], like: WeightData) -> WeightData:
+    """Values in the dtype of a weight; float8 would lose the change."""
+    dtype = DType.bfloat16 if like.dtype.is_float8() else like.dtype
+    data: Array = np.ascontiguousarray(values)
+    return WeightData.from_numpy(data, like.name).astype(dtype)
