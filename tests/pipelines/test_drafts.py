@@ -23,7 +23,7 @@ from max.pipelines.generation.batch_pipeline import limits_of
 from max.pipelines.generation.drafts.draft_steps import DraftSteps
 from max.pipelines.generation.drafts.drafted_rows import DraftedRows
 from max.pipelines.generation.drafts.drafter import Drafter
-from max.pipelines.generation.drafts.lengths import DraftLengths
+from max.pipelines.generation.drafts.lengths import LENGTHS, DraftLengths, _Share
 from max.pipelines.generation.drafts.lookup import LookupDrafter
 from max.pipelines.generation.engine import Engine, Failure
 from max.pipelines.generation.process.service import TextWork
@@ -41,8 +41,8 @@ def context(tokens, **values) -> TextContext:
 
 
 def looked_up(tokens: list[int], most: int) -> list[int]:
-    """The tokens after the latest of the longest earlier runs, of 4 to 2 tokens, that are equal to the last ones."""
-    for n in (4, 3, 2):
+    """The tokens after the latest of the longest earlier runs, of 6 to 2 tokens, that are equal to the last ones."""
+    for n in (6, 5, 4, 3, 2):
         for end in range(len(tokens) - 1, n - 1, -1):
             if tokens[end - n : end] == tokens[-n:]:
                 return tokens[end : end + most]
@@ -56,19 +56,28 @@ def test_the_look_up(tokens, most) -> None:
     assert list(drafter.propose(context(tokens), most)) == looked_up(tokens, most)
 
 
-def test_a_look_up_compares_up_to_four_tokens() -> None:
+def test_a_look_up_compares_up_to_six_tokens() -> None:
     drafter = LookupDrafter()
-    longer = [0, 1, 2, 3, 4, 7, 5, 1, 2, 3, 4, 8, 0, 1, 2, 3, 4]
-    assert drafter.propose(context(longer), 1) == [8], "a run of five is one of four"
-    four = [1, 2, 3, 4, 7, 5, 2, 3, 4, 8, 1, 2, 3, 4]
-    assert drafter.propose(context(four), 1) == [7], "before the later run of three"
+    longer = [0, 1, 2, 3, 4, 5, 6, 7, 9, 1, 2, 3, 4, 5, 6, 8, 0, 1, 2, 3, 4, 5, 6]
+    one = context(longer)
+    assert drafter.kind(one) == 0
+    assert drafter.propose(one, 1) == [8], "a run of seven is one of six"
+    assert drafter.kind(one) == 6
+    two = context([1, 2, 3, 4, 7, 5, 2, 3, 4, 8, 1, 2, 3, 4])
+    assert drafter.propose(two, 1) == [7], "before the later run of three"
+    assert drafter.kind(two) == 4
     assert list(drafter.propose(context([5, 5]), 1)) == []
+    drafter.forget(one.request_id), drafter.forget(two.request_id)
+    assert not drafter._lengths
 
 
 class EveryLength(DraftLengths):
     """Drafts always, and as much as fits: tests do not depend on the times of steps."""
 
-    def length(self, request_id, requests, drafted, room):
+    def may_draft(self, requests):
+        return True
+
+    def length(self, request_id, requests, drafted, room, kind=0):
         return min(self.most, room)
 
 
@@ -212,6 +221,7 @@ class OracleDrafter(LookupDrafter):
     """Drafts what is known to follow, with wrong tokens at random places."""
 
     def __init__(self, texts: dict[str, list[int]], seed: int) -> None:
+        super().__init__()
         self.texts, self.draw = texts, np.random.default_rng(seed)
 
     def propose(self, context, most):
@@ -406,17 +416,32 @@ def test_lengths_follow_the_times_of_steps() -> None:
         for _ in range(2):
             lengths.step([key], 0, 0, plain)
         for count in range(1, 17):
-            for _ in range(2):
+            for _ in range(3):
                 lengths.seconds.record(1, count, plain + row * count)
         lengths._credit = 4.0
-        lengths._shares[key] = type(lengths._all)(share * 1e6, 1e6)
+        lengths._shares[key] = {0: _Share(share * 1e6, 1e6)}
 
         def rate(count, share=share, row=row):
             right = sum(share**n for n in range(1, count + 1))
-            return right - row * count
+            return (1 + right) / (1 + row * count)
 
-        best = max(range(17), key=rate)
-        assert abs(rate(lengths.length(key, 1, 0, 99)) - rate(best)) < 1e-6
+        best = max((0, *(n for n in LENGTHS if n < 16), 16), key=rate)
+        expected = rate(best) if rate(best) > 1.03 else 1
+        assert abs(rate(lengths.length(key, 1, 0, 99)) - expected) < 1e-6
+
+
+def test_each_kind_of_draft_has_its_share() -> None:
+    """Long runs that are found again may be right where short ones are wrong."""
+    lengths, key = DraftLengths(8), RequestID("a")
+    for _ in range(3):
+        lengths.step([key], 0, 0, 1.0)
+    for _ in range(20):
+        lengths.verified(key, 8, 8, kind=6)
+        lengths.verified(key, 8, 0, kind=2)
+    assert lengths.length(key, 1, 0, 8, kind=6) == 8
+    assert lengths.length(key, 1, 0, 8, kind=2) == 0
+    assert lengths.share(RequestID("b"), 6) > 0.9 > 0.3 > lengths.share(RequestID("b"), 2)
+    assert lengths.share(RequestID("b"), 4) == pytest.approx(0.7)
 
 
 def test_what_drafts_lose_is_bounded() -> None:
@@ -449,11 +474,62 @@ def test_large_batches_are_not_drafted() -> None:
         for _ in range(3):
             lengths.step(keys[:requests], 0, 0, 1.0 + (requests > 1))
         for count in range(1, 9):
-            lengths.seconds.record(requests, count, 1.05 if requests == 1 else 2 + 0.125 * count)
+            for _ in range(3):
+                lengths.seconds.record(
+                    requests, count, 1.05 if requests == 1 else 2 + 0.125 * count
+                )
     for key in keys:
-        lengths._shares[key] = type(lengths._all)(8.0, 10.0)
+        lengths._shares[key] = {0: _Share(8.0, 10.0)}
     assert lengths.length(keys[0], 1, 0, 8) == 8
     assert lengths.length(keys[0], 16, 0, 8) == 0
+
+
+def test_a_length_between_two_measured_ones_is_tried() -> None:
+    """Few rows may cost as little as one where many cost more."""
+    lengths, key, seen = DraftLengths(7), RequestID("a"), []
+    for _ in range(3):
+        lengths.step([key], 0, 0, 1.0)
+    for _ in range(60):
+        length = lengths.length(key, 1, 0, 7)
+        accepted = min(length, 4)
+        if length:
+            lengths.verified(key, length, accepted)
+        lengths.step([key], length, accepted, 1.1 if length < 4 else 1 + 0.25 * length)
+        seen.append(length)
+    assert seen[0] > 3 and seen[-20:].count(3) > 15
+
+
+def test_times_of_first_runs_count_less() -> None:
+    """A graph may be compiled in them: a draft is tried three times before it is given up."""
+    lengths, key = DraftLengths(4), RequestID("a")
+    for _ in range(3):
+        lengths.step([key], 0, 0, 1.0)
+    tried = 0
+    for _ in range(20):
+        length = lengths.length(key, 1, 0, 4)
+        tried += bool(length)
+        if length:
+            lengths.verified(key, length, length)
+        lengths.step([key], length, length, 9.0 if length else 1.0)
+    assert 3 <= tried <= 12
+    # after a while they are tried again, as the machine may be less busy now
+    lengths._credit = 8.0
+    for _ in range(30):
+        lengths.step([key], 0, 0, 1.0, 10)
+    assert lengths.length(key, 1, 0, 4)
+
+
+def test_the_execution_after_drafts_is_a_cost_of_theirs() -> None:
+    lengths, key = DraftLengths(4), RequestID("a")
+    for _ in range(3):
+        lengths.step([key], 0, 0, 1.0, 4)
+    assert lengths.length(key, 1, 0, 4)
+    credit = lengths._credit
+    lengths.step([key], 4, 4, 1.2)
+    lengths.step([key], 0, 0, 3.0, 4)
+    assert lengths.seconds.plain(1) == 1.0
+    assert lengths._credit < credit + 4 - 8 + 1e-9
+    assert lengths.length(key, 1, 0, 4) == 0
 
 
 def test_no_draft_before_a_plain_step_is_measured() -> None:

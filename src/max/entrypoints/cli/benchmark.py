@@ -5,13 +5,15 @@ from __future__ import annotations
 import asyncio
 import json
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
+from max._lazy import lazy_module
 from max.entrypoints.cli import log_level_option
 from max.entrypoints.cli.errors import CommandError
 from max.entrypoints.cli.options.config_file import read_config
+from max.entrypoints.cli.options.model_names import set_model
 from max.entrypoints.load_test.http_client import Target
 from max.entrypoints.load_test.measure import Workload, measure, summary
 from max.entrypoints.load_test.report import plot, table
@@ -19,7 +21,13 @@ from max.entrypoints.load_test.simulated import SimulatedLoad, run_simulated
 from max.pipelines.scheduler.limits import SchedulerLimits
 from max.pipelines.scheduler.simulation import CostModel, Machine
 
+if TYPE_CHECKING:
+    from max.entrypoints.load_test import drafts
+else:
+    drafts = lazy_module("max.entrypoints.load_test.drafts")
+
 _SAMPLE_WORDS = 64
+_WORKLOADS = ("edit", "summary", "chat", "json")  # of `max.entrypoints.load_test.drafts`
 
 
 def _rates(context: click.Context, parameter: click.Parameter, value: str) -> list[float]:
@@ -133,6 +141,18 @@ def _costs(context: click.Context, parameter: click.Parameter, value: str) -> Co
     help="Write a plot of throughput and latency, an SVG.",
 )
 @click.option(
+    "--workload",
+    type=click.Choice(_WORKLOADS),
+    help="Load --model here, and answer --num-prompts of this kind with and without drafts in turn.",
+)
+@click.option(
+    "--draft-model", metavar="MODEL", help="With --workload: a smaller model that drafts."
+)
+@click.option(
+    "--quantization-encoding", metavar="NAME", help="With --workload: as of `max generate`."
+)
+@click.option("--quantize", metavar="KIND", help="With --workload: as of `max generate`.")
+@click.option(
     "--simulate",
     is_flag=True,
     help="Measure the scheduler on a model of the costs, without a server.",
@@ -185,6 +205,9 @@ def benchmark(**options: Any) -> None:
     if options["simulate"]:
         _write(_simulate(options), options)
         return
+    if options["workload"] is not None:
+        _measure_drafts(options)
+        return
     if options["dataset_name"] == "sonnet":
         click.echo("The prompts are of random words, not of sonnets.", err=True)
     url = options["url"] or f"http://{options['host']}:{options['port']}"
@@ -193,6 +216,24 @@ def benchmark(**options: Any) -> None:
     _write(runs, options)
     if not any(run["completed"] for run in runs):
         raise CommandError("no request was answered", "The lines above say why.")
+
+
+def _measure_drafts(options: dict[str, Any]) -> None:
+    """Measures what drafts save for a kind of prompts."""
+    if options["model"] is None:
+        raise CommandError("no model is given", "Give one with --model.")
+    config_options = ("draft_model", "quantization_encoding", "quantize")
+    values = {name: options[name] for name in config_options if options[name] is not None}
+    set_model(values, options["model"], "benchmark")
+    workload = options["workload"]
+    run = drafts.measure_drafts(
+        values, workload, options["num_prompts"], options["output_len"], options["seed"]
+    )
+    click.echo(drafts.draft_table(workload, run))
+    if options["json_file"]:
+        content = {"model": options["model"], "workload": workload, **run.numbers()}
+        text = json.dumps(content, indent=1) + "\n"
+        Path(options["json_file"]).write_text(text, encoding="utf-8")
 
 
 def _write(runs: list[dict[str, Any]], options: dict[str, Any]) -> None:

@@ -88,6 +88,8 @@ def serve(context: click.Context, model: str | None, **options: Any) -> None:
     limits = (options.pop("max_loaded_models"), options.pop("idle_timeout"))
     shows_settings = options.pop("pretty_print_config")
     config = given(options)
+    # drafting by look-up pays by itself, or is not done
+    config.setdefault("speculative_method", "auto")
     if shows_settings:
         values = {**asdict(settings), "api_types": sorted(settings.api_types)}
         # they are secret

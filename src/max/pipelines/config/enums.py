@@ -20,7 +20,9 @@ class SpeculativeMethod(str, Enum):
     """How tokens are drafted."""
 
     ngram = "ngram"
-    """By look-up in the request's own text."""
+    """By look-up in the request's own text, and in recent answers."""
+    auto = "auto"
+    """As `ngram`, where the model can verify drafts."""
     standalone = "standalone"
     """By a smaller model."""
     none = "none"

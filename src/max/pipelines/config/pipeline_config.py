@@ -118,8 +118,9 @@ class PipelineConfig(StrictConfig):
         default=False,
     )
     speculative_method: SpeculativeMethod | None = option(
-        "How tokens are drafted, several of which one step verifies: ngram (by look-up in the request's own text), "
-        "standalone (by --draft-model), none. Not set: standalone with a draft model.",
+        "How tokens are drafted, several of which one step verifies: ngram (by look-up in the request's own text and "
+        "in recent answers), standalone (by --draft-model), none, or auto (ngram where the model can verify drafts). "
+        "Not set: standalone with a draft model; else auto in `max serve`, and none elsewhere.",
         default=None,
     )
     num_speculative_tokens: int = option(
@@ -241,7 +242,7 @@ class PipelineConfig(StrictConfig):
     def _check_drafts(self) -> None:
         """Sets the open way of drafting; raises ConfigError if it does not fit the draft model."""
         method, model = self.speculative_method, self._draft_model_config
-        if method is None and model is not None:
+        if method in (None, SpeculativeMethod.auto) and model is not None:
             self.speculative_method = SpeculativeMethod.standalone
         elif method is SpeculativeMethod.standalone and model is None:
             raise ConfigError(
@@ -249,7 +250,7 @@ class PipelineConfig(StrictConfig):
                 "Give one with --draft-model.",
             )
         elif method is not SpeculativeMethod.standalone and model is not None:
-            assert method is not None
+            assert method is not None  # set above
             raise ConfigError(
                 f"speculative_method is {method.value!r}, and {model.model_path} is to draft",
                 "Leave out --speculative-method, or --draft-model.",

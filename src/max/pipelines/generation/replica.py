@@ -259,7 +259,7 @@ class Replica(Generic[TextGenerationContextType]):
             if enable_log_probs:
                 logs = _logs_of_drafts(rows, new_tokens, logs[0])
         if len(steps) == num_steps:
-            self._measure(batch, rows, verified, (time.perf_counter() - begin) / num_steps)
+            self._measure(batch, rows, verified, begin, num_steps)
         return self._result(batch, new_tokens, len(steps), logs)
 
     def _measure(
@@ -267,13 +267,14 @@ class Replica(Generic[TextGenerationContextType]):
         batch: Sequence[TextGenerationContextType],
         rows: DraftedRows | None,
         verified: Sequence[Sequence[int]],
-        seconds: float,
+        begin: float,
+        steps: int,
     ) -> None:
         """Records the duration of a step of a batch without prompts, before its tokens are added."""
         if self.drafts is not None and all(c.active_length - draft_length(c) == 1 for c in batch):
             drafted = 0 if rows is None else sum(rows.counts) - sum(map(bool, rows.counts))
             accepted = sum(len(own) - 1 for own in verified if own)
-            self.drafts.measure(batch, drafted, accepted, seconds)
+            self.drafts.measure(batch, drafted, accepted, begin, steps)
 
     def _run_loop(
         self,
@@ -288,7 +289,7 @@ class Replica(Generic[TextGenerationContextType]):
             model_inputs.update(sampling=SamplingInputs.of(batch, self._device))
         model_inputs, tokens, chosen = loop.run(model_inputs, batch, num_steps, self.reader)
         self._reusable = ReusableInputs.of(batch, model_inputs, tokens, len(chosen))
-        self._measure(batch, None, (), (time.perf_counter() - begin) / len(chosen))
+        self._measure(batch, None, (), begin, len(chosen))
         return self._result(batch, chosen.T.tolist(), len(chosen))
 
     def _result(

@@ -242,7 +242,10 @@ class TextGenerationPipeline(
 
     def warm_up(self) -> None:
         """Builds the vocabulary of structured output in advance, so that the first request with a grammar does not wait
-        for it; thread-safe. Does nothing if requests cannot have grammars."""
+        for it, and loads what the first draft needs; thread-safe."""
+        for replica in self.replicas:
+            if replica.drafts is not None:
+                replica.drafts.warm_up()
         if isinstance(self._tokenizer, TextTokenizer) and importlib.util.find_spec("llguidance"):
             self._constraints.warm_up(self._tokenizer.eos_token_ids)
 

@@ -58,7 +58,7 @@ def load_model(
             kv_cache_config=config.kv_cache_config,
             weights=model_config.load_weights(),
             adapter=_adapter(pipeline_model, weight_adapters, config, session),
-            return_logits=return_logits or _returned_logits(config),
+            return_logits=return_logits or _returned_logits(config, pipeline_model),
         )
     except UserError:
         raise
@@ -109,8 +109,9 @@ def _adapter(
     return adapt
 
 
-def _returned_logits(config: PipelineConfig) -> ReturnLogits:
+def _returned_logits(config: PipelineConfig, model: type[PipelineModel[Any]]) -> ReturnLogits:
     """The logits that the graph returns: of prompts for echo, of as many last tokens as a step verifies for drafts."""
     if config.enable_echo:
         return ReturnLogits.ALL
-    return ReturnLogits.LAST_TOKEN if not config.drafts_tokens else ReturnLogits.VARIABLE
+    drafts = config.drafts_tokens and model.verifies_drafts
+    return ReturnLogits.VARIABLE if drafts else ReturnLogits.LAST_TOKEN

@@ -79,6 +79,10 @@ class Sampler:
             self._models[key] = self._session.load(graph)
         return self._models[key]
 
+    def load_plain(self) -> None:
+        """Loads the graph without penalties, biases and masks, unless it is loaded."""
+        self._model(False, False)
+
     def sample(
         self,
         logits: Tensor,

@@ -111,6 +111,8 @@ class ModelDrafter(Drafter):
         chunk: The maximum number of tokens of a request that a step reads.
     """
 
+    takes_steps = True
+
     def __init__(self, model: DraftModel, vocabulary: int, chunk: int) -> None:
         self._model, self._vocabulary, self._chunk = model, vocabulary, chunk
         # the least recently drafted one first

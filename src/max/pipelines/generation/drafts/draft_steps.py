@@ -8,14 +8,16 @@ from typing import Any
 
 from max.driver import Device
 from max.interfaces import RequestID, TextGenerationContext
+from max.pipelines.config.enums import SpeculativeMethod
 from max.pipelines.config.pipeline_config import PipelineConfig
 from max.pipelines.core.exceptions import ConfigError
 from max.pipelines.core.native_calls import native_calls
 from max.pipelines.core.text_context import TextContext, draft_length
 from max.pipelines.generation.drafts.drafted_rows import DraftedRows
-from max.pipelines.generation.drafts.drafter import Drafter
+from max.pipelines.generation.drafts.drafter import Drafter, DraftersInTurn
 from max.pipelines.generation.drafts.lengths import DraftLengths
 from max.pipelines.generation.drafts.lookup import LookupDrafter
+from max.pipelines.generation.drafts.recent_answers import RecentAnswersDrafter
 from max.pipelines.generation.steps.prompt_logits import wants_prompt_logits
 from max.pipelines.generation.steps.step_tokens import reasoning_limit
 from max.pipelines.kv_cache.state_slots import StateSlots
@@ -51,6 +53,12 @@ class DraftSteps:
         self.lengths = DraftLengths(most)
         """Chooses the lengths of drafts."""
         self._truncations: dict[RequestID, int] = {}  # as the drafter knows them
+        self._last: list[
+            RequestID
+        ] = []  # the requests of the last execution, if it read no prompts
+        self._ended = 0.0
+        self.enabled = True
+        """Whether tokens are drafted."""
         self.drafted, self.accepted, self.verified = 0, 0, 0
         """The number of tokens that were drafted, of those that were right, and of drafts."""
 
@@ -81,6 +89,8 @@ class DraftSteps:
         if method is None or not config.drafts_tokens:
             return None
         if slots is not None or not model.verifies_drafts:
+            if method is SpeculativeMethod.auto:
+                return None
             why = (
                 "has recurrent states, which cannot go back"
                 if slots is not None
@@ -91,7 +101,11 @@ class DraftSteps:
                 "Leave --speculative-method out.",
             )
         most = config.num_speculative_tokens
-        return cls(drafter or LookupDrafter(), most, sampler, constraints)
+        return cls(drafter or _look_up(), most, sampler, constraints)
+
+    def warm_up(self) -> None:
+        """Loads the graph that samples the rows of drafts before the first draft; thread-safe."""
+        self._sampler.load_plain()
 
     def drop(self, batch: Iterable[TextGenerationContext]) -> None:
         """Removes the drafts of requests that now need more than the model's own choice of tokens.
@@ -116,7 +130,6 @@ class DraftSteps:
         chunks: list[TextContext] = []
         contexts: list[TextContext] = []
         most: list[int] = []
-        drafted, requests = 0, len(batch)
         for context in batch:
             if not isinstance(context, TextContext):
                 continue
@@ -132,22 +145,39 @@ class DraftSteps:
                 continue
             # a step gives one token more than it drafts, and both must fit
             room = min(self.most, context.max_length - context.end_idx - 1)
-            if room > 0 and not _needs_single_tokens(context):
-                length = self.lengths.length(context.request_id, requests, drafted, room)
-                if length:
-                    contexts.append(context)
-                    most.append(length)
-                    drafted += length
+            if self.enabled and room > 0 and not _needs_single_tokens(context):
+                contexts.append(context)
+                most.append(room)
         if chunks:
             self._drafter.read(chunks)
-        if contexts:
+        if contexts and self.lengths.may_draft(len(batch)):
             begin = time.perf_counter()
-            proposed = self._drafter.propose_all(contexts, most)
-            count = 0
-            for context, tokens in zip(contexts, proposed, strict=True):
-                context.set_draft(_allowed(context, tokens))
-                count += len(context.draft_tokens)
+            count = self._draft(contexts, most, len(batch))
             self.lengths.drafting(count, time.perf_counter() - begin)
+        if chunks:
+            self._last = []
+        self._ended = time.perf_counter()
+
+    def _draft(self, contexts: list[TextContext], most: list[int], requests: int) -> int:
+        """Drafts tokens of requests; returns their number."""
+        drafter, count = self._drafter, 0
+        if drafter.takes_steps:
+            for row, context in enumerate(contexts):
+                most[row] = self.lengths.length(context.request_id, requests, count, most[row])
+                count += most[row]
+            contexts = [context for context, length in zip(contexts, most, strict=True) if length]
+            most = list(filter(None, most))
+        proposed = drafter.propose_all(contexts, most) if contexts else []
+        count = 0
+        for context, tokens in zip(contexts, proposed, strict=True):
+            length = len(tokens)
+            if tokens and not drafter.takes_steps:
+                length = self.lengths.length(
+                    context.request_id, requests, count, length, drafter.kind(context)
+                )
+            context.set_draft(_allowed(context, tokens[:length]))
+            count += context.draft_length
+        return count
 
     def forget(self, request_id: RequestID) -> None:
         """Forgets a request that has ended."""
@@ -201,22 +231,34 @@ class DraftSteps:
         while right < len(draft) and draft[right] == chosen[right]:
             right += 1
         self.count(len(draft), right)
-        self.lengths.verified(context.request_id, len(draft), right)
+        kind = self._drafter.kind(context)
+        self.lengths.verified(context.request_id, len(draft), right, kind)
         self._drafter.observe(context, len(draft), right)
         return right
 
     def measure(
-        self, batch: Sequence[TextGenerationContext], drafted: int, accepted: int, seconds: float
+        self,
+        batch: Sequence[TextGenerationContext],
+        drafted: int,
+        accepted: int,
+        begin: float,
+        steps: int,
     ) -> None:
-        """Records the duration of a step that read no prompts.
+        """Records the duration of an execution that read no prompts.
 
         Args:
             batch: The requests.
             drafted: The number of drafted tokens.
             accepted: The number of right ones.
-            seconds: The duration, of one step.
+            begin: When it began.
+            steps: The number of its steps.
         """
-        self.lengths.step([c.request_id for c in batch], drafted, accepted, seconds)
+        requests, now = [context.request_id for context in batch], time.perf_counter()
+        if requests == self._last:
+            # from the end of the last one on: what runs between executions is a cost of each
+            begin = self._ended
+        self._last = requests
+        self.lengths.step(requests, drafted, accepted, (now - begin) / steps, steps)
 
     def count(self, drafted: int, accepted: int) -> None:
         """Counts a draft that was verified.
@@ -228,6 +270,11 @@ class DraftSteps:
         self.drafted += drafted
         self.accepted += accepted
         self.verified += 1
+
+
+def _look_up() -> Drafter:
+    """Look-up in recent answers, of which a longer run must be equal, then in the request's own text."""
+    return DraftersInTurn([RecentAnswersDrafter(), LookupDrafter()])
 
 
 def _needs_single_tokens(context: TextGenerationContext) -> bool:

@@ -10,9 +10,15 @@ from max.pipelines.core.text_context import TextContext
 
 __all__ = ["Drafter", "DraftersInTurn"]
 
+KINDS = 8
+"""The number of kinds of drafts that are told apart for a drafter among others."""
+
 
 class Drafter(ABC):
     """Proposes the next tokens of requests. The engine's thread calls all methods, between two steps."""
+
+    takes_steps = False
+    """Whether each drafted token takes a step of a model, so that the length of a draft is chosen before it is made."""
 
     @abstractmethod
     def propose(self, context: TextContext, most: int) -> Sequence[int]:
@@ -25,6 +31,14 @@ class Drafter(ABC):
         Returns:
             The tokens; none if there is no good guess.
         """
+
+    def kind(self, context: TextContext) -> int:
+        """A number for the kind of the last draft of a request: how many tokens are right is estimated for each kind.
+
+        Args:
+            context: The request.
+        """
+        return 0
 
     def propose_all(
         self, contexts: Sequence[TextContext], most: Sequence[int]
@@ -91,7 +105,8 @@ class DraftersInTurn(Drafter):
     """
 
     def __init__(self, drafters: Sequence[Drafter]) -> None:
-        self._drafters = drafters
+        self._drafters = list(drafters)
+        self.takes_steps = any(drafter.takes_steps for drafter in drafters)
         self._proposed: dict[RequestID, Drafter] = {}
 
     def propose(self, context: TextContext, most: int) -> Sequence[int]:
@@ -127,6 +142,13 @@ class DraftersInTurn(Drafter):
                     self._proposed[contexts[row].request_id] = drafter
             open_rows = [row for row in open_rows if not tokens[row]]
         return tokens
+
+    def kind(self, context: TextContext) -> int:
+        """The kind of the last draft, of the drafter that made it."""
+        drafter = self._proposed.get(context.request_id)
+        if drafter is None:
+            return 0
+        return KINDS * self._drafters.index(drafter) + min(drafter.kind(context), KINDS - 1)
 
     def read(self, contexts: Sequence[TextContext]) -> None:
         """Tells all drafters."""

@@ -7,6 +7,8 @@ from max.interfaces import RequestID
 
 __all__ = ["DraftLengths", "StepSeconds"]
 
+LENGTHS = (1, 2, 3, 5, 7, 11, 15, 23, 31)
+"""The lengths of drafts, besides the longest that has room: few ones, so that the time of each is measured often."""
 FIRST_SHARE = 0.7
 """The assumed probability of a drafted token to be right before the first draft."""
 PRIOR_TOKENS = 2.0
@@ -17,12 +19,16 @@ FADING_WITHOUT = 0.98
 """The same after each step without a draft, so that a request is tried again."""
 ALLOWANCE = 0.02
 """The share of the time of plain steps that drafts may lose."""
+LEAST_GAIN = 0.03
+"""The least share by which a draft must be expected to raise the tokens in a time."""
 MOST_CREDIT = 8
 """The time that drafts may lose at once, in plain steps."""
 ROW_SHARE = 0.05
 """The assumed cost of a drafted token in its step, as a share of a plain step, until one is measured."""
 LONGEST_RUN = 64
 """The number of steps with drafts after which a plain one is measured again."""
+LONGEST_REST = 256
+"""The number of steps without drafts after which steps with drafts are measured again."""
 FIRST_TIMES = 3
 """The number of first times of a step whose least one counts, as graphs may be compiled in them."""
 
@@ -89,19 +95,33 @@ class StepSeconds:
         plain = self.plain(requests)
         if plain is None or not drafted:
             return plain
-        known = self._drafted.get(requests, {})
-        below = max((count for count in known if count <= drafted), default=0)
-        above = min((count for count in known if count >= drafted), default=0)
-        if not below and not above:
-            return plain * (1 + ROW_SHARE * drafted)
-        first = known[below].mean if below else plain
-        if below == drafted:
-            return first
-        if above:
-            slope = (known[above].mean - first) / (above - below)
-        else:
-            slope = max((first - plain) / below, ROW_SHARE * plain / 4)
-        return first + slope * (drafted - below)
+        # a time that was measured once or twice may be of a first run, and is not taken for more than the assumed one
+        known = {
+            count: min(
+                own.mean, plain * (1 + ROW_SHARE * count) if own.count < FIRST_TIMES else own.mean
+            )
+            for count, own in self._drafted.get(requests, {}).items()
+        }
+        if drafted in known:
+            return known[drafted]
+        below = max((count for count in known if count < drafted), default=0)
+        above = min((count for count in known if count > drafted), default=0)
+        first = known[below] if below else plain
+        assumed = max(first, plain * (1 + ROW_SHARE * drafted))
+        if not above:
+            return assumed
+        # at most on the line between both: kernels of few rows may take as long as those of one
+        line = first + (known[above] - first) * (drafted - below) / (above - below)
+        return min(line, assumed)
+
+    def doubt(self, requests: int) -> None:
+        """Lets steps with drafts be measured again, as their times may have changed.
+
+        Args:
+            requests: The number of their requests.
+        """
+        for known in self._drafted.get(requests, {}).values():
+            known.count = min(known.count, FIRST_TIMES - 1)
 
 
 @dataclass
@@ -140,22 +160,42 @@ class DraftLengths:
     def __init__(self, most: int) -> None:
         self.most = most
         self.seconds = StepSeconds()
-        self._shares: dict[RequestID, _Share] = {}
-        self._all = _Share()
+        self._shares: dict[RequestID, dict[int, _Share]] = {}
+        self._all: dict[int, _Share] = {}
         self._credit: float | None = None
         self._drafting: _Seconds | None = None  # seconds for each drafted token
         self._run = 0  # steps with drafts since the last plain one
+        self._rest = 0  # plain steps since the last one with drafts
+        self._after: _Seconds | None = (
+            None  # what the first plain execution after drafts takes more than others
+        )
 
-    def share(self, request_id: RequestID) -> float:
+    def share(self, request_id: RequestID, kind: int = 0) -> float:
         """The expected probability of a drafted token of a request to be right, if those before it are.
 
         Args:
             request_id: The request.
+            kind: The kind of the draft.
         """
-        own = self._shares.get(request_id) or _Share()
-        return own.mean(self._all.mean(FIRST_SHARE))
+        own = self._shares.get(request_id, {}).get(kind) or _Share()
+        return own.mean((self._all.get(kind) or _Share()).mean(FIRST_SHARE))
 
-    def length(self, request_id: RequestID, requests: int, drafted: int, room: int) -> int:
+    def may_draft(self, requests: int) -> bool:
+        """Whether drafts may be tried: their times can be compared with those of plain steps, and there is credit.
+
+        Args:
+            requests: The number of requests of the next step.
+        """
+        plain = self.seconds.plain(requests)
+        if plain is None:
+            return False  # first it is measured what a draft could save
+        if self._credit is None:
+            self._credit = plain * MOST_CREDIT / 2
+        return self._credit > 0 and self._run < LONGEST_RUN
+
+    def length(
+        self, request_id: RequestID, requests: int, drafted: int, room: int, kind: int = 0
+    ) -> int:
         """The number of tokens to draft for a request.
 
         Args:
@@ -163,61 +203,75 @@ class DraftLengths:
             requests: The number of requests of the next step.
             drafted: The number of tokens that are drafted for others of them.
             room: The maximum number of tokens.
+            kind: The kind of the draft.
         """
         most = min(self.most, room)
         plain = self.seconds.plain(requests)
-        if plain is None:
-            return 0  # first it is measured what a draft could save
-        if self._credit is None:
-            self._credit = plain * MOST_CREDIT / 2
-        if self._credit <= 0 or self._run >= LONGEST_RUN:
+        if plain is None or not self.may_draft(requests):
             return 0
-        share, before = self.share(request_id), self.seconds.of(requests, drafted) or plain
+        share, before = self.share(request_id, kind), self.seconds.of(requests, drafted) or plain
         drafting = 0.0 if self._drafting is None else self._drafting.mean
-        best, length, right, expected = 0.0, 0, 1.0, 0.0
+        # a run of drafts makes the execution after it slower, which has to prepare all its inputs
+        after = 0.0 if self._run or self._after is None else self._after.mean
+        # tokens a second, which a draft must raise
+        best, length = (1 + LEAST_GAIN) * requests / plain, 0
+        right, expected = 1.0, 0.0
         for count in range(1, most + 1):
             right *= share
             expected += right
-            seconds = self.seconds.of(requests, drafted + count) or plain
-            # a token more is worth the time in which each request of a plain step gets one
-            gain = expected * plain / requests - (seconds - before) - count * drafting
-            if gain > best:
-                best, length = gain, count
+            if count not in LENGTHS and count < most:
+                continue
+            more = (self.seconds.of(requests, drafted + count) or plain) - before
+            rate = (requests + expected) / (plain + more + count * drafting + after)
+            if rate > best:
+                best, length = rate, count
         return length
 
-    def verified(self, request_id: RequestID, drafted: int, accepted: int) -> None:
+    def verified(self, request_id: RequestID, drafted: int, accepted: int, kind: int = 0) -> None:
         """Records how many tokens of a draft were right.
 
         Args:
             request_id: The request.
             drafted: The number of drafted tokens.
             accepted: The number of right ones.
+            kind: The kind of the draft.
         """
         tried = min(accepted + 1, drafted)
-        for share in (self._shares.setdefault(request_id, _Share()), self._all):
+        for shares in (self._shares.setdefault(request_id, {}), self._all):
+            share = shares.setdefault(kind, _Share())
             share.fade(FADING)
             share.right += accepted
             share.tried += tried
 
     def step(
-        self, request_ids: list[RequestID], drafted: int, accepted: int, seconds: float
+        self,
+        request_ids: list[RequestID],
+        drafted: int,
+        accepted: int,
+        seconds: float,
+        steps: int = 1,
     ) -> None:
-        """Records a decoding step.
+        """Records an execution.
 
         Args:
             request_ids: Its requests.
             drafted: The number of drafted tokens that it verified.
             accepted: The number of right ones.
-            seconds: Its duration.
+            seconds: The duration of each of its steps.
+            steps: The number of its steps.
         """
-        requests = len(request_ids)
-        self._run = self._run + 1 if drafted else 0
-        self.seconds.record(requests, drafted, seconds)
+        requests, run = len(request_ids), self._run
         plain = self.seconds.plain(requests)
+        self._run = run + 1 if drafted else 0
+        self._rest = 0 if drafted else self._rest + steps
+        if not drafted and self._rest // LONGEST_REST > (self._rest - steps) // LONGEST_REST:
+            self.seconds.doubt(requests)
+        if drafted or not run or plain is None:
+            self.seconds.record(requests, drafted, seconds)
         if not drafted:
-            for share in (self._all, *map(self._shares.get, request_ids)):
-                if share is not None:
-                    share.fade(FADING_WITHOUT)
+            for shares in (self._all, *map(self._shares.get, request_ids)):
+                for share in () if shares is None else shares.values():
+                    share.fade(FADING_WITHOUT**steps)
         if plain is None or self._credit is None:
             return
         if drafted:
@@ -225,8 +279,15 @@ class DraftLengths:
             spent = (self.seconds.of(requests, drafted) or seconds) - plain
             spent += drafted * (0.0 if self._drafting is None else self._drafting.mean)
             self._credit += accepted * plain / requests - spent
+        elif run:
+            more = max(seconds - plain, 0.0) * steps
+            if self._after is None:
+                self._after = _Seconds(more)
+            else:
+                self._after.add(more)
+            self._credit -= self._after.mean
         else:
-            self._credit += ALLOWANCE * plain
+            self._credit += ALLOWANCE * plain * steps
         self._credit = min(self._credit, MOST_CREDIT * plain)
 
     def drafting(self, drafted: int, seconds: float) -> None:

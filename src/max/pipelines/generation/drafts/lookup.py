@@ -12,7 +12,7 @@ from max.pipelines.generation.drafts.drafter import Drafter
 
 __all__ = ["LookupDrafter"]
 
-LONGEST_MATCH = 4
+LONGEST_MATCH = 6
 """The number of last tokens that a look-up compares at most."""
 SHORTEST_MATCH = 2
 """A match of fewer tokens proposes nothing."""
@@ -21,8 +21,16 @@ SHORTEST_MATCH = 2
 class LookupDrafter(Drafter):
     """Looks up the last tokens of a request in its own text, and proposes what followed them there.
 
-    That is right where an answer repeats its prompt: edits, extractions, code.
+    That is right where an answer repeats its prompt: edits, extractions, code. The longer the run of tokens that is
+    found again, the likelier is what followed it: its length is the kind of the draft.
     """
+
+    def __init__(self) -> None:
+        self._lengths: dict[RequestID, int] = {}  # of the runs of the last drafts
+
+    def kind(self, context: TextContext) -> int:
+        """The number of last tokens that were found again."""
+        return self._lengths.get(context.request_id, 0)
 
     def propose(self, context: TextContext, most: int) -> Sequence[int]:
         """What followed the last occurrence of the longest run of tokens that ends the text.
@@ -38,6 +46,7 @@ class LookupDrafter(Drafter):
         while ends.size and length <= LONGEST_MATCH:
             if length >= SHORTEST_MATCH:
                 best = ends
+                self._lengths[context.request_id] = length
             # ends are at most len(tokens) - 2, so those that are left have tokens[-1 - length] too
             ends = ends[ends >= length]
             ends = ends[tokens[ends - length] == tokens[-1 - length]]
@@ -59,4 +68,5 @@ class LookupDrafter(Drafter):
         """
 
     def forget(self, request_id: RequestID) -> None:
-        """Does nothing: nothing is kept of a request."""
+        """Forgets the kind of a request's drafts."""
+        self._lengths.pop(request_id, None)
