@@ -10,6 +10,7 @@ from max.pipelines import TextContext
 from max.pipelines.generation.drafts.drafter import DraftersInTurn
 from max.pipelines.generation.drafts.lookup import LookupDrafter
 from max.pipelines.generation.drafts.recent_answers import MATCH, PLACES, RecentAnswersDrafter
+from tests.pipelines.test_drafts import pipeline_of
 
 
 def context(prompt, answer=(), salt="", adapter="") -> TextContext:
@@ -129,3 +130,13 @@ def test_ended_requests_are_learned(status) -> None:
     one.status = status
     steps.propose([one])
     assert drafter.tokens == 9
+
+
+def test_a_server_forgets_answers_with_its_prefixes() -> None:
+    pipeline = pipeline_of(4)
+    drafter = RecentAnswersDrafter()
+    pipeline.replicas[0].drafts._drafter = DraftersInTurn([drafter, LookupDrafter()])
+    drafter.learn(context([1], range(20, 40)))
+    pipeline.forget_prefixes()
+    assert not drafter.tokens and not drafter._places
+    assert drafter.propose(context([20, 21, 22, 23]), 2) == ()

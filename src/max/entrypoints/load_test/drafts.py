@@ -133,12 +133,13 @@ def measure_drafts(
             **values,
         }
     )
-    tokenizer, pipeline = PIPELINE_REGISTRY.retrieve(config, PipelineTask.TEXT_GENERATION)
+    tokenizer, loaded = PIPELINE_REGISTRY.retrieve(config, PipelineTask.TEXT_GENERATION)
+    pipeline: Any = loaded
     pipeline.warm_up()
     drafts = [replica.drafts for replica in pipeline.replicas if replica.drafts is not None]
     engine = Engine(pipeline, limits_of(pipeline))
     times, texts, steps = [0.0, 0.0], list[list[list[int]]](), 0
-    prompts = prompts_of(workload, count, seed)
+    prompts, before = prompts_of(workload, count, seed), (0, 0)
     for number in range(-2, 2 * count):  # the first two warm up
         text, grammar = prompts[max(number, 0) // 2]
         with_drafts = bool(number % 2)

@@ -249,6 +249,13 @@ class TextGenerationPipeline(
         if isinstance(self._tokenizer, TextTokenizer) and importlib.util.find_spec("llguidance"):
             self._constraints.warm_up(self._tokenizer.eos_token_ids)
 
+    def forget_prefixes(self) -> None:
+        """Empties the cache, deletes the stored prefixes, and forgets the answers that drafts are looked up in."""
+        super().forget_prefixes()
+        for replica in self.replicas:
+            if replica.drafts is not None:
+                replica.drafts.forget_answers()
+
     def prepare_batch(
         self, batches: list[dict[RequestID, TextGenerationContextType]], num_steps: int
     ) -> tuple[ModelInputs, int, npt.NDArray[np.int32] | None, list[TextGenerationContextType]]:

@@ -185,6 +185,10 @@ class DraftSteps:
         self.lengths.forget(request_id)
         self._drafter.forget(request_id)
 
+    def forget_answers(self) -> None:
+        """Forgets the answers of ended requests."""
+        self._drafter.forget_answers()
+
     def rows(self, batch: Sequence[TextGenerationContext]) -> DraftedRows | None:
         """The rows that verify the drafts of a batch; None if no request has one.
 

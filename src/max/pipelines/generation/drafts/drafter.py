@@ -96,6 +96,9 @@ class Drafter(ABC):
             context: The request, with its whole text.
         """
 
+    def forget_answers(self) -> None:  # noqa: B027  optional
+        """Forgets the answers of ended requests."""
+
 
 class DraftersInTurn(Drafter):
     """Asks several drafters in turn: the first one with a guess drafts, and is told how much of it was right.
@@ -176,3 +179,8 @@ class DraftersInTurn(Drafter):
         """Tells all drafters."""
         for drafter in self._drafters:
             drafter.learn(context)
+
+    def forget_answers(self) -> None:
+        """Tells all drafters."""
+        for drafter in self._drafters:
+            drafter.forget_answers()

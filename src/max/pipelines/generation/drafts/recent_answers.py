@@ -116,6 +116,12 @@ class RecentAnswersDrafter(Drafter):
         """Forgets the kind of a request's drafts."""
         self._lengths.pop(request_id, None)
 
+    def forget_answers(self) -> None:
+        """Forgets all answers."""
+        self._answers.clear()
+        self._places.clear()
+        self.tokens = 0
+
 
 def _key(salt: str, adapter: str, tokens: Answer, end: int) -> Key:
     """What the places of a run of tokens are kept under."""
