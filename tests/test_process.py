@@ -141,7 +141,7 @@ def test_caches_are_as_before_after_an_error() -> None:
         with pytest.raises(KeyError), _process.fresh_caches():
             cache["b"] = 2
             late = _process.process_cache(set[int]())
-            late.add(3)
+            late |= {3, 4}
             raise KeyError
         assert cache == {"a": 1} and not late
     finally:
