@@ -143,8 +143,22 @@ def test_configurations_by_the_names_of_26() -> None:
         PipelineRuntimeConfig(max_batch_siz=1)
     with pytest.raises(ConfigError, match="device_graph_capture is True, which is not in this"):
         PipelineConfig(device_graph_capture=True)
-    with pytest.raises(ConfigError, match="models has main, draft"):
-        PipelineConfig(models={"main": MAXModelConfig(), "draft": MAXModelConfig()})
+    with pytest.raises(ConfigError, match="models has main, other"):
+        PipelineConfig(models={"main": MAXModelConfig(), "other": MAXModelConfig()})
+
+
+def test_draft_models_of_configurations() -> None:
+    main, draft = (MAXModelConfig(model_path=path) for path in ("a", "b"))
+    for values in (
+        dict(models={"main": main, "draft": draft}),
+        dict(model=main, draft_model=draft),
+        dict(model_path="a", draft_model="b", max_batch_input_tokens=64),
+    ):
+        config = PipelineConfig(**values, defer_resolve=True)
+        assert config.model_config.model_path == "a"
+        assert config.draft_model.model_path == "b" and config.models["draft"] is config.draft_model
+        assert config.models["main"] is config.model_config
+    assert [*PipelineConfig(models={"main": main}, defer_resolve=True).models] == ["main"]
 
 
 def test_token_buffers() -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any, Self
 
+from max.pipelines.config.draft_options import DRAFT
 from max.pipelines.config.model_config import MAXModelConfig
 from max.pipelines.config.options import StrictConfig, default_of, options_of, unknown_fields
 from max.pipelines.config.pipeline_config import PipelineConfig
@@ -35,7 +36,7 @@ WITHOUT_EFFECT = {
     "disable_overlap": False, "disable_vendor_blas_fallback": False, "enable_overlap_scheduler": (None, False, True),
     "ep_use_allreduce": False, "header_only_weights": False, "kvcache_ce_watermark": 0.95, "lora": None,
     "max_vision_cache_entries": 256, "model_override": [], "prefer_module_v3": False, "reasoning_parser": None,
-    "speculative": None, "draft_model": None, "subfolder": None, "tokenizer_impl": None, "tool_parser": None,
+    "speculative": None, "subfolder": None, "tokenizer_impl": None, "tool_parser": None,
     "use_vendor_ccl": "false", "vision_cache_utilization": 0.05, "vision_config_overrides": {}, "sliding_window": None,
     "task": None, "eager_usage_validator": None, "emit_reasoning_content": False, "allow_unsupported_logprobs": False,
 }  # fmt: skip
@@ -141,19 +142,22 @@ def own_options(options: Mapping[str, Any]) -> dict[str, Any]:
         options: Names and their values; parts may be objects.
 
     Raises:
-        ConfigError: There are several models, or a value requests what is not supported.
+        ConfigError: There are other models than main and draft, or a value requests what is not supported.
     """
     flat: dict[str, Any] = {}
     for name, value in options.items():
         if name == "models":
             if value is None:
                 continue
-            if [*value] != ["main"]:
+            if "main" not in value or {*value} - {"main", "draft"}:
                 raise ConfigError(
                     f"models has {', '.join(map(str, value)) or 'nothing'}",
-                    "It must have one model, main.",
+                    "It must have main, and may have draft.",
                 )
             flat |= _changed_options(value["main"])
+            flat |= _of_draft(value.get("draft"))
+        elif name == "draft_model" and isinstance(value, StrictConfig):
+            flat |= _of_draft(value)
         elif isinstance(value, PipelineRuntimeConfig):
             flat |= value.given
         elif isinstance(value, StrictConfig):
@@ -161,6 +165,15 @@ def own_options(options: Mapping[str, Any]) -> dict[str, Any]:
         else:
             flat[name] = value
     return renamed(flat)
+
+
+def _of_draft(config: StrictConfig | None) -> dict[str, Any]:
+    """The options of the model that drafts tokens, which the cache of the model is for."""
+    if config is None:
+        return {}
+    own = options_of(MAXModelConfig)
+    changed = _changed_options(config)
+    return {f"{DRAFT}{name}": value for name, value in changed.items() if name in own}
 
 
 def _changed_options(config: StrictConfig) -> dict[str, Any]:
@@ -184,11 +197,15 @@ def _of_pipeline(name: str) -> Callable[[Any], Any]:
 ATTRIBUTES: dict[type[StrictConfig], dict[str, Callable[[Any], Any]]] = {
     PipelineConfig: {
         "model": lambda config: config.model_config,
-        "models": lambda config: {"main": config.model_config},
+        "models": lambda config: {
+            name: model
+            for name, model in (("main", config.model_config), ("draft", config.draft_model_config))
+            if model is not None
+        },
         "runtime": PipelineRuntimeConfig.of,
         "sampling": lambda config: config.sampling_config,
         "profiling": lambda config: config.profiling_config,
-        "draft_model": lambda config: None,
+        "draft_model": lambda config: config.draft_model_config,
         "lora": lambda config: None,
         "speculative": lambda config: None,
     },
