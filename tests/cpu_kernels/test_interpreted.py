@@ -20,7 +20,7 @@ from max.mlir.ops.models.adapters import lora_place_size
 from tests.cpu_kernels.harness import interpreted, run
 from tests.cpu_kernels.test_attention import make_cache
 from tests.cpu_kernels.test_sampling import operands as sampling_operands
-from tests.quantized import gptq_weight
+from tests.quantized import gptq_weight, random_weight
 from tests.tolerance import assert_close
 
 F32, I64 = np.float32, np.int64
@@ -683,7 +683,7 @@ CASES: dict[
     **{
         f"dequantize {name}": (
             "mo.dequantize",
-            [encode(floats(2, form.elements), name)],
+            [random_weight(np.random.default_rng(1), 2, form.elements, name)],
             [(F32, (2, form.elements))],
             {"encoding": name},
         )
@@ -692,7 +692,7 @@ CASES: dict[
     **{
         f"pack {name}": (
             "mok.pack",
-            [encode(floats(3, form.super_block), name)],
+            [random_weight(np.random.default_rng(2), 3, form.super_block, name)],
             [(np.uint8, (1, form.group_bytes(form.super_block)))],
             {"encoding": name},
         )

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from max.driver import Tensor
-from max.dtype.blocks import BLOCK_FORMATS, encode
+from max.dtype.blocks import ENCODED_FORMATS, encode
 from max.engine import InferenceSession
 from max.entrypoints.llm import LLM
 from max.graph.quantization import QuantizationEncoding
@@ -208,7 +208,7 @@ def test_values_without_blocks(value, session):
 def test_options():
     with pytest.raises(ConfigError, match="quantize is 'q4_m', which does not fit"):
         PipelineConfig(model_path=str(TINY), quantize="q4_m")
-    assert set(QUANTIZED_KINDS) - {"int8"} == {name.lower() for name in BLOCK_FORMATS}
+    assert set(QUANTIZED_KINDS) - {"int8"} == {name.lower() for name in ENCODED_FORMATS}
     assert quantize._FORMAT >= 1
 
 
