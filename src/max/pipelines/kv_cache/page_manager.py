@@ -191,7 +191,7 @@ class PageManager:
         known = table.hashes if found.page_hash is None else [*table.hashes, found.page_hash]
         self._known.touch(known)
         # a page that is not full is copied, as its owner still writes to it
-        copied = found.length if self._copied(table, found.page_hash) else 0
+        copied = found.length if self._add_copy(table, found.page_hash) else 0
         table.reused += copied
         table.miss = self._known.miss(tokens, salt, table.reused, found, found.longest > copied)
         return table.reused
@@ -224,7 +224,7 @@ class PageManager:
     def _can_be_copied(self, page_hash: bytes) -> bool:
         return all(pool.copy and pool.is_cached(page_hash, on_device=True) for pool in self.pools)
 
-    def _copied(self, table: PageTable, page_hash: bytes | None) -> bool:
+    def _add_copy(self, table: PageTable, page_hash: bytes | None) -> bool:
         """Adds a copy of a cached page to all tables of a request, or to none."""
         pages: list[int] = []
         for pool in self.pools:

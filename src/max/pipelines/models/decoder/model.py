@@ -204,7 +204,7 @@ class DecoderModel(GraphModel[TextContext], KVCacheMixin):
         if model_config.weights_format is WeightsFormat.gguf:
             config = gguf_layout(config, state_dict, any(form.permuted for form in self.gguf))
         if model_config.rope_type is not None:
-            config = config.with_attention(interleaved=_interleaved(model_config.rope_type))
+            config = config.with_attention(interleaved=_is_interleaved(model_config.rope_type))
         return config
 
     @classmethod
@@ -458,7 +458,7 @@ def gguf_layout(
     return config.with_attention(interleaved=True) if interleaved else config
 
 
-def _interleaved(rope_type: RopeType) -> bool:
+def _is_interleaved(rope_type: RopeType) -> bool:
     """Whether a rope type stores the two elements of a rotated pair adjacently."""
     if rope_type not in (RopeType.normal, RopeType.neox):
         raise ConfigError(
