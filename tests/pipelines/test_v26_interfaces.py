@@ -60,7 +60,7 @@ from max.pipelines.lib.interfaces import (
 )
 from max.pipelines.lib.interfaces.batch_processor import PaddedEncoderBatchProcessor
 from max.pipelines.modeling.types import InputModality
-from max.pipelines.models.kv_cache import SizedKVCache
+from max.pipelines.models.kv_cache import KVCacheMixin
 from max.pipelines.registry.registry import PipelineRegistry
 
 
@@ -404,7 +404,7 @@ def test_shapes_of_caches_in_either_form() -> None:
     shape, layers = adapted(V26Model).cache_shape(*arguments)
     assert layers == 5 and shape.n_devices == 1 and list(shape.devices or ()) == [DeviceRef.CPU()]
 
-    class V25(Model, SizedKVCache):
+    class V25(Model, KVCacheMixin):
         @classmethod
         def get_kv_params(cls, huggingface_config, n_devices, kv_cache_config, cache_dtype):
             return KVCacheParams(cache_dtype, 2, 4, page_size=16, n_devices=n_devices)
