@@ -311,6 +311,21 @@ def test_a_loop_with_the_jumps_of_the_device(devices: Any, rng: Any, monkeypatch
     assert jumps[-2:] == ["if_zero", "back"] and backend_of(session).turns == 0
 
 
+@pytest.mark.parametrize("has_loop", [True, False])
+@pytest.mark.parametrize("shares", [True, False])
+def test_which_loops_a_device_runs(
+    devices: Any, monkeypatch: Any, has_loop: bool, shares: bool
+) -> None:
+    monkeypatch.setattr(GridBackend, "has_loop", has_loop)
+    if not shares:
+        monkeypatch.delattr(
+            GridBackend, "share"
+        )  # the default: no memory of the host, none to share
+    session = InferenceSession(devices=[CPU(), devices[0]])
+    assert ModelLoop.runs_on(session, devices[0]) is has_loop
+    assert ModelLoop.runs_on(session, devices[0], with_shared_memory=True) is (has_loop and shares)
+
+
 def test_an_error_in_a_loop_over_two_models(devices: Any, rng: Any) -> None:
     """The run that meets it raises it, although the device has a queue."""
     session = InferenceSession(devices=[CPU(), devices[0]])
