@@ -82,6 +82,7 @@ def test_conversations_stay(page: Page) -> None:
     assert page.problems() == []
 
 
+@pytest.mark.long
 def test_rename_search_delete_and_undo(page: Page) -> None:
     for text in ("about whales", "about bees", "about cats"):
         page.push("New chat")
@@ -122,6 +123,7 @@ def test_rename_search_delete_and_undo(page: Page) -> None:
     assert len(page.stored("turns")) == 4
 
 
+@pytest.mark.long
 def test_branches(page: Page, model: ScriptedModel) -> None:
     page.ask("one")
     page.push("Again", ".turn:last-child")
@@ -208,6 +210,8 @@ def test_a_reload_in_a_stream(page: Page, model: ScriptedModel) -> None:
     page.wait("document.querySelectorAll('.turn').length === 2")
     assert not page.run("return document.querySelector('#stop').hidden")
     want = " ".join(f"w{number}" for number in range(60))
+    # what is shown follows what has come after a while
+    page.wait("document.querySelector('.turn:last-child .text')?.innerText.includes('w59')")
     assert page.answer() == want
     assert len(model.requests) == 1
     # one that waits for its first token, and one that is stopped after the reload
@@ -243,6 +247,7 @@ def test_a_stream_that_the_server_has_lost(page: Page, model: ScriptedModel) -> 
     assert page.texts("assistant")[0].startswith("w0 w1")
 
 
+@pytest.mark.long
 def test_two_tabs(page: Page, browser: Browser, model: ScriptedModel) -> None:
     page.ask("from the first tab")
     first = browser.tab
@@ -290,6 +295,7 @@ def test_two_tabs(page: Page, browser: Browser, model: ScriptedModel) -> None:
     assert page.titles() == []
 
 
+@pytest.mark.long
 def test_what_the_older_page_has_stored(page: Page) -> None:
     turns = [
         {"role": "user", "content": "old question"},
@@ -314,6 +320,7 @@ def test_what_the_older_page_has_stored(page: Page) -> None:
     assert page.titles() == ["old question"]
 
 
+@pytest.mark.long
 def test_settings_key_and_models(page: Page, model: ScriptedModel) -> None:
     model.states = {
         "big": {"value": "unloaded"}, "bad": {"value": "unloaded", "failed": True, "error": "no memory"},
@@ -356,6 +363,7 @@ def test_settings_key_and_models(page: Page, model: ScriptedModel) -> None:
     assert page.run("return sessionStorage.getItem('chat.key')") == '"secret"'
 
 
+@pytest.mark.long
 def test_attachments(page: Page, model: ScriptedModel, tmp_path: Path) -> None:
     code = tmp_path / "a b.py"
     code.write_bytes("print('ü')\r\n```\n".encode())
@@ -381,6 +389,7 @@ def test_attachments(page: Page, model: ScriptedModel, tmp_path: Path) -> None:
     assert roles(model) == [("user", "What is it?")]
 
 
+@pytest.mark.long
 def test_export_and_import(page: Page) -> None:
     page.ask("one")
     page.push("Again", ".turn:last-child")
@@ -431,6 +440,7 @@ def test_export_and_import(page: Page) -> None:
     ) == ["turn assistant"]
 
 
+@pytest.mark.long
 def test_the_keyboard(page: Page) -> None:
     page.ask("one")
     page.push("New chat")
@@ -473,6 +483,7 @@ def test_the_keyboard(page: Page) -> None:
     assert unnamed == []
 
 
+@pytest.mark.long
 def test_narrow(page: Page) -> None:
     page.ask("z" * 500)
     wide = "| " + " | ".join("abcdefgh" * 2 for _ in range(9)) + " |"

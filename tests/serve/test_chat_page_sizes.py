@@ -52,6 +52,7 @@ def count(page: Page, selector: str) -> int:
     return page.run("return document.querySelectorAll(arguments[0]).length", selector)
 
 
+@pytest.mark.long
 def test_many_conversations_and_a_long_one(page: Page) -> None:
     conversations = [[f"talk {n}", 4, n] for n in range(1000)] + [["long", 300, 5000]]
     page.module("conversations.js", FILL, conversations)
@@ -94,13 +95,8 @@ LACKING = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize(
-    "lack",
-    [
-        each if each == "no locks" else pytest.param(each, marks=pytest.mark.long)
-        for each in LACKING
-    ],
-)
+@pytest.mark.long
+@pytest.mark.parametrize("lack", LACKING)
 def test_a_browser_that_lacks_a_part(page: Page, lack: str) -> None:
     page.clear()
     script = page.browser.before_each_page(LACKING[lack])
@@ -129,6 +125,7 @@ def test_a_browser_that_lacks_a_part(page: Page, lack: str) -> None:
         page.browser.forget_script(script)
 
 
+@pytest.mark.long
 def test_a_newer_page_in_another_tab(page: Page) -> None:
     page.clear()
     page.ask("one")

@@ -175,7 +175,6 @@ LARGE = {
     "macro": "$$\\def\\a{\\b\\b\\b\\b}\\def\\b{\\c\\c\\c\\c}\\def\\c{\\a\\a}\\a$$",
     "entities": "&amp;&#x41;" * 100_000,
 }
-QUICK = ("one word", "quotes", "dollars", "macro", "towers")
 
 
 @pytest.fixture(scope="module")
@@ -244,7 +243,7 @@ def test_formulas(page: Page) -> None:
 
 
 @pytest.mark.parametrize(
-    "seed", [*range(3), *(pytest.param(n, marks=pytest.mark.long) for n in range(3, 40))]
+    "seed", [0, *(pytest.param(n, marks=pytest.mark.long) for n in range(1, 40))]
 )
 def test_nothing_that_a_model_writes_does_harm(page: Page, seed: int) -> None:
     draw = random.Random(seed)
@@ -257,10 +256,8 @@ def test_nothing_that_a_model_writes_does_harm(page: Page, seed: int) -> None:
         assert grown["html"] == shown(page, text)["html"], text
 
 
-@pytest.mark.parametrize(
-    "kind",
-    [each if each in QUICK else pytest.param(each, marks=pytest.mark.long) for each in LARGE],
-)
+@pytest.mark.long
+@pytest.mark.parametrize("kind", LARGE)
 def test_large_texts_do_not_stop_the_page(page: Page, kind: str) -> None:
     text = LARGE[kind]
     seen = shown(page, text)

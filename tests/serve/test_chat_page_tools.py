@@ -65,7 +65,7 @@ def state(page: Page) -> str:
     return page.run(f"return {last}.innerText")
 
 
-@pytest.mark.parametrize("as_events", [False, True])
+@pytest.mark.parametrize("as_events", [False, pytest.param(True, marks=pytest.mark.long)])
 def test_a_call(
     page: Page, model: ScriptedModel, mcp: Callable[..., McpServer], as_events: bool
 ) -> None:
@@ -112,6 +112,7 @@ def test_a_call(
     assert page.answer() == "The tool says: noon in none"
 
 
+@pytest.mark.long
 def test_calls_are_declined_or_always_allowed(
     page: Page, model: ScriptedModel, mcp: Callable[..., McpServer]
 ) -> None:
@@ -162,6 +163,7 @@ def test_calls_are_declined_or_always_allowed(
     ]
 
 
+@pytest.mark.long
 def test_rounds_are_bounded(
     page: Page, model: ScriptedModel, mcp: Callable[..., McpServer]
 ) -> None:
@@ -182,6 +184,7 @@ def test_rounds_are_bounded(
     assert len(server.calls) == 10 and len(model.requests) == 10
 
 
+@pytest.mark.long
 def test_servers_that_cannot_be_used(
     page: Page, model: ScriptedModel, mcp: Callable[..., McpServer]
 ) -> None:
