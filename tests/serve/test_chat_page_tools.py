@@ -71,7 +71,7 @@ def test_a_call(
 ) -> None:
     server = mcp(model.url, as_events, key="Bearer k")
     add(page, server.url)
-    assert "another authorization" in state(page)
+    assert "another authorization" in state(page) and "OAuth" in state(page)
     page.push(f"Remove {server.url}")
     add(page, server.url, "Bearer k")
     assert "clock" in state(page) and "2 tools" in state(page)

@@ -57,7 +57,10 @@ async function call(server, session, method, params) {
   const response = await post(server, session, { jsonrpc: "2.0", id, method, params });
   if (response.status === 404 && session) throw Object.assign(new Error("The session has ended."), { isOver: true });
   if (response.status === 401 || response.status === 403)
-    throw new Error(`The server wants another authorization header (status ${response.status}).`);
+    throw new Error(
+      `The server wants another authorization header (status ${response.status}). This page does not sign in with ` +
+        "OAuth: get an access token from the server's provider, and give it as Bearer TOKEN.",
+    );
   if (!response.ok) throw new Error(`The server answers ${method} with status ${response.status}.`);
   const kind = response.headers.get("content-type") ?? "";
   let found = null;
