@@ -660,3 +660,22 @@ def test_what_cannot_draft() -> None:
     for values in (dict(speculative_method="eagle"), dict(num_speculative_tokens=0)):
         with pytest.raises(ConfigError, match=next(iter(values))):
             PipelineConfig(model_path=TINY, **values)
+
+
+def test_batch_invariant_texts_in_bfloat16() -> None:
+    """The same graph gives the same bits for rows of a draft as for single ones, alone and beside others."""
+    config = PipelineConfig(
+        model_path=TINY, max_length=LENGTH, max_batch_size=8, batch_invariant=True,
+        speculative_method="ngram", num_speculative_tokens=6,
+    )  # fmt: skip
+    pipeline = always(PIPELINE_REGISTRY.retrieve(config, PipelineTask.TEXT_GENERATION)[1])
+    drafts = pipeline.replicas[0].drafts
+    drafts.enabled = False
+    expected = generated(pipeline, requests(pipeline, 1))
+    assert pipeline.draft_counts == (0, 0)
+    drafts.enabled = True
+    texts = {f"{number}": tokens for number, tokens in enumerate(expected)}
+    drafts._drafter = OracleDrafter(texts, 1)
+    assert generated(pipeline, requests(pipeline, 1)) == expected
+    alone = [generated(pipeline, [one])[0] for one in requests(pipeline, 1)]
+    assert alone == expected and pipeline.draft_counts[1] > 100
