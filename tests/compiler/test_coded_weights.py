@@ -7,16 +7,19 @@ from dataclasses import replace
 import ml_dtypes
 import numpy as np
 import pytest
+from xdsl.ir import SSAValue
 
 from max import kernel as k
 from max._backends.cpu import backend as cpu_backend
 from max._backends.cpu.packing import CPU_PACKING, Packing, packing_of
+from max._backends.cpu.passes.packed_ops import CodeOp
 from max._compiler.pipeline import optimize
 from max.driver import CPU
 from max.dtype import DType
 from max.engine import InferenceSession
 from max.graph import DeviceRef, Graph, TensorType, TensorValue, ops
 from max.mlir import MoOp, clone_module
+from tests.compiler.test_grouped_products import GROUPS, groups_of, product
 from tests.cpu_kernels.harness import target
 
 DEVICE = DeviceRef.CPU()
@@ -42,6 +45,19 @@ def gated(dtype: DType, inner: int = 64) -> Graph:
         y = h @ ops.transpose(w, 0, 1)
         graph.output(y, ops.tanh(h) @ ops.transpose(w, 0, 1))
     return graph
+
+
+def counted(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The encodings of weights that are coded from now on: a program that another test compiled codes none."""
+    chosen: list[str] = []
+    plain = CodeOp.of
+
+    def of(packed: SSAValue, encoding: str) -> CodeOp:
+        chosen.append(encoding)
+        return plain(packed, encoding)
+
+    monkeypatch.setattr(CodeOp, "of", of)
+    return chosen
 
 
 def products(graph: Graph, backends: object) -> list[tuple[str, str]]:
@@ -76,6 +92,7 @@ def test_streamed_products_read_coded_weights(dtype: DType) -> None:
 def test_equal_results(encoding: str, rows: int, monkeypatch: pytest.MonkeyPatch) -> None:
     dtype = DType.bfloat16 if encoding.endswith("bfloat16") else DType.float32
     x = np.random.default_rng(rows).standard_normal((rows, 64)).astype(dtype.to_numpy())
+    coded_weights = counted(monkeypatch)
     results: list[list[np.ndarray]] = []
     for coded in ({}, {dtype: encoding}):
         packing = replace(CPU_PACKING, streamed_bytes=1, coded=coded)
@@ -86,8 +103,39 @@ def test_equal_results(encoding: str, rows: int, monkeypatch: pytest.MonkeyPatch
         monkeypatch.setattr(cpu_backend, "packing_of", chosen)
         model = InferenceSession(devices=[CPU()]).load(gated(dtype))
         results.append([r.view(DType.uint8).to_numpy().copy() for r in model.execute(x)])
+    assert coded_weights == [encoding] * 2
     for plain, packed in zip(*results, strict=True):
         np.testing.assert_array_equal(plain, packed)
+
+
+@pytest.mark.parametrize("encoding", ENCODINGS.values())
+def test_experts_read_coded_weights(encoding: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Groups of few rows, which decode in registers, of many, and an expert without rows."""
+    dtype = DType.bfloat16 if encoding.endswith("bfloat16") else DType.float32
+    counts = [4, 0, 30, 2, 1]
+    coded_weights = counted(monkeypatch)
+    rng = np.random.default_rng(3)
+    w = rng.standard_normal((5, 64, 64)).astype(np.float32)
+    w.view(np.uint32)[...] &= 0xFFFF0000
+    x = rng.standard_normal((sum(counts), 64)).astype(dtype.to_numpy())
+    types = [TensorType(dtype, ("m", 64), DEVICE), *GROUPS]
+    with Graph("experts", input_types=types) as graph:
+        rows, *groups = (value.tensor for value in graph.inputs)
+        weight = ops.constant(w.astype(dtype.to_numpy()), dtype, DEVICE)
+        graph.output(product(rows, weight, tuple(groups)))
+    results: list[np.ndarray] = []
+    for coded in ({}, {dtype: encoding}):
+        packing = replace(CPU_PACKING, streamed_bytes=1, coded=coded)
+
+        def chosen(_: k.Target, packing: Packing = packing) -> Packing:
+            return packing
+
+        monkeypatch.setattr(cpu_backend, "packing_of", chosen)
+        model = InferenceSession(devices=[CPU()]).load(graph)
+        (y,) = model.execute(x, *groups_of(counts))
+        results.append(y.view(DType.uint8).to_numpy().copy())
+    assert coded_weights == [encoding]
+    np.testing.assert_array_equal(*results)
 
 
 def test_targets() -> None:
