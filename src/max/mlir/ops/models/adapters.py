@@ -13,6 +13,8 @@ A and B are stored for the rank that the adapter has at the site, from the begin
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from max.dtype import DType
 from max.mlir.declare import NamedTypes, declare
 from max.mlir.operand import FLOATS, Operand
@@ -109,33 +111,37 @@ def _changed_type(types: NamedTypes, attrs: Attrs) -> Types:
     return (TensorType.get(y.dtype, y.shape, y.device),)
 
 
+# products of one x are merged across it: their terms are added after all of them
 define(
-    declare(
-        "mo.lora.add",
-        (
-            Operand("y", _ROWS, 2),
-            # [rows, inputs], or [rows, 1] indices of inputs, which stand for one-hot rows
-            Operand("x", (*_ROWS, DType.int64), 2),
-            Operand("memory", _ROWS, 2),
-            Operand("forms", _INTS, 3),
-            Operand("order", _INTS, 1),
-            Operand("slots", _INTS, 1),
-            Operand("scales", (DType.float32,), 1),
-            Operand("count", _INTS, 1),
-            Operand("place", (DType.int64,), 1, on_any_device=True),
+    replace(
+        declare(
+            "mo.lora.add",
+            (
+                Operand("y", _ROWS, 2),
+                # [rows, inputs], or [rows, 1] indices of inputs, which stand for one-hot rows
+                Operand("x", (*_ROWS, DType.int64), 2),
+                Operand("memory", _ROWS, 2),
+                Operand("forms", _INTS, 3),
+                Operand("order", _INTS, 1),
+                Operand("slots", _INTS, 1),
+                Operand("scales", (DType.float32,), 1),
+                Operand("count", _INTS, 1),
+                Operand("place", (DType.int64,), 1, on_any_device=True),
+            ),
+            1,
+            _changed_type,
+            attributes={"max_rank": int, "inputs": int, "site": int, "offset": int},
+            takes=(
+                "y `[rows, columns]`, x `[rows, inputs]` or indices si64 `[rows, 1]`, memory `[slots, elements]`, "
+                "forms si32 `[slots, sites, 2]` (rank, whether there are gain and shift), order, slots, scales, count, "
+                "place si64 `[2]` (first element, first site)"
+            ),
+            gives="y's type",
+            doc=(
+                "`y + scale (B A x + gain y + shift)` of each row, with the adapter in its slot; "
+                "`max.mlir.ops.models.adapters` has the layout"
+            ),
         ),
-        1,
-        _changed_type,
-        attributes={"max_rank": int, "inputs": int, "site": int, "offset": int},
-        takes=(
-            "y `[rows, columns]`, x `[rows, inputs]` or indices si64 `[rows, 1]`, memory `[slots, elements]`, "
-            "forms si32 `[slots, sites, 2]` (rank, whether there are gain and shift), order, slots, scales, count, "
-            "place si64 `[2]` (first element, first site)"
-        ),
-        gives="y's type",
-        doc=(
-            "`y + scale (B A x + gain y + shift)` of each row, with the adapter in its slot; "
-            "`max.mlir.ops.models.adapters` has the layout"
-        ),
+        separates=False,
     )
 )

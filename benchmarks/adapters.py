@@ -1,0 +1,124 @@
+"""Decoding with adapters (LoRA) against the same model without: ``python -m benchmarks.adapters --shape llama-135m``.
+
+All pipelines are in one process and take turns, with real-time priority where the system allows it; the ratio is that of
+the medians. Adapters are random, of all linear layers.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import os
+import statistics
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+
+from benchmarks.random_models import STARTUP_SHAPES, random_checkpoint, weight_shapes
+from max.graph.weights._safetensors_file import write_safetensors
+from max.interfaces import PipelineTask, SamplingParams
+from max.pipelines import PIPELINE_REGISTRY, PipelineConfig
+from max.pipelines.core.text_context import TextContext
+from max.pipelines.generation.generation import Generation
+
+NEW = 48
+CASES = [(1, 1), (16, 8), (16, 0)]
+"""Sequences, and adapters over which they are distributed; 0: none is named."""
+
+
+def write_adapter(folder: Path, shape: str, rank: int, seed: int) -> Path:
+    """A random adapter of all linear layers of a shape, in bfloat16."""
+    rng = np.random.default_rng(seed)
+    tensors: dict[str, np.ndarray[Any, Any]] = {}
+    for name, sizes in weight_shapes(STARTUP_SHAPES[shape]).items():
+        if name.endswith("_proj.weight"):
+            stem = "base_model.model." + name.removesuffix(".weight")
+            for part, size in (("A", (rank, sizes[1])), ("B", (sizes[0], rank))):
+                values = rng.standard_normal(size, np.float32) * 0.02
+                tensors[f"{stem}.lora_{part}.weight"] = values.astype(ml_dtypes.bfloat16)
+    folder.mkdir(parents=True)
+    config = {"peft_type": "LORA", "r": rank, "lora_alpha": rank}
+    (folder / "adapter_config.json").write_text(json.dumps(config))
+    write_safetensors(folder / "adapter_model.safetensors", tensors)
+    return folder
+
+
+def load(model: Path, dtype: str, adapters: list[Path], slots: int) -> Any:
+    """A pipeline; with adapters, they are named by their numbers."""
+    options: dict[str, Any] = {}
+    if adapters:
+        paths = [f"{number}={path}" for number, path in enumerate(adapters)]
+        options = {"enable_lora": True, "lora_paths": paths, "max_num_loras": slots}
+    config = PipelineConfig(
+        model_path=str(model),
+        quantization_encoding=dtype,
+        max_length=256,
+        max_batch_size=16,
+        **options,
+    )
+    return PIPELINE_REGISTRY.retrieve_factory(config, PipelineTask.TEXT_GENERATION)[1]()
+
+
+def seconds(pipeline: Any, sequences: int, adapters: list[str]) -> float:
+    """The time of a decoding step of a batch."""
+    contexts = [
+        TextContext(
+            tokens=np.arange(5 + n, 21 + n),
+            max_length=16 + NEW,
+            ignore_eos=True,
+            sampling_params=SamplingParams(top_k=1),
+            adapter=adapters[n % len(adapters)] if adapters else "",
+        )
+        for n in range(sequences)
+    ]
+    stream = Generation.of(pipeline).stream(contexts)
+    first = next(stream)  # prompts are read
+    begin = time.perf_counter()
+    count = sum(len(output.tokens) for output in stream)
+    assert first.tokens
+    return (time.perf_counter() - begin) / max(count, 1) * sequences
+
+
+def main() -> None:
+    """Prints a row for each case."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--shape", default="llama-135m", choices=STARTUP_SHAPES)
+    parser.add_argument("--dtype", default="bfloat16")
+    parser.add_argument("--rank", type=int, default=16)
+    parser.add_argument("--adapters", type=int, default=8)
+    parser.add_argument("--slots", type=int, default=8)
+    parser.add_argument("--rounds", type=int, default=7)
+    args = parser.parse_args()
+    with contextlib.suppress(OSError, AttributeError):
+        os.sched_setscheduler(0, os.SCHED_FIFO, os.sched_param(1))
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        model = random_checkpoint(args.shape, args.dtype, folder / "model")
+        adapters = [
+            write_adapter(folder / f"a{n}", args.shape, args.rank, n) for n in range(args.adapters)
+        ]
+        base = load(model, args.dtype, [], 0)
+        adapted = load(model, args.dtype, adapters, args.slots)
+        print("| sequences | adapters | ms a step | without | ratio |\n|---|---|---|---|---|")
+        for sequences, count in [*CASES, (16, args.adapters)]:
+            names = [str(n) for n in range(min(count, args.adapters))]
+            own: list[float] = []
+            plain: list[float] = []
+            for _ in range(args.rounds):
+                plain.append(seconds(base, sequences, []))
+                own.append(seconds(adapted, sequences, names))
+            medians = statistics.median(own) * 1e3, statistics.median(plain) * 1e3
+            ratio = medians[1] / medians[0]
+            print(
+                f"| {sequences} | {count} | {medians[0]:.2f} | {medians[1]:.2f} | {ratio:.2f} |",
+                flush=True,
+            )
+
+
+if __name__ == "__main__":
+    main()
