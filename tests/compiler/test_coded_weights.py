@@ -135,7 +135,7 @@ def test_experts_read_coded_weights(encoding: str, monkeypatch: pytest.MonkeyPat
         (y,) = model.execute(x, *groups_of(counts))
         results.append(y.view(DType.uint8).to_numpy().copy())
     assert coded_weights == [encoding]
-    np.testing.assert_array_equal(*results)
+    np.testing.assert_array_equal(results[0], results[1])
 
 
 def test_targets() -> None:
