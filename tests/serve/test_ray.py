@@ -1,0 +1,113 @@
+"""A server on a Ray cluster of this machine: a machine that is lost, one that is drained, an upgrade."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from tests.serve.conftest import RunningServer
+
+pytestmark = pytest.mark.long
+TINY = Path(__file__).parents[2] / "models" / "tiny-chat"
+WHILE_S = 300
+BODY = {"prompt": "import os", "ignore_eos": True, "temperature": 0.8, "seed": 5, "max_tokens": 500}
+
+
+@pytest.fixture
+def machines() -> Iterator[Any]:
+    """A cluster of two machines with a core each; further ones can be added."""
+    pytest.importorskip("ray")
+    from ray.cluster_utils import Cluster
+
+    cluster = Cluster(
+        initialize_head=True, head_node_args={"num_cpus": 1, "include_dashboard": False}
+    )
+    try:
+        cluster.second = cluster.add_node(num_cpus=1)
+        yield cluster
+    finally:
+        cluster.shutdown()
+
+
+def replicas(http: httpx.Client) -> list[dict[str, Any]]:
+    (model,) = http.get("/cluster").json()["models"]
+    return model["replicas"]
+
+
+def wait_replicas(http: httpx.Client, count: int) -> list[dict[str, Any]]:
+    end = time.monotonic() + WHILE_S
+    while True:
+        found = replicas(http)
+        if [each["state"] for each in found] == ["ready"] * count:
+            return found
+        assert time.monotonic() < end, found
+        time.sleep(0.2)
+
+
+def command(*words: str) -> str:
+    code = "from supremum import main; main()"
+    done = subprocess.run(
+        [sys.executable, "-c", code, "cluster", *words],
+        capture_output=True,
+        text=True,
+        timeout=WHILE_S,
+    )
+    return done.stdout + done.stderr
+
+
+def test_machines_come_and_go(machines: Any, start_server: Callable[..., RunningServer]) -> None:
+    server = start_server(
+        "--model", str(TINY), "--ray", "--ray-address", machines.address, "--replicas", "2",
+        "--max-length", "1024", "--quantization-encoding", "float32",
+    ).wait_ready()  # fmt: skip
+    with httpx.Client(base_url=server.url, timeout=WHILE_S) as http, ThreadPoolExecutor(6) as pool:
+        first = wait_replicas(http, 2)
+        assert len({each["node"] for each in first}) == 2
+        whole = http.post("/v1/completions", json=BODY).json()["choices"][0]["text"]
+
+        def stream() -> str:
+            with httpx.Client(base_url=server.url, timeout=WHILE_S) as own:
+                with own.stream("POST", "/v1/completions", json={**BODY, "stream": True}) as lines:
+                    data = [line[6:] for line in lines.iter_lines() if line.startswith("data: {")]
+            return "".join(json.loads(each)["choices"][0]["text"] for each in data)
+
+        streams = [pool.submit(stream) for _ in range(6)]
+        while min(each["requests"] for each in replicas(http)) == 0:
+            time.sleep(0.02)
+        machines.remove_node(machines.second)
+        assert [each.result(WHILE_S) for each in streams] == [whole] * 6
+        # another machine takes its place
+        machines.add_node(num_cpus=1)
+        second = wait_replicas(http, 2)
+        assert sum(each["restarts"] for each in second) >= 1
+        # a machine is drained onto a third one, while requests run
+        machines.add_node(num_cpus=1)
+        streams = [pool.submit(stream) for _ in range(4)]
+        drained = second[1]["node"]
+        said = command("drain", drained[:12], "--url", server.url)
+        assert "replaces" in said, said
+        third = wait_replicas(http, 2)
+        assert drained not in {each["node"] for each in third}
+        assert [each.result(WHILE_S) for each in streams] == [whole] * 4
+        text = command("status", "--url", server.url)
+        assert text.count("ready") == 3 and "0 requests" in text, text
+        assert "names 0 machines" in command("drain", "nowhere", "--url", server.url)
+    assert server.stop() == 0
+
+
+@pytest.mark.skipif(find_spec("ray") is not None, reason="Ray is installed")
+def test_without_ray_it_says_what_to_install(start_server: Callable[..., RunningServer]) -> None:
+    server = start_server("--model", str(TINY), "--ray")
+    assert server.process.wait(WHILE_S) == 2
+    server._reader.join(60)
+    assert 'pip install "supremum[ray]"' in server.output
