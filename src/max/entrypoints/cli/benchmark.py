@@ -18,6 +18,7 @@ from max.entrypoints.load_test.http_client import Target
 from max.entrypoints.load_test.measure import Workload, measure, summary
 from max.entrypoints.load_test.report import plot, table
 from max.entrypoints.load_test.simulated import SimulatedLoad, run_simulated
+from max.entrypoints.load_test.traces import read_trace
 from max.pipelines.scheduler.limits import SchedulerLimits
 from max.pipelines.scheduler.simulation import CostModel, Machine
 
@@ -199,6 +200,25 @@ def _costs(context: click.Context, parameter: click.Parameter, value: str) -> Co
     show_default=True,
     help="With --simulate: pages of the KV cache, of 128 tokens.",
 )
+@click.option(
+    "--replicas",
+    type=click.IntRange(min=1, max=4096),
+    default=1,
+    show_default=True,
+    help="With --simulate: engines, each with such a cache.",
+)
+@click.option(
+    "--routing",
+    type=click.Choice(("prefix", "load", "round-robin")),
+    default="prefix",
+    show_default=True,
+    help="With --simulate: how requests are routed to the replicas.",
+)
+@click.option(
+    "--trace",
+    type=click.Path(exists=True, dir_okay=False, path_type=Path),
+    help="With --simulate: the requests of a file, as those of Mooncake, Azure and BurstGPT.",
+)
 @log_level_option
 def benchmark(**options: Any) -> None:
     """Measure a server under load, with prompts of random words."""
@@ -259,14 +279,17 @@ def _simulate(options: dict[str, Any]) -> list[dict[str, Any]]:
         options["output_len"],
         options["clients"],
         options["seed"],
+        options["trace"] and read_trace(options["trace"], options["num_prompts"]),
     )
     runs: list[dict[str, Any]] = []
     for rate in options["request_rate"]:
-        run = {"model": "simulated", **run_simulated(machine, load, rate)}
+        numbers = run_simulated(machine, load, rate, options["replicas"], options["routing"])
+        run = {"model": "simulated", **numbers}
         runs.append(run)
         click.echo(table(run))
         click.echo(
             f"{'preemptions':<36}{run['preemptions']:>12}\n"
+            f"{'prompt tokens cached':<36}{run['cached_share']:>12.1%}\n"
             f"{'simulated in, s':<36}{run['simulated_in_s']:>12.2f}\n"
         )
     return runs

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from max.entrypoints.load_test.measure import Sample, summary
-from max.pipelines.scheduler.simulation import Machine, Timeline, random_arrivals, simulate
+from max.entrypoints.load_test.replicas import Routing, simulate_replicas
+from max.pipelines.scheduler.simulation import Arrival, Machine, Timeline, random_arrivals
 
 
 @dataclass(frozen=True)
@@ -21,6 +23,7 @@ class SimulatedLoad:
         output_tokens: Tokens of an answer on average.
         clients: The clients that share the server.
         seed: Of the random numbers.
+        trace: What is sent instead, whatever the rate; None: random requests.
     """
 
     count: int
@@ -29,15 +32,24 @@ class SimulatedLoad:
     output_tokens: int
     clients: int = 1
     seed: int = 0
+    trace: Sequence[Arrival] | None = None
 
 
-def run_simulated(machine: Machine, load: SimulatedLoad, rate: float) -> dict[str, Any]:
+def run_simulated(
+    machine: Machine,
+    load: SimulatedLoad,
+    rate: float,
+    replicas: int = 1,
+    routing: Routing = "prefix",
+) -> dict[str, Any]:
     """Simulates a server under load.
 
     Args:
-        machine: The server.
+        machine: The server, or each of its replicas.
         load: What is sent.
         rate: Requests a second on average.
+        replicas: The number of replicas.
+        routing: How requests are routed to them.
 
     Returns:
         The fields of ``summary``, the preemptions, and the seconds of the simulation itself.
@@ -45,7 +57,7 @@ def run_simulated(machine: Machine, load: SimulatedLoad, rate: float) -> dict[st
     Raises:
         InputError: A request does not fit the cache.
     """
-    arrivals = random_arrivals(
+    arrivals = load.trace or random_arrivals(
         load.count,
         rate,
         load.prompt_tokens,
@@ -55,10 +67,16 @@ def run_simulated(machine: Machine, load: SimulatedLoad, rate: float) -> dict[st
         load.seed,
     )
     begin = time.perf_counter()
-    timelines, preemptions = simulate(machine, arrivals)
+    done = simulate_replicas(machine, arrivals, replicas, routing)
     taken = time.perf_counter() - begin
-    numbers = summary([_sample(timeline) for timeline in timelines], rate)
-    return {**numbers, "preemptions": preemptions, "simulated_in_s": taken}
+    return {
+        **summary([_sample(timeline) for timeline in done.timelines], rate),
+        "preemptions": done.preemptions,
+        "replicas": replicas,
+        "routing": routing,
+        "cached_share": done.cached_tokens / max(done.prompt_tokens, 1),
+        "simulated_in_s": taken,
+    }
 
 
 def _sample(timeline: Timeline) -> Sample:

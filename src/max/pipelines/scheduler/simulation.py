@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import heapq
 import random
+from collections import deque
 from collections.abc import Sequence
 from dataclasses import field
 
@@ -97,6 +97,84 @@ class Machine:
     cost: CostModel = CostModel()
 
 
+class SimulatedEngine:
+    """An engine in simulated time: the scheduler with a cost model.
+
+    Args:
+        machine: The machine.
+    """
+
+    def __init__(self, machine: Machine) -> None:
+        self._cost = machine.cost
+        self._cache = RequestPages.of(machine.pages, machine.page_size, machine.prefix_caching)
+        self._scheduler = TextScheduler(self._cache, machine.limits)
+        self._open: dict[RequestID, Timeline] = {}
+        self.now = 0.0
+        """The end of the last step, or the arrival of the first request after an idle time."""
+
+    @property
+    def preemptions(self) -> int:
+        """The number of times that a request lost its pages."""
+        return self._scheduler.preemptions
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether no request is open."""
+        return not len(self._scheduler)
+
+    def submit(self, timeline: Timeline) -> None:
+        """Adds a request that has arrived before the end of the current step.
+
+        Args:
+            timeline: Receives the times of its tokens.
+
+        Raises:
+            InputError: It needs more pages than the cache has.
+        """
+        arrival = timeline.arrival
+        if self.is_idle:
+            self.now = max(self.now, arrival.time)
+        context = TextContext(
+            max_length=len(arrival.prompt) + arrival.output_tokens,
+            tokens=np.array(arrival.prompt, np.int64),
+        )
+        self._open[context.request_id] = timeline
+        self._scheduler.add(context, arrival.priority, arrival.client)
+
+    def step(self) -> list[Timeline]:
+        """Runs the next batch, and moves the time to its end.
+
+        Returns:
+            The requests that got tokens; those with all their tokens have ended.
+        """
+        scheduler = self._scheduler
+        inputs = scheduler.schedule()
+        if inputs is None:
+            return []
+        batch = list(inputs.batch.values())
+        seconds = self._cost.seconds(batch, inputs.num_steps)
+        advanced: list[Timeline] = []
+        for context in batch:
+            reads_to_end = context.active_idx >= context.end_idx
+            for step in range(inputs.num_steps if reads_to_end else 1):
+                if not context.is_done:
+                    context.update(0)
+                    if reads_to_end:
+                        token_time = self.now + seconds * (step + 1) / inputs.num_steps
+                        self._open[context.request_id].tokens.append(token_time)
+            if reads_to_end:
+                advanced.append(self._open[context.request_id])
+        self._cache.step(batch)
+        self.now += seconds
+        if inputs.batch_type is BatchType.TG:
+            scheduler.record_step(seconds, inputs.num_steps)
+        else:
+            scheduler.record_prompts(seconds)
+        for key in scheduler.update(batch):
+            del self._open[key]
+        return advanced
+
+
 def simulate(machine: Machine, arrivals: Sequence[Arrival]) -> tuple[list[Timeline], int]:
     """Runs requests through the scheduler, in the simulated time of the cost model.
 
@@ -110,47 +188,16 @@ def simulate(machine: Machine, arrivals: Sequence[Arrival]) -> tuple[list[Timeli
     Raises:
         InputError: A request needs more pages than the cache has.
     """
-    cache = RequestPages.of(machine.pages, machine.page_size, machine.prefix_caching)
-    scheduler = TextScheduler(cache, machine.limits)
+    engine = SimulatedEngine(machine)
     timelines = [Timeline(arrival) for arrival in arrivals]
-    open_requests: dict[RequestID, Timeline] = {}
-    coming = [(arrival.time, number) for number, arrival in enumerate(arrivals)]
-    heapq.heapify(coming)
-    now = 0.0
-    while coming or len(scheduler):
-        if not len(scheduler):
-            now = max(now, coming[0][0])
-        while coming and coming[0][0] <= now:
-            timeline = timelines[heapq.heappop(coming)[1]]
-            arrival = timeline.arrival
-            context = TextContext(
-                max_length=len(arrival.prompt) + arrival.output_tokens,
-                tokens=np.array(arrival.prompt, np.int64),
-            )
-            open_requests[context.request_id] = timeline
-            scheduler.add(context, arrival.priority, arrival.client)
-        inputs = scheduler.schedule()
-        if inputs is None:
-            continue
-        batch = list(inputs.batch.values())
-        seconds = machine.cost.seconds(batch, inputs.num_steps)
-        for context in batch:
-            reads_to_end = context.active_idx >= context.end_idx
-            for step in range(inputs.num_steps if reads_to_end else 1):
-                if not context.is_done:
-                    context.update(0)
-                    if reads_to_end:
-                        token_time = now + seconds * (step + 1) / inputs.num_steps
-                        open_requests[context.request_id].tokens.append(token_time)
-        cache.step(batch)
-        now += seconds
-        if inputs.batch_type is BatchType.TG:
-            scheduler.record_step(seconds, inputs.num_steps)
-        else:
-            scheduler.record_prompts(seconds)
-        for key in scheduler.update(batch):
-            del open_requests[key]
-    return timelines, scheduler.preemptions
+    coming = deque(sorted(timelines, key=lambda each: each.arrival.time))
+    while coming or not engine.is_idle:
+        if engine.is_idle:
+            engine.submit(coming.popleft())
+        while coming and coming[0].arrival.time <= engine.now:
+            engine.submit(coming.popleft())
+        engine.step()
+    return timelines, engine.preemptions
 
 
 def random_arrivals(

@@ -1,0 +1,145 @@
+"""The router and the scheduler of several replicas in simulated time, and the files of traces."""
+
+from __future__ import annotations
+
+import json
+import random
+from pathlib import Path
+
+import pytest
+
+from max.entrypoints.cli import cli
+from max.entrypoints.load_test.replicas import simulate_replicas
+from max.entrypoints.load_test.traces import BLOCK, read_trace
+from max.pipelines.core import InputError
+from max.pipelines.scheduler import SchedulerLimits
+from max.pipelines.scheduler.simulation import (
+    Arrival,
+    Machine,
+    random_arrivals,
+    simulate,
+)
+
+PAGE = 16
+LIMITS = SchedulerLimits(
+    max_batch_size=8, prefill_chunk_size=128, enable_in_flight_batching=True, max_num_steps=1
+)
+
+
+def machine(pages: int) -> Machine:
+    return Machine(LIMITS, pages, PAGE)
+
+
+def tenants(count: int, rate: float, prefix: int = 256, seed: int = 0) -> list[Arrival]:
+    """Eight tenants, each with a prompt of its own before every question."""
+    draw, now, arrivals = random.Random(seed), 0.0, []
+    for number in range(count):
+        first = draw.randrange(8) * 10_000
+        own = ((number + 1) * 1_000_003 + i for i in range(draw.randint(8, 24)))
+        arrivals.append(Arrival(now, (*range(first, first + prefix), *own), draw.randint(4, 12)))
+        now += draw.expovariate(rate)
+    return arrivals
+
+
+@pytest.mark.parametrize("routing", ["prefix", "load", "round-robin"])
+def test_one_replica_is_an_engine(routing) -> None:
+    arrivals = random_arrivals(60, 30.0, 90, 12, 20, seed=3)
+    for pages in (40, 400):
+        alone, preemptions = simulate(machine(pages), arrivals)
+        done = simulate_replicas(machine(pages), arrivals, 1, routing)
+        assert [each.tokens for each in done.timelines] == [each.tokens for each in alone]
+        assert done.preemptions == preemptions and done.shares == [60]
+
+
+def test_prefixes_stay_where_they_are_cached() -> None:
+    """Where no cache holds the prompts of all tenants, each keeps those of some."""
+    arrivals = tenants(240, 20.0)
+    medians, hits = {}, {}
+    for routing in ("prefix", "load", "round-robin"):
+        # room for the running requests and three of the eight prompts
+        done = simulate_replicas(machine(72), arrivals, 4, routing)
+        waits = sorted(each.tokens[0] - each.arrival.time for each in done.timelines)
+        medians[routing], hits[routing] = waits[len(waits) // 2], done.cached_tokens
+        assert sum(done.shares) == 240 and min(done.shares) >= 20
+        assert all(len(each.tokens) == each.arrival.output_tokens for each in done.timelines)
+    most = 256 * (240 - 8)
+    assert hits["prefix"] >= 0.95 * most and hits["load"] == 0
+    assert medians["prefix"] < 0.7 * medians["round-robin"]
+
+
+def test_more_replicas_share_the_load() -> None:
+    arrivals = random_arrivals(200, float("inf"), 60, 10, seed=1)
+    ends = []
+    for count in (1, 2, 4, 70):
+        done = simulate_replicas(machine(4000), arrivals, count)
+        ends.append(max(each.tokens[-1] for each in done.timelines))
+        assert max(done.shares) - min(done.shares) <= 0.5 * 200 / count + 2
+    assert ends[1] < 0.6 * ends[0] and ends[2] < 0.6 * ends[1] and ends[3] < 0.3 * ends[2]
+
+
+def test_traces(tmp_path: Path) -> None:
+    mooncake = tmp_path / "mooncake.jsonl"
+    rows = [
+        {"timestamp": 2000, "input_length": 1100, "output_length": 5, "hash_ids": [7, 8, 9]},
+        {"timestamp": 2500, "input_length": 1030, "output_length": 9, "hash_ids": [7, 8, 10]},
+        {"timestamp": 3500, "input_length": 3, "output_length": 1, "hash_ids": [7]},
+    ]
+    mooncake.write_text("\n".join(json.dumps(row) for row in rows) + "\n\n")
+    first, second, third = read_trace(mooncake)
+    assert [each.time for each in (first, second, third)] == [0.0, 0.5, 1.5]
+    assert len(first.prompt) == 1100 and len(second.prompt) == 1030 and second.output_tokens == 9
+    assert first.prompt[: 2 * BLOCK] == second.prompt[: 2 * BLOCK]
+    assert first.prompt[2 * BLOCK] != second.prompt[2 * BLOCK] and third.prompt == first.prompt[:3]
+    assert read_trace(mooncake, 1) == [first]
+    azure = tmp_path / "azure.csv"
+    azure.write_text(
+        "TIMESTAMP,ContextTokens,GeneratedTokens\n"
+        "2023-11-16 18:15:46.6805900,374,44\n2023-11-16 18:15:50.9951690,396,109\n"
+    )
+    one, two = read_trace(azure)
+    assert (
+        two.time == pytest.approx(4.314579) and len(one.prompt) == 374 and two.output_tokens == 109
+    )
+    assert not set(one.prompt) & set(two.prompt)
+    burst = tmp_path / "burst.csv"
+    burst.write_text(
+        "Timestamp,Model,Request tokens,Response tokens,Total tokens\n5,ChatGPT,472,18,490\n"
+    )
+    assert len(read_trace(burst)[0].prompt) == 472
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("", "has no requests"),
+        ("a,b\n1,2\n", "request 1 .*none of the fields timestamp"),
+        ('{"timestamp": 1, "input_length": 5}', "request 1 .*output_length"),
+        ('{"timestamp": 1, "input_length": 0, "output_length": 5}', "'?0'? tokens; at least 1"),
+        ('{"timestamp": 1, "input_length": 99999999, "output_length": 5}', "99999999"),
+        ('{"timestamp": -1, "input_length": 9, "output_length": 5}', "its time is -1"),
+        ('{"timestamp": NaN, "input_length": 9, "output_length": 5}', "its time is nan"),
+        ('{"timestamp": 1, "input_length": 9, "output_length": 5, "hash_ids": [-1]}', "-1 tokens"),
+        ('{"timestamp": 1, "input_length": 9, "output_length": 5, "hash_ids": 4}', "request 1"),
+        ("{no json", "line 1 is no JSON"),
+        ("[" * 100_000, "no requests|request 1"),
+    ],
+)
+def test_traces_that_are_wrong(tmp_path: Path, text: str, message: str) -> None:
+    file = tmp_path / "trace"
+    file.write_text(text)
+    with pytest.raises(InputError, match=message):
+        read_trace(file)
+
+
+def test_the_command(tmp_path: Path) -> None:
+    trace = tmp_path / "trace.jsonl"
+    row = {"timestamp": 0, "input_length": 600, "output_length": 3, "hash_ids": [1, 2]}
+    trace.write_text("\n".join(json.dumps({**row, "timestamp": 1000 * i}) for i in range(9)))
+    out = tmp_path / "numbers.json"
+    cli(
+        ["benchmark", "--simulate", "--trace", str(trace), "--replicas", "3", "--json", str(out)],
+        standalone_mode=False,
+    )
+    (run,) = json.loads(out.read_text())
+    assert run["completed"] == 9 and run["replicas"] == 3 and run["routing"] == "prefix"
+    assert run["cached_share"] > 0.7
