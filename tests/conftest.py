@@ -131,7 +131,7 @@ def _optimizer(request: pytest.FixtureRequest) -> Iterator[None]:
         yield
 
 
-WHOLE_MODELS = {"architectures", "cli", "encoders", "pipelines"}
+WHOLE_MODELS = {"adapters", "architectures", "cli", "encoders", "pipelines"}
 _kept_devices = ProgramStore._kept_devices
 
 
