@@ -102,7 +102,7 @@ def test_machines_come_and_go(machines: Any, start_server: Callable[..., Running
         text = command("status", "--url", server.url)
         assert text.count("ready") == 3 and "0 requests" in text, text
         assert "names 0 machines" in command("drain", "nowhere", "--url", server.url)
-    assert server.stop() == 0
+    assert server.stop() == 0, server.output
 
 
 @pytest.mark.skipif(find_spec("ray") is not None, reason="Ray is installed")
