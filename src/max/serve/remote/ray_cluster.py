@@ -90,7 +90,7 @@ class RayCluster:
                     f"there is no Ray cluster at {settings.address!r}: {error}",
                     "Start one with `ray start --head`, or leave out --ray-address.",
                 ) from error
-        self._started = started
+        self._started, self._is_closed = started, False
         total = int(sum(node.cpus for node in self.nodes() if node.is_alive))
         self.cpus = settings.cpus or max(total // max(replicas, 1), 1)
         """The cores of a replica."""
@@ -142,10 +142,12 @@ class RayCluster:
 
             def end() -> None:
                 with contextlib.suppress(Exception):  # it has ended already
-                    ray.kill(actor, no_restart=True)
+                    if not self._is_closed:  # Ray ends its actors then, and a call would end this process
+                        ray.kill(actor, no_restart=True)
 
             def wait(timeout: float | None) -> None:
-                ray.wait([running], timeout=timeout)
+                if not self._is_closed:
+                    ray.wait([running], timeout=timeout)
 
             name = f"on {host}, node {node[:12]}"
             worker = RemoteWorker(host, port, key, settings.unhealthy_s, end, wait, name, node)
@@ -169,5 +171,6 @@ class RayCluster:
 
     def close(self) -> None:
         """Leaves the cluster, and stops it if it was started here."""
-        if self._started:
+        if self._started and not self._is_closed:
+            self._is_closed = True
             self._ray.shutdown()
