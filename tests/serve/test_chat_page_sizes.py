@@ -38,6 +38,16 @@ for (const [id, count, updated] of arguments_[0]) {
 await store.addAll(made);
 """
 
+# how many turns there are after each change, and whether one was not the next to the one after it
+WATCH = r"""
+[window.counts, window.wrong] = [[], 0];
+new MutationObserver(() => {
+  const ids = [...document.querySelectorAll('.turn')].map((each) => Number(each.dataset.id.split('-')[1]));
+  window.counts.push(ids.length);
+  if (!ids.every((id, place) => id === 300 - ids.length + place)) window.wrong++;
+}).observe(document.querySelector('#log'), { childList: true });
+"""
+
 
 @pytest.fixture(scope="module")
 def page(browser: Browser) -> Iterator[Page]:
@@ -59,8 +69,12 @@ def test_many_conversations_and_a_long_one(page: Page) -> None:
     page.reload()
     # a page of the list is made, the rest as it is scrolled or walked through
     assert 50 <= count(page, "#conversations .open") <= 200
+    # the last turns are shown at once, those before them follow
+    page.module("dom.js", WATCH)
     page.click("#conversations .open")
     page.wait("document.querySelectorAll('.turn').length === 300")
+    counts, wrong = page.run("return [window.counts, window.wrong]")
+    assert 1 <= counts[0] <= 20 and len(counts) > 5 and not wrong
     page.wait("!document.querySelector('.turn:last-child .text > .plain')")
     # the end is seen, and what is far from it is drawn later
     end = "const s = document.querySelector('#scroll'); return s.scrollHeight - s.scrollTop - s.clientHeight"

@@ -35,6 +35,14 @@ export function pause() {
   });
 }
 
+/** Waits until the browser has time, also in tabs that are not seen. */
+export function idle() {
+  return new Promise((resolve) => {
+    if (globalThis.requestIdleCallback) requestIdleCallback(resolve, { timeout: 100 });
+    else setTimeout(resolve, 20);
+  });
+}
+
 let toastTimer = 0;
 
 /** A message at the edge of the page, with a button if an action is given; resolves to whether it was used. */

@@ -1,10 +1,12 @@
-// The turns of the open conversation. Those far from what is seen are drawn when they come near.
+// The turns of the open conversation. The last ones come first; those far from what is seen are drawn when they come near.
 
-import { at, copyText } from "./dom.js";
+import { at, copyText, idle } from "./dom.js";
 import { TurnView } from "./turn_view.js";
 
 const NEAR = "1200px 0px";
 const AT_END = 60;
+const FIRST_TURNS = 16;
+const PIECE = 32;
 
 export class LogView {
   constructor(actions) {
@@ -54,24 +56,50 @@ export class LogView {
       view.node.remove();
       this.views.delete(id);
     }
-    let last = null;
+    Object.assign(this, { path, siblings });
+    const known = path.findIndex((turn) => this.views.has(turn.id));
+    const first = Math.max(0, Math.min(known < 0 ? path.length : known, path.length - FIRST_TURNS));
+    const fresh = this.place(first, path.length);
+    for (const view of fresh.slice(-3)) view.draw();
+    for (const view of fresh.slice(0, -3)) this.observer.observe(view.node);
+    if (first) this.fill();
+    at("empty").hidden = path.length > 0;
+    this.stick();
+  }
+
+  /** Puts a part of the path into the page; returns the views that are new. */
+  place(begin, end) {
     const fresh = [];
-    for (const turn of path) {
+    let last = null;
+    for (const turn of this.path.slice(begin, end)) {
       let view = this.views.get(turn.id);
       if (!view) {
         view = new TurnView(turn, this.actions);
         this.views.set(turn.id, view);
         fresh.push(view);
       }
-      view.update(turn, siblings.get(turn.id));
+      view.update(turn, this.siblings.get(turn.id));
       const place = last ? last.nextSibling : this.log.firstChild;
       if (place !== view.node) this.log.insertBefore(view.node, place);
       last = view.node;
     }
-    for (const view of fresh.slice(-3)) view.draw();
-    for (const view of fresh.slice(0, -3)) this.observer.observe(view.node);
-    at("empty").hidden = path.length > 0;
-    this.stick();
+    return fresh;
+  }
+
+  /** Adds the turns before those that are shown, while the page has nothing else to do. */
+  async fill() {
+    if (this.isFilling) return;
+    this.isFilling = true;
+    try {
+      for (;;) {
+        await idle();
+        const first = this.path.findIndex((turn) => this.views.has(turn.id));
+        if (first <= 0) break;
+        for (const view of this.place(Math.max(0, first - PIECE), first)) this.observer.observe(view.node);
+      }
+    } finally {
+      this.isFilling = false;
+    }
   }
 
   update(turn) {
