@@ -57,7 +57,7 @@ export class TurnView {
   drawHead() {
     const { turn, actions, siblings } = this;
     const running = turn.state === "running";
-    const key = JSON.stringify([turn.state, turn.model, siblings?.map((each) => each.id), siblings?.indexOf(turn)]);
+    const key = JSON.stringify([turn.state, !turn.content, turn.model, siblings?.map((each) => each.id), siblings?.indexOf(turn)]);
     if (this.headKey === key) return;
     this.headKey = key;
     const buttons = [];
@@ -80,7 +80,7 @@ export class TurnView {
     }
     if (turn.role === "user") buttons.push(button("Edit", () => actions.edit(this.turn), { class: "quiet" }));
     else if (!running) buttons.push(button("Again", () => actions.again(this.turn), { class: "quiet" }));
-    if (!running) buttons.push(button("Copy", (event) => this.copy(event.currentTarget), { class: "quiet" }));
+    if (!running && turn.content) buttons.push(button("Copy", (event) => this.copy(event.currentTarget), { class: "quiet" }));
     const model = turn.role === "assistant" && turn.model ? element("span", { class: "model" }, turn.model) : null;
     const active = this.head.contains(document.activeElement) ? document.activeElement.textContent : null;
     this.head.replaceChildren(element("span", { class: "name" }, this.name), ...(model ? [model] : []), ...buttons);
