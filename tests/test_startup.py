@@ -66,8 +66,8 @@ def test_help_imports_the_command_line_only() -> None:
         "report(cli, ['--help'])"
     )
     assert own(modules) == {
-        "max", "max._config", "max._lazy", "max._load_steps", "max._names", "max._private_folder", "max._spelling",
-        "max._traceback", "max._version",
+        "max", "max._config", "max._lazy", "max._load_steps", "max._names", "max._private_folder", "max._process",
+        "max._spelling", "max._traceback", "max._version",
         "max.entrypoints", "max.entrypoints.cli", "max.entrypoints.cli.errors", "max.entrypoints.cli.progress",
     }  # fmt: skip
     # click and the standard library; 164 with Python 3.11
@@ -89,7 +89,7 @@ def test_help_imports_the_command_line_only() -> None:
 def test_packages_import_nothing_of_theirs(module: str, parts: set[str]) -> None:
     modules = imported(f"import {module}")
     assert own(modules) <= {
-        "max", "max._config", "max._lazy", "max._names", "max._private_folder", "max._spelling",
+        "max", "max._config", "max._lazy", "max._names", "max._private_folder", "max._process", "max._spelling",
         "max._traceback", "max._version", module,
         *parts,
     }  # fmt: skip
@@ -169,7 +169,7 @@ def test_the_engine_imports_neither_graphs_nor_the_compiler() -> None:
     assert layers <= {
         "_abi", "_backends", "_cache_folders", "_compiler", "_config", "_dataclass", "_errors", "_garbage", "_html",
         "_load_steps",
-        "_host", "_lazy", "_names", "_private_folder",
+        "_host", "_lazy", "_names", "_private_folder", "_process",
         "_reentry", "_runtime", "_spelling", "_traceback", "_version", "driver", "dtype", "engine", "kernel", "mlir",
     }  # fmt: skip
     # what programs on the disk consist of, not what makes them

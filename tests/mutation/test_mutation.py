@@ -324,10 +324,10 @@ def test_a_system_without_forks_is_an_error(suite, monkeypatch):
 
 
 def test_the_command_line():
-    command = [sys.executable, "-m", "tests.mutation", "src/max/interfaces/status.py", "--list"]
+    command = [sys.executable, "-m", "tests.mutation", "src/max/interfaces/context.py", "--list"]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
     (line,) = [line for line in done.stdout.splitlines() if "compare" in line]
-    assert line.startswith("src/max/interfaces/status.py:")
+    assert line.startswith("src/max/interfaces/context.py:")
     assert line.endswith(
         "return self is not GenerationStatus.ACTIVE  ->  return self is GenerationStatus.ACTIVE"
     )

@@ -4,17 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import ml_dtypes
 import numpy as np
 import numpy.typing as npt
 
 from max._dataclass import dataclass
+from max._lazy import lazy_module
 from max.driver import Tensor
 from max.dtype.blocks import decode
 from max.graph.weights import WeightData
-from max.mlir.ops.models.adapters import LORA_PANEL, lora_place_starts
 from max.pipelines.adapters.adapter import Adapter, AdapterError, Array
 from max.pipelines.adapters.sites import AdapterLayout, Site
 from max.pipelines.core.exceptions import WeightsError
@@ -24,6 +24,12 @@ from max.pipelines.models.blocks.delta_net import DeltaNetForm
 from max.pipelines.models.decoder.config import DecoderConfig
 from max.pipelines.models.decoder.fused_weights import split_fused
 from max.pipelines.models.decoder.weight_names import WeightNames
+
+# loaded when an adapter is placed
+if TYPE_CHECKING:
+    from max.mlir.ops.models import adapters as adapter_ops
+else:
+    adapter_ops = lazy_module("max.mlir.ops.models.adapters")
 
 __all__ = ["AdapterBase", "SiteTerms", "packed_terms", "site_terms"]
 
@@ -349,11 +355,13 @@ def packed_terms(site: Site, terms: SiteTerms, dtype: npt.DTypeLike) -> list[tup
     """
     if terms.rank > site.max_rank:
         raise AdapterError(f"{site.name}: the rank is {terms.rank}, above {site.max_rank}")
-    at_b, at_gain, at_shift, _ = lora_place_starts(site.max_rank, site.inputs, site.columns)
-    panels = -(-site.columns // LORA_PANEL)
-    padded = np.zeros((panels * LORA_PANEL, terms.rank), dtype)
+    at_b, at_gain, at_shift, _ = adapter_ops.lora_place_starts(
+        site.max_rank, site.inputs, site.columns
+    )
+    panels = -(-site.columns // adapter_ops.LORA_PANEL)
+    padded = np.zeros((panels * adapter_ops.LORA_PANEL, terms.rank), dtype)
     padded[: site.columns] = terms.b
-    b = padded.reshape(panels, LORA_PANEL, terms.rank).swapaxes(1, 2)
+    b = padded.reshape(panels, adapter_ops.LORA_PANEL, terms.rank).swapaxes(1, 2)
     a = terms.a.T if site.is_table else terms.a
     parts: list[tuple[int, Any]] = [(0, a), (at_b, b)]
     if terms.has_vectors:

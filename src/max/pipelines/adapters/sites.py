@@ -4,19 +4,25 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from max._dataclass import dataclass
+from max._lazy import lazy_module
 from max.dtype import DType
 from max.graph import DeviceRef, Dim, TensorType, TensorValue, Type, ops
-from max.mlir.ops.models.adapters import lora_place_size
 from max.nn.kernels.adapters import AdapterRows, adapter_rows, add_adapters
 from max.nn.layer import Module
 from max.nn.layers.embedding import Embedding
 from max.nn.layers.gptq_linear import GPTQLinear
 from max.nn.layers.linear import Linear
+
+# loaded when a decoder with adapters is staged
+if TYPE_CHECKING:
+    from max.mlir.ops.models import adapters as adapter_ops
+else:
+    adapter_ops = lazy_module("max.mlir.ops.models.adapters")
 
 __all__ = ["AdapterLayout", "AdapterShape", "AdapterSites", "AdaptedBlock", "Site", "adapter_types"]
 
@@ -112,7 +118,7 @@ class AdapterLayout:
                 sites.append(
                     Site(name, inputs, columns, is_table, len(sites), offset, shape.max_rank)
                 )
-                offset += lora_place_size(shape.max_rank, inputs, columns)
+                offset += adapter_ops.lora_place_size(shape.max_rank, inputs, columns)
         return cls(sites, places, offset)
 
 

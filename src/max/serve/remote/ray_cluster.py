@@ -142,7 +142,9 @@ class RayCluster:
 
             def end() -> None:
                 with contextlib.suppress(Exception):  # it has ended already
-                    if not self._is_closed:  # Ray ends its actors then, and a call would end this process
+                    if (
+                        not self._is_closed
+                    ):  # Ray ends its actors then, and a call would end this process
                         ray.kill(actor, no_restart=True)
 
             def wait(timeout: float | None) -> None:

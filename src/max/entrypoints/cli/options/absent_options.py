@@ -9,7 +9,8 @@ REASONS = {
         --num-speculative-tokens-* --adaptive-speculative-* --draft-proposal
         --synthetic-acceptance-rate --relaxed-* --use-greedy-acceptance --use-relaxed-acceptance-for-thinking
         --enable-spec-decode-mixed-batches --logit-penalties""",
-    "adapters are given by --lora-paths name=path, and requests name them": """
+    "adapters are given to the server by --lora-paths name=path, and requests name them as their model": """
+        --lora --lora-paths --lora-rank --lora-target-modules --lora-uniform-traffic-ratio --max-num-loras
         --num-loras --max-concurrent-lora-ops --per-lora-* --empty-lora-paths --empty-per-lora-*
         --lora-server-path --lora-output-dir --lora-request-ratio""",
     "the draft model has the length, the tokenizer and the template of the model": """
