@@ -164,7 +164,7 @@ def test_calls_are_read_as_the_template_writes_them(style: str) -> None:
     assert tools.use.renders_calls and tools.use.describes_tools
     assert tools.use.text_arguments == (style == "json text")
     assert tools.use.short_ids == (style == "short ids")
-    assert check(TEMPLATES[style], random.Random(style), 12, style == "python values") <= {""}
+    assert check(TEMPLATES[style], random.Random(style), 12, style.startswith("python ")) <= {""}
 
 
 @pytest.mark.parametrize("style", TEMPLATES)
@@ -263,6 +263,74 @@ def test_named_formats_in_any_pieces(
     if calls and not content:
         for place in range(1, len(answer)):
             assert len(parsed(tools, [answer[:place]], cut=True)[0].strip()) < 3, answer[:place]
+
+
+LITERALS = {
+    "city": {"type": "string", "description": "d"},
+    "day": {"type": "string", "pattern": "^[a-z]{3}$"},
+    "days": {"type": "integer", "maximum": 99},
+    "exact": {"type": "boolean"},
+    "nothing": {"type": "null"},
+    "kind": {"enum": ["x y", "it's", 3, True, None]},
+    "either": {"anyOf": [{"type": "string"}, {"type": "boolean"}, {"type": "null"}]},
+    "tags": {"type": "array", "items": {"type": "string"}},
+    "few": {"type": "array", "items": {"type": "string"}, "maxItems": 1},
+    "rows": {"type": "array", "items": {"type": "array", "items": {"type": ["string", "boolean"]}}},
+}  # fmt: skip
+
+
+def python_arguments(numbers: random.Random) -> dict[str, Any]:
+    def word() -> str:
+        return text(numbers, plain=False)
+
+    makers = {
+        "city": word,
+        "days": lambda: numbers.randint(-9, 99),
+        "exact": lambda: numbers.random() < 0.5,
+        "nothing": lambda: None,
+        "kind": lambda: numbers.choice(LITERALS["kind"]["enum"]),
+        "either": lambda: numbers.choice([word(), True, None]),
+        "tags": lambda: [word() for _ in range(numbers.randint(0, 3))],
+        "rows": lambda: [[word(), True], [], [False]][: numbers.randint(0, 3)],
+    }  # fmt: skip
+    return {name: make() for name, make in makers.items() if numbers.random() < 0.7}
+
+
+@pytest.mark.parametrize("name", ["lfm2", "pythonic"])
+def test_calls_in_python_have_the_literals_of_python_and_json(name: str) -> None:
+    tools = [Tool("get_weather", "", {"type": "object", "properties": LITERALS})]
+    begin, end = ("<|tool_call_start|>[", "]<|tool_call_end|>") if name == "lfm2" else ("[", "]")
+    must = answer_grammar(tools, ToolChoice(ChoiceKind.REQUIRED), FORMATS[name], {})
+    assert must is not None
+    found_tools = TemplateTools(TemplateUse(), FORMATS[name])
+    numbers = random.Random(name)
+    for _ in range(12):
+        values = python_arguments(numbers)
+        for write in (repr, lambda value: json.dumps(value, ensure_ascii=False)):
+            call = ", ".join(f"{key}={write(value)}" for key, value in values.items())
+            answer = f"{begin}get_weather({call}){end}"
+            assert accepts(must, answer), answer
+            (found,) = parsed(found_tools, [answer])[1]
+            assert json.loads(found[1]) == values, answer
+    for wrong in (
+        "city=True", "day='abc'", "days='3'", "days=100", "exact='True'", "kind='q'", "kind=False", "either=3",
+        "tags=['a', 3]", "tags=[True]", "few=['a', 'b']", "rows=['a']", "rows=[[3]]",
+        "town='a'", r"city='\q'", "city='a\0'",
+    ):  # fmt: skip
+        assert not accepts(must, f"{begin}get_weather({wrong}){end}"), wrong
+
+
+def test_grammars_of_nested_objects_in_python_are_no_larger_than_their_schemas() -> None:
+    tree: dict[str, Any] = {"type": "array", "items": {"$ref": "#/$defs/tree"}}
+    for _ in range(4):
+        texts = {f"text {n}": {"type": "string"} for n in range(6)}
+        tree = {"type": "object", "properties": {**texts, "a": tree, "b": tree}}
+    parameters = {"type": "object", "properties": {"tree": tree, "a": {"$ref": "#/$defs/flag"}},
+                  "$defs": {"tree": tree, "flag": {"type": "boolean"}}}  # fmt: skip
+    tools = [Tool("f", "", parameters)]
+    must = answer_grammar(tools, ToolChoice(ChoiceKind.REQUIRED), FORMATS["pythonic"], {})
+    assert must is not None and len(must) < 4 * len(json.dumps(parameters))
+    assert accepts(must, '[f(tree={"text 0": "x", "a": {"text 1": "y"}}, a=True)]')
 
 
 def test_named_formats_of_templates() -> None:

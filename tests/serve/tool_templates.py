@@ -67,6 +67,13 @@ TEMPLATES = {
     "pythonic": _template("<|tool_call_start|>[" + _each(
         "{{ name }}({% for k, v in f.arguments | items %}{{ k }}={{ v | tojson }}{% if not loop.last %}, {% endif %}"
         "{% endfor %})", ", ") + "]<|tool_call_end|>"),
+    "python quotes": (
+        "{% macro value(v) %}{% if v is string %}{{ \"'\" + v + \"'\" }}{% elif v is mapping %}{{ v | tojson }}"
+        "{% else %}{{ v | string }}{% endif %}{% endmacro %}"
+        + _template("<|call|>[" + _each(
+            "{{ name }}({% for k, v in f.arguments | items %}{{ k }}={{ value(v) }}{% if not loop.last %}, {% endif %}"
+            "{% endfor %})", ", ") + "]<|done|>")
+    ),
     "bare": (
         "{% macro value(v) %}{% if v is string %}<|'|>{{ v }}<|'|>{% elif v is mapping %}{{ '{' }}"
         "{% for k, w in v | items %}{{ k }}:{{ value(w) }}{% if not loop.last %},{% endif %}{% endfor %}{{ '}' }}"

@@ -4,17 +4,15 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 from max.pipelines.structured.grammar import JSON_STYLE
 from max.serve.chat.tools import deepseek, harmony, pythonic
 from max.serve.chat.tools.definitions import ChoiceKind, Tool, ToolChoice
 from max.serve.chat.tools.formats import ToolFormat
+from max.serve.chat.tools.keyword_grammar import python_keywords
 from max.serve.chat.tools.layout_grammar import (
-    definitions,
     free_text,
-    keyword_rules,
     layout_rules,
 )
 
@@ -123,7 +121,7 @@ def _call_rule(tool: Tool, tool_format: ToolFormat, special_tokens: dict[str, in
     schema = json.dumps({**tool.parameters, "x-guidance": _SPACE})
     match tool_format.syntax:
         case "pythonic":
-            return f"{_quoted(tool.name + '(')} {_keywords(tool.parameters)} {_quoted(')')}"
+            return f"{_quoted(tool.name + '(')} {python_keywords(tool.parameters, _SPACE)} {_quoted(')')}"
         case "deepseek":
             head = f"{mark(deepseek.CALL_BEGIN)} {_quoted(tool.name)} {mark(deepseek.SEPARATOR)}"
             return f"{head} %json {schema} {mark(deepseek.CALL_END)}"
@@ -168,7 +166,7 @@ def _pythonic_openings(tools: Sequence[Tool], special_tokens: dict[str, int]) ->
     mark = "" if special else f"({_escaped(begin)}{space})?"
     rules: list[str] = []
     for number, tool in enumerate(tools):
-        keywords = f"{_keywords(tool.parameters)} {_quoted(')')}"
+        keywords = f"{python_keywords(tool.parameters, _SPACE)} {_quoted(')')}"
         rules.append(rf"OPENING_{number}: /{space}{mark}\[{space}{_escaped(tool.name)}\(/")
         rules.append(f"opening_{number}: OPENING_{number} {keywords}")
     openings = [f"opening_{number}" for number in range(len(tools))]
@@ -182,15 +180,6 @@ def _pythonic_openings(tools: Sequence[Tool], special_tokens: dict[str, int]) ->
 def _escaped(text: str) -> str:
     """A text as a part of a regular expression between slashes."""
     return re.escape(text).replace("/", r"\/")
-
-
-def _keywords(parameters: dict[str, Any]) -> str:
-    """The keyword arguments of a schema."""
-
-    def value(schema: dict[str, Any], root: Mapping[str, Any]) -> str:
-        return f"%json {json.dumps({**definitions(root), **schema, 'x-guidance': _SPACE})}"
-
-    return keyword_rules(parameters, "", "=", value)
 
 
 def _mark(text: str, special_tokens: dict[str, int]) -> str:

@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from max.serve.chat.tools.definitions import Tool
+from max.serve.chat.tools.keyword_grammar import definitions, keyword_rules, python_keywords
 from max.serve.chat.tools.layout import IDENTIFIER, KEY, NAME, NUMBER, CallLayout, Style
 from max.serve.chat.tools.values import resolved, types_of
 
@@ -74,7 +75,7 @@ class LayoutRules:
             case Style.TAGGED:
                 return self._tagged(number, tool.parameters)
             case Style.PYTHON:
-                return f'{keyword_rules(tool.parameters, "", "=", self._json_value)} ")"'
+                return f'{python_keywords(tool.parameters, self._space)} ")"'
             case Style.BARE:
                 return f'{keyword_rules(tool.parameters, "", ":", self._bare_value, ",")} "}}"'
 
@@ -173,48 +174,6 @@ class LayoutRules:
 def filled_name(mark: str, name: str) -> str:
     """A mark with the name of the tool."""
     return mark.replace(NAME, name)
-
-
-def definitions(parameters: Mapping[str, Any]) -> dict[str, Any]:
-    """The definitions of a schema, to which its parts refer.
-
-    Args:
-        parameters: The schema.
-    """
-    return {key: parameters[key] for key in ("$defs", "definitions") if key in parameters}
-
-
-def keyword_rules(
-    parameters: Mapping[str, Any], key: str, key_end: str, value_of: Any, comma: str = ", "
-) -> str:
-    """Arguments with their names, in the order of a schema: those that are required, then the others.
-
-    Args:
-        parameters: The schema.
-        key: What stands before a name.
-        key_end: What stands after it.
-        value_of: Makes the rule of a value of its schema and of the one that has the definitions.
-        comma: What stands between two arguments.
-    """
-    properties: dict[str, Any] = parameters.get("properties") or {}
-    required = [name for name in properties if name in (parameters.get("required") or ())]
-
-    def argument(name: str, first: bool) -> str:
-        schema = properties[name] if isinstance(properties[name], dict) else {}
-        begin = json.dumps(("" if first else comma) + key + name + key_end)
-        return f"{begin} {value_of(schema, parameters)}"
-
-    others = [name for name in properties if name not in required]
-    if required:
-        parts = [argument(name, not at) for at, name in enumerate(required)]
-        parts += [f"({argument(name, False)})?" for name in others]
-        return " ".join(parts)
-    # whichever comes first has no comma before it
-    tails = [
-        " ".join([argument(name, True), *(f"({argument(o, False)})?" for o in others[at + 1 :])])
-        for at, name in enumerate(others)
-    ]
-    return f"({' | '.join(tails)})?" if tails else ""
 
 
 def free_text(

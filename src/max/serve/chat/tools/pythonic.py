@@ -16,6 +16,7 @@ CALLS_PATTERN = r"\s*(<\|python_start\|>)?\s*\[\s*[A-Za-z_][0-9A-Za-z_.]*\("
 """The start of an answer that the parser takes as calls; in the syntax of llguidance."""
 _NAME = re.compile(r"[A-Za-z_][0-9A-Za-z_.]*")
 _CONSTANTS = {"true": True, "false": False, "null": None}
+_BREAKS = {"\n": "\\n", "\r": "\\r"}
 _PAIRS = {"(": ")", "[": "]", "{": "}"}
 
 
@@ -140,12 +141,12 @@ def parsed_call(text: str) -> tuple[str, dict[str, Any]] | None:
 
 def _one_line(text: str) -> str:
     """A text without line breaks, which models write within quotes as they are."""
-    if "\n" not in text:
+    if "\n" not in text and "\r" not in text:
         return text
     written, quote, escaped = "", "", False
     for character in text:
-        if quote and character == "\n":
-            character = "\\n"
+        if quote and character in _BREAKS:
+            character = _BREAKS[character]
         elif quote and not escaped and character == quote:
             quote = ""
         elif not quote and character in "\"'":
