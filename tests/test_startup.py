@@ -74,6 +74,21 @@ def test_help_imports_the_command_line_only() -> None:
     assert len(modules) < 220
 
 
+def test_a_server_starts_its_worker_without_the_engine() -> None:
+    modules = own(imported("import max.serve.worker.process"))
+    parts = {".".join(name.split(".")[:2]) for name in modules}
+    assert parts <= {"max", "max._config", "max._dataclass", "max._errors", "max._garbage", "max._lazy", "max._names",
+                     "max._private_folder", "max._process", "max._spelling", "max._traceback", "max._version",
+                     "max._load_steps", "max._host", "max.interfaces", "max.pipelines", "max.serve"}, parts  # fmt: skip
+
+
+def test_the_routes_of_a_server_load_no_engine() -> None:
+    modules = own(imported("import max.serve.process.server"))
+    assert not modules & {
+        "max.engine", "max.nn", "max.pipelines.registry.registry", "max.pipelines.models", "max.pipelines.store.pull",
+    }  # fmt: skip
+
+
 @pytest.mark.parametrize(
     ("module", "parts"),
     [

@@ -28,7 +28,7 @@ class Hub:
         self.ended = threading.Semaphore(0)
         patch.setattr(library, "_hub_source", self.source)
         patch.setattr(library, "_is_stored", lambda name, store: False)
-        patch.setattr(library, "pull_model", self.pull)
+        patch.setattr("max.pipelines.store.pull.pull", self.pull)
         patch.setattr(library, "_PULL_THREADS", ThreadPoolExecutor(threads))
 
     def source(self, name: str) -> SimpleNamespace:

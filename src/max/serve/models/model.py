@@ -8,15 +8,15 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import cached_property
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+from max._lazy import lazy_module
 from max.interfaces import SamplingParams, SamplingParamsInput, TextGenerationRequest
 from max.pipelines.config.pipeline_config import PipelineConfig
 from max.pipelines.core.exceptions import PromptTooLongError
 from max.pipelines.core.text import utf8, utf8_size
 from max.pipelines.generation.process.commands import GenerationRequest
 from max.pipelines.gguf.tokenizer import INFILL_TOKENS
-from max.pipelines.registry.registry import PIPELINE_REGISTRY
 from max.pipelines.tokenization.hf_tokenizer import HFTokenizer
 from max.pipelines.tokenization.tokenizer import TextTokenizer
 from max.serve.chat.reasoning_marks import THINK
@@ -33,6 +33,12 @@ from max.serve.process.settings import AnswerSettings
 from max.serve.requests.infill import Infill
 from max.serve.requests.request_context import current_request
 from max.serve.worker.client import EngineClient
+
+if TYPE_CHECKING:
+    from max.pipelines.registry import registry
+else:
+    # it loads the model's classes
+    registry = lazy_module("max.pipelines.registry.registry")
 
 logger = logging.getLogger("max.serve")
 
@@ -59,7 +65,7 @@ class ServedModel:
         tool_parser: str | None = None,
         answers: AnswerSettings | None = None,
     ) -> None:
-        tokenizer = PIPELINE_REGISTRY.retrieve_tokenizer(config)
+        tokenizer = registry.PIPELINE_REGISTRY.retrieve_tokenizer(config)
         if not isinstance(tokenizer, TextTokenizer):
             raise TypeError(f"{name}: {type(tokenizer).__name__} is no TextTokenizer")
         self.name, self.config, self.engine, self.admission = name, config, engine, admission
@@ -153,7 +159,7 @@ class ServedModel:
         """How it calls tools: by the server's option, else by its architecture, else by its template."""
         if self.tool_parser not in (None, "none"):
             return FORMATS[ALIASES.get(self.tool_parser, self.tool_parser)]
-        declared = PIPELINE_REGISTRY.architecture_of(self.config).tool_parser
+        declared = registry.PIPELINE_REGISTRY.architecture_of(self.config).tool_parser
         if callable(declared):
             declared = declared(self.config.model_config.huggingface_model_repo)
         if declared is not None and (own := FORMATS.get(ALIASES.get(declared, declared))):

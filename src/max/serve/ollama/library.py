@@ -8,14 +8,14 @@ import threading
 from collections.abc import AsyncGenerator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import aclosing
+from typing import TYPE_CHECKING
 
 from fastapi import APIRouter, Request
 from starlette.responses import Response
 
+from max._lazy import lazy_module
 from max.pipelines.core.exceptions import ModelFilesError, UserError
 from max.pipelines.store.local import ModelStore, checked_name
-from max.pipelines.store.pull import pull as pull_model
-from max.pipelines.store.sources import Source, of_hub
 from max.serve.errors import ApiError
 from max.serve.http.bodies.body import read_body
 from max.serve.http.error_responses import as_api_error
@@ -23,6 +23,14 @@ from max.serve.http.state import ServerState, refuse_foreign_pages, state_of
 from max.serve.http.streaming import event_stream, unless_disconnected
 from max.serve.ollama.routes import json_line
 from max.serve.ollama.schemas import DeleteBody, PullBody
+
+if TYPE_CHECKING:
+    from max.pipelines.store import pull as downloads
+    from max.pipelines.store import sources
+else:
+    # they load the client of the hub
+    downloads = lazy_module("max.pipelines.store.pull")
+    sources = lazy_module("max.pipelines.store.sources")
 
 router = APIRouter(prefix="/api", tags=["Ollama"])
 
@@ -120,7 +128,7 @@ async def _pull_lines(name: str, store: ModelStore) -> AsyncGenerator[bytes, Non
     async with _pulling(name):
         # another request may have finished it
         if not await asyncio.to_thread(_is_stored, name, store):
-            pulling = _PULL_THREADS.submit(pull_model, source, store, name, None, note)
+            pulling = _PULL_THREADS.submit(downloads.pull, source, store, name, None, note)
             task = asyncio.wrap_future(pulling)
             sums = {file.name: file.sha256 for file in source.files}
             try:
@@ -171,8 +179,8 @@ def _is_stored(name: str, store: ModelStore) -> bool:
     return any(model.name == name for model in store.models())
 
 
-def _hub_source(name: str) -> Source:
+def _hub_source(name: str) -> sources.Source:
     """The files of a model of the hub; names that are paths or addresses are refused."""
     if "/" not in name:
         raise ModelFilesError(f"{name!r} is no name on the hub", "Names there are owner/model.")
-    return of_hub(name)
+    return sources.of_hub(name)

@@ -10,8 +10,8 @@ from multiprocessing.connection import Connection
 
 from max.serve.process.settings import WorkerSettings
 from max.serve.remote.connections import accept, close_listener, listen
+from max.serve.worker.engine import run_engine
 from max.serve.worker.life_signs import LifeSigns
-from max.serve.worker.process import run_engine
 
 PURPOSES = ("commands", "beats")
 """The connections of a server: its requests, and the signs of life."""

@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+from max._lazy import lazy_module
 from max.interfaces import PipelineTask
 from max.pipelines.config.pipeline_config import PipelineConfig
-from max.pipelines.registry.registry import PIPELINE_REGISTRY
+
+if TYPE_CHECKING:
+    from max.pipelines.registry import registry
+else:
+    # it loads the model's classes
+    registry = lazy_module("max.pipelines.registry.registry")
 
 PREFILL_CHUNK = 512
 """The default of prompt tokens a step: it bounds how long running sequences wait for a long prompt."""
@@ -22,7 +28,7 @@ def served_config(values: dict[str, Any]) -> tuple[PipelineConfig, PipelineTask]
         UserError: A field does not fit.
     """
     config = PipelineConfig(**values)
-    task = PIPELINE_REGISTRY.retrieve_pipeline_task(config)
+    task = registry.PIPELINE_REGISTRY.retrieve_pipeline_task(config)
     if task is PipelineTask.TEXT_GENERATION:
         if "prefill_chunk_size" not in values:
             config.prefill_chunk_size = PREFILL_CHUNK

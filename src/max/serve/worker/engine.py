@@ -1,0 +1,79 @@
+"""What runs in the process that owns the engine."""
+
+from __future__ import annotations
+
+import faulthandler
+import os
+import signal
+from multiprocessing.connection import Connection
+from typing import Any
+
+from max._load_steps import STEPS
+from max.interfaces import PipelineTask
+from max.pipelines.encoders.text_encoder import TextEncoder
+from max.pipelines.generation.process.channel import ConnectionChannel
+from max.pipelines.generation.process.events import EngineStopped, ErrorInfo
+from max.pipelines.generation.process.service import serve_pipeline
+from max.pipelines.registry.registry import PIPELINE_REGISTRY
+from max.serve.process.logs import set_up_logs
+from max.serve.process.process_end import end_soon
+from max.serve.process.settings import WorkerSettings
+from max.serve.worker.config import served_config
+from max.serve.worker.encoder_service import serve_encoder
+from max.serve.worker.life_signs import LifeSigns
+from max.serve.worker.message_codec import MessageCodec
+
+STATS_INTERVAL_S = 0.5
+"""Seconds between two reports of a busy engine."""
+
+
+def run_worker(settings: WorkerSettings, connection: Connection, signs: LifeSigns) -> None:
+    """Loads a model and serves the requests of a connection; the main function of the process.
+
+    It ends after a ``Shutdown``, or when the other end of the connection is closed, as when the
+    parent has died. It ignores signals that the terminal sends to the whole group: the parent handles them.
+
+    Args:
+        settings: The settings of the worker.
+        connection: The engine's end.
+        signs: Its signs of life.
+    """
+    if settings.cores and hasattr(os, "sched_setaffinity"):
+        os.sched_setaffinity(0, settings.cores)  # before any thread starts
+    signs.start()
+    # signals of a terminal reach both processes, and the server ends its worker itself
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    set_up_logs(settings.log_level, settings.logs)
+    faulthandler.enable()
+    run_engine(settings, connection, signs)
+    end_soon()
+
+
+def run_engine(settings: WorkerSettings, connection: Connection, signs: LifeSigns) -> None:
+    """Loads a model and serves the requests of a connection, in any thread of a process.
+
+    Args:
+        settings: The settings of the worker.
+        connection: The engine's end.
+        signs: Its signs of life, which are sent or shared already.
+    """
+    channel: ConnectionChannel[Any, Any] = ConnectionChannel(connection, MessageCodec())
+    try:
+        config, task = served_config(settings.config)
+    except Exception as error:
+        channel.send(EngineStopped(ErrorInfo.of(error)))
+        return
+    if task is PipelineTask.EMBEDDINGS_GENERATION:
+        serve_encoder(lambda: TextEncoder(config), config.max_batch_size or 1, channel, signs)
+        return
+
+    def load() -> Any:
+        with STEPS.taken(signs.note_load):
+            signs.note_load("opening the model", 0, 0)
+            _, factory = PIPELINE_REGISTRY.retrieve_factory(config, task)
+            pipeline = factory()
+        signs.note_load("", 0, 0)
+        return pipeline
+
+    serve_pipeline(load, channel, STATS_INTERVAL_S, signs)
