@@ -64,7 +64,10 @@ def read_gguf_adapter(path: Path, max_rank: int) -> Adapter:
             raise AdapterError(
                 f"the tensor {name!r} is no part of an adapter: expected .lora_a or .lora_b"
             )
-        data = weight.data()
+        try:
+            data = weight.data()
+        except (WeightsFileError, ValueError) as error:
+            raise AdapterError(f"the adapter's file cannot be read: {error}") from error
         array: Array = Tensor.from_dlpack(data.data).to_numpy()
         if data.quantization_encoding is not None:
             array = decode(array, data.quantization_encoding.value)
