@@ -182,11 +182,9 @@ def _imported(
     """The graph of a model of another framework."""
     module, name = reader
     function = getattr(importlib.import_module(module), name)
-    specs = (
-        input_specs
-        if input_specs is None or isinstance(input_specs, Mapping)
-        else list(input_specs)
-    )
+    specs: Any = input_specs
+    if input_specs is not None and not isinstance(input_specs, Mapping):
+        specs = list(input_specs)
     return function(path, specs, **(options or {}))
 
 

@@ -318,7 +318,7 @@ def define(spec: OpSpec, base: type[MoOp] = MoOp) -> type[MoOp]:
         traits += (IsTerminator(),)
     members = {"name": spec.name, "spec": spec, "traits": OpTraits(lambda: traits)}
     # the module of the op's family, which calls this function
-    family: str = sys._getframe(1).f_globals["__name__"]
+    family: str = sys._getframe(1).f_globals["__name__"]  # pyright: ignore[reportPrivateUsage]
     title = "".join(part.title() for part in spec.mnemonic.replace(".", "_").split("_"))
     cls = type(f"{title}Op", (base,), {**members, "__module__": family})
     if spec.name in OPS:

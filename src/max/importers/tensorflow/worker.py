@@ -59,7 +59,7 @@ def main(kind: str, path: str, signature: str, output: str) -> None:
 
 
 def _converted(function: Any, specs: Any, names: Mapping[str, str], outputs: list[str]) -> Any:
-    import tf2onnx
+    import tf2onnx  # pyright: ignore[reportMissingImports]
 
     model, _ = tf2onnx.convert.from_function(function, input_signature=specs, opset=_OPSET)
     _rename(model, names, outputs)
@@ -125,7 +125,7 @@ def _check(path: str) -> None:
 
 
 def _keras(path: str, signature: str) -> Any:
-    import keras
+    import keras  # pyright: ignore[reportMissingImports]
     import tensorflow as tf
 
     model: Any = keras.saving.load_model(path, compile=False, safe_mode=True)
@@ -142,7 +142,11 @@ def _keras(path: str, signature: str) -> Any:
     def converted() -> Any:
         @tf.function(input_signature=specs)
         def call(*args: Any) -> Any:
-            given = tf.nest.pack_sequence_as(model.input, list(args)) if len(args) > 1 else args[0]
+            given = (
+                tf.nest.pack_sequence_as(model.input, list(args))
+                if len(args) > 1
+                else next(iter(args))
+            )
             return tf.nest.flatten(model(given, training=False))
 
         return _converted(call, specs, names, outputs)
@@ -159,7 +163,7 @@ def _keras(path: str, signature: str) -> Any:
 
 def _unroll(model: Any) -> bool:
     """Has recurrent layers unroll their steps: a graph takes no loop that stacks results of an unknown number."""
-    import keras
+    import keras  # pyright: ignore[reportMissingImports]
 
     layers = [
         layer
@@ -172,7 +176,7 @@ def _unroll(model: Any) -> bool:
 
 
 def _tflite(path: str, signature: str) -> Any:
-    import tf2onnx
+    import tf2onnx  # pyright: ignore[reportMissingImports]
 
     model, _ = tf2onnx.convert.from_tflite(path, opset=_OPSET)
     return model

@@ -249,7 +249,7 @@ class LoRAManager:
             self._clock += 1
             loaded.used = self._clock
 
-    def drop(self, request_id: RequestID) -> None:
+    def release(self, request_id: RequestID) -> None:
         """Gives up the slot of a request's adapter, which stays in memory until others need it."""
         with self._lock:
             loaded = self._by_request.get(request_id)

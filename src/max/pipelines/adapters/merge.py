@@ -5,6 +5,7 @@ from __future__ import annotations
 import shutil
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -126,7 +127,7 @@ def _floats(value: WeightData) -> npt.NDArray[np.float32]:
     return Tensor.from_dlpack(value.data).to_numpy().astype(np.float32)
 
 
-def _changed(weight: npt.NDArray[np.float32], low_rank: LowRank) -> npt.NDArray[np.float32]:
+def _changed(weight: npt.NDArray[np.float32], low_rank: LowRank) -> npt.NDArray[np.floating[Any]]:
     """A weight ``[outputs, inputs]`` with the change of a module."""
     a, b = low_rank.a.astype(np.float32), low_rank.b.astype(np.float32)
     if weight.shape != (len(b), a.shape[1]):
@@ -140,7 +141,7 @@ def _changed(weight: npt.NDArray[np.float32], low_rank: LowRank) -> npt.NDArray[
     return new
 
 
-def _as_stored(values: npt.NDArray[np.float32], like: WeightData) -> WeightData:
+def _as_stored(values: npt.NDArray[np.floating[Any]], like: WeightData) -> WeightData:
     """Values in the dtype of a weight; float8 would lose the change."""
     dtype = DType.bfloat16 if like.dtype.is_float8() else like.dtype
     data: Array = np.ascontiguousarray(values)

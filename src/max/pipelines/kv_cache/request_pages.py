@@ -28,7 +28,7 @@ class AdapterSlots(Protocol):
     def hold(self, context: Any) -> None:
         """Keeps the adapter of a request in its place; raises OutOfPagesError if no place is free."""
 
-    def drop(self, request_id: RequestID) -> None:
+    def release(self, request_id: RequestID) -> None:
         """Gives up the place of a request's adapter."""
 
     def attach(self, context: Any) -> None:
@@ -394,7 +394,7 @@ class RequestPages:
         self._unread.discard(own_id)
         self.forget_opening(own_id)
         if self.adapters is not None:
-            self.adapters.drop(own_id)
+            self.adapters.release(own_id)
         if self.slots is not None:
             self.slots.release(own_id)
 
