@@ -237,7 +237,15 @@ def test_an_error_in_a_process_of_its_own():
 @pytest.mark.parametrize(
     ("model", "problem", "remedy"),
     [
-        ("models/tny-chat", "does not exist; did you mean 'tiny-chat'?", "path of a model folder"),
+        ("models/tny-chat", "did you mean 'models/tiny-chat'?", "path of a model folder"),
+        ("nothing.gguf", "model file nothing.gguf does not exist", "or of a GGUF file"),
+        ("nothing.onnx", "model file nothing.onnx does not exist", "path of a model folder"),
+        (
+            "READM.bin",
+            "model file READM.bin does not exist; did you mean 'README.md'?",
+            "GGUF file",
+        ),
+        ("tiny-chat", "there is no model 'tiny-chat'", "Did you mean 'models/tiny-chat'?"),
         (
             "owner/nothing",
             "is no folder, is not in the Hugging Face cache",
@@ -461,6 +469,13 @@ def test_show_names_what_is_wrong_with_files(here, folder):
     run("config.json is no JSON")
     done = here("show", str(folder.parent))
     check_error(done, "is no model", "a folder with a config.json, or a GGUF file")
+    assert str(folder) in done.stderr, "the models in the folder are named"
+    for path in folder.glob("*.safetensors*"):
+        path.unlink()
+    done = here("show", str(folder))
+    check_error(
+        done, "it has a config.json, but no weights", "*.safetensors beside the config.json"
+    )
 
 
 def test_show_reads_the_text_model_of_a_composite_config(here, folder):

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from max._dataclass import dataclass
-from max._spelling import did_you_mean
+from max._spelling import similar_names
 from max.graph.weights import WeightsFormat, first_parts, gguf_parts
 from max.pipelines.checkpoints.config_keys import ConfigKeys
 from max.pipelines.checkpoints.damaged_files import remedy_for
@@ -42,6 +42,8 @@ _FORMATS = {
     ".gguf": "gguf",
     **dict.fromkeys((".pt", ".pth", ".bin"), "pytorch"),
 }
+_FILES = frozenset((*_FORMATS, ".onnx", ".pt2", ".tflite", ".keras"))
+"""The ends of names of files with models."""
 _OTHER_TORCH_FILES = ("training_args", "optimizer", "scheduler", "rng_state", "scaler", "tokenizer")
 """What the names of files of ``torch.save`` without weights begin with."""
 
@@ -60,6 +62,7 @@ def looks_local(repo_id: str) -> bool:
         or repo_id.startswith((".", "~"))
         or repo_id.count("/") > 1
         or "\\" in repo_id
+        or ("/" not in repo_id and Path(repo_id).suffix in _FILES)
     )
 
 
@@ -100,9 +103,11 @@ class HuggingFaceRepo:
         if self.repo_type == RepoType.local and not folder.is_dir() and not self._is_gguf_file:
             problem = "is a file, not a folder" if folder.is_file() else "does not exist"
             if not folder.exists() and folder.parent.is_dir():
-                problem += did_you_mean(folder.name, (p.name for p in folder.parent.iterdir()))
+                near = similar_names(folder.name, (p.name for p in folder.parent.iterdir()))
+                problem += f"; did you mean {str(folder.parent / near[0])!r}?" if near else ""
+            kind = "file" if folder.suffix in _FILES and not folder.exists() else "folder"
             raise ModelFilesError(
-                f"model folder {self.repo_id} {problem}",
+                f"model {kind} {self.repo_id} {problem}",
                 "Give the path of a model folder (config.json, tokenizer.json, *.safetensors) or of a GGUF file, or "
                 "the name of a model on the Hugging Face hub.",
             )

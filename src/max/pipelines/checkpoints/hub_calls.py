@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import socket
 from collections.abc import Callable
+from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 from urllib.parse import urlsplit
 
@@ -33,6 +35,19 @@ def _fail_if_offline() -> None:
         socket.getaddrinfo(host, 443)
     except OSError as error:
         raise errors.OfflineModeIsEnabled(f"{host}: {error}") from error
+
+
+def folder_named(name: str) -> str:
+    """A question for the model folder of a name that lies one level below the working folder; empty if none does.
+
+    Args:
+        name: The name.
+    """
+    with contextlib.suppress(OSError):
+        for folder in sorted(Path().iterdir()):
+            if (folder / name / "config.json").is_file():
+                return f"Did you mean {str(folder / name)!r}? "
+    return ""
 
 
 def call_hub(action: Callable[[], T], repo_id: str, revision: str | None) -> T:
@@ -76,7 +91,8 @@ def call_hub(action: Callable[[], T], repo_id: str, revision: str | None) -> T:
             "reachable (or HF_HUB_OFFLINE is set)",
             f"Give the path of a model folder, or get the model while online: `max pull {repo_id}`."
             if "/" in repo_id
-            else "Give the path of a model folder, or a name: `max ls` lists those of this machine.",
+            else f"{folder_named(repo_id)}Give the path of a model folder, or a name: `max ls` lists those of this "
+            "machine.",
         ) from error
     except errors.HFValidationError as error:
         raise ModelFilesError(

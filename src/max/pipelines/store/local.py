@@ -184,9 +184,7 @@ class ModelStore:
             if target is not None and _is_path(target):
                 return self.find_or_open(target)
             if path.exists():
-                raise ModelFilesError(
-                    f"{name} is no model", "Give a folder with a config.json, or a GGUF file."
-                ) from None
+                raise _no_model(name, path) from None
             raise
 
     def partial_pulls(self) -> dict[str, int]:
@@ -341,6 +339,25 @@ def is_model_folder(folder: Path) -> bool:
     if (folder / "config.json").is_file():
         return gguf > 0 or any(folder.glob("*.safetensors")) or any(folder.glob("*.bin"))
     return gguf == 1
+
+
+def _no_model(name: str, path: Path) -> ModelFilesError:
+    """The error of a path that is no model; the models in a folder are named."""
+    if path.is_dir() and (path / "config.json").is_file():
+        return ModelFilesError(
+            f"{name} is no model: it has a config.json, but no weights",
+            "Give a folder with *.safetensors beside the config.json, or a GGUF file.",
+        )
+    inner: list[str] = []
+    for each in sorted(path.iterdir()) if path.is_dir() else ():
+        with contextlib.suppress(OSError):
+            if is_model_folder(each) if each.is_dir() else each.suffix == ".gguf":
+                inner.append(str(each))
+    more = " …" if len(inner) > 3 else ""
+    found = f", such as {' or '.join(inner[:3])}{more}" if inner else ""
+    return ModelFilesError(
+        f"{name} is no model", f"Give a folder with a config.json, or a GGUF file{found}."
+    )
 
 
 def near_names(name: str, names: list[str]) -> str:

@@ -18,11 +18,13 @@ if TYPE_CHECKING:
     from huggingface_hub import constants as hub
 
     from max.pipelines.checkpoints import hub as repositories
+    from max.pipelines.checkpoints import hub_calls
     from max.pipelines.core import exceptions
     from max.pipelines.store import local, names, pull, sources
 else:
     hub = lazy_module("huggingface_hub.constants")
     repositories = lazy_module("max.pipelines.checkpoints.hub")
+    hub_calls = lazy_module("max.pipelines.checkpoints.hub_calls")
     exceptions = lazy_module("max.pipelines.core.exceptions")
     local = lazy_module("max.pipelines.store.local")
     names = lazy_module("max.pipelines.store.names")
@@ -133,7 +135,8 @@ def _elsewhere(
     if is_hub_name and (tag is not None or "://" in target):
         return str(_pulled(target, store).path), text
     if hub.HF_HUB_OFFLINE and not of_hub and (error.remedy.startswith("Did") or not is_hub_name):
-        raise error
+        near = "" if error.remedy.startswith("Did") else hub_calls.folder_named(text)
+        raise exceptions.ModelFilesError(error.problem, f"{near}{error.remedy}") from error
     if " " in text:
         raise error
     return target, text
