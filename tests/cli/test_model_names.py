@@ -244,9 +244,11 @@ def test_a_router_takes_short_names(models: Path) -> None:
     from max.serve.models.pool_entry import PoolLimits
     from max.serve.process.server import RouterSettings, _pool
     from max.serve.process.settings import ServerSettings, WorkerSettings
+    from max.serve.worker.process import WorkerProcess
 
     store = ModelStore(models, hub=False)
-    pool = _pool(ServerSettings(), RouterSettings(models, PoolLimits(), WorkerSettings({})), store)
+    router = RouterSettings(models, PoolLimits(), WorkerSettings({}))
+    pool = _pool(ServerSettings(), router, store, WorkerProcess)
     assert isinstance(pool, ModelPool)
     for name in ("lab/tiny", "small", "small:latest"):
         assert asyncio.run(pool.find(name)).name == "lab/tiny"
