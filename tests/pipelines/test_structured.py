@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import random
 import re
 import threading
 import time
@@ -25,6 +26,7 @@ from max.interfaces import (
 from max.pipelines import PIPELINE_REGISTRY, PipelineConfig
 from max.pipelines.core import InputError
 from max.pipelines.core.exceptions import GrammarsWaitError
+from max.pipelines.generation import replica
 from max.pipelines.generation.batch_pipeline import limits_of
 from max.pipelines.generation.coroutines import run_async
 from max.pipelines.generation.engine import Engine, Failure
@@ -110,6 +112,51 @@ def test_a_batch_of_different_grammars(tiny, temperature) -> None:
     if temperature == 0:
         assert [free] == texts_of(tiny, contexts(only=2))
     assert pipeline.kv_managers[0].free_pages == pipeline.kv_managers[0].total_num_pages
+
+
+GREEDY = [
+    (None, {}),
+    (r"(.|\n)*", {}),
+    ("[a-m .]*", {}),
+    ("[^e]*", {"top_k": 1, "temperature": 0.7}),
+    ("[a-z ]*", {"min_new_tokens": 3}),
+    ("[a-z ]*", {"logit_bias": {300: 4.0}}),
+    ("[a-z ]*", {"repetition_penalty": 1.3}),
+    ("[a-z ]*", {"temperature": 1.5, "top_k": 40}),
+    (None, {"temperature": 1.5, "top_k": 40}),
+]
+
+
+BATCHES = [[kind] for kind in GREEDY] + [random.Random(seed).sample(GREEDY, 3) for seed in range(3)]
+
+
+@pytest.mark.parametrize("number", range(len(BATCHES)))
+def test_choices_that_a_grammar_allows_are_those_of_the_sampler(tiny, monkeypatch, number) -> None:
+    kinds, numbers = BATCHES[number], random.Random(number)
+    sampler = tiny[1].replicas[0]._sampler
+    steps: list[int] = []
+    sample = sampler.sample
+    monkeypatch.setattr(sampler, "sample", lambda *given: steps.append(1) or sample(*given))
+    prompts = [f"Tell me {numbers.choice(['a story', 'of the sea', 'why 1 + 1'])}" for _ in kinds]
+
+    def texts() -> list[str]:
+        steps.clear()
+        contexts = []
+        for number, (pattern, options) in enumerate(kinds):
+            params = SamplingParams(
+                **{"max_new_tokens": 24, "temperature": 0.0, "seed": number, **options}
+            )
+            own = None if pattern is None else grammar.of_regex(pattern)
+            contexts.append(new_context(tiny[0], prompts[number], params, own))
+        return texts_of(tiny, contexts)
+
+    found = texts()
+    used = len(steps)
+    monkeypatch.setattr(replica, "follow_grammars", lambda *given: False)
+    assert texts() == found
+    assert used <= len(steps)
+    if kinds == GREEDY[1:2]:
+        assert used == 0 and len(steps) == 24
 
 
 def test_it_goes_on_after_a_preemption(tiny) -> None:

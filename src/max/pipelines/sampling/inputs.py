@@ -134,6 +134,16 @@ def _temperature_and_top_k(context: TextGenerationContext) -> tuple[float, int]:
     return thinking, -1 if params.temperature == 0 else params.top_k
 
 
+def is_greedy(context: TextGenerationContext) -> bool:
+    """Whether the next token of a request is the likeliest one.
+
+    Args:
+        context: The request.
+    """
+    temperature, top_k = _temperature_and_top_k(context)
+    return temperature == 0 or top_k == 1
+
+
 def sampling_input_types(device: DeviceRef, batch: str = "batch") -> tuple[TensorType, ...]:
     """The types of :class:`SamplingInputs`, in their order.
 

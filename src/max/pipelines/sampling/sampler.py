@@ -25,7 +25,7 @@ from max.pipelines.sampling.graph import (
     penalty_inputs,
     token_sampler,
 )
-from max.pipelines.sampling.inputs import SamplingInputs
+from max.pipelines.sampling.inputs import SamplingInputs, is_greedy
 from max.pipelines.structured.constraint import is_constrained, unpacked
 
 
@@ -36,14 +36,48 @@ def needs_sampler(context: TextGenerationContext, step: int = 0) -> bool:
         context: The request.
         step: The number of the step, in an execution of several.
     """
+    return _changes_logits(context, step) or is_constrained(context)
+
+
+def _changes_logits(context: TextGenerationContext, step: int) -> bool:
+    """Whether a request chooses by other logits than the model's, a grammar aside."""
     params = context.sampling_params
     return (
         has_penalties(params)
         or bool(params.logits_processors)
         or bool(params.logit_bias)
-        or is_constrained(context)
         or len(context.generated_tokens) + step < context.min_tokens
     )
+
+
+def follow_grammars(
+    tokens: Tensor,
+    batch: Sequence[TextGenerationContext],
+    step: int,
+    bitmask: npt.NDArray[np.int32],
+) -> bool:
+    """Whether tokens that were chosen without grammars are those that are chosen with them.
+
+    The likeliest of all tokens is the likeliest of those that a grammar allows, if it allows it.
+
+    Args:
+        tokens: The token of each request, ``[batch]``.
+        batch: The requests.
+        step: The number of the step, in an execution of several.
+        bitmask: The tokens that may follow ``[batch, words]``, a bit a token.
+    """
+    chosen = tokens.to(CPU()).to_numpy().tolist()
+    most = 32 * bitmask.shape[1]
+    for row, (context, token) in enumerate(zip(batch, chosen, strict=True)):
+        if _changes_logits(context, step):
+            return False
+        if is_constrained(context) and not (
+            is_greedy(context)
+            and 0 <= token < most
+            and int(bitmask[row, token >> 5]) >> (token & 31) & 1
+        ):
+            return False
+    return True
 
 
 class Sampler:
