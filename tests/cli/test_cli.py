@@ -264,6 +264,7 @@ def test_a_missing_model(here, model, problem, remedy):
 def test_no_model_and_no_command(here):
     check_error(here("generate", "--prompt", "x"), "no model is given", "`max generate MODEL`")
     check_error(here("generate"), "Missing option '--prompt'", "max generate --help")
+    check_error(here("generate", "--prompt"), "requires an argument", "max generate --help")
     check_error(
         here("generat"), "No such command 'generat'. Did you mean 'generate'?", "max --help"
     )

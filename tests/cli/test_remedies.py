@@ -88,6 +88,8 @@ ERRORS = [
     ["generate", "lab/tiny", "x", "-ngl", "9"],
     ["chat"],
     ["chat", "--url", "http://127.0.0.1:9"],
+    ["chat", "--url", "localhost:8000"],
+    ["generate", "lab/tiny", "--prompt"],
     ["warm-cache"],
     ["serve", "--tsk", "x"],
     ["serve", "lab/tinyy"],

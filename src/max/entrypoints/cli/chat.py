@@ -108,6 +108,10 @@ class _ServerAnswerer:
     """
 
     def __init__(self, url: str, model: str | None, key: str | None) -> None:
+        if not url.startswith(("http://", "https://")):
+            raise CommandError(
+                f"--url {url} is no address", "Give one such as http://127.0.0.1:8000."
+            )
         # users give it with and without /v1
         self._url = url.rstrip("/").removesuffix("/v1")
         self._headers = {"Content-Type": "application/json"}

@@ -173,10 +173,17 @@ def _debug(arguments: Sequence[str]) -> bool:
         return asked
 
 
+def _command_of(error: click.UsageError, arguments: Sequence[str]) -> str:
+    """The command that refuses its arguments; the parser of options does not say which."""
+    if error.ctx is not None:
+        return error.ctx.command_path
+    return f"max {arguments[0]}" if arguments and not arguments[0].startswith("-") else "max"
+
+
 def _lines(error: Exception, arguments: Sequence[str]) -> tuple[str, str, int]:
     """The problem, the remedy, and the exit code."""
     if isinstance(error, click.NoSuchOption):
-        where = error.ctx.command_path if error.ctx is not None else "max"
+        where = _command_of(error, arguments)
         name = _whole_option(error.option_name, arguments)
         why = None if _same_option(error, name) else absent_options.why_absent(name)
         if why is not None:
@@ -193,7 +200,7 @@ def _lines(error: Exception, arguments: Sequence[str]) -> tuple[str, str, int]:
             _CORRECTABLE,
         )
     if isinstance(error, click.UsageError):
-        where = error.ctx.command_path if error.ctx is not None else "max"
+        where = _command_of(error, arguments)
         text, remedy = _one_line(error.format_message()), f"See `{where} --help`."
         if text.startswith("Got unexpected extra argument"):
             remedy = f"Put a text with spaces in quotes; `{where} --help` lists the options."
