@@ -11,6 +11,7 @@ import pytest
 
 from max._backends.cpu.kernels import library
 from max._backends.cpu.kernels.convolution.filters import filter_elements
+from max._backends.cpu.kernels.products.dense.coded import coded_bytes
 from max._backends.cpu.kernels.products.dense.panels import panel_elements
 from max._backends.cpu.kernels.products.quantized.packed import FORMATS
 from max._config import flags
@@ -721,6 +722,12 @@ CASES: dict[
         for dtype in (F32, BF16)
         for way, shape in (("rows", (34, 32)), ("columns", (32, 33)))
     },
+    "code bfloat16": (
+        "mok.code",
+        [floats(2, panel_elements(32), dtype=BF16)],
+        [(np.uint8, (2, coded_bytes(panel_elements(32), DType.bfloat16)))],
+        {"encoding": "coded bfloat16"},
+    ),
     **{
         f"packed_matmul {np.dtype(dtype)}, {rows} rows": (
             "mok.packed_matmul",

@@ -68,7 +68,9 @@ class Machine:
         self.most = max(self.most, len(self.loaded))
         assert self.free() >= 0
         config = SimpleNamespace(kv_cache_config=SimpleNamespace(kv_cache_folder=None))
-        return SimpleNamespace(name=stored.name, engine=Engine(self, stored.name), config=config)
+        return SimpleNamespace(
+            name=stored.name, engine=Engine(self, stored.name), config=config, adapters={}
+        )
 
 
 def run(test: Callable[[ModelPool, Machine], Awaitable[None]], memory=10**6, **limits) -> Machine:

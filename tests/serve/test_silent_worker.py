@@ -208,7 +208,7 @@ def test_a_process_that_does_not_run() -> None:
 def test_a_server_whose_worker_is_stopped(start_server: Callable[..., RunningServer]) -> None:
     server = start_server(
         "--model", str(TINY), "--max-length", "2048", "--max-batch-size", "2",
-        "--unhealthy-after", "1", "--restart-after", "3",
+        "--unhealthy-after", "1", "--restart-after", "3", "--quantization-encoding", "float32",
     ).wait_ready()  # fmt: skip
     body = {"prompt": "import os", "ignore_eos": True, "temperature": 0}
     with httpx.Client(base_url=server.url, timeout=WHILE_S) as http:
@@ -222,7 +222,7 @@ def test_a_server_whose_worker_is_stopped(start_server: Callable[..., RunningSer
         worker.resume()
         answer = http.post("/v1/completions", json={**body, "max_tokens": 5})
         assert answer.status_code == 200 and server.worker.pid == worker.pid
-        long = {**body, "max_tokens": 900}
+        long = {**body, "max_tokens": 600}
         whole = http.post("/v1/completions", json=long).json()["choices"][0]["text"]
         with http.stream("POST", "/v1/completions", json={**long, "stream": True}) as lines:
             parts = lines.iter_lines()

@@ -138,7 +138,7 @@ def load_script(path: str | os.PathLike[str]) -> torch.jit.ScriptModule:
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", DeprecationWarning)
-            return torch.jit.load(str(file), map_location="cpu").eval()
+            return torch.jit.load(str(file), map_location="cpu").train(False)
     except Exception as error:
         raise ModelFileError(f"{file} cannot be read: {_first_line(error)}") from error
 

@@ -42,6 +42,10 @@ if TYPE_CHECKING:
         PipelineRegistry,
         get_pipeline_for_task,
     )
+    from max.pipelines.sampling.rejection import (
+        rejection_sampler,
+        rejection_sampler_with_residuals,
+    )
     from max.pipelines.tokenization.base_tokenizers import (
         IdentityPipelineTokenizer,
         PreTrainedPipelineTokenizer,
@@ -82,6 +86,8 @@ _WHERE = {
     "PipelineRegistry": _HERE + "registry.registry",
     "SupportedArchitecture": _HERE + "registry.architecture",
     "get_pipeline_for_task": _HERE + "registry.registry",
+    "rejection_sampler": _HERE + "sampling.rejection",
+    "rejection_sampler_with_residuals": _HERE + "sampling.rejection",
     "IdentityPipelineTokenizer": _HERE + "tokenization.base_tokenizers",
     "PreTrainedPipelineTokenizer": _HERE + "tokenization.base_tokenizers",
     "TextTokenizer": _HERE + "tokenization.tokenizer",
@@ -119,6 +125,8 @@ __all__ = [
     "generate_local_model_path",
     "get_paged_manager",
     "get_pipeline_for_task",
+    "rejection_sampler",
+    "rejection_sampler_with_residuals",
     "try_to_load_from_cache",
     "upper_bounded_default",
 ]

@@ -10,11 +10,12 @@ from pydantic import BaseModel, ConfigDict
 from starlette.responses import Response
 
 from max.serve.errors import ApiError
+from max.serve.http.bodies.body import BodyRoute
 from max.serve.http.state import ServerState, json_response, refuse_foreign_pages, state_of
 from max.serve.models.model import ServedModel
 from max.serve.worker.replica import Replica
 
-router = APIRouter(tags=["operation"])
+router = APIRouter(tags=["operation"], route_class=BodyRoute)
 
 
 class DrainBody(BaseModel):
