@@ -7,7 +7,7 @@ import random
 import signal
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -56,7 +56,7 @@ class AdapterServer:
 @pytest.fixture(scope="module")
 def adapters(
     start_server: Callable[..., RunningServer], tmp_path_factory: pytest.TempPathFactory
-) -> AdapterServer:
+) -> Iterator[AdapterServer]:
     folder = tmp_path_factory.mktemp("adapters")
     folders = {
         f"a{i}": make_adapter(folder / f"a{i}", i, rank=[16, 3, 8, 1, 5, 2, 12, 7][i], size=0.25)
@@ -67,7 +67,9 @@ def adapters(
         "--quantization-encoding", "float32", "--enable-lora", "--max-loras", "4",
         "--lora-paths", f"a0={folders['a0']}", f"a1={folders['a1']}",
     ).wait_ready()  # fmt: skip
-    return AdapterServer(server, folders)
+    adapters = AdapterServer(server, folders)
+    yield adapters
+    adapters.http.close()
 
 
 def test_requests_name_adapters(adapters: AdapterServer) -> None:

@@ -26,7 +26,7 @@ from max.serve.worker.client import (
     EngineState,
     EngineUnavailableError,
 )
-from max.serve.worker.replica import MOST_LOSSES
+from max.serve.worker.suspects import MOST_LOSSES
 
 ACTIVE, END = GenerationStatus.ACTIVE, GenerationStatus.END_OF_SEQUENCE
 

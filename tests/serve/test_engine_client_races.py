@@ -141,7 +141,7 @@ def test_a_client_that_was_closed_holds_no_worker() -> None:
         client.start()
         await client.wait_ready()
         forgetting = asyncio.ensure_future(client.forget_prefixes())
-        await until(lambda: client.replicas[0]._forgetting)
+        await until(lambda: client.replicas[0]._answers.are_awaited)
         await client.close()
         async with asyncio.timeout(WAIT_S):
             await forgetting

@@ -23,7 +23,7 @@ from max.pipelines.generation.process.events import TokensGenerated
 from max.serve.process.settings import WatchLimits
 from max.serve.worker.client import EngineClient, EngineLostError, EngineState
 from max.serve.worker.life_signs import LifeSigns
-from max.serve.worker.replica import MOST_HANGS
+from max.serve.worker.suspects import MOST_HANGS
 from max.serve.worker.watch import WorkerWatch
 from tests.pipelines.counting_pipeline import expected
 from tests.serve.conftest import TINY, RunningServer

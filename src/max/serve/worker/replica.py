@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections import deque
 from collections.abc import Callable
 from enum import Enum
 from typing import Protocol
@@ -32,6 +31,7 @@ from max.pipelines.generation.process.events import (
     TokensGenerated,
 )
 from max.serve.process.settings import WatchLimits
+from max.serve.worker.answers import Answers
 from max.serve.worker.encoder_messages import EncodeRequest, RankRequest, TextsEncoded
 from max.serve.worker.event_reader import (
     EventReader,
@@ -42,17 +42,15 @@ from max.serve.worker.event_reader import (
     start_in_thread,
 )
 from max.serve.worker.subscription import OpenRequest
+from max.serve.worker.suspects import Suspects
 from max.serve.worker.watch import WorkerWatch
 
 logger = logging.getLogger("max.serve")
 
-MOST_LOSSES = 3
-"""A request ends when as many workers have died that ran it: it may be the cause of their deaths."""
-MOST_HANGS = 2
-"""The same for workers that hang, each of which takes a while to be replaced."""
 MOST_FAILED_STARTS = 5
 """The number of starts in a row that may fail."""
 _FIRST_DELAY_S = 0.1
+_LOST = "the worker process has ended"
 
 
 class EngineState(Enum):
@@ -124,9 +122,7 @@ class Replica:
         limits: WatchLimits | None = None,
     ) -> None:
         self.number, self._requests = number, requests
-        # requests whose workers were lost, which are sent one after another; the one that is being tried
-        self._suspects: deque[OpenRequest] = deque()
-        self._tried: OpenRequest | None = None
+        self._suspects = Suspects(self._is_open, self._submit)
         self.start_worker, self._limits = start_worker, limits or WatchLimits()
         self._watch: WorkerWatch | None = None
         # ends the waiting of requests for the next worker
@@ -146,10 +142,7 @@ class Replica:
         self.restarts = 0
         """The number of workers that died."""
         self._past_steps = (StepTimes(), StepTimes())  # the times of workers that died
-        self._forgetting: dict[int, asyncio.Future[None]] = {}
-        self._forgets = 0
-        self._keeping: dict[int, asyncio.Future[PrefixesKept]] = {}
-        self._changes: dict[int, asyncio.Future[ErrorInfo | None]] = {}
+        self._answers = Answers(self._send)
         self.adapters: dict[str, str | None] = {}
         """The paths of adapters that were loaded since the start, by name; None: it was unloaded since."""
 
@@ -232,8 +225,7 @@ class Replica:
             Exception: It cannot be encoded.
         """
         if entry.is_suspect:
-            self._suspects.append(entry)
-            self._try_suspect()
+            self._suspects.run(entry)
         else:
             self._submit(entry)
 
@@ -244,61 +236,32 @@ class Replica:
             request_id: The request.
         """
         self._send(CancelRequest(request_id))
-        self._passed(request_id)
+        self._suspects.passed(request_id)
 
     def _submit(self, entry: OpenRequest) -> None:
         entry.is_sent = True
         self._send(entry.proceed())
 
-    def _try_suspect(self) -> None:
-        """Sends the next request whose worker was lost, unless the one before it is still being tried.
-
-        One at a time until its first event comes: if the worker is lost by then, no other one is blamed.
-        """
-        while self._suspects and self._tried is None:
-            entry = self._suspects.popleft()
-            if self._requests.find(self, entry.request.request_id) is entry:
-                self._tried = entry
-                self._submit(entry)
-
-    def _passed(self, request_id: str) -> None:
-        """Notes that the worker has run a step with a request, or that it is not needed any more."""
-        if self._tried is not None and self._tried.request.request_id == request_id:
-            self._tried = None
-            self._try_suspect()
+    def _is_open(self, entry: OpenRequest) -> bool:
+        return self._requests.find(self, entry.request.request_id) is entry
 
     def _blame(self, silent: str) -> None:
-        """Counts the loss of the worker for the requests that may be its cause, and ends those that often were.
+        """Ends the requests over which too many workers were lost.
 
         Args:
-            silent: Why it is ended although it runs; empty: it has ended.
+            silent: Why the last one is ended although it runs; empty: it has ended.
         """
         sent = [entry for entry in self._requests.of(self) if entry.is_sent]
-        for entry in [self._tried] if self._tried in sent else sent:
-            entry.losses += 1
-            if entry.losses >= (MOST_HANGS if silent else MOST_LOSSES):
-                self._requests.end(entry)
-                how = f"do not respond ({silent})" if silent else "died"
-                entry.put(
-                    EngineLostError(f"{entry.losses} worker processes {how} over this request")
-                )
-        for entry in sent:
-            entry.is_suspect, entry.is_sent = True, False
-        self._suspects.clear()
-        self._tried = None
+        for entry in self._suspects.blame(sent, bool(silent)):
+            self._requests.end(entry)
+            how = f"do not respond ({silent})" if silent else "died"
+            entry.put(EngineLostError(f"{entry.losses} worker processes {how} over this request"))
 
     async def forget_prefixes(self) -> None:
         """Empties the prefix cache, and waits until it is empty; running requests keep their pages."""
         if self._state is not EngineState.READY:
             return  # the next worker begins with an empty cache
-        self._forgets += 1
-        number, answer = self._forgets, self._loop.create_future()
-        self._forgetting[number] = answer
-        self._send(ForgetPrefixes(number))
-        try:
-            await answer
-        finally:
-            del self._forgetting[number]
+        await self._answers.ask(ForgetPrefixes)
 
     async def keep_prefixes(self, action: str, name: str) -> tuple[int, int]:
         """Saves the cached prefixes to a file, restores those of a file, or removes a file.
@@ -317,14 +280,9 @@ class Replica:
         """
         if self._state is not EngineState.READY:
             raise EngineUnavailableError("the model is not loaded")
-        self._forgets += 1
-        number, answer = self._forgets, self._loop.create_future()
-        self._keeping[number] = answer
-        self._send(KeepPrefixes(number, action, name))
-        try:
-            kept: PrefixesKept = await answer
-        finally:
-            del self._keeping[number]
+        kept = await self._answers.ask(lambda number: KeepPrefixes(number, action, name))
+        if not isinstance(kept, PrefixesKept):
+            raise RuntimeError(_LOST)
         if kept.error is not None:
             raise kept.error.to_exception()
         return kept.tokens, kept.bytes
@@ -343,18 +301,12 @@ class Replica:
         """
         if self._state is not EngineState.READY:
             raise EngineUnavailableError("the model is not loaded")
-        answer = self._send_adapter(name, path)
-        error = await answer
-        if error is not None:
-            raise error.to_exception()
+        changed = await self._answers.ask(_adapter_change(name, path))
+        if not isinstance(changed, AdapterChanged):
+            raise RuntimeError(_LOST)
+        if changed.error is not None:
+            raise changed.error.to_exception()
         self.adapters[name] = path
-
-    def _send_adapter(self, name: str, path: str | None) -> asyncio.Future[ErrorInfo | None]:
-        self._forgets += 1
-        number, answer = self._forgets, self._loop.create_future()
-        self._changes[number] = answer
-        self._send(UnloadAdapter(number, name) if path is None else LoadAdapter(number, name, path))
-        return answer
 
     async def close(self, finish: bool = True, timeout: float | None = None) -> None:
         """Stops the worker, and waits until it has ended; open requests then end with an error.
@@ -378,7 +330,7 @@ class Replica:
         self._send(Shutdown(finish))
         await end_in_thread(worker, timeout)
         self._fail_open(EngineUnavailableError("the server shuts down"))
-        self._answer_forgetting()
+        self._answers.end()
         # errors of requests may keep this client alive, and with it the worker's files
         self._worker = None
 
@@ -419,7 +371,7 @@ class Replica:
             case PromptStarted(request_id):
                 if (entry := self._requests.find(self, request_id)) is not None:
                     self._requests.started(entry, event)
-                    self._passed(request_id)
+                    self._suspects.passed(request_id)
             case TokensGenerated(request_id) | RequestFailed(request_id) | TextsEncoded(request_id):
                 if (entry := self._requests.find(self, request_id)) is not None:
                     if isinstance(event, TokensGenerated):
@@ -427,25 +379,17 @@ class Replica:
                     if not isinstance(event, TokensGenerated) or event.status.is_done:
                         self._requests.end(entry)
                     entry.put(event)
-                    self._passed(request_id)
+                    self._suspects.passed(request_id)
             case EngineReady():
                 self.ready, self._failed_starts = event, 0
                 if self._state is EngineState.STOPPED:
                     return
                 # before any request: the engine reads messages in their order
                 for name, path in self.adapters.items():
-                    self._send_adapter(name, path)
+                    self._answers.tell(_adapter_change(name, path))
                 self._set_state(EngineState.READY)
-            case PrefixesForgotten(number):
-                if (answer := self._forgetting.get(number)) is not None and not answer.done():
-                    answer.set_result(None)
-            case PrefixesKept(number):
-                if (kept := self._keeping.get(number)) is not None and not kept.done():
-                    kept.set_result(event)
-            case AdapterChanged(number, error):
-                change = self._changes.pop(number, None)
-                if change is not None and not change.done():
-                    change.set_result(error)
+            case PrefixesForgotten() | PrefixesKept() | AdapterChanged():
+                self._answers.take(event)
             case EngineStats():
                 self.stats = event
             case EngineStopped(error):
@@ -474,7 +418,7 @@ class Replica:
             worker: The worker that is lost.
             silent: Why it is ended although it runs; empty: it has ended.
         """
-        self._answer_forgetting()
+        self._answers.end()
         if self._state is EngineState.STOPPED:
             return
         self._worker = None
@@ -534,24 +478,17 @@ class Replica:
         self._starts_for_long = True
         self._fail_open(EngineUnavailableError(self._start_takes_long))
 
-    def _answer_forgetting(self) -> None:
-        """Ends the waits for an empty cache, as the cache ended with its worker."""
-        for answer in self._forgetting.values():
-            if not answer.done():
-                answer.set_result(None)
-        ended = ErrorInfo("RuntimeError", "the worker process has ended")
-        for number, kept in self._keeping.items():
-            if not kept.done():
-                kept.set_result(PrefixesKept(number, error=ended))
-        for change in self._changes.values():
-            if not change.done():
-                change.set_result(ended)
-        self._changes.clear()
-
     def _fail_open(self, error: Exception) -> None:
         for entry in self._requests.of(self):
             self._requests.end(entry)
             entry.put(error)
+
+
+def _adapter_change(name: str, path: str | None) -> Callable[[int], Command]:
+    """The command that loads an adapter, or unloads it, of its number."""
+    if path is None:
+        return lambda number: UnloadAdapter(number, name)
+    return lambda number: LoadAdapter(number, name, path)
 
 
 async def _end(worker: Worker) -> None:

@@ -1,0 +1,70 @@
+"""Finds the request that ends workers: those whose worker was lost are sent to the next one after another."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Sequence
+
+from max.serve.worker.subscription import OpenRequest
+
+MOST_LOSSES = 3
+"""A request ends when as many workers have died that ran it: it may be the cause of their deaths."""
+MOST_HANGS = 2
+"""The same for workers that hang, each of which takes a while to be replaced."""
+
+
+class Suspects:
+    """The requests of a replica whose worker was lost.
+
+    One at a time is sent until its first event comes: if the worker is lost by then, no other one is blamed.
+
+    Args:
+        is_open: Whether a request is still open, and the replica's.
+        submit: Sends a request.
+    """
+
+    def __init__(
+        self, is_open: Callable[[OpenRequest], bool], submit: Callable[[OpenRequest], None]
+    ) -> None:
+        self._is_open, self._submit = is_open, submit
+        self._waiting: deque[OpenRequest] = deque()
+        self._tried: OpenRequest | None = None
+
+    def run(self, entry: OpenRequest) -> None:
+        """Sends a request as soon as those before it have run a step."""
+        self._waiting.append(entry)
+        self._try_next()
+
+    def passed(self, request_id: str) -> None:
+        """Notes that the worker has run a step with a request, or that it is not needed any more."""
+        if self._tried is not None and self._tried.request.request_id == request_id:
+            self._tried = None
+            self._try_next()
+
+    def blame(self, sent: Sequence[OpenRequest], hangs: bool) -> list[OpenRequest]:
+        """Counts the loss of the worker for the requests that may be its cause.
+
+        Args:
+            sent: The open requests that it had; they are suspects from now on.
+            hangs: Whether it is ended because it does not go on.
+
+        Returns:
+            Those over which too many were lost.
+        """
+        tried = self._tried
+        blamed = [tried] if tried is not None and tried in sent else list(sent)
+        for entry in blamed:
+            entry.losses += 1
+        for entry in sent:
+            entry.is_suspect, entry.is_sent = True, False
+        self._waiting.clear()
+        self._tried = None
+        most = MOST_HANGS if hangs else MOST_LOSSES
+        return [entry for entry in blamed if entry.losses >= most]
+
+    def _try_next(self) -> None:
+        while self._waiting and self._tried is None:
+            entry = self._waiting.popleft()
+            if self._is_open(entry):
+                self._tried = entry
+                self._submit(entry)
