@@ -18,6 +18,7 @@ from max.pipelines.generation.process.events import TokensGenerated
 from max.serve.metrics import ServerMetrics
 from max.serve.models.pool import ModelPool
 from max.serve.models.pool_entry import PoolLimits
+from max.serve.process.logs import share_handlers
 from max.serve.process.server import add_gauges
 from max.serve.requests.generation import TextSequence, _Sequence
 from max.serve.requests.request_context import (
@@ -112,3 +113,16 @@ def test_times_begin_with_the_arrival_of_the_request() -> None:
     for name in ("time_to_first_token", "request_time"):
         assert float(lines[f"maxserve_{name}_milliseconds_count"]) == 1
         assert 100_000 <= float(lines[f"maxserve_{name}_milliseconds_sum"]) < 160_000
+
+
+def test_uvicorn_has_the_handlers_of_max_in_a_list_of_its_own() -> None:
+    """What is added to one logger is not added to the other, whose lines it would write twice."""
+    ours, theirs = logging.getLogger("max"), logging.getLogger("uvicorn")
+    handlers, propagates = theirs.handlers, theirs.propagate
+    try:
+        share_handlers()
+        assert theirs.handlers == ours.handlers
+        theirs.addHandler(added := logging.NullHandler())
+        assert added not in ours.handlers
+    finally:
+        theirs.handlers, theirs.propagate = handlers, propagates

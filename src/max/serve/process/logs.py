@@ -80,5 +80,5 @@ def share_handlers() -> int:
         The lowest level of its logger: clients that send no HTTP are named only where level info is.
     """
     ours, theirs = logging.getLogger("max"), logging.getLogger("uvicorn")
-    theirs.handlers, theirs.propagate = ours.handlers, False
+    theirs.handlers, theirs.propagate = list(ours.handlers), False
     return logging.WARNING if ours.isEnabledFor(logging.INFO) else logging.ERROR
