@@ -126,7 +126,7 @@ class PrefixRouter:
         """
         pages = self._hashes(tokens, salt) if self._by_prefix else []
         candidates = list(among)
-        cached = self._cached(candidates, pages)
+        cached = self._cached(pages)
         # the last token is read in any case, as its logits are needed
         most = max(len(tokens) - 1, 0)
         best = min(
@@ -181,7 +181,7 @@ class PrefixRouter:
         if place is None:
             return
         place.open -= 1
-        if tokens and self._by_prefix:
+        if self._by_prefix:
             self._note(route.replica, self._hashes(tokens, salt, route.pages))
 
     def _hashes(self, tokens: Sequence[int], salt: str, known: Sequence[bytes] = ()) -> list[bytes]:
@@ -206,11 +206,9 @@ class PrefixRouter:
             hashes.append(parent)
         return hashes
 
-    def _cached(self, among: Sequence[int], pages: Sequence[bytes]) -> dict[int, int]:
+    def _cached(self, pages: Sequence[bytes]) -> dict[int, int]:
         """The tokens that replicas have of a prompt; those that have none are left out."""
-        left = 0
-        for replica in among:
-            left |= 1 << replica
+        left = -1  # all bits: each replica
         found: dict[int, int] = {}
         for count, page in enumerate(pages):
             still = left & self._holders.get(page, 0)
