@@ -20,7 +20,7 @@ REASONS = {
         --draft-vision-config-overrides --image_url --image-* --vision-config-overrides --vision-cache-utilization
         --max-vision-* --max-video-* --max-media-* --random-image-* --batch-job-image-dir --num-frames --taylorseer*
         --first-block-caching""",
-    "there is one replica of a model, on one machine": """
+    "replicas share neither caches nor experts; `max serve` has --replicas and --ray": """
         --ep-* --eplb-* --dp-ce-* --enable-dp-cross-replica-prefix-copy --cascade* --decode-request-ttl-s
         --decode-stall-timeout-s --kv-connector-config --use-vendor-ccl""",
     "it is of GPUs, whose graphs, libraries and copies do not exist here": """
