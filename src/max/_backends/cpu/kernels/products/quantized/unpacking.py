@@ -106,8 +106,11 @@ def quantized_tiling(target: Target, form: PackedFormat, folds: bool = False) ->
 
 
 def panel_blocks(t: QuantizedTiling, matrix_tiles: bool) -> int:
-    """The number of blocks of k that are unpacked together, half as many if signs are stored separately."""
-    return PANEL // 2 if t.splits_signs and not matrix_tiles else PANEL
+    """The number of blocks of k that are unpacked together, in whole units; half as many if signs are stored apart."""
+    if not t.splits_signs or matrix_tiles:
+        return PANEL
+    span = t.form.span
+    return max(PANEL // 2 // span, 1) * span
 
 
 class UnpackedStrip(NamedTuple):
