@@ -139,7 +139,7 @@ def measure(
 
 
 def make_files(folder: Path, models: Sequence[str]) -> None:
-    """Writes the models that are not there."""
+    """Writes the models whose files are missing."""
     sources = [name.removesuffix("-qdq") for name in models]
     missing = [n for n in dict.fromkeys([*sources, *models]) if not (folder / f"{n}.onnx").exists()]
     if missing:

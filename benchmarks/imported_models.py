@@ -1,7 +1,7 @@
 """ONNX files with random weights, as exporters write them: convolutional networks, transformers, recurrent layers, trees.
 
-``python -m benchmarks.imported_models FOLDER [MODEL …]`` writes those that are not there; it needs the packages of the peer `exporters`
-(torch, torchvision, transformers, ONNX Runtime's quantizer, LightGBM and its converter, silero-vad).
+``python -m benchmarks.imported_models FOLDER [MODEL …]`` writes the files that are missing; it needs
+the packages of the peer `exporters` (torch, torchvision, transformers, ONNX Runtime's quantizer, LightGBM and its converter, silero-vad).
 """
 
 from __future__ import annotations

@@ -125,7 +125,7 @@ def test_siblings_count_as_one_core(tmp_path):
 
 def test_usable_cpus_respects_affinity_and_groups(monkeypatch):
     assert 1 <= _host.usable_cpus() <= (os.cpu_count() or 1)
-    monkeypatch.setattr(_host, "_affinity", lambda: set(range(64)))
+    monkeypatch.setattr(_host, "logical_cpus", lambda: set(range(64)))
     monkeypatch.setattr(_host, "_physical", len)
     monkeypatch.setattr(_host, "cgroup_cpu_limit", lambda: 2.5)
     monkeypatch.setattr(_host, "LINUX", True)

@@ -16,7 +16,7 @@ from max._dataclass import dataclass
 LINUX, MACOS, WINDOWS = (sys.platform == name for name in ("linux", "darwin", "win32"))
 
 
-def _affinity() -> set[int]:
+def logical_cpus() -> set[int]:
     """The logical CPUs that the process may run on."""
     if hasattr(os, "sched_getaffinity"):
         return set(os.sched_getaffinity(0))
@@ -83,7 +83,7 @@ def _physical(cpus: set[int], root: Path = Path("/sys/devices/system/cpu")) -> i
 
 def usable_cpus() -> int:
     """The number of physical cores that the process may use, by affinity, SMT siblings and control groups."""
-    cores = _physical(_affinity())
+    cores = _physical(logical_cpus())
     limit = cgroup_cpu_limit() if LINUX else math.inf
     return max(1, min(cores, math.ceil(limit) if limit != math.inf else cores))
 

@@ -13,6 +13,7 @@ from collections.abc import Callable
 
 import pytest
 
+from max._host import logical_cpus
 from max.pipelines.generation.process.channel import ConnectionChannel
 from max.pipelines.generation.process.commands import GenerationRequest
 from max.pipelines.generation.process.events import TokensGenerated
@@ -27,7 +28,6 @@ from max.serve.remote.host import EngineHost
 from max.serve.remote.worker import RemoteWorker
 from max.serve.worker.client import EngineClient, EngineState
 from max.serve.worker.message_codec import MessageCodec
-from max.serve.worker.placement import usable_cores
 from tests.pipelines.counting_pipeline import CountingPipeline, expected
 from tests.serve.test_engine_client import _all, until
 
@@ -206,7 +206,7 @@ def test_signs_of_life() -> None:
 
 
 def test_cores_are_claimed_once(tmp_path) -> None:
-    cores = usable_cores()
+    cores = sorted(logical_cpus())
     one = ClaimedCores(1, tmp_path / "locks")
     other = ClaimedCores(len(cores), tmp_path / "locks")
     assert one.cores == (cores[0],) and other.cores == ()

@@ -14,12 +14,13 @@ from pathlib import Path
 import httpx
 import pytest
 
+from max._host import logical_cpus
 from max.pipelines.core.exceptions import ConfigError
 from max.pipelines.generation.process.commands import CancelRequest, GenerationRequest
 from max.pipelines.generation.process.events import EngineReady, PromptStarted, TokensGenerated
 from max.serve.process.settings import WorkerSettings
 from max.serve.worker.client import EngineClient, EngineState, EngineUnavailableError
-from max.serve.worker.placement import replica_settings, usable_cores
+from max.serve.worker.placement import replica_settings
 from tests.pipelines.counting_pipeline import expected
 from tests.serve.conftest import RunningServer
 from tests.serve.hanging_worker import HangingWorker
@@ -226,7 +227,7 @@ def test_replicas_divide_the_machine() -> None:
         replica_settings(settings, 3, (4, 6))
 
 
-@pytest.mark.skipif(len(usable_cores()) < 2, reason="one core")
+@pytest.mark.skipif(len(logical_cpus()) < 2, reason="one core")
 def test_a_server_with_two_replicas(start_server: Callable[..., RunningServer]) -> None:
     """Answers are those of one engine, also of streams whose engine is killed."""
     server = start_server(

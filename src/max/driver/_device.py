@@ -8,6 +8,7 @@ from importlib import import_module
 from typing import Any, ClassVar, Protocol, Self
 
 from max._errors import NoAcceleratorError
+from max._host import logical_cpus
 from max._reentry import reentrant_lock
 from max.driver._memory import DeviceMemory, HostMemory
 
@@ -211,7 +212,7 @@ class CPU(Device):
     def stats(self) -> dict[str, Any]:
         """``num_cores``; ``total_memory`` and ``free_memory`` in bytes on platforms that report them."""
         # Windows has no sysconf
-        stats: dict[str, Any] = {"num_cores": _usable_cores()}
+        stats: dict[str, Any] = {"num_cores": len(logical_cpus())}
         names = {"total_memory": "SC_PHYS_PAGES", "free_memory": "SC_AVPHYS_PAGES"}
         available: dict[str, int] = getattr(os, "sysconf_names", {})
         for key, name in names.items():
@@ -227,12 +228,6 @@ class CPU(Device):
 
     def synchronize(self) -> None:
         """Returns at once: operations on the CPU are complete when their call returns."""
-
-
-def _usable_cores() -> int:
-    """The logical CPUs that the process may run on."""
-    affinity = getattr(os, "sched_getaffinity", None)
-    return len(affinity(0)) if affinity is not None else os.cpu_count() or 1
 
 
 class Accelerator(Device):

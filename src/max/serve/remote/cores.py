@@ -7,7 +7,7 @@ import os
 import tempfile
 from pathlib import Path
 
-from max.serve.worker.placement import usable_cores
+from max._host import logical_cpus
 
 
 class ClaimedCores:
@@ -29,7 +29,7 @@ class ClaimedCores:
         if folder.stat().st_uid != os.getuid():
             return  # another user's: what it locks is not to be trusted
         cores: list[int] = []
-        for core in usable_cores():
+        for core in sorted(logical_cpus()):
             if len(cores) == count:
                 break
             file = os.open(folder / str(core), os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o600)

@@ -59,7 +59,7 @@ class RemoteWorker:
         key: The key that both know.
         silence_s: The time without a sign of life after which it is unhealthy.
         end: Ends its process at once, and waits for it.
-        wait: Waits for its end, for at most so many seconds; None: no limit.
+        wait: Waits for the end of its process; the argument is a timeout in seconds, None: no limit.
         name: What messages call it.
         node: The cluster's identifier of its machine; empty: it is on none.
 

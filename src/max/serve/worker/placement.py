@@ -3,21 +3,15 @@
 from __future__ import annotations
 
 import dataclasses
-import os
 from collections.abc import Sequence
 from dataclasses import replace
 
+from max._host import logical_cpus
 from max.pipelines.config.kv_cache_config import KVCacheConfig
 from max.pipelines.core.exceptions import ConfigError
 from max.serve.process.settings import WorkerSettings
 
 _SHARE = "device_memory_utilization"
-
-
-def usable_cores() -> list[int]:
-    """The numbers of the logical CPUs that this process may run on."""
-    affinity = getattr(os, "sched_getaffinity", None)
-    return sorted(affinity(0)) if affinity is not None else list(range(os.cpu_count() or 1))
 
 
 def replica_settings(
@@ -35,7 +29,7 @@ def replica_settings(
     """
     if count == 1:
         return [settings]
-    cores = usable_cores() if cores is None else cores
+    cores = sorted(logical_cpus()) if cores is None else cores
     if count > len(cores):
         raise ConfigError(
             f"{count} replicas on {len(cores)} cores", f"Give at most {len(cores)} --replicas."

@@ -221,7 +221,7 @@ class PrefixRouter:
         return found
 
     def _take(self, replicas: int, pages: int, found: dict[int, int]) -> None:
-        """Enters replicas, given as bits, that have so many pages."""
+        """Notes the cached tokens of the replicas of a bit mask, which have the first `pages` pages."""
         while replicas:
             lowest = replicas & -replicas
             found[lowest.bit_length() - 1] = pages * self.page_size
