@@ -351,6 +351,14 @@ def some_value(numbers: random.Random, depth: int = 0) -> Any:
     return numbers.choice(kinds)
 
 
+@pytest.mark.parametrize("kind", [["number"], ["string", 7], {}, [[]], 3], ids=str)
+@pytest.mark.parametrize("bound", [{"minimum": 1}, {"pattern": "^a"}], ids=["number", "text"])
+def test_an_opposite_of_bounds_takes_any_type(bound: dict[str, Any], kind: Any) -> None:
+    """The type of a schema under ``not`` may be a list, or no type at all: what cannot be held is named."""
+    form = grammar_schema({"not": {**bound, "type": kind}})
+    assert form.relaxed == ("not",)
+
+
 @pytest.mark.parametrize("kind", [*HELD, *RELAXED])
 def test_misfits_are_those_of_another_package(kind: str) -> None:
     schema = {**HELD, **RELAXED}[kind]

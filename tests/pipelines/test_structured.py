@@ -33,7 +33,7 @@ from max.pipelines.generation.engine import Engine, Failure
 from max.pipelines.generation.generation import Generation
 from max.pipelines.structured import grammar, step_masks
 from max.pipelines.structured.compile_threads import MOST_OVERDUE
-from max.pipelines.structured.constraint import unpacked
+from max.pipelines.structured.constraint import unpack_mask
 
 TINY = Path(__file__).parents[2] / "models" / "tiny-chat"
 SCHEMA = {
@@ -187,7 +187,7 @@ def test_the_documented_methods(tiny) -> None:
     assert bitmask.dtype == np.int32 and (bitmask == -1).all()
     pipeline.update_for_structured_output(free, bitmask, 0)
     pipeline.update_for_structured_output(bound, bitmask, 1)
-    allowed = unpacked(bitmask, 4100)
+    allowed = unpack_mask(bitmask, 4100)
     assert allowed[0].all() and not allowed[1, 4096:].any()
     texts = {tokenizer.decode_now([int(token)]) for token in np.flatnonzero(allowed[1])}
     assert texts == {"n", "no"} or texts == {"n"} or texts == {"no"}
@@ -406,7 +406,7 @@ def test_a_bad_schema_is_an_error_of_the_request(tiny) -> None:
     vocabulary=st.integers(1, 80),
 )
 def test_masks_have_a_bit_a_token(masks: list[int], vocabulary: int) -> None:
-    allowed = unpacked(np.array([masks, [-1, -1]], np.int32), vocabulary)
+    allowed = unpack_mask(np.array([masks, [-1, -1]], np.int32), vocabulary)
     for token in range(vocabulary):
         word = masks[token // 32] if token < 64 else (-1 if masks == [-1, -1] else 0)
         assert allowed[0, token] == bool(word >> (token % 32) & 1)

@@ -26,7 +26,7 @@ from max.pipelines.sampling.graph import (
     token_sampler,
 )
 from max.pipelines.sampling.inputs import SamplingInputs, is_greedy
-from max.pipelines.structured.constraint import is_constrained, unpacked
+from max.pipelines.structured.constraint import is_constrained, unpack_mask
 
 
 def needs_sampler(context: TextGenerationContext, step: int = 0) -> bool:
@@ -151,7 +151,7 @@ class Sampler:
             inputs.append(tensor.to(self._device))
         # [batch, words] of 32 tokens to [batch, vocab] of bool
         if bitmask is not None:
-            allowed = Tensor.from_numpy(unpacked(bitmask, int(logits.shape[1])))
+            allowed = Tensor.from_numpy(unpack_mask(bitmask, int(logits.shape[1])))
             inputs.append(allowed.to(self._device))
         (tokens,) = self._model(penalties, bitmask is not None, biases).execute(*inputs)
         return tokens.to(self._model_device)

@@ -96,7 +96,7 @@ class GrammarThreads:
 
     def _add_threads(self) -> None:
         """Starts a thread for a waiting job, if the limit allows."""
-        if self._waiting and self._working() < self._max_threads:
+        if self._waiting and self._busy_threads() < self._max_threads:
             thread = threading.Thread(target=self._work, name="grammars")
             try:
                 thread.start()
@@ -104,7 +104,7 @@ class GrammarThreads:
                 return  # no thread can be started: the job waits for a running one, or fails at its time limit
             self._threads.add(thread)
 
-    def _working(self) -> int:
+    def _busy_threads(self) -> int:
         """The number of threads, without those that were replaced."""
         # beyond that many stuck threads none is replaced
         return len(self._threads) - min(self._overdue, MOST_OVERDUE)
@@ -135,7 +135,7 @@ class GrammarThreads:
         """The next job; None if this thread should end."""
         with self._changed:
             # one too many: this thread was replaced, and its grammar has ended
-            while self._waiting and self._working() <= self._max_threads:
+            while self._waiting and self._busy_threads() <= self._max_threads:
                 job = self._waiting.popleft()
                 if job.future.set_running_or_notify_cancel():
                     job.begin = time.monotonic()

@@ -107,7 +107,7 @@ class Constraints:
         copy = matcher.deep_copy()
         mask = np.full((1, self.words()), -1, np.int32)
         fill(copy, mask[0])
-        (allowed,) = unpacked(mask, len(self._delegate)).nonzero()[1:]
+        (allowed,) = unpack_mask(mask, len(self._delegate)).nonzero()[1:]
         if len(allowed):
             copy.consume_token(int(allowed[0]))
         if copy.is_error():
@@ -207,7 +207,7 @@ def _tokenizer(*args: Any, **kwargs: Any) -> Any:
     return llguidance().LLTokenizer(*args, **kwargs)
 
 
-def unpacked(masks: Mask, vocabulary: int) -> npt.NDArray[np.bool_]:
+def unpack_mask(masks: Mask, vocabulary: int) -> npt.NDArray[np.bool_]:
     """Unpacks masks to one byte per token.
 
     Args:

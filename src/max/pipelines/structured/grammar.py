@@ -20,13 +20,13 @@ from max.pipelines.structured.validation import (
     INLINE_CHARACTERS,
     MAX_CHARACTERS,
     check_length,
-    checked,
     first_line,
     grammar_problem,
     guarded,
     kept_results,
     llguidance,
     of_regex,
+    valid_grammar,
 )
 
 JSON_STYLE = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
@@ -59,7 +59,7 @@ def of_json_schema(schema: str | Mapping[str, Any] | bool) -> str:
         raise
     except (ValueError, RecursionError) as error:
         raise InputError(f"the JSON schema is invalid: {error}", "Give a JSON schema.") from error
-    return checked(grammar, "JSON schema")
+    return valid_grammar(grammar, "JSON schema")
 
 
 def of_loose_schema(schema: str | Mapping[str, Any] | bool) -> tuple[str, tuple[str, ...]]:
@@ -75,7 +75,7 @@ def of_loose_schema(schema: str | Mapping[str, Any] | bool) -> tuple[str, tuple[
         InputError: The schema is no object, or nothing fits it.
     """
     form = loose_schema(schema)
-    return checked(_of_form(form.schema, True), "JSON schema"), form.relaxed
+    return valid_grammar(_of_form(form.schema, True), "JSON schema"), form.relaxed
 
 
 def loose_schema(schema: str | Mapping[str, Any] | bool) -> GrammarSchema:
@@ -192,7 +192,7 @@ def of_choices(choices: Sequence[str]) -> str:
         raise InputError("the choices must be texts that are not empty", "Give at least one.")
     # one regular expression, as each alternative of a rule would take one of llguidance's limited items
     texts = " | ".join(json.dumps(utf8(choice), ensure_ascii=False) for choice in choices)
-    return checked(
+    return valid_grammar(
         llguidance().LLMatcher.grammar_from_lark(f"start: CHOICE\nCHOICE: {texts}"),
         "list of choices",
     )
@@ -209,7 +209,7 @@ def of_lark(text: str) -> str:
         InputError: The grammar is invalid.
     """
     check_embedded_schemas(text)
-    return checked(llguidance().LLMatcher.grammar_from_lark(utf8(text)), "grammar")
+    return valid_grammar(llguidance().LLMatcher.grammar_from_lark(utf8(text)), "grammar")
 
 
 def of_gbnf(text: str) -> str:

@@ -57,7 +57,7 @@ class _Checker:
             target = self._references.target(reference, schema)
             if target is not None and (found := self.misfit(value, target, path, depth + 1)):
                 return found
-        checks = (self._plain, self._array, self._object, self._combined)
+        checks = (self._plain, self._array, self._object, self._check_combinations)
         return next((m for check in checks if (m := check(value, schema, path, depth))), None)
 
     def _fits(self, value: Any, schema: Any, depth: int) -> bool:
@@ -148,7 +148,7 @@ class _Checker:
                     return _place(path, keyword)
         return None
 
-    def _combined(
+    def _check_combinations(
         self, value: Any, schema: Mapping[str, Any], path: tuple[str, ...], depth: int
     ) -> str | None:
         for each in schema.get("allOf") or ():

@@ -49,7 +49,7 @@ class Conditions:
     def __init__(self, references: References) -> None:
         self._references = references
 
-    def negated(self, schema: Any, base: Mapping[str, Any]) -> dict[str, Any] | None:
+    def negation(self, schema: Any, base: Mapping[str, Any]) -> dict[str, Any] | None:
         """A schema that fits only values that another does not fit; None where there is none.
 
         Args:
@@ -60,18 +60,18 @@ class Conditions:
             return {"enum": []} if schema else {}
         if not isinstance(schema, Mapping):
             return None
-        schema = self._references.followed(schema)
+        schema = self._references.resolve(schema)
         keys = set(schema) - _ANNOTATIONS
         if keys == {"not"}:
             inner = schema["not"]
             return dict(inner) if isinstance(inner, Mapping) else None
         # values that no member fits
         if keys == {"anyOf"} or keys == {"oneOf"}:
-            members = [self.negated(each, base) for each in schema[next(iter(keys))]]
+            members = [self.negation(each, base) for each in schema[next(iter(keys))]]
             return None if any(each is None for each in members) else {"allOf": members}
         # values that one member does not fit
         if keys == {"allOf"}:
-            return self._any([self.negated(each, base) for each in schema["allOf"]])
+            return self._any([self.negation(each, base) for each in schema["allOf"]])
         if keys == {"required"}:
             return self._any([{"properties": {name: False}} for name in schema["required"]])
         if keys == {"type"} and isinstance(schema["type"], (str, list)):
@@ -95,7 +95,8 @@ class Conditions:
         """
         bounds = {name: schema[name] for name in schema if name in _BOUNDS}
         kinds = {_BOUNDS[name] for name in bounds}
-        if len(kinds) > 1 or schema.get("type", *kinds) not in kinds:
+        # a list of types, or what is no type, is not hashable
+        if len(kinds) > 1 or schema.get("type", *kinds) not in tuple(kinds):
             return None
         (kind,) = kinds
         members: list[dict[str, Any] | None] = []
@@ -122,7 +123,7 @@ class Conditions:
     def _other(self, schema: Mapping[str, Any], base: Any) -> dict[str, Any] | None:
         """The other choices of a value, if they are listed."""
         excluded = schema.get("enum", [schema.get("const")])
-        own = self._references.followed(base) if isinstance(base, Mapping) else {}
+        own = self._references.resolve(base) if isinstance(base, Mapping) else {}
         if isinstance(own.get("enum"), list):
             return {"enum": [each for each in own["enum"] if each not in excluded]}
         if own.get("type") == "boolean" and excluded in ([True], [False]):
@@ -140,13 +141,13 @@ class Conditions:
             {"properties": {name: False}} for name in required if isinstance(name, str)
         ]
         for name, each in properties.items():
-            other = self.negated(each, own.get(name) or {})
+            other = self.negation(each, own.get(name) or {})
             if other is None and name not in required:
                 return None
             if other is not None:
                 members.append({"properties": {name: other}, "required": [name]})
         if "type" in schema and schema["type"] != base.get("type"):
-            members.append(self.negated({"type": schema["type"]}, base))
+            members.append(self.negation({"type": schema["type"]}, base))
         return self._any(members)
 
     def apart(
@@ -161,7 +162,7 @@ class Conditions:
         if not 2 <= len(choices) <= _MOST_APART:
             return None
         base = {name: schema[name] for name in ("type", "properties", "enum") if name in schema}
-        opposites = [self.negated(each, base) for each in choices]
+        opposites = [self.negation(each, base) for each in choices]
         if any(each is None for each in opposites):
             return None
         return [
@@ -174,11 +175,11 @@ class Conditions:
         found: list[dict[str, Any]] = []
         left: list[str] = []
         if "not" in schema:
-            other = self.negated(schema["not"], schema)
+            other = self.negation(schema["not"], schema)
             found += [other] if other is not None else []
             left += ["not"] if other is None else []
         if "if" in schema and (schema.get("then") is not None or schema.get("else") is not None):
-            other = self.negated(schema["if"], schema)
+            other = self.negation(schema["if"], schema)
             if other is None:
                 left.append("if")
             else:

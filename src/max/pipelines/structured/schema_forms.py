@@ -22,15 +22,14 @@ from max.pipelines.structured.schema_merging import (
     COUNTS,
     DROPPED,
     KEPT,
-    MERGED,
     POINTERS,
-    based,
     combines,
+    condition_base,
     disjoint,
     exclusive,
     is_condition,
-    merge,
 )
+from max.pipelines.structured.schema_objects import join_all_of
 from max.pipelines.structured.schema_references import References
 from max.pipelines.structured.validation import is_regex, kept_results
 
@@ -148,7 +147,7 @@ class _Writer:
         if not isinstance(schema, Mapping):
             self._note(path, "it is no schema")
             return {}
-        schema = self._joined(schema, path, 0)
+        schema = join_all_of(schema, self._references)
         if schema.get("uniqueItems") is True and (lists := self._different(schema)) is not None:
             schema = lists
         reference = schema.get("$ref", schema.get("$dynamicRef", schema.get("$recursiveRef")))
@@ -168,11 +167,11 @@ class _Writer:
         for keyword in DROPPED:
             unset = (None,) if keyword == "unevaluatedItems" else (None, False)
             if schema.get(keyword) not in unset:
-                self._unsupported(written, schema, keyword, path)
+                self._write_unsupported(written, schema, keyword, path)
         conditions = self._alternatives(schema, path)
         self._object(written, schema, path, depth, closed)
         self._array(written, schema, path, depth)
-        self._combined(written, schema, path, depth, closed)
+        self._write_combinations(written, schema, path, depth, closed)
         if conditions:
             written.setdefault("allOf", []).extend(
                 self.node(each, path, depth + 1, False) for each in conditions
@@ -183,7 +182,7 @@ class _Writer:
         """Lists of different items, written out; None if they cannot be."""
         items = schema.get("items")
         if isinstance(items, Mapping):
-            schema = {**schema, "items": self._references.followed(items)}
+            schema = {**schema, "items": self._references.resolve(items)}
         return different_items(schema)
 
     def _alternatives(self, schema: Mapping[str, Any], path: tuple[str, ...]) -> list[dict[str, Any]]:  # fmt: skip
@@ -193,7 +192,7 @@ class _Writer:
         for each in (schema, *(member for member in members or () if is_condition(member))):
             if not set(CONDITIONS) & each.keys():
                 continue
-            known, left = self._conditions.alternatives({**based(schema), **each})
+            known, left = self._conditions.alternatives({**condition_base(schema), **each})
             left += [] if self._with_conditions else [name for name in CONDITIONS if name in each]
             found += known if self._with_conditions else []
             for keyword in left:
@@ -273,7 +272,7 @@ class _Writer:
         if form in _FORMATS:
             written["format"] = form
 
-    def _unsupported(
+    def _write_unsupported(
         self,
         written: dict[str, Any],
         schema: Mapping[str, Any],
@@ -312,7 +311,7 @@ class _Writer:
         patterns = dict(patterns) if isinstance(patterns, Mapping) else {}
         names = schema.get("propertyNames")
         if isinstance(names, Mapping) and not listed and not patterns:
-            patterns, more = self._named(written, names, more, path, depth)
+            patterns, more = self._properties_by_name(written, names, more, path, depth)
         if listed or "properties" in written:
             written["properties"] = {
                 **{
@@ -373,12 +372,12 @@ class _Writer:
         if most is not None and not (closed and len(properties) <= most):
             self._note(path, "maxProperties")
 
-    def _named(
+    def _properties_by_name(
         self, written: dict[str, Any], names: Mapping[str, Any], more: Any, path: tuple[str, ...], depth: int
     ) -> tuple[dict[str, Any], Any]:  # fmt: skip
         """Properties whose names have a schema, as patterns or as optional properties."""
         value = {} if more is None or more is True else more
-        names = self._references.followed(names)
+        names = self._references.resolve(names)
         choices = names.get("enum", [names["const"]] if "const" in names else None)
         if isinstance(choices, list) and all(isinstance(each, str) for each in choices):
             if len(choices) <= MAX_OPTIONAL_PROPERTIES:
@@ -415,7 +414,7 @@ class _Writer:
         if items is not None or ("items" in schema and not isinstance(schema["items"], list)):
             written["items"] = self.node(items, (*path, "items"), depth + 1, True)
 
-    def _combined(
+    def _write_combinations(
         self, written: dict[str, Any], schema: Mapping[str, Any], path: tuple[str, ...], depth: int, closed: bool
     ) -> None:  # fmt: skip
         members = schema.get("allOf")
@@ -448,55 +447,3 @@ class _Writer:
                 written.setdefault("allOf", []).append({keyword: inner})
             else:
                 written[keyword] = inner
-
-    def _joined(self, schema: Mapping[str, Any], path: tuple[str, ...], depth: int) -> Mapping[str, Any]:  # fmt: skip
-        """An object whose members of ``allOf`` and simple alternatives are part of it, where that is the same."""
-        members = schema.get("allOf")
-        if not isinstance(members, list) or not members or depth > 8 or "$ref" in schema:
-            return self._spread(schema)
-        parts: list[Mapping[str, Any]] = []
-        conditions = [member for member in members if is_condition(member)]
-        for member in members:
-            if is_condition(member):
-                continue
-            target = self._references.followed(member) if isinstance(member, Mapping) else None
-            if target is None or "$ref" in target:
-                return schema
-            target = self._joined(target, path, depth + 1)
-            if set(target) & ASSERTIONS - MERGED:
-                return schema
-            parts.append({name: target[name] for name in MERGED if name in target})
-        own = {name: value for name, value in schema.items() if name != "allOf"}
-        merged = own
-        for part in parts:
-            together = merge(merged, part)
-            if together is None:
-                return schema
-            merged = together
-        return {**merged, "allOf": conditions} if conditions else self._spread(merged)
-
-    def _spread(self, schema: Mapping[str, Any]) -> Mapping[str, Any]:
-        """An object with alternatives, as alternatives that are objects with all properties."""
-        for keyword in ("anyOf", "oneOf"):
-            options = schema.get(keyword)
-            other = "oneOf" if keyword == "anyOf" else "anyOf"
-            if not isinstance(options, list) or other in schema or "allOf" in schema or "$ref" in schema:  # fmt: skip
-                continue
-            own = {name: schema[name] for name in schema if name in ASSERTIONS and name != keyword}
-            if not own.get("properties") or len(options) > BRANCHES or set(own) - MERGED:
-                continue
-            if keyword == "oneOf":
-                options = exclusive(options)
-            spread: list[Any] = []
-            for option in options:
-                target = self._references.followed(option) if isinstance(option, Mapping) else None
-                if target is None or "$ref" in target or set(target) & ASSERTIONS - MERGED:
-                    break
-                together = merge(own, {name: target[name] for name in MERGED if name in target})
-                if together is None:
-                    break
-                spread.append(together)
-            if len(spread) == len(options):
-                rest = {k: v for k, v in schema.items() if k not in own and k != keyword}
-                return {**rest, keyword: spread}
-        return schema

@@ -36,7 +36,7 @@ def is_condition(schema: Any) -> bool:
     return bool(own) and own <= {*CONDITIONS, "then", "else"}
 
 
-def based(schema: Mapping[str, Any]) -> dict[str, Any]:
+def condition_base(schema: Mapping[str, Any]) -> dict[str, Any]:
     """What a condition may know of the values.
 
     Args:

@@ -67,8 +67,8 @@ class References:
                 return found
         return None
 
-    def followed(self, schema: Mapping[str, Any]) -> Mapping[str, Any]:
-        """A schema, or the one to which it is only a reference."""
+    def resolve(self, schema: Mapping[str, Any]) -> Mapping[str, Any]:
+        """The schema, or the one to which it is only a reference."""
         for _ in range(_MOST_STEPS):
             reference = schema.get("$ref")
             if not isinstance(reference, str) or set(schema) - {"$ref", "description", "title"}:

@@ -69,7 +69,9 @@ def of_regex(pattern: str) -> str:
     Raises:
         InputError: The expression is invalid.
     """
-    return checked(llguidance().LLMatcher.grammar_from_regex(utf8(pattern)), "regular expression")
+    return valid_grammar(
+        llguidance().LLMatcher.grammar_from_regex(utf8(pattern)), "regular expression"
+    )
 
 
 def is_regex(pattern: str) -> bool:
@@ -112,7 +114,7 @@ def first_line(problem: str) -> str:
     return text if len(text) <= 500 else f"{text[:500]} …"
 
 
-def checked(grammar: str, kind: str) -> str:
+def valid_grammar(grammar: str, kind: str) -> str:
     """A grammar that llguidance accepts.
 
     Args:

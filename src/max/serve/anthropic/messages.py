@@ -16,8 +16,9 @@ from max.serve.anthropic.schemas import (
     messages_of,
     tools_of,
 )
+from max.serve.chat.conversation_text import prompt_tokens
 from max.serve.chat.parts import AnswerPart, ArgumentsPart, ContentPart, ReasoningPart, ToolCallPart
-from max.serve.chat.prompt import Conversation, prepare, prompt_tokens
+from max.serve.chat.prompt import Conversation, prepare
 from max.serve.chat.run import Answer, AnswerDelta, ChatJob, collect_answers, stream_events
 from max.serve.chat.tools.definitions import ChoiceKind
 from max.serve.errors import CONTEXT_LENGTH_EXCEEDED, ApiError, shown

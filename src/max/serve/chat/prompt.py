@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from hashlib import sha256
 from typing import Any
 
 from max.interfaces import RequestID, SamplingParams, TextGenerationRequest
 from max.pipelines.core.reasoning import UNLIMITED, ReasoningBudget
 from max.pipelines.core.text import utf8_size
 from max.serve.chat.channel_parser import ChannelParser
+from max.serve.chat.conversation_text import conversation_text
 from max.serve.chat.parts import AnswerParser, PlainParser
 from max.serve.chat.reasoning import ReasoningParser
 from max.serve.chat.reasoning_marks import THINK
@@ -19,21 +18,14 @@ from max.serve.chat.replies import check_replies
 from max.serve.chat.run import ChatJob
 from max.serve.chat.tools import harmony
 from max.serve.chat.tools.definitions import ChoiceKind, Tool, ToolChoice, check_tools
-from max.serve.chat.tools.formats import description
 from max.serve.chat.tools.harmony import HarmonyParser
 from max.serve.chat.tools.parser import parser_of
-from max.serve.chat.tools.probe import TemplateUse
 from max.serve.chat.tools.schemas import tool_grammar
-from max.serve.errors import CONTEXT_LENGTH_EXCEEDED, ApiError, shown
-from max.serve.http.bodies.json_reader import INVALID_JSON, read_object
+from max.serve.errors import CONTEXT_LENGTH_EXCEEDED, ApiError
 from max.serve.models.model import ServedModel
 from max.serve.requests.generation import TextSequence, choices_of
 from max.serve.requests.request_context import current_request
-from max.serve.requests.threads import by_size, in_body_thread, in_grammar_thread
-
-ROLES = frozenset({"system", "developer", "user", "assistant", "tool", "function"})
-_MANY = 32
-"""Up to this number of messages and tools, formatting takes less than a millisecond."""
+from max.serve.requests.threads import by_size, in_grammar_thread
 
 
 @dataclass(frozen=True)
@@ -262,245 +254,3 @@ def may_reason(conversation: Conversation) -> bool:
     """Whether an answer may begin with reasoning: no grammar says how it begins."""
     must_call = conversation.tool_choice.kind in (ChoiceKind.REQUIRED, ChoiceKind.NAMED)
     return conversation.grammar is None and not (must_call and conversation.tools)
-
-
-async def conversation_text(
-    model: ServedModel,
-    messages: Sequence[dict[str, Any]],
-    tools: Sequence[Tool],
-    options: dict[str, Any],
-    continues: bool = False,
-) -> str:
-    """As :func:`prompt_text`, but formats many messages in a thread, so that streams go on meanwhile.
-
-    Args:
-        model: The model.
-        messages: The messages, with OpenAI's fields.
-        tools: The tools that may be called.
-        options: More variables of the template.
-        continues: Whether the text ends where the last message does.
-
-    Raises:
-        ApiError: A role is unknown, or the template refuses the conversation.
-    """
-    if len(messages) + len(tools) <= _MANY:
-        return await by_size(prompt_text, model, messages, tools, options, continues)
-    return await in_body_thread(prompt_text, model, messages, tools, options, continues)
-
-
-async def prompt_tokens(
-    model: ServedModel,
-    messages: Sequence[dict[str, Any]],
-    tools: Sequence[Tool],
-    options: dict[str, Any] | None = None,
-    continues: bool = False,
-) -> int:
-    """The number of a conversation's tokens, even if the context cannot hold them.
-
-    Args:
-        model: The model.
-        messages: The messages, with OpenAI's fields.
-        tools: The tools that may be called.
-        options: More variables of the template.
-        continues: Whether the text ends where the last message does.
-
-    Raises:
-        ApiError: A role is unknown, or the template refuses the conversation.
-    """
-    text = await conversation_text(model, messages, tools, options or {}, continues)
-    model.check_text(utf8_size(text), "messages")
-    return await by_size(model.count_tokens, text, special=False)
-
-
-def prompt_text(
-    model: ServedModel,
-    messages: Sequence[dict[str, Any]],
-    tools: Sequence[Tool],
-    options: dict[str, Any],
-    continues: bool = False,
-) -> str:
-    """The text of a conversation by the model's chat template.
-
-    Args:
-        model: The model.
-        messages: The messages, with OpenAI's fields.
-        tools: The tools that may be called.
-        options: More variables of the template.
-        continues: Whether the text ends where the last message does.
-
-    Raises:
-        ApiError: A role is unknown, or the template refuses the conversation.
-    """
-    model.check_text(_text_size(messages), "messages")
-    model.check_text(_text_size([tool.as_openai() for tool in tools]), "tools")
-    plain = [_for_template(message, number, model) for number, message in enumerate(messages)]
-    if tools and not model.template_use.describes_tools:
-        text = description(tools, model.tool_format)
-        if plain and plain[0]["role"] == "system":
-            content = plain[0]["content"]
-            system_text = content if isinstance(content, str) else _joined(content)
-            plain[0] = {**plain[0], "content": f"{system_text}\n\n{text}"}
-        else:
-            plain.insert(0, {"role": "system", "content": text})
-    shown_tools = [tool.as_openai() for tool in tools] or None
-    if continues:
-        return _continued(model, plain, shown_tools, options)
-    return model.apply_template(plain, shown_tools, options)
-
-
-def _continued(
-    model: ServedModel,
-    messages: list[dict[str, Any]],
-    tools: list[dict[str, Any]] | None,
-    options: dict[str, Any],
-) -> str:
-    """The text of a conversation up to the end of the last message, which is the assistant's."""
-    last = messages[-1]
-    content = last["content"] if isinstance(last["content"], str) else _joined(last["content"])
-    if last["role"] != "assistant" or last.get("tool_calls"):
-        raise ApiError(
-            "the last message is no text of the assistant; only such a message can be continued",
-            param="messages",
-        )
-    if not content.strip():
-        return model.apply_template(
-            messages[:-1], tools, {**options, "add_generation_prompt": True}
-        )
-    text = model.apply_template(messages, tools, {**options, "add_generation_prompt": False})
-    # templates may strip the white space around a message
-    for shown_text in (content, content.rstrip(), content.strip()):
-        at = text.rfind(shown_text)
-        if at >= 0:
-            return text[: at + len(shown_text)]
-    raise ApiError(
-        "the chat template changes the last message, so that it cannot be continued",
-        param="messages",
-    )
-
-
-def _text_size(values: Sequence[Any]) -> int:
-    """The bytes of all texts within values; parts of messages that are no text, such as images, count as none."""
-    size, pending = 0, list(values)
-    while pending:
-        value = pending.pop()
-        if isinstance(value, str):
-            size += utf8_size(value)
-        elif isinstance(value, dict):
-            other = isinstance(value.get("role"), str) and isinstance(value.get("content"), list)
-            pending.extend(v for k, v in value.items() if not (other and k == "content"))
-            if other:
-                pending.extend(each for each in value["content"] if each.get("type") == "text")
-        elif isinstance(value, list):
-            pending.extend(value)
-    return size
-
-
-def _for_template(message: dict[str, Any], number: int, model: ServedModel) -> dict[str, Any]:
-    """A message as the model's chat template expects it."""
-    role, use = message.get("role"), model.template_use
-    if role not in ROLES:
-        raise ApiError(
-            f"the role is {shown(role)}; it must be one of {', '.join(sorted(ROLES))}",
-            param=f"messages.{number}.role",
-        )
-    plain = {**message, "content": message.get("content") or ""}
-    if role == "developer" and "developer" not in model.template:
-        plain["role"] = "system"
-    if use.short_ids and isinstance(identifier := plain.get("tool_call_id"), str):
-        plain["tool_call_id"] = short_id(identifier)
-    calls = plain.pop("tool_calls", None)
-    if role == "assistant":
-        plain |= _reasoning_for_template(plain, bool(calls), model.template)
-    if not calls:
-        return plain
-    functions = [
-        _function(call, f"messages.{number}.tool_calls.{i}") for i, call in enumerate(calls)
-    ]
-    if use.renders_calls:
-        plain["tool_calls"] = [
-            _call_for_template(call, function, arguments, use)
-            for call, (function, arguments) in zip(calls, functions, strict=True)
-        ]
-        if use.null_content and not plain["content"]:
-            plain["content"] = None
-        return plain
-    texts = [
-        model.tool_format.render_call(each["name"], each["arguments"]) for each, _ in functions
-    ]
-    content = plain["content"] if isinstance(plain["content"], str) else _joined(plain["content"])
-    plain["content"] = "\n".join(filter(None, [content, *texts]))
-    return plain
-
-
-_REASONING = ("reasoning_content", "reasoning", "thinking")
-"""The fields of messages with reasoning: of DeepSeek's and vLLM's API, of MAX's, and of Ollama's."""
-
-
-def _reasoning_for_template(message: dict[str, Any], calls: bool, template: str) -> dict[str, str]:
-    """The reasoning of an earlier message under the names that the template reads.
-
-    Templates leave out that of earlier turns, and keep that between calls of tools. A prompt without it would not begin
-    like the text that the model has generated, and would be read again.
-    """
-    texts = (message.get(name) for name in _REASONING)
-    text = next((each for each in texts if isinstance(each, str) and each), None)
-    if text is None:
-        return {}
-    # a template that reads `thinking` takes it beside calls only, in place of a text
-    alone = calls and not message["content"]
-    return {
-        name: text
-        for name in _REASONING
-        if name in template and (name != "thinking" or alone) and not message.get(name)
-    }
-
-
-def _call_for_template(
-    call: dict[str, Any], function: dict[str, Any], arguments: dict[str, Any], use: TemplateUse
-) -> dict[str, Any]:
-    """An earlier call in the form that the template takes."""
-    taken = {
-        **{name: value for name, value in call.items() if name != "custom"},
-        "type": "function",
-        "function": {**function, "arguments": function["arguments"] if use.text_arguments else arguments},
-    }  # fmt: skip
-    if use.short_ids and isinstance(identifier := call.get("id"), str):
-        taken["id"] = short_id(identifier)
-    return taken
-
-
-def short_id(identifier: str) -> str:
-    """The identifier of a call in nine letters and digits, as some templates want them."""
-    if len(identifier) == 9 and identifier.isascii() and identifier.isalnum():
-        return identifier
-    return sha256(identifier.encode(errors="replace")).hexdigest()[:9]
-
-
-def _function(call: Any, param: str) -> tuple[dict[str, Any], dict[str, Any]]:
-    """The function of an earlier call, and its arguments, which are checked to be the text of an object."""
-    function = call.get("function") if isinstance(call, dict) else None
-    custom = call.get("custom") if isinstance(call, dict) else None
-    if function is None and isinstance(custom, dict):
-        text = json.dumps({"input": str(custom.get("input") or "")}, ensure_ascii=False)
-        function = {"name": custom.get("name"), "arguments": text}
-    if not isinstance(function, dict) or not isinstance(function.get("name"), str):
-        raise ApiError(f"{param}.function has no name", param=param)
-    arguments = function.get("arguments") or "{}"
-    if isinstance(arguments, dict):
-        return {**function, "arguments": json.dumps(arguments, ensure_ascii=False)}, arguments
-    try:
-        value = read_object(arguments.encode()) if isinstance(arguments, str) else None
-        if not isinstance(value, dict):
-            raise ValueError
-    except (ValueError, ApiError) as error:
-        place = f"{param}.function.arguments"
-        if isinstance(error, ApiError) and error.code != INVALID_JSON:
-            raise ApiError(f"{place}: {error.message}", param=place, code=error.code) from None
-        raise ApiError(
-            f"{place} is {shown(arguments)}; expected JSON text of an object", param=place
-        ) from None
-    return {**function, "arguments": arguments}, value
-
-
-def _joined(parts: Sequence[dict[str, Any]]) -> str:
-    return "\n".join(str(part.get("text") or "") for part in parts)

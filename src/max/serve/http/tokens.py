@@ -10,7 +10,7 @@ from starlette.responses import Response
 
 from max.pipelines.core.exceptions import PromptTooLongError
 from max.pipelines.core.text import utf8_size
-from max.serve.chat.prompt import conversation_text
+from max.serve.chat.conversation_text import conversation_text
 from max.serve.errors import ApiError, of_user_error
 from max.serve.http.bodies.body import BodyRoute
 from max.serve.http.state import json_response, state_of

@@ -15,7 +15,7 @@ from starlette.responses import Response
 from max.interfaces import RequestID, SamplingParamsInput, TextGenerationRequest
 from max.pipelines.core.text import utf8_size
 from max.pipelines.generation.process.commands import GenerationRequest
-from max.serve.chat.prompt import prompt_text
+from max.serve.chat.conversation_text import prompt_text
 from max.serve.errors import CONTEXT_LENGTH_EXCEEDED, ApiError
 from max.serve.http.bodies.body import BodyRoute
 from max.serve.http.state import ServerState, json_response, state_of

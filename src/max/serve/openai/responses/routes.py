@@ -8,7 +8,7 @@ from typing import Any
 from fastapi import APIRouter, Request
 from starlette.responses import Response
 
-from max.serve.chat.prompt import prompt_tokens
+from max.serve.chat.conversation_text import prompt_tokens
 from max.serve.chat.run import AnswerDelta, ChatJob, collect_answers, stream_events
 from max.serve.errors import ApiError
 from max.serve.http.bodies.body import BodyRoute
