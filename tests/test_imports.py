@@ -41,7 +41,7 @@ ALLOWED: dict[str, set[str]] = {
     "_reentry": set(),
     "_spelling": {"_lazy"},
     "_abi": {"_dataclass"},
-    "dtype": {"_config", "_errors", "_spelling"},
+    "dtype": {"_config", "_errors", "_process", "_spelling"},
     "interfaces": EVERY,
     "driver": EVERY,
     "mlir": EVERY,

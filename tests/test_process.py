@@ -31,6 +31,7 @@ STATE = {
     "_interpreter/core.py:IMPLEMENTATIONS": "table: the ops of the interpreter",
     "_interpreter/core.py:REFERENCES": "table: the references of custom kernels",
     "_process.py:_caches": "the owner itself",
+    "_process.py:_functions": "the owner itself",
     "_reentry.py:_GUARDED": "code that is guarded, by the decorators of its functions",
     "_reentry.py:_collecting": "the threads that collect garbage now",
     "_reentry.py:_collects": "whether the hook of the garbage collector is installed",
@@ -55,6 +56,17 @@ STATE = {
 }
 """Containers at the level of a module that are no caches of `max._process`, and globals, each with its reason."""
 GLOBALS = {"_names.py:_fallback": "what finds names that nothing defines; installed once"}
+FUNCTIONS = {
+    "_backends/cpu/runtime/llvm_compiler.py:_initialize_all": "what LLVM keeps, once a process",
+    "_backends/cpu/runtime/llvm_compiler.py:_initialize_host": "what LLVM keeps, once a process",
+    "_backends/cpu/runtime/llvm_compiler.py:lock_free": "replaces the locks of llvmlite, once a process",
+    "_compat/pipelines/v26_contexts.py:_view_class": "classes of objects that programs hold",
+    "_process.py:decorate": "the owner itself",
+    "_runtime/program.py:run_error_class": "classes of errors that programs catch",
+    "engine/debug_config.py:current": "the options that the program sets",
+    "torch/_operation.py:_register_operation": "operations, which torch keeps by name",
+}
+"""Functions with a cache of `functools` that is not one of `max._process`, each with its reason."""
 
 EMPTY = (
     "dict",
@@ -108,6 +120,62 @@ def test_what_modules_keep_has_an_owner_or_a_reason() -> None:
     assert replaced == {*GLOBALS}
 
 
+def functions_with_caches() -> set[str]:
+    """The functions that `functools` gives a cache, as a decorator or in a call."""
+    found = set[str]()
+    for path in sorted(SRC.rglob("*.py")):
+        name, tree = path.relative_to(SRC).as_posix(), ast.parse(path.read_text())
+        imported = {
+            alias.asname or alias.name
+            for node in ast.walk(tree)
+            if isinstance(node, ast.ImportFrom) and node.module == "functools"
+            for alias in node.names
+            if alias.name in ("cache", "lru_cache")
+        }
+        for function in ast.walk(tree):
+            if not isinstance(function, ast.FunctionDef | ast.ClassDef | ast.Module):
+                continue
+            decorators = [] if isinstance(function, ast.Module) else function.decorator_list
+            own = [
+                one for one in function.body if not isinstance(one, ast.FunctionDef | ast.ClassDef)
+            ]
+            for part in (*decorators, *own):
+                for node in ast.walk(part):
+                    match node:
+                        case ast.Attribute(value=ast.Name("functools"), attr="cache" | "lru_cache"):
+                            is_cache = isinstance(node.ctx, ast.Load)
+                        case ast.Name(id):
+                            is_cache = id in imported
+                        case _:
+                            continue
+                    # an annotation such as `functools._lru_cache_wrapper` is none
+                    if is_cache:
+                        found.add(f"{name}:{getattr(function, 'name', '')}")
+    return found
+
+
+def test_functions_with_caches_have_an_owner_or_a_reason() -> None:
+    assert functions_with_caches() == {*FUNCTIONS}
+
+
+def test_results_of_functions_are_computed_anew() -> None:
+    calls = list[int]()
+
+    @_process.cached_results(2)
+    def half(number: int) -> float:
+        calls.append(number)
+        return number / 2
+
+    try:
+        assert [half(3), half(3), half(5)] == [1.5, 1.5, 2.5] and calls == [3, 5]
+        assert half(7) == 3.5 and half(3) == 1.5 and calls == [3, 5, 7, 3]
+        with _process.fresh_caches():
+            assert half(3) == 1.5 and calls[4:] == [3]
+        assert half(3) == 1.5 and calls[5:] == [3]
+    finally:
+        _process._functions.remove(half)
+
+
 def test_caches_are_made_anew(rng: np.random.Generator) -> None:
     """Graphs and eager programs run from nothing, and what was cached before is there again."""
     x = rng.standard_normal((3, 5)).astype(np.float32)
@@ -128,6 +196,7 @@ def test_caches_are_made_anew(rng: np.random.Generator) -> None:
     assert sum(map(len, before)) > 10
     with _process.fresh_caches():
         assert not any(map(len, _process._caches))
+        assert not any(one.cache_info().currsize for one in _process._functions)
         run()
         assert any(map(len, _process._caches))
     assert _process._caches[: len(before)] == before

@@ -4,20 +4,28 @@ A module keeps its cache under a name of its own and reads it without a detour::
 
     _signatures: set[Signature] = process_cache(set())
 
+A function keeps its results by its arguments, as with `functools.lru_cache`::
+
+    @cached_results(4096)
+    def symbol(name: str) -> DimExpr: ...
+
 What may be found only once, or lives elsewhere, is no cache: tables of ops and kernels, code that programs call.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, MutableMapping, MutableSet
+import functools
+from collections.abc import Callable, Iterator, MutableMapping, MutableSet
 from contextlib import contextmanager
 from typing import Any, TypeVar
 
-__all__ = ["fresh_caches", "process_cache"]
+__all__ = ["cached_results", "fresh_caches", "process_cache"]
 
 Cache = TypeVar("Cache", bound="MutableMapping[Any, Any] | MutableSet[Any]")
+Result = TypeVar("Result")
 
 _caches: list[MutableMapping[Any, Any] | MutableSet[Any]] = []
+_functions: list[functools._lru_cache_wrapper[Any]] = []
 
 
 def process_cache(cache: Cache) -> Cache:
@@ -26,18 +34,37 @@ def process_cache(cache: Cache) -> Cache:
     return cache
 
 
+def cached_results(
+    maxsize: int | None = None,
+) -> Callable[[Callable[..., Result]], functools._lru_cache_wrapper[Result]]:
+    """Keeps the results of a function of a module, if they can be computed again.
+
+    Args:
+        maxsize: The number of results that are kept; None keeps all.
+    """
+
+    def decorate(function: Callable[..., Result]) -> functools._lru_cache_wrapper[Result]:
+        cached = functools.lru_cache(maxsize)(function)
+        _functions.append(cached)
+        return cached
+
+    return decorate
+
+
 @contextmanager
 def fresh_caches() -> Iterator[None]:
     """A ``with`` block in which all caches of the process begin empty; afterwards they are as before.
 
-    No other thread may use the engine meanwhile.
+    Results of functions are computed again after the block. No other thread may use the engine meanwhile.
     """
     before = [_contents(cache) for cache in _caches]
     for cache in _caches:
         cache.clear()
+    _forget_results()
     try:
         yield
     finally:
+        _forget_results()
         # caches of modules that the block has imported begin empty again
         before += [_contents(cache)[:0] for cache in _caches[len(before) :]]
         for cache, entries in zip(_caches, before, strict=True):
@@ -48,6 +75,11 @@ def fresh_caches() -> Iterator[None]:
                     cache[key] = value
                 else:
                     cache.add(entry)
+
+
+def _forget_results() -> None:
+    for function in _functions:
+        function.cache_clear()
 
 
 def _contents(cache: MutableMapping[Any, Any] | MutableSet[Any]) -> list[Any]:

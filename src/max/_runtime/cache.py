@@ -9,7 +9,6 @@ written is not an error: the process logs one warning and works without the cach
 from __future__ import annotations
 
 import contextlib
-import functools
 import hashlib
 import logging
 import os
@@ -23,7 +22,7 @@ from max._cache_folders import QUANTIZED_FOLDER, remove_left_behind
 from max._config import cache_dir, flags
 from max._dataclass import dataclass
 from max._private_folder import is_private, make_private
-from max._process import process_cache
+from max._process import cached_results, process_cache
 from max._reentry import reentrant_lock
 
 logger = logging.getLogger("max.runtime")
@@ -50,7 +49,7 @@ def content_key(*parts: str | bytes) -> str:
     return digest.hexdigest()
 
 
-@functools.cache
+@cached_results()
 def source_fingerprint(package: str) -> str:
     """A hash that changes when a package's source files change: names, sizes and times.
 

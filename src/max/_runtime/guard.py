@@ -7,7 +7,6 @@ An access past the end faults at the instruction; a read of unwritten memory ret
 from __future__ import annotations
 
 import ctypes
-import functools
 import mmap
 import sys
 from collections.abc import Iterable
@@ -15,6 +14,8 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+
+from max._process import cached_results
 
 __all__ = [
     "CAN_PROTECT",
@@ -35,7 +36,7 @@ CAN_PROTECT = sys.platform != "win32"
 Bytes = npt.NDArray[np.uint8]
 
 
-@functools.cache
+@cached_results()
 def _mprotect() -> Any:
     function = ctypes.CDLL(None, use_errno=True).mprotect
     function.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]

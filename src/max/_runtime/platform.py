@@ -9,7 +9,6 @@ call.
 from __future__ import annotations
 
 import ctypes
-import functools
 import logging
 import mmap
 import os
@@ -24,6 +23,7 @@ from max._abi import PARKING_BYTES
 from max._config import flags
 from max._dataclass import dataclass
 from max._host import LINUX, WINDOWS, usable_cpus
+from max._process import cached_results
 
 logger = logging.getLogger("max.runtime")
 
@@ -53,7 +53,7 @@ def release_free_memory() -> None:
         trim(0)
 
 
-@functools.cache
+@cached_results()
 def _libc() -> ctypes.CDLL:
     return ctypes.CDLL(None, use_errno=True)
 
@@ -131,7 +131,7 @@ def name_thread(name: str) -> None:
         os.close(task)
 
 
-@functools.cache
+@cached_results()
 def boot_id() -> str | None:
     """An identifier of the current boot of the machine; None on other systems than Linux."""
     try:
@@ -221,7 +221,7 @@ def code_model(triple: str) -> CodeModel:
     return CodeModel("jitdefault", "default", False)
 
 
-@functools.cache
+@cached_results()
 def request_amx() -> bool:
     """Requests the AMX tile registers from the system, once per process; returns whether they may be used.
 

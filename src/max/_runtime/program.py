@@ -12,6 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from max._dataclass import dataclass
+from max._process import cached_results
 
 NO_VALUE = 0  # values[0] is 0: a slot (NO_VALUE, c) is the constant c
 
@@ -162,7 +163,7 @@ class NativeArray(NamedTuple):
         return NativeArray(words, words.ctypes.data)
 
 
-@functools.cache
+@cached_results()
 def _packer(count: int) -> Callable[..., bytes]:
     return struct.Struct(f"{count}q").pack
 

@@ -9,16 +9,17 @@ from __future__ import annotations
 
 import base64
 import zlib
-from functools import cache
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
+from max._process import cached_results
+
 __all__ = ["SIGNS", "grid"]
 
 
-@cache
+@cached_results()
 def grid(name: str) -> npt.NDArray[Any]:
     """A grid, int8 ``[vectors, elements]``.
 

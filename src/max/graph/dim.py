@@ -6,12 +6,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from functools import lru_cache
 from typing import Any, cast
 
 import numpy as np
 
 from max import mlir
+from max._process import cached_results
 from max.mlir.dim_operators import POC
 from max.mlir.dims import DimExpr
 
@@ -253,7 +253,7 @@ def _make(cls: type[Dim], expr: DimExpr) -> Dim:
     return dim
 
 
-@lru_cache(maxsize=8192)
+@cached_results(8192)
 def _from_expr(expr: DimExpr) -> Dim:
     if expr.is_static:
         if not -_LIMIT <= expr.value < _LIMIT:

@@ -5,12 +5,12 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping
 from enum import StrEnum
-from functools import lru_cache
 from typing import Any, Generic, TypeVar, cast
 
 from max import mlir
 from max._errors import ArgumentError
 from max._html import text_html
+from max._process import cached_results
 from max.driver import CPU, Accelerator, Device
 from max.dtype import DType
 from max.graph.dim import SymbolicDim
@@ -173,7 +173,7 @@ class DeviceRef:
     __repr__ = __str__
 
 
-@lru_cache(maxsize=256)
+@cached_results(256)
 def _device_from_mlir(attr: mlir.DeviceRefAttr) -> DeviceRef:
     return DeviceRef(DeviceKind(attr.label), attr.id)
 

@@ -6,12 +6,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from functools import cache
 from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar, cast, runtime_checkable
 
 import numpy as np
 
 from max import mlir
+from max._process import cached_results
 from max.driver import Device, DLPackArray
 from max.dtype import DType
 from max.graph._operators import Operators, missing_method, ops
@@ -464,7 +464,7 @@ def _ssa(value: Value[Any] | mlir.SSAValue, cls: type[Any], expected: str) -> ml
     return ssa
 
 
-@cache
+@cached_results()
 def _value_classes() -> dict[type[Any], type[Value[Any]]]:
     """The class of values for each class of MLIR types."""
     return {

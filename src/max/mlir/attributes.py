@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from functools import lru_cache
 from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 import numpy.typing as npt
 from xdsl.ir import Attribute, Data
 
+from max._process import cached_results
 from max.dtype import DType
 from max.mlir.builtin import (
     ArrayAttr,
@@ -218,22 +218,22 @@ def _parse_element(parser: AttrParser, dtype: DType) -> Any:
     return parser.parse_number(allow_boolean=False)
 
 
-@lru_cache(maxsize=4096)
+@cached_results(4096)
 def _int_attr(value: int) -> Attribute:
     return IntAttr(value)
 
 
-@lru_cache(maxsize=1024)
+@cached_results(1024)
 def _float_attr(value: float) -> Attribute:
     return FloatAttr(value)
 
 
-@lru_cache(maxsize=4096)
+@cached_results(4096)
 def _string_attr(value: str) -> StringAttr:
     return StringAttr(value)
 
 
-@lru_cache(maxsize=1024)
+@cached_results(1024)
 def _ints_attr(value: tuple[int, ...]) -> Attribute:
     return IntsAttr(value)
 

@@ -19,8 +19,9 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Mapping
-from functools import lru_cache
 from typing import Any, NamedTuple
+
+from max._process import cached_results
 
 __all__ = [
     "DimExpr",
@@ -376,12 +377,12 @@ def _from_terms(terms: Mapping[Monomial, int]) -> DimExpr:
     return _build(tuple(nonzero))
 
 
-@lru_cache(maxsize=4096)
+@cached_results(4096)
 def _constant(value: int) -> DimExpr:
     return _build((((), value),) if value else (), value)
 
 
-@lru_cache(maxsize=4096)
+@cached_results(4096)
 def _symbol(name: str) -> DimExpr:
     if not is_symbol_name(name):
         raise ValueError(
@@ -432,7 +433,7 @@ def _common_factor(x: DimExpr, y: DimExpr) -> DimExpr:
     return _from_terms({tuple(sorted(common.items(), key=lambda i: _atom_key(i[0]))): coefficient})
 
 
-@lru_cache(maxsize=4096)
+@cached_results(4096)
 def _floor_divide(x: DimExpr, y: DimExpr) -> DimExpr:
     if not y._terms:
         raise ZeroDivisionError(f"dimension {x} divided by 0")

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from functools import lru_cache
 from typing import TYPE_CHECKING, NamedTuple
 
 from xdsl.ir import Attribute, Data, TypeAttribute
 
+from max._process import cached_results
 from max.dtype import DType
 from max.mlir.builtin import from_xdsl
 from max.mlir.dim_parser import parse_expression
@@ -127,7 +127,7 @@ class DeviceRefAttr(Data[tuple[str, int]]):
     name = "mo.device"
 
     @staticmethod
-    @lru_cache(maxsize=256)
+    @cached_results(256)
     def get(  # pyright: ignore[reportIncompatibleMethodOverride]
         label: str, id: int = 0
     ) -> DeviceRefAttr:
@@ -353,7 +353,7 @@ class ChainType(Data[None], TypeAttribute):
     name = "mo.chain"
 
     @staticmethod
-    @lru_cache(maxsize=1)
+    @cached_results(1)
     def get() -> ChainType:  # pyright: ignore[reportIncompatibleMethodOverride]
         """The chain type."""
         return ChainType(None)
@@ -399,7 +399,7 @@ class OpaqueType(Data[tuple[str, tuple[tuple[str, Attribute], ...]]], TypeAttrib
                 printer.print_attr_dict(dict(self.data[1]))
 
 
-@lru_cache(maxsize=8192)
+@cached_results(8192)
 def _tensor_type(
     dtype: DType, shape: tuple[DimExpr, ...], device: DeviceRefAttr, layout: str
 ) -> TensorType:

@@ -4,10 +4,9 @@
 # pyright: reportPrivateUsage=false
 from __future__ import annotations
 
-from functools import cache
-
 import torch
 
+from max._process import cached_results
 from max.driver import Tensor
 from max.driver._arguments import HOST
 from max.driver._memory import ALIGNMENT
@@ -68,7 +67,7 @@ def buffer_type_of(tensor: torch.Tensor) -> BufferType:
     return BufferType(like.dtype, like.shape, like.device)
 
 
-@cache
+@cached_results()
 def _dtype_of(dtype: torch.dtype) -> DType:
     return DType.from_torch(dtype)
 

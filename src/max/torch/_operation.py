@@ -14,6 +14,7 @@ from weakref import WeakValueDictionary
 import torch
 from torch.autograd import forward_ad
 
+from max._process import cached_results
 from max._reentry import LockLevel, locked, reentrant_lock
 from max.driver import CPU, Tensor
 from max.engine import InferenceSession, Model
@@ -24,7 +25,7 @@ Forward = Callable[..., "Iterable[Value[Any]] | Value[Any] | None"]
 Form = tuple[Any, ...]
 
 
-@cache
+@cached_results()
 def session() -> InferenceSession:
     """The session of all operations."""
     return InferenceSession(devices=[CPU()])

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import warnings
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
@@ -16,6 +15,7 @@ from torch._dynamo.backends.common import aot_autograd
 from torch._guards import TracingContext
 from torch.fx.passes.infra.partitioner import CapabilityBasedPartitioner
 
+from max._process import cached_results
 from max.importers.torch.reader import op_name, source_line
 from max.importers.torch.table import TABLE
 from max.torch.compiled import CompiledGraph
@@ -120,7 +120,7 @@ class _Module(torch.nn.Module):
         return self._compiled(*args)
 
 
-@functools.cache
+@cached_results()
 def _warn_of_gradients() -> None:
     """Warns once that torch runs what needs gradients."""
     warnings.warn(

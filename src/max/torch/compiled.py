@@ -11,11 +11,11 @@ import weakref
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
-from functools import cache
 from typing import Any, NamedTuple
 
 import torch
 
+from max._process import cached_results
 from max.engine import InferenceSession, Model
 from max.importers.build import build_graph
 from max.importers.errors import UnsupportedOpsError
@@ -35,7 +35,7 @@ _CALLS_PER_CHANGE = 4
 """A weight that changes more often becomes an input."""
 
 
-@cache
+@cached_results()
 def session() -> InferenceSession:
     """The session of all graphs."""
     return InferenceSession()

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-import functools
 import inspect
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from max._process import cached_results
+
 __all__ = ["offered", "takes", "takes_any"]
 
 
-@functools.cache
+@cached_results()
 def _parameters(function: Callable[..., Any]) -> Mapping[str, inspect.Parameter]:
     return inspect.signature(function).parameters
 

@@ -6,9 +6,9 @@ A loop over the specifications would take longer than the comparisons.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from functools import lru_cache
 from typing import Any
 
+from max._process import cached_results
 from max.experimental.programs.value_types import CellType
 from max.experimental.replay.specifications import Nested, same_constant
 from max.graph.dim import StaticDim
@@ -75,7 +75,7 @@ _TESTS = {
 }
 
 
-@lru_cache(maxsize=4096)
+@cached_results(4096)
 def _match(pattern: str, names: tuple[str, ...]) -> Match:
     positional = len(pattern) - len(names)
     wrong = [f"len(args) != {positional}", f"tuple(kwargs) != {names!r}" if names else "kwargs"]

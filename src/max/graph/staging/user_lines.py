@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import sys
-from functools import lru_cache
 from pathlib import Path
 from types import FrameType
 
 from max import mlir
+from max._process import cached_results
 
 __all__ = ["location_at", "user_frame", "user_place"]
 
@@ -20,7 +20,7 @@ _STAGING = tuple(
 """Packages, and files of functions that call others, whose frames are skipped when an op's location is recorded."""
 
 
-@lru_cache(maxsize=65536)
+@cached_results(65536)
 def location_at(filename: str, line: int, scope: str = "") -> mlir.LocationAttr:
     """The location attribute of a file and a line, and the names of `Graph.profile_scope` around it."""
     return mlir.line_location(filename, line, scope)

@@ -10,8 +10,7 @@ test covers the rest of its body. The minimum of a signed type divided by -1 wra
 
 from __future__ import annotations
 
-import functools
-
+from max._process import cached_results
 from max.kernel.frontend.builder import Builder, Scope
 from max.kernel.frontend.raising import refuse
 from max.kernel.frontend.state import Frontend
@@ -25,7 +24,7 @@ _DEPTH = 12  # the maximum depth of definitions that the analysis follows
 Interval = tuple[int, int]
 
 
-@functools.cache
+@cached_results()
 def _type_interval(dtype: ScalarType) -> Interval:
     if dtype.kind == "i":
         return -(1 << (dtype.bits - 1)), (1 << (dtype.bits - 1)) - 1

@@ -15,6 +15,7 @@ from dataclasses import field
 from typing import Any
 
 from max._dataclass import dataclass
+from max._process import cached_results
 from max._reentry import reentrant_lock
 from max.kernel.errors import KernelError
 
@@ -49,7 +50,7 @@ def _parse(text: str, file: str) -> ast.Module:
         return ast.parse(text, file)
 
 
-@functools.cache
+@cached_results()
 def _function_at(file: str, text: str, line: int) -> ast.FunctionDef | None:
     """The function that starts on a line of a file (first decorator, or ``def``).
 
@@ -80,7 +81,7 @@ def _function_at(file: str, text: str, line: int) -> ast.FunctionDef | None:
 _STATEMENT = re.compile(r"[^\s)\]}#]")
 
 
-@functools.cache
+@cached_results()
 def _functions_of_file(file: str, text: str) -> dict[int, ast.FunctionDef]:
     """The functions of a file by the line of their first decorator, and by that of their ``def``."""
     functions: dict[int, ast.FunctionDef] = {}
@@ -228,7 +229,7 @@ def from_source(text: str, name: str, globals: Mapping[str, Any] | None = None) 
     )
 
 
-@functools.lru_cache(maxsize=1024)
+@cached_results(1024)
 def _parse_functions(text: str, name: str) -> tuple[str, dict[str, ast.FunctionDef]]:
     """The file name under which a text is shown, and its functions."""
     file = f"<kernel {name} {next(_source_numbers)}>"

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import functools
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from max._config import FlagError, flags
 from max._dataclass import dataclass
 from max._lazy import lazy_module
+from max._process import cached_results
 from max._reentry import cached_property
 from max._spelling import did_you_mean
 from max.kernel.targets.host import ARM64_BASE, ARM64_FEATURES, host_features, known_features
@@ -268,7 +268,7 @@ def _check_names(words: frozenset[str], valid: frozenset[str]) -> None:
         raise FlagError(f"MAX_CPU_FEATURES: {name!r} is no CPU feature{hint}")
 
 
-@functools.cache
+@cached_results()
 def _host(allowed: frozenset[str] | None) -> CPUTarget:
     """The target of this machine, restricted to the allowed features; None allows all."""
     present = host_features()

@@ -7,12 +7,12 @@ does not detect them.
 from __future__ import annotations
 
 import ctypes
-import functools
 import platform
 import sys
 from typing import TYPE_CHECKING
 
 from max._lazy import lazy_module
+from max._process import cached_results
 
 if TYPE_CHECKING:
     import llvmlite.binding as llvm
@@ -66,13 +66,13 @@ def _from_macos() -> frozenset[str]:
     return frozenset(features)
 
 
-@functools.cache
+@cached_results()
 def known_features() -> frozenset[str]:
     """LLVM's names of the CPU features of this machine's family, present or not."""
     return frozenset(llvm.get_host_cpu_features())
 
 
-@functools.cache
+@cached_results()
 def host_features() -> frozenset[str]:
     """LLVM's names of the CPU features that code may use here."""
     features = frozenset(name for name, on in llvm.get_host_cpu_features().items() if on)

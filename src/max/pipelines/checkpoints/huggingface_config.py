@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from functools import cache
 from pathlib import Path
 from typing import Any
 
+from max._process import cached_results
 from max.graph.weights import WeightsFormat
 from max.interfaces import SamplingParamsGenerationConfigDefaults
 from max.pipelines.checkpoints.config_keys import ConfigKeys
@@ -162,7 +162,7 @@ class HuggingFaceConfig:
         return f"HuggingFaceConfig({self._name!r}, {self._values!r})"
 
 
-@cache
+@cached_results()
 def active_config(repo: HuggingFaceRepo) -> HuggingFaceConfig:
     """The config.json of a model, read once per process; ``active_config.cache_clear()`` empties the cache.
 

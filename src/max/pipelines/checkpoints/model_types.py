@@ -10,11 +10,11 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping, Sequence
-from functools import cache
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
+from max._process import cached_results
 from max.pipelines.checkpoints.config_keys import ConfigKeys
 
 __all__ = [
@@ -89,13 +89,13 @@ class ModelType(NamedTuple):
     names: Mapping[str, tuple[str, ...]]
 
 
-@cache
+@cached_results()
 def _table() -> dict[str, dict[str, Any]]:
     path = Path(__file__).with_name("config_defaults.json")
     return {**json.loads(path.read_text(encoding="utf-8")), **_TYPES_OF_OWN_CODE}
 
 
-@cache
+@cached_results()
 def _type(kind: str) -> ModelType | None:
     entry = _table().get(kind)
     if entry is None:
@@ -117,7 +117,7 @@ def class_of(model_type: object) -> str | None:
     return None if known is None else known.class_name
 
 
-@cache
+@cached_results()
 def type_of_class(class_name: str) -> str | None:
     """The type of a class of models: that of the same name where several types have the class.
 
@@ -175,7 +175,7 @@ _KINDS = {
 }
 
 
-@cache
+@cached_results()
 def _other_types() -> dict[str, str]:
     """The kinds of types that do not run here, by the type without ``_`` and ``-``."""
     path = Path(__file__).with_name("other_model_types.json")

@@ -11,10 +11,10 @@ import types
 import typing
 from collections.abc import Callable, Iterable
 from enum import Enum
-from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from max._process import cached_results
 from max._spelling import did_you_mean
 from max.pipelines import forms
 from max.pipelines.core.exceptions import ConfigError
@@ -45,7 +45,7 @@ def option(
     return dataclasses.field(default=default, metadata=metadata)
 
 
-@cache
+@cached_results()
 def type_hints(cls: type[Any]) -> dict[str, Any]:
     """The types of a configuration's fields.
 

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
-from functools import lru_cache, wraps
+from functools import wraps
 from types import ModuleType
 from typing import TypeVar
 
+from max._process import cached_results
 from max.pipelines.core.exceptions import ConfigError, InputError
 from max.pipelines.core.native_calls import native_calls
 from max.pipelines.core.text import utf8
@@ -32,7 +33,7 @@ def kept_results(
     """
 
     def decorate(function: Callable[[str], _Result]) -> Callable[[str], _Result]:
-        kept = lru_cache(entries)(function)
+        kept = cached_results(entries)(function)
 
         @wraps(kept)  # `__wrapped__` is the cache
         def result(text: str) -> _Result:

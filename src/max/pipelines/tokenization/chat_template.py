@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from datetime import datetime
-from functools import lru_cache
 from typing import Any, cast
 
 from jinja2 import Template, TemplateError, nodes, pass_context
@@ -21,6 +20,7 @@ from jinja2.runtime import BlockReference, LoopContext, Macro
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 from jinja2.utils import Namespace, generate_lorem_ipsum
 
+from max._process import cached_results
 from max.pipelines.core.exceptions import InputError
 from max.pipelines.tokenization.templates import calls
 from max.pipelines.tokenization.templates.budget import Budget, TemplateLimitError
@@ -217,7 +217,7 @@ class _Environment(ImmutableSandboxedEnvironment):
         return budget.spend_value(super().call(__context, __obj, *args, **kwargs))
 
 
-@lru_cache(maxsize=1)
+@cached_results(1)
 def _environment() -> _Environment:
     """The sandboxed environment of templates, with the filters and functions of transformers."""
     environment = _Environment(
@@ -238,7 +238,7 @@ def _environment() -> _Environment:
     return environment
 
 
-@lru_cache(maxsize=16)
+@cached_results(16)
 def compile_template(text: str) -> Template:
     """Compiles a template; the last ones are cached.
 

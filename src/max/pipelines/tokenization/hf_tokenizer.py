@@ -10,11 +10,12 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable
-from functools import cache, cached_property
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from max._lazy import lazy_module
+from max._process import cached_results
 from max.pipelines.checkpoints.chat_templates import choose_template, named_templates
 from max.pipelines.checkpoints.config_keys import ConfigKeys
 from max.pipelines.checkpoints.damaged_files import remedy_for
@@ -412,7 +413,7 @@ def load_tokenizer(repo: HuggingFaceRepo) -> Any:
     return HFTokenizer(tokenizer, config, _templates(repo, config, file), file)
 
 
-@cache
+@cached_results()
 def active_tokenizer(repo: HuggingFaceRepo) -> Any:
     """The tokenizer of a model, loaded once a process (``active_tokenizer.cache_clear()`` forgets all).
 

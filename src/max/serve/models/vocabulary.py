@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import re
-from functools import lru_cache
 from typing import Any
 
+from max._process import cached_results
 from max.pipelines.tokenization.hf_tokenizer import tokenizer_json
 
 _BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 
 
-@lru_cache(maxsize=1)
+@cached_results(1)
 def _byte_of_character() -> dict[str, int]:
     """The bytes by the characters that byte-level tokenizers write for them."""
     printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]

@@ -7,8 +7,9 @@ import hashlib
 import posixpath
 import re
 from dataclasses import dataclass
-from functools import cache
 from pathlib import Path
+
+from max._process import cached_results
 
 FOLDER = Path(__file__).parent
 _TYPES = {
@@ -51,7 +52,7 @@ class PageFile:
     policy: str
 
 
-@cache
+@cached_results()
 def _paths() -> dict[str, Path]:
     return {
         path.relative_to(FOLDER).as_posix(): path
@@ -60,7 +61,7 @@ def _paths() -> dict[str, Path]:
     }
 
 
-@cache
+@cached_results()
 def version() -> str:
     """A digest of all files: their addresses have it, so that browsers keep them until they change."""
     digest = hashlib.sha256()
@@ -69,7 +70,7 @@ def version() -> str:
     return digest.hexdigest()[:16]
 
 
-@cache
+@cached_results()
 def page_file(name: str) -> PageFile | None:
     """A file by its path in this folder; None if there is none.
 
@@ -85,7 +86,7 @@ def page_file(name: str) -> PageFile | None:
     return PageFile(data, compressed, _TYPES[path.suffix], _WORKER_POLICIES.get(name, ""))
 
 
-@cache
+@cached_results()
 def modules() -> tuple[str, ...]:
     """The scripts of the chat page that it loads at once: named in the page, they come side by side."""
     found = ["chat/main.js"]

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-from functools import cache
 
 from fastapi import APIRouter, Request
 from starlette.responses import Response
 
+from max._process import cached_results
 from max.serve.errors import ApiError, shown
 from max.serve.http.state import json_response
 from max.serve.web.page_files import FOLDER, PAGE_POLICY, caching, modules, page_file, version
@@ -16,7 +16,7 @@ router = APIRouter(include_in_schema=False)
 docs_router = APIRouter(include_in_schema=False)
 
 
-@cache
+@cached_results()
 def _html(name: str) -> str:
     text = (FOLDER / name).read_text(encoding="utf-8")
     preloads = "".join(

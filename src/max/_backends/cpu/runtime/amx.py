@@ -6,12 +6,12 @@ The system saves the tile registers of a process only after a request (:func:`ma
 
 from __future__ import annotations
 
-import functools
 import logging
 from typing import TYPE_CHECKING
 
 from max import kernel as k
 from max._lazy import lazy_module
+from max._process import cached_results
 from max._runtime import platform
 
 if TYPE_CHECKING:
@@ -22,7 +22,7 @@ else:
 logger = logging.getLogger("max.runtime")
 
 
-@functools.cache
+@cached_results()
 def _is_usable(target: k.CPUTarget) -> bool:
     """Whether tile instructions may be used; checked once per target and process."""
     # without the request the first tile instruction raises SIGILL

@@ -34,6 +34,7 @@ from max._dataclass import dataclass
 from max._host import usable_cpus
 from max._lazy import lazy_module
 from max._load_steps import STEPS
+from max._process import cached_results
 from max._reentry import LockLevel, locked, reentrant_lock
 from max._runtime import platform
 from max._runtime.cache import Cache, content_key, default_cache
@@ -421,7 +422,7 @@ def _end_compilations() -> None:
     wait(list(_compile_threads.unfinished()))
 
 
-@functools.cache
+@cached_results()
 def _cores() -> int:
     """The usable cores. Counting them reads files of the system, for as long as LLVM takes for 20 lines."""
     return usable_cpus()

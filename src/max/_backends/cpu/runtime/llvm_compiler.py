@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from max import kernel
 from max._config import dump_log
 from max._lazy import lazy_module
+from max._process import cached_results
 from max._runtime import platform
 from max.kernel.targets.host import host_features
 
@@ -58,7 +59,7 @@ class Machine(NamedTuple):
         return _host_machine()
 
 
-@functools.cache
+@cached_results()
 def _host_machine() -> Machine:
     triple, cpu = llvm.get_process_triple(), llvm.get_host_cpu_name()
     if platform.MACHINE == "aarch64":  # LLVM does not detect all features

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from functools import cache
 from typing import Any
 
 import torch
 
+from max._process import cached_results
 from max.importers.errors import ImportFailure, ModelFileError
 from max.importers.torch.script.functions import FUNCTIONS, NUMBERS, dtype_of_number, is_plain
 
@@ -51,7 +51,7 @@ class _Fields:
         self.values: dict[str, Any] = {}
 
 
-@cache
+@cached_results()
 def _overload(schema: str) -> tuple[Any, tuple[tuple[str, str, bool], ...]]:
     """An op of torch, and the names, types and kinds of its parameters.
 

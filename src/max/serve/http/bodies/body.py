@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import typing
 from collections.abc import Callable, Coroutine
-from functools import cache
 from typing import Any, TypeVar, cast
 
 from fastapi.routing import APIRoute
@@ -12,6 +11,7 @@ from pydantic import BaseModel, TypeAdapter, ValidationError
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 
+from max._process import cached_results
 from max.serve.errors import ApiError
 from max.serve.http.bodies.json_reader import read_object
 from max.serve.http.bodies.validation import validation_error
@@ -84,12 +84,12 @@ def _parsed(text: bytearray, kind: type[T]) -> T:
     return of_schema(value, kind)
 
 
-@cache
+@cached_results()
 def _adapter(kind: type[T]) -> TypeAdapter[T]:
     return TypeAdapter(kind)
 
 
-@cache
+@cached_results()
 def _fields_of(kind: type[Any]) -> frozenset[str] | None:
     """The names of a schema's fields; None where it has no names."""
     if not (isinstance(kind, type) and issubclass(kind, BaseModel)):
