@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import random
 import subprocess
 import sys
 import time
@@ -13,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+import psutil
 import pytest
 
 from tests.serve.conftest import RunningServer
@@ -103,6 +105,65 @@ def test_machines_come_and_go(machines: Any, start_server: Callable[..., Running
         assert text.count("ready") == 3 and "0 requests" in text, text
         assert "names 0 machines" in command("drain", "nowhere", "--url", server.url)
     assert server.stop() == 0, server.output
+
+
+def test_a_batch_whose_processes_are_killed(machines: Any, tmp_path: Path) -> None:
+    """The process of the batch and those of engines: one line a request, the same as without a kill."""
+    draw = random.Random(7)
+    bodies = {
+        f"r{i}": {
+            **BODY,
+            "prompt": f"import os{i % 3}",
+            "seed": i,
+            "max_tokens": draw.randint(1, 200),
+        }
+        for i in range(40)
+    }
+    source, target = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
+    lines = [{"custom_id": n, "url": "/v1/completions", "body": b} for n, b in bodies.items()]
+    source.write_text("\n".join(map(json.dumps, lines)))
+    code = "from supremum import main; main()"
+    words = [
+        sys.executable, "-c", code, "run-batch", str(TINY), str(source),
+        "--max-length", "1024", "--quantization-encoding", "float32",
+    ]  # fmt: skip
+    subprocess.run([*words, str(tmp_path / "whole.jsonl")], check=True, timeout=WHILE_S)
+
+    def answers(path: Path) -> dict[str, Any]:
+        found = [json.loads(line) for line in path.read_text().splitlines()]
+        assert len({each["custom_id"] for each in found}) == len(found)
+        return {e["custom_id"]: e["response"]["body"]["choices"] for e in found}
+
+    def engines() -> list[psutil.Process]:
+        return [
+            p
+            for p in psutil.process_iter(["cmdline"])
+            if "EngineActor" in "".join(p.info["cmdline"] or [])
+        ]
+
+    command = [*words, str(target), "--ray", "--ray-address", machines.address]
+    for last in (False, False, True):
+        before = len(target.read_bytes().splitlines()) if target.exists() else 0
+        process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
+        end = time.monotonic() + WHILE_S
+        while (len(target.read_bytes().splitlines()) if target.exists() else 0) < before + 4:
+            assert process.poll() is None and time.monotonic() < end
+            time.sleep(0.05)
+        if last:
+            draw.choice(engines()).kill()
+            _, said = process.communicate(timeout=WHILE_S)
+            assert process.returncode == 0 and "40 requests, 0 failed" in said, said
+        else:
+            process.kill()
+            process.communicate(timeout=WHILE_S)
+        time.sleep(1)
+    assert answers(target) == answers(tmp_path / "whole.jsonl") and len(answers(target)) == 40
+    assert not list(tmp_path.glob("*.unfinished"))
+    # Ray ends the engines of a process that is gone
+    end = time.monotonic() + 60
+    while engines():
+        assert time.monotonic() < end
+        time.sleep(0.2)
 
 
 @pytest.mark.skipif(find_spec("ray") is not None, reason="Ray is installed")

@@ -19,6 +19,8 @@ from max.serve.models.loading import load_model
 from max.serve.models.pool import ModelPool
 from max.serve.models.pool_entry import PoolLimits
 from max.serve.process.settings import ServerSettings, WorkerSettings
+from max.serve.worker.client import EngineState
+from max.serve.worker.event_reader import Worker
 from max.serve.worker.process import WorkerProcess
 
 URLS = (
@@ -33,6 +35,10 @@ URLS = (
 
 class BatchLineError(ValueError):
     """A line of a batch file that is not a request."""
+
+
+class BatchStoppedError(RuntimeError):
+    """No engine runs any more, so that the requests without an answer cannot be run."""
 
 
 @dataclass(frozen=True)
@@ -132,7 +138,11 @@ async def call(app: ASGIApp, url: str, body: dict[str, Any]) -> tuple[int, str, 
 
 
 async def run_requests(
-    app: ASGIApp, requests: Sequence[BatchRequest], at_once: int, write: Callable[[str], None]
+    app: ASGIApp,
+    requests: Sequence[BatchRequest],
+    at_once: int,
+    write: Callable[[str, str], None],
+    is_stopped: Callable[[], bool] = lambda: False,
 ) -> int:
     """Runs requests, and writes a line for each as it ends.
 
@@ -140,30 +150,40 @@ async def run_requests(
         app: The application.
         requests: The requests.
         at_once: The maximum number of open requests.
-        write: Writes a line.
+        write: Writes a line, given the ``custom_id`` of its request.
+        is_stopped: Whether no engine runs any more; then nothing is written for the requests that fail.
 
     Returns:
         The number of those that failed.
+
+    Raises:
+        BatchStoppedError: No engine runs any more.
     """
-    gate = asyncio.Semaphore(at_once)
+    waiting = iter(requests)
     failed = 0
 
-    async def one(request: BatchRequest) -> None:
+    async def run_next() -> None:
         nonlocal failed
-        async with gate:
+        # each takes the next one: a task for every request of a large file would need much memory
+        for request in waiting:
             status, request_id, body = await call(app, request.url, request.body)
-        failed += status != 200
-        answer = {
-            "id": f"batch_req_{secrets.token_hex(12)}",
-            "custom_id": request.custom_id,
-            "response": {"status_code": status, "request_id": request_id, "body": body},
-            "error": None,
-        }
-        write(json.dumps(answer, ensure_ascii=False) + "\n")
+            if status != 200 and is_stopped():
+                raise BatchStoppedError(json.dumps(body, ensure_ascii=False))
+            failed += status != 200
+            answer = {
+                "id": f"batch_req_{secrets.token_hex(12)}",
+                "custom_id": request.custom_id,
+                "response": {"status_code": status, "request_id": request_id, "body": body},
+                "error": None,
+            }
+            write(request.custom_id, json.dumps(answer, ensure_ascii=False) + "\n")
 
-    async with asyncio.TaskGroup() as group:
-        for request in requests:
-            group.create_task(one(request))
+    try:
+        async with asyncio.TaskGroup() as group:
+            for _ in range(min(at_once, len(requests))):
+                group.create_task(run_next())
+    except* BatchStoppedError as stopped:
+        raise stopped.exceptions[0] from None
     return failed
 
 
@@ -171,32 +191,40 @@ async def run_batch(
     settings: ServerSettings,
     worker: WorkerSettings,
     requests: Sequence[BatchRequest],
-    write: Callable[[str], None],
+    write: Callable[[str, str], None],
+    start_worker: Callable[[WorkerSettings], Worker] = WorkerProcess,
 ) -> int:
-    """Loads a model, and runs the requests of a batch file on it.
+    """Loads a model, and runs the requests of a batch file on its replicas.
+
+    A request goes on with another replica if its own is lost; this process alone writes the lines.
 
     Args:
         settings: The settings of the server.
         worker: Those of the worker.
         requests: The requests.
-        write: Writes a line of the answers.
+        write: Writes a line of the answers, given the ``custom_id`` of its request.
+        start_worker: Starts an engine.
 
     Returns:
         The number of requests that failed.
 
     Raises:
         UserError: The model cannot be loaded.
+        BatchStoppedError: No engine runs any more.
     """
 
     async def nothing(stored: object) -> Any:
         raise RuntimeError("a batch has one model")
 
-    model = await load_model(settings.served_model_name, settings, worker, WorkerProcess)
+    model = await load_model(settings.served_model_name, settings, worker, start_worker)
     pool = ModelPool(dict, nothing, PoolLimits())
     pool.pin(model)
     try:
         app = build_app(ServerState(settings, ServerMetrics(), pool))
         # twice as many as run at once: the next prompts are tokenized meanwhile
-        return await run_requests(app, requests, 2 * model.admission.running, write)
+        at_once = 2 * model.admission.running
+        return await run_requests(
+            app, requests, at_once, write, lambda: model.engine.state is EngineState.STOPPED
+        )
     finally:
         await pool.close()

@@ -247,13 +247,20 @@ def check_packages(command: str) -> None:
         )
 
 
-def _ray_settings(options: dict[str, Any]) -> RaySettings | None:
-    """How a Ray cluster is joined; its options are removed."""
+def ray_settings(options: dict[str, Any]) -> RaySettings | None:
+    """How a Ray cluster is joined; None: none is. Its options are removed.
+
+    Args:
+        options: All options of a command.
+
+    Raises:
+        CommandError: An option of a cluster is given, and ``--ray`` is not.
+    """
     is_ray, address, cpus = (options.pop(name) for name in ("ray", "ray_address", "ray_cpus"))
     for name, value in (("--ray-address", address), ("--ray-cpus", cpus)):
         if value is not None and not is_ray:
             raise CommandError(f"{name} is of a Ray cluster", "Give --ray too.")
-    if options["max_replicas"] is not None and not is_ray:
+    if options.get("max_replicas") is not None and not is_ray:
         raise CommandError(
             "--max-replicas needs a cluster: on one machine, replicas divide the cores",
             "Give --ray too, or only --replicas.",
@@ -308,7 +315,7 @@ def _settings(options: dict[str, Any]) -> ServerSettings:
     return ServerSettings(
         watch=watch,
         replicas=options["replicas"],
-        ray=_ray_settings(options),
+        ray=ray_settings(options),
         max_replicas=_max_replicas(options),
         host=options.pop("host"),
         port=options.pop("port"),

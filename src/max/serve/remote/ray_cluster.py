@@ -6,6 +6,8 @@ import contextlib
 import logging
 import os
 import secrets
+import threading
+import time
 from typing import Any
 
 from max.pipelines.core.exceptions import ConfigError
@@ -20,6 +22,7 @@ logger = logging.getLogger("max.serve")
 
 START_S = 120.0
 """The longest time in seconds until the cluster has found a machine and its process listens."""
+_LOOK_S = 0.05
 
 
 def _ray() -> Any:
@@ -62,18 +65,72 @@ class EngineActor:
         self._host.run(settings)
 
 
+class _Engine:
+    """An actor of a cluster that is the process of an engine.
+
+    Args:
+        ray: The module.
+        actor: The handle of the actor.
+    """
+
+    def __init__(self, ray: Any, actor: Any) -> None:
+        self._ray: Any = ray
+        self._actor: Any = actor
+        self._running: Any = None
+        # guards both: a handle that is used or freed after Ray has ended would end this process
+        self._lock = threading.Lock()
+
+    def address(self) -> tuple[str, int, str]:
+        """Its address, as :meth:`EngineActor.address` returns it."""
+        return self._ray.get(self._actor.address.remote(), timeout=START_S)
+
+    def run(self, settings: WorkerSettings) -> None:
+        """Runs the engine.
+
+        Args:
+            settings: The settings of its worker.
+        """
+        self._running = self._actor.run.remote(settings)
+
+    def wait(self, timeout: float | None) -> None:
+        """Waits for its end.
+
+        Args:
+            timeout: The longest time in seconds; None: no limit.
+        """
+        end = None if timeout is None else time.monotonic() + timeout
+        while end is None or time.monotonic() < end:
+            with self._lock:
+                if self._running is None or self._ray.wait([self._running], timeout=0)[0]:
+                    return
+            time.sleep(_LOOK_S)
+
+    def end(self) -> None:
+        """Ends its process."""
+        with self._lock, contextlib.suppress(Exception):  # it has ended already
+            if self._actor is not None:
+                self._ray.kill(self._actor, no_restart=True)
+        self.forget()
+
+    def forget(self) -> None:
+        """Frees the handles; Ray ends its actors when it ends itself."""
+        with self._lock:
+            self._actor = self._running = None
+
+
 class RayCluster:
     """A Ray cluster: joins it, or starts one on this machine.
 
     Args:
         settings: How it is joined.
-        replicas: The number of replicas that share its cores, where no number of cores is given.
+        replicas: The number of replicas that share its cores, where no number of cores is given; None: one for each
+            machine.
 
     Raises:
         ConfigError: Ray is not installed, or there is no cluster at the address.
     """
 
-    def __init__(self, settings: RaySettings, replicas: int) -> None:
+    def __init__(self, settings: RaySettings, replicas: int | None) -> None:
         self._ray = ray = _ray()
         started = not ray.is_initialized()
         if started:
@@ -91,10 +148,15 @@ class RayCluster:
                     "Start one with `ray start --head`, or leave out --ray-address.",
                 ) from error
         self._started, self._is_closed = started, False
-        total = int(sum(node.cpus for node in self.nodes() if node.is_alive))
-        self.cpus = settings.cpus or max(total // max(replicas, 1), 1)
+        self._engines: set[_Engine] = set()
+        machines = [node.cpus for node in self.nodes() if node.is_alive and node.cpus >= 1]
+        self.replicas = replicas or max(len(machines), 1)
+        """The number of replicas."""
+        # one for each machine must fit on the smallest one
+        shared = sum(machines) // replicas if replicas else min(machines, default=1)
+        self.cpus = settings.cpus or max(int(shared), 1)
         """The cores of a replica."""
-        largest = max((node.cpus for node in self.nodes() if node.is_alive), default=0)
+        largest = max(machines, default=0)
         if self.cpus > largest:
             self.close()
             raise ConfigError(
@@ -135,27 +197,22 @@ class RayCluster:
         ray, key = self._ray, secrets.token_bytes(KEY_BYTES)
         options: dict[str, Any] = {"num_cpus": self.cpus, "max_restarts": 0, "max_concurrency": 2}
         options |= self._placement()
-        actor = ray.remote(EngineActor).options(**options).remote(key, self.cpus)
+        engine = _Engine(ray, ray.remote(EngineActor).options(**options).remote(key, self.cpus))
+        self._engines.add(engine)
+
+        def end() -> None:
+            engine.end()
+            self._engines.discard(engine)
+
         try:
-            host, port, node = ray.get(actor.address.remote(), timeout=START_S)
-            running = actor.run.remote(settings)
-
-            def end() -> None:
-                with contextlib.suppress(Exception):  # it has ended already
-                    if (
-                        not self._is_closed
-                    ):  # Ray ends its actors then, and a call would end this process
-                        ray.kill(actor, no_restart=True)
-
-            def wait(timeout: float | None) -> None:
-                if not self._is_closed:
-                    ray.wait([running], timeout=timeout)
-
+            host, port, node = engine.address()
+            engine.run(settings)
             name = f"on {host}, node {node[:12]}"
-            worker = RemoteWorker(host, port, key, settings.unhealthy_s, end, wait, name, node)
+            worker = RemoteWorker(
+                host, port, key, settings.unhealthy_s, end, engine.wait, name, node
+            )
         except Exception as error:
-            with contextlib.suppress(Exception):
-                ray.kill(actor, no_restart=True)
+            end()
             if isinstance(error, OSError):
                 raise
             raise OSError(f"the cluster starts no engine of {self.cpus} cores: {error}") from error
@@ -175,4 +232,6 @@ class RayCluster:
         """Leaves the cluster, and stops it if it was started here."""
         if self._started and not self._is_closed:
             self._is_closed = True
+            for engine in list(self._engines):
+                engine.forget()
             self._ray.shutdown()
