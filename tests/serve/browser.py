@@ -181,6 +181,11 @@ class Browser:
     def tab(self, name: str) -> None:
         self._send("POST", "/window", {"handle": name})
 
+    @property
+    def tabs(self) -> list[str]:
+        """All tabs."""
+        return self._send("GET", "/window/handles")
+
     def new_tab(self) -> str:
         """Opens a tab, and drives it."""
         self.tab = self._send("POST", "/window/new", {"type": "tab"})["handle"]

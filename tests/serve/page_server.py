@@ -23,6 +23,7 @@ from max.serve.http.streaming import event_stream
 from max.serve.openai.wire import error_event, event
 from max.serve.requests.request_context import CURRENT_REQUEST, RequestContext
 from max.serve.web import routes
+from tests.serve.sign_in_server import SignInServer
 
 CONTEXT = 4096
 
@@ -185,23 +186,39 @@ class McpServer:
         origin: The page that may use it; empty: none.
         as_events: Whether its answers are streams of events.
         key: The authorization header that it wants; empty: none.
+        sign_in: Where its users sign in; None: they do not.
     """
 
-    def __init__(self, origin: str, as_events: bool = False, key: str = "") -> None:
+    def __init__(
+        self,
+        origin: str,
+        as_events: bool = False,
+        key: str = "",
+        sign_in: SignInServer | None = None,
+    ) -> None:
+        self._sign_in = sign_in
         self.calls: list[dict[str, Any]] = []
         self._as_events, self._key = as_events, key
         self.sessions: set[str] = set()
         app = FastAPI(openapi_url=None)
         app.post("/mcp")(self._answer)
+        exposed = ["Mcp-Session-Id"]
+        if sign_in is not None:
+            sign_in.add_to(app)
+            exposed += ["WWW-Authenticate"] if sign_in.exposes else []
         if origin:
             app.add_middleware(
                 CORSMiddleware, allow_origins=[origin], allow_methods=["*"], allow_headers=["*"],
-                expose_headers=["Mcp-Session-Id"],
+                expose_headers=exposed,
             )  # fmt: skip
         self.server = ThreadServer(app)
         self.url = f"{self.server.url}/mcp"
+        if sign_in is not None:
+            sign_in.url = self.server.url
 
     async def _answer(self, request: Request) -> Response:
+        if self._sign_in is not None and (refused := self._sign_in.challenge(request)):
+            return refused
         if self._key and request.headers.get("authorization") != self._key:
             return Response(status_code=401)
         message = await request.json()

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import json
 import socket
+import time
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import pytest
 
 from tests.serve.browser import CHROMIUM, DRIVER, ENTER, Browser
 from tests.serve.page_driver import Page
 from tests.serve.page_server import McpServer, ScriptedModel
+from tests.serve.sign_in_server import SignInServer
 
 pytestmark = [
     pytest.mark.skipif(
@@ -40,8 +43,8 @@ def mcp() -> Iterator[Callable[..., McpServer]]:
     """Starts MCP servers."""
     servers: list[McpServer] = []
 
-    def start(origin: str, as_events: bool = False, key: str = "") -> McpServer:
-        servers.append(McpServer(origin, as_events, key))
+    def start(origin: str, *more: Any, **options: Any) -> McpServer:
+        servers.append(McpServer(origin, *more, **options))
         return servers[-1]
 
     yield start
@@ -211,3 +214,113 @@ def test_servers_that_cannot_be_used(
     assert answer == "TypeError"
     assert any("Content Security Policy" in each for each in page.problems())
     assert json.loads(page.run("return localStorage.getItem('chat.mcp')"))[0]["url"] == closed.url
+
+
+def sign_in(page: Page) -> str:
+    """Follows the link of the last server, and returns what the page says to which its user comes back."""
+    own, before = page.browser.tab, set(page.browser.tabs)
+    page.click("#mcp-servers > li:last-child > a")
+    for _ in range(600):
+        if opened := set(page.browser.tabs) - before:
+            break
+        time.sleep(0.02)
+    (page.browser.tab,) = opened
+    page.wait("/signed|failed|waits/i.test(document.querySelector('#result')?.innerText)")
+    text = page.text("#result")
+    assert page.run("return location.search") == ""
+    page.browser.close_tab(own)
+    return text
+
+
+def test_a_sign_in(page: Page, model: ScriptedModel, mcp: Callable[..., McpServer]) -> None:
+    provider = SignInServer()
+    server = mcp(model.url, sign_in=provider)
+    add(page, server.url)
+    assert "sign in at 127.0.0.1" in state(page)
+    assert "You are signed in" in sign_in(page)
+    page.wait("document.querySelector('#mcp-servers details')")
+    assert "2 tools" in state(page) and len(provider.clients) == 1
+    assert provider.asked[0]["scope"] == "tools:read tools:call"
+    # a token that has expired is refreshed, once for requests at the same time
+    provider.valid.clear()
+    page.click("#close-settings")
+    page.send('call time {"zone": "Oslo"} & day {}')
+    page.wait("document.querySelectorAll('.decide').length === 2")
+    page.push("Call it", ".call:nth-child(1)")
+    page.push("Call it", ".call:nth-child(2)")
+    page.wait("document.querySelectorAll('.turn').length === 3")
+    assert page.answer() == "The tool says: noon in none"
+    assert len(server.calls) == 2 and len(provider.refreshes) == 1
+    # a reload keeps the tokens, but not after the browser is closed
+    page.reload()
+    page.click("#options")
+    assert "2 tools" in state(page)
+    assert not any(t in page.run("return JSON.stringify(localStorage)") for t in provider.valid)
+    # without tokens that are valid, the user signs in again; the page is a client as before
+    provider.valid.clear()
+    provider.refreshes.clear()
+    page.push(f"Connect to {server.url} again")
+    assert "sign in at" in state(page)
+    provider.refuses = True
+    assert "The user has refused." in sign_in(page)
+    assert "The user has refused." in state(page)
+    assert len(provider.clients) == 1
+    assert not [each for each in page.problems() if "401" not in each and "400" not in each]
+
+
+@pytest.mark.long
+def test_a_sign_in_without_registration(
+    page: Page, model: ScriptedModel, mcp: Callable[..., McpServer]
+) -> None:
+    provider = SignInServer(registers=False, exposes=False)
+    server = mcp(model.url, sign_in=provider)
+    add(page, server.url)
+    redirect = f"{model.url}/signed-in"
+    assert f"redirect address {redirect}" in state(page)
+    provider.clients["mine"] = [redirect]
+    page.type("#mcp-servers > li input:not([type=checkbox])", "mine")
+    page.wait("document.querySelector('#mcp-servers > li > a')")
+    assert "You are signed in" in sign_in(page)
+    assert provider.asked[0]["scope"] == "tools:read"
+    page.push(f"Sign out of {server.url}")
+    page.wait("document.querySelector('#mcp-servers > li > a')")
+    # the identifier stays; an answer to an older sign-in is no answer
+    link = page.run("return document.querySelector('#mcp-servers > li > a').href")
+    page.reload()
+    own = page.browser.tab
+    page.browser.new_tab()
+    page.browser.open(link)
+    page.wait("/No chat page waits/.test(document.querySelector('#result').innerText)")
+    page.browser.close_tab(own)
+    page.click("#options")
+    page.wait("document.querySelector('#mcp-servers > li > a')")
+    provider.issuer_in_answer = "https://other.example"
+    assert "not of the server that was asked" in sign_in(page)
+    assert provider.valid and not page.run("return sessionStorage.length > 2")
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(
+    ("changes", "says"),
+    [
+        ({"code_challenge_methods_supported": ["plain"]}, "does not say that it checks codes"),
+        ({"issuer": "https://other.example"}, "are those of https://other.example"),
+        ({"authorization_endpoint": "javascript:alert(1)"}, "authorization endpoint is no HTTPS"),
+        ({"token_endpoint": "http://192.0.2.1/token"}, "token endpoint is no HTTPS"),
+        ({"resource": "https://other.example/mcp"}, "another server"),
+        ({"server": "http://192.0.2.1"}, "authorization server is no HTTPS"),
+    ],
+)
+def test_sign_ins_that_are_not_safe(
+    page: Page,
+    model: ScriptedModel,
+    mcp: Callable[..., McpServer],
+    changes: dict[str, Any],
+    says: str,
+) -> None:
+    provider = SignInServer()
+    provider.changes = changes
+    add(page, mcp(model.url, sign_in=provider).url)
+    assert says in state(page)
+    assert not page.run("return document.querySelector('#mcp-servers a')")
+    assert not provider.clients

@@ -35,7 +35,7 @@ def test_the_libraries_are_the_released_files() -> None:
     assert all((folder / "LICENSE").is_file() for folder in vendor.iterdir() if folder.is_dir())
 
 
-@pytest.mark.parametrize("path", ["/", "/docs"])
+@pytest.mark.parametrize("path", ["/", "/docs", "/signed-in"])
 def test_a_page_and_all_that_it_loads(http: httpx.Client, path: str) -> None:
     page = http.get(path)
     policy = page.headers["content-security-policy"]
@@ -50,7 +50,7 @@ def test_a_page_and_all_that_it_loads(http: httpx.Client, path: str) -> None:
         assert http.get(f"/{each}").status_code == 200, each
     if path == "/":
         shown = [each for each in loaded if "/chat/" in each and each.endswith(".js")]
-        workers = {"markdown_worker.js", "math_rules.js", "mcp_worker.js"}
+        workers = {"markdown_worker.js", "math_rules.js", "mcp_worker.js", "mcp_authorization.js"}
         assert {each.rpartition("/")[2] for each in shown} | workers == {
             each.name for each in FOLDER.glob("chat/*.js")
         }

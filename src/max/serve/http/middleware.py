@@ -28,7 +28,9 @@ from max.serve.tracing import Tracing
 
 logger = logging.getLogger("max.serve.requests")
 
-OPEN_PATHS = frozenset({"/health", "/v1/health", "/ping", "/", "/docs", "/favicon.ico"})
+OPEN_PATHS = frozenset(
+    {"/health", "/v1/health", "/ping", "/", "/docs", "/signed-in", "/favicon.ico"}
+)
 """Paths that need no key: they tell nothing about the model, and the requests of the pages need the key."""
 _PAGE_FILES = "/ui/"
 """What the paths of the pages' scripts and styles begin with."""

@@ -43,6 +43,12 @@ async def chat_page() -> Response:
     return _page("index.html")
 
 
+@router.get("/signed-in")
+async def signed_in_page() -> Response:
+    """The page to which an authorization server of an MCP server sends the user."""
+    return _page("signed_in.html")
+
+
 @docs_router.get("/docs")
 async def docs_page() -> Response:
     """The routes and their fields, from ``/openapi.json``."""

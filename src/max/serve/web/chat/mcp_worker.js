@@ -1,6 +1,7 @@
 // Speaks with MCP servers by streamable HTTP. The page itself has a policy that lets it reach its own server only.
 
 import { eventsOf } from "./event_stream.js";
+import { beginning, challengeOf, redeemed, refreshed } from "./mcp_authorization.js";
 
 const VERSION = "2025-06-18";
 const KNOWN = ["2025-06-18", "2025-03-26", "2025-11-25"];
@@ -56,11 +57,12 @@ async function call(server, session, method, params) {
   const id = nextId++;
   const response = await post(server, session, { jsonrpc: "2.0", id, method, params });
   if (response.status === 404 && session) throw Object.assign(new Error("The session has ended."), { isOver: true });
-  if (response.status === 401 || response.status === 403)
-    throw new Error(
-      `The server wants another authorization header (status ${response.status}). This page does not sign in with ` +
-        "OAuth: get an access token from the server's provider, and give it as Bearer TOKEN.",
-    );
+  if (response.status === 401 || response.status === 403) {
+    const text =
+      `The server wants another authorization header (status ${response.status}), and names no place to sign in ` +
+      "(OAuth): get an access token from its provider, and give it as Bearer TOKEN.";
+    throw Object.assign(new Error(text), { challenge: challengeOf(response) });
+  }
   if (!response.ok) throw new Error(`The server answers ${method} with status ${response.status}.`);
   const kind = response.headers.get("content-type") ?? "";
   let found = null;
@@ -80,13 +82,12 @@ async function call(server, session, method, params) {
 }
 
 async function sessionOf(server) {
-  const key = `${server.url} ${server.authorization ?? ""}`;
-  if (!sessions.has(key)) {
+  if (!sessions.has(server.id)) {
     const opening = connect(server);
-    sessions.set(key, opening);
-    opening.catch(() => sessions.delete(key));
+    sessions.set(server.id, opening);
+    opening.catch(() => sessions.delete(server.id));
   }
-  return { key, session: await sessions.get(key) };
+  return sessions.get(server.id);
 }
 
 async function connect(server) {
@@ -108,13 +109,13 @@ async function connect(server) {
 
 /** A call in the session, which is opened again if the server has forgotten it. */
 async function inSession(server, work) {
-  const { key, session } = await sessionOf(server);
+  const session = await sessionOf(server);
   try {
     return await work(session);
   } catch (error) {
     if (!error.isOver) throw error;
-    sessions.delete(key);
-    return work((await sessionOf(server)).session);
+    sessions.delete(server.id);
+    return work(await sessionOf(server));
   }
 }
 
@@ -144,12 +145,20 @@ const work = {
       server,
       async (session) => (await call(server, session, "tools/call", { name, arguments: given })).result,
     ),
+  begin: ({ server, challenge, redirect, client }) => beginning({ ...server, client }, challenge, redirect),
+  redeem: ({ server, pending, query }) => {
+    // a session belongs to the user who has opened it
+    sessions.delete(server.id);
+    return redeemed(pending, query);
+  },
+  refresh: ({ tokens }) => refreshed(tokens),
 };
 
 self.onmessage = async ({ data }) => {
   try {
     self.postMessage({ job: data.job, result: await work[data.kind](data) });
   } catch (error) {
-    self.postMessage({ job: data.job, error: error.message });
+    const { message, challenge, needs } = error;
+    self.postMessage({ job: data.job, error: { message, challenge, needs } });
   }
 };

@@ -2,7 +2,8 @@
 
 import { at, button, element, newId } from "./dom.js";
 import { startWorker } from "./markdown_view.js";
-import { secret, setSecret, setSetting, setting } from "./settings_store.js";
+import { setSecret, setSetting, setting } from "./settings_store.js";
+import { SignIns } from "./sign_ins.js";
 
 const LONGEST_RESULT = 64_000;
 const LONGEST_NAME = 64;
@@ -25,6 +26,10 @@ export class Tools extends EventTarget {
     super();
     this.servers = (setting("mcp") ?? []).map((each) => ({ ...each, tools: [], state: "" }));
     this.jobs = new Map();
+    this.signIns = new SignIns(
+      (kind, server, more) => this.ask(kind, server, more),
+      (server, problem) => (problem ? this.fail(server, problem) : this.connect(server)),
+    );
     at("mcp-add").onclick = () => this.addFromForm();
     at("mcp-url").onkeydown = (event) => {
       if (event.key === "Enter") this.addFromForm();
@@ -34,7 +39,7 @@ export class Tools extends EventTarget {
   }
 
   get secretNames() {
-    return this.servers.map((each) => `mcp.${each.id}`);
+    return this.servers.flatMap((each) => this.signIns.names(each));
   }
 
   ask(kind, server, more = {}) {
@@ -43,15 +48,16 @@ export class Tools extends EventTarget {
       this.worker.onmessage = ({ data: { job, result, error } }) => {
         const { resolve, reject } = this.jobs.get(job);
         this.jobs.delete(job);
-        if (error) reject(new Error(error));
+        if (error) reject(Object.assign(new Error(error.message), error));
         else resolve(result);
       };
     }
-    const authorization = secret(`mcp.${server.id}`);
+    const { id, url, clientId } = server;
+    const authorization = this.signIns.authorization(server);
     return new Promise((resolve, reject) => {
       const job = newId();
       this.jobs.set(job, { resolve, reject });
-      this.worker.postMessage({ job, kind, server: { url: server.url, authorization }, ...more });
+      this.worker.postMessage({ job, kind, server: { id, url, clientId, authorization }, ...more });
     });
   }
 
@@ -83,7 +89,7 @@ export class Tools extends EventTarget {
   save() {
     setSetting(
       "mcp",
-      this.servers.map(({ id, url, enabled }) => ({ id, url, enabled })),
+      this.servers.map(({ id, url, enabled, clientId }) => ({ id, url, enabled, clientId })),
     );
     this.draw();
     this.dispatchEvent(new Event("change"));
@@ -94,11 +100,18 @@ export class Tools extends EventTarget {
     server.failed = false;
     this.draw();
     try {
-      const { name, tools } = await this.ask("list", server);
+      const { name, tools } = await this.signIns.withTokens(server, () => this.ask("list", server));
       Object.assign(server, { name, tools, state: tools.length === 1 ? "1 tool" : `${tools.length} tools` });
     } catch (error) {
-      Object.assign(server, { tools: [], state: error.message, failed: true });
+      this.fail(server, error.message);
+      return;
     }
+    this.draw();
+    this.dispatchEvent(new Event("change"));
+  }
+
+  fail(server, state) {
+    Object.assign(server, { tools: [], state, failed: true });
     this.draw();
     this.dispatchEvent(new Event("change"));
   }
@@ -140,7 +153,10 @@ export class Tools extends EventTarget {
       } catch {
         throw new Error("The arguments are no JSON.");
       }
-      const result = await this.ask("call", found.server, { name: found.tool.name, given });
+      const { server, tool } = found;
+      const result = await this.signIns
+        .withTokens(server, () => this.ask("call", server, { name: tool.name, given }))
+        .finally(() => this.draw());
       Object.assign(call, { state: result.isError ? "failed" : "done", result: resultText(result) });
     } catch (error) {
       Object.assign(call, { state: "failed", result: `Error: ${error.message}` });
@@ -161,6 +177,29 @@ export class Tools extends EventTarget {
       },
     });
     box.checked = server.enabled;
+    const signIn = server.signInUrl
+      ? element(
+          "a",
+          { href: server.signInUrl, target: "_blank", rel: "noopener noreferrer" },
+          `Sign in at ${new URL(server.signInUrl).host}`,
+        )
+      : null;
+    const client = server.needsClient
+      ? element("input", { "aria-label": `Client ID at the provider of ${server.url}`, placeholder: "Client ID" })
+      : null;
+    client?.addEventListener("change", () => {
+      server.clientId = client.value.trim();
+      this.save();
+      this.connect(server);
+    });
+    const signOut = button(
+      "Sign out",
+      () => {
+        this.signIns.signOut(server);
+        this.connect(server);
+      },
+      { "aria-label": `Sign out of ${server.url}` },
+    );
     const tools = server.tools.length
       ? element(
           "details",
@@ -182,19 +221,23 @@ export class Tools extends EventTarget {
         "div",
         { class: "bar" },
         element("label", { class: "check" }, box, ` ${server.name ? `${server.name}, ` : ""}${server.url}`),
+        this.signIns.isSignedIn(server) ? signOut : null,
         button("Connect", () => this.connect(server), { "aria-label": `Connect to ${server.url} again` }),
         button(
           "✕",
           () => {
             this.servers = this.servers.filter((each) => each !== server);
-            setSecret(`mcp.${server.id}`, "");
+            this.signIns.signOut(server);
+            for (const name of this.signIns.names(server)) setSecret(name, "");
             this.save();
             at("mcp-url").focus();
           },
           { class: "quiet", "aria-label": `Remove ${server.url}` },
         ),
       ),
-      tools ?? element("p", { class: server.failed ? "error" : "hint" }, server.state),
+      tools ?? element("p", { class: server.failed && !signIn ? "error" : "hint" }, server.state),
+      signIn,
+      client,
     );
   }
 }
