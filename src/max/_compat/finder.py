@@ -90,18 +90,18 @@ class _Alias(_Loader):
         if _is_function(sys.modules[parent], child):
             sys.modules[parent].__class__ = _KeepsFunctions
         targets = [importlib.import_module(target) for target in self.targets]
-        public = [
+        public = {
             name
             for target in targets
             for name in getattr(target, "__all__", [n for n in dir(target) if n[0] != "_"])
-        ]
+        }
 
         def alias_name(name: str) -> Any:
             for target in targets:
                 try:
                     return getattr(target, name)
                 except AttributeError:
-                    continue
+                    pass
             if absent.message(f"{module.__name__}.{name}") is not None:
                 raise absent.missing(module.__name__, name)
             where = " or ".join(self.targets)
@@ -117,9 +117,9 @@ class _Alias(_Loader):
             module.__dict__.update({name: getattr(target, name) for name in names})
         module.__dict__.update(
             __doc__=f"Another version's name of {', '.join(self.targets)}.",
-            __all__=sorted(set(public)),
+            __all__=sorted(public),
             __getattr__=alias_name,
-            __dir__=lambda: sorted(set(public)),
+            __dir__=lambda: public,
         )
 
 

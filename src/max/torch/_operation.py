@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+import functools
 import inspect
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
-from functools import cache
 from itertools import count
 from pathlib import Path
 from typing import Any, Self, overload
@@ -139,7 +139,7 @@ def _registered_name(name: str, roles: Sequence[str]) -> str:
     return f"{plain}_{''.join({'output': 'o', 'inout': 'm'}.get(role, 'i') for role in roles)}"
 
 
-@cache
+@functools.cache
 def _register_operation(name: str, roles: tuple[str, ...]) -> Callable[..., None]:
     """Registers an operation with torch, once for each name. The caller holds `_registration`.
 
