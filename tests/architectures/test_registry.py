@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import importlib
+import time
+from concurrent.futures import ThreadPoolExecutor
 from itertools import product
 from pathlib import Path
 
@@ -112,3 +114,24 @@ def test_own_architectures_do_not_replace_those_of_the_user() -> None:
     registry.architectures["GemmaForCausalLM"] = PIPELINE_REGISTRY.architectures["PhiForCausalLM"]
     registry.load_own()
     assert registry.architectures["GemmaForCausalLM"] is not own
+
+
+def test_threads_that_load_the_same_architecture_all_find_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    import_module = importlib.import_module
+
+    def slowly(name: str) -> object:
+        module = import_module(name)
+        time.sleep(0.05)
+        return module
+
+    monkeypatch.setattr(importlib, "import_module", slowly)
+    registry = PipelineRegistry([])
+
+    def find(_: int) -> bool:
+        registry.load_own(["LlamaForCausalLM"])
+        return "LlamaForCausalLM" in registry.architectures
+
+    with ThreadPoolExecutor(4) as threads:
+        assert all(threads.map(find, range(4)))

@@ -70,6 +70,12 @@ class ServerMetrics:
         self.output_tokens = Counter(
             "maxserve_num_output_tokens", "Generated tokens.", registry=self.registry
         )
+        self.variants = Counter(
+            "maxserve_variant_requests",
+            "Requests for a model with a canary, by which of the two took them, and by status.",
+            ["model", "variant", "code"],
+            registry=self.registry,
+        )
         self.prefix_misses = Counter(
             "maxserve_prefix_misses",
             "Prompts of which the prefix cache lacked tokens, by the reason at the first of them.",

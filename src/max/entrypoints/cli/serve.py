@@ -24,7 +24,8 @@ from max.entrypoints.cli.errors import CommandError, StoppedError
 from max.entrypoints.cli.options.answer_options import answer_settings
 from max.entrypoints.cli.options.config_options import GroupedCommand, config_options, given
 from max.entrypoints.cli.options.env_file import read_env_file
-from max.entrypoints.cli.options.model_names import MODEL_FIELDS, model_argument, set_model
+from max.entrypoints.cli.options.model_names import MODEL_FIELDS, ModelType, set_model
+from max.entrypoints.cli.options.models_file import deployed_models, read_models_file
 from max.entrypoints.cli.options.serve_options import PREFIX, server_options
 from max.entrypoints.cli.progress import Progress, is_live
 from max.serve.process.settings import (
@@ -65,7 +66,14 @@ class ServeCommand(GroupedCommand):
 
 
 @click.command("serve", cls=ServeCommand, short_help="Serve a model over HTTP.")
-@model_argument
+@click.argument(
+    "model",
+    required=False,
+    metavar="[MODEL | FILE.yaml]",
+    type=ModelType(),
+    is_eager=True,
+    callback=read_models_file,
+)
 @server_options
 @config_options
 @partial(log_level_option, envvar=PREFIX + "LOGS_CONSOLE_LEVEL")
@@ -75,7 +83,7 @@ def serve(context: click.Context, model: str | None, **options: Any) -> None:
 
     MODEL is a folder, a GGUF file, or a name: of `max ls`, a short name, or one on the hub. Without one, models
     are loaded on their first request and unloaded when they are idle. OpenAI's API is at /v1; /health, /metrics
-    and /version beside it.
+    and /version beside it. FILE.yaml has options, and several models under `models`.
     """
     check_packages("serve")
     _say_what_ends_it()
@@ -95,12 +103,15 @@ def serve(context: click.Context, model: str | None, **options: Any) -> None:
         # they are secret
         del values["api_keys"]
         click.echo(json.dumps({"server": values, "model": config}, indent=1, default=str))
-    if not config.get("model_path"):
+    level = context.find_root().meta.get("log_level") or flags.MAX_LOG_LEVEL
+    worker_settings = WorkerSettings(config, level, settings.logs, settings.watch.unhealthy_s)
+    deployed = deployed_models(context, worker_settings, settings.ray is not None)
+    if deployed is not None:
+        _check_several(config, models_dir, settings)
+    elif not config.get("model_path"):
         _check_router(config, settings)
     elif models_dir is not None:
         raise CommandError("--model and --models-dir are given", "Give one of them.")
-    level = context.find_root().meta.get("log_level") or flags.MAX_LOG_LEVEL
-    worker_settings = WorkerSettings(config, level, settings.logs, settings.watch.unhealthy_s)
     if settings.logs != LogSettings() or level != "warning":
         from max.serve.process.logs import set_up_logs
 
@@ -124,6 +135,16 @@ def serve(context: click.Context, model: str | None, **options: Any) -> None:
             if wrong_host
             else "Give another --port; 0 takes one that is free.",
         ) from error
+    if deployed is not None:
+        from max.serve.models.deployment import Deployment
+        from max.serve.process.server import run_server
+
+        engines = sum(model.replicas for model in deployed)
+        cluster = _cluster(settings, engines)
+        number = run_server(settings, Deployment(deployed), listener, cluster)
+        if number is not None:
+            raise _stopped(number)
+        return
     if not config.get("model_path"):
         from max.serve.models.pool_entry import PoolLimits
         from max.serve.process.server import RouterSettings, run_server
@@ -159,13 +180,18 @@ def serve(context: click.Context, model: str | None, **options: Any) -> None:
         worker.kill()
 
 
-def _cluster(settings: ServerSettings) -> Any:
-    """The cluster, a ``RayCluster``, whose machines run the engines; None: this machine does."""
+def _cluster(settings: ServerSettings, replicas: int | None = None) -> Any:
+    """The cluster, a ``RayCluster``, whose machines run the engines; None: this machine does.
+
+    Args:
+        settings: The settings of the server.
+        replicas: The engines of all models; None: those of the one model.
+    """
     if settings.ray is None:
         return None
     from max.serve.remote.ray_cluster import RayCluster
 
-    return RayCluster(settings.ray, settings.replicas)
+    return RayCluster(settings.ray, replicas or settings.replicas)
 
 
 class _ServeProgress:
@@ -228,6 +254,20 @@ def _check_router(config: dict[str, Any], settings: ServerSettings) -> None:
             )
     if settings.task is not None:
         raise CommandError("--task is of one model", "Give one with --model.")
+
+
+def _check_several(
+    config: dict[str, Any], models_dir: str | None, settings: ServerSettings
+) -> None:
+    """Refuses options of one model, or of none, where a file has several."""
+    for name in (*MODEL_FIELDS[:2], "weight_path", "models_dir"):
+        if config.get(name) or (name == "models_dir" and models_dir):
+            option = "--model" if name == "model_path" else "--" + name.replace("_", "-")
+            raise CommandError(f"{option} is given, and the file has models", "Give one of them.")
+    if settings.replicas > 1 or settings.max_replicas is not None:
+        raise CommandError(
+            "--replicas is of one model, and the file has several", "Give each its `replicas`."
+        )
 
 
 def check_packages(command: str) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import re
 import sys
+import threading
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -47,6 +48,8 @@ class PipelineRegistry:
         self.architectures: dict[str, SupportedArchitecture] = {}
         self._embedders: dict[str, SupportedArchitecture] = {}
         self._own_loaded: set[str] = set()
+        # a module counts as loaded before its architectures are registered, and several models may load at once
+        self._loading = threading.RLock()
         self._gguf_forms: list[GGUFForm] = []
         self._own_gguf_forms: list[GGUFForm] = []
         for architecture in architectures:
@@ -59,23 +62,25 @@ class PipelineRegistry:
             names: Their names; others are ignored. By default all.
         """
         requested_names = None if names is None else {*names}
-        for module, own_names in OWN_ARCHITECTURES.items():
-            if module in self._own_loaded or (
-                requested_names is not None and requested_names.isdisjoint(own_names)
-            ):
-                continue
-            self._own_loaded.add(module)
-            for architecture in importlib.import_module(
-                f"max.pipelines.architectures.{module}"
-            ).ARCHITECTURES:
-                self._own_gguf_forms += _gguf_forms_of(architecture)
-                # one that the user registered stays
-                tables = self.architectures, self._embedders
-                registered = [table.get(architecture.name) for table in tables]
-                if all(
-                    other is None or other.task is not architecture.task for other in registered
+        with self._loading:
+            for module, own_names in OWN_ARCHITECTURES.items():
+                if module in self._own_loaded or (
+                    requested_names is not None and requested_names.isdisjoint(own_names)
                 ):
-                    self._register(architecture)
+                    continue
+                self._load_module(module)
+
+    def _load_module(self, module: str) -> None:
+        """Registers the architectures of one module of this package."""
+        self._own_loaded.add(module)
+        own = importlib.import_module(f"max.pipelines.architectures.{module}").ARCHITECTURES
+        for architecture in own:
+            self._own_gguf_forms += _gguf_forms_of(architecture)
+            # one that the user registered stays
+            tables = self.architectures, self._embedders
+            registered = [table.get(architecture.name) for table in tables]
+            if all(other is None or other.task is not architecture.task for other in registered):
+                self._register(architecture)
 
     def load_custom(self, modules: list[str]) -> None:
         """Registers the architectures of a user's modules.

@@ -143,11 +143,7 @@ async def _of_node(state: ServerState, name: str) -> list[tuple[ServedModel, Rep
     if state.cluster is None:
         raise ApiError("this server runs on one machine; --ray runs it on several", param="node")
     nodes = await asyncio.to_thread(state.cluster.nodes)
-    found = [
-        node
-        for node in nodes
-        if name and (node.identifier.startswith(name) or node.address == name)
-    ]
+    found = [node for node in nodes if name and node.is_one_of([name])]
     if len(found) != 1:
         names = ", ".join(f"{node.identifier[:12]} ({node.address})" for node in nodes)
         raise ApiError(f"{name!r} names {len(found)} machines; there are {names}", param="node")

@@ -123,6 +123,8 @@ class Gate:
                 status = message["status"]
                 named = MutableHeaders(scope=message)
                 named["X-Request-Id"] = request_id
+                if context.variant is not None:
+                    named["X-Model-Variant"] = context.variant[1]
                 if warning := context.warning(scope["state"].get("unknown_fields")):
                     named["Warning"] = warning
             await send(message)
@@ -134,6 +136,8 @@ class Gate:
             route = scope.get("route")
             path = getattr(route, "path", "other")
             self._metrics.requests.labels(path, str(status or "closed")).inc()
+            if context.variant is not None:
+                self._metrics.variants.labels(*context.variant, str(status or "closed")).inc()
             if context.trace is not None:
                 context.trace.end(time.time(), path, status)
             if self._settings.log_requests:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 
 from max.interfaces import PipelineTask
@@ -24,6 +24,7 @@ async def load_model(
     worker_settings: WorkerSettings,
     start_worker: Callable[[WorkerSettings], Worker],
     worker: Worker | None = None,
+    shares: Sequence[WorkerSettings] | None = None,
 ) -> ServedModel:
     """Loads a model, and waits until it can run requests.
 
@@ -33,15 +34,16 @@ async def load_model(
         worker_settings: Those of a worker that has the machine alone.
         start_worker: Starts a worker process.
         worker: The first worker of the first replica, if it was started already.
+        shares: The settings of the worker of each replica; None: they divide the machine.
 
     Raises:
         UserError: It cannot be loaded, for a reason that the user can correct.
         RuntimeError: It cannot be loaded.
     """
-
-    shares = [worker_settings] * settings.replicas
-    if settings.ray is None:
-        shares = replica_settings(worker_settings, settings.replicas)
+    if shares is None:
+        shares = [worker_settings] * settings.replicas
+        if settings.ray is None:
+            shares = replica_settings(worker_settings, settings.replicas)
     starts = [partial(start_worker, each) for each in shares]
     engine = EngineClient(
         starts[0],

@@ -6,11 +6,13 @@ import asyncio
 import logging
 import time
 from collections.abc import Awaitable, Callable, Iterator, Mapping
+from typing import Any
 
 from max._host import available_memory
 from max.pipelines.core.exceptions import UserError
 from max.pipelines.store.local import StoredModel
 from max.serve.errors import ApiError, model_not_found
+from max.serve.models.canaries import Canary
 from max.serve.models.model import ServedModel
 from max.serve.models.pool_entry import ModelStatus, PoolEntry, PoolLimits
 from max.serve.requests.request_context import current_request
@@ -58,13 +60,12 @@ class ModelPool:
         self._released = asyncio.Event()
         self._closed = False
         self._first: PoolEntry | None = None  # the server's model, while it loads
+        self._canaries: dict[str, Canary] = {}
         self._first_step: Callable[[], str] = lambda: ""
         self.loads = 0
         """The number of models that were loaded."""
 
-    def announce(
-        self, name: str, loading: asyncio.Future[ServedModel], step: Callable[[], str]
-    ) -> None:
+    def announce(self, name: str, loading: asyncio.Future[Any], step: Callable[[], str]) -> None:
         """Shows the server's model while it loads: until :meth:`pin`, requests that need it are refused.
 
         Args:
@@ -87,6 +88,15 @@ class ModelPool:
             self._first = None
         self._entries[model.name] = PoolEntry(model.name, model=model, pinned=True)
         self.loads += 1
+
+    def set_canary(self, name: str, canary: Canary) -> None:
+        """Gives a model a canary; both are pinned.
+
+        Args:
+            name: The name of the model.
+            canary: Its canary.
+        """
+        self._canaries[name] = canary
 
     def loaded(self) -> list[ServedModel]:
         """The models that are loaded."""
@@ -170,6 +180,7 @@ class ModelPool:
             EngineUnavailableError: The server shuts down.
         """
         entry = await (self._default() if name is None else self.find(name))
+        entry = self._variant(entry)
         if keep_alive is not None:
             entry.keep_alive = keep_alive
         entry.users += 1
@@ -181,6 +192,20 @@ class ModelPool:
             raise
         current_request().cleanups.append(lambda: self._release(entry))
         return model
+
+    def _variant(self, entry: PoolEntry) -> PoolEntry:
+        """The model of an entry, or its canary; the current request notes which one it is."""
+        canary = self._canaries.get(entry.name)
+        if canary is None:
+            return entry
+        request, other = current_request(), self._entries[canary.name]
+        takes = canary.takes(entry.name, request)
+        # a canary that does not run takes nothing
+        if takes and other.model is not None and other.model.engine.state is EngineState.READY:
+            request.variant = (entry.name, "canary")
+            return other
+        request.variant = (entry.name, "stable")
+        return entry
 
     def expires_in(self, entry: PoolEntry) -> float | None:
         """Seconds until a model is unloaded, if no request comes; None: it stays.

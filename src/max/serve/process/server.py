@@ -26,6 +26,8 @@ from max.serve.http.connections.metrics_listener import metrics_listener
 from max.serve.http.connections.quiet_server import HTTP_PROTOCOL, QuietServer
 from max.serve.http.state import ServerState
 from max.serve.metrics import ServerMetrics
+from max.serve.models.canaries import Canary
+from max.serve.models.deployment import Deployment
 from max.serve.models.loading import load_model
 from max.serve.models.model import ServedModel
 from max.serve.models.pool import ModelPool
@@ -93,15 +95,15 @@ class RouterSettings:
 
 def run_server(
     settings: ServerSettings,
-    models: FirstModel | RouterSettings,
+    models: FirstModel | RouterSettings | Deployment,
     listener: socket.socket,
     cluster: Cluster | None = None,
 ) -> int | None:
-    """Serves one model, or as a router the models of a folder, until a signal comes; then ends the process.
+    """Serves one model, several, or as a router the models of a folder, until a signal comes; then ends the process.
 
     Args:
         settings: The settings of the server.
-        models: The model, or where models are.
+        models: The model, the models, or where models are.
         listener: The socket.
         cluster: The machines of the engines; None: this one.
 
@@ -165,25 +167,24 @@ def _loop_factory() -> type[asyncio.AbstractEventLoop] | None:
 
 async def _serve(
     settings: ServerSettings,
-    models: FirstModel | RouterSettings,
+    models: FirstModel | RouterSettings | Deployment,
     listener: socket.socket,
     tracing: Tracing | None,
     cluster: Cluster | None,
 ) -> int | None:
     name_requests_in_logs(logger)
     stop = _Stop()
-    store = None if isinstance(models, FirstModel) else ModelStore(models.models_dir)
+    store = ModelStore(models.models_dir) if isinstance(models, RouterSettings) else None
     start_worker = WorkerProcess if cluster is None else cluster.start_worker
     pool = _pool(settings, models, store, start_worker)
-    loading: asyncio.Future[ServedModel] | None = None
-    name = settings.served_model_name
+    loading: asyncio.Future[list[ServedModel]] | None = None
     if isinstance(models, FirstModel):
-        loading = asyncio.ensure_future(
-            load_model(name, settings, models.settings, start_worker, models.worker)
-        )
-    if loading is not None and isinstance(models, FirstModel):
-        name = name or str(models.settings.config["model_path"])
+        loading = asyncio.ensure_future(_load_first(settings, models, start_worker))
+        name = settings.served_model_name or str(models.settings.config["model_path"])
         pool.announce(name, loading, lambda: _loading(models.worker))
+    elif isinstance(models, Deployment):
+        loading = asyncio.ensure_future(models.load(settings, cluster))
+        pool.announce(models.name, loading, lambda: models.step)
     try:
         metrics = ServerMetrics()
         hosts = HostRule.of(settings, listener.getsockname()[0])
@@ -195,7 +196,7 @@ async def _serve(
         async with metrics_listener(settings, metrics):
             serving = asyncio.ensure_future(server.serve([listener]))
             await _begun(server, serving)
-            if loading is not None and isinstance(models, FirstModel):
+            if loading is not None and not isinstance(models, RouterSettings):
                 _say(f"Listening on {_address(settings, listener)} while the model loads")
                 if not await _first_load(models, loading, server, serving, stop, pool):
                     return stop.number
@@ -213,6 +214,15 @@ async def _serve(
         await pool.close()
 
 
+async def _load_first(
+    settings: ServerSettings,
+    first: FirstModel,
+    start_worker: Callable[[WorkerSettings], Worker],
+) -> list[ServedModel]:
+    name = settings.served_model_name
+    return [await load_model(name, settings, first.settings, start_worker, first.worker)]
+
+
 async def _begun(server: QuietServer, serving: asyncio.Future[None]) -> None:
     """Waits until a server takes connections.
 
@@ -228,17 +238,17 @@ async def _begun(server: QuietServer, serving: asyncio.Future[None]) -> None:
 
 
 async def _first_load(
-    first: FirstModel,
-    loading: asyncio.Future[ServedModel],
+    first: FirstModel | Deployment,
+    loading: asyncio.Future[list[ServedModel]],
     server: QuietServer,
     serving: asyncio.Future[None],
     stop: _Stop,
     pool: ModelPool,
 ) -> bool:
-    """Waits for the server's model; requests that need it are refused meanwhile.
+    """Waits for the server's models; requests that need them are refused meanwhile.
 
     Returns:
-        Whether it is loaded; False: a signal came before.
+        Whether they are loaded; False: a signal came before.
     """
     stopped = asyncio.ensure_future(stop.wait())
     try:
@@ -248,7 +258,12 @@ async def _first_load(
             await serving
         if not loading.done():
             return False
-        pool.pin(loading.result())
+        for model in loading.result():
+            pool.pin(model)
+        if isinstance(first, Deployment):
+            for each in first.models:
+                if each.canary_of:
+                    pool.set_canary(each.canary_of, Canary(each.name, each.share, each.by))
         return True
     finally:
         stopped.cancel()
@@ -260,12 +275,12 @@ async def _first_load(
 
 def _pool(
     settings: ServerSettings,
-    models: FirstModel | RouterSettings,
+    models: FirstModel | RouterSettings | Deployment,
     store: ModelStore | None,
     start_worker: Callable[[WorkerSettings], Worker],
 ) -> ModelPool:
     """The models of a server: those of a folder and of the hub's cache for a router, else none yet."""
-    if isinstance(models, FirstModel) or store is None:
+    if not isinstance(models, RouterSettings) or store is None:
         return ModelPool(dict, _load_nothing, PoolLimits())
     shared = models.worker
 

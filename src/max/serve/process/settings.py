@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
 
 API_TYPES = frozenset({"openai", "responses", "anthropic", "ollama", "sagemaker", "llama.cpp"})
 """The names of APIs in ``MAX_SERVE_API_TYPES``."""
@@ -163,3 +163,34 @@ class WorkerSettings:
     logs: LogSettings = LogSettings()
     unhealthy_s: float = WatchLimits.unhealthy_s
     cores: tuple[int, ...] = ()
+
+
+CANARY = "@canary"
+"""The end of the name of a canary, after that of its model."""
+
+
+@dataclass(frozen=True)
+class DeployedModel:
+    """One of several models that a server is started with.
+
+    Args:
+        name: Its name for clients.
+        worker: The settings of its workers.
+        replicas: The number of its engines, the least one where it follows the load.
+        max_replicas: The greatest number; None: it does not follow the load.
+        cpus: The cores of an engine; None: as many as are left, divided among its engines.
+        nodes: The machines of a cluster that run its engines, by address or the begin of an identifier; none: all.
+        canary_of: The name of the model whose requests it gets a share of; empty: none.
+        share: The share, from 0 to 1.
+        by: Whether each request decides by its identifier, or each client by its API key and tenant.
+    """
+
+    name: str
+    worker: WorkerSettings
+    replicas: int = 1
+    max_replicas: int | None = None
+    cpus: int | None = None
+    nodes: tuple[str, ...] = ()
+    canary_of: str = ""
+    share: float = 0.0
+    by: Literal["request", "key"] = "request"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -25,6 +26,14 @@ class Node:
     cpus: float
     is_alive: bool
 
+    def is_one_of(self, names: Sequence[str]) -> bool:
+        """Whether one of some names is its address or the begin of its identifier.
+
+        Args:
+            names: The names.
+        """
+        return any(name == self.address or self.identifier.startswith(name) for name in names)
+
 
 class Cluster(Protocol):
     """Machines that run engines; ``RayCluster`` implements it."""
@@ -37,11 +46,15 @@ class Cluster(Protocol):
         """Starts no further engine on a machine, given by its identifier."""
         ...
 
-    def start_worker(self, settings: WorkerSettings) -> Worker:
+    def start_worker(
+        self, settings: WorkerSettings, cpus: int | None = None, nodes: Sequence[str] = ()
+    ) -> Worker:
         """Starts an engine on a machine, and waits until it listens.
 
         Args:
             settings: The settings of its worker.
+            cpus: Its cores; None: those of each replica.
+            nodes: The machines that it may run on, by address or the begin of an identifier; none: all.
 
         Raises:
             OSError: None can be started.

@@ -8,6 +8,7 @@ import os
 import secrets
 import threading
 import time
+from collections.abc import Sequence
 from typing import Any
 
 from max.pipelines.core.exceptions import ConfigError
@@ -185,19 +186,24 @@ class RayCluster:
         """
         self._excluded.add(node)
 
-    def start_worker(self, settings: WorkerSettings) -> RemoteWorker:
+    def start_worker(
+        self, settings: WorkerSettings, cpus: int | None = None, nodes: Sequence[str] = ()
+    ) -> RemoteWorker:
         """Starts an engine on a machine of the cluster; waits until it listens.
 
         Args:
             settings: The settings of its worker; the model's files are read on that machine.
+            cpus: Its cores; None: those of each replica.
+            nodes: The machines that it may run on, by address or the begin of an identifier; none: all.
 
         Raises:
             OSError: No machine has the cores free, or the engine cannot be reached.
         """
         ray, key = self._ray, secrets.token_bytes(KEY_BYTES)
-        options: dict[str, Any] = {"num_cpus": self.cpus, "max_restarts": 0, "max_concurrency": 2}
-        options |= self._placement()
-        engine = _Engine(ray, ray.remote(EngineActor).options(**options).remote(key, self.cpus))
+        cpus = cpus or self.cpus
+        options: dict[str, Any] = {"num_cpus": cpus, "max_restarts": 0, "max_concurrency": 2}
+        options |= self._placement(nodes)
+        engine = _Engine(ray, ray.remote(EngineActor).options(**options).remote(key, cpus))
         self._engines.add(engine)
 
         def end() -> None:
@@ -215,18 +221,28 @@ class RayCluster:
             end()
             if isinstance(error, OSError):
                 raise
-            raise OSError(f"the cluster starts no engine of {self.cpus} cores: {error}") from error
+            raise OSError(f"the cluster starts no engine of {cpus} cores: {error}") from error
         return worker
 
-    def _placement(self) -> dict[str, Any]:
-        """The options that choose a machine: spread, without those that are excluded."""
-        alive = {node.identifier for node in self.nodes() if node.is_alive}
-        excluded = sorted(self._excluded & alive)
-        if not excluded:
+    def _placement(self, only: Sequence[str]) -> dict[str, Any]:
+        """The options that choose a machine: spread, without those that are excluded.
+
+        Args:
+            only: The machines that are allowed; none: all.
+
+        Raises:
+            OSError: None is left.
+        """
+        alive = [node for node in self.nodes() if node.is_alive]
+        found = {each.identifier for each in alive if not only or each.is_one_of(only)}
+        left = found - self._excluded
+        if not left:
+            names = ", ".join(f"{node.identifier[:12]} ({node.address})" for node in alive)
+            what = "is drained" if found else f"is none of {', '.join(only)}"
+            raise OSError(f"each machine of the cluster {what}; they are {names}")
+        if len(left) == len(alive):
             return {"scheduling_strategy": "SPREAD"}
-        if alive == set(excluded):
-            raise OSError("each machine of the cluster is drained")
-        return {"label_selector": {"ray.io/node-id": f"!in({','.join(excluded)})"}}
+        return {"label_selector": {"ray.io/node-id": f"in({','.join(sorted(left))})"}}
 
     def close(self) -> None:
         """Leaves the cluster, and stops it if it was started here."""

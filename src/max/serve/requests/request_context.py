@@ -38,6 +38,7 @@ class RequestContext:
         left_out: Types of tools that this server does not run, and that the model was not told of.
         adapter: The name of its adapter (LoRA); empty: none.
         adapter_scale: The factor of the adapter's weights.
+        variant: The model that it asks for and ``stable`` or ``canary``; None: its model has no canary.
         cached: For each of its sequences a number of the prompt, and the tokens of it that were in the prefix cache.
     """
 
@@ -58,6 +59,7 @@ class RequestContext:
     left_out: list[str] = field(default_factory=list)
     adapter: str = ""
     adapter_scale: float = 1.0
+    variant: tuple[str, str] | None = None
     cached: dict[str, tuple[int, int]] = field(default_factory=dict)
 
     @property
