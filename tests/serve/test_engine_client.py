@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import queue
+import sys
 from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
+from types import FrameType
 
 import pytest
 
@@ -118,6 +121,32 @@ def run(test) -> None:
     asyncio.run(whole())
 
 
+def test_tokens_on_their_way_to_a_task_pass_three_files() -> None:
+    """`docs/pipelines.md` counts the files that a chunk passes."""
+    files: set[str] = set()
+
+    def record(frame: FrameType, event: str, argument: object) -> None:
+        if event == "call" and "max" in Path(frame.f_code.co_filename).parts:
+            files.add(Path(frame.f_code.co_filename).name)
+
+    async def test(client: EngineClient, workers: Workers) -> None:
+        with client.open([request()]) as subscription:
+            await until(lambda: workers.started[0].commands)
+            workers.started[0].events.put(tokens(1))
+            await subscription.next_events()
+            sys.setprofile(record)
+            try:
+                for number in range(2, 6):
+                    workers.started[0].events.put(tokens(number))
+                    (event,) = await subscription.next_events()
+                    assert event == (0, tokens(number))
+            finally:
+                sys.setprofile(None)
+
+    run(test)
+    assert files == {"event_reader.py", "replica.py", "subscription.py"}
+
+
 def test_tokens_come_in_order_and_those_that_wait_are_joined() -> None:
     async def test(client: EngineClient, workers: Workers) -> None:
         (worker,) = workers.started
@@ -204,7 +233,7 @@ def test_a_dead_worker_is_replaced() -> None:
         second.events.put(PromptStarted("begun", 2.0))
         await until(lambda: second.commands[2:] == [rest_of_echo])
         second.events.put(tokens(8, name="begun"))
-        await until(lambda: client.find(client.replicas[0], "begun").generated)
+        await until(lambda: client.entries["begun"].generated)
         second.events.put(tokens(9, name="echo", status=END))
         second.die()
         await until(lambda: client.state is EngineState.READY and len(workers.started) == 3)

@@ -8,6 +8,7 @@ import multiprocessing
 import threading
 import weakref
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -253,7 +254,7 @@ def test_an_event_that_cannot_be_handled_loses_no_other(caplog) -> None:
         waiting = asyncio.ensure_future(one(client))
         await until(lambda: worker.commands)
         broken: Any = None
-        worker.events.put([tokens(1, status=broken), tokens(2, status=END)])
+        worker.events.put([replace(tokens(1), tokens=broken), tokens(2, status=END)])
         async with asyncio.timeout(WAIT_S):
             assert await waiting == [tokens(2, status=END)]
         await client.close(finish=False)

@@ -95,7 +95,7 @@ def test_requests_of_a_replica_that_dies_go_on_with_another() -> None:
         begun = asyncio.ensure_future(_all(client, request("begun", *range(90))))
         await until(lambda: names(first) == ["begun"])
         first.events.put(tokens(5, 6, name="begun"))
-        await until(lambda: client.find(client.replicas[0], "begun").generated)
+        await until(lambda: client.entries["begun"].generated)
         waiting = asyncio.ensure_future(_all(client, request("waiting", *range(90))))
         await until(lambda: names(first) == ["begun", "waiting"])
         first.die()

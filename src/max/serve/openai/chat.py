@@ -299,6 +299,7 @@ class _AnswerEvents:
 
     def __init__(self, body: ChatCompletionRequest, job: ChatJob, head: dict[str, Any]) -> None:
         self._body, self._job = body, job
+        self._counts_each = body.wants_each_usage
         self._chunks = Chunks(head, body.wants_usage)
         self._templates: dict[tuple[int, type[AnswerPart]], EventTemplate] = {}
         self._custom: set[tuple[int, int]] = set()
@@ -334,7 +335,7 @@ class _AnswerEvents:
     def _part(self, choice: int, part: AnswerPart) -> bytes:
         """The event of a part; texts, nearly all parts, are filled into a template."""
         is_text = isinstance(part, (ContentPart, ReasoningPart))
-        if not is_text or self._body.wants_each_usage:
+        if not is_text or self._counts_each:
             return self._event(choice, self._delta(choice, part))
         kind = type(part)
         template = self._templates.get((choice, kind))
@@ -350,7 +351,7 @@ class _AnswerEvents:
         return _delta(part, self._job, custom)
 
     def _event(self, choice: int, delta: dict[str, Any], **more: Any) -> bytes:
-        totals = self._totals() if self._body.wants_each_usage else None
+        totals = self._totals() if self._counts_each else None
         return self._chunks.event(_choice_of(choice, delta, **more), totals)
 
     def _totals(self) -> dict[str, Any]:

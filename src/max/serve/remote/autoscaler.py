@@ -8,8 +8,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from max.serve.worker.client import EngineClient
+from max.serve.worker.engine_state import EngineState
 from max.serve.worker.event_reader import Worker, start_in_thread
-from max.serve.worker.replica import EngineState
 
 logger = logging.getLogger("max.serve")
 

@@ -103,7 +103,7 @@ class GeneratedText:
         else:
             prompt_logs, text = self._push_with_logs(visible, event.log_probabilities)
         reason = _REASONS.get(event.status)
-        if event.status.is_done and not self._search.found:
+        if reason is not None and self._search.stop is None:
             text += self._find(self._stream.finish())
             text += "" if self._search.found else self._search.finish()
         stop = self._search.stop

@@ -14,17 +14,12 @@ from max.pipelines.generation.process.events import (
     EngineStats,
     PromptStarted,
     StepTimes,
-    TokensGenerated,
 )
 from max.serve.process.settings import WatchLimits
+from max.serve.worker.engine_state import EngineLostError, EngineState, EngineUnavailableError
 from max.serve.worker.event_reader import Worker, start_in_thread
-from max.serve.worker.prefix_router import PrefixRouter
-from max.serve.worker.replica import (
-    EngineLostError,
-    EngineState,
-    EngineUnavailableError,
-    Replica,
-)
+from max.serve.worker.prefix_router import PrefixRouter, Route
+from max.serve.worker.replica import Replica
 from max.serve.worker.subscription import Mailbox, OpenRequest, Subscription, WorkerRequest
 
 __all__ = ["EngineClient", "EngineLostError", "EngineState", "EngineUnavailableError"]
@@ -52,7 +47,8 @@ class EngineClient:
         is_single: bool = False,
     ) -> None:
         self._limits, self._is_single = limits, is_single
-        self._open: dict[str, OpenRequest] = {}
+        self.entries: dict[str, OpenRequest] = {}
+        """The open requests of all replicas, by their identifiers."""
         self._router = PrefixRouter()
         self._closes = False
         self._next = 0
@@ -164,7 +160,7 @@ class EngineClient:
     @property
     def open_requests(self) -> int:
         """Requests that run or wait."""
-        return len(self._open)
+        return len(self.entries)
 
     @property
     def tokens_before_next(self) -> int:
@@ -230,7 +226,7 @@ class EngineClient:
             raise self.replicas[0].refusal
         names = [request.request_id for request in requests]
         if duplicates := [
-            name for i, name in enumerate(names) if name in self._open or name in names[:i]
+            name for i, name in enumerate(names) if name in self.entries or name in names[:i]
         ]:
             raise ValueError(f"request {duplicates[0]} is open already")
         mailbox = Mailbox()
@@ -238,7 +234,7 @@ class EngineClient:
         deadline = None
         try:
             for entry in entries:
-                self._open[entry.request.request_id] = entry
+                self.entries[entry.request.request_id] = entry
                 self._place(entry)
             if timeout is not None:
                 # an exception ends the whole subscription, whichever request it is put for
@@ -250,12 +246,12 @@ class EngineClient:
                 deadline.cancel()
             for entry in entries:
                 # not if it has ended: its name may be that of a later request
-                if self._open.get(entry.request.request_id) is entry:
+                if self.entries.get(entry.request.request_id) is entry:
                     self.cancel(entry.request.request_id)
 
     def cancel(self, request_id: str) -> None:
         """Ends a request; does nothing if it has ended."""
-        entry = self._open.get(request_id)
+        entry = self.entries.get(request_id)
         if entry is not None:
             self.end(entry)
             if entry.replica is not None:
@@ -327,16 +323,11 @@ class EngineClient:
 
     def of(self, replica: Replica) -> list[OpenRequest]:
         """The requests of a replica, oldest first."""
-        return [entry for entry in self._open.values() if entry.replica is replica]
-
-    def find(self, replica: Replica, request_id: str) -> OpenRequest | None:
-        """A request of a replica; None: it has ended, or it is another replica's."""
-        entry = self._open.get(request_id)
-        return entry if entry is not None and entry.replica is replica else None
+        return [entry for entry in self.entries.values() if entry.replica is replica]
 
     def end(self, entry: OpenRequest) -> None:
         """Forgets a request."""
-        del self._open[entry.request.request_id]
+        del self.entries[entry.request.request_id]
         self._leave(entry, cached=True)
 
     def started(self, entry: OpenRequest, event: PromptStarted) -> None:
@@ -347,11 +338,9 @@ class EngineClient:
         if not entry.has_begun:
             entry.put(event)
 
-    def generated(self, entry: OpenRequest, event: TokensGenerated) -> None:
-        """Takes new tokens of a request."""
-        entry.generated += event.tokens
-        if entry.route is not None and entry.route.unread:
-            self._router.read(entry.route)
+    def prompt_read(self, route: Route) -> None:
+        """Takes that the prompt of a request was read, as its first tokens have come."""
+        self._router.read(route)
 
     def state_changed(self, replica: Replica) -> None:
         """Moves the requests of a replica that is lost to others, and those of others to one that is ready."""
@@ -374,13 +363,13 @@ class EngineClient:
         """Moves the requests of replicas to those that are ready, if there are any, in the order of their arrival."""
         if not self._ready:
             return
-        for entry in [each for each in self._open.values() if each.replica in replicas]:
+        for entry in [each for each in self.entries.values() if each.replica in replicas]:
             self._leave(entry, cached=False)
             entry.is_sent = False
             try:
                 self._place(entry)
             except Exception as error:  # one that cannot be encoded fails alone
-                if self._open.get(entry.request.request_id) is entry:
+                if self.entries.get(entry.request.request_id) is entry:
                     self.end(entry)
                 entry.put(error)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import errno
 import queue
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from max.pipelines.generation.process.channel import ConnectionChannel
@@ -23,6 +23,11 @@ class QueuedChannel:
 
     def __init__(self, channel: ConnectionChannel[Any, Any]) -> None:
         self._channel = channel
+        # only sends are queued
+        self.receive: Callable[[], Any] = channel.receive
+        """Waits for the next message; by one thread at a time."""
+        self.receive_all: Callable[[], Sequence[Any]] = channel.receive_all
+        """Waits for the next frame, and returns its messages; by one thread at a time."""
         self._frames: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
         self._broken: OSError | None = None
         # started here: if it could not be started later, messages would wait for ever
@@ -68,22 +73,6 @@ class QueuedChannel:
     def end_sends(self) -> None:
         """Ends the thread, after the other end was closed."""
         self._frames.put(None)
-
-    def receive(self) -> Any:
-        """Waits for the next message; by one thread at a time.
-
-        Raises:
-            EOFError: The other end is closed.
-        """
-        return self._channel.receive()
-
-    def receive_all(self) -> Sequence[Any]:
-        """Waits for the next frame, and returns its messages; by one thread at a time.
-
-        Raises:
-            EOFError: The other end is closed.
-        """
-        return self._channel.receive_all()
 
     def close(self) -> None:
         """Closes this end."""

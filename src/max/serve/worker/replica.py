@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable
-from enum import Enum
+from collections.abc import Callable, Mapping
 from typing import Protocol
 
+from max.interfaces import GenerationStatus
 from max.pipelines.generation.process.commands import (
     CancelRequest,
     Command,
@@ -33,6 +33,7 @@ from max.pipelines.generation.process.events import (
 from max.serve.process.settings import WatchLimits
 from max.serve.worker.answers import Answers
 from max.serve.worker.encoder_messages import EncodeRequest, RankRequest, TextsEncoded
+from max.serve.worker.engine_state import EngineLostError, EngineState, EngineUnavailableError
 from max.serve.worker.event_reader import (
     EventReader,
     Worker,
@@ -41,6 +42,7 @@ from max.serve.worker.event_reader import (
     kill_in_thread,
     start_in_thread,
 )
+from max.serve.worker.prefix_router import Route
 from max.serve.worker.subscription import OpenRequest
 from max.serve.worker.suspects import Suspects
 from max.serve.worker.watch import WorkerWatch
@@ -53,36 +55,16 @@ _FIRST_DELAY_S = 0.1
 _LOST = "the worker process has ended"
 
 
-class EngineState(Enum):
-    """The state of an engine."""
-
-    STARTING = "starting"
-    """The worker loads the model for the first time."""
-    READY = "ready"
-    """Requests run."""
-    RESTARTING = "restarting"
-    """The worker has died, and another one loads the model."""
-    STOPPED = "stopped"
-    """No worker is started any more."""
-
-
-class EngineLostError(Exception):
-    """Several workers died over a request."""
-
-
-class EngineUnavailableError(Exception):
-    """No worker can be started, or the server shuts down."""
-
-
 class Requests(Protocol):
     """The open requests of all replicas, and what is done with them; ``EngineClient`` implements it."""
 
-    def of(self, replica: Replica) -> list[OpenRequest]:
-        """The requests of a replica, oldest first."""
+    @property
+    def entries(self) -> Mapping[str, OpenRequest]:
+        """The requests of all replicas, by their identifiers."""
         ...
 
-    def find(self, replica: Replica, request_id: str) -> OpenRequest | None:
-        """A request of a replica; None: it has ended, or it is another replica's."""
+    def of(self, replica: Replica) -> list[OpenRequest]:
+        """The requests of a replica, oldest first."""
         ...
 
     def end(self, entry: OpenRequest) -> None:
@@ -93,8 +75,8 @@ class Requests(Protocol):
         """Takes the event that a request begins."""
         ...
 
-    def generated(self, entry: OpenRequest, event: TokensGenerated) -> None:
-        """Takes new tokens of a request, before they are put."""
+    def prompt_read(self, route: Route) -> None:
+        """Takes that the prompt of a request was read, as its first tokens have come."""
         ...
 
     def state_changed(self, replica: Replica) -> None:
@@ -122,6 +104,7 @@ class Replica:
         limits: WatchLimits | None = None,
     ) -> None:
         self.number, self._requests = number, requests
+        self._entries = requests.entries
         self._suspects = Suspects(self._is_open, self._submit)
         self.start_worker, self._limits = start_worker, limits or WatchLimits()
         self._watch: WorkerWatch | None = None
@@ -243,7 +226,12 @@ class Replica:
         self._send(entry.proceed())
 
     def _is_open(self, entry: OpenRequest) -> bool:
-        return self._requests.find(self, entry.request.request_id) is entry
+        return self._find(entry.request.request_id) is entry
+
+    def _find(self, request_id: str) -> OpenRequest | None:
+        """A request of this replica; None: it has ended, or it is another replica's."""
+        entry = self._entries.get(request_id)
+        return entry if entry is not None and entry.replica is self else None
 
     def _blame(self, silent: str) -> None:
         """Ends the requests over which too many workers were lost.
@@ -369,17 +357,18 @@ class Replica:
             return  # an earlier worker
         match event:
             case PromptStarted(request_id):
-                if (entry := self._requests.find(self, request_id)) is not None:
+                if (entry := self._find(request_id)) is not None:
                     self._requests.started(entry, event)
                     self._suspects.passed(request_id)
-            case TokensGenerated(request_id) | RequestFailed(request_id) | TextsEncoded(request_id):
-                if (entry := self._requests.find(self, request_id)) is not None:
-                    if isinstance(event, TokensGenerated):
-                        self._requests.generated(entry, event)
-                    if not isinstance(event, TokensGenerated) or event.status.is_done:
-                        self._requests.end(entry)
-                    entry.put(event)
-                    self._suspects.passed(request_id)
+            case TokensGenerated(request_id, tokens, status):
+                if (entry := self._find(request_id)) is not None:
+                    entry.generated += tokens
+                    if entry.route is not None and entry.route.unread:
+                        self._requests.prompt_read(entry.route)
+                    self._put(entry, event, status is not GenerationStatus.ACTIVE)
+            case RequestFailed(request_id) | TextsEncoded(request_id):
+                if (entry := self._find(request_id)) is not None:
+                    self._put(entry, event, True)
             case EngineReady():
                 self.ready, self._failed_starts = event, 0
                 if self._state is EngineState.STOPPED:
@@ -396,6 +385,16 @@ class Replica:
                 self._error = error
             case None:
                 self._lost(worker)
+
+    def _put(
+        self, entry: OpenRequest, event: TokensGenerated | RequestFailed | TextsEncoded, ends: bool
+    ) -> None:
+        """Hands an event to the task of its request."""
+        if ends:
+            self._requests.end(entry)
+        entry.put(event)
+        if entry.is_suspect:
+            self._suspects.passed(entry.request.request_id)
 
     def _send(self, command: Command | EncodeRequest | RankRequest) -> None:
         if self._worker is None:
