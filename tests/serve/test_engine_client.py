@@ -134,14 +134,15 @@ def test_tokens_on_their_way_to_a_task_pass_three_files() -> None:
             await until(lambda: workers.started[0].commands)
             workers.started[0].events.put(tokens(1))
             await subscription.next_events()
+            sent, received = [tokens(number) for number in range(2, 6)], []
             sys.setprofile(record)
             try:
-                for number in range(2, 6):
-                    workers.started[0].events.put(tokens(number))
-                    (event,) = await subscription.next_events()
-                    assert event == (0, tokens(number))
+                for event in sent:
+                    workers.started[0].events.put(event)
+                    received += await subscription.next_events()
             finally:
                 sys.setprofile(None)
+            assert received == [(0, event) for event in sent]
 
     run(test)
     assert files == {"event_reader.py", "replica.py", "subscription.py"}
