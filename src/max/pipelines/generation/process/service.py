@@ -7,25 +7,26 @@ import queue
 import threading
 import time
 from collections.abc import Callable, Sequence, Set
-from concurrent.futures import Future, ThreadPoolExecutor
-from functools import partial
-from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any
 
-from max._dataclass import dataclass
 from max.interfaces import GenerationStatus, RequestID, TextGenerationOutput
-from max.pipelines.core.exceptions import ConfigError
-from max.pipelines.core.text_context import TextContext
 from max.pipelines.generation.batch_pipeline import BatchPipeline, batch_pipeline, limits_of
 from max.pipelines.generation.engine import Engine, Failure, Outcome
+from max.pipelines.generation.process.arrivals import (
+    AdapterLoaded,
+    Arrival,
+    Arrivals,
+    Message,
+    Prepared,
+    Put,
+    adapters_of,
+)
 from max.pipelines.generation.process.channel import Channel
 from max.pipelines.generation.process.commands import (
     CancelRequest,
     Command,
     ForgetPrefixes,
-    GenerationRequest,
     KeepPrefixes,
-    LoadAdapter,
     Shutdown,
     UnloadAdapter,
 )
@@ -50,7 +51,6 @@ from max.pipelines.generation.process.prefix_keeper import (
 from max.pipelines.generation.process.worker_loop import StepSigns, Work, WorkerLoop
 from max.pipelines.generation.steps.step_reader import StepReader
 from max.pipelines.scheduler import SchedulerLimits
-from max.pipelines.structured.compile_threads import GrammarThreads
 
 logger = logging.getLogger("max.pipelines")
 WARM_UP_DELAY_S = 0.3
@@ -105,33 +105,7 @@ def serve(
     WorkerLoop(TextWork(pipeline, limits, channel, stats_interval), channel, steps).run()
 
 
-@dataclass(frozen=True)
-class _Arrival:
-    """A request that the reading thread has prepared, or the reason why it cannot run."""
-
-    request: GenerationRequest
-    context: TextContext | None = None
-    error: BaseException | None = None
-
-
-@dataclass(frozen=True)
-class _AdapterLoaded:
-    """The end of a load of an adapter."""
-
-    number: int
-    error: BaseException | None
-
-
-_Message: TypeAlias = (
-    GenerationRequest | CancelRequest | ForgetPrefixes | KeepPrefixes | LoadAdapter | UnloadAdapter
-)
-_Command: TypeAlias = (
-    _Arrival | CancelRequest | ForgetPrefixes | KeepPrefixes | UnloadAdapter | _AdapterLoaded
-)
-_Put: TypeAlias = Callable[[_Command], None]
-
-
-class TextWork(Work[_Command, Event]):
+class TextWork(Work[Prepared, Event]):
     """The work of a process that generates text: an engine.
 
     Args:
@@ -149,6 +123,7 @@ class TextWork(Work[_Command, Event]):
         stats_interval: float | None,
     ) -> None:
         self._pipeline = pipeline  # keeps the pipeline alive, which an engine does not
+        self._arrivals = Arrivals(pipeline)
         self._reader = StepReader(self._send_early)
         self._engine = Engine(pipeline, limits, self._reader)
         self._channel, self._limits = channel, limits
@@ -157,17 +132,8 @@ class TextWork(Work[_Command, Event]):
         self._keeper = PrefixKeeper()
         self._next_keep = time.monotonic() + KEEP_INTERVAL_S
         self._has_new_prefixes = False  # whether prefixes may have been cached since the last write
-        # a grammar may take seconds to compile, so another thread than the reading one compiles it
-        self._compiler = GrammarThreads(1)
-        # the graph with the logits of prompts takes as long to load as the model
-        self._loader = ThreadPoolExecutor(1, "prompt logits")
-        # reads the files of adapters, in the order of the messages that need them
-        self._adapters = ThreadPoolExecutor(1, "adapters")
         # the requests that unloads wait for, by the numbers of the unloads
         self._unloads: dict[int, Set[RequestID]] = {}
-        # requests that wait for a thread; those of them that were cancelled
-        self._prepared_later: set[RequestID] = set()
-        self._cancelled: set[RequestID] = set()
         self._warming: threading.Thread | None = None
         self._ends = threading.Event()
 
@@ -179,7 +145,7 @@ class TextWork(Work[_Command, Event]):
     @property
     def finished(self) -> bool:
         """Whether no request is open."""
-        return self._engine.idle and not self._prepared_later
+        return self._engine.idle and not self._arrivals.waiting
 
     def begin(self) -> EngineReady:
         """Fills the cache with stored prefixes, and starts to warm up the pipeline."""
@@ -197,98 +163,14 @@ class TextWork(Work[_Command, Event]):
         """Ends an execution of several steps after the current step."""
         self._engine.interrupt()
 
-    def read(self, message: _Message, put: _Put) -> None:
-        """Prepares new requests in this thread, or in another one if they have a grammar or an adapter, or need another
-        graph.
+    def read(self, message: Message, put: Put) -> None:
+        """Prepares a message, in another thread if that takes long.
 
         Args:
             message: The message.
             put: Queues the command.
         """
-        if isinstance(message, LoadAdapter):
-            self._adapters.submit(self._load_adapter, message, put)
-        elif isinstance(message, UnloadAdapter):
-            self._adapters.submit(put, message)  # after the loads before it
-        elif not isinstance(message, GenerationRequest):
-            put(message)
-        elif message.log_probabilities and message.log_probabilities_echo:
-            self._prepared_later.add(RequestID(message.request_id))
-            try:
-                loaded = self._loader.submit(self._pipeline.load_prompt_logits)
-            except RuntimeError as error:  # no thread could be started, or the engine has ended
-                put(_Arrival(message, None, error))
-            else:
-                loaded.add_done_callback(partial(self._put_loaded, message, put))
-        else:
-            self._put_with_adapter(message, put)
-
-    def _load_adapter(self, message: LoadAdapter, put: _Put) -> None:
-        """Loads an adapter in its thread, and queues the end of the load."""
-        error: BaseException | None = None
-        try:
-            manager = self._pipeline.lora_manager
-            if manager is None:
-                raise ConfigError("the engine takes no adapters", "Start with --enable-lora.")
-            manager.load(message.name, Path(message.path))
-        except Exception as failure:
-            error = failure
-        put(_AdapterLoaded(message.number, error))
-
-    def _put_with_adapter(self, request: GenerationRequest, put: _Put) -> None:
-        """Queues a request, after the files of its adapter were read."""
-        manager = self._pipeline.lora_manager
-        if not request.adapter:
-            self._put(request, put)
-            return
-        if manager is None:
-            error = ConfigError("the engine takes no adapters", "Start with --enable-lora.")
-            put(_Arrival(request, None, error))
-            return
-        self._prepared_later.add(RequestID(request.request_id))
-        try:
-            ready = self._adapters.submit(manager.prepare, request.adapter)
-        except RuntimeError as failure:  # no thread could be started, or the engine has ended
-            put(_Arrival(request, None, failure))
-        else:
-            ready.add_done_callback(partial(self._put_loaded, request, put))
-
-    def _put(self, request: GenerationRequest, put: _Put) -> None:
-        """Queues a request, prepared in this thread or, with a grammar, in one that compiles it."""
-        if request.grammar is None and request.json_schema is None:
-            put(self._arrival(request))
-            return
-        self._prepared_later.add(RequestID(request.request_id))
-        try:
-            compiled = self._compiler.submit(self._compile_arrival, request)
-        except RuntimeError as error:  # no thread could be started, or the engine has ended
-            put(_Arrival(request, None, error))
-        else:
-            compiled.add_done_callback(partial(self._put_compiled, request, put))
-
-    def _put_loaded(self, request: GenerationRequest, put: _Put, loaded: Future[None]) -> None:
-        """Queues a request whose graph was loaded or cannot be."""
-        if loaded.cancelled():
-            return  # the engine has ended
-        error = loaded.exception()
-        if error is None:
-            self._put(request, put)
-        else:
-            put(_Arrival(request, None, error))
-
-    def _compile_arrival(self, request: GenerationRequest) -> _Arrival:
-        """Prepares a request with a grammar, unless it was cancelled while it waited for the compiler."""
-        if RequestID(request.request_id) in self._cancelled:
-            return _Arrival(request)
-        return self._arrival(request)
-
-    def _put_compiled(
-        self, request: GenerationRequest, put: _Put, compiled: Future[_Arrival]
-    ) -> None:
-        """Queues a request whose grammar was compiled or took too long."""
-        if compiled.cancelled():
-            return  # the engine has ended
-        error = compiled.exception()
-        put(compiled.result() if error is None else _Arrival(request, None, error))
+        self._arrivals.read(message, put)
 
     def _warm_up(self) -> None:
         """Warms up the pipeline while the engine is idle, as warming up may hold the interpreter lock for long."""
@@ -302,16 +184,7 @@ class TextWork(Work[_Command, Event]):
         except Exception as error:  # requests that need the state fail with the same error
             logger.debug("warm-up: %s", error)
 
-    def _arrival(self, request: GenerationRequest) -> _Arrival:
-        """The context of a request, prepared; or the error that it raised."""
-        try:
-            context = request.to_context()
-            self._pipeline.prepare(context)
-        except Exception as error:
-            return _Arrival(request, None, error)
-        return _Arrival(request, context)
-
-    def obey(self, command: _Command, late: bool) -> Sequence[Event]:
+    def obey(self, command: Prepared, late: bool) -> Sequence[Event]:
         """Executes a command.
 
         Args:
@@ -322,15 +195,13 @@ class TextWork(Work[_Command, Event]):
             The events of a request that cannot run, or the answer to ``ForgetPrefixes``.
         """
         match command:
-            case _Arrival() as arrival:
+            case Arrival() as arrival:
                 return self._submit(arrival, late)
             case CancelRequest(request_id):
-                if RequestID(request_id) in self._prepared_later:
-                    self._cancelled.add(RequestID(request_id))
-                else:
+                if not self._arrivals.cancel(RequestID(request_id)):
                     self._engine.cancel(RequestID(request_id))
                 return ()
-            case _AdapterLoaded(number, error):
+            case AdapterLoaded(number, error):
                 return (AdapterChanged(number, None if error is None else ErrorInfo.of(error)),)
             case UnloadAdapter(number, name):
                 return self._unload(number, name)
@@ -353,15 +224,12 @@ class TextWork(Work[_Command, Event]):
     def _unload(self, number: int, name: str) -> Sequence[Event]:
         """Unloads an adapter; the answer waits for its requests."""
         try:
-            manager = self._pipeline.lora_manager
-            if manager is None:
-                raise ConfigError("the engine takes no adapters", "Start with --enable-lora.")
-            self._unloads[number] = manager.unload(name)
+            self._unloads[number] = adapters_of(self._pipeline).unload(name)
         except Exception as error:
             return (AdapterChanged(number, ErrorInfo.of(error)),)
-        return self._unloaded()
+        return self._ended_unloads()
 
-    def _unloaded(self) -> list[Event]:
+    def _ended_unloads(self) -> list[Event]:
         """The answers of unloads whose requests have ended."""
         ended = [number for number, requests in self._unloads.items() if not requests]
         for number in ended:
@@ -378,9 +246,9 @@ class TextWork(Work[_Command, Event]):
         events = [self._event(outcome) for outcome in self._engine.step()]
         if time.monotonic() >= self._next_keep:  # the engine has not been idle for long
             self._keep_new_prefixes()
-        return [*self._started_prompts(), *events, *self._unloaded(), *self._due_stats()]
+        return [*self._started_prompts(), *events, *self._ended_unloads(), *self._due_stats()]
 
-    def wait(self, commands: queue.SimpleQueue[_Command | Shutdown]) -> _Command | Shutdown:
+    def wait(self, commands: queue.SimpleQueue[Prepared | Shutdown]) -> Prepared | Shutdown:
         """Waits for a command; if none arrives for some time, stores new prefixes.
 
         Args:
@@ -434,17 +302,15 @@ class TextWork(Work[_Command, Event]):
             for request_id, at, cached, miss in started
         ]
 
-    def _submit(self, arrival: _Arrival, late: bool) -> Sequence[Event]:
+    def _submit(self, arrival: Arrival, late: bool) -> Sequence[Event]:
         """Submits a request that has arrived; returns its end if it was cancelled or is invalid."""
         request, context = arrival.request, arrival.context
         request_id = RequestID(request.request_id)
-        later = request_id in self._prepared_later
-        self._prepared_later.discard(request_id)
-        if request_id in self._cancelled:
-            self._cancelled.discard(request_id)
+        waited, cancelled = self._arrivals.take(request_id)
+        if cancelled:
             return (TokensGenerated(request.request_id, (), GenerationStatus.CANCELLED),)
         try:
-            if late and not later:
+            if late and not waited:
                 raise RuntimeError("the engine is shutting down")
             if request_id in self._open:
                 raise ValueError(f"request {request_id} is open already")
@@ -488,9 +354,7 @@ class TextWork(Work[_Command, Event]):
         self._ends.set()
         if self._warming is not None:
             self._warming.join()  # native code that still runs at interpreter shutdown may crash
-        self._compiler.close()
-        self._loader.shutdown(wait=False, cancel_futures=True)
-        self._adapters.shutdown(wait=False, cancel_futures=True)
+        self._arrivals.close()
         for request_id in self._open:
             self._engine.cancel(request_id)
         self._engine.apply_changes()
@@ -498,5 +362,5 @@ class TextWork(Work[_Command, Event]):
         if error is None:
             self._pipeline.save_prefixes()
         status = GenerationStatus.CANCELLED
-        ended = self._open | self._prepared_later
+        ended = self._open | self._arrivals.waiting
         return [TokensGenerated(request.value, (), status) for request in ended]
