@@ -24,7 +24,6 @@ from transformers import AutoTokenizer
 
 from max.pipelines.core.exceptions import InputError
 from max.pipelines.structured.grammar import loose_schema, of_json_schema, of_loose_schema
-from max.pipelines.structured.schema_arrays import unlike_pattern
 from max.pipelines.structured.schema_check import misfit
 from max.pipelines.structured.schema_forms import grammar_schema
 
@@ -207,22 +206,30 @@ HELD |= {
 RELAXED = {
     "uniqueItems": {"type": "array", "items": TEXT, "uniqueItems": True},
     "contains": {"type": "array", "items": TEXT, "contains": {"minLength": 2}, "minContains": 2},
-    "pattern": {"type": "string", "maxLength": 5, "pattern": "^(?!a).*$"},
-    "not": {"type": "string", "maxLength": 5, "not": {"pattern": "a"}},
+    "pattern": {"type": "string", "maxLength": 5, "pattern": r"(a)\1"},
+    "not": {"type": "string", "maxLength": 5, "not": {"pattern": r"\ba"}},
+    "if": {"type": "integer", "if": {"multipleOf": 2}, "then": {"minimum": 5}},
     "type": {"type": "file"},
     "$ref": {"$ref": "https://example.com/x.json"},
-    "patternProperties": {"type": "object", "patternProperties": {"^(?!a)": TEXT}},
+    "patternProperties": {"type": "object", "patternProperties": {r"(a)\1": TEXT}},
     "multipleOf": {"type": "integer", "multipleOf": 10**7},
     "optional": {
         "type": "object",
         "properties": dict.fromkeys((f"p{n}" for n in range(600)), TEXT),
     },
     "oneOf": {
-        "oneOf": [{**TEXT, "pattern": "a"}, {"type": "string", "pattern": "b", "maxLength": 9}]
+        "oneOf": [
+            thing(required=["a"]),
+            {
+                "type": "object",
+                "properties": {"c": {"multipleOf": 2}},
+                "additionalProperties": {"maxLength": 3},
+            },
+        ]
     },
     "propertyNames": {
         "type": "object",
-        "properties": {"ab": TEXT},
+        "properties": {"a": TEXT},
         "propertyNames": {"minLength": 2},
     },
 }
@@ -317,28 +324,6 @@ def test_no_schema_is_refused() -> None:
         assert grammar and relaxed == form.relaxed
 
 
-@pytest.mark.parametrize(
-    "pattern", ["^_", "^ab$", "^[a-c]x", "^[^a-c]$", r"^\d\s", r"^\.a$", r"^https:"]
-)
-def test_texts_unlike_a_pattern(pattern: str) -> None:
-    unlike = unlike_pattern(pattern)
-    assert unlike is not None
-    numbers = random.Random(pattern)
-    for _ in range(3000):
-        text = "".join(numbers.choices("abcx_d.1 \n:hts", k=numbers.randint(0, 4)))
-        text += numbers.choice(["", "https:", "ab", "1 "]) if numbers.random() < 0.3 else ""
-        # the end of a text, not that of its last line
-        fits = re.search(pattern.replace("$", r"\Z"), text) is not None
-        assert (re.fullmatch(unlike[1:-1], text) is not None) is not fits, text
-
-
-@pytest.mark.parametrize(
-    "pattern", ["a", "^a+", "^(a|b)", "^a.b", "^", "^$", "^a|b", "^" + "a" * 17]
-)
-def test_other_patterns_have_no_opposite(pattern: str) -> None:
-    assert unlike_pattern(pattern) is None
-
-
 def some_value(numbers: random.Random, depth: int = 0) -> Any:
     kinds = ["a", "ab", "xyz", 1, 2, 3.5, 4.0, True, None]
     if depth < 3 and numbers.random() < 0.7:
@@ -351,7 +336,7 @@ def some_value(numbers: random.Random, depth: int = 0) -> Any:
     return numbers.choice(kinds)
 
 
-@pytest.mark.parametrize("kind", [["number"], ["string", 7], {}, [[]], 3], ids=str)
+@pytest.mark.parametrize("kind", [["string", 7], {}, [[]], 3], ids=str)
 @pytest.mark.parametrize("bound", [{"minimum": 1}, {"pattern": "^a"}], ids=["number", "text"])
 def test_an_opposite_of_bounds_takes_any_type(bound: dict[str, Any], kind: Any) -> None:
     """The type of a schema under ``not`` may be a list, or no type at all: what cannot be held is named."""

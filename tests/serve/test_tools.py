@@ -194,7 +194,7 @@ ODD = {
             "uniqueItems": True,
             "maxItems": 2,
         },
-        "b": {"type": "string", "format": "binary", "pattern": "^(?!x)"},
+        "b": {"type": "string", "format": "binary", "pattern": r"(x)\1"},
     },
     "required": ["a"],
     "if": {"required": ["b"]},

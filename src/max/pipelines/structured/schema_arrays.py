@@ -1,23 +1,20 @@
-"""Keywords of JSON schemas that bounded automata hold: different items, an item of a kind, texts unlike a pattern."""
+"""Keywords of JSON schemas that bounded automata hold: different items, an item of a kind."""
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping, Sequence
 from itertools import permutations
 from math import perm
 from typing import Any
 
 from max.pipelines.structured.schema_merging import ASSERTIONS
-from max.pipelines.structured.validation import is_regex
 
-__all__ = ["different_items", "unlike_pattern", "with_item"]
+__all__ = ["different_items", "with_item"]
 
 _MOST_LISTS = 120
 """The maximum number of lists that are written out."""
 _MOST_PLACES = 8
 """The maximum number of places where the first item of a kind may stand."""
-_ATOM = re.compile(r"\[\^?(?:\\.|[^\]\\])+\]|\\[dDwWsS]|\\[^\w\s]|[^\\\[\](){}.*+?|^$]")
 
 
 def _choices(items: Any) -> Sequence[Any] | None:
@@ -91,47 +88,3 @@ def with_item(schema: Mapping[str, Any]) -> list[dict[str, Any]] | None:
 def _same(one: Any, other: Any) -> bool:
     """Whether two values are equal in JSON, where 1 is 1.0, but not true."""
     return isinstance(one, bool) is isinstance(other, bool) and one == other
-
-
-def unlike_pattern(pattern: str) -> str | None:
-    """A pattern of the texts that do not fit another; None if that does not begin the text with single characters.
-
-    Args:
-        pattern: The other, such as ``^_`` or ``^[a-z]x$``.
-    """
-    whole = pattern.endswith("$") and not pattern.endswith("\\$")
-    body = pattern.removeprefix("^")
-    body = body[:-1] if whole else body
-    if not pattern.startswith("^"):
-        return None
-    atoms: list[str] = []
-    while body:
-        match = _ATOM.match(body)
-        if match is None:
-            return None
-        atoms.append(match[0])
-        body = body[match.end() :]
-    if not 1 <= len(atoms) <= 16:
-        return None
-    # a text unlike it has the first atoms, and then ends or goes on otherwise
-    texts = ["".join(atoms[:count]) for count in range(len(atoms))]
-    parts = [f"{text}({_other(atom)}{_ANY})?" for text, atom in zip(texts, atoms, strict=True)]
-    # or it goes on where the pattern ends
-    if whole:
-        parts.append("".join(atoms) + f"[\\s\\S]{_ANY}")
-    unlike = f"^({'|'.join(parts)})$"
-    return unlike if is_regex(unlike) else None
-
-
-_ANY = "[\\s\\S]*"
-
-
-def _other(atom: str) -> str:
-    """The characters that an atom of a pattern does not take."""
-    if atom.startswith("[^"):
-        return f"[{atom[2:]}"
-    if atom.startswith("["):
-        return f"[^{atom[1:]}"
-    if atom[0] == "\\" and atom[1].isalpha():
-        return f"\\{atom[1].swapcase()}"
-    return f"[^{atom}]"

@@ -95,6 +95,8 @@ class _Checker:
     ) -> str | None:
         if not isinstance(value, list):
             return None
+        if not schema.get("minItems", 0) <= len(value) <= schema.get("maxItems", len(value)):
+            return _place(path, "number of items")
         if schema.get("uniqueItems") is True and len(set(map(_key, value))) != len(value):
             return _place(path, "uniqueItems")
         if "contains" in schema:

@@ -8,7 +8,9 @@ from collections.abc import Mapping
 from typing import Any
 
 from max._dataclass import dataclass
+from max.pipelines.structured.pattern_automata import MOST_AUTOMATA
 from max.pipelines.structured.schema_arrays import different_items, with_item
+from max.pipelines.structured.schema_check import misfit
 from max.pipelines.structured.schema_conditions import Conditions
 from max.pipelines.structured.schema_limits import (
     MAX_MULTIPLES,
@@ -29,14 +31,11 @@ from max.pipelines.structured.schema_merging import (
     exclusive,
     is_condition,
 )
+from max.pipelines.structured.schema_names import FORMATS, name_pattern, pattern_for_grammar
 from max.pipelines.structured.schema_objects import join_all_of
 from max.pipelines.structured.schema_references import References
-from max.pipelines.structured.validation import is_regex, kept_results
 
 TYPES = frozenset(("string", "integer", "number", "boolean", "object", "array", "null"))
-_FORMATS = frozenset(
-    ("date-time", "time", "date", "duration", "email", "hostname", "ipv4", "ipv6", "uuid", "uri")
-)
 _SAME_FORMATS = {"uuid4": "uuid", "uuid1": "uuid", "uuid5": "uuid", "url": "uri"}
 _MAX_NODES = 20_000
 _MAX_DEPTH = 120
@@ -89,21 +88,6 @@ def grammar_schema(
     return GrammarSchema(written, tuple(writer.relaxed))
 
 
-@kept_results(4096, longest=1024)
-def pattern_for_grammar(pattern: str) -> str | None:
-    """A pattern in the syntax of the grammar's regular expressions; None if it has none.
-
-    Args:
-        pattern: The pattern, of ECMAScript or Python.
-    """
-    # the spellings of Python, and of JavaScript
-    text = re.sub(r"\\Z$", "$", pattern)
-    text = re.sub(r"^\\A", "^", text)
-    text = re.sub(r"\\u([0-9a-fA-F]{4})", r"\\x{\1}", text)
-    text = re.sub(r"\\u\{([0-9a-fA-F]+)\}", r"\\x{\1}", text)
-    return text if is_regex(text) else None
-
-
 class _Writer:
     """Writes the nodes of a schema."""
 
@@ -117,7 +101,7 @@ class _Writer:
         self.definitions: dict[str, Any] = {}
         self._names: dict[tuple[int, bool], str] = {}
         self._queue: list[tuple[str, Any, bool]] = []
-        self._multiples = self._nodes = 0
+        self._multiples = self._nodes = self._look_aheads = 0
 
     def write_definitions(self) -> None:
         """Writes the definitions to which the nodes refer."""
@@ -129,6 +113,13 @@ class _Writer:
         text = f"{'.'.join(path)}: {what}" if path else what
         if text not in self.relaxed and len(self.relaxed) < 64:
             self.relaxed.append(text)
+
+    def _pattern(self, pattern: Any) -> str | None:
+        """A pattern in the grammar's syntax; None if it has none there."""
+        if not isinstance(pattern, str):
+            return None
+        self._look_aheads += "(?" in pattern
+        return pattern_for_grammar(pattern) if self._look_aheads <= MOST_AUTOMATA else None
 
     def node(self, schema: Any, path: tuple[str, ...], depth: int, closed: bool) -> Any:
         """A schema as the grammar can hold it.
@@ -262,14 +253,14 @@ class _Writer:
                 self._note(path, f"multipleOf {divisor}"[:80])
         pattern = schema.get("pattern")
         if pattern is not None:
-            text = pattern_for_grammar(pattern) if isinstance(pattern, str) else None
+            text = self._pattern(pattern)
             if text is None:
                 self._note(path, f"pattern {json.dumps(pattern)[:80]}")
             else:
                 written["pattern"] = text
         form = schema.get("format")
         form = _SAME_FORMATS.get(form, form) if isinstance(form, str) else None
-        if form in _FORMATS:
+        if form in FORMATS:
             written["format"] = form
 
     def _write_unsupported(
@@ -284,6 +275,9 @@ class _Writer:
         listed = schema.get("properties") or schema.get("patternProperties")
         if keyword == "propertyNames" and (value is True or not listed):
             return  # by `_object`, as a pattern
+        if keyword == "propertyNames" and "additionalProperties" not in schema and self._closes:
+            if all(misfit(name, value) is None for name in schema.get("properties") or ()):
+                return  # there are only names that fit
         combined = set(schema) & {"contains", "allOf", "anyOf", "oneOf", "if"}
         if keyword == "unevaluatedItems" and not combined:
             written["items"] = value
@@ -322,7 +316,7 @@ class _Writer:
             }
         kept: dict[str, Any] = {}
         for pattern, each in patterns.items():
-            text = pattern_for_grammar(pattern)
+            text = self._pattern(pattern)
             # a name must not fit two patterns
             if text is None or (kept and not disjoint(text, kept)):
                 self._note(path, f"patternProperties {pattern}"[:100])
@@ -386,10 +380,10 @@ class _Writer:
                     for each in choices
                 }
                 return {}, False
-        pattern = names.get("pattern")
-        if isinstance(pattern, str) and pattern_for_grammar(pattern) is not None and more is not False:  # fmt: skip
+        pattern = None if more is False else name_pattern(names, self._references)
+        if pattern:
             return {pattern: value}, False
-        if set(names) & {"pattern", "minLength", "maxLength", "not", "enum", "anyOf", "format"}:
+        if pattern is None and more is not False:
             self._note(path, "propertyNames")
         return {}, more
 

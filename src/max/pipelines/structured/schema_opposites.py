@@ -1,0 +1,341 @@
+"""Opposites of JSON schemas: schemas of the values that do not fit another."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, TypeAlias
+
+from max.pipelines.structured.pattern_automata import (
+    MOST_AUTOMATA,
+    other_texts,
+    unlike_pattern,
+)
+from max.pipelines.structured.schema_merging import ASSERTIONS, POINTERS
+from max.pipelines.structured.schema_references import References
+
+__all__ = ["Opposites"]
+
+Opposite: TypeAlias = "dict[str, Any] | None"
+_TYPES = ("string", "number", "boolean", "object", "array", "null")
+_MOST = 24
+_DEPTH = 12
+_NOTHING: dict[str, Any] = {"enum": []}
+_BOUNDS = {
+    "minLength": "string", "maxLength": "string", "minimum": "number", "maximum": "number",
+    "exclusiveMinimum": "number", "exclusiveMaximum": "number", "minItems": "array", "maxItems": "array",
+    "minProperties": "object", "maxProperties": "object",
+}  # fmt: skip
+"""Keywords that limit values of one type."""
+_BEYOND = {
+    "minimum": "exclusiveMaximum", "maximum": "exclusiveMinimum", "exclusiveMinimum": "maximum",
+    "exclusiveMaximum": "minimum",
+}  # fmt: skip
+_WITH_OTHERS = frozenset(("then", "else", "additionalProperties", "minContains", "maxContains"))
+"""Keywords that say something with another one, which has their opposite."""
+
+
+class Opposites:
+    """Writes opposites of schemas.
+
+    A schema is a list of demands, so the values that do not fit it miss one of them.
+
+    Args:
+        references: The references of the schemas.
+    """
+
+    def __init__(self, references: References) -> None:
+        self._references = references
+        self._automata = 0
+
+    def of(self, schema: Any, base: Mapping[str, Any], depth: int = 0) -> Opposite:
+        """A schema that fits only values that another does not fit; None where there is none.
+
+        Args:
+            schema: The other schema.
+            base: What is known of the values: their type, choices and properties.
+            depth: The number of schemas around it.
+        """
+        if isinstance(schema, bool):
+            return _NOTHING if schema else {}
+        if not isinstance(schema, Mapping) or depth > _DEPTH:
+            return None
+        schema = self._references.resolve(schema)
+        if set(schema) & {*POINTERS}:
+            return None
+        members: list[Opposite] = []
+        listed = schema.get("type")
+        kinds = [listed] if isinstance(listed, str) else listed
+        for keyword in sorted(set(schema) & ASSERTIONS - _WITH_OTHERS):
+            members += self._missed(keyword, schema, base, kinds, depth)
+        if not schema.keys() & ASSERTIONS:
+            return _NOTHING
+        return _any(members)
+
+    def excludes(self, one: Any, other: Any, depth: int = 0) -> bool:
+        """Whether it is known that no value fits both of two schemas.
+
+        Args:
+            one: A schema.
+            other: Another.
+            depth: The number of schemas around them.
+        """
+        if one is False or other is False:
+            return True
+        if not isinstance(one, Mapping) or not isinstance(other, Mapping) or depth > _DEPTH:
+            return False
+        one, other = self._references.resolve(one), self._references.resolve(other)
+        if not set(_kinds(one)) & set(_kinds(other)):
+            return True
+        first, second = _choices(one), _choices(other)
+        if first is not None and second is not None:
+            return not any(_is_in(each, second) for each in first)
+        return _kinds(one) == _kinds(other) == ["object"] and any(
+            self._differs(name, *pair, depth)
+            for pair in ((one, other), (other, one))
+            for name in pair[0].get("required") or ()
+        )
+
+    def _differs(
+        self, name: str, one: Mapping[str, Any], other: Mapping[str, Any], depth: int
+    ) -> bool:
+        """Whether objects of a schema have a property that those of another have not, or have otherwise."""
+        listed = other.get("properties") or {}
+        if name not in listed:
+            closed = other.get("additionalProperties", True) is False
+            return closed and not other.get("patternProperties")
+        return self.excludes((one.get("properties") or {}).get(name), listed[name], depth + 1)
+
+    def _missed(
+        self, keyword: str, schema: Mapping[str, Any], base: Mapping[str, Any], kinds: Any, depth: int
+    ) -> list[Opposite]:  # fmt: skip
+        """The schemas of values that miss the demand of a keyword; one is None if there is none."""
+        value = schema[keyword]
+        if keyword in _BOUNDS:
+            other = _beyond(keyword, value)
+            return [other and {"type": _BOUNDS[keyword], **other}]
+        match keyword:
+            case "type":
+                return [_other_type(kinds, base)]
+            case "enum" | "const":
+                values = value if keyword == "enum" else [value]
+                return [self._other(values, base, kinds)]
+            case "pattern":
+                known = isinstance(value, str) and self._may_make_automaton()
+                unlike = unlike_pattern(value) if known else None
+                return [{"type": "string", "pattern": unlike} if unlike else None]
+            case "required":
+                names = value if isinstance(value, list) else []
+                return [{"type": "object", "properties": {name: False}} for name in names]
+            case "properties":
+                return self._other_properties(schema, base, depth)
+            case "items":
+                if not isinstance(value, Mapping) or "prefixItems" in schema:
+                    return [None]
+                other = self.of(value, _inner(base, "items"), depth + 1)
+                return [other and {"type": "array", "contains": other, **_items(base)}]
+            case "contains":
+                if schema.get("minContains", 1) != 1 or "maxContains" in schema:
+                    return [None]
+                other = self.of(value, _inner(base, "items"), depth + 1)
+                return [None if other is None else {"type": "array", "items": other}]
+            case "not":
+                return [dict(value) if isinstance(value, Mapping) else None]
+            case "anyOf":
+                each = [self.of(part, base, depth + 1) for part in value]
+                return [None if None in each else {"allOf": each}]
+            case "oneOf":
+                return [self._none_or_two(value, base, depth)]
+            case "allOf":
+                return [self.of(part, base, depth + 1) for part in value]
+            case "if":
+                return self._other_branches(schema, base, depth)
+        return [None]
+
+    def _may_make_automaton(self) -> bool:
+        self._automata += 1
+        return self._automata <= MOST_AUTOMATA
+
+    def _none_or_two(self, choices: Sequence[Any], base: Mapping[str, Any], depth: int) -> Opposite:
+        """Values that fit no alternative; those that fit two of many are left out."""
+        each = [self.of(part, base, depth + 1) for part in choices]
+        if None in each:
+            return None
+        none = {"allOf": each}
+        return {"anyOf": [none, {"allOf": list(choices)}]} if len(choices) == 2 else none
+
+    def _other_branches(
+        self, schema: Mapping[str, Any], base: Mapping[str, Any], depth: int
+    ) -> list[Opposite]:
+        members: list[Opposite] = []
+        if schema.get("then") is not None:
+            other = self.of(schema["then"], base, depth + 1)
+            members.append(None if other is None else {"allOf": [schema["if"], other]})
+        if schema.get("else") is not None:
+            unlike, other = (self.of(schema[name], base, depth + 1) for name in ("if", "else"))
+            members.append(None if unlike is None or other is None else {"allOf": [unlike, other]})
+        return members
+
+    def _other(self, excluded: Sequence[Any], base: Mapping[str, Any], kinds: Any) -> Opposite:
+        """All values but a few."""
+        own = self._references.resolve(base)
+        if isinstance(own.get("enum"), list):
+            return {"enum": [each for each in own["enum"] if not _is_in(each, excluded)]}
+        # of types that the schema has not, all values are among the opposites of its type
+        wanted = [
+            each
+            for each in _TYPES
+            if kinds is None or each in kinds or (each == "number" and "integer" in kinds)
+        ]
+        wanted = [each for each in wanted if _may_be(each, own)]
+        members: list[Opposite] = []
+        for kind in wanted:
+            values = [each for each in excluded if _kind_of(each) == kind]
+            match kind:
+                case "string":
+                    unlike = other_texts(values) if values and self._may_make_automaton() else None
+                    members.append(
+                        {"type": kind, "pattern": unlike}
+                        if unlike
+                        else None
+                        if values
+                        else {"type": kind}
+                    )
+                case "number":
+                    members += _other_numbers(sorted(set(values)))
+                case "boolean":
+                    members += [{"const": each} for each in (True, False) if each not in values]
+                case "null":
+                    members += [] if values else [{"type": "null"}]
+                case _:
+                    members.append(None if values else {"type": kind})
+        return _any(members) if members else _NOTHING
+
+    def _other_properties(
+        self, schema: Mapping[str, Any], base: Mapping[str, Any], depth: int
+    ) -> list[Opposite]:
+        """Objects with another value of a property, or with one that is not listed."""
+        properties, required = schema["properties"], schema.get("required") or ()
+        if not isinstance(properties, Mapping):
+            return [None]
+        own = base.get("properties")
+        own = own if isinstance(own, Mapping) else {}
+        members: list[Opposite] = []
+        for name, each in properties.items():
+            if name not in own and base.get("additionalProperties") is False:
+                continue  # there is none
+            other = self.of(each, own.get(name) or {}, depth + 1)
+            if other == _NOTHING or (other is None and name in required):
+                continue  # that the property is missing says enough
+            members.append(
+                other and {"type": "object", "properties": {name: other}, "required": [name]}
+            )
+        more = schema.get("additionalProperties", True)
+        if more is False and "patternProperties" not in schema:
+            # objects have no other properties than those that are known
+            members += [
+                {"type": "object", "required": [name], "properties": {name: own[name]}}
+                for name in own
+                if name not in properties
+            ]
+        elif more not in (True, {}):
+            members.append(None)
+        return members
+
+
+def _any(members: list[Opposite]) -> Opposite:
+    """One of some schemas; None if one is unknown, or they are many."""
+    if None in members or len(members) > _MOST:
+        return None
+    known = [each for each in members if each is not None and each != _NOTHING]
+    if not known:
+        return _NOTHING
+    return known[0] if len(known) == 1 else {"anyOf": known}
+
+
+def _beyond(name: str, value: Any) -> Opposite:
+    """The opposite of a bound; no value fits that of a length of zero."""
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        return None
+    if name in _BEYOND:
+        return {_BEYOND[name]: value}
+    if name.startswith("min"):
+        return {f"max{name[3:]}": int(value) - 1} if value >= 1 else _NOTHING
+    return {f"min{name[3:]}": int(value) + 1}
+
+
+def _other_type(kinds: Any, base: Mapping[str, Any]) -> Opposite:
+    if not isinstance(kinds, list) or not all(isinstance(each, str) for each in kinds):
+        return None
+    known = base.get("type")
+    possible = (
+        [known] if isinstance(known, str) else known if isinstance(known, list) else [*_TYPES]
+    )
+    # no type names the numbers that are no integers: they are left out, but where there are only numbers
+    if "integer" in kinds and "number" not in kinds:
+        if known is not None and "number" in possible:
+            return None
+        possible = [each for each in possible if each != "number"]
+    left = [
+        each
+        for each in possible
+        if each not in kinds and not (each == "integer" and "number" in kinds)
+    ]
+    return {"type": left} if left else _NOTHING
+
+
+def _other_numbers(values: Sequence[float]) -> list[Opposite]:
+    """All numbers but a few, as intervals."""
+    limits = [None, *values, None]
+    return [
+        {
+            "type": "number",
+            **({} if low is None else {"exclusiveMinimum": low}),
+            **({} if high is None else {"exclusiveMaximum": high}),
+        }
+        for low, high in zip(limits, limits[1:], strict=False)
+    ]
+
+
+def _may_be(kind: str, base: Mapping[str, Any]) -> bool:
+    """Whether values of which something is known may have a type."""
+    known = base.get("type")
+    listed = [known] if isinstance(known, str) else known
+    return (
+        not isinstance(listed, list) or kind in listed or (kind == "number" and "integer" in listed)
+    )
+
+
+def _kind_of(value: Any) -> str:
+    if isinstance(value, bool):
+        return "boolean"
+    if value is None or isinstance(value, (int, float)):
+        return "null" if value is None else "number"
+    return "string" if isinstance(value, str) else "array" if isinstance(value, list) else "object"
+
+
+def _is_in(value: Any, values: Sequence[Any]) -> bool:
+    return any(_kind_of(value) == _kind_of(each) and value == each for each in values)
+
+
+def _kinds(schema: Mapping[str, Any]) -> list[str]:
+    """The types that values of a schema may have; an integer is a number."""
+    listed = schema.get("type")
+    kinds = [listed] if isinstance(listed, str) else listed
+    if isinstance(kinds, list):
+        return sorted({"number" if each == "integer" else str(each) for each in kinds})
+    choices = _choices(schema)
+    return sorted(_TYPES if choices is None else {_kind_of(each) for each in choices})
+
+
+def _choices(schema: Mapping[str, Any]) -> list[Any] | None:
+    listed = schema.get("enum", [schema["const"]] if "const" in schema else None)
+    return listed if isinstance(listed, list) else None
+
+
+def _inner(base: Mapping[str, Any], name: str) -> Mapping[str, Any]:
+    inner = base.get(name)
+    return inner if isinstance(inner, Mapping) else {}
+
+
+def _items(base: Mapping[str, Any]) -> dict[str, Any]:
+    return {"items": base["items"]} if "items" in base else {}

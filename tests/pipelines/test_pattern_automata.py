@@ -1,0 +1,132 @@
+"""Texts that fit no pattern, or one with look-ahead, as patterns: compared with Python's regular expressions."""
+
+from __future__ import annotations
+
+import random
+import re
+
+import pytest
+
+from max.pipelines.structured.pattern_automata import other_texts, unlike_pattern, without_ahead
+from max.pipelines.structured.pattern_syntax import PatternError, read_pattern
+from max.pipelines.structured.validation import is_regex
+
+ENDS = ["", "https:", "ab", "1 ", "foo", "x-1", "con", ".py", "\n"]
+
+
+def texts(seed: str, count: int = 600) -> list[str]:
+    numbers = random.Random(seed)
+    return [
+        "".join(numbers.choices("abcx_d.1 \n:-fo", k=numbers.randint(0, 5))) + numbers.choice(ENDS)
+        for _ in range(count)
+    ]
+
+
+def in_python(pattern: str) -> re.Pattern[str]:
+    """A pattern that was made, without the codes of Rust."""
+    text = re.sub(r"\\x\{(\w+)\}", lambda match: re.escape(chr(int(match[1], 16))), pattern)
+    return re.compile(text[1:-1])
+
+
+def fits(pattern: str, text: str) -> bool:
+    # `$` is the end of a text, not that of its last line; classes are those of ECMAScript
+    return re.search(pattern.replace("$", r"\Z"), text, re.ASCII) is not None
+
+
+@pytest.mark.parametrize(
+    "pattern",
+    ["^_", "^ab$", "^[a-c]x", "^[^a-c]$", r"^\d\s", r"^\.a$", r"^https:", "a", "^a+", "^(a|b)", "^a.b", "^$", "^a|b$",
+     "^" + "a" * 17, "x{2,3}", r"^\d{4}-\d{2}$", r"\.py$", "foo|bar", "(ab)+c", "^(?:a|bc)*$", "^.{0,9}$", r"[\w-]+$",
+     r"^(?P<n>a)?\W", r"\x61\u0062", "[]a]", r"^\Aab\Z", "a*?b"],
+)  # fmt: skip
+def test_texts_unlike_a_pattern(pattern: str) -> None:
+    if pattern in ("[]a]", r"^\Aab\Z"):
+        pattern = {"[]a]": "[.a]", r"^\Aab\Z": r"\Aab\Z"}[pattern]
+    unlike = unlike_pattern(pattern)
+    assert unlike is not None and is_regex(unlike)
+    compiled = in_python(unlike)
+    for text in texts(pattern):
+        assert (compiled.fullmatch(text) is not None) is not fits(pattern, text), text
+
+
+def some_pattern(numbers: random.Random, depth: int = 0) -> str:
+    """A random pattern of what is read."""
+    kind = numbers.randrange(8 if depth < 3 else 4)
+    if kind < 3:
+        return numbers.choice(
+            ["a", "b", "x", ".", r"\d", r"\s", "[ab]", "[^a-c_]", r"\.", r"[\d:-]", "-"]
+        )
+    if kind == 3:
+        return numbers.choice(["a", "b", "[a-d]"]) + numbers.choice(
+            ["*", "+", "?", "{2}", "{1,2}", "{0,}", "+?"]
+        )
+    parts = [some_pattern(numbers, depth + 1) for _ in range(numbers.randint(1, 3))]
+    if kind < 6:
+        return "".join(parts)
+    return (
+        f"({numbers.choice(['', '?:'])}{'|'.join(parts)}){numbers.choice(['', '*', '?', '{1,2}'])}"
+    )
+
+
+@pytest.mark.parametrize(
+    "seed", [*range(12), *(pytest.param(n, marks=pytest.mark.long) for n in range(12, 400))]
+)
+def test_random_patterns(seed: int) -> None:
+    numbers = random.Random(seed)
+    pattern = numbers.choice(["", "^"]) + some_pattern(numbers) + numbers.choice(["", "$"])
+    unlike = unlike_pattern(pattern)
+    if unlike is None:  # too large, or every text fits
+        assert len(pattern) > 12 or all(fits(pattern, text) for text in texts(pattern)), pattern
+        return
+    compiled = in_python(unlike)
+    for text in texts(pattern, 200):
+        assert (compiled.fullmatch(text) is not None) is not fits(pattern, text), (pattern, text)
+
+
+@pytest.mark.parametrize(
+    "pattern",
+    [
+        "^(?!a).*$",
+        "^(?!x)",
+        "^(?=.*1).{4,8}$",
+        "^(?!.*foo)[a-z]+$",
+        "^(?!(con|ab)$)[a-z]+$",
+        "^(?!_)(?=[ab]).*[^-]$",
+    ],
+)
+def test_look_ahead_at_the_begin(pattern: str) -> None:
+    other = without_ahead(pattern)
+    assert other is not None
+    compiled = in_python(other)
+    for text in texts(pattern):
+        assert (compiled.fullmatch(text) is not None) is fits(pattern, text), text
+
+
+@pytest.mark.parametrize(
+    "listed", [["a"], ["abc", "ab", "x"], ["", "b\n"], ["é", "\U0001f600", "."]]
+)
+def test_all_texts_but_a_few(listed: list[str]) -> None:
+    other = other_texts(listed)
+    assert other is not None
+    compiled = in_python(other)
+    for text in [*texts(listed[0]), *listed, "é.", "\U0001f600"]:
+        assert (compiled.fullmatch(text) is not None) is (text not in listed), text
+
+
+@pytest.mark.parametrize(
+    "pattern",
+    [r"\ba", r"(a)\1", "(?<=a)b", r"\p{L}", "(?i)a", "a(", "a)", "[a", "a**", "^*", "a{2,x}", r"\xg1", r"\ud800",
+     "[b-a]", r"[\d-a]", "a{300}", "*a", "\\"],
+)  # fmt: skip
+def test_patterns_that_are_not_read(pattern: str) -> None:
+    with pytest.raises(PatternError):
+        read_pattern(pattern)
+    assert unlike_pattern(pattern) is None and without_ahead(pattern) is None
+
+
+@pytest.mark.parametrize(
+    "pattern",
+    ["", "a(?!b)", "(?!a)b", "^(a|(?!b))", "a.{60}b", "^(a{200}){200}$", "((a{99}){99}){99}"],
+)
+def test_large_patterns_and_those_of_all_texts_have_no_opposite(pattern: str) -> None:
+    assert unlike_pattern(pattern) is None
