@@ -464,13 +464,18 @@ class LatentAttentionWithRope(Module):
         return latents, self.q_b_proj(latents)
 
     @staticmethod
-    def _positions(rows: Dim, kv: PagedCacheValues, offsets: TensorValue) -> TensorValue:
+    def _positions(rows: Dim, kv: PagedCacheValues, input_row_offsets: TensorValue) -> TensorValue:
         """The position of each new token, int64 ``[total_seq_len]``."""
-        bounds = ops.cast(offsets, DType.int64)
+        bounds = ops.cast(input_row_offsets, DType.int64)
         batch = kv.cache_lengths.shape[0]
         # position = row + (cached tokens - first row); the shift of each sequence, [batch]
         shifts = ops.cast(kv.cache_lengths, DType.int64) - ops.rebind(bounds[:-1], [batch])
         numbers = ops.range(
-            0, TensorValue(rows), 1, out_dim=rows, dtype=DType.int64, device=offsets.device
+            0,
+            TensorValue(rows),
+            1,
+            out_dim=rows,
+            dtype=DType.int64,
+            device=input_row_offsets.device,
         )
-        return numbers + ops.gather(shifts, group_of_rows(rows, offsets), axis=0)
+        return numbers + ops.gather(shifts, group_of_rows(rows, input_row_offsets), axis=0)

@@ -166,14 +166,14 @@ def _add_adapters(
     lora_a: TensorValue,
     lora_b: TensorValue,
     lora_ids: TensorValue,
-    offsets: TensorValue,
+    input_row_offsets: TensorValue,
     end_idx: TensorValue,
     longest: int,
 ) -> TensorValue:
     """A layer's result plus the products of the adapters."""
     if x.rank != 2:
         raise ValueError(f"LoRA: the input is {x!r}, expected [rows, in_dim]")
-    delta = sgmv_lora_kernel(x, lora_a, lora_b, lora_ids, lora_ids, offsets, longest)
+    delta = sgmv_lora_kernel(x, lora_a, lora_b, lora_ids, lora_ids, input_row_offsets, longest)
     return sliced_add(base, ops.cast(delta, base.dtype), end_idx)
 
 

@@ -331,7 +331,7 @@ class DistributedTransformer(Module):
         signals: list[BufferValue],
         caches: list[PagedCacheValues],
         freqs: list[TensorValue],
-        offsets: list[TensorValue],
+        input_row_offsets: list[TensorValue],
     ) -> list[TensorValue]:
         first_of = self._groups()
         values = [value for cache in caches for value in cache]
@@ -340,10 +340,10 @@ class DistributedTransformer(Module):
             layer_idx = ops.constant(np.array(index, np.uint32), DType.uint32, DeviceRef.CPU())
             first = first_of[index]
             if first_of.count(first) == 1:
-                hs = layer(layer_idx, hs, signals, caches, freqs, offsets)
+                hs = layer(layer_idx, hs, signals, caches, freqs, input_row_offsets)
                 continue
             prefix = weight_prefix(layer, f"layers.{index}.")
-            groups: list[list[Any]] = [hs, signals, values, freqs, offsets]
+            groups: list[list[Any]] = [hs, signals, values, freqs, input_row_offsets]
             if first not in subgraphs:
                 subgraphs[first] = layer.build_subgraph(
                     f"distributed_transformer_block_{first}",

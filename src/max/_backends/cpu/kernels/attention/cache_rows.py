@@ -82,7 +82,7 @@ def cache_load(
 @k.kernel
 def key_store(
     keys: k.Input,
-    offsets: k.Input,
+    input_row_offsets: k.Input,
     cache: PagedCache,
     layer_index: k.Input,
     ctx: k.Context,
@@ -95,10 +95,10 @@ def key_store(
     layer = layer_of(blocks, layer_index)
     size = keys.shape[1]
     # a cache of latents has one kind of page, so only `side + 1` are required
-    check_batch(offsets, keys.shape[0], cache, width, side + 1)
+    check_batch(input_row_offsets, keys.shape[0], cache, width, side + 1)
     check_heads("a row", size, blocks)
     for token in ctx.parallel(keys.shape[0]):
-        sequence, position = place_of(offsets, cache, token)
+        sequence, position = place_of(input_row_offsets, cache, token)
         page = page_of(blocks, lookup_table, sequence, position)
         store_heads(blocks[page, side, layer, position % blocks.shape[3]], keys[token], width)
 

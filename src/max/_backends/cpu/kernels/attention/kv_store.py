@@ -23,7 +23,7 @@ from max._backends.kernel_call import KernelCall, Operand, view
 def kv_store(
     keys: k.Input,
     values: k.Input,
-    offsets: k.Input,
+    input_row_offsets: k.Input,
     cache: PagedCache,
     max_lengths: k.Input,
     layer_index: k.Input,
@@ -34,13 +34,13 @@ def kv_store(
     blocks, _, lookup_table = cache
     layer = layer_of(blocks, layer_index)
     size = keys.shape[1]
-    check_batch(offsets, keys.shape[0], cache, width)
+    check_batch(input_row_offsets, keys.shape[0], cache, width)
     check_heads("a key", size, blocks)
     check_size("a value", values.shape[1], size)
     check_size("values", values.shape[0], keys.shape[0])
     # slots of different tokens are disjoint, so tasks need no order
     for token in ctx.parallel(keys.shape[0]):
-        sequence, position = place_of(offsets, cache, token)
+        sequence, position = place_of(input_row_offsets, cache, token)
         page = page_of(blocks, lookup_table, sequence, position)
         slot = position % blocks.shape[3]
         store_heads(blocks[page, 0, layer, slot], keys[token], width)  # [kv_heads, row size]

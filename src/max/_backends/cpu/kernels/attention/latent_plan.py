@@ -13,7 +13,7 @@ from max._backends.kernel_call import KernelCall, Operand, run_time_views
 @k.kernel
 def plan_latents(
     out: k.Output,
-    offsets: k.Input,
+    input_row_offsets: k.Input,
     cache_lengths: k.Input,
     ctx: k.Context,
     *,
@@ -32,14 +32,14 @@ def plan_latents(
     """
     batch = cache_lengths.shape[0]
     check_size("the plan", out.shape[0], 2)
-    check_size("input_row_offsets", offsets.shape[0], batch + 1)
-    rows = k.i64(offsets[batch])
-    check_offsets("input_row_offsets", offsets, rows, ctx.target.width(k.i32))
+    check_size("input_row_offsets", input_row_offsets.shape[0], batch + 1)
+    rows = k.i64(input_row_offsets[batch])
+    check_offsets("input_row_offsets", input_row_offsets, rows, ctx.target.width(k.i32))
     # products of lengths may exceed 64 bits
     cached, longest, pairs = k.i64(0), k.i64(0), k.f64(0)
     for b in range(batch):
         cached += k.i64(cache_lengths[b])
-        new = k.i64(offsets[b + 1]) - k.i64(offsets[b])
+        new = k.i64(input_row_offsets[b + 1]) - k.i64(input_row_offsets[b])
         longest = k.max(longest, k.i64(cache_lengths[b]) + new)
         # twice the number of pairs
         pairs += k.f64(new) * k.f64(2 * k.i64(cache_lengths[b]) + new)

@@ -106,7 +106,7 @@ class ExpandedChunk(NamedTuple):
         q: The queries, `[rows, heads, size]`.
         keys: The buffer of keys without positions, `[buffer, heads, size - rotated]`.
         values: The buffer of values, `[buffer, heads, value_size]`.
-        offsets: The first row of each sequence in the queries, `[batch + 1]`.
+        input_row_offsets: The first row of each sequence in the queries, `[batch + 1]`.
         buffer_offsets: The first row of each sequence in the buffers, `[batch + 1]`.
         cache_offsets: The first token of each sequence's chunk, `[batch]`.
     """
@@ -114,7 +114,7 @@ class ExpandedChunk(NamedTuple):
     q: k.Input
     keys: k.Input
     values: k.Input
-    offsets: k.Input
+    input_row_offsets: k.Input
     buffer_offsets: k.Input
     cache_offsets: k.Input
 
@@ -163,7 +163,7 @@ def latent_prefill(
     `info` `[rows, heads, 2]` has the maximum and the total of each row. `previous` is empty, or `out` and `info` of the
     earlier chunks.
     """
-    q, keys, values, offsets, buffer_offsets, cache_offsets = chunk
+    q, keys, values, input_row_offsets, buffer_offsets, cache_offsets = chunk
     cache_lengths = cache.cache_lengths
     heads, head_dim, value_size = q.shape[1], q.shape[2], values.shape[2]
     batch = cache_lengths.shape[0]
@@ -175,7 +175,7 @@ def latent_prefill(
     # both parts of each key of a block, side by side
     joined = ctx.scratch(keys.dtype, (KEYS, head_dim))
     layer = layer_of(cache.blocks, layer_index)
-    check_batch(offsets, q.shape[0], cache, width, 1)
+    check_batch(input_row_offsets, q.shape[0], cache, width, 1)
     check_size("cache_offsets", cache_offsets.shape[0], batch)
     # data of tensors decides what is read: all of it is checked before the first access
     check_buffer(buffer_offsets, keys, values, batch, width)
@@ -187,20 +187,20 @@ def latent_prefill(
     factor *= LOG2_E
     # no sinks and slopes: nothing reads the last two
     scores = Scores(query_factor, factor, scale[0], scale, scale)
-    grid = plan_ragged_grid(offsets, p, ctx)
+    grid = plan_ragged_grid(input_row_offsets, p, ctx)
     if p.matrix_tiles:
         if grid.longest > ROW_THRESHOLD:
             memory.tiles.configure()
 
     for index in ctx.parallel(grid.tasks, grain=1):
-        piece = find_piece(offsets, index, grid.rows, p.kv_heads)
+        piece = find_piece(input_row_offsets, index, grid.rows, p.kv_heads)
         sequence, head = piece.sequence, piece.kv_head
         first = k.i64(cache_offsets[sequence])
         begin = k.i64(buffer_offsets[sequence])
         total = k.i64(buffer_offsets[sequence + 1]) - begin
         # positions are counted from the chunk's first token
         position = k.i64(cache_lengths[sequence]) + piece.first - first
-        row = k.i64(offsets[sequence]) + piece.first
+        row = k.i64(input_row_offsets[sequence]) + piece.first
         task = Task(sequence, head, row, position, piece.rows, total)
         load_queries(q, task, k.i64(0), scores, memory, p)
         if len(previous) == 2:

@@ -80,14 +80,14 @@ class Batch(NamedTuple):
     """A ragged batch and its pages.
 
     Args:
-        offsets: The first row of each sequence, and the number of rows.
+        input_row_offsets: The first row of each sequence, and the number of rows.
         cache: The cache and its sequences.
         layer: The layer.
         key_offsets: The offsets of the keys that are not counted in the cached lengths; those of the rows but in cross
             attention.
     """
 
-    offsets: Any
+    input_row_offsets: Any
     cache: PagedCache
     layer: Any
     key_offsets: Any
@@ -130,7 +130,7 @@ def plan_paged_grid(batch: Batch, q: Any, p: Plan, ctx: Any) -> Grid:
     longest, max_tokens = k.i64(0), k.i64(0)
     # the sizes of sequences are data, so each worker counts tasks itself
     for b in range(batch.cache.cache_lengths.shape[0]):
-        new = k.i64(batch.offsets[b + 1]) - k.i64(batch.offsets[b])
+        new = k.i64(batch.input_row_offsets[b + 1]) - k.i64(batch.input_row_offsets[b])
         tasks += k.ceildiv(new, p.short_tokens) * p.kv_heads
         long_tasks += k.ceildiv(new, p.long_tokens) * p.kv_heads
         keys = k.i64(batch.key_offsets[b + 1]) - k.i64(batch.key_offsets[b])
@@ -154,10 +154,10 @@ def plan_paged_grid(batch: Batch, q: Any, p: Plan, ctx: Any) -> Grid:
 @k.inline
 def find_task(batch: Batch, task: Any, tokens_per_task: Any, p: Plan) -> Task:
     """The task of a number."""
-    piece = find_piece(batch.offsets, task, tokens_per_task, p.kv_heads)
+    piece = find_piece(batch.input_row_offsets, task, tokens_per_task, p.kv_heads)
     sequence = piece.sequence
     cached = k.i64(batch.cache.cache_lengths[sequence])
-    row = k.i64(batch.offsets[sequence]) + piece.first
+    row = k.i64(batch.input_row_offsets[sequence]) + piece.first
     keys = k.i64(batch.key_offsets[sequence + 1]) - k.i64(batch.key_offsets[sequence])
     return Task(sequence, piece.kv_head, row, cached + piece.first, piece.rows, cached + keys)
 
@@ -288,7 +288,7 @@ def store_task(
 def attention(
     out: k.Output,
     q: k.Input,
-    offsets: k.Input,
+    input_row_offsets: k.Input,
     cache: PagedCache,
     max_lengths: k.Input,
     layer_index: k.Input,
@@ -311,12 +311,12 @@ def attention(
     layer = layer_of(blocks, layer_index)
     # a cache of latents has one kind: values are parts of keys
     kinds = 1 if value_size else 2
-    check_batch(offsets, q.shape[0], cache, width, kinds)
+    check_batch(input_row_offsets, q.shape[0], cache, width, kinds)
     for d in k.static_range(2):
         check_size("the result", out.shape[d], q.shape[d])
     check_size("the result", out.shape[2], value_size if value_size else head_dim)
     if form.cross:
-        check_size("kv_input_row_offsets", key_offsets.shape[0], offsets.shape[0])
+        check_size("kv_input_row_offsets", key_offsets.shape[0], input_row_offsets.shape[0])
         check_rising("kv_input_row_offsets", key_offsets, width)
         if key_offsets[0] != 0:
             raise ValueError("kv_input_row_offsets[0] is {}, expected 0", key_offsets[0])
@@ -329,7 +329,7 @@ def attention(
         query_factor, factor = split_scale(scale[0])
     factor *= LOG2_E
     scores = Scores(query_factor, factor, scale[0], sinks, slopes)
-    batch = Batch(offsets, cache, layer, key_offsets)
+    batch = Batch(input_row_offsets, cache, layer, key_offsets)
     grid = plan_paged_grid(batch, q, p, ctx)
     # tasks that read the cache in place use no matrix tiles
     if p.matrix_tiles:

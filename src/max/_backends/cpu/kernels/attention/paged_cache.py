@@ -2,9 +2,9 @@
 
 ::
 
-    blocks        [pages, 2, layers, page_size, kv_heads, head_dim]       keys at 0, values at 1 of the second axis
-    lookup_table  [batch, max_pages]     token t of b: slot t % page_size of page lookup_table[b, t // page_size]
-    offsets       [batch + 1]            row r of the batch: token cache_lengths[b] + r - offsets[b] of its sequence b
+    blocks             [pages, 2, layers, page_size, kv_heads, head_dim]    keys at 0, values at 1 of the second axis
+    lookup_table       [batch, max_pages]  token t of b: slot t % page_size of page lookup_table[b, t // page_size]
+    input_row_offsets  [batch + 1]         row r: token cache_lengths[b] + r - input_row_offsets[b] of its sequence b
 """
 
 from __future__ import annotations
@@ -33,14 +33,16 @@ class PagedCache(NamedTuple):
 
 
 @k.inline
-def check_batch(offsets: Any, rows: Any, cache: PagedCache, width: int, kinds: int = 2) -> None:
+def check_batch(
+    input_row_offsets: Any, rows: Any, cache: PagedCache, width: int, kinds: int = 2
+) -> None:
     """Raises where offsets, lengths and page table do not describe one ragged batch over a cache.
 
     Afterwards `place_of` is defined for each row, and positions are not negative. Each worker calls it before it reads
     the batch.
 
     Args:
-        offsets: First row of each sequence, and the number of rows.
+        input_row_offsets: First row of each sequence, and the number of rows.
         rows: The number of rows.
         cache: The cache and its sequences.
         width: Offsets per vector.
@@ -48,9 +50,9 @@ def check_batch(offsets: Any, rows: Any, cache: PagedCache, width: int, kinds: i
     """
     # offsets and lengths are data: nothing is read by them before they are checked
     blocks, cache_lengths, lookup_table = cache
-    check_size("input_row_offsets", offsets.size, cache_lengths.size + 1)
+    check_size("input_row_offsets", input_row_offsets.size, cache_lengths.size + 1)
     check_size("lookup_table", lookup_table.shape[0], cache_lengths.size)
-    check_offsets("input_row_offsets", offsets, rows, width)
+    check_offsets("input_row_offsets", input_row_offsets, rows, width)
     if blocks.shape[1] < kinds or blocks.shape[3] == 0:
         raise ValueError(
             "the cache has {} kinds of pages of {} tokens, expected {} (keys, values) of 1 or more",
@@ -61,11 +63,11 @@ def check_batch(offsets: Any, rows: Any, cache: PagedCache, width: int, kinds: i
 
 
 @k.inline
-def sequence_of(offsets: Any, batch: Any, token: Any) -> Any:
+def sequence_of(input_row_offsets: Any, batch: Any, token: Any) -> Any:
     """The sequence that holds a row of the ragged batch.
 
     Args:
-        offsets: First row of each sequence, and the number of rows, `[batch + 1]`, checked by `check_batch`.
+        input_row_offsets: First row of each sequence, and the number of rows, `[batch + 1]`, checked by `check_batch`.
         batch: Number of sequences.
         token: The row.
     """
@@ -74,7 +76,7 @@ def sequence_of(offsets: Any, batch: Any, token: Any) -> Any:
     # the first sequence whose end is past the row; empty sequences are skipped
     while low < high:
         middle = (low + high) // 2
-        if k.i64(offsets[middle + 1]) > token:
+        if k.i64(input_row_offsets[middle + 1]) > token:
             high = middle
         else:
             low = middle + 1
@@ -82,10 +84,10 @@ def sequence_of(offsets: Any, batch: Any, token: Any) -> Any:
 
 
 @k.inline
-def place_of(offsets: Any, cache: PagedCache, row: Any) -> Any:
+def place_of(input_row_offsets: Any, cache: PagedCache, row: Any) -> Any:
     """The sequence of a row of the ragged batch, and the row's position in it; `check_batch` has checked the batch."""
-    sequence = sequence_of(offsets, cache.cache_lengths.size, row)
-    return sequence, k.i64(cache.cache_lengths[sequence]) + row - k.i64(offsets[sequence])
+    sequence = sequence_of(input_row_offsets, cache.cache_lengths.size, row)
+    return sequence, k.i64(cache.cache_lengths[sequence]) + row - k.i64(input_row_offsets[sequence])
 
 
 @k.inline

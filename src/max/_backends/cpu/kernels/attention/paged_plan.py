@@ -191,19 +191,19 @@ class Piece(NamedTuple):
 
 
 @k.inline
-def find_piece(offsets: Any, task: Any, rows_per_task: Any, kv_heads: int) -> Piece:
+def find_piece(input_row_offsets: Any, task: Any, rows_per_task: Any, kv_heads: int) -> Piece:
     """The piece of a task: pieces are numbered sequence by sequence, KV head by KV head, from the last rows to the
     first.
     """
     sequence = k.i64(0)
     index = k.i64(task)
-    rows = k.i64(offsets[1]) - k.i64(offsets[0])
+    rows = k.i64(input_row_offsets[1]) - k.i64(input_row_offsets[0])
     pieces = k.ceildiv(rows, rows_per_task)
     # sequences without rows have no pieces
     while index >= pieces * kv_heads:
         index -= pieces * kv_heads
         sequence += 1
-        rows = k.i64(offsets[sequence + 1]) - k.i64(offsets[sequence])
+        rows = k.i64(input_row_offsets[sequence + 1]) - k.i64(input_row_offsets[sequence])
         pieces = k.ceildiv(rows, rows_per_task)
     # the last rows of a causal mask see most keys: they come first
     first = (pieces - 1 - index % pieces) * rows_per_task

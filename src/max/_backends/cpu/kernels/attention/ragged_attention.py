@@ -73,12 +73,12 @@ class TextTask(NamedTuple):
 
 
 @k.inline
-def plan_ragged_grid(offsets: Any, p: Plan, ctx: Any) -> Grid:
+def plan_ragged_grid(input_row_offsets: Any, p: Plan, ctx: Any) -> Grid:
     """The tasks of a launch: long ones where they are at least 6 per worker."""
     tasks, long_tasks, longest = k.i64(0), k.i64(0), k.i64(0)
     # the sizes of texts are data, so each worker counts tasks itself
-    for b in range(offsets.shape[0] - 1):
-        rows = k.i64(offsets[b + 1]) - k.i64(offsets[b])
+    for b in range(input_row_offsets.shape[0] - 1):
+        rows = k.i64(input_row_offsets[b + 1]) - k.i64(input_row_offsets[b])
         tasks += k.ceildiv(rows, p.short_tokens) * p.kv_heads
         long_tasks += k.ceildiv(rows, p.long_tokens) * p.kv_heads
         longest = k.max(longest, rows)
@@ -90,10 +90,10 @@ def plan_ragged_grid(offsets: Any, p: Plan, ctx: Any) -> Grid:
 
 
 @k.inline
-def find_text_task(offsets: Any, number: Any, rows_per_task: Any, p: Plan) -> TextTask:
+def find_text_task(input_row_offsets: Any, number: Any, rows_per_task: Any, p: Plan) -> TextTask:
     """The task of a number."""
-    piece = find_piece(offsets, number, rows_per_task, p.kv_heads)
-    begin, first = k.i64(offsets[piece.sequence]), piece.first
+    piece = find_piece(input_row_offsets, number, rows_per_task, p.kv_heads)
+    begin, first = k.i64(input_row_offsets[piece.sequence]), piece.first
     task = Task(
         piece.sequence, piece.kv_head, begin + first, first, piece.rows, piece.sequence_rows
     )
@@ -172,7 +172,7 @@ def attention_ragged(
     q: k.Input,
     keys: k.Input,
     values: k.Input,
-    offsets: k.Input,
+    input_row_offsets: k.Input,
     scale: k.Input,
     *biases: k.Input,
     ctx: k.Context,
@@ -184,14 +184,14 @@ def attention_ragged(
     heads, head_dim, kv_heads = q.shape[1], q.shape[2], keys.shape[1]
     p = plan_paged(ctx.target, (q.dtype, keys.dtype), (heads, kv_heads, head_dim), form)
     memory = paged_scratch(head_dim, p, ctx)
-    check_offsets("input_row_offsets", offsets, q.shape[0], p.plain.width)
+    check_offsets("input_row_offsets", input_row_offsets, q.shape[0], p.plain.width)
     check_size("the result", out.shape[0], q.shape[0])
     check_size("keys", keys.shape[0], q.shape[0])
     check_size("values", values.shape[0], q.shape[0])
     query_factor, factor = split_scale(scale[0])
     # no sinks and slopes: nothing reads the last two
     scores = Scores(query_factor, factor * LOG2_E, scale[0], scale, scale)
-    grid = plan_ragged_grid(offsets, p, ctx)
+    grid = plan_ragged_grid(input_row_offsets, p, ctx)
     for bias in k.unroll(biases):
         if grid.longest > bias.shape[1] // 2 + 1:
             raise ValueError(
@@ -205,7 +205,7 @@ def attention_ragged(
             memory.tiles.configure()
 
     for index in ctx.parallel(grid.tasks, grain=1):
-        text_task = find_text_task(offsets, index, grid.rows, p)
+        text_task = find_text_task(input_row_offsets, index, grid.rows, p)
         task = text_task.task
         rows = task.tokens * p.group
         load_queries(q, task, k.i64(0), scores, memory, p)
@@ -228,7 +228,7 @@ def _lower_attention(
     target: k.Target,
 ) -> KernelCall:
     """The call for `mo.attention.ragged`; heads and their size must be static."""
-    q, keys, values, offsets, scale, *biases = operands
+    q, keys, values, input_row_offsets, scale, *biases = operands
     mask, window = attributes.get("mask", "null"), int(attributes.get("local_window_size", -1))
     rows = (False, True, True)
     args = (
@@ -236,7 +236,7 @@ def _lower_attention(
         view("operand", 0, q, static=rows),
         view("operand", 1, keys, static=rows),
         view("operand", 2, values, static=rows),
-        view("operand", 3, offsets, static=False),
+        view("operand", 3, input_row_offsets, static=False),
         view("operand", 4, scale, ((),)),
         *(view("operand", 5 + i, bias, static=(True, False)) for i, bias in enumerate(biases)),
     )

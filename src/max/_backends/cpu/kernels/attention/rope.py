@@ -64,7 +64,7 @@ def rotate_head(
 def rope(
     out: k.Output,
     q: k.Input,
-    offsets: k.Input,
+    input_row_offsets: k.Input,
     freqs_cis: k.Input[k.f32, 2],
     cache: PagedCache,
     max_lengths: k.Input,
@@ -86,13 +86,13 @@ def rope(
     key_row = ctx.scratch(k.f32, (q.shape[2] if rounds else 1,))
     layer = layer_of(blocks, layer_index)
     rotated = freqs_cis.shape[1]
-    check_batch(offsets, q.shape[0], cache, width, 1)
+    check_batch(input_row_offsets, q.shape[0], cache, width, 1)
     for d in k.static_range(3):
         check_size("the result", out.shape[d], q.shape[d])
     if rotates_cache:
         check_size("a key", blocks.shape[5], cache_row_elements(blocks.dtype, q.shape[2]))
     for token in ctx.parallel(q.shape[0]):
-        sequence, position = place_of(offsets, cache, token)
+        sequence, position = place_of(input_row_offsets, cache, token)
         if position >= freqs_cis.shape[0]:
             raise IndexError(
                 "position {} of sequence {}; freqs_cis has {} rows",

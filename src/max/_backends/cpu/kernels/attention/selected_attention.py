@@ -133,7 +133,7 @@ def attention_selected(
     out: k.Output,
     q: k.Input,
     selected: k.Input,
-    offsets: k.Input,
+    input_row_offsets: k.Input,
     cache: PagedCache,
     layer_index: k.Input,
     scale: k.Input,
@@ -152,7 +152,7 @@ def attention_selected(
     memory = paged_scratch(head_dim, p, ctx)
     gathered = ctx.scratch(blocks.dtype, (KEYS, head_dim))
     layer = layer_of(blocks, layer_index)
-    check_batch(offsets, q.shape[0], cache, width, 1)
+    check_batch(input_row_offsets, q.shape[0], cache, width, 1)
     check_size("selected", selected.shape[0], q.shape[0])
     for d in k.static_range(2):
         check_size("the result", out.shape[d], q.shape[d])
@@ -173,7 +173,7 @@ def attention_selected(
         memory.tiles.configure()
 
     for row, split in ctx.parallel((q.shape[0], splits), grain=1):
-        sequence, position = place_of(offsets, cache, row)
+        sequence, position = place_of(input_row_offsets, cache, row)
         end = selected_count(selected, row)
         # one worker checks all of the row
         if split == 0:

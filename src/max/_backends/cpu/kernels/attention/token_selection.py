@@ -215,7 +215,9 @@ def best_of_part(
 
 
 @k.inline
-def selection_splits(offsets: Any, cache_lengths: Any, rows: Any, count: int, ctx: Any) -> Any:
+def selection_splits(
+    input_row_offsets: Any, cache_lengths: Any, rows: Any, count: int, ctx: Any
+) -> Any:
     """The parts into which each row of a launch is split: parts have at least twice as many tokens as they keep."""
     splits = k.i64(1)
     if ctx.target.batch_invariant:
@@ -223,7 +225,7 @@ def selection_splits(offsets: Any, cache_lengths: Any, rows: Any, count: int, ct
     elif rows <= SPLIT_ROWS:
         longest = k.i64(0)
         for b in range(cache_lengths.shape[0]):
-            new = k.i64(offsets[b + 1]) - k.i64(offsets[b])
+            new = k.i64(input_row_offsets[b + 1]) - k.i64(input_row_offsets[b])
             longest = k.max(longest, k.i64(cache_lengths[b]) + new)
         splits = k.min(k.ceildiv(4 * ctx.num_workers, k.max(rows, 1)), longest // (2 * count))
         splits = k.max(k.min(splits, MAX_SPLITS), 1)
@@ -262,7 +264,7 @@ def select_tokens(
     out: k.Output,
     q: k.Input,
     weights: k.Input,
-    offsets: k.Input,
+    input_row_offsets: k.Input,
     cache: PagedCache,
     layer_index: k.Input,
     parts: k.InOut,
@@ -284,16 +286,16 @@ def select_tokens(
     tokens = ctx.scratch(k.i32, (2 * count + KEYS + 32,))
     candidates = Candidates(ranks, tokens)
     index_keys = IndexKeys(blocks, lookup_table, layer_of(blocks, layer_index))
-    check_batch(offsets, q.shape[0], cache, width, 1)
+    check_batch(input_row_offsets, q.shape[0], cache, width, 1)
     check_size("the result", out.shape[0], q.shape[0])
     check_size("weights", weights.shape[0], q.shape[0])
-    splits = selection_splits(offsets, cache_lengths, q.shape[0], count, ctx)
+    splits = selection_splits(input_row_offsets, cache_lengths, q.shape[0], count, ctx)
     # no sinks and slopes: nothing reads the last two
     scores = Scores(k.f32(1), k.f32(1), k.f32(1), layer_index, layer_index)
     if p.matrix_tiles:
         memory.tiles.configure()
     for row, split in ctx.parallel((q.shape[0], splits), grain=1):
-        sequence, position = place_of(offsets, cache, row)
+        sequence, position = place_of(input_row_offsets, cache, row)
         end = position + 1
         share = k.ceildiv(end, splits)
         begin = k.min(split * share, end)

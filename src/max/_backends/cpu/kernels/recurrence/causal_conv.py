@@ -32,13 +32,13 @@ def causal_conv(
     """
     width = ctx.target.width(k.f32)
     taps, channels = weight.shape[0], x.shape[1]
-    offsets, cache_lengths, slots, states, layer_index = batch
+    input_row_offsets, cache_lengths, slots, states, layer_index = batch
     check_states(batch, x.shape[0], ctx)
     check_size("the result", out.shape[0], x.shape[0])
     block = VECTORS * width
     layer = k.i64(layer_index[0])
     for b, part in ctx.parallel((slots.shape[0], (channels + block - 1) // block)):
-        begin, end = k.i64(offsets[b]), k.i64(offsets[b + 1])
+        begin, end = k.i64(input_row_offsets[b]), k.i64(input_row_offsets[b + 1])
         rows = states[k.i64(slots[b]), layer]
         for c, mask in k.vectors(part * block, k.min(channels, (part + 1) * block), width):
             factors = [

@@ -315,7 +315,7 @@ def gated_delta_rule(
     whatever its slot holds.
     """
     q, keys, values, gates, rates = tokens
-    offsets, cache_lengths, slots, states, layer_index = batch
+    input_row_offsets, cache_lengths, slots, states, layer_index = batch
     heads, key_heads, key_dim = values.shape[1], keys.shape[1], keys.shape[2]
     total = values.shape[0]
     height = 4 if ctx.target.registers >= 32 else 2
@@ -330,7 +330,7 @@ def gated_delta_rule(
     memory = delta_scratch(key_dim, f, ctx)
     chunk = 4 * f.width
     for sequence, head in ctx.parallel((slots.shape[0], heads), grain=1):
-        begin, end = k.i64(offsets[sequence]), k.i64(offsets[sequence + 1])
+        begin, end = k.i64(input_row_offsets[sequence]), k.i64(input_row_offsets[sequence + 1])
         # neighboring heads of values share a key head
         key_head = head // (heads // key_heads)
         state = states[k.i64(slots[sequence]), layer, head]

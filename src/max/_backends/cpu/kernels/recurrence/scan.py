@@ -171,7 +171,7 @@ def ssd(
     vectors = 4 if ctx.target.registers >= 32 else 2
     x, dt, a, b, c, d, dt_bias = operands
     heads, size, groups, states = x.shape[1], x.shape[2], b.shape[1], b.shape[2]
-    offsets, cache_lengths, slots, state_buffer, layer_index = batch
+    input_row_offsets, cache_lengths, slots, state_buffer, layer_index = batch
     check_states(batch, x.shape[0], ctx)
     for view_of_rows in (out, dt, b, c):
         check_size("the rows of an operand", view_of_rows.shape[0], x.shape[0])
@@ -190,8 +190,8 @@ def ssd(
         group = head // (heads // groups)
         rate, skip = k.cast(a[head], k.f32), k.cast(d[head], k.f32)
         shift = k.cast(dt_bias[head], k.f32)
-        end = k.i64(offsets[sequence + 1])
-        first = k.i64(offsets[sequence])
+        end = k.i64(input_row_offsets[sequence + 1])
+        first = k.i64(input_row_offsets[sequence])
         while first < end:
             count = k.min(end - first, k.i64(CHUNK))
             for t in range(count):
@@ -270,7 +270,7 @@ def selective_scan(
     width = ctx.target.width(k.f32)
     x, dt, a, b, c, d, dt_bias = operands
     channels, states = x.shape[1], a.shape[0]
-    offsets, cache_lengths, slots, state_buffer, layer_index = batch
+    input_row_offsets, cache_lengths, slots, state_buffer, layer_index = batch
     check_states(batch, x.shape[0], ctx)
     for view_of_rows in (out, dt, b, c):
         check_size("the rows of an operand", view_of_rows.shape[0], x.shape[0])
@@ -287,8 +287,8 @@ def selective_scan(
                     state.store(n, p, value=zero, mask=mask)
             shift = k.cast(dt_bias.load(p, width=width, mask=mask), k.f32)
             skip = k.cast(d.load(p, width=width, mask=mask), k.f32)
-            end = k.i64(offsets[sequence + 1])
-            first = k.i64(offsets[sequence])
+            end = k.i64(input_row_offsets[sequence + 1])
+            first = k.i64(input_row_offsets[sequence])
             while first < end:
                 count = k.min(end - first, k.i64(CHUNK))
                 for t in range(count):

@@ -18,14 +18,14 @@ class SlotBatch(NamedTuple):
     """The operands of a ragged batch whose sequences have states in slots.
 
     Args:
-        offsets: First row of each sequence, and the number of rows, `[batch + 1]`.
+        input_row_offsets: First row of each sequence, and the number of rows, `[batch + 1]`.
         cache_lengths: Cached tokens of each sequence, `[batch]`.
         slots: The slot of each sequence, `[batch]`.
         states: The state buffer, `[slots, layers, …]`.
         layer_index: The layer, `[1]`.
     """
 
-    offsets: k.Input
+    input_row_offsets: k.Input
     cache_lengths: k.Input
     slots: k.Input
     states: k.InOut
@@ -64,10 +64,10 @@ def check_states(batch: SlotBatch, rows: Any, ctx: Any) -> None:
         rows: The number of rows.
         ctx: The context.
     """
-    offsets, cache_lengths, slots, states, layer_index = batch
-    check_size("input_row_offsets", offsets.size, slots.size + 1)
+    input_row_offsets, cache_lengths, slots, states, layer_index = batch
+    check_size("input_row_offsets", input_row_offsets.size, slots.size + 1)
     check_size("cache_lengths", cache_lengths.size, slots.size)
-    check_offsets("input_row_offsets", offsets, rows, ctx.target.width(k.i64))
+    check_offsets("input_row_offsets", input_row_offsets, rows, ctx.target.width(k.i64))
     if k.i64(layer_index[0]) >= states.shape[1]:
         raise IndexError("layer {}; the states have {} layers", layer_index[0], states.shape[1])
     check_slots(slots, states, ctx)
@@ -80,10 +80,10 @@ def state_views(operands: Sequence[Operand], first: int) -> tuple[Arg, ...]:
         operands: The operands of an op.
         first: The index of the offsets.
     """
-    offsets, lengths, slots, state, layer = operands[first:]
+    input_row_offsets, lengths, slots, state, layer = operands[first:]
     inner = (True,) * (len(state.shape) - 2)
     return (
-        view("operand", first, offsets, static=False),
+        view("operand", first, input_row_offsets, static=False),
         view("operand", first + 1, lengths, static=False),
         view("operand", first + 2, slots, static=False),
         # all but slots are known when compiling
