@@ -148,3 +148,72 @@ def test_import_of_max_torch_leaves_the_importer():
         "import sys, max.torch; sys.exit(any(m.startswith('max.importers') for m in sys.modules))"
     )
     assert subprocess.run([sys.executable, "-c", code], timeout=120).returncode == 0
+
+
+class Branches(torch.nn.Module):
+    """A branch in a branch, with a parameter, a constant, and a value of the enclosing graph."""
+
+    def __init__(self):
+        super().__init__()
+        self.weight = torch.nn.Parameter(torch.rand(3, 3))
+
+    def forward(self, x):
+        scale = x.abs().max() + 1
+
+        def upper(x):
+            return torch.cond(
+                x.sum() > 9,
+                lambda x: x @ self.weight,
+                lambda x: x * 2.0 / scale,
+                (x,),
+            )
+
+        return torch.cond(x.sum() > 0, upper, lambda x: x.cos() - self.weight.sum(), (x,)) + scale
+
+
+def test_branches_depend_on_elements():
+    x = torch.rand(2, 3) + 0.1
+    agree(Branches(), (x,), None, [(x * 9 + 2,), (-x,)])
+
+
+class Flag(torch.nn.Module):
+    """A branch that a buffer chooses, before the run."""
+
+    def __init__(self, flag):
+        super().__init__()
+        self.register_buffer("flag", torch.tensor(flag))
+
+    def forward(self, x):
+        return torch.cond(self.flag, lambda x: x.sin() + 1, lambda x: x.cos() - 1, (x,))
+
+
+@pytest.mark.parametrize("flag", [True, False])
+def test_branch_of_a_known_condition_is_the_graph(flag):
+    graph = agree(Flag(flag), (torch.rand(2, 3),))
+    assert "mo.if" not in str(graph)
+
+
+class Loop(torch.nn.Module):
+    """Powers of a matrix until a number that is data."""
+
+    def __init__(self):
+        super().__init__()
+        self.weight = torch.nn.Parameter(torch.rand(3, 3))
+
+    def forward(self, x, count):
+        from torch._higher_order_ops.while_loop import while_loop
+
+        def keeps(i, y):
+            return i < count.min()
+
+        def body(i, y):
+            return i + 1, y @ self.weight + 1
+
+        number, result = while_loop(keeps, body, (torch.zeros((), dtype=torch.int64), x * 2))
+        return result, number * 3
+
+
+def test_loop_runs_as_often_as_data_says():
+    x = torch.rand(2, 3)
+    counts = [torch.tensor([n, 7]) for n in (3, 0, 1)]
+    agree(Loop(), (x, counts[0]), None, [(x, count) for count in counts[1:]])

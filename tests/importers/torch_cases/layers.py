@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import torch
+
 from tests.importers.torch_cases.case import Case, Draw, case
 
 
@@ -155,3 +157,18 @@ def upsample_nearest(draw, name):
     return Case(
         [x, None, [2.0] * n] if draw.bool() else [x, [draw.int(1, 9) for _ in range(n)], None]
     )
+
+
+@case("transformers.grouped_mm_fallback.default", "aten._grouped_mm.default")
+def grouped_mm(draw, name):
+    groups, k, n = draw.int(1, 4), 4 * draw.int(1, 4), 4 * draw.int(1, 4)
+    sizes = [draw.int(0, 5) for _ in range(groups)]
+    ends = torch.tensor(sizes).cumsum(0).to(torch.int32)
+    rows = sum(sizes)
+    if name.startswith("aten") and not rows:
+        # torch takes no empty rows
+        sizes, rows = [1] * groups, groups
+        ends = torch.tensor(sizes).cumsum(0).to(torch.int32)
+    if name.startswith("aten") and draw.bool():
+        return Case([draw.floats(groups, 3, k), draw.floats(groups, k, n)])
+    return Case([draw.floats(rows, k), draw.floats(groups, k, n), ends])

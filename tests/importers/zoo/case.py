@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 import torch
 
-import max.torch
 from max.engine import InferenceSession
 from max.importers.errors import UnsupportedOpsError
+from max.torch import from_exported
 
 __all__ = ["Built", "Outcome", "compared", "flat", "randomized"]
 
@@ -98,7 +98,7 @@ def compared(build: Callable[[], Built], runs: bool = True, rtol: float = 1e-3) 
         except Exception as error:
             return Outcome("torch", _line(error))
         try:
-            graph = max.torch.from_exported(program)
+            graph = from_exported(program)
         except UnsupportedOpsError as error:
             ops = sorted({f"{p.op}: {p.reason[:80]}" for p in error.problems})
             return Outcome("refused", "; ".join(ops)[:400])

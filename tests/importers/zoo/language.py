@@ -9,8 +9,8 @@ from typing import Any
 
 import torch
 
+from tests.importers.torchvision_ops import import_torchvision
 from tests.importers.zoo.case import Built, flat, randomized
-from tests.importers.zoo.vision import import_torchvision
 
 __all__ = ["transformers_models"]
 

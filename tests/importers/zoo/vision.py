@@ -4,57 +4,14 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable
-from types import ModuleType
 from typing import Any
 
 import torch
 
+from tests.importers.torchvision_ops import import_torchvision
 from tests.importers.zoo.case import Built, randomized
 
-__all__ = ["import_torchvision", "timm_models", "torchvision_models"]
-
-_OPS = [
-    "nms(Tensor dets, Tensor scores, float iou_threshold) -> Tensor",
-    "qnms(Tensor dets, Tensor scores, float iou_threshold) -> Tensor",
-    "roi_align(Tensor input, Tensor rois, float spatial_scale, SymInt pooled_height, SymInt pooled_width, "
-    "int sampling_ratio, bool aligned) -> Tensor",
-    "deform_conv2d(Tensor input, Tensor weight, Tensor offset, Tensor mask, Tensor bias, SymInt stride_h, "
-    "SymInt stride_w, SymInt pad_h, SymInt pad_w, SymInt dilation_h, SymInt dilation_w, SymInt groups, "
-    "SymInt offset_groups, bool use_mask) -> Tensor",
-]
-_LIBRARIES: list[torch.library.Library] = []
-
-
-def import_torchvision() -> ModuleType:
-    """The package torchvision. Its wheel for GPUs lacks its own ops where torch is one for CPUs: they are declared.
-
-    Raises:
-        ImportError: It is not installed.
-    """
-    try:
-        import torchvision
-    except RuntimeError:
-        library = torch.library.Library("torchvision", "DEF")
-        for schema in _OPS:
-            library.define(schema)
-        library.impl("nms", _nms, "CPU")
-        _LIBRARIES.append(library)
-        import torchvision
-    return torchvision
-
-
-def _nms(boxes: torch.Tensor, scores: torch.Tensor, threshold: float) -> torch.Tensor:
-    """The boxes that overlap no better one, the best first."""
-    order = scores.argsort(descending=True, stable=True)
-    area = (boxes[:, 2] - boxes[:, 0]) * (boxes[:, 3] - boxes[:, 1])
-    kept: list[int] = []
-    for index in order.tolist():
-        low = torch.maximum(boxes[index, :2], boxes[kept, :2])
-        high = torch.minimum(boxes[index, 2:], boxes[kept, 2:])
-        common = (high - low).clamp(min=0).prod(-1)
-        if not (common / (area[index] + area[kept] - common) > threshold).any():
-            kept.append(index)
-    return torch.tensor(kept, dtype=torch.int64)
+__all__ = ["timm_models", "torchvision_models"]
 
 
 def torchvision_models() -> dict[str, Callable[[], Built]]:

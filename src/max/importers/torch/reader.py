@@ -226,6 +226,10 @@ class FxReader:
             if key not in _IGNORED
         }
         attributes: dict[str, Any] = {"args": args, "kwargs": kwargs}
+        # where `SourceNode.bodies` finds what they capture
+        attributes |= {
+            f"body {i}": arg for i, arg in enumerate(args) if isinstance(arg, SourceGraph)
+        }
         value: Any = node.meta.get("val")
         results: list[Any] = list(value) if isinstance(value, tuple | list) else [value]
         if hasattr(results[0], "dtype"):
@@ -264,11 +268,26 @@ class FxReader:
             self._names[place] = self._value(argument)
         self._names[node] = self._body(inner.graph, inner, f"{prefix}{node.name}/")
 
+    def _body_of(self, node: torch.fx.Node, module: Any) -> SourceGraph:
+        """A graph that a branch or loop runs."""
+        inner = FxReader(module.graph, module, {})
+        for place in module.graph.nodes:
+            if place.op == "placeholder":
+                inner._names[place] = place.name
+                inner.inputs.append((place.name, InputType()))
+        inner._body(module.graph, module, "")
+        outputs = [(inner._output(value, i), InputType()) for i, value in enumerate(inner.outputs)]
+        return SourceGraph(
+            node.name, tuple(inner.inputs), tuple(outputs), tuple(inner.nodes), inner.constants
+        )
+
     def _argument(self, argument: Any, inputs: list[str]) -> Any:
         import torch
 
         if isinstance(argument, torch.fx.Node):
             name = self._names[argument]
+            if hasattr(name, "graph"):
+                return self._body_of(argument, name)
             if not isinstance(name, str):
                 raise ImportFailure(f"node {argument.name!r} is used as one value")
             inputs.append(name)

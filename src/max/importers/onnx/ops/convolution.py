@@ -7,7 +7,6 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from max.dtype import DType
 from max.graph import TensorValue, ops
 from max.importers.functions.convolutions import (
     Pairs,
@@ -16,6 +15,7 @@ from max.importers.functions.convolutions import (
     transposed_convolution,
     with_bias,
 )
+from max.importers.functions.deformable import deformable_convolution
 from max.importers.functions.indexing import padded
 from max.importers.node import Node
 from max.importers.onnx.ops.quantized.integer_products import quantized_convolution
@@ -92,61 +92,14 @@ def deform_conv(
     bias: TensorValue | None = None,
     mask: TensorValue | None = None,
 ) -> TensorValue:
-    """Bilinear samples at shifted taps, then a product with the filter."""
-    kernel = _taps(node, weight)
-    strides, dilations = steps(node, "strides", 2), steps(node, "dilations", 2)
+    for index in range(3):
+        node.static_shape(index)
     pads = node.attr("pads") or [0] * 4
-    groups, parts = node.attr("group", 1), node.attr("offset_group", 1)
-    batch, channels, height, width = node.static_shape(0)
-    _, _, rows, columns = node.static_shape(2)
-    taps = kernel[0] * kernel[1]
-    offsets = ops.reshape(offset, [batch, parts, taps, 2, rows, columns])
-    base = np.zeros((taps, 2, rows, columns), np.float64)
-    for tap in range(taps):
-        base[tap, 0] = (np.arange(rows) * strides[0] - pads[0] + tap // kernel[1] * dilations[0])[
-            :, None
-        ]
-        base[tap, 1] = (np.arange(columns) * strides[1] - pads[1] + tap % kernel[1] * dilations[1])[
-            None
-        ]
-    places = offsets + ops.constant(base.astype(x.dtype.to_numpy()))
-    flat = ops.reshape(x, [batch * parts, channels // parts, height * width])
-    y = ops.reshape(places[:, :, :, 0], [batch * parts, taps * rows * columns])
-    z = ops.reshape(places[:, :, :, 1], [batch * parts, taps * rows * columns])
-    samples = _bilinear(flat, y, z, height, width)
-    samples = ops.reshape(samples, [batch, parts, channels // parts, taps, rows * columns])
-    if mask is not None:
-        samples = samples * ops.reshape(mask, [batch, parts, 1, taps, rows * columns])
-    features = node.static(weight.shape[0], 1)
-    columns_ = ops.reshape(samples, [batch, groups, channels // groups * taps, rows * columns])
-    filters = ops.reshape(weight, [1, groups, features // groups, channels // groups * taps])
-    result = ops.reshape(ops.matmul(filters, columns_), [batch, features, rows, columns])
-    return result if bias is None else result + ops.reshape(bias, [features, 1, 1])
-
-
-def _bilinear(
-    flat: TensorValue, y: TensorValue, x: TensorValue, height: int, width: int
-) -> TensorValue:
-    """Samples of images ``[N, C, H * W]`` at places ``[N, P]``; 0 outside."""
-    total: TensorValue | None = None
-    low_y, low_x = ops.floor(y), ops.floor(x)
-    batch, channels, _ = flat.shape
-    count = y.shape[1]
-    for dy in (0, 1):
-        for dx in (0, 1):
-            row, column = low_y + float(dy), low_x + float(dx)
-            weight = (1.0 - ops.abs(y - row)) * (1.0 - ops.abs(x - column))
-            inside = ops.logical_and(
-                ops.logical_and(row >= 0.0, row <= height - 1.0),
-                ops.logical_and(column >= 0.0, column <= width - 1.0),
-            )
-            place = ops.where(inside, row * float(width) + column, 0.0)
-            index = ops.reshape(ops.cast(place, DType.int64), [batch, 1, count, 1])
-            picked = ops.gather_nd(flat, ops.broadcast_to(index, [batch, channels, count, 1]), 2)
-            part = picked * ops.reshape(ops.where(inside, weight, 0.0), [batch, 1, count])
-            total = part if total is None else total + part
-    assert total is not None
-    return total
+    y = deformable_convolution(
+        x, weight, offset, mask, steps(node, "strides", 2), pads[:2], steps(node, "dilations", 2),
+        node.attr("group", 1), node.attr("offset_group", 1),
+    )  # fmt: skip
+    return with_bias(y, bias)
 
 
 @op("Col2Im")

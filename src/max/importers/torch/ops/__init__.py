@@ -2,8 +2,10 @@
 
 from max.importers.torch.ops import (
     arithmetic,
+    control_flow,
     convolution,
     creation,
+    detection,
     elementwise,
     images,
     indexing,
@@ -17,6 +19,6 @@ from max.importers.torch.ops import (
 )
 
 __all__ = [
-    "arithmetic", "convolution", "creation", "elementwise", "images", "indexing", "linear", "normalization", "pooling",
-    "reduction", "scatter", "shape", "sizes",
+    "arithmetic", "control_flow", "convolution", "creation", "detection", "elementwise", "images", "indexing",
+    "linear", "normalization", "pooling", "reduction", "scatter", "shape", "sizes",
 ]  # fmt: skip
