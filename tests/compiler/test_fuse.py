@@ -15,7 +15,7 @@ from max._compiler.pipeline import compile_module
 from max.driver import CPU
 from max.dtype import DType
 from max.engine import InferenceSession
-from max.graph import DeviceRef, Graph, TensorType, TensorValue, ops
+from max.graph import DeviceRef, Dim, Graph, TensorType, TensorValue, ops
 from tests.tolerance import assert_close
 
 SESSION = InferenceSession(devices=[CPU()])
@@ -231,6 +231,18 @@ def test_groups_that_depend_on_each_other() -> None:
         return ops.exp(ops.exp(first @ w)) + first
 
     assert launched(build, [SQUARE] * 2) == 2
+
+
+def test_a_group_does_not_compute_a_size_that_it_needs() -> None:
+    """The sum reads the size of the range, whose end is the other operand of the sum."""
+
+    def build(x: TensorValue) -> tuple[TensorValue, ...]:
+        positive = ops.cast(ops.sum(ops.cast(x > 0, DType.float32)), DType.int64)
+        count = ops.min(ops.reshape(positive, []), 3)
+        line = ops.range(0, count, 1, "n", dtype=DType.int64, device=DEVICE)
+        return count * 2 + TensorValue(Dim("n")), line
+
+    launched(build, [(8,)])
 
 
 def test_siblings_with_a_common_operand() -> None:

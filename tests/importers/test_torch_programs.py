@@ -150,6 +150,27 @@ def test_import_of_max_torch_leaves_the_importer():
     assert subprocess.run([sys.executable, "-c", code], timeout=120).returncode == 0
 
 
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda x: (x[x[:, 0] > 0][:3] + 1, x[torch.nonzero(x[:, 1] > 0)[:, 0]][-2:]),
+        lambda x: (x[x[:, 0] > 0][1:4].sum(0), (rows := x[x[:, 1] > 0])[:2] * rows[:2, :1]),
+    ],
+)
+def test_slices_end_at_the_tensor(function):
+    """Bounds beyond a size that only a run knows."""
+    inputs = [(torch.randn(n, 3),) for n in (5, 3, 9, 6)]
+    agree(function, inputs[0], ({0: Dim("n", min=3, max=99)},), inputs[1:])
+
+
+def test_branch_on_a_size():
+    def function(x):
+        return torch.cond(x.shape[0] > 4, lambda x: x.sum(0) + 1, lambda x: x.sum(0) - 1, (x,))
+
+    inputs = [(torch.rand(n, 3),) for n in (5, 4, 2)]
+    agree(function, inputs[0], ({0: Dim("n", min=2, max=99)},), inputs[1:])
+
+
 class Branches(torch.nn.Module):
     """A branch in a branch, with a parameter, a constant, and a value of the enclosing graph."""
 

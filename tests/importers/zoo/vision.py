@@ -45,6 +45,10 @@ def _torchvision(name: str) -> Callable[[], Built]:
         options: dict[str, Any] = {"weights": None}
         if "segmentation" in places or "detection" in places:
             options["weights_backbone"] = None
+        if "detection" in places:
+            _export_without_guards()
+            # scores of random weights are low
+            options["box_score_thresh" if "rcnn" in name else "score_thresh"] = 0.0
         model = randomized(models.get_model(name, **options))
         if "detection" in places:
             return Built(_Detector(model), (torch.rand(3, 128, 160),))
@@ -59,6 +63,18 @@ def _torchvision(name: str) -> Callable[[], Built]:
         return Built(model, (torch.rand(1, 3, size, size),))
 
     return build
+
+
+def _export_without_guards() -> None:
+    """Replaces what torch.export does not trace: branches on a number of boxes, and their number as an int."""
+    from torchvision.ops import boxes, poolers
+
+    def batched_nms(places: Any, scores: Any, classes: Any, threshold: float) -> torch.Tensor:
+        edge = torch.cat([places.reshape(-1), places.new_zeros(1)]).max()
+        return boxes.nms(places + (classes.to(places) * (edge + 1))[:, None], scores, threshold)
+
+    boxes.batched_nms = batched_nms
+    poolers.len = lambda x: x.shape[0] if isinstance(x, torch.Tensor) else len(x)
 
 
 class _Detector(torch.nn.Module):

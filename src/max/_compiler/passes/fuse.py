@@ -20,7 +20,7 @@ from max._compiler.codegen.expressions import KERNEL_NAME
 from max._compiler.mok import ProductsOp
 from max._compiler.passes.base import ops_of
 from max._compiler.passes.materialize import base_of
-from max._compiler.passes.outline import Unit, rebuild
+from max._compiler.passes.outline import Unit, computed_sizes, rebuild, size_dependencies
 from max._dataclass import dataclass
 from max.dtype import DType
 from max.mlir import MoOp, ShapedType
@@ -106,6 +106,9 @@ class Fuser:
         """The groups that are epilogues of one op with several results: one launch waits for the operands of all."""
         self.begins = list(range(len(self.ops)))
         """For each position the first one of all launches that go on beyond it."""
+        self.sizes = computed_sizes(block, self.ops)
+        """The symbols that the program computes, with the ops that do."""
+        self.needed_sizes: dict[MoOp, set[MoOp]] = {}
 
     def find(self, op: object) -> Group | None:
         """The group that an op belongs to, after merges."""
@@ -210,7 +213,15 @@ class Fuser:
                 # a product depends on the operands of all its epilogues
                 members = [op, *[m for group in self.epilogues.get(op, ()) for m in group.ops]]
             todo.extend(o for m in members for v in m.operands if isinstance(o := v.owner, MoOp))
+            if self.sizes:
+                todo.extend(o for m in members for o in self.sizes_of(m))
         return False
+
+    def sizes_of(self, op: MoOp) -> set[MoOp]:
+        """The ops that compute the sizes that an op needs."""
+        if op not in self.needed_sizes:
+            self.needed_sizes[op] = size_dependencies(op, self.sizes)
+        return self.needed_sizes[op]
 
     def first_reaching(self, position: int) -> int:
         """The first position whose op may depend on an op at `position`: a launch waits for the operands of all its
@@ -228,13 +239,16 @@ class Fuser:
             self.begins[position] = min(self.begins[position], first)
 
     def outside_owners(self, ops: list[MoOp], inside: set[Group]) -> list[MoOp]:
-        """The producers of operands from outside the groups."""
-        return [
+        """The producers of operands, and of sizes, from outside the groups."""
+        owners = [
             owner
             for op in ops
             for value in op.operands
             if isinstance(owner := value.owner, MoOp) and self.member(value) not in inside
         ]
+        if self.sizes:
+            owners += [o for op in ops for o in self.sizes_of(op) if self.find(o) not in inside]
+        return owners
 
     def depends_on(self, op: MoOp, group: Group) -> bool:
         """Whether an op depends on a group through ops outside of it."""

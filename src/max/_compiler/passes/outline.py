@@ -14,7 +14,7 @@ from max._compiler.passes.base import constant_of, ops_of
 from max._dataclass import dataclass
 from max.mlir import DimExpr, MoOp, ShapeAttr, ShapedType
 
-__all__ = ["Unit", "rebuild"]
+__all__ = ["Unit", "computed_sizes", "rebuild", "size_dependencies"]
 
 
 @dataclass(eq=False)
@@ -123,7 +123,7 @@ def _dims(value: SSAValue) -> tuple[DimExpr, ...]:
     return value.type.shape if isinstance(value.type, ShapedType) else ()
 
 
-def _computed_sizes(block: Block, ops: Iterable[MoOp]) -> dict[str, MoOp]:
+def computed_sizes(block: Block, ops: Iterable[MoOp]) -> dict[str, MoOp]:
     """The symbols whose sizes the program computes, each with the first op that computes it."""
     computed: dict[str, MoOp] = {}
     size_computing = [op for op in ops if op.spec.size_rule]
@@ -138,7 +138,7 @@ def _computed_sizes(block: Block, ops: Iterable[MoOp]) -> dict[str, MoOp]:
     return computed
 
 
-def _size_dependencies(op: MoOp, computed: dict[str, MoOp]) -> set[MoOp]:
+def size_dependencies(op: MoOp, computed: dict[str, MoOp]) -> set[MoOp]:
     """The ops that discover the sizes that an op needs, and must precede it."""
     dependencies: set[MoOp] = set()
     for inner in op.walk():
@@ -164,12 +164,12 @@ def _order(block: Block, kept: list[MoOp], priority: dict[MoOp, int]) -> None:
         op.detach()
     waiting: dict[MoOp, int] = {}
     users: dict[MoOp, list[MoOp]] = {}
-    computed = _computed_sizes(block, priority)
+    computed = computed_sizes(block, priority)
     for op in priority:
         owners = {v.owner for v in op.operands if v.owner in priority}
         if computed:
             # an op also waits for the op that computes a size of its types, with no operand in between
-            owners |= _size_dependencies(op, computed)
+            owners |= size_dependencies(op, computed)
         waiting[op] = len(owners)
         for owner in owners:
             assert isinstance(owner, MoOp)

@@ -234,6 +234,7 @@ class FxReader:
         results: list[Any] = list(value) if isinstance(value, tuple | list) else [value]
         if hasattr(results[0], "dtype"):
             attributes["dtype"] = dtype_of(results[0].dtype)
+            attributes["sizes"] = [s if isinstance(s, int) else str(s) for s in results[0].shape]
         attributes["common"] = _common(node)
         if label == "aten.as_strided.default":
             first: Any = node.args[0]

@@ -39,11 +39,13 @@ class Call(NamedTuple):
         dtype: The element type of the first result; None if it is no tensor.
         common: The element type to which torch's rules of promotion bring the first two arguments; None where they
             are not two tensors or numbers.
+        sizes: The shape of the first result: numbers, and torch's expressions as texts.
     """
 
     node: Node
     dtype: DType | None
     common: DType | None
+    sizes: list[int | str]
 
     def result_dtype(self) -> DType:
         """The element type of the result.
@@ -94,7 +96,9 @@ def op(*names: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
             attributes = node.source.attributes
             arguments = [_resolved(node, argument) for argument in attributes["args"]]
             named = {name: _resolved(node, value) for name, value in attributes["kwargs"].items()}
-            call = Call(node, attributes.get("dtype"), attributes.get("common"))
+            call = Call(
+                node, attributes.get("dtype"), attributes.get("common"), attributes.get("sizes", [])
+            )
             return function(call, *arguments, **named)
 
         TABLE.op(*names)(staged)

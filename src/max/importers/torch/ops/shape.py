@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 from max.dtype import DType
@@ -10,6 +11,7 @@ from max.importers.errors import Unsupported
 from max.importers.functions.indexing import padded
 from max.importers.functions.reductions import reversed_along
 from max.importers.torch.ops.arithmetic import converted, tensor_of
+from max.importers.torch.ops.sizes import extreme, number_of, size_of
 from max.importers.torch.table import Call, op
 
 
@@ -129,12 +131,44 @@ def bound(number: Any, size: Dim, default: Any) -> Dim:
     return number
 
 
+_CLIPPED = re.compile(r"Min\(|Max\(|^u\d+$")
+"""Sizes of slices whose bounds torch moves into the tensor when the program runs."""
+
+
+def clipped(call: Call, x: TensorValue, axis: int, start: Any, end: Any) -> TensorValue | None:
+    """A slice whose bounds are moved into an axis of a size that only a run knows.
+
+    Returns:
+        The slice; None where torch says that the bounds lie inside.
+    """
+    size = x.shape[axis]
+    if is_known(size) or not _CLIPPED.search(str(call.sizes[axis])):
+        return None
+    total = number_of(call, size)
+    first, last = (
+        total if number is None or (isinstance(number, int) and number >= 1 << 62)
+        else total - ops.min(total, -number) if isinstance(number, int) and number < 0
+        else ops.min(total, number_of(call, Dim(number)))
+        for number in (start or 0, end)
+    )  # fmt: skip
+    is_prefix = not start and not (isinstance(end, int) and end < 0)
+    if is_prefix:
+        length = Dim(extreme(call, "min", size, end))
+    else:
+        length = size_of(call, f"{size} from {start} to {end}", ops.max(last - first, 0))
+    index: list[Any] = [slice(None)] * x.rank
+    index[axis] = (slice(first, first + number_of(call, length)), length)
+    return x[tuple(index)]
+
+
 @op("aten.slice.Tensor", "aten.slice_copy.Tensor")
 def slice_(
     call: Call, x: TensorValue, dim: int = 0, start: Any = None, end: Any = None, step: int = 1
 ) -> TensorValue:
     axis = call.axis(dim, x.rank)
     size = x.shape[axis]
+    if step == 1 and (part := clipped(call, x, axis, start, end)) is not None:
+        return part
     first, last = bound(start, size, 0), bound(end, size, size)
     if first == 0 and last == size and step == 1:
         return x

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 
 from max.dtype import DType
-from max.graph import Dim, TensorValue
+from max.graph import Dim, TensorValue, ops
 from max.importers.errors import MissingContents, Unsupported
 from max.importers.torch.table import Call, op
+from max.importers.values import Imported
 
 
 def known(value: Any) -> Any:
@@ -58,11 +60,75 @@ def negate(call: Call, x: Any) -> Any:
     return known(0 - x)
 
 
+def extreme(call: Call, name: str, x: Any, y: Any) -> Any:
+    """The least ("min") or greatest ("max") of two sizes; a new symbol where only a run knows which one it is.
+
+    The same two sizes have the same symbol everywhere in a graph.
+    """
+    try:
+        difference = int(x - y)
+    except TypeError:
+        pass
+    else:
+        return (x if difference < 0 else y) if name == "min" else (x if difference > 0 else y)
+    choose = ops.min if name == "min" else ops.max
+    number = choose(number_of(call, Dim(x)), number_of(call, Dim(y)))
+    return size_of(call, f"{name} of {sorted([str(x), str(y)])}", number)
+
+
+def size_of(call: Call, key: str, number: TensorValue) -> Dim:
+    """A number that the run computes as a size: a symbol, the same one for each key in a graph."""
+    values = call.node.walker.values
+    if key not in values:
+        symbol = call.node.new_size("size")
+        # what gives the symbol its value where no slice does
+        line = ops.range(0, number, 1, symbol, dtype=DType.int64, device=number.device)
+        values[key] = Imported(contents=np.array(line.shape[0], object))
+        values[f"size {symbol}"] = Imported(number)
+    return values[key].contents.item()
+
+
+def number_of(call: Call, size: Dim) -> TensorValue:
+    """A size as a tensor; for one of `size_of` the tensor that it is made of, which does not depend on its symbol."""
+    known = call.node.walker.values.get(f"size {size}")
+    return TensorValue(size) if known is None else known.tensor
+
+
+@op("sym_max")
+def sym_max(call: Call, x: Any, y: Any) -> Any:
+    return known(extreme(call, "max", x, y))
+
+
+@op("sym_min")
+def sym_min(call: Call, x: Any, y: Any) -> Any:
+    return known(extreme(call, "min", x, y))
+
+
+_COMPARISONS: dict[str, tuple[Callable[[Any, Any], Any], Callable[..., TensorValue]]] = {
+    "eq": (operator.eq, ops.equal), "ne": (operator.ne, ops.not_equal), "lt": (operator.lt, lambda x, y: y > x),
+    "le": (operator.le, lambda x, y: y >= x), "gt": (operator.gt, ops.greater),
+    "ge": (operator.ge, ops.greater_equal),
+}  # fmt: skip
+
+
+def _register_comparison(
+    name: str, compare: Callable[[Any, Any], Any], staged: Callable[..., TensorValue]
+) -> None:
+    @op(name)
+    def compute(call: Call, x: Any, y: Any) -> Any:
+        if isinstance(x, Dim) or isinstance(y, Dim):
+            return staged(TensorValue(Dim(x)), TensorValue(Dim(y)))
+        return np.array(compare(x, y))
+
+
+for _name, _functions in _COMPARISONS.items():
+    _register_comparison(_name, *_functions)
+
+
 _NUMBERS: dict[str, Callable[..., Any]] = {
-    "truediv": lambda x, y: x / y, "pow": lambda x, y: x**y, "sym_max": max, "sym_min": min, "eq": lambda x, y: x == y,
-    "ne": lambda x, y: x != y, "lt": lambda x, y: x < y, "le": lambda x, y: x <= y, "gt": lambda x, y: x > y,
-    "ge": lambda x, y: x >= y, "sym_float": float, "sym_int": int, "sym_not": lambda x: not x, "int": int,
-    "float": float, "trunc": int, "and_": lambda x, y: x and y, "or_": lambda x, y: x or y,
+    "truediv": lambda x, y: x / y, "pow": lambda x, y: x**y, "sym_float": float, "sym_int": int,
+    "sym_not": lambda x: not x, "int": int, "float": float, "trunc": int, "and_": lambda x, y: x and y,
+    "or_": lambda x, y: x or y,
 }  # fmt: skip
 
 
