@@ -213,9 +213,9 @@ class FakeDevices:
         """Returns the number of devices."""
         return len(self.devices)
 
-    def open(self, position: int, device_memory_limit: int) -> Accelerator:
+    def open(self, index: int, device_memory_limit: int) -> Accelerator:
         """Returns one device."""
-        return self.devices[position]
+        return self.devices[index]
 
 
 @dataclass(frozen=True)

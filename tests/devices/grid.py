@@ -536,8 +536,8 @@ class GridDevices:
     def count(self) -> int:
         return len(self.devices)
 
-    def open(self, position: int, device_memory_limit: int) -> Accelerator:
-        return self.devices[position]
+    def open(self, index: int, device_memory_limit: int) -> Accelerator:
+        return self.devices[index]
 
 
 @contextmanager

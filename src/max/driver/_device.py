@@ -295,11 +295,11 @@ class AcceleratorProvider(Protocol):
         """The number of devices."""
         ...
 
-    def open(self, position: int, device_memory_limit: int) -> Accelerator:
+    def open(self, index: int, device_memory_limit: int) -> Accelerator:
         """Opens a device; returns the same object at each call, as devices compare by identity.
 
         Args:
-            position: The index among the provider's devices.
+            index: The index among the provider's devices.
             device_memory_limit: As for :class:`Accelerator`.
         """
         ...

@@ -74,21 +74,21 @@ LEVELS = {
 """The levels of Python's `logging`, by the values of `LogLevel`."""
 
 
-def choice(kind: type[_Choice], option: str, value: object) -> _Choice:
+def choice(cls: type[_Choice], option: str, value: object) -> _Choice:
     """The member of an enumeration that a value is or names.
 
     Args:
-        kind: The enumeration.
+        cls: The enumeration.
         option: The setting, for error messages.
         value: A member or its value, in either case.
 
     Raises:
         ValueError: It is neither.
     """
-    for member in kind:
+    for member in cls:
         if value is member or (
             isinstance(value, str) and value.lower() == str(member.value).lower()
         ):
             return member
-    choices = ", ".join(repr(member.value) for member in kind)
+    choices = ", ".join(repr(member.value) for member in cls)
     raise ArgumentError(f"{option}: {value!r} is not one of {choices}")

@@ -186,19 +186,19 @@ class _Builder:
             return value
         return self.node("round_to", (value,), dtype)
 
-    def exact_dtype(self, number: int) -> DType | None:
+    def exact_dtype(self, index: int) -> DType | None:
         """The narrowest dtype that is known to hold a value exactly; None if the value has excess precision."""
-        if number not in self.exact_dtypes:
-            self.exact_dtypes[number] = self._exact_dtype(number)
-        return self.exact_dtypes[number]
+        if index not in self.exact_dtypes:
+            self.exact_dtypes[index] = self._exact_dtype(index)
+        return self.exact_dtypes[index]
 
-    def _exact_dtype(self, number: int) -> DType | None:
+    def _exact_dtype(self, index: int) -> DType | None:
         """The narrowest known dtype that holds a value exactly; None if its own dtype may not."""
-        value = self.values[number]
+        value = self.values[index]
         dtype = value.dtype
         own_dtype = dtype if compute_dtype(dtype) is dtype else None
         if not isinstance(value, Node):
-            return own_dtype if number in self.sums else dtype
+            return own_dtype if index in self.sums else dtype
         if value.op == "round_to":
             return dtype
         if value.op == "cast":

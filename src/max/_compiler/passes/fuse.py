@@ -223,13 +223,13 @@ class Fuser:
             self.needed_sizes[op] = size_dependencies(op, self.sizes)
         return self.needed_sizes[op]
 
-    def first_reaching(self, position: int) -> int:
-        """The first position whose op may depend on an op at `position`: a launch waits for the operands of all its
+    def first_reaching(self, index: int) -> int:
+        """The first position whose op may depend on an op at `index`: a launch waits for the operands of all its
         ops, so values of an earlier one may depend on what comes later.
         """
-        while self.begins[position] < position:
-            position = self.begins[position]
-        return position
+        while self.begins[index] < index:
+            index = self.begins[index]
+        return index
 
     def launched_together(self, ops: Iterable[MoOp]) -> None:
         """Notes that ops become one launch."""

@@ -104,15 +104,15 @@ def _bounds(concat: MoOp) -> list[tuple[int, int]] | None:
 
 
 def _part(
-    anchor: MoOp, value: SSAValue, axis: int, start: int, stop: int, concat: MoOp, number: int
+    anchor: MoOp, value: SSAValue, axis: int, start: int, stop: int, concat: MoOp, index: int
 ) -> SSAValue:
     """The slice of a value from `start` to `stop` along an axis, inserted before the anchor."""
     owner = value.owner
     if owner is concat:
-        return concat.operands[number]
+        return concat.operands[index]
     if value is anchor.results[0] or _inside(value):
         assert isinstance(owner, MoOp)
-        operands = [_part(anchor, v, axis, start, stop, concat, number) for v in owner.operands]
+        operands = [_part(anchor, v, axis, start, stop, concat, index) for v in owner.operands]
         narrowed = type(owner).create(
             operands=operands,
             result_types=(_narrowed_type(value, axis, stop - start),),

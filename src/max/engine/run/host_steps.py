@@ -114,15 +114,15 @@ class HostSteps:
     def _read(
         self,
         code: HostStepCode,
-        number: int,
+        index: int,
         values: npt.NDArray[np.int64],
         count: int,
         dtype: DType | None = None,
     ) -> npt.NDArray[Any]:
         """The first `count` elements at a bound of a host step, read from the memory of its device."""
         dtype = code.dtype if dtype is None else dtype
-        memory = self._memories[code.devices[number]]
-        data = memory.read(self._value(code.bounds[number], values), count * dtype.size_in_bytes)
+        memory = self._memories[code.devices[index]]
+        data = memory.read(self._value(code.bounds[index], values), count * dtype.size_in_bytes)
         return data.view(dtype.to_numpy())
 
     def _copy(self, code: HostStepCode, values: npt.NDArray[np.int64], nbytes: int) -> None:

@@ -34,14 +34,14 @@ TENSOR, NUMBER, INTEGER = _Mark("tensor"), _Mark("number"), _Mark("integer")
 class _Items(NamedTuple):
     """A sequence or slice in an argument tree."""
 
-    kind: type
+    cls: type
     items: tuple[Any, ...]
 
 
 class _Literal(NamedTuple):
     """A hashable argument; its type keeps ``True`` apart from 1."""
 
-    kind: type
+    cls: type
     value: Any
 
 
@@ -157,12 +157,12 @@ def _rebuild(tree: Any, tensors: Iterator[Any], numbers: Iterator[Any]) -> Any:
     if tree is INTEGER or tree is NUMBER:
         return next(numbers)
     if isinstance(tree, _Items):
-        if tree.kind is dict:
+        if tree.cls is dict:
             return {key: _rebuild(item, tensors, numbers) for key, item in tree.items}
         items = [_rebuild(item, tensors, numbers) for item in tree.items]
-        return slice(*items) if tree.kind is slice else tree.kind(items)
+        return slice(*items) if tree.cls is slice else tree.cls(items)
     if isinstance(tree, _Literal):
-        return float.fromhex(tree.value) if tree.kind is float else tree.value
+        return float.fromhex(tree.value) if tree.cls is float else tree.value
     if isinstance(tree, _Array):
         return tree.array
     if isinstance(tree, _Object):

@@ -48,11 +48,11 @@ def _kind(spec: Any) -> tuple[str, Any]:
         return "c", spec[0]
     if isinstance(spec, CellType):
         return "m", spec
-    if isinstance(spec, Nested) and spec.kind in (list, tuple):
+    if isinstance(spec, Nested) and spec.cls in (list, tuple):
         values = [item[0] for item in spec.items if type(item) is tuple]
         types = tuple([type(value) for value in values])
         if len(values) == len(spec.items) and _PLAIN.issuperset(types):
-            return "p", (spec.kind, types, spec.kind(values), spec)
+            return "p", (spec.cls, types, spec.cls(values), spec)
     return "o", spec
 
 

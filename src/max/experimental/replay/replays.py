@@ -196,8 +196,8 @@ class Replay(Unsettled):
             values.clear()
         return True
 
-    def _place(self, position: int) -> tuple[str, int]:
-        return self._places.get(position) or self._steps[position].line.place
+    def _place(self, index: int) -> tuple[str, int]:
+        return self._places.get(index) or self._steps[index].line.place
 
     @locked(LOCK)
     def settle(self) -> None:
@@ -226,8 +226,8 @@ class Replay(Unsettled):
         self._settled = end
         _replays.discard(self)
 
-    def _signature(self, position: int, inputs: Sequence[Cell]) -> Signature:
-        step = self._steps[position]
+    def _signature(self, index: int, inputs: Sequence[Cell]) -> Signature:
+        step = self._steps[index]
         if self._trace.symbolic is None:
             return step.signature
         numbers: list[int | float] = []
@@ -239,7 +239,7 @@ class Replay(Unsettled):
             (arguments.op, arguments.args, arguments.names),
             types,
             tuple(numbers),
-            self._place(position),
+            self._place(index),
         )
 
     def _numbers(self, spec: Any, numbers: list[int | float]) -> None:
@@ -267,9 +267,9 @@ class Replay(Unsettled):
         last = self._steps[self._settled - 1]
         return last.first + len(last.types)
 
-    def _exact_step(self, position: int) -> Step:
+    def _exact_step(self, index: int) -> Step:
         """A step with the types and numbers of this replay."""
-        step = self._steps[position]
+        step = self._steps[index]
         if self._trace.symbolic is None:
             return step
         end = step.first + len(step.types)
@@ -279,12 +279,12 @@ class Replay(Unsettled):
             args=tuple([self._exact_spec(spec, leaves) for spec in step.args]),
             keywords=tuple([(name, self._exact_spec(s, leaves)) for name, s in step.keywords]),
             types=tuple([cell.type for cell in self.values[step.first : end]]),
-            signature=self._calls[position].signature,
+            signature=self._calls[index].signature,
         )
 
     def _exact_spec(self, spec: Any, leaves: Iterator[Cell]) -> Any:
         if isinstance(spec, Nested):
-            return Nested(spec.kind, tuple([self._exact_spec(s, leaves) for s in spec.items]))
+            return Nested(spec.cls, tuple([self._exact_spec(s, leaves) for s in spec.items]))
         if isinstance(spec, CellType | VaryingLeaf):
             return next(leaves).type
         if isinstance(spec, VaryingNumber):
@@ -352,7 +352,7 @@ class Replay(Unsettled):
         if kind is VaryingNumber:
             if isinstance(arg, StaticDim):
                 arg = int(arg)
-            if type(arg) is not spec.kind or not is_number(arg):
+            if type(arg) is not spec.cls or not is_number(arg):
                 return False
             return self._bind(spec.symbol, arg)
         cell = arg._cell

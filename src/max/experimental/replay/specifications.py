@@ -26,7 +26,7 @@ __all__ = ["Nested", "VaryingLeaf", "VaryingNumber", "same_constant", "is_number
 class Nested(NamedTuple):
     """The specification of a list, tuple or slice."""
 
-    kind: type
+    cls: type
     items: tuple[Any, ...]
 
 
@@ -41,7 +41,7 @@ class VaryingNumber(NamedTuple):
     """The specification of a number that varies."""
 
     symbol: Symbol
-    kind: type
+    cls: type
     """int or float."""
 
 

@@ -154,7 +154,7 @@ def _specification(
     """A specification with symbols. Takes the next positions of numbers, and the next leaves."""
     if isinstance(spec, Nested):
         items = [_specification(item, positions, leaves, varying) for item in spec.items]
-        return Nested(spec.kind, tuple(items))
+        return Nested(spec.cls, tuple(items))
     if isinstance(spec, CellType):
         return varying[next(leaves)]
     if type(spec) is tuple and is_number(spec[0]):

@@ -224,5 +224,5 @@ def _as_values(
     return tuple(positional), named
 
 
-def _as_value(arg: Any, kind: type[TensorValue | BufferValue] | None) -> Any:
-    return arg if kind is None or not isinstance(arg, Tensor) else kind(arg)
+def _as_value(arg: Any, cls: type[TensorValue | BufferValue] | None) -> Any:
+    return arg if cls is None or not isinstance(arg, Tensor) else cls(arg)

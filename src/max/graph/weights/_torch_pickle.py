@@ -106,9 +106,9 @@ class _Machine:
         del stack[at:]
         return values
 
-    def top(self, kind: type[Any]) -> Any:
-        if not self.stack or type(self.stack[-1]) is not kind:
-            raise PickleError(f"an instruction changes what is no {kind.__name__}")
+    def top(self, cls: type[Any]) -> Any:
+        if not self.stack or type(self.stack[-1]) is not cls:
+            raise PickleError(f"an instruction changes what is no {cls.__name__}")
         return self.stack[-1]
 
     def name(self, module: Any, name: Any) -> None:

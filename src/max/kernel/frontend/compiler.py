@@ -35,4 +35,4 @@ def compile_body(fe: Frontend, node: ast.FunctionDef) -> None:
         fe.b.close()
         fe.b.emit(Block(label, tuple(scope.body)))
     if fe.diagnostics:
-        raise (fe.error_kind if len(fe.diagnostics) == 1 else KernelError)(fe.diagnostics)
+        raise (fe.error_class if len(fe.diagnostics) == 1 else KernelError)(fe.diagnostics)

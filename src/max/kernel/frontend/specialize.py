@@ -147,7 +147,7 @@ def check_call(
                     "a tensor, which cannot be written; ops.inplace_custom with a buffer fits",
                 )
     except Failure as failure:
-        raise failure.kind([failure.diagnostic]) from None
+        raise failure.error_class([failure.diagnostic]) from None
 
 
 def argument_roles(fn: Kernel) -> list[str | None]:
@@ -166,7 +166,7 @@ def argument_roles(fn: Kernel) -> list[str | None]:
     try:
         annotations = [a for p in _positional(fn) for a in _leaves(bound.annotation(p))]
     except Failure as failure:
-        raise failure.kind([failure.diagnostic]) from None
+        raise failure.error_class([failure.diagnostic]) from None
     return [a.kind if isinstance(a, Access) else None for a in annotations if a is not Context]
 
 
@@ -238,7 +238,7 @@ class _Parameters:
                     f"{source.name} has no parameter {unknown}; its compile-time parameters: {declared}",
                 )
         except Failure as failure:
-            raise failure.kind([failure.diagnostic]) from None
+            raise failure.error_class([failure.diagnostic]) from None
         return tuple(self.slots)
 
     def _fail(self, node: ast.AST, message: str) -> NoReturn:
@@ -318,15 +318,15 @@ class _Parameters:
             self.fe.b.intervals[value.id] = 0, MAX_SIZE
         return value
 
-    def _view(self, spec: TensorSpec, position: int, name: str, writable: bool) -> View:
+    def _view(self, spec: TensorSpec, index: int, name: str, writable: bool) -> View:
         """The view of a tensor argument, with slots for all sizes and strides that are not static."""
-        base = self._slot(ArgSlot(position, name, "pointer", 0, spec.dtype), POINTER)
+        base = self._slot(ArgSlot(index, name, "pointer", 0, spec.dtype), POINTER)
         shape: list[Index] = []
         for axis, size in enumerate(spec.shape):
             if isinstance(size, int):
                 shape.append(size)
                 continue
-            value = self._slot(ArgSlot(position, name, "dim", axis, spec.dtype), INDEX)
+            value = self._slot(ArgSlot(index, name, "dim", axis, spec.dtype), INDEX)
             # equal names state equal sizes, which share one value
             shape.append(value if size is None else self.sizes.setdefault(size, value))
         if spec.strides is None:
@@ -335,13 +335,13 @@ class _Parameters:
             strides = tuple(
                 s
                 if s is not None
-                else self._slot(ArgSlot(position, name, "stride", axis, spec.dtype), INDEX)
+                else self._slot(ArgSlot(index, name, "stride", axis, spec.dtype), INDEX)
                 for axis, s in enumerate(spec.strides)
             )
         memory = None
         if self.fe.check >= 2:
             begin, end = (
-                self._slot(ArgSlot(position, name, kind, 0, spec.dtype), INDEX)
+                self._slot(ArgSlot(index, name, kind, 0, spec.dtype), INDEX)
                 for kind in ("begin", "end")
             )
             memory = memory_of(begin, end, name, self.fe)

@@ -33,10 +33,10 @@ FALLS, DEAD, BREAK, CONTINUE, RETURN = range(5)
 class Failure(Exception):
     """An error, propagated to the enclosing statement, which reports it."""
 
-    def __init__(self, diagnostic: Diagnostic, kind: type[KernelError]) -> None:
+    def __init__(self, diagnostic: Diagnostic, error_class: type[KernelError]) -> None:
         super().__init__(str(diagnostic))
         self.diagnostic = diagnostic
-        self.kind = kind
+        self.error_class = error_class
 
 
 class Suppressed(Exception):
@@ -150,7 +150,7 @@ class Frontend:
         self.tail_masks: list[Atom | None] = []
         self.calls: list[Location] = []  # the locations of the enclosing inlined calls
         self.diagnostics: list[Diagnostic] = []
-        self.error_kind: type[KernelError] = KernelError
+        self.error_class: type[KernelError] = KernelError
         self.messages: list[Message] = []
         self.phases = 0
         self.scratch_bytes = 0
@@ -163,7 +163,10 @@ class Frontend:
         return Location(file, line, column + 1, linecache.getline(file, line).rstrip("\n"))
 
     def fail(
-        self, message: str, kind: type[KernelError] = KernelTypeError, node: ast.AST | None = None
+        self,
+        message: str,
+        error_class: type[KernelError] = KernelTypeError,
+        node: ast.AST | None = None,
     ) -> NoReturn:
         """Reports an error at ``node``, by default at the current one.
 
@@ -174,12 +177,12 @@ class Frontend:
         # errors inside of mathlib are shown at its caller
         while len(locations) > 1 and locations[0].file == mathlib.__file__:
             locations.pop(0)
-        raise Failure(Diagnostic(message, locations[0], tuple(locations[1:])), kind)
+        raise Failure(Diagnostic(message, locations[0], tuple(locations[1:])), error_class)
 
     def report(self, failure: Failure) -> None:
         """Records an error, once."""
         if not self.diagnostics:
-            self.error_kind = failure.kind
+            self.error_class = failure.error_class
         if failure.diagnostic not in self.diagnostics:
             self.diagnostics.append(failure.diagnostic)
 

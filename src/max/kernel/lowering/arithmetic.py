@@ -124,14 +124,14 @@ def fma(w: Writer, s: Let) -> None:
     )
 
 
-def _fuse_product(w: Writer, s: Let, position: int) -> None:
+def _fuse_product(w: Writer, s: Let, index: int) -> None:
     """Fuses a sum or difference with the product that is one of its operands."""
-    product, other = s.args[position], s.args[1 - position]
+    product, other = s.args[index], s.args[1 - index]
     assert isinstance(product, Ref)
     x, y = (w.atom(a) for a in w.contraction.products[product.id].args)
     z, t = w.atom(other), llvm_type(s.ref.type)
     if s.op == "sub":
-        if position == 0:
+        if index == 0:
             z = w.temp(f"fneg {t} {z}")
         else:
             x = w.temp(f"fneg {t} {x}")

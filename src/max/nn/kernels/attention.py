@@ -181,17 +181,17 @@ def cross_attention_ragged(
     )[0]
 
 
-def default_alibi_slopes(heads: int) -> npt.NDArray[np.float32]:
-    """The slopes of ALiBi (https://arxiv.org/abs/2108.12409): ``2 ** (-8 (h + 1) / heads)`` for powers of 2.
+def default_alibi_slopes(n_heads: int) -> npt.NDArray[np.float32]:
+    """The slopes of ALiBi (https://arxiv.org/abs/2108.12409): ``2 ** (-8 (h + 1) / n_heads)`` for powers of 2.
 
     Any other number of heads takes the slopes of the next lower power of 2, then every second slope of the next higher.
 
     Args:
-        heads: The number of query heads.
+        n_heads: The number of query heads.
     """
-    power = 1 << (heads.bit_length() - 1)
+    power = 1 << (n_heads.bit_length() - 1)
     slopes = [2.0 ** (-8 * (h + 1) / power) for h in range(power)]
-    slopes += [2.0 ** (-4 * (2 * h + 1) / power) for h in range(heads - power)]
+    slopes += [2.0 ** (-4 * (2 * h + 1) / power) for h in range(n_heads - power)]
     return np.array(slopes, np.float32)
 
 

@@ -121,16 +121,16 @@ class _NestWriter:
 
     # statements --------------------------------------------------------------------------------
 
-    def store(self, position: int, result: Result) -> None:
+    def store(self, index: int, result: Result) -> None:
         """Adds the line that stores a result at the current indices, as a vector if it varies along the lane axis."""
         axes = self.view_order([axis for axis, stride in enumerate(result.strides) if stride != 0])
         where = ", ".join(self.index[axis] for axis in axes)
         lanes = self.lane_axis >= 0 and self.lane_axis in axes
         text = self.values.operand(result.value, lanes, result.dtype)
         if lanes:
-            self.out.add(f"o{position}.store({where}, value={text}, mask=m)")
+            self.out.add(f"o{index}.store({where}, value={text}, mask=m)")
         else:
-            self.out.add(f"o{position}[{where or '0'}] = {text}")
+            self.out.add(f"o{index}[{where or '0'}] = {text}")
 
     def write_level(self, level: int) -> None:
         """The values that need `level` finished reductions: row values first, then one walk of the last axis."""

@@ -82,9 +82,9 @@ def emit_int(fe: Frontend, x: Any) -> Any:
     return cast(fe, x, i64) if is_runtime(x) else _number(fe, int, x)
 
 
-def _number(fe: Frontend, kind: type[int] | type[float], x: Any) -> Any:
+def _number(fe: Frontend, cls: type[int] | type[float], x: Any) -> Any:
     try:
-        return kind(x)
+        return cls(x)
     except (TypeError, ValueError, OverflowError) as error:
         fe.fail(str(error), KernelValueError)
 
@@ -95,10 +95,10 @@ def emit_bool(fe: Frontend, x: Any) -> Any:
 
 
 @FUNCTIONS.emits(builtins.isinstance)
-def emit_isinstance(fe: Frontend, x: Any, kind: Any) -> Any:
+def emit_isinstance(fe: Frontend, x: Any, cls: Any) -> Any:
     if is_runtime(x):
         fe.fail("isinstance is for values known at compile time; use x.dtype or x.width")
-    return isinstance(x, kind)
+    return isinstance(x, cls)
 
 
 @FUNCTIONS.emits(builtins.round)

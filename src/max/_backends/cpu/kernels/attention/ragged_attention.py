@@ -90,9 +90,9 @@ def plan_ragged_grid(input_row_offsets: Any, p: Plan, ctx: Any) -> Grid:
 
 
 @k.inline
-def find_text_task(input_row_offsets: Any, number: Any, rows_per_task: Any, p: Plan) -> TextTask:
+def find_text_task(input_row_offsets: Any, index: Any, rows_per_task: Any, p: Plan) -> TextTask:
     """The task of a number."""
-    piece = find_piece(input_row_offsets, number, rows_per_task, p.kv_heads)
+    piece = find_piece(input_row_offsets, index, rows_per_task, p.kv_heads)
     begin, first = k.i64(input_row_offsets[piece.sequence]), piece.first
     task = Task(
         piece.sequence, piece.kv_head, begin + first, first, piece.rows, piece.sequence_rows

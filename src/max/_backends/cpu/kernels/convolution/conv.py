@@ -183,7 +183,7 @@ def _mode(
     x: Operand,
     taps: Sequence[Any],
     channels: Any,
-    kind: DType,
+    dtype: DType,
     steps: Steps,
     groups: int,
 ) -> tuple[Mode, Workspace]:
@@ -193,12 +193,12 @@ def _mode(
         x: The input.
         taps: The number of taps along each axis.
         channels: Channels of a group.
-        kind: Element type of the filter.
+        dtype: Element type of the filter.
         steps: Stride, dilation and padding.
         groups: Groups of channels.
     """
-    sums = sum_dtype(x.dtype, kind)
-    pair = 2 if kind in (DType.bfloat16, DType.float16) else 1
+    sums = sum_dtype(x.dtype, dtype)
+    pair = 2 if dtype in (DType.bfloat16, DType.float16) else 1
     static = isinstance(channels, int) and all(isinstance(n, int) for n in taps)
     # sizes known at run time only may be long
     folds = is_long(product((*taps, channels)) if static else None)

@@ -65,10 +65,10 @@ class Group(NamedTuple):
 
 
 @k.inline
-def group_at(groups: Groups, number: Any) -> Group:
+def group_at(groups: Groups, index: Any) -> Group:
     """The group with an index."""
-    first = k.i64(groups.starts[number])
-    return Group(k.i64(groups.experts[number]), first, k.i64(groups.starts[number + 1]) - first)
+    first = k.i64(groups.starts[index])
+    return Group(k.i64(groups.experts[index]), first, k.i64(groups.starts[index + 1]) - first)
 
 
 @k.inline

@@ -87,14 +87,14 @@ def normalize(x: Any, operands: NormOperands, norm: Norm, ctx: Any) -> Any:
 
 
 def norm_arguments(
-    operands: Sequence[Operand], attributes: Mapping[str, Any], number: int
+    operands: Sequence[Operand], attributes: Mapping[str, Any], index: int
 ) -> tuple[tuple[Arg, ...], dict[str, Any], tuple[Workspace, ...]]:
     """The arguments, parameters and workspaces that a norm adds to a launch; empty if `attributes` has no `norm`.
 
     Args:
         operands: x `[…, K]`, the weight, and gamma `[K]`.
         attributes: The op's attributes; `norm` is a `Norm`.
-        number: The index of the workspace.
+        index: The index of the workspace.
     """
     if "norm" not in attributes:
         return (), {}, ()
@@ -102,6 +102,6 @@ def norm_arguments(
     memory = Workspace(x.dtype, (product(x.shape) + SMALL_WORKERS * SMALL_ELEMENTS,))
     args = (
         view("operand", 2, gamma, static=False),
-        view("workspace", number, memory, static=False),
+        view("workspace", index, memory, static=False),
     )
     return args, {"norm": attributes["norm"]}, (memory,)

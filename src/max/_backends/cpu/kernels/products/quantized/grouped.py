@@ -68,7 +68,7 @@ from max.dtype.blocks import BLOCK_FORMATS
 
 @k.inline
 def rounded_group(
-    memory: Any, first: Any, number: Any, rows: Any, blocks: Any, workspace_rows: Any, tile: int,
+    memory: Any, first: Any, index: Any, rows: Any, blocks: Any, workspace_rows: Any, tile: int,
     t: QuantizedTiling,
 ) -> Rounded:  # fmt: skip
     """The rounded rows of a group: a single tile if it has few rows, otherwise tiles of `tile` rows.
@@ -76,7 +76,7 @@ def rounded_group(
     Args:
         memory: A workspace of f32: words, then scales, then zero sums of `workspace_rows` rows.
         first: The first row of the group.
-        number: The index of the group.
+        index: The index of the group.
         rows: The number of its rows.
         blocks: The number of blocks along k.
         workspace_rows: The number of rows of the workspace.
@@ -84,7 +84,7 @@ def rounded_group(
         t: The tiling.
     """
     # each earlier group may have padded a tile
-    base = (first // tile + number) * tile * blocks
+    base = (first // tile + index) * tile * blocks
     height = rows if rows <= default_threshold(k.target(), t) else k.i64(tile)
     scales, zero_sums = memory[workspace_rows * blocks * 8 :], memory[workspace_rows * blocks * 9 :]
     return Rounded(
