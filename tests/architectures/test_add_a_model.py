@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +27,7 @@ TEXT = "The capital of Norway is Oslo, and the sea is near. " * 3
 
 
 @pytest.fixture(scope="module")
-def architecture(tmp_path_factory: pytest.TempPathFactory) -> str:
+def architecture(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """The code of the page, as a module of its own."""
     page = (ROOT / "docs" / "add-a-model.md").read_text()
     (block,) = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
@@ -33,7 +35,9 @@ def architecture(tmp_path_factory: pytest.TempPathFactory) -> str:
     folder = tmp_path_factory.mktemp("page")
     (folder / "persimmon_of_the_page.py").write_text(block)
     PIPELINE_REGISTRY.reset()
-    return f"{folder}:persimmon_of_the_page"
+    yield f"{folder}:persimmon_of_the_page"
+    # a worker that comes back to this file after others has a folder, and so a module, of its own for it
+    sys.modules.pop("persimmon_of_the_page", None)
 
 
 def random_model(folder: Path, **options: object) -> PersimmonForCausalLM:
