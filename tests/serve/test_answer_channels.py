@@ -13,9 +13,11 @@ from max.interfaces import SamplingParams
 from max.serve.chat.channel_parser import ChannelParser
 from max.serve.chat.parts import ArgumentsPart, ContentPart, ReasoningPart, ToolCallPart
 from max.serve.chat.prompt import Conversation, answer_opening
+from max.serve.chat.tools.channels import Channels
 from max.serve.chat.tools.definitions import ChoiceKind, ToolChoice
 from max.serve.chat.tools.derive import call_text
 from max.serve.chat.tools.grammars import answer_grammar
+from max.serve.chat.tools.layout import NAME
 from max.serve.chat.tools.parser import parser_of
 from max.serve.chat.tools.recognition import TemplateTools
 from tests.serve.test_template_formats import (
@@ -208,3 +210,67 @@ def test_a_prompt_ends_where_the_grammar_of_an_answer_begins(style: str) -> None
     )
     model.channels, model.reasoning_marks = None, ("<think>", "</think>")
     assert opening("start: /x/", ChoiceKind.NONE) == ("\n</think>\n\n" if begun else "")
+
+
+class _Plain:
+    """Takes texts as they are."""
+
+    def push(self, text: str) -> list[ContentPart]:
+        return [ContentPart(text)]
+
+    def finish(self, cut: bool = False) -> list[ContentPart]:
+        return []
+
+
+def _split(
+    channels: Channels, pieces: list[str], begun: bool = False, cut: bool = False
+) -> tuple[str, str]:
+    """The reasoning and the content of an answer in pieces."""
+    parser = ChannelParser(_Plain(), begun, channels)
+    parts = [part for piece in pieces for part in parser.push(piece)] + [*parser.finish(cut)]
+    thought = "".join(part.text for part in parts if isinstance(part, ReasoningPart))
+    return thought, "".join(part.text for part in parts if isinstance(part, ContentPart))
+
+
+_CALLED = Channels(" to=self<m>", "<e>", "<s>assistant", " to=user<m>", call=f" to={NAME}<m>")
+_BARE = Channels("<think>", "</think>")
+
+
+@pytest.mark.parametrize(
+    ("channels", "pieces", "begun", "cut", "thought", "said"),
+    [
+        # space at the begin of each message is dropped, also where it comes alone, and stays within it
+        (_CALLED, [" to=user<m>", " ", " \n", "a", "\n", " b"], False, False, "", "a\n b"),
+        (_CALLED, [" to=self<m>", " ", "a ", " b ", "<e><s>assistant to=user<m> ", " c"], False, False, "a  b", "c"),
+        (_CALLED, [" to=run<m> ", " {}"], False, False, "", "{}"),
+        (_BARE, [" \n", "a b"], False, False, "", "a b"),
+        (_BARE, ["  ", "a </think>", "  b"], True, False, "a", "b"),
+        # the first part of a mark of three characters is no text of an answer that was cut off
+        (_BARE, ["a</t"], True, True, "a", ""),
+        (_BARE, ["a</"], True, True, "a</", ""),
+        (_BARE, ["a</t"], True, False, "a</t", ""),
+        (_BARE, ["a<"], True, True, "a<", ""),
+        (_BARE, ["a</th"], False, True, "", "a"),
+        (_BARE, ["ab"], False, True, "", "ab"),
+        # so is that of a mark that begins a message; two characters are text
+        (_BARE, ["<thi"], False, False, "", ""),
+        (_BARE, ["<t"], False, False, "", "<t"),
+        (_BARE, ["<th"], False, False, "", ""),
+        (_BARE, ["<x"], False, False, "", "<x"),
+        # a name may come in pieces, and a text may begin like it
+        (_CALLED, [" t", "o=r", "un", "<", "m", ">{}"], False, False, "", "{}"),
+        (_CALLED, [" to=run<x> a"], False, False, "", " to=run<x> a"[1:]),
+        (_CALLED, [" to", " a"], False, False, "", "to a"),
+        (_CALLED, [" to=a b"], False, False, "", "to=a b"),
+        # what stands between messages, whole, in pieces, or absent
+        (_CALLED, [" to=self<m>a<e><s>assi", "stant", " to=user<m>b"], False, False, "a", "b"),
+        (_CALLED, [" to=self<m>a<e>", " to=user<m>b"], False, False, "a", "b"),
+        (_CALLED, [" to=self<m>a<e><s>ass"], False, True, "a", ""),
+    ],
+)  # fmt: skip
+def test_pieces_and_ends_of_messages(
+    channels: Channels, pieces: list[str], begun: bool, cut: bool, thought: str, said: str
+) -> None:
+    assert _split(channels, pieces, begun, cut) == (thought, said)
+    if not cut:
+        assert _split(channels, list("".join(pieces)), begun) == (thought, said)

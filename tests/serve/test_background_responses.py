@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
+from collections.abc import AsyncGenerator, Callable, Coroutine
 from typing import Any
 
 import httpx
@@ -12,6 +14,7 @@ import pytest
 from max.serve.errors import ApiError
 from max.serve.openai.responses import background
 from max.serve.openai.responses.background import BackgroundResponse, BackgroundResponses
+from max.serve.requests.request_context import CURRENT_REQUEST, RequestContext, current_request
 
 OPTIONS: dict[str, Any] = {"model": "tiny", "temperature": 0, "background": True}
 WAIT_S = 120.0
@@ -149,3 +152,115 @@ def test_responses_are_of_their_client_and_bounded(
     monkeypatch.setattr(background, "MOST_BYTES", 0)
     responses._trim()
     assert set(responses._responses) == {"2", "3", "4"}
+
+
+def run(test: Callable[[], Coroutine[Any, Any, None]]) -> None:
+    async def bounded() -> None:
+        CURRENT_REQUEST.set(RequestContext(client="a"))
+        await asyncio.wait_for(test(), 20)
+
+    asyncio.run(bounded())
+
+
+def event(number: int) -> bytes:
+    return f"event: x\ndata: {number}\n\n".encode()
+
+
+def made(
+    responses: BackgroundResponses, name: str, gate: asyncio.Event, fails: bool = False
+) -> tuple[BackgroundResponse, list[dict[str, Any]], list[str]]:
+    """A response of events of which the last ones wait for a gate, what is kept of it, and what it has released."""
+    kept: list[dict[str, Any]] = []
+    released: list[str] = []
+
+    async def parts() -> AsyncGenerator[bytes, None]:
+        yield event(0) + event(1) + b": a comment\n\n"
+        await gate.wait()
+        if fails:
+            raise ApiError("no engine", status=503)
+        yield event(2)
+
+    response = BackgroundResponse("a", lambda status: {"status": status})
+    current_request().cleanups.append(lambda: released.append(name))
+    responses.begin(
+        name, response, parts(), lambda error: f"data: {error.status}\n\n".encode(), kept.append
+    )
+    assert current_request().cleanups == []  # they are the response's now
+    return response, kept, released
+
+
+async def read(response: BackgroundResponse, after: int = -1) -> list[bytes]:
+    return [data async for data in response.read(after)]
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_events_are_read_at_any_time(fails: bool) -> None:
+    async def test() -> None:
+        responses, gate = BackgroundResponses(), asyncio.Event()
+        response, kept, released = made(responses, "x", gate, fails)
+        assert response.response() == {"status": "queued"} and not response.ended
+        early = asyncio.ensure_future(read(response))
+        later = asyncio.ensure_future(read(response, 1))
+        for _ in range(5):
+            await asyncio.sleep(0)
+        assert response.response() == {"status": "in_progress"} and response.size == 2 * len(
+            event(0)
+        )
+        assert not early.done() and not released
+        last = b"data: 503\n\n" if fails else event(2)
+        gate.set()
+        assert await early == [event(0) + event(1), last] and await later == [last]
+        assert await read(response, 0) == [event(1) + last] and await read(response, 2) == []
+        await response.task  # type: ignore[misc]
+        status = "failed" if fails else "completed"
+        assert response.response() == {"status": status} and response.ended and released == ["x"]
+        # its events' maker keeps what ends well
+        assert kept == ([{"status": "failed"}] if fails else [])
+        assert response.size == 2 * len(event(0)) + len(last)
+
+    run(test)
+
+
+def test_a_response_that_is_cancelled_is_kept_and_one_that_is_deleted_is_not() -> None:
+    async def test() -> None:
+        responses, gate = BackgroundResponses(), asyncio.Event()
+        for deletes in (False, True):
+            response, kept, released = made(responses, "x", gate)
+            await asyncio.sleep(0)
+            responses.delete("x", "b")  # of another client
+            assert responses.find("x", "a") is response
+            assert response.task is not None
+            if deletes:
+                responses.delete("x", "a")
+                assert responses.find("x", "a") is None
+            else:
+                response.task.cancel()
+            await response.task
+            assert response.status == "cancelled" and released == ["x"]
+            assert kept == ([] if deletes else [{"status": "cancelled"}])
+        ended = BackgroundResponse("a", lambda status: {"status": status})
+        responses._responses["y"] = ended  # without a task
+        responses.delete("y", "a")
+        assert ended.is_deleted and responses.find("y", "a") is None
+
+    run(test)
+
+
+def test_the_oldest_that_have_ended_are_dropped(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def test() -> None:
+        responses, gate = BackgroundResponses(), asyncio.Event()
+        gate.set()
+        size = 3 * len(event(0))
+        monkeypatch.setattr(background, "MOST_BYTES", 2 * size)
+        for name in "abcd":
+            response, _, _ = made(responses, name, gate)
+            await response.task  # type: ignore[misc]
+        # two fit beside the one that begins
+        assert list(responses._responses) == ["b", "c", "d"]
+        monkeypatch.setattr(background, "MOST_BYTES", 1 << 20)
+        monkeypatch.setattr(background, "MOST_RESPONSES", 2)
+        responses._trim()
+        assert list(responses._responses) == ["c", "d"]
+        assert await read(responses._responses["d"]) == [event(0) + event(1) + event(2)]
+
+    run(test)

@@ -15,7 +15,8 @@ from starlette.types import Message, Receive, Scope, Send
 from max.serve.errors import ApiError
 from max.serve.http import kept_streams
 from max.serve.http.kept_streams import KeptStream, KeptStreams, StreamKeeper
-from max.serve.requests.request_context import CURRENT_REQUEST, RequestContext
+from max.serve.http.streaming import BODY_SEND
+from max.serve.requests.request_context import CURRENT_REQUEST, RequestContext, current_request
 
 ID = "a-stream-of-a-test"
 BODY = {
@@ -359,5 +360,136 @@ def test_identifiers_and_numbers(monkeypatch: pytest.MonkeyPatch) -> None:
         # the oldest complete answer makes room, those that run do not
         streams.end(streams.find("c" * 64, "c"))
         assert [key[0] for key in streams._streams] == ["b", "c"]
+
+    _run(test)
+
+
+def test_a_request_with_several_parts_and_its_own_way_of_sending() -> None:
+    """The body comes in parts, and its answer goes the way that its routes use; a client may leave within it."""
+
+    async def test() -> None:
+        streams = KeptStreams()
+        parts = [b"one", b"two"]
+        bodies: list[Message] = []
+        seen: list[Message] = []
+
+        async def app(scope: Scope, receive: Receive, send: Send) -> None:
+            # by the request's context, as routes do
+            asked = current_request().receive
+            assert asked is not None
+            for _ in range(len(parts)):
+                seen.append(await asked())
+            await send({"type": "http.response.start", "status": 200, "headers": []})
+            await scope["state"][BODY_SEND](
+                {"type": "http.response.body", "body": b"x", "more_body": False}
+            )
+            await send({"type": "http.response.debug"})
+
+        heads: list[Message] = []
+
+        async def receive() -> Message:
+            number = len(seen)
+            return {"type": "http.request", "body": parts[number], "more_body": number == 0}
+
+        async def send(message: Message) -> None:
+            heads.append(message)
+
+        async def send_body(message: Message) -> None:
+            bodies.append(message)
+
+        scope = {
+            "type": "http", "method": "POST", "path": "/", "headers": [(b"x-stream-id", ID.encode())],
+            "state": {BODY_SEND: send_body},
+        }  # fmt: skip
+        CURRENT_REQUEST.set(RequestContext(client="a", receive=receive))
+        await StreamKeeper(app, streams)(scope, receive, send)
+        assert [each["body"] for each in seen] == parts
+        assert [each["type"] for each in heads] == ["http.response.start", "http.response.debug"]
+        # one end, as the answer is whole
+        assert [each["body"] for each in bodies] == [b"x"]
+        assert await _body(streams.find(ID, "a")) == b"x"
+
+    _run(test)
+
+
+def test_a_client_that_leaves_before_its_body_is_whole_is_told_of() -> None:
+    async def test() -> None:
+        streams = KeptStreams()
+        seen: list[str] = []
+
+        async def app(scope: Scope, receive: Receive, send: Send) -> None:
+            seen.extend([(await receive())["type"] for _ in range(2)])
+
+        messages = iter(
+            [{"type": "http.request", "body": b"a", "more_body": True}, {"type": "http.disconnect"}]
+        )
+
+        async def receive() -> Message:
+            return next(messages)
+
+        async def send(message: Message) -> None:
+            raise AssertionError(message)
+
+        scope = {
+            "type": "http", "method": "POST", "path": "/", "headers": [(b"x-stream-id", ID.encode())],
+        }  # fmt: skip
+        CURRENT_REQUEST.set(RequestContext(client="a"))
+        await StreamKeeper(app, streams)(scope, receive, send)
+        assert seen == ["http.request", "http.disconnect"]
+        assert current_request().receive is None  # a context without a client stays so
+
+    _run(test)
+
+
+def test_the_largest_answers_that_run_are_dropped(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(kept_streams, "MOST_BYTES", 100)
+
+    async def test() -> None:
+        streams, gate = KeptStreams(), asyncio.Event()
+        sizes = (30, 60, 40)
+        clients = [
+            _Client(_app(streams, [b"x" * size, b"y"], gate), identifier=f"{ID}-{size}")
+            for size in sizes
+        ]
+        await _settled(lambda: all(len(each.sent) == 2 for each in clients))
+        assert streams._bytes == 70
+        with pytest.raises(ApiError, match="too much memory"):
+            streams.find(f"{ID}-60", "a")
+        gate.set()
+        await asyncio.gather(*(each.task for each in clients))
+        assert [each.body for each in clients] == [b"x" * size + b"y" for size in sizes]
+        assert await _body(streams.find(f"{ID}-40", "a")) == b"x" * 40 + b"y"
+
+    _run(test)
+
+
+def test_an_answer_that_runs_or_was_well_is_not_begun_again() -> None:
+    async def test() -> None:
+        streams, gate = KeptStreams(), asyncio.Event()
+        first = _Client(_app(streams, [b"a", b"b"], gate))
+        await _settled(lambda: first.sent)
+        for _ in range(2):
+            again = _Client(_app(streams, [b"c"]))
+            await again.task
+            assert again.sent[0]["status"] == 409
+            gate.set()
+            await first.task
+
+        async def busy(scope: Scope, receive: Receive, send: Send) -> None:
+            await send({"type": "http.response.start", "status": 503, "headers": []})
+            await gate.wait()
+            await send({"type": "http.response.body", "body": b"later", "more_body": False})
+
+        gate.clear()
+        early = _Client(StreamKeeper(busy, streams), identifier=f"{ID}-e")
+        await _settled(lambda: early.sent)
+        refused = _Client(_app(streams, [b"c"]), identifier=f"{ID}-e")
+        await refused.task
+        assert refused.sent[0]["status"] == 409  # it runs still
+        gate.set()
+        await early.task
+        taken = _Client(_app(streams, [b"c"]), identifier=f"{ID}-e")
+        await taken.task
+        assert taken.sent[0]["status"] == 200 and taken.body == b"c"
 
     _run(test)
