@@ -14,6 +14,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from max.driver import Tensor
 from max.entrypoints.cli import cli
 from max.entrypoints.cli.errors import report
 from max.entrypoints.llm import LLM
@@ -31,6 +32,7 @@ from max.pipelines.generation.batch_pipeline import limits_of
 from max.pipelines.generation.coroutines import run_async
 from max.pipelines.generation.engine import Engine, Failure
 from max.pipelines.generation.generation import Generation
+from max.pipelines.sampling.sampler import grammar_tokens
 from max.pipelines.structured import grammar, step_masks
 from max.pipelines.structured.compile_threads import MOST_OVERDUE
 from max.pipelines.structured.constraint import unpack_mask
@@ -152,11 +154,30 @@ def test_choices_that_a_grammar_allows_are_those_of_the_sampler(tiny, monkeypatc
 
     found = texts()
     used = len(steps)
-    monkeypatch.setattr(replica, "follow_grammars", lambda *given: False)
+    monkeypatch.setattr(replica, "grammar_tokens", lambda *given: None)
     assert texts() == found
     assert used <= len(steps)
-    if kinds == GREEDY[1:2]:
+    if kinds in ([each] for each in GREEDY[1:4]):
         assert used == 0 and len(steps) == 24
+
+
+def test_logits_that_are_no_numbers_are_left_to_the_sampler(tiny) -> None:
+    context = new_context(tiny[0], "x", SamplingParams(temperature=0), grammar.of_choices(["no"]))
+    tokens = Tensor.from_numpy(np.array([3], np.int64))
+    for logits, bits, expected in (
+        ([1.0, 5.0, 2.0, 9.0], 0b0111, 1),
+        ([1.0, -np.inf, 1.0, 9.0], 0b0111, 0),
+        ([1.0, 5.0, 2.0, 9.0], 0b1000, 3),
+        ([1.0, np.nan, 2.0, 9.0], 0b0111, None),
+        ([-np.inf, 5.0, 2.0, 9.0], 0b0001, None),
+        ([1.0, 5.0, 2.0, 9.0], 0b0000, None),
+        ([1.0, 5.0, 2.0, 9.0], 0b10000, None),
+    ):
+        given = Tensor.from_numpy(np.array([logits], np.float32))
+        found = grammar_tokens(tokens, given, [context], 0, np.array([[bits]], np.int32))
+        assert (None if found is None else found.to_numpy().tolist()) == (
+            None if expected is None else [expected]
+        )
 
 
 def test_it_goes_on_after_a_preemption(tiny) -> None:

@@ -44,7 +44,7 @@ from max.pipelines.models.kv_cache import load_cache
 from max.pipelines.models.loading import load_model
 from max.pipelines.models.pipeline_model import PipelineModel, WeightsAdapter
 from max.pipelines.sampling.inputs import SamplingInputs
-from max.pipelines.sampling.sampler import Sampler, follow_grammars, needs_sampler
+from max.pipelines.sampling.sampler import Sampler, grammar_tokens, needs_sampler
 from max.pipelines.structured.constraint import Constraints
 from max.pipelines.structured.step_masks import StepMasks
 
@@ -326,9 +326,12 @@ class Replica(Generic[TextGenerationContextType]):
         if chosen is not None and not any(needs_sampler(c, step) for c in batch):
             return chosen
         bitmask = None if masks is None else masks.result()
-        if chosen is not None and bitmask is not None and follow_grammars(chosen, batch, step, bitmask):  # fmt: skip
-            return chosen
-        return self._sampler.sample(last_logits(outputs), batch, step, bitmask)
+        logits = last_logits(outputs)
+        if chosen is not None and bitmask is not None:
+            followed = grammar_tokens(chosen, logits, batch, step, bitmask)
+            if followed is not None:
+                return followed
+        return self._sampler.sample(logits, batch, step, bitmask)
 
     def release(self, request_id: RequestID) -> None:
         """Frees the pages of a request; nothing happens if it has none."""

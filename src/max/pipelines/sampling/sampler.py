@@ -50,34 +50,57 @@ def _changes_logits(context: TextGenerationContext, step: int) -> bool:
     )
 
 
-def follow_grammars(
+def grammar_tokens(
     tokens: Tensor,
+    logits: Tensor,
     batch: Sequence[TextGenerationContext],
     step: int,
     bitmask: npt.NDArray[np.int32],
-) -> bool:
-    """Whether tokens that were chosen without grammars are those that are chosen with them.
+) -> Tensor | None:
+    """The tokens of a batch whose grammars are followed greedily, without a sampling graph; None if it needs that.
 
-    The likeliest of all tokens is the likeliest of those that a grammar allows, if it allows it.
+    The likeliest of all tokens is the likeliest of those that a grammar allows, if it allows it; else the likeliest of
+    these is found on the host, if the logits are there.
 
     Args:
-        tokens: The token of each request, ``[batch]``.
+        tokens: The token of each request, ``[batch]``, chosen without grammars.
+        logits: ``[batch, vocab]``, float32; not modified.
         batch: The requests.
         step: The number of the step, in an execution of several.
         bitmask: The tokens that may follow ``[batch, words]``, a bit a token.
     """
     chosen = tokens.to(CPU()).to_numpy().tolist()
     most = 32 * bitmask.shape[1]
+    others: dict[int, int] = {}
     for row, (context, token) in enumerate(zip(batch, chosen, strict=True)):
         if _changes_logits(context, step):
-            return False
-        if is_constrained(context) and not (
-            is_greedy(context)
-            and 0 <= token < most
-            and int(bitmask[row, token >> 5]) >> (token & 31) & 1
-        ):
-            return False
-    return True
+            return None
+        if not is_constrained(context):
+            continue
+        if not is_greedy(context):
+            return None
+        if 0 <= token < most and int(bitmask[row, token >> 5]) >> (token & 31) & 1:
+            continue
+        other = _likeliest(logits, row, bitmask) if logits.device.is_host else None
+        if other is None:
+            return None
+        others[row] = other
+    if not others:
+        return tokens
+    made = np.array(chosen, np.int64)
+    made[list(others)] = list(others.values())
+    return Tensor.from_numpy(made).to(tokens.device)
+
+
+def _likeliest(logits: Tensor, row: int, bitmask: npt.NDArray[np.int32]) -> int | None:
+    """The likeliest token of a row among those that may follow; None if there are none, or logits are no numbers."""
+    values = logits.to_numpy()[row]
+    bits = np.unpackbits(bitmask[row].view(np.uint8), bitorder="little")[: len(values)]
+    (allowed,) = bits.nonzero()
+    if not len(allowed):
+        return None
+    place = int(values[allowed].argmax())
+    return int(allowed[place]) if np.isfinite(values[allowed[place]]) else None
 
 
 class Sampler:
