@@ -12,6 +12,7 @@ import numpy.typing as npt
 
 from max.importers.errors import ModelFileError, Unsupported
 from max.importers.onnx.element_types import TEXT, dtype_of, storage_of
+from max.importers.onnx.large_data import read_file
 from max.importers.onnx.tensors import array_of
 from max.importers.source import InputType, SourceGraph, SourceNode
 
@@ -54,11 +55,17 @@ class Model:
         proto: The protobuf message.
     """
 
-    def __init__(self, proto: onnx.ModelProto, folder: Path | None, file: str) -> None:
+    def __init__(
+        self,
+        proto: onnx.ModelProto,
+        folder: Path | None,
+        file: str,
+        large: Mapping[str, Array] | None = None,
+    ) -> None:
         self.proto = proto
         self.opsets = _opsets(proto.opset_import)
         self.functions = {(_domain(f.domain), f.name): f for f in proto.functions}
-        reader = GraphReader(self.opsets, folder, file)
+        reader = GraphReader(self.opsets, folder, file, large=large)
         self.graph = reader.graph(proto.graph, 0)
 
 
@@ -75,12 +82,14 @@ def read_model(source: str | os.PathLike[str] | bytes | onnx.ModelProto) -> Mode
     """
     package = require_onnx()
     folder, file = None, "model.onnx"
+    large: Mapping[str, Array] = {}
     if isinstance(source, bytes | bytearray | memoryview):
         proto = _parsed(package, bytes(source), file)
     elif isinstance(source, str | os.PathLike):
         path = Path(source)
         folder, file = path.resolve().parent, str(path)
-        proto = _parsed(package, path.read_bytes(), file)
+        data, large = read_file(path)
+        proto = _parsed(package, data, file)
     elif isinstance(source, package.ModelProto):
         proto = source
     else:
@@ -90,7 +99,7 @@ def read_model(source: str | os.PathLike[str] | bytes | onnx.ModelProto) -> Mode
     if not proto.HasField("graph"):
         raise ModelFileError(f"{file} is not an ONNX model: it has no graph")
     try:
-        return Model(proto, folder, file)
+        return Model(proto, folder, file, large)
     except Unsupported as error:
         raise ModelFileError(f"{file}: an input or output {error}") from error
     except RecursionError as error:
@@ -122,6 +131,7 @@ class GraphReader:
         folder: The folder of the model's file, with its external data; None: it has none.
         file: The path of the file, for messages.
         references: Attributes of the call, for the nodes of a function.
+        large: Bytes of tensors that were read before, by their locations.
     """
 
     def __init__(
@@ -130,11 +140,13 @@ class GraphReader:
         folder: Path | None,
         file: str,
         references: Mapping[str, Any] | None = None,
+        large: Mapping[str, Array] | None = None,
     ) -> None:
         self._opsets = opsets
         self._folder = folder
         self._file = file
         self._references = references
+        self._large = large or {}
 
     def graph(self, proto: onnx.GraphProto, depth: int) -> SourceGraph:
         """A graph with its bodies.
@@ -216,7 +228,7 @@ class GraphReader:
 
     def array(self, proto: onnx.TensorProto) -> Array:
         """The elements of a tensor."""
-        return array_of(proto, self._folder, self._file)
+        return array_of(proto, self._folder, self._file, self._large)
 
     def _dense(self, proto: onnx.SparseTensorProto) -> Array:
         values, indices = self.array(proto.values), self.array(proto.indices)

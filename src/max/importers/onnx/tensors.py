@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -36,13 +37,19 @@ _PACKED = {21: 4, 22: 4, 23: 4, 25: 2, 26: 2}
 """Bits of elements that share bytes, the first in the lowest bits."""
 
 
-def array_of(proto: onnx.TensorProto, folder: Path | None, file: str) -> Array:
+def array_of(
+    proto: onnx.TensorProto,
+    folder: Path | None,
+    file: str,
+    large: Mapping[str, Array] | None = None,
+) -> Array:
     """The elements of a tensor. Strings are an array of objects; integers of less than 8 bits one of 8 bits.
 
     Args:
         proto: The tensor.
         folder: The folder that may have external data; None: none has.
         file: The path of the model, for messages.
+        large: Bytes of tensors that were read before, by their locations.
 
     Raises:
         ModelFileError: The tensor is damaged, or its data lies elsewhere.
@@ -59,7 +66,7 @@ def array_of(proto: onnx.TensorProto, folder: Path | None, file: str) -> Array:
         array[:] = strings
     else:
         try:
-            array = _numbers(proto, count, code, folder, file)
+            array = _numbers(proto, count, code, folder, file, large or {})
         except Unsupported as error:
             raise ModelFileError(f"{where} {error}") from error
     if array.size != count:
@@ -68,10 +75,19 @@ def array_of(proto: onnx.TensorProto, folder: Path | None, file: str) -> Array:
 
 
 def _numbers(
-    proto: onnx.TensorProto, count: int, code: int, folder: Path | None, file: str
+    proto: onnx.TensorProto,
+    count: int,
+    code: int,
+    folder: Path | None,
+    file: str,
+    large: Mapping[str, Array],
 ) -> Array:
     dtype = dtype_of(code).to_numpy()
     if proto.data_location == type(proto).EXTERNAL:
+        if large and len(proto.external_data) == 1:
+            data = large.get(proto.external_data[0].value)
+            if data is not None:
+                return _elements(data, count, code)
         bits = _PACKED.get(code, dtype.itemsize * 8)
         return _elements(_external(proto, folder, file, -(-count * bits // 8)), count, code)
     if proto.HasField("raw_data"):
