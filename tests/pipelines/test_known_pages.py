@@ -8,9 +8,10 @@ import numpy as np
 import pytest
 
 from max.interfaces import RequestID
-from max.pipelines.kv_cache.known_pages import Found, KnownPages, MissReason
+from max.pipelines.kv_cache.known_pages import Found, KnownPages, Miss, MissReason
 from max.pipelines.kv_cache.page_manager import PageManager
 from max.pipelines.kv_cache.page_pool import PagePool
+from max.pipelines.kv_cache.swap_area import SwapArea
 
 PAGE = 8
 
@@ -156,6 +157,137 @@ def test_no_page_is_left_for_a_copy() -> None:
     miss = cache.pages.miss(RequestID("b"))
     assert reused == 8 and miss is not None and miss.reason is MissReason.EVICTED
     cache.pages.check()
+
+
+def test_all_groups_get_a_copy_or_none() -> None:
+    pages = PageManager(6, PAGE, True, more=[PagePool(3)])
+    for pool in pages.pools:
+        pool.copy = lambda source, target: None
+    first, holder, last = (RequestID(name) for name in "abc")
+    pages.claim(first)
+    pages.reserve(first, 12)
+    pages.commit(first, np.arange(12))
+    pages.release(first)
+    pages.claim(holder)
+    pages.reserve(holder, 1)
+    # the second group has one free page beside the full one: the content that would be copied
+    pages.claim(last)
+    assert pages.reuse_prefix(last, np.arange(12)) == PAGE
+    assert [len(table) for table in pages.tables(last)] == [1, 1]
+    pages.check()
+    pages.release(holder)
+    pages.release(last)
+    pages.claim(last)
+    assert pages.reuse_prefix(last, np.arange(12)) == 11
+    pages.check()
+
+
+def test_a_cut_sequence_leaves_nothing_of_what_was_cut() -> None:
+    numbers = random.Random(5)
+    for _ in range(40):
+        cache, name = Cache(8), RequestID("cut")
+        tokens = [numbers.randrange(9) for _ in range(numbers.randrange(2, 4 * PAGE))]
+        cache.pages.claim(name)
+        cache.pages.reserve(name, len(tokens))
+        for table, memory in zip(cache.pages.tables(name), cache.memories, strict=True):
+            for place, token in enumerate(tokens):
+                memory[table[place // PAGE], place % PAGE] = token
+        cache.pages.commit(name, np.array(tokens))
+        kept = cache.pages.truncate(name, numbers.randrange(len(tokens)))
+        # an interrupted step has written other tokens, of which nothing was recorded
+        cache.pages.reserve(name, kept + 1)
+        for table, memory in zip(cache.pages.tables(name), cache.memories, strict=True):
+            memory[table[kept // PAGE], kept % PAGE] = 50
+        cache.pages.release(name)
+        # `run` checks that what is reused has the tokens of the prompt
+        for end in (len(tokens), len(tokens) - 1, PAGE):
+            cache.run([*tokens[:end], 9, *tokens])
+
+
+def test_a_start_that_is_used_stays_known() -> None:
+    cache, start = Cache(4), [7] * PAGE
+    cache.run([*start, 1])
+    for number in range(20):
+        cache.run([100 + number] * PAGE)
+        cache.run([*start, 1])
+    assert cache.run([*start[:5], 8, 8])[0] == 5
+
+
+def test_a_page_that_is_copied_stays_known() -> None:
+    cache, name = Cache(4), RequestID("copy")
+    cache.run([7] * PAGE + [1])
+    for number in range(20):
+        cache.run([100 + number] * PAGE)
+        cache.pages.claim(name)
+        assert cache.pages.reuse_prefix(name, np.array([7] * 5)) == 4
+        cache.pages.release(name)
+
+
+def test_pages_of_the_largest_group_are_known() -> None:
+    for sizes in ((2, 20), (20, 2)):
+        pages = PageManager(sizes[0], PAGE, True, more=[PagePool(sizes[1])])
+        miss = None
+        for number in (*range(12), 0):
+            name = RequestID(str(number))
+            pages.claim(name)
+            pages.reuse_prefix(name, np.full(PAGE + 1, number))
+            miss = pages.miss(name)
+            pages.reserve(name, PAGE)
+            pages.commit(name, np.full(PAGE, number))
+            pages.release(name)
+        assert miss == Miss(MissReason.EVICTED, 0, PAGE)
+
+
+class Nowhere:
+    """Copies nothing."""
+
+    def save(self, page: int, slot: int) -> None: ...
+
+    def restore(self, slot: int, page: int) -> None: ...
+
+
+def test_pages_in_the_swap_area_are_not_copied() -> None:
+    pages = PageManager(2, PAGE, True, swap=SwapArea(4, Nowhere()))
+    pages.pools[0].copy = lambda source, target: None
+    for number in (7, 8, 9):
+        name = RequestID(str(number))
+        pages.claim(name)
+        pages.reserve(name, PAGE)
+        pages.commit(name, np.full(PAGE, number))
+        pages.release(name)
+    last = RequestID("last")
+    pages.claim(last)
+    assert pages.reuse_prefix(last, np.array([7] * 5 + [1])) == 0
+    assert pages.miss(last) == Miss(MissReason.EVICTED, 0, 5)
+
+
+def test_a_part_is_kept_only_where_all_groups_can_copy_it() -> None:
+    pages = PageManager(4, PAGE, True, more=[PagePool(4)])
+    pages.pools[0].copy = lambda source, target: None
+    name = RequestID("a")
+    pages.claim(name)
+    pages.reserve(name, 5)
+    pages.commit(name, np.arange(5))
+    pages.release(name)
+    assert all(pool.with_content() == [] for pool in pages.pools)
+    assert not any(pool.is_cached(h) for pool in pages.pools for h in pages._known._parents)
+
+
+def test_trimmed_tables_have_no_pages_before_a_window_or_after_the_tokens() -> None:
+    for window, held in ((None, 4), (4, 1), (PAGE, 2)):
+        pages, name = PageManager(8, PAGE, window=window), RequestID("a")
+        pages.claim(name)
+        pages.reserve(name, 6 * PAGE)
+        pages.trim(name, 3 * PAGE + 3)
+        assert pages.used_pages == held
+        pages.check()
+
+
+def test_the_last_token_of_a_page_differs() -> None:
+    cache = Cache(4)
+    cache.run(list(range(PAGE + 1)))
+    reused, miss = cache.run([*range(PAGE - 1), 99, 98, 97])
+    assert (reused, miss) == (PAGE - 1, Miss(MissReason.CHANGED, PAGE - 1, 2))
 
 
 def test_the_oldest_pages_are_forgotten() -> None:

@@ -392,3 +392,13 @@ def test_a_batch_without_room_is_as_it_was() -> None:
         pages.reserve([again, chunk, second], 1)
     assert (again.start_idx, again.active_idx) == (0, 7)
     assert (chunk.start_idx, chunk.active_idx) == (0, 6)
+
+
+def test_a_page_before_an_image_that_a_window_has_passed_is_not_kept() -> None:
+    for window, kept in ((SIZE, 4), (12, 6)):
+        pages = RequestPages(PageManager(8, SIZE, True, window))
+        (pool,) = pages.pages.pools
+        pool.copy = lambda source, target: None
+        read(pages, vision(14, (6, 7, -1)))
+        assert read(pages, vision(14, (6, 7, -1))) == kept
+        assert sorted(pool._hash_of_page) == ([0] if window == SIZE else [0, 1])

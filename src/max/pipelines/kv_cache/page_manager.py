@@ -14,8 +14,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-import numpy as np
-
 from max.interfaces import RequestID
 from max.pipelines.kv_cache.known_pages import KnownPages, Miss
 from max.pipelines.kv_cache.page_pool import PagePool, pages_of
@@ -222,7 +220,8 @@ class PageManager:
         return self._table(request_id).miss
 
     def _can_be_copied(self, page_hash: bytes) -> bool:
-        return all(pool.copy and pool.is_cached(page_hash, on_device=True) for pool in self.pools)
+        # the swap area has full pages only to restore
+        return all(pool.is_cached(page_hash, on_device=True) for pool in self.pools)
 
     def _add_copy(self, table: PageTable, page_hash: bytes | None) -> bool:
         """Adds a copy of a cached page to all tables of a request, or to none."""
@@ -365,7 +364,7 @@ class PageManager:
         full, table.tail = len(table.hashes), None
         if (rest := tokens[full * self.page_size :]).size:
             parent = table.hashes[-1] if full else salt
-            # `_share_tail` copies the tokens, once for a request instead of once a step
+            # a view: the tokens are copied once, when the request ends, instead of once a step
             table.tail = Tail(parent, rest, contents_within(contents, full, self.page_size))
 
     def truncate(self, request_id: RequestID, length: int) -> int:
@@ -445,9 +444,9 @@ class PageManager:
 
     def _share_tail(self, table: PageTable, tail: Tail) -> None:
         """Keeps the last page of a request, which is not full, for sequences that go on after its tokens."""
-        tail = Tail(tail.parent, np.array(tail.tokens, np.int64), tail.contents)
         index, groups = len(table.hashes), zip(self.pools, table.groups, strict=True)
-        if not all(p.copy and g.returned <= index < len(g.pages) for p, g in groups):
+        # a window passes this page if tokens after it are not shared, as those of an image without a hash
+        if not all(p.copy and g.returned <= index for p, g in groups):
             return
         page_hash = tail_hash_of(tail)
         for pool, group in zip(self.pools, table.groups, strict=True):
