@@ -74,7 +74,7 @@ def test_many_conversations_and_a_long_one(page: Page) -> None:
     page.click("#conversations .open")
     page.wait("document.querySelectorAll('.turn').length === 300")
     counts, wrong = page.run("return [window.counts, window.wrong]")
-    assert 1 <= counts[0] <= 20 and len(counts) > 5 and not wrong
+    assert 1 <= counts[0] <= 20 and len(counts) > 3 and not wrong
     page.wait("!document.querySelector('.turn:last-child .text > .plain')")
     # the end is seen, and what is far from it is drawn later
     end = "const s = document.querySelector('#scroll'); return s.scrollHeight - s.scrollTop - s.clientHeight"

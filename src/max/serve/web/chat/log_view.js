@@ -6,7 +6,7 @@ import { TurnView } from "./turn_view.js";
 const NEAR = "1200px 0px";
 const AT_END = 60;
 const FIRST_TURNS = 16;
-const PIECE = 32;
+const PIECE = 72;
 
 export class LogView {
   constructor(actions) {
