@@ -27,8 +27,8 @@ from max.pipelines.gguf.tensor_names import decoder_weights
 from max.pipelines.kv_cache.memory import group_shapes
 from max.pipelines.models.decoder.fused_weights import split_fused
 from max.pipelines.models.decoder.graph import build_graph
-from max.pipelines.models.decoder.model import DecoderModel, gguf_layout
-from max.pipelines.models.decoder.weights import weights_registry, with_embedding
+from max.pipelines.models.decoder.model import DecoderModel
+from max.pipelines.models.decoder.weights import gguf_layout, weights_registry, with_embedding
 from tests.nn.harness import Array, session
 
 VARIANTS: dict[str, dict[str, Any]] = {

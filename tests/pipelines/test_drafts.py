@@ -648,16 +648,17 @@ def test_what_cannot_draft() -> None:
         (),
         {"speculative_method": None, "num_speculative_tokens": 4, "drafts_tokens": True},
     )()
-    model = type("Model", (), {"verifies_drafts": False})()
-    assert DraftSteps.of(config, model, None, None, None) is None
+    model = type("Model", (), {"verifies_drafts": False, "load_drafting_head": lambda self: None})()
+    cache = type("Cache", (), {"slots": None})()
+    assert DraftSteps.of(config, model, None, cache, None) is None
     config.speculative_method = type("Method", (), {"value": "ngram"})()
     with pytest.raises(ConfigError, match="'ngram', and the model gives one token a step"):
-        DraftSteps.of(config, model, None, None, None)
+        DraftSteps.of(config, model, None, cache, None)
     model.verifies_drafts = True
     with pytest.raises(ConfigError, match="recurrent states, which cannot go back"):
-        DraftSteps.of(config, model, None, object(), None)
-    assert DraftSteps.of(config, model, None, None, None).most == 4
-    for values in (dict(speculative_method="eagle"), dict(num_speculative_tokens=0)):
+        DraftSteps.of(config, model, None, type("Cache", (), {"slots": object()})(), None)
+    assert DraftSteps.of(config, model, None, cache, None).most == 4
+    for values in (dict(speculative_method="medusa"), dict(num_speculative_tokens=0)):
         with pytest.raises(ConfigError, match=next(iter(values))):
             PipelineConfig(model_path=TINY, **values)
 

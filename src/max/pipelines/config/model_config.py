@@ -213,6 +213,7 @@ class MAXModelConfig(StrictConfig):
         "Copies of the model that share the requests, each on a device of its own.", default=1
     )
     _kv_cache_config: KVCacheConfig = field(default_factory=KVCacheConfig)
+    _known_ends: dict[Any, bool] = field(default_factory=dict)
 
     pipeline_config: ClassVar[Any] = None
     """The configuration that this is a part of; None: it stands alone."""
@@ -467,6 +468,24 @@ class MAXModelConfig(StrictConfig):
             else:
                 total += path.stat().st_size
         return total * self.data_parallel_degree
+
+    def has_weight(self, ends: tuple[str, ...]) -> bool:
+        """Whether a weight has a name that ends in one of some texts; the answer is kept.
+
+        Args:
+            ends: The ends of names.
+        """
+        paths = self.weight_paths()
+        key = (ends, *paths)
+        if key not in self._known_ends:
+            readers = ((ENTRY_READERS.get(path.suffix.lower()), path) for path in paths)
+            self._known_ends[key] = any(
+                entry.name.endswith(ends)
+                for read, path in readers
+                if read is not None
+                for entry in read(path)
+            )
+        return self._known_ends[key]
 
     def load_weights(self) -> Weights:
         """Opens the weight files.

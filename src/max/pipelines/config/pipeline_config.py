@@ -119,7 +119,8 @@ class PipelineConfig(StrictConfig):
     )
     speculative_method: SpeculativeMethod | None = option(
         "How tokens are drafted, several of which one step verifies: ngram (by look-up in the request's own text and "
-        "in recent answers), standalone (by --draft-model), none, or auto (ngram where the model can verify drafts). "
+        "in recent answers), mtp (by layers of the checkpoint that predict further tokens), standalone (by "
+        "--draft-model), none, or auto (ngram where the model can verify drafts, and mtp where there are such layers). "
         "Not set: standalone with a draft model; else auto in `max serve`, and none elsewhere.",
         default=None,
     )

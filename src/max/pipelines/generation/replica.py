@@ -96,9 +96,7 @@ class Replica(Generic[TextGenerationContextType]):
         self.cache = load_cache(self.model, config, session, available)
         self.cache.adapters = self.adapters
         self._sampler = Sampler(session, self._device, config.sampling_config)
-        self.drafts = DraftSteps.of(
-            config, self.model, self._sampler, self.cache.slots, constraints
-        )
+        self.drafts = DraftSteps.of(config, self.model, self._sampler, self.cache, constraints)
         self.loop = DecodeLoop.of(session, self.model)
         self.reader: StepReader | None = None
         """Delivers the tokens of an execution of several steps while it runs; None: nobody does."""

@@ -142,7 +142,7 @@ class SpeculativeDecodingTextGenerationPipeline(
                 pipeline_config,
                 replica.model,
                 self._sampler,
-                replica.cache.slots,
+                replica.cache,
                 self._constraints,
                 self._drafter,
             )

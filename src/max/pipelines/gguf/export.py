@@ -31,6 +31,7 @@ from max.pipelines.models.blocks.delta_net import DeltaNetForm
 from max.pipelines.models.decoder.config import DecoderConfig
 from max.pipelines.models.decoder.fused_weights import split_fused
 from max.pipelines.models.decoder.model import DecoderModel
+from max.pipelines.models.decoder.weight_names import PREDICTION_LAYER
 from max.pipelines.models.decoder.weights import with_embedding
 from max.pipelines.registry import PIPELINE_REGISTRY
 from max.pipelines.tokenization.hf_tokenizer import active_tokenizer
@@ -156,8 +157,9 @@ def _model_weights(
     weights = model.weight_names.from_safetensors(stored)
     config, weights = with_embedding(model.shape_by_weights(config, weights), weights)
     weights = split_fused(config, weights)
-    further = tuple(
-        f"layers.{config.num_layers + index}." for index in range(config.prediction_layers)
+    further = (
+        f"{PREDICTION_LAYER}.",
+        *(f"layers.{config.num_layers + index}." for index in range(config.prediction_layers)),
     )
     weights = {key: value for key, value in weights.items() if not key.startswith(further)}
     if config.tie_word_embeddings:

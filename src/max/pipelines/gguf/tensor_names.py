@@ -79,6 +79,12 @@ GGUF_LAYER = {
     "ssm_d": "mixer.D",
     "ssm_norm": "mixer.norm",
     "ssm_out": "mixer.out_proj",
+    "nextn.eh_proj": "eh_proj",
+    "nextn.embed_tokens": "embed_tokens",
+    "nextn.enorm": "enorm",
+    "nextn.hnorm": "hnorm",
+    "nextn.shared_head_head": "shared_head.head",
+    "nextn.shared_head_norm": "shared_head.norm",
 }
 """Parts of GGUF names within a layer, with or without the end ``weight`` or ``bias``, and the decoder's parts."""
 
@@ -107,7 +113,7 @@ def decoder_weights(form: GGUFForm, tensors: Mapping[str, Any]) -> dict[str, Wei
     weights = {
         _own_name(name, layer, top): _data(value)
         for name, value in tensors.items()
-        if name not in stacked and not name.endswith(_TABLES) and ".nextn." not in name
+        if name not in stacked and not name.endswith(_TABLES)
     }
     for name, own in stacked.items():
         weights |= _unstacked_weights(own, _data(tensors[name]))

@@ -67,6 +67,7 @@ class PageManager:
         self._known = KnownPages(4 * max(pool.num_pages for pool in self.pools))
         self._windowed = any(pool.window is not None for pool in self.pools)
         self._tables: dict[RequestID, PageTable] = {}
+        self._claims = 0
         self.reused_tokens = 0
         """The number of tokens that prefix caching saved; a request counts from its first step on."""
 
@@ -109,7 +110,17 @@ class PageManager:
         """
         if request_id in self._tables:
             raise ValueError(f"KV cache: request {request_id} has a page table already")
-        self._tables[request_id] = PageTable([GroupTable() for _ in self.pools])
+        groups = [GroupTable() for _ in self.pools]
+        self._tables[request_id] = PageTable(groups, number=self._claims)
+        self._claims += 1
+
+    def opening(self, request_id: RequestID) -> tuple[int, int]:
+        """How many tables were opened before that of a request, and the number of reused tokens it started with.
+
+        Raises:
+            KeyError: The request has no table.
+        """
+        return (table := self._table(request_id)).number, table.prefix
 
     def pages(self, request_id: RequestID, group: int = 0) -> list[int]:
         """The table of a request: page ``i`` holds its tokens from ``i * page_size`` on.
@@ -191,6 +202,7 @@ class PageManager:
         # a page that is not full is copied, as its owner still writes to it
         copied = found.length if self._add_copy(table, found.page_hash) else 0
         table.reused += copied
+        table.prefix = table.reused
         table.miss = self._known.miss(tokens, salt, table.reused, found, found.longest > copied)
         return table.reused
 

@@ -70,6 +70,10 @@ class PageTable:
     """The tokens after the last full page that are in the cache."""
     forgotten: bool = False
     """Whether the cache was emptied since the table was opened."""
+    number: int = 0
+    """The number of tables that were opened before."""
+    prefix: int = 0
+    """The number of tokens that it started with."""
     miss: Miss | None = None
     """Why no more tokens were reused."""
 

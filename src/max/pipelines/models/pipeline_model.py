@@ -135,6 +135,12 @@ class PipelineModel(ABC, Generic[BaseContextType]):
             other: The other model.
         """
 
+    def load_drafting_head(self) -> PipelineModel[BaseContextType] | None:
+        """A head that the checkpoint brings, which drafts this model's tokens as a model with the same cache; None:
+        there is none.
+        """
+        return None
+
     @property
     def signal_buffers(self) -> list[Tensor]:
         """Buffers of the collectives between devices, one per device; empty on a single device."""

@@ -23,6 +23,9 @@ from max.pipelines.core.reasoning import ReasoningLimit
 SEED_MASK = (1 << 64) - 1
 """Seeds have 64 bits."""
 
+SEED_STEP = 0x9E3779B97F4A7C15
+"""What a seed has more whose tokens are sampled as those of another one, each a position later."""
+
 
 def step_seed(seed: int, position: int) -> int:
     """The seed of one token, a function of the request's seed and the token's position.
@@ -37,7 +40,7 @@ def step_seed(seed: int, position: int) -> int:
         64 mixed bits (splitmix64).
     """
     # mixed, as neighboring seeds and positions must give unrelated values
-    z = (seed + (position + 1) * 0x9E3779B97F4A7C15) & SEED_MASK
+    z = (seed + (position + 1) * SEED_STEP) & SEED_MASK
     z = ((z ^ (z >> 30)) * 0xBF58476D1CE4E5B9) & SEED_MASK
     z = ((z ^ (z >> 27)) * 0x94D049BB133111EB) & SEED_MASK
     return z ^ (z >> 31)

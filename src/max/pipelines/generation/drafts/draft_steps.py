@@ -15,12 +15,14 @@ from max.pipelines.core.native_calls import native_calls
 from max.pipelines.core.text_context import TextContext, draft_length
 from max.pipelines.generation.drafts.drafted_rows import DraftedRows
 from max.pipelines.generation.drafts.drafter import Drafter, DraftersInTurn
+from max.pipelines.generation.drafts.head import HeadDrafter
 from max.pipelines.generation.drafts.lengths import DraftLengths
 from max.pipelines.generation.drafts.lookup import LookupDrafter
 from max.pipelines.generation.drafts.recent_answers import RecentAnswersDrafter
+from max.pipelines.generation.steps.decode_loop import DecodeLoop
 from max.pipelines.generation.steps.prompt_logits import wants_prompt_logits
 from max.pipelines.generation.steps.step_tokens import reasoning_limit
-from max.pipelines.kv_cache.state_slots import StateSlots
+from max.pipelines.kv_cache.manager import PagedKVCacheManager
 from max.pipelines.models.inputs import ModelOutputs
 from max.pipelines.models.pipeline_model import PipelineModel
 from max.pipelines.sampling.sampler import Sampler
@@ -68,7 +70,7 @@ class DraftSteps:
         config: PipelineConfig,
         model: PipelineModel[Any],
         sampler: Sampler,
-        slots: StateSlots | None,
+        cache: PagedKVCacheManager,
         constraints: Constraints,
         drafter: Drafter | None = None,
     ) -> DraftSteps | None:
@@ -78,7 +80,7 @@ class DraftSteps:
             config: The configuration, resolved.
             model: The model.
             sampler: Chooses tokens.
-            slots: The slots of its recurrent states; None: it has none.
+            cache: Its cache.
             constraints: The grammars of requests.
             drafter: Proposes the tokens; None: the one that the configuration names.
 
@@ -88,6 +90,7 @@ class DraftSteps:
         method = config.speculative_method
         if method is None or not config.drafts_tokens:
             return None
+        slots = cache.slots
         if slots is not None or not model.verifies_drafts:
             if method is SpeculativeMethod.auto:
                 return None
@@ -101,7 +104,9 @@ class DraftSteps:
                 "Leave --speculative-method out.",
             )
         most = config.num_speculative_tokens
-        return cls(drafter or _look_up(), most, sampler, constraints)
+        if drafter is None:
+            drafter = _drafter_of(config, model, cache)
+        return cls(drafter, most, sampler, constraints)
 
     def warm_up(self) -> None:
         """Loads the graph that samples the rows of drafts before the first draft; thread-safe."""
@@ -151,33 +156,45 @@ class DraftSteps:
         if chunks:
             self._drafter.read(chunks)
         if contexts and self.lengths.may_draft(len(batch)):
-            begin = time.perf_counter()
-            count = self._draft(contexts, most, len(batch))
-            self.lengths.drafting(count, time.perf_counter() - begin)
+            self._draft(contexts, most, len(batch))
         if chunks:
             self._last = []
         self._ended = time.perf_counter()
 
-    def _draft(self, contexts: list[TextContext], most: list[int], requests: int) -> int:
-        """Drafts tokens of requests; returns their number."""
-        drafter, count = self._drafter, 0
-        if drafter.takes_steps:
-            for row, context in enumerate(contexts):
-                most[row] = self.lengths.length(context.request_id, requests, count, most[row])
-                count += most[row]
-            contexts = [context for context, length in zip(contexts, most, strict=True) if length]
-            most = list(filter(None, most))
-        proposed = drafter.propose_all(contexts, most) if contexts else []
-        count = 0
-        for context, tokens in zip(contexts, proposed, strict=True):
-            length = len(tokens)
-            if tokens and not drafter.takes_steps:
-                length = self.lengths.length(
-                    context.request_id, requests, count, length, drafter.kind(context)
-                )
-            context.set_draft(_allowed(context, tokens[:length]))
-            count += context.draft_length
-        return count
+    def _draft(self, contexts: Sequence[TextContext], most: Sequence[int], requests: int) -> None:
+        """Drafts tokens of requests: each drafter those of the requests that the ones before it have no guess for."""
+        left, count = list(zip(contexts, most, strict=True)), 0
+        for first_kind, drafter in self._drafter.parts:
+            if not left:
+                break
+            begin, before = time.perf_counter(), count
+            if drafter.takes_steps:
+                # before they are drafted: each token takes time
+                asked, planned = list[tuple[TextContext, int]](), count
+                for context, room in left:
+                    length = self.lengths.length(
+                        context.request_id, requests, planned, room, first_kind
+                    )
+                    planned += length
+                    if length:
+                        asked.append((context, length))
+            else:
+                asked = left
+            own = [context for context, _ in asked]
+            proposed = drafter.propose_all(own, [n for _, n in asked]) if asked else []
+            for context, tokens in zip(own, proposed, strict=True):
+                length = len(tokens)
+                if not tokens:
+                    continue
+                self._drafter.drafted_by(context.request_id, drafter)
+                if not drafter.takes_steps:
+                    kind = self._drafter.kind(context)
+                    length = self.lengths.length(context.request_id, requests, count, length, kind)
+                context.set_draft(_allowed(context, tokens[:length]))
+                count += context.draft_length
+            seconds = time.perf_counter() - begin
+            self.lengths.drafting(count - before, seconds, first_kind)
+            left = [(context, room) for context, room in left if not context.draft_length]
 
     def forget(self, request_id: RequestID) -> None:
         """Forgets a request that has ended."""
@@ -276,9 +293,19 @@ class DraftSteps:
         self.verified += 1
 
 
-def _look_up() -> Drafter:
-    """Look-up in recent answers, of which a longer run must be equal, then in the request's own text."""
-    return DraftersInTurn([RecentAnswersDrafter(), LookupDrafter()])
+def _drafter_of(
+    config: PipelineConfig, model: PipelineModel[Any], cache: PagedKVCacheManager
+) -> Drafter:
+    """The drafter of a configuration: look-up in recent answers, of which a longer run must be equal, then in the
+    request's own text, which costs no step; then a head of the checkpoint; only this one if the configuration says so.
+    """
+    drafters: list[Drafter] = [RecentAnswersDrafter(), LookupDrafter()]
+    if config.speculative_method is SpeculativeMethod.mtp:
+        drafters = []
+    if (head := model.load_drafting_head()) is not None:
+        loop = DecodeLoop.of(model.session, head)
+        drafters.append(HeadDrafter(head, cache, loop, config.prefill_chunk_size))
+    return DraftersInTurn(drafters)
 
 
 def _needs_single_tokens(context: TextGenerationContext) -> bool:

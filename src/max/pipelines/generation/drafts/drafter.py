@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from max.interfaces import RequestID
 from max.pipelines.core.text_context import TextContext
 
-__all__ = ["Drafter", "DraftersInTurn"]
+__all__ = ["KINDS", "Drafter", "DraftersInTurn"]
 
 KINDS = 8
 """The number of kinds of drafts that are told apart for a drafter among others."""
@@ -19,6 +19,21 @@ class Drafter(ABC):
 
     takes_steps = False
     """Whether each drafted token takes a step of a model, so that the length of a draft is chosen before it is made."""
+
+    @property
+    def parts(self) -> Sequence[tuple[int, Drafter]]:
+        """The drafters that are asked in turn, each for the requests that the ones before have no guess for, with the
+        first number of the kinds of its drafts.
+        """
+        return ((0, self),)
+
+    def drafted_by(self, request_id: RequestID, drafter: Drafter) -> None:  # noqa: B027  optional
+        """Tells which of `parts` has drafted tokens of a request.
+
+        Args:
+            request_id: The request.
+            drafter: The drafter.
+        """
 
     @abstractmethod
     def propose(self, context: TextContext, most: int) -> Sequence[int]:
@@ -109,8 +124,16 @@ class DraftersInTurn(Drafter):
 
     def __init__(self, drafters: Sequence[Drafter]) -> None:
         self._drafters = list(drafters)
-        self.takes_steps = any(drafter.takes_steps for drafter in drafters)
         self._proposed: dict[RequestID, Drafter] = {}
+
+    @property
+    def parts(self) -> Sequence[tuple[int, Drafter]]:
+        """The drafters; see `Drafter.parts`."""
+        return [(KINDS * index, drafter) for index, drafter in enumerate(self._drafters)]
+
+    def drafted_by(self, request_id: RequestID, drafter: Drafter) -> None:
+        """See `Drafter.drafted_by`."""
+        self._proposed[request_id] = drafter
 
     def propose(self, context: TextContext, most: int) -> Sequence[int]:
         """The guess of the first drafter that has one.
@@ -142,7 +165,7 @@ class DraftersInTurn(Drafter):
             for row, own in zip(open_rows, proposed, strict=True):
                 tokens[row] = own
                 if own:
-                    self._proposed[contexts[row].request_id] = drafter
+                    self.drafted_by(contexts[row].request_id, drafter)
             open_rows = [row for row in open_rows if not tokens[row]]
         return tokens
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from max._dataclass import dataclass
 from max.interfaces import RequestID
+from max.pipelines.generation.drafts.drafter import KINDS
 
 __all__ = ["DraftLengths", "StepSeconds"]
 
@@ -163,7 +164,8 @@ class DraftLengths:
         self._shares: dict[RequestID, dict[int, _Share]] = {}
         self._all: dict[int, _Share] = {}
         self._credit: float | None = None
-        self._drafting: _Seconds | None = None  # seconds for each drafted token
+        self._drafting: dict[int, _Seconds] = {}  # for each drafted token, by drafter
+        self._spent = 0.0  # for drafting since the last step
         self._run = 0  # steps with drafts since the last plain one
         self._rest = 0  # plain steps since the last one with drafts
         self._after: _Seconds | None = (
@@ -210,7 +212,8 @@ class DraftLengths:
         if plain is None or not self.may_draft(requests):
             return 0
         share, before = self.share(request_id, kind), self.seconds.of(requests, drafted) or plain
-        drafting = 0.0 if self._drafting is None else self._drafting.mean
+        known = self._drafting.get(kind // KINDS)
+        drafting = 0.0 if known is None else known.mean
         # a run of drafts makes the execution after it slower, which has to prepare all its inputs
         after = 0.0 if self._run or self._after is None else self._after.mean
         # tokens a second, which a draft must raise
@@ -273,11 +276,11 @@ class DraftLengths:
                 for share in () if shares is None else shares.values():
                     share.fade(FADING_WITHOUT**steps)
         if plain is None or self._credit is None:
+            self._spent = 0.0
             return
         if drafted:
             # as it is estimated from several steps: a slow one may be slow for another reason
-            spent = (self.seconds.of(requests, drafted) or seconds) - plain
-            spent += drafted * (0.0 if self._drafting is None else self._drafting.mean)
+            spent = (self.seconds.of(requests, drafted) or seconds) - plain + self._spent
             self._credit += accepted * plain / requests - spent
         elif run:
             more = max(seconds - plain, 0.0) * steps
@@ -288,21 +291,27 @@ class DraftLengths:
             self._credit -= self._after.mean
         else:
             self._credit += ALLOWANCE * plain * steps
+        self._spent = 0.0
         self._credit = min(self._credit, MOST_CREDIT * plain)
 
-    def drafting(self, drafted: int, seconds: float) -> None:
-        """Records how long drafting took.
+    def drafting(self, drafted: int, seconds: float, kind: int = 0) -> None:
+        """Records how long a drafter took.
 
         Args:
             drafted: The number of drafted tokens.
             seconds: The duration.
+            kind: A kind of its drafts.
         """
-        if drafted and self._drafting is None:
-            self._drafting = _Seconds(seconds / drafted)
-        elif self._drafting is not None and drafted:
-            self._drafting.add(seconds / drafted)
-        elif self._credit is not None:
-            self._credit -= seconds  # nothing was found
+        if not drafted:
+            if self._credit is not None:
+                self._credit -= seconds  # nothing was found
+            return
+        known = self._drafting.get(kind // KINDS)
+        if known is None:
+            known = self._drafting[kind // KINDS] = _Seconds(seconds / drafted)
+        else:
+            known.add(seconds / drafted)
+        self._spent += drafted * known.mean
 
     def forget(self, request_id: RequestID) -> None:
         """Forgets a request that has ended."""

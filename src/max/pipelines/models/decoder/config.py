@@ -25,7 +25,10 @@ from max.pipelines.models.blocks.rope import RopeConfig
 from max.pipelines.models.blocks.side_by_side import SideBySideForm
 from max.pipelines.models.decoder.cache_layout import CacheLayout, cache_layout
 
-__all__ = ["DecoderConfig"]
+__all__ = ["NORMED_STATE", "DecoderConfig"]
+
+NORMED_STATE = -1
+"""Of `DecoderConfig.stored_states`: the hidden state after the norm that follows the last block."""
 
 Form = TypeVar("Form")
 
@@ -60,8 +63,13 @@ class DecoderConfig:
         qkv_layout: How a checkpoint's fused projection stores its rows: all queries, all keys, all values
             (``rows``), or for each KV head its queries, its key and its value (``heads``).
         quantization: The format of a GPTQ checkpoint's projections.
-        prediction_layers: The number of further layers that a checkpoint stores for multi-token prediction; they are
-            not used.
+        prediction_layers: The number of further layers that a checkpoint stores for multi-token prediction; the first
+            one may draft tokens (`max.pipelines.models.decoder.drafting_head`).
+        prediction_reads_state_first: Whether such a layer has the hidden state before the embedding.
+        stored_states: The hidden states that the cache keeps of each token for a head that drafts: the number of blocks
+            after which each is taken, or `NORMED_STATE`.
+        head_block: The block of that head, whose keys are in the cache too; None: there is none.
+        blocks_of_model: For the config of such a head, the blocks of the model whose cache it shares.
     """
 
     hidden_size: int
@@ -87,6 +95,10 @@ class DecoderConfig:
     qkv_layout: Literal["rows", "heads"] = "rows"
     quantization: QuantizationConfig | None = None
     prediction_layers: int = 0
+    prediction_reads_state_first: bool = False
+    stored_states: tuple[int, ...] = ()
+    head_block: Block | None = None
+    blocks_of_model: tuple[Block, ...] = ()
 
     # the parts of blocks --------------------------------------------------------------------------
 
@@ -232,8 +244,15 @@ class DecoderConfig:
 
     @property
     def cache(self) -> CacheLayout:
-        """The places of the blocks in the cache."""
-        return cache_layout(self.blocks, self.max_position_embeddings)
+        """The places of the blocks in the cache, which a model and the head that drafts for it share."""
+        first, head = (
+            len(self.blocks_of_model),
+            () if self.head_block is None else (self.head_block,),
+        )
+        layout = cache_layout(
+            (*self.blocks_of_model, *self.blocks, *head), self.max_position_embeddings
+        )
+        return layout._replace(places=layout.places[first : first + self.num_layers])
 
     @property
     def states(self) -> tuple[RecurrentState, ...]:
@@ -261,7 +280,7 @@ class DecoderConfig:
         self, dtype: DType, page_size: int, *, n_devices: int = 1, **options: Any
     ) -> KVCacheParams:
         """The shape of the KV cache: keys and values of each head, or one latent for all heads, in one or several
-        groups of layers; index keys are a separate group.
+        groups of layers; index keys are a separate group, and so are stored hidden states, the last one.
 
         If there are more devices than KV heads, the shape counts each copy of a head.
 
@@ -290,6 +309,8 @@ class DecoderConfig:
             for keys, members in layout.groups
             if keys is not None and keys.index_dim is not None
         ]
+        if self.stored_states:
+            groups.append(CacheGroup(len(self.stored_states), 1, self.hidden_size, None, True))
         latent = any(keys is not None and keys.is_latent for keys, _ in layout.groups)
         if latent and dtype.size_in_bytes < 2:
             raise ConfigError(

@@ -14,6 +14,7 @@ import numpy as np
 
 from max.dtype import DType
 from max.graph import DeviceRef, Dim, Graph, TensorValue, ops
+from max.nn.kernels.cache import store_rows
 from max.nn.kv_cache import KVCacheParams
 from max.nn.kv_cache.cache_values import PagedCacheValues
 from max.nn.layer import Layer, Module
@@ -30,7 +31,7 @@ from max.pipelines.models.blocks.mixer import Mixer, Site
 from max.pipelines.models.blocks.norms import norm_layer
 from max.pipelines.models.blocks.per_layer import PerLayerEmbeddings, rounded_factor
 from max.pipelines.models.blocks.rope import RopeConfig
-from max.pipelines.models.decoder.config import DecoderConfig
+from max.pipelines.models.decoder.config import NORMED_STATE, DecoderConfig
 
 __all__ = ["Decoder"]
 
@@ -148,7 +149,10 @@ class Decoder(Transformer):
     def _cache_of(self, block: Block, group: int, cache: Cache) -> Cache:
         """The part of the cache that a block uses: its group, or all groups if it stores data in each."""
         keys = None if block.mixer is None else block.mixer.keys
-        return cache if keys is not None and keys.index_dim is not None else cache.group(group)
+        if keys is None or keys.index_dim is None:
+            return cache.group(group)
+        # all groups but that of stored states
+        return replace(cache, groups=cache.groups[: -1 if self.config.stored_states else None])
 
     def split_output(self, parts: Callable[[TensorValue], TensorValue]) -> None:
         """Replaces the output layer by its parts on several devices.
@@ -224,6 +228,8 @@ class Decoder(Transformer):
         h = self.states(h) if several else h
         h = self._decode(h, kv_collection, tables, input_row_offsets)
         h = self.states.joined_states(h) if several else h
+        if NORMED_STATE in self.config.stored_states:
+            self._store_state(NORMED_STATE, self.norm(h), kv_collection, input_row_offsets)
         return self._outputs(h, return_n_logits, input_row_offsets)
 
     def _embedded_tokens(self, tokens: TensorValue, positions: TensorValue | None) -> TensorValue:
@@ -251,6 +257,8 @@ class Decoder(Transformer):
         first_of = groups_of_same_form(list(self.layers)) if self.use_subgraphs else indices
         subgraphs: dict[int, Graph] = {}
         for index, layer in enumerate(self.layers):
+            if index in self.config.stored_states:
+                self._store_state(index, h, kv_collection, input_row_offsets)
             group, place = self._layout.places[index]
             layer_idx = ops.constant(np.array(place, np.uint32), DType.uint32, h.device)
             cache = self._cache_of(self.config.blocks[index], group, kv_collection)
@@ -291,6 +299,31 @@ class Decoder(Transformer):
                 prefix=prefix,
             )[0].tensor
         return h
+
+    def _store_state(
+        self,
+        place: int,
+        h: TensorValue,
+        kv_collection: PagedCacheValues,
+        input_row_offsets: TensorValue,
+    ) -> None:
+        """Writes hidden states of the new tokens to the cache, for a head that drafts.
+
+        Args:
+            place: An element of the config's ``stored_states``.
+            h: The hidden states ``[total_seq_len, hidden_size]``.
+            kv_collection: The cache.
+            input_row_offsets: The first row of each sequence, uint32 ``[batch + 1]``.
+        """
+        group = len(self.kv_params.groups)
+        index = np.array(self.config.stored_states.index(place), np.uint32)
+        store_rows(
+            self.kv_params.group(group),
+            h,
+            input_row_offsets,
+            kv_collection.group(group),
+            ops.constant(index, DType.uint32, h.device),
+        )
 
     def _logits(self, h: TensorValue) -> TensorValue:
         """The logits of hidden states in float32."""

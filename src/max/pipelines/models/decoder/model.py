@@ -2,21 +2,21 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from types import MappingProxyType
 from typing import TypeVar
 
 import numpy as np
 
-from max.driver import DLPackArray, Tensor
+from max.driver import Device, Tensor
 from max.dtype import DType
 from max.engine import InferenceSession, Model
-from max.engine.load.staged_graphs import describe_staging, load_staged_graph
 from max.engine.sampling_device import sampling_device
-from max.graph import DeviceRef, Graph
 from max.graph.weights import WeightData, WeightsFormat
 from max.nn.kv_cache.cache_params import KVCacheParams
 from max.nn.kv_cache.manager import KVCacheInputs
+from max.nn.transformer import ReturnLogits
 from max.pipelines.adapters.base import base_of
 from max.pipelines.adapters.manager import LoRAManager
 from max.pipelines.adapters.sites import AdapterLayout, AdapterShape
@@ -27,23 +27,27 @@ from max.pipelines.config.pipeline_config import PipelineConfig
 from max.pipelines.core import TextContext
 from max.pipelines.core.exceptions import ConfigError
 from max.pipelines.gguf.form import GGUFForm
-from max.pipelines.models.blocks.attention import AttentionForm
-from max.pipelines.models.blocks.block import Block
-from max.pipelines.models.blocks.delta_net import DeltaNetForm
 from max.pipelines.models.decoder.config import DecoderConfig
 from max.pipelines.models.decoder.decoder import Decoder
+from max.pipelines.models.decoder.drafting_head import (
+    PredictionHead,
+    drafts_by_head,
+    head_config,
+    head_weights,
+    with_head,
+)
 from max.pipelines.models.decoder.fused_weights import split_fused
-from max.pipelines.models.decoder.gptq import gptq_v1, is_gptq, stores_plain_zeros
-from max.pipelines.models.decoder.graph import build_graph
+from max.pipelines.models.decoder.gptq import gptq_v1, stores_plain_zeros
+from max.pipelines.models.decoder.load_graph import load_decoder_graph
 from max.pipelines.models.decoder.step_record import StepRecord
 from max.pipelines.models.decoder.weight_names import WeightNames
-from max.pipelines.models.decoder.weights import is_quantized, weights_registry, with_embedding
+from max.pipelines.models.decoder.weights import gguf_layout, is_quantized, with_embedding
 from max.pipelines.models.graph_model import GraphModel
 from max.pipelines.models.inputs import ModelInputs, ModelOutputs, ragged_tokens
 from max.pipelines.models.kv_cache import KVCacheMixin
 from max.pipelines.models.pipeline_model import PipelineModel
 
-__all__ = ["DecoderInputs", "DecoderModel", "gguf_layout"]
+__all__ = ["DecoderInputs", "DecoderModel"]
 
 T = TypeVar("T")
 
@@ -92,6 +96,9 @@ class DecoderModel(GraphModel[TextContext], KVCacheMixin):
 
     _adapters: LoRAManager | None = None
 
+    _head_config: DecoderConfig | None = None  # of the head that drafts tokens
+    _head_weights: Mapping[str, WeightData] = MappingProxyType({})
+
     gguf: tuple[GGUFForm, ...] = ()
     """The forms of the architecture in GGUF files; the first one has the names of all."""
 
@@ -105,16 +112,13 @@ class DecoderModel(GraphModel[TextContext], KVCacheMixin):
             UserError: config.json does not fit the architecture.
             WeightsError: The weights do not.
         """
-        params = self.get_kv_params(
-            self.huggingface_config,
-            len(self.devices),
-            self.kv_cache_config,
-            self.kv_cache_config.cache_dtype(self.encoding.cache_dtype),
-        )
         state_dict = self.renamed_weights(
             self.own_weights(dict(self.weights.items())), self.weight_names.from_safetensors
         )
         config, state_dict = with_embedding(self.configure(state_dict), state_dict)
+        if self.drafts_by_head(self.pipeline_config, self.huggingface_config):
+            config = with_head(config)
+        params = self._cache_params(config)
         shape = self._adapter_shape(state_dict)
         if config.quantization is not None and stores_plain_zeros(self.huggingface_config):
             state_dict = gptq_v1(state_dict, config.quantization.bits)
@@ -129,37 +133,53 @@ class DecoderModel(GraphModel[TextContext], KVCacheMixin):
                 qkv_layout=self.config_class.from_huggingface(self.huggingface_config).qkv_layout,
             )
             self._adapters = LoRAManager(base, AdapterLayout.of(decoder, shape), shape)
-        devices = [DeviceRef.from_device(device) for device in self.devices]
         self.samples_in_graph = sampling_device(session, self.devices[0]) == self.devices[0]
-        use_subgraphs = self.pipeline_config.model_config.use_subgraphs
+        if config.stored_states:
+            self._head_weights = head_weights(config, state_dict)
+            self._head_config = head_config(config, self._head_weights)
+        return load_decoder_graph(
+            session,
+            self.decoder_class,
+            config,
+            params,
+            self.dtype,
+            self.return_logits,
+            state_dict,
+            devices=self.devices,
+            with_sampling=self.samples_in_graph,
+            use_subgraphs=self.pipeline_config.model_config.use_subgraphs,
+            adapters=shape,
+        )
 
-        def stage() -> tuple[Graph, dict[str, DLPackArray]]:
-            """Stages the graph; returns it with the values of its weights."""
-            registry = weights_registry(self.decoder_class, config, params, self.dtype, state_dict)
-            graph = build_graph(
-                self.decoder_class,
-                config,
-                params,
-                self.dtype,
-                self.return_logits,
-                with_sampling=self.samples_in_graph,
-                devices=devices,
-                use_subgraphs=use_subgraphs,
-                state_dict=state_dict,
-                adapters=shape,
-            )
-            return graph, registry
+    def load_drafting_head(self) -> DecoderModel | None:
+        """See `PipelineModel.load_drafting_head`; each call loads it.
 
-        # the inputs of `stage`, as the key of a cached graph; GPTQ has none, as staging also reads elements of weights
-        description = None
-        if not is_gptq(state_dict):
-            arguments = (
-                self.decoder_class, config, params, self.dtype, self.return_logits, [*map(str, devices)], use_subgraphs,
-                self.samples_in_graph,
-                shape,
-            )  # fmt: skip
-            description = describe_staging(arguments, state_dict)
-        return load_staged_graph(session, description, state_dict, stage, self.dtype)
+        Raises:
+            WeightsError: The weights do not fit it.
+        """
+        config, weights = self._head_config, self._head_weights
+        if config is None:
+            return None
+        head = copy.copy(self)
+        head._adapters = None
+        head.samples_in_graph = True
+        head.model = load_decoder_graph(
+            self.session,
+            PredictionHead,
+            config,
+            self._cache_params(config),
+            self.dtype,
+            ReturnLogits.LAST_TOKEN,
+            weights,
+            devices=self.devices,
+            with_sampling=True,
+        )
+        return head
+
+    def _cache_params(self, config: DecoderConfig) -> KVCacheParams:
+        """The shape of the KV cache of a decoder."""
+        dtype = self.kv_cache_config.cache_dtype(self.encoding.cache_dtype)
+        return self._params_of(config, len(self.devices), self.kv_cache_config, dtype)
 
     def _adapter_shape(self, state_dict: Mapping[str, WeightData]) -> AdapterShape | None:
         """The memory for adapters; None: requests take none.
@@ -382,6 +402,17 @@ class DecoderModel(GraphModel[TextContext], KVCacheMixin):
             cache_dtype: The cache's dtype.
         """
         config = cls.config_class.from_huggingface(huggingface_config)
+        return cls._params_of(config, n_devices, kv_cache_config, cache_dtype)
+
+    @classmethod
+    def _params_of(
+        cls,
+        config: DecoderConfig,
+        n_devices: int,
+        kv_cache_config: KVCacheConfig,
+        cache_dtype: DType,
+    ) -> KVCacheParams:
+        """The shape of the KV cache of a decoder."""
         swaps = kv_cache_config.enable_kvcache_swapping_to_host and not config.states
         return config.cache_params(
             cache_dtype,
@@ -393,6 +424,41 @@ class DecoderModel(GraphModel[TextContext], KVCacheMixin):
                 kv_cache_config.host_kvcache_swap_space_gb if swaps else None
             ),
             n_devices=n_devices,
+        )
+
+    @classmethod
+    def cache_shape(
+        cls,
+        pipeline_config: PipelineConfig,
+        huggingface_config: HuggingFaceConfig,
+        devices: Sequence[Device],
+        kv_cache_config: KVCacheConfig,
+        cache_dtype: DType,
+    ) -> tuple[KVCacheParams, int]:
+        """See `PipelineModel.cache_shape`; with a head that drafts, the cache has its keys and what it reads."""
+        if not cls.drafts_by_head(pipeline_config, huggingface_config):
+            return super().cache_shape(
+                pipeline_config, huggingface_config, devices, kv_cache_config, cache_dtype
+            )
+        config = with_head(cls.config_class.from_huggingface(huggingface_config))
+        params = cls._params_of(config, len(devices), kv_cache_config, cache_dtype)
+        return params, config.num_cached_layers
+
+    @classmethod
+    def drafts_by_head(
+        cls, pipeline_config: PipelineConfig, huggingface_config: HuggingFaceConfig
+    ) -> bool:
+        """Whether a head that the checkpoint brings drafts the tokens.
+
+        Args:
+            pipeline_config: The configuration of the pipeline.
+            huggingface_config: The model's config.json.
+
+        Raises:
+            ConfigError: The configuration says that it does, and it cannot.
+        """
+        return drafts_by_head(
+            cls.config_class.from_huggingface(huggingface_config), pipeline_config
         )
 
     @classmethod
@@ -421,41 +487,6 @@ class DecoderModel(GraphModel[TextContext], KVCacheMixin):
         features = max((form.features for form in forms), default=config.hidden_size)
         floats_per_token = 4 * config.hidden_size + 2 * features
         return 4 * (tokens * floats_per_token + batch * config.vocab_size)
-
-
-def gguf_layout(
-    config: DecoderConfig, state_dict: Mapping[str, WeightData], interleaved: bool
-) -> DecoderConfig:
-    """The shape of a model whose weights are stored in the layout of GGUF files.
-
-    Args:
-        config: The shape, as read from the metadata.
-        state_dict: The weights by the decoder's names.
-        interleaved: Whether the family's files store the two elements of a rotated pair adjacently.
-    """
-    norm = replace(config.norm, offset=0.0)
-
-    def stored_block(block: Block) -> Block:
-        """The block with the weights of a file: sums of norms and their offsets, other rows."""
-        mixer = block.mixer
-        if isinstance(mixer, DeltaNetForm):
-            return replace(block, mixer=mixer.in_gguf())
-        if isinstance(mixer, AttentionForm) and mixer.qk_norm is not None:
-            spec = mixer.qk_norm
-            own = replace(spec, form=replace(spec.form, offset=0.0))
-            return replace(block, mixer=replace(mixer, qk_norm=own))
-        return block
-
-    config = replace(
-        config,
-        blocks=tuple(map(stored_block, config.blocks)),
-        # files do not state whether the output layer is tied; it is tied if they have no weight for it
-        tie_word_embeddings="lm_head.weight" not in state_dict,
-        norm=norm,
-        # fused projections are stored in layout ``rows``
-        qkv_layout="rows",
-    )
-    return config.with_attention(interleaved=True) if interleaved else config
 
 
 def _is_interleaved(rope_type: RopeType) -> bool:

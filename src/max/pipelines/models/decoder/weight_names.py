@@ -12,7 +12,9 @@ from max._dataclass import dataclass
 from max.driver import Tensor
 from max.graph.weights import WeightData
 
-__all__ = ["OUTPUT_NORMS", "SANDWICH_NORMS", "SharedMLPNames", "WeightNames"]
+__all__ = [
+    "OUTPUT_NORMS", "PREDICTION_LAYER", "SANDWICH_NORMS", "SharedMLPNames", "WeightNames",
+]  # fmt: skip
 
 OUTPUT_NORMS = {
     "post_attention_layernorm": "attention_output_norm",
@@ -22,6 +24,9 @@ OUTPUT_NORMS = {
 
 SANDWICH_NORMS = {**OUTPUT_NORMS, "pre_feedforward_layernorm": "post_attention_layernorm"}
 """The same for families that also normalize the inputs."""
+
+PREDICTION_LAYER = "prediction"
+"""The decoder's name of the first prediction layer of checkpoints that do not store it among the layers."""
 
 
 @dataclass(frozen=True)
@@ -53,6 +58,8 @@ class WeightNames:
         converted: Conversion functions of arrays, by the ends of the decoder's names, for weights in another form.
         unused: Ends of the names of buffers in safetensors files that the engine computes itself.
         unused_parts: Prefixes, after `prefix`, of the names of model parts that the decoder lacks.
+        prediction: Prefixes, after `prefix`, of the names of a prediction layer, mapped to the decoder's parts after
+            `PREDICTION_LAYER`; an empty part is the layer itself, whose names are those of other layers.
     """
 
     prefix: str | tuple[str, ...] = "model."
@@ -65,6 +72,7 @@ class WeightNames:
     converted: Mapping[str, Callable[[Any], Any]] = field(default_factory=dict)
     unused: tuple[str, ...] = ("rotary_emb.inv_freq", ".masked_bias", ".attn.bias")
     unused_parts: tuple[str, ...] = ()
+    prediction: Mapping[str, str] = field(default_factory=dict)
 
     def from_safetensors(
         self, state_dict: Mapping[str, Any], **kwargs: object
@@ -93,6 +101,11 @@ class WeightNames:
             stored: The name in the file.
         """
         name = self._without_prefix(stored)
+        for before, part in self.prediction.items():
+            if name.startswith(f"{before}."):
+                rest = name.removeprefix(f"{before}.")
+                own = f"{part}.{rest}" if part else _replaced_prefix(rest, self.layer)
+                return f"{PREDICTION_LAYER}.{own}"
         if name.startswith(self.layers):
             index, _, part = name.removeprefix(_first_prefix(name, self.layers)).partition(".")
             return f"layers.{index}.{_replaced_prefix(part, self.layer)}"

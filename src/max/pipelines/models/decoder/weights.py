@@ -17,11 +17,16 @@ from max.nn.kv_cache import KVCacheParams
 from max.nn.layers.linear import Linear
 from max.nn.transformer import ReturnLogits
 from max.pipelines.core.exceptions import WeightsError
+from max.pipelines.models.blocks.attention import AttentionForm
+from max.pipelines.models.blocks.block import Block
+from max.pipelines.models.blocks.delta_net import DeltaNetForm
 from max.pipelines.models.decoder.config import DecoderConfig
 from max.pipelines.models.decoder.decoder import Decoder
 from max.pipelines.models.decoder.gptq import gptq_linear, is_gptq, without_trivial_groups
+from max.pipelines.models.decoder.weight_names import PREDICTION_LAYER
 
 __all__ = [
+    "gguf_layout",
     "is_quantized",
     "own_output_layer",
     "quantized_decoder",
@@ -186,6 +191,7 @@ def _own_values(
     """
     first, count = config.num_layers, config.prediction_layers
     further = tuple(f"layers.{index}." for index in range(first, first + count))
+    further = (*further, f"{PREDICTION_LAYER}.")
     # files may have the keys of layers that read those of another one
     shared = tuple(
         f"layers.{index}.self_attn.{part}"
@@ -211,3 +217,38 @@ def _check_layers(config: DecoderConfig, state_dict: Mapping[str, WeightData]) -
             f"config.json has num_hidden_layers {config.num_layers}, the weight files have the "
             f"weights of {stored} layers"
         )
+
+
+def gguf_layout(
+    config: DecoderConfig, state_dict: Mapping[str, WeightData], interleaved: bool
+) -> DecoderConfig:
+    """The shape of a model whose weights are stored in the layout of GGUF files.
+
+    Args:
+        config: The shape, as read from the metadata.
+        state_dict: The weights by the decoder's names.
+        interleaved: Whether the family's files store the two elements of a rotated pair adjacently.
+    """
+    norm = replace(config.norm, offset=0.0)
+
+    def stored_block(block: Block) -> Block:
+        """The block with the weights of a file: sums of norms and their offsets, other rows."""
+        mixer = block.mixer
+        if isinstance(mixer, DeltaNetForm):
+            return replace(block, mixer=mixer.in_gguf())
+        if isinstance(mixer, AttentionForm) and mixer.qk_norm is not None:
+            spec = mixer.qk_norm
+            own = replace(spec, form=replace(spec.form, offset=0.0))
+            return replace(block, mixer=replace(mixer, qk_norm=own))
+        return block
+
+    config = replace(
+        config,
+        blocks=tuple(map(stored_block, config.blocks)),
+        # files do not state whether the output layer is tied; it is tied if they have no weight for it
+        tie_word_embeddings="lm_head.weight" not in state_dict,
+        norm=norm,
+        # fused projections are stored in layout ``rows``
+        qkv_layout="rows",
+    )
+    return config.with_attention(interleaved=True) if interleaved else config

@@ -1,0 +1,281 @@
+"""Heads that draft tokens: layers of a checkpoint that predict the token after the next one from a hidden state of the
+model and the next token (multi-token prediction, https://arxiv.org/abs/2412.19437).
+
+The head reads the hidden states that the model's graph has stored in the cache, and its own keys are in the pages of
+the model's. Its place ``i`` is for the hidden state of token ``i`` and for token ``i + 1``, and its logits are those of
+token ``i + 2``. It stores its own hidden state at place ``i + 1``, for the token that it predicts: so it writes further
+tokens as a model does, without the model. The model's next step overwrites these states.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import TypeVar
+
+from max.dtype import DType
+from max.graph import DeviceRef, Dim, TensorValue, ops
+from max.nn.kernels.cache import load_rows, store_rows
+from max.nn.kv_cache import KVCacheParams
+from max.nn.kv_cache.cache_values import PagedCacheValues
+from max.nn.layers.linear import Linear
+from max.nn.transformer import ReturnLogits
+from max.pipelines.config.enums import SpeculativeMethod
+from max.pipelines.config.pipeline_config import PipelineConfig
+from max.pipelines.core.exceptions import ConfigError
+from max.pipelines.models.blocks.attention import AttentionForm
+from max.pipelines.models.blocks.block import Block
+from max.pipelines.models.blocks.latent_attention import LatentForm
+from max.pipelines.models.decoder.config import NORMED_STATE, DecoderConfig
+from max.pipelines.models.decoder.decoder import Decoder
+from max.pipelines.models.decoder.weight_names import PREDICTION_LAYER
+
+__all__ = [
+    "PROJECTIONS", "PredictionHead", "drafts_by_head", "head_config", "head_weights", "with_head",
+]  # fmt: skip
+
+PROJECTIONS = (".eh_proj.weight", "mtp.fc.weight", ".mtp_layers.0.input_proj.weight")
+"""The ends of the names, in files, of the weight that each first prediction layer has: its projection."""
+
+_NAMES = {
+    "enorm": "embedding_norm",
+    "hnorm": "hidden_norm",
+    "eh_proj": "projection",
+    "shared_head.norm": "norm",
+    "shared_head.head": "lm_head",
+    "embed_tokens": "embed_tokens",
+}
+"""The head's names of weights of a prediction layer, besides those of its block."""
+
+T = TypeVar("T")
+
+
+def prediction_block(config: DecoderConfig) -> Block | None:
+    """The block of a model's prediction layers: like the last one with attention; None: it has no attention.
+
+    Args:
+        config: The shape of the model.
+    """
+    attends = (AttentionForm, LatentForm)
+    own = (block for block in reversed(config.blocks) if isinstance(block.mixer, attends))
+    return next((block for block in own if block.mixer and block.mixer.source is None), None)
+
+
+def why_no_head(config: DecoderConfig, pipeline: PipelineConfig) -> str | None:
+    """Why no head that a checkpoint brings can draft the tokens of its model; None: one can.
+
+    Args:
+        config: The shape of the model.
+        pipeline: The configuration.
+    """
+    model = pipeline.model_config
+    if not model.has_weight(PROJECTIONS):
+        return "has no layers that predict further tokens"
+    if config.states:
+        return "has recurrent states, which cannot go back"
+    if config.quantization is not None:
+        return "has projections in GPTQ's form"
+    if len(model.replica_devices[0]) > 1:
+        return "runs on several devices"
+    if pipeline.kv_cache_config.cache_dtype(DType.bfloat16).size_in_bytes < 2:
+        return "has a KV cache of 8 bits, which holds no hidden states"
+    return None
+
+
+def drafts_by_head(config: DecoderConfig, pipeline: PipelineConfig) -> bool:
+    """Whether a head that the checkpoint brings drafts the tokens of its model.
+
+    Args:
+        config: The shape of the model.
+        pipeline: The configuration.
+
+    Raises:
+        ConfigError: The configuration says that it does, and it cannot.
+    """
+    method = pipeline.speculative_method
+    if method not in (SpeculativeMethod.auto, SpeculativeMethod.mtp):
+        return False
+    why = why_no_head(config, pipeline)
+    if why is not None and method is SpeculativeMethod.mtp:
+        raise ConfigError(
+            f"speculative_method is 'mtp', and {pipeline.model_config.model_path} {why}",
+            "Leave --speculative-method out.",
+        )
+    return why is None
+
+
+def with_head(config: DecoderConfig) -> DecoderConfig:
+    """The shape of a model that stores what its first prediction layer reads.
+
+    Args:
+        config: The shape of the model.
+    """
+    return replace(config, stored_states=(NORMED_STATE,), head_block=prediction_block(config))
+
+
+def head_config(config: DecoderConfig, weights: Mapping[str, object]) -> DecoderConfig:
+    """The shape of the head of a model.
+
+    Args:
+        config: The shape of the model, from `with_head`.
+        weights: The head's weights by its names.
+    """
+    assert config.head_block is not None
+    return replace(
+        config,
+        blocks=(config.head_block,),
+        blocks_of_model=config.blocks,
+        head_block=None,
+        tie_word_embeddings="lm_head.weight" not in weights,
+    )
+
+
+def head_weights(config: DecoderConfig, weights: Mapping[str, T]) -> dict[str, T]:
+    """The weights of the head of a model by the head's names.
+
+    Args:
+        config: The shape of the model.
+        weights: All weights of the checkpoint by the decoder's names.
+    """
+    own: dict[str, T] = {}
+    # what the layer does not have itself, it shares with the model
+    for name in ("embed_tokens.weight", "lm_head.weight", "lm_head.bias"):
+        if name in weights and not (config.tie_word_embeddings and name == "lm_head.weight"):
+            own[name] = weights[name]
+    prefixes = (f"layers.{config.num_layers}.", f"{PREDICTION_LAYER}.")
+    for name, value in weights.items():
+        prefix = next(filter(name.startswith, prefixes), "")
+        stem, _, end = name.removeprefix(prefix).rpartition(".")
+        if prefix:
+            own[f"{_NAMES[stem]}.{end}" if stem in _NAMES else f"layers.0.{stem}.{end}"] = value
+    return own
+
+
+class PredictionHead(Decoder):
+    """The first prediction layer of a checkpoint, as a decoder of one block.
+
+    ``block(projection([embedding_norm(embedding of token i + 1), hidden_norm(state of token i)]))``, then the norm and
+    the output layer. Its graph's inputs are those of a decoder: its tokens are those after the stored hidden states.
+
+    Weights: those of `Decoder`, ``embedding_norm.weight``, ``hidden_norm.weight``, ``projection.weight``.
+
+    Args:
+        config: Its shape, from `head_config`.
+        kv_params: The shape of the model's KV cache.
+        dtype: The dtype of the weights.
+        device: Where it runs; the CPU by default.
+        return_logits: Not used: it returns the logits of the last token of each sequence.
+        linear_cls: The constructor of the projections.
+    """
+
+    def __init__(
+        self,
+        config: DecoderConfig,
+        kv_params: KVCacheParams,
+        dtype: DType,
+        device: DeviceRef | None = None,
+        return_logits: ReturnLogits = ReturnLogits.LAST_TOKEN,
+        linear_cls: Callable[..., Linear] = Linear,
+    ) -> None:
+        super().__init__(
+            config, kv_params, dtype, device, ReturnLogits.LAST_TOKEN, linear_cls=linear_cls
+        )
+        size = config.hidden_size
+        self.embedding_norm, self.hidden_norm = self.make_norm(), self.make_norm()
+        self.projection = linear_cls(2 * size, size, dtype, self.device)
+
+    def __call__(  # pyright: ignore[reportIncompatibleMethodOverride]
+        self,
+        tokens: TensorValue,
+        kv_collection: PagedCacheValues,
+        return_n_logits: TensorValue,
+        input_row_offsets: TensorValue,
+    ) -> tuple[TensorValue, ...]:
+        """The logits of the token after the last one of each sequence, float32 ``[batch, vocab]``.
+
+        Args:
+            tokens: The tokens after those of the hidden states, integers ``[total_seq_len]``.
+            kv_collection: The cache of the model; its lengths are the first places to compute.
+            return_n_logits: Whether a further step follows, which reads the state after the last token: 1 or 0, int64
+                ``[1]``.
+            input_row_offsets: The first row of each sequence, uint32 ``[batch + 1]``.
+        """
+        parts = [
+            self.embedding_norm(self._embedded_tokens(tokens, None)),
+            self.hidden_norm(
+                self._load_state(0, Dim(tokens.shape[0]), kv_collection, input_row_offsets)
+            ),
+        ]
+        if self.config.prediction_reads_state_first:
+            parts.reverse()
+        h = self.projection(ops.concat(parts, axis=1))
+        (block,) = self.config.blocks
+        assert block.mixer is not None
+        tables = [block.mixer.position_inputs(self._site, None)]
+        h = self._decode(h, kv_collection, tables, input_row_offsets)
+        ends = ops.cast(input_row_offsets[1:], DType.int64) - 1
+        last = ops.gather(h, ends, axis=0)
+        self._store_last(self.norm(last), return_n_logits, kv_collection, input_row_offsets)
+        return (self._logits(last),)
+
+    def _load_state(
+        self, index: int, rows: Dim, kv_collection: PagedCacheValues, input_row_offsets: TensorValue
+    ) -> TensorValue:
+        """The hidden states of the model, float32 ``[rows, hidden_size]``.
+
+        Args:
+            index: The index of the state in the config's ``stored_states``.
+            rows: The number of rows.
+            kv_collection: The cache.
+            input_row_offsets: The first row of each sequence.
+        """
+        group = len(self.kv_params.groups)
+        rows_of_states = load_rows(
+            self.kv_params.group(group),
+            input_row_offsets,
+            kv_collection.cache_lengths,
+            kv_collection.group(group),
+            ops.constant(index, DType.uint32, self.device),
+            rows,
+        )
+        return ops.cast(rows_of_states, DType.float32)
+
+    def _store_last(
+        self,
+        h: TensorValue,
+        goes_on: TensorValue,
+        kv_collection: PagedCacheValues,
+        input_row_offsets: TensorValue,
+    ) -> None:
+        """Writes the hidden states of the last tokens to the places after them, where the next step reads them.
+
+        Args:
+            h: The hidden states ``[batch, hidden_size]``.
+            goes_on: 1 if a step follows, int64 ``[1]``; with 0 nothing changes: there may be no such place, or a state
+                of the model in it.
+            kv_collection: The cache.
+            input_row_offsets: The first row of each sequence.
+        """
+        batch = Dim(input_row_offsets.shape[0]) - 1
+        starts = input_row_offsets[:-1].rebind([batch])
+        last = kv_collection.cache_lengths + input_row_offsets[1:].rebind([batch]) - starts - 1
+        flag = goes_on.to(self.device)
+        places = last + ops.cast(flag, DType.uint32)
+        numbers = ops.range(
+            0, TensorValue(batch) + 1, 1, out_dim=batch + 1, dtype=DType.int64,
+            device=DeviceRef.CPU(),
+        )  # fmt: skip
+        offsets = ops.cast(numbers, DType.uint32).to(self.device)
+        after = replace(kv_collection, cache_lengths=places)
+        group = len(self.kv_params.groups)
+        # [batch, hidden_size]
+        chosen = ops.reshape(flag, [1, 1]) > 0
+        for index in range(len(self.config.stored_states)):
+            stored = self._load_state(index, batch, after, offsets)
+            store_rows(
+                self.kv_params.group(group),
+                ops.where(chosen, h, stored),
+                offsets,
+                after.group(group),
+                ops.constant(index, DType.uint32, self.device),
+            )
