@@ -179,6 +179,8 @@ def made(
         if fails:
             raise ApiError("no engine", status=503)
         yield event(2)
+        for _ in range(5):  # those that read have the last event, and wait for the end
+            await asyncio.sleep(0)
 
     response = BackgroundResponse("a", lambda status: {"status": status})
     current_request().cleanups.append(lambda: released.append(name))
@@ -235,7 +237,9 @@ def test_a_response_that_is_cancelled_is_kept_and_one_that_is_deleted_is_not() -
                 assert responses.find("x", "a") is None
             else:
                 response.task.cancel()
-            await response.task
+            for _ in range(10):
+                await asyncio.sleep(0)
+            assert response.task.done()
             assert response.status == "cancelled" and released == ["x"]
             assert kept == ([] if deletes else [{"status": "cancelled"}])
         ended = BackgroundResponse("a", lambda status: {"status": status})

@@ -151,7 +151,8 @@ def _app(
         await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
         for task in tasks:
             task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        results = await asyncio.gather(*tasks, return_exceptions=True)
+        assert not any(isinstance(each, TypeError) for each in results)
 
     return StreamKeeper(app, streams)
 
@@ -242,6 +243,10 @@ def test_a_client_that_leaves_within_its_body() -> None:
         client._body_read = True
         client.left.set()
         await client.task
+        # there is no answer that could be made again
+        again = _Client(_app(streams, [b"a"]))
+        await again.task
+        assert again.sent[0]["status"] == 409
 
     _run(test)
 
@@ -437,6 +442,38 @@ def test_a_client_that_leaves_before_its_body_is_whole_is_told_of() -> None:
         await StreamKeeper(app, streams)(scope, receive, send)
         assert seen == ["http.request", "http.disconnect"]
         assert current_request().receive is None  # a context without a client stays so
+
+    _run(test)
+
+
+def test_a_body_without_a_word_on_more_is_whole() -> None:
+    async def test() -> None:
+        streams = KeptStreams()
+        seen: list[str] = []
+
+        async def app(scope: Scope, receive: Receive, send: Send) -> None:
+            seen.append((await receive())["type"])
+            waiting = asyncio.ensure_future(receive())
+            for _ in range(20):
+                await asyncio.sleep(0)
+            assert not waiting.done()  # the client has left, and the answer is made for its return
+            streams.stop(streams.find(ID, "a"))
+            seen.append((await waiting)["type"])
+
+        messages = iter([{"type": "http.request", "body": b"a"}, {"type": "http.disconnect"}])
+
+        async def receive() -> Message:
+            return next(messages)
+
+        async def send(message: Message) -> None:
+            raise AssertionError(message)
+
+        scope = {
+            "type": "http", "method": "POST", "path": "/", "headers": [(b"x-stream-id", ID.encode())],
+        }  # fmt: skip
+        CURRENT_REQUEST.set(RequestContext(client="a"))
+        await StreamKeeper(app, streams)(scope, receive, send)
+        assert seen == ["http.request", "http.disconnect"]
 
     _run(test)
 

@@ -1,0 +1,176 @@
+"""Layouts of calls one by one: what chat templates write around calls, parsers of small layouts, their grammars."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from max.serve.chat.parts import ArgumentsPart, ContentPart, ToolCallPart
+from max.serve.chat.tools import probe
+from max.serve.chat.tools.definitions import Tool
+from max.serve.chat.tools.derive import call_text
+from max.serve.chat.tools.layout import KEY, NAME, CallLayout, Style, run_end, special_in
+from max.serve.chat.tools.layout_grammar import LayoutRules
+from max.serve.chat.tools.layout_parser import LayoutParser
+from max.serve.chat.tools.probe import TemplateUse
+from tests.serve.test_template_formats import renderer
+
+CALL = '<call>{"name": "probe_first", "arguments": ' + json.dumps(probe.ARGUMENTS) + "}</call>"
+USER = "{% for m in messages %}{% if m.role == 'user' %}<u>{{ m.content }}</u>{% else %}"
+CALLS = (
+    "{% for c in m.tool_calls or [] %}<call>"
+    "{{ {'name': c.function.name, 'arguments': c.function.arguments} | tojson }}</call>{% endfor %}"
+)
+END = "{% endif %}{% endfor %}{% if add_generation_prompt %}"
+
+
+@pytest.mark.parametrize(
+    ("template", "body", "tail"),
+    [
+        # what ends each answer is no part of the call
+        (USER + "<a>{{ m.content }}" + CALLS + "</a>\n" + END + "<a>{% endif %}", CALL, "</a>\n"),
+        # also where an answer with calls ends in less white space
+        (USER + "<a>{{ m.content }}" + CALLS + "</a>{{ '\n' if not m.tool_calls }}" + END + "<a>{% endif %}",
+         CALL, "</a>\n"),
+        # an answer without calls is refused: the answer begins where the prompt ends
+        (USER + "<a>{% if not m.tool_calls %}{{ raise_exception('no') }}{% endif %}" + CALLS + "</a>" + END
+         + "<a>{% endif %}", CALL + "</a>", ""),
+        # the prompt of an answer does not begin an earlier one
+        (USER + "{% if not m.tool_calls %}{{ raise_exception('no') }}{% endif %}" + CALLS + "</a>" + END
+         + "<think>{% endif %}", "</u>" + CALL + "</a>", ""),
+        # the prompt has more than what stands before an answer without calls
+        (USER + "{{ '<a><t>' if m.tool_calls else '<a>' }}{{ m.content }}" + CALLS + "</a>" + END
+         + "<a><t>{% endif %}", CALL, "</a>"),
+        # an answer without calls begins otherwise
+        (USER + "{{ '<b>' if m.tool_calls else '<a>' }}{{ m.content }}" + CALLS + "</a>" + END + "{% endif %}",
+         "<b>" + CALL, "</a>"),
+        # the question is written again after it
+        (USER + "{{ m.content }}[Zquestion]" + CALLS + "</a>" + END + "{% endif %}",
+         "]" + CALL + "</a>", "[Zquestion]</a>"),
+    ],
+)  # fmt: skip
+def test_where_an_answer_with_calls_begins_and_ends(template: str, body: str, tail: str) -> None:
+    found = call_text(renderer(template), TemplateUse(), [(probe.FIRST, probe.ARGUMENTS)], "")
+    assert found == (body, tail)
+
+
+def test_a_template_that_refuses_calls_or_drops_the_question() -> None:
+    for template in ("{{ raise_exception('no') }}", "{% for m in messages %}{% endfor %}"):
+        calls = [(probe.FIRST, probe.ARGUMENTS)]
+        assert call_text(renderer(template), TemplateUse(), calls, "") is None
+
+
+PARAMETERS = {
+    "type": "object",
+    "properties": {"a": {"type": "string"}, "n": {"type": "integer"}},
+    "required": ["a"],
+}
+TOOLS = [Tool("run", "", PARAMETERS), Tool("now", "", {})]
+JSON = CallLayout(
+    f"<call>{NAME}<args>", tail="</call>", section="<calls>", section_end="</calls>", separator=","
+)
+TAGGED = CallLayout(
+    f"<call {NAME}>", Style.TAGGED, tail="</call>", key="<p ", key_end=">", other_key_end=">", value_end="</p>",
+)  # fmt: skip
+LINES = CallLayout(
+    f"<call {NAME}>", Style.TAGGED, tail="</call>", key="\n<p ", key_end=">\n", other_key_end=">\n", value_end="\n</p>",
+)  # fmt: skip
+
+
+def read(
+    layout: CallLayout, answer: str, cut: bool = False, whole: bool = False
+) -> tuple[str, list[tuple[str, str]]]:
+    """The content and the calls of an answer, character by character."""
+    parser = LayoutParser(layout, TOOLS)
+    parts = [part for piece in ([answer] if whole else answer) for part in parser.push(piece)]
+    content, calls = "", list[tuple[str, str]]()
+    for part in [*parts, *parser.finish(cut)]:
+        match part:
+            case ContentPart(text):
+                content += text
+            case ToolCallPart(_, _, name):
+                calls.append((name, ""))
+            case ArgumentsPart(_, text):
+                calls[-1] = (calls[-1][0], calls[-1][1] + text)
+    return content, calls
+
+
+@pytest.mark.parametrize(
+    ("layout", "answer", "content", "calls"),
+    [
+        (JSON, '<calls><call>run<args>{"a": 1}</call>,<call>now<args>{}</call></calls>!', "!",
+         [("run", '{"a": 1}'), ("now", "{}")]),
+        # white space around marks, and marks that are left out
+        (JSON, 'a <calls> <call> run <args> {"a": 1} <call>now<args>{}</calls>b', "ab",
+         [("run", '{"a": 1}'), ("now", "{}")]),
+        (JSON, "<calls><call>now<args>\n none</call></calls>", "none</call></calls>", [("now", "{}")]),
+        (JSON, '<call>run<args>{"a": 1}</call>b', "b", [("run", '{"a": 1}')]),
+        (JSON, "<calls>nothing</calls>", "nothing</calls>", []),
+        (JSON, "<call>?<args>{}", "<call>?<args>{}", []),
+        (JSON, "<call><args>{}", "<call><args>{}", []),
+        # the answer ends within a call
+        (JSON, "a<call>ru", "a", []),
+        (JSON, "a<call>run<ar", "a", []),
+        (JSON, "a<call>run<args>", "a", [("run", "")]),
+        (JSON, "<call>run", "", []),
+        (TAGGED, "<call run><p a>x</p><p n>3</p></call>b", "b", [("run", '{"a": "x", "n": 3}')]),
+        (TAGGED, "<call run><p a>x</p> y</p></call>", "", [("run", '{"a": "x</p> y"}')]),
+        (TAGGED, "<call run></call>b", "b", [("run", "{}")]),
+        (TAGGED, "<call now><p z>1</p></call>", "", [("now", '{"z": 1}')]),
+        (TAGGED, "<call run><p a><![CDATA[x < y]]></p></call>", "", [("run", '{"a": "x < y"}')]),
+        (TAGGED, "<call run><p a>x</p>", "", [("run", '{"a": "x"')]),
+        (TAGGED, "<call other><p a>3</p></call>", "", [("other", '{"a": 3}')]),
+        (LINES, "<call run>\n<p a>\n\nx\n\n</p>\n</call>", "", [("run", '{"a": "\\nx\\n"}')]),
+        (CallLayout(f"{NAME}=", tail=";"), 'run={"a": 1};b', "b", [("run", '{"a": 1}')]),
+    ],
+)  # fmt: skip
+def test_small_layouts(
+    layout: CallLayout, answer: str, content: str, calls: list[tuple[str, str]]
+) -> None:
+    if layout.head.startswith(NAME):  # no mark begins a call: it is announced by a grammar only
+        assert layout.head_marks == []
+        return
+    for whole in (False, True):
+        found, made = read(layout, answer, whole=whole)
+        assert (found.strip(), made) == (content, calls), whole
+
+
+def test_names_have_256_characters_at_most() -> None:
+    for size in (256, 257):
+        content, calls = read(JSON, f"<call>{'n' * size}<args>{{}}</call>")
+        assert bool(calls) is (size == 256)
+        assert bool(content) is (size == 257)
+
+
+def test_marks_of_layouts() -> None:
+    assert JSON.triggers == ("<calls>", "<call>")
+    # marks of up to three characters and words are likelier text
+    assert CallLayout(f"<ab>\n<c>\n[cd]\nyes\n{NAME}").triggers == ("<ab>", "[cd]")
+    assert CallLayout("<a>" + NAME).several
+    assert [run_end(text) for text in ("", "ab-1.c d", " a", "<a")] == [0, 6, 0, 0]
+    assert special_in("a<b>c", ["<b>", "<c>"]) == ["<b>"]
+
+
+def test_grammars_write_special_tokens_as_such() -> None:
+    special = {"<call>": 7, "<call>run": 8, "</p>": 9}
+    grammar = LayoutRules(TAGGED, special, {})
+    assert grammar.literal("a<call>b</p>") == '"a" <[7]> "b" <[9]>'
+    assert grammar.literal("<call>run x") == '<[8]> " x"'  # the longest
+    assert grammar.literal("") == ""
+    assert LayoutRules(JSON, special, {}).trigger == "<calls>"
+    assert LayoutRules(CallLayout(f"<call>{NAME}"), {"<call>": 7}, {}).trigger == "<call>"
+
+
+@pytest.mark.parametrize("more", [None, False, True, {}, {"type": "integer"}])
+def test_arguments_that_are_not_listed(more: object) -> None:
+    parameters = {"type": "object", "properties": {}, "additionalProperties": more}
+    for layout, fits in ((TAGGED, True), (CallLayout(
+        f"<call {NAME}>", Style.TAGGED, tail="</call>", key="<", key_end=">", other_key_end=">", value_end=f"</{KEY}>",
+    ), False)):  # fmt: skip
+        grammar = LayoutRules(layout, {}, {})
+        grammar.call(0, Tool("run", "", parameters), layout.head)
+        has_more = any("{1,64}" in rule for rule in grammar.rules)
+        assert has_more is (fits and more not in (None, False)), (more, layout)
+    grammar = LayoutRules(TAGGED, {}, {})
+    assert grammar.call(1, Tool("now", "", {}), TAGGED.head) == "call_1"
