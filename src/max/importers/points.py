@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -9,13 +10,24 @@ from typing import Any
 
 import numpy.typing as npt
 
+from max.dtype import DType
 from max.importers.errors import ImportFailure
 from max.importers.source import SourceGraph, SourceNode
 from max.importers.values import Imported, Items, Value
 
-__all__ = ["Concrete", "Cut", "Point", "Rebuild"]
+__all__ = ["Choice", "Concrete", "Cut", "Point", "Rebuild"]
 
 Array = npt.NDArray[Any]
+
+_SIZES = ""
+"""Among what decides about a value: the sizes of tensors. No value has this name."""
+_SIZE_OPS = frozenset({"Shape", "Size"})
+_MOST_NUMBERS = 4
+"""Elements of an input that may decide about the structure."""
+_MOST_STEPS = 64
+"""Values between such an input and what it decides."""
+_MOST_CHOICES = 4
+"""Segments of a point before inputs decide no longer."""
 Concrete = Array | list[Array] | None
 
 
@@ -34,6 +46,19 @@ class Cut:
 
     structural: frozenset[str] = frozenset()
     host: bool = False
+
+
+@dataclass(frozen=True)
+class Choice:
+    """Inputs whose elements are known to a segment for the sake of a value that only they decide.
+
+    Attributes:
+        value: The value, whose elements a node needs at import.
+        inputs: The inputs.
+    """
+
+    value: str
+    inputs: frozenset[str]
 
 
 class Point:
@@ -63,10 +88,12 @@ class Point:
         used: set[str] = set().union(*(node.used for node in self.nodes)) & self.live
         self.known = {name: value for name, value in known.items() if name in self.live}
         self.read = frozenset(used - set(self.known))
+        self._order = sorted(self.read)
         self.structural = set(structural)
         self.is_symbolic = is_symbolic
         self.number = number
         self.cuts: dict[tuple[str, ...], Cut] = {}
+        self.choices: dict[tuple[str, ...], Choice] = {}
         self.segments: OrderedDict[object, Any] = OrderedDict()
 
     @staticmethod
@@ -87,9 +114,21 @@ class Point:
         return Point(nodes, known, self.source, cut.structural, False, self.number + 1)
 
     def learn(
-        self, node: SourceNode, name: str, inputs: set[str], values: Mapping[str, Any]
+        self,
+        node: SourceNode,
+        name: str,
+        inputs: set[str],
+        values: Mapping[str, Any],
+        staged: Sequence[SourceNode] = (),
     ) -> None:
         """Remembers that a node needs the elements of a value, or its sizes.
+
+        Args:
+            node: The node.
+            name: The value.
+            inputs: The names of the segment's inputs.
+            values: The values by name.
+            staged: The nodes of the segment before this one.
 
         Raises:
             Rebuild: Always, unless it is known to be of no use.
@@ -109,7 +148,7 @@ class Point:
             if self.is_symbolic and not value.is_static:
                 self.is_symbolic = False
             else:
-                self.cuts[node.outputs] = Cut(frozenset([name]))
+                self._learn_computed(node, name, self._deciding(name, inputs, values, staged))
         elif node.bodies:
             self.cuts[node.outputs] = Cut(host=True)
         elif self.is_symbolic:
@@ -117,6 +156,64 @@ class Point:
         else:
             raise ImportFailure(f"node {node.number} ({node.op}): {name!r} is not known enough")
         raise Rebuild
+
+    def _learn_computed(self, node: SourceNode, name: str, deciding: frozenset[str] | None) -> None:
+        """Remembers that a node needs a computed value, which sizes and some inputs decide, or (None) others."""
+        if deciding is not None and self.is_symbolic and _SIZES in deciding:
+            self.is_symbolic = False
+        elif deciding is not None and (chosen := deciding - self.structural - {_SIZES}):
+            self.choices[node.outputs] = Choice(name, chosen)
+            self.structural |= chosen
+        else:
+            self.cuts[node.outputs] = Cut(frozenset([name]))
+
+    def _deciding(
+        self,
+        name: str,
+        inputs: set[str],
+        values: Mapping[str, Any],
+        staged: Sequence[SourceNode],
+    ) -> frozenset[str] | None:
+        """The inputs that decide about a value, if they are a few integers or flags, and `_SIZES` for sizes of tensors.
+
+        Returns:
+            Their names; None if other inputs decide.
+        """
+        producers = {output: node for node in staged for output in node.outputs if output}
+        deciding: set[str] = set()
+        todo, seen = [name], {name}
+        while todo and len(seen) <= _MOST_STEPS:
+            current = todo.pop()
+            if current in inputs:
+                value = values.get(current)
+                if not isinstance(value, Imported) or not _is_choice(value):
+                    return None
+                deciding.add(current)
+            elif current in producers:
+                node = producers[current]
+                if node.op in _SIZE_OPS:
+                    deciding.add(_SIZES)
+                    continue
+                fresh = node.used - seen
+                seen |= fresh
+                todo.extend(fresh)
+            elif not isinstance(value := values.get(current), Imported) or value.contents is None:
+                return None
+        return None if todo else frozenset(deciding)
+
+    def limit_choices(self) -> bool:
+        """Ends segments before nodes that need what inputs decide, if these have many values; whether there are any.
+
+        Such a node then runs for each value that it needs, not for each of the inputs.
+        """
+        if not self.choices or len(self.segments) <= _MOST_CHOICES:
+            return False
+        for outputs, choice in self.choices.items():
+            self.structural -= choice.inputs
+            self.cuts[outputs] = Cut(frozenset([choice.value]))
+        self.choices.clear()
+        self.segments.clear()
+        return True
 
     def learn_sizes(self, node: SourceNode, operands: Sequence[Value]) -> bool:
         """Remembers that a node could not be staged with symbolic sizes; whether there were such.
@@ -140,7 +237,7 @@ class Point:
 
     def key(self, env: Mapping[str, Concrete]) -> object:
         """What the segments of the point depend on."""
-        return tuple((name, self._part(name, env[name])) for name in sorted(self.read))
+        return tuple([self._part(name, env[name]) for name in self._order])
 
     def _part(self, name: str, value: Concrete) -> object:
         if value is None:
@@ -150,8 +247,17 @@ class Point:
         if value.dtype == object:
             return (value.shape, tuple(value.flat))
         if name in self.structural:
-            return (value.dtype.str, value.dtype.name, value.shape, value.tobytes())
-        return value.dtype.name if self.is_symbolic else (value.dtype.name, value.shape)
+            return (value.dtype, value.shape, value.tobytes())
+        return value.dtype if self.is_symbolic else (value.dtype, value.shape)
+
+
+def _is_choice(value: Imported) -> bool:
+    """Whether a value is a few integers or flags."""
+    dtype = value.dtype
+    if value.is_text or not value.is_static or dtype is None:
+        return False
+    count = math.prod(int(size) for size in value.shape)
+    return count <= _MOST_NUMBERS and (dtype.is_integral() or dtype is DType.bool)
 
 
 def _is_number(item: Imported) -> bool:

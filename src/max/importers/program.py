@@ -8,6 +8,7 @@ and the point remembers it. A model whose structure is static is one segment, wh
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 
 import numpy as np
@@ -63,6 +64,17 @@ class HostCall(Node):
         return program.run({**feeds, **dict(zip(names, arguments, strict=True))})
 
 
+def _shared_sizes(source: SourceGraph) -> list[tuple[str, list[tuple[int, str]]]]:
+    """The axes of inputs whose sizes have a name that other axes have too, by input."""
+    named = [
+        (name, [(i, s) for i, s in enumerate(type_.shape or ()) if isinstance(s, str)])
+        for name, type_ in source.inputs
+    ]
+    counts = Counter(symbol for _, places in named for _, symbol in places)
+    shared = [(name, [place for place in places if counts[place[1]] > 1]) for name, places in named]
+    return [(name, places) for name, places in shared if places]
+
+
 class Program:
     """A model that is staged while it runs.
 
@@ -88,6 +100,7 @@ class Program:
             for _, type_ in source.inputs
         )  # fmt: skip
         self._bodies: dict[int, Program] = {}
+        self._shared = _shared_sizes(source)
         self._start = Point(source.nodes, constants_of(source), source, is_symbolic=can)
 
     def run(self, feeds: Mapping[str, Concrete]) -> list[Concrete]:
@@ -121,12 +134,15 @@ class Program:
     def _fits(self, feeds: Mapping[str, Concrete]) -> bool:
         """Whether dynamic sizes of one name are equal, as symbols are: not all exporters see to it."""
         sizes: dict[str, int] = {}
-        for name, type_ in self.source.inputs:
+        for name, places in self._shared:
             array = feeds.get(name)
-            if type_.shape is None or not isinstance(array, np.ndarray):
+            if not isinstance(array, np.ndarray):
                 continue
-            for symbol, size in zip(type_.shape, array.shape, strict=False):
-                if isinstance(symbol, str) and sizes.setdefault(symbol, size) != size:
+            for axis, symbol in places:
+                if (
+                    axis < array.ndim
+                    and sizes.setdefault(symbol, array.shape[axis]) != array.shape[axis]
+                ):
                     return False
         return True
 
@@ -152,6 +168,8 @@ class Program:
                 point.segments.clear()
                 continue
             point.segments[key] = segment
+            if point.limit_choices():
+                continue
             if len(point.segments) > _MOST_SEGMENTS:
                 point.segments.popitem(last=False)
             return segment

@@ -167,15 +167,17 @@ def _walk(
 ) -> tuple[tuple[SourceNode, ...], Cut | None]:
     """Stages nodes until one is for a later segment; the nodes that are left, and why."""
     pending = list(point.nodes)[::-1]
+    staged: list[SourceNode] = []
     while pending:
         node = pending.pop()
+        staged.append(node)
         cut = point.cuts.get(node.outputs)
         if cut is not None:
             return (node, *pending[::-1]), cut
         try:
             pending.extend(walker.step(node)[::-1])
         except MissingContents as need:
-            point.learn(node, need.name, inputs, walker.values)
+            point.learn(node, need.name, inputs, walker.values, staged)
         except HostNode:
             point.cuts[node.outputs] = Cut(host=True)
             raise Rebuild from None

@@ -1,10 +1,10 @@
-"""Compares models with torch, and writes the table of docs/importers.md.
+"""Compares models with torch; `tests.importers.zoo.table` writes the results into docs/importers.md.
 
 python -m tests.importers.zoo {torchvision,timm,transformers} [--import-only] [--match TEXT] [--sample N]
     [--out FILE.jsonl]
 
 Each model has a process of its own, with a limit of time and memory. Results are added to the file; models that are in
-it are left out. The name "max" of each table's row is the largest difference as a part of the largest result.
+it are left out.
 """
 
 from __future__ import annotations

@@ -102,18 +102,22 @@ class _Last(torch.nn.Module):
 def timm_models(
     count: int = 150, seed: int = 0, most: float = 120e6
 ) -> dict[str, Callable[[], Built]]:
-    """A seeded sample of the models of timm, by name."""
+    """A seeded sample of the models of timm, by name; those of more than `most` parameters count as torch's."""
     import_torchvision()
     import timm
 
     names = random.Random(seed).sample(timm.list_models(), count)
-    return {name: _timm(name) for name in names}
+    return {name: _timm(name, most) for name in names}
 
 
-def _timm(name: str) -> Callable[[], Built]:
+def _timm(name: str, most: float) -> Callable[[], Built]:
     def build() -> Built:
         import timm
 
+        with torch.device("meta"):
+            count = sum(p.numel() for p in timm.create_model(name).parameters())
+        if count > most:
+            raise ValueError(f"has {count / 1e6:.0f} million parameters")
         model = randomized(timm.create_model(name, pretrained=False))
         channels, height, width = model.default_cfg.get("input_size", (3, 224, 224))
         is_free = not model.default_cfg.get("fixed_input_size") and not any(

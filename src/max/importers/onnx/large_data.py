@@ -80,7 +80,7 @@ def _tensor(file: BufferedReader, end: int, arrays: dict[str, Bytes]) -> Iterato
             yield _message(field, _read(file, length))
             continue
         data = np.empty(length, np.uint8)
-        if file.readinto(memoryview(data)) != length:
+        if file.readinto(data.data) != length:
             raise _Irregular
     if data is not None:
         location = f"{MARK}{len(arrays)}"
