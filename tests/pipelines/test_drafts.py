@@ -436,8 +436,8 @@ def test_each_kind_of_draft_has_its_share() -> None:
     for _ in range(3):
         lengths.step([key], 0, 0, 1.0)
     for _ in range(20):
-        lengths.verified(key, 8, 8, kind=6)
-        lengths.verified(key, 8, 0, kind=2)
+        lengths.record_verification(key, 8, 8, kind=6)
+        lengths.record_verification(key, 8, 0, kind=2)
     assert lengths.length(key, 1, 0, 8, kind=6) == 8
     assert lengths.length(key, 1, 0, 8, kind=2) == 0
     assert lengths.share(RequestID("b"), 6) > 0.9 > 0.3 > lengths.share(RequestID("b"), 2)
@@ -452,7 +452,7 @@ def test_what_drafts_lose_is_bounded() -> None:
         length = lengths.length(key, 1, 0, 8) if step > 2 else 0
         seconds = 1 + 0.15 * length
         if length:
-            lengths.verified(key, length, 0)
+            lengths.record_verification(key, length, 0)
         lengths.step([key], length, 0, seconds)
         total, plain_total = total + seconds, plain_total + 1
     assert total < 1.03 * plain_total
@@ -461,7 +461,7 @@ def test_what_drafts_lose_is_bounded() -> None:
     for _ in range(200):
         length = lengths.length(key, 1, 0, 8)
         if length:
-            lengths.verified(key, length, length)
+            lengths.record_verification(key, length, length)
         lengths.step([key], length, length, 1 + 0.15 * length)
         seen.append(length)
     assert seen[-100:].count(8) > 90
@@ -493,7 +493,7 @@ def test_a_length_between_two_measured_ones_is_tried() -> None:
         length = lengths.length(key, 1, 0, 7)
         accepted = min(length, 4)
         if length:
-            lengths.verified(key, length, accepted)
+            lengths.record_verification(key, length, accepted)
         lengths.step([key], length, accepted, 1.1 if length < 4 else 1 + 0.25 * length)
         seen.append(length)
     assert seen[0] > 3 and seen[-20:].count(3) > 15
@@ -509,7 +509,7 @@ def test_times_of_first_runs_count_less() -> None:
         length = lengths.length(key, 1, 0, 4)
         tried += bool(length)
         if length:
-            lengths.verified(key, length, length)
+            lengths.record_verification(key, length, length)
         lengths.step([key], length, length, 9.0 if length else 1.0)
     assert 3 <= tried <= 12
     # after a while they are tried again, as the machine may be less busy now
@@ -542,7 +542,7 @@ def test_no_draft_before_a_plain_step_is_measured() -> None:
         *[min(16, 8, lengths.length(key, 1, 0, n)) for n in (4, 16)],
     ]
     assert lengths.length(key, 2, 0, 8) == 0, "of two requests none was measured"
-    lengths.verified(key, 3, 2)
+    lengths.record_verification(key, 3, 2)
     lengths.forget(key)
     assert not lengths._shares
     # a plain step is measured again after many drafts
@@ -552,7 +552,7 @@ def test_no_draft_before_a_plain_step_is_measured() -> None:
     counts = []
     for _ in range(200):
         counts.append(lengths.length(key, 1, 0, 4))
-        lengths.verified(key, counts[-1] or 1, counts[-1])
+        lengths.record_verification(key, counts[-1] or 1, counts[-1])
         lengths.step([key], counts[-1], counts[-1], 0.51)
     assert 1 < counts.count(0) < 10
 

@@ -85,7 +85,7 @@ def test_the_rest_of_an_answer(tiny, seed: int) -> None:
     tokens = whole.tokens
     rest, at = request, 0
     for cut in sorted(draw.sample(range(len(tokens)), min(len(tokens), 2))):
-        rest = rest.continued(tokens[at:cut])
+        rest = rest.resumed_request(tokens[at:cut])
         at = cut
         output = run(pipeline, rest)
         assert output.tokens == tokens[cut:]
@@ -101,8 +101,8 @@ def test_the_rest_of_an_answer(tiny, seed: int) -> None:
 
 def test_an_answer_that_has_ended_does_not_go_on() -> None:
     request = GenerationRequest("a", (1, 2, 3), 9, (7,))
-    assert request.continued(()) is request
-    context = request.continued((4, 5)).to_context()
+    assert request.resumed_request(()) is request
+    context = request.resumed_request((4, 5)).to_context()
     assert context.generated_tokens.tolist() == [4, 5] and context.needs_ce
     assert context.to_generation_output().tokens == []
     context.update(7)
@@ -112,6 +112,6 @@ def test_an_answer_that_has_ended_does_not_go_on() -> None:
         with pytest.raises(
             ValueError, match=f"request a: the {len(tokens)} tokens .* end the answer"
         ):
-            request.continued(tokens).to_context()
+            request.resumed_request(tokens).to_context()
     with pytest.raises(ValueError, match="tokens were generated already"):
         context.resume([4])

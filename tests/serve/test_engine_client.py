@@ -225,8 +225,8 @@ def test_a_dead_worker_is_replaced() -> None:
         first.die()
         await until(lambda: client.state is EngineState.READY and len(workers.started) == 2)
         second = workers.started[1]
-        rest = replace(request("begun"), generated=(5, 6))
-        rest_of_echo = replace(echo, generated=(6,), log_probabilities_echo=False)
+        rest = replace(request("begun"), generated_tokens=(5, 6))
+        rest_of_echo = replace(echo, generated_tokens=(6,), log_probabilities_echo=False)
         # one after another, so that it is known which one ends a worker
         assert second.commands == [request("silent")]
         second.events.put(tokens(7, name="silent", status=END))
@@ -239,7 +239,7 @@ def test_a_dead_worker_is_replaced() -> None:
         second.die()
         await until(lambda: client.state is EngineState.READY and len(workers.started) == 3)
         third = workers.started[2]
-        assert third.commands == [replace(rest, generated=(5, 6, 8))]
+        assert third.commands == [replace(rest, generated_tokens=(5, 6, 8))]
         third.events.put(tokens(9, name="begun", status=END))
         assert await silent == [tokens(7, name="silent", status=END)]
         assert await echoed == [tokens(6, name="echo"), tokens(9, name="echo", status=END)]

@@ -98,7 +98,7 @@ def test_harmony_ends_its_message_of_reasoning(may_call) -> None:
         if token is not None:
             break
         tokens.append(thoughts[len(tokens)])
-    text = bytes(tokens).decode() + bytes(budget.closing).decode()
+    text = bytes(tokens).decode() + bytes(budget.closing_tokens).decode()
     rest = "<|channel|>final<|message|>four" if may_call else "four"
     parser = HarmonyParser()
     parts = [*parser.push(text + rest), *parser.finish()]

@@ -100,7 +100,7 @@ def test_requests_of_a_replica_that_dies_go_on_with_another() -> None:
         await until(lambda: names(first) == ["begun", "waiting"])
         first.die()
         await until(lambda: names(second) == ["begun"])
-        assert second.commands[-1] == replace(request("begun", *range(90)), generated=(5, 6))
+        assert second.commands[-1] == replace(request("begun", *range(90)), generated_tokens=(5, 6))
         # late events of the first one are void, also those of the next worker of its replica
         await until(lambda: len(workers.started) == 3)
         workers.set_ready(2)

@@ -97,7 +97,7 @@ def ls(names: bool, as_json: bool, models_dir: Path | None) -> None:
         return
     rows = [("NAME", "SIZE", "FORMAT", "WHERE", "MODIFIED")]
     rows += [
-        (m.name, size_text(m.size), m.format, m.origin, time.strftime("%Y-%m-%d", time.localtime(m.modified)))
+        (m.name, size_text(m.size), m.format, m.origin, time.strftime("%Y-%m-%d", time.localtime(m.modified_at)))
         for m in models
     ]  # fmt: skip
     _print_table(rows)

@@ -186,7 +186,7 @@ class LoRAManager:
             waiting = sum(other.packed is not None for other in self._by_name.values())
         # contents that wait for a slot take memory: of further ones the step itself reads the files
         if loaded.slot is None and loaded.packed is None and waiting < MAX_WAITING:
-            packed = self._packed(loaded)
+            packed = self._read_unchanged(loaded)
             with self._lock:
                 if loaded.slot is None:
                     loaded.packed = packed
@@ -280,7 +280,7 @@ class LoRAManager:
             forms[site.index] = terms.rank, terms.has_vectors
         return adapter, PackedAdapter(parts, forms)
 
-    def _packed(self, loaded: _Loaded) -> PackedAdapter:
+    def _read_unchanged(self, loaded: _Loaded) -> PackedAdapter:
         """The contents of an adapter, from its files."""
         adapter, packed = self._read(loaded.path)
         if adapter.digest != loaded.digest:
@@ -304,7 +304,7 @@ class LoRAManager:
             # read again when a request names it
             last.slot = None
             self._by_slot[slot] = None
-        packed = loaded.packed or self._packed(loaded)
+        packed = loaded.packed or self._read_unchanged(loaded)
         row = self._memory[slot]
         for at, values in packed.parts:
             row[at : at + values.size] = values

@@ -64,7 +64,7 @@ def merged_weights(
         value = stored[name]
         turned = low_rank.is_table or names.own_name(name).endswith(names.transposed)
         own = _floats(value)
-        new = _changed(own.T if turned else own, low_rank)
+        new = _with_low_rank(own.T if turned else own, low_rank)
         merged[name] = _as_stored(new.T if turned else new, value)
         changed.add(names.own_name(name))
         if low_rank.bias is not None:
@@ -127,7 +127,9 @@ def _floats(value: WeightData) -> npt.NDArray[np.float32]:
     return Tensor.from_dlpack(value.data).to_numpy().astype(np.float32)
 
 
-def _changed(weight: npt.NDArray[np.float32], low_rank: LowRank) -> npt.NDArray[np.floating[Any]]:
+def _with_low_rank(
+    weight: npt.NDArray[np.float32], low_rank: LowRank
+) -> npt.NDArray[np.floating[Any]]:
     """A weight ``[outputs, inputs]`` with the change of a module."""
     a, b = low_rank.a.astype(np.float32), low_rank.b.astype(np.float32)
     if weight.shape != (len(b), a.shape[1]):

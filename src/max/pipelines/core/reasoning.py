@@ -21,7 +21,7 @@ class ReasoningBudget:
         end: The text that ends it.
         begun: Whether the prompt ends within reasoning.
         begin_length: The number of tokens of ``begin``.
-        closing: The tokens that end the reasoning once the budget is used up; their text contains ``end``.
+        closing_tokens: The tokens that end the reasoning once the budget is used up; their text contains ``end``.
         temperature: The temperature of tokens of reasoning; None: that of the answer.
     """
 
@@ -30,7 +30,7 @@ class ReasoningBudget:
     end: str
     begun: bool
     begin_length: int
-    closing: tuple[int, ...]
+    closing_tokens: tuple[int, ...]
     temperature: float | None = None
 
 
@@ -84,7 +84,7 @@ class ReasoningLimit:
             return
         if self._thinks is None:
             self._thinks = self._reasons(decode(generated))
-        elif self._budget.end in decode(generated[-len(self._budget.closing) - _LAST :]):
+        elif self._budget.end in decode(generated[-len(self._budget.closing_tokens) - _LAST :]):
             self._thinks = False
 
     def bounded_steps(self, steps: int, generated: int) -> int:
@@ -97,7 +97,7 @@ class ReasoningLimit:
         if self.sets_temperature and self._thinks is not False:
             return 1
         if self._closed_at is not None:
-            return 1 if generated - self._closed_at < len(self._budget.closing) else steps
+            return 1 if generated - self._closed_at < len(self._budget.closing_tokens) else steps
         if self._check_at is None:
             return steps
         return min(steps, max(1, self._check_at - generated))
@@ -111,7 +111,7 @@ class ReasoningLimit:
             generated: The tokens of the answer.
             decode: Makes text of tokens, marks included.
         """
-        count, closing = len(generated), self._budget.closing
+        count, closing = len(generated), self._budget.closing_tokens
         if self._closed_at is None:
             if self._check_at is None or count < self._check_at:
                 return None

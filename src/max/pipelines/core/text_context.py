@@ -97,7 +97,7 @@ class TextContext:
     failure: Exception | None = None
     """The error that has ended the generation."""
     _truncations: int = 0
-    _jumped: int = 0
+    _jumped_tokens: int = 0
     """The number of last tokens that needed no step, and are processed with the one before them."""
     logged_tokens: tuple[int, ...] = ()
 
@@ -210,7 +210,7 @@ class TextContext:
     @property
     def needs_ce(self) -> bool:
         """Whether tokens of the prompt, or of a reset, are still to be processed."""
-        left = self._end_idx - self._start_idx - self._jumped
+        left = self._end_idx - self._start_idx - self._jumped_tokens
         return self._start_idx < self._prompt_len or left > 1
 
     @property
@@ -353,7 +353,7 @@ class TextContext:
         if length >= self._end_idx:
             return
         self._truncations += 1
-        self._jumped = 0
+        self._jumped_tokens = 0
         for index in range(length, self._end_idx):
             self._log_probabilities_data.pop(index, None)
         self._start_idx = min(self._start_idx, length - 1)
@@ -386,7 +386,7 @@ class TextContext:
             self._start_idx, self._active_idx = self._active_idx, self._end_idx
             return
         self._append(new_token, log_probabilities)
-        self._jumped = 0
+        self._jumped_tokens = 0
         self._start_idx, self._active_idx = self._active_idx, self._end_idx
         self._draft_offset = 0
 
@@ -401,7 +401,7 @@ class TextContext:
         if self._active_idx < self._end_idx:
             raise ValueError(f"request {self.request_id}: jump_ahead amid chunks of the prompt")
         self._append(new_token, None)
-        self._jumped += 1
+        self._jumped_tokens += 1
         self._active_idx = self._end_idx
 
     def _append(self, token: int, log_probabilities: LogProbabilities | None) -> None:
@@ -440,7 +440,7 @@ class TextContext:
     def reset(self) -> None:
         """Turns all tokens into a prompt to process again, after the request lost its cache pages."""
         self._start_idx, self._active_idx = 0, self._end_idx
-        self._is_initial_prompt, self._draft_tokens, self._jumped = True, (), 0
+        self._is_initial_prompt, self._draft_tokens, self._jumped_tokens = True, (), 0
         self._chunk_log_probabilities = []
 
     def resume(self, tokens: Sequence[int]) -> None:

@@ -30,7 +30,7 @@ from max.pipelines.generation.drafts.draft_model import DraftedText, ModelDrafte
 from max.pipelines.generation.drafts.draft_steps import DraftSteps
 from max.pipelines.generation.drafts.rejection import (
     kept_tokens,
-    padded,
+    pad_rows,
     sampled_logits,
     softmax,
     uniform_numbers,
@@ -392,7 +392,7 @@ class SpeculativeDecodingTextGenerationPipeline(
             ]
             own, replaced = kept_tokens(
                 drafted[row],
-                padded(draft[:, row, :width], target.shape[-1]),
+                pad_rows(draft[:, row, :width], target.shape[-1]),
                 target,
                 np.array(numbers),
             )

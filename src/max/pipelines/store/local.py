@@ -69,14 +69,14 @@ class StoredModel:
         path: Its folder, or its GGUF file.
         origin: ``"folder"`` for the models folder, ``"hub"`` for the hub's cache, ``"path"`` for files elsewhere.
         size: The bytes of its files.
-        modified: When its newest file was written, in seconds since 1970.
+        modified_at: When its newest file was written, in seconds since 1970.
     """
 
     name: str
     path: Path
     origin: str
     size: int
-    modified: float
+    modified_at: float
 
     @property
     def format(self) -> str:

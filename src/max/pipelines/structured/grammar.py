@@ -48,8 +48,8 @@ def of_json_schema(schema: str | Mapping[str, Any] | bool) -> str:
         value = _mapping(schema)
         check_schema(value)
         form = grammar_schema(value)
-        if form.relaxed:
-            raise ValueError(f"a grammar does not hold {shortened_list(form.relaxed)}")
+        if form.relaxed_keywords:
+            raise ValueError(f"a grammar does not hold {shortened_list(form.relaxed_keywords)}")
         grammar = _of_form(form.schema, False)
         # a grammar refuses alternatives that overlap: ones that exclude each other may say the same
         if '"oneOf"' in json.dumps(form.schema) and grammar_problem(grammar) is not None:
@@ -75,7 +75,7 @@ def of_loose_schema(schema: str | Mapping[str, Any] | bool) -> tuple[str, tuple[
         InputError: The schema is no object, or nothing fits it.
     """
     form = loose_schema(schema)
-    return valid_grammar(_of_form(form.schema, True), "JSON schema"), form.relaxed
+    return valid_grammar(_of_form(form.schema, True), "JSON schema"), form.relaxed_keywords
 
 
 def loose_schema(schema: str | Mapping[str, Any] | bool) -> GrammarSchema:
@@ -129,8 +129,8 @@ def _loose_form(text: str) -> GrammarSchema:
             left = grammar_problem(_of_form(form.schema, False)) if '"oneOf"' in text else None
             if left is not None and (apart := _apart(value, closed, form)) is not None:
                 return apart
-            return GrammarSchema(form.schema, (*form.relaxed, *([left] if left else [])))
-        relaxed = form.relaxed
+            return GrammarSchema(form.schema, (*form.relaxed_keywords, *([left] if left else [])))
+        relaxed = form.relaxed_keywords
     return GrammarSchema(_kind_of(value), (*relaxed, f"all but the type ({(problem or '')[:120]})"))
 
 
@@ -143,7 +143,7 @@ def _apart(value: Mapping[str, Any], closed: bool, form: GrammarSchema) -> Gramm
     grammar = _of_form(apart.schema, False)
     if len(grammar) > MAX_CHARACTERS or grammar_problem(grammar) is not None:
         return None
-    return apart if len(apart.relaxed) <= len(form.relaxed) else None
+    return apart if len(apart.relaxed_keywords) <= len(form.relaxed_keywords) else None
 
 
 def _kind_of(schema: Mapping[str, Any]) -> dict[str, Any]:

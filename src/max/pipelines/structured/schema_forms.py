@@ -47,11 +47,11 @@ class GrammarSchema:
 
     Args:
         schema: The schema; its references are to its ``$defs``.
-        relaxed: What it lacks of the given one: places and keywords.
+        relaxed_keywords: What it lacks of the given one: places and keywords.
     """
 
     schema: dict[str, Any]
-    relaxed: tuple[str, ...] = ()
+    relaxed_keywords: tuple[str, ...] = ()
 
 
 class TooLargeSchemaError(ValueError):
@@ -85,7 +85,7 @@ def grammar_schema(
         root = {} if root else {"enum": []}
     definitions = {name: each for name, each in writer.definitions.items() if each is not None}
     written = {**root, "$defs": definitions} if definitions else root
-    return GrammarSchema(written, tuple(writer.relaxed))
+    return GrammarSchema(written, tuple(writer.relaxed_keywords))
 
 
 class _Writer:
@@ -97,7 +97,7 @@ class _Writer:
         self._with_conditions, self._closes, self._apart = conditions, closes, apart
         self._references = References(root)
         self._conditions = Conditions(self._references)
-        self.relaxed: list[str] = []
+        self.relaxed_keywords: list[str] = []
         self.definitions: dict[str, Any] = {}
         self._names: dict[tuple[int, bool], str] = {}
         self._queue: list[tuple[str, Any, bool]] = []
@@ -111,8 +111,8 @@ class _Writer:
 
     def _note(self, path: tuple[str, ...], what: str) -> None:
         text = f"{'.'.join(path)}: {what}" if path else what
-        if text not in self.relaxed and len(self.relaxed) < 64:
-            self.relaxed.append(text)
+        if text not in self.relaxed_keywords and len(self.relaxed_keywords) < 64:
+            self.relaxed_keywords.append(text)
 
     def _pattern(self, pattern: Any) -> str | None:
         """A pattern in the grammar's syntax; None if it has none there."""

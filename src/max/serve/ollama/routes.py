@@ -127,7 +127,7 @@ def _stored_entry(stored: StoredModel) -> dict[str, Any]:
     return {
         "name": stored.name,
         "model": stored.name,
-        "modified_at": datetime.fromtimestamp(stored.modified, UTC).isoformat(),
+        "modified_at": datetime.fromtimestamp(stored.modified_at, UTC).isoformat(),
         "size": stored.size,
         "digest": "",
         "details": {

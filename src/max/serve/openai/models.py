@@ -33,7 +33,7 @@ def _entry(entry: PoolEntry) -> dict[str, Any]:
     # of a model that is loaded on demand, both tell about its files, loaded or not
     created, root = 0, entry.name
     if stored is not None:
-        created, root = int(stored.modified), str(stored.path)
+        created, root = int(stored.modified_at), str(stored.path)
     elif model is not None:
         created, root = model.created, model.config.model_config.model_path
     return {

@@ -94,8 +94,8 @@ def note_relaxed(made: AnswerGrammar) -> None:
     Args:
         made: The grammar.
     """
-    if made.relaxed:
-        current_request().hints += made.relaxed
+    if made.relaxed_keywords:
+        current_request().hints += made.relaxed_keywords
         current_request().schemas[""] = made.schema
 
 
@@ -105,12 +105,12 @@ class AnswerGrammar:
 
     Args:
         grammar: The grammar; None: any text.
-        relaxed: What it does not hold of the schema.
+        relaxed_keywords: What it does not hold of the schema.
         schema: The schema, if it does not hold all of it.
     """
 
     grammar: str | None = None
-    relaxed: tuple[str, ...] = ()
+    relaxed_keywords: tuple[str, ...] = ()
     schema: Mapping[str, Any] = field(default_factory=dict)
 
 

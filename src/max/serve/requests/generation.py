@@ -88,19 +88,19 @@ class _Sequence:
     def start(self, event: PromptStarted) -> None:
         """Notes when its prompt began to be read, its tokens that were cached, and why no more were."""
         request = self._sequence.request
-        self._context.cached[request.request_id] = (id(request.tokens), event.cached)
+        self._context.cached[request.request_id] = (id(request.tokens), event.cached_tokens)
         if not self._started:
             self._started = max(event.at, self._arrived)
-            if event.missed:
-                missed = len(request.tokens) - 1 - event.cached
-                self._metrics.prefix_misses.labels(event.missed).inc()
-                self._metrics.missed_tokens.labels(event.missed).inc(missed)
+            if event.miss_reason:
+                missed = len(request.tokens) - 1 - event.cached_tokens
+                self._metrics.prefix_misses.labels(event.miss_reason).inc()
+                self._metrics.missed_tokens.labels(event.miss_reason).inc(missed)
                 logger.debug(
                     "%d of %d tokens of the prompt were cached; those from token %d on were not: %s",
-                    event.cached,
+                    event.cached_tokens,
                     len(request.tokens),
-                    event.cached,
-                    event.missed,
+                    event.cached_tokens,
+                    event.miss_reason,
                 )
             self._metrics.queue_time.observe((self._started - self._arrived) * 1e3)
 

@@ -333,7 +333,7 @@ class EngineClient:
     def started(self, entry: OpenRequest, event: PromptStarted) -> None:
         """Takes the event that a request begins."""
         if entry.route is not None:
-            self._router.started(entry.route, event.cached)
+            self._router.started(entry.route, event.cached_tokens)
         # one that goes on after tokens that were received began before
         if not entry.has_begun:
             entry.put(event)
@@ -416,6 +416,6 @@ def _prompt_of(request: WorkerRequest) -> tuple[Sequence[int], str, int]:
     """The tokens that a request reads, what its pages depend on besides, and its size where it has no tokens."""
     if isinstance(request, GenerationRequest):
         salt = f"{request.adapter}\0{request.cache_salt}"
-        return (*request.tokens, *request.generated), salt, 0
+        return (*request.tokens, *request.generated_tokens), salt, 0
     # characters, four of which are about one token
     return (), "", sum(len(text) for text in request.texts) // 4

@@ -80,12 +80,12 @@ class OpenRequest:
     @property
     def has_begun(self) -> bool:
         """Whether tokens have arrived."""
-        return bool(self.generated) or bool(getattr(self.request, "generated", ()))
+        return bool(self.generated) or bool(getattr(self.request, "generated_tokens", ()))
 
     def proceed(self) -> WorkerRequest:
         """The request for the next worker: it goes on after the tokens that have arrived."""
         if isinstance(self.request, GenerationRequest):
-            self.request = self.request.continued(self.generated)
+            self.request = self.request.resumed_request(self.generated)
             self.generated.clear()
         return self.request
 

@@ -190,10 +190,10 @@ class DraftSteps:
                 if not drafter.takes_steps:
                     kind = self._drafter.kind(context)
                     length = self.lengths.length(context.request_id, requests, count, length, kind)
-                context.set_draft(_allowed(context, tokens[:length]))
+                context.set_draft(_tokens_within_grammar(context, tokens[:length]))
                 count += context.draft_length
             seconds = time.perf_counter() - begin
-            self.lengths.drafting(count - before, seconds, first_kind)
+            self.lengths.record_drafting(count - before, seconds, first_kind)
             left = [(context, room) for context, room in left if not context.draft_length]
 
     def forget(self, request_id: RequestID) -> None:
@@ -253,7 +253,7 @@ class DraftSteps:
             right += 1
         self.count(len(draft), right)
         kind = self._drafter.kind(context)
-        self.lengths.verified(context.request_id, len(draft), right, kind)
+        self.lengths.record_verification(context.request_id, len(draft), right, kind)
         self._drafter.observe(context, len(draft), right)
         return right
 
@@ -317,7 +317,7 @@ def _needs_single_tokens(context: TextGenerationContext) -> bool:
     )
 
 
-def _allowed(context: TextContext, tokens: Sequence[int]) -> Sequence[int]:
+def _tokens_within_grammar(context: TextContext, tokens: Sequence[int]) -> Sequence[int]:
     """The drafted tokens up to the first one that the request's grammar does not allow."""
     matcher = context.matcher
     if matcher is None or not tokens:

@@ -230,7 +230,9 @@ class DraftLengths:
                 best, length = rate, count
         return length
 
-    def verified(self, request_id: RequestID, drafted: int, accepted: int, kind: int = 0) -> None:
+    def record_verification(
+        self, request_id: RequestID, drafted: int, accepted: int, kind: int = 0
+    ) -> None:
         """Records how many tokens of a draft were right.
 
         Args:
@@ -294,7 +296,7 @@ class DraftLengths:
         self._spent = 0.0
         self._credit = min(self._credit, MOST_CREDIT * plain)
 
-    def drafting(self, drafted: int, seconds: float, kind: int = 0) -> None:
+    def record_drafting(self, drafted: int, seconds: float, kind: int = 0) -> None:
         """Records how long a drafter took.
 
         Args:

@@ -11,7 +11,7 @@ import numpy.typing as npt
 from max.interfaces import SamplingParams
 from max.pipelines.sampling.inputs import step_seed
 
-__all__ = ["LEAST_LOGIT", "kept_tokens", "padded", "sampled_logits", "softmax", "uniform_numbers"]
+__all__ = ["LEAST_LOGIT", "kept_tokens", "pad_rows", "sampled_logits", "softmax", "uniform_numbers"]
 
 LEAST_LOGIT = -1e30
 """The logit of a token that is not sampled; finite, so that no difference of logits is NaN."""
@@ -101,7 +101,7 @@ def softmax(logits: npt.NDArray[np.float32]) -> npt.NDArray[np.float64]:
     return weights / weights.sum(-1, keepdims=True)
 
 
-def padded(rows: npt.NDArray[np.float64], width: int) -> npt.NDArray[np.float64]:
+def pad_rows(rows: npt.NDArray[np.float64], width: int) -> npt.NDArray[np.float64]:
     """Rows with zeros at their ends, as a draft model may have fewer tokens.
 
     Args:

@@ -77,7 +77,7 @@ class GenerationRequest:
         adapter: The name of the adapter whose weights are added to the model's; empty: none.
         adapter_scale: The factor of these weights.
         logged_tokens: Tokens whose log-probabilities are returned besides the top ones.
-        generated: Tokens of the answer that another engine has generated and returned; the answer goes on after them.
+        generated_tokens: Tokens of the answer that another engine has returned; the answer goes on after them.
     """
 
     request_id: str
@@ -99,7 +99,7 @@ class GenerationRequest:
     adapter: str = ""
     adapter_scale: float = 1.0
     logged_tokens: tuple[int, ...] = ()
-    generated: tuple[int, ...] = ()
+    generated_tokens: tuple[int, ...] = ()
 
     @classmethod
     def of(cls, context: TextContext) -> GenerationRequest:
@@ -148,7 +148,7 @@ class GenerationRequest:
         """
         return replace(self, grammar=grammar)
 
-    def continued(self, tokens: Sequence[int]) -> GenerationRequest:
+    def resumed_request(self, tokens: Sequence[int]) -> GenerationRequest:
         """The request for the rest of the answer, after the engine that ran it was lost.
 
         The next engine reads prompt and tokens, and chooses the later ones as the first engine would have: seeds
@@ -160,7 +160,9 @@ class GenerationRequest:
         if not tokens:
             return self
         # the first tokens came with the prompt's log-probabilities
-        return replace(self, generated=(*self.generated, *tokens), log_probabilities_echo=False)
+        return replace(
+            self, generated_tokens=(*self.generated_tokens, *tokens), log_probabilities_echo=False
+        )
 
     def ending_with(self, tokens: Iterable[int]) -> GenerationRequest:
         """A copy of the request with additional end tokens."""
@@ -192,7 +194,7 @@ class GenerationRequest:
             adapter_scale=self.adapter_scale,
             logged_tokens=self.logged_tokens,
         )
-        context.resume(self.generated)
+        context.resume(self.generated_tokens)
         return context
 
 

@@ -188,15 +188,15 @@ class PromptStarted:
     Args:
         request_id: The request.
         at: The time in seconds since the epoch, as another process reads it.
-        cached: The tokens of its prompt that the prefix cache had.
-        missed: Why it did not have the token after these, a `MissReason`; empty: it had all but the last token, or
+        cached_tokens: The tokens of its prompt that the prefix cache had.
+        miss_reason: Why it did not have the token after these, a `MissReason`; empty: it had all but the last token, or
             caches no prefixes.
     """
 
     request_id: str
     at: float
-    cached: int = 0
-    missed: str = ""
+    cached_tokens: int = 0
+    miss_reason: str = ""
 
 
 @dataclass(frozen=True)

@@ -80,10 +80,12 @@ class DecodeLoop:
         self._device = pipeline_model.devices[0]
         self._loop = ModelLoop(model, next_step_model(session, self._device))
         # tensors of one element, as the device reads the first and writes the second while it runs
-        self._interrupt_flag, self._interrupted = self._shared(DType.uint8, (1,))
-        self._again, _ = self._shared(DType.uint8, (1,))
+        self._interrupt_flag, self._interrupted = self._share_memory(DType.uint8, (1,))
+        self._again, _ = self._share_memory(DType.uint8, (1,))
 
-    def _shared(self, dtype: DType, shape: tuple[int, ...]) -> tuple[Tensor, npt.NDArray[Any]]:
+    def _share_memory(
+        self, dtype: DType, shape: tuple[int, ...]
+    ) -> tuple[Tensor, npt.NDArray[Any]]:
         """A tensor that the host reads and writes while the loop runs, and the same memory for the host."""
         shared = self._loop.share(dtype, shape, self._device)
         if shared is None:
@@ -155,9 +157,9 @@ class DecodeLoop:
         inputs = self._pipeline_model.prepare_next_token_inputs(tokens, inputs)
         inputs.update(sampling=sampling)
         # [steps, batch]: the reader polls its rows while native code writes them
-        history_tensor, history = self._shared(DType.int64, (steps, len(batch)))
+        history_tensor, history = self._share_memory(DType.int64, (steps, len(batch)))
         history[:] = NO_TOKEN
-        done_tensor, done = self._shared(DType.int64, (1,))
+        done_tensor, done = self._share_memory(DType.int64, (1,))
         first_seeds = np.array([c.sampling_params.seed & SEED_MASK for c in batch], np.uint64)
         again = self._again
         read = [*map(self._on_device, (first_seeds, _ends(batch))), self._interrupt_flag]

@@ -326,7 +326,7 @@ class DecoderAttention(CachedAttention):
                 queries = self._rotate(queries, table)
             values = None
         else:
-            queries, keys, values, table = self._stored(queries, keys, x, table)
+            queries, keys, values, table = self._rows_to_store(queries, keys, x, table)
         return self.attend_tokens(
             layer_idx,
             x,
@@ -342,7 +342,7 @@ class DecoderAttention(CachedAttention):
             **self._mask(),
         )
 
-    def _stored(
+    def _rows_to_store(
         self, q: TensorValue, k: TensorValue, x: TensorValue, table: TensorValue | None
     ) -> tuple[TensorValue, TensorValue, TensorValue, TensorValue | None]:
         """Queries, keys and values as they are stored, and the table that rotates them then; None: they are rotated.

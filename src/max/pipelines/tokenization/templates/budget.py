@@ -212,7 +212,7 @@ class Budget:
         self.spend(6 * self._text_bytes(value))
         return convert(value)
 
-    def concatenated(self, join: Callable[[Any], Any], values: tuple[Any, ...]) -> Any:
+    def concatenate(self, join: Callable[[Any], Any], values: tuple[Any, ...]) -> Any:
         """The values of ``a ~ b``.
 
         Args:

@@ -117,7 +117,7 @@ class CountingCodeGenerator(CodeGenerator):
             join = "markup_join if context.eval_ctx.volatile else str_join"
         else:
             join = "markup_join" if frame.eval_ctx.autoescape else "str_join"
-        self.write(f"budget.concatenated({join}, (")
+        self.write(f"budget.concatenate({join}, (")
         for each in node.nodes:
             self.visit(each, frame)
             self.write(", ")

@@ -119,5 +119,7 @@ def _held(tool: Tool, number: int, check: bool) -> tuple[Tool, list[str]]:
     # arguments are an object in any case
     if schema.get("type", "object") != "object":
         schema = _ANY_OBJECT
-    lacks = [f"{tool.name}: {shortened_list(form.relaxed)}"] if form.relaxed else []
+    lacks = (
+        [f"{tool.name}: {shortened_list(form.relaxed_keywords)}"] if form.relaxed_keywords else []
+    )
     return replace(tool, parameters=schema), lacks
