@@ -24,7 +24,7 @@ from tests.architectures.families import CASES, tolerance, transformers_model
 from tests.architectures.llama_harness import reference_logits, relative_error
 
 REFUSED = re.compile(
-    r".*(kv_b_proj|router|router\.proj|mlp\.gate|shared_expert_gate|laurel|altup|per_layer|gate|wk|indexer)"
+    r".*(kv_b_proj|router|router\.proj|mlp\.gate|mlp\.gate\.wg|shared_expert_gate|gate|wk|indexer)"
 )
 """Parts of models that take no adapters: an adapter of one is refused by the name of its tensor."""
 QUICK = {"qwen3", "gpt2", "falcon_grouped", "lfm2_bias"}

@@ -28,11 +28,18 @@ from max.driver import CPU, Device
 
 if TYPE_CHECKING:
     from max._backends.cpu.kernels import library as cpu_kernels
-    from max._backends.cpu.passes import code_weights, merge_products, pack, pack_experts
+    from max._backends.cpu.passes import (
+        adapted_products,
+        code_weights,
+        merge_products,
+        pack,
+        pack_experts,
+    )
     from max._backends.cpu.regions import nest
 else:
     # not needed where a program comes from the disk
     nest = lazy_module("max._backends.cpu.regions.nest")
+    adapted_products = lazy_module("max._backends.cpu.passes.adapted_products")
     code_weights = lazy_module("max._backends.cpu.passes.code_weights")
     merge_products = lazy_module("max._backends.cpu.passes.merge_products")
     pack = lazy_module("max._backends.cpu.passes.pack")
@@ -110,7 +117,9 @@ class CPUBackend(Backend):
         return (
             BackendPass("pack-weights", partial(pack.pack_weights, packing=self.packing)),
             BackendPass("pack-experts", partial(pack_experts.pack_experts, packing=self.packing)),
+            BackendPass("attach-adapters", adapted_products.attach_adapters),
             BackendPass("merge-products", merge_products.merge_products),
+            BackendPass("project-adapters", adapted_products.project_adapters),
             BackendPass("code-weights", partial(code_weights.code_weights, packing=self.packing)),
         )
 

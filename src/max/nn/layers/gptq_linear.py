@@ -7,7 +7,6 @@ from max.dtype import DType
 from max.graph import DeviceRef, ShardingStrategy, TensorValue, Weight, ops
 from max.graph.quantization import QuantizationConfig, QuantizationEncoding
 from max.nn.float8_config import Float8Config
-from max.nn.kernels.products import with_bias
 from max.nn.layers.linear import Linear
 
 __all__ = ["GPTQLinear"]
@@ -113,4 +112,4 @@ class GPTQLinear(Linear):
         if self.g_idx is not None:
             parts.append(self.g_idx)
         y = ops.qmatmul(QuantizationEncoding.GPTQ, self.quantization_config, x, *parts)
-        return with_bias(y, self.bias)
+        return self.with_terms(x, y)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -70,6 +70,8 @@ class Linear(Module):
 
     device: DeviceRef
     """The device of the product."""
+
+    _product_change: Callable[[TensorValue, TensorValue], TensorValue] | None = None
 
     @keyword_aliases(quant_config="float8_config")
     def __init__(
@@ -198,8 +200,24 @@ class Linear(Module):
             ValueError: The last dimension is not in_dim.
         """
         if self.float8_config is not None:
-            return with_bias(self.float8_product(x, self.float8_config), self.bias)
-        return project(x, self.effective_weight(), self.bias, self.weight.quantization_encoding)
+            y = self.float8_product(x, self.float8_config)
+        else:
+            y = project(x, self.effective_weight(), encoding=self.weight.quantization_encoding)
+        return self.with_terms(x, y)
+
+    def change_products(self, change: Callable[[TensorValue, TensorValue], TensorValue]) -> None:
+        """Replaces the layer's products, to which the bias is added then, such as by their sum with the terms of an
+        adapter.
+
+        Args:
+            change: Called with x and ``x Wᵀ``; it returns the new products.
+        """
+        self._product_change = change
+
+    def with_terms(self, x: TensorValue, y: TensorValue) -> TensorValue:
+        """The result for the products ``y``: changed as `change_products` says, and with the bias."""
+        change = self._product_change
+        return with_bias(y if change is None else change(x, y), self.bias)
 
     def float8_product(self, x: TensorValue, config: Float8Config) -> TensorValue:
         """``x Wᵀ`` as bfloat16, with the input rounded to scaled float8.

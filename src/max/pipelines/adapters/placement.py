@@ -158,10 +158,6 @@ def site_terms(
         if low_rank.magnitude is not None:
             gain = _dora_gain(base, site, a, b, low_rank.magnitude.astype(np.float32)[rows])
             b *= (gain + 1)[:, None]
-            own_bias = base.vector(f"{site.name}.bias")
-            # the gain must not scale the bias
-            if own_bias is not None:
-                shift = -gain * own_bias + (0 if shift is None else shift)
         bias = extra_biases.pop(site.name, None)
         if bias is not None:
             shift = bias if shift is None else shift + bias

@@ -26,8 +26,8 @@ else:
 
 __all__ = ["AdapterLayout", "AdapterShape", "AdapterSites", "AdaptedBlock", "Site", "adapter_types"]
 
-OUTSIDE = ("embed_tokens", "lm_head")
-"""The sites outside of blocks."""
+TABLES = ("embed_tokens",)
+"""The tables that adapters may change."""
 ABSORBED = ("kv_b_proj", "gate_score")
 """Projections whose weights the layers multiply with other weights: an adapter would have no place to be added."""
 
@@ -87,7 +87,7 @@ class AdapterLayout:
 
     @classmethod
     def of(cls, model: Module, shape: AdapterShape) -> AdapterLayout:
-        """The sites of a decoder: the linear layers of its blocks, the embedding, and the output layer.
+        """The sites of a decoder: the linear layers of its blocks and those outside of them, and the embedding.
 
         Args:
             model: The decoder.
@@ -103,7 +103,7 @@ class AdapterLayout:
                 continue
             if parts[0] == "layers" and isinstance(module, Linear):
                 found.setdefault(parts[1], []).append((name, module))
-            elif name in OUTSIDE:
+            elif parts[0] != "layers" and (isinstance(module, Linear) or name in TABLES):
                 found.setdefault("", []).append((name, module))
         sites: list[Site] = []
         places: list[tuple[int, int]] = []
@@ -212,7 +212,10 @@ class AdapterSites:
                 offset=site.offset - offset,
             )
 
-        module.change_outputs(change)
+        if isinstance(module, Linear):
+            module.change_products(change)
+        else:
+            module.change_outputs(change)
 
     def begin(self, inputs: Sequence[TensorValue], offsets: TensorValue, rows: Dim) -> None:
         """Sets the adapters of a batch, for the layers outside of blocks.

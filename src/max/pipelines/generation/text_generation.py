@@ -290,13 +290,20 @@ class TextGenerationPipeline(
     def _parts(
         self, batches: list[dict[RequestID, TextGenerationContextType]]
     ) -> list[tuple[Replica[TextGenerationContextType], list[TextGenerationContextType]]]:
-        """The copies of the model that have requests in a batch, and these requests in batch order."""
+        """The copies of the model that have requests in a batch, and these requests in batch order.
+
+        Requests of one adapter are neighbors: kernels then load it once for their rows.
+        """
         if len(batches) > len(self.replicas):
             raise ValueError(
                 f"a batch for {len(batches)} copies of the model; there are {len(self.replicas)}"
             )
         pairs = zip(self.replicas, batches, strict=False)
-        return [(replica, list(batch.values())) for replica, batch in pairs if batch]
+        return [
+            (replica, sorted(batch.values(), key=lambda context: getattr(context, "adapter", "")))
+            for replica, batch in pairs
+            if batch
+        ]
 
     @property
     def repeats_steps(self) -> bool:

@@ -15,7 +15,9 @@ from max.mlir import MoOp, TensorType, to_attr
 
 __all__ = ["code_weights"]
 
-PRODUCTS = frozenset({"mok.packed_matmul", "mok.packed_products", "mok.grouped_products"})
+PRODUCTS = frozenset(
+    {"mok.packed_matmul", "mok.packed_products", "mok.grouped_products", "mok.adapted_products"}
+)
 
 
 def code_weights(block: Block, runs_here: RunsHere, packing: Packing) -> None:

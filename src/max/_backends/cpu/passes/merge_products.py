@@ -10,7 +10,8 @@ from xdsl.ir import Block, SSAValue
 
 from max._backends.backend import RunsHere
 from max._backends.cpu.kernels.products.quantized.packed import DENSE, FORMATS
-from max._backends.cpu.passes.packed_ops import PackedProductsOp, PackOp
+from max._backends.cpu.passes.adapted_products import insert_adapted
+from max._backends.cpu.passes.packed_ops import AdaptedMatmulOp, PackedProductsOp, PackOp
 from max._compiler.analysis.shapes import shape_of
 from max._compiler.passes.base import ops_of
 from max._compiler.passes.canonicalize import insert_before
@@ -19,6 +20,8 @@ from max.mlir import MoOp
 
 __all__ = ["bring_before", "merge_products", "pairs_of"]
 
+_PLAIN = "mok.packed_matmul"
+_MERGED = (_PLAIN, AdaptedMatmulOp.name)
 MAX_PARTS = 4
 """The most parts of one launch: the kernel has code for the epilogue of each."""
 CONE_OPS = 32
@@ -86,14 +89,18 @@ def _plan(parts: list[tuple[MoOp, ...]]) -> tuple[Plan, list[MoOp]]:
 def _groups(ops: list[MoOp], runs_here: RunsHere) -> list[list[MoOp]]:
     """The products in groups of one x without an op that separates them; a group may have one product."""
     groups: list[list[MoOp]] = []
-    open_: dict[tuple[SSAValue, str], list[MoOp]] = {}
+    open_: dict[tuple[object, ...], list[MoOp]] = {}
     for op in ops:
-        if op.name != "mok.packed_matmul" or not runs_here(op):
+        if op.name not in _MERGED or not runs_here(op):
             if op.spec.separates:
                 open_.clear()
             continue
         encoding = op.attr("encoding")
-        key = (op.operands[0], encoding)
+        # products with adapters merge if these are the same, at sites of one rank
+        adapted = (
+            (*op.operands[2:], op.attr("dtype"), op.attr("max_rank")) if op.name != _PLAIN else ()
+        )
+        key = (op.operands[0], encoding, *adapted)
         group = open_.get(key)
         # a product separates the products of other values, too
         open_ = {}
@@ -199,16 +206,19 @@ def _merge(
             # the packing moves up to the first product, and its weights with it
             bring_before(pack.operands[0], first, position)
         packed_weights[plan] = insert_before(first, PackOp.of(weights, encoding, plan.pairs))
-    columns = [shape_of(op.results[0])[-1] for op in members]
-    merged = PackedProductsOp.of(
-        (first.operands[0], packed_weights[plan]),
-        encoding,
-        [size for size in columns if isinstance(size, int)],
-        plan.pairs,
-        first.attr("streamed"),
-        first.location,
-    )
-    block.insert_op_before(merged, first)
+    if first.name == AdaptedMatmulOp.name:
+        merged = insert_adapted(members, packed_weights[plan], plan.pairs, first)
+    else:
+        columns = [shape_of(op.results[0])[-1] for op in members]
+        merged = PackedProductsOp.of(
+            (first.operands[0], packed_weights[plan]),
+            encoding,
+            [size for size in columns if isinstance(size, int)],
+            plan.pairs,
+            first.attr("streamed"),
+            first.location,
+        )
+        block.insert_op_before(merged, first)
     for op, result in zip(members, merged.results, strict=True):
         op.results[0].replace_all_uses_with(result)
         op.detach()

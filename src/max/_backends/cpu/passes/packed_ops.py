@@ -12,6 +12,7 @@ from max._backends.cpu.kernels.products.dense.coded import coded_bytes
 from max._backends.cpu.kernels.products.dense.panels import panel_elements
 from max._backends.cpu.kernels.products.int8.panels import ENCODINGS as INT8
 from max._backends.cpu.kernels.products.quantized.packed import FORMATS
+from max._backends.cpu.kernels.tiles.adapter_terms import HEAD, RANKS
 from max._backends.cpu.kernels.tiles.strips import strips_of
 from max._compiler.mok import backend_op
 from max._compiler.mok.products import PackingOp, Piece, ProductsOp, parts_of
@@ -24,11 +25,14 @@ from max.mlir.ops.matmul import product_flops
 from max.mlir.types import short_types
 
 __all__ = [
+    "AdaptedMatmulOp",
+    "AdaptedProductsOp",
     "CodeOp",
     "GroupedProductsOp",
     "PackOp",
     "PackedMatmulOp",
     "PackedProductsOp",
+    "ProjectAdaptersOp",
 ]
 
 
@@ -268,6 +272,127 @@ class PackedProductsOp(ProductsOp):
             attributes={name: to_attr(value) for name, value in attrs.items()},
             location=location,
         )
+
+
+def _infer_adapted_matmul(types: Sequence[Attribute], attrs: Attrs) -> Sequence[Attribute]:
+    """The result: x with `columns` as its last dim, of the dtype of the sum."""
+    x = cast("TensorType", types[0])
+    shape = [*x.shape[:-1], DimExpr.of(attrs["columns"])]
+    return (TensorType.get(attrs["dtype"], shape, x.device),)
+
+
+@backend_op
+class AdaptedMatmulOp(MoOp):
+    """A product with a packed weight and the terms of adapters: `mok.packed_matmul`, then `mo.lora.add`.
+
+    The operands are x, the packed weight, and those of `mo.lora.add` from the memory on; `site` has the first element
+    and the index of the site. It stands until products are merged, then `mok.project_adapters` and
+    `mok.adapted_products` take its place.
+    """
+
+    name = "mok.adapted_matmul"
+    spec = OpSpec(
+        "mok.adapted_matmul",
+        (9, 9),
+        1,
+        attributes={
+            "encoding": str, "columns": int, "streamed": bool, "dtype": DType, "max_rank": int, "site": tuple,
+        },
+        infer=_infer_adapted_matmul,
+        flops=product_flops,
+        separates=True,
+    )  # fmt: skip
+    traits = OpTraits(lambda: (Pure(),))
+
+    @classmethod
+    def of(cls, product: MoOp, added: MoOp) -> AdaptedMatmulOp:
+        """The op for a `mok.packed_matmul` and the `mo.lora.add` of its result."""
+        dtype = cast("TensorType", added.results[0].type).dtype
+        attrs: dict[str, Any] = {
+            **{name: product.attr(name) for name in ("encoding", "columns", "streamed")},
+            "dtype": dtype,
+            "max_rank": added.attr("max_rank"),
+            "site": (added.attr("offset"), added.attr("site")),
+        }
+        operands = (*product.operands, *added.operands[2:])
+        return cls.create(
+            operands=operands,
+            result_types=_infer_adapted_matmul([v.type for v in operands], attrs),
+            attributes={name: to_attr(value) for name, value in attrs.items()},
+            location=product.location,
+        )
+
+
+def _infer_projections(types: Sequence[Attribute], attrs: Attrs) -> Sequence[Attribute]:
+    """The products with A of each site, padded to whole tasks, and the heads."""
+    x = cast("TensorType", types[0])
+    padded = -(-attrs["max_rank"] // RANKS) * RANKS
+    count = len(attrs["sites"])
+    return [
+        TensorType.get(dtype, [x.shape[0], DimExpr.of(count * size)], x.device)
+        for dtype, size in ((DType.float32, padded), (DType.int64, HEAD))
+    ]
+
+
+@backend_op
+class ProjectAdaptersOp(MoOp):
+    """The products of x with each row's adapter, as the products of x by packed weights add them.
+
+    The operands are x, then those of `mo.lora.add` from the memory on. Each of `sites` has its first element, its index
+    and its columns. The results are the first two fields of `kernels.tiles.adapter_terms.Terms`.
+    """
+
+    name = "mok.project_adapters"
+    spec = OpSpec(
+        "mok.project_adapters",
+        (8, 8),
+        2,
+        attributes={"max_rank": int, "inputs": int, "sites": tuple},
+        infer=_infer_projections,
+    )
+    traits = OpTraits(lambda: (Pure(),))
+
+    @classmethod
+    def of(
+        cls,
+        operands: Sequence[SSAValue],
+        max_rank: int,
+        sites: Sequence[tuple[int, int, int]],
+        location: LocationAttr,
+    ) -> ProjectAdaptersOp:
+        """The op for the sites of one x, the first operand."""
+        inputs = cast("TensorType", operands[0].type).shape[-1].value
+        attrs: dict[str, Any] = {"max_rank": max_rank, "inputs": inputs, "sites": tuple(sites)}
+        return cls.create(
+            operands=operands,
+            result_types=_infer_projections([v.type for v in operands], attrs),
+            attributes={name: to_attr(value) for name, value in attrs.items()},
+            location=location,
+        )
+
+
+@backend_op
+class AdaptedProductsOp(PackedProductsOp):
+    """`mok.packed_products` with the terms of adapters in each sum.
+
+    The further operands are the results of `mok.project_adapters` for the products in their order, the memory, and the
+    scales of the rows. The next launch of such products reads A of sites with `next_inputs` inputs, `next` elements
+    after B of the first product.
+    """
+
+    name = "mok.adapted_products"
+    spec = OpSpec(
+        "mok.adapted_products",
+        (6, 6),
+        None,
+        attributes={"encoding": str, "columns": tuple, "pairs": tuple, "streamed": bool},
+        optional={"dtype": DType, "next": tuple, "next_inputs": int},
+        infer=_infer_packed_products,
+        flops=_flops,
+        takes_epilogue=True,
+        separates=True,
+    )
+    traits = OpTraits(lambda: (Pure(),))
 
 
 @backend_op

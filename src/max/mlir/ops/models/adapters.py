@@ -4,11 +4,12 @@ The adapters of a server are in the slots of one tensor. A *site* is a product t
 site has a place of `lora_place_size` elements at the same offset::
 
     A      [rank][inputs], for token inputs [inputs][rank]      bound: max_rank * inputs
-    B      [panel of 64 columns][rank][64]                      bound: max_rank * columns
+    B      [panel of 16 columns][rank][16]                      bound: max_rank * columns
     gain   [columns]
     shift  [columns]
 
-A and B are stored for the rank that the adapter has at the site, from the beginning of their parts on.
+A and B are stored for the rank that the adapter has at the site, from the beginning of their parts on. Columns are
+padded to strips of 32: kernels compute that many at once, and read what lies there.
 """
 
 from __future__ import annotations
@@ -23,8 +24,10 @@ from max.mlir.types import TensorType, short_types
 
 __all__ = ["LORA_PANEL", "lora_place_size", "lora_place_starts"]
 
-LORA_PANEL = 64
+LORA_PANEL = 16
 """The number of columns of a panel of B."""
+_STRIP = 32
+"""Columns are padded to a multiple of this."""
 
 _INTS = (DType.int32,)
 _ROWS = tuple(
@@ -40,8 +43,8 @@ def lora_place_starts(max_rank: int, inputs: int, columns: int) -> tuple[int, in
         inputs: The number of inputs of the product.
         columns: The number of its outputs.
     """
-    padded = -(-columns // LORA_PANEL) * LORA_PANEL
-    b = -(-max_rank * inputs // LORA_PANEL) * LORA_PANEL
+    padded = -(-columns // _STRIP) * _STRIP
+    b = -(-max_rank * inputs // _STRIP) * _STRIP
     gain = b + max_rank * padded
     return b, gain, gain + padded, gain + 2 * padded
 

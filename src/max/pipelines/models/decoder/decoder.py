@@ -7,6 +7,7 @@ or of a block beside the others.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from dataclasses import replace
 from typing import Any, TypeVar
 
@@ -328,14 +329,11 @@ class Decoder(Transformer):
     def _logits(self, h: TensorValue) -> TensorValue:
         """The logits of hidden states in float32."""
         h = self.norm(h)
-        if self.config.embedding_size is not None:
-            h = self.project_out(h)
-        output = self._output or self.lm_head
-        if self._adapters is None:
-            y = output(h)
-        else:
-            with self._adapters.equal_rows(h.shape[0]):
-                y = output(h)
+        adapters = self._adapters
+        with nullcontext() if adapters is None else adapters.equal_rows(h.shape[0]):
+            if self.config.embedding_size is not None:
+                h = self.project_out(h)
+            y = (self._output or self.lm_head)(h)
         logits = ops.cast(y, DType.float32)
         if self.logits_scaling != 1.0:
             logits = logits / self.logits_scaling

@@ -7,6 +7,9 @@ layout of the memory. Two phases::
     y + B narrow      task: 4 sorted rows × 64 columns         a panel of B is one run of memory
 
 Register budget: 16 sums (4 rows × 4), or 8 where there are 16 registers. A row's sums do not depend on the other rows.
+
+`project_adapters` has the first phase for the sites of one x; the launch of their products by packed weights adds the
+second one to its sums (`kernels.tiles.adapter_terms`). `add_adapters` has both, for products of other kinds.
 """
 
 from __future__ import annotations
@@ -16,6 +19,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from max import kernel as k
 from max._backends.cpu.kernels.operand_checks import check_offsets, check_size
+from max._backends.cpu.kernels.tiles.adapter_terms import RANKS
 from max._backends.kernel_call import KernelCall, Operand, Scalar, Workspace, view
 from max.dtype import DType
 from max.mlir.ops.models.adapters import LORA_PANEL, lora_place_starts
@@ -26,9 +30,7 @@ else:
     Integer = k.i64
 
 ROWS = 4
-"""The number of sorted rows of a task."""
-RANKS = 4
-"""The number of rows of A of a task."""
+"""The number of sorted rows of a task, which has `RANKS` rows of A."""
 
 
 @k.kernel
@@ -199,7 +201,7 @@ def run_end(adapters: Adapters, position: Any, end: Any) -> Any:
 def project_rows(
     narrow: Any, x: Any, adapters: Adapters, at: Any, site: Site, rank: Any, rows: int, width: int
 ) -> None:
-    """Stores the products of `rows` positions from `at` on with 4 rows of A from `rank` on.
+    """Stores the products of `rows` positions from `at` on with up to 4 rows of A from `rank` on.
 
     Args:
         narrow: The results, `[positions, padded rank]`.
@@ -211,23 +213,86 @@ def project_rows(
         rows: The number of positions.
         width: The elements of a vector.
     """
-    size = x.shape[1]
     picked = [row_at(adapters, at + i) for i in k.static_range(rows)]
-    # past the rank the last row is read again, and its results are not used
-    starts = [k.min(rank + r, site.rank - 1) * size for r in k.static_range(RANKS)]
     sums = k.tile(k.f32, (rows, RANKS), width=width, fill=0.0)
-    for j, mask in k.vectors(size, width):
-        a = [
-            k.cast(site.elements.load(starts[r] + j, width=width, mask=mask), k.f32)
-            for r in k.static_range(RANKS)
-        ]
-        for i in k.static_range(rows):
-            v = k.cast(x.load(picked[i], j, width=width, mask=mask), k.f32)
-            for r in k.static_range(RANKS):
-                sums[i, r] = k.fma(v, a[r], sums[i, r])
+    multiply_rows(sums, x, picked, site, rank, 0, rows, width)
     for i in k.static_range(rows):
         for r in k.static_range(RANKS):
             narrow[at + i, rank + r] = k.reduce_add(sums[i, r])
+
+
+@k.inline
+def multiply_rows(
+    sums: Any, x: Any, picked: Any, site: Site, rank: Any, ahead: Any, rows: int, width: int
+) -> None:
+    """Adds the products of rows of x with 4 rows of A to `sums` `[rows, RANKS]`, whose lanes are to be added.
+
+    Args:
+        sums: The sums.
+        x: The inputs of the product, `[rows, inputs]`.
+        picked: The rows of x.
+        site: The site.
+        rank: The first row of A.
+        ahead: The distance to the elements that come next, which are prefetched.
+        rows: The number of rows.
+        width: The elements of a vector of sums.
+    """
+    size = x.shape[1]
+    # past the rank the last row is read again, and its results are not used
+    starts = [k.min(rank + r, site.rank - 1) * size for r in k.static_range(RANKS)]
+    # pairs of neighbors share a lane
+    pairs = (
+        x.dtype == k.bf16
+        and site.elements.dtype == k.bf16
+        and bool(k.target().dot_bf16_lanes(width))
+    )
+    for j, mask in k.vectors(size, 2 * width if pairs else width):
+        step = 2 * width if pairs else width
+        for r in k.static_range(RANKS):
+            site.elements.prefetch(starts[r] + ahead + j)
+        a = [
+            site.elements.load(starts[r] + j, width=step, mask=mask) for r in k.static_range(RANKS)
+        ]
+        for i in k.static_range(rows):
+            v = x.load(picked[i], j, width=step, mask=mask)
+            for r in k.static_range(RANKS):
+                if pairs:
+                    sums[i, r] = k.dot_bf16(sums[i, r], v, a[r])
+                else:
+                    sums[i, r] = k.fma(k.cast(v, k.f32), k.cast(a[r], k.f32), sums[i, r])
+
+
+@k.inline
+def check_adapters(adapters: Adapters, rows: Any) -> None:
+    """Checks the sizes of the operands with the adapters, and the number of rows that have one."""
+    check_size("order", adapters.order.size, rows)
+    check_size("the sorted slots", adapters.slots.size, rows)
+    check_size("the scales of rows", adapters.scales.size, rows)
+    check_size("count", adapters.used.size, 1)
+    check_size("place", adapters.place.size, 2)
+    check_size("forms", adapters.forms.shape[0], adapters.memory.shape[0])
+    count = k.i64(adapters.used[0])
+    if count < 0 or count > rows:
+        raise ValueError("count is {}, of {} rows", count, rows)
+
+
+@k.inline
+def check_place(adapters: Adapters, offset: Any, end: Any, site: Any) -> None:
+    """Checks that a site lies in the memory of a slot.
+
+    Args:
+        adapters: The adapters.
+        offset: The first element of the site in its block.
+        end: The number of elements of its place.
+        site: The index of the site in its block.
+    """
+    memory, forms = adapters.memory, adapters.forms
+    begin, index = k.i64(adapters.place[0]), k.i64(adapters.place[1])
+    # each term is bounded before it is added
+    if begin < 0 or begin > memory.shape[1] or begin + offset + end > memory.shape[1]:
+        raise IndexError("a site begins at {} + {} of {} elements", begin, offset, memory.shape[1])
+    if index < 0 or index >= forms.shape[1] or index + site >= forms.shape[1]:
+        raise IndexError("site {} + {}; there are {}", index, site, forms.shape[1])
 
 
 @k.inline
@@ -332,31 +397,18 @@ def add_adapters(
     width = ctx.target.width(k.f32)
     # 16 sums and their operands need 32 registers
     most = ROWS if ctx.target.registers >= 32 else 2
-    rows, columns, memory, forms = y.shape[0], y.shape[1], adapters.memory, adapters.forms
+    rows, columns = y.shape[0], y.shape[1]
     check_size("a row of the result", out.shape[1], columns)
     if not tokens:
         check_size("a row of x", x.shape[1], of.inputs)
     check_size("the result", out.shape[0], rows)
     check_size("x", x.shape[0], rows)
-    check_size("order", adapters.order.size, rows)
-    check_size("the sorted slots", adapters.slots.size, rows)
-    check_size("the scales of rows", adapters.scales.size, rows)
-    check_size("count", adapters.used.size, 1)
-    check_size("place", adapters.place.size, 2)
-    check_size("forms", forms.shape[0], memory.shape[0])
+    check_adapters(adapters, rows)
+    check_place(adapters, of.offset, of.end, of.site)
     begin, index = k.i64(adapters.place[0]), k.i64(adapters.place[1])
-    # each term is bounded before it is added
-    if begin < 0 or begin > memory.shape[1] or begin + of.offset + of.end > memory.shape[1]:
-        raise IndexError(
-            "a site begins at {} + {} of {} elements", begin, of.offset, memory.shape[1]
-        )
-    if index < 0 or index >= forms.shape[1] or index + of.site >= forms.shape[1]:
-        raise IndexError("site {} + {}; there are {}", index, of.site, forms.shape[1])
     begin += of.offset
     index += of.site
     count = k.i64(adapters.used[0])
-    if count < 0 or count > rows:
-        raise ValueError("count is {}, of {} rows", count, rows)
     blocks = k.ceildiv(count, ROWS)
 
     for block, group in ctx.parallel((blocks, k.ceildiv(of.max_rank, RANKS))):
@@ -462,4 +514,7 @@ def _lower_add(
     )
 
 
-LOWERINGS = {"mo.lora.rows.ragged": _lower_rows, "mo.lora.add": _lower_add}
+LOWERINGS = {
+    "mo.lora.rows.ragged": _lower_rows,
+    "mo.lora.add": _lower_add,
+}

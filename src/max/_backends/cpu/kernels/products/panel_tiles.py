@@ -23,7 +23,14 @@ from typing import Any, NamedTuple
 
 from max import kernel as k
 from max._backends.cpu.kernels.products.blocking import Blocking, Task, choose_height, sums_row
-from max._backends.cpu.kernels.tiles.strips import COLUMNS, L2, Results, prefetch_strip, store_strip
+from max._backends.cpu.kernels.tiles.strips import (
+    COLUMNS,
+    L2,
+    Results,
+    prefetch_adapters,
+    prefetch_strip,
+    store_strip,
+)
 from max._backends.cpu.kernels.tiles.tiling import Tiling
 
 MultiplyRows = Callable[..., None]
@@ -200,6 +207,9 @@ def multiply_panel(
         # results of the last K block are written soon
         if step.n == step.blocks - 1:
             prefetch_strip(results, task.row + row, task.strip + step.strip, t.height)
+            prefetch_adapters(
+                results, task.row + row, k.min(remaining, tile_height), task.strip + step.strip
+            )
         multiply_rows_of_tile(sums, step, row, tile_height, t, multiply, heights, lane)
         done = k.min(remaining, tile_height)
         if step.n == step.blocks - 1:

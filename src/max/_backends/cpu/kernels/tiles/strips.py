@@ -17,6 +17,12 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from max import kernel as k
+from max._backends.cpu.kernels.tiles.adapter_terms import (
+    Share,
+    add_terms,
+    prefetch_next,
+    prefetch_terms,
+)
 from max._backends.kernel_call import Arg, Operand, view
 
 COLUMNS = 32
@@ -42,6 +48,8 @@ class Results(NamedTuple):
             which takes and returns tuples.
         width: Lanes of a vector of sums.
         parts: The parts; empty for one product.
+        terms: The terms of adapters that are added to the sums of parts; None: there are none.
+        after: Of terms: the sites of the next launch; None: unknown.
     """
 
     out: Any
@@ -49,6 +57,8 @@ class Results(NamedTuple):
     epilogue: Any
     width: int
     parts: Parts = ()
+    terms: Any = None
+    after: Any = None
 
 
 def strips_of(columns: int, products: int = 1) -> int:
@@ -64,6 +74,25 @@ def strips_of(columns: int, products: int = 1) -> int:
 def number_of_results(parts: Parts) -> int:
     """The number of results of a launch."""
     return sum(results for _, results in parts) if parts else 1
+
+
+def number_of_products(parts: Parts) -> int:
+    """The number of products of parts."""
+    return sum(products for products, _ in parts)
+
+
+def share_of(parts: Parts, part: int, product: int, width: int) -> Share:
+    """The columns of a product in the strips of its part.
+
+    Args:
+        parts: The parts of the launch.
+        part: The number of the part.
+        product: The number of the product in the part.
+        width: The elements of a vector.
+    """
+    size = COLUMNS // parts[part][0]
+    number = number_of_products(parts[:part]) + product
+    return Share(number, number_of_products(parts), product * size, size, COLUMNS, width)
 
 
 def further_results(results: Sequence[Operand]) -> tuple[Arg, ...]:
@@ -100,7 +129,7 @@ def store_tile(results: Results, c: Any, row: Any, count: Any, column: Any) -> N
         count: The number of rows.
         column: The first column.
     """
-    out, extra, epilogue, width, _ = results
+    out, extra, epilogue, width = results.out, results.extra, results.epilogue, results.width
     columns = k.min(COLUMNS, out.shape[1] - column)
     for i in range(count):
         for j, mask in k.vectors(columns, width):
@@ -128,6 +157,10 @@ def store_part(
     share = COLUMNS // products
     # the other results come first in `extra`
     views = results.extra[number_of_results(results.parts) - 1 :]
+    if results.terms is not None:
+        for n in k.static_range(products):
+            own = share_of(results.parts, part, n, results.width)
+            add_terms(results.terms, c, row, count, column, own)
     for i in range(count):
         for j, mask in k.vectors(k.min(share, outs[0].shape[1] - column), results.width):
             # [share] columns of each product, side by side in the strip
@@ -185,6 +218,26 @@ def prefetch_strip(results: Results, row: Any, strip: Any, height: int) -> None:
                 for out in all_outs[first_result : first_result + parts[part][1]]:
                     prefetch_rows(out, row, (strip - begin) * share, height, share, True)
             begin = end
+
+
+@k.inline
+def prefetch_adapters(results: Results, row: Any, count: Any, strip: Any) -> None:
+    """Prefetches what the adapters of some rows add to a strip; nothing without adapters."""
+    if results.terms is not None:
+        parts = results.parts
+        all_outs = (results.out, *results.extra[: number_of_results(parts) - 1])
+        begin = k.i64(0)
+        for part in k.static_range(len(parts)):
+            first_result = number_of_results(parts[:part]) if part else 0
+            size = COLUMNS // parts[part][0]
+            end = begin + k.ceildiv(all_outs[first_result].shape[1], size)
+            if begin <= strip and strip < end:
+                for n in k.static_range(parts[part][0]):
+                    own = share_of(parts, part, n, results.width)
+                    prefetch_terms(results.terms, row, count, (strip - begin) * size, own)
+            begin = end
+        if results.after is not None:
+            prefetch_next(results.terms, row, count, strip, begin, results.after)
 
 
 @k.inline

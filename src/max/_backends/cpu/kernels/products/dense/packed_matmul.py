@@ -43,6 +43,13 @@ from max._backends.cpu.kernels.products.row_norms import (
     norm_arguments,
     normalize,
 )
+from max._backends.cpu.kernels.tiles.adapter_terms import (
+    Next,
+    Terms,
+    has_terms,
+    next_sites,
+    terms_arguments,
+)
 from max._backends.cpu.kernels.tiles.micro_kernels import add_sums, store_sums
 from max._backends.cpu.kernels.tiles.strips import (
     COLUMNS,
@@ -51,6 +58,7 @@ from max._backends.cpu.kernels.tiles.strips import (
     further_results,
     identity,
     identity_of_parts,
+    prefetch_adapters,
     store_strip,
 )
 from max._backends.cpu.kernels.tiles.tiling import Matrix, Tiling, multiply_add, tiling
@@ -190,6 +198,7 @@ def gemv_panels(results: Results, a: Any, panels: Any, t: Tiling, ctx: Any) -> N
     c = ctx.scratch(t.sums, (MAX_GEMV_ROWS * COLUMNS,))
     memory = gemv_memory(t, ctx)
     for strip in ctx.parallel(count_panels(panels, t)):
+        prefetch_adapters(results, k.i64(0), a.shape[0], strip)
         gemv_any_panel(c, a, panels, strip, memory, t)
         store_strip(results, c, k.i64(0), a.shape[0], strip)
 
@@ -278,13 +287,37 @@ def matmul_normalized(
     multiply_dense(results, rows, weights, row_threshold, inner.in_place, t, ctx)
 
 
+@k.kernel
+def matmul_adapted(
+    out: k.Output,
+    a: k.Input,
+    panels: k.Input,
+    terms: Terms,
+    row_threshold: k.i64,  # pyright: ignore
+    *extra: k.InOut,
+    ctx: k.Context,
+    inner: InnerSize,
+    parts: Parts,
+    after: Next | None,
+    epilogue: Any = identity_of_parts,
+) -> None:
+    """`matmul_panels` with the terms of adapters; see `kernels.tiles.adapter_terms`."""
+    t = dense_tiling(ctx.target, a.dtype, panels.dtype, inner)
+    results = Results(out, extra, epilogue, t.width, parts, terms, after)
+    weights = as_panels(panels, inner.coding)
+    multiply_dense(results, a, weights, row_threshold, inner.in_place, t, ctx)
+
+
 def lower_matmul(
     operands: Sequence[Operand],
     results: Sequence[Operand],
     attributes: Mapping[str, Any],
     target: k.Target,
 ) -> KernelCall:
-    """The launch of a product of x `[…, K]`, or of its norm, with panels; with `parts` of several products."""
+    """The launch of a product of x `[…, K]`, or of its norm, with panels; with `parts` of several products.
+
+    Four more operands are those of `Terms`.
+    """
     x, out = operands[0], results[0]
     parts: Parts = attributes.get("parts", ())
     norm_args, norm_params, memory = norm_arguments(operands, attributes, 0)
@@ -299,6 +332,7 @@ def lower_matmul(
         view("operand", 0, x, (range(last), (last,)), static=False),
         view("operand", 1, operands[1], static=False),
         *norm_args,
+        *terms_arguments(operands),
         Limit(kinds, ROW_THRESHOLD, MAX_GEMV_ROWS, product(x.shape[:last])),
         *further_results(results),
     )
@@ -306,4 +340,7 @@ def lower_matmul(
     if parts:
         params |= {"parts": parts, "epilogue": identity_of_parts}
     kernel = matmul_normalized if memory else matmul_panels
+    if has_terms(operands):
+        kernel = matmul_adapted
+        params["after"] = next_sites(attributes)
     return KernelCall(kernel, args, params, epilogue=True, workspaces=memory)

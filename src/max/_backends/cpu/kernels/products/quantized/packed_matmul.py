@@ -56,6 +56,13 @@ from max._backends.cpu.kernels.products.row_norms import (
     norm_arguments,
     normalize,
 )
+from max._backends.cpu.kernels.tiles.adapter_terms import (
+    Next,
+    Terms,
+    has_terms,
+    next_sites,
+    terms_arguments,
+)
 from max._backends.cpu.kernels.tiles.strips import (
     CACHE_LINE,
     COLUMNS,
@@ -64,6 +71,7 @@ from max._backends.cpu.kernels.tiles.strips import (
     further_results,
     identity,
     identity_of_parts,
+    prefetch_adapters,
     store_strip,
 )
 from max._backends.cpu.kernels.tiles.tiling import round_up
@@ -256,6 +264,7 @@ def multiply_quantized(
             used_tiles = matrix_tiles if in_tiles else None
             gemm_strip(memory, q, groups[0], blocks, first_tile, last_tile, tile, used_tiles, t)
         else:
+            prefetch_adapters(results, row, rows, strip)
             gemv_strip(memory.sums, q, PackedStrip(groups, blocks, locality), rows, t)
         store_strip(results, memory.sums, row, count, strip)
     if in_tiles:
@@ -304,6 +313,25 @@ def qmatmul_normalized(
     multiply_quantized(results, operands._replace(x=rows), row_threshold, weight.locality, t, ctx)
 
 
+@k.kernel
+def qmatmul_adapted(
+    out: k.Output,
+    operands: QuantisedOperands,
+    terms: Terms,
+    row_threshold: k.i64,  # pyright: ignore
+    *extra: k.InOut,
+    ctx: k.Context,
+    weight: PackedWeight,
+    parts: Parts,
+    after: Next | None,
+    epilogue: Any = identity_of_parts,
+) -> None:
+    """`qmatmul_packed` with the terms of adapters; see `kernels.tiles.adapter_terms`."""
+    t = quantized_tiling(ctx.target, FORMATS[weight.encoding], weight.folds)
+    results = Results(out, extra, epilogue, t.width, parts, terms, after)
+    multiply_quantized(results, operands, row_threshold, weight.locality, t, ctx)
+
+
 def _lower_packed_matmul(
     operands: Sequence[Operand],
     results: Sequence[Operand],
@@ -332,6 +360,7 @@ def _lower_packed_matmul(
         view("operand", 1, operands[1], static=False),
         view("workspace", 0, workspace, static=False),
         *norm_args,
+        *terms_arguments(operands),
         Limit(f"{encoding}, k {inner}", default_threshold(target, t), BLOCK_ROWS, rows),
         *further_results(results),
     )
@@ -340,7 +369,12 @@ def _lower_packed_matmul(
     if parts:
         params |= {"parts": parts, "epilogue": identity_of_parts}
     kernel = qmatmul_normalized if memory else qmatmul_packed
+    if has_terms(operands):
+        kernel = qmatmul_adapted
+        params["after"] = next_sites(attributes)
     return KernelCall(kernel, args, params, epilogue=True, workspaces=(workspace, *memory))
 
 
-LOWERINGS = {"mok.packed_matmul": _lower_packed_matmul, "mok.packed_products": _lower_packed_matmul}
+LOWERINGS = dict.fromkeys(
+    ("mok.packed_matmul", "mok.packed_products", "mok.adapted_products"), _lower_packed_matmul
+)
