@@ -11,7 +11,6 @@ import numpy as np
 import numpy.typing as npt
 
 from max._dataclass import dataclass
-from max._runtime.platform import allocate
 from max.driver import Tensor
 from max.interfaces import RequestID
 from max.pipelines.adapters.adapter import Adapter, AdapterError, Array
@@ -96,11 +95,10 @@ class LoRAManager:
     def __init__(self, base: AdapterBase, layout: AdapterLayout, shape: AdapterShape) -> None:
         self.base, self.layout, self.shape = base, layout, shape
         # pages are mapped on first use: slots without an adapter take no memory
-        dtype = np.dtype(shape.dtype.to_numpy())
-        block = allocate(shape.slots * layout.elements * dtype.itemsize)
-        self._memory = block.view(dtype).reshape(shape.slots, layout.elements)
+        self.memory = Tensor.zeros((shape.slots, layout.elements), shape.dtype)
+        self._memory = self.memory.to_numpy()
         self._forms = np.zeros((shape.slots, len(layout.sites), 2), np.int32)
-        self.memory, self.forms = Tensor.from_numpy(self._memory), Tensor.from_numpy(self._forms)
+        self.forms = Tensor.from_numpy(self._forms)
         self._lock = threading.RLock()  # guards all below, not the reading of files
         self._by_name: dict[str, _Loaded] = {}
         self._by_slot: list[_Loaded | None] = [None] * shape.slots
