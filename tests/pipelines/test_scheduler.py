@@ -774,3 +774,13 @@ def test_there_are_two_ways_to_a_page():
                 and node.func.attr in ("take", "drop", "share", "share_part", "copy_content")
             ]
     assert not found
+
+
+def test_requests_without_a_priority_have_priority_0():
+    for other, first in ((-1, "b"), (1, "a")):
+        scheduler = TextScheduler(RequestPages.of(9, 4), SchedulerLimits())
+        for name, priority in (("a", None), ("b", other)):
+            context = TextContext(tokens=np.array([1]), max_length=9, request_id=RequestID(name))
+            scheduler.add(context, *() if priority is None else (priority,))
+        (key,) = scheduler.schedule().batch
+        assert key == RequestID(first)

@@ -3,13 +3,37 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from typing import Generic, TypeVar
 
 from max.interfaces import RequestID, TextGenerationContext
 from max.pipelines.kv_cache.page_tables import OutOfPagesError
 from max.pipelines.kv_cache.request_pages import RequestPages
 
+CacheT = TypeVar("CacheT", bound=RequestPages)
 
-class JoinedPages(RequestPages):
+
+class SeveralCaches(RequestPages, Generic[CacheT]):
+    """What caches count together: those of several models, or of the copies of one."""
+
+    _caches: Sequence[CacheT]
+
+    @property
+    def total_num_pages(self) -> int:
+        """The number of pages of all caches."""
+        return sum(cache.total_num_pages for cache in self._caches)
+
+    @property
+    def used_pages(self) -> int:
+        """The number of pages that requests hold in all caches."""
+        return sum(cache.used_pages for cache in self._caches)
+
+    def forget_prefixes(self) -> None:
+        """Empties all cached pages, and excludes pages in use from sharing with further requests."""
+        for cache in self._caches:
+            cache.forget_prefixes()
+
+
+class JoinedPages(SeveralCaches[RequestPages]):
     """Caches that hold the same tokens of each request: a request gets its pages in all of them or in none.
 
     The caches may differ in the size of pages, in windows and in states. A request skips the tokens that all caches
@@ -34,24 +58,9 @@ class JoinedPages(RequestPages):
         return [joined_caches(caches) for caches in zip(*copies, strict=True)]
 
     @property
-    def total_num_pages(self) -> int:
-        """The number of pages of all caches."""
-        return sum(cache.total_num_pages for cache in self._caches)
-
-    @property
-    def used_pages(self) -> int:
-        """The number of pages that requests hold in all caches."""
-        return sum(cache.used_pages for cache in self._caches)
-
-    @property
     def free_pages(self) -> int:
         """The number of pages that no request holds, of the cache with the fewest."""
         return min(cache.free_pages for cache in self._caches)
-
-    def forget_prefixes(self) -> None:
-        """Empties all cached pages, and excludes pages in use from sharing with further requests."""
-        for cache in self._caches:
-            cache.forget_prefixes()
 
     def page_shortage(self, length: int, step: int) -> tuple[int, int] | None:
         """Checks whether a request can never run because a cache has too few pages.

@@ -7,7 +7,6 @@ import math
 from collections.abc import Collection, Sequence
 from dataclasses import replace
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -30,7 +29,7 @@ from max.pipelines.kv_cache.memory import (
 )
 from max.pipelines.kv_cache.page_manager import PageManager
 from max.pipelines.kv_cache.page_pool import PagePool
-from max.pipelines.kv_cache.prefix_file import PageGroup, read_pages
+from max.pipelines.kv_cache.prefix_file import PageGroup
 from max.pipelines.kv_cache.request_pages import RequestPages
 from max.pipelines.kv_cache.state_slots import StateSlots
 from max.pipelines.kv_cache.swap_area import SwapArea
@@ -243,23 +242,6 @@ class PagedKVCacheManager(RequestPages):
             groups.append(PageGroup(size, [page_hash for page_hash, _ in cached], contents))
         return groups
 
-    def load_prefixes(self, path: Path, key: str) -> tuple[int, list[set[bytes]]]:
-        """Fills empty pages with the pages of a file; a file that does not fit is ignored.
-
-        Args:
-            path: The file.
-            key: Identifies everything besides tokens on which pages depend: the model and its form.
-
-        Returns:
-            The number of filled pages, and for each group the hashes of the file's pages.
-        """
-        count = 0
-        hashes: list[set[bytes]] = [set() for _ in self._all_blocks]
-        for group, page_hash, content in read_pages(path, key, self.page_sizes()):
-            hashes[group].add(page_hash)
-            count += self.fill_page(group, page_hash, content)
-        return count, hashes
-
     def fill_page(self, group: int, page_hash: bytes, content: bytes) -> bool:
         """Fills an empty page of a group of layers.
 
@@ -282,14 +264,6 @@ class PagedKVCacheManager(RequestPages):
             block[page, :, :, :, :, :].inplace_copy_from(host)
             begin += array.nbytes
         return True
-
-    def stored_page_sizes(self) -> list[int]:
-        """The bytes of a page of each group that files have."""
-        return self.page_sizes()
-
-    def fill_stored_page(self, group: int, page_hash: bytes, content: bytes) -> bool:
-        """Fills an empty page with one of a file; see `fill_page`."""
-        return self.fill_page(group, page_hash, content)
 
     def page_sizes(self) -> list[int]:
         """The bytes of one page of each group, over all devices."""

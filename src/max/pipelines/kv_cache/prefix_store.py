@@ -15,7 +15,12 @@ from max._version import __version__
 from max.pipelines.config.pipeline_config import PipelineConfig
 from max.pipelines.core import InputError
 from max.pipelines.kv_cache.manager import PagedKVCacheManager
-from max.pipelines.kv_cache.prefix_file import PageGroup, remove_abandoned_parts, write_pages
+from max.pipelines.kv_cache.prefix_file import (
+    PageGroup,
+    read_pages,
+    remove_abandoned_parts,
+    write_pages,
+)
 from max.pipelines.kv_cache.prefix_journal import (
     Journal,
     is_in_use,
@@ -88,9 +93,22 @@ class PrefixStore:
         path = folder / (key + SUFFIX)
         return cls(cache, path, key, int(options.kv_cache_folder_gb * 2**30))
 
+    def _fill_from(self, path: Path) -> tuple[int, list[set[bytes]]]:
+        """Fills empty pages with the pages of a file; a file that does not fit is ignored.
+
+        Returns:
+            The number of filled pages, and for each group the hashes of the file's pages.
+        """
+        count = 0
+        hashes: list[set[bytes]] = [set() for _ in range(self._cache.num_groups)]
+        for group, page_hash, content in read_pages(path, self._key, self._cache.page_sizes()):
+            hashes[group].add(page_hash)
+            count += self._cache.fill_page(group, page_hash, content)
+        return count, hashes
+
     def load(self) -> None:
         """Fills the cache with the valid pages of the files."""
-        count, hashes = self._cache.load_prefixes(self._path, self._key)
+        count, hashes = self._fill_from(self._path)
         for kept, of_file in zip(self._kept, hashes, strict=True):
             kept |= of_file
         count += self._read_journals(None)
@@ -169,7 +187,7 @@ class PrefixStore:
         if action == "erase":
             path.unlink(missing_ok=True)
             return 0, size
-        _, hashes = self._cache.load_prefixes(path, self._key)
+        _, hashes = self._fill_from(path)
         if not any(hashes):
             raise InputError(
                 f"the file of prefixes {name!r} has no page of this model",
@@ -192,21 +210,21 @@ class PrefixStore:
 
     def _read_journals(self, most_bytes: int | None) -> int:
         """Fills the cache with pages that other engines have appended since the last call; returns their number."""
-        sizes = self._cache.stored_page_sizes()
+        sizes = self._cache.page_sizes()
         count = read = 0
         for path in self._others():
             begin = self._read.get(path, 0)
             if _size_on_disk(path) <= begin:
                 continue
             if not begin and not is_journal(path):  # an addition of an earlier version
-                filled, hashes = self._cache.load_prefixes(path, self._key)
+                filled, hashes = self._fill_from(path)
                 count += filled
                 for kept, of_file in zip(self._kept, hashes, strict=True):
                     kept |= of_file
                 self._read[path] = _size_on_disk(path)
                 continue
             for page in read_journal(path, self._key, sizes, begin):
-                count += self._cache.fill_stored_page(page.group, page.hash, page.content)
+                count += self._cache.fill_page(page.group, page.hash, page.content)
                 self._kept[page.group].add(page.hash)
                 self._read[path] = page.end
                 read += len(page.content)
@@ -228,7 +246,7 @@ class PrefixStore:
                 self._close()
             if self._journal is None:
                 path = journal_path(self._path.parent, self._key, SUFFIX)
-                sizes = self._cache.stored_page_sizes()
+                sizes = self._cache.page_sizes()
                 self._journal = Journal(path, self._key, sizes)
             for number, group in enumerate(groups):
                 for place, page_hash in enumerate(group.hashes):

@@ -4,18 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 from dataclasses import replace
-from pathlib import Path
 
 from max.interfaces import RequestID, TextGenerationContext
 from max.nn.kv_cache.cache_params import KVCacheParams
 from max.nn.kv_cache.manager import RaggedKVCacheInputs
+from max.pipelines.kv_cache.joined_pages import SeveralCaches
 from max.pipelines.kv_cache.known_pages import Miss
 from max.pipelines.kv_cache.manager import PagedKVCacheManager
-from max.pipelines.kv_cache.prefix_file import PageGroup, read_pages
-from max.pipelines.kv_cache.request_pages import RequestPages
+from max.pipelines.kv_cache.prefix_file import PageGroup
 
 
-class ReplicatedPages(RequestPages):
+class ReplicatedPages(SeveralCaches[PagedKVCacheManager]):
     """Caches of equal shape.
 
     The scheduler of each copy uses the cache of its copy. This object is for callers without a scheduler, which claim
@@ -46,24 +45,9 @@ class ReplicatedPages(RequestPages):
         return sum(cache.num_groups for cache in self._caches)
 
     @property
-    def total_num_pages(self) -> int:
-        """The number of pages of all copies."""
-        return sum(cache.total_num_pages for cache in self._caches)
-
-    @property
-    def used_pages(self) -> int:
-        """The number of pages that requests hold, over all copies."""
-        return sum(cache.used_pages for cache in self._caches)
-
-    @property
     def free_pages(self) -> int:
         """The number of pages that no request holds, of the copy with the most."""
         return max(cache.free_pages for cache in self._caches)
-
-    def forget_prefixes(self) -> None:
-        """Empties all cached pages, and excludes pages in use from sharing with further requests."""
-        for cache in self._caches:
-            cache.forget_prefixes()
 
     def cache_of(self, request: RequestID | TextGenerationContext) -> PagedKVCacheManager:
         """The cache that has the pages of a request.
@@ -162,11 +146,11 @@ class ReplicatedPages(RequestPages):
             groups += cache.cached_prefixes(most_bytes // len(self._caches), own)
         return groups
 
-    def stored_page_sizes(self) -> list[int]:
-        """The bytes of a page of each group that files have: those of all copies, copy by copy."""
+    def page_sizes(self) -> list[int]:
+        """The bytes of one page of each group, copy by copy."""
         return [size for cache in self._caches for size in cache.page_sizes()]
 
-    def fill_stored_page(self, group: int, page_hash: bytes, content: bytes) -> bool:
+    def fill_page(self, group: int, page_hash: bytes, content: bytes) -> bool:
         """Fills an empty page with one of a file.
 
         Args:
@@ -182,26 +166,6 @@ class ReplicatedPages(RequestPages):
                 return cache.fill_page(group, page_hash, content)
             group -= cache.num_groups
         return False
-
-    def load_prefixes(self, path: Path, key: str) -> tuple[int, list[set[bytes]]]:
-        """Fills empty pages with the pages of a file; a file that does not fit is ignored.
-
-        Args:
-            path: The file.
-            key: Identifies everything besides tokens on which pages depend: the model and its form.
-
-        Returns:
-            The number of filled pages, and for each group the hashes of the file's pages.
-        """
-        places = [(cache, group) for cache in self._caches for group in range(cache.num_groups)]
-        sizes = [size for cache in self._caches for size in cache.page_sizes()]
-        hashes: list[set[bytes]] = [set() for _ in places]
-        count = 0
-        for number, page_hash, content in read_pages(path, key, sizes):
-            hashes[number].add(page_hash)
-            cache, group = places[number]
-            count += cache.fill_page(group, page_hash, content)
-        return count, hashes
 
     def get_runtime_inputs(
         self, batch: Sequence[TextGenerationContext], num_steps: int = 1
