@@ -130,3 +130,19 @@ def test_patterns_that_are_not_read(pattern: str) -> None:
 )
 def test_large_patterns_and_those_of_all_texts_have_no_opposite(pattern: str) -> None:
     assert unlike_pattern(pattern) is None
+
+
+@pytest.mark.parametrize(
+    ("pattern", "most"),
+    [
+        (r"^\d{4}-\d{2}$", 400),
+        ("foo|bar", 600),
+        ("^https?://", 400),
+        ("a", 40),
+        ("^[a-z]{2,10}$", 450),
+    ],
+)
+def test_opposites_are_short(pattern: str, most: int) -> None:
+    """States with few paths are left out first."""
+    unlike = unlike_pattern(pattern)
+    assert unlike is not None and len(unlike) <= most

@@ -7,11 +7,13 @@ import os
 import random
 from functools import cache
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from max.pipelines.tokenization.chat_template import render_chat
+from max.serve.chat.conversation_text import prompt_text
 from max.serve.chat.parts import (
     ArgumentsPart,
     ContentPart,
@@ -406,3 +408,30 @@ def test_published_templates() -> None:
             )
     print(f"derived {len(derived)}, named: {named}")
     assert derived and len(named) <= len(derived) // 20, named
+
+
+@pytest.mark.parametrize("shows", [True, False])
+def test_tools_are_described_once(shows: bool) -> None:
+    """A template that shows tools is left alone; for one that does not, a system message describes them."""
+    shown = "{% if tools %}TOOLS: {{ tools | tojson }}\n{% endif %}" if shows else ""
+    template = (
+        shown
+        + "{% for m in messages %}<{{ m.role }}>{{ m.content }}{% for c in m.tool_calls or [] %}"
+        "<call>{{ {'name': c.function.name, 'arguments': c.function.arguments} | tojson }}</call>{% endfor %}"
+        "{% endfor %}{% if add_generation_prompt %}<assistant>{% endif %}"
+    )
+    found, render = found_of(template), renderer(template)
+    model: Any = SimpleNamespace(
+        template_use=found.use,
+        tool_format=found.format,
+        check_text=lambda size, name: None,
+        apply_template=lambda messages, tools, options: render(messages, tools, True),
+    )
+    for system in ([], [{"role": "system", "content": "Be short."}]):
+        messages = [*system, {"role": "user", "content": "What is the weather?"}]
+        text = prompt_text(model, messages, TOOLS, {})
+        assert text.count("get_weather") == 1, text
+        assert text.count("<system>") == (len(system) if shows else 1)
+        assert text.startswith("TOOLS: ") is shows
+        # without tools nothing is described
+        assert "get_weather" not in prompt_text(model, messages, [], {})

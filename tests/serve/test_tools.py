@@ -299,3 +299,35 @@ def test_whole_answers_are_checked(http) -> None:
         answer = http.post("/v1/chat/completions", json=fields)
         assert answer.status_code == 200, answer.text
         assert f"what does not fit in it: {name}a: uniqueItems" in answer.headers["warning"]
+
+
+@pytest.mark.parametrize("choice", ["auto", "required"])
+def test_a_strict_schema_that_a_grammar_does_not_hold_is_an_error(http, choice) -> None:
+    function = {"name": "find_all", "description": "", "parameters": ODD, "strict": True}
+    chat = {"type": "function", "function": function}
+    messages = [{"role": "user", "content": "x"}]
+    form = {"name": "x", "schema": ODD, "strict": True}
+    requests = [
+        ("/v1/chat/completions", {"messages": messages, "tools": [chat], "tool_choice": choice}, "find_all"),
+        ("/v1/responses",
+         {"input": "x", "tools": [{"type": "function", **function}], "tool_choice": choice}, "find_all"),
+        ("/v1/chat/completions",
+         {"messages": messages, "response_format": {"type": "json_schema", "json_schema": form}}, "response_format"),
+        ("/v1/responses", {"input": "x", "text": {"format": {"type": "json_schema", **form}}}, "format"),
+    ]  # fmt: skip
+    for path, body, where in requests:
+        answer = http.post(path, json={"model": "tiny", **body})
+        error = answer.json()["error"]
+        assert answer.status_code == 400, (path, answer.text)
+        assert where in f"{error['message']} {error['param']}", error
+        assert "properties.a: uniqueItems" in error["message"], error
+    held = {
+        **function,
+        "parameters": {"type": "object", "properties": {"a": {"not": {"const": 1}}}},
+    }
+    body = {
+        "messages": messages,
+        "tools": [{"type": "function", "function": held}],
+        "max_tokens": 1,
+    }
+    assert http.post("/v1/chat/completions", json=body).status_code == 200
