@@ -157,128 +157,148 @@ def end_of(lengths: Any, row: Any, length: Any) -> Any:
 
 
 @k.inline
-def is_backward(direction: str, d: Any) -> Any:
-    """Whether a direction reads from the end."""
-    if direction == "bidirectional":
-        return d == 1
-    return d >= (0 if direction == "reverse" else 1)
+def time_of(place: Place, end: Any, direction: str) -> Any:
+    """The position in a sequence that an active step reads; a backward direction reads from the end."""
+    first_backward = {"bidirectional": 1, "reverse": 0, "forward": 2}[direction]
+    return k.select(place.d >= first_backward, end - 1 - place.number, k.i64(place.number))
+
+
+class Units(NamedTuple):
+    """The units of a row that a cell computes.
+
+    Args:
+        d: The direction.
+        row: The sequence.
+        at: The first unit.
+        width: Lanes.
+        mask: The units that exist; None: all.
+    """
+
+    d: Any
+    row: Any
+    at: Any
+    width: int
+    mask: Any
+
+
+class Phase(NamedTuple):
+    """What the workers of a direction compute between two meetings.
+
+    Args:
+        update: Computes a place: `step_rows`, or `gru_gates`.
+        cell: The formula of the layer, for `step_rows`.
+        gates: The gates of which it gets the products and the inputs.
+        outs: The outputs, and what else is written or read.
+        read: What the weights are multiplied by; None: the states of the last step.
+    """
+
+    update: Any
+    cell: Any
+    gates: tuple[int, ...]
+    outs: tuple[Any, ...]
+    read: Any
 
 
 @k.inline
-def time_of(place: Place, row: Any, end: Any, direction: str) -> Any:
-    """The position in a sequence that an active step reads."""
-    return k.select(is_backward(direction, place.d), end - 1 - place.number, k.i64(place.number))
+def step_rows(phase: Phase, states: tuple[Any, Any], x: Any, form: Form, place: Place) -> None:
+    """A step of a place: `cell(outs, sums, inputs, source, x, form, units)` is the state of a row.
 
-
-@k.inline
-def keep(y: Any, target: Any, source: Any, place: Place, row: Any, at: Any) -> None:
-    """A step behind the end of a sequence: its state stays, its output is 0."""
-    old = source.load(place.d, row, at, width=place.width, mask=place.mask)
-    target.store(place.d, row, at, value=old, mask=place.mask)
-    zero = k.splat(k.f32(0), place.width)
-    y.store(place.number, place.d, row, at, value=zero, mask=place.mask)
-
-
-@k.inline
-def lstm_rows(
-    outs: tuple[Any, ...], source: Any, target: Any, x: Lstm, form: Form, place: Place
-) -> None:
-    """A step of an LSTM; `outs` are the outputs, and the memory, which is updated in place."""
-    y, memory = outs
+    Args:
+        phase: The phase.
+        states: The states of the last step, and those of this one.
+        x: The operands.
+        form: The form.
+        place: The units and rows.
+    """
+    gates, outs, (source, target) = phase.gates, phase.outs, states
+    y, read = outs[0], source if phase.read is None else phase.read
     d, width, mask = place.d, place.width, place.mask
-    sums = gate_sums(source[d], x.weight[d, place.block], place, (0, 1, 2, 3))
+    sums = gate_sums(read[d], x.weight[d, place.block], place, gates)
     at = place.block * UNITS + place.lane
     for r in k.static_range(place.rows):
         row = place.row + r
         end = end_of(x.lengths, row, x.gates.shape[0])
         if place.number < end:
-            time = time_of(place, row, end, form.direction)
-            parts = [
-                sums[r, g] + x.gates.load(time, row, d, g, at, width=width, mask=mask)
-                for g in k.static_range(4)
-            ]
-            enter, leave, forget, new = parts
-            cell = memory.load(d, row, at, width=width, mask=mask)
-            if form.looks:
-                enter = enter + cell * x.peepholes.load(d, 0, at, width=width, mask=mask)
-                forget = forget + cell * x.peepholes.load(d, 2, at, width=width, mask=mask)
-            entered = activated(enter, form.gate, form.clip)
-            kept = 1.0 - entered if form.coupled else activated(forget, form.gate, form.clip)
-            after = kept * cell + entered * activated(new, form.candidate, form.clip)
-            if form.looks:
-                leave = leave + after * x.peepholes.load(d, 1, at, width=width, mask=mask)
-            state = activated(leave, form.gate, form.clip) * activated(after, form.output, 0.0)
-            memory.store(d, row, at, value=after, mask=mask)
+            time = time_of(place, end, form.direction)
+            inputs = [x.gates.load(time, row, d, g, at, width=width, mask=mask) for g in gates]
+            products = [sums[r, i] for i in k.static_range(len(gates))]
+            units = Units(d, row, at, width, mask)
+            state = phase.cell(outs, products, inputs, source, x, form, units)
             target.store(d, row, at, value=state, mask=mask)
             y.store(time, d, row, at, value=state, mask=mask)
         else:
-            keep(y, target, source, place, row, at)
-
-
-@k.inline
-def rnn_rows(
-    outs: tuple[Any, ...], source: Any, target: Any, x: Plain, form: Form, place: Place
-) -> None:
-    """A step of a plain layer."""
-    y = outs[0]
-    d, width, mask = place.d, place.width, place.mask
-    sums = gate_sums(source[d], x.weight[d, place.block], place, (0,))
-    at = place.block * UNITS + place.lane
-    for r in k.static_range(place.rows):
-        row = place.row + r
-        end = end_of(x.lengths, row, x.gates.shape[0])
-        if place.number < end:
-            time = time_of(place, row, end, form.direction)
-            new = sums[r, 0] + x.gates.load(time, row, d, 0, at, width=width, mask=mask)
-            state = activated(new, form.candidate, form.clip)
-            target.store(d, row, at, value=state, mask=mask)
-            y.store(time, d, row, at, value=state, mask=mask)
-        else:
-            keep(y, target, source, place, row, at)
-
-
-@k.inline
-def gru_rows(
-    outs: tuple[Any, ...], source: Any, target: Any, x: Gru, form: Form, place: Place
-) -> None:
-    """A step of a GRU whose reset gate scales the product."""
-    y = outs[0]
-    d, width, mask = place.d, place.width, place.mask
-    sums = gate_sums(source[d], x.weight[d, place.block], place, (0, 1, 2))
-    at = place.block * UNITS + place.lane
-    for r in k.static_range(place.rows):
-        row = place.row + r
-        end = end_of(x.lengths, row, x.gates.shape[0])
-        if place.number < end:
-            time = time_of(place, row, end, form.direction)
-            parts = [
-                x.gates.load(time, row, d, g, at, width=width, mask=mask) for g in k.static_range(3)
-            ]
-            update = activated(parts[0] + sums[r, 0], form.gate, form.clip)
-            reset = activated(parts[1] + sums[r, 1], form.gate, form.clip)
-            inner = sums[r, 2] + x.bias.load(d, at, width=width, mask=mask)
-            new = activated(parts[2] + reset * inner, form.candidate, form.clip)
+            # behind the end of a sequence its state stays, its output is 0
             old = source.load(d, row, at, width=width, mask=mask)
-            state = (1.0 - update) * new + update * old
-            target.store(d, row, at, value=state, mask=mask)
-            y.store(time, d, row, at, value=state, mask=mask)
-        else:
-            keep(y, target, source, place, row, at)
+            target.store(d, row, at, value=old, mask=mask)
+            zero = k.splat(k.f32(0), width)
+            y.store(place.number, d, row, at, value=zero, mask=mask)
 
 
 @k.inline
-def gru_gates(
-    outs: tuple[Any, ...], source: Any, target: Any, x: Gru, form: Form, place: Place
-) -> None:
+def lstm_cell(
+    outs: tuple[Any, ...], sums: Any, inputs: Any, source: Any, x: Lstm, form: Form, units: Units
+) -> Any:
+    """The state of an LSTM; `outs` are the outputs, and the memory, which is updated in place."""
+    memory, (d, row, at, width, mask) = outs[1], units
+    enter, leave, forget, new = [sums[g] + inputs[g] for g in k.static_range(4)]
+    cell = memory.load(d, row, at, width=width, mask=mask)
+    if form.looks:
+        enter = enter + cell * x.peepholes.load(d, 0, at, width=width, mask=mask)
+        forget = forget + cell * x.peepholes.load(d, 2, at, width=width, mask=mask)
+    entered = activated(enter, form.gate, form.clip)
+    kept = 1.0 - entered if form.coupled else activated(forget, form.gate, form.clip)
+    after = kept * cell + entered * activated(new, form.candidate, form.clip)
+    if form.looks:
+        leave = leave + after * x.peepholes.load(d, 1, at, width=width, mask=mask)
+    memory.store(d, row, at, value=after, mask=mask)
+    return activated(leave, form.gate, form.clip) * activated(after, form.output, 0.0)
+
+
+@k.inline
+def rnn_cell(
+    outs: tuple[Any, ...], sums: Any, inputs: Any, source: Any, x: Plain, form: Form, units: Units
+) -> Any:
+    """The state of a plain layer."""
+    return activated(sums[0] + inputs[0], form.candidate, form.clip)
+
+
+@k.inline
+def gru_cell(
+    outs: tuple[Any, ...], sums: Any, inputs: Any, source: Any, x: Gru, form: Form, units: Units
+) -> Any:
+    """The state of a GRU whose reset gate scales the product."""
+    update = activated(inputs[0] + sums[0], form.gate, form.clip)
+    reset = activated(inputs[1] + sums[1], form.gate, form.clip)
+    inner = sums[2] + x.bias.load(units.d, units.at, width=units.width, mask=units.mask)
+    new = activated(inputs[2] + reset * inner, form.candidate, form.clip)
+    old = source.load(units.d, units.row, units.at, width=units.width, mask=units.mask)
+    return (1.0 - update) * new + update * old
+
+
+@k.inline
+def gru_candidate_cell(
+    outs: tuple[Any, ...], sums: Any, inputs: Any, source: Any, x: Gru, form: Form, units: Units
+) -> Any:
+    """The state of a GRU after `gru_gates`; `outs` are the outputs, and the update gates."""
+    updates, (d, row, at, width, mask) = outs[1], units
+    inner = sums[0] + x.bias.load(d, at, width=width, mask=mask)
+    new = activated(inputs[0] + inner, form.candidate, form.clip)
+    update = updates.load(d, row, at, width=width, mask=mask)
+    old = source.load(d, row, at, width=width, mask=mask)
+    return (1.0 - update) * new + update * old
+
+
+@k.inline
+def gru_gates(phase: Phase, states: tuple[Any, Any], x: Gru, form: Form, place: Place) -> None:
     """The gates of a GRU whose reset gate scales the state; `outs` are the scaled states, and the update gates."""
-    scaled, updates = outs
+    (scaled, updates), source = phase.outs, states[0]
     d, width, mask = place.d, place.width, place.mask
     sums = gate_sums(source[d], x.weight[d, place.block], place, (0, 1))
     at = place.block * UNITS + place.lane
     for r in k.static_range(place.rows):
         row = place.row + r
         end = end_of(x.lengths, row, x.gates.shape[0])
-        time = k.max(k.min(time_of(place, row, end, form.direction), x.gates.shape[0] - 1), 0)
+        time = k.max(k.min(time_of(place, end, form.direction), x.gates.shape[0] - 1), 0)
         parts = [
             x.gates.load(time, row, d, g, at, width=width, mask=mask) for g in k.static_range(2)
         ]
@@ -290,44 +310,10 @@ def gru_gates(
 
 
 @k.inline
-def gru_candidates(
-    outs: tuple[Any, ...], source: Any, target: Any, x: Gru, form: Form, place: Place
-) -> None:
-    """The rest of a step after `gru_gates`; `outs` has the outputs before what that wrote."""
-    y, scaled, updates = outs
-    d, width, mask = place.d, place.width, place.mask
-    sums = gate_sums(scaled[d], x.weight[d, place.block], place, (2,))
-    at = place.block * UNITS + place.lane
-    for r in k.static_range(place.rows):
-        row = place.row + r
-        end = end_of(x.lengths, row, x.gates.shape[0])
-        if place.number < end:
-            time = time_of(place, row, end, form.direction)
-            inner = sums[r, 0] + x.bias.load(d, at, width=width, mask=mask)
-            outer = x.gates.load(time, row, d, 2, at, width=width, mask=mask)
-            new = activated(outer + inner, form.candidate, form.clip)
-            update = updates.load(d, row, at, width=width, mask=mask)
-            old = source.load(d, row, at, width=width, mask=mask)
-            state = (1.0 - update) * new + update * old
-            target.store(d, row, at, value=state, mask=mask)
-            y.store(time, d, row, at, value=state, mask=mask)
-        else:
-            keep(y, target, source, place, row, at)
-
-
-@k.inline
 def each_place(
-    batch: Any,
-    hidden: int,
-    number: Any,
-    states: Any,
-    ctx: Any,
-    update: Any,
-    outs: tuple[Any, ...],
-    x: Any,
-    form: Form,
+    batch: Any, hidden: int, number: Any, states: Any, ctx: Any, phase: Phase, x: Any, form: Form
 ) -> None:
-    """Calls `update(outs, source, target, x, form, place)` for the units of this worker.
+    """Updates the units of this worker.
 
     Args:
         batch: The directions, the sequences.
@@ -335,8 +321,7 @@ def each_place(
         number: The step.
         states: Two buffers of states, which take turns.
         ctx: The context.
-        update: What computes the units.
-        outs: What it writes besides the states.
+        phase: The phase.
         x: The operands.
         form: The form.
     """
@@ -354,33 +339,10 @@ def each_place(
             if hidden % UNITS:
                 mask = k.iota(k.i64, width) < left
             first, second = batch[1] // many * many, batch[1] // few * few
-            for row in range(0, first, many):
-                update(
-                    outs,
-                    source,
-                    target,
-                    x,
-                    form,
-                    Place(d, block, lane, mask, row, number, many, width, registers),
-                )
-            for next_row in range(first, second, few):
-                update(
-                    outs,
-                    source,
-                    target,
-                    x,
-                    form,
-                    Place(d, block, lane, mask, next_row, number, few, width, registers),
-                )
-            for last in range(second, batch[1]):
-                update(
-                    outs,
-                    source,
-                    target,
-                    x,
-                    form,
-                    Place(d, block, lane, mask, last, number, 1, width, registers),
-                )
+            for begin, end, rows in ((0, first, many), (first, second, few), (second, batch[1], 1)):
+                for row in range(begin, end, rows):
+                    place = Place(d, block, lane, mask, row, number, rows, width, registers)
+                    phase.update(phase, (source, target), x, form, place)
 
 
 @k.inline
@@ -407,9 +369,30 @@ def check_layer(y: Any, final: Any, x: Any) -> None:
 
 
 @k.inline
-def needs_barrier(directions: Any, ctx: Any) -> Any:
-    """Whether workers share a direction."""
-    return directions % ctx.num_workers != 0
+def run_steps(
+    final: Any, x: Any, states: Any, ctx: Any, phases: tuple[Phase, ...], form: Form
+) -> None:
+    """Runs all steps, and copies the last states.
+
+    Args:
+        final: The last states.
+        x: The operands.
+        states: Two buffers of states, which take turns, and others of the phases.
+        ctx: The context.
+        phases: The phases of a step; the workers of a direction meet after each.
+        form: The form.
+    """
+    batch, hidden = (x.state.shape[0], x.gates.shape[1]), x.gates.shape[4]
+    # the states have been written by all workers
+    ctx.barrier()
+    for number in range(x.gates.shape[0]):
+        for phase in phases:
+            each_place(batch, hidden, number, states, ctx, phase, x, form)
+            # workers that have whole directions need not meet
+            if batch[0] % ctx.num_workers != 0:
+                ctx.barrier()
+    ctx.barrier()
+    fill_states(final, states[x.gates.shape[0] % 2], ctx)
 
 
 @k.kernel
@@ -426,20 +409,12 @@ def lstm(
     """The outputs, the last states and memories of a layer; see `mo.lstm`. `states` are two buffers of states."""
     check_layer(y, final, x)
     check_size("the batch", x.memory.shape[1], x.gates.shape[1])
-    batch, hidden = (x.state.shape[0], x.gates.shape[1]), x.gates.shape[4]
     fill_states(states[0], x.state, ctx)
     fill_states(states[1], x.state, ctx)
     fill_states(memory, x.memory, ctx)
-    ctx.barrier()
-    for number in range(x.gates.shape[0]):
-        each_place(
-            batch, hidden, number, states, ctx,
-            lstm_rows, (y, memory), x, form,
-        )  # fmt: skip
-        if needs_barrier(batch[0], ctx):
-            ctx.barrier()
-    ctx.barrier()
-    fill_states(final, states[x.gates.shape[0] % 2], ctx)
+    run_steps(
+        final, x, states, ctx, (Phase(step_rows, lstm_cell, (0, 1, 2, 3), (y, memory), None),), form
+    )
 
 
 @k.kernel
@@ -448,19 +423,9 @@ def rnn(
 ) -> None:
     """The outputs and the last states of a layer; see `mo.rnn`. `states` are two buffers of states."""
     check_layer(y, final, x)
-    batch, hidden = (x.state.shape[0], x.gates.shape[1]), x.gates.shape[4]
     fill_states(states[0], x.state, ctx)
     fill_states(states[1], x.state, ctx)
-    ctx.barrier()
-    for number in range(x.gates.shape[0]):
-        each_place(
-            batch, hidden, number, states, ctx,
-            rnn_rows, (y,), x, form,
-        )  # fmt: skip
-        if needs_barrier(batch[0], ctx):
-            ctx.barrier()
-    ctx.barrier()
-    fill_states(final, states[x.gates.shape[0] % 2], ctx)
+    run_steps(final, x, states, ctx, (Phase(step_rows, rnn_cell, (0,), (y,), None),), form)
 
 
 @k.kernel
@@ -472,32 +437,16 @@ def gru(
     `states` are two buffers of states; then one of states times the reset gate, and one of update gates.
     """
     check_layer(y, final, x)
-    batch, hidden = (x.state.shape[0], x.gates.shape[1]), x.gates.shape[4]
     for buffer in k.static_range(4):
         # the padding of all of them is 0
         fill_states(states[buffer], x.state, ctx)
-    ctx.barrier()
-    for number in range(x.gates.shape[0]):
-        if form.reset_after:
-            each_place(
-                batch, hidden, number, states, ctx,
-                gru_rows, (y,), x, form,
-            )  # fmt: skip
-        else:
-            each_place(
-                batch, hidden, number, states, ctx,
-                gru_gates, (states[2], states[3]), x, form,
-            )  # fmt: skip
-            if needs_barrier(batch[0], ctx):
-                ctx.barrier()
-            each_place(
-                batch, hidden, number, states, ctx,
-                gru_candidates, (y, states[2], states[3]), x, form,
-            )  # fmt: skip
-        if needs_barrier(batch[0], ctx):
-            ctx.barrier()
-    ctx.barrier()
-    fill_states(final, states[x.gates.shape[0] % 2], ctx)
+    scaled, updates = states[2], states[3]
+    if form.reset_after:
+        run_steps(final, x, states, ctx, (Phase(step_rows, gru_cell, (0, 1, 2), (y,), None),), form)
+    else:
+        gates = Phase(gru_gates, None, (0, 1), (scaled, updates), None)
+        candidates = Phase(step_rows, gru_candidate_cell, (2,), (y, updates), scaled)
+        run_steps(final, x, states, ctx, (gates, candidates), form)
 
 
 def _lowering(kernel: Any, buffers: int) -> Any:
