@@ -16,10 +16,10 @@ from max.importers.build import build_graph  # noqa: E402
 from max.importers.torch.importer import TorchFramework  # noqa: E402
 from max.importers.torch.reader import FxReader  # noqa: E402
 from max.importers.torch.table import TABLE  # noqa: E402
-from tests.importers.torch_cases import layers, pointwise, tensors, vision  # noqa: E402
+from tests.importers.torch_cases import layers, pointwise, quantized, tensors, vision  # noqa: E402
 from tests.importers.torch_cases.case import CASES, Case, Draw  # noqa: E402
 
-FAMILIES = (layers, pointwise, tensors, vision)
+FAMILIES = (layers, pointwise, quantized, tensors, vision)
 SIZES = {
     *("add", "sub", "mul", "floordiv", "mod", "neg", "truediv", "pow", "sym_max", "sym_min"),
     *("eq", "ne", "lt", "le", "gt", "ge", "sym_float", "sym_int", "sym_not", "int", "float"),

@@ -17,8 +17,8 @@ from max.importers.functions.convolutions import (
 )
 from max.importers.functions.deformable import deformable_convolution
 from max.importers.functions.indexing import padded
+from max.importers.functions.integer_products import quantized_convolution, quantized_of
 from max.importers.node import Node
-from max.importers.onnx.ops.quantized.integer_products import quantized_convolution
 from max.importers.onnx.ops.windows import paddings, steps
 from max.importers.onnx.table import op
 
@@ -29,7 +29,14 @@ def _taps(node: Node, weight: TensorValue, index: int = 1) -> list[int]:
 
 @op("Conv")
 def conv(node: Node) -> TensorValue:
-    y = quantized_convolution(node)
+    weight = node.value(1)
+    y = None
+    if quantized_of(weight) is not None and weight.rank == 4:
+        kernel = [node.static(dim, 1) for dim in weight.shape[2:]]
+        strides, dilations = steps(node, "strides", 2), steps(node, "dilations", 2)
+        pairs = paddings(node, node.value(0).shape[2:], kernel, strides, dilations)
+        groups = node.attr("group", 1)
+        y = quantized_convolution(node.value(0), weight, strides, dilations, pairs, groups)
     if y is None:
         y = convolved(node, node.tensor(0), node.tensor(1))
     return with_bias(y, node.tensor(2) if node.has(2) else None)

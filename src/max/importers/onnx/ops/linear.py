@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from max.graph import TensorValue, ops
 from max.importers.errors import Unsupported
+from max.importers.functions.integer_products import quantized_product
 from max.importers.functions.products import contracted
 from max.importers.node import Node
-from max.importers.onnx.ops.quantized.integer_products import quantized_product
 from max.importers.onnx.table import op
 
 

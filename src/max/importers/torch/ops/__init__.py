@@ -12,6 +12,7 @@ from max.importers.torch.ops import (
     linear,
     normalization,
     pooling,
+    quantization,
     reduction,
     scatter,
     shape,
@@ -20,5 +21,5 @@ from max.importers.torch.ops import (
 
 __all__ = [
     "arithmetic", "control_flow", "convolution", "creation", "detection", "elementwise", "images", "indexing",
-    "linear", "normalization", "pooling", "reduction", "scatter", "shape", "sizes",
+    "linear", "normalization", "pooling", "quantization", "reduction", "scatter", "shape", "sizes",
 ]  # fmt: skip

@@ -5,6 +5,7 @@ from __future__ import annotations
 from max.graph import TensorValue, ops
 from max.importers.functions.convolutions import convolution as convolved
 from max.importers.functions.convolutions import transposed_convolution, with_bias
+from max.importers.functions.integer_products import quantized_convolution
 from max.importers.torch.table import Call, op
 
 
@@ -35,6 +36,11 @@ def convolution(
         extra = full(output_padding, n)
         y = transposed_convolution(x, weight, strides, dilations, pairs, extra, groups)
     else:
-        y = convolved(x, weight, strides, dilations, pairs, groups)
+        y = None
+        if n == 2 and batched:
+            operands = call.node.value(0), call.node.value(1)
+            y = quantized_convolution(*operands, strides, dilations, pairs, groups)
+        if y is None:
+            y = convolved(x, weight, strides, dilations, pairs, groups)
     y = with_bias(y, bias)
     return y if batched else ops.squeeze(y, 0)

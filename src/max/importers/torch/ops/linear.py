@@ -8,13 +8,20 @@ from max.dtype import DType
 from max.graph import TensorType, TensorValue, ops
 from max.graph.ops.staging.stage import stage_declared
 from max.importers.errors import Unsupported
+from max.importers.functions.integer_products import quantized_product
 from max.importers.torch.ops.arithmetic import tensor_of
 from max.importers.torch.table import Call, op
 
 
 @op("aten.mm.default", "aten.bmm.default", "aten.matmul.default")
 def product(call: Call, x: TensorValue, y: TensorValue) -> TensorValue:
-    return ops.matmul(x, y)
+    return multiplied(call, 0, x, y)
+
+
+def multiplied(call: Call, first: int, x: TensorValue, y: TensorValue) -> TensorValue:
+    """The product of the operands at a position and behind it, from their codes where they were dequantized."""
+    found = quantized_product(call.node.value(first), call.node.value(first + 1))
+    return ops.matmul(x, y) if found is None else ops.cast(found, x.dtype)
 
 
 def _scaled(x: TensorValue, factor: Any) -> TensorValue:
@@ -25,7 +32,7 @@ def _scaled(x: TensorValue, factor: Any) -> TensorValue:
 def add_product(
     call: Call, bias: TensorValue, x: TensorValue, y: TensorValue, beta: Any = 1, alpha: Any = 1
 ) -> TensorValue:
-    result = _scaled(ops.matmul(x, y), alpha)
+    result = _scaled(multiplied(call, 1, x, y), alpha)
     # as torch does, what is scaled by 0 is not read
     return result if beta == 0 else result + _scaled(bias, beta)
 
@@ -34,7 +41,9 @@ def add_product(
 def linear(
     call: Call, x: TensorValue, weight: TensorValue, bias: TensorValue | None = None
 ) -> TensorValue:
-    result = ops.matmul(x, ops.transpose(weight, 0, 1))
+    result = quantized_product(call.node.value(0), call.node.value(1), transposed=True)
+    if result is None:
+        result = ops.matmul(x, ops.transpose(weight, 0, 1))
     return result if bias is None else result + bias
 
 

@@ -9,19 +9,23 @@ from max.dtype import DType
 from max.graph import Dim, TensorValue, ops
 from max.importers.errors import Unsupported
 from max.importers.functions.indexing import padded
+from max.importers.functions.integer_products import permuted, quantized_of, reshaped
 from max.importers.functions.reductions import reversed_along
 from max.importers.torch.ops.arithmetic import converted, tensor_of
 from max.importers.torch.ops.sizes import extreme, number_of, size_of
 from max.importers.torch.table import Call, op
+from max.importers.values import Imported
 
 
 @op("aten.view.default", "aten._unsafe_view.default", "aten.reshape.default")
-def view(call: Call, x: TensorValue, size: list[Any]) -> TensorValue:
+def view(call: Call, x: TensorValue, size: list[Any]) -> TensorValue | Imported:
     dims = [Dim(number) for number in size]
     if any(number == -1 for number in size) and any(dim == 0 for dim in x.shape):
         # nothing can be derived from no elements: the size of -1 is 0
         dims = [Dim(0) if dim == -1 else dim for dim in dims]
-    return ops.reshape(x, dims)
+    source = quantized_of(call.node.value(0))
+    y = ops.reshape(x, dims)
+    return y if source is None else Imported(y, source=reshaped(source, y.shape))
 
 
 @op("aten.view.dtype")
@@ -32,8 +36,13 @@ def view_dtype(call: Call, x: TensorValue, dtype: DType) -> TensorValue:
 
 
 @op("aten.permute.default")
-def permute(call: Call, x: TensorValue, dims: list[int]) -> TensorValue:
-    return ops.permute(x, call.axes(dims, x.rank)) if x.rank else x
+def permute(call: Call, x: TensorValue, dims: list[int]) -> TensorValue | Imported:
+    if not x.rank:
+        return x
+    order = call.axes(dims, x.rank)
+    source = quantized_of(call.node.value(0))
+    y = ops.permute(x, order)
+    return y if source is None else Imported(y, source=permuted(source, order))
 
 
 @op("aten.transpose.int")

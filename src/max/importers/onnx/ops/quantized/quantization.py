@@ -10,11 +10,11 @@ from max.dtype import DType
 from max.graph import Dim, TensorValue, ops
 from max.graph.ops.elementwise.binary import maximum, minimum
 from max.importers.errors import HostNode
+from max.importers.functions.integer_products import Codes, Quantized
 from max.importers.node import Node
 from max.importers.onnx.element_types import STORAGE, code_of, dtype_of, storage_of
 from max.importers.onnx.ops.casts import converted
 from max.importers.onnx.ops.convolution import convolved
-from max.importers.onnx.ops.quantized.integer_products import Codes, Quantized
 from max.importers.onnx.table import host, op
 from max.importers.values import Imported
 

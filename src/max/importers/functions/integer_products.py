@@ -6,7 +6,7 @@ signed bytes here: unsigned ones less 128.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,16 +15,15 @@ import numpy.typing as npt
 
 from max.dtype import DType
 from max.graph import TensorValue, ops
+from max.importers.functions.convolutions import Pairs
 from max.importers.functions.indexing import padded
-from max.importers.node import Node
-from max.importers.onnx.ops.windows import paddings, steps
 from max.importers.values import Imported
 
 Array = npt.NDArray[Any]
 
 __all__ = [
-    "Codes", "Quantized", "centered", "convolved_codes", "multiplied_codes", "quantized_convolution", "quantized_of",
-    "quantized_product", "signed",
+    "Codes", "Quantized", "centered", "convolved_codes", "multiplied_codes", "permuted", "quantized_convolution",
+    "quantized_of", "quantized_product", "reshaped", "signed",
 ]  # fmt: skip
 
 _DEEPEST = 1 << 16
@@ -125,14 +124,21 @@ def quantized_product(
     return None if total is None else ops.cast(total, DType.float32) * (_row(scales) * scale)
 
 
-def quantized_convolution(node: Node) -> TensorValue | None:
+def quantized_convolution(
+    image: Imported,
+    filters: Imported,
+    strides: Sequence[int],
+    dilations: Sequence[int],
+    pairs: Pairs,
+    groups: int,
+) -> TensorValue | None:
     """The convolution of a tensor and a filter that were dequantized, from their codes; None: in floats."""
-    x, weight = _left(node.value(0)), _weight(node.value(1), 0)
-    if x is None or weight is None:
+    x, weight = _left(image), _weight(filters, 0)
+    if x is None or weight is None or groups != 1:
         return None
     numbers, scales = weight
     codes, zero, scale = x
-    total = convolved_codes(node, codes, zero, numbers)
+    total = convolved_codes(codes, zero, numbers, strides, dilations, pairs)
     if total is None:
         return None
     factors = _row(scales) * scale
@@ -148,6 +154,31 @@ def _row(scales: Array) -> TensorValue:
 def quantized_of(value: Imported) -> Quantized | None:
     """What a value was before it was dequantized."""
     return value.source if isinstance(value.source, Quantized) else None
+
+
+def permuted(source: Quantized, order: Sequence[int]) -> Quantized:
+    """What a dequantized tensor with its axes in another order was before."""
+    numbers = source.codes.numbers
+    if numbers is not None and not source.codes.stored_as:
+        codes = Imported(contents=numbers.transpose(order))
+    else:
+        codes = _viewed(source.codes, lambda x: ops.permute(x, list(order)))
+    return Quantized(codes, source.scale, source.zero, list(order).index(_axis(source)))
+
+
+def reshaped(source: Quantized, shape: Sequence[Any]) -> Quantized | None:
+    """What a dequantized tensor of another shape was before; None where places along an axis have a scale."""
+    if source.scale.rank or (source.zero is not None and source.zero.rank):
+        return None
+    return Quantized(
+        _viewed(source.codes, lambda x: ops.reshape(x, list(shape))), source.scale, source.zero, 0
+    )
+
+
+def _viewed(codes: Imported, view: Callable[[TensorValue], TensorValue]) -> Imported:
+    found = codes.source
+    moved = Codes(view(found.tensor), found.shift) if isinstance(found, Codes) else None
+    return Imported(view(codes.tensor), stored_as=codes.stored_as, source=moved)
 
 
 def signed(codes: Imported) -> Codes | None:
@@ -200,23 +231,30 @@ def multiplied_codes(x: Codes, zero: int | TensorValue, weight: Array) -> Tensor
     return total - ops.constant(columns) * shift
 
 
-def convolved_codes(node: Node, x: Codes, zero: int, weight: Array) -> TensorValue | None:
+def convolved_codes(
+    x: Codes,
+    zero: int,
+    weight: Array,
+    strides: Sequence[int],
+    dilations: Sequence[int],
+    pairs: Pairs,
+) -> TensorValue | None:
     """The int32 convolution of codes ``[N, C, H, W]``, less their zero point, with weights ``[F, C, R, S]``; None if
     floats are faster.
 
     Args:
-        node: The convolution.
         x: The codes.
         zero: Their zero point, before the shift.
         weight: Integers of 8 bits.
+        strides: The steps of both axes.
+        dilations: The distances of taps of both axes.
+        pairs: The padding before and after both axes.
     """
-    if weight.ndim != 4 or node.attr("group", 1) != 1 or not weight.size:
+    if weight.ndim != 4 or not weight.size:
         return None
     features, channels, *kernel = weight.shape
     if channels < _CHANNELS or x.tensor.shape[1] != channels:
         return None
-    strides, dilations = steps(node, "strides", 2), steps(node, "dilations", 2)
-    pairs = paddings(node, x.tensor.shape[2:], kernel, strides, dilations)
     if any(amount < 0 for pair in pairs for amount in pair):
         return None
     image = ops.permute(x.tensor, [0, 2, 3, 1])
