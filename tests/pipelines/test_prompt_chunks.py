@@ -10,6 +10,7 @@ from max.pipelines.kv_cache.page_manager import PageManager
 from max.pipelines.kv_cache.request_pages import RequestPages
 from max.pipelines.kv_cache.state_slots import StateSlots
 from max.pipelines.scheduler import SchedulerLimits, TextScheduler
+from max.pipelines.scheduler.step_times import StepEstimate
 from tests.pipelines.test_scheduler import Trace
 
 
@@ -207,3 +208,12 @@ def test_the_load_is_counted():
     trace.scheduler.requeue(trace.contexts["b"])
     counts = trace.scheduler.counts()
     assert (counts["running"], counts["waiting"], counts["preemptions"]) == (1, 2, 1)
+
+
+def test_a_mixed_step_before_the_first_decoding_one_counts_as_a_step_of_prompts():
+    times = StepEstimate()
+    times.record_prompts(0.64, 64, mixed=True)
+    assert times.chunk(1.0) is None
+    times.record_plain(0.32, 1)
+    # a token takes 10 ms: 32 of them a step
+    assert times.chunk(1.0) == 32

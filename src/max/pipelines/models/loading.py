@@ -60,6 +60,7 @@ def load_model(
             adapter=_adapter(pipeline_model, weight_adapters, config, session),
             return_logits=return_logits or _returned_logits(config, pipeline_model),
         )
+    # it tells the user what to do: the cases below would hide that
     except UserError:
         raise
     except WeightsFileError as error:
@@ -72,6 +73,7 @@ def load_model(
         ) from error
     except Exception as error:
         name = f"{pipeline_model.__module__}.{pipeline_model.__qualname__}"
+        # an error of the architecture's own code: its type and traceback stay as they are
         error.add_note(f"raised while {name} loaded {model_config.model_path}")
         raise
 
@@ -93,7 +95,7 @@ def _adapter(
     if rename is None:
         names: WeightNames = getattr(pipeline_model, "weight_names", WeightNames())
         rename = names.from_safetensors
-    rename_weights = rename
+    rename_weights = rename  # narrowed: the function below is typed on its own
 
     def adapt(state_dict: Mapping[str, Any], **options: object) -> dict[str, WeightData]:
         converted = (
@@ -101,6 +103,7 @@ def _adapter(
             if section is None
             else quantized_formats.convert_quantized(state_dict, section)
         )
+        # renamed between the two: a checkpoint's formats go by its own names, ours by the decoder's
         weights = rename_weights(converted, **options)
         if kind is None:
             return weights

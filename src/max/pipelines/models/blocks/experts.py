@@ -123,6 +123,7 @@ class DecoderExperts(Module):
             return Weight(f"{name}.weight", dtype, [count, rows, columns], device), bias
 
         latent, bias = experts.latent_size, experts.latent_bias
+        # experts of latents are narrower: the routing still reads the whole hidden state
         width = hidden_size if latent is None else latent
         self.gate_proj: Weight | None = None
         self.gate_proj_bias: Weight | None = None
@@ -162,6 +163,7 @@ class DecoderExperts(Module):
         y = self.run(x if self.latent_in is None else self.latent_in(x), chosen, weights)
         if self.latent_out is not None:
             y = ops.cast(self.latent_out(y), x.dtype)
+        # shared experts read the hidden state, not the latent
         if self.shared is None:
             return y
         shared = self.shared(x)
@@ -178,6 +180,7 @@ class DecoderExperts(Module):
             weights: Their weights ``[tokens, per_token]``.
         """
         projections = [p for p in (self.gate_proj, self.up_proj) if p is not None]
+        # biases come all together or not at all, as `experts.bias` says
         vectors = [b for b in (self.gate_proj_bias, self.up_proj_bias) if b is not None]
         return run_experts(
             x,

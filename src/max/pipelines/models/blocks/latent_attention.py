@@ -70,6 +70,7 @@ class LatentForm(Mixer):
 
     def part(self, count: int, index: int) -> Self:
         """The heads of one device; each has all latents. See `Mixer.part`."""
+        # a latent is of all heads, so each device caches it whole
         return replace(self, heads=max(self.heads // count, 1))
 
     def split_problem(self, count: int) -> str | None:
@@ -79,6 +80,7 @@ class LatentForm(Mixer):
     @property
     def positional_key(self) -> object:
         """See `Mixer.positional_key`."""
+        # blocks with equal keys share one table of the graph
         return self.rope, self.head_dim, self.interleaved
 
     def position_inputs(self, site: Site, positions: TensorValue | None) -> list[TensorValue]:
@@ -129,6 +131,7 @@ class DecoderLatentAttention(LatentAttentionWithRope):
             qk_rope_head_dim=form.rotated_dim,
             v_head_dim=form.value_dim,
         )
+        # the base class has no biases: these layers take the place of its own
         if form.bias:
 
             def biased_linear(in_dim: int, out_dim: int) -> Linear:

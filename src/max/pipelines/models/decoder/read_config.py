@@ -85,6 +85,7 @@ def read_decoder(
     heads_key, kv_key = key["num_attention_heads"], key["num_key_value_heads"]
     heads = keys.integer(heads_key, 1, LARGEST_SIZE)
     kv_heads = keys.integer(kv_key, 1, LARGEST_SIZE, heads) if kv_key else heads
+    # each head of keys serves equally many query heads
     if heads % kv_heads:
         raise keys.error(kv_key, f"a divisor of {heads_key}, which is {heads}")
     if key["head_dim"]:
@@ -96,6 +97,7 @@ def read_decoder(
     tie = keys.flag("tie_word_embeddings", tied)
     function = activation_of(keys, key["hidden_act"], activation, gated)
     quantization = read_quantization(keys)
+    # not among the blocks: their weights are left out or draft tokens
     prediction_layers = keys.integer("num_nextn_predict_layers", 0, MOST_LAYERS, 0)
     # an empty name: files have no such key, the family sets the value
     if key["num_hidden_layers"]:
@@ -202,6 +204,7 @@ def with_windows(
     """
     if size is None:
         return config
+    # windows differ by layer, so pages of each kind are in groups of their own
     layers = [index for index in range(config.num_layers) if index not in full_layers]
     return config.with_attention(layers, window=size, **local)
 

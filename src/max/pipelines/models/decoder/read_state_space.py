@@ -47,6 +47,7 @@ def _rates(logarithms: Array) -> Array:
     """The decay rates ``-exp(x)`` of the logarithms in checkpoints; Mamba's are transposed to ``[states,
     channels]``.
     """
+    # once, at load: a scan would compute the exponential again for each token; in float32, as bf16 rounds small rates
     return np.ascontiguousarray(-np.exp(logarithms.astype(np.float32)).T)
 
 
@@ -185,12 +186,14 @@ def mamba2_form(
     keys.choice(activation, ("silu", "swish"), "silu")
     heads = keys.integer(names["heads"], 1, LARGEST_SIZE)
     size_key, groups = names["head_dim"], keys.integer(names["groups"], 1, LARGEST_SIZE, 1)
+    # files state the channels, the size of a head, or both
     if keys.value(size_key) in (None, "auto") and inner is not None:
         size = inner // heads
     else:
         size = keys.integer(size_key, 1, LARGEST_SIZE)
     if inner is not None and heads * size != inner:
         raise keys.error(size_key, f"{inner} divided by {heads} heads")
+    # the heads of a group share their B and C
     if heads % groups:
         raise keys.error(names["groups"], f"a divisor of {names['heads']}, which is {heads}")
     bias = keys.flag(names["bias"])
@@ -313,7 +316,7 @@ def kinds_of_pattern(keys: ConfigKeys) -> tuple[tuple[LayerKind, ...], frozenset
         if not isinstance(pattern, str) or not pattern or not set(pattern) <= set(_PATTERN_TYPES):
             raise keys.error("hybrid_override_pattern", f"letters of {' '.join(_PATTERN_TYPES)}")
         types = [_PATTERN_TYPES[letter] for letter in pattern]
-    # transformers' default
+    # newer files list the types, older ones have the letters; transformers' default without either
     types = ["mamba", "moe", "attention", "mlp"] if types is None else types
     kinds: dict[str, LayerKind] = {**_KINDS, "moe": "feed_forward"}
     names: list[Any] = list(types) if isinstance(types, list) else []
@@ -354,6 +357,7 @@ def layer_numbers(keys: ConfigKeys, key: str, count: int) -> frozenset[int]:
     """
     value = keys.value(key)
     numbers: list[Any] = [] if value is None else value
+    # `type`, as True is an integer too
     if not isinstance(value, list | None) or not all(
         type(n) is int and 0 <= n < count for n in numbers
     ):
