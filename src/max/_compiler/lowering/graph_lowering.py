@@ -105,6 +105,7 @@ class GraphLowering:
                 continue
             type_ = argument.type
             assert isinstance(type_, ShapedType)
+            # sizes of inputs are known before the first launch
             self.placing.known_symbols.update(name for dim in type_.shape for name in dim.symbols)
             shape = shape_of(argument)
             info = TensorInfo(type_.dtype, shape, type_.device.data, isinstance(type_, BufferType))
@@ -122,6 +123,7 @@ class GraphLowering:
         return lowered
 
     def visit(self, op: MoOp) -> None:
+        # what the op becomes (launches, checks) carries the line of the user's program
         self.placing.staged_op = staged_op_of(op)
         self.placing.device = device_of(op, self.placing.backends)
         if isinstance(op, OnceOp):
@@ -188,6 +190,7 @@ class GraphLowering:
         block = op.block
         for argument, value in zip(block.args, op.operands, strict=True):
             self.placing.places[argument] = self.placing.place(value)
+        # the ops of the body are lowered as all others; only their launches go elsewhere
         self.placing.launches = self.placing.lowered.once
         yielded = block.last_op
         assert yielded is not None
@@ -203,6 +206,7 @@ class GraphLowering:
     def call(self, op: CallOp) -> None:
         shapes = [v.type.shape for v in op.results if isinstance(v.type, ShapedType)]
         symbols = {name for shape in shapes for dim in shape for name in dim.symbols}
+        # sizes that only the callee can compute; later launches of the caller may have them in their slots
         reveals = tuple(sorted(symbols - self.placing.known_symbols))
         self.placing.known_symbols.update(reveals)
         operands = self.placing.pointers(op.operands)
@@ -238,6 +242,7 @@ class GraphLowering:
             replace(self.call_step(name, types, operands, results), inherit=True)
             for name in op.callees
         ]
+        # the branch that is never taken would only cost compile time and memory
         constant_predicate = constant_of(op.operands[0].owner)
         if constant_predicate is not None:
             self.placing.launches.append(then if constant_predicate else otherwise)
@@ -249,6 +254,7 @@ class GraphLowering:
         carried = [v for v in op.results if isinstance(v.type, ShapedType)]
         sources = [self.placing.place(v) for v in op.operands[: len(carried)]]
         states = [self.placing.allocate(v) for v in carried]
+        # the initial values may be used after the loop, whose states are overwritten
         for source, state in zip(sources, states, strict=True):
             self.copy_in_memory(source, state, "while")
         captured = self.placing.pointers(op.operands[len(carried) :])
@@ -328,6 +334,7 @@ class GraphLowering:
                 used_later = True
                 break
             current = current.next_op
+        # nothing writes to the buffer before the output is read: no copy
         if not used_later:
             self.placing.places[op.results[0]] = place
             return
@@ -340,6 +347,7 @@ class GraphLowering:
 
     def buffer_store_slice(self, op: MoOp) -> None:
         target = self.placing.place(op.operands[1])
+        # a slice that is written needs a layout: its steps are static
         steps = [step.value for step in op.attr("step")]
         layout = target.layout.slice(op.attr("start"), steps, shape_of(op.operands[0]))
         self.regions.copy(

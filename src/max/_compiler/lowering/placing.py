@@ -147,12 +147,14 @@ class Placing:
     def view(self, op: MoOp) -> None:
         """Places the result of a view in its operand's buffer: no launch."""
         source = self.place(op.operands[0])
+        # `materialize` has copied what no strides describe
         layout = view_layout(op, source.layout)
         assert layout is not None, f"{op.name} has no layout"
         self.places[op.results[0]] = replace(source, layout=layout)
 
     def workspace(self, workspace: Workspace) -> Place:
         """Allocates temporary memory that only one kernel uses."""
+        # temporary for the memory plan: the next launch may have the same memory
         shape = tuple(simplify(dim) for dim in workspace.shape)
         size = simplify(product(shape) * workspace.dtype.size_in_bytes)
         buffer = Buffer("temp", size, device=self.device)
@@ -160,6 +162,7 @@ class Placing:
 
     def bound_address(self, bound: BufferBound) -> Pointer:
         """The start or end address of a buffer."""
+        # for kernels that check each address against the ends of their buffers
         size = self.lowered.buffers[bound.buffer].bytes
         return Pointer(bound.buffer, size if bound.end else 0)
 
@@ -196,6 +199,7 @@ class Placing:
             UnsupportedOpError: A buffer is in the memory of another device.
         """
         key, slots = kernel
+        # barriers and the memory plan follow from what a launch reads and writes
         reads = {a.pointer.buffer for a, w in zip(arguments, written, strict=True) if not w} | set(
             also_read
         )

@@ -40,6 +40,7 @@ def plan_products(op: ProductsOp, outer: RegionOp | None) -> list[PartJob]:
     for number, value in enumerate(outer.results_in_body if outer is not None else ()):
         if value.owner is op:
             assert outer is not None
+            # no epilogue: the region returns the product itself
             stored[value] = outer.results[number]
             continue
         operands = {operand for inner in needed_ops(value) for operand in inner.operands}
@@ -53,6 +54,7 @@ def plan_products(op: ProductsOp, outer: RegionOp | None) -> list[PartJob]:
             jobs.append(PartJob(len(part), results))
             continue
         epilogue = epilogue_parts(outer, op, products, outer.results_in_body[number])
+        # the kernel cannot compute this epilogue on a tile: the products are stored, and a region follows
         if epilogue is None:
             jobs.append(PartJob(len(part), tuple(products), later=number))
         else:

@@ -35,6 +35,7 @@ def copy_region(value: SSAValue) -> BodyOp:
         current = owner.operands[0]
     body = builtin.Block(arg_types=[current.type])
     mapper: dict[SSAValue, SSAValue] = {current: body.args[0]}
+    # the region then reads the base in its layout: one pass over memory instead of two
     for op in reversed(chain):
         body.add_op(op.clone(mapper))
     body.add_op(YieldOp.create(operands=[mapper[value]]))
@@ -72,6 +73,7 @@ class _Materializer:
         """Records the layout of a view; copies its operand first if no strides describe the view."""
         layout = view_layout(op, self.layout(op.operands[0]))
         if layout is None:
+            # such as a reshape of a transposed value
             self.copy(op, 0)
             layout = view_layout(op, self.layout(op.operands[0]))
             assert layout is not None, f"{op.name} of a contiguous value has a layout"
@@ -93,6 +95,7 @@ class _Materializer:
         for index, value in enumerate(op.operands):
             if not isinstance(value.type, ShapedType) or isinstance(value.type, BufferType):
                 continue
+            # the caller owns each output, so two of them cannot be views of one buffer
             base = base_of(value)
             owner = base.owner
             borrowed = not isinstance(owner, MoOp) or owner.spec.borrows
@@ -118,6 +121,7 @@ def materialize(block: Block) -> None:
             materializer.view(op)
         elif op.spec.terminator:
             materializer.outputs(op)
+        # its kernel takes strides between rows, so that fewer operands are copied
         elif type(op) is AttentionOp:
             materializer.attention_operands(op)
         elif needs_contiguous(op):

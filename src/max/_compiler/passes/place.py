@@ -42,10 +42,12 @@ def place_operands(block: Block, backends: Backends) -> None:
     """
     if len(backends) == 1:
         return
+    # a value that several ops of a device read is copied once
     copies: dict[tuple[SSAValue, int], SSAValue] = {}
     for op in ops_of(block):
         if type(op) is TransferOp:
             _transfer(op, backends)
+        # a device that runs jumps reads the predicate where it is computed; otherwise the host copies it
         elif isinstance(op, IfOp):
             _use_predicate_in_place(op)
         elif isinstance(op, WhileOp):
@@ -89,6 +91,7 @@ def _use_condition_in_place(op: WhileOp) -> None:
     ops = list(module.walk())
     bodies = [other.callees[1] for other in ops if isinstance(other, WhileOp)]
     others = [n for other in ops if not isinstance(other, WhileOp) for n in control_callees(other)]
+    # the graph's output would change for its other callers too
     if name in (*bodies, *others):
         return
     (condition,) = [o for o in ops if isinstance(o, SubgraphOp) and o.sym_name == name]
@@ -101,6 +104,7 @@ def _device_copy(op: MoOp, operand: SSAValue, device: int, backends: Backends) -
     """The operand copied to the device of the op."""
     type_ = operand.type
     assert isinstance(type_, ShapedType)
+    # a write to a copy would be lost
     if isinstance(type_, BufferType):
         raise UnsupportedOpError(
             f"{op.name} runs on {backends[device].device}, and takes {type_.short}: a buffer is read and written on "

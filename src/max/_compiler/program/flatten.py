@@ -112,8 +112,10 @@ class _Flattener:
         Returns:
             The values of its symbols, including those that it computes.
         """
+        # each call of a graph computes sizes of its own: equal names of two calls would be one symbol
         env = {**env, **self.names_of_computed_sizes(lowered, names or {})}
         for index, buffer in enumerate(lowered.buffers):
+            # buffers that callers pass are theirs; the others are new for each call
             if index not in places:
                 places[index] = Pointer(self.add(buffer, env, prefix))
         for step in lowered.once:
@@ -161,6 +163,7 @@ class _Flattener:
             )
             for check in checks
         ]
+        # with the caller's sizes a condition may have become a fact
         return [check for check in bound if not check.condition.always_holds]
 
     def check_launches(self, checks: Iterable[Check], unknown: set[str]) -> list[Check]:
@@ -170,6 +173,7 @@ class _Flattener:
             if unknown.intersection((*symbols_of(check.actual), *symbols_of(check.required))):
                 waiting.append(check)
                 continue
+            # both sides are computed by the host as any size is; the kernel only compares two numbers
             slots = (Number(check.actual), Number(check.required))
             kernel = self.check_kernel(self.device, check.exact)
             op = check.message.partition(":")[0]
@@ -222,6 +226,7 @@ class _Flattener:
             self.mark(tuple([places[result].buffer for result in step.then.results]))
         self.jump("if_zero", other, device, predicate)
         self.call(step.then, places, env, prefix, conditional=True)
+        # the branch that is not taken stands behind the one that is, so both need a way around
         self.jump("always", end, device)
         self.place_label(other, host)
         self.call(step.otherwise, places, env, prefix, conditional=True)
@@ -246,6 +251,7 @@ class _Flattener:
         self.call(step.condition, places, env, prefix, conditional=True)
         self.jump("if_zero", end, device, predicate)
         self.call(step.body, places, env, prefix, conditional=True)
+        # the body wrote the next values beside the carried ones, which its own launches still read
         for launch in step.update:
             self.add_launch(self.bind_launch(launch, places, env, path))
         self.jump("back", head, device)
@@ -296,6 +302,7 @@ class _Flattener:
     def add_launch(self, launch: Launch) -> None:
         """Adds a launch; a program is cut where the device changes."""
         launches = self.flat.launches
+        # a segment is one device's: its executor gets the launches as one list
         if launches and launches[-1].device != launch.device:
             self.end_segment()
         launches.append(launch)
@@ -347,12 +354,14 @@ class _Flattener:
         """Adds a call; see `instantiate`."""
         callee = self.lowered_graphs[step.callee]
         bound = {name: substitute(size, env) for name, size in step.env}
+        # a branch is staged inside its caller, so its types may have the caller's symbols
         if step.inherit:
             bound = {**env, **bound}
         inner: dict[int, Pointer] = {}
         for (index, _), pointer in zip(callee.inputs, step.operands, strict=True):
             inner[index] = self.pointer(pointer, places, env)
         for (index, _), result in zip(callee.outputs, step.results, strict=True):
+            # an output that is also an input has the input's place already
             if index not in inner:
                 inner[index] = places[result]
         full_prefix = prefix + step.prefix
@@ -450,6 +459,7 @@ class _Flattener:
             tuple(
                 (places[w].buffer, places[r].buffer)
                 for w, r in launch.in_place
+                # memory is shared by whole buffers
                 if places[w].offset == 0 and places[r].offset == 0
             ),
             tuple([places[b].buffer for b in launch.parts]),
@@ -487,10 +497,12 @@ def flatten(
     flattener.instantiate(lowered, places, {}, "", "")
     flat = flattener.flat
     for position, (index, _) in enumerate(lowered.inputs):
+        # the caller's tensors are bound by their positions
         flat.buffers[places[index].buffer].name = str(position)
     for index, _ in lowered.outputs:
         buffer = places[index].buffer
         if flat.buffers[buffer].kind == "temp":
+            # only what the program itself writes gets new memory as an output
             flat.buffers[buffer].kind = "output"
         flat.outputs.append(buffer)
     return flat
