@@ -31,7 +31,7 @@ from max.pipelines.generation.engine import Engine, Failure
 from max.pipelines.gguf.export import forms_of
 from max.pipelines.gguf.reader import config_of
 from max.pipelines.gguf.tensor_names import decoder_weights
-from max.pipelines.models.decoder.drafting_head import (
+from max.pipelines.models.heads.prediction import (
     PredictionHead,
     head_config,
     head_weights,

@@ -25,10 +25,16 @@ class SpeculativeMethod(str, Enum):
     """As `ngram`, where the model can verify drafts; by `mtp` too, where the checkpoint has such layers."""
     mtp = "mtp"
     """By layers of the checkpoint that predict further tokens."""
+    eagle3 = "eagle3"
+    """By a head of EAGLE 3, which is in a folder of its own."""
     standalone = "standalone"
     """By a smaller model."""
     none = "none"
     """They are not."""
+
+
+OF_DRAFT_MODELS = (SpeculativeMethod.standalone, SpeculativeMethod.eagle3)
+"""The ways of drafting that need a draft model."""
 
 
 class PipelineRole(str, Enum):

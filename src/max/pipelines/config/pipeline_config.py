@@ -13,7 +13,7 @@ from max.graph.quantization import QuantizationEncoding
 from max.pipelines import forms
 from max.pipelines.checkpoints.chat_templates import DEFAULT, read_template_file
 from max.pipelines.config.draft_options import DRAFT_HELP, draft_model_of, draft_options_in
-from max.pipelines.config.enums import PipelineRole, SpeculativeMethod
+from max.pipelines.config.enums import OF_DRAFT_MODELS, PipelineRole, SpeculativeMethod
 from max.pipelines.config.kv_cache_config import KVCacheConfig
 from max.pipelines.config.lora_config import LoRAConfig
 from max.pipelines.config.model_config import (
@@ -120,7 +120,8 @@ class PipelineConfig(StrictConfig):
     speculative_method: SpeculativeMethod | None = option(
         "How tokens are drafted, several of which one step verifies: ngram (by look-up in the request's own text and "
         "in recent answers), mtp (by layers of the checkpoint that predict further tokens), standalone (by "
-        "--draft-model), none, or auto (ngram where the model can verify drafts, and mtp where there are such layers). "
+        "--draft-model), eagle3 (by an EAGLE 3 head, which --draft-model names), none, or auto (ngram where the model "
+        "can verify drafts, and mtp where there are such layers). "
         "Not set: standalone with a draft model; else auto in `max serve`, and none elsewhere.",
         default=None,
     )
@@ -245,12 +246,13 @@ class PipelineConfig(StrictConfig):
         method, model = self.speculative_method, self._draft_model_config
         if method in (None, SpeculativeMethod.auto) and model is not None:
             self.speculative_method = SpeculativeMethod.standalone
-        elif method is SpeculativeMethod.standalone and model is None:
+        elif method in OF_DRAFT_MODELS and model is None:
+            assert method is not None
             raise ConfigError(
-                "speculative_method is 'standalone', and there is no draft model",
+                f"speculative_method is {method.value!r}, and there is no draft model",
                 "Give one with --draft-model.",
             )
-        elif method is not SpeculativeMethod.standalone and model is not None:
+        elif method not in OF_DRAFT_MODELS and model is not None:
             assert method is not None  # set above
             raise ConfigError(
                 f"speculative_method is {method.value!r}, and {model.model_path} is to draft",

@@ -18,6 +18,7 @@ from max.pipelines.architectures.index import GGUF_CLASSES, OWN_ARCHITECTURES
 from max.pipelines.checkpoints.hub import HuggingFaceRepo
 from max.pipelines.checkpoints.huggingface_config import HuggingFaceConfig, active_config
 from max.pipelines.checkpoints.model_types import family_and_task, other_kind
+from max.pipelines.config.enums import SpeculativeMethod
 from max.pipelines.config.pipeline_config import PipelineConfig
 from max.pipelines.core.exceptions import ConfigError, UserError
 from max.pipelines.gguf.form import GGUFForm
@@ -428,7 +429,8 @@ def get_pipeline_for_task(task: PipelineTask, pipeline_config: PipelineConfig) -
     if task not in PIPELINES:
         raise ValueError(f"there is no pipeline for {task.value} yet; text_generation is one")
     path = PIPELINES[task]
-    if task is PipelineTask.TEXT_GENERATION and pipeline_config.draft_model_config is not None:
+    by_model = pipeline_config.speculative_method is SpeculativeMethod.standalone
+    if task is PipelineTask.TEXT_GENERATION and by_model:
         path = WITH_DRAFT_MODEL
     module, _, name = path.partition(":")
     return getattr(importlib.import_module(module), name)

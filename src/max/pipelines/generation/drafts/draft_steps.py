@@ -300,7 +300,7 @@ def _drafter_of(
     request's own text, which costs no step; then a head of the checkpoint; only this one if the configuration says so.
     """
     drafters: list[Drafter] = [RecentAnswersDrafter(), LookupDrafter()]
-    if config.speculative_method is SpeculativeMethod.mtp:
+    if config.speculative_method in (SpeculativeMethod.mtp, SpeculativeMethod.eagle3):
         drafters = []
     if (head := model.load_drafting_head()) is not None:
         loop = DecodeLoop.of(model.session, head)

@@ -103,9 +103,11 @@ class DraftedRows:
             [np.arange(end - count, end) for end, count in zip(offsets[1:], counts, strict=True)]
         )
         # [sum of counts, vocab]: the rows of a request are side by side
-        logits = outputs.logits.to(CPU()).to_numpy()[rows.astype(np.int64)]
-        self._logits = np.ascontiguousarray(logits)
-        tensor = Tensor.from_numpy(self._logits).to(device)
+        tensor, self._logits = outputs.logits, outputs.logits.to(CPU()).to_numpy()
+        # most often these are all rows, which are not copied
+        if len(rows) < len(self._logits):
+            self._logits = np.ascontiguousarray(self._logits[rows.astype(np.int64)])
+            tensor = Tensor.from_numpy(self._logits).to(device)
         if self._rows is None:
             contexts = [c for c, n in zip(self._batch, counts, strict=True) for _ in range(n)]
             steps = [step for n in counts for step in range(n)]

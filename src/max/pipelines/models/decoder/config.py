@@ -64,10 +64,11 @@ class DecoderConfig:
             (``rows``), or for each KV head its queries, its key and its value (``heads``).
         quantization: The format of a GPTQ checkpoint's projections.
         prediction_layers: The number of further layers that a checkpoint stores for multi-token prediction; the first
-            one may draft tokens (`max.pipelines.models.decoder.drafting_head`).
+            one may draft tokens (`max.pipelines.models.heads`).
         prediction_reads_state_first: Whether such a layer has the hidden state before the embedding.
         stored_states: The hidden states that the cache keeps of each token for a head that drafts: the number of blocks
             after which each is taken, or `NORMED_STATE`.
+        joins_states: Whether the cache has one projection of these states instead of each of them.
         head_block: The block of that head, whose keys are in the cache too; None: there is none.
         blocks_of_model: For the config of such a head, the blocks of the model whose cache it shares.
     """
@@ -97,6 +98,7 @@ class DecoderConfig:
     prediction_layers: int = 0
     prediction_reads_state_first: bool = False
     stored_states: tuple[int, ...] = ()
+    joins_states: bool = False
     head_block: Block | None = None
     blocks_of_model: tuple[Block, ...] = ()
 
@@ -255,6 +257,11 @@ class DecoderConfig:
         return layout._replace(places=layout.places[first : first + self.num_layers])
 
     @property
+    def state_count(self) -> int:
+        """The number of hidden states of a token in the cache."""
+        return 1 if self.joins_states else len(self.stored_states)
+
+    @property
     def states(self) -> tuple[RecurrentState, ...]:
         """The states of the recurrent layers."""
         return self.cache.states
@@ -310,7 +317,7 @@ class DecoderConfig:
             if keys is not None and keys.index_dim is not None
         ]
         if self.stored_states:
-            groups.append(CacheGroup(len(self.stored_states), 1, self.hidden_size, None, True))
+            groups.append(CacheGroup(self.state_count, 1, self.hidden_size, None, True))
         latent = any(keys is not None and keys.is_latent for keys, _ in layout.groups)
         if latent and dtype.size_in_bytes < 2:
             raise ConfigError(

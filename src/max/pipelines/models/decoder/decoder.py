@@ -125,6 +125,11 @@ class Decoder(Transformer):
             self.states = AlternatingStates(
                 config.alternating, config.hidden_size, dtype, self.device
             )
+        if config.joins_states:
+            count = len(config.stored_states)
+            self.state_projection = Linear(
+                count * config.hidden_size, config.hidden_size, dtype, self.device
+            )
         if config.embedding_size is not None:
             self.project_in = Linear(width, config.hidden_size, dtype, self.device)
             self.project_out = Linear(config.hidden_size, width, dtype, self.device)
@@ -230,7 +235,7 @@ class Decoder(Transformer):
         h = self._decode(h, kv_collection, tables, input_row_offsets)
         h = self.states.joined_states(h) if several else h
         if NORMED_STATE in self.config.stored_states:
-            self._store_state(NORMED_STATE, self.norm(h), kv_collection, input_row_offsets)
+            self._store_state(self.norm(h), kv_collection, input_row_offsets)
         return self._outputs(h, return_n_logits, input_row_offsets)
 
     def _embedded_tokens(self, tokens: TensorValue, positions: TensorValue | None) -> TensorValue:
@@ -257,9 +262,10 @@ class Decoder(Transformer):
         indices = list(range(len(self.layers)))
         first_of = groups_of_same_form(list(self.layers)) if self.use_subgraphs else indices
         subgraphs: dict[int, Graph] = {}
+        states: dict[int, TensorValue] = {}
         for index, layer in enumerate(self.layers):
             if index in self.config.stored_states:
-                self._store_state(index, h, kv_collection, input_row_offsets)
+                states[index] = h
             group, place = self._layout.places[index]
             layer_idx = ops.constant(np.array(place, np.uint32), DType.uint32, h.device)
             cache = self._cache_of(self.config.blocks[index], group, kv_collection)
@@ -299,31 +305,29 @@ class Decoder(Transformer):
                 *adapters,
                 prefix=prefix,
             )[0].tensor
+        if self.config.joins_states:
+            parts = [states[index] for index in self.config.stored_states]
+            joined = self.state_projection(ops.concat(parts, axis=1))
+            self._store_state(joined, kv_collection, input_row_offsets)
         return h
 
     def _store_state(
-        self,
-        place: int,
-        h: TensorValue,
-        kv_collection: PagedCacheValues,
-        input_row_offsets: TensorValue,
+        self, h: TensorValue, kv_collection: PagedCacheValues, input_row_offsets: TensorValue
     ) -> None:
-        """Writes hidden states of the new tokens to the cache, for a head that drafts.
+        """Writes a hidden state of the new tokens to the cache, for a head that drafts.
 
         Args:
-            place: An element of the config's ``stored_states``.
             h: The hidden states ``[total_seq_len, hidden_size]``.
             kv_collection: The cache.
             input_row_offsets: The first row of each sequence, uint32 ``[batch + 1]``.
         """
         group = len(self.kv_params.groups)
-        index = np.array(self.config.stored_states.index(place), np.uint32)
         store_rows(
             self.kv_params.group(group),
             h,
             input_row_offsets,
             kv_collection.group(group),
-            ops.constant(index, DType.uint32, h.device),
+            ops.constant(0, DType.uint32, h.device),
         )
 
     def _logits(self, h: TensorValue) -> TensorValue:

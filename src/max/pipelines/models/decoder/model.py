@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Mapping, Sequence
-from types import MappingProxyType
 from typing import TypeVar
 
 import numpy as np
@@ -29,13 +28,6 @@ from max.pipelines.core.exceptions import ConfigError
 from max.pipelines.gguf.form import GGUFForm
 from max.pipelines.models.decoder.config import DecoderConfig
 from max.pipelines.models.decoder.decoder import Decoder
-from max.pipelines.models.decoder.drafting_head import (
-    PredictionHead,
-    drafts_by_head,
-    head_config,
-    head_weights,
-    with_head,
-)
 from max.pipelines.models.decoder.fused_weights import split_fused
 from max.pipelines.models.decoder.gptq import gptq_v1, stores_plain_zeros
 from max.pipelines.models.decoder.load_graph import load_decoder_graph
@@ -43,6 +35,7 @@ from max.pipelines.models.decoder.step_record import StepRecord
 from max.pipelines.models.decoder.weight_names import WeightNames
 from max.pipelines.models.decoder.weights import gguf_layout, is_quantized, with_embedding
 from max.pipelines.models.graph_model import GraphModel
+from max.pipelines.models.heads.choice import HeadSource, config_with_head, head_source
 from max.pipelines.models.inputs import ModelInputs, ModelOutputs, ragged_tokens
 from max.pipelines.models.kv_cache import KVCacheMixin
 from max.pipelines.models.pipeline_model import PipelineModel
@@ -96,8 +89,7 @@ class DecoderModel(GraphModel[TextContext], KVCacheMixin):
 
     _adapters: LoRAManager | None = None
 
-    _head_config: DecoderConfig | None = None  # of the head that drafts tokens
-    _head_weights: Mapping[str, WeightData] = MappingProxyType({})
+    _head: HeadSource | None = None
 
     gguf: tuple[GGUFForm, ...] = ()
     """The forms of the architecture in GGUF files; the first one has the names of all."""
@@ -116,8 +108,7 @@ class DecoderModel(GraphModel[TextContext], KVCacheMixin):
             self.own_weights(dict(self.weights.items())), self.weight_names.from_safetensors
         )
         config, state_dict = with_embedding(self.configure(state_dict), state_dict)
-        if self.drafts_by_head(self.pipeline_config, self.huggingface_config):
-            config = with_head(config)
+        config = config_with_head(config, self.pipeline_config)
         params = self._cache_params(config)
         shape = self._adapter_shape(state_dict)
         if config.quantization is not None and stores_plain_zeros(self.huggingface_config):
@@ -135,8 +126,8 @@ class DecoderModel(GraphModel[TextContext], KVCacheMixin):
             self._adapters = LoRAManager(base, AdapterLayout.of(decoder, shape), shape)
         self.samples_in_graph = sampling_device(session, self.devices[0]) == self.devices[0]
         if config.stored_states:
-            self._head_weights = head_weights(config, state_dict)
-            self._head_config = head_config(config, self._head_weights)
+            self._head, more = head_source(config, self.pipeline_config, state_dict)
+            state_dict = {**state_dict, **more}
         return load_decoder_graph(
             session,
             self.decoder_class,
@@ -157,20 +148,19 @@ class DecoderModel(GraphModel[TextContext], KVCacheMixin):
         Raises:
             WeightsError: The weights do not fit it.
         """
-        config, weights = self._head_config, self._head_weights
-        if config is None:
+        if (source := self._head) is None:
             return None
         head = copy.copy(self)
         head._adapters = None
         head.samples_in_graph = True
         head.model = load_decoder_graph(
             self.session,
-            PredictionHead,
-            config,
-            self._cache_params(config),
+            source.kind,
+            source.config,
+            self._cache_params(source.config),
             self.dtype,
             ReturnLogits.LAST_TOKEN,
-            weights,
+            source.weights,
             devices=self.devices,
             with_sampling=True,
         )
@@ -179,7 +169,10 @@ class DecoderModel(GraphModel[TextContext], KVCacheMixin):
     def _cache_params(self, config: DecoderConfig) -> KVCacheParams:
         """The shape of the KV cache of a decoder."""
         dtype = self.kv_cache_config.cache_dtype(self.encoding.cache_dtype)
-        return self._params_of(config, len(self.devices), self.kv_cache_config, dtype)
+        rest = len(self.devices), self.kv_cache_config, dtype
+        if not config.stored_states:
+            return self.get_kv_params(self.huggingface_config, *rest)
+        return self._params_of(config, *rest)
 
     def _adapter_shape(self, state_dict: Mapping[str, WeightData]) -> AdapterShape | None:
         """The memory for adapters; None: requests take none.
@@ -436,30 +429,14 @@ class DecoderModel(GraphModel[TextContext], KVCacheMixin):
         cache_dtype: DType,
     ) -> tuple[KVCacheParams, int]:
         """See `PipelineModel.cache_shape`; with a head that drafts, the cache has its keys and what it reads."""
-        if not cls.drafts_by_head(pipeline_config, huggingface_config):
+        own = cls.config_class.from_huggingface(huggingface_config)
+        config = config_with_head(own, pipeline_config)
+        if config is own:
             return super().cache_shape(
                 pipeline_config, huggingface_config, devices, kv_cache_config, cache_dtype
             )
-        config = with_head(cls.config_class.from_huggingface(huggingface_config))
         params = cls._params_of(config, len(devices), kv_cache_config, cache_dtype)
         return params, config.num_cached_layers
-
-    @classmethod
-    def drafts_by_head(
-        cls, pipeline_config: PipelineConfig, huggingface_config: HuggingFaceConfig
-    ) -> bool:
-        """Whether a head that the checkpoint brings drafts the tokens.
-
-        Args:
-            pipeline_config: The configuration of the pipeline.
-            huggingface_config: The model's config.json.
-
-        Raises:
-            ConfigError: The configuration says that it does, and it cannot.
-        """
-        return drafts_by_head(
-            cls.config_class.from_huggingface(huggingface_config), pipeline_config
-        )
 
     @classmethod
     def get_num_layers(cls, huggingface_config: HuggingFaceConfig) -> int:

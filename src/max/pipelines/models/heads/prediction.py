@@ -1,10 +1,5 @@
-"""Heads that draft tokens: layers of a checkpoint that predict the token after the next one from a hidden state of the
-model and the next token (multi-token prediction, https://arxiv.org/abs/2412.19437).
-
-The head reads the hidden states that the model's graph has stored in the cache, and its own keys are in the pages of
-the model's. Its place ``i`` is for the hidden state of token ``i`` and for token ``i + 1``, and its logits are those of
-token ``i + 2``. It stores its own hidden state at place ``i + 1``, for the token that it predicts: so it writes further
-tokens as a model does, without the model. The model's next step overwrites these states.
+"""Layers of a checkpoint that predict the token after the next one from a hidden state of the model and the next token
+(multi-token prediction, https://arxiv.org/abs/2412.19437).
 """
 
 from __future__ import annotations
@@ -15,7 +10,6 @@ from typing import TypeVar
 
 from max.dtype import DType
 from max.graph import DeviceRef, Dim, TensorValue, ops
-from max.nn.kernels.cache import load_rows, store_rows
 from max.nn.kv_cache import KVCacheParams
 from max.nn.kv_cache.cache_values import PagedCacheValues
 from max.nn.layers.linear import Linear
@@ -27,8 +21,8 @@ from max.pipelines.models.blocks.attention import AttentionForm
 from max.pipelines.models.blocks.block import Block
 from max.pipelines.models.blocks.latent_attention import LatentForm
 from max.pipelines.models.decoder.config import NORMED_STATE, DecoderConfig
-from max.pipelines.models.decoder.decoder import Decoder
 from max.pipelines.models.decoder.weight_names import PREDICTION_LAYER
+from max.pipelines.models.heads.head import DraftingHead, why_no_states
 
 __all__ = [
     "PROJECTIONS", "PredictionHead", "drafts_by_head", "head_config", "head_weights", "with_head",
@@ -68,18 +62,9 @@ def why_no_head(config: DecoderConfig, pipeline: PipelineConfig) -> str | None:
         config: The shape of the model.
         pipeline: The configuration.
     """
-    model = pipeline.model_config
-    if not model.has_weight(PROJECTIONS):
+    if not pipeline.model_config.has_weight(PROJECTIONS):
         return "has no layers that predict further tokens"
-    if config.states:
-        return "has recurrent states, which cannot go back"
-    if config.quantization is not None:
-        return "has projections in GPTQ's form"
-    if len(model.replica_devices[0]) > 1:
-        return "runs on several devices"
-    if pipeline.kv_cache_config.cache_dtype(DType.bfloat16).size_in_bytes < 2:
-        return "has a KV cache of 8 bits, which holds no hidden states"
-    return None
+    return why_no_states(config, pipeline)
 
 
 def drafts_by_head(config: DecoderConfig, pipeline: PipelineConfig) -> bool:
@@ -151,7 +136,7 @@ def head_weights(config: DecoderConfig, weights: Mapping[str, T]) -> dict[str, T
     return own
 
 
-class PredictionHead(Decoder):
+class PredictionHead(DraftingHead):
     """The first prediction layer of a checkpoint, as a decoder of one block.
 
     ``block(projection([embedding_norm(embedding of token i + 1), hidden_norm(state of token i)]))``, then the norm and
@@ -217,65 +202,3 @@ class PredictionHead(Decoder):
         last = ops.gather(h, ends, axis=0)
         self._store_last(self.norm(last), return_n_logits, kv_collection, input_row_offsets)
         return (self._logits(last),)
-
-    def _load_state(
-        self, index: int, rows: Dim, kv_collection: PagedCacheValues, input_row_offsets: TensorValue
-    ) -> TensorValue:
-        """The hidden states of the model, float32 ``[rows, hidden_size]``.
-
-        Args:
-            index: The index of the state in the config's ``stored_states``.
-            rows: The number of rows.
-            kv_collection: The cache.
-            input_row_offsets: The first row of each sequence.
-        """
-        group = len(self.kv_params.groups)
-        rows_of_states = load_rows(
-            self.kv_params.group(group),
-            input_row_offsets,
-            kv_collection.cache_lengths,
-            kv_collection.group(group),
-            ops.constant(index, DType.uint32, self.device),
-            rows,
-        )
-        return ops.cast(rows_of_states, DType.float32)
-
-    def _store_last(
-        self,
-        h: TensorValue,
-        goes_on: TensorValue,
-        kv_collection: PagedCacheValues,
-        input_row_offsets: TensorValue,
-    ) -> None:
-        """Writes the hidden states of the last tokens to the places after them, where the next step reads them.
-
-        Args:
-            h: The hidden states ``[batch, hidden_size]``.
-            goes_on: 1 if a step follows, int64 ``[1]``; with 0 nothing changes: there may be no such place, or a state
-                of the model in it.
-            kv_collection: The cache.
-            input_row_offsets: The first row of each sequence.
-        """
-        batch = Dim(input_row_offsets.shape[0]) - 1
-        starts = input_row_offsets[:-1].rebind([batch])
-        last = kv_collection.cache_lengths + input_row_offsets[1:].rebind([batch]) - starts - 1
-        flag = goes_on.to(self.device)
-        places = last + ops.cast(flag, DType.uint32)
-        numbers = ops.range(
-            0, TensorValue(batch) + 1, 1, out_dim=batch + 1, dtype=DType.int64,
-            device=DeviceRef.CPU(),
-        )  # fmt: skip
-        offsets = ops.cast(numbers, DType.uint32).to(self.device)
-        after = replace(kv_collection, cache_lengths=places)
-        group = len(self.kv_params.groups)
-        # [batch, hidden_size]
-        chosen = ops.reshape(flag, [1, 1]) > 0
-        for index in range(len(self.config.stored_states)):
-            stored = self._load_state(index, batch, after, offsets)
-            store_rows(
-                self.kv_params.group(group),
-                ops.where(chosen, h, stored),
-                offsets,
-                after.group(group),
-                ops.constant(index, DType.uint32, self.device),
-            )

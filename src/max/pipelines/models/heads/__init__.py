@@ -1,0 +1,1 @@
+"""Heads that draft tokens from hidden states of a model, in the cache of the model."""
