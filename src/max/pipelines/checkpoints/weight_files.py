@@ -102,10 +102,10 @@ def open_gguf(path: Path) -> GGUFFile:
     return _open_weights(weights.open_gguf, path)
 
 
-def _open_weights(kind: Callable[[Path], T], path: Path) -> T:
+def _open_weights(open_file: Callable[[Path], T], path: Path) -> T:
     """The open weight file; its errors become `ModelFilesError`."""
     try:
-        return kind(path)
+        return open_file(path)
     except OSError as error:
         raise ModelFilesError(
             f"weight file {path} cannot be read: {error.strerror or error}", remedy_for(path)

@@ -14,7 +14,7 @@ _SAMPLING_FIELDS = ("temperature", "top_k", "top_p", "min_p")
 
 
 def sampling_params_for(
-    given: SamplingParamsInput, defaults: SamplingParamsGenerationConfigDefaults
+    params: SamplingParamsInput, defaults: SamplingParamsGenerationConfigDefaults
 ) -> SamplingParams:
     """The sampling parameters of a request.
 
@@ -22,14 +22,14 @@ def sampling_params_for(
     generation_config.json has ``"do_sample": true``, as in transformers.
 
     Args:
-        given: The user's parameters.
+        params: The user's parameters.
         defaults: The parameters of the model's generation_config.json.
 
     Raises:
         ValueError: A value is out of its range.
     """
     if defaults.do_sample is None and all(
-        getattr(given, name) is None for name in _SAMPLING_FIELDS
+        getattr(params, name) is None for name in _SAMPLING_FIELDS
     ):
         defaults = replace(defaults, do_sample=False)
-    return SamplingParams.from_input_and_generation_config(given, defaults)
+    return SamplingParams.from_input_and_generation_config(params, defaults)

@@ -404,11 +404,11 @@ def _is_wide(context: TextGenerationContext) -> bool:
 
 
 def _inputs(
-    batch: list[TextGenerationContext], kind: BatchType, steps: int
+    batch: list[TextGenerationContext], batch_type: BatchType, steps: int
 ) -> TextGenerationInputs[TextGenerationContext]:
     """The inputs of a batch for the pipeline."""
     return TextGenerationInputs(
         batches=[{context.request_id: context for context in batch}],
         num_steps=steps,
-        batch_type=kind,
+        batch_type=batch_type,
     )

@@ -1,4 +1,4 @@
-"""The graph of a decoder: from a ragged batch of tokens to logits, and optionally to the next tokens.
+"""The graph of a decoder, and its load: from a ragged batch of tokens to logits, optionally to the next tokens.
 
 Inputs, in this order (``batch``, ``total_seq_len``, … are symbols; see `input_types`):
 
@@ -41,7 +41,10 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from max._lazy import lazy_module
+from max.driver import Device, DLPackArray
 from max.dtype import DType
+from max.engine import InferenceSession, Model
+from max.engine.load.staged_graphs import describe_staging, load_staged_graph
 from max.graph import DeviceRef, Dim, Graph, TensorType, TensorValue, Type
 from max.graph.weights import WeightData
 from max.nn.kv_cache import KVCacheParams, PagedCacheValues, paged_cache_types
@@ -49,8 +52,9 @@ from max.nn.transformer import ReturnLogits
 from max.pipelines.adapters.sites import AdapterShape, AdapterSites, adapter_types
 from max.pipelines.models.decoder.config import DecoderConfig
 from max.pipelines.models.decoder.decoder import Decoder
+from max.pipelines.models.decoder.gptq import is_gptq
 from max.pipelines.models.decoder.step_record import StepRecord
-from max.pipelines.models.decoder.weights import is_quantized, quantized_decoder
+from max.pipelines.models.decoder.weights import is_quantized, quantized_decoder, weights_registry
 from max.pipelines.sampling.inputs import sample_tokens, sampling_input_types
 
 if TYPE_CHECKING:
@@ -58,7 +62,7 @@ if TYPE_CHECKING:
 else:
     tensor_parallel = lazy_module("max.pipelines.models.decoder.tensor_parallel")
 
-__all__ = ["build_graph", "input_types"]
+__all__ = ["build_graph", "input_types", "load_decoder_graph"]
 
 
 def input_types(
@@ -204,3 +208,64 @@ def build_graph(
             next_tokens = [sample_tokens(outputs[0], *(value.tensor for value in inputs.sampling))]
         graph.output(*next_tokens, *outputs)
     return graph
+
+
+def load_decoder_graph(
+    session: InferenceSession,
+    decoder: type[Decoder],
+    config: DecoderConfig,
+    params: KVCacheParams,
+    dtype: DType,
+    return_logits: ReturnLogits,
+    state_dict: Mapping[str, WeightData],
+    *,
+    devices: Sequence[Device],
+    with_sampling: bool,
+    use_subgraphs: bool = True,
+    adapters: AdapterShape | None = None,
+) -> Model:
+    """Stages, compiles and loads the graph of a decoder.
+
+    Args:
+        session: The session that runs it.
+        decoder: The class of the layers.
+        config: The shape of the model.
+        params: The shape of its KV cache.
+        dtype: The dtype of the weights.
+        return_logits: Which tokens' logits are returned.
+        state_dict: The weights by the decoder's names.
+        devices: Where it runs.
+        with_sampling: Whether the graph picks the next tokens.
+        use_subgraphs: Whether blocks with equal staging share one subgraph.
+        adapters: The memory for adapters; None: the graph takes none.
+
+    Raises:
+        WeightsError: The weights do not fit the model.
+    """
+    refs = [DeviceRef.from_device(device) for device in devices]
+
+    def stage() -> tuple[Graph, dict[str, DLPackArray]]:
+        """Stages the graph; returns it with the values of its weights."""
+        registry = weights_registry(decoder, config, params, dtype, state_dict)
+        graph = build_graph(
+            decoder,
+            config,
+            params,
+            dtype,
+            return_logits,
+            with_sampling=with_sampling,
+            devices=refs,
+            use_subgraphs=use_subgraphs,
+            state_dict=state_dict,
+            adapters=adapters,
+        )
+        return graph, registry
+
+    # the inputs of `stage`, as the key of a cached graph; GPTQ has none, as staging also reads elements of weights
+    description = None
+    if not is_gptq(state_dict):
+        arguments = (
+            decoder, config, params, dtype, return_logits, [*map(str, refs)], use_subgraphs, with_sampling, adapters,
+        )  # fmt: skip
+        description = describe_staging(arguments, state_dict)
+    return load_staged_graph(session, description, state_dict, stage, dtype)

@@ -30,7 +30,7 @@ from max.pipelines.models.decoder.config import DecoderConfig
 from max.pipelines.models.decoder.decoder import Decoder
 from max.pipelines.models.decoder.fused_weights import split_fused
 from max.pipelines.models.decoder.gptq import gptq_v1, stores_plain_zeros
-from max.pipelines.models.decoder.load_graph import load_decoder_graph
+from max.pipelines.models.decoder.graph import load_decoder_graph
 from max.pipelines.models.decoder.step_record import StepRecord
 from max.pipelines.models.decoder.weight_names import WeightNames
 from max.pipelines.models.decoder.weights import gguf_layout, is_quantized, with_embedding
