@@ -41,6 +41,7 @@ from max.pipelines.generation.process import service
 from max.pipelines.generation.process.channel import ConnectionChannel
 from max.pipelines.generation.process.remote import RemoteGeneration
 from max.pipelines.generation.process.service import serve, serve_pipeline
+from max.pipelines.kv_cache.page_tables import page_hash_of
 from max.pipelines.scheduler import SchedulerLimits
 from tests.pipelines.counting_pipeline import CountingPipeline, context, expected
 
@@ -829,3 +830,38 @@ def test_a_model_in_a_process():
         assert one.token_log_probabilities == pytest.approx(other.token_log_probabilities, abs=1e-4)
     process.remote.close()
     process.process.join(120)
+
+
+def test_the_pages_of_the_cache_are_reported(served):
+    """All that was there at first, what was read with the load, what was forgotten; their hashes are chained."""
+    pipeline = CountingPipeline(prefix=True)
+    pages = pipeline.cache.pages
+    stored = page_hash_of(b"", np.array([7, 8]), 0, 2)
+
+    def load_prefixes() -> None:
+        pages.pools[0].fill(stored)
+
+    pipeline.load_prefixes = load_prefixes
+    one = served(pipeline, LIMITS, 1000.0)
+    assert one.channel.receive() == event_messages.EngineReady(4, 2, 64)
+    assert one.channel.receive() == event_messages.PagesChanged(stored)
+    request = command_messages.GenerationRequest.of(context([1, 2, 3, 4], 3))
+    held, done = {stored}, False
+    first = page_hash_of(b"", np.array([1, 2, 3, 4]), 0, 2)
+    second = page_hash_of(first, np.array([1, 2, 3, 4]), 1, 2)
+    one.channel.send(request)
+    while not (done and {first, second} <= held):
+        event = one.channel.receive()
+        done = done or getattr(event, "status", None) is FULL
+        if isinstance(event, event_messages.PagesChanged):
+            held |= {*event.hashes(event.added)}
+            assert not event.is_anew and not event.dropped and not event.salt_key
+    one.channel.send(replace(request, request_id="salted", cache_salt="a"))
+    while not isinstance(event, event_messages.PagesChanged) or not event.salt_key:
+        event = one.channel.receive()
+    assert event.salt_key == pipeline.cache.salt_key
+    one.channel.send(command_messages.ForgetPrefixes(3))
+    while not isinstance(event, event_messages.PagesChanged) or not event.is_anew:
+        event = one.channel.receive()
+    assert not event.dropped
+    assert one.channel.receive() == event_messages.PrefixesForgotten(3)

@@ -21,6 +21,8 @@ from tests.serve.browser import Browser
 ROOT = Path(__file__).parents[2]
 TINY = ROOT / "models" / "tiny-chat"
 READY_S = 240.0
+SERVER_OPTIONS = "MAX_TEST_SERVER_OPTIONS"
+"""The variable with more options of the shared server, so that its tests run on replicas or a cluster too."""
 
 
 def _command(process: psutil.Process) -> str:
@@ -121,6 +123,7 @@ def server(start_server: Callable[..., RunningServer]) -> RunningServer:
         "--model", str(TINY), "--served-model-name", "tiny", "--max-length", "512",
         "--max-batch-size", "8", "--quantization-encoding", "float32",
         "--max-request-bytes", "200000",
+        *os.environ.get(SERVER_OPTIONS, "").split(),
     ).wait_ready()  # fmt: skip
 
 

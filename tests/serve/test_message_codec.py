@@ -72,6 +72,7 @@ def test_every_message_of_the_protocol_has_a_form() -> None:
         TokensGenerated("a", (3,), GenerationStatus.ACTIVE),
         commands.KeepPrefixes(5, "save", "a"), events.PrefixesKept(5, 6, 7, events.ErrorInfo("E", "p")),
         commands.LoadAdapter(1, "a", "b"), commands.UnloadAdapter(2, "a"), events.AdapterChanged(2),
+            events.PagesChanged(b"\0" * 32, bytes(range(16)), True, b"key"),
     ]  # fmt: skip
     kinds = {*get_args(commands.Command), *get_args(events.Event)}
     assert {type(message) for message in messages} == kinds

@@ -4,9 +4,15 @@ from __future__ import annotations
 
 import random
 
+import numpy as np
 import pytest
 
-from max.serve.worker.prefix_router import QUEUED_TOKENS, SEQUENCE_TOKENS, PrefixRouter, Route
+from max.interfaces import RequestID
+from max.pipelines.core.text_context import TextContext
+from max.pipelines.kv_cache.page_manager import PageManager
+from max.pipelines.kv_cache.request_pages import RequestPages
+from max.pipelines.kv_cache.swap_area import SwapArea
+from max.serve.worker.prefix_router import QUEUED_TOKENS, SEQUENCE_TOKENS, PrefixRouter, Route, Salt
 
 PAGE = 4
 
@@ -67,7 +73,7 @@ def test_random_requests(seed: int) -> None:
                 costs = {
                     n: (texts.load(n) - texts.cached(n, tokens, salt), texts.open[n]) for n in among
                 }
-                route = router.choose(among, tokens, salt, length)
+                route = router.choose(among, tokens, Salt(text=salt), length)
                 assert costs[route.replica] == min(costs.values())
                 assert route.cached == texts.cached(route.replica, tokens, salt)
                 assert route.unread == (len(tokens) or length) - route.cached
@@ -96,7 +102,7 @@ def test_random_requests(seed: int) -> None:
                     texts.open[route.replica] -= 1
                     if known and tokens + answer:
                         texts.note(route.replica, tokens + answer, salt)
-                router.ended(route, tokens + answer if known else (), salt)
+                router.ended(route, tokens + answer if known else (), Salt(text=salt))
             case "change" if draw.random() < 0.3:
                 replica = draw.choice(router.replicas)
                 # the requests of a replica that is removed are forgotten, those of others stay
@@ -111,7 +117,7 @@ def test_random_requests(seed: int) -> None:
             assert router.load(replica) == texts.load(replica)
     for replica in router.replicas:
         router.forget(replica)
-        assert router.choose([replica], starts[0] or (1,), "a").cached == 0
+        assert router.choose([replica], starts[0] or (1,), Salt(text="a")).cached == 0
     held = sum(min(len(starts[0]) // PAGE, 30) for _ in router.replicas)
     assert len(router._holders) <= held
     for replica in router.replicas:
@@ -136,3 +142,87 @@ def test_an_answer_is_part_of_the_next_prompt() -> None:
     router.ended(route, prompt + answer)
     turn = router.choose((0, 1), prompt + answer + (8, 9))
     assert turn.cached == 40 and turn.replica == route.replica
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_reports_of_page_managers(seed: int) -> None:
+    """Two replicas with real page managers, random salts and a router that is started anew: it knows their caches."""
+    draw = random.Random(seed)
+    caches = [Cache(draw) for _ in range(2)]
+    router, late = PrefixRouter(PAGE), PrefixRouter(PAGE)
+    for number, cache in enumerate(caches):
+        router.add(number, cache.pages.total_num_pages, 4)
+    starts = [tuple(draw.choices(range(9), k=draw.randint(0, 20))) for _ in range(3)]
+    salts = [Salt(), Salt("x"), Salt("x", 0.5), Salt(text="a"), Salt("x", text="b\ud800")]
+    for step in range(120):
+        tokens = draw.choice(starts) + tuple(draw.choices(range(2), k=draw.randint(1, 9)))
+        salt, number = draw.choice(salts), draw.randrange(2)
+        cache = caches[number]
+        route = router.choose([number], tokens, salt)
+        assert cache.run(f"r{step}", tokens, salt) == route.cached // PAGE * PAGE
+        router.ended(route)
+        if draw.random() < 0.05:
+            cache.pages.forget_prefixes()
+        # before the report, what was sent there is expected, and what is lost is not known
+        router.changed(number, *cache.report())
+        for each in range(2):
+            assert router._places[each].reported == caches[each].held
+        if step == 60:
+            for each, other in enumerate(caches):
+                late.add(each, other.pages.total_num_pages, 4)
+                known = router._places[each]
+                late.changed(each, known.reported, salt_key=known.salt_key)
+        elif step > 60:
+            late.changed(number, *cache.last)
+            assert late._places[number].reported == router._places[number].reported
+    everything = set().union(
+        *(router._places[n].reported | {*router._places[n].pages} for n in (0, 1))
+    )
+    assert set(router._holders) == everything
+    for number in range(2):
+        router.remove(number)
+    assert not router._holders
+
+
+class Cache:
+    """The pages of an engine, without tensors."""
+
+    def __init__(self, draw: random.Random) -> None:
+        swap = SwapArea(draw.randint(1, 4), Copies()) if draw.random() < 0.5 else None
+        self.pages = RequestPages(PageManager(draw.randint(8, 16), PAGE, True, swap=swap))
+        self.pages.report_changes()
+        self.last: tuple = ()
+
+    def run(self, name: str, tokens: tuple, salt: Salt) -> int:
+        """Reads a prompt; returns how many of its tokens were in full pages."""
+        context = TextContext(
+            tokens=np.array(tokens), max_length=99, request_id=RequestID(name),
+            adapter=salt.adapter, adapter_scale=salt.scale, cache_salt=salt.text,
+        )  # fmt: skip
+        pages, key = self.pages.pages, RequestID(name)
+        digest = self.pages._salt(context)
+        pages.claim(key)
+        cached = pages.reuse_prefix(key, np.array(tokens), digest)
+        pages.reserve(key, len(tokens))
+        pages.commit(key, np.array(tokens), digest)
+        pages.release(key)
+        return cached
+
+    @property
+    def held(self) -> set[bytes]:
+        """The hashes of the full pages that it has, looked up from outside."""
+        pool = self.pages.pages.pools[0]
+        swapped = set() if pool.swap is None else set(pool.swap._slots)
+        return (set(pool._page_of_hash) - pool._partial) | swapped
+
+    def report(self) -> tuple:
+        changes = self.pages.take_changes()
+        self.last = (changes.added, changes.dropped, changes.is_anew, self.pages.used_salt_key)
+        return self.last
+
+
+class Copies:
+    def save(self, page: int, slot: int) -> None:
+        pass
+
+    restore = save

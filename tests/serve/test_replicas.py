@@ -12,12 +12,20 @@ from dataclasses import replace
 from pathlib import Path
 
 import httpx
+import numpy as np
 import pytest
 
 from max._host import logical_cpus
 from max.pipelines.core.exceptions import ConfigError
 from max.pipelines.generation.process.commands import CancelRequest, GenerationRequest
-from max.pipelines.generation.process.events import EngineReady, PromptStarted, TokensGenerated
+from max.pipelines.generation.process.events import (
+    EngineReady,
+    PagesChanged,
+    PromptStarted,
+    TokensGenerated,
+)
+from max.pipelines.kv_cache.page_tables import page_hash_of
+from max.pipelines.kv_cache.salt_key import salt_of
 from max.serve.process.settings import WorkerSettings
 from max.serve.worker.client import EngineClient, EngineState, EngineUnavailableError
 from max.serve.worker.placement import replica_settings
@@ -84,6 +92,39 @@ def test_prompts_follow_their_prefixes_and_others_are_spread() -> None:
             with client.open([replace(request("d", *prompt), cache_salt="tenant")]):
                 assert names(workers.started[1]) == ["b", "d"]
         assert CancelRequest("b") in workers.started[1].commands
+
+    run(2, test)
+
+
+def test_prompts_follow_the_pages_that_replicas_report() -> None:
+    prompt, salted = tuple(range(400)), tuple(range(400, 800))
+
+    def hashes(tokens: tuple[int, ...], salt: bytes = b"") -> bytes:
+        chain = [salt]
+        for page in range(100):
+            chain.append(page_hash_of(chain[-1], np.array(tokens), page, 4))
+        return b"".join(chain[1:])
+
+    async def test(client: EngineClient, workers: Silent) -> None:
+        await ready(client, workers, 0, 1)
+        first, second = workers.started
+        second.events.put(PagesChanged(hashes(prompt)))
+        first.events.put(
+            PagesChanged(hashes(salted, salt_of("", 1.0, "x", b"key")), salt_key=b"key")
+        )
+        await until(lambda: len(client._router._holders) == 200)
+        with client.open([request("a", *prompt), replace(request("b", *salted), cache_salt="x")]):
+            assert [names(worker) for worker in workers.started] == [["b"], ["a"]]
+        second.events.put(PagesChanged(dropped=hashes(prompt)))
+        await until(lambda: len(client._router._holders) == 100)
+        first.events.put(PagesChanged(hashes(prompt), is_anew=True))
+        await until(lambda: client._router._places[1].reported == set())
+        await until(lambda: len(client._router._places[0].reported) == 100)
+        with client.open([request("c", *prompt)]):
+            assert names(first) == ["b", "c"]
+        second.die()
+        await until(lambda: client._router.replicas == [0])
+        assert set(client._router._holders) == {*PagesChanged.hashes(hashes(prompt))}
 
     run(2, test)
 

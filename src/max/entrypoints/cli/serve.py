@@ -355,6 +355,7 @@ def _settings(options: dict[str, Any]) -> ServerSettings:
     return ServerSettings(
         watch=watch,
         replicas=options["replicas"],
+        check_answers_s=options.pop("check_answers"),
         ray=ray_settings(options),
         max_replicas=_max_replicas(options),
         host=options.pop("host"),

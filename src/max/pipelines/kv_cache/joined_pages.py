@@ -6,6 +6,7 @@ from collections.abc import Iterable, Sequence
 from typing import Generic, TypeVar
 
 from max.interfaces import RequestID, TextGenerationContext
+from max.pipelines.kv_cache.page_changes import Changes
 from max.pipelines.kv_cache.page_tables import OutOfPagesError
 from max.pipelines.kv_cache.request_pages import RequestPages
 
@@ -61,6 +62,19 @@ class JoinedPages(SeveralCaches[RequestPages]):
     def free_pages(self) -> int:
         """The number of pages that no request holds, of the cache with the fewest."""
         return min(cache.free_pages for cache in self._caches)
+
+    @property
+    def used_salt_key(self) -> bytes:
+        """The key of the digests of salts in the first cache; empty before a request had a salt."""
+        return self._caches[0].used_salt_key
+
+    def report_changes(self) -> None:
+        """Notes the contents that the first cache gains and loses; the others get the same requests."""
+        self._caches[0].report_changes()
+
+    def take_changes(self) -> Changes:
+        """The contents that the first cache gained and lost since the last call."""
+        return self._caches[0].take_changes()
 
     def page_shortage(self, length: int, step: int) -> tuple[int, int] | None:
         """Checks whether a request can never run because a cache has too few pages.

@@ -18,6 +18,7 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 
+from max.pipelines.kv_cache.page_changes import PageChanges
 from max.pipelines.kv_cache.swap_area import SwapArea
 
 
@@ -61,6 +62,8 @@ class PagePool:
         self._takes = [0] * num_pages
         self._partial: set[bytes] = set()
         """The contents of pages that are not full: they serve by copies, and only in this process."""
+        self.changes: PageChanges | None = None
+        """Notes the full contents that it gains and loses, the swap area included; None: nobody asks for them."""
         self.copy: Callable[[int, int], None] | None = None
         """Copies the content of a page to another one; None: pages are not copied."""
 
@@ -146,10 +149,16 @@ class PagePool:
             # a part serves by copies within the device, so the swap area has no use for it
             if page_hash in self._partial:
                 self._partial.discard(page_hash)
-            elif self.swap is not None:
-                self.swap.save(page_hash, page)
+            else:
+                self._note_loss(page_hash if self.swap is None else self.swap.save(page_hash, page))
         self._users[page] = 1
         return page
+
+    def _note_loss(self, page_hash: bytes | None) -> None:
+        """Notes that neither a page nor the swap area has a content any more; None: nothing was lost."""
+        if self.changes is None or page_hash is None or page_hash in self._page_of_hash:
+            return
+        self.changes.note(page_hash, False)
 
     def takes(self, page: int) -> int:
         """The number of times that a page was allocated, incremented before a cached page is overwritten; thread-safe.
@@ -180,6 +189,8 @@ class PagePool:
         """
         if page_hash not in self._page_of_hash:
             self._page_of_hash[page_hash], self._hash_of_page[page] = page, page_hash
+            if self.changes is not None:
+                self.changes.note(page_hash, True)
 
     def share_part(self, page: int, page_hash: bytes) -> None:
         """Keeps a page that is not full after its release, so that its content can be copied.
@@ -189,7 +200,7 @@ class PagePool:
             page_hash: The hash of its content.
         """
         if page not in self._hash_of_page and page_hash not in self._page_of_hash:
-            self.share(page, page_hash)
+            self._page_of_hash[page_hash], self._hash_of_page[page] = page, page_hash
             self._partial.add(page_hash)
 
     def copy_content(self, page_hash: bytes) -> int | None:
@@ -239,6 +250,8 @@ class PagePool:
         # now it counts as freed just now, and is taken last
         self._free.move_to_end(page)
         self._page_of_hash[page_hash], self._hash_of_page[page] = page, page_hash
+        if self.changes is not None:
+            self.changes.note(page_hash, True)
         return page
 
     def forget(self) -> None:
@@ -246,6 +259,8 @@ class PagePool:
         self._page_of_hash.clear()
         self._hash_of_page.clear()
         self._partial.clear()
+        if self.changes is not None:
+            self.changes.forget()
         if self.swap is not None:
             self.swap.clear()
 

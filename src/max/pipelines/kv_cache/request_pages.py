@@ -6,7 +6,6 @@ tensors of this folder. What lies between them (`PageManager`) is an implementat
 
 from __future__ import annotations
 
-import hashlib
 import secrets
 from collections.abc import Iterable, Sequence
 from functools import cached_property
@@ -16,9 +15,10 @@ from typing import Any, Protocol
 from max.interfaces import ImageMetadata, RequestID, TextGenerationContext
 from max.pipelines.core.text_context import TextContext, draft_length
 from max.pipelines.kv_cache.known_pages import Miss, MissReason
+from max.pipelines.kv_cache.page_changes import Changes, PageChanges
 from max.pipelines.kv_cache.page_manager import PageManager
 from max.pipelines.kv_cache.page_tables import Contents, OutOfPagesError
-from max.pipelines.kv_cache.salt_key import SALT_KEY_BYTES, salt_key_of
+from max.pipelines.kv_cache.salt_key import SALT_KEY_BYTES, salt_key_of, salt_of
 from max.pipelines.kv_cache.state_slots import OutOfSlotsError, StateSlots
 
 
@@ -93,6 +93,11 @@ class RequestPages:
         return salt_key_of(self.salt_folder)
 
     @property
+    def used_salt_key(self) -> bytes:
+        """The key of the digests of salts, once a request had a salt; else empty."""
+        return self.__dict__.get("salt_key", b"")
+
+    @property
     def replicas(self) -> Sequence[RequestPages]:
         """The cache of each copy of the model; this one by default."""
         return (self,)
@@ -116,6 +121,20 @@ class RequestPages:
     def free_pages(self) -> int:
         """The number of pages that no request holds, of the group of layers with the fewest."""
         return self.pages.free_pages
+
+    def report_changes(self) -> None:
+        """Notes the contents that are gained and lost from now on, for :meth:`take_changes`.
+
+        Those of one group of layers stand for all: the first one without a window, as it keeps pages the longest.
+        """
+        pools = self.pages.pools
+        pool = next((each for each in pools if each.window is None), pools[0])
+        pool.changes = PageChanges()
+
+    def take_changes(self) -> Changes:
+        """The contents that were gained and lost since the last call; none before :meth:`report_changes`."""
+        noted = [pool.changes for pool in self.pages.pools if pool.changes is not None]
+        return noted[0].take() if noted else Changes()
 
     def forget_prefixes(self) -> None:
         """Empties all cached pages, and excludes pages in use from sharing with further requests."""
@@ -426,17 +445,9 @@ class RequestPages:
         """The digest of a request's adapter, and of those who may share its pages."""
         adapter: str = getattr(context, "adapter", "")
         scale: float = getattr(context, "adapter_scale", 1.0)
-        if adapter and scale != 1.0:
-            adapter = f"{adapter}*{scale!r}"
         text: str = getattr(context, "cache_salt", "")
-        if not (adapter or text):
-            return b""
-        # JSON can hold lone surrogates
-        name = adapter.encode("utf-8", "surrogatepass")
-        # the length tells where the adapter ends and the text begins
-        data = len(name).to_bytes(8, "little") + name + text.encode("utf-8", "surrogatepass")
-        # the key hides API keys and texts; pages of an adapter alone are the same for all engines
-        return hashlib.blake2b(data, digest_size=32, key=self.salt_key if text else b"").digest()
+        # the key is made when it is needed first
+        return salt_of(adapter, scale, text, self.salt_key if text else b"")
 
 
 def _before_image(context: TextGenerationContext, index: int) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import logging
 import os
 import secrets
@@ -35,6 +36,27 @@ def salt_key_of(folder: Path) -> bytes:
         reason = error.strerror or str(error)
     logger.warning("cached prefixes with a salt are not kept: %s: %s", path, reason)
     return secrets.token_bytes(SALT_KEY_BYTES)
+
+
+def salt_of(adapter: str, scale: float, text: str, key: bytes) -> bytes:
+    """The digest of what the pages of a request depend on besides its tokens.
+
+    Args:
+        adapter: The name of its adapter; empty: none.
+        scale: The factor of the adapter's weights.
+        text: Tells those apart who share no pages; empty: everyone shares them.
+        key: The key of salts; pages of an adapter alone do not depend on it.
+    """
+    if adapter and scale != 1.0:
+        adapter = f"{adapter}*{scale!r}"
+    if not (adapter or text):
+        return b""
+    # JSON can hold lone surrogates
+    name = adapter.encode("utf-8", "surrogatepass")
+    # the length tells where the adapter ends and the text begins
+    data = len(name).to_bytes(8, "little") + name + text.encode("utf-8", "surrogatepass")
+    # the key hides API keys and texts; pages of an adapter alone are the same for all engines
+    return hashlib.blake2b(data, digest_size=32, key=key if text else b"").digest()
 
 
 def _read(path: Path) -> bytes | None:

@@ -49,24 +49,29 @@ class SwapArea:
     def __len__(self) -> int:
         return len(self._slots)
 
-    def save(self, page_hash: bytes, page: int) -> None:
+    def save(self, page_hash: bytes, page: int) -> bytes | None:
         """Copies a page to the area, unless the area has its hash already.
 
         Args:
             page_hash: The hash of the page's tokens and of all before them.
             page: The page.
+
+        Returns:
+            The hash of the page that is lost by this, which may be the same one; None: none is.
         """
         if page_hash in self._slots:
-            return
+            return None
+        lost: bytes | None = None
         if not self._free:
             if not self._slots:
-                return  # all slots are held for restoring
-            _, oldest = self._slots.popitem(last=False)
+                return page_hash  # all slots are held for restoring
+            lost, oldest = self._slots.popitem(last=False)
             self._free.append(oldest)
         slot = self._free.pop()
         self._copies.save(page, slot)
         self._slots[page_hash] = slot
         self.saved += 1
+        return lost
 
     def hold(self, page_hash: bytes) -> int:
         """Removes a page from the area; its slot keeps the contents until :meth:`restore`.

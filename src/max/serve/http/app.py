@@ -28,6 +28,7 @@ from max.serve.http.error_responses import as_api_error
 from max.serve.http.kept_streams import StreamKeeper
 from max.serve.http.middleware import Gate
 from max.serve.http.response_sockets import ResponseSockets
+from max.serve.http.route_index import RouteIndex
 from max.serve.http.state import ServerState, json_response
 from max.serve.http.streaming import ClientLeftError
 from max.serve.llama_cpp import infill, slots
@@ -89,17 +90,20 @@ def build_app(
     served = state.settings.api_types
     of_apis = [module for name, api in apis.items() if name in served for module in api]
     modules = (health, models, adapters, cluster_routes, stream_routes, *of_apis)
+    routes = app.router.routes
+    # not `include_router`: it searches the routes of each router twice for a request
     for module in (*modules, unsupported_routes):
-        app.include_router(module.router)
+        routes += module.router.routes
     # routes that are absent say so whatever the type of their body is
     json_routes = [route for module in modules for route in module.router.routes]
     unmarked = [route.path for route in ollama.router.routes if isinstance(route, Route)]
     app.state.paths = [
         each.path for each in json_routes if isinstance(each, APIRoute) and each.include_in_schema
     ]
-    app.include_router(web.docs_router)
+    routes += web.docs_router.routes
     if state.settings.web_page and "openai" in served:  # the chat page uses it
-        app.include_router(web.router)
+        routes += web.router.routes
+    routes.insert(0, RouteIndex(list(routes)))
     app.add_exception_handler(ApiError, _api_error)
     app.add_exception_handler(ClientLeftError, _client_left)
     app.add_exception_handler(RequestValidationError, _validation_error)

@@ -12,6 +12,7 @@ from max.serve.models.admission import Admission
 from max.serve.models.model import ServedModel
 from max.serve.process.settings import ServerSettings, WorkerSettings
 from max.serve.remote.autoscaler import Autoscaler, ScalePolicy
+from max.serve.worker.answer_checks import AnswerChecks
 from max.serve.worker.client import EngineClient
 from max.serve.worker.config import served_config
 from max.serve.worker.event_reader import Worker, start_in_thread
@@ -76,6 +77,9 @@ async def load_model(
         await asyncio.to_thread(model.warm_up)
         ready = await engine.wait_ready()
         model.admission.running = ready.max_batch_size
+        if settings.check_answers_s and not engine.is_single and not model.encodes:
+            checks = AnswerChecks(engine, model.vocabulary_size, settings.check_answers_s)
+            engine.close_before(checks.close)
         if settings.max_replicas is not None:
             _follow_load(model, starts[0], ScalePolicy(settings.replicas, settings.max_replicas))
         return model

@@ -112,6 +112,7 @@ class ServerSettings:
         replicas: The number of engines of each model, the least one where it follows the load.
         max_replicas: The greatest number; None: it does not follow the load.
         ray: How a Ray cluster is joined, whose machines run the engines; None: this machine does.
+        check_answers_s: Seconds between two comparisons of the answers of replicas; 0: they are not compared.
     """
 
     host: str = "127.0.0.1"
@@ -144,6 +145,7 @@ class ServerSettings:
     replicas: int = 1
     max_replicas: int | None = None
     ray: RaySettings | None = None
+    check_answers_s: float = 30.0
 
 
 @dataclass(frozen=True)

@@ -7,6 +7,7 @@ encrypted: the network between the machines of a cluster is trusted with prompts
 from __future__ import annotations
 
 import contextlib
+import os
 import queue
 import socket
 import threading
@@ -100,6 +101,17 @@ def close_listener(listener: socket.socket) -> None:
     with contextlib.suppress(OSError):
         listener.shutdown(socket.SHUT_RDWR)
     listener.close()
+
+
+def cut(connection: Connection) -> None:
+    """Ends a connection, and with it the calls of other threads that wait for it; its file stays open.
+
+    Args:
+        connection: The connection.
+    """
+    # a close alone does not wake them where the other side is silent
+    with contextlib.suppress(OSError), socket.socket(fileno=os.dup(connection.fileno())) as same:
+        same.shutdown(socket.SHUT_RDWR)
 
 
 def connect(host: str, port: int, key: bytes, purpose: str) -> Connection:

@@ -9,7 +9,7 @@ from multiprocessing.connection import Connection
 from typing import Any
 
 from max.pipelines.generation.process.channel import ConnectionChannel
-from max.serve.remote.connections import connect
+from max.serve.remote.connections import connect, cut
 from max.serve.remote.host import PURPOSES, SIGN
 from max.serve.worker.life_signs import BEATS_PER_LIMIT
 from max.serve.worker.message_codec import MessageCodec
@@ -84,7 +84,7 @@ class RemoteWorker:
         self.name, self.node = name or f"{host}:{port}", node
         self._end, self._wait = end, wait
         first, second = PURPOSES
-        commands = connect(host, port, key, first)
+        self._commands = commands = connect(host, port, key, first)
         try:
             self._beats = connect(host, port, key, second)
         except BaseException:
@@ -113,5 +113,8 @@ class RemoteWorker:
         try:
             self._end()
         finally:
+            for connection in (self._commands, self._beats):
+                if not connection.closed:
+                    cut(connection)
             self.channel.close()
             self._beats.close()

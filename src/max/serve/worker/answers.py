@@ -6,9 +6,15 @@ import asyncio
 from collections.abc import Callable
 from typing import TypeAlias
 
-from max.pipelines.generation.process.commands import Command
+from max.pipelines.generation.process.commands import (
+    Command,
+    KeepPrefixes,
+    LoadAdapter,
+    UnloadAdapter,
+)
 from max.pipelines.generation.process.events import AdapterChanged, PrefixesForgotten, PrefixesKept
 
+_LOST = "the worker process has ended"
 Answer: TypeAlias = PrefixesForgotten | PrefixesKept | AdapterChanged
 
 
@@ -59,6 +65,44 @@ class Answers:
         finally:
             del self._waiting[number]
 
+    async def keep_prefixes(self, action: str, name: str) -> tuple[int, int]:
+        """Saves the cached prefixes to a file, restores those of a file, or removes a file.
+
+        Args:
+            action: ``save``, ``restore`` or ``erase``.
+            name: The name of the file.
+
+        Returns:
+            The tokens whose pages were saved or restored, and the size of the file.
+
+        Raises:
+            UserError: The file cannot be used.
+            RuntimeError: The worker was lost.
+        """
+        kept = await self.ask(lambda number: KeepPrefixes(number, action, name))
+        if not isinstance(kept, PrefixesKept):
+            raise RuntimeError(_LOST)
+        if kept.error is not None:
+            raise kept.error.to_exception()
+        return kept.tokens, kept.bytes
+
+    async def change_adapter(self, name: str, path: str | None) -> None:
+        """Loads an adapter, or unloads it when its requests have ended.
+
+        Args:
+            name: Its name.
+            path: Its folder or file; None: it is unloaded.
+
+        Raises:
+            UserError: It cannot be loaded, or none of this name is loaded.
+            RuntimeError: The worker was lost.
+        """
+        changed = await self.ask(adapter_change(name, path))
+        if not isinstance(changed, AdapterChanged):
+            raise RuntimeError(_LOST)
+        if changed.error is not None:
+            raise changed.error.to_exception()
+
     def take(self, event: Answer) -> None:
         """Hands an answer to who awaits it."""
         answer = self._waiting.get(event.number)
@@ -70,3 +114,15 @@ class Answers:
         for answer in self._waiting.values():
             if not answer.done():
                 answer.set_result(None)
+
+
+def adapter_change(name: str, path: str | None) -> Callable[[int], Command]:
+    """The command that loads an adapter, or unloads it, of its number.
+
+    Args:
+        name: The name of the adapter.
+        path: Its folder or file; None: it is unloaded.
+    """
+    if path is None:
+        return lambda number: UnloadAdapter(number, name)
+    return lambda number: LoadAdapter(number, name, path)

@@ -12,13 +12,14 @@ from max.pipelines.generation.process.commands import GenerationRequest
 from max.pipelines.generation.process.events import (
     EngineReady,
     EngineStats,
+    PagesChanged,
     PromptStarted,
     StepTimes,
 )
 from max.serve.process.settings import WatchLimits
 from max.serve.worker.engine_state import EngineLostError, EngineState, EngineUnavailableError
 from max.serve.worker.event_reader import Worker, start_in_thread
-from max.serve.worker.prefix_router import PrefixRouter, Route
+from max.serve.worker.prefix_router import PrefixRouter, Route, Salt
 from max.serve.worker.replica import Replica
 from max.serve.worker.subscription import Mailbox, OpenRequest, Subscription, WorkerRequest
 
@@ -46,7 +47,9 @@ class EngineClient:
         limits: WatchLimits | None = None,
         is_single: bool = False,
     ) -> None:
-        self._limits, self._is_single = limits, is_single
+        self._limits = limits
+        self.is_single = is_single
+        """Whether there is no second replica ever."""
         self.entries: dict[str, OpenRequest] = {}
         """The open requests of all replicas, by their identifiers."""
         self._router = PrefixRouter()
@@ -55,6 +58,9 @@ class EngineClient:
         self.replicas: list[Replica] = []
         """The replicas, in the order in which they were added; those that have stopped stay until they are removed."""
         self._draining: set[Replica] = set()
+        self._takers: dict[int, Replica] | None = (
+            None  # None: a state has changed since it was asked for
+        )
         self._closed_first: list[Callable[[], Awaitable[None]]] = []
         self.add_replica(start_worker, worker)
 
@@ -87,12 +93,14 @@ class EngineClient:
         if replica not in self.replicas or len(self.replicas) < 2:
             raise ValueError(f"replica {replica.number} is the only one, or none of this model")
         self._draining.add(replica)
+        self._takers = None
         loop = asyncio.get_running_loop()
         end = None if timeout is None else loop.time() + timeout
         while self.of(replica) and (end is None or loop.time() < end):
             await asyncio.sleep(_DRAIN_LOOK_S)
         self.replicas.remove(replica)
         self._draining.discard(replica)
+        self._takers = None
         self._move_all({replica})
         self._router.remove(replica.number)
         await replica.close(finish=False, timeout=_STOP_S)
@@ -165,7 +173,7 @@ class EngineClient:
     @property
     def tokens_before_next(self) -> int:
         """The tokens that the least loaded replica reads before the next request, with what its open requests cost."""
-        loads = [self._router.load(each.number) for each in self._ready]
+        loads = [self._router.load(number) for number in self._ready]
         return min(loads, default=0)
 
     @property
@@ -208,7 +216,10 @@ class EngineClient:
 
     @contextmanager
     def open(
-        self, requests: Sequence[WorkerRequest], timeout: float | None = None
+        self,
+        requests: Sequence[WorkerRequest],
+        timeout: float | None = None,
+        on: Replica | None = None,
     ) -> Iterator[Subscription]:
         """Opens requests for the length of a block; those that have not ended are cancelled after it.
 
@@ -218,6 +229,7 @@ class EngineClient:
         Args:
             requests: The requests.
             timeout: The longest time in seconds; None: no limit.
+            on: The replica that they are sent to, which is ready; None: the router chooses.
 
         Raises:
             EngineUnavailableError: No worker runs, and none will be started.
@@ -235,7 +247,11 @@ class EngineClient:
         try:
             for entry in entries:
                 self.entries[entry.request.request_id] = entry
-                self._place(entry)
+                if on is None:
+                    self._place(entry)
+                else:
+                    entry.replica = on
+                    on.run(entry)
             if timeout is not None:
                 # an exception ends the whole subscription, whichever request it is put for
                 late = TimeoutError(f"the request took more than {timeout:g} s")
@@ -342,8 +358,15 @@ class EngineClient:
         """Takes that the prompt of a request was read, as its first tokens have come."""
         self._router.read(route)
 
+    def pages_changed(self, replica: Replica, event: PagesChanged) -> None:
+        """Takes what the cache of a replica has gained and lost."""
+        if replica.number in self._router.replicas:
+            added, dropped = event.hashes(event.added), event.hashes(event.dropped)
+            self._router.changed(replica.number, added, dropped, event.is_anew, event.salt_key)
+
     def state_changed(self, replica: Replica) -> None:
         """Moves the requests of a replica that is lost to others, and those of others to one that is ready."""
+        self._takers = None
         if self._closes:
             return
         if replica.state is EngineState.READY:
@@ -374,13 +397,15 @@ class EngineClient:
                 entry.put(error)
 
     @property
-    def _ready(self) -> list[Replica]:
-        """The replicas that take requests."""
-        return [
-            replica
-            for replica in self.replicas
-            if replica.state is EngineState.READY and replica not in self._draining
-        ]
+    def _ready(self) -> dict[int, Replica]:
+        """The replicas that take requests, by their numbers."""
+        if self._takers is None:
+            self._takers = {
+                replica.number: replica
+                for replica in self.replicas
+                if replica.state is EngineState.READY and replica not in self._draining
+            }
+        return self._takers
 
     def _place(self, entry: OpenRequest) -> None:
         """Sends a request to a replica, or lets it wait for one."""
@@ -389,13 +414,12 @@ class EngineClient:
             waiting = [replica for replica in self.replicas if replica.waits]
             entry.replica = min(waiting or self.replicas, key=lambda each: len(self.of(each)))
             return
-        if self._is_single:
-            replica = ready[0]
+        if self.is_single:
+            replica = next(iter(ready.values()))
         else:
             tokens, salt, length = _prompt_of(entry.request)
-            numbers = {replica.number: replica for replica in ready}
-            entry.route = self._router.choose(numbers, tokens, salt, length)
-            replica = numbers[entry.route.replica]
+            entry.route = self._router.choose(ready, tokens, salt, length)
+            replica = ready[entry.route.replica]
         entry.replica = replica
         replica.run(entry)
 
@@ -405,17 +429,17 @@ class EngineClient:
         if route is None:
             return
         tokens: Sequence[int] = ()
-        salt = ""
+        salt = Salt()
         if cached and isinstance(entry.request, GenerationRequest):
             tokens, salt, _ = _prompt_of(entry.request)
             tokens = (*tokens, *entry.generated)
         self._router.ended(route, tokens, salt)
 
 
-def _prompt_of(request: WorkerRequest) -> tuple[Sequence[int], str, int]:
+def _prompt_of(request: WorkerRequest) -> tuple[Sequence[int], Salt, int]:
     """The tokens that a request reads, what its pages depend on besides, and its size where it has no tokens."""
     if isinstance(request, GenerationRequest):
-        salt = f"{request.adapter}\0{request.cache_salt}"
+        salt = Salt(request.adapter, request.adapter_scale, request.cache_salt)
         return (*request.tokens, *request.generated_tokens), salt, 0
     # characters, four of which are about one token
-    return (), "", sum(len(text) for text in request.texts) // 4
+    return (), Salt(), sum(len(text) for text in request.texts) // 4

@@ -102,6 +102,18 @@ async def end_in_thread(worker: Worker, timeout: float | None) -> None:
     await asyncio.get_running_loop().run_in_executor(_ENDS, end)
 
 
+async def end_logged(worker: Worker) -> None:
+    """Waits for the end of a worker whose channel is closed; logs an error, as the next worker must start anyway.
+
+    Args:
+        worker: The worker.
+    """
+    try:
+        await end_in_thread(worker, 5.0)
+    except Exception:  # no thread could be started
+        logger.exception("the end of a worker process cannot be awaited")
+
+
 def kill_in_thread(worker: Worker) -> asyncio.Future[None]:
     """Kills a worker, and waits for its end, without stopping the event loop; goes on if nobody awaits the result."""
     return asyncio.get_running_loop().run_in_executor(_ENDS, worker.kill)

@@ -28,6 +28,7 @@ from max.pipelines.generation.process.events import (
     EngineReady,
     EngineStats,
     EngineStopped,
+    PagesChanged,
     PrefixesForgotten,
     PrefixesKept,
     PromptStarted,
@@ -56,6 +57,7 @@ _PLAIN: dict[int, type[Any]] = {
     16: AdapterChanged,
     17: KeepPrefixes,
     18: PrefixesKept,
+    19: PagesChanged,
 }
 _TAGS = {TokensGenerated: _TOKENS, TextsEncoded: _VALUES} | {
     kind: tag for tag, kind in _PLAIN.items()

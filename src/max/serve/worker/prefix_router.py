@@ -1,9 +1,10 @@
 """Chooses the replica of a request: the one that has the least to read for it, counted in tokens.
 
-The router knows what each replica has cached from what it sent there: a page of a prompt is known by the hash of all
-tokens up to its end, as in the page manager, and each replica keeps as many of the latest pages as its cache has. A
-router that is started anew learns the same from the next requests. It has no tensors, no clock and no event loop, so
-that a simulation can run it as the server does.
+A page of a prompt is known by the hash of all tokens up to its end, the same as in the page manager. Replicas report
+the pages that they gain and lose, all of them at first, so that a router that is started anew knows what it needs.
+Between two reports the router expects the pages of requests that it has sent: of each replica as many of the latest
+ones as its cache has. It has no tensors, no clock and no event loop, so that a simulation can run it as the server
+does.
 """
 
 from __future__ import annotations
@@ -15,10 +16,39 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from max.pipelines.kv_cache.salt_key import salt_of
+
 SEQUENCE_TOKENS = 64
 """What an open request costs the next one, in tokens to read: its own steps, and its share of each common step."""
 QUEUED_TOKENS = 512
 """The same for a request that waits until another one ends, as all places of a batch are taken."""
+
+
+MOST_REPORTED = 1 << 20
+"""The pages of a replica that are noted; more can only come from one that reports wrong ones."""
+
+
+@dataclass(frozen=True)
+class Salt:
+    """What the pages of a request depend on besides its tokens.
+
+    Args:
+        adapter: The name of its adapter; empty: none.
+        scale: The factor of the adapter's weights.
+        text: Tells those apart who share no pages; empty: everyone shares them.
+    """
+
+    adapter: str = ""
+    scale: float = 1.0
+    text: str = ""
+
+    def digest(self, key: bytes) -> bytes:
+        """The digest that the first page's hash depends on.
+
+        Args:
+            key: The key of salts of a replica.
+        """
+        return salt_of(self.adapter, self.scale, self.text, key)
 
 
 @dataclass
@@ -47,12 +77,20 @@ class _Place:
     unread: int = 0
     open: int = 0
     pages: OrderedDict[bytes, None] = field(default_factory=OrderedDict)
+    """Those that are expected, the latest ones last."""
+    reported: set[bytes] = field(default_factory=set[bytes])
+    salt_key: bytes = b""
 
-    @property
-    def load(self) -> int:
+    def __post_init__(self) -> None:
+        self.load = 0
         """The tokens to read before a new request, with what open requests cost."""
+
+    def change(self, open_requests: int, unread: int) -> None:
+        """Adds to the open requests and to the tokens that they have to read; each may be below 0."""
+        self.open += open_requests
+        self.unread += unread
         queued = max(self.open + 1 - self.slots, 0)
-        return self.unread + SEQUENCE_TOKENS * self.open + QUEUED_TOKENS * queued
+        self.load = self.unread + SEQUENCE_TOKENS * self.open + QUEUED_TOKENS * queued
 
 
 class PrefixRouter:
@@ -93,7 +131,7 @@ class PrefixRouter:
         """
         place = self._places.pop(replica, None)
         if place is not None:
-            self._drop(replica, place.pages)
+            self._drop(replica, place.reported.union(place.pages))
 
     def forget(self, replica: int) -> None:
         """Notes that the cache of a replica was emptied.
@@ -102,8 +140,44 @@ class PrefixRouter:
             replica: Its number.
         """
         place = self._places[replica]
-        self._drop(replica, place.pages)
+        self._drop(replica, place.reported.union(place.pages))
         place.pages.clear()
+        place.reported.clear()
+
+    def changed(
+        self,
+        replica: int,
+        added: Iterable[bytes],
+        dropped: Iterable[bytes] = (),
+        is_anew: bool = False,
+        salt_key: bytes = b"",
+    ) -> None:
+        """Notes what a replica reports of its cache.
+
+        Args:
+            replica: Its number.
+            added: The hashes of pages that it has now.
+            dropped: The hashes of pages that it has lost.
+            is_anew: Whether its cache was emptied before.
+            salt_key: Its key of salts; empty: unknown.
+        """
+        if is_anew:
+            self.forget(replica)
+        place, bit = self._places[replica], 1 << replica
+        place.salt_key = salt_key or place.salt_key
+        lost: list[bytes] = []
+        for page in dropped:
+            if page in place.reported or page in place.pages:
+                place.reported.discard(page)
+                place.pages.pop(page, None)
+                lost.append(page)
+        self._drop(replica, lost)
+        for page in added:
+            if len(place.reported) >= MOST_REPORTED:
+                break
+            place.pages.pop(page, None)
+            place.reported.add(page)
+            self._holders[page] = self._holders.get(page, 0) | bit
 
     def load(self, replica: int) -> int:
         """The load of a replica, in tokens to read.
@@ -114,33 +188,41 @@ class PrefixRouter:
         return self._places[replica].load
 
     def choose(
-        self, among: Iterable[int], tokens: Sequence[int], salt: str = "", length: int = 0
+        self,
+        among: Iterable[int],
+        tokens: Sequence[int],
+        salt: Salt = Salt(),
+        length: int = 0,
     ) -> Route:
         """The replica for a request, and notes that the request goes there.
 
         Args:
             among: The numbers of the replicas that can take it, at least one.
             tokens: The prompt; empty for a request that reuses no cache.
-            salt: Only requests of equal salts share pages.
+            salt: Requests with equal salts share pages.
             length: The size of the request in tokens where it has no prompt.
         """
-        pages = self._hashes(tokens, salt) if self._by_prefix else []
         candidates = list(among)
-        cached = self._cached(pages)
+        hashes = self._hashes_by_key(candidates, tokens, salt) if self._by_prefix else {}
+        # hashes of different keys are different, so each finds replicas of its own
+        cached: dict[int, int] = {}
+        for pages in hashes.values():
+            cached |= self._cached(pages)
         # the last token is read in any case, as its logits are needed
         most = max(len(tokens) - 1, 0)
-        best = min(
-            candidates,
-            key=lambda n: (
-                self._places[n].load - min(cached.get(n, 0), most),
-                self._places[n].open,
-            ),
-        )
+        best, least = -1, (0, 0)
+        places = self._places
+        for number in candidates:
+            place = places[number]
+            load = place.load
+            if number in cached:
+                load -= min(cached[number], most)
+            if best < 0 or (load, place.open) < least:
+                best, least = number, (load, place.open)
         known = min(cached.get(best, 0), most)
+        pages = hashes.get(self._key_of(best, salt), [])
         route = Route(best, known, (len(tokens) or length) - known, pages)
-        place = self._places[best]
-        place.open += 1
-        place.unread += route.unread
+        places[best].change(1, route.unread)
         self._note(best, pages)
         return route
 
@@ -154,7 +236,7 @@ class PrefixRouter:
         place = self._places.get(route.replica)
         if place is not None and route.unread:
             unread = max(route.unread + route.cached - cached, 1)
-            place.unread += unread - route.unread
+            place.change(0, unread - route.unread)
             route.unread, route.cached = unread, cached
 
     def read(self, route: Route) -> None:
@@ -165,10 +247,10 @@ class PrefixRouter:
         """
         place = self._places.get(route.replica)
         if place is not None:
-            place.unread -= route.unread
+            place.change(0, -route.unread)
         route.unread = 0
 
-    def ended(self, route: Route, tokens: Sequence[int] = (), salt: str = "") -> None:
+    def ended(self, route: Route, tokens: Sequence[int] = (), salt: Salt = Salt()) -> None:
         """Notes that a request has ended or has gone to another replica.
 
         Args:
@@ -180,16 +262,30 @@ class PrefixRouter:
         place = self._places.get(route.replica)
         if place is None:
             return
-        place.open -= 1
+        place.change(-1, 0)
         if self._by_prefix:
-            self._note(route.replica, self._hashes(tokens, salt, route.pages))
+            digest = salt.digest(self._key_of(route.replica, salt))
+            self._note(route.replica, self._hashes(tokens, digest, route.pages))
 
-    def _hashes(self, tokens: Sequence[int], salt: str, known: Sequence[bytes] = ()) -> list[bytes]:
+    def _key_of(self, replica: int, salt: Salt) -> bytes:
+        """The key that the hashes of a request in a replica depend on; empty: they are the same in all replicas."""
+        return self._places[replica].salt_key if salt.text else b""
+
+    def _hashes_by_key(
+        self, replicas: Iterable[int], tokens: Sequence[int], salt: Salt
+    ) -> dict[bytes, list[bytes]]:
+        """The hashes of the full pages of a prompt, by the keys of replicas."""
+        keys = {self._key_of(replica, salt) for replica in replicas} if salt.text else {b""}
+        return {key: self._hashes(tokens, salt.digest(key)) for key in keys}
+
+    def _hashes(
+        self, tokens: Sequence[int], digest: bytes, known: Sequence[bytes] = ()
+    ) -> list[bytes]:
         """The hashes of the full pages of tokens; each covers all pages before it.
 
         Args:
             tokens: The tokens.
-            salt: The salt.
+            digest: The digest of the salt.
             known: The hashes of the first pages.
         """
         size, hashes = self.page_size, list(known)
@@ -197,7 +293,7 @@ class PrefixRouter:
         if len(hashes) >= count:
             return hashes[:count]
         rest = np.array(tokens[len(hashes) * size : count * size], np.int64).tobytes()
-        parent = hashes[-1] if hashes else hashlib.blake2b(salt.encode(), digest_size=16).digest()
+        parent = hashes[-1] if hashes else digest
         step = 8 * size
         for begin in range(0, len(rest), step):
             parent = hashlib.blake2b(
@@ -233,6 +329,8 @@ class PrefixRouter:
         latest = place.pages
         # the last page first: what follows a page is evicted before it, as in the page manager
         for page in reversed(pages):
+            if page in place.reported:
+                continue
             if page in latest:
                 latest.move_to_end(page)
             else:

@@ -12,10 +12,7 @@ from max.pipelines.generation.process.commands import (
     CancelRequest,
     Command,
     ForgetPrefixes,
-    KeepPrefixes,
-    LoadAdapter,
     Shutdown,
-    UnloadAdapter,
 )
 from max.pipelines.generation.process.events import (
     AdapterChanged,
@@ -23,6 +20,7 @@ from max.pipelines.generation.process.events import (
     EngineStats,
     EngineStopped,
     ErrorInfo,
+    PagesChanged,
     PrefixesForgotten,
     PrefixesKept,
     PromptStarted,
@@ -31,7 +29,7 @@ from max.pipelines.generation.process.events import (
     TokensGenerated,
 )
 from max.serve.process.settings import WatchLimits
-from max.serve.worker.answers import Answers
+from max.serve.worker.answers import Answers, adapter_change
 from max.serve.worker.encoder_messages import EncodeRequest, RankRequest, TextsEncoded
 from max.serve.worker.engine_state import EngineLostError, EngineState, EngineUnavailableError
 from max.serve.worker.event_reader import (
@@ -39,6 +37,7 @@ from max.serve.worker.event_reader import (
     Worker,
     WorkerMessage,
     end_in_thread,
+    end_logged,
     kill_in_thread,
     start_in_thread,
 )
@@ -52,7 +51,6 @@ logger = logging.getLogger("max.serve")
 MOST_FAILED_STARTS = 5
 """The number of starts in a row that may fail."""
 _FIRST_DELAY_S = 0.1
-_LOST = "the worker process has ended"
 
 
 class Requests(Protocol):
@@ -77,6 +75,10 @@ class Requests(Protocol):
 
     def prompt_read(self, route: Route) -> None:
         """Takes that the prompt of a request was read, as its first tokens have come."""
+        ...
+
+    def pages_changed(self, replica: Replica, event: PagesChanged) -> None:
+        """Takes what the cache of a replica has gained and lost."""
         ...
 
     def state_changed(self, replica: Replica) -> None:
@@ -171,6 +173,11 @@ class Replica:
     def node(self) -> str:
         """The identifier of the machine that it runs on; empty: this one."""
         return "" if self._worker is None else getattr(self._worker, "node", "")
+
+    @property
+    def worker(self) -> Worker | None:
+        """The worker; None: the next one is not started yet."""
+        return self._worker
 
     @property
     def worker_pid(self) -> int | None:
@@ -268,12 +275,7 @@ class Replica:
         """
         if self._state is not EngineState.READY:
             raise EngineUnavailableError("the model is not loaded")
-        kept = await self._answers.ask(lambda number: KeepPrefixes(number, action, name))
-        if not isinstance(kept, PrefixesKept):
-            raise RuntimeError(_LOST)
-        if kept.error is not None:
-            raise kept.error.to_exception()
-        return kept.tokens, kept.bytes
+        return await self._answers.keep_prefixes(action, name)
 
     async def change_adapter(self, name: str, path: str | None) -> None:
         """Loads an adapter, or unloads it when its requests have ended; a later worker has the change, too.
@@ -289,11 +291,7 @@ class Replica:
         """
         if self._state is not EngineState.READY:
             raise EngineUnavailableError("the model is not loaded")
-        changed = await self._answers.ask(_adapter_change(name, path))
-        if not isinstance(changed, AdapterChanged):
-            raise RuntimeError(_LOST)
-        if changed.error is not None:
-            raise changed.error.to_exception()
+        await self._answers.change_adapter(name, path)
         self.adapters[name] = path
 
     async def close(self, finish: bool = True, timeout: float | None = None) -> None:
@@ -375,12 +373,14 @@ class Replica:
                     return
                 # before any request: the engine reads messages in their order
                 for name, path in self.adapters.items():
-                    self._answers.tell(_adapter_change(name, path))
+                    self._answers.tell(adapter_change(name, path))
                 self._set_state(EngineState.READY)
             case PrefixesForgotten() | PrefixesKept() | AdapterChanged():
                 self._answers.take(event)
             case EngineStats():
                 self.stats = event
+            case PagesChanged():
+                self._requests.pages_changed(self, event)
             case EngineStopped(error):
                 self._error = error
             case None:
@@ -410,12 +410,26 @@ class Replica:
         self._killing = kill_in_thread(worker)
         self._lost(worker, reason)
 
-    def _lost(self, worker: Worker, silent: str = "") -> None:
+    def renew(self, reason: str) -> None:
+        """Ends the worker although it goes on, and starts another one; its requests are not the cause.
+
+        Args:
+            reason: Why.
+        """
+        worker = self._worker
+        if worker is None or self._state is not EngineState.READY:
+            return
+        logger.error("the worker process %s is replaced: %s", worker.pid, reason)
+        self._killing = kill_in_thread(worker)
+        self._lost(worker, blames=False)
+
+    def _lost(self, worker: Worker, silent: str = "", blames: bool = True) -> None:
         """Starts another worker; requests go on with another replica or wait for the worker.
 
         Args:
             worker: The worker that is lost.
             silent: Why it is ended although it runs; empty: it has ended.
+            blames: Whether its requests may be the cause.
         """
         self._answers.end()
         if self._state is EngineState.STOPPED:
@@ -431,13 +445,16 @@ class Replica:
             self.restarts += 1
         else:
             self._failed_starts += 1
-        self._blame(silent)
+        if blames:
+            self._blame(silent)
+        else:
+            self._suspects.blame([], False)
         self._set_state(EngineState.RESTARTING)
         self._restart = asyncio.ensure_future(self._start_again(worker))
 
     async def _fail_start(self, worker: Worker) -> None:
         """Gives up: the first worker has ended before it was ready."""
-        await _end(worker)
+        await end_logged(worker)
         self._error = self._error or ErrorInfo(
             "RuntimeError",
             f"the worker process ended while it loaded the model ({worker.exit_reason})",
@@ -448,7 +465,7 @@ class Replica:
     async def _start_again(self, worker: Worker) -> None:
         if self._killing is not None:
             await asyncio.wait({self._killing})
-        await _end(worker)
+        await end_logged(worker)
         logger.error("the worker process has ended (%s); it is started again", worker.exit_reason)
         while True:
             if self._failed_starts >= MOST_FAILED_STARTS:
@@ -481,18 +498,3 @@ class Replica:
         for entry in self._requests.of(self):
             self._requests.end(entry)
             entry.put(error)
-
-
-def _adapter_change(name: str, path: str | None) -> Callable[[int], Command]:
-    """The command that loads an adapter, or unloads it, of its number."""
-    if path is None:
-        return lambda number: UnloadAdapter(number, name)
-    return lambda number: LoadAdapter(number, name, path)
-
-
-async def _end(worker: Worker) -> None:
-    """Waits for the end of a worker whose channel is closed; logs an error, as the next worker must start anyway."""
-    try:
-        await end_in_thread(worker, 5.0)
-    except Exception:  # no thread could be started
-        logger.exception("the end of a worker process cannot be awaited")

@@ -82,6 +82,13 @@ _OPTIONS = (
         help="Engines of each model, which divide the cores and the memory of the machine.",
     ),
     serve_option(
+        "--check-answers",
+        env="CHECK_ANSWERS_S",
+        type=click.FloatRange(min=0),
+        default=30.0,
+        help="Seconds between two comparisons of the logits of replicas; one that differs gets a new worker; 0: never.",
+    ),
+    serve_option(
         "--ray",
         group=_CLUSTER,
         env="RAY",

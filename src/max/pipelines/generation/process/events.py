@@ -8,7 +8,7 @@ encoded as msgpack, and neither side depends on the state of the other. A conver
     engine -> PromptStarted                       per request: its first batch has begun
     engine -> TokensGenerated ...                 per request, in the order of its tokens
     engine -> TokensGenerated | RequestFailed     the last event of each request
-    engine -> EngineStats                         at intervals, if the engine is configured to
+    engine -> EngineStats, PagesChanged           at intervals, if the engine is configured to
     user   -> ForgetPrefixes
     engine -> PrefixesForgotten
 
@@ -297,6 +297,36 @@ class EngineStats:
         return EngineStats(*(getattr(self, f.name) + getattr(other, f.name) for f in fields(self)))
 
 
+HASH_BYTES = 16
+"""The size of the hash of a page."""
+
+
+@dataclass(frozen=True)
+class PagesChanged:
+    """What the prefix cache has gained and lost since the last event of this kind; the first one has all that it has.
+
+    Args:
+        added: The hashes of pages that it has now, one after another.
+        dropped: The hashes of those that it has lost.
+        is_anew: Whether it was emptied before these changes.
+        salt_key: The key of the digests of salts, which the hashes depend on; empty: no request had a salt yet.
+    """
+
+    added: bytes = b""
+    dropped: bytes = b""
+    is_anew: bool = False
+    salt_key: bytes = b""
+
+    @staticmethod
+    def hashes(joined: bytes) -> list[bytes]:
+        """The hashes of a field.
+
+        Args:
+            joined: Its value.
+        """
+        return [joined[i : i + HASH_BYTES] for i in range(0, len(joined), HASH_BYTES)]
+
+
 @dataclass(frozen=True)
 class EngineStopped:
     """The last event.
@@ -317,6 +347,7 @@ Event: TypeAlias = (
     | PrefixesKept
     | AdapterChanged
     | EngineStats
+    | PagesChanged
     | EngineStopped
 )
 """The messages that an engine sends."""

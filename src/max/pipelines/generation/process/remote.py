@@ -23,6 +23,7 @@ from max.pipelines.generation.process.events import (
     EngineStopped,
     ErrorInfo,
     Event,
+    PagesChanged,
     PrefixesForgotten,
     PrefixesKept,
     PromptStarted,
@@ -154,6 +155,7 @@ class RemoteGeneration(TextGenerator[TextContext]):
                     event,
                     EngineReady
                     | EngineStats
+                    | PagesChanged
                     | PromptStarted
                     | PrefixesForgotten
                     | PrefixesKept

@@ -37,6 +37,7 @@ from max.pipelines.generation.process.events import (
     EngineStopped,
     ErrorInfo,
     Event,
+    PagesChanged,
     PrefixesForgotten,
     PrefixesKept,
     PromptStarted,
@@ -149,6 +150,9 @@ class TextWork(Work[Prepared, Event]):
 
     def begin(self) -> EngineReady:
         """Fills the cache with stored prefixes, and starts to warm up the pipeline."""
+        if self._stats_interval is not None:
+            for copy in self._engine.scheduler.pages.replicas:
+                copy.report_changes()
         self._pipeline.load_prefixes()
         self._warming = threading.Thread(target=self._warm_up, name="engine warm-up", daemon=True)
         self._warming.start()
@@ -158,6 +162,10 @@ class TextWork(Work[Prepared, Event]):
             pages.page_size,
             pages.total_num_pages,
         )
+
+    def after_begin(self) -> Sequence[Event]:
+        """The prefixes that were stored."""
+        return self._changed_pages()
 
     def interrupt(self) -> None:
         """Ends an execution of several steps after the current step."""
@@ -208,7 +216,7 @@ class TextWork(Work[Prepared, Event]):
             case ForgetPrefixes(number):
                 self._keeper.stop()
                 self._pipeline.forget_prefixes()
-                return (PrefixesForgotten(number),)
+                return (*self._changed_pages(), PrefixesForgotten(number))
             case KeepPrefixes(number, action, name):
                 return (self._keep(number, action, name),)
 
@@ -275,7 +283,16 @@ class TextWork(Work[Prepared, Event]):
         if (write := self._pipeline.new_prefixes()) is not None:
             self._keeper.start(write)
 
-    def _due_stats(self) -> list[EngineStats]:
+    def _changed_pages(self) -> list[PagesChanged]:
+        """The report of what the caches have gained and lost, if there is anything."""
+        events: list[PagesChanged] = []
+        for copy in self._engine.scheduler.pages.replicas:
+            if changes := copy.take_changes():
+                added, dropped = b"".join(changes.added), b"".join(changes.dropped)
+                events.append(PagesChanged(added, dropped, changes.is_anew, copy.used_salt_key))
+        return events
+
+    def _due_stats(self) -> list[EngineStats | PagesChanged]:
         """The report of the load, if it is due."""
         now = time.monotonic()
         if self._stats_interval is None or (now < self._next_stats and not self._engine.idle):
@@ -289,7 +306,8 @@ class TextWork(Work[Prepared, Event]):
                 decode_steps=engine.decode_steps.times,
                 drafted_tokens=drafted,
                 accepted_tokens=accepted,
-            )
+            ),
+            *self._changed_pages(),
         ]
 
     def _started_prompts(self) -> list[PromptStarted]:

@@ -58,6 +58,10 @@ class Work(ABC, Generic[CommandT, EventT]):
             The first event.
         """
 
+    def after_begin(self) -> Sequence[EventT]:
+        """The events that follow the first one, by default none."""
+        return ()
+
     def read(self, message: Any, put: Callable[[CommandT], None]) -> None:
         """Prepares a message in the thread that reads the channel, so that running requests are not delayed.
 
@@ -132,6 +136,7 @@ class WorkerLoop(Generic[CommandT, EventT]):
         error: BaseException | None = None
         try:
             self._channel.send(self._work.begin())
+            self._channel.send_all(self._work.after_begin())
             while not self._stopped:
                 # asked before commands are read: an idle loop waits for one
                 idle = self._work.idle

@@ -9,6 +9,7 @@ from starlette.routing import BaseRoute, Match, Route
 from starlette.types import Scope
 
 from max.serve.errors import ApiError, shown
+from max.serve.http.route_index import RouteIndex
 
 _UNMARKED = frozenset({"", "application/x-www-form-urlencoded"})
 """The types of clients that set none: of most libraries, and of ``curl -d``."""
@@ -33,6 +34,7 @@ class ContentTypes:
             if isinstance(route, Route) and any(each in changing for each in route.methods or ())
         ]
         self._unmarked = frozenset(unmarked)
+        self._index = RouteIndex(self._routes)
 
     def refusal(self, scope: Scope, headers: Headers) -> ApiError | None:
         """Why the body of a request is refused; None if it is not, or if there is none.
@@ -60,6 +62,8 @@ class ContentTypes:
         )
 
     def _takes_json(self, scope: Scope) -> bool:
+        if self._index.find(scope) is not None:
+            return True
         return any(route.matches(scope)[0] is Match.FULL for route in self._routes)
 
 
