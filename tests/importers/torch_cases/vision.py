@@ -49,3 +49,13 @@ def deform_conv2d(draw):
     mask = draw.floats(count, parts * taps[0] * taps[1] if use_mask else 0, *out)
     numbers = [*stride, *pad, *dilation, groups, parts, use_mask]
     return Case([x, weight, offset, mask, draw.floats(2), *numbers], rtol=1e-3)
+
+
+@case("aten.grid_sampler_2d.default", "aten.grid_sampler_3d.default")
+def grid_sampler(draw, name):
+    n = 3 if "3d" in name else 2
+    count, channels = draw.int(1, 2), draw.int(1, 3)
+    x = draw.floats(count, channels, *(draw.int(1, 6) for _ in range(n)))
+    grid = draw.floats(count, *(draw.int(1, 5) for _ in range(n)), n, low=-1.5, high=1.5)
+    mode = draw.int(0, 1 if n == 3 else 2)
+    return Case([x, grid, mode, draw.int(0, 2), draw.bool()], rtol=1e-3)

@@ -12,8 +12,8 @@ import numpy.typing as npt
 from max.dtype import DType
 from max.graph import Dim, TensorValue, ops
 from max.graph.dim import StaticDim
-from max.graph.ops.elementwise.binary import maximum, minimum
 from max.importers.errors import MissingContents, Unsupported
+from max.importers.functions.sampling import Sampler
 from max.importers.node import Node
 from max.importers.onnx.table import op
 
@@ -258,133 +258,9 @@ def _back(x: TensorValue, dtype: DType) -> TensorValue:
 @op("GridSample")
 def grid_sample(node: Node, x: TensorValue, grid: TensorValue) -> TensorValue:
     mode = str(node.attr("mode", "linear")).removeprefix("bi")
-    sampler = _Sampler(
-        node.static_shape(0),
-        bool(node.attr("align_corners", 0)),
-        node.attr("padding_mode", "zeros"),
-    )
-    return sampler.sample(x, grid, mode)
-
-
-class _Sampler:
-    """Samples of images at places of a grid, whose corners are -1 and 1.
-
-    Args:
-        shape: The shape of the images, ``[N, C, …]``.
-        aligned: Whether the corners are the centers of the outer elements, else their outer edges.
-        padding: What lies outside: zeros, border or reflection.
-    """
-
-    def __init__(self, shape: Sequence[int], aligned: bool, padding: str) -> None:
-        if padding not in ("zeros", "border", "reflection"):
-            raise Unsupported(f"padding_mode is {padding!r}")
-        self.sizes = list(shape[2:])
-        self.lead = list(shape[:2])
-        self.aligned, self.padding = aligned, padding
-
-    def sample(self, x: TensorValue, grid: TensorValue, mode: str) -> TensorValue:
-        """The samples, ``[N, C, …]`` with the grid's spatial shape."""
-        n = len(self.sizes)
-        spatial = grid.shape[1:-1]
-        count = math.prod(spatial, start=Dim(1))
-        flat = ops.reshape(grid, [grid.shape[0], count, n])
-        places: list[TensorValue] = []
-        for axis, size in enumerate(self.sizes):
-            # the grid has x before y before z
-            coordinate = ops.reshape(flat[:, :, n - 1 - axis], [grid.shape[0], count])
-            coordinate = ops.cast(
-                coordinate, DType.float64 if x.dtype is DType.float64 else DType.float32
-            )
-            if self.aligned:
-                place = (coordinate + 1.0) * ((size - 1) / 2)
-            else:
-                place = ((coordinate + 1.0) * float(size) - 1.0) * 0.5
-            places.append(place)
-        self.flat = ops.reshape(x, [*self.lead, math.prod(self.sizes)])
-        self.count = count
-        match mode:
-            case "nearest":
-                result = self._picked([ops.round(self._moved(p, a)) for a, p in enumerate(places)])
-            case "linear":
-                result = self._linear([self._moved(p, a) for a, p in enumerate(places)])
-            case "cubic":
-                result = self._cubic(places)
-            case _:
-                raise Unsupported(f"the mode is {mode!r}")
-        return ops.reshape(ops.cast(result, x.dtype), [*self.lead, *spatial])
-
-    def _moved(self, place: TensorValue, axis: int) -> TensorValue:
-        """A place outside, moved to where its value comes from."""
-        last = float(self.sizes[axis] - 1)
-        if self.padding == "border":
-            return minimum(maximum(place, 0.0), last)
-        if self.padding == "reflection":
-            low, high = (0.0, last) if self.aligned else (-0.5, last + 0.5)
-            span = high - low
-            if span <= 0:
-                return place * 0.0
-            distance = ops.abs(place - low)
-            rest = ops.mod(distance, 2 * span)
-            return low + ops.where(rest > span, 2 * span - rest, rest)
-        return place
-
-    def _picked(self, places: Sequence[TensorValue]) -> TensorValue:
-        """The elements at whole places; 0 outside."""
-        inside: TensorValue | None = None
-        index: TensorValue | None = None
-        for axis, place in enumerate(places):
-            last = float(self.sizes[axis] - 1)
-            within = ops.logical_and(place >= 0.0, place <= last)
-            inside = within if inside is None else ops.logical_and(inside, within)
-            whole = ops.cast(minimum(maximum(place, 0.0), last), DType.int64)
-            index = whole if index is None else index * self.sizes[axis] + whole
-        assert index is not None and inside is not None
-        shape = [self.lead[0], self.lead[1], self.count]
-        rows = ops.broadcast_to(ops.unsqueeze(index, 1), shape)
-        values = ops.gather_nd(self.flat, ops.unsqueeze(rows, -1), 2)
-        if self.padding != "zeros":
-            return values
-        return ops.where(ops.unsqueeze(inside, 1), values, 0.0)
-
-    def _linear(self, places: Sequence[TensorValue]) -> TensorValue:
-        lows = [ops.floor(place) for place in places]
-        total: TensorValue | None = None
-        for corner in np.ndindex(*[2] * len(places)):
-            weight: TensorValue | None = None
-            at: list[TensorValue] = []
-            for place, low, step in zip(places, lows, corner, strict=True):
-                at.append(low + float(step))
-                part = 1.0 - ops.abs(place - at[-1])
-                weight = part if weight is None else weight * part
-            assert weight is not None
-            part = self._picked(at) * ops.cast(ops.unsqueeze(weight, 1), self.flat.dtype)
-            total = part if total is None else total + part
-        assert total is not None
-        return total
-
-    def _cubic(self, places: Sequence[TensorValue]) -> TensorValue:
-        if len(places) != 2:
-            raise Unsupported("cubic samples are of images with two spatial axes")
-        lows = [ops.floor(place) for place in places]
-        total: TensorValue | None = None
-        for corner in np.ndindex(4, 4):
-            at = [low + float(step - 1) for low, step in zip(lows, corner, strict=True)]
-            weight: TensorValue | None = None
-            for place, tap in zip(places, at, strict=True):
-                part = _cubic_weight(ops.abs(place - tap))
-                weight = part if weight is None else weight * part
-            assert weight is not None
-            moved = [self._moved(tap, axis) for axis, tap in enumerate(at)]
-            part = self._picked(moved) * ops.cast(ops.unsqueeze(weight, 1), self.flat.dtype)
-            total = part if total is None else total + part
-        assert total is not None
-        return total
-
-
-def _cubic_weight(d: TensorValue, a: float = -0.75) -> TensorValue:
-    near = ((a + 2) * d - (a + 3)) * d * d + 1.0
-    far = ((a * d - 5 * a) * d + 8 * a) * d - 4 * a
-    return ops.where(d <= 1.0, near, far)
+    sizes = [node.static(dim) for dim in x.shape[2:]]
+    padding = node.attr("padding_mode", "zeros")
+    return Sampler(sizes, bool(node.attr("align_corners", 0)), padding).sample(x, grid, mode)
 
 
 @op("RoiAlign")

@@ -6,6 +6,7 @@ from typing import Any
 
 from max.graph import Dim, TensorValue, ops
 from max.importers.errors import Unsupported
+from max.importers.functions.sampling import Sampler
 from max.importers.torch.table import Call, op
 
 _ASYMMETRIC, _HALF_PIXEL, _ALIGNED = 2, 0, 1
@@ -34,3 +35,17 @@ def upsample_linear(
 @op("aten.upsample_nearest1d.vec", "aten.upsample_nearest2d.vec", "aten.upsample_nearest3d.vec")
 def upsample_nearest(call: Call, x: TensorValue, size: Any, scales: Any = None) -> TensorValue:
     return ops.resize_nearest(x, _shape(call, x, size, scales), _ASYMMETRIC, _FLOOR)
+
+
+@op("aten.grid_sampler_2d.default", "aten.grid_sampler_3d.default")
+def grid_sampler(
+    call: Call,
+    x: TensorValue,
+    grid: TensorValue,
+    interpolation_mode: int,
+    padding_mode: int,
+    align_corners: bool,
+) -> TensorValue:
+    sizes = [call.static(dim) for dim in x.shape[2:]]
+    sampler = Sampler(sizes, align_corners, ("zeros", "border", "reflection")[padding_mode])
+    return sampler.sample(x, grid, ("linear", "nearest", "cubic")[interpolation_mode])
