@@ -60,7 +60,7 @@ def grammar_tokens(
     """The tokens of a batch whose grammars are followed greedily, without a sampling graph; None if it needs that.
 
     The likeliest of all tokens is the likeliest of those that a grammar allows, if it allows it; else the likeliest of
-    these is found on the host, if the logits are there.
+    these is found on the host.
 
     Args:
         tokens: The token of each request, ``[batch]``, chosen without grammars.
@@ -81,7 +81,8 @@ def grammar_tokens(
             return None
         if 0 <= token < most and int(bitmask[row, token >> 5]) >> (token & 31) & 1:
             continue
-        other = _likeliest(logits, row, bitmask) if logits.device.is_host else None
+        # a row of logits is short beside the run of a sampling graph, on any device
+        other = _likeliest(logits, row, bitmask)
         if other is None:
             return None
         others[row] = other
@@ -94,7 +95,7 @@ def grammar_tokens(
 
 def _likeliest(logits: Tensor, row: int, bitmask: npt.NDArray[np.int32]) -> int | None:
     """The likeliest token of a row among those that may follow; None if there are none, or logits are no numbers."""
-    values = logits.to_numpy()[row]
+    values = logits[row].to(CPU()).to_numpy()
     bits = np.unpackbits(bitmask[row].view(np.uint8), bitorder="little")[: len(values)]
     (allowed,) = bits.nonzero()
     if not len(allowed):
