@@ -4,15 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from math import prod
 from typing import Any
 
 import numpy as np
 import pytest
 
+from max import mlir
 from max._backends.cpu.packing import CPU_PACKING, NO_PACKING, Packing
 from max._backends.cpu.passes.pack import pack_weights
 from max.dtype import DType
 from max.graph import DeviceRef, Graph, TensorType, TensorValue, ops
+from max.graph.quantization import QuantizationEncoding
 from max.mlir import MoOp, clone_module, entry, verify_module
 
 Value = TensorValue
@@ -34,8 +37,14 @@ def packed(
     module = clone_module(graph.to_mlir())
     pack_weights(entry(module).block, runs_here, packing)
     verify_module(module)
+    block = entry(module).block
+    # a value that a removed op still uses would never be dropped
+    users = {use.operation for op in block.ops for value in op.results for use in value.uses}
+    assert users <= {*block.ops}
+    assert block.last_op is not None
+    assert tuple([value.type for value in block.last_op.operands]) == entry(module).output_types
     found = list[str]()
-    for op in entry(module).block.ops:
+    for op in block.ops:
         if isinstance(op, MoOp) and op.name.startswith("mok."):
             values = [op.name.removeprefix("mok.")]
             values += [
@@ -89,6 +98,47 @@ def test_who_packs() -> None:
         packed(lambda x: (product(x), ops.tanh(x)), runs_here=lambda op: op.name == "mo.matmul")
         == COLUMNS
     )
+
+
+def test_weights_that_caches_do_not_hold() -> None:
+    """Those of the limit's bytes."""
+    with Graph("g", input_types=[TensorType(F32, ["n", 8], CPU)]) as graph:
+        x = graph.inputs[0].tensor
+        graph.output(x @ weight(8, 9), x.cast(BF16) @ weight(8, 9, dtype=BF16))
+
+    def products(limit: int) -> tuple[int, list[bool]]:
+        """The bytes of the packed weights, and what the products say of them."""
+        module = clone_module(graph.to_mlir())
+        packing = replace(CPU_PACKING, streamed_bytes=limit)
+        pack_weights(entry(module).block, lambda op: True, packing)
+        found = [op for op in entry(module).block.ops if isinstance(op, MoOp)]
+        types = [op.results[0].type for op in found if op.name == "mok.pack"]
+        sizes = [
+            prod(one.static_shape or ()) * one.dtype.size_in_bytes
+            for one in types
+            if isinstance(one, mlir.TensorType)
+        ]
+        return sum(sizes), [op.attr("streamed") for op in found if op.name == "mok.packed_matmul"]
+
+    size, streamed = products(1)
+    # a strip of 32 columns: 8 rows of float32, and of bfloat16
+    assert size >= 32 * 8 * (4 + 2) and streamed == [True, True]
+    assert products(size) == (size, [True, True]) and products(size + 1) == (size, [False, False])
+
+
+@pytest.mark.parametrize("encoding", ["Q4_0", "Q8_0"])
+def test_quantized_weights(encoding: str) -> None:
+    """Packed where the device has a layout for their encoding."""
+
+    def build(x: Value) -> Value:
+        row = 18 if encoding == "Q4_0" else 34
+        w = ops.constant(np.zeros((9, row), np.uint8), DType.uint8, CPU)
+        return ops.qmatmul(getattr(QuantizationEncoding, encoding), None, x, w)
+
+    expected = [f"pack {encoding}", f"packed_matmul {encoding} 9"]
+    assert packed(build, shape=("n", 32)) == expected
+    only = replace(CPU_PACKING, quantized=frozenset({"Q6_K"}))
+    assert packed(build, shape=("n", 32), packing=only) == []
 
 
 def wide(x: Value) -> Value:
@@ -145,6 +195,9 @@ def test_filters() -> None:
         "pack_filter",
         "packed_conv 8",
     ]
+    # as many columns as groups, of two channels each
+    two = ["pack_filter", "packed_conv 2"]
+    assert packed(lambda x: convolved(x, 3, 3, 2, 2, groups=2), shape=IMAGE) == two
     one = (1, 5, 5, 1)
     assert packed(lambda x: convolved(x, 3, 3, 1, 6), shape=one) == CONVOLUTION
 
@@ -161,6 +214,7 @@ def test_filters_are_packed_once() -> None:
     "build",
     [
         lambda x: convolved(x, 3, 3, 1, 4, groups=4),  # depthwise
+        lambda x: convolved(x, 3, 3, 4, 0),
         lambda x: convolved(x, 3, 3, 4, 6, dtype=DType.float64),
         lambda x: ops.conv2d(weight(1, 5, 5, 4), weight(3, 3, 4, 6)) + x[0, 0, 0, 0],
         lambda x: ops.conv2d(x, ops.reshape(x[0, :4, :4], [2, 2, 4, 4])),

@@ -117,7 +117,6 @@ def blocks(graph: GraphOp) -> Iterator[Block]:
     """The body of a graph, and before it the body of its `mok.once`."""
     # a pass may insert a `mok.once` meanwhile
     for op in list(graph.block.ops):
-        # packing at load comes first: passes of the graph see its results as weights
         if isinstance(op, OnceOp):
             yield op.block
     yield graph.block
