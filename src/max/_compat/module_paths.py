@@ -115,7 +115,7 @@ MODULES: dict[str, tuple[str, ...]] = {
     "max.kv_cache": ("max.pipelines.kv_cache.manager", "max.pipelines.kv_cache"),
     "max.nn.hyper_connection": ("max.nn.layers.hyper_connection",),
     "max.nn.parallel": ("max._compat.nn.parallel",),
-    "max.nn.stacked_linear": ("max.nn.layers.stacked_linear",),
+    "max.nn.stacked_linear": ("max._compat.nn.stacked_linear",),
     "max.nn.data_parallelism": ("max._compat.nn.device_splits",),
     "max.nn.kv_cache.metrics": ("max._compat.nn.kv_cache",),
     "max.nn.kv_cache.utils": ("max._compat.nn.kv_cache",),

@@ -159,8 +159,8 @@ NAMES: dict[str, dict[str, str]] = {
         "MissingLayer": "max.nn.identity.MissingLayer",
     },
     "max.nn.linear": {
-        "FusedMLP": "max.nn.layers.stacked_linear",
-        "StackedLinear": "max.nn.layers.stacked_linear",
+        "FusedMLP": "max._compat.nn.stacked_linear",
+        "StackedLinear": "max._compat.nn.stacked_linear",
         "LinearV2": "max.nn.linear.Linear",
         "MLPV2": "max.nn.linear.MLP",
     },

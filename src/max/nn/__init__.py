@@ -22,6 +22,7 @@ if TYPE_CHECKING:
         RMSNormV1,
     )
     from max._compat.nn.quant_config import QuantConfig, QuantFormat
+    from max._compat.nn.stacked_linear import FusedMLP, StackedLinear
     from max.nn.attention.attention_with_rope import (
         AttentionWithRope,
         AttentionWithRopeNoOpaque,
@@ -62,7 +63,6 @@ if TYPE_CHECKING:
     from max.nn.layers.linear import ColumnParallelLinear, DistributedGemmConfig, Linear
     from max.nn.layers.mlp import MLP
     from max.nn.layers.norm import ConstantLayerNorm, GroupNorm, LayerNorm, RMSNorm
-    from max.nn.layers.stacked_linear import FusedMLP, StackedLinear
     from max.nn.lora import AttentionWithRopeAndLoRA, LinearLoRA, SupportsLoRA
     from max.nn.moe import MoE, MoEFp8, MoEGate
     from max.nn.rotary_embedding import (
@@ -124,7 +124,7 @@ _MODULES = {
     "YarnScalingParams",
     "max.nn.sampling": "MinPSampler RejectionSampler RejectionSamplerWithResiduals",
     "max.nn.sequential": "Sequential",
-    "max.nn.layers.stacked_linear": "FusedMLP StackedLinear",
+    "max._compat.nn.stacked_linear": "FusedMLP StackedLinear",
     "max.nn.transformer.distributed_transformer": "DistributedTransformer DistributedTransformerBlock",
     "max.nn.transformer.transformer": "ReturnHiddenStates ReturnLogits Transformer TransformerBlock",
 }
