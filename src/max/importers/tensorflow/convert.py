@@ -7,9 +7,11 @@ import os
 import subprocess
 import sys
 import tempfile
+import zipfile
 from pathlib import Path
 
 from max._config import process_environment
+from max.importers.archives import check_entries
 from max.importers.errors import ImportFailure, ModelFileError
 
 __all__ = ["kind_of", "onnx_of"]
@@ -20,6 +22,9 @@ _VARIABLES = {
     "CUDA_VISIBLE_DEVICES": "-1",
 }
 _SECONDS = 1800
+_MOST_FILES = 10_000
+_MEMORY, _MEMORY_PER_BYTE = 6 << 30, 16
+"""The memory that the converter may allocate: for TensorFlow, and for each byte of the model."""
 _MOST_BYTES = (2 << 30) - (1 << 20)
 """The largest message that protobuf reads."""
 
@@ -55,10 +60,42 @@ def onnx_of(path: str | os.PathLike[str], exported_name: str = "serving_default"
     size = (file / "saved_model.pb" if kind == "saved_model" else file).stat().st_size
     if size > _MOST_BYTES:
         raise ModelFileError(f"{file} has {size} bytes, more than {_MOST_BYTES}")
+    if kind == "keras":
+        _check_archive(file)
     with tempfile.TemporaryDirectory(prefix="max-tensorflow-") as folder:
         output = Path(folder) / "model.onnx"
         _convert(kind, file, exported_name, output)
         return output.read_bytes()
+
+
+def _check_archive(file: Path) -> None:
+    try:
+        with zipfile.ZipFile(file) as archive:
+            check_entries(file, archive)
+    except (zipfile.BadZipFile, NotImplementedError) as error:
+        raise ModelFileError(f"{file} is no archive of Keras 3: {error}") from error
+
+
+def bytes_of(kind: str, file: Path) -> int:
+    """The size of a model's files.
+
+    Raises:
+        ModelFileError: A SavedModel's folder has a link out of it, or very many files.
+    """
+    if kind != "saved_model":
+        return file.stat().st_size
+    total = count = 0
+    root = file.resolve()
+    for folder, _, names in os.walk(file):
+        for name in names:
+            path = Path(folder, name)
+            count += 1
+            if count > _MOST_FILES:
+                raise ModelFileError(f"{file} has more than {_MOST_FILES} files")
+            if not path.resolve().is_relative_to(root):
+                raise ModelFileError(f"{path} is a link out of the model's folder")
+            total += path.lstat().st_size
+    return total
 
 
 def _convert(kind: str, file: Path, exported_name: str, output: Path) -> None:
@@ -71,6 +108,7 @@ def _convert(kind: str, file: Path, exported_name: str, output: Path) -> None:
         str(file),
         exported_name,
         str(output),
+        str(_MEMORY + _MEMORY_PER_BYTE * bytes_of(kind, file)),
     ]
     try:
         done = subprocess.run(

@@ -1,4 +1,4 @@
-"""The process that converts a model: ``python -m max.importers.tensorflow.worker KIND PATH SIGNATURE OUTPUT``.
+"""The process that converts a model: ``python -m max.importers.tensorflow.worker KIND PATH SIGNATURE OUTPUT MEMORY``.
 
 It prints a line of JSON: the problem, or the names of inputs and outputs.
 """
@@ -29,7 +29,18 @@ class Refused(Exception):
     """A model that is not converted, with the reason."""
 
 
-def main(kind: str, path: str, signature: str, output: str) -> None:
+def limit_memory(count: int) -> None:
+    """Lets the process allocate at most so many bytes, where the system can."""
+    try:
+        import resource
+    except ImportError:
+        return
+    _, hard = resource.getrlimit(resource.RLIMIT_DATA)
+    most = count if hard == resource.RLIM_INFINITY else min(count, hard)
+    resource.setrlimit(resource.RLIMIT_DATA, (most, hard))
+
+
+def main(kind: str, path: str, signature: str, output: str, memory: str) -> None:
     """Converts a model.
 
     Args:
@@ -37,7 +48,9 @@ def main(kind: str, path: str, signature: str, output: str) -> None:
         path: The model.
         signature: The name of a signature of a SavedModel.
         output: The ONNX file to write.
+        memory: The number of bytes that the process may allocate.
     """
+    limit_memory(int(memory))
     # results are written to the descriptor that was the standard output, as TensorFlow prints, too
     report = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)

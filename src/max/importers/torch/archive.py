@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from max._config import with_variable
+from max.importers.archives import check_entries
 from max.importers.errors import ModelFileError
 
 if TYPE_CHECKING:
@@ -26,12 +27,10 @@ if TYPE_CHECKING:
 
 __all__ = ["kind_of", "load_program", "load_script"]
 
-_MOST_ENTRIES = 100_000
 _MOST_TEXT = 512 << 20
 """Bytes of the description of a graph."""
 _MOST_DEPTH = 200
-_ALIGNMENT = 64 << 10
-"""Bytes of padding and headers that an entry may have."""
+
 
 _TARGET = re.compile(r"torch\.ops\.([A-Za-z]\w*)\.(?!__)\w+(\.(?!__)\w+)?")
 _SIZE_FUNCTION = re.compile(r"(_operator|math|torch)\.(?!__)(sym_\w+|_sym_\w+|[a-z]\w*)")
@@ -93,27 +92,10 @@ def _kind(archive: zipfile.ZipFile) -> str:
 def _opened(path: Path) -> Iterator[zipfile.ZipFile]:
     try:
         with zipfile.ZipFile(path) as archive:
-            _check_sizes(path, archive)
+            check_entries(path, archive)
             yield archive
     except zipfile.BadZipFile as error:
         raise ModelFileError(f"{path} is no archive of torch: {error}") from error
-
-
-def _check_sizes(path: Path, archive: zipfile.ZipFile) -> None:
-    """Raises an error if an archive unpacks to more than it holds: torch stores entries as they are."""
-    size = path.stat().st_size
-    entries = archive.infolist()
-    if len(entries) > _MOST_ENTRIES:
-        raise ModelFileError(f"{path} has {len(entries)} entries, more than {_MOST_ENTRIES}")
-    total = 0
-    for info in entries:
-        total += info.file_size
-        if total > size + len(entries) * _ALIGNMENT and info.compress_type == zipfile.ZIP_STORED:
-            raise ModelFileError(f"{path} is damaged: its entries are larger than the file")
-        if info.file_size > 200 * max(info.compress_size, _ALIGNMENT):
-            raise ModelFileError(f"{path}: {info.filename!r} unpacks to {info.file_size} bytes")
-        if info.filename.startswith("/") or ".." in info.filename.split("/"):
-            raise ModelFileError(f"{path}: the entry {info.filename!r} is outside of the archive")
 
 
 def load_script(path: str | os.PathLike[str]) -> torch.jit.ScriptModule:
