@@ -183,4 +183,5 @@ def test_clients_over_adapters_with_loads_and_unloads(adapters: AdapterServer) -
         each.join(600)
     stop.set()
     changing.join(120)
+    assert not any(each.is_alive() for each in (*clients, changing)), "requests without an end"
     assert not failures, failures[:5]

@@ -16,6 +16,7 @@ import pytest
 
 from max.interfaces import RequestID
 from max.pipelines.core.context import TextContext
+from max.pipelines.generation.process.commands import GenerationRequest
 from max.pipelines.kv_cache import salt_key
 from max.pipelines.kv_cache.page_manager import PageManager
 from max.pipelines.kv_cache.request_pages import RequestPages
@@ -27,6 +28,7 @@ from max.serve.http.prefix_epochs import PrefixEpochs
 from max.serve.metrics import ServerMetrics
 from max.serve.process.settings import ServerSettings
 from max.serve.requests.request_context import RequestContext, current_request
+from max.serve.worker.client import _prompt_of
 from tests.serve.conftest import TINY, RunningServer
 
 PAGE = 16
@@ -171,6 +173,16 @@ def test_a_prompt_of_several_sequences_counts_once() -> None:
     context = RequestContext()
     context.cached = {"a-0": (1, 32), "a-1": (1, 48), "b": (2, 16)}
     assert context.cached_tokens == 48
+
+
+def test_the_router_tells_adapters_and_scales_apart() -> None:
+    """Requests share a replica's pages where adapter, scale and salt are equal."""
+    ways = [("", 1.0, ""), ("a", 1.0, ""), ("a", 0.5, ""), ("b", 1.0, ""), ("a", 1.0, "s")]
+    found = {
+        _prompt_of(GenerationRequest("r", (1, 2), 9, adapter=name, adapter_scale=scale, cache_salt=salt))[1]
+        for name, scale, salt in ways
+    }  # fmt: skip
+    assert len(found) == len(ways)
 
 
 @pytest.mark.parametrize("seed", range(3))
