@@ -6,7 +6,7 @@ __all__ = ["ABSENT", "OF_26"]
 
 _ADAPTERS = (
     "Adapters are served with --enable-lora and --lora-paths (docs/adapters.md); "
-    "LoRAConfig is in max.pipelines.config.lora_config."
+    "LoRAConfig has the options, and LoRAManager is in max.pipelines.lib.lora."
 )
 _DRAFTS = "Options of drafts are those of PipelineConfig: draft_model, speculative_method, num_speculative_tokens."
 _GPUS = "It is of GPUs and their streams; what runs on a device here runs in order."
@@ -101,7 +101,6 @@ _OF_MODELS = {
     "CompiledArtifacts GraphRole GraphSpec ModuleV3MultiGraphPipelineModelWithKVCache ModuleV3Outputs "
     "ModuleV3SingleReplicaBatchProcessor MultiGraphPipelineModelWithKVCache SupportsSSMStateWarmup compile_graphs "
     "init_graphs": _TEMPLATES,
-    "LoRAConfig": _ADAPTERS,
     "SpeculativeConfig Speculator UnifiedEagleOutputs UnifiedSpecDecodeInputs": _DRAFTS,
 }
 OF_26: dict[str, dict[str, str]] = {
@@ -211,7 +210,6 @@ OF_26: dict[str, dict[str, str]] = {
         "DEFAULT_MAX_BATCH_INPUT_TOKENS DenoisingCacheConfig DenoisingCacheSettings "
         "supported_encoding_supported_devices": _PARTS,
         "KVConnectorConfig KVConnectorType": _CACHES,
-        "LoRAConfig": _ADAPTERS,
         "SpeculativeConfig SpeculativeMethod": _DRAFTS,
     },
     "max.pipelines.modeling.types": {

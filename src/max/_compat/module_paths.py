@@ -13,6 +13,7 @@ _PAGES = ("max.pipelines.kv_cache.manager", "max.pipelines.kv_cache")
 _EMBEDDINGS = ("max.interfaces.embeddings", "max.interfaces")
 _MESSAGES = ("max.interfaces.msgpack_numpy",)
 _CONFIG = ("max.pipelines.config.model_config",)
+_LORA_CONFIG = ("max.pipelines.config.lora_config",)
 _TOKENIZER = ("max.pipelines.tokenization.tokenizer",)
 _FUNCTIONS = ("max.experimental.functional",)
 
@@ -62,6 +63,9 @@ _FURTHER: dict[str, tuple[str, ...]] = {
     "max.pipelines.lib.config.profiling_config": _CONFIG,
     "max.pipelines.lib.interfaces.generate": ("max.pipelines.generation.mixin",),
     "max.pipelines.lib.kv_cache_config": ("max.pipelines.config.kv_cache_config",),
+    "max.pipelines.lib.config.lora_config": _LORA_CONFIG,
+    "max.pipelines.lib.lora": ("max.pipelines.adapters.manager", *_LORA_CONFIG),
+    "max.pipelines.lib.lora_config": _LORA_CONFIG,
     "max.pipelines.lib.profiling_config": _CONFIG,
     "max.pipelines.lib.sampling.sampling_config": _CONFIG,
     "max.pipelines.lib.weight_path_parser": ("max._compat.pipelines.weight_path_parser",),

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from max.pipelines.checkpoints.hub import HuggingFaceRepo, download_weight_files
     from max.pipelines.config.enums import PipelineRole, RopeType
     from max.pipelines.config.kv_cache_config import KVCacheConfig
+    from max.pipelines.config.lora_config import LoRAConfig
     from max.pipelines.config.model_config import (
         MAXModelConfig,
         ProfilingConfig,
@@ -64,6 +65,7 @@ _WHERE = {
     "PipelineModel": _HERE + "models.pipeline_model",
     "upper_bounded_default": _HERE + "models.pipeline_model",
     "KVCacheConfig": _HERE + "config.kv_cache_config",
+    "LoRAConfig": _HERE + "config.lora_config",
     "MAXModelConfig": _HERE + "config.model_config",
     "ProfilingConfig": _HERE + "config.model_config",
     "SamplingConfig": _HERE + "config.model_config",
@@ -82,6 +84,7 @@ __all__ = [
     "HuggingFaceRepo",
     "IdentityPipelineTokenizer",
     "KVCacheConfig",
+    "LoRAConfig",
     "KVCacheMixin",
     "MAXModelConfig",
     "ModelInputs",

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from max.pipelines.config.audio_config import AudioGenerationConfig
     from max.pipelines.config.enums import PipelineRole, RopeType
     from max.pipelines.config.kv_cache_config import KVCacheConfig
+    from max.pipelines.config.lora_config import LoRAConfig
     from max.pipelines.config.model_config import (
         MAXModelConfig,
         MAXModelConfigBase,
@@ -77,6 +78,7 @@ _WHERE = {
     "get_paged_manager": _HERE + "models.kv_cache",
     "upper_bounded_default": _HERE + "models.pipeline_model",
     "KVCacheConfig": _HERE + "config.kv_cache_config",
+    "LoRAConfig": _HERE + "config.lora_config",
     "MAXModelConfig": _HERE + "config.model_config",
     "MAXModelConfigBase": _HERE + "config.model_config",
     "ProfilingConfig": _HERE + "config.model_config",
@@ -101,6 +103,7 @@ __all__ = [
     "HuggingFaceRepo",
     "IdentityPipelineTokenizer",
     "KVCacheConfig",
+    "LoRAConfig",
     "KVCacheMixin",
     "MAXModelConfig",
     "MAXModelConfigBase",

@@ -9,6 +9,7 @@ from max.pipelines.config.audio_config import (
     PrometheusMetricsMode,
 )
 from max.pipelines.config.kv_cache_config import KVCacheConfig
+from max.pipelines.config.lora_config import LoRAConfig
 from max.pipelines.config.model_config import (
     MAXModelConfig,
     MAXModelConfigBase,
@@ -22,6 +23,7 @@ __all__ = [
     "PrependPromptSpeechTokens",
     "PrometheusMetricsMode",
     "KVCacheConfig",
+    "LoRAConfig",
     "MAXModelConfig",
     "MAXModelConfigBase",
     "ProfilingConfig",
