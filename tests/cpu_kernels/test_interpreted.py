@@ -51,6 +51,9 @@ DIMS = [np.array([1, 0]), np.array([4, 9]), np.array([1, 2])]
 # offsets, cached tokens and slots of four sequences, and a layer of the states
 SLOTS = [np.array(x, np.uint32) for x in ([0, 1, 1, 11], [2, 0, 0], [3, 0, 1])]
 LAYER = np.array(1, np.uint32)
+HEADS = [(0, 5, -1)] * 4 + [(600, 4, 700)] * 2 + [(10, 8, -1), (0, 0, 800), (-1, 0, -1)]
+"""Where the adapter of each row lies: B, its rank, its gain."""
+
 CASES: dict[
     str, tuple[str, list[np.ndarray], list[tuple[Any, tuple[int, ...]]], dict[str, Any]]
 ] = {
@@ -314,6 +317,50 @@ CASES: dict[
             ("rows in bfloat16", floats(9, 37, dtype=BF16), BF16),
             ("tokens", RNG.integers(0, 37, (9, 1)), F32),
         )
+    },
+    **{
+        f"products with A of {np.dtype(dtype)}": (
+            "mok.project_adapters",
+            [
+                floats(9, 137, dtype=dtype),
+                floats(3, 5 + lora_place_size(6, 137, 70), dtype=dtype),
+                np.array([[[0, 0], [5, 1]], [[0, 0], [0, 0]], [[0, 0], [6, 0]]], np.int32),
+                RNG.permutation(9).astype(np.int32),
+                np.array([0, 0, 0, 0, 0, 1, 2, -1, -1], np.int32),
+                floats(9),
+                np.array([7], np.int32),
+                np.array([3, 0]),
+            ],
+            [(F32, (9, 8)), (np.int64, (9, 4))],
+            {"max_rank": 6, "inputs": 137, "sites": ((2, 1, 70),)},
+        )
+        for dtype in (F32, BF16)
+    },
+    # a product, then a pair; adapters of four neighbors, of two, of one, and none
+    **{
+        f"adapted products of {encoding}": (
+            "mok.adapted_products",
+            [
+                floats(9, 64),
+                RNG.integers(0, 60, (5, FORMATS["Q4_0"].group_bytes(64)), np.uint8)
+                if encoding == "Q4_0"
+                else floats(5, panel_elements(64)),
+                floats(9, 24),
+                np.array([[at, rank, gain, 900] * 3 for at, rank, gain in HEADS]),
+                floats(2, 600),
+                floats(9),
+            ],
+            [(F32, (9, 40)), (F32, (9, 40)), (F32, (9, 40))],
+            {
+                "encoding": encoding,
+                "parts": ((1, 1), (2, 2)),
+                "streamed": False,
+                "columns": (40, 40, 40),
+                "next": (64, 128),
+                "next_inputs": 32,
+            },
+        )
+        for encoding in ("rows", "Q4_0")
     },
     "experts' order": (
         "mo.moe.indices",
