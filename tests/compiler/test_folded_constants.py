@@ -25,6 +25,9 @@ def folded(build: Callable[[Value], Value]) -> Any:
     module = clone_module(graph.to_mlir())
     fold_constants(entry(module).block)
     verify_module(module)
+    # a value that a removed op still uses would never be dropped
+    users = {use.operation for op in module.walk() for value in op.results for use in value.uses}
+    assert users <= {*module.walk()}
     last = entry(module).block.last_op
     assert last is not None
     owner = last.operands[0].owner

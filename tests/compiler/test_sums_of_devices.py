@@ -33,10 +33,14 @@ def summed(dtype: DType, count: int) -> list[str]:
     with Graph("g", input_types=[*tensors, *signals]) as graph:
         inputs = [value.tensor for value in graph.inputs[:count]]
         buffers = [value.buffer for value in graph.inputs[count:]]
+        # the second sum waits for the first
+        ops.allreduce.sum(inputs, buffers)
         graph.output(*ops.allreduce.sum(inputs, buffers))
     module = clone_module(graph.to_mlir())
     expand_collectives(entry(module).block)
     verify_module(module)
+    users = {use.operation for op in module.walk() for value in op.results for use in value.uses}
+    assert users <= {*module.walk()}
     last = entry(module).block.last_op
     assert last is not None
     return [source(value) for value in last.operands]

@@ -61,8 +61,6 @@ def _evaluate(op: MoOp, args: list[Array], dtype: DType, shape: tuple[int, ...])
     """The value of an op on constants; None if the op is not folded, or its value is undefined."""
     match type(op):
         case elementwise_ops.CastOp:
-            if dtype is DType.bool or args[0].dtype.kind == "b":
-                return args[0].astype(dtype.to_numpy())
             if dtype.is_integral() and not np.isfinite(args[0].astype(np.float64)).all():
                 return None  # undefined: left to the kernel
             return convert_rounding_once(args[0], dtype.to_numpy())
