@@ -76,9 +76,14 @@ def no_packing(monkeypatch: pytest.MonkeyPatch):
     """Makes packing fail after the fixture is called."""
 
     def unwanted(*args: Any) -> None:
-        raise AssertionError("packed again")
+        raise AssertionError("packed or written again")
 
-    return lambda: monkeypatch.setattr(linker, "run_once", unwanted)
+    def patch() -> None:
+        monkeypatch.setattr(linker, "run_once", unwanted)
+        # what was mapped is on the disk
+        monkeypatch.setattr(packed_weights.PackedCopy, "write_later", unwanted)
+
+    return patch
 
 
 @pytest.mark.parametrize("dtype", [DType.float32, DType.bfloat16])
