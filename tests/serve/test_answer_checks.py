@@ -147,6 +147,8 @@ class Answering(Silent):
     def reply(self, command: GenerationRequest, weights: Any) -> Any:
         assert command.cache_salt and command.sampling.top_k == 1
         assert all(0 <= token < VOCABULARY for token in command.tokens)
+        if isinstance(weights, list):
+            weights = weights[0]  # the test changes it
         if weights is None:
             return RequestFailed(command.request_id, ErrorInfo("NotFiniteError", "no number"))
         if weights == "busy":
@@ -226,6 +228,24 @@ def test_a_replica_that_goes_on_to_answer_garbage_is_stopped() -> None:
         assert len(workers.started) == 3
 
     run([0, 7, 7], 2, test)
+
+
+def test_right_answers_end_the_count_of_wrong_ones() -> None:
+    turns = [0]
+
+    async def test(client: EngineClient, workers: Answering) -> None:
+        workers.set_ready(0)
+        await until(lambda: workers.checks > 0)
+        workers.set_ready(1)
+        await until(lambda: len(workers.started) == 3)
+        workers.set_ready(2)
+        before = workers.checks
+        await until(lambda: workers.checks > before + 6)
+        turns[0] = 7
+        await until(lambda: len(workers.started) == 4)
+        assert client.replicas[1].state is EngineState.RESTARTING
+
+    run([0, 7, turns, 0], 2, test)
 
 
 def test_a_replica_that_cannot_answer_stays() -> None:

@@ -9,9 +9,11 @@ import pytest
 
 from max.interfaces import RequestID
 from max.pipelines.core.text_context import TextContext
+from max.pipelines.kv_cache.page_changes import Changes, PageChanges
 from max.pipelines.kv_cache.page_manager import PageManager
 from max.pipelines.kv_cache.request_pages import RequestPages
 from max.pipelines.kv_cache.swap_area import SwapArea
+from max.serve.worker import prefix_router
 from max.serve.worker.prefix_router import QUEUED_TOKENS, SEQUENCE_TOKENS, PrefixRouter, Route, Salt
 
 PAGE = 4
@@ -226,3 +228,32 @@ class Copies:
         pass
 
     restore = save
+
+
+def test_a_replica_that_reports_too_much_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(prefix_router, "MOST_REPORTED", 5)
+    router = PrefixRouter(PAGE)
+    router.add(0, 3, 4)
+    pages = [bytes([i]) * 16 for i in range(9)]
+    router.changed(0, pages)
+    assert set(router._holders) == set(pages[:5])
+    router.changed(0, pages[5:], pages[:2])
+    assert set(router._holders) == {*pages[2:5], *pages[5:7]}
+    # unknown ones are not counted
+    router.changed(0, (), pages[7:])
+    assert set(router._holders) == {*pages[2:5], *pages[5:7]}
+
+
+def test_changes_are_told_once_and_not_of_what_was_emptied() -> None:
+    changes = PageChanges()
+    assert not changes.take()
+    changes.note(b"a", True)
+    changes.note(b"b", True)
+    changes.note(b"a", False)
+    assert changes.take() == Changes((b"b",), (b"a",))
+    changes.note(b"b", False)
+    changes.forget()
+    changes.note(b"c", True)
+    changes.note(b"d", False)
+    assert changes.take() == Changes((b"c",), (), True)
+    assert not changes.take()
