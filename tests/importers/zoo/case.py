@@ -24,11 +24,14 @@ class Built:
         model: The model, whose results are tensors in tuples, lists and mappings.
         args: Its arguments.
         kwargs: Its arguments by name.
+        ranked: Whether rows of the results are ordered by a score: rows whose scores differ by their rounding may be in
+            any order.
     """
 
     model: torch.nn.Module
     args: tuple[Any, ...] = ()
     kwargs: Mapping[str, Any] | None = None
+    ranked: bool = False
 
 
 @dataclass
@@ -109,9 +112,28 @@ def compared(build: Callable[[], Built], runs: bool = True, rtol: float = 1e-3) 
         try:
             inputs = [t.numpy() for t in flat((built.args, kwargs))]
             results = InferenceSession().load(graph).execute(*inputs)
-            return _judged([r.to_numpy() for r in results], expected, rtol)
+            arrays = [r.to_numpy() for r in results]
+            return _judged(_ordered(arrays, expected) if built.ranked else arrays, expected, rtol)
         except Exception as error:
             return Outcome("error", _line(error))
+
+
+def _ordered(results: list[Any], expected: tuple[torch.Tensor, ...]) -> list[Any]:
+    """The results with their rows in the order of the expected ones: each row is the nearest that is left."""
+    if [r.shape for r in results] != [tuple(t.shape) for t in expected]:
+        return results
+    small = [i for i, result in enumerate(results) if result.ndim <= 2]
+    got, want = (
+        np.concatenate([np.asarray(a[i], np.float64).reshape(len(a[i]), -1) for i in small], 1)
+        for a in (results, [t.numpy() for t in expected])
+    )
+    free = np.ones(len(got), bool)
+    order: list[int] = []
+    for row in want:
+        distance = np.where(free, np.abs(got - row).max(1), np.inf)
+        order.append(int(distance.argmin()))
+        free[order[-1]] = False
+    return [result[order] for result in results]
 
 
 def _judged(results: list[Any], expected: tuple[torch.Tensor, ...], rtol: float) -> Outcome:

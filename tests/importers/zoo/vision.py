@@ -52,7 +52,7 @@ def _torchvision(name: str) -> Callable[[], Built]:
         model = randomized(models.get_model(name, **options))
         if "detection" in places:
             _spread_scores(model)
-            return Built(_Detector(model), (torch.rand(3, 128, 160),))
+            return Built(_Detector(model), (torch.rand(3, 128, 160),), ranked=True)
         if "segmentation" in places:
             return Built(model, (torch.rand(1, 3, 65, 97),))
         if "optical_flow" in places:

@@ -23,8 +23,8 @@ _VARIABLES = {
 }
 _SECONDS = 1800
 _MOST_FILES = 10_000
-_MEMORY, _MEMORY_PER_BYTE = 6 << 30, 16
-"""The memory that the converter may allocate: for TensorFlow, and for each byte of the model."""
+_MEMORY, _MEMORY_PER_CPU, _MEMORY_PER_BYTE = 6 << 30, 64 << 20, 16
+"""The memory that the converter may allocate: for TensorFlow, its threads, and for each byte of the model."""
 _MOST_BYTES = (2 << 30) - (1 << 20)
 """The largest message that protobuf reads."""
 
@@ -108,7 +108,11 @@ def _convert(kind: str, file: Path, exported_name: str, output: Path) -> None:
         str(file),
         exported_name,
         str(output),
-        str(_MEMORY + _MEMORY_PER_BYTE * bytes_of(kind, file)),
+        str(
+            _MEMORY
+            + _MEMORY_PER_CPU * (os.cpu_count() or 1)
+            + _MEMORY_PER_BYTE * bytes_of(kind, file)
+        ),
     ]
     try:
         done = subprocess.run(
