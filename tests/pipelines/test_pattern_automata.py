@@ -8,7 +8,17 @@ import re
 import pytest
 
 from max.pipelines.structured.pattern_automata import other_texts, unlike_pattern, without_ahead
-from max.pipelines.structured.pattern_syntax import PatternError, read_pattern
+from max.pipelines.structured.pattern_syntax import (
+    BEGIN,
+    END,
+    LAST,
+    Characters,
+    PatternError,
+    Ranges,
+    joined,
+    others,
+    read_pattern,
+)
 from max.pipelines.structured.validation import is_regex
 
 ENDS = ["", "https:", "ab", "1 ", "foo", "x-1", "con", ".py", "\n"]
@@ -146,3 +156,61 @@ def test_opposites_are_short(pattern: str, most: int) -> None:
     """States with few paths are left out first."""
     unlike = unlike_pattern(pattern)
     assert unlike is not None and len(unlike) <= most
+
+
+def characters(pattern: str) -> Ranges:
+    part = read_pattern(pattern)
+    assert isinstance(part, Characters)
+    return part.ranges
+
+
+def test_sets_of_characters() -> None:
+    """Classes are those of ECMAScript, compared with Python's."""
+    for pattern in (
+        r"\d",
+        r"\D",
+        r"\w",
+        r"\W",
+        r"[\d-]",
+        r"[^\w:]",
+        "[a-c]",
+        "[^a-c]",
+        "[b-b]",
+        r"[\b]",
+        ".",
+    ):
+        ranges = characters(pattern)
+        assert ranges == joined(ranges)
+        compiled = re.compile(pattern, re.ASCII)
+        for code in (*range(300), 0xD7FF, 0xE000, LAST):
+            fits = any(low <= code <= high for low, high in ranges)
+            assert fits is (compiled.fullmatch(chr(code)) is not None), (pattern, code)
+    # ECMAScript's white space is that of Unicode, with the mark of byte order and without four controls
+    spaces = {code for low, high in characters(r"\s") for code in range(low, high + 1)}
+    expected = {code for code in range(LAST + 1) if chr(code).isspace()}
+    assert spaces == expected - {0x1C, 0x1D, 0x1E, 0x1F, 0x85} | {0xFEFF}
+    assert (characters("^"), characters("$")) == (((BEGIN, BEGIN),), ((END, END),))
+    assert len({LAST, BEGIN, END}) == 3 and chr(LAST)
+    assert others(()) == ((0, LAST),) and others(((0, LAST),)) == ()
+    assert others(((0, 3), (9, LAST))) == ((4, 8),)
+    assert joined([(5, 6), (1, 2), (3, 4), (8, 9), (8, 8)]) == ((1, 6), (8, 9))
+
+
+@pytest.mark.parametrize(
+    "pattern",
+    [r"\ud7ff", r"\ue000", r"\u{10ffff}", "a{256}", "a{0,256}", "(?P<n>a)", "(?<n>a)", "(?:a)", "[a-z&]", "a{2}?",
+     "[-a]",
+     "[a-]", r"[\]]"],
+)  # fmt: skip
+def test_patterns_at_the_limits_are_read(pattern: str) -> None:
+    read_pattern(pattern)
+
+
+@pytest.mark.parametrize(
+    "pattern",
+    [r"\ud800", r"\udfff", r"\u{110000}", "a{257}", "a{1,257}", "a+*", "a{2}{3}", "a{x}", "a{1,y}", "a{1", "(?<!a)b",
+     "(?<=a)b", "(?#c)", "[[a]]", "[a&&b]", r"[a-\d]", "(?=a)*", "$+", "(?<n", "[a", "a|)"],
+)  # fmt: skip
+def test_patterns_beyond_the_limits_are_not(pattern: str) -> None:
+    with pytest.raises(PatternError):
+        read_pattern(pattern)

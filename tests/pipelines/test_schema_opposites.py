@@ -13,6 +13,8 @@ import pytest
 from max.pipelines.core.exceptions import InputError
 from max.pipelines.structured.grammar import of_json_schema, of_loose_schema
 from max.pipelines.structured.schema_check import misfit
+from max.pipelines.structured.schema_opposites import Opposites
+from max.pipelines.structured.schema_references import References
 from tests.pipelines.test_schema_forms import TEXT, check, thing, walk
 
 SMALL = {"type": "string", "maxLength": 5}
@@ -144,3 +146,136 @@ def test_what_a_grammar_does_not_hold_is_found_in_its_texts(seed: int) -> None:
             value = json.loads(text)
             assert relaxed or validator.is_valid(value), (schema, text)
             assert (misfit(value, schema) is None) is validator.is_valid(value), (schema, text)
+
+
+def part_of(numbers: random.Random, depth: int = 0) -> dict[str, Any]:
+    """A random schema of the keywords that have opposites."""
+    makers: list[Any] = [
+        lambda: {"type": numbers.choice(["string", "integer", "number", ["string", "null"], "array", "object"])},
+        lambda: {"enum": numbers.sample(["a", "ab", 1, 2, True, None], numbers.randint(1, 3))},
+        lambda: {"const": numbers.choice(["a", 1, False, None]), "type": numbers.choice(["string", "integer", "null"])},
+        lambda: {numbers.choice(["minimum", "exclusiveMinimum", "maximum", "exclusiveMaximum"]): numbers.randint(0, 3)},
+        lambda: {numbers.choice(["minLength", "maxLength", "minItems", "maxItems", "minProperties", "maxProperties"]):
+                 numbers.randint(0, 2)},
+        lambda: {"pattern": numbers.choice(["a", "^b", "b$"])},
+        lambda: {"required": numbers.sample(["a", "b"], numbers.randint(1, 2)), "type": "object"},
+    ]  # fmt: skip
+    if depth < 2:
+        inner = lambda: part_of(numbers, depth + 1)  # noqa: E731
+        makers += [
+            lambda: {"properties": {"a": inner(), "b": inner()}, "required": numbers.choice([["a"], ["a", "b"], []])},
+            lambda: {"properties": {"a": inner()}, "additionalProperties": False, "required": ["a"], "type": "object"},
+            lambda: {"items": inner()},
+            lambda: {"contains": inner()},
+            lambda: {"not": inner()},
+            lambda: {numbers.choice(["anyOf", "allOf", "oneOf"]): [inner(), inner()]},
+            lambda: {"if": inner(), "then": inner(), "else": inner()},
+            lambda: {"if": inner(), numbers.choice(["then", "else"]): inner()},
+            lambda: {**inner(), **inner()},
+        ]  # fmt: skip
+    return numbers.choice(makers)()
+
+
+def some_value(numbers: random.Random, depth: int = 0) -> Any:
+    if depth < 2 and numbers.random() < 0.5:
+        if numbers.random() < 0.5:
+            return [some_value(numbers, depth + 1) for _ in range(numbers.randint(0, 3))]
+        names = numbers.sample(["a", "b", "c"], numbers.randint(0, 3))
+        return {name: some_value(numbers, depth + 1) for name in names}
+    return numbers.choice(["", "a", "ab", "b", "bc", "abc", 0, 1, 2, 3, 1.0, True, False, None])
+
+
+@pytest.mark.parametrize(
+    "seed", [*range(6), *(pytest.param(n, marks=pytest.mark.long) for n in range(6, 200))]
+)
+def test_an_opposite_fits_what_its_schema_does_not(seed: int) -> None:
+    numbers, found = random.Random(seed), 0
+    for _ in range(60):
+        schema = part_of(numbers)
+        opposites = Opposites(References({}))
+        other = opposites.of(schema, {})
+        if other is None:
+            continue
+        found += 1
+        one, two = jsonschema_rs.validator_for(schema), jsonschema_rs.validator_for(other)
+        # properties that are not listed are unknown here
+        is_exact = "additionalProperties" not in json.dumps(schema)
+        for _ in range(40):
+            value = some_value(numbers)
+            assert not (one.is_valid(value) and two.is_valid(value)), (schema, other, value)
+            assert one.is_valid(value) or two.is_valid(value) or not is_exact, (
+                schema,
+                other,
+                value,
+            )
+    assert found > 20
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_alternatives_that_exclude_each_other_share_no_value(seed: int) -> None:
+    numbers, found = random.Random(seed), 0
+    for _ in range(300):
+        one, other = part_of(numbers), part_of(numbers)
+        if not Opposites(References({})).excludes(one, other):
+            continue
+        found += 1
+        both = jsonschema_rs.validator_for({"allOf": [one, other]})
+        assert not any(both.is_valid(some_value(numbers)) for _ in range(30)), (one, other)
+    assert found > 5
+
+
+OBJECT = {"type": "object", "properties": {"k": {"const": "x"}}, "required": ["k"]}
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "excludes"),
+    [
+        (False, {}, True),
+        ({}, {}, False),
+        ({"type": "string"}, {"type": ["integer", "null"]}, True),
+        ({"type": "number"}, {"type": "integer"}, False),
+        ({"enum": ["a", 1]}, {"const": 1.0}, False),
+        ({"enum": ["a", 1]}, {"enum": [True, "b"]}, True),
+        ({"const": "a"}, {"type": "integer"}, True),
+        (OBJECT, {**OBJECT, "properties": {"k": {"const": "y"}}}, True),
+        (OBJECT, {"type": "object", "properties": {"k": {"const": "y"}}}, True),
+        (OBJECT, {"type": "object", "properties": {"l": {}}, "additionalProperties": False}, True),
+        (OBJECT, {"type": "object", "properties": {"l": {}}}, False),
+        (OBJECT, {"type": "object", "patternProperties": {"k": {}}, "additionalProperties": False}, False),
+        (OBJECT, {"type": ["object", "null"], "properties": {"k": {"const": "y"}}}, False),
+        ({"type": "object", "properties": {"k": {"const": "x"}}},
+         {"type": "object", "properties": {"k": {"const": "y"}}}, False),
+    ],
+)  # fmt: skip
+def test_what_excludes(one: Any, other: Any, excludes: bool) -> None:
+    opposites = Opposites(References({}))
+    assert opposites.excludes(one, other) is opposites.excludes(other, one) is excludes
+
+
+@pytest.mark.parametrize(
+    ("schema", "base", "other"),
+    [
+        ({"const": "a"}, {"enum": ["a", "b", 1]}, {"enum": ["b", 1]}),
+        ({"const": 1}, {"enum": [True, 1]}, {"enum": [True]}),
+        ({"type": "integer"}, {"type": "number"}, None),
+        ({"type": "integer"}, {"type": ["integer", "null"]}, {"type": ["null"]}),
+        ({"type": "number"}, {"type": "integer"}, {"enum": []}),
+        ({"const": True}, {"type": "boolean"}, {"const": False}),
+        ({"const": {}}, {"type": "object"}, None),
+        ({"contains": {"const": 1}, "minContains": 2}, {}, None),
+        ({"multipleOf": 3}, {}, None),
+        ({"format": "date"}, {}, None),
+        ({"minLength": "a"}, {}, None),
+        ({"$ref": "https://example.com/x"}, {}, None),
+        ({"title": "all"}, {}, {"enum": []}),
+        ({"properties": {"a": {}}, "additionalProperties": False}, {"properties": {"a": {}, "b": {"type": "null"}}},
+         {"type": "object", "required": ["b"], "properties": {"b": {"type": "null"}}}),
+        ({"properties": {"c": {"type": "null"}}}, {"properties": {"a": {}}, "additionalProperties": False},
+         {"enum": []}),
+        ({"properties": {}, "additionalProperties": {"type": "null"}}, {}, None),
+    ],
+)  # fmt: skip
+def test_what_is_known_of_the_values(
+    schema: dict[str, Any], base: dict[str, Any], other: dict[str, Any] | None
+) -> None:
+    assert Opposites(References({})).of(schema, base) == other
