@@ -22,9 +22,11 @@ from max.pipelines.scheduler import SchedulerLimits
 from max.serve.process.settings import WatchLimits, WorkerSettings
 from max.serve.remote import connections, host
 from max.serve.remote.autoscaler import Autoscaler, Load, ScaleDecision, ScalePolicy
+from max.serve.remote.cluster import Node
 from max.serve.remote.connections import accept, connect, listen
 from max.serve.remote.cores import ClaimedCores
 from max.serve.remote.host import EngineHost
+from max.serve.remote.ray_cluster import RayCluster
 from max.serve.remote.worker import RemoteWorker
 from max.serve.worker.client import EngineClient, EngineState
 from max.serve.worker.message_codec import MessageCodec
@@ -289,3 +291,35 @@ def test_an_autoscaler_starts_and_ends_engines() -> None:
 
     asyncio.run(whole())
     assert len(workers) == 2
+
+
+def test_the_machines_of_an_engine() -> None:
+    cluster = RayCluster.__new__(RayCluster)  # no Ray: it only asks for the machines
+    nodes = [
+        Node("aa11", "10.0.0.1", 2, True),
+        Node("aa22", "10.0.0.2", 2, True),
+        Node("bb33", "10.0.0.3", 2, False),
+        Node("bb44", "10.0.0.4", 2, True),
+    ]
+    cluster.nodes = lambda: nodes  # pyright: ignore[reportAttributeAccessIssue]
+    cluster._excluded = set()
+
+    def labels(*only: str) -> str:
+        return cluster._placement(only)["label_selector"]["ray.io/node-id"]
+
+    assert cluster._placement(()) == {"scheduling_strategy": "SPREAD"}
+    assert labels("10.0.0.2") == "in(aa22)"
+    assert cluster._placement(("aa", "bb")) == {"scheduling_strategy": "SPREAD"}
+    assert labels("aa") == "in(aa11,aa22)"
+    cluster._excluded = {"aa11", "bb33"}
+    assert labels() == "in(aa22,bb44)" and labels("aa") == "in(aa22)"
+    for only, says in (
+        (("10.0.0.1",), "is drained"),
+        (("10.0.0.9", "cc"), "is none of 10.0.0.9, cc"),
+        (("bb33",), "is none of"),
+    ):
+        with pytest.raises(OSError, match=says):
+            cluster._placement(only)
+    cluster._excluded = {"aa11", "aa22", "bb44"}
+    with pytest.raises(OSError, match="is drained; they are aa11"):
+        cluster._placement(())
