@@ -126,11 +126,7 @@ class _Flattener:
                 self.flat.once_host_steps.append((position, self.bind_host_step(step, places, env)))
         checks = self.bind_checks(lowered.checks, env, path)
         # checks of sizes that the callee computes wait for the step that does
-        unknown = (
-            {str(env[symbol]) for symbol in computed_symbols(lowered)}
-            if conditional
-            else set[str]()
-        )
+        unknown = {str(env[symbol]) for symbol in computed_symbols(lowered) if conditional}
         if conditional:
             checks = self.check_launches(checks, unknown)
         else:
@@ -177,20 +173,11 @@ class _Flattener:
             slots = (Number(check.actual), Number(check.required))
             kernel = self.check_kernel(self.device, check.exact)
             op = check.message.partition(":")[0]
-            self.add_launch(
-                Launch(
-                    kernel,
-                    slots,
-                    (),
-                    (),
-                    False,
-                    op,
-                    staged_op=check.staged_op,
-                    check=check,
-                    device=self.device,
-                    work=WorkCode("other", 0),
-                )
-            )
+            launch = Launch(
+                kernel, slots, (), (), False, op, staged_op=check.staged_op, check=check,
+                device=self.device, work=WorkCode("other", 0),
+            )  # fmt: skip
+            self.add_launch(launch)
         return waiting
 
     def add(self, buffer: Buffer, env: Mapping[str, Size], prefix: str) -> int:
