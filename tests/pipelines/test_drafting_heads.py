@@ -26,7 +26,7 @@ from max.pipelines import PIPELINE_REGISTRY, PipelineConfig, TextContext
 from max.pipelines.core.exceptions import ConfigError
 from max.pipelines.generation.batch_pipeline import limits_of
 from max.pipelines.generation.drafts.drafter import KINDS
-from max.pipelines.generation.drafts.head import HeadDrafter
+from max.pipelines.generation.drafts.head import HeadDrafter, _Row, _Text
 from max.pipelines.generation.engine import Engine, Failure
 from max.pipelines.gguf.export import forms_of
 from max.pipelines.gguf.reader import config_of
@@ -37,6 +37,7 @@ from max.pipelines.models.heads.prediction import (
     head_weights,
     with_head,
 )
+from max.pipelines.sampling.inputs import step_seed
 from tests.architectures import gguf_files
 from tests.architectures.families import CASES, PLAIN_ROPE, architecture, random_model
 from tests.architectures.llama_harness import relative_error, vary_vectors
@@ -44,7 +45,11 @@ from tests.pipelines.test_drafts import always, generated
 from tests.programs.architectures import TINY, random_checkpoint
 
 LENGTH = 200
-FAMILIES = ["deepseek_v3", "glm4_moe"]
+FAMILIES = [
+    pytest.param("deepseek_v3", marks=pytest.mark.long),
+    pytest.param("deepseek_v32", marks=pytest.mark.long),
+    "glm4_moe",
+]
 
 
 @cache
@@ -339,7 +344,7 @@ def test_removed_tokens_are_read_again(drafting: Any) -> None:
 
 
 def test_the_configuration_chooses_the_head(folder: Path, plain: Any, family: str) -> None:
-    if family != FAMILIES[-1]:
+    if family != "glm4_moe":
         return
     pipeline = pipeline_of(folder, 3, "auto")
     kinds = [type(drafter).__name__ for _, drafter in pipeline.replicas[0].drafts._drafter.parts]
@@ -396,3 +401,23 @@ def test_names_in_gguf_files(tmp_path: Path) -> None:
     shape = head_config(with_head(config), own)
     params = shape.cache_params(DType.float32, 16)
     assert own.keys() == PredictionHead(shape, params, DType.float32).raw_state_dict().keys()
+
+
+def test_a_head_samples_as_the_model_does() -> None:
+    """Its place of a token is one before that of the model, which samples the same token with the same seed."""
+    for seed in (0, 5, (1 << 63) + 11, (1 << 64) - 1):
+        params = _Text(request([1, 2], 3, seed=seed, top_k=7, temperature=0.3), 0, 0).params
+        assert step_seed(params.seed, 8) == step_seed(seed, 9)
+        assert (params.top_k, params.temperature) == (7, 0.3)
+
+
+def test_a_row_goes_on_after_several_steps() -> None:
+    one = request([1, 2, 3, 4, 5, 6], 9)
+    row = _Row(one, _Text(one, 0, 2), 5)
+    assert (row.start_idx, row.active_idx, row.active_length) == (2, 5, 3)
+    assert row.next_tokens.tolist() == [4, 5, 6]
+    # the step reads the token at place 5; three steps more read up to place 7, and wrote that of place 8
+    for steps, place in ((1, 5), (3, 8), (1, 9)):
+        row.advance(7, steps)
+        assert (row.start_idx, row.active_idx, row.active_length) == (place, place + 1, 1)
+        assert row.next_tokens.tolist() == [7]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -127,13 +128,35 @@ def test_logits_are_those_of_the_formula(
     made: Any, drafting: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Of prompts in chunks, of answers, and of the head's own tokens after them."""
-    model, head, tokens_of_head = made
     drafter = head_drafter(drafting)
     monkeypatch.setattr(drafter, "_chunk", 7)
     logits = recorded_logits(drafter, monkeypatch)
-    engine = Engine(drafting, limits_of(drafting))
-    one = request(np.random.default_rng(1).integers(3, vocabulary(), 43).tolist(), 9)
-    engine.submit(one)
+    prompt = np.random.default_rng(1).integers(3, vocabulary(), 43).tolist()
+    # the second one begins with pages of the first one, and goes on with another token
+    for tokens in (prompt, [*prompt[:37], *prompt[:4]]):
+        engine, one = Engine(drafting, limits_of(drafting)), request(tokens, 9)
+        engine.submit(one)
+
+        def read_again(one: Any = one) -> None:
+            drafter._texts[one.request_id].read = 0
+
+        def preempt(one: Any = one, engine: Engine = engine) -> None:
+            # what was cached of it is lost
+            cache = drafting.kv_managers[0]
+            cache.forget_prefixes()
+            engine.scheduler._preempt(one)
+            for blocks in (cache.blocks, *cache.group_blocks):
+                blocks.to_numpy()[:] = 0
+
+        check_drafts(made, one, engine, logits, preempt if tokens is prompt else read_again)
+    assert drafting.kv_managers[0].pages.reused_tokens >= 32
+
+
+def check_drafts(
+    made: Any, one: Any, engine: Engine, logits: list[Any], event: Callable[[], None]
+) -> None:
+    """Compares the logits of all drafts of a request, before and after an event."""
+    model, head, tokens_of_head = made
     checked = 0
     while not engine.idle:
         logits.clear()
@@ -159,7 +182,9 @@ def test_logits_are_those_of_the_formula(
                 state = torch.cat([state, after[:, -1:]], dim=1)
                 following = [*following, int(tokens_of_head[wanted.argmax()])]
         assert list(one.draft_tokens) == following[len(tokens) - 1 :]
-    assert checked > 7
+        if checked == 6:
+            event()
+    assert checked > 9
 
 
 def test_texts_are_those_of_the_model(drafting: Any, folders: tuple[Path, Path]) -> None:
