@@ -27,6 +27,8 @@ from max.pipelines.core.text_context import TextContext
 from max.pipelines.generation.generation import Generation
 
 NEW = 48
+PAUSE = 0.3
+"""Seconds without work before each measurement."""
 CASES = [(1, 1), (16, 8), (16, 0)]
 """Sequences, and adapters over which they are distributed; 0: none is named."""
 
@@ -110,7 +112,10 @@ def main() -> None:
             own: list[float] = []
             plain: list[float] = []
             for _ in range(args.rounds):
+                # the system stops processes of real-time priority that take all of the time
+                time.sleep(PAUSE)
                 plain.append(seconds(base, sequences, []))
+                time.sleep(PAUSE)
                 own.append(seconds(adapted, sequences, names))
             medians = statistics.median(own) * 1e3, statistics.median(plain) * 1e3
             ratio = medians[1] / medians[0]
