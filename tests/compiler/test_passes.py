@@ -519,7 +519,7 @@ SOURCES: dict[str, tuple[str, str]] = {
         ),
     ),
     **{
-        last.replace("-", "_"): (
+        name: (
             last,
             graph(
                 "%x: !mo.tensor<[n, 40], f32, cpu:0>, %m: !mo.tensor<[2, 900], f32, cpu:0>, "
@@ -527,18 +527,18 @@ SOURCES: dict[str, tuple[str, str]] = {
                 "%s: !mo.tensor<[n], f32, cpu:0>, %c: !mo.tensor<[1], si32, cpu:0>, %p: !mo.tensor<[2], si64, cpu:0>",
                 ", ".join(["!mo.tensor<[n, 32], f32, cpu:0>"] * 4),
                 "\n".join(
-                    f"%w{name} = mo.constant.external() {{name = \"w{name}\"}} : () "
+                    f"%w{letter} = mo.constant.external() {{name = \"w{letter}\"}} : () "
                     f"-> !mo.tensor<[40, 32], f32, cpu:0>\n"
-                    f"%{name} = mo.matmul(%x, %w{name}) "
+                    f"%{letter} = mo.matmul(%x, %w{letter}) "
                     f": (!mo.tensor<[n, 40], f32, cpu:0>, !mo.tensor<[40, 32], f32, cpu:0>) "
                     f"-> !mo.tensor<[n, 32], f32, cpu:0>\n"
-                    f"%l{name} = mo.lora.add(%{name}, %x, %m, %f, %r, %r, %s, %c, %p) "
+                    f"%l{letter} = mo.lora.add(%{letter}, %x, %m, %f, %r, %r, %s, %c, %p) "
                     f"{{max_rank = 2 : i64, inputs = 40 : i64, site = {site} : i64, offset = {offset} : i64}}"
                     f" : (!mo.tensor<[n, 32], f32, cpu:0>, !mo.tensor<[n, 40], f32, cpu:0>, "
                     f"!mo.tensor<[2, 900], f32, cpu:0>, !mo.tensor<[2, 3, 2], si32, cpu:0>, "
                     f"!mo.tensor<[n], si32, cpu:0>, !mo.tensor<[n], si32, cpu:0>, !mo.tensor<[n], f32, cpu:0>, "
                     f"!mo.tensor<[1], si32, cpu:0>, !mo.tensor<[2], si64, cpu:0>) -> !mo.tensor<[n, 32], f32, cpu:0>"
-                    for site, (name, offset) in enumerate({"a": 0, "b": 224, "q": 448}.items())
+                    for site, (letter, offset) in enumerate({"a": 0, "b": 224, "q": 448}.items())
                 )
                 + """
                 mo.output(%la, %lb, %lq, %q) : ("""
@@ -546,7 +546,10 @@ SOURCES: dict[str, tuple[str, str]] = {
                 + ") -> ()",
             ),
         )
-        for last in ("attach-adapters", "project-adapters")
+        for name, last in (
+            ("attach_adapters", "attach-adapters"),
+            ("project_adapters", "project-adapters"),
+        )
     },
     "fuse_no_circle": (
         "drop-dead-views",

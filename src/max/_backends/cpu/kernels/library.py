@@ -62,7 +62,7 @@ _CPU_FAMILIES: dict[str, str] = {
     "mo.grouped_matmul.ragged": "products.dense.grouped",
     "mo.grouped_qmatmul.ragged": "products.quantized.grouped",
     "mok.grouped_products": "products.quantized.grouped",
-    "mo.lora.rows.ragged": "products.adapters",
+    "mo.lora.rows.ragged": "products.adapter_rows",
     "mo.lora.add": "products.adapters",
     "mok.project_adapters": "products.adapter_projections",
     "mo.qmatmul": "products.quantized.qmatmul",
