@@ -116,3 +116,39 @@ def test_pages_of_processed_tokens_are_recorded(pipeline: Any, replica: Any) -> 
     run(pipeline, [text(size + 1)], [1])
     assert replica.cache.pages.enable_prefix_caching
     assert replica.cache.cached_length(text(size + 1)) == size
+
+
+class NoDrafts:
+    """Drafts nothing, and notes what it is told."""
+
+    def __init__(self) -> None:
+        self.dropped, self.forgotten = 0, list[RequestID]()
+        self.measured: list[tuple[int, int, int]] = []
+
+    def drop(self, batch: Any) -> None:
+        self.dropped += 1
+
+    def rows(self, batch: Any) -> None:
+        return None
+
+    def measure(self, batch: Any, drafted: int, accepted: int, begin: float, steps: int) -> None:
+        self.measured.append((drafted, accepted, steps))
+
+    def propose(self, batch: Any) -> None: ...
+
+    def forget(self, request_id: RequestID) -> None:
+        self.forgotten.append(request_id)
+
+
+def test_steps_without_prompts_are_measured(
+    pipeline: Any, replica: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for drafts in (None, NoDrafts()):
+        monkeypatch.setattr(replica, "drafts", drafts)
+        replica.cache.forget_prefixes()
+        context = text(6, ignore_eos=True)
+        # the prompt, a step, a call of several steps
+        run(pipeline, [context], [1, 1, 4])
+        if drafts is not None:
+            assert drafts.measured == [(0, 0, 1), (0, 0, 4)]
+            assert drafts.dropped == 3 and drafts.forgotten == [context.request_id]
