@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import textwrap
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from datetime import date
@@ -73,7 +74,8 @@ def page_of(families: Mapping[str, list[dict[str, Any]]], day: str, where: str) 
         lines += ["", "| models of | model | outcome | reason |", "|---|---|---|---|", *failures]
     for package, rows in families.items():
         names = sorted(row["name"] for row in rows if row["status"] == "whole")
-        lines += ["", f"Whole of {package}: {', '.join(names)}."]
+        text = f"Whole of {package}: {', '.join(names)}."
+        lines += ["", *textwrap.wrap(text, 120, break_long_words=False, break_on_hyphens=False)]
     return "\n".join(lines) + "\n"
 
 
