@@ -20,6 +20,7 @@ import max.torch  # noqa: E402
 from max.dtype import DType  # noqa: E402
 from max.engine import InferenceSession, TorchInputSpec  # noqa: E402
 from max.importers.errors import ImportFailure, ModelFileError  # noqa: E402
+from max.importers.torch.script import walk  # noqa: E402
 from max.importers.torch.script.program import ScriptProgram  # noqa: E402
 
 
@@ -184,7 +185,9 @@ def test_data_that_decides_is_an_error():
         max.torch.from_script(torch.jit.script(Wrap()), [torch.rand(3)])
 
 
-def test_endless_loops_end():
+def test_endless_loops_end(monkeypatch):
+    monkeypatch.setattr(walk, "_MOST_STEPS", 10_000)
+
     class Loop(torch.nn.Module):
         def forward(self, x):
             n = 0

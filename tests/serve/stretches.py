@@ -71,11 +71,13 @@ def measured(monkeypatch: pytest.MonkeyPatch) -> Iterator[Stretches]:
     monkeypatch.setattr(asyncio.Handle, "_run", timed)
     monkeypatch.setattr(request_threads, "_BODY_THREADS", threads)
     # as a server does: the objects of the imports are not visited by each collection
+    frozen = gc.get_freeze_count()
     gc.collect()
     gc.freeze()
     try:
         yield found
     finally:
-        gc.unfreeze()
+        if not frozen:  # else those of the whole run would be thawed, and each collection after it visit millions
+            gc.unfreeze()
         monkeypatch.undo()
         threads.shutdown()
