@@ -5,11 +5,18 @@ from __future__ import annotations
 import ast
 from pathlib import Path
 
+from max._backends.cpu.passes import packed_filters, packed_ops
 from max._compiler.mok import MOK
 from max.mlir import OPS
 
 SRC = Path(__file__).parents[2] / "src" / "max"
-NAMES = {*OPS, *(op.name for op in MOK.operations)}
+PACKED = [
+    op.name
+    for module in (packed_filters, packed_ops)
+    for op in vars(module).values()
+    if hasattr(op, "spec")
+]
+NAMES = {*OPS, *PACKED, *(op.name for op in MOK.operations)}
 QUOTED = {"mok/bodies.py": ["mok.yield"]}
 """The base class of ops with a body is defined before the op that ends one."""
 
@@ -21,6 +28,7 @@ NAMED = {
     "lowering/region_lowering.py": (1, "a result that is written to its part of a concat"),
     "lowering/region_specs.py": (7, "what each op of a region computes"),
     "mok/products.py": (1, "the product that one with a transposed weight extends"),
+    "passes/adapted_products.py": (3, "the terms that are added to a product, and the cast between"),
     "passes/attention.py": (22, "the pattern of attention"),
     "passes/base.py": (1, "the elements of a constant"),
     "passes/canonicalize.py": (20, "the rule of each op"),

@@ -18,6 +18,7 @@ from max._backends.cpu.kernels.products.quantized.packed import DENSE, FORMATS
 from max._backends.cpu.passes.packed_ops import (
     AdaptedMatmulOp,
     AdaptedProductsOp,
+    PackedMatmulOp,
     ProjectAdaptersOp,
 )
 from max._compiler.passes.base import ops_of
@@ -25,7 +26,7 @@ from max._compiler.passes.canonicalize import producer
 from max.dtype import DType
 from max.mlir import MoOp, TensorType, to_attr
 from max.mlir.ops.elementwise import CastOp
-from max.mlir.ops.models.adapters import lora_place_size, lora_place_starts
+from max.mlir.ops.models.adapters import LoraAddOp, lora_place_size, lora_place_starts
 
 __all__ = ["attach_adapters", "insert_adapted", "project_adapters"]
 
@@ -40,7 +41,7 @@ def attach_adapters(block: Block, runs_here: RunsHere) -> None:
         runs_here: Whether an op runs on the CPU.
     """
     for op in ops_of(block):
-        if op.name != "mo.lora.add" or not runs_here(op):
+        if type(op) is not LoraAddOp or not runs_here(op):
             continue
         product = _product_of(op)
         if product is None:
@@ -62,7 +63,7 @@ def _product_of(op: MoOp) -> MoOp | None:
     cast = producer(y, CastOp)
     inner = y if cast is None else cast.operands[0]
     product = inner.owner
-    if not isinstance(product, MoOp) or product.name != "mok.packed_matmul":
+    if not isinstance(product, PackedMatmulOp):
         return None
     if any(value.get_user_of_unique_use() is None for value in (y, inner)):
         return None
@@ -130,12 +131,12 @@ def project_adapters(block: Block, runs_here: RunsHere) -> None:
         runs_here: Whether an op runs on the CPU.
     """
     for op in ops_of(block):
-        if op.name == AdaptedMatmulOp.name:
+        if type(op) is AdaptedMatmulOp:
             products = insert_adapted([op], op.operands[1], (), op)
             op.results[0].replace_all_uses_with(products.results[0])
             op.detach()
             op.erase()
-    _name_next([op for op in ops_of(block) if op.name == AdaptedProductsOp.name])
+    _name_next([op for op in ops_of(block) if type(op) is AdaptedProductsOp])
 
 
 def _name_next(launches: Sequence[MoOp]) -> None:

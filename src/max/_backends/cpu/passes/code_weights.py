@@ -8,16 +8,20 @@ from max._backends.backend import RunsHere
 from max._backends.cpu.kernels.products.dense.coded import can_code
 from max._backends.cpu.kernels.products.quantized.packed import DENSE
 from max._backends.cpu.packing import Packing
-from max._backends.cpu.passes.packed_ops import CodeOp
+from max._backends.cpu.passes.packed_ops import (
+    AdaptedProductsOp,
+    CodeOp,
+    GroupedProductsOp,
+    PackedMatmulOp,
+    PackedProductsOp,
+)
 from max._compiler.analysis.shapes import shape_of
 from max._compiler.passes.base import ops_of
 from max.mlir import MoOp, TensorType, to_attr
 
 __all__ = ["code_weights"]
 
-PRODUCTS = frozenset(
-    {"mok.packed_matmul", "mok.packed_products", "mok.grouped_products", "mok.adapted_products"}
-)
+PRODUCTS = (PackedMatmulOp, PackedProductsOp, GroupedProductsOp, AdaptedProductsOp)
 
 
 def code_weights(block: Block, runs_here: RunsHere, packing: Packing) -> None:
@@ -30,7 +34,7 @@ def code_weights(block: Block, runs_here: RunsHere, packing: Packing) -> None:
     """
     coded: dict[SSAValue, SSAValue] = {}
     for op in ops_of(block):
-        encoding = _encoding(op, packing) if op.name in PRODUCTS and runs_here(op) else None
+        encoding = _encoding(op, packing) if type(op) in PRODUCTS and runs_here(op) else None
         if encoding is None:
             continue
         packed = op.operands[1]

@@ -11,7 +11,12 @@ from xdsl.ir import Block, SSAValue
 from max._backends.backend import RunsHere
 from max._backends.cpu.kernels.products.quantized.packed import DENSE, FORMATS
 from max._backends.cpu.passes.adapted_products import insert_adapted
-from max._backends.cpu.passes.packed_ops import AdaptedMatmulOp, PackedProductsOp, PackOp
+from max._backends.cpu.passes.packed_ops import (
+    AdaptedMatmulOp,
+    PackedMatmulOp,
+    PackedProductsOp,
+    PackOp,
+)
 from max._compiler.analysis.shapes import shape_of
 from max._compiler.passes.base import ops_of
 from max._compiler.passes.canonicalize import insert_before
@@ -20,8 +25,7 @@ from max.mlir import MoOp
 
 __all__ = ["bring_before", "merge_products", "pairs_of"]
 
-_PLAIN = "mok.packed_matmul"
-_MERGED = (_PLAIN, AdaptedMatmulOp.name)
+_MERGED = (PackedMatmulOp, AdaptedMatmulOp)
 MAX_PARTS = 4
 """The most parts of one launch: the kernel has code for the epilogue of each."""
 CONE_OPS = 32
@@ -43,7 +47,7 @@ def merge_products(block: Block, runs_here: RunsHere) -> None:
         _merge(plan, members, position, packed_weights)
     # weights of merged products are packed again, together
     for op in ops:
-        if op.name == "mok.pack" and op.results[0].first_use is None:
+        if type(op) is PackOp and op.results[0].first_use is None:
             op.detach()
             op.erase()
 
@@ -91,15 +95,15 @@ def _groups(ops: list[MoOp], runs_here: RunsHere) -> list[list[MoOp]]:
     groups: list[list[MoOp]] = []
     open_: dict[tuple[object, ...], list[MoOp]] = {}
     for op in ops:
-        if op.name not in _MERGED or not runs_here(op):
+        if type(op) not in _MERGED or not runs_here(op):
             if op.spec.separates:
                 open_.clear()
             continue
         encoding = op.attr("encoding")
         # products with adapters merge if these are the same, at sites of one rank
-        adapted = (
-            (*op.operands[2:], op.attr("dtype"), op.attr("max_rank")) if op.name != _PLAIN else ()
-        )
+        adapted: tuple[object, ...] = ()
+        if type(op) is AdaptedMatmulOp:
+            adapted = (*op.operands[2:], op.attr("dtype"), op.attr("max_rank"))
         key = (op.operands[0], encoding, *adapted)
         group = open_.get(key)
         # a product separates the products of other values, too

@@ -22,7 +22,7 @@ from max.mlir.operand import FLOATS, Operand
 from max.mlir.operation import Attrs, Types, define
 from max.mlir.types import TensorType, short_types
 
-__all__ = ["LORA_PANEL", "lora_place_size", "lora_place_starts"]
+__all__ = ["LoraAddOp", "LORA_PANEL", "lora_place_size", "lora_place_starts"]
 
 LORA_PANEL = 16
 """The number of columns of a panel of B."""
@@ -115,7 +115,7 @@ def _changed_type(types: NamedTypes, attrs: Attrs) -> Types:
 
 
 # products of one x are merged across it: their terms are added after all of them
-define(
+LoraAddOp = define(
     replace(
         declare(
             "mo.lora.add",
