@@ -14,7 +14,7 @@ from max.pipelines.generation.batch_pipeline import limits_of
 from max.pipelines.generation.coroutines import run_async
 from max.pipelines.generation.generation import Generation
 from max.pipelines.scheduler import SchedulerLimits
-from max.pipelines.tokenization.text_stream import RequestText
+from max.pipelines.tokenization.text_stream import GeneratedText
 from tests.pipelines.counting_pipeline import CountingPipeline, context, expected
 
 
@@ -184,11 +184,13 @@ def test_the_text_of_a_request_ends_at_its_stop_text():
     decode = lambda tokens: "".join(map(chr, tokens))  # noqa: E731
 
     def text(pieces: list[str], status: GenerationStatus, stops=(), eos=frozenset()) -> str:
-        driver, out = RequestText(decode, set(eos), stops), ""
+        generated, out = GeneratedText(decode, set(eos), stops), ""
         for i, piece in enumerate(pieces):
             last = i == len(pieces) - 1
-            state = status if last else GenerationStatus.ACTIVE
-            out += driver.push(TextGenerationOutput(RequestID(), [ord(c) for c in piece], state))
+            new = generated.push([*map(ord, piece)], status if last else GenerationStatus.ACTIVE)
+            out += new.text
+            if new.finish_reason is not None:
+                break
         return out
 
     ended, full = GenerationStatus.END_OF_SEQUENCE, GenerationStatus.MAXIMUM_LENGTH
@@ -207,12 +209,15 @@ def test_a_character_that_the_last_token_begins():
     whole, cut = "ä".encode(), "ä".encode()[:1]
 
     def pushed(*pieces: bytes, stops=()) -> tuple[str, bool]:
-        driver, out = RequestText(decode, set(), stops), ""
+        generated, out, stopped = GeneratedText(decode, set(), stops), "", False
         for i, piece in enumerate(pieces):
             last = i == len(pieces) - 1
-            state = GenerationStatus.MAXIMUM_LENGTH if last else GenerationStatus.ACTIVE
-            out += driver.push(TextGenerationOutput(RequestID(), list(piece), state))
-        return out, driver.stopped
+            status = GenerationStatus.MAXIMUM_LENGTH if last else GenerationStatus.ACTIVE
+            new = generated.push(list(piece), status)
+            out, stopped = out + new.text, new.stop is not None
+            if stopped:
+                break
+        return out, stopped
 
     assert pushed(b"a", whole[:1], whole[1:]) == ("aä", False)
     assert pushed(b"a", cut) == ("a\ufffd", False)

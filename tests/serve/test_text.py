@@ -6,10 +6,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from max.interfaces import GenerationStatus
-from max.pipelines.generation.process.events import TokenLogProbabilities, TokensGenerated
+from max.pipelines.generation.process.events import TokenLogProbabilities
+from max.pipelines.tokenization.text_stream import GeneratedText
 from max.pipelines.tokenization.tokenizer import TextTokenizer
 from max.serve.models.vocabulary import Vocabulary
-from max.serve.requests.text import GeneratedText
 from tests.serve.conftest import TINY
 
 TOKENIZER = TextTokenizer(str(TINY))
@@ -48,8 +48,7 @@ def test_every_split_gives_the_same_text(text, stops, data, include, with_logs) 
         part, tokens = tokens[:count], tokens[count:]
         entries = tuple(TokenLogProbabilities((-1.0,), (((t, -1.0),),)) for t in part)
         status = GenerationStatus.ACTIVE if tokens else GenerationStatus.END_OF_SEQUENCE
-        event = TokensGenerated("r", tuple(part), status, entries if with_logs else None)
-        piece = generated.push(event)
+        piece = generated.push(part, status, entries if with_logs else None)
         joined += piece.text
         logs += piece.logs
         if piece.finish_reason:
@@ -81,8 +80,7 @@ def test_an_invisible_token_keeps_the_logs_of_the_prompt() -> None:
     """With echo, the first token may be the end of the sequence."""
     generated = GeneratedText(decode, frozenset({END}), [])
     entry = TokenLogProbabilities((-3.0, -2.0, -1.0), tuple(((t, -1.0),) for t in (7, 8, END)))
-    event = TokensGenerated("r", (END,), GenerationStatus.END_OF_SEQUENCE, (entry,))
-    piece = generated.push(event)
+    piece = generated.push([END], GenerationStatus.END_OF_SEQUENCE, (entry,))
     assert [log.log_probability for log in piece.prompt_logs] == [-3.0, -2.0]
     assert (piece.text, piece.logs, piece.finish_reason) == ("", (), "stop")
 
@@ -94,6 +92,6 @@ def test_the_token_that_begins_a_stop_text_has_no_log() -> None:
     stop = "".join(texts[1:])
     generated = GeneratedText(decode, frozenset({END}), [stop])
     entries = tuple(TokenLogProbabilities((-1.0,), (((t, -1.0),),)) for t in tokens)
-    piece = generated.push(TokensGenerated("r", tuple(tokens), GenerationStatus.ACTIVE, entries))
+    piece = generated.push(tokens, GenerationStatus.ACTIVE, entries)
     assert len(tokens) > 1 and (piece.text, piece.stop) == (texts[0], stop)
     assert [log.token for log in piece.logs] == tokens[:1]

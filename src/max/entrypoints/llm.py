@@ -16,7 +16,7 @@ from max.pipelines.generation.coroutines import run_async
 from max.pipelines.generation.generation import Generation
 from max.pipelines.registry.registry import PIPELINE_REGISTRY
 from max.pipelines.sampling.defaults import sampling_params_for
-from max.pipelines.tokenization.text_stream import RequestText
+from max.pipelines.tokenization.text_stream import GeneratedText
 from max.pipelines.tokenization.tokenizer import TextTokenizer
 
 __all__ = ["LLM"]
@@ -97,13 +97,14 @@ class LLM:
             )
         contexts = run_async(self._contexts(texts, max_new_tokens, grammar))
         pieces = {
-            context.request_id: RequestText(self._decode, context.eos_token_ids)
+            context.request_id: GeneratedText(self._decode, context.eos_token_ids)
             for context in contexts
         }
         generated: dict[RequestID, str] = dict.fromkeys(pieces, "")
         with _Progress(len(contexts), use_tqdm) as progress:
             for output in self._generation.stream(contexts):
-                generated[output.request_id] += pieces[output.request_id].push(output)
+                text = pieces[output.request_id]
+                generated[output.request_id] += text.push(output.tokens, output.final_status).text
                 if output.is_done:
                     progress.update()
         return [generated[context.request_id] for context in contexts]

@@ -269,7 +269,7 @@ class Runner:
 
     def run(self, context: TextGenerationContext, timing: _Timing | None = None) -> Iterator[str]:
         """The text of a request, in pieces."""
-        text = text_stream.RequestText(
+        text = text_stream.GeneratedText(
             lambda tokens: self.tokenizer.decode_now(tokens, skip_special_tokens=True),
             context.eos_token_ids,
             self.params.stop or (),
@@ -279,9 +279,10 @@ class Runner:
             for output in outputs:
                 if timing is not None:
                     timing.tokens(len(output.tokens))
-                if piece := text.push(output):
-                    yield piece
-                if text.stopped:
+                piece = text.push(output.tokens, output.final_status)
+                if piece.text:
+                    yield piece.text
+                if piece.stop is not None:
                     return
         finally:
             outputs.close()

@@ -9,6 +9,7 @@ from typing import Any
 
 from max.pipelines.core.text import json_value
 from max.pipelines.structured.schema_check import misfit
+from max.pipelines.tokenization.text_stream import TokenLog
 from max.serve.chat.parts import (
     AnswerParser,
     AnswerPart,
@@ -21,7 +22,6 @@ from max.serve.metrics import ServerMetrics
 from max.serve.models.model import ServedModel
 from max.serve.requests.generation import TextSequence, generate_choices
 from max.serve.requests.request_context import current_request
-from max.serve.requests.text import TokenLog
 
 
 @dataclass(frozen=True)

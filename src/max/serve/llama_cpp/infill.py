@@ -11,6 +11,7 @@ from pydantic import Field
 from starlette.responses import Response
 
 from max.interfaces import RequestID, SamplingParamsInput, TextGenerationRequest
+from max.pipelines.tokenization.text_stream import TextPiece
 from max.serve.http.bodies.body import BodyRoute
 from max.serve.http.state import ServerState, json_response, state_of
 from max.serve.http.streaming import event_stream, unless_disconnected
@@ -21,7 +22,6 @@ from max.serve.openai.sampling_fields import LlamaSamplingFields
 from max.serve.openai.wire import encode_json, error_event, new_id
 from max.serve.requests.generation import TextSequence, generate_choices
 from max.serve.requests.infill import ExtraFile, infill_of, prompt_tokens
-from max.serve.requests.text import TextPiece
 
 router = APIRouter(tags=["llama.cpp"], route_class=BodyRoute)
 

@@ -15,6 +15,7 @@ from starlette.responses import Response
 
 from max.interfaces import RequestID, TextGenerationRequest
 from max.pipelines.core.text import utf8_size
+from max.pipelines.tokenization.text_stream import TextPiece, TokenLog
 from max.serve.errors import ApiError
 from max.serve.http.bodies.body import BodyRoute
 from max.serve.http.state import ServerState, state_of
@@ -49,7 +50,6 @@ from max.serve.requests.generation import (
 )
 from max.serve.requests.infill import infill_of, prompt_tokens
 from max.serve.requests.request_context import current_request
-from max.serve.requests.text import TextPiece, TokenLog
 from max.serve.requests.threads import by_size, in_body_thread
 
 router = APIRouter(route_class=BodyRoute)

@@ -8,10 +8,10 @@ from typing import Any, cast
 
 import msgspec
 
+from max.pipelines.tokenization.text_stream import TokenLog
 from max.serve.errors import ApiError
 from max.serve.models.vocabulary import Vocabulary
 from max.serve.requests.request_context import current_request
-from max.serve.requests.text import TokenLog
 
 encode_json = msgspec.json.encode
 DONE = b"data: [DONE]\n\n"

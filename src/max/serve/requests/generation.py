@@ -10,12 +10,12 @@ from typing import TypeAlias
 
 from max.pipelines.generation.process.commands import GenerationRequest
 from max.pipelines.generation.process.events import PromptStarted, TokensGenerated
+from max.pipelines.tokenization.text_stream import GeneratedText, TextPiece
 from max.serve.errors import ApiError
 from max.serve.limits import LONG_LOGS, MAX_SEQUENCE_TOKENS
 from max.serve.metrics import ServerMetrics
 from max.serve.models.model import ServedModel
 from max.serve.requests.request_context import current_request
-from max.serve.requests.text import GeneratedText, TextPiece
 from max.serve.requests.threads import in_body_thread
 
 logger = logging.getLogger("max.serve")
@@ -131,7 +131,7 @@ class _Sequence:
                 metrics.between_tokens.observe(between)
         self._last = now
         metrics.output_tokens.inc(count)
-        return self._text.push(event)
+        return self._text.push(event.tokens, event.status, event.log_probabilities)
 
 
 NumberedPieces: TypeAlias = list[tuple[int, TextPiece]]
