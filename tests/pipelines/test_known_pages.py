@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Sequence
 
 import numpy as np
 import pytest
@@ -64,6 +65,10 @@ class Cache:
             first = 0 if pool.window is None else max(0, len(tokens) - pool.window + 1)
             for place in range(first, len(tokens)):
                 assert memory[table[place // PAGE], place % PAGE] == tokens[place]
+
+
+def anything(page_hash: bytes) -> bool:
+    return True
 
 
 def common(one: list[int], other: list[int]) -> int:
@@ -146,16 +151,16 @@ def test_pages_that_are_not_full_are_not_stored() -> None:
     assert len(pool.with_content()) == len(pool.cached_contents()) == 2
 
 
-def test_no_page_is_left_for_a_copy() -> None:
-    cache = Cache(2)
+@pytest.mark.parametrize("pages, reason", [(2, MissReason.EVICTED), (3, MissReason.NOT_COPIED)])
+def test_no_page_is_left_for_a_copy(pages: int, reason: MissReason) -> None:
+    """Another request has overwritten the page that is not full, or has taken the page that its copy would need."""
+    cache = Cache(pages)
     cache.run(list(range(12)))
     cache.pages.claim(RequestID("a"))
-    cache.pages.reserve(RequestID("a"), 1)  # the last free page but one
-    reused, miss = 0, None
+    cache.pages.reserve(RequestID("a"), 1)
     cache.pages.claim(RequestID("b"))
     reused = cache.pages.reuse_prefix(RequestID("b"), np.arange(12))
-    miss = cache.pages.miss(RequestID("b"))
-    assert reused == 8 and miss is not None and miss.reason is MissReason.EVICTED
+    assert (reused, cache.pages.miss(RequestID("b"))) == (8, Miss(reason, 8, 3))
     cache.pages.check()
 
 
@@ -258,7 +263,7 @@ def test_pages_in_the_swap_area_are_not_copied() -> None:
     last = RequestID("last")
     pages.claim(last)
     assert pages.reuse_prefix(last, np.array([7] * 5 + [1])) == 0
-    assert pages.miss(last) == Miss(MissReason.EVICTED, 0, 5)
+    assert pages.miss(last) == Miss(MissReason.NOT_COPIED, 0, 5)
 
 
 def test_a_part_is_kept_only_where_all_groups_can_copy_it() -> None:
@@ -290,12 +295,16 @@ def test_the_last_token_of_a_page_differs() -> None:
     assert (reused, miss) == (PAGE - 1, Miss(MissReason.CHANGED, PAGE - 1, 2))
 
 
+def found_length(known: KnownPages, parent: bytes, tokens: Sequence[int], contents=()) -> int:
+    return known.find(parent, np.array(tokens), contents, anything, anything).length
+
+
 def test_the_oldest_pages_are_forgotten() -> None:
     known = KnownPages(3)
     for number in range(5):
         known.add(b"salt", bytes([number]), np.array([number, 1]), ())
         known.touch([b"\x00", b"unknown"])
-    found = [known.find(b"salt", np.array([n, 1]), (), lambda _: True).length for n in range(5)]
+    found = [found_length(known, b"salt", [n, 1]) for n in range(5)]
     assert found == [2, 0, 0, 2, 2]
 
 
@@ -308,7 +317,7 @@ def test_images_end_what_is_in_common() -> None:
         ((), 2),
         (((2, b"cat"), (4, b"x")), 4),
     ):
-        assert known.find(b"", np.arange(6), contents, lambda _: True).length == length
+        assert found_length(known, b"", range(6), contents) == length
 
 
 def test_the_longest_start_of_random_pages():
@@ -321,7 +330,8 @@ def test_the_longest_start_of_random_pages():
             pages.append((bytes([index]), page))
             known.add(b"p", bytes([index]), np.array(page), ())
         tokens = draw.choices(range(2), k=draw.randint(0, 4))
-        cached = {page_hash for page_hash, _ in pages if draw.random() < 0.6}
+        cached = {page_hash for page_hash, _ in pages if draw.random() < 0.8}
+        copyable = {page_hash for page_hash in cached if draw.random() < 0.8}
 
         def common(page: list[int], tokens: list[int] = tokens) -> int:
             pairs = [a == b for a, b in zip(page, tokens, strict=False)]
@@ -329,15 +339,18 @@ def test_the_longest_start_of_random_pages():
 
         longest = max([common(page) for _, page in pages], default=0)
         ends = any(common(page) == len(page) == longest for _, page in pages)
-        best = max([common(page) for page_hash, page in pages if page_hash in cached], default=0)
-        newest = [h for h, page in pages if h in cached and common(page) == best and best]
-        found = known.find(b"p", np.array(tokens, np.int64), (), cached.__contains__)
-        expected = Found(newest[-1] if newest else None, best, longest, bool(pages), ends)
-        assert found == expected, (pages, tokens, cached)
+        there = max([common(page) for page_hash, page in pages if page_hash in cached], default=0)
+        best = max([common(page) for page_hash, page in pages if page_hash in copyable], default=0)
+        newest = [h for h, page in pages if h in copyable and common(page) == best and best]
+        found = known.find(
+            b"p", np.array(tokens, np.int64), (), cached.__contains__, copyable.__contains__
+        )
+        expected = Found(newest[-1] if newest else None, best, there, longest, bool(pages), ends)
+        assert found == expected, (pages, tokens, cached, copyable)
 
 
 def found_in(known: KnownPages, parent: bytes, *tokens: int) -> bytes | None:
-    return known.find(parent, np.array(tokens), (), lambda page_hash: True).page_hash
+    return known.find(parent, np.array(tokens), (), anything, anything).page_hash
 
 
 def test_the_page_that_was_not_used_for_longest_is_forgotten():
@@ -360,11 +373,11 @@ def test_the_newest_256_pages_are_compared():
     assert found_in(known, b"p", 0) is None and found_in(known, b"p", 1) == b"\1\0"
 
 
-NOTHING = Found(None, 0, 0, False, False)
+NOTHING = Found(None, 0, 0, 0, False, False)
 
 
 def reason_of(known: KnownPages, tokens: list[int], salt: bytes, reused: int = 0) -> MissReason:
-    miss = known.miss(np.array(tokens), salt, reused, NOTHING, False)
+    miss = known.miss(np.array(tokens), salt, reused, NOTHING, 0)
     assert miss is not None
     return miss.reason
 
@@ -401,3 +414,19 @@ def test_4096_starts_are_known():
     assert reason(1, b"b") is MissReason.NEVER_SEEN
     # that has taken the place of another one
     assert reason(0, b"c") is MissReason.OTHER_SALT and reason(2, b"b") is MissReason.NEVER_SEEN
+
+
+def test_what_the_reason_of_a_miss_is_if_pages_have_more_in_common():
+    """The first token that the request lacks decides, where pages of several fates have it."""
+    for cached, longest, copied, reason in (
+        (6, 6, 4, MissReason.NOT_COPIED),
+        (5, 6, 4, MissReason.NOT_COPIED),
+        (4, 6, 4, MissReason.EVICTED),
+        (4, 4, 4, MissReason.CHANGED),
+        (1, 1, 0, MissReason.NOT_COPIED),
+        (0, 1, 0, MissReason.EVICTED),
+    ):
+        found = Found(b"page", copied, cached, longest, True, False)
+        tokens = np.arange(20)
+        miss = KnownPages(9).miss(tokens, b"", 8 + copied, found, copied)
+        assert miss == Miss(reason, 8 + copied, 11 - copied)

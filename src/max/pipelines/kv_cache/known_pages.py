@@ -33,6 +33,8 @@ class MissReason(str, Enum):
     """A known sequence has other tokens at this position."""
     EVICTED = "evicted"
     """They were in the cache, and their pages were needed for other tokens."""
+    NOT_COPIED = "not_copied"
+    """They are in the cache, in a page that cannot be copied: no page is free, or the swap area has it."""
     OTHER_SALT = "other_salt"
     """A prompt with the same start was read for another tenant, key or ``cache_salt``."""
     NEVER_SEEN = "never_seen"
@@ -68,6 +70,7 @@ class Found(NamedTuple):
     Args:
         page_hash: The cached page with the longest common start; None: there is none.
         length: The tokens in common.
+        cached: The same with the cached pages that cannot be copied.
         longest: The same with the pages that were overwritten.
         has_pages: Whether any page follows the known tokens.
         ends: Whether a sequence ended after the tokens in common.
@@ -75,6 +78,7 @@ class Found(NamedTuple):
 
     page_hash: bytes | None
     length: int
+    cached: int
     longest: int
     has_pages: bool
     ends: bool
@@ -122,11 +126,11 @@ class KnownPages:
             if not siblings:
                 del self._children[its_parent]
 
-    def touch(self, hashes: Iterable[bytes]) -> None:
+    def touch(self, hashes: Iterable[bytes | None]) -> None:
         """Moves pages to the end of the order.
 
         Args:
-            hashes: Their hashes; those that are not known are left out.
+            hashes: Their hashes; those that are not known, and None, are left out.
         """
         for page_hash in hashes:
             if page_hash in self._parents:
@@ -144,6 +148,7 @@ class KnownPages:
         tokens: Tokens,
         contents: tuple[tuple[int, bytes], ...],
         is_cached: Callable[[bytes], bool],
+        can_be_copied: Callable[[bytes], bool],
     ) -> Found:
         """Compares tokens with the pages that follow a page.
 
@@ -151,11 +156,12 @@ class KnownPages:
             parent: The hash of the page before the tokens; at the start of a prompt, its salt.
             tokens: The next tokens of the prompt, at most a page.
             contents: What they stand for.
-            is_cached: Whether the page of a hash can be copied.
+            is_cached: Whether the page of a hash is in the cache.
+            can_be_copied: Whether it can be copied, too.
         """
         pages = self._children.get(parent, {})
         best: bytes | None = None
-        length = longest = 0
+        length = cached = longest = 0
         ends = False
         # newest first: a later page replaces `best` only if it has more in common
         for number, (page_hash, page) in enumerate(reversed(pages.items())):
@@ -166,12 +172,14 @@ class KnownPages:
             if common > longest or (common == longest and common):
                 ends = (ends and common == longest) or common == len(page.tokens)
                 longest = common
-            if common > length and is_cached(page_hash):
+            if is_cached(page_hash):
+                cached = max(cached, common)
+            if common > length and can_be_copied(page_hash):
                 best, length = page_hash, common
-        return Found(best, length, longest, bool(pages), ends)
+        return Found(best, length, cached, longest, bool(pages), ends)
 
     def miss(
-        self, tokens: Tokens, salt: bytes, reused: int, found: Found, evicted: bool
+        self, tokens: Tokens, salt: bytes, reused: int, found: Found, copied: int
     ) -> Miss | None:
         """Why the cache had no more tokens of a prompt, whose start is noted; None if it had all but the last.
 
@@ -180,7 +188,7 @@ class KnownPages:
             salt: Its salt.
             reused: The tokens that the cache had.
             found: The pages that were compared with the next tokens.
-            evicted: Whether one of these had more tokens in common.
+            copied: How many of the reused tokens were copied from one of these.
         """
         only_others = self._note_start(tokens, salt)
         # the last token is read in any case, as its logits are needed
@@ -188,7 +196,9 @@ class KnownPages:
         if missed <= 0:
             return None
         reason = MissReason.CHANGED
-        if evicted:
+        if found.cached > copied:
+            reason = MissReason.NOT_COPIED
+        elif found.longest > copied:
             reason = MissReason.EVICTED
         elif reused == 0:
             reason = MissReason.OTHER_SALT if only_others else MissReason.NEVER_SEEN

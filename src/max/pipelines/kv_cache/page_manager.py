@@ -196,14 +196,13 @@ class PageManager:
         table.reused = end * self.page_size
         next_tokens = tokens[table.reused : min(table.reused + self.page_size, len(tokens) - 1)]
         within = contents_within(contents, end, self.page_size)
-        found = self._known.find(parent, next_tokens, within, self._can_be_copied)
-        known = table.hashes if found.page_hash is None else [*table.hashes, found.page_hash]
-        self._known.touch(known)
+        found = self._known.find(parent, next_tokens, within, self._is_cached, self._can_be_copied)
+        self._known.touch([*table.hashes, found.page_hash])
         # a page that is not full is copied, as its owner still writes to it
         copied = found.length if self._add_copy(table, found.page_hash) else 0
         table.reused += copied
         table.prefix = table.reused
-        table.miss = self._known.miss(tokens, salt, table.reused, found, found.longest > copied)
+        table.miss = self._known.miss(tokens, salt, table.reused, found, copied)
         return table.reused
 
     def cached_length(self, tokens: Tokens, salt: bytes = b"", contents: Contents = ()) -> int:
@@ -216,9 +215,8 @@ class PageManager:
         """
         if not self.enable_prefix_caching:
             return 0
-        return (
-            self._lookup.cached_pages(self._lookup.hashes(tokens, salt, contents)) * self.page_size
-        )
+        hashes = self._lookup.hashes(tokens, salt, contents)
+        return self._lookup.cached_pages(hashes) * self.page_size
 
     def miss(self, request_id: RequestID) -> Miss | None:
         """Why the first tokens of a request were not in the cache; None if all but the last were.
@@ -230,6 +228,9 @@ class PageManager:
             KeyError: The request has no table.
         """
         return self._table(request_id).miss
+
+    def _is_cached(self, page_hash: bytes) -> bool:
+        return all(pool.is_cached(page_hash) for pool in self.pools)
 
     def _can_be_copied(self, page_hash: bytes) -> bool:
         # the swap area has full pages only to restore
