@@ -12,13 +12,15 @@ from xdsl.ir import SSAValue
 from max import kernel as k
 from max._backends.cpu import backend as cpu_backend
 from max._backends.cpu.packing import CPU_PACKING, Packing, packing_of
-from max._backends.cpu.passes.packed_ops import CodeOp
+from max._backends.cpu.passes.code_weights import code_weights
+from max._backends.cpu.passes.packed_ops import CodeOp, PackedMatmulOp
+from max._compiler import mok
 from max._compiler.pipeline import optimize
 from max.driver import CPU
 from max.dtype import DType
 from max.engine import InferenceSession
 from max.graph import DeviceRef, Graph, TensorType, TensorValue, ops
-from max.mlir import MoOp, clone_module
+from max.mlir import MoOp, clone_module, entry
 from tests.compiler.test_grouped_products import GROUPS, groups_of, product
 from tests.cpu_kernels.harness import target
 
@@ -85,6 +87,28 @@ def test_streamed_products_read_coded_weights(dtype: DType) -> None:
     assert all("coded" not in encoding for _, encoding in products(gated(dtype, 48), backends)[:1])
     host.packing = replace(packing, streamed_bytes=1 << 30)  # pyright: ignore[reportAttributeAccessIssue]
     assert all("coded" not in encoding for _, encoding in products(gated(dtype), backends))
+
+
+@pytest.mark.parametrize(
+    ("runs_here", "streamed", "encoding"),
+    [(True, True, "coded bfloat16"), (False, True, "rows"), (True, False, "rows")],
+)
+def test_the_dtype_of_the_weight_counts(runs_here: bool, streamed: bool, encoding: str) -> None:
+    """The x of a product may be wider than its weight; no other pass runs."""
+    x, w = "!mo.tensor<[n, 64], f32, cpu:0>", "!mo.tensor<[1, 2048], bf16, cpu:0>"
+    attributes = f'encoding = "rows", columns = 32 : i64, streamed = {str(streamed).lower()}'
+    module = mok.parse(
+        f"""builtin.module {{ mo.graph @g(%x: {x}) -> (!mo.tensor<[n, 32], f32, cpu:0>) {{
+            %w = mo.constant.external() {{name = "w"}} : () -> {w}
+            %p = mok.pack(%w) {{encoding = "rows"}} : ({w}) -> {w}
+            %y = mok.packed_matmul(%x, %p) {{{attributes}}} : ({x}, {w}) -> !mo.tensor<[n, 32], f32, cpu:0>
+            mo.output(%y) : (!mo.tensor<[n, 32], f32, cpu:0>) -> () }} }}"""
+    )
+    packing = replace(CPU_PACKING, coded={DType.bfloat16: "coded bfloat16"})
+    code_weights(entry(module).block, lambda op: runs_here, packing)
+    (product,) = [op for op in module.walk() if isinstance(op, PackedMatmulOp)]
+    assert product.attr("encoding") == encoding
+    assert len([op for op in module.walk() if isinstance(op, CodeOp)]) == (encoding != "rows")
 
 
 @pytest.mark.parametrize("rows", [1, 3, 20])

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import pytest
 
 from max import _interpreter
+from max._compiler import mok
 from max._compiler.passes.channels import move_channels
 from max._compiler.passes.redundant_ops import drop_dead_ops
 from max.dtype import DType
@@ -108,3 +110,49 @@ def test_what_has_another_layout_stays() -> None:
         graph.output(ops.permute(x, [0, 3, 1, 2]) + y)
     before = print_module(graph.to_mlir())
     assert moved(graph) == before
+
+
+IMAGE = TensorType(DType.float32, ["n", 4, 5, C], CPU)
+
+
+def inner(build: Callable[..., TensorValue], count: int = 1) -> str:
+    """The text of a graph of one op on images whose channels are moved to the front, and back behind it."""
+    with Graph("images", input_types=[IMAGE] * count) as graph:
+        images = [ops.permute(value.tensor, [0, 3, 1, 2]) for value in graph.inputs]
+        graph.output(ops.permute(build(*images), [0, 2, 3, 1]))
+    return moved(graph)
+
+
+def test_slices_of_images() -> None:
+    text = inner(lambda x: x[:, 1:4, ::2, :2])
+    assert "transpose" not in text
+    (start, stop, step) = (
+        re.findall(rf"{name} = #mo.shape<(.*?)>", text) for name in ("start", "stop", "step")
+    )
+    assert (start, stop, step) == (["[0, 0, 0, 1]"], ["[n, 4, 2, 4]"], ["[1, 2, 1, 1]"])
+
+
+def test_attributes_of_elementwise_ops_are_kept() -> None:
+    text = inner(lambda x: ops.gelu(x, "tanh"))
+    assert "transpose" not in text and 'approximate = "tanh"' in text
+
+
+def test_operands_transposed_otherwise_stay() -> None:
+    """Equal shapes by another order of the axes."""
+    types = [IMAGE, TensorType(DType.float32, ["n", C, 5, 4], CPU)]
+    with Graph("images", input_types=types) as graph:
+        x, y = (value.tensor for value in graph.inputs)
+        total = ops.permute(x, [0, 3, 1, 2]) + ops.permute(y, [0, 1, 3, 2])
+        graph.output(ops.permute(total, [0, 2, 3, 1]))
+    assert moved(graph).count("mo.transpose(") == 3
+
+
+def test_matrices_have_no_channels() -> None:
+    text = (
+        "builtin.module { mo.graph @g(%x: T) -> (T) { %y = mo.transpose(%x) {perm = array<i64: 0, 1>} : (T) -> T\n"
+        "%z = mo.neg(%y) : (T) -> T\n mo.output(%z) : (T) -> () } }"
+    )
+    module = mok.parse(text.replace("T", "!mo.tensor<[n, 4], f32, cpu:0>"))
+    before = print_module(module)
+    move_channels(entry(module).block)
+    assert print_module(module) == before

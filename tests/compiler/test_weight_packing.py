@@ -41,6 +41,8 @@ def packed(
     # a value that a removed op still uses would never be dropped
     users = {use.operation for op in block.ops for value in op.results for use in value.uses}
     assert users <= {*block.ops}
+    # an op that products no longer need would be carried out at load
+    assert all(any(r.first_use for r in op.results) for op in block.ops if op.results)
     assert block.last_op is not None
     assert tuple([value.type for value in block.last_op.operands]) == entry(module).output_types
     found = list[str]()
@@ -79,6 +81,7 @@ def test_products_of_weights() -> None:
         lambda x: x[:, :7] @ weight(7, 9),
         lambda x: x @ weight(8, 0),
         lambda x: ops.broadcast_to(x, [2, "n", 8]) @ weight(2, 8, 9),
+        lambda x: ops.broadcast_to(x, [8, "n", 8]) @ weight(8, 8, 9),
         lambda x: x.cast(DType.float64) @ weight(8, 9, dtype=DType.float64),
     ],
 )
@@ -130,13 +133,14 @@ def test_weights_that_caches_do_not_hold() -> None:
 def test_quantized_weights(encoding: str) -> None:
     """Packed where the device has a layout for their encoding."""
 
-    def build(x: Value) -> Value:
+    def build(x: Value, columns: int = 9) -> Value:
         row = 18 if encoding == "Q4_0" else 34
-        w = ops.constant(np.zeros((9, row), np.uint8), DType.uint8, CPU)
+        w = ops.constant(np.zeros((columns, row), np.uint8), DType.uint8, CPU)
         return ops.qmatmul(getattr(QuantizationEncoding, encoding), None, x, w)
 
-    expected = [f"pack {encoding}", f"packed_matmul {encoding} 9"]
-    assert packed(build, shape=("n", 32)) == expected
+    for columns in (9, 1):
+        expected = [f"pack {encoding}", f"packed_matmul {encoding} {columns}"]
+        assert packed(lambda x, n=columns: build(x, n), shape=("n", 32)) == expected
     only = replace(CPU_PACKING, quantized=frozenset({"Q6_K"}))
     assert packed(build, shape=("n", 32), packing=only) == []
 

@@ -30,7 +30,7 @@ def move_channels(block: Block) -> None:
             _cancel(op)
             continue
         rule = _rule(op)
-        if rule is None or not op.results or op.parent is None:
+        if rule is None:
             continue
         perm = next((p for value in op.operands if (p := _channels_first(value))), None)
         if perm is None:

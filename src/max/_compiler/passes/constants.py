@@ -14,6 +14,7 @@ from max._compiler.passes.canonicalize import insert_before
 from max.dtype import DType
 from max.dtype.rounding import convert_rounding_once
 from max.mlir import DenseAttr, MoOp, TensorType, build
+from max.mlir.dims import DimExpr
 from max.mlir.ops import elementwise as elementwise_ops
 from max.mlir.ops import shape as shape_ops
 from max.mlir.ops.constant import ConstantOp
@@ -71,12 +72,15 @@ def _evaluate(op: MoOp, args: list[Array], dtype: DType, shape: tuple[int, ...])
         case shape_ops.ConcatOp:
             return np.concatenate(args, op.attr("axis"))
         case shape_ops.ShapeToTensorOp:
-            return np.array(
-                [dim if isinstance(dim, int) else dim.value for dim in op.attr("shape")], np.int64
-            )
+            return np.array([dim.value for dim in _dims(op)], np.int64)
         case _:
             function = _ARITHMETIC.get(type(op))
             return None if function is None else np.asarray(function(*args), dtype=dtype.to_numpy())
+
+
+def _dims(op: MoOp) -> list[DimExpr]:
+    """The dims that `mo.shape_to_tensor` returns."""
+    return [DimExpr.of(dim) for dim in op.attr("shape")]
 
 
 def fold_constants(block: Block) -> None:
@@ -88,16 +92,14 @@ def fold_constants(block: Block) -> None:
         if shape is None or int(np.prod(shape)) > FOLD_LIMIT:
             continue
         if type(op) is shape_ops.ShapeToTensorOp:
-            if not all(isinstance(dim, int) or dim.is_static for dim in op.attr("shape")):
+            if not all(dim.is_static for dim in _dims(op)):
                 continue
-        elif not op.operands:
-            continue
         args = [constant_of(value.owner) for value in op.operands]
         if any(arg is None for arg in args):
             continue
         with np.errstate(all="ignore"):
             value = _evaluate(op, [arg for arg in args if arg is not None], result.dtype, shape)
-        if value is None or value.shape != shape:
+        if value is None:
             continue
         attr = DenseAttr.of(np.ascontiguousarray(value).reshape(shape))
         folded = build(ConstantOp, (), {"value": attr}, (result,), op.location)

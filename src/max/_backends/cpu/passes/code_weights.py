@@ -6,7 +6,6 @@ from xdsl.ir import Block, SSAValue
 
 from max._backends.backend import RunsHere
 from max._backends.cpu.kernels.products.dense.coded import can_code
-from max._backends.cpu.kernels.products.quantized.packed import DENSE
 from max._backends.cpu.packing import Packing
 from max._backends.cpu.passes.packed_ops import (
     AdaptedProductsOp,
@@ -51,8 +50,7 @@ def code_weights(block: Block, runs_here: RunsHere, packing: Packing) -> None:
 def _encoding(op: MoOp, packing: Packing) -> str | None:
     """The encoding of a product's weight; None: it is not coded."""
     packed, inner = op.operands[1].type, shape_of(op.operands[0])[-1]
-    if op.attr("encoding") not in DENSE or not op.attr("streamed"):
-        return None
-    if not isinstance(packed, TensorType) or not isinstance(inner, int) or not can_code(inner):
-        return None
-    return packing.coded.get(packed.dtype)
+    # a packed weight is static, and so is the axis that is summed
+    assert isinstance(packed, TensorType) and isinstance(inner, int)
+    # those of blocks and of 8-bit integers are bytes, which have no code
+    return packing.coded.get(packed.dtype) if op.attr("streamed") and can_code(inner) else None

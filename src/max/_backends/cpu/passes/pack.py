@@ -54,9 +54,11 @@ def _pack(block: Block, candidates: list[MoOp], constant: set[SSAValue], packing
     chosen: list[tuple[MoOp, str]] = []
     for op in products:
         x, w = op.operands
-        encoding = _encoding(op, packing)
         # a product of weights only runs once, at load
-        if x in constant or w not in constant or encoding is None:
+        if x in constant or w not in constant:
+            continue
+        encoding = _encoding(op, packing)
+        if encoding is None:
             continue
         chosen.append((op, encoding))
         # a weight of several products is packed once
@@ -125,11 +127,11 @@ def _pack_filters(convolutions: list[MoOp], constant: set[SSAValue], packing: Pa
     for op in convolutions:
         x, w = op.operands
         groups = op.attr("groups")
-        shape = w.type.static_shape if isinstance(w.type, TensorType) else None
-        if x in constant or w not in constant or shape is None or 0 in shape:
+        if x in constant or w not in constant:
             continue
-        assert isinstance(x.type, TensorType) and isinstance(w.type, TensorType)
-        if x.type.dtype is not w.type.dtype or w.type.dtype not in packing.filters:
+        assert isinstance(w.type, TensorType) and w.type.static_shape is not None
+        shape = w.type.static_shape
+        if 0 in shape or w.type.dtype not in packing.filters:
             continue
         if shape[-2] == 1 and shape[-1] == groups:
             continue
@@ -149,13 +151,13 @@ def _bytes(value: SSAValue) -> int:
 
 def _encoding(op: MoOp, packing: Packing) -> str | None:
     """The encoding in which the weight of a product is packed; None: not packed."""
-    x, w = (value.type for value in op.operands)
-    shape = w.static_shape if isinstance(w, TensorType) else None
-    if shape is None or len(shape) != 2 or 0 in shape:
+    w = op.operands[1].type
+    assert isinstance(w, TensorType) and w.static_shape is not None
+    shape = w.static_shape
+    if len(shape) != 2 or 0 in shape:
         return None
     if type(op) is QmatmulOp:
         return op.attr("encoding") if op.attr("encoding") in packing.quantized else None
-    assert isinstance(x, TensorType) and isinstance(w, TensorType)
-    if w.dtype not in packing.dense or x.dtype is not w.dtype or min(shape) < packing.min_size:
+    if w.dtype not in packing.dense or min(shape) < packing.min_size:
         return None
     return "rows" if op.attr_or("transpose_b", False) else "columns"
