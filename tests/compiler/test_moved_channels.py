@@ -156,3 +156,28 @@ def test_matrices_have_no_channels() -> None:
     before = print_module(module)
     move_channels(entry(module).block)
     assert print_module(module) == before
+
+
+def test_ops_without_images_stay() -> None:
+    """Other transposes, and sums of images in the layout of kernels."""
+    with Graph("images", input_types=[IMAGE]) as graph:
+        x = graph.inputs[0].tensor
+        y = x + ops.broadcast_to(ops.constant(np.arange(C, dtype=np.float32)), x.shape)
+        graph.output(ops.permute(-ops.permute(y, [0, 2, 1, 3]), [0, 2, 1, 3]))
+    assert moved(graph).count("mo.transpose(") == 2
+
+
+def test_rows_with_channels() -> None:
+    with Graph("rows", input_types=[TensorType(DType.float32, ["n", 5, C], CPU)]) as graph:
+        x = ops.permute(graph.inputs[0].tensor, [0, 2, 1])
+        graph.output(ops.permute(-x, [0, 2, 1]))
+    assert "transpose" not in moved(graph)
+
+
+def test_constants_of_another_shape_are_transposed() -> None:
+    with Graph("images", input_types=[TensorType(DType.float32, [1, 4, 5, C], CPU)]) as graph:
+        x = ops.permute(graph.inputs[0].tensor, [0, 3, 1, 2])
+        other = ops.reshape(ops.constant(np.arange(C * 20, dtype=np.float32)), x.shape)
+        graph.output(ops.permute(ops.concat([x, other], 1), [0, 2, 3, 1]))
+    text = moved(graph)
+    assert text.count("mo.transpose(") == 1 and "-> !mo.tensor<[1, 4, 5, 6], f32" in text

@@ -120,6 +120,8 @@ def test_what_a_buffer_takes_is_copied_to_its_device(backends: Backends) -> None
     module = placed(STORE.replace("X", Y).replace("B", BUFFER), backends)
     (copy,) = found(module, DeviceCopyOp)
     assert str(copy.results[0].type) == X
+    (op,) = copy.results[0].uses
+    assert isinstance(op.operation, MoOp) and op.operation.name == "mo.custom"
 
 
 def test_a_transfer_in_one_memory_is_a_view(backends: Backends) -> None:

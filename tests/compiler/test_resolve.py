@@ -61,6 +61,16 @@ def test_a_name_given_twice_is_the_first_size() -> None:
     assert shapes(resolved(graph), "mo.slice") == ["['n - 2', 'n - 2']"]
 
 
+def test_sizes_of_inputs_keep_their_names() -> None:
+    """A slice said to be as long as an input is compared with it; a rebind is a new name."""
+    with Graph("g", input_types=[rows("n", 8), rows("m", 8)]) as graph:
+        x = graph.inputs[0].tensor
+        graph.output(x[(slice(2, None), "m")], x.rebind(["other", 8]) * 2)
+    module = resolved(graph)
+    assert shapes(module, "mo.slice") == ["['m', '8']"]
+    assert symbols(module) == {"m", "n"}
+
+
 def test_branches_use_sizes_that_the_graph_around_them_named() -> None:
     """Not as a size of their inputs."""
     with Graph("g", input_types=[rows("n", 8), TensorType(BOOL, (), CPU)]) as graph:

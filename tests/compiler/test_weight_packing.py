@@ -141,6 +141,7 @@ def test_quantized_weights(encoding: str) -> None:
     for columns in (9, 1):
         expected = [f"pack {encoding}", f"packed_matmul {encoding} {columns}"]
         assert packed(lambda x, n=columns: build(x, n), shape=("n", 32)) == expected
+    assert packed(lambda x: build(x, 0), shape=("n", 32)) == []
     only = replace(CPU_PACKING, quantized=frozenset({"Q6_K"}))
     assert packed(build, shape=("n", 32), packing=only) == []
 

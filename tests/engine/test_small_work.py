@@ -11,12 +11,16 @@ import pytest
 
 from max import kernel as k
 from max._abi import PoolState
+from max._backends.backend import Rate, Sharing
 from max._backends.cpu.runtime.pool import shared_pool
+from max._compiler.program.code import LaunchCode, ProgramCode, WorkCode
 from max._config import flags
 from max.driver import CPU
 from max.dtype import DType
 from max.engine import ExecutionInterrupted, InferenceSession, Model, interrupt_on
+from max.engine.run.small_work import small_work
 from max.graph import Graph, TensorType, TensorValue, Weight, ops
+from max.mlir import DimExpr
 from tests.engine.conftest import DEVICE, tensor
 
 pytestmark = pytest.mark.timeout(120, method="thread")
@@ -183,3 +187,72 @@ def test_a_run_alone_starts_no_threads() -> None:
     assert not pool._threads  # pyright: ignore[reportPrivateUsage]
     model.execute(np.zeros(70_001, np.float32))
     assert len(pool._threads) == workers - 1  # pyright: ignore[reportPrivateUsage]
+
+
+# ***** the estimate *****
+SHARING = Sharing({"region": Rate(10, 3), "product": Rate(0, 2), "other": Rate(5, 1)}, 60)
+N = DimExpr.symbol("n")
+
+
+def estimate(*works: tuple[str, DimExpr | int] | None, **changes: Any) -> Callable[[int], bool]:
+    """Whether launches of these kinds and amounts are small, as a function of n."""
+    launches = [
+        LaunchCode("k", (), True, False, "k", work=work and WorkCode(*work))  # pyright: ignore[reportArgumentType]
+        for work in works
+    ]
+    launches += changes.get("more", [])
+    with flags.override(MAX_RUN_ALONE=True):
+        small = small_work(ProgramCode(launches=launches), ["n"], changes.get("sharing", SHARING))
+    return lambda n: small([n])
+
+
+def test_the_work_that_is_shared_counts() -> None:
+    """Of each launch what exceeds `unshared`, times `weight`; the limit itself is small."""
+    region = estimate(("region", N))
+    assert [region(n) for n in (0, 10, 30, 31)] == [True, True, True, False]
+    two = estimate(("region", N), ("region", N), ("other", N * 2))
+    # 6 (n - 10) + 2 n - 5
+    assert [two(n) for n in (10, 15, 16)] == [True, True, False]
+    assert estimate(("product", 30))(1) and not estimate(("product", 31))(1)
+    assert estimate()(1)
+
+
+def test_loops_are_small_where_no_launch_is_worth_sharing() -> None:
+    back = [LaunchCode("", (), True, False, "", jump="back")]
+    looped = estimate(("other", N), more=back)
+    assert [looped(n) for n in (5, 6)] == [True, False]
+
+
+def test_launches_that_are_never_shared_do_not_count() -> None:
+    serial = [LaunchCode("k", (), True, True, "k")]
+    assert estimate(("region", N), more=serial)(1)
+    assert not estimate(("region", N), None)(1)
+    assert not estimate(("region", N), sharing=None)(1)
+    with flags.override(MAX_RUN_ALONE=False):
+        assert not small_work(ProgramCode(), [], SHARING)([])
+
+
+@pytest.mark.parametrize(
+    ("works", "decided"),
+    [
+        ([("product", 30 * N)], False),
+        ([("product", 31 * N)], True),
+        ([("product", 20 * N), ("product", 11 * N)], True),
+        ([("product", 31 * N - 31)], False),
+    ],
+)
+def test_programs_that_are_large_with_any_sizes_compute_nothing(
+    works: list[tuple[str, DimExpr]], decided: bool
+) -> None:
+    """The sizes are at least 1, or the result is empty."""
+    launches = [
+        LaunchCode("k", (), True, False, "k", work=WorkCode(*work))  # pyright: ignore[reportArgumentType]
+        for work in works
+    ]
+    with flags.override(MAX_RUN_ALONE=True):
+        small = small_work(ProgramCode(launches=launches), ["n"], SHARING)
+    if decided:
+        assert not small([])
+    else:
+        with pytest.raises((ValueError, IndexError, TypeError)):
+            small([])

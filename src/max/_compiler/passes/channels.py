@@ -122,7 +122,7 @@ Rule = Callable[[MoOp, Perm], dict[str, Attribute]]
 
 
 def _rule(op: MoOp) -> Rule | None:
-    if op.spec.elementwise and len(op.results) == 1:
+    if op.spec.elementwise:
         return _same
     # a reduction keeps its axis, with size 1
     if isinstance(op, ConcatOp) or (op.spec.reduction and "axis" in op.attributes):
