@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import subprocess
 import sys
@@ -176,3 +177,19 @@ def test_the_first_element_behind_the_end_cannot_be_touched(where, write):
     if where == "output":  # its other elements still contain the pattern
         never = np.array([0xFBFBFBFB], np.uint32).view(np.float32)[0]
         np.testing.assert_array_equal(y.to_numpy(), [never] * 4 + [1])
+
+
+@pytest.mark.parametrize("num_bytes", [0, 1, guard.PAGE, guard.PAGE + 1])
+def test_memory_ends_at_a_page(num_bytes: int) -> None:
+    for block in (guard.allocate(num_bytes), guard.guarded_copy(np.zeros(num_bytes, np.uint8))):
+        assert block.size == num_bytes and (block.ctypes.data + num_bytes) % guard.PAGE == 0
+    pages = guard.between_pages(num_bytes)
+    assert num_bytes <= pages.size < num_bytes + guard.PAGE and pages.size % guard.PAGE == 0
+    assert set(pages.tolist()) <= {guard.PATTERN}
+
+
+@pytest.mark.skipif(not guard.CAN_PROTECT, reason="memory is not protected")
+def test_holes_are_whole_pages() -> None:
+    with pytest.raises(OSError, match="mprotect of") as raised:
+        guard.with_holes(3 * guard.PAGE, [1])
+    assert raised.value.errno == errno.EINVAL

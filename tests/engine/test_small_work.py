@@ -237,6 +237,8 @@ def test_launches_that_are_never_shared_do_not_count() -> None:
     [
         ([("product", 30 * N)], False),
         ([("product", 31 * N)], True),
+        ([("other", 66 * N)], True),
+        ([("other", 65 * N)], False),
         ([("product", 20 * N), ("product", 11 * N)], True),
         ([("product", 31 * N - 31)], False),
     ],

@@ -44,7 +44,7 @@ def _mprotect() -> Any:
 
 
 def _protect(address: int, num_bytes: int, protection: int = 0) -> None:
-    if CAN_PROTECT and num_bytes and _mprotect()(address, num_bytes, protection) != 0:
+    if CAN_PROTECT and _mprotect()(address, num_bytes, protection) != 0:
         raise OSError(ctypes.get_errno(), f"mprotect of {num_bytes} bytes failed")
 
 
@@ -59,7 +59,7 @@ def _whole_pages(num_bytes: int) -> int:
 
 def between_pages(num_bytes: int, pattern: int = PATTERN) -> Bytes:
     """Whole pages for at least the given number of bytes, between two inaccessible pages."""
-    size = _whole_pages(max(num_bytes, 1))
+    size = _whole_pages(num_bytes)
     mapping = _new_pages(size + 2 * PAGE)
     mapping[PAGE:-PAGE] = pattern
     address = mapping.ctypes.data
