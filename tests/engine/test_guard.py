@@ -181,7 +181,9 @@ def test_the_first_element_behind_the_end_cannot_be_touched(where, write):
 
 @pytest.mark.parametrize("num_bytes", [0, 1, guard.PAGE, guard.PAGE + 1])
 def test_memory_ends_at_a_page(num_bytes: int) -> None:
-    for block in (guard.allocate(num_bytes), guard.guarded_copy(np.zeros(num_bytes, np.uint8))):
+    copy = guard.guarded_copy(np.zeros(num_bytes, np.uint8))
+    assert not copy.flags.writeable
+    for block in (guard.allocate(num_bytes), copy):
         assert block.size == num_bytes and (block.ctypes.data + num_bytes) % guard.PAGE == 0
     pages = guard.between_pages(num_bytes)
     assert num_bytes <= pages.size < num_bytes + guard.PAGE and pages.size % guard.PAGE == 0

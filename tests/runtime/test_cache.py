@@ -13,7 +13,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from max._config import flags
-from max._runtime.cache import Cache, content_key, default_cache, source_fingerprint
+from max._runtime.cache import (
+    WEIGHTS_FOLDER,
+    Cache,
+    _sources,  # pyright: ignore[reportPrivateUsage]
+    content_key,
+    default_cache,
+    source_fingerprint,
+)
 
 
 @pytest.fixture
@@ -137,3 +144,30 @@ def test_the_fingerprint_is_stable_between_processes():
     code = "from max._runtime.cache import source_fingerprint as f; print(f('_runtime'))"
     there = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert there.stdout.strip() == source_fingerprint("_runtime") != source_fingerprint("dtype")
+
+
+def test_a_tenth_of_the_limit_is_free_after_entries_are_evicted(tmp_path):
+    keys = [f"{number:04}" for number in range(11)]
+    other = Cache(tmp_path / "other")
+    other.put("object", keys[0], bytes(100))
+    size = other.path("object", keys[0]).stat().st_size
+    tmp_path = tmp_path / "cache"
+    cache = Cache(tmp_path, 10 * size)
+    # these have a limit of their own
+    (tmp_path / WEIGHTS_FOLDER).mkdir(parents=True)
+    (tmp_path / WEIGHTS_FOLDER / "packed").write_bytes(bytes(20 * size))
+    for age, key in enumerate(keys):
+        cache.put("object", key, bytes(100))
+        os.utime(cache.path("object", key), (age, age))
+    assert [cache.has("object", key) for key in keys] == [False] * 2 + [True] * 9
+    assert (cache.stats.written, cache.stats.evicted) == (11, 2)
+    assert (tmp_path / WEIGHTS_FOLDER / "packed").exists()
+
+
+def test_the_sources_of_a_package_are_those_of_all_folders(tmp_path):
+    for name in ("a.py", "inner/b.py", "inner/deep/c.py", "__pycache__/d.py", "inner/e.txt"):
+        path = tmp_path / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.touch()
+    found = sorted(os.path.relpath(path, tmp_path) for path in _sources(str(tmp_path)))
+    assert found == ["a.py", "inner/b.py", "inner/deep/c.py"]

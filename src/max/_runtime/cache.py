@@ -225,7 +225,7 @@ class Cache:
         """The time of the last use, size and path of each file."""
         entries: list[tuple[float, int, str]] = []
         for folder, inner, names in os.walk(self.folder):
-            if folder == str(self.folder) and WEIGHTS_FOLDER in inner:
+            if WEIGHTS_FOLDER in inner:
                 inner.remove(WEIGHTS_FOLDER)  # packed weights have a separate limit
             for name in names:
                 path = os.path.join(folder, name)
