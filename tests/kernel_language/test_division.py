@@ -455,3 +455,65 @@ def test_intervals_hold_every_value(seed):
         low, high = interval(b, x)
         assert low <= a <= high, (x, a, low, high)
         assert a or not (isinstance(x, Ref) and x.id in b.scopes[0].nonzero)
+
+
+def asked_anew(b: Builder, x: Atom) -> tuple[int, int]:
+    """The interval of a value if nothing was asked before."""
+    known = [scope.known for scope in b.scopes]
+    for scope in b.scopes:
+        scope.known = {}
+    found = interval(b, x)
+    for scope, before in zip(b.scopes, known, strict=True):
+        scope.known = before
+    return found
+
+
+@given(seed=st.integers(0, 10**9))
+@settings(max_examples=40)
+def test_intervals_do_not_depend_on_what_was_asked_before(seed):
+    """Of chains longer than the analysis follows, in bodies that are opened, closed, opened again and dropped."""
+    rng, b = random.Random(seed), Builder()
+    values: list[Atom] = []
+    for bounds in ((0, 1000), (-8, 8), (0, 2**40)):
+        values.append(b.op("arg", (), INDEX, len(values)))
+        b.intervals[values[-1].id] = bounds
+    values += [b.index(n) for n in (1, -2)]
+    closed = []
+    for _ in range(60):
+        match rng.randrange(10):
+            case 0:
+                b.open("branch")
+            case 1 if len(b.scopes) > 1:
+                closed.append((b.close(), len(b.scopes)))
+            case 2 if len(b.scopes) > 1:
+                b.scopes[-1].forget(0)
+            case 3:
+                scope, x = rng.choice(b.scopes), rng.choice(values[1:3] + values[-4:])
+                note_positive(b, scope, x)
+            case 4 if closed:
+                scope, depth = rng.choice(closed)
+                if len(b.scopes) == depth:
+                    with b.reopened(scope):
+                        x = rng.choice(values)
+                        assert interval(b, x) == asked_anew(b, x)
+            case _:
+                # mostly chains
+                x, y = rng.choice(values[-3:]), rng.choice(values)
+                op = rng.choice(("add", "sub", "mul", "min", "max", "floordiv"))
+                values.append(b.op(op, (x, y), INDEX, rng.choice((None, "nsw"))))
+        for x in rng.sample(values, 3):
+            assert interval(b, x) == asked_anew(b, x)
+
+
+def test_what_is_proved_inside_is_proved_around_it_later():
+    b = Builder()
+    x = b.op("arg", (), INDEX, 0)
+    b.intervals[x.id] = -8, 8
+    y = b.op("add", (x, b.index(2)), INDEX, "nsw")
+    assert interval(b, y) == (-6, 10)
+    inner = b.open("branch")
+    note_positive(b, inner, x)
+    assert interval(b, y) == (3, 10)
+    note_positive(b, b.scopes[0], x)
+    b.close()
+    assert interval(b, y) == (3, 10)

@@ -13,6 +13,11 @@ from typing import Any
 from max.kernel.ir.nodes import Alloc, Assign, Atom, Const, Effect, Let, Ref, Stmt, Store
 from max.kernel.types import INDEX, POINTER, ScalarType, Type
 
+Interval = tuple[int, int]
+"""The minimum and maximum of an integer."""
+KnownInterval = tuple[int, int, int, int]
+"""An interval, and the least and most definitions to follow that give it: `max.kernel.frontend.division`."""
+
 _INTS = {int}
 #: Index and pointer arithmetic, hoisted as far out as its operands allow, also out of branches.
 _CHEAP = frozenset({"add", "sub", "mul", "gep", "splat", "neg", "cast", "shl"})
@@ -47,11 +52,12 @@ class Scope:
         "home_generation",
         "is_open",
         "kind",
+        "known",
         "nonzero",
         "positive",
     )
 
-    def __init__(self, kind: str) -> None:
+    def __init__(self, kind: str, known: dict[int, KnownInterval] | None = None) -> None:
         self.kind = kind  # invariant values are hoisted out of "loop" bodies only
         self.body: list[Stmt] = []
         self.is_open = True
@@ -63,6 +69,8 @@ class Scope:
         self.positive: set[int] = set()  # ids of values proved greater than 0 in this body
         self.nonzero: set[int] = set()  # ids of values proved non-zero in this body
         self.checked: set[object] = set()  # conditions and accesses tested in this body
+        # intervals by id, shared by the bodies in which the same values are positive
+        self.known: dict[int, KnownInterval] = {} if known is None else known
 
     def forget(self, length: int) -> None:
         """Drops the statements from ``length`` on."""
@@ -72,6 +80,7 @@ class Scope:
         self.positive.clear()
         self.nonzero.clear()
         self.checked.clear()
+        self.known = {}
 
 
 class Builder:
@@ -234,6 +243,16 @@ class Builder:
         self.emit(Assign(slot, self.index(index), value, self.line))
 
     # ***** bodies *****
+    def prove_positive(self, scope: Scope, id: int) -> None:
+        """Records that a value is positive in an open body and those inside it."""
+        depth = self.scopes.index(scope)
+        is_new = all(id not in around.positive for around in self.scopes[: depth + 1])
+        scope.positive.add(id)
+        if is_new:
+            # intervals of before lack the fact
+            for inside in self.scopes[depth:]:
+                inside.known = {}
+
     def emit(self, stmt: Stmt) -> None:
         """Appends a statement to the innermost body."""
         self.scopes[-1].body.append(stmt)
@@ -245,7 +264,7 @@ class Builder:
 
     def open(self, kind: str) -> Scope:
         """Opens a nested body."""
-        scope = Scope(kind)
+        scope = Scope(kind, self.scopes[-1].known)
         self.scopes.append(scope)
         return scope
 
@@ -258,6 +277,8 @@ class Builder:
     @contextmanager
     def reopened(self, scope: Scope) -> Generator[None]:
         """Reopens a closed body, to append to it; it must still be nested in the innermost body."""
+        # more may be proved in the bodies around it than when it was closed
+        scope.known = {} if scope.positive else self.scopes[-1].known
         self.scopes.append(scope)
         scope.is_open = True
         try:

@@ -11,7 +11,7 @@ test covers the rest of its body. The minimum of a signed type divided by -1 wra
 from __future__ import annotations
 
 from max._process import cached_results
-from max.kernel.frontend.builder import Builder, Scope
+from max.kernel.frontend.builder import Builder, Interval, KnownInterval, Scope
 from max.kernel.frontend.raising import refuse
 from max.kernel.frontend.state import Frontend
 from max.kernel.ir.nodes import Atom, Const, Let, Ref
@@ -21,7 +21,7 @@ MAX_SIZE = 1 << 48
 """The maximum of sizes and byte counts: addresses have 48 bits."""
 
 _DEPTH = 12  # the maximum depth of definitions that the analysis follows
-Interval = tuple[int, int]
+_ANY_DEPTH = 1 << 30
 
 
 @cached_results()
@@ -31,38 +31,56 @@ def _type_interval(dtype: ScalarType) -> Interval:
     return 0, (1 << dtype.bits) - 1
 
 
-def interval(b: Builder, a: Atom, depth: int = _DEPTH) -> Interval:
+def interval(b: Builder, a: Atom) -> Interval:
     """The minimum and maximum of an integer; for a vector, over all lanes."""
-    low, high = type_interval = _type_interval(a.type.dtype)
+    return _interval(b, a, _DEPTH)[:2]
+
+
+def _interval(b: Builder, a: Atom, depth: int) -> KnownInterval:
+    """The interval of an integer whose definitions are followed to a depth, and the depths that give the same one."""
     if isinstance(a, Const):
-        values = a.value if isinstance(a.value, tuple) else (a.value,)
-        return min(map(int, values)), max(map(int, values))
+        if not isinstance(a.value, tuple):
+            value = int(a.value)
+            return value, value, 0, _ANY_DEPTH
+        return min(map(int, a.value)), max(map(int, a.value)), 0, _ANY_DEPTH
+    known = b.scopes[-1].known.get(a.id)
+    if known is not None and known[2] <= depth <= known[3]:
+        return known
+    low, high = type_interval = _type_interval(a.type.dtype)
+    least, most = 0, _ANY_DEPTH
     if a.id in b.intervals:
         low, high = b.intervals[a.id]
-    elif depth and (let := b.definitions.get(a.id)) is not None:
-        low, high = _of_op(b, let, type_interval, depth - 1)
+    elif (let := b.definitions.get(a.id)) is not None:
+        if depth:
+            spans = [_interval(b, x, depth - 1) for x in let.args if x.type.dtype.is_integer]
+            low, high = _of_op(let, type_interval, spans)
+            for _, _, fewest, limit in spans:
+                least, most = max(least, fewest + 1), min(most, limit + 1)
+        else:
+            most = 0
     if low < 1:
         for scope in b.scopes:
             if a.id in scope.positive:
                 low = 1
                 break
-    return low, max(low, high)  # the interval may be empty in dead code
+    # the interval may be empty in dead code
+    known = b.scopes[-1].known[a.id] = low, max(low, high), least, most
+    return known
 
 
-def _of_op(b: Builder, let: Let, type_interval: Interval, depth: int) -> Interval:
-    """The interval of an op's value; that of its type (`type_interval`) by default."""
+def _of_op(let: Let, type_interval: Interval, spans: list[KnownInterval]) -> Interval:
+    """The interval of an op's value from those of its integers; that of its type (`type_interval`) by default."""
     op, args = let.op, let.args
     if op == "cast" and not args[0].type.dtype.is_integer:
         return type_interval
-    spans = [interval(b, a, depth) for a in args if a.type.dtype.is_integer]
     if op in ("cast", "splat"):
-        return _fit(spans[0], type_interval, False)
+        return _fit(spans[0][:2], type_interval, False)
     if op == "select":
-        (a, c), (d, e) = spans[-2:]
+        (a, c, _, _), (d, e, _, _) = spans[-2:]
         return min(a, d), max(c, e)
     if len(spans) != 2:
         return type_interval
-    (a, c), (d, e) = spans
+    (a, c, _, _), (d, e, _, _) = spans
     nsw = let.attr == "nsw"
     if op == "add":
         return _fit((a + d, c + e), type_interval, nsw)
@@ -77,7 +95,7 @@ def _of_op(b: Builder, let: Let, type_interval: Interval, depth: int) -> Interva
         return max(a, d), max(c, e)
     if op == "and" and (a >= 0 or d >= 0):
         # an operand without sign bit clears it, and no bit above its own is set
-        return 0, min(high for low, high in spans if low >= 0)
+        return 0, min(high for low, high in ((a, c), (d, e)) if low >= 0)
     if op == "shr" and d == e and 0 <= d < args[0].type.dtype.bits:
         return a >> d, c >> d
     if op in ("floordiv", "udiv") and a >= 0 and d >= 1:
@@ -138,7 +156,7 @@ def note_positive(b: Builder, scope: Scope, a: Atom | int) -> None:
     """Records that a value is positive in a body, and the operands for which that follows."""
     if not isinstance(a, Ref):
         return
-    scope.positive.add(a.id)
+    b.prove_positive(scope, a.id)
     let = b.definitions.get(a.id)
     if let is None:
         return
@@ -221,7 +239,7 @@ def divide(fe: Frontend, op: str, x: Atom, y: Atom) -> Atom:
         if isinstance(y, Ref):
             b.scopes[-1].nonzero.add(y.id)
             if divisor_min == 0:
-                b.scopes[-1].positive.add(y.id)
+                b.prove_positive(b.scopes[-1], y.id)
     wraps = divisor_min <= -1 <= divisor_max and low == _type_interval(type.dtype)[0] < 0
     # unsigned division needs no correction of the sign
     if low >= 0 and divisor_min >= 0:
