@@ -223,6 +223,11 @@ import sys
 import importlib.util
 find = importlib.util.find_spec
 importlib.util.find_spec = lambda name, *rest: None if name == "torch" else find(name, *rest)
+class Absent:
+    def find_spec(self, name, *_):
+        if name.split(".")[0] == "torch":
+            raise ModuleNotFoundError(name)
+sys.meta_path.insert(0, Absent())
 import absent_torch, reference
 absent_torch.import_without_torch("max.torch")
 assert not [n for n in sys.modules if n.split(".")[0] == "torch"]

@@ -22,6 +22,9 @@ class _Placeholder:
     def __call__(self, *_: Any, **__: Any) -> _Placeholder:
         return self
 
+    def __contains__(self, _: object) -> bool:
+        return False
+
 
 class _Module(ModuleType):
     __path__: list[str] = []
@@ -36,6 +39,10 @@ class _Module(ModuleType):
                 pass
         return type(name, (_Placeholder,), {"__module__": self.__name__})
 
+    # a name in lower case may be a function, too
+    def __call__(self, *_: Any, **__: Any) -> _Placeholder:
+        return _Placeholder()
+
 
 class _Finder(MetaPathFinder, Loader):
     def find_spec(self, fullname: str, path: Any = None, target: Any = None) -> ModuleSpec | None:
@@ -49,7 +56,7 @@ class _Finder(MetaPathFinder, Loader):
 
 
 def import_without_torch(module: str) -> None:
-    """Imports a module that needs torch; where torch is not installed, with the stand-in, which is gone afterwards.
+    """Imports a module that needs torch, with all its names; without torch with the stand-in, which is gone afterwards.
 
     Args:
         module: The module.
@@ -59,7 +66,10 @@ def import_without_torch(module: str) -> None:
     finder = _Finder()
     sys.meta_path.insert(0, finder)
     try:
-        importlib.import_module(module)
+        found = importlib.import_module(module)
+        # those that are imported at first use, too
+        for name in getattr(found, "__all__", ()):
+            getattr(found, name)
     finally:
         sys.meta_path.remove(finder)
         for name in [n for n in sys.modules if n == "torch" or n.startswith("torch.")]:
