@@ -215,6 +215,19 @@ def test_the_reference_has_a_page_a_module(monkeypatch: pytest.MonkeyPatch) -> N
         assert len(re.findall("^```", text, re.M)) % 2 == 0, name
 
 
+def test_links_out_of_the_folder_are_of_what_the_site_has() -> None:
+    """Other files are no pages of the site, and `make docs` fails at their links."""
+    pages = {"README.md", "CHANGELOG.md", "CONTRIBUTING.md", "examples/README.md"}
+    strays = []
+    for page in (ROOT / "docs").rglob("*.md"):
+        text = re.sub(r"^```.*?^```", "", page.read_text(), flags=re.M | re.S)
+        for link in re.findall(r"\]\((\.\./[^)#:\s]+)", text):
+            name = os.path.relpath(page.parent / link, ROOT)
+            known = name in pages or re.match(r"docs/|deploy/[^/]+$|examples/\w+\.py$", name)
+            strays += [] if known else [f"{page.name}: {link}"]
+    assert strays == []
+
+
 def test_the_reference_of_torch_needs_no_torch(monkeypatch: pytest.MonkeyPatch) -> None:
     """`make docs` installs none; the pages are the same, and nothing sees the stand-in afterwards."""
     folder = ROOT / "docs" / "_site"

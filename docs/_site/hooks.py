@@ -60,7 +60,7 @@ def on_config(config: Any) -> Any:
 
 
 def on_files(files: Files, config: Any) -> Files:
-    """Adds the pages that are made: reference, examples, and files that stand outside docs/."""
+    """Adds the pages that are made: reference, examples, and pages and files that stand outside docs/."""
     pages = {"reference/index.md": _reference_index()}
     for modules in reference.MODULES.values():
         pages.update({reference.page_name(m): reference.render(m) for m in modules})
@@ -71,6 +71,7 @@ def on_files(files: Files, config: Any) -> Files:
     for source, page in OUTSIDE.items():
         if page != "index.md":
             pages[page] = _relinked((ROOT / source).read_text(), Path(source), Path(page))
+    pages.update({f"deploy/{path.name}": path.read_text() for path in (ROOT / "deploy").iterdir()})
     for path, content in pages.items():
         files.append(File.generated(config, path, content=content))
     return files
@@ -157,6 +158,8 @@ def _relinked(markdown: str, source: Path, page: Path) -> str:
             name = name.replace(".py", ".md")
         elif name.startswith("docs/"):
             name = name.removeprefix("docs/")
+        elif name.startswith("deploy/"):
+            pass  # the site has a copy
         else:
             return match.group(0)
         up = "../" * (len(page.parts) - 1)
