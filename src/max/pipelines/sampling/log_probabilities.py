@@ -17,16 +17,25 @@ from max.interfaces import LogProbabilities
 Floats = npt.NDArray[np.floating[Any]]
 
 
+def log_totals(logits: Floats) -> npt.NDArray[np.float64]:
+    """What to subtract from rows of logits for their log-probabilities: ``log(sum(exp(logits)))``, ``[rows, 1]``.
+
+    Args:
+        logits: ``[rows, vocab]``.
+    """
+    most = logits.max(axis=-1, keepdims=True).astype(np.float64)
+    # only the sum is in float64: float32 loses digits in that over a vocabulary, not in each exp
+    exponentials = np.exp(logits - most.astype(np.float32), dtype=np.float32)
+    return most + np.log(np.sum(exponentials, axis=-1, keepdims=True, dtype=np.float64))
+
+
 def log_softmax(logits: Floats) -> npt.NDArray[np.float32]:
     """The log-probabilities of rows of logits.
 
     Args:
         logits: ``[rows, vocab]``.
     """
-    shifted = logits - logits.max(axis=-1, keepdims=True)
-    # float64, as float32 loses digits in the sum over a vocabulary
-    total = np.log(np.sum(np.exp(shifted, dtype=np.float64), axis=-1, keepdims=True))
-    return (shifted - total).astype(np.float32)
+    return (logits - log_totals(logits)).astype(np.float32)
 
 
 def of_rows(
@@ -40,18 +49,20 @@ def of_rows(
         top_n: The number of likeliest tokens; the row's own token is returned besides.
         more: Further tokens to return for each row.
     """
-    logs = log_softmax(logits)
-    rows = np.arange(len(logs))
-    token_logs: list[float] = logs[rows, np.asarray(tokens, np.int64)].tolist()
+    token_logs: list[float] = []
     top: list[dict[int, float]] = []
-    for row, token in zip(logs, tokens, strict=True):
-        likeliest = _likeliest_tokens(row, top_n).tolist()
-        top.append({int(t): float(row[t]) for t in dict.fromkeys([*likeliest, token, *more])})
+    for row, token, total in zip(logits, tokens, log_totals(logits)[:, 0], strict=True):
+        named = list(dict.fromkeys([*_likeliest_tokens(row, top_n).tolist(), token, *more]))
+        logs = (row[named] - total).astype(np.float32).tolist()
+        top.append(dict(zip(named, logs, strict=True)))
+        token_logs.append(top[-1][token])
     return LogProbabilities(token_logs, top)
 
 
 def _likeliest_tokens(row: Floats, count: int) -> npt.NDArray[np.int64]:
     """The likeliest tokens of a row; of equal ones the lower token comes first, as in sampling."""
+    if count == 1 and not np.isnan(row[best := row.argmax()]):
+        return np.array([best])
     if 0 < count < len(row):
         least = np.partition(row, -count)[-count]
         found = np.flatnonzero(row >= least)  # with all tokens that are equal to the last one
