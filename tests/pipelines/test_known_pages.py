@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Sequence
+from functools import partial
 
 import numpy as np
 import pytest
@@ -25,8 +26,12 @@ class Cache:
         self.pages = PageManager(pages, PAGE, True, windows[0], more=more)
         self.memories = [np.full((pages, PAGE), -1) for _ in windows]
         for pool, memory in zip(self.pages.pools, self.memories, strict=True):
-            pool.copy = lambda source, target, m=memory: m.__setitem__(target, m[source].copy())
+            pool.copy = partial(self._copy, memory)
         self.count = 0
+
+    @staticmethod
+    def _copy(memory: np.ndarray, source: int, target: int, length: int) -> None:
+        memory[target, :length], memory[target, length:] = memory[source, :length], -2
 
     def run(self, tokens: list[int], salt: bytes = b"", steps: int = 1, keep: bool = False):
         """Reads a sequence in some steps; returns what was reused, and the miss."""
@@ -167,7 +172,7 @@ def test_no_page_is_left_for_a_copy(pages: int, reason: MissReason) -> None:
 def test_all_groups_get_a_copy_or_none() -> None:
     pages = PageManager(6, PAGE, True, more=[PagePool(3)])
     for pool in pages.pools:
-        pool.copy = lambda source, target: None
+        pool.copy = lambda source, target, length: None
     first, holder, last = (RequestID(name) for name in "abc")
     pages.claim(first)
     pages.reserve(first, 12)
@@ -253,7 +258,7 @@ class Nowhere:
 
 def test_pages_in_the_swap_area_are_not_copied() -> None:
     pages = PageManager(2, PAGE, True, swap=SwapArea(4, Nowhere()))
-    pages.pools[0].copy = lambda source, target: None
+    pages.pools[0].copy = lambda source, target, length: None
     for number in (7, 8, 9):
         name = RequestID(str(number))
         pages.claim(name)
@@ -268,7 +273,7 @@ def test_pages_in_the_swap_area_are_not_copied() -> None:
 
 def test_a_part_is_kept_only_where_all_groups_can_copy_it() -> None:
     pages = PageManager(4, PAGE, True, more=[PagePool(4)])
-    pages.pools[0].copy = lambda source, target: None
+    pages.pools[0].copy = lambda source, target, length: None
     name = RequestID("a")
     pages.claim(name)
     pages.reserve(name, 5)

@@ -80,6 +80,32 @@ def test_the_blocks():
         )  # fmt: skip
 
 
+@pytest.mark.parametrize("dtype", [DType.float32, DType.bfloat16, DType.int8])
+def test_the_start_of_a_page_is_copied(dtype: DType) -> None:
+    params = KVCacheParams(dtype, 6, 5, page_size=7, n_devices=2, enable_prefix_caching=True)
+    cache = PagedKVCacheManager(
+        params,
+        num_layers=3,
+        num_pages=4,
+        max_batch_size=1,
+        max_seq_len=20,
+        devices=[CPU(), CPU(1)],
+    )
+    ((other,),) = cache.other_blocks
+    (pool,) = cache.pages.pools
+    arrays = [block.view(DType.uint8).to_numpy() for block in (cache.blocks, other)]
+    rng = np.random.default_rng(3)
+    for length in (1, 4, 7):
+        for array in arrays:
+            array[:] = rng.integers(0, 256, array.shape)
+        before = [array.copy() for array in arrays]
+        assert pool.copy is not None
+        pool.copy(2, 1, length)
+        for array, old in zip(arrays, before, strict=True):
+            old[1, :, :, :length] = old[2, :, :, :length]
+            np.testing.assert_array_equal(array, old)
+
+
 def test_the_inputs_of_a_step():
     cache, a, b = manager(), context(11), context(3)
     reserved(cache, a, b)

@@ -70,6 +70,7 @@ def test_a_request_makes_the_context_that_it_was_made_of(
         log_probabilities=count, log_probabilities_echo=flag, ignore_eos=not flag, grammar=grammar,
         model_name="m" * count, sampling_params=SamplingParams(**values), cache_salt="s" * count,
         adapter="a" * count, adapter_scale=count + 0.5,
+        logged_tokens=tuple(range(count)), reusable_tokens=count or None,
     )  # fmt: skip
     request = GenerationRequest.of(context)
     assert request.eos_token_ids == tuple(sorted(ends))
@@ -77,7 +78,7 @@ def test_a_request_makes_the_context_that_it_was_made_of(
     for name in (
         "request_id", "max_length", "eos_token_ids", "eos_sequences", "log_probabilities", "log_probabilities_echo",
         "ignore_eos", "grammar", "json_schema", "reasoning_budget", "model_name", "sampling_params",
-        "cache_salt", "adapter", "adapter_scale",
+        "cache_salt", "adapter", "adapter_scale", "logged_tokens", "reusable_tokens",
     ):  # fmt: skip
         assert getattr(again, name) == getattr(context, name), name
     assert again.all_tokens.tolist() == tokens

@@ -9,9 +9,9 @@ from max.pipelines.kv_cache.page_pool import PagePool
 A, B = b"a", b"b"
 
 
-def pool_with_copies(pages: int) -> tuple[PagePool, list[tuple[int, int]]]:
-    pool, copies = PagePool(pages), list[tuple[int, int]]()
-    pool.copy = lambda source, target: copies.append((source, target))
+def pool_with_copies(pages: int) -> tuple[PagePool, list[tuple[int, int, int]]]:
+    pool, copies = PagePool(pages), list[tuple[int, int, int]]()
+    pool.copy = lambda *copied: copies.append(copied)
     return pool, copies
 
 
@@ -52,9 +52,9 @@ def test_a_copy_needs_a_free_page_beside_its_source(free: int, in_use: bool, cop
     while pool.free_pages < free:
         pool.drop(pages.pop())
     held = [*pages, *[source] * in_use]
-    page = pool.copy_content(A)
+    page = pool.copy_content(A, 5)
     if copied:
-        assert page is not None and page != source and copies == [(source, page)]
+        assert page is not None and page != source and copies == [(source, page, 5)]
         held.append(page)
     else:
         assert page is None and copies == []
@@ -67,7 +67,7 @@ def test_a_pool_without_copies_has_no_page_for_one() -> None:
     pool = PagePool(3)
     page = pool.take()
     pool.share(page, A)
-    assert pool.copy_content(A) is None
+    assert pool.copy_content(A, 5) is None
     pool.check([page])
 
 

@@ -15,6 +15,7 @@ from max.pipelines.core.text_context import TextContext
 from max.pipelines.core.vision_context import TextAndVisionContext
 from max.pipelines.kv_cache.known_pages import Miss, MissReason
 from max.pipelines.kv_cache.page_manager import PageManager
+from max.pipelines.kv_cache.page_pool import pages_of
 from max.pipelines.kv_cache.page_tables import OutOfPagesError
 from max.pipelines.kv_cache.request_pages import RequestPages
 from max.pipelines.kv_cache.state_slots import OutOfSlotsError, StateSlots
@@ -60,6 +61,34 @@ def read(pages: RequestPages, context: TextContext) -> int:
     pages.close(context.request_id)
     pages.pages.check()
     return skipped
+
+
+def read_parts(pages: RequestPages, context: TextContext) -> int:
+    """As `read`, where pages are copied in part."""
+    pages.open(context)
+    skipped = context.start_idx
+    pages.alloc(context)
+    context.update(0)
+    pages.step(context)
+    pages.close(context.request_id)
+    pages.pages.check()
+    return skipped
+
+
+def test_tokens_after_the_reusable_ones_are_not_kept() -> None:
+    for length in range(2, 4 * SIZE):
+        for reusable in range(length + 2):
+            pages = cache()
+            for pool in pages.pages.pools:
+                pool.copy = lambda source, target, length: None
+            untouched = pages.free_pages
+            for number in range(3):
+                # the last token of a prompt is always read
+                found = min(reusable, length - 1) if number else 0
+                assert read_parts(pages, text(*range(length), reusable_tokens=reusable)) == found
+            kept = sum(len(pool._hash_of_page) for pool in pages.pages.pools)
+            assert kept == pages_of(min(reusable, length), SIZE)
+            assert pages.free_pages == untouched
 
 
 def test_prompts_skip_the_full_pages_of_their_first_tokens() -> None:
@@ -398,7 +427,7 @@ def test_a_page_before_an_image_that_a_window_has_passed_is_not_kept() -> None:
     for window, kept in ((SIZE, 4), (12, 6)):
         pages = RequestPages(PageManager(8, SIZE, True, window))
         (pool,) = pages.pages.pools
-        pool.copy = lambda source, target: None
+        pool.copy = lambda source, target, length: None
         read(pages, vision(14, (6, 7, -1)))
         assert read(pages, vision(14, (6, 7, -1))) == kept
         assert sorted(pool._hash_of_page) == ([0] if window == SIZE else [0, 1])

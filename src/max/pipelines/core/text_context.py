@@ -56,6 +56,7 @@ class TextContext:
             an engine has the request, the name of the adapter.
         adapter_scale: The factor of these weights.
         logged_tokens: Tokens whose log-probabilities are returned besides the top ones, if there are top ones.
+        reusable_tokens: The number of first tokens that later requests may find in the cache; None: all.
 
     Raises:
         InputError: The prompt is empty, not 1-d, or leaves no room for a new token.
@@ -100,6 +101,7 @@ class TextContext:
     _jumped_tokens: int = 0
     """The number of last tokens that needed no step, and are processed with the one before them."""
     logged_tokens: tuple[int, ...] = ()
+    reusable_tokens: int | None = None
 
     def __post_init__(self) -> None:
         self.tokens = np.asarray(self.tokens)

@@ -80,10 +80,18 @@ class _HostPages:
             blocks[page, :, :, :, :, :].inplace_copy_from(saved)
 
 
-def _copy_page(blocks: Sequence[Tensor], source: int, target: int) -> None:
-    """Copies a page of a group of layers on each device."""
+def _copy_page(blocks: Sequence[Tensor], source: int, target: int, length: int) -> None:
+    """Copies the first tokens of a page of a group of layers on each device."""
     for block in blocks:
-        block[target, :, :, :, :, :].inplace_copy_from(block[source, :, :, :, :, :])
+        device, (pages, kinds, layers, tokens, heads, row) = block.device, block.shape
+        if not device.is_host_unified:
+            block[target, :, :, :, :, :].inplace_copy_from(block[source, :, :, :, :, :])
+            continue
+        # only these tokens: the rest is never read, and to write to memory for the first time takes long
+        sizes = pages, kinds * layers, tokens, heads * row * block.dtype.size_in_bytes
+        memory = device.memory.read(block._ptr, math.prod(sizes))  # pyright: ignore[reportPrivateUsage]
+        content = memory.reshape(sizes)
+        content[target, :, :length] = content[source, :, :length]
 
 
 class _PageContents:

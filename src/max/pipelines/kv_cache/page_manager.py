@@ -15,7 +15,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from max.interfaces import RequestID
-from max.pipelines.kv_cache.known_pages import KnownPages, Miss
+from max.pipelines.kv_cache.known_pages import Found, KnownPages, Miss
 from max.pipelines.kv_cache.page_pool import PagePool, pages_of
 from max.pipelines.kv_cache.page_tables import (
     Contents,
@@ -199,7 +199,7 @@ class PageManager:
         found = self._known.find(parent, next_tokens, within, self._is_cached, self._can_be_copied)
         self._known.touch([*table.hashes, found.page_hash])
         # a page that is not full is copied, as its owner still writes to it
-        copied = found.length if self._add_copy(table, found.page_hash) else 0
+        copied = found.length if self._add_copy(table, found) else 0
         table.reused += copied
         table.prefix = table.reused
         table.miss = self._known.miss(tokens, salt, table.reused, found, copied)
@@ -236,11 +236,12 @@ class PageManager:
         # the swap area has full pages only to restore
         return all(pool.is_cached(page_hash, on_device=True) for pool in self.pools)
 
-    def _add_copy(self, table: PageTable, page_hash: bytes | None) -> bool:
-        """Adds a copy of a cached page to all tables of a request, or to none."""
+    def _add_copy(self, table: PageTable, found: Found) -> bool:
+        """Adds a copy of the start of a cached page to all tables of a request, or to none."""
         pages: list[int] = []
         for pool in self.pools:
-            page = None if page_hash is None else pool.copy_content(page_hash)
+            content, length = found.page_hash, found.length
+            page = None if content is None else pool.copy_content(content, length)
             if page is None:
                 # all groups or none: the tables of a request have equally many pages
                 for taken, owner in zip(pages, self.pools, strict=False):

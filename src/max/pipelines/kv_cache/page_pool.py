@@ -64,8 +64,8 @@ class PagePool:
         """The contents of pages that are not full: they serve by copies, and only in this process."""
         self.changes: PageChanges | None = None
         """Notes the full contents that it gains and loses, the swap area included; None: nobody asks for them."""
-        self.copy: Callable[[int, int], None] | None = None
-        """Copies the content of a page to another one; None: pages are not copied."""
+        self.copy: Callable[[int, int, int], None] | None = None
+        """Copies the first tokens of a page to another one: source, target, number; None: pages are not copied."""
 
     @property
     def free_pages(self) -> int:
@@ -203,11 +203,12 @@ class PagePool:
             self._page_of_hash[page_hash], self._hash_of_page[page] = page, page_hash
             self._partial.add(page_hash)
 
-    def copy_content(self, page_hash: bytes) -> int | None:
-        """Copies a cached content to a page of its own, with one user; None if no page is free for it.
+    def copy_content(self, page_hash: bytes, length: int) -> int | None:
+        """Copies the start of a cached content to a page of its own, with one user; None if no page is free for it.
 
         Args:
             page_hash: The hash of the content, which is on the device.
+            length: The number of its first tokens to copy.
         """
         source = self._page_of_hash[page_hash]
         # a source that is free itself needs a second free page
@@ -216,7 +217,7 @@ class PagePool:
         # held meanwhile, as the page that is taken is the one that was freed first
         (held,) = self.hold([page_hash])
         page = self.take()
-        self.copy(held, page)
+        self.copy(held, page, length)
         self.drop(held)
         return page
 

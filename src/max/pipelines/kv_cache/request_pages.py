@@ -311,7 +311,9 @@ class RequestPages:
             key, length = context.request_id, context.start_idx
             if self.pages.enable_prefix_caching:
                 salt, contents, end = self._identity(context)
-                self.pages.commit(key, context.all_tokens[: min(length, end)], salt, contents)
+                reusable = getattr(context, "reusable_tokens", None)
+                end = min(length, end, length if reusable is None else reusable)
+                self.pages.commit(key, context.all_tokens[:end], salt, contents)
             # after `commit`: a page that is released stays cached under its hash
             self.pages.trim(key, length)
 

@@ -77,6 +77,7 @@ class GenerationRequest:
         adapter: The name of the adapter whose weights are added to the model's; empty: none.
         adapter_scale: The factor of these weights.
         logged_tokens: Tokens whose log-probabilities are returned besides the top ones.
+        reusable_tokens: The number of first tokens that later requests may find in the cache; None: all.
         generated_tokens: Tokens of the answer that another engine has returned; the answer goes on after them.
     """
 
@@ -99,6 +100,7 @@ class GenerationRequest:
     adapter: str = ""
     adapter_scale: float = 1.0
     logged_tokens: tuple[int, ...] = ()
+    reusable_tokens: int | None = None
     generated_tokens: tuple[int, ...] = ()
 
     @classmethod
@@ -138,6 +140,7 @@ class GenerationRequest:
             adapter=context.adapter,
             adapter_scale=context.adapter_scale,
             logged_tokens=context.logged_tokens,
+            reusable_tokens=context.reusable_tokens,
         )
 
     def with_grammar(self, grammar: str | None) -> GenerationRequest:
@@ -193,6 +196,7 @@ class GenerationRequest:
             adapter=self.adapter,
             adapter_scale=self.adapter_scale,
             logged_tokens=self.logged_tokens,
+            reusable_tokens=self.reusable_tokens,
         )
         context.resume(self.generated_tokens)
         return context
