@@ -9,7 +9,7 @@ compare the two. tokenizer.json determines whether begin and end tokens are adde
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -166,6 +166,19 @@ class HFTokenizer:
         if most is not None and len(encoding) > most:
             raise PromptTooLongError(len(encoding), most)
         return encoding.ids
+
+    @_guarded
+    def encode_all(self, texts: Sequence[str], add_special_tokens: bool = True) -> list[list[int]]:
+        """Encodes texts together, without the GIL.
+
+        Args:
+            texts: The texts.
+            add_special_tokens: As for :meth:`encode`.
+        """
+        encodings = self.backend_tokenizer.encode_batch_fast(
+            list(texts), add_special_tokens=add_special_tokens
+        )
+        return [encoding.ids for encoding in encodings]
 
     def count_tokens(self, text: str, add_special_tokens: bool = True) -> int:
         """The number of a text's tokens.

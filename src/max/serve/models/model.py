@@ -271,6 +271,21 @@ class ServedModel:
             raise PromptTooLongError(len(tokens), most)
         return tokens
 
+    def tokens_of_texts(self, texts: Sequence[str], special: bool) -> list[list[int]]:
+        """The tokens of each of several texts, as :meth:`all_tokens`.
+
+        Args:
+            texts: The texts.
+            special: Whether begin and end tokens are added.
+
+        Raises:
+            InputError: One of them is not UTF-8.
+        """
+        delegate = self.tokenizer.delegate
+        if isinstance(delegate, HFTokenizer):
+            return delegate.encode_all([utf8(text) for text in texts], special)
+        return [self.all_tokens(text, special) for text in texts]
+
     def count_tokens(self, text: str, special: bool) -> int:
         """The number of a text's tokens.
 

@@ -154,37 +154,57 @@ def _letters() -> Iterable[str]:
     yield from map("".join, product(ascii_uppercase, repeat=2))
 
 
-def labels_at(model: ServedModel, text: str, form: Form, where: str) -> list[int]:
-    """The first token of each option's label at the end of a prompt.
+class LabelTokens:
+    """The tokens of labels at the ends of prompts; prompts of a template end alike, so each is encoded once.
 
     Args:
         model: The model.
-        text: The prompt.
-        form: The question.
-        where: Its place in the body.
-
-    Raises:
-        ApiError: Two labels begin with the same token, so that the options cannot be told apart.
     """
-    end = text[-_END:]
-    before = model.all_tokens(end, special=False)
-    labels = form.words or [label for label, _ in zip(_letters(), range(form.count), strict=False)]
-    tokens: list[int] = []
-    for label in labels:
-        # a token may span the end of the prompt: a label must begin one of its own
-        found = model.all_tokens(end + label, special=False)
-        if found[: len(before)] != before or len(found) == len(before):
+
+    def __init__(self, model: ServedModel) -> None:
+        self._model = model
+        self._known: dict[tuple[str, str], int | None] = {}
+
+    def at(self, text: str, form: Form, where: str) -> list[int]:
+        """The first token of each option's label at the end of a prompt.
+
+        Args:
+            text: The prompt.
+            form: The question.
+            where: Its place in the body.
+
+        Raises:
+            ApiError: Two labels begin with the same token, so that the options cannot be told apart.
+        """
+        end = text[-_END:]
+        labels = form.words or [
+            label for label, _ in zip(_letters(), range(form.count), strict=False)
+        ]
+        tokens: list[int] = []
+        for label in labels:
+            if (end, label) not in self._known:
+                self._known[end, label] = self._first_token(end, label)
+            token = self._known[end, label]
+            if token is None:
+                raise ApiError(
+                    f"the label {shown(label)} of {where} joins the end of the prompt in this model's tokens",
+                    param=where,
+                )
+            tokens.append(token)
+        if len(set(tokens)) < len(tokens):
             raise ApiError(
-                f"the label {shown(label)} of {where} joins the end of the prompt in this model's tokens",
+                f"{where} has {form.count} options, more than this model has single tokens for their labels; "
+                "give fewer",
                 param=where,
             )
-        tokens.append(found[len(before)])
-    if len(set(tokens)) < len(tokens):
-        raise ApiError(
-            f"{where} has {form.count} options, more than this model has single tokens for their labels; give fewer",
-            param=where,
-        )
-    return tokens
+        return tokens
+
+    def _first_token(self, end: str, label: str) -> int | None:
+        """The first token of a label after the end of a prompt; None if a token spans both."""
+        before = self._model.all_tokens(end, special=False)
+        found = self._model.all_tokens(end + label, special=False)
+        count = len(before)
+        return found[count] if len(found) > count and found[:count] == before else None
 
 
 def _text(given: str | list[dict[str, Any]], where: str) -> str:

@@ -22,7 +22,7 @@ from max.serve.http.state import ServerState, json_response, state_of
 from max.serve.http.streaming import unless_disconnected
 from max.serve.limits import MAX_MESSAGES, MAX_SEQUENCE_TOKENS
 from max.serve.models.model import ServedModel
-from max.serve.openai.decision_questions import Form, form_of, labels_at
+from max.serve.openai.decision_questions import Form, LabelTokens, form_of
 from max.serve.openai.fields import FIRST_ERROR, CacheSalt, Name, StrictBody
 from max.serve.openai.responses.input import messages_of
 from max.serve.openai.wire import encode_json, new_id
@@ -128,8 +128,7 @@ async def decisions(body: DecisionsBody, request: Request) -> Response:
     """
     state = state_of(request, body)
     model = await state.model(body.model)
-    reads = await _reads(body, model)
-    shared = _shared([read.request.tokens for read in reads])
+    reads, shared = await _reads(body, model)
     # the first question reads the input; the others find it in the prefix cache, and read their own text together
     answers = await unless_disconnected(
         request, _answers(model, state, [reads[:1], reads[1:]] if shared else [reads])
@@ -148,8 +147,8 @@ async def decisions(body: DecisionsBody, request: Request) -> Response:
     return json_response({"model": model.name, "answers": answers, "usage": usage})
 
 
-async def _reads(body: DecisionsBody, model: ServedModel) -> list[_Read]:
-    """The prompts of all questions."""
+async def _reads(body: DecisionsBody, model: ServedModel) -> tuple[list[_Read], int]:
+    """The prompts of all questions, and the number of first tokens that all have."""
     forms = [
         form_of(question, f"questions.{number}") for number, question in enumerate(body.questions)
     ]
@@ -168,6 +167,7 @@ async def _reads(body: DecisionsBody, model: ServedModel) -> list[_Read]:
         param="input",
     )
     reads: list[_Read] = []
+    shared = _shared([tokens for tokens, _ in found])
     for number, (form, (tokens, labels)) in enumerate(zip(forms, found, strict=True)):
         if len(tokens) >= model.max_length > 0:
             raise ApiError(
@@ -182,6 +182,8 @@ async def _reads(body: DecisionsBody, model: ServedModel) -> list[_Read]:
             tokens=tuple(tokens),
             max_length=len(tokens) + 1,
             logged_tokens=tuple(labels),
+            # the text of a question serves no other request, and would take a page from what does
+            reusable_tokens=shared or None,
         )
         reads.append(_Read(form, request, tuple(labels)))
     if sum(len(read.request.tokens) for read in reads) > MAX_SEQUENCE_TOKENS:
@@ -189,7 +191,7 @@ async def _reads(body: DecisionsBody, model: ServedModel) -> list[_Read]:
             f"the questions have more than {MAX_SEQUENCE_TOKENS} tokens with the input of each",
             param="questions",
         )
-    return reads
+    return reads, shared
 
 
 def _prompts(
@@ -198,8 +200,8 @@ def _prompts(
     """The tokens of each prompt, and those of the labels of its options."""
     messages = messages_of(_plain_input(body.input))
     options = {"enable_thinking": False, **(body.chat_template_kwargs or {})}
-    size, found = 0, list[tuple[list[int], list[int]]]()
-    for number, form in enumerate(forms):
+    size, texts = 0, list[str]()
+    for form in forms:
         last = messages[-1]
         if last["role"] == "user":  # templates want turns that alternate
             asked = [*messages[:-1], {**last, "content": f"{last['content']}\n\n{form.text}"}]
@@ -215,9 +217,13 @@ def _prompts(
                 f"the questions have more than {_MOST_TEXT >> 20} MiB with the input of each; give fewer at once",
                 param="questions",
             )
-        tokens = model.all_tokens(text, special=False)
-        found.append((tokens, labels_at(model, text, form, f"questions.{number}")))
-    return found
+        texts.append(text)
+    labels = LabelTokens(model)
+    found = [
+        labels.at(text, form, f"questions.{number}")
+        for number, (text, form) in enumerate(zip(texts, forms, strict=True))
+    ]
+    return list(zip(model.tokens_of_texts(texts, special=False), found, strict=True))
 
 
 def _plain_input(given: str | list[dict[str, Any]]) -> str | list[dict[str, Any]]:
@@ -239,7 +245,7 @@ def _plain_part(part: Any) -> Any:
     return part
 
 
-def _shared(prompts: Sequence[tuple[int, ...]]) -> int:
+def _shared(prompts: Sequence[list[int]]) -> int:
     """The number of first tokens that all prompts have."""
     if len(prompts) < 2:
         return 0
