@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager
 from typing import Any
 
 import numpy as np
@@ -21,10 +22,26 @@ Array = npt.NDArray[Any]
 Forward = Callable[..., Any]
 
 
-@pytest.fixture(params=["fake", "grid"])
-def devices(request: pytest.FixtureRequest) -> Iterator[Sequence[FakeDevice]]:
-    """Two devices of each kind: one group of workers; a grid of blocks."""
-    with fake_devices(2) if request.param == "fake" else grid_devices(2) as found:
+WATCHED: dict[str, Callable[[int], AbstractContextManager[Sequence[FakeDevice]]]] = {
+    "fake": fake_devices,
+    "grid": grid_devices,
+}
+"""Kinds of devices that record launches and copies: one group of workers; a grid of blocks."""
+KINDS: dict[str, Callable[[int], AbstractContextManager[Sequence[Device]]]] = {**WATCHED}
+"""All kinds of devices; an entry registers a number of devices for a while."""
+
+
+@pytest.fixture(params=KINDS)
+def devices(request: pytest.FixtureRequest) -> Iterator[Sequence[Device]]:
+    """Two devices of each kind."""
+    with KINDS[request.param](2) as found:
+        yield found
+
+
+@pytest.fixture(params=WATCHED)
+def watched_devices(request: pytest.FixtureRequest) -> Iterator[Sequence[FakeDevice]]:
+    """Two devices of each kind that records what it does."""
+    with WATCHED[request.param](2) as found:
         yield found
 
 
@@ -60,7 +77,7 @@ def build(
 
 
 def compare(
-    devices: list[FakeDevice],
+    devices: Sequence[Device],
     forward: Forward,
     inputs: Sequence[tuple[Array, DeviceRef]],
     dims: Sequence[Sequence[Any]] | None = None,
@@ -78,8 +95,6 @@ def compare(
         weights: The weights.
         tolerance: Relative to the greatest element: kernels of the two sum in other orders.
     """
-    for device in devices:
-        device.queue.launches.clear()
     alone = InferenceSession(devices=[CPU()])
     mixed = InferenceSession(devices=[CPU(), *devices])
     reference = alone.load(build(forward, inputs, on_cpu, dims), weights_registry=weights)

@@ -14,12 +14,12 @@ from max.driver import DeviceSpec
 from max.interfaces import PipelineTask, RequestID, SamplingParams, TextGenerationRequest
 from max.pipelines import PIPELINE_REGISTRY, PipelineConfig
 from tests.devices.fake import FakeDevice
-from tests.devices.mixed import devices
+from tests.devices.mixed import watched_devices
 from tests.serve.conftest import RunningServer
 
 TINY = Path(__file__).parents[2] / "models" / "tiny-chat"
 PROMPTS = [[5, 6, 7, 8, 9], [11], [30, 31, 32]]
-__all__ = ["devices"]
+__all__ = ["watched_devices"]
 
 
 @pytest.fixture(scope="module")
@@ -79,10 +79,10 @@ def test_a_server(folder: Path) -> None:
         assert server.stop() == 0
 
 
-def test_a_llama(folder: Path, devices: list[FakeDevice]) -> None:
+def test_a_llama(folder: Path, watched_devices: list[FakeDevice]) -> None:
     """Prefill and decode in batches over the device's paged cache; weights are copied to the device once."""
     on_cpu = generate(folder, DeviceSpec.cpu())
-    ran = devices[1].queue.launches
+    ran = watched_devices[1].queue.launches
     assert not ran
     there = generate(folder, DeviceSpec.accelerator(1))
     assert there == on_cpu and len(np.unique(on_cpu)) > 3

@@ -9,23 +9,22 @@ import pytest
 
 from max._backends.cpu.kernels.library import CPU_KERNELS
 from max._backends.kernel_library import KernelLibrary
-from max.driver import CPU, Tensor
+from max.driver import CPU, Device, Tensor
 from max.dtype import DType
 from max.engine import InferenceSession
 from max.graph import BufferType, DeviceRef, Graph, TensorType, ops
 from tests.devices import fake
-from tests.devices.fake import FakeDevice
 from tests.devices.mixed import HOST, ONE, TWO, arrays, compare, devices, floats, on
 
 F32, I64 = DType.float32, DType.int64
 __all__ = ["devices"]
 
 
-def mixed_session(devices: list[FakeDevice]) -> InferenceSession:
+def mixed_session(devices: list[Device]) -> InferenceSession:
     return InferenceSession(devices=[CPU(), *devices])
 
 
-def test_branches(devices: list[FakeDevice], rng: np.random.Generator) -> None:
+def test_branches(devices: list[Device], rng: np.random.Generator) -> None:
     """The host chooses the branch; the branches run on one device or on several."""
 
     def forward(at: Any, flag: Any, x: Any) -> Any:
@@ -42,7 +41,7 @@ def test_branches(devices: list[FakeDevice], rng: np.random.Generator) -> None:
         compare(devices, forward, inputs, [[], ["n", 4]])
 
 
-def test_loops(devices: list[FakeDevice], rng: np.random.Generator) -> None:
+def test_loops(devices: list[Device], rng: np.random.Generator) -> None:
     """Carried values stay on their device; the host reads the condition from its device."""
 
     def forward(at: Any, count: Any, x: Any) -> Any:
@@ -59,7 +58,7 @@ def test_loops(devices: list[FakeDevice], rng: np.random.Generator) -> None:
 
 
 def test_a_loop_whose_condition_has_effects(
-    devices: list[FakeDevice], rng: np.random.Generator
+    devices: list[Device], rng: np.random.Generator
 ) -> None:
     """The carried value and the buffer are on a device; the chain comes after the predicate."""
     types = [BufferType(F32, [1], ONE), TensorType(F32, [1], ONE)]
@@ -79,7 +78,7 @@ def test_a_loop_whose_condition_has_effects(
     assert y == [5] and held.to(CPU()).to_numpy() == [4]
 
 
-def test_buffers(devices: list[FakeDevice], rng: np.random.Generator) -> None:
+def test_buffers(devices: list[Device], rng: np.random.Generator) -> None:
     types = [BufferType(F32, ["n", 4], ONE), TensorType(F32, ["n", 4], HOST)]
     with Graph("buffers", input_types=types) as graph:
         buffer, x = graph.inputs[0].buffer, graph.inputs[1].tensor
@@ -101,7 +100,7 @@ def test_buffers(devices: list[FakeDevice], rng: np.random.Generator) -> None:
         model.execute(Tensor.from_numpy(held), x)
 
 
-def test_writing_to_another_device_is_refused(devices: list[FakeDevice]) -> None:
+def test_writing_to_another_device_is_refused(devices: list[Device]) -> None:
     types = [BufferType(F32, [4], HOST), TensorType(F32, [4], ONE)]
     with Graph("far", input_types=types) as graph:
         buffer, x = graph.inputs[0].buffer, graph.inputs[1].tensor
@@ -116,7 +115,7 @@ def test_writing_to_another_device_is_refused(devices: list[FakeDevice]) -> None
         InferenceSession().load(graph)
 
 
-def test_errors_of_kernels(devices: list[FakeDevice], rng: np.random.Generator) -> None:
+def test_errors_of_kernels(devices: list[Device], rng: np.random.Generator) -> None:
     """A kernel raises in the queue: the caller gets the error with the line, and the device remains usable."""
     types = [TensorType(F32, [5, 3], ONE), TensorType(I64, [2], ONE)]
     with Graph("gather", input_types=types) as graph:
@@ -133,9 +132,7 @@ def test_errors_of_kernels(devices: list[FakeDevice], rng: np.random.Generator) 
         np.testing.assert_array_equal(second, x[[4, -1]])
 
 
-def test_an_execution_waits_for_the_queue(
-    devices: list[FakeDevice], rng: np.random.Generator
-) -> None:
+def test_an_execution_waits_for_the_queue(devices: list[Device], rng: np.random.Generator) -> None:
     """A program of one device raises the error of its own execution, not of a later one."""
     types = [TensorType(F32, [5, 3], ONE), TensorType(I64, [2], ONE)]
     with Graph("alone", input_types=types) as graph:
@@ -147,7 +144,7 @@ def test_an_execution_waits_for_the_queue(
     devices[0].synchronize()
 
 
-def test_sizes_are_checked(devices: list[FakeDevice]) -> None:
+def test_sizes_are_checked(devices: list[Device]) -> None:
     with Graph("cut", input_types=[TensorType(F32, ["n"], ONE)]) as graph:
         graph.output(graph.inputs[0].tensor[2:6])
     model = mixed_session(devices).load(graph)
@@ -157,7 +154,7 @@ def test_sizes_are_checked(devices: list[FakeDevice]) -> None:
         model.execute(on(devices[0], np.zeros(3, np.float32)))
 
 
-def test_one_device_alone(devices: list[FakeDevice], rng: np.random.Generator) -> None:
+def test_one_device_alone(devices: list[Device], rng: np.random.Generator) -> None:
     """A program on one device has one segment: it can be captured, and its temporaries share one arena."""
     with Graph("alone", input_types=[TensorType(F32, ["n", 8], ONE)] * 2) as graph:
         x, y = (value.tensor for value in graph.inputs)
@@ -181,7 +178,7 @@ def test_one_device_alone(devices: list[FakeDevice], rng: np.random.Generator) -
 
 
 def test_custom_ops_and_prints(
-    devices: list[FakeDevice], rng: np.random.Generator, capfd: pytest.CaptureFixture[str]
+    devices: list[Device], rng: np.random.Generator, capfd: pytest.CaptureFixture[str]
 ) -> None:
     def forward(at: Any, x: Any) -> Any:
         (doubled,) = ops.custom("fake_double", at(ONE), [x], [TensorType(F32, x.shape, at(ONE))])
@@ -201,7 +198,7 @@ def fake_double(out: fake.k.Output, x: fake.k.Input, ctx: fake.k.Context) -> Non
 
 
 def test_programs_with_kernels_of_the_user_are_not_kept(
-    devices: list[FakeDevice], monkeypatch: pytest.MonkeyPatch
+    devices: list[Device], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A custom op has a kernel of the user, whatever the libraries of the devices have under its name."""
     session = mixed_session(devices)
@@ -225,7 +222,7 @@ def test_programs_with_kernels_of_the_user_are_not_kept(
 
 
 def test_what_follows_a_product_that_takes_no_epilogue(
-    devices: list[FakeDevice], rng: np.random.Generator
+    devices: list[Device], rng: np.random.Generator
 ) -> None:
     """Its launch reads the sums and the operands of both; views before the product are part of its own."""
 
@@ -246,7 +243,7 @@ def test_what_follows_a_product_that_takes_no_epilogue(
     ids=["argsort", "matmul", "matmul with an epilogue"],
 )
 def test_an_op_without_a_kernel_on_its_device(
-    devices: list[FakeDevice], monkeypatch: pytest.MonkeyPatch, kernel: str, op: Any
+    devices: list[Device], monkeypatch: pytest.MonkeyPatch, kernel: str, op: Any
 ) -> None:
     session = mixed_session(devices)
     families = session._backends[1].library.families
@@ -259,7 +256,7 @@ def test_an_op_without_a_kernel_on_its_device(
 
 
 @pytest.mark.parametrize("dtype", [DType.float32, DType.bfloat16, DType.int32], ids=str)
-def test_collectives(devices: list[FakeDevice], rng: np.random.Generator, dtype: DType) -> None:
+def test_collectives(devices: list[Device], rng: np.random.Generator, dtype: DType) -> None:
     """Allreduce and allgather over two CPU devices and two fake ones."""
     where = [HOST, ONE, DeviceRef.CPU(1), TWO]
     real = [CPU(), devices[0], CPU(1), devices[1]]
@@ -286,7 +283,7 @@ def test_collectives(devices: list[FakeDevice], rng: np.random.Generator, dtype:
 
 
 def test_two_workers(
-    devices: list[FakeDevice], rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch
+    devices: list[Device], rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Kernels with barriers on a device that divides a launch between workers."""
     monkeypatch.setattr(fake.FakeBackend, "num_workers", 2)
