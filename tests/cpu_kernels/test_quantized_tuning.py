@@ -8,12 +8,14 @@ from max import kernel as k
 from max._backends.cpu.kernels.library import CPU_KERNELS
 from max._backends.cpu.kernels.products.quantized.packed import FORMATS
 from max._backends.cpu.kernels.products.quantized.packed_matmul import (
-    AMX_ROW_THRESHOLD,
     GEMV_PASSES,
     default_threshold,
 )
-from max._backends.cpu.kernels.products.quantized.tuning import tuning_of
-from max._backends.cpu.kernels.products.quantized.unpacking import quantized_tiling
+from max._backends.cpu.kernels.products.quantized.tuning import KEPT, ONCE, tuning_of
+from max._backends.cpu.kernels.products.quantized.unpacking import (
+    packed_weight,
+    quantized_tiling,
+)
 from max._backends.cpu.runtime.llvm_compiler import Compiler, Machine
 from max._backends.kernel_call import Arg, Operand
 from max.dtype import DType
@@ -63,6 +65,17 @@ def test_a_family_has_its_prefetch_distance_and_threshold(encoding: str) -> None
     assert tuning_of(zen4).row_thresholds[form.bits] > least
 
 
+@pytest.mark.parametrize(
+    ("name", "locality"), [("sapphirerapids", KEPT), ("znver4", ONCE), ("generic", ONCE)]
+)
+def test_weights_larger_than_the_caches_have_the_locality_of_the_family(
+    name: str, locality: int
+) -> None:
+    target = cpu(name)
+    assert packed_weight("Q4_K", True, 512, target).locality == locality
+    assert packed_weight("Q4_K", False, 512, target).locality == KEPT
+
+
 @pytest.mark.parametrize("encoding", FORMATS)
 def test_code_of_several_instructions_and_tiles_have_thresholds_of_their_own(encoding: str) -> None:
     form = FORMATS[encoding]
@@ -73,14 +86,18 @@ def test_code_of_several_instructions_and_tiles_have_thresholds_of_their_own(enc
         assert tuning != tuning_of(cpu(name))
         rows = default_threshold(narrow, quantized_tiling(narrow, form))
         assert rows == tuning.row_thresholds[form.bits] >= 4
-        assert default_threshold(tiles, quantized_tiling(tiles, form)) == AMX_ROW_THRESHOLD
+        assert default_threshold(tiles, quantized_tiling(tiles, form)) == 64
+    intel = cpu("sapphirerapids", DOT | {"amx-emulated"})
+    rows = tuning_of(intel).tile_row_thresholds[form.bits]
+    assert default_threshold(intel, quantized_tiling(intel, form)) == rows
+    assert tuning_of(intel).row_thresholds[form.bits] <= rows <= 64
 
 
 def code_of(encoding: str, target: k.CPUTarget) -> str:
-    """The assembly of a product."""
+    """The assembly of a product with a weight that is larger than the caches."""
     weight = Operand(DType.uint8, (3, FORMATS[encoding].group_bytes(512)))
     operands = [Operand(DType.float32, (5, 512)), weight]
-    attributes = {"encoding": encoding, "columns": 70, "streamed": False}
+    attributes = {"encoding": encoding, "columns": 70, "streamed": True}
     result = [Operand(DType.float32, (5, 70))]
     call = CPU_KERNELS.lower("mok.packed_matmul", operands, result, attributes, target)
     specs = [
@@ -100,6 +117,7 @@ def code_of(encoding: str, target: k.CPUTarget) -> str:
             for name in ("znver4", "znver5", "icelake-server", "sapphirerapids")
         ),
         ("Q5_K", "znver4", WIDE),
+        ("Q6_K", "sapphirerapids", WIDE),
         ("IQ4_XS", "znver4", WIDE),
         ("Q6_K", "icelake-server", WIDE),
         ("Q5_K", "haswell", NARROW),
@@ -117,10 +135,14 @@ def test_more_rows_never_take_fewer_instructions(
     for loop in inner_loops(code_of(encoding, target)):
         code = [line for line in loop if line and line[0] not in ".#"]
         products = sum("vpdpbusd" in line or "vpmaddubsw" in line for line in code)
+        far = sum("prefetcht1" in line for line in code)
+        prefetches = sum("prefetch" in line for line in code) - far
         # register tiles of the GEMM path prefetch nothing, or other lines
-        if not products or sum("prefetch" in line for line in code) < lines // 2:
+        if not products or prefetches < lines // 2:
             continue
-        prefetches = sum("prefetch" in line for line in code)
+        assert far == (prefetches if tuning_of(target).far_distance else 0)
+        bypasses = any("prefetchnta" in line for line in code)
+        assert bypasses == (tuning_of(target).streamed_locality == ONCE)
         # several rows with vectors of 256 bits are multiplied by half of the columns, then by the others
         halves = 2 if prefetches < lines else 1
         assert prefetches == (lines if halves == 1 else form.lines + 1)

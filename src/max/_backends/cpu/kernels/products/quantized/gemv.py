@@ -12,6 +12,7 @@ from max import kernel as k
 from max._backends.cpu.kernels.products.quantized.activations import Rounded
 from max._backends.cpu.kernels.products.quantized.packed import LINE
 from max._backends.cpu.kernels.products.quantized.unpacking import (
+    Prefetches,
     QuantizedTiling,
     add_pairs,
     add_products,
@@ -20,6 +21,7 @@ from max._backends.cpu.kernels.products.quantized.unpacking import (
     load_scales,
     panel_blocks,
     prefetch_ahead,
+    prefetches_of,
     starting_sums,
 )
 from max._backends.cpu.kernels.tiles.micro_kernels import add_sums, store_sums
@@ -39,11 +41,6 @@ class PackedStrip(NamedTuple):
     groups: Any
     blocks: Any
     locality: int
-
-
-def prefetch_distance(rows: int, t: QuantizedTiling) -> int:
-    """The distance of prefetches for a pass of some rows; a single row reads lines of 8 bits fastest without."""
-    return t.prefetch_distances[rows - 1] if t.form.bits < 8 or rows > 1 else 0
 
 
 @k.inline
@@ -73,7 +70,7 @@ def add_word(
 @k.inline
 def add_packed_block(
     sums: Any, q: Rounded, b: Any, unit: Any, block: Any, vectors: tuple[int, ...], first: Any,
-    rows: int, locality: int, t: QuantizedTiling,
+    rows: int, prefetches: Prefetches, t: QuantizedTiling,
 ) -> None:  # fmt: skip
     """Adds the products of one block of x with some vectors of columns.
 
@@ -86,12 +83,12 @@ def add_packed_block(
         vectors: The indices of the vectors.
         first: The first column of vector 0.
         rows: The number of rows of x.
-        locality: The locality of prefetches.
+        prefetches: The prefetches of the pass.
         t: The tiling.
     """
     form, width = t.form, t.width
     # of columns that share cache lines the first vectors prefetch
-    ahead = prefetch_distance(rows, t) if 4 * vectors[0] * width % CACHE_LINE == 0 else 0
+    ahead = prefetches if 4 * vectors[0] * width % CACHE_LINE == 0 else Prefetches(0)
     column = 4 * (first + vectors[0] * width)
     size = 4 * width * len(vectors)
     steps = 8 // form.parts  # words of a part
@@ -111,12 +108,12 @@ def add_packed_block(
                     for half in k.static_range(2):
                         # of 4 bits both words are in one line, which is prefetched once
                         if half == 0 or form.bits == 8:
-                            prefetch_ahead(four, 4 * half * LINE + column, size, ahead, locality)
+                            prefetch_ahead(four, 4 * half * LINE + column, size, ahead)
                         add_word(sums_of_four, four, words[j:], 4 * half, vectors, first, rows, t)
             else:
                 for j in k.static_range(begin, begin + fold):
                     for line in lines_of_word(j, form):
-                        prefetch_ahead(block, line * LINE + column, size, ahead, locality)
+                        prefetch_ahead(block, line * LINE + column, size, ahead)
                     add_word(sums_of_four, block, words, j, vectors, first, rows, t)
             if t.fold:
                 add_pairs(acc, pairs, rows, count, t)
@@ -134,7 +131,7 @@ def add_packed_block(
                     sums[r, v] = k.fma(offset, k.splat(-zero_sum, width), sums[r, v])
     if vectors[0] == 0:
         # the multipliers lie behind the lines
-        prefetch_ahead(block, form.lines * LINE, form.multiplier_bytes, ahead, locality)
+        prefetch_ahead(block, form.lines * LINE, form.multiplier_bytes, ahead)
 
 
 @k.inline
@@ -146,17 +143,17 @@ def add_units(
     form = t.form
     # all rows share the unpacked elements; with vectors of 4 lanes, registers hold those of only two vectors
     together = min(vectors, 2) if t.width == 4 else vectors
-    packed, locality = strip.groups[0], strip.locality
+    packed, prefetches = strip.groups[0], prefetches_of(rows, strip.locality, t)
     for unit in range(begin, end):
         # groups follow each other: prefetches past the strip reach the next one
         scales = packed[unit * form.unit_bytes :]
-        prefetch_ahead(scales, 0, form.halves, prefetch_distance(rows, t), locality)
+        prefetch_ahead(scales, 0, form.halves, prefetches)
         for inside in range(form.span):
             b = unit * form.span + inside
             block = scales[form.halves + inside * form.block_bytes :]
             for v in k.static_range(0, vectors, together):
                 numbers = tuple(range(v, v + together))
-                add_packed_block(sums, q, b, scales, block, numbers, first, rows, locality, t)
+                add_packed_block(sums, q, b, scales, block, numbers, first, rows, prefetches, t)
 
 
 @k.inline

@@ -275,7 +275,7 @@ def _lower_packed(
         *further_results(results),
     )
     params = {
-        "weight": packed_weight(encoding, attributes["streamed"], inner),
+        "weight": packed_weight(encoding, attributes["streamed"], inner, target),
         "parts": attributes["parts"],
         "epilogue": identity_of_parts,
     }

@@ -78,8 +78,6 @@ from max._backends.cpu.kernels.tiles.tiling import round_up
 from max._backends.kernel_call import KernelCall, Limit, Operand, Workspace, product, view
 from max.dtype import DType
 
-AMX_ROW_THRESHOLD = 64
-"""The default row threshold for the GEMV path with matrix tiles, which take 16 rows and must be configured."""
 GEMV_PASSES = (4, 3, 2, 1)
 """The number of rows of x per pass of the GEMV path. A pass reads the weight once: one more row adds no second pass."""
 BLOCK_ROWS = 240
@@ -113,9 +111,9 @@ def panel_length(blocks: Any, t: QuantizedTiling, matrix_tiles: bool) -> Any:
 
 def default_threshold(target: k.Target, t: QuantizedTiling) -> int:
     """The default row threshold for the GEMV path on a target."""
-    if target.tile_products:
-        return AMX_ROW_THRESHOLD
-    return tuning_of(target).row_thresholds[t.form.bits]
+    tuning = tuning_of(target)
+    thresholds = tuning.tile_row_thresholds if target.tile_products else tuning.row_thresholds
+    return thresholds[t.form.bits]
 
 
 class QuantisedOperands(NamedTuple):
@@ -364,7 +362,7 @@ def _lower_packed_matmul(
         Limit(f"{encoding}, k {inner}", default_threshold(target, t), BLOCK_ROWS, rows),
         *further_results(results),
     )
-    weight = packed_weight(encoding, attributes["streamed"], inner)
+    weight = packed_weight(encoding, attributes["streamed"], inner, target)
     params: dict[str, Any] = {"weight": weight, **norm_params}
     if parts:
         params |= {"parts": parts, "epilogue": identity_of_parts}

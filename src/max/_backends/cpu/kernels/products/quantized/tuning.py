@@ -13,27 +13,44 @@ from max import kernel as k
 __all__ = ["QuantisedTuning", "tuning_of"]
 
 
+ONCE, KEPT = 0, 3
+"""Localities of prefetches: `prefetchnta`, which displaces no other data, and into all caches."""
+
+
+_BITS = (2, 3, 4, 5, 6, 8)
+
+
 class QuantisedTuning(NamedTuple):
     """The parameters of products with packed quantized weights on a processor family.
+
+    Row thresholds are the most rows of the GEMV path, by the bits of an element; they are used when the machine has no
+    measurement of its own. Up to them a row more never makes a product faster, nor does the next one, which takes the
+    GEMM path.
 
     Args:
         prefetch_distances: The bytes between a line that is read and the one that is prefetched, by the rows of a pass
             of the GEMV path, from one on.
-        row_thresholds: The most rows of the GEMV path, by the bits of an element; used when the machine has no
-            measurement of its own. Up to them a row more never makes a product faster, nor does the next one, which
-            takes the GEMM path.
+        row_thresholds: The row thresholds if the GEMM path has register tiles.
+        tile_row_thresholds: The row thresholds if it has matrix tiles, which take 16 rows and must be configured.
+        far_distance: The distance of additional prefetches into the L2 cache; 0: there are none.
+        streamed_locality: The locality of prefetches of weights that are larger than the caches, as in `k.prefetch`.
+        prefetches_bytes: Whether a single row prefetches lines of 8 bits, which hardware prefetchers may follow better.
     """
 
     prefetch_distances: tuple[int, ...]
     row_thresholds: Mapping[int, int]
+    tile_row_thresholds: Mapping[int, int] = dict.fromkeys(_BITS, 64)
+    far_distance: int = 0
+    streamed_locality: int = ONCE
+    prefetches_bytes: bool = False
 
 
 _FAR = (4096,) * 4
 _DEFAULTS = {
     # docs/log/2026-11-23-avx512.md (Ice Lake)
-    True: QuantisedTuning(_FAR, dict.fromkeys((2, 3, 4, 5, 6, 8), 4)),
+    True: QuantisedTuning(_FAR, dict.fromkeys(_BITS, 4)),
     # a pass shares unpacking, signs and scales
-    False: QuantisedTuning(_FAR, dict.fromkeys((2, 3, 4, 5, 6, 8), 8)),
+    False: QuantisedTuning(_FAR, dict.fromkeys(_BITS, 8)),
 }
 """By whether a product of bytes is one instruction."""
 _FAMILIES = {
@@ -43,8 +60,19 @@ _FAMILIES = {
         (320, 320, 320, 4096), {2: 64, 3: 42, 4: 64, 5: 42, 6: 46, 8: 64}
     ),
     ("znver4", False): QuantisedTuning(_FAR, {2: 16, 3: 4, 4: 12, 5: 10, 6: 9, 8: 9}),
+    # docs/log/2026-11-28-granite-rapids.md: prefetches that bypass the L2 cache reach two fifths of the bandwidth; far
+    # ones into it occupy no miss buffer of the L1 cache until the line comes, near ones hide the latency of the L2 cache
+    ("sapphirerapids", True): QuantisedTuning(
+        (1024,) * 4,
+        {2: 64, 3: 12, 4: 16, 5: 12, 6: 12, 8: 24},
+        {2: 64, 3: 24, 4: 32, 5: 24, 6: 40, 8: 24},
+        far_distance=4096,
+        streamed_locality=KEPT,
+        prefetches_bytes=True,
+    ),
 }
-"""By LLVM's name of the processor, and whether a product of bytes is one instruction."""
+"""By LLVM's name of the processor, and whether a product of bytes is one instruction. Processors with matrix tiles have
+the name of Sapphire Rapids, whatever model a virtual machine reports (`max.kernel.targets.cpu`)."""
 
 
 def tuning_of(target: k.Target) -> QuantisedTuning:

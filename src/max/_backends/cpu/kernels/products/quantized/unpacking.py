@@ -14,13 +14,11 @@ from max._backends.cpu.kernels.products.quantized.packed import (
     SIX_BITS,
     PackedFormat,
 )
-from max._backends.cpu.kernels.products.quantized.tuning import tuning_of
-from max._backends.cpu.kernels.tiles.strips import CACHE_LINE, COLUMNS
+from max._backends.cpu.kernels.products.quantized.tuning import KEPT, tuning_of
+from max._backends.cpu.kernels.tiles.strips import CACHE_LINE, COLUMNS, L2
 from max._dataclass import dataclass
 from max.kernel import Target
 
-STREAMED, KEPT = 0, 3
-"""Localities of prefetches: for weights larger than the caches, which must displace no other data, and for others."""
 PANEL = 24
 """The number of blocks of k that are unpacked together, in whole units: with their scales they fit the L1 cache."""
 FOLDED_SIZE = 65536
@@ -44,6 +42,8 @@ class QuantizedTiling:
             LLVM would move the loads of all words to their beginning and spill them.
         zero: The zero point for which the zero sums of x account; 0 if elements are multiplied as signed numbers.
         prefetch_distances: The bytes between a line that is read and the one that is prefetched; see `QuantisedTuning`.
+        far_distance: The distance of additional prefetches into the L2 cache.
+        prefetches_bytes: Whether a single row prefetches lines of 8 bits.
         folds: Whether each panel along k has accumulators of its own, which are then added to the sums in memory.
     """
 
@@ -54,6 +54,8 @@ class QuantizedTiling:
     narrow: bool
     zero: int
     prefetch_distances: tuple[int, ...]
+    far_distance: int = 0
+    prefetches_bytes: bool = False
     folds: bool = False
 
     @property
@@ -76,7 +78,7 @@ class PackedWeight(NamedTuple):
 
     Args:
         encoding: Its encoding.
-        locality: The locality of prefetches, `STREAMED` or `KEPT`.
+        locality: The locality of prefetches, as in `k.prefetch`.
         folds: Whether K is above `FOLDED_SIZE`.
     """
 
@@ -85,10 +87,11 @@ class PackedWeight(NamedTuple):
     folds: bool
 
 
-def packed_weight(encoding: str, streamed: bool, inner: object) -> PackedWeight:
-    """The facts of a weight whose rows have `inner` elements."""
+def packed_weight(encoding: str, streamed: bool, inner: object, target: Target) -> PackedWeight:
+    """The facts of a weight whose rows have `inner` elements; a `streamed` one is larger than the caches."""
     folds = not isinstance(inner, int) or inner > FOLDED_SIZE
-    return PackedWeight(encoding, STREAMED if streamed else KEPT, folds)
+    locality = tuning_of(target).streamed_locality if streamed else KEPT
+    return PackedWeight(encoding, locality, folds)
 
 
 def quantized_tiling(target: Target, form: PackedFormat, folds: bool = False) -> QuantizedTiling:
@@ -99,9 +102,18 @@ def quantized_tiling(target: Target, form: PackedFormat, folds: bool = False) ->
     narrow = bool(target.narrow_dot_i8_lanes(width)) and not target.dot_i8_lanes(width)
     # two products per lane and word; words of x have magnitudes up to 127
     fold = LARGEST_SUM // (2 * 127 * (2**form.element_bits - 1)) if narrow else 0
-    zero, distances = 0 if signed else form.zero, tuning_of(target).prefetch_distances
+    tuning = tuning_of(target)
     return QuantizedTiling(
-        form, width, signed, fold, narrow, zero, distances, folds and not target.tile_products
+        form,
+        width,
+        signed,
+        fold,
+        narrow,
+        zero=0 if signed else form.zero,
+        prefetch_distances=tuning.prefetch_distances,
+        far_distance=tuning.far_distance,
+        prefetches_bytes=tuning.prefetches_bytes,
+        folds=folds and not target.tile_products,
     )
 
 
@@ -132,9 +144,30 @@ class UnpackedStrip(NamedTuple):
     corrections: Any
 
 
+class Prefetches(NamedTuple):
+    """The prefetches of a pass; distances are in bytes, 0: there are none.
+
+    Args:
+        distance: The distance of prefetches into the L1 cache.
+        locality: Their locality, as in `k.prefetch`.
+        far_distance: The distance of prefetches into the L2 cache.
+    """
+
+    distance: int
+    locality: int = KEPT
+    far_distance: int = 0
+
+
+def prefetches_of(rows: int, locality: int, t: QuantizedTiling) -> Prefetches:
+    """The prefetches of a pass of some rows over a weight."""
+    if t.form.bits == 8 and rows == 1 and not t.prefetches_bytes:
+        return Prefetches(0)
+    return Prefetches(t.prefetch_distances[rows - 1], locality, t.far_distance)
+
+
 @k.inline
-def prefetch_ahead(lines: Any, at: Any, size: int, ahead: int, locality: int) -> None:
-    """Prefetches what lies `ahead` bytes behind some bytes that are read now; beyond a strip lies the next one.
+def prefetch_ahead(lines: Any, at: Any, size: int, ahead: Prefetches) -> None:
+    """Prefetches what lies some distance behind bytes that are read now; beyond a strip lies the next one.
 
     Each pass prefetches the cache lines that it reads, in the order in which it reads them, and not many at once: the
     hardware prefetchers then see one rising stream.
@@ -143,12 +176,13 @@ def prefetch_ahead(lines: Any, at: Any, size: int, ahead: int, locality: int) ->
         lines: The bytes of a block or of a unit.
         at: The first byte that is read.
         size: The number of bytes.
-        ahead: The distance; 0: nothing is prefetched.
-        locality: The locality of prefetches, as in `k.prefetch`.
+        ahead: The prefetches.
     """
-    if ahead:
-        for i in k.static_range(0, size, CACHE_LINE):
-            lines.prefetch(at + ahead + i, locality=locality)
+    for i in k.static_range(0, size, CACHE_LINE):
+        if ahead.far_distance:
+            lines.prefetch(at + ahead.far_distance + i, locality=L2)
+        if ahead.distance:
+            lines.prefetch(at + ahead.distance + i, locality=ahead.locality)
 
 
 def lines_of_word(j: int, form: PackedFormat) -> tuple[int, ...]:
@@ -332,23 +366,24 @@ def unpack_strip(
     """
     form, width = t.form, t.width
     # where register tiles prefetch the next panel, nothing is prefetched here
-    columns, ahead = (width, 0) if t.narrow else (COLUMNS, t.prefetch_distances[0])
+    columns = width if t.narrow else COLUMNS
+    ahead = Prefetches(0) if t.narrow else Prefetches(t.prefetch_distances[0], KEPT, t.far_distance)
     for n in range(count):
         b = begin + n
         unit = packed[b // form.span * form.unit_bytes :]
         block = unit[form.halves + b % form.span * form.block_bytes :]
         # the scales of a unit are in front of its first block
         if b % form.span == 0:
-            prefetch_ahead(unit, 0, form.halves, ahead, KEPT)
+            prefetch_ahead(unit, 0, form.halves, ahead)
         for first in range(0, COLUMNS, columns):
             for j in k.static_range(8):
                 for line in lines_of_word(j, form):
-                    prefetch_ahead(block, line * LINE, LINE, ahead, KEPT)
+                    prefetch_ahead(block, line * LINE, LINE, ahead)
                 for column in k.static_range(0, columns, width):
                     byte = 4 * (first + column)
                     elements = load_elements(block, byte, j, form, width)
                     strip.elements.store((n * 8 + j) * LINE + byte, value=elements - zero)
-            prefetch_ahead(block, form.lines * LINE, form.multiplier_bytes, ahead, KEPT)
+            prefetch_ahead(block, form.lines * LINE, form.multiplier_bytes, ahead)
             for column in k.static_range(0, columns, width):
                 at = first + column
                 if splits_signs:
