@@ -7,6 +7,7 @@ from __future__ import annotations
 import ctypes
 import math
 import os
+import re
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -28,6 +29,16 @@ def _read(path: Path) -> str | None:
         return path.read_text().strip()
     except (OSError, UnicodeDecodeError):
         return None
+
+
+def last_level_cache(root: Path = Path("/sys/devices/system/cpu/cpu0/cache")) -> int:
+    """Bytes of the largest cache of a core, 0 if they are unknown.
+
+    Args:
+        root: Linux' description of the caches.
+    """
+    sizes = [_read(path / "size") or "" for path in root.glob("index*")]
+    return max((int(size[:-1]) << 10 for size in sizes if re.fullmatch(r"\d+K", size)), default=0)
 
 
 def cgroup_cpu_limit(root: Path = Path("/sys/fs/cgroup"), proc: Path = Path("/proc")) -> float:

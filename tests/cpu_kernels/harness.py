@@ -39,8 +39,9 @@ def target(name: str) -> k.Target:
     """The target of a name.
 
     Args:
-        name: ``"host"``, ``"avx2"``, ``"generic"`` (the baseline of the architecture) or ``"pairs"`` (products of pairs
-            of bf16). The prefix ``"tiles "`` adds emulated AMX tiles, ``"invariant "`` makes results batch-invariant.
+        name: ``"host"``, ``"avx2"``, ``"generic"`` (the baseline of the architecture), ``"pairs"`` (products of pairs
+            of bf16) or ``"sapphirerapids"`` (the features of this machine, and the measured parameters of that one).
+            The prefix ``"tiles "`` adds emulated AMX tiles, ``"invariant "`` makes results batch-invariant.
     """
     if name == "pairs":
         # for the interpreter: this machine may lack the instructions
@@ -54,6 +55,8 @@ def target(name: str) -> k.Target:
     host = k.host_target()
     if name == "host":
         return host
+    if name == "sapphirerapids":
+        return replace(host, cpu=name)
     generic = "x86-64" if host.is_x86 else "generic"
     features = AVX2 & host.features if name == "avx2" else frozenset[str]()
     return k.CPUTarget(features, host.triple, generic)

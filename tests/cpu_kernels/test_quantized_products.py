@@ -66,3 +66,28 @@ def test_bounds(encoding: str, machine: str, path: str) -> None:
         terms = np.abs(x.astype(np.float64)) @ np.abs(dense).T
         error = np.abs(got - x.astype(np.float64) @ dense.T)
         assert (error <= 1e-6 * terms).all(), (rows, (error / terms).max())
+
+
+@pytest.mark.parametrize("encoding", ["Q4_K", "Q6_K"])
+def test_strips_that_are_read_in_turn(encoding: str) -> None:
+    """Two strips and a last one give the bits of the GEMM path, which reads one strip after the other."""
+    rng = np.random.default_rng(5)
+    w = np.concatenate([blocks_of(encoding, rng) for _ in range(2)])
+    shape = (np.uint8, (3, FORMATS[encoding].group_bytes(INNER)))
+    (packed,) = run("mok.pack", [w], [shape], {"encoding": encoding})
+    attributes = {"encoding": encoding, "columns": len(w), "streamed": True}
+    for rows in (1, 6):
+        x = rng.standard_normal((rows, INNER)).astype(np.float32)
+        gemv, gemm = (
+            run(
+                "mok.packed_matmul",
+                [x, packed],
+                [(np.float32, (rows, len(w)))],
+                attributes,
+                machine="sapphirerapids",
+                few=few,
+            )[0].copy()
+            for few in (240, 0)
+        )
+        assert np.isfinite(gemm).all() and np.any(gemm)
+        np.testing.assert_array_equal(gemv, gemm)

@@ -145,14 +145,21 @@ def test_more_rows_never_take_fewer_instructions(
         assert bypasses == (tuning_of(target).streamed_locality == ONCE)
         # several rows with vectors of 256 bits are multiplied by half of the columns, then by the others
         halves = 2 if prefetches < lines else 1
-        assert prefetches == (lines if halves == 1 else form.lines + 1)
-        rows, rest = divmod(products, (16 if wide else 32) // halves)
-        assert not rest and rows not in instructions
-        instructions[rows] = halves * len(code)
+        # two strips are read block by block in turn
+        strips = 2 if prefetches > lines else 1
+        assert strips == 1 or 1 in tuning_of(target).turns.get(encoding, ())
+        assert prefetches == (strips * lines if halves == 1 else form.lines + 1)
+        rows, rest = divmod(products, (16 if wide else 32) * strips // halves)
+        assert not rest
+        paired = bool(tuning_of(target).turns.get(encoding, (0,) * 4)[rows - 1])
+        assert (rows not in instructions) or paired
+        instructions[rows] = max(instructions.get(rows, 0), halves * len(code) // strips)
     assert sorted(instructions) == sorted(GEMV_PASSES)
     steps = [sum(instructions[n] for n in passes(rows)) for rows in range(1, 65)]
     assert steps == sorted(steps)
     # 1024 weights: unpacking, products and scales of one row; each further row shares the unpacking
     assert instructions[1] < (0.16 if wide else 0.38) * 1024
     if wide:
-        assert all(instructions[n + 1] - instructions[n] < 0.06 * 1024 for n in (1, 2, 3))
+        # two strips have twice the sums: those of four rows are spilled
+        most = 0.08 if 1 in tuning_of(target).turns.get(encoding, ()) else 0.06
+        assert all(instructions[n + 1] - instructions[n] < most * 1024 for n in (1, 2, 3))

@@ -10,7 +10,6 @@ import socket
 import statistics
 import sys
 import tempfile
-import time
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from importlib import metadata
@@ -24,10 +23,11 @@ from max._host import available_memory
 from max._version import __version__
 from max.driver import CPU, Tensor
 from max.dtype import DType
-from max.engine import InferenceSession, Model
+from max.engine import InferenceSession
 from max.engine.explain import explain_graph
 from max.entrypoints.cli import log_level_option
 from max.entrypoints.cli.progress import size_text
+from max.entrypoints.load_test import bandwidth
 from max.graph import DeviceRef, Graph, TensorType, TensorValue, Weight, ops
 from max.graph.quantization import QuantizationEncoding
 from max.pipelines.store.local import ModelStore
@@ -39,12 +39,7 @@ _EXTRAS = {
     "torch": ("torch",),
 }
 _LEAST_DISK = 1 << 30
-BANDWIDTH_RUNS = 9
-WEIGHT_BYTES = 96 << 20
-"""The size of the weight whose product is measured; the largest caches hold less of it than they miss."""
-_FLOATS = {"float32": DType.float32, "bfloat16": DType.bfloat16}
 _BLOCKS = [e for e in QuantizationEncoding if e is not QuantizationEncoding.GPTQ]
-"""The number of reads of which `--bandwidth` shows the fastest and the median."""
 
 
 @dataclass(frozen=True)
@@ -126,57 +121,13 @@ def _paths() -> Iterator[Finding]:
 
 
 def _bandwidth() -> Iterator[Finding]:
-    """The bandwidth of reading memory with all workers: the sums of rows of 256 MB."""
-    rows = np.ones((1 << 14, 1 << 12), np.float32)
-    kind = TensorType(DType.float32, rows.shape, DeviceRef.CPU())
-    with Graph("bandwidth", input_types=[kind]) as graph:
-        graph.output(ops.sum(graph.inputs[0].tensor, axis=-1))
-    model = InferenceSession(devices=[CPU()]).load(graph)
-    tensor = Tensor.from_numpy(rows)
-    speeds = _speeds(model, tensor, rows.nbytes)
+    """The bandwidth of reading memory with all workers, and what products with weights of each format reach."""
+    reads = bandwidth.Reads()
+    speeds = sorted((reads.speed() / 1e9 for _ in range(bandwidth.RUNS)), reverse=True)
     text = f"{speeds[0]:.1f} GB/s of reads, {statistics.median(speeds):.1f} in the median of {len(speeds)}"
     yield Finding("bandwidth", "ok", text)
-    del model, tensor, rows
-    for encoding in _FLOATS | {e.value: DType.uint8 for e in _BLOCKS}:
-        yield _weight_bandwidth(encoding, statistics.median(speeds))
-
-
-def _speeds(model: Model, tensor: Tensor, num_bytes: int) -> list[float]:
-    """GB/s of some runs that read the given bytes, the fastest first."""
-    seconds: list[float] = []
-    for _ in range(BANDWIDTH_RUNS):
-        begin = time.perf_counter()
-        model.execute(tensor)
-        seconds.append(time.perf_counter() - begin)
-    return [num_bytes / each / 1e9 for each in sorted(seconds)]
-
-
-def _weight_bandwidth(encoding: str, reads: float) -> Finding:
-    """The speed of a product of one row and a weight that the caches do not hold, as a share of that of reads."""
-    inner, device, dtype = 2048, DeviceRef.CPU(), _FLOATS.get(encoding, DType.uint8)
-    blocks = None if encoding in _FLOATS else QuantizationEncoding(encoding)
-    row = inner * dtype.size_in_bytes
-    if blocks is not None:
-        row = inner // blocks.elements_per_block * blocks.block_size
-    count = WEIGHT_BYTES // row // 32 * 32
-    x_type = dtype if blocks is None else DType.float32
-    with Graph("weight", input_types=[TensorType(x_type, (1, inner), device)]) as graph:
-        x = graph.inputs[0].tensor
-        shape = (count, row // dtype.size_in_bytes)
-        weight = Weight("w", dtype, shape, device, quantization_encoding=blocks)
-        graph.output(
-            x @ ops.transpose(weight, 0, 1)
-            if blocks is None
-            else ops.qmatmul(blocks, None, x, weight)
-        )
-    # small numbers, which no format overflows; their 16 upper bytes are those of a model's weights
-    values = np.random.default_rng(0).integers(0, 16, (count, row), np.uint8)
-    stored = Tensor.from_numpy(values).view(dtype, shape)
-    model = InferenceSession(devices=[CPU()]).load(graph, weights_registry={"w": stored})
-    speeds = _speeds(model, Tensor.zeros((1, inner), x_type, CPU()), values.nbytes)
-    speed = statistics.median(speeds)
-    share = f"{speed / reads:.0%} of reads"
-    return Finding(f"weights {encoding}", "ok", f"{speed:.1f} GB/s of the stored weight, {share}")
+    for encoding, speed in bandwidth.measure_formats(reads):
+        yield Finding(f"weights {encoding}", "ok", str(speed))
 
 
 def _folders() -> Iterator[Finding]:
@@ -237,13 +188,15 @@ def _checksums() -> Iterator[Finding]:
 @click.option(
     "--verify", "check", is_flag=True, help="Compare all pulled models with their checksums."
 )
-@click.option("--bandwidth", is_flag=True, help="Measure the bandwidth of memory.")
+@click.option(
+    "--bandwidth", "measures", is_flag=True, help="Measure the bandwidth of memory and of weights."
+)
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 @log_level_option
-def doctor(check: bool, bandwidth: bool, as_json: bool) -> None:
+def doctor(check: bool, measures: bool, as_json: bool) -> None:
     """Check this machine: packages, memory, folders, the results of compiled code, and the kernels that it takes."""
     checks: list[Callable[[], Iterator[Finding]]] = [_system, _packages, _folders, _port, _compiler]
-    checks += [_paths, *([_bandwidth] if bandwidth else []), *([_checksums] if check else [])]
+    checks += [_paths, *([_bandwidth] if measures else []), *([_checksums] if check else [])]
     findings: list[Finding] = []
     for each in checks:
         try:

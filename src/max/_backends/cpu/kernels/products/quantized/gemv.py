@@ -135,25 +135,48 @@ def add_packed_block(
 
 
 @k.inline
+def add_blocks(
+    sums: Any, q: Rounded, unit: Any, number: Any, begin: Any, end: Any, first: Any, rows: int,
+    vectors: int, prefetches: Prefetches, t: QuantizedTiling,
+) -> None:  # fmt: skip
+    """Adds the products of blocks `[begin, end)` of a unit of a strip, which has index `number`."""
+    form = t.form
+    # all rows share the unpacked elements; with vectors of 4 lanes, registers hold those of only two vectors
+    together = min(vectors, 2) if t.width == 4 else vectors
+    for inside in range(begin, end):
+        b = number * form.span + inside
+        block = unit[form.halves + inside * form.block_bytes :]
+        for v in k.static_range(0, vectors, together):
+            numbers = tuple(range(v, v + together))
+            add_packed_block(sums, q, b, unit, block, numbers, first, rows, prefetches, t)
+
+
+@k.inline
 def add_units(
     sums: Any, q: Rounded, strip: PackedStrip, begin: Any, end: Any, first: Any, rows: int,
     vectors: int, t: QuantizedTiling,
 ) -> None:  # fmt: skip
-    """Adds the products of units `[begin, end)` of a strip to a tile of sums; see `gemv_packed`."""
-    form = t.form
-    # all rows share the unpacked elements; with vectors of 4 lanes, registers hold those of only two vectors
-    together = min(vectors, 2) if t.width == 4 else vectors
-    packed, prefetches = strip.groups[0], prefetches_of(rows, strip.locality, t)
-    for unit in range(begin, end):
-        # groups follow each other: prefetches past the strip reach the next one
-        scales = packed[unit * form.unit_bytes :]
-        prefetch_ahead(scales, 0, form.halves, prefetches)
-        for inside in range(form.span):
-            b = unit * form.span + inside
-            block = scales[form.halves + inside * form.block_bytes :]
-            for v in k.static_range(0, vectors, together):
-                numbers = tuple(range(v, v + together))
-                add_packed_block(sums, q, b, scales, block, numbers, first, rows, prefetches, t)
+    """Adds the products of units `[begin, end)` of a strip, or of two, to a tile of sums each; see `gemv_packed`."""
+    span, size = t.form.span, t.form.unit_bytes
+    prefetches = prefetches_of(rows, strip.locality, t, len(sums))
+    for number in range(begin, end):
+        for s in k.static_range(len(sums)):
+            # groups follow each other: prefetches past the strip reach the next one
+            prefetch_ahead(strip.groups[s, number * size :], 0, t.form.halves, prefetches)
+        if len(sums) > 1 and t.turns[rows - 1] == 1:
+            for inside in range(span):
+                for strip_index in k.static_range(len(sums)):
+                    unit = strip.groups[strip_index, number * size :]
+                    add_blocks(
+                        sums[strip_index], q, unit, number, inside, inside + 1, first, rows,
+                        vectors, prefetches, t,
+                    )  # fmt: skip
+        else:
+            for strip_index in k.static_range(len(sums)):
+                unit = strip.groups[strip_index, number * size :]
+                add_blocks(
+                    sums[strip_index], q, unit, number, 0, span, first, rows, vectors, prefetches, t
+                )
 
 
 @k.inline
@@ -181,11 +204,35 @@ def gemv_packed(
         for number in range(k.ceildiv(units, piece)):
             sums = k.tile(k.f32, (rows, vectors), width=t.width, fill=0.0)
             end = k.min(number * piece + piece, units)
-            add_units(sums, q, strip, number * piece, end, first, rows, vectors, t)
+            add_units((sums,), q, strip, number * piece, end, first, rows, vectors, t)
             if number > 0:
                 add_sums(sums, target, rows, vectors, t.width)
             store_sums(target, sums, rows, vectors, t.width)
     else:
         sums = k.tile(k.f32, (rows, vectors), width=t.width, fill=0.0)
-        add_units(sums, q, strip, 0, units, first, rows, vectors, t)
+        add_units((sums,), q, strip, 0, units, first, rows, vectors, t)
         store_sums(target, sums, rows, vectors, t.width)
+
+
+@k.outlined
+def gemv_pair(
+    c: Any, distance: Any, q: Rounded, strip: PackedStrip, rows: int, t: QuantizedTiling
+) -> None:
+    """Multiplies `rows` rows of x by a strip and the next one, which are read in turn: two streams from memory.
+
+    Register budget: as `gemv_packed` of all columns, and once more the sums in f32.
+
+    Args:
+        c: The sums of the first strip, `COLUMNS` per row.
+        distance: The distance of the sums of the second one.
+        q: The rounded rows.
+        strip: The first strip.
+        rows: The number of rows of x per pass.
+        t: The tiling.
+    """
+    vectors = COLUMNS // t.width
+    one = k.tile(k.f32, (rows, vectors), width=t.width, fill=0.0)
+    two = k.tile(k.f32, (rows, vectors), width=t.width, fill=0.0)
+    add_units((one, two), q, strip, 0, strip.blocks // t.form.span, 0, rows, vectors, t)
+    store_sums(Matrix(c, COLUMNS), one, rows, vectors, t.width)
+    store_sums(Matrix(c[distance:], COLUMNS), two, rows, vectors, t.width)

@@ -36,7 +36,11 @@ from max._backends.cpu.kernels.products.quantized.gemm import (
     multiply_strip,
     prefetched_lines,
 )
-from max._backends.cpu.kernels.products.quantized.gemv import PackedStrip, gemv_packed
+from max._backends.cpu.kernels.products.quantized.gemv import (
+    PackedStrip,
+    gemv_packed,
+    gemv_pair,
+)
 from max._backends.cpu.kernels.products.quantized.packed import BLOCK, FORMATS
 from max._backends.cpu.kernels.products.quantized.tuning import tuning_of
 from max._backends.cpu.kernels.products.quantized.unpacking import (
@@ -155,16 +159,38 @@ def quantized_scratch(t: QuantizedTiling, tile: int, matrix_tiles: bool, ctx: An
 
 
 @k.outlined
+def gemv_pass(c: Any, q: Rounded, strip: PackedStrip, count: int, t: QuantizedTiling) -> None:
+    """Multiplies `count` rows by a strip."""
+    # a single row processes all columns of a strip at once, so whole cache lines are read
+    vectors = COLUMNS // t.width if count == 1 else 2
+    for first in range(0, COLUMNS, vectors * t.width):
+        gemv_packed(c, q, strip, first, count, vectors, t)
+
+
+@k.inline
 def gemv_strip(c: Any, q: Rounded, strip: PackedStrip, rows: Any, t: QuantizedTiling) -> None:
     """Multiplies all rows by a strip, in passes."""
     i = k.i64(0)
     for count in k.unroll(GEMV_PASSES):
-        # a single row processes all columns of a strip at once, so whole cache lines are read
-        vectors = COLUMNS // t.width if count == 1 else 2
         while i + count <= rows:
-            for first in range(0, COLUMNS, vectors * t.width):
-                gemv_packed(c[i * COLUMNS :], row_of(q, i), strip, first, count, vectors, t)
+            gemv_pass(c[i * COLUMNS :], row_of(q, i), strip, count, t)
             i += count
+
+
+def most_paired_rows(t: QuantizedTiling) -> int:
+    """The most rows whose passes all read two strips in turn; the sums of two strips must have room."""
+    return BLOCK_ROWS // 2 if all(t.turns) else sum(1 for turn in t.turns if turn)
+
+
+@k.inline
+def gemv_strips(c: Any, q: Rounded, strip: PackedStrip, rows: Any, t: QuantizedTiling) -> None:
+    """Multiplies up to `most_paired_rows` rows by a strip and by the next one, whose sums follow, in passes."""
+    i = k.i64(0)
+    for count in k.unroll(GEMV_PASSES):
+        if t.turns[count - 1]:
+            while i + count <= rows:
+                gemv_pair(c[i * COLUMNS :], rows * COLUMNS, row_of(q, i), strip, count, t)
+                i += count
 
 
 @k.outlined
@@ -250,7 +276,13 @@ def multiply_quantized(
     # chunks of several strips, as the next strip is prefetched; single strips where many rows make tasks long
     runs = row_blocks == 1 if prefetched_lines(t) else False
     grain = k.i64(1) if gemm and not runs else k.i64(0)
-    for row_block, strip in ctx.parallel((row_blocks, strips), grain=grain):
+    # strips of a task of the GEMV path
+    together = k.i64(1)
+    if most_paired_rows(t):
+        if not gemm and rows <= most_paired_rows(t):
+            together = k.i64(2)
+    for row_block, task in ctx.parallel((row_blocks, k.ceildiv(strips, together)), grain=grain):
+        strip = task * together
         groups = w[strip:]
         row = k.i64(0)
         count = rows
@@ -262,8 +294,17 @@ def multiply_quantized(
             used_tiles = matrix_tiles if in_tiles else None
             gemm_strip(memory, q, groups[0], blocks, first_tile, last_tile, tile, used_tiles, t)
         else:
+            packed = PackedStrip(groups, blocks, locality)
             prefetch_adapters(results, row, rows, strip)
-            gemv_strip(memory.sums, q, PackedStrip(groups, blocks, locality), rows, t)
+            if most_paired_rows(t):
+                if strip + 1 < strips and together > 1:
+                    prefetch_adapters(results, row, rows, strip + 1)
+                    gemv_strips(memory.sums, q, packed, rows, t)
+                    store_strip(results, memory.sums[rows * COLUMNS :], row, rows, strip + 1)
+                else:
+                    gemv_strip(memory.sums, q, packed, rows, t)
+            else:
+                gemv_strip(memory.sums, q, packed, rows, t)
         store_strip(results, memory.sums, row, count, strip)
     if in_tiles:
         if gemm:

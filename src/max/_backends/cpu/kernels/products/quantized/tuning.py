@@ -6,6 +6,7 @@ Each row names its measurement in docs/log. A family without a row takes the def
 from __future__ import annotations
 
 from collections.abc import Mapping
+from types import MappingProxyType
 from typing import NamedTuple
 
 from max import kernel as k
@@ -35,6 +36,8 @@ class QuantisedTuning(NamedTuple):
         far_distance: The distance of additional prefetches into the L2 cache; 0: there are none.
         streamed_locality: The locality of prefetches of weights that are larger than the caches, as in `k.prefetch`.
         prefetches_bytes: Whether a single row prefetches lines of 8 bits, which hardware prefetchers may follow better.
+        turns: For some encodings, by the rows of a pass: the blocks of a strip that are read before as many of the next
+            strip, 1 or those of a unit; 0: strips are read one after the other.
     """
 
     prefetch_distances: tuple[int, ...]
@@ -43,6 +46,7 @@ class QuantisedTuning(NamedTuple):
     far_distance: int = 0
     streamed_locality: int = ONCE
     prefetches_bytes: bool = False
+    turns: Mapping[str, tuple[int, ...]] = MappingProxyType({})
 
 
 _FAR = (4096,) * 4
@@ -60,14 +64,18 @@ _FAMILIES = {
         (320, 320, 320, 4096), {2: 64, 3: 42, 4: 64, 5: 42, 6: 46, 8: 64}
     ),
     ("znver4", False): QuantisedTuning(_FAR, {2: 16, 3: 4, 4: 12, 5: 10, 6: 9, 8: 9}),
-    # docs/log/2026-11-28-granite-rapids.md: prefetches that bypass the L2 cache reach two fifths of the bandwidth; far
-    # ones into it occupy no miss buffer of the L1 cache until the line comes, near ones hide the latency of the L2 cache
+    # docs/log/2026-11-28-granite-rapids.md: prefetches that bypass the L2 cache reach two fifths of the bandwidth; one
+    # stream of a core reaches less of it than two
     ("sapphirerapids", True): QuantisedTuning(
         (1024,) * 4,
         {2: 64, 3: 12, 4: 16, 5: 12, 6: 12, 8: 24},
         {2: 64, 3: 24, 4: 32, 5: 24, 6: 40, 8: 24},
         far_distance=4096,
         streamed_locality=KEPT,
+        turns={
+            **dict.fromkeys(("Q4_0", "Q8_0", "Q6_K", "IQ4_NL"), (1, 1, 1, 1)),
+            **dict.fromkeys(("Q4_K", "Q5_K", "Q2_K", "Q3_K"), (8, 0, 0, 0)),
+        },
         prefetches_bytes=True,
     ),
 }

@@ -44,6 +44,8 @@ class QuantizedTiling:
         prefetch_distances: The bytes between a line that is read and the one that is prefetched; see `QuantisedTuning`.
         far_distance: The distance of additional prefetches into the L2 cache.
         prefetches_bytes: Whether a single row prefetches lines of 8 bits.
+        turns: By the rows of a pass: the blocks that are read of a strip before as many of the next one; 0: strips are
+            read one after the other.
         folds: Whether each panel along k has accumulators of its own, which are then added to the sums in memory.
     """
 
@@ -56,6 +58,7 @@ class QuantizedTiling:
     prefetch_distances: tuple[int, ...]
     far_distance: int = 0
     prefetches_bytes: bool = False
+    turns: tuple[int, ...] = (0, 0, 0, 0)
     folds: bool = False
 
     @property
@@ -113,6 +116,7 @@ def quantized_tiling(target: Target, form: PackedFormat, folds: bool = False) ->
         prefetch_distances=tuning.prefetch_distances,
         far_distance=tuning.far_distance,
         prefetches_bytes=tuning.prefetches_bytes,
+        turns=tuning.turns.get(form.encoding, (0, 0, 0, 0)) if width >= 16 else (0, 0, 0, 0),
         folds=folds and not target.tile_products,
     )
 
@@ -158,11 +162,11 @@ class Prefetches(NamedTuple):
     far_distance: int = 0
 
 
-def prefetches_of(rows: int, locality: int, t: QuantizedTiling) -> Prefetches:
-    """The prefetches of a pass of some rows over a weight."""
+def prefetches_of(rows: int, locality: int, t: QuantizedTiling, strips: int = 1) -> Prefetches:
+    """The prefetches of a pass of some rows over one strip, or over two, each of which is read half as fast."""
     if t.form.bits == 8 and rows == 1 and not t.prefetches_bytes:
         return Prefetches(0)
-    return Prefetches(t.prefetch_distances[rows - 1], locality, t.far_distance)
+    return Prefetches(t.prefetch_distances[rows - 1], locality, t.far_distance // strips)
 
 
 @k.inline
