@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from max._config import flags
 from max._runtime.program import KernelRunError
 from max.driver import CPU, Tensor
 from max.dtype import DType
@@ -200,3 +201,68 @@ def test_sizes_are_checked_before_a_loop_writes(session) -> None:
             [given[0]], partial(feed_inputs, 2, given), Tensor.from_numpy(again.view(np.uint8))
         )
     assert count[0] == 0 and state.sum() == 72
+
+
+def test_a_model_after_itself(session) -> None:
+    """It is used once at a time, so the loop takes it once."""
+    types = [BufferType(DType.int64, [1], DEVICE), BufferType(DType.bool, [1], DEVICE)]
+    with Graph("count", input_types=types) as graph:
+        count, again = graph.inputs
+        counted = ops.buffer_load(count) + 1
+        ops.buffer_store(count, counted)
+        ops.buffer_store(again, counted < 7)
+        graph.output()
+    model = session.load(graph)
+    count, again = np.zeros(1, np.int64), np.zeros(1, np.bool_)
+    inputs = [Tensor.from_numpy(count), Tensor.from_numpy(again)]
+    flag = Tensor.from_numpy(again.view(np.uint8))
+    assert ModelLoop(model, model).run(inputs, lambda outputs: inputs, flag) == []
+    assert count[0] == 8
+
+
+def test_programs_that_changed_are_joined_again(session, step) -> None:
+    """As after a measurement of row thresholds; the arena is that of the program that needs more."""
+    after = feed(session)
+    loop = ModelLoop(step, after)
+    first = loop._joined
+    loop._joined = first._replace(programs=(first.programs[0], first.programs[0]))
+    taken = list[tuple[int, tuple[int, ...]]]()
+    take = step._arena.take
+
+    def recorded(num_bytes: int, holes: tuple[int, ...] = ()) -> Any:
+        taken.append((num_bytes, holes))
+        return take(num_bytes, holes)
+
+    state, count, again = np.ones((5, 24), np.float32), np.zeros(1, np.int64), np.zeros(1, np.bool_)
+    given = [Tensor.from_numpy(array) for array in (state, count, again)]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(step._arena, "take", recorded)
+        loop.run([given[0]], partial(feed_inputs, 1, given), Tensor.from_numpy(again.view("u1")))
+    assert loop._joined.programs == first.programs and loop._joined.executor is not first.executor
+    sizes = [model._linked.main.instance((5,)).arena_bytes for model in (step, after)]
+    assert taken == [(max(sizes), ())] and sizes[0] > sizes[1]
+
+
+def test_memory_that_host_and_loop_share(session, step) -> None:
+    loop = ModelLoop(step, feed(session))
+    shared = loop.share(DType.int32, (2, 3))
+    assert shared is not None
+    tensor, array = shared
+    assert (tensor.shape, array.shape, array.dtype) == ((2, 3), (2, 3), np.int32)
+    assert not array.any()
+    array[1, 2] = 7
+    assert tensor.to_numpy()[1, 2] == 7 and tensor.device is CPU()
+    backend = session._backends.of(CPU())
+    assert ModelLoop.runs_on(session, CPU()) and ModelLoop.runs_on(session, CPU(), True)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(backend, "share", lambda num_bytes: None)
+        assert ModelLoop.runs_on(session, CPU()) and not ModelLoop.runs_on(session, CPU(), True)
+        assert loop.share(DType.int32, (1,)) is None
+
+
+def test_an_interpreted_model_runs_in_no_loop(session, step) -> None:
+    with flags.override(MAX_INTERPRET=True):
+        model = feed(session)
+    assert not ModelLoop.supports(model)
+    with pytest.raises(ValueError, match="feed cannot run in a loop: it is interpreted"):
+        ModelLoop(step, model)
