@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from max._backends.cpu.passes import packed_ops
 from max._compiler import mok
 from max._compiler.analysis.shapes import is_view
 from max._compiler.mok import RegionOp
@@ -11,6 +12,7 @@ from max._compiler.passes.base import ops_of
 from max._compiler.passes.fuse import fuse
 from max.mlir import MoOp, entry, verify_module
 
+assert packed_ops, "the ops of the CPU are part of the dialect once their module is imported"
 PACKED = "!mo.tensor<[2, 1024], f32, cpu:0>"
 INPUTS = {"x": "32, 32", "y": "32, 32", "z": "32, 32", "v": "32"}
 SCAN = "{axis = 1 : i64, exclusive = false, reverse = false}"
