@@ -21,8 +21,8 @@ __all__ = ["PackFilterOp", "PackedConvOp"]
 def _infer_pack_filter(types: Sequence[Attribute], attrs: Attrs) -> Sequence[Attribute]:
     """The packed filter: `[strips, elements]`, with strips of `COLUMNS` columns in each group."""
     (w,) = types
-    assert isinstance(w, TensorType)
-    *taps, channels, columns = w.static_shape or (1, 1, 0, 0)
+    assert isinstance(w, TensorType) and w.static_shape is not None
+    *taps, channels, columns = w.static_shape
     groups = int(attrs["groups"])
     strips = groups * -(-(columns // groups) // COLUMNS)
     return (w.with_shape([strips, filter_elements(taps, channels, w.dtype)]),)

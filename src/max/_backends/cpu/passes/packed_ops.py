@@ -60,7 +60,8 @@ def _dtype(type_: Attribute) -> DType:
 
 def _panel_sizes(w: TensorType, encoding: str) -> tuple[int, int]:
     """The number of columns of a packed weight, and the elements of one strip of 32 columns."""
-    first, second = w.static_shape or (0, 0)
+    assert w.static_shape is not None
+    first, second = w.static_shape
     form = FORMATS.get(encoding)
     if form is not None:
         inner = second // BLOCK_FORMATS[form.encoding].bytes * form.super_block
