@@ -41,10 +41,10 @@ def merge_products(block: Block, runs_here: RunsHere) -> None:
     weight has other uses (a weight is packed once).
     """
     ops = ops_of(block)
-    position = {op: i for i, op in enumerate(ops)}
+    op_index = {op: i for i, op in enumerate(ops)}
     packed_weights: dict[Plan, SSAValue] = {}
-    for plan, members in _decide(_groups(ops, runs_here), position):
-        _merge(plan, members, position, packed_weights)
+    for plan, members in _decide(_groups(ops, runs_here), op_index):
+        _merge(plan, members, op_index, packed_weights)
     # weights of merged products are packed again, together
     for op in ops:
         if type(op) is PackOp and op.results[0].first_use is None:
@@ -60,7 +60,7 @@ class Plan:
     pairs: tuple[int, ...]
 
 
-def _decide(groups: list[list[MoOp]], position: dict[MoOp, int]) -> list[tuple[Plan, list[MoOp]]]:
+def _decide(groups: list[list[MoOp]], op_index: dict[MoOp, int]) -> list[tuple[Plan, list[MoOp]]]:
     """The plans and their products, chosen so that no weight is packed twice."""
     # layers that share weights use them in equal groups; a weight of several different groups is not merged
     weights = [tuple([op.operands[1] for op in group]) for group in groups]
@@ -73,7 +73,7 @@ def _decide(groups: list[list[MoOp]], position: dict[MoOp, int]) -> list[tuple[P
     planned: list[tuple[Plan, list[MoOp], tuple[SSAValue, ...]]] = []
     for group, together in zip(groups, weights, strict=True):
         unshared = [op for op in group if op.operands[1] not in shared]
-        planned += [(*_plan(parts), together) for parts in _parts(unshared, position)]
+        planned += [(*_plan(parts), together) for parts in _parts(unshared, op_index)]
     # weights that two groups would pack differently stay unmerged
     groups_of, planning = Counter(weights), Counter(plan for plan, _, _ in planned)
     return [
@@ -130,14 +130,14 @@ def _cone(product: MoOp) -> set[MoOp]:
 
 
 def _depends_on_others(
-    op: MoOp, cone: set[MoOp], others: set[MoOp], position: dict[MoOp, int]
+    op: MoOp, cone: set[MoOp], others: set[MoOp], op_index: dict[MoOp, int]
 ) -> bool:
     """Whether the element-wise ops after a product depend on other products through ops outside of the cone."""
     if not others:
         return False
     # walk up from the operands that the cone takes from outside
     todo = [v.owner for inner in cone for v in inner.operands if v.owner not in cone]
-    first = min(position[other] for other in others)
+    first = min(op_index[other] for other in others)
     seen: set[object] = {op}
     while todo:
         owner = todo.pop()
@@ -147,12 +147,12 @@ def _depends_on_others(
         if owner in others:
             return True
         # an op before the first of the others cannot depend on one
-        if position[owner] > first:
+        if op_index[owner] > first:
             todo.extend(v.owner for v in owner.operands)
     return False
 
 
-def _parts(products: list[MoOp], position: dict[MoOp, int]) -> list[list[tuple[MoOp, ...]]]:
+def _parts(products: list[MoOp], op_index: dict[MoOp, int]) -> list[list[tuple[MoOp, ...]]]:
     """The single products and pairs of each launch; products that are not merged are left out."""
     if len(products) < 2:
         return []
@@ -162,7 +162,7 @@ def _parts(products: list[MoOp], position: dict[MoOp, int]) -> list[list[tuple[M
     for op in products:
         others = [other for other in products if other is not op and cones[op] & cones[other]]
         # the merged launch would wait for itself
-        if _depends_on_others(op, cones[op], set(products) - {op, *others}, position):
+        if _depends_on_others(op, cones[op], set(products) - {op, *others}, op_index):
             continue
         if not others:
             parts.append((op,))
@@ -172,14 +172,14 @@ def _parts(products: list[MoOp], position: dict[MoOp, int]) -> list[list[tuple[M
     return [parts[i : i + MAX_PARTS] for i in range(0, len(parts), MAX_PARTS)]
 
 
-def pairs_of(products: list[MoOp], position: dict[MoOp, int]) -> list[tuple[MoOp, ...]]:
+def pairs_of(products: list[MoOp], op_index: dict[MoOp, int]) -> list[tuple[MoOp, ...]]:
     """The pairs among products of the same rows: two of equal sizes whose results meet in element-wise ops only.
 
     Args:
         products: The products, in program order.
-        position: The position of each op.
+        op_index: The index of each op in its block.
     """
-    return [part for launch in _parts(products, position) for part in launch if len(part) == 2]
+    return [part for launch in _parts(products, op_index) for part in launch if len(part) == 2]
 
 
 def _is_pair(a: MoOp, b: MoOp, cones: dict[MoOp, set[MoOp]]) -> bool:
@@ -194,10 +194,10 @@ def _is_pair(a: MoOp, b: MoOp, cones: dict[MoOp, set[MoOp]]) -> bool:
 
 
 def _merge(
-    plan: Plan, members: list[MoOp], position: dict[MoOp, int], packed_weights: dict[Plan, SSAValue]
+    plan: Plan, members: list[MoOp], op_index: dict[MoOp, int], packed_weights: dict[Plan, SSAValue]
 ) -> None:
-    """Replaces the products by one op at the position of the first of them; `members` may be in any order."""
-    first = min(members, key=position.__getitem__)
+    """Replaces the products by one op at the place of the first of them; `members` may be in any order."""
+    first = min(members, key=op_index.__getitem__)
     block = first.parent
     assert block is not None
     encoding: str = first.attr("encoding")
@@ -208,7 +208,7 @@ def _merge(
             assert isinstance(pack, MoOp)
             weights.append(pack.operands[0])
             # the packing moves up to the first product, and its weights with it
-            bring_before(pack.operands[0], first, position)
+            bring_before(pack.operands[0], first, op_index)
         packed_weights[plan] = insert_before(first, PackOp.of(weights, encoding, plan.pairs))
     if first.name == AdaptedMatmulOp.name:
         merged = insert_adapted(members, packed_weights[plan], plan.pairs, first)
@@ -229,22 +229,22 @@ def _merge(
         op.erase()
 
 
-def bring_before(value: SSAValue, before: MoOp, position: dict[MoOp, int]) -> None:
+def bring_before(value: SSAValue, before: MoOp, op_index: dict[MoOp, int]) -> None:
     """Moves the ops that compute a weight, which depend on weights and constants only, before an op.
 
     Args:
         value: The weight.
         before: The op.
-        position: The position of each op; a moved op gets that of `before`.
+        op_index: The index of each op in its block; a moved op gets that of `before`.
     """
     op = value.owner
     assert isinstance(op, MoOp)
-    if position[op] <= position[before]:
+    if op_index[op] <= op_index[before]:
         return
     for operand in op.operands:
-        bring_before(operand, before, position)
+        bring_before(operand, before, op_index)
     block = before.parent
     assert block is not None
     op.detach()
     block.insert_op_before(op, before)
-    position[op] = position[before]
+    op_index[op] = op_index[before]

@@ -54,23 +54,23 @@ def pack_experts(block: Block, runs_here: RunsHere, packing: Packing) -> None:
             x, _, *grouping = op.operands
             # the grouping is part of the key: one launch has one
             groups.setdefault((encoding, x, *grouping), []).append(op)
-    position = {op: i for i, op in enumerate(ops)}
+    op_index = {op: i for i, op in enumerate(ops)}
     # each part is one launch: a product, or a pair
     parts: list[tuple[str, tuple[MoOp, ...]]] = []
     for (encoding, *_), members in groups.items():
-        pairs = pairs_of(members, position)
+        pairs = pairs_of(members, op_index)
         paired = {op for pair in pairs for op in pair}
         single = [(op,) for op in members if op not in paired]
         parts += [(str(encoding), part) for part in (*pairs, *single)]
     parts = _without_shared_weights(parts)
     packed: dict[tuple[object, ...], SSAValue] = {}
     # in program order, as a packed weight comes before its first use
-    for encoding, part in sorted(parts, key=lambda p: position[p[1][0]]):
+    for encoding, part in sorted(parts, key=lambda p: op_index[p[1][0]]):
         first = part[0]
         weights = [op.operands[1] for op in part]
         if (encoding, *weights) not in packed:
             for w in weights:
-                bring_before(w, first, position)
+                bring_before(w, first, op_index)
             packed[encoding, *weights] = _packed_weights(first, weights, encoding)
         _replace(first, part, packed[encoding, *weights], encoding, packing)
 
@@ -111,7 +111,7 @@ def _encoding(op: MoOp, constant: set[SSAValue], packing: Packing) -> str | None
 def _replace(
     first: MoOp, part: Sequence[MoOp], packed: SSAValue, encoding: str, packing: Packing
 ) -> None:
-    """Replaces a product, or both of a pair, by one op at the position of the first one."""
+    """Replaces a product, or both of a pair, by one op at the place of the first one."""
     x, _, *grouping = first.operands
     type_ = packed.type
     assert isinstance(type_, TensorType) and type_.static_shape is not None
