@@ -48,6 +48,8 @@ COPY_ROWS = 84
 """The maximum number of patches of a task that are copied: the L1 cache holds those of few channels."""
 MAX_RUNS = 512
 """The maximum number of runs of a patch that is not copied."""
+SHARES = 4
+"""The number of tiles that share the prefetch of the next strip, as memory sends its lines slowly."""
 MODES = ("in_place", "padded", "copied")
 """How patches are read: from the input, with zeros for taps in the padding; from a padded copy of the input, which all
 workers write first; from copies of K blocks of patches, which each task takes from the padded copy.
@@ -179,6 +181,9 @@ def multiply_strip_of_filter(
     """
     taller = taller_from(task.rows, t)
     depth = (runs.last - runs.first) * runs.length
+    # the first tiles share the next strip, two cache lines a step in all; later ones prefetch the last share again
+    sharing = k.select(task.rows >= SHARES * t.height, k.i64(SHARES), k.i64(2))
+    step = 2 * LINE // sharing
     row = k.i64(0)
     while row < task.rows:
         remaining = task.rows - row
@@ -201,7 +206,10 @@ def multiply_strip_of_filter(
                     if half < task.columns:
                         multiply_patches(
                             sums[half:], tile, runs, strip[half:], first,
-                            ahead if half == 0 else None, row // t.height * depth, height, t,
+                            ahead[k.min(row // t.height, sharing - 1) * depth * step :]
+                            if half == 0
+                            else None,
+                            step, height, t,
                         )  # fmt: skip
         done = k.min(remaining, tile_height)
         if last:

@@ -275,7 +275,7 @@ def rows_of_run(patches: Patches, run: Any, begin: Any, height: int) -> Any:
 
 @k.inline
 def multiply_patches(
-    c: Any, patches: Patches, runs: Runs, b: Any, first: Any, ahead: Any, line: Any, height: int,
+    c: Any, patches: Patches, runs: Runs, b: Any, first: Any, ahead: Any, step: Any, height: int,
     t: Tiling,
 ) -> None:  # fmt: skip
     """Multiplies runs of `height` patches by rows of a strip: one register tile.
@@ -286,8 +286,8 @@ def multiply_patches(
         runs: The runs of the K block.
         b: Rows of the strip, `COLUMNS` lanes each.
         first: Whether this is the first K block.
-        ahead: Rows of a strip that are multiplied next and prefetched meanwhile, a cache line a step; None: nothing.
-        line: The first line of them.
+        ahead: The part of the strip that is multiplied next which this tile prefetches, lanes; None: nothing.
+        step: Lanes of it per step.
         height: Positions.
         t: The tiling.
     """
@@ -304,7 +304,7 @@ def multiply_patches(
             high = b.load((done + n) * COLUMNS + t.width, width=t.width)
             if ahead is not None:
                 # into the L2 cache, as the L1 cache holds the current K block
-                ahead.prefetch((line + done + n) * LINE, locality=2)
+                ahead.prefetch((done + n) * step, locality=2)
             for i in k.static_range(height):
                 left = k.splat(rows[i][n], t.width)
                 sums[i, 0] = multiply_add(sums[i, 0], left, low)
