@@ -275,6 +275,12 @@ class Flags:
         "when a model is loaded",
         default=True,
     )
+    MAX_WINOGRAD = _bool_flag(
+        "Computes convolutions of f32 images with 3 × 3 taps by Winograd's algorithm where that takes less time: the "
+        "error is about twice as large, and an infinity or NaN reaches up to 3 more pixels along each axis.",
+        "when a model is loaded",
+        default=True,
+    )
     MAX_TRACEBACK = _choice_flag(
         ("short", "full"),
         "short",

@@ -13,6 +13,7 @@ import pytest
 from max import mlir
 from max._backends.cpu.packing import CPU_PACKING, NO_PACKING, Packing
 from max._backends.cpu.passes.pack import pack_weights
+from max._config import flags
 from max.dtype import DType
 from max.graph import DeviceRef, Graph, TensorType, TensorValue, ops
 from max.graph.quantization import QuantizationEncoding
@@ -230,3 +231,49 @@ def test_filters_that_stay(build: Callable[[Value], Any]) -> None:
     assert packed(lambda x: convolved(x, 3, 3, 4, 6), shape=IMAGE, packing=NO_PACKING) == []
     only = replace(CPU_PACKING, filters=frozenset({BF16}))
     assert packed(lambda x: convolved(x, 3, 3, 4, 6), shape=IMAGE, packing=only) == []
+
+
+@pytest.mark.parametrize(
+    ("sizes", "filters", "options", "chosen"),
+    [
+        ((20, 20, 32), (32, 64), {}, True),
+        (("h", "w", 128), (128, 32), {}, True),
+        ((22, 20, 32), (32, 32), {"padding": (1, 1, 1, 1)}, True),
+        # 16 tiles; tiles that lie outside of the image by more than 30 %
+        ((14, 14, 32), (32, 32), {"padding": (1, 1, 1, 1)}, False),
+        ((200, 5, 32), (32, 32), {"padding": (1, 1, 1, 1)}, False),
+        ((20, 20, 31), (31, 32), {}, False),
+        ((20, 20, 32), (32, 31), {}, False),
+        ((20, 20, 129), (129, 32), {}, False),
+        ((20, 20, 64), (32, 64), {"groups": 2}, False),
+        ((40, 40, 32), (32, 32), {"stride": (2, 2)}, False),
+        ((40, 40, 32), (32, 32), {"dilation": (1, 2)}, False),
+    ],
+)
+def test_winograd(
+    sizes: tuple[int | str, ...], filters: tuple[int, int], options: Any, chosen: bool
+) -> None:
+    """Convolutions of images with 3 × 3 taps, many channels and many tiles."""
+
+    def build(x: Value) -> Value:
+        return ops.conv2d(x, weight(3, 3, *filters), **options)
+
+    name = "winograd" if chosen else "packed"
+    shape = ("n", *sizes)
+    assert packed(build, shape=shape)[-1] == f"{name}_conv {filters[1]}"
+    with flags.override(MAX_WINOGRAD=False):
+        assert packed(build, shape=shape)[-1] == f"packed_conv {filters[1]}"
+
+
+def test_winograd_shares_filters() -> None:
+    """One filter of two convolutions is transformed once; other taps and dtypes are not transformed."""
+    image = ("n", 24, 24, 32)
+
+    def build(x: Value) -> tuple[Value, Value]:
+        w = weight(3, 3, 32, 32)
+        return ops.conv2d(x, w), ops.conv2d(ops.tanh(x), w)
+
+    assert packed(build, shape=image) == ["winograd_filter", *["winograd_conv 32"] * 2]
+    for taps, dtype in (((3, 1), F32), ((3, 3), BF16)):
+        names = packed(lambda x: convolved(x, *taps, 32, 32, dtype=dtype), shape=image)  # noqa: B023
+        assert names == ["pack_filter", "packed_conv 32"]

@@ -11,6 +11,7 @@ import pytest
 
 from max._backends.cpu.kernels import library
 from max._backends.cpu.kernels.convolution.filters import filter_elements
+from max._backends.cpu.kernels.convolution.winograd import PRODUCTS
 from max._backends.cpu.kernels.products.dense.coded import coded_bytes
 from max._backends.cpu.kernels.products.dense.panels import panel_elements
 from max._backends.cpu.kernels.products.quantized.packed import FORMATS
@@ -662,6 +663,18 @@ CASES: dict[
         for dtype in (F32, BF16, np.float16)
         for padding in (0, 1)
     },
+    "winograd_filter": (
+        "mok.winograd_filter",
+        [floats(3, 3, 2, 5)],
+        [(F32, (1, PRODUCTS * 2 * 32))],
+        {},
+    ),
+    "winograd_conv": (
+        "mok.winograd_conv",
+        [floats(1, 5, 6, 3), floats(1, PRODUCTS * 3 * 32)],
+        [(F32, (1, 5, 5, 4))],
+        {"stride": (1, 1), "dilation": (1, 1), "padding": (1, 1, 1, 0), "groups": 1, "columns": 4},
+    ),
     "conv depthwise": (
         "mo.conv",
         [floats(1, 5, 9, 6), floats(3, 2, 1, 6)],

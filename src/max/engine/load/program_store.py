@@ -211,7 +211,7 @@ class ProgramStore:
         if devices is None or any(op.name == "mo.custom" for op in mlir.walk(module)):
             return None
         makers = [source_fingerprint(package) for package in CODE_PACKAGES]
-        checked = f"{flags.MAX_KERNEL_CHECK}{flags.MAX_GUARD}"
+        checked = f"{flags.MAX_KERNEL_CHECK}{flags.MAX_GUARD}{flags.MAX_WINOGRAD}"
         if flags.MAX_CHECK >= 2:
             # a program that was compiled at this level was verified at this level
             checked += f" verified {flags.MAX_CHECK}"

@@ -47,6 +47,8 @@ _CPU_FAMILIES: dict[str, str] = {
     "mo.conv_transpose": "convolution.transposed",
     "mok.pack_filter": "convolution.conv",
     "mok.packed_conv": "convolution.conv",
+    "mok.winograd_filter": "convolution.winograd",
+    "mok.winograd_conv": "convolution.winograd",
     "mo.resize": "images.resize",
     "mo.fold": "images.fold",
     "mo.roi_align": "images.roi_align",

@@ -10,11 +10,13 @@ from max._backends.backend import RunsHere
 from max._backends.cpu.packing import NO_PACKING, Packing
 from max._backends.cpu.passes.packed_filters import PackedConvOp, PackFilterOp
 from max._backends.cpu.passes.packed_ops import PackedMatmulOp, PackOp
+from max._backends.cpu.passes.winograd_ops import WinogradConvOp, WinogradFilterOp, fits_winograd
 from max._compiler.analysis.shapes import shape_of
 from max._compiler.passes.base import ops_of
 from max._compiler.passes.canonicalize import insert_before, producer
 from max._compiler.passes.hoist_to_load import weights_only
 from max._compiler.passes.redundant_ops import drop_dead_ops
+from max._config import flags
 from max.dtype import DType
 from max.mlir import MoOp, TensorType, build
 from max.mlir.ops.elementwise import CastOp
@@ -124,6 +126,7 @@ def _int8(value: SSAValue, result: SSAValue) -> SSAValue | None:
 def _pack_filters(convolutions: list[MoOp], constant: set[SSAValue], packing: Packing) -> None:
     """Packs the filters of convolutions; depthwise filters (one channel and column per group) are not packed."""
     packed: dict[tuple[SSAValue, int], SSAValue] = {}
+    transformed: dict[SSAValue, SSAValue] = {}
     for op in convolutions:
         x, w = op.operands
         groups = op.attr("groups")
@@ -135,9 +138,14 @@ def _pack_filters(convolutions: list[MoOp], constant: set[SSAValue], packing: Pa
             continue
         if shape[-2] == 1 and shape[-1] == groups:
             continue
-        if (w, groups) not in packed:
-            packed[w, groups] = insert_before(op, PackFilterOp.of(w, groups))
-        convolved = insert_before(op, PackedConvOp.of(op, packed[w, groups]))
+        if flags.MAX_WINOGRAD and fits_winograd(op):
+            if w not in transformed:
+                transformed[w] = insert_before(op, WinogradFilterOp.of(w))
+            convolved = insert_before(op, WinogradConvOp.of(op, transformed[w]))
+        else:
+            if (w, groups) not in packed:
+                packed[w, groups] = insert_before(op, PackFilterOp.of(w, groups))
+            convolved = insert_before(op, PackedConvOp.of(op, packed[w, groups]))
         op.results[0].replace_all_uses_with(convolved)
         op.detach()
         op.erase()

@@ -1,0 +1,346 @@
+"""Convolutions of images with 3 × 3 taps by Winograd's F(4 × 4, 3 × 3): 36 products for 4 × 4 positions instead of 144.
+
+A tile of 6 × 6 pixels gives 4 × 4 positions. Each channel of a tile, and each channel and column of the filter, is
+transformed to 36 numbers; products of equal numbers are added up over the channels, as 36 matrix products; the sums are
+transformed to positions::
+
+    tiles × channels ── input ──> 36 × [tiles, channels] ┐
+                                                         ├─ products ─> 36 × [tiles, 32] ── output ──> positions × 32
+    filter ──────────── at load ─> 36 × [channels, 32]   ┘
+
+The transforms are evaluations of polynomials and the interpolation of their product (Lavin and Gray, "Fast Algorithms
+for Convolutional Neural Networks", 2016; Toom and Cook's algorithm) at 0, ±√½, ±√2 and ∞. With these points the error
+is about twice that of a sum of products: at 0, ±1, ±2 and ∞ it would be ten times larger.
+
+Cache budget: the transformed input of a task takes `INPUT_BYTES` of the L2 cache, its sums 36 × 48 × 128 bytes
+(216 KB). A matrix of the filter is `[channels, 32]`, at most 16 KB.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any, NamedTuple
+
+from max import kernel as k
+from max._backends.cpu.kernels.convolution.inputs import image_axes
+from max._backends.cpu.kernels.products.blocking import choose_height, taller_from, tile_heights
+from max._backends.cpu.kernels.tiles.micro_kernels import multiply_tile
+from max._backends.cpu.kernels.tiles.strips import COLUMNS, Results, identity, store_tile
+from max._backends.cpu.kernels.tiles.tiling import Matrix, Tiling, round_up, tiling
+from max._backends.kernel_call import KernelCall, Operand, view
+
+POINTS = 6
+"""Points of evaluation along each axis."""
+PRODUCTS = POINTS * POINTS
+"""The number of products of a tile."""
+STEP = 4
+"""Positions of a tile along each axis."""
+MAX_CHANNELS = 128
+"""The maximum number of channels: of more, `INPUT_BYTES` hold so few tiles that each of them waits for the filter."""
+MAX_TILES = 48
+"""The maximum number of tiles of a task."""
+INPUT_BYTES = 1 << 19
+"""The maximum number of bytes of a task's transformed input."""
+GAP = 16
+"""Elements between two tiles' channels, so that tiles use different sets of the L1 cache."""
+TASKS_PER_WORKER = 4
+"""The minimum number of tasks per worker, where there are as many strips."""
+ROOT_HALF, ROOT_TWO = 0.5**0.5, 2.0**0.5
+ROOM = 16
+"""Rows that a register tile may have behind the last one."""
+_ROWS = MAX_TILES + ROOM
+
+
+class Image(NamedTuple):
+    """Where the tiles of a convolution lie.
+
+    Args:
+        x: The input `[N, 1, H, W, C]`.
+        down: Tiles of a column.
+        along: Tiles of a line.
+        padding: Before H and before W.
+    """
+
+    x: Any
+    down: Any
+    along: Any
+    padding: Any
+
+
+class Place(NamedTuple):
+    """The image of a tile, and the line and column of its first position."""
+
+    image: Any
+    line: Any
+    column: Any
+
+
+@k.inline
+def place_of(tile: Any, im: Image) -> Place:
+    """The place of a tile."""
+    line = tile // im.along % im.down * STEP
+    return Place(tile // (im.along * im.down), line, tile % im.along * STEP)
+
+
+@k.inline
+def evaluated(d: Any) -> Any:
+    """Six neighbors in the basis of the points: the transposed interpolation of a product of polynomials."""
+    outer, inner = d[4] - 2.0 * d[2], ROOT_HALF * (d[3] - 2.0 * d[1])
+    low, high = d[4] - 0.5 * d[2], ROOT_TWO * (d[3] - 0.5 * d[1])
+    first = d[4] + (d[0] - 2.5 * d[2])
+    last = d[5] + (d[1] - 2.5 * d[3])
+    return [first, outer + inner, outer - inner, low + high, low - high, last]
+
+
+@k.inline
+def evaluated_filter(g: Any) -> Any:
+    """Three taps at the points, over the products of the points' distances."""
+    even, odd = -2.0 / 3.0 * (g[0] + 0.5 * g[2]), -2.0 / 3.0 * ROOT_HALF * g[1]
+    high, rest = (g[0] + 2.0 * g[2]) * (1.0 / 6.0), ROOT_TWO / 6.0 * g[1]
+    return [g[0], even + odd, even - odd, high + rest, high - rest, g[2]]
+
+
+@k.inline
+def positions_of(m: Any) -> Any:
+    """Four positions from the sums at the six points."""
+    even, odd = m[1] + m[2], ROOT_HALF * (m[1] - m[2])
+    high, rest = m[3] + m[4], ROOT_TWO * (m[3] - m[4])
+    return [
+        m[0] + (even + high),
+        odd + rest,
+        0.5 * even + 2.0 * high,
+        m[5] + (0.5 * odd + 2.0 * rest),
+    ]
+
+
+@k.inline
+def transform_tile(v: Any, source: Any, line: Any, pixel: Any, step: Any, width: int) -> None:
+    """Transforms the channels of a tile.
+
+    Args:
+        v: The results, flat: number `p` of channel `c` is `v[p * step + c]`.
+        source: The tile's pixels, flat, from the first one on.
+        line: Elements from line to line.
+        pixel: Elements from pixel to pixel: the channels.
+        step: Elements from number to number.
+        width: Lanes of a vector.
+    """
+    for c, mask in k.vectors(pixel, width):
+        half = k.tile(k.f32, (POINTS, POINTS), width=width)
+        for j in k.static_range(POINTS):
+            d = [
+                source.load(i * line + j * pixel + c, width=width, mask=mask)
+                for i in k.static_range(POINTS)
+            ]
+            column = evaluated(d)
+            for i in k.static_range(POINTS):
+                half[i, j] = column[i]
+        for i in k.static_range(POINTS):
+            row = evaluated([half[i, j] for j in k.static_range(POINTS)])
+            for j in k.static_range(POINTS):
+                # a vector past the last channel ends in the gap
+                v.store((i * POINTS + j) * step + c, value=row[j])
+
+
+@k.inline
+def copy_tile(patch: Any, im: Image, top: Any, left: Any, image: Any, width: int) -> None:
+    """Copies the pixels of a tile; those outside of the image are 0."""
+    x = im.x
+    zero = k.splat(k.f32(0), width)
+    for r in range(POINTS):
+        for s in range(POINTS):
+            h, w = top + r, left + s
+            pixel = patch[(r * POINTS + s) * x.shape[4] :]
+            if h >= 0 and h < x.shape[2] and w >= 0 and w < x.shape[3]:
+                for c, mask in k.vectors(x.shape[4], width):
+                    value = x.load(image, 0, h, w, c, width=width, mask=mask)
+                    pixel.store(c, value=value, mask=mask)
+            else:
+                for c, mask in k.vectors(x.shape[4], width):
+                    pixel.store(c, value=zero, mask=mask)
+
+
+@k.inline
+def transform_input(
+    v: Any, patch: Any, im: Image, first: Any, count: Any, stride: Any, width: int
+) -> None:
+    """Transforms the tiles of a task to `v`, `[PRODUCTS, count, stride]`.
+
+    Args:
+        v: The transformed tiles, flat.
+        patch: Memory for the pixels of a tile at the edge of an image.
+        im: The image.
+        first: The first tile.
+        count: The number of tiles.
+        stride: Elements from tile to tile.
+        width: Lanes of a vector.
+    """
+    x = im.x
+    channels, high, wide = x.shape[4], x.shape[2], x.shape[3]
+    flat = x.reshape(x.size)
+    for i in range(count):
+        at = place_of(first + i, im)
+        top, left = at.line - im.padding[0], at.column - im.padding[1]
+        inside = (top >= 0) & (left >= 0) & (top + POINTS <= high) & (left + POINTS <= wide)
+        target = v[i * stride :]
+        if inside:
+            source = flat[((at.image * high + top) * wide + left) * channels :]
+            transform_tile(target, source, wide * channels, channels, count * stride, width)
+        else:
+            copy_tile(patch, im, top, left, at.image, width)
+            transform_tile(target, patch, POINTS * channels, channels, count * stride, width)
+
+
+@k.inline
+def multiply_matrix(m: Any, v: Any, b: Any, count: Any, stride: Any, size: Any, t: Tiling) -> None:
+    """One of the matrix products: `m` `[count, COLUMNS]` from `v` `[count, stride]` and `b` `[size, COLUMNS]`, flat."""
+    taller = taller_from(count, t)
+    row = k.i64(0)
+    while row < count:
+        tile_height = choose_height(row, count, taller, t)
+        for height in k.unroll(tile_heights(t)):
+            if height == tile_height:
+                tile = replace(t, height=height)
+                for half in k.static_range(0, COLUMNS, 2 * t.width):
+                    multiply_tile(
+                        Matrix(m[row * COLUMNS + half :], COLUMNS), Matrix(v[row * stride :], stride),
+                        Matrix(b[half:], COLUMNS), size, True, tile,
+                    )  # fmt: skip
+        row += tile_height
+
+
+@k.inline
+def store_positions(
+    results: Results, m: Any, y: Any, im: Image, first: Any, count: Any, column: Any, width: int
+) -> None:
+    """Transforms the sums of tiles `m` `[PRODUCTS, _ROWS, COLUMNS]` to positions, and stores their results."""
+    high, wide = im.x.shape[2] + im.padding[2], im.x.shape[3] + im.padding[3]
+    for tile in range(count):
+        for col in range(0, COLUMNS, width):
+            half = k.tile(k.f32, (STEP, POINTS), width=width)
+            for j in k.static_range(POINTS):
+                sums = [
+                    m.load(((i * POINTS + j) * _ROWS + tile) * COLUMNS + col, width=width)
+                    for i in k.static_range(POINTS)
+                ]
+                some = positions_of(sums)
+                for i in k.static_range(STEP):
+                    half[i, j] = some[i]
+            for i in k.static_range(STEP):
+                line = positions_of([half[i, j] for j in k.static_range(POINTS)])
+                for j in k.static_range(STEP):
+                    y.store((i * STEP + j) * COLUMNS + col, value=line[j])
+        at = place_of(first + tile, im)
+        for i in range(k.min(STEP, high - at.line)):
+            row = (at.image * high + at.line + i) * wide + at.column
+            positions = y[i * STEP * COLUMNS :]
+            store_tile(results, positions, row, k.min(STEP, wide - at.column), column)
+
+
+@k.kernel
+def conv_winograd(
+    out: k.Output,
+    x: k.Input,
+    weight: k.Input,
+    *extra: k.Input,
+    ctx: k.Context,
+    padding: tuple[int, ...],
+    epilogue: Any = identity,
+) -> None:
+    """`out` `[N, 1, H, W, F]` from `x` `[N, 1, H, W, C]` and a transformed filter `[strips, PRODUCTS * C * COLUMNS]`.
+
+    `padding` is that before H, after H, before W and after W.
+    """
+    t = tiling(ctx.target, k.f32, k.f32)
+    width, channels = t.width, x.shape[4]
+    high, wide = out.shape[2], out.shape[3]
+    rows = out.reshape(out.shape[0] * high * wide, out.shape[4])
+    results = Results(rows, extra, epilogue, width)
+    # lines and columns that the result has more than the input
+    grown = (padding[0], padding[2], padding[0] + padding[1] - 2, padding[2] + padding[3] - 2)
+    im = Image(x, k.ceildiv(high, STEP), k.ceildiv(wide, STEP), grown)
+    tiles = out.shape[0] * im.down * im.along
+    strips = k.ceildiv(out.shape[4], COLUMNS)
+    stride = round_up(channels, 16) + GAP
+    if channels > MAX_CHANNELS:
+        raise ValueError("conv: {} channels, at most {}", channels, MAX_CHANNELS)
+    # tasks of equal numbers of tiles
+    most = k.min(INPUT_BYTES // (4 * PRODUCTS * stride), MAX_TILES)
+    blocks = k.ceildiv(tiles, most)
+    size = k.ceildiv(tiles, k.max(blocks, 1))
+    groups = k.ceildiv(TASKS_PER_WORKER * ctx.num_workers, k.max(blocks, 1))
+    task_strips = k.ceildiv(strips, k.max(k.min(groups, strips), 1))
+    # rows past the last tile are multiplied too
+    v = ctx.scratch(k.f32, (INPUT_BYTES // 4 + ROOM * (MAX_CHANNELS + GAP),))
+    m = ctx.scratch(k.f32, (PRODUCTS * _ROWS * COLUMNS,))
+    patch = ctx.scratch(k.f32, (PRODUCTS * MAX_CHANNELS,))
+    y = ctx.scratch(k.f32, (STEP * STEP * COLUMNS,))
+    for block, group in ctx.parallel((blocks, k.ceildiv(strips, task_strips)), grain=1):
+        first = block * size
+        count = k.min(size, tiles - first)
+        transform_input(v, patch, im, first, count, stride, width)
+        for strip in range(group * task_strips, k.min((group + 1) * task_strips, strips)):
+            for p in range(PRODUCTS):
+                b = weight[strip, p * channels * COLUMNS :]
+                sums = m[p * _ROWS * COLUMNS :]
+                multiply_matrix(sums, v[p * count * stride :], b, count, stride, channels, t)
+            store_positions(results, m, y, im, first, count, strip * COLUMNS, width)
+
+
+@k.kernel
+def winograd_filter(out: k.Output, weight: k.Input, ctx: k.Context) -> None:
+    """`out` `[strips, PRODUCTS * C * COLUMNS]` from `weight` `[1, 3, 3, C, F]`; columns past the last one are 0."""
+    width = ctx.target.width(k.f32)
+    channels, columns = weight.shape[3], weight.shape[4]
+    for strip, c in ctx.parallel((out.shape[0], channels)):
+        target = out[strip, c * COLUMNS :]
+        for col in range(0, COLUMNS, width):
+            column = strip * COLUMNS + col
+            mask = k.iota(k.i64, width) + column < columns
+            half = k.tile(k.f32, (POINTS, 3), width=width)
+            for j in k.static_range(3):
+                g = [
+                    weight.load(0, i, j, c, column, width=width, mask=mask)
+                    for i in k.static_range(3)
+                ]
+                points = evaluated_filter(g)
+                for i in k.static_range(POINTS):
+                    half[i, j] = points[i]
+            for i in k.static_range(POINTS):
+                row = evaluated_filter([half[i, j] for j in k.static_range(3)])
+                for j in k.static_range(POINTS):
+                    target.store((i * POINTS + j) * channels * COLUMNS + col, value=row[j])
+
+
+def _lower_filter(
+    operands: Sequence[Operand],
+    results: Sequence[Operand],
+    attributes: Mapping[str, Any],
+    target: k.Target,
+) -> KernelCall:
+    """The call for `mok.winograd_filter`."""
+    args = (
+        view("result", 0, results[0], static=False),
+        view("operand", 0, operands[0], [(), (0,), (1,), (2,), (3,)], static=False),
+    )
+    return KernelCall(winograd_filter, args)
+
+
+def _lower_conv(
+    operands: Sequence[Operand],
+    results: Sequence[Operand],
+    attributes: Mapping[str, Any],
+    target: k.Target,
+) -> KernelCall:
+    """The call for `mok.winograd_conv`."""
+    args = (
+        view("result", 0, results[0], image_axes(4), static=False),
+        view("operand", 0, operands[0], image_axes(4), static=False),
+        view("operand", 1, operands[1], static=False),
+    )
+    padding = tuple(int(n) for n in attributes["padding"])
+    return KernelCall(conv_winograd, args, {"padding": padding}, epilogue=True)
+
+
+LOWERINGS = {"mok.winograd_filter": _lower_filter, "mok.winograd_conv": _lower_conv}

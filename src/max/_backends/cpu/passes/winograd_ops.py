@@ -1,0 +1,119 @@
+"""Convolutions by Winograd's algorithm, and their transformed filters."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import cast
+
+from xdsl.ir import Attribute, OpTraits, SSAValue
+from xdsl.traits import Pure
+
+from max._backends.cpu.kernels.convolution.winograd import MAX_CHANNELS, PRODUCTS, STEP
+from max._backends.cpu.kernels.tiles.strips import COLUMNS
+from max._compiler.analysis.shapes import shape_of
+from max._compiler.mok import backend_op
+from max.dtype import DType
+from max.mlir import DimExpr, MoOp, OpSpec, TensorType, to_attr
+from max.mlir.operation import Attrs
+from max.mlir.ops.spatial import ConvOp
+
+__all__ = ["WinogradConvOp", "WinogradFilterOp", "fits_winograd"]
+
+MIN_CHANNELS = 32
+"""The minimum number of channels and of columns: of fewer, the transforms take longer than the saved products."""
+MIN_TILES = 24
+"""The minimum number of tiles of an image whose sizes are known: the transformed filter is four times as large as the
+filter, and reading it from memory for fewer tiles would take longer than the saved products."""
+MIN_USED = 0.7
+"""The least share of the positions of tiles that lie in the image."""
+
+
+def fits_winograd(op: MoOp) -> bool:
+    """Whether a convolution takes less time by Winograd's algorithm: images with 3 × 3 taps side by side, of f32."""
+    x, w = op.operands[0].type, op.operands[1].type
+    assert isinstance(x, TensorType) and isinstance(w, TensorType)
+    shape = w.static_shape
+    if w.dtype is not DType.float32 or x.dtype is not w.dtype or shape is None or len(shape) != 4:
+        return False
+    if shape[:2] != (3, 3) or op.attr("groups") != 1:
+        return False
+    if set(op.attr("stride")) != {1} or set(op.attr("dilation")) != {1}:
+        return False
+    channels, columns = shape[2:]
+    if not MIN_CHANNELS <= channels <= MAX_CHANNELS or columns < MIN_CHANNELS:
+        return False
+    sizes = shape_of(op.results[0])[1:3]
+    known = [(size, -(-size // STEP)) for size in sizes if isinstance(size, int)]
+    used = math.prod(size / (STEP * tiles) for size, tiles in known)
+    is_small = len(known) == len(sizes) and math.prod(tiles for _, tiles in known) < MIN_TILES
+    return used >= MIN_USED and not is_small
+
+
+def _infer_filter(types: Sequence[Attribute], attrs: Attrs) -> Sequence[Attribute]:
+    """The transformed filter: `[strips, PRODUCTS * C * COLUMNS]`."""
+    (w,) = types
+    assert isinstance(w, TensorType)
+    *_, channels, columns = w.static_shape or (3, 3, 0, 0)
+    return (w.with_shape([-(-columns // COLUMNS), PRODUCTS * channels * COLUMNS]),)
+
+
+@backend_op
+class WinogradFilterOp(MoOp):
+    """A filter `[3, 3, C, F]` in the form that `kernels.convolution.winograd` reads."""
+
+    name = "mok.winograd_filter"
+    spec = OpSpec("mok.winograd_filter", (1, 1), 1, infer=_infer_filter)
+    traits = OpTraits(lambda: (Pure(),))
+
+    @classmethod
+    def of(cls, w: SSAValue) -> WinogradFilterOp:
+        """The op for a filter of static sizes."""
+        return cls.create(operands=(w,), result_types=_infer_filter([w.type], {}))
+
+
+def _infer_conv(types: Sequence[Attribute], attrs: Attrs) -> Sequence[Attribute]:
+    """The result type of `mo.conv` with the filter before its transform."""
+    x, filters = types
+    assert isinstance(x, TensorType) and isinstance(filters, TensorType)
+    three = DimExpr.of(3)
+    w = filters.with_shape([three, three, x.shape[-1], DimExpr.of(attrs["columns"])])
+    infer = ConvOp.spec.infer
+    assert infer is not None
+    return infer((x, w), attrs)
+
+
+def _conv_flops(operands: Sequence[Attribute], results: Sequence[Attribute]) -> DimExpr:
+    """Those of the convolution without the algorithm."""
+    channels = cast("TensorType", operands[0]).shape[-1]
+    return cast("TensorType", results[0]).num_elements * 18 * channels
+
+
+@backend_op
+class WinogradConvOp(MoOp):
+    """`mo.conv` with a transformed filter of `columns` output channels."""
+
+    name = "mok.winograd_conv"
+    spec = OpSpec(
+        "mok.winograd_conv",
+        (2, 2),
+        1,
+        attributes={**ConvOp.spec.attributes, "columns": int},
+        infer=_infer_conv,
+        flops=_conv_flops,
+        takes_epilogue=True,
+        separates=True,
+    )
+    traits = OpTraits(lambda: (Pure(),))
+
+    @classmethod
+    def of(cls, conv: MoOp, filters: SSAValue) -> WinogradConvOp:
+        """The op for an `mo.conv`, given its transformed filter."""
+        shape = cast("TensorType", conv.operands[1].type).static_shape
+        assert shape is not None
+        return cls.create(
+            operands=(conv.operands[0], filters),
+            result_types=[conv.results[0].type],
+            attributes={**conv.attributes, "columns": to_attr(shape[-1])},
+            location=conv.location,
+        )

@@ -1,0 +1,100 @@
+"""Convolutions by Winograd's algorithm against torch in float64: random shapes, edges, the size of the error."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from max._backends.cpu.kernels.convolution.winograd import MAX_CHANNELS, PRODUCTS
+from max._runtime.program import KernelRunError
+from tests.cpu_kernels.harness import run
+
+EPSILON = float(np.finfo(np.float32).eps)
+F32 = np.dtype(np.float32)
+Padding = tuple[int, int, int, int]
+
+
+def convolve(x: np.ndarray, w: np.ndarray, padding: Padding, **options: Any) -> np.ndarray:
+    """The result of the kernels."""
+    n, high, wide, channels = x.shape
+    columns = w.shape[-1]
+    packed = [(F32, (-(-columns // 32), PRODUCTS * channels * 32))]
+    (filters,) = run("mok.winograd_filter", [w], packed, {}, **options)
+    shape = (n, high + padding[0] + padding[1] - 2, wide + padding[2] + padding[3] - 2, columns)
+    steps = {"stride": (1, 1), "dilation": (1, 1), "groups": 1, "columns": columns}
+    attributes = {**steps, "padding": padding}
+    (result,) = run("mok.winograd_conv", [x, filters], [(F32, shape)], attributes, **options)
+    return result
+
+
+def expected(x: np.ndarray, w: np.ndarray, padding: Padding) -> np.ndarray:
+    """The convolution in float64."""
+    a = torch.from_numpy(x.astype(np.float64)).movedim(-1, 1)
+    a = torch.nn.functional.pad(a, (padding[2], padding[3], padding[0], padding[1]))
+    b = torch.from_numpy(w.astype(np.float64)).movedim((-1, -2), (0, 1))
+    return torch.nn.functional.conv2d(a, b).movedim(1, -1).numpy()
+
+
+def operands(x: tuple[int, ...], columns: int, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
+    rng = np.random.default_rng(seed)
+    w = rng.standard_normal((3, 3, x[-1], columns), np.float32)
+    return rng.standard_normal(x, np.float32), w
+
+
+@settings(max_examples=6, deadline=None)
+@given(
+    sizes=st.tuples(st.integers(1, 2), st.integers(3, 22), st.integers(3, 22)),
+    channels=st.sampled_from((1, 5, 16, 33, 72)),
+    columns=st.sampled_from((1, 7, 32, 45)),
+    # each padding of each machine has a kernel of its own
+    where=st.sampled_from((((1, 1, 1, 1), "host"), ((0, 3, 2, 1), "avx2"))),
+    workers=st.sampled_from((1, 2)),
+)
+def test_random(
+    sizes: tuple[int, int, int],
+    channels: int,
+    columns: int,
+    where: tuple[Padding, str],
+    workers: int,
+) -> None:
+    padding, machine = where
+    x, w = operands((*sizes, channels), columns)
+    want = expected(x, w, padding)
+    got = convolve(x, w, padding, machine=machine, workers=workers)
+    # sums of 9 · C products of numbers of size 1
+    np.testing.assert_allclose(got, want, rtol=0, atol=100 * EPSILON * np.sqrt(9 * channels))
+
+
+def test_error() -> None:
+    """The error of many channels: 12 units of the results' root mean square, where a sum of products has 6.
+
+    At the points 0, ±1, ±2 and ∞ it would be 18.
+    """
+    x, w = operands((1, 40, 40, MAX_CHANNELS), 32)
+    want = expected(x, w, (1, 1, 1, 1))
+    error, size = convolve(x, w, (1, 1, 1, 1)) - want, np.sqrt(np.mean(want**2))
+    assert np.sqrt(np.mean(error**2)) < 12 * EPSILON * size
+    assert abs(error).max() < 100 * EPSILON * size
+
+
+def test_edges() -> None:
+    """A pixel changes the positions whose taps read it, and no others: all positions of a tile and of its neighbors."""
+    for row, column in ((0, 0), (5, 6), (9, 10)):
+        x = np.zeros((1, 10, 11, 32), np.float32)
+        x[0, row, column, 3] = 1
+        w = operands((1, 1, 1, 32), 32)[1]
+        want = expected(x, w, (1, 1, 1, 1))
+        np.testing.assert_allclose(convolve(x, w, (1, 1, 1, 1)), want, atol=20 * EPSILON)
+
+
+def test_too_many_channels() -> None:
+    x, w = operands((1, 4, 4, MAX_CHANNELS + 1), 1)
+    with pytest.raises(
+        KernelRunError, match=f"{MAX_CHANNELS + 1} channels, at most {MAX_CHANNELS}"
+    ):
+        convolve(x, w, (1, 1, 1, 1))
