@@ -16,7 +16,7 @@ from tests.pipelines.counting_pipeline import CountingPipeline
 KEY = b"k" * 32
 
 
-def run_counting(settings: WorkerSettings, connection: Any, signs: Any) -> None:
+def run_counting(settings: WorkerSettings, connection: Any, signs: Any, door: Any = None) -> None:
     """Runs a pipeline that counts, a step of which takes a few milliseconds."""
     limits = SchedulerLimits(max_batch_size=8, max_num_steps=1)
     channel = ConnectionChannel(connection, MessageCodec())

@@ -23,7 +23,7 @@ from max.serve.process.settings import WatchLimits, WorkerSettings
 from max.serve.remote import connections, host
 from max.serve.remote.autoscaler import Autoscaler, Load, ScaleDecision, ScalePolicy
 from max.serve.remote.cluster import Node
-from max.serve.remote.connections import accept, connect, listen
+from max.serve.remote.connections import Acceptor, accept, close_listener, connect, listen
 from max.serve.remote.cores import ClaimedCores
 from max.serve.remote.host import EngineHost
 from max.serve.remote.ray_cluster import RayCluster
@@ -54,7 +54,7 @@ class Host(RemoteWorker):
 def counting(monkeypatch: pytest.MonkeyPatch) -> None:
     """Engines without tensors."""
 
-    def run(settings: WorkerSettings, connection, signs) -> None:
+    def run(settings: WorkerSettings, connection, signs, door=None) -> None:
         signs.note_load("opening the model", 1, 3)
         time.sleep(0.05)
         channel = ConnectionChannel(connection, MessageCodec())
@@ -159,9 +159,12 @@ def test_a_client_without_the_key_is_closed(monkeypatch: pytest.MonkeyPatch) -> 
     port = listener.getsockname()[1]
     accepted = []
     purposes = ("b", "a")
-    thread = threading.Thread(
-        target=lambda: accepted.extend(accept(listener, KEY, purposes)), daemon=True
-    )
+
+    def take() -> None:
+        accepted.extend(accept(Acceptor(listener, KEY), purposes))
+        close_listener(listener)
+
+    thread = threading.Thread(target=take, daemon=True)
     thread.start()
     with pytest.raises(OSError, match="does not know the key"):
         connect("127.0.0.1", port, b"x" * 32, "a")

@@ -15,13 +15,17 @@ from prometheus_client import (
     disable_created_metrics,
     generate_latest,
 )
-from prometheus_client.core import HistogramMetricFamily
+from prometheus_client.core import HistogramMetricFamily, Metric
 from prometheus_client.registry import Collector
+from prometheus_client.samples import Sample
 
 from max.pipelines.generation.process.events import STEP_BOUNDS_MS, StepTimes
 from max.serve.requests.request_context import current_request
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
+
+Counts = dict[tuple[str, str, tuple[tuple[str, str], ...]], float]
+"""Counters and histograms: their values by the names of the metric and of the value, and by the labels."""
 
 _MILLISECONDS = (
     1, 2, 5, 10, 20, 50, 100, 200, 500, 1_000, 2_000, 5_000, 10_000, 30_000, 60_000, 300_000,
@@ -48,12 +52,47 @@ class _StepCollector(Collector):
         yield family
 
 
+class _SummedRegistry(CollectorRegistry):
+    """The metrics of a registry with the counts of other processes.
+
+    Args:
+        own: The registry.
+        others: Returns the counts.
+    """
+
+    def __init__(self, own: CollectorRegistry, others: Callable[[], Counts]) -> None:
+        super().__init__()
+        self._own, self._others = own, others
+
+    def collect(self) -> Iterator[Metric]:
+        """Makes the metrics."""
+        left = dict(self._others())
+        for family in self._own.collect():
+            summed = [
+                sample._replace(value=sample.value + left.pop(_key(family, sample), 0.0))
+                for sample in family.samples
+            ]
+            # those whose labels this process has not seen
+            for key in [key for key in left if key[0] == family.name]:
+                summed.append(Sample(key[1], dict(key[2]), left.pop(key)))
+            family.samples = summed
+            yield family
+
+
+def _key(family: Metric, sample: Sample) -> tuple[str, str, tuple[tuple[str, str], ...]]:
+    return family.name, sample.name, tuple(sorted(sample.labels.items()))
+
+
 class ServerMetrics:
     """The metrics of a server; each server has a registry of its own."""
 
     def __init__(self) -> None:
         disable_created_metrics()
         self.registry = CollectorRegistry()
+        self.others: Callable[[], Counts] = dict
+        """Returns the counts of other processes of the server."""
+        self.shown = _SummedRegistry(self.registry, lambda: self.others())
+        """The metrics of all processes."""
         self.requests = Counter(
             "maxserve_request_count",
             "HTTP requests by path and status.",
@@ -121,6 +160,15 @@ class ServerMetrics:
         finally:
             self.request_time.observe((time.perf_counter() - begin) * 1e3)
 
+    def counts(self) -> Counts:
+        """The counters and histograms of this process."""
+        return {
+            _key(family, sample): sample.value
+            for family in self.registry.collect()
+            if family.type in ("counter", "histogram")
+            for sample in family.samples
+        }
+
     def text(self) -> bytes:
         """The metrics in the format of Prometheus."""
-        return generate_latest(self.registry)
+        return generate_latest(self.shown)

@@ -65,6 +65,10 @@ def status(as_json: bool, url: str, api_key: str | None) -> None:
                 f"({each['running']} running, {each['waiting']} waiting), {each['used_pages']} of "
                 f"{each['total_pages']} pages, {share:.0%} of prompts cached, {each['restarts']} restarts"
             )
+    for each in found["routers"]:
+        click.echo(
+            f"router {each['router']}, process {each['pid']}: {each['state']}, {each['requests']} requests"
+        )
     if not found["models"]:
         click.echo("no model is loaded")
 
@@ -90,13 +94,22 @@ def drain(
 
 @cluster.command("upgrade")
 @click.argument("model", required=False)
+@click.option("--routers", is_flag=True, help="The server processes of --routers instead.")
 @_server_options
-def upgrade(model: str | None, url: str, api_key: str | None) -> None:
-    """Replace the replicas of MODEL one after another; no request is lost.
+def upgrade(model: str | None, routers: bool, url: str, api_key: str | None) -> None:
+    """Replace the replicas of MODEL, or the routers, one after another; no request is lost.
 
-    The new ones read the model's files anew.
+    The new ones read the model's files and the program anew.
     """
-    _say_replaced(_asked(url, api_key, "/cluster/upgrade", {"model": model}))
+    if routers and model is not None:
+        raise CommandError("give a MODEL or --routers", "They are replaced one by one.")
+    body = {"routers": True} if routers else {"model": model}
+    answer = _asked(url, api_key, "/cluster/upgrade", body)
+    if routers:
+        for each in answer["replaced"]:
+            click.echo(f"router {each['by']} replaces {each['router']}")
+    else:
+        _say_replaced(answer)
 
 
 def _say_replaced(answer: dict[str, Any]) -> None:

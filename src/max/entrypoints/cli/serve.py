@@ -7,10 +7,14 @@ import faulthandler
 import importlib.util
 import json
 import re
+import shutil
 import signal
 import socket
+import sys
+import tempfile
 import threading
-from dataclasses import asdict
+from collections.abc import Sequence
+from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
 from types import FrameType
@@ -30,6 +34,7 @@ from max.entrypoints.cli.options.serve_options import PREFIX, server_options
 from max.entrypoints.cli.progress import Progress, is_live
 from max.serve.process.settings import (
     API_TYPES,
+    DeployedModel,
     LogSettings,
     RaySettings,
     ServerSettings,
@@ -112,6 +117,13 @@ def serve(context: click.Context, model: str | None, **options: Any) -> None:
         _check_router(config, settings)
     elif models_dir is not None:
         raise CommandError("--model and --models-dir are given", "Give one of them.")
+    if settings.routers > 1:
+        _check_routers(settings, deployed, bool(deployed or config.get("model_path")))
+        doors = tempfile.mkdtemp(prefix="supremum-")
+        context.call_on_close(partial(shutil.rmtree, doors, ignore_errors=True))
+        worker_settings = replace(worker_settings, doors=doors)
+        if deployed is not None:
+            deployed = [replace(m, worker=replace(m.worker, doors=doors)) for m in deployed]
     if settings.logs != LogSettings() or level != "warning":
         from max.serve.process.logs import set_up_logs
 
@@ -256,6 +268,25 @@ def _check_router(config: dict[str, Any], settings: ServerSettings) -> None:
         raise CommandError("--task is of one model", "Give one with --model.")
 
 
+def _check_routers(
+    settings: ServerSettings, deployed: Sequence[DeployedModel] | None, has_model: bool
+) -> None:
+    """Refuses what several server processes do not do."""
+    if sys.platform == "win32":
+        raise CommandError("--routers needs sockets that Windows has not", "Leave it out.")
+    if not has_model:
+        raise CommandError(
+            "--routers needs a model: one process loads models on their first request",
+            "Give one with --model, or a file with several.",
+        )
+    numbers = [settings.max_replicas, *(model.max_replicas for model in deployed or ())]
+    if any(number is not None for number in numbers):
+        raise CommandError(
+            "--routers and a number of replicas that follows the load (--max-replicas) are given",
+            "Give one of them.",
+        )
+
+
 def _check_several(
     config: dict[str, Any], models_dir: str | None, settings: ServerSettings
 ) -> None:
@@ -355,6 +386,7 @@ def _settings(options: dict[str, Any]) -> ServerSettings:
     return ServerSettings(
         watch=watch,
         replicas=options["replicas"],
+        routers=options.pop("routers"),
         check_answers_s=options.pop("check_answers"),
         ray=ray_settings(options),
         max_replicas=_max_replicas(options),

@@ -129,6 +129,7 @@ def build_app(
         hosts=hosts,
         content_types=ContentTypes(json_routes, unmarked),
         error_body=error_body,
+        counts=state.shared,
     )
     return ResponseSockets(gate, gate.refusal, origins, "responses" in served)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Coroutine
 from typing import Any
 
 from fastapi import APIRouter, Request
@@ -29,15 +30,16 @@ class DrainBody(BaseModel):
 
 
 class UpgradeBody(BaseModel):
-    """The model whose replicas are replaced."""
+    """What is replaced: the replicas of a model, or the routers."""
 
     model_config = ConfigDict(extra="forbid")
     model: str | None = None
+    routers: bool = False
 
 
 @router.get("/cluster")
 async def cluster(request: Request) -> Response:
-    """The machines, and the replicas of each loaded model with their load.
+    """The machines, the replicas of each loaded model with their load, and the routers.
 
     Args:
         request: The connection.
@@ -61,7 +63,8 @@ async def cluster(request: Request) -> Response:
         }
         for model in state.pool.loaded()
     ]
-    return json_response({"nodes": nodes, "models": models})
+    routers = [] if state.routers is None else state.routers.described()
+    return json_response({"nodes": nodes, "models": models, "routers": routers})
 
 
 def _described(model: ServedModel, replica: Replica) -> dict[str, Any]:
@@ -71,7 +74,8 @@ def _described(model: ServedModel, replica: Replica) -> dict[str, Any]:
         "state": replica.state.value if replica.responds else "unresponsive",
         "loading": replica.loading,
         "node": replica.node,
-        "requests": len(model.engine.of(replica)),
+        # those of routers are in the engine's report only
+        "requests": max(len(model.engine.of(replica)), stats.running + stats.waiting),
         "running": stats.running,
         "waiting": stats.waiting,
         "used_pages": stats.used_pages,
@@ -112,16 +116,22 @@ async def drain(body: DrainBody, request: Request) -> Response:
 
 @router.post("/cluster/upgrade")
 async def upgrade(body: UpgradeBody, request: Request) -> Response:
-    """Replaces the replicas of a model one after another, so that its files and the program are read anew.
+    """Replaces the replicas of a model, or the routers, one after another, so that files and program are read anew.
 
     Answers when all are replaced.
 
     Args:
-        body: The model.
+        body: The model, or that the routers are meant.
         request: The connection.
     """
     state = state_of(request)
     refuse_foreign_pages(request, state)
+    if body.routers:
+        if body.model is not None:
+            raise ApiError("give either model or routers", param="routers")
+        if state.routers is None:
+            raise ApiError("this server has one process; --routers gives it more", param="routers")
+        return json_response({"replaced": await _finished(state.routers.restart())})
     model = _model(state, body.model)
     return json_response(
         {"replaced": await _replace([(model, each) for each in model.engine.replicas])}
@@ -175,4 +185,16 @@ async def _replace(pairs: list[tuple[ServedModel, Replica]]) -> list[dict[str, A
             done.append({"model": model.name, "replica": replica.number, "by": new.number})
         return done
 
-    return await asyncio.shield(asyncio.ensure_future(work()))
+    return await _finished(work())
+
+
+async def _finished(work: Coroutine[Any, Any, list[dict[str, Any]]]) -> list[dict[str, Any]]:
+    """The result of what goes on if the client disconnects.
+
+    Raises:
+        ApiError: Status 503: it cannot be finished.
+    """
+    try:
+        return await asyncio.shield(asyncio.ensure_future(work))
+    except OSError as error:
+        raise ApiError(str(error), status=503) from error

@@ -89,6 +89,8 @@ async def reset_prefix_cache(
     # a tenant empties its own part only
     if tenant := current_request().tenant:
         state.epochs.drop(tenant)
+        if state.routers is not None:
+            await state.routers.tell_epochs(state.epochs)
         return json_response({"success": True})
     engines = [model.engine for model in state.pool.loaded() if not model.encodes]
     await asyncio.gather(*(engine.forget_prefixes() for engine in engines))
@@ -102,4 +104,7 @@ async def metrics(request: Request) -> Response:
     Args:
         request: The connection.
     """
-    return Response(state_of(request).metrics.text(), media_type=CONTENT_TYPE)
+    state = state_of(request)
+    if state.routers is not None:
+        await state.routers.collect()
+    return Response(state.metrics.text(), media_type=CONTENT_TYPE)

@@ -22,6 +22,7 @@ from max.serve.http.prefix_epochs import PrefixEpochs
 from max.serve.http.streaming import BODY_SEND
 from max.serve.metrics import ServerMetrics
 from max.serve.models.admission import KeyLimits
+from max.serve.models.tallies import KeyCounts
 from max.serve.process.settings import ServerSettings
 from max.serve.requests.request_context import CURRENT_REQUEST, RequestContext, current_request
 from max.serve.tracing import Tracing
@@ -51,6 +52,15 @@ def is_open(path: str) -> bool:
     return path in OPEN_PATHS or path.startswith(_PAGE_FILES)
 
 
+def key_digest(key: str) -> str:
+    """The digest of an API key, by which its client is known.
+
+    Args:
+        key: The key.
+    """
+    return hashlib.sha256(key.encode()).hexdigest()
+
+
 class Gate:
     """Checks the host and the key of requests, and the type and the length of their bodies; names, counts, logs them.
 
@@ -64,6 +74,7 @@ class Gate:
         hosts: The hosts that are answered; None: every host, as no socket listens.
         content_types: The types of bodies that are read.
         error_body: Makes the bodies of errors.
+        counts: Where the requests of keys are counted; None: in this process only.
     """
 
     def __init__(
@@ -78,16 +89,17 @@ class Gate:
         hosts: HostRule | None = None,
         content_types: ContentTypes | None = None,
         error_body: ErrorBody = openai_body,
+        counts: KeyCounts | None = None,
     ) -> None:
         self._app, self._settings, self._metrics, self._tracing = app, settings, metrics, tracing
         self._epochs, self._bodies = epochs or PrefixEpochs(), bodies
         self._hosts, self._content_types = hosts, content_types or ContentTypes()
         self._error_body = error_body
         # clients are identified by digests of keys, which may appear in logs
-        self._keys = {
-            key.encode(): hashlib.sha256(key.encode()).hexdigest() for key in settings.api_keys
-        }
-        self._limits = KeyLimits(settings.max_key_requests, settings.key_requests_per_minute)
+        self._keys = {key.encode(): key_digest(key) for key in settings.api_keys}
+        self._limits = KeyLimits(
+            settings.max_key_requests, settings.key_requests_per_minute, counts=counts
+        )
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Handles a connection.

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 __all__ = ["PrefixEpochs"]
 
 _MOST_TENANTS = 10_000
@@ -33,3 +35,16 @@ class PrefixEpochs:
             self._epochs.clear()
             return
         self._epochs[tenant] = self.of(tenant) + 1
+
+    def all(self) -> tuple[int, dict[str, int]]:
+        """The number of tenants that are not listed, and the numbers of the others."""
+        return self._first, dict(self._epochs)
+
+    def set_all(self, first: int, of_tenants: Mapping[str, int]) -> None:
+        """Takes the numbers of another process, as :meth:`all` returns them.
+
+        Args:
+            first: The number of tenants that are not listed.
+            of_tenants: The numbers of the others.
+        """
+        self._first, self._epochs = first, dict(of_tenants)

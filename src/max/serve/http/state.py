@@ -19,6 +19,7 @@ from max.serve.http.streaming import unless_left
 from max.serve.metrics import ServerMetrics
 from max.serve.models.model import ServedModel
 from max.serve.models.pool import ModelPool
+from max.serve.models.tallies import KeyCounts, Tally
 from max.serve.openai.responses.background import BackgroundResponses
 from max.serve.openai.responses.store import ResponseStore
 from max.serve.process.settings import ServerSettings
@@ -38,6 +39,39 @@ class HasUnknownFields(Protocol):
         ...
 
 
+class SharedCounts(KeyCounts, Protocol):
+    """Counts that processes of the server share; ``CountFile`` implements it."""
+
+    @property
+    def bodies(self) -> Tally:
+        """The bytes of the bodies of open requests."""
+        ...
+
+
+class Routers(Protocol):
+    """The other processes of the server; ``Supervisor`` implements it."""
+
+    async def tell_adapters(self, model: ServedModel) -> None:
+        """Waits until requests to any process find the adapters of a model as they are now."""
+        ...
+
+    async def tell_epochs(self, epochs: PrefixEpochs) -> None:
+        """Waits until no process uses the prefixes that a tenant has dropped."""
+        ...
+
+    async def collect(self) -> None:
+        """Asks for the counts of the metrics."""
+        ...
+
+    async def restart(self) -> list[dict[str, Any]]:
+        """Replaces the processes one after another, and returns which by which."""
+        ...
+
+    def described(self) -> list[dict[str, Any]]:
+        """The processes, with their states."""
+        ...
+
+
 @dataclass
 class ServerState:
     """The state that the handlers of a server share.
@@ -52,6 +86,9 @@ class ServerState:
         epochs: How often each tenant's cached prefixes were dropped.
         streams: The answers that outlive their connection.
         cluster: The machines of the engines; None: this one has all of them.
+        shared: Where bodies and the requests of keys are counted with other processes of the server; None: there are
+            none.
+        routers: Those processes, in the one that started them; None: there are none.
 
     Attributes:
         bodies: The bytes of the bodies of open requests.
@@ -66,10 +103,13 @@ class ServerState:
     epochs: PrefixEpochs = field(default_factory=PrefixEpochs)
     streams: KeptStreams = field(default_factory=KeptStreams)
     cluster: Cluster | None = None
+    shared: SharedCounts | None = None
+    routers: Routers | None = None
 
     def __post_init__(self) -> None:
         limit = getattr(self.settings, "max_open_request_bytes", 0)
-        self.bodies = OpenBodies(max(limit, getattr(self.settings, "max_request_bytes", 0)))
+        most = max(limit, getattr(self.settings, "max_request_bytes", 0))
+        self.bodies = OpenBodies(most, None if self.shared is None else self.shared.bodies)
 
     async def model(self, name: str | None, keep_alive: float | None = None) -> ServedModel:
         """The model of a request, loaded first if it is not.

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 from max.serve.errors import ApiError
+from max.serve.models.tallies import KeyCounts, LocalKeyCounts, LocalTally, Tally
 
 
 class Admission:
@@ -20,9 +21,14 @@ class Admission:
 
     def __init__(self, running: int, max_queue: int) -> None:
         self.running, self.max_queue = running, max_queue
-        self.open = 0
-        """The requests that run or wait."""
+        self.tally: Tally = LocalTally()
+        """Counts the requests that run or wait, those of other processes of the server too."""
         self._seconds: float | None = None
+
+    @property
+    def open(self) -> int:
+        """The requests that run or wait."""
+        return self.tally.total
 
     @property
     def waiting(self) -> int:
@@ -45,18 +51,17 @@ class Admission:
         Raises:
             ApiError: Status 429: too many requests wait; with a ``Retry-After``.
         """
-        if self.open + count > self.running + self.max_queue:
+        if not self.tally.add(count, self.running + self.max_queue):
             raise _limited(
                 f"{self.waiting} requests wait, and at most {self.max_queue} may",
                 self.retry_after(),
                 "queue_full",
             )
-        self.open += count
         begin = time.monotonic()
         try:
             yield
         finally:
-            self.open -= count
+            self.tally.add(-count)
             taken = time.monotonic() - begin
             # a mean in which earlier requests count less and less
             self._seconds = taken if self._seconds is None else 0.8 * self._seconds + 0.2 * taken
@@ -72,6 +77,7 @@ class KeyLimits:
         per_minute: The maximum number of requests a minute of a key, on average; None: no limit. As many may come
             at once.
         clock: Returns monotonic time in seconds.
+        counts: Where they are counted; None: in this process only.
     """
 
     def __init__(
@@ -79,12 +85,11 @@ class KeyLimits:
         max_open: int | None = None,
         per_minute: float | None = None,
         clock: Callable[[], float] = time.monotonic,
+        counts: KeyCounts | None = None,
     ) -> None:
         self._max_open, self._per_minute, self._clock = max_open, per_minute, clock
-        self._open: dict[str, int] = {}
+        self._counts = counts or LocalKeyCounts()
         self._seconds: dict[str, float] = {}
-        # by key: the tokens of its bucket, which fills at the rate, and the time when they were counted
-        self._buckets: dict[str, tuple[float, float]] = {}
 
     @contextmanager
     def enter(self, client: str) -> Iterator[None]:
@@ -96,18 +101,22 @@ class KeyLimits:
         Raises:
             ApiError: Status 429: the key has too many; with the time after which one is accepted.
         """
-        held = self._open.get(client, 0)
-        if self._max_open is not None and held >= self._max_open:
-            # the mean time of its requests, shared by those that are open
-            seconds = math.ceil(self._seconds.get(client, 1.0) / held)
-            raise _limited(
-                f"this key has {held} open requests, and at most {self._max_open} may be",
-                max(seconds, 1),
-                "key_concurrency_limit",
-            )
-        # first, as a request that the rate refuses holds no place
-        self._take_token(client)
-        self._open[client] = held + 1
+        if self._max_open is None and self._per_minute is None:
+            yield
+            return
+        with self._counts.locked():
+            held = self._counts.open(client)
+            if self._max_open is not None and held >= self._max_open:
+                # the mean time of its requests, shared by those that are open
+                seconds = math.ceil(self._seconds.get(client, 1.0) / held)
+                raise _limited(
+                    f"this key has {held} open requests, and at most {self._max_open} may be",
+                    max(seconds, 1),
+                    "key_concurrency_limit",
+                )
+            # first, as a request that the rate refuses holds no place
+            self._take_token(client)
+            self._counts.add_open(client, 1)
         begin = self._clock()
         try:
             yield
@@ -115,7 +124,7 @@ class KeyLimits:
             taken = self._clock() - begin
             mean = self._seconds.get(client, taken)
             self._seconds[client] = 0.8 * mean + 0.2 * taken
-            self._open[client] -= 1
+            self._counts.add_open(client, -1)
 
     def _take_token(self, client: str) -> None:
         if self._per_minute is None:
@@ -123,16 +132,16 @@ class KeyLimits:
         rate, now = self._per_minute / 60.0, self._clock()
         most = max(self._per_minute, 1.0)
         # a new key has a full bucket
-        tokens, counted = self._buckets.get(client, (most, now))
+        tokens, counted = self._counts.bucket(client) or (most, now)
         tokens = min(tokens + (now - counted) * rate, most)
         if tokens < 1.0:
-            self._buckets[client] = (tokens, now)
+            self._counts.set_bucket(client, (tokens, now))
             raise _limited(
                 f"this key may send {self._per_minute:g} requests a minute",
                 math.ceil((1.0 - tokens) / rate),
                 "key_rate_limit",
             )
-        self._buckets[client] = (tokens - 1.0, now)
+        self._counts.set_bucket(client, (tokens - 1.0, now))
 
 
 def _limited(message: str, seconds: int, code: str) -> ApiError:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Sequence
 from functools import partial
+from typing import Any
 
 from max.interfaces import PipelineTask
 from max.pipelines.core.exceptions import ConfigError
@@ -57,26 +58,7 @@ async def load_model(
             engine.add_replica(start, await start_in_thread(start))
         engine.start()
         # the worker loads the weights meanwhile
-        config, task = await asyncio.to_thread(served_config, worker_settings.config)
-        if settings.task not in (None, task.value):
-            raise ConfigError(
-                f"{config.model_config.model_name} is for {task.value}, not for {settings.task}",
-                "Leave out --task, or give another --model.",
-            )
-        model = await asyncio.to_thread(
-            ServedModel,
-            name or config.model_config.model_name,
-            config,
-            engine,
-            # one until the worker says how many requests run at once
-            Admission(1, settings.max_queue),
-            settings.tool_parser,
-            settings.answers,
-        )
-        model.encodes = task is PipelineTask.EMBEDDINGS_GENERATION
-        await asyncio.to_thread(model.warm_up)
-        ready = await engine.wait_ready()
-        model.admission.running = ready.max_batch_size
+        model = await model_of(name, settings, worker_settings.config, engine)
         if settings.check_answers_s and not engine.is_single and not model.encodes:
             checks = AnswerChecks(engine, model.vocabulary_size, settings.check_answers_s)
             engine.close_before(checks.close)
@@ -87,6 +69,44 @@ async def load_model(
         # a load that fails or is cancelled leaves no worker behind
         await engine.close(finish=False, timeout=2.0)
         raise
+
+
+async def model_of(
+    name: str | None, settings: ServerSettings, values: dict[str, Any], engine: EngineClient
+) -> ServedModel:
+    """A model of engines that run or start; waits until one is ready.
+
+    Args:
+        name: The model's name for clients; None: the name in its configuration.
+        settings: The settings of the server.
+        values: The fields of its configuration that are set.
+        engine: The client of its engines.
+
+    Raises:
+        UserError: It cannot be loaded, for a reason that the user can correct.
+        RuntimeError: It cannot be loaded.
+    """
+    config, task = await asyncio.to_thread(served_config, values)
+    if settings.task not in (None, task.value):
+        raise ConfigError(
+            f"{config.model_config.model_name} is for {task.value}, not for {settings.task}",
+            "Leave out --task, or give another --model.",
+        )
+    model = await asyncio.to_thread(
+        ServedModel,
+        name or config.model_config.model_name,
+        config,
+        engine,
+        # one until the worker says how many requests run at once
+        Admission(1, settings.max_queue),
+        settings.tool_parser,
+        settings.answers,
+    )
+    model.encodes = task is PipelineTask.EMBEDDINGS_GENERATION
+    await asyncio.to_thread(model.warm_up)
+    ready = await engine.wait_ready()
+    model.admission.running = ready.max_batch_size
+    return model
 
 
 def _follow_load(

@@ -13,6 +13,7 @@ from max.pipelines.core.exceptions import UserError
 from max.serve.errors import ApiError, of_user_error
 from max.serve.http.bodies.body import BodyRoute
 from max.serve.http.state import (
+    ServerState,
     adapter_not_found,
     json_response,
     refuse_foreign_pages,
@@ -47,6 +48,12 @@ def _check_enabled(model: ServedModel) -> None:
         raise ApiError(f"{model.name} takes no adapters: start with --enable-lora", status=400)
 
 
+async def _tell(state: ServerState, model: ServedModel) -> None:
+    """Lets the other processes of the server know the adapters of a model."""
+    if state.routers is not None:
+        await state.routers.tell_adapters(model)
+
+
 @router.post("/v1/load_lora_adapter", tags=["models"])
 async def load_adapter(body: LoadAdapterBody, request: Request) -> Response:
     """Loads an adapter, and answers when requests can name it.
@@ -68,11 +75,13 @@ async def load_adapter(body: LoadAdapterBody, request: Request) -> Response:
     try:
         if body.load_inplace and name in model.adapters:
             del model.adapters[name]
+            await _tell(state, model)
             await model.engine.change_adapter(name, None)
         await model.engine.change_adapter(name, str(path))
     except UserError as error:
         raise of_user_error(error, "lora_path") from error
     model.adapters[name] = str(path)
+    await _tell(state, model)
     return json_response({"success": True, "message": f"the adapter {name} is loaded"})
 
 
@@ -91,6 +100,7 @@ async def unload_adapter(body: UnloadAdapterBody, request: Request) -> Response:
     path = model.adapters.pop(body.lora_name, None)
     if path is None:
         raise adapter_not_found(model, body.lora_name)
+    await _tell(state, model)
     try:
         await model.engine.change_adapter(body.lora_name, None)
     except UserError as error:

@@ -8,22 +8,19 @@ import gc
 import logging
 import signal
 import socket
-import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
-from importlib.util import find_spec
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-import uvicorn
-from starlette.types import ASGIApp
-
-from max.pipelines.core.exceptions import ConfigError, UserError
+from max._lazy import lazy_module
+from max.pipelines.core.exceptions import UserError
 from max.pipelines.generation.process.events import StepTimes
 from max.pipelines.store.local import ModelStore, StoredModel
 from max.serve.http.app import build_app
 from max.serve.http.connections.hosts import HostRule
 from max.serve.http.connections.metrics_listener import metrics_listener
-from max.serve.http.connections.quiet_server import HTTP_PROTOCOL, QuietServer
+from max.serve.http.connections.quiet_server import QuietServer
 from max.serve.http.state import ServerState
 from max.serve.metrics import ServerMetrics
 from max.serve.models.canaries import Canary
@@ -32,27 +29,35 @@ from max.serve.models.loading import load_model
 from max.serve.models.model import ServedModel
 from max.serve.models.pool import ModelPool
 from max.serve.models.pool_entry import PoolLimits
-from max.serve.process.logs import share_handlers
 from max.serve.process.process_end import end_soon
+from max.serve.process.running import (
+    BACKLOG,
+    LAST_WRITES_S,
+    Stop,
+    begun,
+    end_gracefully,
+    http_server,
+    loop_factory,
+    say,
+    until_stopped,
+)
 from max.serve.process.settings import ServerSettings, WorkerSettings
 from max.serve.remote.cluster import Cluster
 from max.serve.requests.request_context import name_requests_in_logs
+from max.serve.routers.forwarding import BehindRouters
+from max.serve.routers.messages import RoutedModel
 from max.serve.tracing import Tracing
 from max.serve.worker.event_reader import Worker
 from max.serve.worker.process import WorkerProcess
 
+if TYPE_CHECKING:
+    from max.serve.routers import supervisor as routers
+    from max.serve.routers.supervisor import Supervisor
+else:
+    # most servers have no routers, and some systems have not what these need
+    routers = lazy_module("max.serve.routers.supervisor")
+
 logger = logging.getLogger("max.serve")
-
-BACKLOG = 2048
-"""Connections that the system queues before the server accepts them."""
-LAST_WRITES_S = 3.0
-"""The seconds for clients to read the errors of requests that were ended by a stop."""
-
-
-def _say(line: str) -> None:
-    """Writes a line to stdout at once."""
-    sys.stdout.write(f"{line}\n")
-    sys.stdout.flush()
 
 
 def _address(settings: ServerSettings, listener: socket.socket) -> str:
@@ -116,7 +121,7 @@ def run_server(
     """
     try:
         tracing = Tracing(settings.otlp_endpoint) if settings.otlp_endpoint else None
-        runner = asyncio.Runner(loop_factory=_loop_factory())
+        runner = asyncio.Runner(loop_factory=loop_factory())
         with runner:
             number = runner.run(_serve(settings, models, listener, tracing, cluster))
         if tracing is not None:
@@ -134,37 +139,6 @@ def run_server(
         listener.close()
 
 
-class _Stop(asyncio.Event):
-    """Set by the signals that end a server: gracefully, and at once by a second signal."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.number: int | None = None
-        """The first signal."""
-        loop = asyncio.get_running_loop()
-        numbers = [signal.SIGINT, signal.SIGTERM]
-        # under nohup the end of the terminal is ignored
-        if sys.platform != "win32" and signal.getsignal(signal.SIGHUP) is signal.SIG_DFL:
-            numbers.append(signal.SIGHUP)
-        for number in numbers:
-            try:
-                loop.add_signal_handler(number, self._take, number)
-            except NotImplementedError:  # Windows
-                signal.signal(number, lambda n, _: loop.call_soon_threadsafe(self._take, n))
-
-    def _take(self, number: int) -> None:
-        self.number = self.number or number
-        self.set()
-
-
-def _loop_factory() -> type[asyncio.AbstractEventLoop] | None:
-    try:
-        import uvloop
-    except ImportError:
-        return None
-    return uvloop.Loop
-
-
 async def _serve(
     settings: ServerSettings,
     models: FirstModel | RouterSettings | Deployment,
@@ -173,7 +147,7 @@ async def _serve(
     cluster: Cluster | None,
 ) -> int | None:
     name_requests_in_logs(logger)
-    stop = _Stop()
+    stop = Stop(settings.graceful_timeout_s)
     store = ModelStore(models.models_dir) if isinstance(models, RouterSettings) else None
     start_worker = WorkerProcess if cluster is None else cluster.start_worker
     pool = _pool(settings, models, store, start_worker)
@@ -185,33 +159,71 @@ async def _serve(
     elif isinstance(models, Deployment):
         loading = asyncio.ensure_future(models.load(settings, cluster))
         pool.announce(models.name, loading, lambda: models.step)
+    supervisor = None
     try:
         metrics = ServerMetrics()
         hosts = HostRule.of(settings, listener.getsockname()[0])
-        app = build_app(
-            ServerState(settings, metrics, pool, store, cluster=cluster), tracing, hosts
-        )
+        state = ServerState(settings, metrics, pool, store, cluster=cluster)
         add_gauges(metrics, pool)
-        server = _listen(settings, app, listener)
+        if settings.routers > 1 and not isinstance(models, RouterSettings):
+            listener.listen(BACKLOG)
+            supervisor = _supervisor(settings, models, listener)
+            state = replace(state, shared=supervisor.counts, routers=supervisor)
+            metrics.others = supervisor.others
+            plain = replace(settings, tls_certificate=None, tls_key=None)
+            own = supervisor.owner
+            app = BehindRouters(build_app(state, tracing, hosts))
+            server = http_server(plain, app, own)
+        else:
+            own = listener
+            server = http_server(settings, build_app(state, tracing, hosts), listener)
         async with metrics_listener(settings, metrics):
-            serving = asyncio.ensure_future(server.serve([listener]))
-            await _begun(server, serving)
+            serving = asyncio.ensure_future(server.serve([own]))
+            await begun(server, serving)
+            if supervisor is not None:
+                await supervisor.start()
             if loading is not None and not isinstance(models, RouterSettings):
-                _say(f"Listening on {_address(settings, listener)} while the model loads")
-                if not await _first_load(models, loading, server, serving, stop, pool):
+                say(f"Listening on {_address(settings, listener)} while the model loads")
+                if not await _first_load(models, loading, server, serving, stop, pool, supervisor):
                     return stop.number
             # a collection that a large body starts visits its objects only: all of a server's take 50 ms
             gc.freeze()
-            _say(f"Server ready on {_address(settings, listener)} (Press CTRL+C to quit)")
+            say(f"Server ready on {_address(settings, listener)} (Press CTRL+C to quit)")
             with _logged_load(settings, pool):
-                graceful_s = settings.graceful_timeout_s
-                await _run_until_stopped(server, serving, stop, pool, graceful_s)
+                await until_stopped(serving, stop)
+                assert stop.number is not None
+                say(f"Server stops: {signal.Signals(stop.number).name}")
+                if supervisor is not None:
+                    stop.clear()
+                    await supervisor.stop(settings.graceful_timeout_s, stop)
+                    # nobody is left to send requests
+                    stop.graceful_s = 0.0
+                await end_gracefully(server, serving, stop, pool)
         return None
     finally:
         if loading is not None and not loading.done():
             loading.cancel()
             await asyncio.gather(loading, return_exceptions=True)
+        if supervisor is not None:
+            await supervisor.close()
         await pool.close()
+
+
+def _supervisor(
+    settings: ServerSettings, models: FirstModel | Deployment, listener: socket.socket
+) -> Supervisor:
+    """Starts and watches the routers of a server."""
+    if isinstance(models, FirstModel):
+        worker = models.settings
+        single = settings.replicas == 1
+        routed = [RoutedModel(settings.served_model_name, worker.config, single)]
+    else:
+        worker = models.models[0].worker
+        routed = [
+            RoutedModel(m.name, m.worker.config, m.replicas == 1, m.canary_of, m.share, m.by)
+            for m in models.models
+        ]
+    return routers.Supervisor(settings, routed, worker.doors, listener, worker.log_level)
 
 
 async def _load_first(
@@ -223,29 +235,16 @@ async def _load_first(
     return [await load_model(name, settings, first.settings, start_worker, first.worker)]
 
 
-async def _begun(server: QuietServer, serving: asyncio.Future[None]) -> None:
-    """Waits until a server takes connections.
-
-    Raises:
-        Exception: It has ended.
-    """
-    begun = asyncio.ensure_future(server.begun.wait())
-    await asyncio.wait({serving, begun}, return_when=asyncio.FIRST_COMPLETED)
-    begun.cancel()
-    if serving.done():
-        await serving  # raises the server's error if there is one, which says more
-        raise RuntimeError("the server has ended without a signal")
-
-
 async def _first_load(
     first: FirstModel | Deployment,
     loading: asyncio.Future[list[ServedModel]],
     server: QuietServer,
     serving: asyncio.Future[None],
-    stop: _Stop,
+    stop: Stop,
     pool: ModelPool,
+    supervisor: Supervisor | None,
 ) -> bool:
-    """Waits for the server's models; requests that need them are refused meanwhile.
+    """Waits for the server's models, and its routers; requests that need them are refused meanwhile.
 
     Returns:
         Whether they are loaded; False: a signal came before.
@@ -258,12 +257,21 @@ async def _first_load(
             await serving
         if not loading.done():
             return False
+        if supervisor is not None:
+            supervisor.follow(loading.result())
         for model in loading.result():
             pool.pin(model)
         if isinstance(first, Deployment):
             for each in first.models:
                 if each.canary_of:
                     pool.set_canary(each.canary_of, Canary(each.name, each.share, each.by))
+        if supervisor is not None:
+            routed = asyncio.ensure_future(supervisor.wait_ready())
+            await asyncio.wait({routed, serving, stopped}, return_when=asyncio.FIRST_COMPLETED)
+            routed.cancel()
+            if serving.done():
+                await serving
+            return stop.number is None
         return True
     finally:
         stopped.cancel()
@@ -318,69 +326,6 @@ def _loading(worker: Worker) -> str:
 
 async def _load_nothing(stored: StoredModel) -> ServedModel:
     raise RuntimeError(f"{stored.name}: a server of one model loads no other")
-
-
-def _listen(settings: ServerSettings, app: ASGIApp, listener: socket.socket) -> QuietServer:
-    """Begins to listen, and makes the server that takes the connections."""
-    try:
-        listener.listen(BACKLOG)
-    except OSError as error:  # another process has bound the same port, and listens already
-        host, port = listener.getsockname()[:2]
-        raise ConfigError(
-            f"cannot listen on {host}:{port}: {error.strerror or error}",
-            "Give another --port; 0 takes one that is free.",
-        ) from error
-    config = uvicorn.Config(
-        app,
-        http=HTTP_PROTOCOL,
-        log_config=None,
-        log_level=share_handlers(),
-        access_log=False,
-        lifespan="off",
-        ws="websockets-sansio" if find_spec("websockets") else "none",
-        ws_max_size=settings.max_request_bytes,
-        ws_per_message_deflate=False,
-        ssl_certfile=settings.tls_certificate,
-        ssl_keyfile=settings.tls_key,
-        server_header=False,
-        date_header=False,
-        timeout_keep_alive=30,
-    )
-    return QuietServer(config)
-
-
-async def _run_until_stopped(
-    server: QuietServer,
-    serving: asyncio.Future[None],
-    stop: _Stop,
-    pool: ModelPool,
-    graceful_s: float,
-) -> None:
-    """Takes requests until a signal comes; then open requests get some time to end."""
-    stopped = asyncio.ensure_future(stop.wait())
-    await asyncio.wait({serving, stopped}, return_when=asyncio.FIRST_COMPLETED)
-    if stop.number is None:
-        await serving  # raises the server's error if there is one, which says more
-        raise RuntimeError("the server has ended without a signal")
-    _say(f"Server stops: {signal.Signals(stop.number).name}")
-    if open_requests := pool.open_requests:
-        logger.warning("waiting for %d open requests to end", open_requests)
-    server.stop()
-    # the next signal ends the wait
-    stop.clear()
-    again = asyncio.ensure_future(stop.wait())
-    first = asyncio.FIRST_COMPLETED
-    await asyncio.wait({serving, again}, timeout=graceful_s, return_when=first)
-    again.cancel()
-    if not serving.done():
-        if open_requests := pool.open_requests:
-            logger.warning("%d open requests end with an error", open_requests)
-        # clients get the errors while the workers stop
-        closing = asyncio.ensure_future(pool.close())
-        await asyncio.wait({serving}, timeout=LAST_WRITES_S)
-        await server.close_connections(LAST_WRITES_S)
-        await closing
-    await serving
 
 
 @contextlib.contextmanager

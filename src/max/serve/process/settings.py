@@ -113,6 +113,7 @@ class ServerSettings:
         max_replicas: The greatest number; None: it does not follow the load.
         ray: How a Ray cluster is joined, whose machines run the engines; None: this machine does.
         check_answers_s: Seconds between two comparisons of the answers of replicas; 0: they are not compared.
+        routers: The server processes that share the port; 1: the one that has started the engines is the only one.
     """
 
     host: str = "127.0.0.1"
@@ -146,6 +147,7 @@ class ServerSettings:
     max_replicas: int | None = None
     ray: RaySettings | None = None
     check_answers_s: float = 30.0
+    routers: int = 1
 
 
 @dataclass(frozen=True)
@@ -158,6 +160,7 @@ class WorkerSettings:
         logs: Where its log goes.
         unhealthy_s: Seconds without a sign of life after which it is unhealthy.
         cores: The logical CPUs that it runs on; none: those of the server.
+        doors: The folder of the socket files of engines that have several server processes; empty: it has one.
     """
 
     config: dict[str, Any]
@@ -165,6 +168,7 @@ class WorkerSettings:
     logs: LogSettings = LogSettings()
     unhealthy_s: float = WatchLimits.unhealthy_s
     cores: tuple[int, ...] = ()
+    doors: str = ""
 
 
 CANARY = "@canary"

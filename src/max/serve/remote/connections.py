@@ -1,4 +1,4 @@
-"""Connections between a server and an engine over TCP: both sides prove that they know a key.
+"""Connections between a server and an engine, over TCP or a socket file: both sides prove that they know a key.
 
 The frames are those of the pipe to a local worker (`MessageCodec`), and nothing that arrives is unpickled. They are not
 encrypted: the network between the machines of a cluster is trusted with prompts and answers, as Ray trusts it too.
@@ -29,55 +29,86 @@ def listen(host: str) -> socket.socket:
     """A socket that listens on a free port.
 
     Args:
-        host: The address to bind.
+        host: The address to bind; one that begins with ``/`` is the path of a socket file.
     """
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    listener = socket.socket(family, socket.SOCK_STREAM)
-    listener.bind((host, 0))
-    listener.listen(8)
+    listener = socket.socket(_family(host), socket.SOCK_STREAM)
+    try:
+        listener.bind(host if host.startswith("/") else (host, 0))
+        listener.listen(8)
+    except BaseException:
+        listener.close()
+        raise
     return listener
 
 
-def accept(listener: socket.socket, key: bytes, purposes: Iterable[str]) -> list[Connection]:
-    """Waits for a connection of each purpose by a client that knows the key; others are closed.
+def _family(host: str) -> socket.AddressFamily:
+    if host.startswith("/"):
+        return socket.AF_UNIX
+    return socket.AF_INET6 if ":" in host else socket.AF_INET
+
+
+class Acceptor:
+    """Takes the connections of clients that know a key; those of others are closed.
+
+    Clients that are silent hold up nobody: each has a thread, and the next ones wait in the system's queue.
 
     Args:
-        listener: The socket; it is closed at the end.
+        listener: The socket.
         key: The key.
+    """
+
+    def __init__(self, listener: socket.socket, key: bytes) -> None:
+        self._listener, self._key = listener, key
+        self._found: queue.SimpleQueue[tuple[str, Connection] | OSError] = queue.SimpleQueue()
+        self._free = threading.BoundedSemaphore(_MOST_STRANGERS)
+        threading.Thread(target=self._take, name="clients", daemon=True).start()
+
+    def next(self) -> tuple[str, Connection]:
+        """Waits for the next connection, and returns what it is for, and the connection.
+
+        Raises:
+            OSError: The socket was closed.
+        """
+        item = self._found.get()
+        if isinstance(item, OSError):
+            self._found.put(item)  # for later calls
+            raise item
+        return item
+
+    def _take(self) -> None:
+        while True:
+            try:
+                accepted, _ = self._listener.accept()
+                with self._free:
+                    pass
+                threading.Thread(
+                    target=self._prove, args=(accepted,), name="client", daemon=True
+                ).start()
+            except (OSError, RuntimeError) as error:  # closed, or no thread can be started
+                self._found.put(error if isinstance(error, OSError) else OSError(str(error)))
+                return
+
+    def _prove(self, accepted: socket.socket) -> None:
+        with self._free, contextlib.suppress(OSError, EOFError, ValueError, AuthenticationError):
+            connection = _proven(accepted, self._key, is_client=False)
+            self._found.put((_purpose(connection), connection))
+
+
+def accept(acceptor: Acceptor, purposes: Iterable[str]) -> list[Connection]:
+    """Waits for a connection of each purpose; others are closed.
+
+    Args:
+        acceptor: Takes them.
         purposes: What the connections are for.
 
     Raises:
         OSError: The socket was closed.
     """
     expected = list(purposes)
-    found: queue.SimpleQueue[tuple[str, Connection] | OSError] = queue.SimpleQueue()
-    # strangers that are silent hold up nobody: each has a thread, and the next ones wait in the system's queue
-    free = threading.BoundedSemaphore(_MOST_STRANGERS)
-
-    def prove(accepted: socket.socket) -> None:
-        with free, contextlib.suppress(OSError, EOFError, ValueError, AuthenticationError):
-            connection = _proven(accepted, key, is_client=False)
-            found.put((_purpose(connection), connection))
-
-    def take() -> None:
-        while True:
-            try:
-                accepted, _ = listener.accept()
-                with free:
-                    pass
-                threading.Thread(target=prove, args=(accepted,), name="client", daemon=True).start()
-            except (OSError, RuntimeError) as error:  # closed, or no thread can be started
-                found.put(error if isinstance(error, OSError) else OSError(str(error)))
-                return
-
-    threading.Thread(target=take, name="clients", daemon=True).start()
     connections: dict[str, Connection] = {}
     try:
         while len(connections) < len(expected):
-            item = found.get()
-            if isinstance(item, OSError):
-                raise item
-            purpose, connection = item
+            purpose, connection = acceptor.next()
             if purpose in expected and purpose not in connections:
                 connections[purpose] = connection
             else:
@@ -86,8 +117,6 @@ def accept(listener: socket.socket, key: bytes, purposes: Iterable[str]) -> list
         for connection in connections.values():
             connection.close()
         raise
-    finally:
-        close_listener(listener)
     return [connections[purpose] for purpose in expected]
 
 
@@ -118,8 +147,8 @@ def connect(host: str, port: int, key: bytes, purpose: str) -> Connection:
     """Connects to a listener that knows the key.
 
     Args:
-        host: Its address.
-        port: Its port.
+        host: Its address, or the path of its socket file.
+        port: Its port; a socket file has none.
         key: The key.
         purpose: What the connection is for.
 
@@ -127,7 +156,16 @@ def connect(host: str, port: int, key: bytes, purpose: str) -> Connection:
         OSError: It cannot be reached, or does not know the key.
     """
     try:
-        connected = socket.create_connection((host, port), CONNECT_S)
+        if host.startswith("/"):
+            connected = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+            connected.settimeout(CONNECT_S)
+            try:
+                connected.connect(host)
+            except BaseException:
+                connected.close()
+                raise
+        else:
+            connected = socket.create_connection((host, port), CONNECT_S)
         connection = _proven(connected, key, is_client=True)
         connection.send_bytes(purpose.encode())
     except (EOFError, ValueError, AuthenticationError) as error:
@@ -146,13 +184,8 @@ def _proven(connected: socket.socket, key: bytes, is_client: bool) -> Connection
     limit = seconds.to_bytes(8, "little") + bytes(8)
     connected.settimeout(None)
     connected.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, limit)
-    connected.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-    connected.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-    if hasattr(socket, "TCP_USER_TIMEOUT"):
-        connected.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, _SILENCE_MS)
-    if hasattr(socket, "TCP_KEEPIDLE"):
-        connected.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, 5)
-        connected.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, 5)
+    if connected.family in (socket.AF_INET, socket.AF_INET6):
+        _find_losses(connected)
     connection = Connection(connected.detach())
     try:
         for step in (answer_challenge, deliver_challenge)[:: 1 if is_client else -1]:
@@ -164,3 +197,14 @@ def _proven(connected: socket.socket, key: bytes, is_client: bool) -> Connection
         connection.close()
         raise
     return connection
+
+
+def _find_losses(connected: socket.socket) -> None:
+    """Lets a connection end when its other side is gone without a word."""
+    connected.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    connected.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    if hasattr(socket, "TCP_USER_TIMEOUT"):
+        connected.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, _SILENCE_MS)
+    if hasattr(socket, "TCP_KEEPIDLE"):
+        connected.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, 5)
+        connected.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, 5)

@@ -10,7 +10,7 @@ from typing import Any
 
 from max.pipelines.generation.process.channel import ConnectionChannel
 from max.serve.remote.connections import connect, cut
-from max.serve.remote.host import PURPOSES, SIGN
+from max.serve.routers.address import PURPOSES, SIGN, DoorAddress
 from max.serve.worker.life_signs import BEATS_PER_LIMIT
 from max.serve.worker.message_codec import MessageCodec
 from max.serve.worker.queued_channel import QueuedChannel
@@ -82,6 +82,8 @@ class RemoteWorker:
         node: str = "",
     ) -> None:
         self.name, self.node = name or f"{host}:{port}", node
+        self.door = DoorAddress(host, port, key)
+        """Where further processes of the server connect."""
         self._end, self._wait = end, wait
         first, second = PURPOSES
         self._commands = commands = connect(host, port, key, first)

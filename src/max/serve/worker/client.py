@@ -7,6 +7,7 @@ from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import reduce
+from typing import Protocol
 
 from max.pipelines.generation.process.commands import GenerationRequest
 from max.pipelines.generation.process.events import (
@@ -28,6 +29,22 @@ __all__ = ["EngineClient", "EngineLostError", "EngineState", "EngineUnavailableE
 _DRAIN_LOOK_S = 0.05
 _STOP_S = 5.0
 """Seconds that the worker of a replica that is removed may take to end."""
+
+
+class Follower(Protocol):
+    """What other users of the replicas are told by."""
+
+    def changed(self) -> None:
+        """A replica was added or has another state."""
+        ...
+
+    async def leave(self, replica: Replica) -> None:
+        """Waits until no other user has requests of a replica, which is removed then.
+
+        Args:
+            replica: The replica.
+        """
+        ...
 
 
 class EngineClient:
@@ -62,6 +79,8 @@ class EngineClient:
             None  # None: a state has changed since it was asked for
         )
         self._closed_first: list[Callable[[], Awaitable[None]]] = []
+        self.followers: list[Follower] = []
+        """Those that are told of changes of the replicas."""
         self.add_replica(start_worker, worker)
 
     def add_replica(
@@ -96,8 +115,13 @@ class EngineClient:
         self._takers = None
         loop = asyncio.get_running_loop()
         end = None if timeout is None else loop.time() + timeout
-        while self.of(replica) and (end is None or loop.time() < end):
+        left = [asyncio.ensure_future(each.leave(replica)) for each in self.followers]
+        while (self.of(replica) or not all(each.done() for each in left)) and (
+            end is None or loop.time() < end
+        ):
             await asyncio.sleep(_DRAIN_LOOK_S)
+        for each in left:
+            each.cancel()
         self.replicas.remove(replica)
         self._draining.discard(replica)
         self._takers = None
@@ -129,6 +153,11 @@ class EngineClient:
             raise
         await self.remove_replica(replica, timeout)
         return new
+
+    @property
+    def taking(self) -> list[Replica]:
+        """The replicas but those that are being removed."""
+        return [replica for replica in self.replicas if replica not in self._draining]
 
     @property
     def state(self) -> EngineState:
@@ -381,6 +410,8 @@ class EngineClient:
         else:
             self._router.remove(replica.number)
             self._move_all({replica})
+        for follower in self.followers:
+            follower.changed()
 
     def _move_all(self, replicas: set[Replica]) -> None:
         """Moves the requests of replicas to those that are ready, if there are any, in the order of their arrival."""

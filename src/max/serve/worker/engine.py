@@ -18,6 +18,8 @@ from max.pipelines.registry.registry import PIPELINE_REGISTRY
 from max.serve.process.logs import set_up_logs
 from max.serve.process.process_end import end_soon
 from max.serve.process.settings import WorkerSettings
+from max.serve.routers.address import DoorAddress
+from max.serve.routers.door import Door
 from max.serve.worker.config import served_config
 from max.serve.worker.encoder_service import serve_encoder
 from max.serve.worker.life_signs import LifeSigns
@@ -27,7 +29,12 @@ STATS_INTERVAL_S = 0.5
 """Seconds between two reports of a busy engine."""
 
 
-def run_worker(settings: WorkerSettings, connection: Connection, signs: LifeSigns) -> None:
+def run_worker(
+    settings: WorkerSettings,
+    connection: Connection,
+    signs: LifeSigns,
+    address: DoorAddress | None = None,
+) -> None:
     """Loads a model and serves the requests of a connection; the main function of the process.
 
     It ends after a ``Shutdown``, or when the other end of the connection is closed, as when the
@@ -37,6 +44,7 @@ def run_worker(settings: WorkerSettings, connection: Connection, signs: LifeSign
         settings: The settings of the worker.
         connection: The engine's end.
         signs: Its signs of life.
+        address: Where further processes of the server connect; None: there are none.
     """
     if settings.cores and hasattr(os, "sched_setaffinity"):
         os.sched_setaffinity(0, settings.cores)  # before any thread starts
@@ -46,19 +54,28 @@ def run_worker(settings: WorkerSettings, connection: Connection, signs: LifeSign
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     set_up_logs(settings.log_level, settings.logs)
     faulthandler.enable()
-    run_engine(settings, connection, signs)
+    door = None if address is None else Door.at(address)
+    try:
+        run_engine(settings, connection, signs, door)
+    finally:
+        if door is not None:
+            door.close()
     end_soon()
 
 
-def run_engine(settings: WorkerSettings, connection: Connection, signs: LifeSigns) -> None:
+def run_engine(
+    settings: WorkerSettings, connection: Connection, signs: LifeSigns, door: Door | None = None
+) -> None:
     """Loads a model and serves the requests of a connection, in any thread of a process.
 
     Args:
         settings: The settings of the worker.
         connection: The engine's end.
         signs: Its signs of life, which are sent or shared already.
+        door: Lets further processes of the server in; None: there are none.
     """
-    channel: ConnectionChannel[Any, Any] = ConnectionChannel(connection, MessageCodec())
+    owner: ConnectionChannel[Any, Any] = ConnectionChannel(connection, MessageCodec())
+    channel = owner if door is None else door.open(owner, signs)
     try:
         config, task = served_config(settings.config)
     except Exception as error:

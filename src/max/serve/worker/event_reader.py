@@ -62,6 +62,10 @@ _ENDS = ThreadPoolExecutor(32, "worker end")
 """Threads that wait for workers: an end may take a minute, and the loop's own threads serve prompts and loads."""
 
 
+_STARTS = ThreadPoolExecutor(32, "worker start")
+"""The same for starts, which wait for machines or for other processes."""
+
+
 async def start_in_thread(start_worker: Callable[[], Worker]) -> Worker:
     """Starts a worker without stopping the event loop.
 
@@ -73,7 +77,7 @@ async def start_in_thread(start_worker: Callable[[], Worker]) -> Worker:
     Raises:
         OSError: No process can be started.
     """
-    starting = asyncio.ensure_future(asyncio.to_thread(start_worker))
+    starting = asyncio.get_running_loop().run_in_executor(_STARTS, start_worker)
     try:
         return await asyncio.shield(starting)
     except asyncio.CancelledError:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from max._lazy import lazy_module
 from max.pipelines.generation.process.channel import ConnectionChannel
 from max.serve.process.settings import WorkerSettings
+from max.serve.routers.address import DoorAddress
 from max.serve.worker.life_signs import LifeSigns
 from max.serve.worker.message_codec import MessageCodec
 from max.serve.worker.queued_channel import QueuedChannel
@@ -21,9 +22,14 @@ else:
     engine = lazy_module("max.serve.worker.engine")
 
 
-def _run(settings: WorkerSettings, connection: Connection, signs: LifeSigns) -> None:
+def _run(
+    settings: WorkerSettings,
+    connection: Connection,
+    signs: LifeSigns,
+    address: DoorAddress | None,
+) -> None:
     """The main function of the process, whose imports are its own."""
-    engine.run_worker(settings, connection, signs)
+    engine.run_worker(settings, connection, signs, address)
 
 
 class WorkerProcess:
@@ -38,12 +44,17 @@ class WorkerProcess:
         context = multiprocessing.get_context("spawn")
         self.signs = LifeSigns(settings.unhealthy_s)
         """Its signs of life."""
+        self.door = DoorAddress.in_folder(settings.doors) if settings.doors else None
+        """Where further processes of the server connect; None: they cannot."""
         here, there = context.Pipe()
         # on Windows a pipe has a class of its own, with the same methods
         pipe: ConnectionChannel[Any, Any] = ConnectionChannel(here, MessageCodec())  # pyright: ignore[reportArgumentType]
         self.channel = QueuedChannel(pipe)
         self._process = context.Process(
-            target=_run, args=(settings, there, self.signs), name="max worker", daemon=True
+            target=_run,
+            args=(settings, there, self.signs, self.door),
+            name="max worker",
+            daemon=True,
         )
         try:
             self._process.start()

@@ -117,7 +117,7 @@ class Replica:
         self._worker = worker
         self._state = EngineState.STARTING
         self._changed = asyncio.Event()
-        self._failed_starts = 0
+        self._failed_starts, self._ends_well = 0, False
         self._error: ErrorInfo | None = None
         self._restart: asyncio.Task[None] | None = None
         self.ready: EngineReady | None = None
@@ -348,7 +348,7 @@ class Replica:
             self._worker = None
             worker.kill()
             raise
-        self._worker = worker
+        self._worker, self._ends_well = worker, False
 
     def _take(self, worker: Worker, event: WorkerMessage) -> None:
         if worker is not self._worker:
@@ -382,7 +382,7 @@ class Replica:
             case PagesChanged():
                 self._requests.pages_changed(self, event)
             case EngineStopped(error):
-                self._error = error
+                self._error, self._ends_well = error, error is None
             case None:
                 self._lost(worker)
 
@@ -445,7 +445,7 @@ class Replica:
             self.restarts += 1
         else:
             self._failed_starts += 1
-        if blames:
+        if blames and not self._ends_well:  # its owner has ended it, if there is another one
             self._blame(silent)
         else:
             self._suspects.blame([], False)

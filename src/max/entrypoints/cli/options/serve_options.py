@@ -82,6 +82,14 @@ _OPTIONS = (
         help="Engines of each model, which divide the cores and the memory of the machine.",
     ),
     serve_option(
+        "--routers",
+        "--api-server-count",
+        env="ROUTERS",
+        type=click.IntRange(min=1, max=64),
+        default=1,
+        help="Processes that share the port, each with HTTP, tokens and the choice of a replica.",
+    ),
+    serve_option(
         "--check-answers",
         env="CHECK_ANSWERS_S",
         type=click.FloatRange(min=0),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from max.serve.errors import ApiError
 from max.serve.limits import LARGE_BODY
+from max.serve.models.tallies import LocalTally, Tally
 
 __all__ = ["OpenBodies"]
 
@@ -17,10 +18,16 @@ class OpenBodies:
 
     Args:
         limit: The limit, at least that of one body.
+        tally: Counts the bytes; None: those of this process only.
     """
 
-    def __init__(self, limit: int) -> None:
-        self.limit, self.bytes = limit, 0
+    def __init__(self, limit: int, tally: Tally | None = None) -> None:
+        self.limit, self._tally = limit, tally or LocalTally()
+
+    @property
+    def bytes(self) -> int:
+        """The bytes of the bodies of open requests."""
+        return self._tally.total
 
     def grow(self, before: int, after: int) -> None:
         """Counts a body that grows.
@@ -33,7 +40,7 @@ class OpenBodies:
             ApiError: Status 503: the limit is exceeded; with a ``Retry-After``. The body is counted as before.
         """
         more = _counted(after) - _counted(before)
-        if self.bytes + more > self.limit:
+        if more and not self._tally.add(more, self.limit):
             raise ApiError(
                 f"the bodies of open requests have {self.bytes} bytes, and at most {self.limit} may be held at the "
                 "same time; send the request again later",
@@ -41,7 +48,6 @@ class OpenBodies:
                 code="bodies_full",
                 headers={"Retry-After": str(RETRY_SECONDS)},
             )
-        self.bytes += more
 
     def release(self, size: int) -> None:
         """Forgets a body.
@@ -49,7 +55,8 @@ class OpenBodies:
         Args:
             size: Its bytes.
         """
-        self.bytes -= _counted(size)
+        if counted := _counted(size):
+            self._tally.add(-counted)
 
 
 def _counted(size: int) -> int:

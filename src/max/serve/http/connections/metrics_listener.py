@@ -47,7 +47,7 @@ async def metrics_listener(settings: ServerSettings, metrics: ServerMetrics) -> 
         yield
         return
     config = uvicorn.Config(
-        HostGuard(make_asgi_app(metrics.registry), HostRule.of(settings, address)),
+        HostGuard(make_asgi_app(metrics.shown), HostRule.of(settings, address)),
         http=HTTP_PROTOCOL,
         log_config=None,
         log_level=share_handlers(),

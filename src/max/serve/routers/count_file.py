@@ -1,0 +1,136 @@
+"""Counts in a file that the processes of a server share.
+
+Each process has a row of counts of its own, and what is counted is the sum of the rows, so that nothing of a process
+that was killed stays counted after its row was cleared. What depends on the counts of others is decided under a lock of
+the file, which the system frees if its holder dies.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import mmap
+import os
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from max.serve.models.tallies import Bucket
+
+
+class CountFile:
+    """Counts in a file that processes share, of 8 bytes each: rows of whole numbers, then the buckets of keys.
+
+    Args:
+        path: The file; its first process makes it.
+        rows: The processes at the most.
+        row: The row of this process.
+        models: The number of models.
+        keys: The digests of the keys.
+    """
+
+    def __init__(self, path: Path, rows: int, row: int, models: int, keys: Sequence[str]) -> None:
+        # one column for the bytes of bodies, one for each model, one for each key
+        self.row, self._rows, self._columns = row, rows, 1 + models + len(keys)
+        self._keys = {key: number for number, key in enumerate(keys)}
+        self._models = models
+        size = 8 * (rows * self._columns + 2 * len(keys))
+        self._file = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
+        os.ftruncate(self._file, size)
+        memory = mmap.mmap(self._file, size)
+        self._counts = memoryview(memory).cast("q")
+        self._buckets = memoryview(memory).cast("d")[rows * self._columns :]
+
+    @contextlib.contextmanager
+    def locked(self) -> Iterator[None]:
+        """Keeps other processes from changes for the length of a block, which must not wait for anything."""
+        fcntl.lockf(self._file, fcntl.LOCK_EX)
+        try:
+            yield
+        finally:
+            fcntl.lockf(self._file, fcntl.LOCK_UN)
+
+    def total(self, column: int) -> int:
+        """The sum of a column.
+
+        Args:
+            column: The column.
+        """
+        return sum(self._counts[column : self._rows * self._columns : self._columns])
+
+    def add(self, column: int, count: int) -> None:
+        """Adds to a count of this process.
+
+        Args:
+            column: The column.
+            count: What is added.
+        """
+        self._counts[self.row * self._columns + column] += count
+
+    def clear(self, row: int) -> None:
+        """Forgets the counts of a process that has ended.
+
+        Args:
+            row: Its row.
+        """
+        for column in range(self._columns):
+            self._counts[row * self._columns + column] = 0
+
+    @property
+    def bodies(self) -> SharedTally:
+        """The bytes of the bodies of open requests."""
+        return SharedTally(self, 0)
+
+    def model(self, number: int) -> SharedTally:
+        """The open requests of a model.
+
+        Args:
+            number: Its number, from 0.
+        """
+        return SharedTally(self, 1 + number)
+
+    def open(self, client: str) -> int:
+        """The open requests of a key."""
+        return self.total(1 + self._models + self._keys[client])
+
+    def add_open(self, client: str, count: int) -> None:
+        """Adds to the open requests of a key."""
+        self.add(1 + self._models + self._keys[client], count)
+
+    def bucket(self, client: str) -> Bucket | None:
+        """The bucket of a key; None: it had no request yet."""
+        place = 2 * self._keys[client]
+        tokens, counted = self._buckets[place], self._buckets[place + 1]
+        return (tokens, counted) if counted else None
+
+    def set_bucket(self, client: str, bucket: Bucket) -> None:
+        """Notes the bucket of a key."""
+        place = 2 * self._keys[client]
+        self._buckets[place], self._buckets[place + 1] = bucket
+
+
+class SharedTally:
+    """A count of a file, as a :class:`Tally`.
+
+    Args:
+        file: The file.
+        column: The column.
+    """
+
+    def __init__(self, file: CountFile, column: int) -> None:
+        self._file, self._column = file, column
+
+    @property
+    def total(self) -> int:
+        """The count of all processes."""
+        return self._file.total(self._column)
+
+    def add(self, count: int, most: int | None = None) -> bool:
+        """Adds to the count, as ``Tally.add``."""
+        if most is None or count <= 0:
+            self._file.add(self._column, count)
+            return True
+        with self._file.locked():
+            if self.total + count > most:
+                return False
+            self._file.add(self._column, count)
+        return True

@@ -1,0 +1,106 @@
+"""The door of an engine: where further server processes connect to it."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import socket
+import threading
+import time
+from collections.abc import Callable
+from multiprocessing.connection import Connection
+
+from max.pipelines.generation.process.channel import ConnectionChannel
+from max.serve.remote.connections import Acceptor, listen
+from max.serve.routers.address import PURPOSES, SIGN, DoorAddress
+from max.serve.routers.shared_channel import SharedChannel
+from max.serve.worker.life_signs import LifeSigns
+
+
+class Door:
+    """Lets server processes in that know the key.
+
+    Args:
+        acceptor: Takes their connections.
+        close: Called at the end: stops listening.
+    """
+
+    def __init__(self, acceptor: Acceptor, close: Callable[[], None]) -> None:
+        self._acceptor, self._close = acceptor, close
+
+    @classmethod
+    def at(cls, address: DoorAddress) -> Door:
+        """A door that is a socket file.
+
+        Args:
+            address: The address.
+
+        Raises:
+            OSError: The file cannot be made.
+        """
+        listener = listen(address.host)
+
+        def close() -> None:
+            with contextlib.suppress(OSError):
+                listener.shutdown(socket.SHUT_RDWR)
+            listener.close()
+            with contextlib.suppress(OSError):
+                os.unlink(address.host)
+
+        return cls(Acceptor(listener, address.key), close)
+
+    def open(self, owner: ConnectionChannel, signs: LifeSigns) -> SharedChannel:  # type: ignore[type-arg]
+        """Begins to let them in.
+
+        Args:
+            owner: The engine's end of the channel to its owner.
+            signs: The engine's signs of life, which each gets.
+
+        Returns:
+            The channel of the engine to all of them.
+        """
+        channel = SharedChannel(owner)
+
+        def take() -> None:
+            commands, beats = PURPOSES
+            while True:
+                try:
+                    purpose, connection = self._acceptor.next()
+                except OSError:
+                    return
+                if purpose == commands:
+                    channel.add(connection)
+                elif purpose == beats:
+                    send_signs(connection, signs)
+                else:
+                    connection.close()
+
+        threading.Thread(target=take, name="door", daemon=True).start()
+        return channel
+
+    def close(self) -> None:
+        """Lets nobody in any more."""
+        self._close()
+
+
+def send_signs(connection: Connection, signs: LifeSigns) -> None:
+    """Starts a thread that sends the signs of an engine at their intervals; that they arrive is the beat.
+
+    Args:
+        connection: The connection; it is closed when the other side is gone.
+        signs: The signs.
+    """
+
+    def send() -> None:
+        with connection:
+            while True:
+                begin = signs.step_begin
+                taken = -1.0 if begin is None else max(time.monotonic() - begin, 0.0)
+                loading = signs.loading.encode("utf-8", "replace")
+                try:
+                    connection.send_bytes(SIGN.pack(taken, loading))
+                except OSError:
+                    return  # the engine's own connection tells it too
+                time.sleep(signs.interval_s)
+
+    threading.Thread(target=send, name="engine heartbeat", daemon=True).start()
