@@ -257,3 +257,50 @@ def test_a_replica_that_cannot_answer_stays() -> None:
         assert [each.state for each in client.replicas] == [EngineState.READY] * 2
 
     run([0, "busy"], 2, test)
+
+
+@pytest.mark.parametrize("is_lost", [False, True])
+@pytest.mark.parametrize("is_number", [False, True])
+def test_an_answer_counts_for_the_worker_that_was_asked(is_lost: bool, is_number: bool) -> None:
+    """The question of a worker that is lost goes on with another replica, whose answer says nothing of the first."""
+
+    async def test(client: EngineClient, workers: Silent) -> None:
+        for number in (0, 1):
+            workers.set_ready(number)
+        await until(lambda: all(each.state is EngineState.READY for each in client.replicas))
+        checks = AnswerChecks(client, VOCABULARY, 1e6)
+        client.close_before(checks.close)
+        asking = asyncio.ensure_future(checks._ask(client.replicas[1]))
+        answering = workers.started[1]
+        await until(lambda: answering.commands)
+        (question,) = answering.commands
+        if is_lost:
+            answering.die()
+            answering = workers.started[0]
+            await until(lambda: question in answering.commands)
+        if is_number:
+            answer = answer_of(logits_of(0))
+            entries = tuple(
+                TokenLogProbabilities((top[token],), (tuple(top.items()),))
+                for token, top in zip(answer.tokens, answer.top, strict=True)
+            )
+            event = TokensGenerated(question.request_id, answer.tokens, END, entries)
+        else:
+            answer = CheckedAnswer()
+            error = ErrorInfo("NotFiniteError", "no number")
+            event = RequestFailed(question.request_id, error)
+        answering.events.put(event)
+        assert await asking == (None if is_lost else answer)
+
+    async def whole() -> None:
+        workers = Silent()
+        client = EngineClient(workers.start)
+        client.add_replica(workers.start)
+        client.start()
+        try:
+            async with asyncio.timeout(60):
+                await test(client, workers)
+        finally:
+            await client.close(finish=False, timeout=0.1)
+
+    asyncio.run(whole())
