@@ -33,11 +33,12 @@ class FollowedEngines:
     Args:
         limits: How long an engine may be silent before it counts as unresponsive; the owner replaces it.
         is_single: Whether there is no second engine ever.
+        first: Where equally loaded engines begin, another place for each router.
     """
 
-    def __init__(self, limits: WatchLimits, is_single: bool) -> None:
+    def __init__(self, limits: WatchLimits, is_single: bool, first: int = 0) -> None:
         self._limits = replace(limits, restart_s=0.0, step_s=0.0)
-        self._is_single = is_single
+        self._is_single, self._first = is_single, first
         self._doors: dict[int, DoorAddress] = {}
         self._ends = False
         self._changed = threading.Condition()  # guards the two before
@@ -60,7 +61,9 @@ class FollowedEngines:
             if self._ends:
                 raise
             return await self.client()  # this engine is no more
-        self._client = client = EngineClient(start, worker, self._limits, self._is_single)
+        self._client = client = EngineClient(
+            start, worker, self._limits, self._is_single, self._first
+        )
         client.start()
         self._replicas[number] = client.replicas[0]
         self.tell(self._doors)

@@ -227,10 +227,9 @@ def forwarded_headers(scope: Scope) -> list[tuple[bytes, bytes]]:
         for name, value in scope["headers"]
         if name not in _OF_CONNECTION and name != PEER
     ]
-    if scope["type"] == "http":
-        headers.append((b"connection", b"close"))
-        if not any(name == b"host" for name, _ in headers):
-            headers.append((b"host", b""))
+    # not `connection: close`: an owner that has not read the whole body would reset the connection after its answer
+    if scope["type"] == "http" and not any(name == b"host" for name, _ in headers):
+        headers.append((b"host", b""))
     return [*headers, (PEER, json.dumps(known).encode())]
 
 

@@ -92,7 +92,8 @@ class _Router:
         self._routing, self._settings = settings, settings.settings
         self._listener, self._connection, self._tracing = listener, connection, tracing
         self._engines = [
-            FollowedEngines(self._settings.watch, model.is_single) for model in settings.models
+            FollowedEngines(self._settings.watch, model.is_single, settings.row)
+            for model in settings.models
         ]
         self._told: list[Engines | None] = [None] * len(settings.models)
         self._numbers = [0] * len(settings.models)  # of the last orders that were obeyed

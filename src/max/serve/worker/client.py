@@ -55,6 +55,7 @@ class EngineClient:
         worker: Its first worker, if it was started already.
         limits: How long a worker may be silent.
         is_single: Whether there is no second replica ever, so that nothing is routed.
+        first: Where equally loaded replicas begin: clients that do not know each other's requests begin elsewhere.
     """
 
     def __init__(
@@ -63,8 +64,9 @@ class EngineClient:
         worker: Worker | None = None,
         limits: WatchLimits | None = None,
         is_single: bool = False,
+        first: int = 0,
     ) -> None:
-        self._limits = limits
+        self._limits, self._first = limits, first
         self.is_single = is_single
         """Whether there is no second replica ever."""
         self.entries: dict[str, OpenRequest] = {}
@@ -431,11 +433,9 @@ class EngineClient:
     def _ready(self) -> dict[int, Replica]:
         """The replicas that take requests, by their numbers."""
         if self._takers is None:
-            self._takers = {
-                replica.number: replica
-                for replica in self.replicas
-                if replica.state is EngineState.READY and replica not in self._draining
-            }
+            ready = [each for each in self.taking if each.state is EngineState.READY]
+            begin = self._first % max(len(ready), 1)
+            self._takers = {each.number: each for each in (*ready[begin:], *ready[:begin])}
         return self._takers
 
     def _place(self, entry: OpenRequest) -> None:
