@@ -5,10 +5,13 @@ from __future__ import annotations
 import ipaddress
 import re
 
+from max._process import cached_results
+
 _HOST = re.compile(r"(\[[0-9A-Za-z:.%_~-]+\]|[^\s/@,:?#\[\]\\]+)(?::[0-9]*)?")
 _PATTERN = re.compile(r"(?:\*\.|\.)?[^\s/@,:?#\[\]\\*]+|\*")
 
 
+@cached_results(64)
 def host_of(value: str) -> str | None:
     """The host of an authority in lower case, without its port, the brackets of IPv6 and one dot at the end.
 
@@ -50,6 +53,7 @@ def checked_host(value: str) -> str:
     return host[1:] if host.startswith("*.") else host
 
 
+@cached_results(64)
 def leads_here(host: str) -> bool:
     """Whether a host is this machine for every client: a loopback address, ``localhost``, or ``0.0.0.0``.
 
