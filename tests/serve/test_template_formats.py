@@ -407,7 +407,8 @@ def test_published_templates() -> None:
                 tools.format, renderer(template), tools.use
             )
     print(f"derived {len(derived)}, named: {named}")
-    assert derived and len(named) <= len(derived) // 20, named
+    # older folders have as many that only a named format fits, and fewer others
+    assert derived and len(named) <= max(2, len(derived) // 20), named
 
 
 @pytest.mark.parametrize("shows", [True, False])
