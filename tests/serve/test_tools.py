@@ -301,6 +301,48 @@ def test_whole_answers_are_checked(http) -> None:
         assert f"what does not fit in it: {name}a: uniqueItems" in answer.headers["warning"]
 
 
+NEVER = {
+    "uniqueItems": {"type": "array", "items": {"const": 1}, "minItems": 2, "maxItems": 2, "uniqueItems": True},
+    "back reference": {"type": "string", "maxLength": 1, "pattern": r"^(a)\1$"},
+    "boundary": {"type": "string", "maxLength": 3, "pattern": r"^x\bx"},
+}  # fmt: skip
+"""What no text of the relaxed grammar fits."""
+
+
+@pytest.mark.parametrize("kind", NEVER)
+def test_all_apis_check_whole_answers(http, kind: str) -> None:
+    schema = {"type": "object", "properties": {"a": NEVER[kind]}, "required": ["a"]}
+    messages = [{"role": "user", "content": "x"}]
+    form = {"type": "json_schema", "name": "x", "schema": schema}
+    tool = {"name": "f", "description": "", "input_schema": schema}
+    requests = {
+        "/v1/chat/completions": {
+            "messages": messages, "max_tokens": 60,
+            "response_format": {"type": "json_schema", "json_schema": {"name": "x", "schema": schema}},
+        },
+        "/v1/responses": {"input": "x", "max_output_tokens": 60, "text": {"format": form}},
+        "/v1/messages": {
+            "messages": messages, "max_tokens": 60, "tools": [tool], "tool_choice": {"type": "any"},
+        },
+        "/api/chat": {
+            "messages": messages, "stream": False, "options": {"num_predict": 60}, "format": schema,
+        },
+    }  # fmt: skip
+    says = "a: uniqueItems" if kind == "uniqueItems" else "a: pattern"
+    for path, body in requests.items():
+        answer = http.post(path, json={"model": "tiny", **body})
+        assert answer.status_code == 200, (path, answer.text)
+        _, found, misfit = answer.headers["warning"].partition("what does not fit in it: ")
+        assert found and says in misfit, (path, answer.headers["warning"])
+    for strict in (
+        ("/v1/messages", {**requests["/v1/messages"], "tools": [{**tool, "strict": True}]}),
+        ("/v1/responses", {**requests["/v1/responses"], "text": {"format": {**form, "strict": True}}}),
+    ):  # fmt: skip
+        answer = http.post(strict[0], json={"model": "tiny", **strict[1]})
+        assert answer.status_code == 400, (strict[0], answer.text)
+        assert f"properties.{says}" in answer.json()["error"]["message"], answer.text
+
+
 @pytest.mark.parametrize("choice", ["auto", "required"])
 def test_a_strict_schema_that_a_grammar_does_not_hold_is_an_error(http, choice) -> None:
     function = {"name": "find_all", "description": "", "parameters": ODD, "strict": True}

@@ -270,11 +270,20 @@ async def collect_answers(
         async for deltas in stream:
             for delta in deltas:
                 answers[delta.choice].add(delta)
+    note_misfits(answers)
+    return answers
+
+
+def note_misfits(answers: Sequence[Answer]) -> None:
+    """Notes for a header what of whole answers does not fit the running request's schemas.
+
+    Args:
+        answers: The answers.
+    """
     context = current_request()
     if context.schemas:
         for answer in answers:
             context.misfits += _misfits(answer, context.schemas)
-    return answers
 
 
 def _misfits(answer: Answer, schemas: Mapping[str, Mapping[str, Any]]) -> list[str]:

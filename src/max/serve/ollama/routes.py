@@ -20,7 +20,7 @@ from max.pipelines.store.local import StoredModel
 from max.pipelines.structured.grammar import of_any_object
 from max.serve.chat.parts import PlainParser
 from max.serve.chat.prompt import Conversation, prepare
-from max.serve.chat.run import Answer, ChatJob, stream_answers
+from max.serve.chat.run import Answer, ChatJob, note_misfits, stream_answers
 from max.serve.chat.tools.definitions import ChoiceKind, Tool, ToolChoice
 from max.serve.errors import ApiError, of_user_error, shown
 from max.serve.http.bodies.body import read_body
@@ -428,7 +428,10 @@ async def _lines(
             if piece.content or piece.reasoning or piece.tool_calls or piece.logs:
                 yield json_line({**head, "created_at": _now(), **part(piece), "done": False})
     end = time.perf_counter()
-    last = collected if whole else Answer()
+    last = Answer()
+    if whole:
+        last = collected
+        note_misfits([collected])
     yield json_line(
         {
             **head,
