@@ -15,7 +15,7 @@ from max.pipelines.structured.pattern_syntax import (
     Characters,
     PatternError,
     Ranges,
-    joined,
+    merge_ranges,
     others,
     read_pattern,
 )
@@ -180,7 +180,7 @@ def test_sets_of_characters() -> None:
         ".",
     ):
         ranges = characters(pattern)
-        assert ranges == joined(ranges)
+        assert ranges == merge_ranges(ranges)
         compiled = re.compile(pattern, re.ASCII)
         for code in (*range(300), 0xD7FF, 0xE000, LAST):
             fits = any(low <= code <= high for low, high in ranges)
@@ -193,7 +193,7 @@ def test_sets_of_characters() -> None:
     assert len({LAST, BEGIN, END}) == 3 and chr(LAST)
     assert others(()) == ((0, LAST),) and others(((0, LAST),)) == ()
     assert others(((0, 3), (9, LAST))) == ((4, 8),)
-    assert joined([(5, 6), (1, 2), (3, 4), (8, 9), (8, 8)]) == ((1, 6), (8, 9))
+    assert merge_ranges([(5, 6), (1, 2), (3, 4), (8, 9), (8, 8)]) == ((1, 6), (8, 9))
 
 
 @pytest.mark.parametrize(

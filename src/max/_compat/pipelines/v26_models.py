@@ -67,19 +67,19 @@ class CompilationTimer:
     """
 
     _begin: float
-    _staged: float
+    _staging_end: float
 
     def __init__(self, name: str) -> None:
         self.name = name
 
     def __enter__(self) -> Self:
-        self._begin = self._staged = time.perf_counter()
+        self._begin = self._staging_end = time.perf_counter()
         return self
 
     def mark_build_complete(self) -> None:
         """Ends the staging time."""
-        self._staged = time.perf_counter()
-        logger.info("%s: staged in %.1f s", self.name, self._staged - self._begin)
+        self._staging_end = time.perf_counter()
+        logger.info("%s: staged in %.1f s", self.name, self._staging_end - self._begin)
 
     def __exit__(
         self,
@@ -88,7 +88,9 @@ class CompilationTimer:
         traceback: TracebackType | None,
     ) -> None:
         if error is None:
-            logger.info("%s: compiled in %.1f s", self.name, time.perf_counter() - self._staged)
+            logger.info(
+                "%s: compiled in %.1f s", self.name, time.perf_counter() - self._staging_end
+            )
 
 
 def parse_state_dict_from_weights(

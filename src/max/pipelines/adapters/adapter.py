@@ -69,7 +69,7 @@ class Adapter:
         path: Its folder or file.
         digest: A digest of its files: equal for equal adapters only.
         modules: The changes by the names of modules, without ``.weight``.
-        saved: Whole weights and biases that replace those of the base, by their names.
+        saved_weights: Whole weights and biases that replace those of the base, by their names.
         is_gguf: Whether the names are those of GGUF files.
         base: The name of the base model, if the files state it.
     """
@@ -77,7 +77,7 @@ class Adapter:
     path: Path
     digest: str
     modules: Mapping[str, LowRank]
-    saved: Mapping[str, Array]
+    saved_weights: Mapping[str, Array]
     is_gguf: bool = False
     base: str = ""
 

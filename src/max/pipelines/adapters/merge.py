@@ -62,7 +62,7 @@ def merged_weights(
     for module, low_rank in adapter.modules.items():
         name = name_of(module, low_rank.tensor)
         value = stored[name]
-        turned = low_rank.is_table or names.own_name(name).endswith(names.transposed)
+        turned = low_rank.is_table or names.own_name(name).endswith(names.transposed_weights)
         own = _floats(value)
         new = _with_low_rank(own.T if turned else own, low_rank)
         merged[name] = _as_stored(new.T if turned else new, value)
@@ -80,7 +80,7 @@ def merged_weights(
             "the adapter changes the embedding, which is tied to the output layer",
             "Untie it in the base model first: tie_word_embeddings in config.json.",
         )
-    for name, values in adapter.saved.items():
+    for name, values in adapter.saved_weights.items():
         own = name if name in stored else by_own_name.get(names.own_name(name))
         if own is None or tuple(map(int, stored[own].shape)) != values.shape:
             raise AdapterError(

@@ -181,7 +181,9 @@ def _places(
         if count >= _SHIFT:
             raise AdapterError(f"the tensor {low_rank.tensor!r} has {count} rows, too many")
         probe = (number * _SHIFT + np.arange(count, dtype=np.float64))[:, None]
-        if not adapter.is_gguf and base.names.own_name(name).endswith(base.names.transposed):
+        if not adapter.is_gguf and base.names.own_name(name).endswith(
+            base.names.transposed_weights
+        ):
             probe = np.ascontiguousarray(probe.T)
         probes[name] = WeightData.from_numpy(probe, name)
     try:
@@ -232,10 +234,11 @@ def _check_saved(adapter: Adapter, base: AdapterBase, layout: AdapterLayout) -> 
     Raises:
         AdapterError: The adapter replaces another weight by other values.
     """
-    if not adapter.saved:
+    if not adapter.saved_weights:
         return {}
     values = {
-        name: WeightData.from_numpy(_plain(value), name) for name, value in adapter.saved.items()
+        name: WeightData.from_numpy(_plain(value), name)
+        for name, value in adapter.saved_weights.items()
     }
     try:
         renamed = split_fused(base.config, base.rename(values))

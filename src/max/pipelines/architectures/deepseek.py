@@ -69,7 +69,7 @@ def deepseek_v2_decoder(keys: ConfigKeys) -> DecoderConfig:
     return with_grouped_experts(config, keys, change=of_softmax)
 
 
-NAMES = WeightNames(layer=EXPERT_NAMES, stacked={"mlp.experts": "mlp.experts"})
+NAMES = WeightNames(layer=EXPERT_NAMES, stacks={"mlp.experts": "mlp.experts"})
 
 _SIGMOID = 2
 """llama.cpp's code of routers with sigmoid scores."""

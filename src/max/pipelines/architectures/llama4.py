@@ -54,7 +54,9 @@ def llama4_decoder(keys: ConfigKeys) -> DecoderConfig:
 _EXPERTS = {part: f"mlp.experts.{part}.weight" for part in ("gate_up_proj", "down_proj")}
 _LAYER = {"feed_forward.router": "mlp.gate.gate_score", "feed_forward.shared_expert": "mlp.shared"}
 _LAYER |= {f"feed_forward.experts.{part}": own for part, own in _EXPERTS.items()}
-NAMES = WeightNames(layer={**_LAYER, "feed_forward": "mlp"}, transposed=(*_EXPERTS.values(),))
+NAMES = WeightNames(
+    layer={**_LAYER, "feed_forward": "mlp"}, transposed_weights=(*_EXPERTS.values(),)
+)
 _REPOS = ["meta-llama/Llama-4-Scout-17B-16E-Instruct"]
 _LARGEST_COUNT = 128
 """The number of experts of the published model without norms of heads."""

@@ -59,12 +59,12 @@ class GGUFForm:
         top: Names outside of layers, mapped to the decoder's names, as far as they differ from `GGUF_TOP`.
         layer: Parts of names within a layer, mapped to the decoder's parts, as far as they differ from `GGUF_LAYER`.
         alternative: Names as of `layer`, which apply if a file has all of them.
-        stacked: Names, outside of layers, of tensors that stack one weight per index, mapped to the decoder's names
+        stacks: Names, outside of layers, of tensors that stack one weight per index, mapped to the decoder's names
             before the index.
-        converted: Conversion functions of arrays, by the ends of the decoder's names, for weights that files store in
+        conversions: Conversion functions of arrays, by the ends of the decoder's names, for weights that files store in
             another form.
         permuted: Whether files store the two elements of a rotated pair adjacently while checkpoints do not.
-        fused: Fused projections that files contain (``qkv_proj``, ``gate_up_proj``, ``in_proj_ba``).
+        fused_projections: Fused projections that files contain (``qkv_proj``, ``gate_up_proj``, ``in_proj_ba``).
         window_period: The distance between layers without a window that files need not state; None: all layers have
             the window.
         states_windows: Whether files state the layers with a window in any case.
@@ -91,10 +91,10 @@ class GGUFForm:
     top: Mapping[str, str] = field(default_factory=dict)
     layer: Mapping[str, str] = field(default_factory=dict)
     alternative: Mapping[str, str] = field(default_factory=dict)
-    stacked: Mapping[str, str] = field(default_factory=dict)
-    converted: Mapping[str, Callable[[Any], Any]] = field(default_factory=dict)
+    stacks: Mapping[str, str] = field(default_factory=dict)
+    conversions: Mapping[str, Callable[[Any], Any]] = field(default_factory=dict)
     permuted: bool = False
-    fused: tuple[str, ...] = ()
+    fused_projections: tuple[str, ...] = ()
     window_period: int | None = None
     states_windows: bool = False
     yarn_multiplier: float = 0.0

@@ -109,7 +109,7 @@ def decoder_weights(form: GGUFForm, tensors: Mapping[str, Any]) -> dict[str, Wei
     layer, top = {**GGUF_LAYER, **form.layer}, {**GGUF_TOP, **form.top}
     if form.alternative and _parts("blk", tensors) >= form.alternative.keys():
         layer |= form.alternative
-    stacked = {name: own for name, own in form.stacked.items() if name in tensors}
+    stacked = {name: own for name, own in form.stacks.items() if name in tensors}
     weights = {
         _own_name(name, layer, top): _data(value)
         for name, value in tensors.items()
@@ -122,7 +122,7 @@ def decoder_weights(form: GGUFForm, tensors: Mapping[str, Any]) -> dict[str, Wei
             # [hidden_size] in some files, to [1, hidden_size]
             row = Tensor.from_dlpack(value.data).to_numpy()[None]
             weights[name] = WeightData.from_numpy(row, name)
-        for end, convert in form.converted.items():
+        for end, convert in form.conversions.items():
             if name.endswith(f".{end}"):
                 array = convert(Tensor.from_dlpack(value.data).to_numpy())
                 weights[name] = WeightData.from_numpy(array, name)

@@ -88,7 +88,7 @@ def stored_weights(
     attention = config.first_form(AttentionForm)
     permuted = form.permuted and attention is not None and not attention.interleaved
     result: list[StoredWeight] = []
-    prefixes = {f"{own}.": stored for stored, own in form.stacked.items()}
+    prefixes = {f"{own}.": stored for stored, own in form.stacks.items()}
     for prefix, stored in prefixes.items():
         parts = [w for name, w in sorted(weights.items()) if name.startswith(prefix)]
         if parts:
@@ -120,7 +120,7 @@ def _fused_groups(form: GGUFForm, weights: Mapping[str, WeightData]) -> dict[str
                 fused_name
                 for fused_name, parts in _PARTS.items()
                 if projection in parts
-                and (fused_name in form.fused or layer.endswith(".beside.experts"))
+                and (fused_name in form.fused_projections or layer.endswith(".beside.experts"))
             ),
             None,
         )

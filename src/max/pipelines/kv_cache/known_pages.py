@@ -70,16 +70,16 @@ class Found(NamedTuple):
     Args:
         page_hash: The cached page with the longest common start; None: there is none.
         length: The tokens in common.
-        cached: The same with the cached pages that cannot be copied.
-        longest: The same with the pages that were overwritten.
+        cached_length: The same with the cached pages that cannot be copied.
+        longest_length: The same with the pages that were overwritten.
         has_pages: Whether any page follows the known tokens.
         ends: Whether a sequence ended after the tokens in common.
     """
 
     page_hash: bytes | None
     length: int
-    cached: int
-    longest: int
+    cached_length: int
+    longest_length: int
     has_pages: bool
     ends: bool
 
@@ -196,9 +196,9 @@ class KnownPages:
         if missed <= 0:
             return None
         reason = MissReason.CHANGED
-        if found.cached > copied:
+        if found.cached_length > copied:
             reason = MissReason.NOT_COPIED
-        elif found.longest > copied:
+        elif found.longest_length > copied:
             reason = MissReason.EVICTED
         elif reused == 0:
             reason = MissReason.OTHER_SALT if only_others else MissReason.NEVER_SEEN

@@ -186,24 +186,23 @@ class PageManager:
         ):
             end = self._lookup.cached_pages(hashes, on_device=True)
         for pool, group in zip(self.pools, table.groups, strict=True):
-            group.returned = self._lookup.first_visible(pool, end)
-            held = pool.hold(hashes[group.returned : end])
+            group.returned_pages = self._lookup.first_visible(pool, end)
+            held = pool.hold(hashes[group.returned_pages : end])
             # num_pages stands for a page that the window has passed: no kernel reads it
-            group.pages = [pool.num_pages] * group.returned + held
+            group.pages = [pool.num_pages] * group.returned_pages + held
         # the chain of hashes goes on from here when the next page is full
         table.hashes = hashes[:end]
         parent = table.hashes[-1] if end else salt
-        table.reused = end * self.page_size
-        next_tokens = tokens[table.reused : min(table.reused + self.page_size, len(tokens) - 1)]
+        begin = end * self.page_size
+        next_tokens = tokens[begin : min(begin + self.page_size, len(tokens) - 1)]
         within = contents_within(contents, end, self.page_size)
         found = self._known.find(parent, next_tokens, within, self._is_cached, self._can_be_copied)
         self._known.touch([*table.hashes, found.page_hash])
         # a page that is not full is copied, as its owner still writes to it
         copied = found.length if self._add_copy(table, found) else 0
-        table.reused += copied
-        table.prefix = table.reused
-        table.miss = self._known.miss(tokens, salt, table.reused, found, copied)
-        return table.reused
+        table.reused_tokens = table.prefix = begin + copied
+        table.miss = self._known.miss(tokens, salt, table.prefix, found, copied)
+        return table.prefix
 
     def cached_length(self, tokens: Tokens, salt: bytes = b"", contents: Contents = ()) -> int:
         """The number of first tokens that :meth:`reuse_prefix` would find in full pages.
@@ -287,12 +286,12 @@ class PageManager:
             return 0
         for pool, group in zip(self.pools, groups, strict=True):
             end = min(pool.first_visible(length, self.page_size), len(group.pages))
-            unseen = group.pages[group.returned : end]
+            unseen = group.pages[group.returned_pages : end]
             for page in unseen:
                 pool.drop(page)
             if unseen:
-                group.pages[group.returned : end] = [pool.num_pages] * len(unseen)
-                group.returned = end
+                group.pages[group.returned_pages : end] = [pool.num_pages] * len(unseen)
+                group.returned_pages = end
                 count += len(unseen)
         return count
 
@@ -361,8 +360,8 @@ class PageManager:
             )
         if not self.enable_prefix_caching:
             return
-        self.reused_tokens += table.reused
-        table.reused = 0
+        self.reused_tokens += table.reused_tokens
+        table.reused_tokens = 0
         for index in range(len(table.hashes), len(tokens) // self.page_size):
             parent = table.hashes[-1] if table.hashes else salt
             page_hash = page_hash_of(parent, tokens, index, self.page_size, contents)
@@ -373,7 +372,7 @@ class PageManager:
                 parent, page_hash, page_tokens, contents_within(contents, index, self.page_size)
             )
             for pool, group in zip(self.pools, table.groups, strict=True):
-                if index >= group.returned:
+                if index >= group.returned_pages:
                     pool.share(group.pages[index], page_hash)
         full, table.tail = len(table.hashes), None
         if (rest := tokens[full * self.page_size :]).size:
@@ -406,18 +405,18 @@ class PageManager:
             )
         kept = length // size * size if length < len(table.hashes) * size else length
         groups = list(zip(self.pools, table.groups, strict=True))
-        if any(group.returned > pool.first_visible(kept, size) for pool, group in groups):
+        if any(group.returned_pages > pool.first_visible(kept, size) for pool, group in groups):
             kept = 0
         pages = pages_of(kept, size)
         for pool, group in groups:
             # the last page first, as in `release`
-            for page in reversed(group.pages[max(pages, group.returned) :]):
+            for page in reversed(group.pages[max(pages, group.returned_pages) :]):
                 pool.drop(page)
             del group.pages[pages:]
-            group.returned = min(group.returned, pages)
+            group.returned_pages = min(group.returned_pages, pages)
         # these pages are written again, maybe with other tokens
         del table.hashes[kept // size :]
-        table.reused = min(table.reused, kept)
+        table.reused_tokens = min(table.reused_tokens, kept)
         table.tail = None
         return kept
 
@@ -448,19 +447,19 @@ class PageManager:
         """
         table = self._table(request_id)
         del self._tables[request_id]
-        if table.tail is not None and not table.forgotten:
+        if table.tail is not None and not table.is_forgotten:
             self._share_tail(table, table.tail)
         for pool, group in zip(self.pools, table.groups, strict=True):
             # free the last page first, as cached pages are reused in this order and more requests share the start of a
             # prefix
-            for page in reversed(group.pages[group.returned :]):
+            for page in reversed(group.pages[group.returned_pages :]):
                 pool.drop(page)
 
     def _share_tail(self, table: PageTable, tail: Tail) -> None:
         """Keeps the last page of a request, which is not full, for sequences that go on after its tokens."""
         index, groups = len(table.hashes), zip(self.pools, table.groups, strict=True)
         # a window passes this page if tokens after it are not shared, as those of an image without a hash
-        if not all(p.copy and g.returned <= index for p, g in groups):
+        if not all(p.copy and g.returned_pages <= index for p, g in groups):
             return
         page_hash = tail_hash_of(tail)
         for pool, group in zip(self.pools, table.groups, strict=True):
@@ -471,7 +470,7 @@ class PageManager:
         """Empties all cached pages, and excludes pages in use from sharing with further requests."""
         self._known.forget()
         for table in self._tables.values():
-            table.forgotten = True
+            table.is_forgotten = True
         for pool in self.pools:
             pool.forget()
 
@@ -485,11 +484,11 @@ class PageManager:
             users: list[int] = []
             for table in self._tables.values():
                 group = table.groups[number]
-                held = group.pages[group.returned :]
+                held = group.pages[group.returned_pages :]
                 assert len(set(held)) == len(held), "a page twice in one table"
                 assert len(group.pages) == len(table), "tables of two lengths"
                 assert len(table.hashes) <= len(table), "more hashes than pages"
-                returned = set(group.pages[: group.returned])
+                returned = set(group.pages[: group.returned_pages])
                 assert returned <= {pool.num_pages}, "a returned page is held"
                 users += held
             pool.check(users)

@@ -38,7 +38,7 @@ class GroupTable:
     """The page table of a request in one group."""
 
     pages: list[int] = field(default_factory=list)
-    returned: int = 0
+    returned_pages: int = 0
     """The number of leading pages that lie before the window: released, or never allocated."""
 
 
@@ -64,11 +64,11 @@ class PageTable:
     groups: list[GroupTable]
     hashes: list[bytes] = field(default_factory=list)
     """A hash per full page; it covers all tokens up to the end of the page."""
-    reused: int = 0
+    reused_tokens: int = 0
     """Reused tokens that are not yet in the manager's count."""
     tail: Tail | None = None
     """The tokens after the last full page that are in the cache."""
-    forgotten: bool = False
+    is_forgotten: bool = False
     """Whether the cache was emptied since the table was opened."""
     number: int = 0
     """The number of tables that were opened before."""

@@ -17,7 +17,7 @@ from max.pipelines.structured.pattern_syntax import (
     Ranges,
     Repeat,
     Sequel,
-    joined,
+    merge_ranges,
     read_pattern,
 )
 from max.pipelines.structured.validation import is_regex, kept_results
@@ -40,7 +40,7 @@ def unlike_pattern(pattern: str) -> str | None:
     Args:
         pattern: The other.
     """
-    return _written(lambda: _combined([read_pattern(pattern)], lambda fits: not fits[0]))
+    return _pattern_text(lambda: _product([read_pattern(pattern)], lambda fits: not fits[0]))
 
 
 @kept_results(512, longest=1024)
@@ -66,9 +66,9 @@ def without_ahead(pattern: str) -> str | None:
             *(Sequel((begin, each.part)) for each in aheads),
         ]
         wanted = (True, *(each.fits for each in aheads))
-        return _combined(patterns, lambda fits: fits == wanted)
+        return _product(patterns, lambda fits: fits == wanted)
 
-    return _written(automaton)
+    return _pattern_text(automaton)
 
 
 def other_texts(texts: Sequence[str]) -> str | None:
@@ -80,10 +80,10 @@ def other_texts(texts: Sequence[str]) -> str | None:
     parts = [Sequel(tuple(Characters(((ord(c), ord(c)),)) for c in text)) for text in texts]
     begin, end = Characters(((BEGIN, BEGIN),)), Characters(((END, END),))
     whole = Sequel((begin, Choice(tuple(parts)), end))
-    return _written(lambda: _combined([whole], lambda fits: not fits[0]))
+    return _pattern_text(lambda: _product([whole], lambda fits: not fits[0]))
 
 
-def _written(make: Callable[[], _Automaton]) -> str | None:
+def _pattern_text(make: Callable[[], _Automaton]) -> str | None:
     try:
         pattern = make().smallest().pattern()
     except (PatternError, RecursionError):
@@ -155,7 +155,7 @@ class _Nodes:
             case Ahead():
                 raise PatternError("look-ahead within the pattern")
 
-    def closed(self, nodes: set[int]) -> frozenset[int]:
+    def empty_closure(self, nodes: set[int]) -> frozenset[int]:
         """Some nodes, and those that need no character from there."""
         left = list(nodes)
         while left:
@@ -170,7 +170,7 @@ class _Nodes:
         self._work += len(nodes) + 1
         if self._work > _MOST_WORK:
             raise PatternError("the pattern takes too long")
-        return self.closed(
+        return self.empty_closure(
             {
                 target
                 for node in nodes
@@ -180,7 +180,7 @@ class _Nodes:
         )
 
 
-def _combined(parts: Sequence[Part], accepts: Callable[[tuple[bool, ...]], bool]) -> _Automaton:
+def _product(parts: Sequence[Part], accepts: Callable[[tuple[bool, ...]], bool]) -> _Automaton:
     """The automaton of texts, by which of some patterns they fit."""
     machines = [_Nodes(part) for part in parts]
     borders = {0, LAST + 1}
@@ -195,7 +195,7 @@ def _combined(parts: Sequence[Part], accepts: Callable[[tuple[bool, ...]], bool]
         pairs = zip(machines, state, strict=True)
         return tuple(machine.after(nodes, code) for machine, nodes in pairs)
 
-    state = after(tuple(machine.closed({machine.first}) for machine in machines), BEGIN)
+    state = after(tuple(machine.empty_closure({machine.first}) for machine in machines), BEGIN)
     numbers, rows, accepting = {state: 0}, list[list[int]](), list[bool]()
     queue = [state]
     for state in queue:
@@ -259,7 +259,7 @@ class _Automaton:
         for source, row in enumerate(self._rows):
             for target in set(row):
                 ranges = [c for c, each in zip(self._classes, row, strict=True) if each == target]
-                paths[source, target] = _class_text(joined(ranges))
+                paths[source, target] = _class_text(merge_ranges(ranges))
             if self._accepting[source]:
                 paths[source, size] = ""
         left = set(range(1, size))
@@ -294,12 +294,12 @@ def _leave_out(paths: dict[tuple[int, int], str], state: int) -> None:
         del paths[state, target]
     for source, before in into:
         for target, after in out:
-            text = _grouped(before) + middle + _grouped(after)
+            text = _in_group(before) + middle + _in_group(after)
             known = paths.get((source, target))
             paths[source, target] = text if known is None else f"{known}|{text}"
 
 
-def _grouped(text: str) -> str:
+def _in_group(text: str) -> str:
     return f"({text})" if "|" in text else text
 
 

@@ -68,7 +68,7 @@ class Ahead:
 Part: TypeAlias = "Characters | Sequel | Choice | Repeat | Ahead"
 
 
-def joined(ranges: Sequence[tuple[int, int]]) -> Ranges:
+def merge_ranges(ranges: Sequence[tuple[int, int]]) -> Ranges:
     """Ranges, ascending and apart.
 
     Args:
@@ -145,10 +145,10 @@ class _Reader:
     def _sequel(self) -> Part:
         parts: list[Part] = []
         while self.left and self.left[0] not in "|)":
-            parts.append(self._repeated(self._atom()))
+            parts.append(self._repetition(self._atom()))
         return parts[0] if len(parts) == 1 else Sequel(tuple(parts))
 
-    def _repeated(self, part: Part) -> Part:
+    def _repetition(self, part: Part) -> Part:
         least, most = self._times()
         if (least, most) == (1, 1):
             return part
@@ -221,22 +221,22 @@ class _Reader:
             return Characters(((END, END),))
         if self._take("A"):
             return Characters(((BEGIN, BEGIN),))
-        return Characters(self._escaped())
+        return Characters(self._escape_ranges())
 
-    def _escaped(self) -> Ranges:
+    def _escape_ranges(self) -> Ranges:
         sign = self._next()
         if sign.lower() in _KINDS:
             ranges = _KINDS[sign.lower()]
             return ranges if sign.islower() else others(ranges)
         if sign in "xu":
-            return self._coded(sign)
+            return self._code_point(sign)
         code = _CONTROLS.get(sign)
         if code is None and sign.isalnum():
             raise PatternError(f"\\{sign} has no set of characters")
         code = ord(sign) if code is None else code
         return ((code, code),)
 
-    def _coded(self, sign: str) -> Ranges:
+    def _code_point(self, sign: str) -> Ranges:
         if self._take("{"):
             digits, _, _ = self.left.partition("}")
             self._at += len(digits) + 1
@@ -270,13 +270,13 @@ class _Reader:
                 found.append((low[0][0], high[0][1]))
             else:
                 found += low
-        made = joined(found)
+        made = merge_ranges(found)
         return others(made) if excludes else made
 
     def _member(self) -> Ranges:
         sign = self._next()
         if sign == "\\":
-            return ((8, 8),) if self._take("b") else self._escaped()
+            return ((8, 8),) if self._take("b") else self._escape_ranges()
         if sign == "[" or self.left[:1] == "&" == sign:
             # sets of sets in Rust, characters elsewhere
             raise PatternError("a bracket in brackets")

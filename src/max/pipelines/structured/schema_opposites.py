@@ -66,7 +66,7 @@ class Opposites:
         listed = schema.get("type")
         kinds = [listed] if isinstance(listed, str) else listed
         for keyword in sorted(set(schema) & ASSERTIONS - _WITH_OTHERS):
-            members += self._missed(keyword, schema, base, kinds, depth)
+            members += self._keyword_opposites(keyword, schema, base, kinds, depth)
         if not schema.keys() & ASSERTIONS:
             return _NOTHING
         return _any(members)
@@ -105,7 +105,7 @@ class Opposites:
             return closed and not other.get("patternProperties")
         return self.excludes((one.get("properties") or {}).get(name), listed[name], depth + 1)
 
-    def _missed(
+    def _keyword_opposites(
         self, keyword: str, schema: Mapping[str, Any], base: Mapping[str, Any], kinds: Any, depth: int
     ) -> list[Opposite]:  # fmt: skip
         """The schemas of values that miss the demand of a keyword; one is None if there is none."""

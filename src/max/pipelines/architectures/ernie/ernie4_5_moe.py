@@ -45,7 +45,7 @@ def ernie_moe_decoder(keys: ConfigKeys) -> DecoderConfig:
 _CORRECTION = "e_score_correction_bias"
 NAMES = WeightNames(
     layer={**EXPERT_NAMES, f"mlp.moe_statics.{_CORRECTION}": f"mlp.gate.{_CORRECTION}"},
-    stacked={"mlp.experts": "mlp.experts"},
+    stacks={"mlp.experts": "mlp.experts"},
     vectors=(_CORRECTION,),
     unused_parts=("mtp_",),
 )

@@ -102,7 +102,7 @@ GGUF = GGUFForm(
     write=_write,
     # if a layer has two norms, `attn_norm` is the MLP's
     alternative={"attn_norm": "post_attention_layernorm", "attn_norm_2": "input_layernorm"},
-    fused=("qkv_proj",),
+    fused_projections=("qkv_proj",),
 )
 
 ARCHITECTURES = [

@@ -66,7 +66,7 @@ BOTH |= {name: f"both.{own}" for name, own in GGUF_LAYER.items() if own.startswi
 NAMES = WeightNames(
     top=HYBRID_TOP,
     layer=LAYER,
-    converted=MIXER_FORMS,
+    conversions=MIXER_FORMS,
 )
 EXAMPLES = ["tiiuae/Falcon-H1-0.5B-Instruct"]
 
@@ -83,7 +83,7 @@ def _read(metadata: Metadata) -> dict[str, Any]:
 
 
 GGUF = GGUFForm(
-    "falcon-h1", "falcon_h1", hybrid=True, read=_read, layer=BOTH, converted=GGUF_MIXER_FORMS
+    "falcon-h1", "falcon_h1", hybrid=True, read=_read, layer=BOTH, conversions=GGUF_MIXER_FORMS
 )
 
 ARCHITECTURES = [

@@ -152,7 +152,7 @@ GGUF = GGUFForm(
         "laurel_r": "laurel.linear_right",
         "laurel_post_norm": "laurel.post_laurel_norm",
     },
-    stacked={
+    stacks={
         "altup_proj.weight": "states.altup_projections",
         "altup_unembd_proj.weight": "states.altup_unembed_projections",
     },

@@ -33,7 +33,10 @@ NAMES = WeightNames(
     },
 )
 
-FUSED: dict[str, Any] = {"layer": {"ffn_up": "mlp.gate_up_proj"}, "fused": ("gate_up_proj",)}
+FUSED: dict[str, Any] = {
+    "layer": {"ffn_up": "mlp.gate_up_proj"},
+    "fused_projections": ("gate_up_proj",),
+}
 
 ARCHITECTURES = [
     decoder_family(

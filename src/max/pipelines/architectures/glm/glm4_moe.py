@@ -37,7 +37,7 @@ def dots1_decoder(keys: ConfigKeys) -> DecoderConfig:
     return with_windows(config, window(keys), layers_of_type(keys, layers, full))
 
 
-NAMES = WeightNames(layer=EXPERT_NAMES, stacked={"mlp.experts": "mlp.experts"})
+NAMES = WeightNames(layer=EXPERT_NAMES, stacks={"mlp.experts": "mlp.experts"})
 
 SARVAM_TOP = {"word_embeddings": "embed_tokens"}
 SARVAM_LAYER = {

@@ -49,7 +49,7 @@ GGUF = GGUFForm(
     "bloom",
     "bloom",
     keys={**GPT_FILE_KEYS, "hidden_size": "hidden_size", "max_position_embeddings": "seq_length"},
-    fused=("qkv_proj",),
+    fused_projections=("qkv_proj",),
 )
 
 ARCHITECTURES = [

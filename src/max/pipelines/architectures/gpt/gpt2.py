@@ -53,11 +53,11 @@ NAMES = WeightNames(
         "mlp.c_fc": "mlp.up_proj",
         "mlp.c_proj": "mlp.down_proj",
     },
-    transposed=("proj.weight",),
-    unused=(".attn.bias", ".attn.masked_bias"),
+    transposed_weights=("proj.weight",),
+    unused_buffers=(".attn.bias", ".attn.masked_bias"),
 )
 
-GGUF = GGUFForm("gpt2", "gpt2", keys=GPT_FILE_KEYS, fused=("qkv_proj",))
+GGUF = GGUFForm("gpt2", "gpt2", keys=GPT_FILE_KEYS, fused_projections=("qkv_proj",))
 
 ARCHITECTURES = [
     decoder_family(

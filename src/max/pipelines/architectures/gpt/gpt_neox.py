@@ -38,11 +38,11 @@ NAMES = WeightNames(
     prefix="gpt_neox.",
     top={"embed_in": "embed_tokens", "final_layer_norm": "norm", "embed_out": "lm_head"},
     layer=MEGATRON_LAYER,
-    unused=("rotary_emb.inv_freq", "attention.bias", "attention.masked_bias"),
+    unused_buffers=("rotary_emb.inv_freq", "attention.bias", "attention.masked_bias"),
 )
 
 GGUF = GGUFForm(
-    "gptneox", "gpt_neox", read=read_parallel, write=write_parallel, fused=("qkv_proj",)
+    "gptneox", "gpt_neox", read=read_parallel, write=write_parallel, fused_projections=("qkv_proj",)
 )
 
 ARCHITECTURES = [

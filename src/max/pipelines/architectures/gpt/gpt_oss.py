@@ -43,7 +43,7 @@ NAMES = WeightNames(
         **{f"mlp.experts.{part}": f"mlp.experts.{part}.weight" for part in _EXPERTS},
         **{f"mlp.experts.{part}_bias": f"mlp.experts.{part}.bias" for part in _EXPERTS},
     },
-    transposed=tuple(f"experts.{part}.weight" for part in _EXPERTS),
+    transposed_weights=tuple(f"experts.{part}.weight" for part in _EXPERTS),
 )
 
 GGUF = GGUFForm(

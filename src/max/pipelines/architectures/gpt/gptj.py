@@ -41,7 +41,7 @@ NAMES = WeightNames(
         "mlp.fc_in": "mlp.up_proj",
         "mlp.fc_out": "mlp.down_proj",
     },
-    unused=(".attn.bias", ".attn.masked_bias", "attn.embed_positions"),
+    unused_buffers=(".attn.bias", ".attn.masked_bias", "attn.embed_positions"),
 )
 
 ARCHITECTURES = [

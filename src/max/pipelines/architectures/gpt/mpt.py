@@ -86,7 +86,7 @@ GGUF = GGUFForm(
     },
     read=_read,
     write=lambda config: {"attention.max_alibi_bias": 8.0},
-    fused=("qkv_proj",),
+    fused_projections=("qkv_proj",),
 )
 
 ARCHITECTURES = [

@@ -32,7 +32,7 @@ def stablelm_decoder(keys: ConfigKeys) -> DecoderConfig:
 
 
 NAMES = WeightNames(
-    stacked={
+    stacks={
         "self_attn.q_layernorm.norms": "self_attn.q_norm",
         "self_attn.k_layernorm.norms": "self_attn.k_norm",
     }

@@ -37,7 +37,7 @@ ARCHITECTURES = [
         "BambaForCausalLM",
         ["ibm-ai-platform/Bamba-9B-v2"],
         bamba_decoder,
-        names=WeightNames(top=HYBRID_TOP, layer=HYBRID_LAYER, converted=MIXER_FORMS),
+        names=WeightNames(top=HYBRID_TOP, layer=HYBRID_LAYER, conversions=MIXER_FORMS),
     )
 ]
 """The architectures of this module, for the registry."""

@@ -46,7 +46,7 @@ def hybrid_decoder(keys: ConfigKeys) -> DecoderConfig:
 
 HYBRID = SharedMLPNames(
     layer={**NAMES.layer, **mixer_names("mamba")},
-    converted=MIXER_FORMS,
+    conversions=MIXER_FORMS,
 )
 
 
@@ -81,7 +81,7 @@ GGUF = GGUFForm(
     experts=ExpertKeys(weights=False),
     read=_read,
     write=_write,
-    converted=GGUF_MIXER_FORMS,
+    conversions=GGUF_MIXER_FORMS,
 )
 
 ARCHITECTURES = [

@@ -33,7 +33,7 @@ NAMES = WeightNames(
         "mlp.gate.wg": "mlp.gate.gate_score",
         "mlp.shared_mlp": "mlp.shared",
     },
-    stacked={"mlp.experts": "mlp.experts"},
+    stacks={"mlp.experts": "mlp.experts"},
 )
 
 GGUF = GGUFForm("hunyuan-moe", "hunyuan_v1_moe", experts=ExpertKeys(shared_count=True))

@@ -63,7 +63,7 @@ LAYER_NAMES = {
 STORED_FORMS = {"mixer.conv.weight": conv_taps}
 """The stored form of convolutions, their names in GGUF files, and the GGUF name of the last norm."""
 
-NAMES = WeightNames(top={"embedding_norm": "norm"}, layer=LAYER_NAMES, converted=STORED_FORMS)
+NAMES = WeightNames(top={"embedding_norm": "norm"}, layer=LAYER_NAMES, conversions=STORED_FORMS)
 
 EXAMPLES = ["LiquidAI/LFM2-350M"]
 
@@ -93,7 +93,7 @@ GGUF = GGUFForm(
     read=read_conv_layers,
     top={"token_embd_norm": "norm"},
     layer={f"shortconv.{x}": f"mixer.{x}" for x in ("conv", "in_proj", "out_proj")},
-    converted=GGUF_MIXER_FORMS,
+    conversions=GGUF_MIXER_FORMS,
 )
 
 ARCHITECTURES = [

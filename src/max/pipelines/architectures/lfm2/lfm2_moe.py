@@ -49,8 +49,8 @@ NAMES = WeightNames(
         "w2": "down_proj",
         "w3": "up_proj",
     },
-    stacked={"mlp.experts": "mlp.experts"},
-    converted=STORED_FORMS,
+    stacks={"mlp.experts": "mlp.experts"},
+    conversions=STORED_FORMS,
 )
 
 GGUF = replace(

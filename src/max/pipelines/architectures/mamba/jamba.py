@@ -58,8 +58,8 @@ LAYER = {**HYBRID_LAYER, "feed_forward.router": "mlp.gate.gate_score"}
 NAMES = WeightNames(
     top=HYBRID_TOP,
     layer=LAYER,
-    stacked={"mlp.experts": "mlp.experts"},
-    converted=MIXER_FORMS,
+    stacks={"mlp.experts": "mlp.experts"},
+    conversions=MIXER_FORMS,
 )
 
 
@@ -79,7 +79,7 @@ GGUF = GGUFForm(
     hybrid=True,
     experts=ExpertKeys(weights=False, dense_layers="tensors"),
     read=_read,
-    converted=GGUF_MIXER_FORMS,
+    conversions=GGUF_MIXER_FORMS,
 )
 
 ARCHITECTURES = [

@@ -39,7 +39,7 @@ NAMES = WeightNames(
     prefix="backbone.",
     top={"embeddings": "embed_tokens", "embedding": "embed_tokens", "norm_f": "norm"},
     layer={"norm": "input_layernorm", **mixer_names("mixer")},
-    converted=MIXER_FORMS,
+    conversions=MIXER_FORMS,
 )
 
 
@@ -57,7 +57,7 @@ ARCHITECTURES = [
         fields,
         names=NAMES,
         rotates=False,
-        gguf=GGUFForm(stored, stored, hybrid=True, read=_read, converted=GGUF_MIXER_FORMS),
+        gguf=GGUFForm(stored, stored, hybrid=True, read=_read, conversions=GGUF_MIXER_FORMS),
     )
     for name, example, fields, stored in (
         ("MambaForCausalLM", "state-spaces/mamba-130m-hf", mamba_decoder, "mamba"),

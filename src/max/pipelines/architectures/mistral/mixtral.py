@@ -37,7 +37,7 @@ NAMES = WeightNames(
         "w2": "down_proj",
         "w3": "up_proj",
     },
-    stacked={"mlp.experts": "mlp.experts"},
+    stacks={"mlp.experts": "mlp.experts"},
 )
 """Mixtral's names of weights."""
 

@@ -65,9 +65,9 @@ NAMES = WeightNames(
     prefix=("model.", "backbone."),
     top={"embeddings": "embed_tokens", "norm_f": "norm"},
     layer=NEMOTRON_LAYER,
-    stacked={"mlp.experts": "mlp.experts"},
+    stacks={"mlp.experts": "mlp.experts"},
     unused_parts=("mtp.",),
-    converted=MIXER_FORMS,
+    conversions=MIXER_FORMS,
 )
 
 _SCAN_KEYS = {
@@ -117,7 +117,7 @@ GGUF = GGUFForm(
     hybrid=True,
     read=_read,
     write=_write,
-    converted=GGUF_MIXER_FORMS,
+    conversions=GGUF_MIXER_FORMS,
     describes=lambda config: config.first_form(Experts) is None,
 )
 GGUF_EXPERTS = replace(

@@ -22,7 +22,7 @@ def olmoe_decoder(keys: ConfigKeys) -> DecoderConfig:
     return config.with_attention(qk_norm=QKNorm(over="all"), clip=clip)
 
 
-NAMES = WeightNames(layer=EXPERT_NAMES, stacked={"mlp.experts": "mlp.experts"})
+NAMES = WeightNames(layer=EXPERT_NAMES, stacks={"mlp.experts": "mlp.experts"})
 
 GGUF = GGUFForm("olmoe", "olmoe")
 

@@ -39,7 +39,7 @@ NAMES = WeightNames(
     },
 )
 
-GGUF = GGUFForm("phi2", "phi", keys={"qk_norm": "qk_layernorm"}, fused=("qkv_proj",))
+GGUF = GGUFForm("phi2", "phi", keys={"qk_norm": "qk_layernorm"}, fused_projections=("qkv_proj",))
 
 ARCHITECTURES = [
     decoder_family("PhiForCausalLM", ["microsoft/phi-2"], phi_decoder, names=NAMES, gguf=GGUF)

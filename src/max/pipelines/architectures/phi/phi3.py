@@ -19,7 +19,10 @@ def phi3_decoder(keys: ConfigKeys) -> DecoderConfig:
 
 
 GGUF = GGUFForm(
-    "phi3", "phi3", layer={"ffn_up": "mlp.gate_up_proj"}, fused=("qkv_proj", "gate_up_proj")
+    "phi3",
+    "phi3",
+    layer={"ffn_up": "mlp.gate_up_proj"},
+    fused_projections=("qkv_proj", "gate_up_proj"),
 )
 
 ARCHITECTURES = [

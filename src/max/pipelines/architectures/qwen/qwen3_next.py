@@ -55,8 +55,8 @@ FUSED = {
 }
 NAMES = WeightNames(
     layer={**EXPERT_NAMES, **FUSED, **mixer_names("linear_attn")},
-    stacked={"mlp.experts": "mlp.experts"},
-    converted=MIXER_FORMS,
+    stacks={"mlp.experts": "mlp.experts"},
+    conversions=MIXER_FORMS,
     unused_parts=("mtp.",),
 )
 
@@ -96,15 +96,15 @@ GGUF_NEXT = GGUFForm(
     hybrid=True,
     read=_read,
     layer=STORED_PARTS,
-    fused=("in_proj_ba",),
-    converted=GGUF_MIXER_FORMS,
+    fused_projections=("in_proj_ba",),
+    conversions=GGUF_MIXER_FORMS,
     experts=ExpertKeys(dense_layers="tensors"),
 )
 GGUF_5_MOE = replace(
     GGUF_NEXT,
     name="qwen35moe",
     model_type="qwen3_5_moe_text",
-    fused=(),
+    fused_projections=(),
     write=_write_sections,
 )
 GGUF_5 = replace(

@@ -39,7 +39,7 @@ def qwen3_moe_decoder(keys: ConfigKeys) -> DecoderConfig:
     return with_softmax_experts(config, keys, size="moe_intermediate_size")
 
 
-NAMES = WeightNames(layer=EXPERT_NAMES, stacked={"mlp.experts": "mlp.experts"})
+NAMES = WeightNames(layer=EXPERT_NAMES, stacks={"mlp.experts": "mlp.experts"})
 
 
 def dense_layers(metadata: Metadata) -> dict[str, Any]:

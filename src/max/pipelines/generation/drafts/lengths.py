@@ -131,20 +131,20 @@ class _Share:
 
     Args:
         right: The number of right ones.
-        tried: The number of tokens up to the first wrong one of each draft.
+        trials: The number of tokens up to the first wrong one of each draft.
     """
 
     right: float = 0.0
-    tried: float = 0.0
+    trials: float = 0.0
 
     def mean(self, otherwise: float) -> float:
         """The share of right tokens, nearer to another one the fewer were tried."""
-        return (self.right + PRIOR_TOKENS * otherwise) / (self.tried + PRIOR_TOKENS)
+        return (self.right + PRIOR_TOKENS * otherwise) / (self.trials + PRIOR_TOKENS)
 
     def fade(self, factor: float) -> None:
         """Lowers the weight of what was seen so far."""
         self.right *= factor
-        self.tried *= factor
+        self.trials *= factor
 
 
 class DraftLengths:
@@ -246,7 +246,7 @@ class DraftLengths:
             share = shares.setdefault(kind, _Share())
             share.fade(FADING)
             share.right += accepted
-            share.tried += tried
+            share.trials += tried
 
     def step(
         self,

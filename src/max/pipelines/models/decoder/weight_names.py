@@ -50,13 +50,13 @@ class WeightNames:
         layers: The prefix or prefixes of the names of layers, after `prefix`.
         top: Stored names outside of layers, after `prefix`, mapped to the decoder's names.
         layer: Stored parts of names within a layer, mapped to the decoder's parts.
-        stacked: For weights that are stored as one tensor per index (``….0.weight``, ``….1.weight``): the name before
+        stacks: For weights that are stored as one tensor per index (``….0.weight``, ``….1.weight``): the name before
             the index, mapped to the decoder's name of the stacked weight.
-        transposed: Ends of the decoder's names of weights that are stored as ``[…, in_dim, out_dim]``; encoded blocks
-            are always stored by output.
+        transposed_weights: Ends of the decoder's names of weights that are stored as ``[…, in_dim, out_dim]``; encoded
+            blocks are always stored by output.
         vectors: Ends of the decoder's names of vectors that are stored with another rank.
-        converted: Conversion functions of arrays, by the ends of the decoder's names, for weights in another form.
-        unused: Ends of the names of buffers in safetensors files that the engine computes itself.
+        conversions: Conversion functions of arrays, by the ends of the decoder's names, for weights in another form.
+        unused_buffers: Ends of the names of buffers in safetensors files that the engine computes itself.
         unused_parts: Prefixes, after `prefix`, of the names of model parts that the decoder lacks.
         prediction: Prefixes, after `prefix`, of the names of a prediction layer, mapped to the decoder's parts after
             `PREDICTION_LAYER`; an empty part is the layer itself, whose names are those of other layers.
@@ -66,11 +66,11 @@ class WeightNames:
     layers: str | tuple[str, ...] = "layers."
     top: Mapping[str, str] = field(default_factory=dict)
     layer: Mapping[str, str] = field(default_factory=dict)
-    stacked: Mapping[str, str] = field(default_factory=dict)
-    transposed: tuple[str, ...] = ()
+    stacks: Mapping[str, str] = field(default_factory=dict)
+    transposed_weights: tuple[str, ...] = ()
     vectors: tuple[str, ...] = ()
-    converted: Mapping[str, Callable[[Any], Any]] = field(default_factory=dict)
-    unused: tuple[str, ...] = ("rotary_emb.inv_freq", ".masked_bias", ".attn.bias")
+    conversions: Mapping[str, Callable[[Any], Any]] = field(default_factory=dict)
+    unused_buffers: tuple[str, ...] = ("rotary_emb.inv_freq", ".masked_bias", ".attn.bias")
     unused_parts: tuple[str, ...] = ()
     prediction: Mapping[str, str] = field(default_factory=dict)
 
@@ -86,10 +86,10 @@ class WeightNames:
         renamed: dict[str, WeightData] = {}
         for stored, value in state_dict.items():
             part = self._without_prefix(stored)
-            if not stored.endswith(self.unused) and not part.startswith(self.unused_parts):
+            if not stored.endswith(self.unused_buffers) and not part.startswith(self.unused_parts):
                 name = self.own_name(stored)
                 renamed[name] = self._own_form(name, _data(value))
-        return _stack(renamed, self.stacked, self.layer) if self.stacked else renamed
+        return _stack(renamed, self.stacks, self.layer) if self.stacks else renamed
 
     def _without_prefix(self, stored: str) -> str:
         return stored.removeprefix(_first_prefix(stored, self.prefix))
@@ -113,11 +113,11 @@ class WeightNames:
 
     def _own_form(self, name: str, value: WeightData) -> WeightData:
         """Converts a weight to the decoder's layout, in which rows are outputs."""
-        for end, convert in self.converted.items():
+        for end, convert in self.conversions.items():
             if name.endswith(f".{end}"):
                 array = convert(Tensor.from_dlpack(value.data).to_numpy())
                 return WeightData.from_numpy(array, value.name)
-        transposed = name.endswith(self.transposed) and len(value.shape) > 1
+        transposed = name.endswith(self.transposed_weights) and len(value.shape) > 1
         if transposed and value.quantization_encoding is None:
             array = np.swapaxes(Tensor.from_dlpack(value.data).to_numpy(), -1, -2)
             return WeightData.from_numpy(np.ascontiguousarray(array), value.name)

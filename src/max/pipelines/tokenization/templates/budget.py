@@ -143,7 +143,7 @@ class Budget:
                     size += len(each)
                 elif isinstance(each, (bytes, range)):
                     size += 8 * len(each)
-                elif _sized(each):
+                elif _is_container(each):
                     below.extend(each)
                 elif isinstance(each, Namespace):
                     below.append(object.__getattribute__(each, "_Namespace__attrs"))
@@ -268,7 +268,7 @@ class Budget:
         if isinstance(container, str):
             self.scan(len(container))
         elif type(value) is str or type(value) in _PLAIN:
-            if _sized(container):
+            if _is_container(container):
                 self.step(1 + len(container) // 16)
         else:
             self.weigh(value)
@@ -289,6 +289,6 @@ class Budget:
         return result
 
 
-def _sized(value: Any) -> bool:
+def _is_container(value: Any) -> bool:
     """Whether a value is a container whose elements can be read any number of times."""
     return isinstance(value, _CONTAINERS)
