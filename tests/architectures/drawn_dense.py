@@ -218,6 +218,11 @@ def gpt2(draw: Draw) -> Options:
     return gpt(draw) | {flag: draw(FLAGS) for flag in flags}
 
 
+def gpt_bigcode(draw: Draw) -> Options:
+    flags = ("multi_query", "scale_attn_weights")
+    return gpt(draw) | {flag: draw(FLAGS) for flag in flags}
+
+
 def gptj(draw: Draw) -> Options:
     options = gpt(draw, step=2)
     size = options["n_embd"] // options["n_head"]
@@ -376,6 +381,7 @@ DENSE: Families = {
     "GlmForCausalLM": ("GlmConfig", glm),
     "Glm4ForCausalLM": ("Glm4Config", glm),
     "GPT2LMHeadModel": ("GPT2Config", gpt2),
+    "GPTBigCodeForCausalLM": ("GPTBigCodeConfig", gpt_bigcode),
     "GPTJForCausalLM": ("GPTJConfig", gptj),
     "GPTNeoXForCausalLM": ("GPTNeoXConfig", gpt_neox),
     "GraniteForCausalLM": ("GraniteConfig", granite),

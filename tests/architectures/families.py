@@ -574,6 +574,15 @@ CASES: dict[str, Case] = {
         {"scale_attn_by_inverse_layer_idx": True, "n_inner": 30, "activation_function": "relu"},
         GPT_KEYS,
     ),
+    "gpt_bigcode": Case(
+        "GPTBigCodeForCausalLM", "GPTBigCodeConfig", {"tie_word_embeddings": True}, GPT_KEYS
+    ),
+    "gpt_bigcode_heads": Case(
+        "GPTBigCodeForCausalLM",
+        "GPTBigCodeConfig",
+        {"multi_query": False, "scale_attn_weights": False, "n_inner": 30},
+        GPT_KEYS,
+    ),
     "gpt_neox": Case(
         "GPTNeoXForCausalLM", "GPTNeoXConfig", {"rotary_pct": 0.5}, _without_kv_heads(LLAMA_KEYS)
     ),

@@ -192,7 +192,7 @@ def write(
         writer.add_feed_forward_length(inner)
     writer.add_head_count(config.num_attention_heads)
     kv = getattr(config, "num_key_value_heads", None) or getattr(config, "num_kv_heads", None)
-    if getattr(config, "multi_query", False) and not config.new_decoder_architecture:
+    if arch == "falcon" and config.multi_query and not config.new_decoder_architecture:
         kv = 1
     if not kinds_of_layers:
         writer.add_head_count_kv(kv or config.num_attention_heads)

@@ -158,6 +158,7 @@ FILES: dict[str, tuple[str, Callable[[Any], None]]] = {
     "glm4": ("glm4", nothing),
     "ministral3": ("mistral3", ministral3),
     "gpt2": ("gpt2", nothing),
+    "gpt_bigcode": ("starcoder", nothing),
     "gpt_neox": ("gptneox", neox),
     "granite": ("granite", granite),
     "hunyuan": ("hunyuan-dense", nothing),

@@ -84,6 +84,8 @@ WRITTEN: dict[str, dict[str, Any]] = {
     "glm4": {},
     "glm4_moe": {},
     "gpt2": {},
+    "gpt_bigcode": {},
+    "gpt_bigcode_heads": {"scale_attn_weights": True},
     "gpt_neox": {},
     "gpt_oss_wide": {},
     "granite": {},
@@ -227,6 +229,8 @@ IN_HALVES = (
     "gemma2_plain",
     "gemma3_plain",
     "gpt2",
+    "gpt_bigcode",
+    "gpt_bigcode_heads",
     "gpt_neox",
     "mpt",
     "phi_grouped",
@@ -336,6 +340,29 @@ def test_files_are_read(case: str, models: Any) -> None:
     path, texts, expected = models(case)
     actual = read(path, case).step(dict(enumerate(texts))).logits
     assert max(map(relative_error, actual, expected)) < CONDITION.get(case, 2e-5)
+
+
+@pytest.mark.any_target
+@pytest.mark.parametrize(
+    ("case", "message"),
+    [
+        ("gpt_bigcode_heads", r"of starcoder do not describe scores that are multiplied by 1\s"),
+        ("gpt2_scaled", "of gpt2 do not describe scores that are multiplied by 0.25"),
+        ("gpt2_relu", "of gpt2 do not describe the activation relu"),
+    ],
+)
+def test_a_file_of_another_model_is_not_kept(
+    case: str, message: str, tmp_path: Path, session: InferenceSession
+) -> None:
+    """What no key states is read back: a file that would answer wrongly is removed."""
+    spec = CASES["gpt2_scaled" if case == "gpt2_relu" else case]
+    plain = {"scale_attn_by_inverse_layer_idx": False} if case == "gpt2_relu" else {}
+    model = random_model(replace(spec, options=spec.options | plain), 1, VOCABULARY)
+    random_checkpoint(tmp_path, model)
+    path = tmp_path / "model.gguf"
+    with pytest.raises(ModelFilesError, match=message):
+        export_gguf(tmp_path, path, "f32", session)
+    assert not path.exists()
 
 
 def test_fused_experts(models: Any) -> None:

@@ -29,6 +29,7 @@ OWN_ARCHITECTURES = {
     "glm.glm": ("Glm4ForCausalLM", "GlmForCausalLM"),
     "glm.glm4_moe": ("Dots1ForCausalLM", "Glm4MoeForCausalLM"),
     "gpt.gpt2": ("GPT2LMHeadModel",),
+    "gpt.gpt_bigcode": ("GPTBigCodeForCausalLM",),
     "gpt.gpt_neox": ("GPTNeoXForCausalLM",),
     "gpt.gptj": ("GPTJForCausalLM",),
     "granite.granite": ("GraniteForCausalLM",),
@@ -178,6 +179,7 @@ GGUF_CLASSES: dict[str, tuple[str, ...]] = {
     "seed_oss": ("SeedOssForCausalLM",),
     "smollm3": ("SmolLM3ForCausalLM",),
     "stablelm": ("StableLmForCausalLM",),
+    "starcoder": ("GPTBigCodeForCausalLM",),
     "starcoder2": ("Starcoder2ForCausalLM",),
 }
 """The classes of models that have a form in GGUF files, by llama.cpp's names."""

@@ -15,7 +15,7 @@ import numpy.typing as npt
 from max.driver import Tensor
 from max.dtype.blocks import BLOCK_FORMATS
 from max.engine import InferenceSession
-from max.graph.weights import WeightData, load_weights
+from max.graph.weights import WeightData, load_weights, open_gguf
 from max.pipelines.checkpoints.composite_config import text_class
 from max.pipelines.checkpoints.hub import HuggingFaceRepo
 from max.pipelines.checkpoints.huggingface_config import HuggingFaceConfig
@@ -24,10 +24,14 @@ from max.pipelines.core.exceptions import ModelFilesError
 from max.pipelines.gguf.file_writer import GGUFEntry, write_gguf
 from max.pipelines.gguf.form import GGUFForm
 from max.pipelines.gguf.importance import ImportanceMatrix, importance_matrix
-from max.pipelines.gguf.metadata_writer import decoder_metadata
+from max.pipelines.gguf.metadata_writer import decoder_metadata, refusal_of
+from max.pipelines.gguf.reader import config_of
 from max.pipelines.gguf.tensor_writer import StoredWeight, rope_factors, stored_weights
 from max.pipelines.gguf.vocabulary import tokenizer_metadata
+from max.pipelines.models.blocks.attention import AttentionForm
 from max.pipelines.models.blocks.delta_net import DeltaNetForm
+from max.pipelines.models.blocks.experts import Experts
+from max.pipelines.models.blocks.feed_forward import MLPForm
 from max.pipelines.models.decoder.config import DecoderConfig
 from max.pipelines.models.decoder.fused_weights import split_fused
 from max.pipelines.models.decoder.model import DecoderModel
@@ -136,7 +140,36 @@ def export_gguf(
     entries = [_table(key, table) for key, table in rope_factors(config).items()]
     entries += [_entry(tensor, file_type, quantizer, matrix) for tensor in tensors]
     write_gguf(path, metadata, entries)
+    try:
+        _check_description(path, config, form)
+    except ModelFilesError:
+        path.unlink()
+        raise
     return sum(entry.nbytes for entry in entries)
+
+
+def _check_description(path: Path, config: DecoderConfig, form: GGUFForm) -> None:
+    """Compares a written file's model with the one that it was made of, in what metadata has no common keys for.
+
+    Raises:
+        ModelFilesError: The file describes another model.
+    """
+    found = HuggingFaceConfig(config_of(open_gguf(path)), str(path))
+    (name,) = found.stated_architectures
+    model = PIPELINE_REGISTRY.architectures[name].pipeline_model
+    assert issubclass(model, DecoderModel)
+    described = model.config_class.from_huggingface(found)
+    # files of mixers side by side have the factors of scores in their weights
+    for block, other_block in zip(config.blocks, described.blocks, strict=True):
+        own, other = block.mixer, other_block.mixer
+        if not isinstance(own, AttentionForm) or not isinstance(other, AttentionForm):
+            continue
+        if not math.isclose(own.score_factor, other.score_factor, rel_tol=1e-5):
+            raise refusal_of(form.name, f"scores that are multiplied by {own.score_factor:g}")
+    for kind in (MLPForm, Experts):
+        for own, other in zip(config.every(kind), described.every(kind), strict=True):
+            if own.activation != other.activation:
+                raise refusal_of(form.name, f"the activation {own.activation}")
 
 
 def forms_of(name: str) -> tuple[GGUFForm, ...]:
