@@ -25,6 +25,7 @@ from max._backends.cpu.kernels.products.dense.coded import (
     first_escape,
 )
 from max._backends.cpu.kernels.products.dense.panels import GemvRows, widened_pairs
+from max._backends.cpu.kernels.products.streams import prefetch_stream
 from max._backends.cpu.kernels.tiles.micro_kernels import add_sums, store_sums
 from max._backends.cpu.kernels.tiles.strips import COLUMNS
 from max._backends.cpu.kernels.tiles.tiling import Matrix, Tiling, multiply_add
@@ -54,6 +55,7 @@ def add_coded_unit(
     unit = panel.bytes[number * UNIT_BYTES :]
     words = a.elements.view(k.i32) if t.pair == 2 else a.elements
     sums, rows, vectors, first = s
+    prefetch_stream(unit, UNIT_BYTES)
     for step in k.static_range(2):
         n = 2 * number + step
         for v in k.static_range(0, vectors, 2):

@@ -43,6 +43,7 @@ from max._backends.cpu.kernels.products.row_norms import (
     norm_arguments,
     normalize,
 )
+from max._backends.cpu.kernels.products.streams import prefetch_stream
 from max._backends.cpu.kernels.tiles.adapter_terms import (
     Next,
     Terms,
@@ -85,7 +86,9 @@ def add_lanes(
     size = a.size
     words = a.elements.view(k.i32) if t.pair == 2 else a.elements
     begins = [k.min(k.i64(r), a.count - 1) * (size // t.pair) for r in k.static_range(rows)]
+    line = panel.view(k.u8)
     for n in range(begin, end):
+        prefetch_stream(line[4 * n * COLUMNS :], 4 * vectors * t.width)
         for v in k.static_range(vectors):
             right = b.load(n * COLUMNS + v * t.width, width=t.width)
             # lanes as stored are multiplied: f32, or pairs where the target multiplies pairs

@@ -1,0 +1,76 @@
+"""Prefetches of dense weights, on the processors whose hardware prefetchers do not keep up."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import pytest
+
+from max import kernel as k
+from max._backends.cpu.kernels.library import CPU_KERNELS
+from max._backends.cpu.kernels.products.dense.panels import panel_elements
+from max._backends.cpu.kernels.products.streams import stream_distances
+from max._backends.cpu.runtime.llvm_compiler import Compiler, Machine
+from max._backends.kernel_call import Arg, Operand
+from max.dtype import DType
+from max.kernel.types import scalar_type
+from tests.cpu_kernels.test_amx import inner_loops
+
+FEATURES = frozenset(
+    {"avx2", "fma", "f16c", "avx512f", "avx512bw", "avx512vl", "avx512vnni", "avx512bf16"}
+)
+INNER = 512
+
+
+def loops_of(dtype: DType, encoding: str, name: str) -> list[list[str]]:
+    """The inner loops of a product with packed panels that multiply."""
+    target = k.CPUTarget(FEATURES, "x86_64-unknown-linux-gnu", name)
+    elements = DType.uint8 if encoding == "int8 rows" else dtype
+    result = DType.int32 if encoding == "int8 rows" else DType.float32
+    weight = Operand(elements, (3, panel_elements(INNER)))
+    attributes: Mapping[str, Any] = {"encoding": encoding, "columns": 70, "streamed": True}
+    operands = [Operand(dtype, (5, INNER)), weight]
+    call = CPU_KERNELS.lower(
+        "mok.packed_matmul", operands, [Operand(result, (5, 70))], attributes, target
+    )
+    specs = [
+        k.TensorSpec(scalar_type(arg.dtype), arg.spec_shape()) if isinstance(arg, Arg) else k.i64
+        for arg in call.args
+    ]
+    ir = k.specialize(call.kernel, specs, call.params, target)
+    text = Compiler(Machine.of(target)).assembly(k.emit_llvm(ir, target))
+    products = ("vfmadd", "vdpbf16ps", "vpdpbusd")
+    return [x for x in inner_loops(text) if any(p in line for line in x for p in products)]
+
+
+@pytest.mark.plain_code
+@pytest.mark.parametrize(
+    ("dtype", "encoding"),
+    [(DType.float32, "rows"), (DType.bfloat16, "rows"), (DType.int8, "int8 rows")],
+)
+def test_loops_over_a_panel_prefetch_each_line_twice(dtype: DType, encoding: str) -> None:
+    near, far = stream_distances(k.CPUTarget(FEATURES, "x86_64", "sapphirerapids")) or (0, 0)
+    assert 0 < near < far and stream_distances(k.CPUTarget(FEATURES, "x86_64", "znver4")) is None
+    passes = 0
+    for loop in loops_of(dtype, encoding, "sapphirerapids"):
+        into_l1 = [line for line in loop if "prefetcht0" in line]
+        into_l2 = [line for line in loop if "prefetcht1" in line]
+        # register tiles of the GEMM path prefetch into the L2 cache only
+        if into_l1:
+            passes += 1
+            # a row of lanes of 32 columns: two lines
+            assert [len(into_l1), len(into_l2)] == [2, 2]
+            assert {
+                str(at) in line for at, line in zip((near, near + 64), into_l1, strict=True)
+            } == {True}
+            assert {str(at) in line for at, line in zip((far, far + 64), into_l2, strict=True)} == {
+                True
+            }
+    assert passes >= 3
+
+
+@pytest.mark.plain_code
+def test_other_processors_prefetch_nothing_into_the_l1_cache() -> None:
+    dtype, encoding = DType.bfloat16, "rows"
+    assert not any("prefetcht0" in line for x in loops_of(dtype, encoding, "znver4") for line in x)
