@@ -8,8 +8,10 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
+from max.dtype import DType
 from max.entrypoints.cli.benchmark import _WORKLOADS, benchmark
 from max.entrypoints.cli.generate import generate
+from max.entrypoints.load_test import bandwidth
 from max.entrypoints.load_test.drafts import WORKLOADS, DraftRun, draft_table, prompts_of
 from max.pipelines.structured.validation import grammar_problem
 
@@ -35,6 +37,25 @@ def test_the_table() -> None:
         "tokens/s without drafts": "30.0", "tokens/s with drafts": "120.0", "times as fast": "4.00",
         "equal answers": "yes",
     }  # fmt: skip
+
+
+def test_the_speed_of_formats(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(bandwidth, "FORMATS", {"Q4_K": DType.uint8, "bfloat16": DType.bfloat16})
+    monkeypatch.setattr(bandwidth, "RUNS", 2)
+    monkeypatch.setattr(bandwidth, "WEIGHT_BYTES", 1 << 20)
+    monkeypatch.setattr(bandwidth, "LEAST_READ", 1 << 20)
+    monkeypatch.setattr(bandwidth, "last_level_cache", lambda: 0)
+    file = tmp_path / "formats.json"
+    result = CliRunner().invoke(benchmark, ["--workload", "formats", "--json", str(file)])
+    assert result.exit_code == 0, result.output
+    header, *lines = result.output.splitlines()
+    assert header.split() == ["format", "GB/s", "packed", "of", "reads"]
+    assert [line.split()[0] for line in lines] == ["Q4_K", "bfloat16"]
+    speeds = {each["format"]: each for each in json.loads(file.read_text())}
+    # 6-bit multipliers are packed as bytes: 148 bytes of 144; small weights are not coded
+    assert speeds["Q4_K"]["packed"] / speeds["Q4_K"]["stored"] == pytest.approx(148 / 144)
+    assert speeds["bfloat16"]["packed"] == speeds["bfloat16"]["stored"]
+    assert all(each["share"] > 0 for each in speeds.values())
 
 
 @pytest.mark.parametrize("workload", ["edit", "json"])

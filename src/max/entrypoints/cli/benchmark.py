@@ -23,11 +23,13 @@ from max.pipelines.scheduler.limits import SchedulerLimits
 from max.pipelines.scheduler.simulation import CostModel, Machine
 
 if TYPE_CHECKING:
-    from max.entrypoints.load_test import drafts
+    from max.entrypoints.load_test import bandwidth, drafts
 else:
+    bandwidth = lazy_module("max.entrypoints.load_test.bandwidth")
     drafts = lazy_module("max.entrypoints.load_test.drafts")
 
 _SAMPLE_WORDS = 64
+_FORMATS = "formats"
 _WORKLOADS = ("edit", "summary", "chat", "json")  # of `max.entrypoints.load_test.drafts`
 
 
@@ -143,8 +145,9 @@ def _costs(context: click.Context, parameter: click.Parameter, value: str) -> Co
 )
 @click.option(
     "--workload",
-    type=click.Choice(_WORKLOADS),
-    help="Load --model here, and answer --num-prompts of this kind with and without drafts in turn.",
+    type=click.Choice([*_WORKLOADS, _FORMATS]),
+    help="Load --model here, and answer --num-prompts of this kind with and without drafts in turn; "
+    "formats: how fast weights of each format are read, without a model.",
 )
 @click.option(
     "--draft-model", metavar="MODEL", help="With --workload: a smaller model that drafts."
@@ -225,6 +228,9 @@ def benchmark(**options: Any) -> None:
     if options["simulate"]:
         _write(_simulate(options), options)
         return
+    if options["workload"] == _FORMATS:
+        _measure_formats(options)
+        return
     if options["workload"] is not None:
         _measure_drafts(options)
         return
@@ -254,6 +260,19 @@ def _measure_drafts(options: dict[str, Any]) -> None:
         content = {"model": options["model"], "workload": workload, **run.numbers()}
         text = json.dumps(content, indent=1) + "\n"
         Path(options["json_file"]).write_text(text, encoding="utf-8")
+
+
+def _measure_formats(options: dict[str, Any]) -> None:
+    """Measures how fast products of one row read weights of each format."""
+    reads = bandwidth.Reads()
+    speeds = dict[str, bandwidth.FormatSpeed]()
+    click.echo(bandwidth.FORMAT_HEADER)
+    for encoding, speed in bandwidth.measure_formats(reads, bandwidth.FORMATS):
+        speeds[encoding] = speed
+        click.echo(speed.row(encoding))
+    if options["json_file"]:
+        content = [{"format": name, **speed._asdict()} for name, speed in speeds.items()]
+        Path(options["json_file"]).write_text(json.dumps(content, indent=1) + "\n", "utf-8")
 
 
 def _write(runs: list[dict[str, Any]], options: dict[str, Any]) -> None:

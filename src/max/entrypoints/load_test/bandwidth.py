@@ -21,7 +21,7 @@ from max.engine.explain import explanations
 from max.graph import DeviceRef, Graph, TensorType, Weight, ops
 from max.graph.quantization import QuantizationEncoding
 
-__all__ = ["FORMATS", "RUNS", "FormatSpeed", "Reads", "measure_formats"]
+__all__ = ["FORMATS", "FORMAT_HEADER", "RUNS", "FormatSpeed", "Reads", "measure_formats"]
 
 RUNS = 9
 """The number of reads and of products of each format, of which medians count."""
@@ -49,6 +49,10 @@ _WAYS = ((1, 0, 0), (_STREAMS, 0, 0), (2, 1024, 4096), (_STREAMS, 1024, 2048))
 there are none. Which is fastest depends on the processor: hardware prefetchers follow a stream within a page only."""
 
 
+FORMAT_HEADER = f"{'format':<12}{'GB/s':>8}{'packed':>8}{'of reads':>10}"
+"""The header of a table of `FormatSpeed.row`."""
+
+
 class FormatSpeed(NamedTuple):
     """The speed of a product of one row and a weight that caches do not hold.
 
@@ -61,6 +65,12 @@ class FormatSpeed(NamedTuple):
     stored: float
     packed: float
     share: float
+
+    def row(self, encoding: str) -> str:
+        """A line of the table that `FORMAT_HEADER` begins."""
+        return (
+            f"{encoding:<12}{self.stored / 1e9:>8.3g}{self.packed / 1e9:>8.3g}{self.share:>10.0%}"
+        )
 
     def __str__(self) -> str:
         packed = (
