@@ -10,9 +10,11 @@ import numpy as np
 import pytest
 
 from max import kernel as k
+from max import mlir
 from max.driver import CPU
 from max.dtype import DType
 from max.engine import InferenceSession
+from max.engine.load.opaque_buffers import with_buffers
 from max.graph import BufferType, DeviceRef, Graph, TensorType, _OpaqueType, ops
 
 DEVICE = DeviceRef.CPU()
@@ -121,6 +123,21 @@ def histogram(state: k.InOut[k.i64, 1], x: k.Input[k.i32, 1], ctx: k.Context):
     for _ in ctx.parallel(1):
         for i in range(x.shape[0]):
             state[x[i]] = state[x[i]] + 1
+
+
+def test_results_are_not_opaque() -> None:
+    """Also where no input is."""
+    with Graph("g", input_types=[_OpaqueType("bins", {"size": 4})]) as graph:
+        kind = str(graph.inputs[0].type.to_mlir())
+    module = mlir.parse_module(
+        f"""builtin.module {{ mo.graph @g() -> () {{
+            %a = mo.custom() {{symbol = "new", parameters = {{}}, device = #mo.device<cpu:0>}} : () -> {kind}
+            mo.output() : () -> () }} }}"""
+    )
+    with pytest.raises(
+        NotImplementedError, match=r"mo.custom: a result is the opaque value 'bins'"
+    ):
+        with_buffers(module)
 
 
 def test_state_across_calls() -> None:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+from typing import Any
+
 import ml_dtypes
 import numpy as np
 import pytest
@@ -11,8 +14,9 @@ from max._config import flags
 from max.driver import CPU, Tensor
 from max.dtype import DType
 from max.engine import InferenceSession
+from max.engine.load.weight_casts import Caster
 from max.graph import DeviceRef, Graph, TensorType, Weight, ops
-from max.graph.weights import WeightData
+from max.graph.weights import LaterCast, WeightData
 from tests.engine.conftest import DEVICE, tensor
 from tests.tolerance import assert_close
 
@@ -268,3 +272,38 @@ def test_a_weight_that_is_converted_must_fit() -> None:
     for wrong in (data.cast_at_load(DType.bfloat16), data.cast_at_load(DType.float16)):
         with pytest.raises(ValueError, match="expected w: bfloat16"):
             session.load(graph, weights_registry={"w": wrong.data})
+
+
+@pytest.mark.parametrize(
+    ("source", "target", "strided", "takes"),
+    [
+        (DType.float32, DType.bfloat16, False, True),
+        (DType.float16, DType.float32, False, True),
+        (DType.float32, DType.float32, False, True),
+        (DType.float64, DType.float32, False, False),
+        (DType.float32, DType.float64, False, False),
+        (DType.float32, DType.bfloat16, True, False),
+    ],
+)
+def test_casts_that_kernels_carry_out(
+    source: DType, target: DType, strided: bool, takes: bool
+) -> None:
+    array = np.ones((6, 4), source.to_numpy())
+    whole = Tensor.from_numpy(array)
+    stored = whole[:, ::2] if strided else whole
+    weight = LaterCast(stored, target, lambda: pytest.fail("read"))
+    assert Caster.takes(weight) == takes
+
+
+def test_pages_of_a_file_are_given_back_after_a_cast(session: InferenceSession) -> None:
+    given = list[tuple[int, int]]()
+    mapped: Any = SimpleNamespace(give_back=lambda *span: given.append(span))
+    array = np.linspace(-3, 3, 24, dtype=np.float32).reshape(4, 6)
+    out = np.zeros((4, 6), np.float16)
+    for rows in (0, 4):
+        source = Tensor.from_numpy(array[:rows])
+        weight = LaterCast(source, DType.float16, lambda: pytest.fail("read"))
+        session._caster.convert(weight, out.ctypes.data, mapped)
+        # nothing is cast, and no program made, for no elements
+        assert given == [(array.ctypes.data, 4 * 6 * 4)] * (rows == 4)
+    np.testing.assert_array_equal(out, array.astype(np.float16))
