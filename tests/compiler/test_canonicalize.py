@@ -99,6 +99,72 @@ CASES: dict[str, tuple[Callable[[Value], Any], list[str]]] = {
 }  # fmt: skip
 
 
+OTHER = DeviceRef.CPU(1)
+
+
+def placed(x: Value, device: DeviceRef) -> Value:
+    return stage("transfer", (x,), {}, TensorType(x.dtype, x.shape, device).to_mlir())
+
+
+def cut(x: Value, start: int, step: int) -> Value:
+    """The first axis as a whole, from an element of the second one on."""
+    bounds = {
+        name: [DimExpr.of(dim) for dim in dims]
+        for name, dims in {"start": (0, start), "stop": ("n", 4), "step": (1, step)}.items()
+    }
+    kind = TensorType(x.dtype, ("n", -(-(4 - start) // step)), x.device)
+    return stage("slice", (x,), bounds, kind.to_mlir())
+
+
+def wide(x: Value, *dims: int | str) -> Value:
+    return stage("broadcast_to", (x,), {}, TensorType(x.dtype, dims, x.device).to_mlir())
+
+
+# what functions of `ops` do not stage
+CASES |= {
+    "a slice of all": (lambda x: ops.tanh(cut(x, 0, 1)), ["tanh"]),
+    "a slice from the second on": (lambda x: ops.tanh(cut(x, 1, 1)), ["slice", "tanh"]),
+    "a slice of each second": (lambda x: ops.tanh(cut(x, 0, 2)), ["slice", "tanh"]),
+    "a copy and back": (lambda x: placed(placed(x, OTHER), CPU) + 1, ["add"]),
+    "a copy of a copy": (
+        lambda x: placed(placed(placed(ops.tanh(x), OTHER), DeviceRef.CPU(2)), OTHER),
+        ["tanh", "transfer"],
+    ),
+    "a copy that stays": (lambda x: ops.tanh(placed(x, CPU)), ["tanh"]),
+    "padding without axes": (
+        lambda x: stage("pad", (x[0, 0],), {"low": (), "high": (), "mode": "constant", "value": 0}) + 1,
+        ["slice", "reshape", "add"],
+    ),
+    "a gather of a table of equal size": (
+        lambda x: ops.gather(
+            ops.tanh(x).cast(F16).cast(DType.bfloat16), ops.constant(np.array([2, 0]), DType.int64, CPU), 0
+        ),
+        ["tanh", "cast", "cast", "gather"],
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("build", "count"),
+    [
+        (lambda x: wide(wide(x[0], 1, 4), 3, 4), 1),
+        (lambda x: ops.tanh(wide(x, "n", 4)), 0),
+        (lambda x: wide(ops.tanh(wide(x[0], 1, 4)), 3, 4), 2),
+    ],
+)
+def test_broadcasts(build: Callable[[Value], Value], count: int) -> None:
+    """One to the same shape goes, and of two that follow one another stays one."""
+    with Graph("g", input_types=[TensorType(F32, ["n", 4], CPU)]) as graph:
+        graph.output(build(graph.inputs[0].tensor))
+    module = clone_module(graph.to_mlir())
+    canonicalize(entry(module).block)
+    verify_module(module)
+    drop_dead_ops(entry(module).block)
+    found = [op.name for op in entry(module).block.ops if isinstance(op, MoOp)]
+    assert found.count("mo.broadcast_to") == count
+    np.testing.assert_array_equal(_interpreter.run(module, [X])[0], _interpreter.run(graph, [X])[0])
+
+
 @pytest.mark.parametrize("name", CASES)
 def test_rules(name: str) -> None:
     build, expected = CASES[name]
