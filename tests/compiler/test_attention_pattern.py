@@ -18,6 +18,8 @@ from max.dtype import DType
 from max.graph import DeviceRef, Graph, TensorType, TensorValue, ops
 from max.mlir import MoOp, clone_module, entry, verify_module
 
+pytestmark = pytest.mark.any_target
+
 DEVICE = DeviceRef.CPU()
 F32, BF16, F16, INDEX = DType.float32, DType.bfloat16, DType.float16, DType.int64
 SHAPES: dict[str, tuple[int | str, ...]] = {

@@ -19,6 +19,8 @@ from max._compiler.program.code import Compiled
 from max.dtype import DType
 from max.graph import DeviceRef, Graph, TensorType, TensorValue, Weight, ops
 
+pytestmark = pytest.mark.any_target
+
 DEVICE = DeviceRef.CPU()
 H, FFN, HEADS, N = 64, 192, 4, 16
 F32 = 4

@@ -19,6 +19,8 @@ from max.graph import DeviceRef, Graph, TensorType, ops
 from max.mlir import sizes
 from max.mlir.dims import DimExpr
 
+pytestmark = pytest.mark.any_target
+
 SYMBOLS = ("a", "b", "c")
 N = DimExpr.symbol("n")
 

@@ -13,6 +13,8 @@ from max._compiler.program.memory_plan import MemoryPlan, plan_memory
 from max.mlir.dims import DimExpr
 from max.mlir.sizes import Size
 
+pytestmark = pytest.mark.any_target
+
 
 def launch(reads: Sequence[int], writes: Sequence[int], **options) -> Launch:
     return Launch(

@@ -148,6 +148,7 @@ def check(text: str) -> set[str]:
     return {op.attr("kind") for op in graph.block.ops if isinstance(op, RegionOp)}
 
 
+@pytest.mark.any_target
 @pytest.mark.parametrize("first", range(0, 1000, 250))
 def test_fusion_keeps_what_each_output_is_computed_from(first: int) -> None:
     kinds = [check(Block(seed).text) for seed in range(first, first + 250)]

@@ -12,6 +12,8 @@ from max._compiler.passes.base import ops_of
 from max._compiler.passes.fuse import fuse
 from max.mlir import MoOp, entry, verify_module
 
+pytestmark = pytest.mark.any_target
+
 assert packed_ops, "the ops of the CPU are part of the dialect once their module is imported"
 PACKED = "!mo.tensor<[2, 1024], f32, cpu:0>"
 INPUTS = {"x": "32, 32", "y": "32, 32", "z": "32, 32", "v": "32"}
