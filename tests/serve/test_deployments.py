@@ -1,4 +1,4 @@
-"""The tests of the shared server again, on several replicas: of one machine, and of a Ray cluster."""
+"""The tests of the shared server again, on several replicas and routers: of one machine, and of a Ray cluster."""
 
 from __future__ import annotations
 
@@ -15,7 +15,8 @@ from tests.serve.conftest import ROOT, SERVER_OPTIONS
 pytestmark = pytest.mark.long
 DEPLOYMENTS = {
     "replicas": "--replicas 2",
-    "ray": "--ray --replicas 2 --ray-cpus 1",
+    "routers": "--replicas 2 --routers 2",
+    "ray": "--ray --replicas 2 --ray-cpus 1 --routers 2",
 }
 FILES = (
     "test_openai.py", "test_fuzz.py", "test_responses.py", "test_response_tools.py", "test_background_responses.py",
