@@ -82,7 +82,7 @@ def test_sums(leaves: list[int], op: str, dtype: Any, rng: np.random.Generator) 
         graph.output(result)
     assert op in str(graph)
     model = InferenceSession().load(graph)
-    for rows in (0, 1, 7, 65, 200):
+    for rows in (0, 1, 4, 7, 65, 200):
         x = (rng.integers(-4, 5, (rows, FEATURES)) / 2).astype(dtype)
         x[rng.random(x.shape) < 0.1] = np.nan
         want = walked(forest, x, values)
@@ -162,14 +162,17 @@ def test_an_index_outside_of_the_tables(
     op: str, at: int, value: int, machine: str, rng: np.random.Generator
 ) -> None:
     operands, attributes = tables(rng)[op]
-    results = [(np.dtype(np.float32), (19, 3))]
-    (got,) = run(op, operands, results, attributes, machine=machine)
-    want = _interpreter.REFERENCES[op](*operands, **attributes)
-    np.testing.assert_allclose(got, want, rtol=1e-6)
-    broken = operands[at].copy()
+    x, broken = operands[0], operands[at].copy()
     broken[...] = value
-    operands[at] = broken
-    with pytest.raises(IndexError):
-        run(op, operands, results, attributes, machine=machine)
-    with pytest.raises(IndexError):
-        _interpreter.REFERENCES[op](*operands, **attributes)
+    # many rows as vectors, few one by one
+    for rows in (19, 2):
+        operands[0] = x[:rows]
+        results = [(np.dtype(np.float32), (rows, 3))]
+        (got,) = run(op, operands, results, attributes, machine=machine)
+        want = _interpreter.REFERENCES[op](*operands, **attributes)
+        np.testing.assert_allclose(got, want, rtol=1e-6)
+        wrong = [broken if i == at else operand for i, operand in enumerate(operands)]
+        with pytest.raises(IndexError):
+            run(op, wrong, results, attributes, machine=machine)
+        with pytest.raises(IndexError):
+            _interpreter.REFERENCES[op](*wrong, **attributes)

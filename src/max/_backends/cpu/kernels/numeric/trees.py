@@ -5,8 +5,9 @@ each; each tree goes over all of its nodes without a branch::
 
     tree → node → vector of rows:    bits = x[feature] <= limit ? bits : bits & mask
 
-A node costs a load, a comparison and an AND for a vector, whatever leaf the rows reach. Walks: each lane goes down the
-tree of its own, a gather for each table and level; for trees with more leaves than bits.
+A node costs a load, a comparison and an AND for a vector, whatever leaf the rows reach. Of up to `SINGLE_ROWS` rows
+each is taken by itself, with a vector of nodes: one gather of its features. Walks: each lane goes down the tree of its
+own, a gather for each table and level; for trees with more leaves than bits.
 """
 
 from __future__ import annotations
@@ -20,6 +21,8 @@ from max._backends.kernel_call import KernelCall, Operand, view
 
 VECTORS = 4
 """Vectors of rows that share the loads of a node."""
+SINGLE_ROWS = 4
+"""The most rows of a task that are taken one by one: a row takes about a tenth of the time of a vector of rows."""
 MOST_FEATURES = 2048
 """Features of a row whose transposed copies fit the L2 cache."""
 
@@ -106,6 +109,66 @@ def mask_rows(sums: Any, columns: Any, tables: Masks, vectors: int, width: int) 
 
 
 @k.inline
+def nodes_that_fail(
+    bits: Any, x: Any, tables: Masks, tree: Any, node: Any, mask: Any, width: int
+) -> Any:
+    """`bits` and the masks of a vector of nodes whose condition does not hold for a row.
+
+    Args:
+        bits: The bits of the leaves so far, a lane for each node.
+        x: The row.
+        tables: The tables.
+        tree: The tree.
+        node: The first node.
+        mask: The nodes that exist; None: all.
+        width: The nodes.
+    """
+    feature = tables.features.load(tree, node, width=width, mask=mask)
+    if k.any((feature < 0) | (feature >= k.i32(x.shape[0]))):
+        low, high = k.reduce_min(feature), k.reduce_max(feature)
+        raise IndexError("trees: features {} to {}, of {}", low, high, x.shape[0])
+    value = x.gather(feature)
+    limit = tables.limits.load(tree, node, width=width, mask=mask)
+    missing = tables.missing.load(tree, node, width=width, mask=mask) != 0
+    some = tables.masks.load(tree, node, width=width, mask=mask)
+    fails = k.select(missing, value > limit, ~(value <= limit))
+    return k.select(fails if mask is None else fails & mask, bits & some, bits)
+
+
+@k.inline
+def mask_row(sums: Any, words: Any, x: Any, lane: Any, tables: Masks, width: int) -> None:
+    """Adds the leaves of all trees of one row to the sums `[outputs, rows]`.
+
+    Args:
+        sums: The sums.
+        words: Memory for a vector of masks.
+        x: The row.
+        lane: Its place in the sums.
+        tables: The tables.
+        width: The nodes of a vector.
+    """
+    masks, counts, weights, targets = tables[3:]
+    dtype = masks.dtype
+    for tree in range(masks.shape[0]):
+        count = k.i64(counts[tree])
+        if count < 0 or count > masks.shape[1]:
+            raise IndexError("trees: {} nodes, of {}", count, masks.shape[1])
+        bits = k.splat(~k.cast(0, dtype), width)
+        for node, mask in k.vectors(count, width):
+            bits = nodes_that_fail(bits, x, tables, tree, node, mask, width)
+        words.store(0, value=bits)
+        word = words[0]
+        for i in k.static_range(1, width):
+            word = word & words[i]
+        leaf = k.i64(k.count_trailing_zeros(word))
+        if leaf >= weights.shape[1]:
+            raise IndexError("trees: leaf {}, of {}", leaf, weights.shape[1])
+        first = k.i64(targets[tree])
+        for j in range(weights.shape[2]):
+            sums[first + j, lane] = sums[first + j, lane] + weights[tree, leaf, j]
+
+
+@k.inline
 def check_targets(targets: Any, values: Any, outputs: Any) -> None:
     """Raises where a tree adds to an output that is none."""
     for tree in range(targets.shape[0]):
@@ -145,17 +208,22 @@ def tree_masks(
         sums = ctx.scratch(x.dtype, (outputs, block))
         start = part * block
         count = k.min(rows - start, block)
-        used = k.select(count > width, k.i64(block), k.i64(width))
         clear_sums(sums, width)
-        for i in range(used):
-            # rows behind the last one repeat it
-            row = start + k.min(i, count - 1)
-            for feature in range(features):
-                columns[feature, i] = x[row, feature]
-        if count > width:
-            mask_rows(sums, columns, tables, VECTORS, width)
+        if count <= SINGLE_ROWS:
+            words = ctx.scratch(tables.masks.dtype, (width,))
+            for lane in range(count):
+                mask_row(sums, words, x[start + lane], lane, tables, width)
         else:
-            mask_rows(sums, columns, tables, 1, width)
+            used = k.select(count > width, k.i64(block), k.i64(width))
+            for i in range(used):
+                # rows behind the last one repeat it
+                row = start + k.min(i, count - 1)
+                for feature in range(features):
+                    columns[feature, i] = x[row, feature]
+            if count > width:
+                mask_rows(sums, columns, tables, VECTORS, width)
+            else:
+                mask_rows(sums, columns, tables, 1, width)
         store_columns(out, sums, start, count)
 
 
