@@ -7,8 +7,8 @@ workers that have a direction each need not::
     step → task → rows of sequences → element of the state:    sums[row, gate] += weight[element, gate] · state[row]
 
 States alternate between two buffers, padded to whole blocks with zeros. Register budget: rows × gates vectors of sums
-(16 to 24 of 32 registers, 8 of 16; of many rows half of the gates at a time), the gates' weights, an element. A single
-row has `UNROLL` sums for each gate: the additions of one would wait for each other.
+(16 to 24 of 32 registers, 8 of 16; of many rows half of the gates at a time), the gates' weights, an element. One row
+has `UNROLL` sums for each gate, whose additions would wait for each other.
 """
 
 from __future__ import annotations
@@ -316,7 +316,7 @@ def each_place(
     """Updates the units of this worker.
 
     Args:
-        batch: The directions, the sequences.
+        batch: The directions that are computed now, the sequences, and the first of these directions.
         hidden: The units.
         number: The step.
         states: Two buffers of states, which take turns.
@@ -332,7 +332,7 @@ def each_place(
     directions, blocks = batch[0], (hidden + UNITS - 1) // UNITS
     tasks, workers = directions * blocks, ctx.num_workers
     for task in range(ctx.worker * tasks // workers, (ctx.worker + 1) * tasks // workers):
-        d, block = task // blocks, task % blocks
+        d, block = batch[2] + task // blocks, task % blocks
         for lane in k.static_range(0, UNITS, width):
             left = hidden - block * UNITS - lane
             mask = None
@@ -383,14 +383,17 @@ def run_steps(
         form: The form.
     """
     batch, hidden = (x.state.shape[0], x.gates.shape[1]), x.gates.shape[4]
-    # the states have been written by all workers
-    ctx.barrier()
-    for number in range(x.gates.shape[0]):
-        for phase in phases:
-            each_place(batch, hidden, number, states, ctx, phase, x, form)
-            # workers that have whole directions need not meet
-            if batch[0] % ctx.num_workers != 0:
-                ctx.barrier()
+    ctx.barrier()  # the states have been written by all workers
+    # workers that have whole directions need not meet; the L2 cache of one holds the weights of one direction at a time
+    whole = batch[0] % ctx.num_workers == 0
+    together = k.select(whole, ctx.num_workers, batch[0])
+    for turn in range(batch[0] // together):
+        for number in range(x.gates.shape[0]):
+            for phase in phases:
+                here = (together, batch[1], turn * together)
+                each_place(here, hidden, number, states, ctx, phase, x, form)
+                if not whole:
+                    ctx.barrier()
     ctx.barrier()
     fill_states(final, states[x.gates.shape[0] % 2], ctx)
 
