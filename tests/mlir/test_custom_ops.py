@@ -12,6 +12,7 @@ STAGES_CUSTOM_OPS = {
     "torch/_library.py": "kernels of a user, as operations of PyTorch",
     "experimental/tensors/further_functions.py": "the functions for users",
     "experimental/tensors/bits.py": "bits of eager tensors, by kernels that it registers",
+    "entrypoints/load_test/bandwidth.py": "a probe of the memory's speed, by a kernel that it registers",
     "experimental/array_api/factorizations.py": "factorizations of matrices, by kernels that it registers",
 }
 """The files that stage `mo.custom`, and for what."""

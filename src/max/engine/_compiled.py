@@ -81,9 +81,9 @@ class CompiledModel:
             ValueError: The model has several graphs.
             OSError: The file cannot be written.
         """
-        self.only("export_mef").graph.save(Path(path))
+        self.single_graph("export_mef").graph.save(Path(path))
 
-    def only(self, op: str) -> CompiledGraph:
+    def single_graph(self, op: str) -> CompiledGraph:
         """The model's graph.
 
         Args:

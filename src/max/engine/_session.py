@@ -185,8 +185,8 @@ class InferenceSession:
         parts = _compiled.graphs_of(
             "load", model, (custom_ops_path, custom_extensions), input_specs
         )
-        return self._bound(
-            self._ready(_compiled.CompiledModel(parts).only("load")), weights_registry
+        return self._model_of(
+            self._ready(_compiled.CompiledModel(parts).single_graph("load")), weights_registry
         )
 
     @rare_collections()
@@ -265,8 +265,8 @@ class InferenceSession:
             ValueError: As for `load`, or the model has several graphs.
             TypeError: It is not a compiled model.
         """
-        (part,) = self._compiled("init", compiled, one=True).values()
-        return self._bound(part, weights_registry)
+        (part,) = self._graphs_of("init", compiled, one=True).values()
+        return self._model_of(part, weights_registry)
 
     @rare_collections()
     def init_all(
@@ -288,10 +288,10 @@ class InferenceSession:
             ValueError: As for `load`.
             TypeError: It is not a compiled model.
         """
-        parts = self._compiled("init_all", compiled)
-        return {name: self._bound(part, weights_registry) for name, part in parts.items()}
+        parts = self._graphs_of("init_all", compiled)
+        return {name: self._model_of(part, weights_registry) for name, part in parts.items()}
 
-    def _compiled(
+    def _graphs_of(
         self, op: str, compiled: object, one: bool = False
     ) -> dict[str, _compiled.CompiledGraph]:
         """The graphs of a compiled model by name, with programs of this session; with `one` it must have one graph."""
@@ -299,7 +299,7 @@ class InferenceSession:
             raise TypeError(
                 f"{op}: expected a CompiledModel, which compile() returns, got {type(compiled).__name__}"
             )
-        parts = (compiled.only(op),) if one else compiled._parts  # pyright: ignore[reportPrivateUsage]
+        parts = (compiled.single_graph(op),) if one else compiled._parts  # pyright: ignore[reportPrivateUsage]
         is_ours = compiled._session is self  # pyright: ignore[reportPrivateUsage]
         return {part.graph.name: part if is_ours else self._ready(part) for part in parts}
 
@@ -315,13 +315,13 @@ class InferenceSession:
         """Whether models run on the interpreter: on request, or to find the op that yields a NaN."""
         return flags.MAX_INTERPRET or self.debug.nan_check
 
-    def _bound(
+    def _model_of(
         self, part: _compiled.CompiledGraph, registry: Mapping[str, DLPackArray] | None
     ) -> Model:
         """The model of a graph with the weights of a registry, and those that were saved with it."""
         registry = {**part.saved, **(registry or {})} if part.saved else registry
         if part.program is not None:
-            return self._linked(part.program, registry)
+            return self._link_model(part.program, registry)
         module, name = part.module, part.graph.name
         bound = bind_weights(name, declared_weights(module), registry)
         weights = {
@@ -332,7 +332,7 @@ class InferenceSession:
             self.debug.nan_check,
         )  # fmt: skip
 
-    def _linked(
+    def _link_model(
         self,
         program: Loaded,
         registry: Mapping[str, DLPackArray] | None,

@@ -230,7 +230,7 @@ class Graph(StagedOps):
                         "(ops.buffer_load), or leave it out: the caller sees what is stored"
                     )
                 values.append(value)
-            has_effects = self._chains.advanced
+            has_effects = self._chains.has_advanced
             chain_input = self._chains.take_input()
             if chain_input is not None:
                 if has_effects or chain_input.first_use is not None:

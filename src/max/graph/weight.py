@@ -280,13 +280,13 @@ class _Shard(Weight):
 
     def _part_of(self, shape: Shape, in_bytes: bool) -> Shape:
         """The shape of this part, for a shape of the whole weight."""
-        axis, ranges = self._cut(in_bytes)
+        axis, ranges = self._part_ranges(in_bytes)
         if axis is None:
             return shape
         size = sum(stop - start for start, stop in ranges)
         return Shape([*shape[:axis], size, *shape[axis + 1 :]])
 
-    def _cut(self, in_bytes: bool = True) -> tuple[int | None, Ranges]:
+    def _part_ranges(self, in_bytes: bool = True) -> tuple[int | None, Ranges]:
         """The split axis (None if replicated) and the ranges of this part, for an encoded axis in bytes or elements."""
         whole, strategy = self._whole, self._strategy
         assert self.shard_idx is not None
@@ -323,7 +323,7 @@ class _Shard(Weight):
         # slices of the whole weight, so that the registry holds the values once
         graph = current_graph()
         whole = graph.add_weight(self._whole)
-        axis, ranges = self._cut()
+        axis, ranges = self._part_ranges()
         if axis is None:
             return whole.to(self._where).to_mlir()
         before = [slice(None)] * axis

@@ -60,13 +60,13 @@ def declare(
     op = name.removeprefix("mo.")
     operands = tuple(signature)
 
-    def named(types: Types, attrs: Attrs) -> NamedTypes:
+    def types_by_name(types: Types, attrs: Attrs) -> NamedTypes:
         check_attributes(spec, attrs, attrs)
         return _named_types(op, operands, chained, types, attrs)
 
     def infer(types: Types, attrs: Attrs) -> Types:
         assert rule is not None
-        inferred = rule(named(types, attrs), attrs)
+        inferred = rule(types_by_name(types, attrs), attrs)
         return (*inferred, _CHAIN) if chained else inferred
 
     def check(types: Types, result_types: Types, attrs: Attrs) -> None:
@@ -82,7 +82,7 @@ def declare(
             raise ValueError(
                 f"{op}: the results are {short_types(plain)}, expected {results} of them"
             )
-        result_rule(named(types, attrs), plain, attrs)
+        result_rule(types_by_name(types, attrs), plain, attrs)
 
     required = sum([o.present is None and not o.optional for o in operands])
     spec = OpSpec(

@@ -129,7 +129,7 @@ class _TextSource:
         return DimParseError(f"{self._text!r} is not a dimension: {message}, found {token}")
 
     @property
-    def done(self) -> bool:
+    def at_end(self) -> bool:
         return self._next == len(self._tokens)
 
 
@@ -141,6 +141,6 @@ def parse_dim(text: str) -> DimExpr:
     """
     source = _TextSource(text)
     expr = parse_expression(source)
-    if not source.done:
+    if not source.at_end:
         raise source.fail("expected an operator")
     return expr

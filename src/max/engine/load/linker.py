@@ -79,7 +79,7 @@ class ModelLinker:
             TypeError: A value of the registry is not an array.
             MemoryError: A device is out of memory.
         """
-        weights = bind_weights(compiled.name, self.program.declared, registry, self.caster.takes)
+        weights = bind_weights(compiled.name, self.program.weights, registry, self.caster.takes)
         constants, key, copy = self.program.constants, self.program.key, None
 
         def map_packed(num_bytes: int) -> Array | None:

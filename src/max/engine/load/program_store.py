@@ -65,7 +65,7 @@ class Loaded:
     Attributes:
         compiled: The program.
         kernels: For each device its loaded kernels by key, as launches name them.
-        declared: The module's weights by name.
+        weights: The module's weights by name.
         constants: Its constants, by the number of their fixed buffer.
         locations: The locations of its ops.
         note: What the staging function returned beside the module.
@@ -74,7 +74,7 @@ class Loaded:
 
     compiled: Compiled
     kernels: list[dict[str, int]]
-    declared: dict[str, WeightInfo]
+    weights: dict[str, WeightInfo]
     constants: dict[int, Array]
     locations: SourceLocations
     note: Any = None
@@ -86,7 +86,7 @@ class _Recipe:
     """`Loaded` on the disk, without what the program's own entry holds."""
 
     program: str
-    declared: dict[str, WeightInfo]
+    weights: dict[str, WeightInfo]
     constants: dict[int, Array]
     locations: list[str]
     note: Any
@@ -143,7 +143,7 @@ class ProgramStore:
             if (program := self._from_disk(recipe.program)) is not None:
                 stats.recipes += 1
                 return Loaded(
-                    *program, recipe.declared, recipe.constants, SourceLocations(recipe.locations), recipe.note,
+                    *program, recipe.weights, recipe.constants, SourceLocations(recipe.locations), recipe.note,
                     recipe.program,
                 )  # fmt: skip
         loaded = self.load(*stage())
@@ -151,7 +151,7 @@ class ProgramStore:
         if key is not None and is_kept and _bytes(loaded.constants) <= MOST_CONSTANTS:
             assert loaded.key is not None
             recipe = _Recipe(
-                loaded.key, loaded.declared, loaded.constants, loaded.locations.texts(), loaded.note
+                loaded.key, loaded.weights, loaded.constants, loaded.locations.texts(), loaded.note
             )
             blob = pickle.dumps(recipe, pickle.HIGHEST_PROTOCOL)
             default_cache().put("recipe", key, blob)

@@ -84,7 +84,7 @@ def load_staged_graph(
             registry = {
                 name: _value(weights[source.name], source) for name, source in sources.items()
             }
-        return session._linked(
+        return session._link_model(
             loaded, registry, platform.allocate if reserve is None else reserve.take
         )
     finally:

@@ -323,7 +323,7 @@ class Linked:
 
     main: LinkedProgram
     later: list[LinkedProgram]
-    kept: list[object]
+    owners: list[object]
 
 
 class Linker(Protocol):

@@ -321,7 +321,7 @@ def _with_named_errors(value: Any) -> Any:
     """An op as users see it: its errors name it. Ops that call each other do so in their own modules, without this."""
     if not isinstance(value, FunctionType):
         return value
-    return import_module("max.graph.ops.staging.named_errors").naming(value)
+    return import_module("max.graph.ops.staging.named_errors").name_errors(value)
 
 
 __getattr__ = lazy_names(__name__, _WHERE, submodules=True, shown=_with_named_errors)

@@ -60,7 +60,7 @@ class Branch(Graph):
     @property
     def has_effects(self) -> bool:
         """Whether an op of the branch has used its chain."""
-        return self._chains.advanced
+        return self._chains.has_advanced
 
     def capture(self, value: mlir.SSAValue) -> mlir.SSAValue:
         """The input for a value of the enclosing graph, added at the first call."""

@@ -50,7 +50,7 @@ class Chains:
         return self._ready
 
     @property
-    def advanced(self) -> bool:
+    def has_advanced(self) -> bool:
         """Whether the current chain is another one than callers pass."""
         return self._current is not self._input
 

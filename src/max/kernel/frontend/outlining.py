@@ -303,7 +303,7 @@ class _Copy:
         self.uses_others = False
         """Whether it uses caller's values that are not arguments, or contains outlined bodies."""
 
-    def _bound(self, ref: Ref) -> Ref:
+    def _new_ref(self, ref: Ref) -> Ref:
         copy = self._refs[ref] = Ref(ref.id + self._shift, ref.type, ref.level + self._deeper)
         return copy
 
@@ -327,7 +327,7 @@ class _Copy:
     def let_(self, s: Let) -> Let:
         args = self._atoms(s.args)
         attr = s.attr + self._shift if s.op == "read" else s.attr
-        return Let(self._bound(s.ref), s.op, args, attr, self._line)
+        return Let(self._new_ref(s.ref), s.op, args, attr, self._line)
 
     def effect_(self, s: Effect) -> Effect:
         return Effect(s.op, self._atoms(s.args), s.attr, self._line)
@@ -345,7 +345,7 @@ class _Copy:
 
     def for_(self, s: For) -> For:
         start, stop = self._atom(s.start), self._atom(s.stop)
-        var = self._bound(s.var)
+        var = self._new_ref(s.var)
         return For(var, start, stop, s.step, self.statements(s.body), self._line, s.max_iterations)
 
     def while_(self, s: While) -> While:
@@ -366,7 +366,7 @@ class _Copy:
 
     def parallel_(self, s: Parallel) -> Parallel:
         total, grain = self._atom(s.total), self._atom(s.grain)
-        begin, end = self._bound(s.begin), self._bound(s.end)
+        begin, end = self._new_ref(s.begin), self._new_ref(s.end)
         body = self.statements(s.body)
         return Parallel(begin, end, total, grain, s.multiple, s.phase, body, self._line)
 

@@ -197,11 +197,11 @@ class CPUTarget(LLVMTarget):
         names = self.closure | base
         on = [f"+{name}" for name in sorted(names - _OURS)]
         # the processor's name implies them, though a virtual machine may hide them
-        off = [f"-{name}" for name in sorted(self._told) if name not in names]
+        off = [f"-{name}" for name in sorted(self._implied_features) if name not in names]
         return ",".join([*on, *off, *(["-prefer-256-bit"] if self.has("avx512f") else [])])
 
     @property
-    def _told(self) -> frozenset[str]:
+    def _implied_features(self) -> frozenset[str]:
         """The features that LLVM may take from the processor's name."""
         if self.is_arm64:
             return ARM64_FEATURES

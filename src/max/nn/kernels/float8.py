@@ -289,7 +289,9 @@ def scaled_rows(op: str, x: TensorValue, scales: TensorValue) -> TensorValue:
     if scales.rank != 2 or scales.shape[1] != x.shape[0]:
         raise ValueError(f"{op}: the input scales are {scales!r}, expected [groups, {x.shape[0]}]")
     columns = _static(f"{op}: the columns", x.shape[1])
-    return ops.cast(x, F32) * _spread(op, ops.cast(ops.transpose(scales, 0, 1), F32), 1, columns)
+    return ops.cast(x, F32) * _broadcast_scales(
+        op, ops.cast(ops.transpose(scales, 0, 1), F32), 1, columns
+    )
 
 
 def scaled_weights(
@@ -317,9 +319,9 @@ def scaled_weights(
             f"{op}: the weights' scales are {scales!r}, expected [{count}, row blocks, column blocks]"
         )
     spread = [
-        _spread(
+        _broadcast_scales(
             op,
-            _spread(op, ops.cast(scales[i], F32), 0, rows, blocks and blocks[0]),
+            _broadcast_scales(op, ops.cast(scales[i], F32), 0, rows, blocks and blocks[0]),
             1,
             columns,
             blocks and blocks[1],
@@ -403,7 +405,7 @@ def _product(
             f"{op}: the weight's scales are {b_scales!r}, expected a number or a matrix"
         )
     if scales.rank == 2:
-        scales = _spread(op, scales, 0, rows, blocks and blocks[0])
+        scales = _broadcast_scales(op, scales, 0, rows, blocks and blocks[0])
     # a scale that is constant along the summed axis can be applied to the sum
     by_row = scales.rank == 0 or scales.shape[1] == 1
     if by_row and (a_scales is None or a_scales.shape[0] == 1):
@@ -414,13 +416,13 @@ def _product(
         return product * (scales if scales.rank == 0 else ops.transpose(scales, 0, 1))
     x = ops.cast(a, F32)
     if a_scales is not None:
-        x = x * _spread(op, ops.cast(ops.transpose(a_scales, 0, 1), F32), 1, columns)
+        x = x * _broadcast_scales(op, ops.cast(ops.transpose(a_scales, 0, 1), F32), 1, columns)
     if scales.rank == 2:
-        scales = _spread(op, scales, 1, columns, blocks and blocks[1])
+        scales = _broadcast_scales(op, scales, 1, columns, blocks and blocks[1])
     return ops.matmul(x, (ops.cast(b, F32) * scales).T)
 
 
-def _spread(
+def _broadcast_scales(
     op: str, scales: TensorValue, axis: int, size: int, block: int | None = None
 ) -> TensorValue:
     """Broadcasts scales to one per element along an axis, or to one for all.

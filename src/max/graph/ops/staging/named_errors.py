@@ -12,7 +12,7 @@ from typing import Any, TypeVar, cast
 from max._errors import ArgumentError, AxisError
 from max.graph.staging.current import CURRENT, OUTSIDE
 
-__all__ = ["naming"]
+__all__ = ["name_errors"]
 
 _F = TypeVar("_F", bound=Callable[..., Any])
 _PACKAGE = str(Path(__file__).parents[3])
@@ -21,7 +21,7 @@ _LONGEST = 60
 _PLAIN = (TypeError, AttributeError, ValueError, IndexError)
 
 
-def naming(function: _F) -> _F:
+def name_errors(function: _F) -> _F:
     """Wraps an op so that errors of its arguments name the op and can be caught as ValueError or TypeError.
 
     A TypeError, ValueError or AttributeError becomes an `ArgumentError`, an IndexError an `AxisError`. Messages that do

@@ -153,12 +153,12 @@ def select_view(fe: Frontend, cond: Any, a: View, b: View) -> View:
     if not isinstance(cond, Ref):
         return a if cond else b
 
-    def chosen(x: Index, y: Index) -> Index:
+    def select_index(x: Index, y: Index) -> Index:
         if x is y or (isinstance(x, int) and x == y):
             return x
         return fe.b.op("select", (cond, fe.b.index(x), fe.b.index(y)), INDEX)
 
-    shape = tuple(chosen(x, y) for x, y in zip(a.shape, b.shape, strict=True))
+    shape = tuple(select_index(x, y) for x, y in zip(a.shape, b.shape, strict=True))
     base = fe.b.op("select", (cond, a.base, b.base), POINTER)
     writable = a.writable and b.writable
     memory = chosen_memory(fe, cond, a.memory, b.memory)
