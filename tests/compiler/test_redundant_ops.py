@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from typing import cast
 
+import numpy as np
 import pytest
 from xdsl.ir import Block
 
 from max._compiler import mok
 from max._compiler.passes.redundant_ops import drop_dead_ops, merge_equal_ops
-from max.mlir import ModuleOp, entry, verify_module
+from max.dtype import DType
+from max.engine import InferenceSession
+from max.graph import DeviceRef, Graph, TensorType, TensorValue, ops
+from max.mlir import ModuleOp, clone_module, entry, verify_module
 
 X = "!mo.tensor<[n, 8], f32, cpu:0>"
 I64 = "!mo.tensor<[n, 2], si64, cpu:0>"
@@ -167,3 +172,42 @@ def test_an_op_of_the_user_without_results_stays() -> None:
     merge_equal_ops(block_of(module))
     drop_dead_ops(block_of(module))
     assert names(module) == ["custom", "custom", "output"]
+
+
+def staged(build: Callable[[TensorValue], Sequence[TensorValue]]) -> Graph:
+    types = [TensorType(DType.float32, ["n"], DeviceRef.CPU())]
+    with Graph("g", input_types=types) as graph:
+        graph.output(*build(graph.inputs[0].tensor))
+    return graph
+
+
+def ones(size: str) -> TensorValue:
+    return ops.broadcast_to(ops.constant(1.0, DType.float32, DeviceRef.CPU()), [size])
+
+
+def test_an_op_that_gives_a_size_stays() -> None:
+    """Of an op whose elements nothing reads the size may be read; of two that give it the first stays."""
+
+    def build(x: TensorValue) -> list[TensorValue]:
+        for name in ("some", "some", "unread"):
+            ops.nonzero(x, name)
+        ops.abs(ops.nonzero(x, "unread"))
+        return [ones("some")]
+
+    graph = staged(build)
+    module = clone_module(graph.to_mlir())
+    drop_dead_ops(block_of(module))
+    assert names(module).count("nonzero") == 1
+    model = InferenceSession().load(graph)
+    for x in ([0.0, 2.0, 0.0, 3.0], [0.0], []):
+        array = np.array(x, np.float32)
+        assert model.execute(array)[0].shape == (np.count_nonzero(array),)
+
+
+def test_a_named_slice_gives_a_size() -> None:
+    def build(x: TensorValue) -> list[TensorValue]:
+        x[(slice(1, None), "rest")]
+        return [ones("rest")]
+
+    model = InferenceSession().load(staged(build))
+    assert model.execute(np.zeros(4, np.float32))[0].shape == (3,)
