@@ -142,6 +142,14 @@ def test_large_patterns_and_those_of_all_texts_have_no_opposite(pattern: str) ->
     assert unlike_pattern(pattern) is None
 
 
+def test_opposites_of_large_automata() -> None:
+    """As large as an automaton may be, and larger; there would be a short opposite of each."""
+    assert unlike_pattern(r"[^\s\S]" + "a" * 990) is not None
+    assert unlike_pattern(r"[^\s\S]" + "a" * 1010) is None
+    pairs = "|".join(f"[{a}{b}]" for a in "abcdefghij" for b in "klmnopqrst")
+    assert unlike_pattern(f"^b({pairs}|{pairs}|{pairs})*x") is None
+
+
 @pytest.mark.parametrize(
     ("pattern", "most"),
     [

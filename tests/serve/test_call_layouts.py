@@ -10,7 +10,15 @@ from max.serve.chat.parts import ArgumentsPart, ContentPart, ToolCallPart
 from max.serve.chat.tools import probe
 from max.serve.chat.tools.definitions import Tool
 from max.serve.chat.tools.derive import call_text
-from max.serve.chat.tools.layout import KEY, NAME, CallLayout, Style, run_end, special_in
+from max.serve.chat.tools.layout import (
+    IDENTIFIER,
+    KEY,
+    NAME,
+    CallLayout,
+    Style,
+    run_end,
+    special_in,
+)
 from max.serve.chat.tools.layout_grammar import LayoutRules
 from max.serve.chat.tools.layout_parser import LayoutParser
 from max.serve.chat.tools.probe import TemplateUse
@@ -76,6 +84,9 @@ TAGGED = CallLayout(
 LINES = CallLayout(
     f"<call {NAME}>", Style.TAGGED, tail="</call>", key="\n<p ", key_end=">\n", other_key_end=">\n", value_end="\n</p>",
 )  # fmt: skip
+BARE = CallLayout(f"<call>{NAME}{{", Style.BARE, tail="<end>", value_end="'")
+COUNTED = CallLayout(f"<call>{NAME}<args>", tail=f"<id>{IDENTIFIER}</call>")
+LISTED = CallLayout(f"{NAME}<args>", tail=";", section="<calls>", section_end="</calls>")
 
 
 def read(
@@ -122,6 +133,13 @@ def read(
         (TAGGED, "<call run><p a>x</p>", "", [("run", '{"a": "x"')]),
         (TAGGED, "<call other><p a>3</p></call>", "", [("other", '{"a": 3}')]),
         (LINES, "<call run>\n<p a>\n\nx\n\n</p>\n</call>", "", [("run", '{"a": "\\nx\\n"}')]),
+        (TAGGED, "<call run><p a", "", [("run", "")]),
+        (BARE, "<call>run{a:'x}',n:3}<end>b", "b", [("run", '{"a": "x}", "n": 3}')]),
+        (BARE, "<call>run{a b}<end>c", "c", [("run", "{}")]),
+        # an identifier after the arguments, which may be left out
+        (COUNTED, '<call>run<args>{"a": 1}<id>x-1</call>b', "b", [("run", '{"a": 1}')]),
+        (COUNTED, '<call>run<args>{"a": 1}</call>b', "b", [("run", '{"a": 1}')]),
+        (LISTED, "<calls>now<args>{};<calls>now<args>{};</calls>b", "b", [("now", "{}"), ("now", "{}")]),
         (CallLayout(f"{NAME}=", tail=";"), 'run={"a": 1};b', "b", [("run", '{"a": 1}')]),
     ],
 )  # fmt: skip

@@ -27,7 +27,7 @@ from max.serve.chat.tools.definitions import ChoiceKind, Tool, ToolChoice
 from max.serve.chat.tools.derive import call_text
 from max.serve.chat.tools.formats import FORMATS, format_of_template
 from max.serve.chat.tools.grammars import answer_grammar
-from max.serve.chat.tools.layout import IDENTIFIER
+from max.serve.chat.tools.layout import IDENTIFIER, NAME
 from max.serve.chat.tools.parser import parser_of
 from max.serve.chat.tools.probe import TemplateUse
 from max.serve.chat.tools.recognition import TemplateTools, reads_back, tools_of_template
@@ -387,6 +387,22 @@ def test_marks_of_reasoning_are_those_of_the_template(kind: str) -> None:
         thought = "".join(part.text for part in parts if isinstance(part, ReasoningPart))
         content = "".join(part.text for part in parts if isinstance(part, ContentPart))
         assert (thought, content) == (f"Hm {marks[1][:2]} so.", f"Yes {marks[0]}.")
+
+
+def test_a_template_that_refuses_calls_without_arguments() -> None:
+    """The mark of the first key is what stands before each later one."""
+    template = (
+        "{% for m in messages %}<|{{ m.role }}|>{{ m.content }}{% for c in m.tool_calls or [] %}"
+        "<tool={{ c.function.name }}>"
+        "{% if not c.function.arguments %}{{ raise_exception('there is no argument') }}{% endif %}"
+        "{% for k, v in c.function.arguments.items() %}"
+        "<arg={{ k }}>{{ v if v is string else v | tojson }}</arg>{% endfor %}</tool>{% endfor %}"
+        "<|end|>{% endfor %}{% if add_generation_prompt %}<|assistant|>{% endif %}"
+    )
+    layout = found_of(template).format.layout
+    assert layout is not None
+    assert (layout.head, layout.key, layout.tail) == (f"<tool={NAME}", "><arg=", "></tool>")
+    check(template, random.Random(5), 8, plain=True)
 
 
 @pytest.mark.long
