@@ -138,7 +138,7 @@ def run(count: int, test: Callable[[Server], Awaitable[None]]) -> None:
         with tempfile.TemporaryDirectory() as folder:  # pytest's own are too long for a socket
             server = Server(Path(folder), count)
             try:
-                async with asyncio.timeout(15):
+                async with asyncio.timeout(60):
                     await server.owner.wait_ready()
                     await test(server)
             finally:

@@ -65,7 +65,7 @@ def status(as_json: bool, url: str, api_key: str | None) -> None:
                 f"({each['running']} running, {each['waiting']} waiting), {each['used_pages']} of "
                 f"{each['total_pages']} pages, {share:.0%} of prompts cached, {each['restarts']} restarts"
             )
-    for each in found["routers"]:
+    for each in found.get("routers", ()):  # servers of before have none
         click.echo(
             f"router {each['router']}, process {each['pid']}: {each['state']}, {each['requests']} requests"
         )

@@ -132,7 +132,7 @@ class SharedChannel:
                 if isinstance(message, _OF_REQUESTS):
                     number, mark, name = message.request_id.partition(_MARK)
                     if mark:
-                        frames.setdefault(number, []).append(replace(message, request_id=name))
+                        frames.setdefault(number, []).append(_named(message, name))
                     else:
                         frames.setdefault("", []).append(message)
                     continue
@@ -219,6 +219,13 @@ class SharedChannel:
         user.close()
         for name in names:
             self._incoming.put(CancelRequest(f"{user.number}{_MARK}{name}"))
+
+
+def _named(message: Any, name: str) -> Any:
+    """A message of a request with another identifier of the request."""
+    if type(message) is TokensGenerated:  # nearly all of them
+        return TokensGenerated(name, message.tokens, message.status, message.log_probabilities)
+    return replace(message, request_id=name)
 
 
 class _User:

@@ -1,0 +1,232 @@
+"""Replicas on this machine: what dividing its cores costs, what routing by prefixes gains, and what the simulator says.
+
+``python -m benchmarks.replicas --model DIR`` starts the servers it compares, and asks them in turn, for some minutes.
+It needs a quiet machine of at least two cores. `cores`: replicas of one core each against one engine of all cores.
+`prefixes`: several tenants with prompts that begin alike, on replicas behind one server, and in turn on as many servers
+of one engine. `simulated`: requests at a rate on one engine, and the same in `max benchmark --simulate`, whose costs
+are measured before.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import os
+import random
+import statistics
+import subprocess
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Any
+
+from benchmarks.runner import commit, exit_on_sigterm, machine
+from benchmarks.servers import free_port
+from max._host import logical_cpus
+from max.entrypoints.load_test.http_client import Target
+from max.entrypoints.load_test.measure import Sample, measure_one, summary
+from max.entrypoints.load_test.simulated import SimulatedLoad, run_simulated
+from max.pipelines.scheduler import SchedulerLimits
+from max.pipelines.scheduler.simulation import Arrival, CostModel, Machine
+
+CLIENTS, PROMPT, OUTPUT = 16, 128, 64
+TENANTS, COMMON, OWN = 8, 1024, 32
+VOCABULARY = 1000
+"""Tokens below this number are asked for; each model has them."""
+
+
+@contextmanager
+def serving(model: str, cores: Sequence[int], *options: str) -> Iterator[Target]:
+    """A server on some cores.
+
+    Args:
+        model: The model.
+        cores: The cores.
+        options: Further options of ``max serve``.
+    """
+    port = free_port()
+    code = "from max.entrypoints.cli import main; main()"
+    command = [
+        sys.executable, "-c", code, "serve", "--model", model, "--port", str(port), "--metrics-port", "0",
+        "--served-model-name", "m", "--max-length", "2048", "--max-batch-size", "16", *options,
+    ]  # fmt: skip
+    process = subprocess.Popen(
+        command,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        preexec_fn=lambda: os.sched_setaffinity(0, cores),
+    )
+    try:
+        assert process.stdout is not None
+        lines: list[str] = []
+        for line in process.stdout:
+            lines.append(line)
+            if "Server ready" in line:
+                break
+        else:
+            raise RuntimeError("".join(lines))
+        yield Target(f"http://127.0.0.1:{port}")
+    finally:
+        process.terminate()
+        process.wait()
+
+
+def body_of(prompt: Sequence[int], output: int = OUTPUT) -> dict[str, Any]:
+    """A request of tokens."""
+    return {
+        "model": "m",
+        "prompt": list(prompt),
+        "max_tokens": output,
+        "temperature": 0,
+        "ignore_eos": True,
+        "stream": True,
+        "stream_options": {"include_usage": True},
+    }
+
+
+def random_tokens(draw: random.Random, count: int) -> list[int]:
+    """Random tokens."""
+    return [draw.randrange(VOCABULARY) for _ in range(count)]
+
+
+async def closed_loop(
+    targets: Sequence[Target], bodies: Sequence[dict[str, Any]], clients: int = CLIENTS
+) -> dict[str, Any]:
+    """Clients that each send their next request when the last one is answered; the servers get them in turn."""
+    left = list(enumerate(bodies))
+    samples: list[Sample] = []
+
+    async def client() -> None:
+        while left:
+            number, body = left.pop(0)
+            samples.append(await measure_one(targets[number % len(targets)], body))
+
+    await asyncio.gather(*(client() for _ in range(clients)))
+    found = summary(samples, float("inf"))
+    if found["failed"]:
+        raise RuntimeError(str(found["errors"]))
+    return found
+
+
+def compare_cores(model: str, rounds: int) -> dict[str, Any]:
+    """Output tokens a second of one engine of all cores, and of replicas of one core each, in turn."""
+    cores, draw = sorted(logical_cpus()), random.Random(0)
+    rates: dict[str, list[float]] = {"one engine": [], "replicas": []}
+    with ExitStack() as stack:
+        one = stack.enter_context(serving(model, cores))
+        several = stack.enter_context(serving(model, cores, "--replicas", str(len(cores))))
+        for number in range(rounds + 1):
+            for name, target in (("one engine", one), ("replicas", several)):
+                bodies = [body_of(random_tokens(draw, PROMPT)) for _ in range(4 * CLIENTS)]
+                rate = asyncio.run(closed_loop([target], bodies))["output_throughput"]
+                if number:  # the first round warms up
+                    rates[name].append(rate)
+    best = {name: max(each) for name, each in rates.items()}
+    return {"tokens/s": best, "ratio": best["replicas"] / best["one engine"], "all": rates}
+
+
+def compare_routing(model: str, rounds: int) -> dict[str, Any]:
+    """The mean time to the first token by prefixes and in turn; each round has prefixes that nobody has seen."""
+    cores, draw = sorted(logical_cpus()), random.Random(1)
+    count = len(cores)
+    times: dict[str, list[float]] = {"by prefix": [], "in turn": []}
+    with ExitStack() as stack:
+        routed = [stack.enter_context(serving(model, cores, "--replicas", str(count)))]
+        in_turn = [stack.enter_context(serving(model, [core])) for core in cores]
+        for _ in range(rounds):
+            for name, targets in (("by prefix", routed), ("in turn", in_turn)):
+                common = [random_tokens(draw, COMMON) for _ in range(TENANTS)]
+                bodies = [
+                    body_of([*common[draw.randrange(TENANTS)], *random_tokens(draw, OWN)], 8)
+                    for _ in range(8 * TENANTS)
+                ]
+                run = asyncio.run(closed_loop(targets, bodies, count))
+                times[name].append(run["ttft_ms"]["mean"])
+    best = {name: min(each) for name, each in times.items()}
+    return {"ttft ms": best, "ratio": best["by prefix"] / best["in turn"], "all": times}
+
+
+async def _costs(target: Target, draw: random.Random) -> CostModel:
+    """The costs of the engine's steps, in milliseconds, from a few requests."""
+
+    async def pause(batch: int) -> float:
+        bodies = [body_of(random_tokens(draw, 8), 129) for _ in range(batch)]
+        samples = await asyncio.gather(*(measure_one(target, body) for body in bodies))
+        return statistics.median((s.end - s.first) / 128 * 1e3 for s in samples)
+
+    async def first(length: int) -> float:
+        found = [await measure_one(target, body_of(random_tokens(draw, length), 1)) for _ in "abc"]
+        return min(s.end - s.begin for s in found) * 1e3
+
+    await pause(8)
+    one, eight = await pause(1), await pause(8)
+    short, long = await first(256), await first(768)
+    sequence = max((eight - one) / 7, 0.0)
+    step, token = max(one - sequence, 0.0), (long - short) / 512
+    return CostModel(step / 1e3, token / 1e3, sequence / 1e3, 0.0)
+
+
+def compare_simulated(model: str, rounds: int) -> dict[str, Any]:
+    """Throughput and 99th percentiles of requests at 60 % of the rate that the engine can take, real and simulated."""
+    draw = random.Random(2)
+    with serving(model, sorted(logical_cpus())) as target:
+        cost = asyncio.run(_costs(target, draw))
+        bodies = [body_of(random_tokens(draw, PROMPT)) for _ in range(4 * CLIENTS)]
+        most = asyncio.run(closed_loop([target], bodies))["request_throughput"]
+        rate, times = 0.6 * most, [0.0]
+        for _ in range(32 * rounds - 1):
+            times.append(times[-1] + draw.expovariate(rate))
+        real = asyncio.run(_at_times(target, times, draw))
+    machine_ = Machine(SchedulerLimits(max_batch_size=16, prefill_chunk_size=512), 256, cost=cost)
+    trace = [Arrival(at, tuple(random_tokens(draw, PROMPT)), OUTPUT) for at in times]
+    load = SimulatedLoad(len(times), PROMPT, 0, OUTPUT, 1, 0, trace)
+    simulated = run_simulated(machine_, load, rate, 1, "load")
+    values = ("output_throughput", "ttft_ms", "latency_ms")
+
+    def shown(run: dict[str, Any]) -> dict[str, float]:
+        return {v: run[v] if isinstance(run[v], float) else run[v]["p99"] for v in values}
+
+    found = {"real": shown(real), "simulated": shown(simulated)}
+    ratios = {v: found["simulated"][v] / found["real"][v] for v in values}
+    return {**found, "ratio": ratios, "rate": rate, "costs": str(cost)}
+
+
+async def _at_times(target: Target, times: Sequence[float], draw: random.Random) -> dict[str, Any]:
+    async def one(at: float) -> Sample:
+        await asyncio.sleep(at)
+        return await measure_one(target, body_of(random_tokens(draw, PROMPT)))
+
+    return summary(await asyncio.gather(*(one(at) for at in times)), float("inf"))
+
+
+CASES: dict[str, Callable[[str, int], dict[str, Any]]] = {
+    "cores": compare_cores,
+    "prefixes": compare_routing,
+    "simulated": compare_simulated,
+}
+
+
+def main() -> None:
+    """Runs the cases, and prints each as soon as it is measured."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--model", required=True, help="the model's folder or file")
+    parser.add_argument("--cases", nargs="+", choices=CASES, default=list(CASES))
+    parser.add_argument("--rounds", type=int, default=3, help="the rounds of each case")
+    parser.add_argument("--json", type=Path, help="a file for the numbers")
+    options = parser.parse_args()
+    exit_on_sigterm()
+    found: dict[str, Any] = {"machine": machine(), "commit": commit(), "model": options.model}
+    for case in options.cases:
+        found[case] = CASES[case](options.model, options.rounds)
+        print(case, json.dumps(found[case], indent=1), flush=True)
+        if options.json:
+            options.json.write_text(json.dumps(found, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()
