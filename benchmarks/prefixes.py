@@ -17,6 +17,8 @@ import time
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from benchmarks.random_models import STARTUP_SHAPES, random_checkpoint
 from max.interfaces import PipelineTask, RequestID, SamplingParams
 from max.pipelines.config.pipeline_config import PipelineConfig
@@ -60,7 +62,7 @@ def first_token(action: str, model: Path, tokens: int, folder: Path) -> dict[str
 
     if action == "restore":
         keep()
-    prompt = random.Random(0).choices(range(5, 4000), k=tokens)
+    prompt = np.array(random.Random(0).choices(range(5, 4000), k=tokens))
     engine.submit(
         TextContext(
             tokens=prompt,
