@@ -17,10 +17,9 @@ from max._dataclass import dataclass
 from max._spelling import similar_names
 from max.graph.weights import WeightsFormat, first_parts, gguf_parts
 from max.pipelines.checkpoints.config_keys import ConfigKeys
-from max.pipelines.checkpoints.damaged_files import remedy_for
 from max.pipelines.checkpoints.encodings import SupportedEncoding
 from max.pipelines.checkpoints.hub_calls import call_hub
-from max.pipelines.checkpoints.json_files import read_json
+from max.pipelines.checkpoints.model_files import read_json, remedy_for
 from max.pipelines.checkpoints.weight_files import (
     ENTRY_READERS,
     TensorEntry,

@@ -10,7 +10,7 @@ from max.graph.weights import WeightsFormat
 from max.interfaces import SamplingParamsGenerationConfigDefaults
 from max.pipelines.checkpoints.config_keys import ConfigKeys
 from max.pipelines.checkpoints.hub import HuggingFaceRepo
-from max.pipelines.checkpoints.json_files import read_json
+from max.pipelines.checkpoints.model_files import read_json
 from max.pipelines.checkpoints.model_types import CLASS_ALIASES, class_of
 from max.pipelines.checkpoints.weight_files import open_gguf
 from max.pipelines.core.exceptions import ModelFilesError

@@ -11,8 +11,8 @@ from max.dtype.blocks import BLOCK_FORMATS
 from max.dtype.file_blocks import FILE_FORMATS
 from max.graph import weights
 from max.graph.weights import GGUFFile, SafetensorsFile, TorchFile
-from max.pipelines.checkpoints.damaged_files import remedy_for
 from max.pipelines.checkpoints.encodings import SupportedEncoding
+from max.pipelines.checkpoints.model_files import remedy_for
 from max.pipelines.core.exceptions import ModelFilesError
 
 _BYTES = {"F64": 8, "I64": 8, "U64": 8, "F32": 4, "I32": 4, "U32": 4, "F16": 2, "BF16": 2}

@@ -24,7 +24,7 @@ from max.pipelines.checkpoints.huggingface_config import (
     active_config,
     sampling_defaults,
 )
-from max.pipelines.checkpoints.json_files import read_json
+from max.pipelines.checkpoints.model_files import read_json
 from max.pipelines.checkpoints.quantized_formats import CONVERTED_METHODS
 from max.pipelines.checkpoints.weight_files import (
     ENTRY_READERS,

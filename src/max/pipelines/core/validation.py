@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from max.pipelines.core.context import TextAndVisionContext, TextContext
 from max.pipelines.core.exceptions import InputError
+from max.pipelines.core.text_context import TextContext
+from max.pipelines.core.vision_context import TextAndVisionContext
 
 
 def validate_requires_vision_context(context: TextContext | TextAndVisionContext) -> None:

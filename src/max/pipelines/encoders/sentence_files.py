@@ -9,7 +9,7 @@ from pathlib import Path
 from max.graph.weights import WeightData, load_weights
 from max.pipelines.checkpoints.config_keys import ConfigKeys
 from max.pipelines.checkpoints.hub import HuggingFaceRepo
-from max.pipelines.checkpoints.json_files import read_json, read_json_objects
+from max.pipelines.checkpoints.model_files import read_json, read_json_objects
 from max.pipelines.core.exceptions import ModelFilesError
 from max.pipelines.encoders.encoder_config import LARGEST_SIZE
 from max.pipelines.encoders.heads import POOLINGS, SentenceStep

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from max.pipelines.checkpoints.hub import HuggingFaceRepo
-from max.pipelines.checkpoints.json_files import read_json
+from max.pipelines.checkpoints.model_files import read_json
 from max.pipelines.core.exceptions import ModelFilesError
 from max.pipelines.gguf.splits import SPLITS
 

@@ -11,7 +11,7 @@ from max.engine import InferenceSession
 from max.graph.weights import WeightData, WeightsFileError, WeightsFormat
 from max.interfaces import BaseContextType
 from max.nn.transformer.transformer import ReturnLogits
-from max.pipelines.checkpoints.damaged_files import remedy_for
+from max.pipelines.checkpoints.model_files import remedy_for
 from max.pipelines.config.pipeline_config import PipelineConfig
 from max.pipelines.core.exceptions import ModelFilesError, UserError, WeightsError
 from max.pipelines.models.decoder.weight_names import WeightNames

@@ -6,9 +6,8 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from max.pipelines.checkpoints.config_keys import ConfigKeys
-from max.pipelines.checkpoints.damaged_files import remedy_for
 from max.pipelines.checkpoints.hub import HuggingFaceRepo
-from max.pipelines.checkpoints.json_files import read_json
+from max.pipelines.checkpoints.model_files import read_json, remedy_for
 from max.pipelines.core.exceptions import ModelFilesError
 
 if TYPE_CHECKING:

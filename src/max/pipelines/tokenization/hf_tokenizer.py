@@ -18,9 +18,8 @@ from max._lazy import lazy_module
 from max._process import cached_results
 from max.pipelines.checkpoints.chat_templates import choose_template, named_templates
 from max.pipelines.checkpoints.config_keys import ConfigKeys
-from max.pipelines.checkpoints.damaged_files import remedy_for
 from max.pipelines.checkpoints.hub import HuggingFaceRepo, RepoType
-from max.pipelines.checkpoints.json_files import read_json
+from max.pipelines.checkpoints.model_files import read_json, remedy_for
 from max.pipelines.checkpoints.weight_files import open_gguf
 from max.pipelines.core.exceptions import InputError, ModelFilesError, PromptTooLongError
 from max.pipelines.core.native_calls import native_calls, quiet_panics

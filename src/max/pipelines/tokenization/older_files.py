@@ -23,9 +23,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from max.pipelines.checkpoints.config_keys import ConfigKeys
-from max.pipelines.checkpoints.damaged_files import remedy_for
 from max.pipelines.checkpoints.hub import HuggingFaceRepo
-from max.pipelines.checkpoints.json_files import read_json
+from max.pipelines.checkpoints.model_files import read_json, remedy_for
 from max.pipelines.core.exceptions import ModelFilesError
 from max.pipelines.tokenization import byte_pair_files, sentencepiece_files, word_piece_files
 from max.pipelines.tokenization.added_tokens import NAMED, add_missing_tokens, stated_tokens

@@ -13,8 +13,9 @@ from max.interfaces import (
     RequestID,
     SamplingParams,
 )
-from max.pipelines.core.context import TextAndVisionContext, TextContext
 from max.pipelines.core.reasoning import ReasoningBudget
+from max.pipelines.core.text_context import TextContext
+from max.pipelines.core.vision_context import TextAndVisionContext
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""JSON files of models."""
+"""JSON files of models, and the advice for files that cannot be read."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ import json
 from pathlib import Path
 from typing import Any
 
-from max.pipelines.checkpoints.damaged_files import remedy_for
 from max.pipelines.core.exceptions import ModelFilesError
 
+_LFS_POINTER = b"version https://git-lfs.github.com/spec/"
 _JSON_NAMES: dict[type, str] = {
     list: "an array",
     str: "a text",
@@ -74,3 +74,25 @@ def _read(path: Path) -> Any:
     except (ValueError, RecursionError) as error:
         raise ModelFilesError(f"{path} is no JSON: {error}", remedy_for(path)) from error
     return value
+
+
+def remedy_for(*paths: str | Path) -> str:
+    """The advice for a set of files of which one cannot be read, as the second line of an error.
+
+    A clone made without Git LFS contains small text files (pointers) instead of the weights; the advice then names the
+    command that downloads them.
+
+    Args:
+        paths: The files.
+    """
+    if any(_is_lfs_pointer(path) for path in paths):
+        return "The file is a pointer of Git LFS: run `git lfs pull` in the model's folder."
+    return "Copy or download the model's files again."
+
+
+def _is_lfs_pointer(path: str | Path) -> bool:
+    try:
+        with open(path, "rb") as file:
+            return file.read(len(_LFS_POINTER)) == _LFS_POINTER
+    except OSError:
+        return False
