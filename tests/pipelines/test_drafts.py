@@ -680,3 +680,54 @@ def test_batch_invariant_texts_in_bfloat16() -> None:
     assert generated(pipeline, requests(pipeline, 1)) == expected
     alone = [generated(pipeline, [one])[0] for one in requests(pipeline, 1)]
     assert alone == expected and pipeline.draft_counts[1] > 100
+
+
+def test_a_step_verifies_drafts_beside_requests_without(
+    drafting, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A request with a draft of two tokens, one of which is right, and one without."""
+    (replica,) = drafting.replicas
+    measured: list[tuple[int, int, int]] = []
+    monkeypatch.setattr(
+        replica.drafts, "measure", lambda batch, n, right, begin, steps: measured.append((n, right, steps))
+    )  # fmt: skip
+    monkeypatch.setattr(replica.drafts, "propose", lambda batch: None)
+
+    def greedy(length: int) -> TextContext:
+        return context(
+            np.arange(length) * 7 + 20, ignore_eos=True, log_probabilities=2,
+            sampling_params=SamplingParams(top_k=1),
+        )  # fmt: skip
+
+    def step(*contexts: TextContext) -> list[list[tuple[int, float]]]:
+        """The new tokens of requests, with their log-probabilities."""
+        outputs = drafting.execute(TextGenerationInputs([{c.request_id: c for c in contexts}], 1))
+        found = [outputs[c.request_id] for c in contexts]
+        return [
+            [(t, log.token_log_probabilities[0]) for t, log in zip(o.tokens, o.log_probabilities, strict=True)]
+            for o in found
+        ]  # fmt: skip
+
+    alone = []
+    for length in (6, 9):
+        one = greedy(length)
+        alone.append([pair for _ in range(4) for pair in step(one)[0]])
+        drafting.release(one.request_id)
+    measured.clear()
+    replica.cache.forget_prefixes()
+    first, second = greedy(6), greedy(9)
+    found = step(first, second)
+    assert not measured, "a step that reads prompts"
+    first.set_draft([alone[0][1][0], (alone[0][2][0] + 1) % 4000])
+    found = [own + more for own, more in zip(found, step(first, second), strict=True)]
+    for own, wanted, count in zip(found, alone, (3, 2), strict=True):
+        assert [token for token, _ in own] == [token for token, _ in wanted[:count]]
+        logs = [log for _, log in wanted[:count]]
+        assert [log for _, log in own] == pytest.approx(logs, abs=1e-4)
+    assert measured == [(2, 1, 1)], "one of two drafted tokens was right"
+    late = greedy(7)
+    replica.cache.forget_prefixes()
+    step(first, second, late)
+    assert len(measured) == 1, "a prompt beside requests that decode"
+    for one in (first, second, late):
+        drafting.release(one.request_id)

@@ -152,3 +152,43 @@ def test_steps_without_prompts_are_measured(
         if drafts is not None:
             assert drafts.measured == [(0, 0, 1), (0, 0, 4)]
             assert drafts.dropped == 3 and drafts.forgotten == [context.request_id]
+
+
+def greedy(length: int) -> TextContext:
+    return text(length, ignore_eos=True, sampling_params=SamplingParams(top_k=1))
+
+
+def test_inputs_of_a_step_are_those_of_the_last_one(
+    pipeline: Any, replica: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They are updated in place while the batch stays the same, and made anew where it does not."""
+    monkeypatch.setattr(replica, "drafts", None)
+    made: list[int] = []
+    prepare = replica.model.prepare_initial_token_inputs
+
+    def counting(batch: Any, *arguments: Any, **more: Any) -> Any:
+        made.append(len(batch))
+        return prepare(batch, *arguments, **more)
+
+    monkeypatch.setattr(replica.model, "prepare_initial_token_inputs", counting, raising=False)
+    one, two = greedy(6), greedy(8)
+
+    def execute(steps: int, *contexts: TextContext) -> None:
+        batch = {context.request_id: context for context in contexts}
+        pipeline.execute(TextGenerationInputs([batch], steps))
+
+    for steps, contexts, count in (
+        (1, [one], 1),  # the prompt
+        (1, [one], 1),
+        (4, [one], 1),  # the loop goes on with the same inputs
+        (1, [one], 1),
+        (1, [one, two], 2),  # another batch
+        (1, [one, two], 2),
+        (1, [two], 3),
+        (3, [two], 3),
+        (2, [one, two], 4),
+    ):
+        execute(steps, *contexts)
+        assert len(made) == count, (steps, len(contexts))
+    for context in (one, two):
+        pipeline.release(context.request_id)
