@@ -15,7 +15,7 @@ from max.pipelines import PIPELINE_REGISTRY, PipelineConfig
 from max.pipelines.generation.generation import Generation
 
 TINY = Path(__file__).parents[2] / "models" / "tiny-chat"
-NEW = 40
+NEW = 20
 LENGTHS = (118, 124, 250, 9, 110, 126, 300, 50)
 """Tokens of prompts: some come to the end of a page while they generate."""
 

@@ -711,7 +711,7 @@ def test_a_step_verifies_drafts_beside_requests_without(
     alone = []
     for length in (6, 9):
         one = greedy(length)
-        alone.append([pair for _ in range(4) for pair in step(one)[0]])
+        alone.append([pair for _ in range(6) for pair in step(one)[0]])
         drafting.release(one.request_id)
     measured.clear()
     replica.cache.forget_prefixes()
@@ -725,9 +725,17 @@ def test_a_step_verifies_drafts_beside_requests_without(
         logs = [log for _, log in wanted[:count]]
         assert [log for _, log in own] == pytest.approx(logs, abs=1e-4)
     assert measured == [(2, 1, 1)], "one of two drafted tokens was right"
+    # after a draft of which nothing is right the next step has inputs of its own
+    for one, wanted in ((first, alone[0][3]), (second, alone[1][2])):
+        one.set_draft([(wanted[0] + 1) % 4000])
+    for place in (3, 4):
+        tokens = [[token for token, _ in pairs] for pairs in step(first, second)]
+        assert tokens == [[alone[0][place][0]], [alone[1][place - 1][0]]]
+    assert measured[1:] == [(2, 0, 1), (0, 0, 1)]
+    measured.clear()
     late = greedy(7)
     replica.cache.forget_prefixes()
     step(first, second, late)
-    assert len(measured) == 1, "a prompt beside requests that decode"
+    assert not measured, "a prompt beside requests that decode"
     for one in (first, second, late):
         drafting.release(one.request_id)
