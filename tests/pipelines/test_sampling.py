@@ -15,7 +15,7 @@ from max.pipelines.lib.model_config import SamplingConfig
 from max.pipelines.lib.sampling.sampling import penalty_inputs, token_sampler
 from max.pipelines.sampling.graph import bias_inputs
 from max.pipelines.sampling.inputs import SamplingInputs, step_seed
-from max.pipelines.sampling.sampler import masked_logits
+from max.pipelines.sampling.sampler import masked_logits, needs_masks, needs_sampler
 from tests.tolerance import assert_close
 
 torch = pytest.importorskip("torch")
@@ -170,3 +170,49 @@ def test_biases_and_banned_ends_are_those_of_numpy(rng):
     inputs = [*SamplingInputs.of(wrong), *bias_inputs(wrong), *penalty_inputs(wrong)]
     with pytest.raises(IndexError):
         model.execute(logits, *inputs, allowed)
+
+
+@pytest.mark.parametrize(
+    ("params", "masks", "sampler"),
+    [
+        ({"temperature": 0.7, "top_k": 5, "top_p": 0.9, "min_p": 0.1}, False, False),
+        ({"frequency_penalty": 0.1}, False, True),
+        ({"logit_bias": {3: 1.0}}, True, True),
+        ({"logits_processors": [lambda inputs: None]}, True, True),
+    ],
+    ids=("plain", "penalty", "bias", "processor"),
+)
+def test_what_the_graph_does_not_sample(params: dict, masks: bool, sampler: bool) -> None:
+    (context,) = contexts(1, **params)
+    assert (needs_masks(context), needs_sampler(context)) == (masks, sampler)
+
+
+def test_a_minimum_length_counts_the_steps_of_an_execution() -> None:
+    (context,) = contexts(1, min_new_tokens=3)
+    for generated in range(4):
+        for step in range(4):
+            wanted = generated + step < 3
+            assert needs_masks(context, step) == needs_sampler(context, step) == wanted
+        context.update(5)
+
+
+def test_a_processor_sees_the_row_of_its_request() -> None:
+    """After all other changes; what it writes is chosen from."""
+    seen: list[np.ndarray] = []
+
+    def process(inputs) -> None:
+        row = inputs.logits.to_numpy()
+        seen.append(row.copy())
+        row[0, 2] = 50
+
+    plain, processed = (
+        contexts(1)[0],
+        contexts(1, logit_bias={1: 2.5}, logits_processors=[process])[0],
+    )
+    logits = np.arange(3 * VOCAB, dtype=np.float32).reshape(3, VOCAB)
+    before = logits.copy()
+    assert masked_logits(logits, [plain, processed, plain]) is logits
+    before[1, 1] += 2.5
+    np.testing.assert_array_equal(seen, [before[1:2]])
+    before[1, 2] = 50
+    np.testing.assert_array_equal(logits, before)

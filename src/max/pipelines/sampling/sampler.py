@@ -41,13 +41,7 @@ def needs_sampler(context: TextGenerationContext, step: int = 0) -> bool:
 
 def _changes_logits(context: TextGenerationContext, step: int) -> bool:
     """Whether a request chooses by other logits than the model's, a grammar aside."""
-    params = context.sampling_params
-    return (
-        has_penalties(params)
-        or bool(params.logits_processors)
-        or bool(params.logit_bias)
-        or len(context.generated_tokens) + step < context.min_tokens
-    )
+    return has_penalties(context.sampling_params) or needs_masks(context, step)
 
 
 def grammar_tokens(
@@ -210,13 +204,18 @@ class Sampler:
         return tokens.to(self._model_device)
 
 
-def needs_masks(context: TextGenerationContext) -> bool:
-    """Whether a request has biases, a minimum length that it has not reached, or logits processors."""
+def needs_masks(context: TextGenerationContext, step: int = 0) -> bool:
+    """Whether a request has biases, a minimum length that it has not reached, or logits processors.
+
+    Args:
+        context: The request.
+        step: The number of the step, in an execution of several.
+    """
     params = context.sampling_params
     return (
         bool(params.logits_processors)
         or bool(params.logit_bias)
-        or len(context.generated_tokens) < context.min_tokens
+        or len(context.generated_tokens) + step < context.min_tokens
     )
 
 
