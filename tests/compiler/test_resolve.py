@@ -136,3 +136,33 @@ def test_sizes_that_nothing_determines(body: str) -> None:
     )
     with pytest.raises(UnsupportedOpError, match="k.* of its result does not follow from .* of g"):
         resolve_sizes(module)
+
+
+def called(body: str, inner: str, outer: str) -> ModuleOp:
+    """A graph that returns the result of a call, whose type is `inner` in the subgraph and `outer` outside."""
+    return mok.parse(
+        f"""builtin.module {{
+        mo.subgraph @inner(%x: !mo.tensor<[m, 8], f32, cpu:0>) -> ({inner}) {{
+            {body}
+            mo.output(%a) : ({inner}) -> () }}
+        mo.graph @g(%x: !mo.tensor<[n, 8], f32, cpu:0>) -> ({outer}) {{
+            %a = mo.call(%x) {{callee = @inner, prefix = ""}} : (!mo.tensor<[n, 8], f32, cpu:0>) -> {outer}
+            mo.output(%a) : ({outer}) -> () }} }}"""
+    )
+
+
+def test_results_of_calls_have_the_sizes_of_subgraphs() -> None:
+    """Also those that the subgraph names itself, and those that an op in it computes."""
+    kind = "!mo.tensor<[{}, 8], f32, cpu:0>"
+    body = (
+        "%a = mo.slice(%x) {start = #mo.shape<[2, 0]>, stop = #mo.shape<[m, 8]>, step = #mo.shape<[1, 1]>} : "
+        f"({kind.format('m')}) -> {kind.format('rest')}"
+    )
+    module = called(body, kind.format("rest"), kind.format("part"))
+    resolve_sizes(module)
+    assert shapes(module, "mo.call") == ["['n - 2', '8']"]
+    pairs = "!mo.tensor<[{}, 2], si64, cpu:0>"
+    body = f"%a = mo.nonzero(%x) : ({kind.format('m')}) -> {pairs.format('found')}"
+    module = called(body, pairs.format("found"), pairs.format("count"))
+    resolve_sizes(module)
+    assert shapes(module, "mo.call") == ["['count', '2']"]
