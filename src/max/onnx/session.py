@@ -178,7 +178,7 @@ class InferenceSession:
             ValueError: A name is unknown, an input is missing, or its type or shape does not fit.
             UnsupportedOpsError: Nodes cannot be executed.
         """
-        unknown = sorted(set(output_names or ()) - set(self._outputs))
+        unknown = sorted(set(output_names) - set(self._outputs)) if output_names else None
         if unknown:
             raise ValueError(
                 f"run: no output {unknown[0]!r}; the outputs are {', '.join(self._outputs)}"
@@ -186,11 +186,13 @@ class InferenceSession:
         feeds = self._feeds(input_feed)
         with self._lock:
             values = self._program.run(feeds)
-        results = {
-            name: _outward(value, self._stored.get(name, ""))
-            for name, value in zip(self._outputs, values, strict=True)
-        }
-        return [results[name] for name in output_names or self._outputs]
+        if self._stored:
+            names = zip(self._outputs, values, strict=True)
+            values = [_outward(value, self._stored.get(name, "")) for name, value in names]
+        if not output_names:
+            return values
+        results = dict(zip(self._outputs, values, strict=True))
+        return [results[name] for name in output_names]
 
     def _feeds(self, given: Mapping[str, Any]) -> dict[str, Any]:
         feeds: dict[str, Any] = {}
