@@ -184,6 +184,12 @@ HELD |= {
         "type": "array", "items": {"$ref": "#/$defs/n"}, "uniqueItems": True, "minItems": 2, "maxItems": 3,
         "$defs": {"n": {"enum": ["a", "b", "c", "d"]}},
     },
+    "different items of a type": {
+        "type": "array", "items": {"type": ["string", "integer"], "enum": ["a", True, 1, None]}, "uniqueItems": True,
+    },
+    "different items of no type": {
+        "type": "array", "items": {"type": "string", "const": 1}, "uniqueItems": True,
+    },
     "different booleans": {"type": "array", "items": {"type": "boolean"}, "uniqueItems": True},
     "contains a text": {"type": "array", "items": TEXT, "contains": {"const": "a"}},
     "contains a number": {

@@ -7,6 +7,7 @@ from itertools import permutations
 from math import perm
 from typing import Any
 
+from max.pipelines.structured.schema_check import misfit
 from max.pipelines.structured.schema_merging import ASSERTIONS
 
 __all__ = ["different_items", "with_item"]
@@ -23,9 +24,9 @@ def _choices(items: Any) -> Sequence[Any] | None:
         return None
     asserted = set(items) & ASSERTIONS
     if "enum" in asserted and asserted <= {"enum", "type"} and isinstance(items["enum"], list):
-        return items["enum"]
+        return [value for value in items["enum"] if misfit(value, items) is None]
     if "const" in asserted and asserted <= {"const", "type"}:
-        return [items["const"]]
+        return [items["const"]] if misfit(items["const"], items) is None else []
     return [True, False] if asserted == {"type"} and items["type"] == "boolean" else None
 
 
