@@ -67,6 +67,7 @@ CASES: dict[str, tuple[Callable[[Value], Value], Any]] = {
     "limit": (lambda x: -constant(np.ones(64)), -np.ones(64)),
 }
 STAYS: dict[str, tuple[Callable[[Value], Value], str]] = {
+    "of an input": (lambda x: -x, "mo.neg"),
     "above the limit": (lambda x: -constant(np.ones(65)), "mo.neg"),
     "infinity as an integer": (lambda x: constant([np.inf]).cast(I32), "mo.cast"),
     "NaN as an integer": (lambda x: constant([1.0, np.nan]).cast(DType.int64), "mo.cast"),
