@@ -24,6 +24,8 @@ def test_the_chosen_paths_and_the_bandwidth(monkeypatch: pytest.MonkeyPatch) -> 
     said = CliRunner().invoke(doctor.doctor, ["--bandwidth", "--json"])
     findings = {one["check"]: one for one in json.loads(said.output)}
     target = native_target()
+    processor = findings["processor"]["text"]
+    assert processor.startswith(f"kernels are compiled for {target.cpu}: ")
     for encoding, form in FORMATS.items():
         rows = default_threshold(target, quantized_tiling(target, form))
         text = findings[f"products {encoding}"]["text"]

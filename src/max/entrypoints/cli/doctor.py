@@ -30,6 +30,7 @@ from max.entrypoints.cli.progress import size_text
 from max.entrypoints.load_test import bandwidth
 from max.graph import DeviceRef, Graph, TensorType, TensorValue, Weight, ops
 from max.graph.quantization import QuantizationEncoding
+from max.kernel import host_target
 from max.pipelines.store.local import ModelStore
 from max.pipelines.store.pull import verify
 
@@ -64,6 +65,12 @@ def _system() -> Iterator[Finding]:
     memory = available_memory()
     text = "unknown" if memory is None else f"{size_text(memory)} available"
     yield Finding("memory", "warning" if memory is not None and memory < 1 << 30 else "ok", text)
+
+
+def _processor() -> Iterator[Finding]:
+    """What kernels are compiled for: a virtual machine may report the model of another processor."""
+    target = host_target(tiles=True)
+    yield Finding("processor", "ok", f"kernels are compiled for {target.cpu}: {target.name}")
 
 
 def _packages() -> Iterator[Finding]:
@@ -196,7 +203,12 @@ def _checksums() -> Iterator[Finding]:
 def doctor(check: bool, measures: bool, as_json: bool) -> None:
     """Check this machine: packages, memory, folders, the results of compiled code, and the kernels that it takes."""
     checks: list[Callable[[], Iterator[Finding]]] = [_system, _packages, _folders, _port, _compiler]
-    checks += [_paths, *([_bandwidth] if measures else []), *([_checksums] if check else [])]
+    checks += [
+        _processor,
+        _paths,
+        *([_bandwidth] if measures else []),
+        *([_checksums] if check else []),
+    ]
     findings: list[Finding] = []
     for each in checks:
         try:
