@@ -17,6 +17,7 @@ from typing import Any
 import httpx
 import pytest
 
+from max.pipelines.generation.process.commands import GenerationRequest
 from max.serve.errors import ApiError
 from max.serve.http.prefix_epochs import PrefixEpochs
 from max.serve.metrics import ServerMetrics
@@ -25,6 +26,8 @@ from max.serve.process.running import http_server
 from max.serve.process.settings import ServerSettings
 from max.serve.routers.count_file import CountFile
 from max.serve.routers.forwarding import PEER, BehindRouters, Forwarder, tunnel
+from max.serve.worker.subscription import Mailbox, OpenRequest
+from max.serve.worker.suspects import AGAIN_S, Suspects
 
 
 class Echo:
@@ -335,3 +338,79 @@ def test_epochs_of_another_process() -> None:
     assert [router.of(name) for name in "abc"] == [2, 1, 0]
     owner.drop("c")
     assert router.of("c") == 0
+
+
+def hold_turn(path: str) -> None:
+    """Takes the turn of the second model in a process of its own, and waits to be killed."""
+    assert CountFile(Path(path), 2, 1, 2, [""]).turn(1).take()
+    Path(path + ".held").touch()
+    signal.pause()
+
+
+def test_the_turn_to_try_a_request_is_that_of_one_process(tmp_path: Path) -> None:
+    path = tmp_path / "counts"
+    file = CountFile(path, 2, 0, 2, [""])
+    turn, other = file.turn(1), file.turn(0)
+    holder = multiprocessing.get_context("spawn").Process(target=hold_turn, args=(str(path),))
+    holder.start()
+    try:
+        for _ in range(2000):
+            if Path(f"{path}.held").exists():
+                break
+            holder.join(0.02)
+        assert turn.is_taken and not turn.take() and not other.is_taken
+        with file.locked():  # counts are others' locks
+            assert other.take()
+    finally:
+        holder.kill()
+        holder.join(20)
+    # a process that dies leaves its turn
+    assert not turn.is_taken and turn.take() and not turn.is_taken and turn.take()
+    turn.leave()
+    turn.leave()
+
+
+class OthersTurn:
+    """A turn that another process has, or not."""
+
+    def __init__(self) -> None:
+        self.is_taken = True
+        self.left: list[bool] = []
+
+    def take(self) -> bool:
+        return not self.is_taken
+
+    def leave(self, has_lost: bool = False) -> None:
+        self.left.append(has_lost)
+
+
+def test_the_requests_of_a_process_without_the_turn_are_not_blamed() -> None:
+    async def whole() -> None:
+        turn, sent = OthersTurn(), list[str]()
+        requests = [
+            OpenRequest(GenerationRequest(name, (1,), 9), number, Mailbox())
+            for number, name in enumerate("abc")
+        ]
+        suspects = Suspects(
+            lambda entry: True, lambda entry: sent.append(entry.request.request_id), lambda: turn
+        )
+        for _ in range(5):
+            assert suspects.blame(requests, False) == []
+        assert [entry.losses for entry in requests] == [0, 0, 0] and not turn.left
+        assert all(entry.is_suspect for entry in requests)
+        for entry in requests:
+            suspects.run(entry)
+        await asyncio.sleep(3 * AGAIN_S)
+        assert sent == []
+        turn.is_taken = False
+        async with asyncio.timeout(10):
+            while sent != ["a"]:
+                await asyncio.sleep(0.005)
+        suspects.passed("a")
+        assert sent == ["a", "b"] and turn.left == [False]
+        # it has the turn itself: the one that was tried is blamed
+        turn.is_taken = True
+        assert suspects.blame(requests[1:], False) == []
+        assert [entry.losses for entry in requests] == [0, 1, 0] and turn.left == [False, True]
+
+    asyncio.run(whole())

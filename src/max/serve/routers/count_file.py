@@ -7,6 +7,7 @@ the file, which the system frees if its holder dies.
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import fcntl
 import mmap
@@ -43,11 +44,20 @@ class CountFile:
     @contextlib.contextmanager
     def locked(self) -> Iterator[None]:
         """Keeps other processes from changes for the length of a block, which must not wait for anything."""
-        fcntl.lockf(self._file, fcntl.LOCK_EX)
+        fcntl.lockf(self._file, fcntl.LOCK_EX, 1)
         try:
             yield
         finally:
-            fcntl.lockf(self._file, fcntl.LOCK_UN)
+            fcntl.lockf(self._file, fcntl.LOCK_UN, 1)
+
+    def turn(self, number: int) -> FileTurn:
+        """The turn to try a request of a model that may end engines.
+
+        Args:
+            number: The number of the model, from 0.
+        """
+        # the first byte is the lock of the counts
+        return FileTurn(self._file, 1 + number)
 
     def total(self, column: int) -> int:
         """The sum of a column.
@@ -134,3 +144,49 @@ class SharedTally:
                 return False
             self._file.add(self._column, count)
         return True
+
+
+HELD_S = 1.0
+"""Seconds for which a turn stays taken after the loss of an engine, so that all processes see whose it was."""
+
+
+class FileTurn:
+    """The turn of one of several processes to try a request, as a ``Turn``: a lock of a byte of a file.
+
+    Args:
+        file: The file, open in this process.
+        place: The byte.
+    """
+
+    def __init__(self, file: int, place: int) -> None:
+        self._file, self._place = file, place
+        self._holders = 0
+
+    def take(self) -> bool:
+        """Takes it; whether no other process has it."""
+        try:
+            fcntl.lockf(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB, 1, self._place)
+        except OSError:
+            return False
+        self._holders += 1
+        return True
+
+    def leave(self, has_lost: bool = False) -> None:
+        """Leaves it to others; after a loss a little later."""
+        if has_lost:
+            asyncio.get_running_loop().call_later(HELD_S, self._leave)
+        else:
+            self._leave()
+
+    @property
+    def is_taken(self) -> bool:
+        """Whether another process has it."""
+        if self._holders or not self.take():
+            return not self._holders
+        self._leave()
+        return False
+
+    def _leave(self) -> None:
+        self._holders -= 1
+        if not self._holders:
+            fcntl.lockf(self._file, fcntl.LOCK_UN, 1, self._place)

@@ -194,6 +194,7 @@ class _Router:
         client = await self._engines[number].client()
         model = await model_of(routed.name, self._settings, routed.config, client)
         model.admission.tally = self._counts.model(number)
+        client.turn = self._counts.turn(number)
         if (told := self._told[number]) is not None:
             model.adapters = dict(told.adapters)
         client.followers.append(_Places(model))

@@ -113,6 +113,7 @@ class Supervisor:
         self._served = list(models)
         for number, model in enumerate(models):
             model.admission.tally = self.counts.model(number)
+            model.engine.turn = self.counts.turn(number)
             model.engine.followers.append(_Follower(self, number))
             self.engines_changed(number)
 

@@ -23,6 +23,7 @@ from max.serve.worker.event_reader import Worker, start_in_thread
 from max.serve.worker.prefix_router import PrefixRouter, Route, Salt
 from max.serve.worker.replica import Replica
 from max.serve.worker.subscription import Mailbox, OpenRequest, Subscription, WorkerRequest
+from max.serve.worker.suspects import OwnTurn, Turn
 
 __all__ = ["EngineClient", "EngineLostError", "EngineState", "EngineUnavailableError"]
 
@@ -71,6 +72,8 @@ class EngineClient:
         """Whether there is no second replica ever."""
         self.entries: dict[str, OpenRequest] = {}
         """The open requests of all replicas, by their identifiers."""
+        self.turn: Turn = OwnTurn()
+        """The turn to try a request that may end workers."""
         self._router = PrefixRouter()
         self._closes = False
         self._next = 0

@@ -43,7 +43,7 @@ from max.serve.worker.event_reader import (
 )
 from max.serve.worker.prefix_router import Route
 from max.serve.worker.subscription import OpenRequest
-from max.serve.worker.suspects import Suspects
+from max.serve.worker.suspects import Suspects, Turn
 from max.serve.worker.watch import WorkerWatch
 
 logger = logging.getLogger("max.serve")
@@ -55,6 +55,9 @@ _FIRST_DELAY_S = 0.1
 
 class Requests(Protocol):
     """The open requests of all replicas, and what is done with them; ``EngineClient`` implements it."""
+
+    turn: Turn
+    """The turn to try a request that may end workers."""
 
     @property
     def entries(self) -> Mapping[str, OpenRequest]:
@@ -107,7 +110,7 @@ class Replica:
     ) -> None:
         self.number, self._requests = number, requests
         self._entries = requests.entries
-        self._suspects = Suspects(self._is_open, self._submit)
+        self._suspects = Suspects(self._is_open, self._submit, lambda: requests.turn)
         self.start_worker, self._limits = start_worker, limits or WatchLimits()
         self._watch: WorkerWatch | None = None
         # ends the waiting of requests for the next worker
@@ -187,8 +190,7 @@ class Replica:
     def start(self) -> None:
         """Starts the worker, or takes the one that was given; within the event loop."""
         self._loop = asyncio.get_running_loop()
-        worker = self._worker or self.start_worker()
-        self._attach(worker)
+        self._attach(self._worker or self.start_worker())
 
     async def wait_ready(self) -> EngineReady:
         """Waits until the model is loaded.
@@ -201,8 +203,7 @@ class Replica:
             self._changed.clear()
             await self._changed.wait()
         if self._state is EngineState.STOPPED or self.ready is None:
-            error = self._error or ErrorInfo("RuntimeError", "the engine was stopped")
-            raise error.to_exception()
+            raise (self._error or ErrorInfo("RuntimeError", "the engine stopped")).to_exception()
         return self.ready
 
     def run(self, entry: OpenRequest) -> None:
@@ -254,9 +255,8 @@ class Replica:
 
     async def forget_prefixes(self) -> None:
         """Empties the prefix cache, and waits until it is empty; running requests keep their pages."""
-        if self._state is not EngineState.READY:
-            return  # the next worker begins with an empty cache
-        await self._answers.ask(ForgetPrefixes)
+        if self._state is EngineState.READY:  # else the next worker begins with an empty cache
+            await self._answers.ask(ForgetPrefixes)
 
     async def keep_prefixes(self, action: str, name: str) -> tuple[int, int]:
         """Saves the cached prefixes to a file, restores those of a file, or removes a file.
@@ -302,6 +302,7 @@ class Replica:
             timeout: The longest time in seconds; then the worker is killed.
         """
         worker, restart = self._worker, self._restart
+        self._suspects.blame([], False)  # none is tried here any more
         self._set_state(EngineState.STOPPED)
         if not finish or worker is None:
             # before the worker is told: it reports a cancelled request like a complete one
@@ -416,8 +417,7 @@ class Replica:
         Args:
             reason: Why.
         """
-        worker = self._worker
-        if worker is None or self._state is not EngineState.READY:
+        if (worker := self._worker) is None or self._state is not EngineState.READY:
             return
         logger.error("the worker process %s is replaced: %s", worker.pid, reason)
         self._killing = kill_in_thread(worker)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections import deque
 from collections.abc import Callable, Sequence
+from typing import Protocol
 
 from max.serve.worker.subscription import OpenRequest
 
@@ -11,6 +13,40 @@ MOST_LOSSES = 3
 """A request ends when as many workers have died that ran it: it may be the cause of their deaths."""
 MOST_HANGS = 2
 """The same for workers that hang, each of which takes a while to be replaced."""
+
+
+AGAIN_S = 0.02
+"""Seconds after which a server process asks again for its turn to try a request."""
+
+
+class Turn(Protocol):
+    """The turn of a server process to try a request, where several processes share the engines."""
+
+    def take(self) -> bool:
+        """Takes it; whether no other process has it."""
+        ...
+
+    def leave(self, has_lost: bool = False) -> None:
+        """Leaves it to others; after a loss a little later, as others have to see who had it."""
+        ...
+
+    @property
+    def is_taken(self) -> bool:
+        """Whether another process has it."""
+        ...
+
+
+class OwnTurn:
+    """That of the only process: always its own."""
+
+    is_taken = False
+
+    def take(self) -> bool:
+        """Takes it, which is always possible."""
+        return True
+
+    def leave(self, has_lost: bool = False) -> None:
+        """Does nothing."""
 
 
 class Suspects:
@@ -21,12 +57,16 @@ class Suspects:
     Args:
         is_open: Whether a request is still open, and the replica's.
         submit: Sends a request.
+        turn: Returns the turn to try a request.
     """
 
     def __init__(
-        self, is_open: Callable[[OpenRequest], bool], submit: Callable[[OpenRequest], None]
+        self,
+        is_open: Callable[[OpenRequest], bool],
+        submit: Callable[[OpenRequest], None],
+        turn: Callable[[], Turn],
     ) -> None:
-        self._is_open, self._submit = is_open, submit
+        self._is_open, self._submit, self._turn = is_open, submit, turn
         self._waiting: deque[OpenRequest] = deque()
         self._tried: OpenRequest | None = None
 
@@ -39,6 +79,7 @@ class Suspects:
         """Notes that the worker has run a step with a request, or that it is not needed any more."""
         if self._tried is not None and self._tried.request.request_id == request_id:
             self._tried = None
+            self._turn().leave()
             self._try_next()
 
     def blame(self, sent: Sequence[OpenRequest], hangs: bool) -> list[OpenRequest]:
@@ -53,6 +94,10 @@ class Suspects:
         """
         tried = self._tried
         blamed = [tried] if tried is not None and tried in sent else list(sent)
+        if tried is None and self._turn().is_taken:
+            blamed = []  # another process has tried one
+        elif tried is not None:
+            self._turn().leave(has_lost=True)
         for entry in blamed:
             entry.losses += 1
         for entry in sent:
@@ -64,7 +109,11 @@ class Suspects:
 
     def _try_next(self) -> None:
         while self._waiting and self._tried is None:
-            entry = self._waiting.popleft()
-            if self._is_open(entry):
-                self._tried = entry
+            if not self._is_open(self._waiting[0]):
+                self._waiting.popleft()
+            elif self._turn().take():
+                self._tried = entry = self._waiting.popleft()
                 self._submit(entry)
+            else:
+                asyncio.get_running_loop().call_later(AGAIN_S, self._try_next)
+                return
