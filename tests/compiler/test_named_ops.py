@@ -5,14 +5,14 @@ from __future__ import annotations
 import ast
 from pathlib import Path
 
-from max._backends.cpu.passes import packed_filters, packed_ops
+from max._backends.cpu.passes import packed_filters, packed_ops, winograd_ops
 from max._compiler.mok import MOK
 from max.mlir import OPS
 
 SRC = Path(__file__).parents[2] / "src" / "max"
 PACKED = [
     op.name
-    for module in (packed_filters, packed_ops)
+    for module in (packed_filters, packed_ops, winograd_ops)
     for op in vars(module).values()
     if hasattr(op, "spec")
 ]
@@ -43,6 +43,7 @@ NAMED = {
     "passes/resolve.py": (2, "the ops whose results introduce sizes"),
     "passes/channels.py": (10, "how axes of concats, slices and broadcasts move; what a constant is"),
     "passes/split.py": (2, "the pattern of rotated halves"),
+    "passes/winograd_ops.py": (2, "the convolution that one with transformed filters extends"),
     "passes/views.py": (1, "a broadcast moves before cheap ops only"),
 }  # fmt: skip
 """For each file how often it names an op of `mo` by its class, other than to create it, and what for."""
