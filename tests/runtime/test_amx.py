@@ -14,6 +14,7 @@ from max import kernel as k
 from max._backends.cpu.runtime import amx, amx_check
 from max._config import FlagError, flags
 from max._runtime import platform
+from max._runtime.cache import Cache
 from max.engine import InferenceSession
 
 targets = importlib.import_module("max.kernel.targets.cpu")  # k.target is a function
@@ -32,6 +33,7 @@ def processor(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(targets, "host_features", lambda: present)
     monkeypatch.setattr(llvm, "get_host_cpu_name", lambda: "rocketlake")
     monkeypatch.setattr(llvm, "get_process_triple", lambda: "x86_64-unknown-linux-gnu")
+    monkeypatch.setattr(platform, "boot_id", lambda: None)
     targets._host.cache_clear()
     amx._is_usable.cache_clear()
     # whatever the suite runs with
@@ -85,6 +87,34 @@ def test_what_is_used(processor, monkeypatch, caplog, granted, right, used) -> N
     assert found.cpu == "sapphirerapids"
     assert all((f"+{name}" in found.feature_string) == used for name in AMX)
     assert all((f"-{name}" in found.feature_string) != used for name in AMX)
+
+
+@pytest.mark.parametrize(
+    ("right", "boots", "checks"),
+    [
+        (True, ["first", "first"], 1),
+        (True, ["first", "second"], 2),
+        (True, [None, None], 2),
+        (False, ["first", "first"], 2),
+    ],
+)
+def test_right_products_are_checked_once_a_boot(
+    processor, monkeypatch, tmp_path, right, boots, checks
+) -> None:
+    asked: list[k.Target] = []
+
+    def products(target: k.Target) -> bool:
+        asked.append(target)
+        return right
+
+    monkeypatch.setattr(platform, "request_amx", lambda: True)
+    monkeypatch.setattr(amx_check, "products_are_right", products)
+    monkeypatch.setattr(amx, "default_cache", lambda: Cache(tmp_path))
+    for boot in boots:
+        monkeypatch.setattr(platform, "boot_id", lambda boot=boot: boot)
+        amx._is_usable.cache_clear()  # as in another process
+        assert amx.native_target().tile_products == right
+    assert len(asked) == checks
 
 
 @pytest.mark.parametrize(

@@ -13,6 +13,7 @@ from max import kernel as k
 from max._lazy import lazy_module
 from max._process import cached_results
 from max._runtime import platform
+from max._runtime.cache import content_key, default_cache, source_fingerprint
 
 if TYPE_CHECKING:
     from max._backends.cpu.runtime import amx_check
@@ -20,6 +21,9 @@ else:
     amx_check = lazy_module("max._backends.cpu.runtime.amx_check")
 
 logger = logging.getLogger("max.runtime")
+
+_KIND = "amx"
+"""The kind of entries of the disk cache."""
 
 
 @cached_results()
@@ -29,12 +33,28 @@ def _is_usable(target: k.CPUTarget) -> bool:
     if not platform.request_amx():
         logger.info("the system does not grant the registers of AMX; kernels do without")
         return False
-    if not amx_check.products_are_right(target):
+    if not _products_are_right(target):
         logger.warning(
             "AMX gives wrong products on this machine; kernels do without (MAX_CPU_FEATURES=-amx-tile skips this check)"
         )
         return False
     return True
+
+
+def _products_are_right(target: k.CPUTarget) -> bool:
+    """The result of the check; that of a target whose products are right is kept until the system starts again."""
+    boot = platform.boot_id()
+    key = None
+    if boot is not None:
+        sources = [source_fingerprint(package) for package in ("kernel", "_backends")]
+        key = content_key(boot, target.triple, target.cpu, target.feature_string, *sources)
+        # the check stages, compiles and interprets a kernel, which takes as long as the rest of a session
+        if default_cache().get(_KIND, key) is not None:
+            return True
+    right = amx_check.products_are_right(target)
+    if right and key is not None:
+        default_cache().put(_KIND, key, b"right")
+    return right
 
 
 def native_target() -> k.CPUTarget:
