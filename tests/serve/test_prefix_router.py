@@ -246,14 +246,14 @@ def test_a_replica_that_reports_too_much_is_bounded(monkeypatch: pytest.MonkeyPa
 
 def test_changes_are_told_once_and_not_of_what_was_emptied() -> None:
     changes = PageChanges()
-    assert not changes.take()
+    assert not changes.pop()
     changes.note(b"a", True)
     changes.note(b"b", True)
     changes.note(b"a", False)
-    assert changes.take() == Changes((b"b",), (b"a",))
+    assert changes.pop() == Changes((b"b",), (b"a",))
     changes.note(b"b", False)
     changes.forget()
     changes.note(b"c", True)
     changes.note(b"d", False)
-    assert changes.take() == Changes((b"c",), (), True)
-    assert not changes.take()
+    assert changes.pop() == Changes((b"c",), (), True)
+    assert not changes.pop()

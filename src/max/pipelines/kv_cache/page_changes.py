@@ -24,7 +24,7 @@ class Changes:
 
 
 class PageChanges:
-    """Notes the full pages whose contents a pool gains and loses, until they are taken; one entry for each content."""
+    """Notes the full pages whose contents a pool gains and loses, until they are popped; one entry for each content."""
 
     def __init__(self) -> None:
         self._has: dict[bytes, bool] = {}
@@ -44,7 +44,7 @@ class PageChanges:
         self._has.clear()
         self._is_anew = True
 
-    def take(self) -> Changes:
+    def pop(self) -> Changes:
         """The changes since the last call."""
         entries, is_anew = self._has.items(), self._is_anew
         changes = Changes(

@@ -134,7 +134,7 @@ class RequestPages:
     def take_changes(self) -> Changes:
         """The contents that were gained and lost since the last call; none before :meth:`report_changes`."""
         noted = [pool.changes for pool in self.pages.pools if pool.changes is not None]
-        return noted[0].take() if noted else Changes()
+        return noted[0].pop() if noted else Changes()
 
     def forget_prefixes(self) -> None:
         """Empties all cached pages, and excludes pages in use from sharing with further requests."""
