@@ -16,6 +16,7 @@ import pytest
 from max._backends.cpu.kernels.products.quantized.packed import FORMATS
 from max._backends.cpu.kernels.products.quantized.packed_matmul import default_threshold
 from max._backends.cpu.kernels.products.quantized.unpacking import quantized_tiling
+from max._backends.cpu.runtime.amx import native_target
 from max._backends.cpu.tuning import TUNING
 from max._config import flags
 from max.driver import CPU, Tensor
@@ -25,7 +26,6 @@ from max.engine import InferenceSession, Model
 from max.engine.tune import idle_measurement, row_thresholds, threshold_measurement
 from max.graph import DeviceRef, Graph, TensorType, Weight, ops
 from max.graph.quantization import QuantizationEncoding
-from max.kernel import host_target
 
 DEVICE = DeviceRef.CPU()
 N, K = 640, 768
@@ -108,7 +108,8 @@ def test_the_threshold_is_where_the_ways_cross(monkeypatch, encoding: str, cross
 
     monkeypatch.setattr(threshold_measurement.Measurement, "_few_is_faster", few_is_faster)
     guesses = limits_of(model := product_model(encoding))
-    q4 = default_threshold(host_target(), quantized_tiling(host_target(), FORMATS["Q4_0"]))
+    target = native_target()
+    q4 = default_threshold(target, quantized_tiling(target, FORMATS["Q4_0"]))
     assert guesses == {{"float32": 8, "Q4_0": q4}[encoding]} and not asked, (
         "a load measures nothing"
     )

@@ -18,7 +18,7 @@ from max._backends.cpu.kernels.products.adapters import (
     Site,
     check_adapters,
     check_place,
-    multiply_rows,
+    multiply_adapter_rows,
     row_at,
     run_end,
     site_at,
@@ -120,7 +120,7 @@ def project_scaled(
         # the next rows of A, or after the last ones those of the next site
         ahead = RANKS * size if rank + RANKS < site.rank else task.next - rank * size
         sums = k.tile(k.f32, (rows, RANKS), width=width, fill=0.0)
-        multiply_rows(sums, x, picked, site, rank, ahead, rows, width)
+        multiply_adapter_rows(sums, x, picked, site, rank, ahead, rows, width)
         for i in k.static_range(rows):
             scale = adapters.scales[picked[i]]
             for r in k.static_range(RANKS):

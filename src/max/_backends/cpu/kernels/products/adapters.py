@@ -161,14 +161,14 @@ def project_rows(
     """
     picked = [row_at(adapters, at + i) for i in k.static_range(rows)]
     sums = k.tile(k.f32, (rows, RANKS), width=width, fill=0.0)
-    multiply_rows(sums, x, picked, site, rank, 0, rows, width)
+    multiply_adapter_rows(sums, x, picked, site, rank, 0, rows, width)
     for i in k.static_range(rows):
         for r in k.static_range(RANKS):
             narrow[at + i, rank + r] = k.reduce_add(sums[i, r])
 
 
 @k.inline
-def multiply_rows(
+def multiply_adapter_rows(
     sums: Any, x: Any, picked: Any, site: Site, rank: Any, ahead: Any, rows: int, width: int
 ) -> None:
     """Adds the products of rows of x with 4 rows of A to `sums` `[rows, RANKS]`, whose lanes are to be added.

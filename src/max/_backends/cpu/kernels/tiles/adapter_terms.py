@@ -66,7 +66,7 @@ class Share(NamedTuple):
 
 
 @k.outlined
-def add_products(
+def add_adapter_products(
     sums: Any,
     narrow: Any,
     b: Any,
@@ -99,7 +99,7 @@ def add_products(
 def _add_panel(
     sums: Any, narrow: Any, b: Any, rank: Any, size: Any, rows: int, row: int, width: int
 ) -> None:
-    """`add_products` for one panel."""
+    """`add_adapter_products` for one panel."""
     vectors = LORA_PANEL // width
     chains = CHAINS if k.target().registers >= 32 else 2
     added = k.tile(k.f32, (rows * chains, vectors), width=width, fill=0.0)
@@ -207,12 +207,18 @@ def _add_all(
             own = c[i * share.row + share.first :]
             left, right = narrow[(row + i) * size :], memory[b + column * rank :]
             if same == i + 4:
-                add_products(own, left, right, rank, size, 4, panels, share.row, share.width)
+                add_adapter_products(
+                    own, left, right, rank, size, 4, panels, share.row, share.width
+                )
             elif same >= i + 2:
                 same = i + 2
-                add_products(own, left, right, rank, size, 2, panels, share.row, share.width)
+                add_adapter_products(
+                    own, left, right, rank, size, 2, panels, share.row, share.width
+                )
             else:
-                add_products(own, left, right, rank, size, 1, panels, share.row, share.width)
+                add_adapter_products(
+                    own, left, right, rank, size, 1, panels, share.row, share.width
+                )
         i = same
 
 
