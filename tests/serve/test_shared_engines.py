@@ -267,6 +267,21 @@ def test_routers_follow_engines_that_are_replaced_and_those_that_are_lost() -> N
     run(2, test)
 
 
+def test_a_router_ends_while_its_engines_are_lost() -> None:
+    """As when their owner was killed: nobody starts the next engine."""
+
+    async def test(server: Server) -> None:
+        router = await server.router()
+        server.owner.followers.clear()
+        await server.owner.close(finish=False, timeout=5)
+        await until(lambda: router.state is EngineState.RESTARTING)
+        async with asyncio.timeout(10):
+            await router.close(finish=False, timeout=1)
+        assert router.state is EngineState.STOPPED
+
+    run(1, test)
+
+
 class Shared:
     """A shared channel, and its owner's end."""
 

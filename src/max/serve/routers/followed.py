@@ -64,6 +64,8 @@ class FollowedEngines:
         self._client = client = EngineClient(
             start, worker, self._limits, self._is_single, self._first
         )
+        # a replica that waits for its next engine would be waited for
+        client.close_before(self._close)
         client.start()
         self._replicas[number] = client.replicas[0]
         self.tell(self._doors)
@@ -106,6 +108,9 @@ class FollowedEngines:
             self._changed.notify_all()
         for task in self._tasks.values():
             task.cancel()
+
+    async def _close(self) -> None:
+        self.close()
 
     async def _keep(self, number: int) -> None:
         """Adds the replica of an engine; again, if the engine is lost before it was ready."""

@@ -46,6 +46,8 @@ _FIRST_DELAY_S, _LONGEST_DELAY_S = 0.1, 10.0
 """Seconds before a router that has ended early is started again: at first, and at the most."""
 _STEADY_S = 30.0
 """A router that has run for so long has not ended early."""
+_LAST_S = 8.0
+"""Seconds that a router may take to end, beyond those of its open requests."""
 _COLLECT_S = 2.0
 """The longest time to wait for the counts of a router; then its last ones are shown."""
 
@@ -225,12 +227,17 @@ class Supervisor:
             router.retire(End(graceful_s))
         ended = asyncio.gather(*(router.ended.wait() for router in routers))
         hurry = asyncio.ensure_future(again.wait())
-        await asyncio.wait({ended, hurry}, return_when=asyncio.FIRST_COMPLETED)
+        first = asyncio.FIRST_COMPLETED
+        await asyncio.wait({ended, hurry}, timeout=graceful_s + _LAST_S, return_when=first)
         hurry.cancel()
         if not ended.done():
             for router in routers:
                 router.retire(End(0.0))
-            await asyncio.wait({ended}, timeout=10.0)
+            await asyncio.wait({ended}, timeout=_LAST_S)
+        if not ended.done():
+            for router in routers:  # one that does not run, and its successors have no use
+                router.kill()
+            await asyncio.wait({ended}, timeout=_LAST_S)
             ended.cancel()
 
     async def close(self) -> None:
