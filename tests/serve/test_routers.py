@@ -324,6 +324,6 @@ def test_options_that_do_not_go_together(start_server: Callable[..., RunningServ
         ),
     ):
         server = RunningServer(*options)
-        assert server.process.wait(60) == 1
+        assert server.process.wait(60) == 2
         server._reader.join(10)
         assert says in server.output
