@@ -325,5 +325,5 @@ def test_options_that_do_not_go_together(start_server: Callable[..., RunningServ
     ):
         server = RunningServer(*options)
         assert server.process.wait(60) == 2
-        server._reader.join(10)
+        assert server.stop() == 2  # closes its output
         assert says in server.output
