@@ -167,7 +167,7 @@ def gemv_pass(c: Any, q: Rounded, strip: PackedStrip, count: int, t: QuantizedTi
         gemv_packed(c, q, strip, first, count, vectors, t)
 
 
-@k.inline
+@k.outlined
 def gemv_strip(c: Any, q: Rounded, strip: PackedStrip, rows: Any, t: QuantizedTiling) -> None:
     """Multiplies all rows by a strip, in passes."""
     i = k.i64(0)
