@@ -77,7 +77,7 @@ class Place(NamedTuple):
 
 
 @k.inline
-def place_of(tile: Any, im: Image) -> Place:
+def tile_place(tile: Any, im: Image) -> Place:
     """The place of a tile."""
     line = tile // im.along % im.down * STEP
     return Place(tile // (im.along * im.down), line, tile % im.along * STEP)
@@ -180,7 +180,7 @@ def transform_input(
     channels, high, wide = x.shape[4], x.shape[2], x.shape[3]
     flat = x.reshape(x.size)
     for i in range(count):
-        at = place_of(first + i, im)
+        at = tile_place(first + i, im)
         top, left = at.line - im.padding[0], at.column - im.padding[1]
         inside = (top >= 0) & (left >= 0) & (top + POINTS <= high) & (left + POINTS <= wide)
         target = v[i * stride :]
@@ -211,7 +211,7 @@ def multiply_matrix(m: Any, v: Any, b: Any, count: Any, stride: Any, size: Any, 
 
 
 @k.inline
-def store_positions(
+def store_tiles(
     results: Results, m: Any, y: Any, im: Image, first: Any, count: Any, column: Any, width: int
 ) -> None:
     """Transforms the sums of tiles `m` `[PRODUCTS, _ROWS, COLUMNS]` to positions, and stores their results."""
@@ -231,7 +231,7 @@ def store_positions(
                 line = positions_of([half[i, j] for j in k.static_range(POINTS)])
                 for j in k.static_range(STEP):
                     y.store((i * STEP + j) * COLUMNS + col, value=line[j])
-        at = place_of(first + tile, im)
+        at = tile_place(first + tile, im)
         for i in range(k.min(STEP, high - at.line)):
             row = (at.image * high + at.line + i) * wide + at.column
             positions = y[i * STEP * COLUMNS :]
@@ -285,7 +285,7 @@ def conv_winograd(
                 b = weight[strip, p * channels * COLUMNS :]
                 sums = m[p * _ROWS * COLUMNS :]
                 multiply_matrix(sums, v[p * count * stride :], b, count, stride, channels, t)
-            store_positions(results, m, y, im, first, count, strip * COLUMNS, width)
+            store_tiles(results, m, y, im, first, count, strip * COLUMNS, width)
 
 
 @k.kernel
