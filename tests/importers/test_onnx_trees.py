@@ -14,7 +14,7 @@ from max.dtype import DType
 from max.engine import InferenceSession
 from max.graph import DeviceRef, Graph, TensorType
 from max.importers.onnx.ops.contrib.forest import Forest
-from max.importers.onnx.ops.contrib.tree_tables import summed
+from max.importers.onnx.ops.contrib.tree_tables import sum_leaves
 from tests.cpu_kernels.harness import run
 
 FEATURES = 5
@@ -77,7 +77,7 @@ def test_sums(leaves: list[int], op: str, dtype: Any, rng: np.random.Generator) 
     kind = DType.from_numpy(np.dtype(dtype))
     types = [TensorType(kind, ["rows", FEATURES], DeviceRef.CPU())]
     with Graph("forest", input_types=types) as graph:
-        result = summed(forest, graph.inputs[0].tensor, values, present)
+        result = sum_leaves(forest, graph.inputs[0].tensor, values, present)
         assert result is not None
         graph.output(result)
     assert op in str(graph)
@@ -110,7 +110,7 @@ def test_what_has_no_tables(rng: np.random.Generator) -> None:
                     forest.values = forest.values.astype(np.float64)
                 case _:
                     pass
-            found = summed(forest, x, values, values > 0)
+            found = sum_leaves(forest, x, values, values > 0)
             assert (found is None) == (change != "none")
         graph.output(x)
 

@@ -36,7 +36,7 @@ def declared_types(
     names = SymbolNames()
     given = dict(shapes or {})
     types = [
-        _declared(source.name, name, type_, given.pop(name, None), names)
+        _declare_input(source.name, name, type_, given.pop(name, None), names)
         for name, type_ in source.inputs
     ]
     if given:
@@ -47,7 +47,7 @@ def declared_types(
     return types
 
 
-def _declared(
+def _declare_input(
     model: str, name: str, type_: InputType, given: Shape | None, names: SymbolNames
 ) -> TensorType:
     where = f"{model}: input {name!r}"

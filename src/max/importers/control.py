@@ -15,7 +15,7 @@ from max.importers.source import SourceGraph
 from max.importers.values import Imported
 from max.importers.values import Value as SourceValue
 
-__all__ = ["repeated", "stage_branch", "tensors_of"]
+__all__ = ["bounded_loop", "stage_branch", "tensors_of"]
 
 Step = Callable[
     [TensorValue, list[TensorValue]],
@@ -91,7 +91,7 @@ def _check_bound(outer: Graph, types: Sequence[mlir.Attribute]) -> None:
         outer.check_symbols("cond", type_.shape)
 
 
-def repeated(
+def bounded_loop(
     limit: TensorValue | None,
     state: Sequence[TensorValue],
     step: Step,

@@ -14,13 +14,13 @@ from max.importers.node import Node
 from max.importers.table import OpTable
 from max.importers.values import Imported
 
-__all__ = ["folded"]
+__all__ = ["fold_node"]
 
 _MOST_ELEMENTS = 1 << 14
 """Larger results are left to the graph, which computes them once, when it is loaded."""
 
 
-def folded(node: Node, table: OpTable) -> Any:
+def fold_node(node: Node, table: OpTable) -> Any:
     """The results of a node whose operands are known, if they can be computed now; else None."""
     source = node.source
     operands = node.operands
@@ -38,12 +38,12 @@ def folded(node: Node, table: OpTable) -> Any:
         with np.errstate(all="ignore"):
             results = fold(node, *arrays)
         if results is not None:
-            return _typed(results, known[0])
+            return _with_size_type(results, known[0])
     if any(operand.is_text for operand in known) and source.full_name in table.hosts:
         return table.hosts[source.full_name](node, *arrays)
     if any(array is not None and array.dtype == object for array in arrays):
         return None
-    return _interpreted(node, table, known)
+    return _interpret(node, table, known)
 
 
 RANDOM = {
@@ -56,14 +56,14 @@ RANDOM = {
 }
 
 
-def _typed(results: Any, first: Imported) -> Any:
+def _with_size_type(results: Any, first: Imported) -> Any:
     """Sizes have the element type of the first operand."""
     if isinstance(results, np.ndarray) and results.dtype == object and first.dtype is not None:
         return Imported(contents=results, dtype=first.dtype if first.dtype.is_integral() else None)
     return results
 
 
-def _interpreted(node: Node, table: OpTable, known: list[Imported]) -> Any:
+def _interpret(node: Node, table: OpTable, known: list[Imported]) -> Any:
     """The results of a node, as the interpreter computes them; None if there is no function, or they are large."""
     entry = table.ops.get(node.source.full_name)
     if entry is None:

@@ -26,7 +26,7 @@ class OpFunction:
     takes_tensors: bool
 
 
-def _described(function: Function) -> OpFunction:
+def _describe_function(function: Function) -> OpFunction:
     return OpFunction(function, len(inspect.signature(function).parameters) > 1)
 
 
@@ -62,7 +62,7 @@ class OpTable:
 
         def register(function: Function) -> Function:
             for name in names:
-                self._add(self.ops, name, _described(function))
+                self._add(self.ops, name, _describe_function(function))
             return function
 
         return register

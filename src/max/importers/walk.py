@@ -177,7 +177,7 @@ class Walker:
     def _staged(self, node: Node) -> Sequence[SourceNode]:
         source = node.source
         table = self.framework.table
-        results = folding.folded(node, table)
+        results = folding.fold_node(node, table)
         if results is None:
             entry = table.ops.get(source.full_name)
             if entry is not None:

@@ -105,7 +105,7 @@ class NodeArg:
     type: str
 
 
-def _described(name: str, type_: InputType) -> NodeArg:
+def _describe_argument(name: str, type_: InputType) -> NodeArg:
     element = "string" if type_.kind == "text" else "undefined"
     if type_.dtype is not None:
         element = type_.stored_as or _NAMES.get(type_.dtype, type_.dtype.name)
@@ -210,11 +210,11 @@ class InferenceSession:
 
     def get_inputs(self) -> list[NodeArg]:
         """The inputs."""
-        return [_described(name, type_) for name, type_ in self._inputs.items()]
+        return [_describe_argument(name, type_) for name, type_ in self._inputs.items()]
 
     def get_outputs(self) -> list[NodeArg]:
         """The outputs."""
-        return [_described(name, type_) for name, type_ in self._model.graph.outputs]
+        return [_describe_argument(name, type_) for name, type_ in self._model.graph.outputs]
 
     def get_overridable_initializers(self) -> list[NodeArg]:
         """None: constants of the model are compiled."""

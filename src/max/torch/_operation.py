@@ -15,7 +15,7 @@ import torch
 from torch.autograd import forward_ad
 
 from max._process import cached_results
-from max._reentry import LockLevel, locked, reentrant_lock
+from max._reentry import LockLevel, hold_lock, reentrant_lock
 from max.driver import CPU, Tensor
 from max.engine import InferenceSession, Model
 from max.graph import Graph, KernelLibrary, TensorType, Value
@@ -66,7 +66,7 @@ class Compiled:
         model = self.models.get(form)
         return self._compiled_graph(form, tensors) if model is None else model
 
-    @locked("lock")
+    @hold_lock("lock")
     def _compiled_graph(self, form: Form, tensors: Sequence[torch.Tensor]) -> Model:
         model = self.models.get(form)
         if model is None:

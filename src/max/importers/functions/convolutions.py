@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from max.graph import TensorValue, ops
 from max.graph.type import ConvInputLayout, FilterLayout
 from max.importers.errors import Unsupported
-from max.importers.functions.indexing import padded
+from max.importers.functions.indexing import pad_axes
 
 __all__ = ["Pairs", "convolution", "spread", "transposed_convolution", "with_bias"]
 
@@ -26,7 +26,7 @@ def convolution(
     """A convolution ``[N, C, …]`` with a filter ``[F, C / groups, …]``."""
     n = x.rank - 2
     if any(amount < 0 for pair in pairs for amount in pair):
-        x = padded(x, [(0, 0), (0, 0), *pairs], "constant", 0)
+        x = pad_axes(x, [(0, 0), (0, 0), *pairs], "constant", 0)
         pairs = [(0, 0)] * n
     pads = [amount for pair in pairs for amount in pair]
     if n == 1:
@@ -73,23 +73,23 @@ def transposed_convolution(
         groups: The number of groups of channels.
     """
     parts = [
-        _transposed(part, w, strides, dilations)
+        _transposed_convolution(part, w, strides, dilations)
         for part, w in zip(ops.chunk(x, groups, 1), ops.chunk(weight, groups, 0), strict=True)
     ]
     y = ops.concat(parts, 1)
     crop = [(-before, more - after) for (before, after), more in zip(pairs, extra, strict=True)]
     if any(amount for pair in crop for amount in pair):
-        y = padded(y, [(0, 0), (0, 0), *crop], "constant", 0)
+        y = pad_axes(y, [(0, 0), (0, 0), *crop], "constant", 0)
     return y
 
 
-def _transposed(
+def _transposed_convolution(
     x: TensorValue, weight: TensorValue, strides: Sequence[int], dilations: Sequence[int]
 ) -> TensorValue:
     """A transposed convolution without padding ``[N, C, …]`` with a filter ``[C, F, …]``."""
     n = x.rank - 2
     if n == 1:
-        y = _transposed(
+        y = _transposed_convolution(
             ops.unsqueeze(x, 2), ops.unsqueeze(weight, 2), [1, *strides], [1, *dilations]
         )
         return ops.squeeze(y, 2)

@@ -8,7 +8,7 @@ from max.dtype import DType
 from max.graph import Dim, TensorValue, ops
 from max.importers.errors import Unsupported
 
-__all__ = ["gather_along", "padded", "positive", "reverse_by_length"]
+__all__ = ["gather_along", "pad_axes", "positive", "reverse_by_length"]
 
 
 def positive(indices: TensorValue, size: Dim) -> TensorValue:
@@ -52,7 +52,7 @@ def reverse_by_length(x: TensorValue, lengths: TensorValue, time: int, batch: in
     return gather_along(x, ops.broadcast_to(places, x.shape), time)
 
 
-def padded(x: TensorValue, pairs: list[tuple[int, int]], mode: str, value: Any) -> TensorValue:
+def pad_axes(x: TensorValue, pairs: list[tuple[int, int]], mode: str, value: Any) -> TensorValue:
     """A tensor with elements added around it, or cut off where an amount is negative."""
     if any(amount < 0 for pair in pairs for amount in pair):
         index = tuple(
@@ -61,7 +61,7 @@ def padded(x: TensorValue, pairs: list[tuple[int, int]], mode: str, value: Any) 
         x = x[index]
         pairs = [(max(before, 0), max(after, 0)) for before, after in pairs]
     if mode == "wrap":
-        return _wrapped(x, pairs)
+        return _wrap_around(x, pairs)
     if mode not in ("constant", "reflect", "edge"):
         raise Unsupported(f"the mode is {mode!r}")
     flat = [amount for pair in pairs for amount in pair]
@@ -70,7 +70,7 @@ def padded(x: TensorValue, pairs: list[tuple[int, int]], mode: str, value: Any) 
     return ops.pad(x, flat, mode, value if x.dtype.is_float() else int(value))
 
 
-def _wrapped(x: TensorValue, pairs: list[tuple[int, int]]) -> TensorValue:
+def _wrap_around(x: TensorValue, pairs: list[tuple[int, int]]) -> TensorValue:
     for axis, (before, after) in enumerate(pairs):
         if before or after:
             size = x.shape[axis]

@@ -16,14 +16,14 @@ import numpy.typing as npt
 from max.dtype import DType
 from max.graph import TensorValue, ops
 from max.importers.functions.convolutions import Pairs
-from max.importers.functions.indexing import padded
+from max.importers.functions.indexing import pad_axes
 from max.importers.values import Imported
 
 Array = npt.NDArray[Any]
 
 __all__ = [
-    "Codes", "Quantized", "centered", "convolved_codes", "multiplied_codes", "permuted", "quantized_convolution",
-    "quantized_of", "quantized_product", "reshaped", "signed",
+    "Codes", "Quantized", "centered_codes", "convolved_codes", "multiplied_codes", "permute_source",
+    "quantized_convolution", "quantized_of", "quantized_product", "reshape_source", "signed_codes",
 ]  # fmt: skip
 
 _DEEPEST = 1 << 16
@@ -84,7 +84,7 @@ def _weight(value: Imported, axis: int) -> tuple[Array, Array] | None:
     scale = source.scale.numbers.reshape(-1)
     if source.scale.rank > 1 or (scale.size > 1 and _axis(source) != axis):
         return None
-    weight = centered(source.codes, source.zero, axis)
+    weight = centered_codes(source.codes, source.zero, axis)
     return None if weight is None else (weight, scale)
 
 
@@ -99,7 +99,7 @@ def _left(value: Imported) -> tuple[Codes, int, TensorValue] | None:
     # of constants nothing is computed in a run
     if zero is None or source.codes.numbers is not None:
         return None
-    codes = signed(source.codes)
+    codes = signed_codes(source.codes)
     return None if codes is None else (codes, zero, ops.reshape(source.scale.tensor, []))
 
 
@@ -156,32 +156,35 @@ def quantized_of(value: Imported) -> Quantized | None:
     return value.source if isinstance(value.source, Quantized) else None
 
 
-def permuted(source: Quantized, order: Sequence[int]) -> Quantized:
+def permute_source(source: Quantized, order: Sequence[int]) -> Quantized:
     """What a dequantized tensor with its axes in another order was before."""
     numbers = source.codes.numbers
     if numbers is not None and not source.codes.stored_as:
         codes = Imported(contents=numbers.transpose(order))
     else:
-        codes = _viewed(source.codes, lambda x: ops.permute(x, list(order)))
+        codes = _view_codes(source.codes, lambda x: ops.permute(x, list(order)))
     return Quantized(codes, source.scale, source.zero, list(order).index(_axis(source)))
 
 
-def reshaped(source: Quantized, shape: Sequence[Any]) -> Quantized | None:
+def reshape_source(source: Quantized, shape: Sequence[Any]) -> Quantized | None:
     """What a dequantized tensor of another shape was before; None where places along an axis have a scale."""
     if source.scale.rank or (source.zero is not None and source.zero.rank):
         return None
     return Quantized(
-        _viewed(source.codes, lambda x: ops.reshape(x, list(shape))), source.scale, source.zero, 0
+        _view_codes(source.codes, lambda x: ops.reshape(x, list(shape))),
+        source.scale,
+        source.zero,
+        0,
     )
 
 
-def _viewed(codes: Imported, view: Callable[[TensorValue], TensorValue]) -> Imported:
+def _view_codes(codes: Imported, view: Callable[[TensorValue], TensorValue]) -> Imported:
     found = codes.source
     moved = Codes(view(found.tensor), found.shift) if isinstance(found, Codes) else None
     return Imported(view(codes.tensor), stored_as=codes.stored_as, source=moved)
 
 
-def signed(codes: Imported) -> Codes | None:
+def signed_codes(codes: Imported) -> Codes | None:
     """Codes as signed bytes; None for codes of other sizes."""
     if isinstance(codes.source, Codes):
         return codes.source
@@ -193,7 +196,7 @@ def signed(codes: Imported) -> Codes | None:
     return Codes(ops.cast(lower, DType.int8), 128)
 
 
-def centered(codes: Imported, zero: Imported | None, axis: int) -> Array | None:
+def centered_codes(codes: Imported, zero: Imported | None, axis: int) -> Array | None:
     """Constant codes less their zero points, if they are bytes; `axis` is that of the zero points."""
     numbers = codes.numbers
     if numbers is None or codes.dtype not in _BYTES or codes.stored_as:
@@ -259,7 +262,7 @@ def convolved_codes(
         return None
     image = ops.permute(x.tensor, [0, 2, 3, 1])
     if any(amount for pair in pairs for amount in pair):
-        image = padded(image, [(0, 0), *pairs, (0, 0)], "constant", zero - x.shift)
+        image = pad_axes(image, [(0, 0), *pairs, (0, 0)], "constant", zero - x.shift)
     patches = _patches(image, kernel, strides, dilations)
     # [F, C, R, S] to [R, S, C, F]
     matrix = weight.transpose(2, 3, 1, 0).reshape(-1, features)

@@ -15,7 +15,7 @@ from max.graph.ops.elementwise.binary import maximum
 from max.graph.ops.staging.stage import stage
 from max.importers.errors import Unsupported
 from max.importers.functions.convolutions import Pairs
-from max.importers.functions.indexing import padded
+from max.importers.functions.indexing import pad_axes
 
 __all__ = ["Windows", "average_pool", "max_pool", "max_pool_with_places"]
 
@@ -74,7 +74,7 @@ class Windows:
         ):
             end = (count - 1) * stride + dilation * (taps - 1) + 1
             pairs.append((low, end - size - low))
-        x = padded(x, [(0, 0), (0, 0), *pairs], "constant", fill)
+        x = pad_axes(x, [(0, 0), (0, 0), *pairs], "constant", fill)
         parts: list[TensorValue] = []
         for place in np.ndindex(*self.kernel):
             index = [

@@ -9,12 +9,12 @@ from typing import Any
 from max.dtype import DType
 from max.graph import Dim, TensorValue, ops
 from max.importers.errors import Unsupported
-from max.importers.functions.reductions import dropped, over
+from max.importers.functions.reductions import drop_axes, over
 
-__all__ = ["contracted"]
+__all__ = ["contract"]
 
 
-def contracted(equation: str, tensors: list[TensorValue]) -> TensorValue:
+def contract(equation: str, tensors: list[TensorValue]) -> TensorValue:
     """NumPy's `einsum` of an equation with letters and ellipses."""
     text = equation.replace(" ", "")
     left, arrow, right = text.partition("->")
@@ -48,7 +48,7 @@ def contracted(equation: str, tensors: list[TensorValue]) -> TensorValue:
         current, letters = _product(current, letters, other, names, needed)
     gone = [axis for axis, letter in enumerate(letters) if letter not in result]
     if gone:
-        current = dropped(over(current, gone, ops.sum), gone)
+        current = drop_axes(over(current, gone, ops.sum), gone)
         letters = "".join(letter for letter in letters if letter in result)
     if len(set(result)) != len(result) or set(result) != set(letters):
         raise Unsupported(f"the equation {equation!r} has no such result")
@@ -90,8 +90,8 @@ def _product(
     """The product of two tensors, summed over letters that nothing else needs: a batched matrix product."""
     only_x = [c for c in a if c not in b and c not in needed]
     only_y = [c for c in b if c not in a and c not in needed]
-    x, a = _summed(x, a, only_x)
-    y, b = _summed(y, b, only_y)
+    x, a = _sum_letters(x, a, only_x)
+    y, b = _sum_letters(y, b, only_y)
     batch = [c for c in a if c in b and c in needed]
     inner = [c for c in a if c in b and c not in needed]
     rows, columns = [c for c in a if c not in b], [c for c in b if c not in a]
@@ -100,8 +100,8 @@ def _product(
         for letter, dim in zip(letters, tensor.shape, strict=True):
             if letter not in sizes or sizes[letter] == 1:
                 sizes[letter] = dim
-    x = _arranged(x, a, [*batch, *rows, *inner], sizes)
-    y = _arranged(y, b, [*batch, *inner, *columns], sizes)
+    x = _arrange_axes(x, a, [*batch, *rows, *inner], sizes)
+    y = _arrange_axes(y, b, [*batch, *inner, *columns], sizes)
     total = [
         math.prod((sizes[c] for c in group), start=Dim(1))
         for group in (batch, rows, inner, columns)
@@ -114,14 +114,16 @@ def _product(
     return ops.reshape(product, [sizes[c] for c in letters]), letters
 
 
-def _summed(x: TensorValue, letters: str, gone: list[str]) -> tuple[TensorValue, str]:
+def _sum_letters(x: TensorValue, letters: str, gone: list[str]) -> tuple[TensorValue, str]:
     if not gone:
         return x, letters
     axes = [letters.index(c) for c in gone]
-    return dropped(over(x, axes, ops.sum), axes), "".join(c for c in letters if c not in gone)
+    return drop_axes(over(x, axes, ops.sum), axes), "".join(c for c in letters if c not in gone)
 
 
-def _arranged(x: TensorValue, letters: str, order: list[str], sizes: dict[str, Any]) -> TensorValue:
+def _arrange_axes(
+    x: TensorValue, letters: str, order: list[str], sizes: dict[str, Any]
+) -> TensorValue:
     """The tensor with its axes in an order, those of size 1 broadcast."""
     x = ops.permute(x, [letters.index(c) for c in order]) if len(order) > 1 else x
     return ops.broadcast_to(x, [sizes[c] for c in order])

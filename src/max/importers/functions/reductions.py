@@ -8,7 +8,7 @@ from typing import Any
 
 from max.graph import TensorValue, ops
 
-__all__ = ["Reduction", "dropped", "over", "reversed_along"]
+__all__ = ["Reduction", "drop_axes", "over", "reversed_along"]
 
 Reduction = Callable[[TensorValue, int], TensorValue]
 
@@ -30,7 +30,7 @@ def over(x: TensorValue, axes: list[int], reduction: Reduction) -> TensorValue:
     return x
 
 
-def dropped(x: TensorValue, axes: list[int]) -> TensorValue:
+def drop_axes(x: TensorValue, axes: list[int]) -> TensorValue:
     """The tensor without axes of size 1."""
     return ops.reshape(x, [dim for axis, dim in enumerate(x.shape) if axis not in axes])
 

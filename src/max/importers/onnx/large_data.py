@@ -53,7 +53,7 @@ def _model(file: BufferedReader, end: int, arrays: dict[str, Bytes]) -> Iterator
             length = _length(file, end)
             yield _message(field, b"".join(_graph(file, file.tell() + length, arrays)))
         else:
-            yield _copied(file, end, field, wire)
+            yield _copy_field(file, end, field, wire)
 
 
 def _graph(file: BufferedReader, end: int, arrays: dict[str, Bytes]) -> Iterator[bytes]:
@@ -62,7 +62,7 @@ def _graph(file: BufferedReader, end: int, arrays: dict[str, Bytes]) -> Iterator
             length = _length(file, end)
             yield _message(field, b"".join(_tensor(file, file.tell() + length, arrays)))
         else:
-            yield _copied(file, end, field, wire)
+            yield _copy_field(file, end, field, wire)
 
 
 def _tensor(file: BufferedReader, end: int, arrays: dict[str, Bytes]) -> Iterator[bytes]:
@@ -71,7 +71,7 @@ def _tensor(file: BufferedReader, end: int, arrays: dict[str, Bytes]) -> Iterato
         if field in (_EXTERNAL_DATA, _DATA_LOCATION) and data is not None:
             raise _Irregular
         if field != _RAW_DATA or wire != 2:
-            yield _copied(file, end, field, wire)
+            yield _copy_field(file, end, field, wire)
             continue
         length = _length(file, end)
         if data is not None:
@@ -98,7 +98,7 @@ def _fields(file: BufferedReader, end: int) -> Iterator[tuple[int, int]]:
         raise _Irregular
 
 
-def _copied(file: BufferedReader, end: int, field: int, wire: int) -> bytes:
+def _copy_field(file: BufferedReader, end: int, field: int, wire: int) -> bytes:
     """A field as it is."""
     if wire == 0:
         return _varint(field << 3) + _varint(_number(file, end))

@@ -84,12 +84,12 @@ def read_model(source: str | os.PathLike[str] | bytes | onnx.ModelProto) -> Mode
     folder, file = None, "model.onnx"
     large: Mapping[str, Array] = {}
     if isinstance(source, bytes | bytearray | memoryview):
-        proto = _parsed(package, bytes(source), file)
+        proto = _parse(package, bytes(source), file)
     elif isinstance(source, str | os.PathLike):
         path = Path(source)
         folder, file = path.resolve().parent, str(path)
         data, large = read_file(path)
-        proto = _parsed(package, data, file)
+        proto = _parse(package, data, file)
     elif isinstance(source, package.ModelProto):
         proto = source
     else:
@@ -106,7 +106,7 @@ def read_model(source: str | os.PathLike[str] | bytes | onnx.ModelProto) -> Mode
         raise ModelFileError(f"{file}: the model is nested too deeply") from error
 
 
-def _parsed(package: Any, data: bytes, file: str) -> onnx.ModelProto:
+def _parse(package: Any, data: bytes, file: str) -> onnx.ModelProto:
     proto = package.ModelProto()
     try:
         proto.ParseFromString(data)

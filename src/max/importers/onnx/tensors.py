@@ -106,7 +106,7 @@ def _numbers(
 def _elements(data: npt.NDArray[np.uint8], count: int, code: int) -> Array:
     """The elements in bytes as files have them: little-endian."""
     if (bits := _PACKED.get(code)) is not None:
-        return _unpacked(data, count, code, bits)
+        return _unpack_bits(data, count, code, bits)
     dtype = dtype_of(code).to_numpy()
     if data.size != count * dtype.itemsize:
         raise Unsupported(f"has {data.size} bytes, expected {count * dtype.itemsize}")
@@ -115,7 +115,7 @@ def _elements(data: npt.NDArray[np.uint8], count: int, code: int) -> Array:
     return data.view(dtype)
 
 
-def _unpacked(data: npt.NDArray[np.uint8], count: int, code: int, bits: int) -> Array:
+def _unpack_bits(data: npt.NDArray[np.uint8], count: int, code: int, bits: int) -> Array:
     per_byte = 8 // bits
     if data.size != -(-count // per_byte):
         raise Unsupported(f"has {data.size} bytes, expected {-(-count // per_byte)}")

@@ -71,7 +71,9 @@ def main(kind: str, path: str, signature: str, output: str, memory: str) -> None
     report.flush()
 
 
-def _converted(function: Any, specs: Any, names: Mapping[str, str], outputs: list[str]) -> Any:
+def _convert_function(
+    function: Any, specs: Any, names: Mapping[str, str], outputs: list[str]
+) -> Any:
     import tf2onnx  # pyright: ignore[reportMissingImports]
 
     model, _ = tf2onnx.convert.from_function(function, input_signature=specs, opset=_OPSET)
@@ -117,7 +119,9 @@ def _saved_model(path: str, signature: str) -> Any:
         return [results[key] for key in sorted(results)]
 
     outputs = sorted(function.structured_outputs)
-    return _converted(call, specs, {f"in_{i}": name for i, name in enumerate(names)}, outputs)
+    return _convert_function(
+        call, specs, {f"in_{i}": name for i, name in enumerate(names)}, outputs
+    )
 
 
 def _check(path: str) -> None:
@@ -152,7 +156,7 @@ def _keras(path: str, signature: str) -> Any:
     if len(outputs) != len(model.outputs) or len(set(outputs)) != len(outputs):
         outputs = [f"output_{i}" for i in range(len(model.outputs))]
 
-    def converted() -> Any:
+    def convert() -> Any:
         @tf.function(input_signature=specs)
         def call(*args: Any) -> Any:
             given = (
@@ -162,12 +166,12 @@ def _keras(path: str, signature: str) -> Any:
             )
             return tf.nest.flatten(model(given, training=False))
 
-        return _converted(call, specs, names, outputs)
+        return _convert_function(call, specs, names, outputs)
 
-    found = converted()
+    found = convert()
     if any(node.op_type == "Loop" for node in found.graph.node) and _unroll(model):
         try:
-            return converted()
+            return convert()
         except Exception:
             # the number of steps is not known
             traceback.print_exc()

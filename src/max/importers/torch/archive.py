@@ -69,7 +69,7 @@ def kind_of(path: Path) -> str:
     Raises:
         ModelFileError: It is no zip archive, or an archive that is damaged.
     """
-    with _opened(path) as archive:
+    with _open_archive(path) as archive:
         return _kind(archive)
 
 
@@ -89,7 +89,7 @@ def _kind(archive: zipfile.ZipFile) -> str:
 
 
 @contextmanager
-def _opened(path: Path) -> Iterator[zipfile.ZipFile]:
+def _open_archive(path: Path) -> Iterator[zipfile.ZipFile]:
     try:
         with zipfile.ZipFile(path) as archive:
             check_entries(path, archive)
@@ -134,7 +134,7 @@ def load_program(path: str | os.PathLike[str]) -> ExportedProgram:
     import torch
 
     file = Path(path)
-    with _opened(file) as archive:
+    with _open_archive(file) as archive:
         if _kind(archive) != "program":
             raise ModelFileError(f"{file} is no program of torch.export")
         _check_program(file, archive)

@@ -92,29 +92,29 @@ def op(*names: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
     """
 
     def register(function: Callable[..., Any]) -> Callable[..., Any]:
-        def staged(node: Node) -> Any:
+        def stage(node: Node) -> Any:
             attributes = node.source.attributes
-            arguments = [_resolved(node, argument) for argument in attributes["args"]]
-            named = {name: _resolved(node, value) for name, value in attributes["kwargs"].items()}
+            arguments = [_resolve(node, argument) for argument in attributes["args"]]
+            named = {name: _resolve(node, value) for name, value in attributes["kwargs"].items()}
             call = Call(
                 node, attributes.get("dtype"), attributes.get("common"), attributes.get("sizes", [])
             )
             return function(call, *arguments, **named)
 
-        TABLE.op(*names)(staged)
+        TABLE.op(*names)(stage)
         return function
 
     return register
 
 
-def _resolved(node: Node, argument: Any) -> Any:
+def _resolve(node: Node, argument: Any) -> Any:
     if isinstance(argument, Ref):
         operand = node.operands[argument.operand]
         if isinstance(operand, Items) or operand is None:
             raise Unsupported("an argument is a list of another node")
         return _size(operand) if argument.is_size else operand.tensor
     if isinstance(argument, list):
-        return [_resolved(node, item) for item in argument]
+        return [_resolve(node, item) for item in argument]
     return argument
 
 

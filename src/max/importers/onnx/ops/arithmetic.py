@@ -36,10 +36,10 @@ _VARIADIC: dict[str, Binary] = {"Max": maximum, "Min": minimum, "Sum": ops.add, 
 def _register(name: str, function: Binary) -> None:
     @op(name)
     def stage_binary(node: Node, x: TensorValue, y: TensorValue) -> TensorValue:
-        return function(x, aligned(node, x, y))
+        return function(x, align_axes(node, x, y))
 
 
-def aligned(node: Node, x: TensorValue, y: TensorValue) -> TensorValue:
+def align_axes(node: Node, x: TensorValue, y: TensorValue) -> TensorValue:
     """The second operand as the rules of version 6 broadcast it: its axes are those of the first from `axis` on."""
     if node.version >= 7 or not node.attr("broadcast", 0) or node.attr("axis") is None:
         return y

@@ -22,7 +22,7 @@ _SMALL = {17, 18, 19, 20, 23, 24}
 """Floats of 8 bits or fewer."""
 
 
-def wrapped(x: TensorValue, code: int) -> TensorValue:
+def wrap_bits(x: TensorValue, code: int) -> TensorValue:
     """Integers of less than 8 bits, as their wider type holds them: the low bits, with the sign."""
     name, dtype = STORAGE[code]
     bits = int(name[-1])
@@ -39,7 +39,7 @@ def _cast(node: Node, code: int) -> Any:
         raise HostNode("casts strings and small floats between graphs")
     x = value.tensor
     if code in STORAGE:
-        narrow = wrapped(x if x.dtype.is_integral() else ops.cast(x, DType.int32), code)
+        narrow = wrap_bits(x if x.dtype.is_integral() else ops.cast(x, DType.int32), code)
         return Imported(narrow, stored_as=storage_of(code))
     dtype = dtype_of(code)
     if x.dtype is DType.float8_e8m0fnu:
@@ -59,7 +59,7 @@ def cast_like(node: Node) -> Any:
 
 @host("Cast")
 def cast_on_host(node: Node, x: Array) -> Array:
-    return converted(
+    return convert_array(
         x, node.attr("to"), bool(node.attr("saturate", 1)), node.attr("round_mode", "up")
     )
 
@@ -67,10 +67,10 @@ def cast_on_host(node: Node, x: Array) -> Array:
 @host("CastLike")
 def cast_like_on_host(node: Node, x: Array, like: Array) -> Array:
     code = TEXT if like.dtype == object else code_of(DType.from_numpy(like.dtype))
-    return converted(x, code, bool(node.attr("saturate", 1)), node.attr("round_mode", "up"))
+    return convert_array(x, code, bool(node.attr("saturate", 1)), node.attr("round_mode", "up"))
 
 
-def converted(x: Array, code: int, saturates: bool = True, rounding: str = "up") -> Array:
+def convert_array(x: Array, code: int, saturates: bool = True, rounding: str = "up") -> Array:
     """An array in another ONNX type, with strings and small floats."""
     if code == TEXT:
         return _as_text(x)

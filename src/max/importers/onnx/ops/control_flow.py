@@ -9,7 +9,7 @@ import numpy.typing as npt
 
 from max.dtype import DType
 from max.graph import Dim, TensorValue, ops
-from max.importers.control import FAILURES, repeated, stage_branch, tensors_of
+from max.importers.control import FAILURES, bounded_loop, stage_branch, tensors_of
 from max.importers.errors import HostNode, ModelFileError, Unsupported
 from max.importers.node import Node
 from max.importers.onnx.table import host, op
@@ -87,7 +87,7 @@ def _loop(node: Node, body: SourceGraph) -> tuple[TensorValue, ...]:
     if start is not None:
         # the first condition decides about the first iteration
         limit = ops.where(start, limit if limit is not None else 1 << 62, 0)
-    finals, stacked = repeated(limit, state, step, capacity)
+    finals, stacked = bounded_loop(limit, state, step, capacity)
     return tuple([*(finals if start is None else finals[1:]), *stacked])
 
 
@@ -107,7 +107,7 @@ def loop_on_host(
                 f"a Loop whose state has no fixed types runs more than {_MOST_ITERATIONS} iterations"
             )
         arguments = [np.array(number, np.int64), np.array(going_on), *carried]
-        keep, *results = node.run(body, _shaped(body, arguments))
+        keep, *results = node.run(body, _shape_arguments(body, arguments))
         going_on = bool(np.asarray(keep).all())
         carried = results[: len(carried)]
         for items, item in zip(stacked, results[len(carried) :], strict=True):
@@ -118,7 +118,7 @@ def loop_on_host(
     )
 
 
-def _shaped(body: SourceGraph, arguments: list[Any]) -> list[Any]:
+def _shape_arguments(body: SourceGraph, arguments: list[Any]) -> list[Any]:
     """The number and the condition in the shapes that the body declares: rank 0 or 1."""
     for index in (0, 1):
         shape = body.inputs[index][1].shape
@@ -148,33 +148,33 @@ def scan(node: Node) -> Any:
     return tuple(_scan(node, body, values[: len(values) - count], values[len(values) - count :]))
 
 
-def _listed(node: Node, name: str, count: int) -> list[int]:
+def _int_list(node: Node, name: str, count: int) -> list[int]:
     return list(node.attr(name) or [0] * count)
 
 
 def _scan(
     node: Node, body: SourceGraph, state: list[TensorValue], inputs: list[TensorValue]
 ) -> list[TensorValue]:
-    axes = _listed(node, "scan_input_axes", len(inputs))
+    axes = _int_list(node, "scan_input_axes", len(inputs))
     axes = [node.checked_axis(axis, x.rank) for axis, x in zip(axes, inputs, strict=True)]
     outputs = len(body.outputs) - len(state)
-    reverse = _listed(
+    reverse = _int_list(
         node, "scan_input_directions" if node.version >= 9 else "directions", len(inputs)
     )
     count = inputs[0].shape[axes[0]]
-    results_reverse = _listed(node, "scan_output_directions", outputs)
-    moved = [_moved(x, axis, 0) for x, axis in zip(inputs, axes, strict=True)]
+    results_reverse = _int_list(node, "scan_output_directions", outputs)
+    moved = [_move_axis(x, axis, 0) for x, axis in zip(inputs, axes, strict=True)]
     finals, stacked = _scan_rows(node, body, state, moved, reverse, count)
-    result_axes = _listed(node, "scan_output_axes", outputs)
+    result_axes = _int_list(node, "scan_output_axes", outputs)
     placed: list[TensorValue] = []
     for part, axis, backwards in zip(stacked, result_axes, results_reverse, strict=True):
         if backwards:
             part = part[(slice(None, None, -1), *[slice(None)] * (part.rank - 1))]
-        placed.append(_moved(part, 0, node.checked_axis(axis, part.rank)))
+        placed.append(_move_axis(part, 0, node.checked_axis(axis, part.rank)))
     return [*finals, *placed]
 
 
-def _moved(x: TensorValue, source: int, target: int) -> TensorValue:
+def _move_axis(x: TensorValue, source: int, target: int) -> TensorValue:
     """The tensor with an axis at another place."""
     if source == target:
         return x
@@ -203,7 +203,7 @@ def _scan_rows(
         return None, results[: len(current)], results[len(current) :]
 
     try:
-        return repeated(TensorValue(count), state, step, count)
+        return bounded_loop(TensorValue(count), state, step, count)
     except FAILURES as error:
         raise HostNode(f"is a scan that a graph has not: {error}") from error
 
@@ -219,7 +219,7 @@ def _scan_batched(node: Node, body: SourceGraph) -> Any:
     parts = [
         _scan_rows(
             node, body, [x[index] for x in state], [x[index] for x in inputs],
-            _listed(node, "directions", count), inputs[0].shape[1],
+            _int_list(node, "directions", count), inputs[0].shape[1],
         )
         for index in range(batch)
     ]  # fmt: skip
@@ -231,8 +231,8 @@ def _scan_batched(node: Node, body: SourceGraph) -> Any:
 def scan_on_host(node: Any, *operands: Any) -> tuple[Any, ...]:
     body, count = node.body("body"), node.attr("num_scan_inputs")
     state, inputs = list(operands[: len(operands) - count]), operands[len(operands) - count :]
-    axes = _listed(node, "scan_input_axes", count)
-    backwards = _listed(node, "scan_input_directions", count)
+    axes = _int_list(node, "scan_input_axes", count)
+    backwards = _int_list(node, "scan_input_directions", count)
     length = inputs[0].shape[axes[0]]
     outputs = len(body.outputs) - len(state)
     stacked: list[list[Any]] = [[] for _ in range(outputs)]
@@ -245,8 +245,8 @@ def scan_on_host(node: Any, *operands: Any) -> tuple[Any, ...]:
         state = results[: len(state)]
         for items, item in zip(stacked, results[len(state) :], strict=True):
             items.append(item)
-    result_axes = _listed(node, "scan_output_axes", outputs)
-    reverse = _listed(node, "scan_output_directions", outputs)
+    result_axes = _int_list(node, "scan_output_axes", outputs)
+    reverse = _int_list(node, "scan_output_directions", outputs)
     placed = [
         np.stack(items[::-1] if back else items, axis)
         for items, axis, back in zip(stacked, result_axes, reverse, strict=True)

@@ -16,7 +16,7 @@ from max.importers.functions.convolutions import (
     with_bias,
 )
 from max.importers.functions.deformable import deformable_convolution
-from max.importers.functions.indexing import padded
+from max.importers.functions.indexing import pad_axes
 from max.importers.functions.integer_products import quantized_convolution, quantized_of
 from max.importers.node import Node
 from max.importers.onnx.ops.windows import paddings, steps
@@ -38,11 +38,11 @@ def conv(node: Node) -> TensorValue:
         groups = node.attr("group", 1)
         y = quantized_convolution(node.value(0), weight, strides, dilations, pairs, groups)
     if y is None:
-        y = convolved(node, node.tensor(0), node.tensor(1))
+        y = convolve(node, node.tensor(0), node.tensor(1))
     return with_bias(y, node.tensor(2) if node.has(2) else None)
 
 
-def convolved(node: Node, x: TensorValue, weight: TensorValue) -> TensorValue:
+def convolve(node: Node, x: TensorValue, weight: TensorValue) -> TensorValue:
     """A convolution with the attributes of a node, without bias."""
     kernel = _taps(node, weight)
     n = len(kernel)
@@ -136,7 +136,7 @@ def col2im(node: Node) -> TensorValue:
             before = place[axis] * dilations[axis]
             length = (counts[axis] - 1) * strides[axis] + 1
             amounts.append((before, padded_size[axis] - before - length))
-        part = padded(part, [(0, 0), (0, 0), *amounts], "constant", 0)
+        part = pad_axes(part, [(0, 0), (0, 0), *amounts], "constant", 0)
         total = part if total is None else total + part
     assert total is not None
     index = [slice(pads[i], pads[i] + image[i]) for i in range(n)]

@@ -178,7 +178,7 @@ def local_response_normalization(node: Node, x: TensorValue) -> TensorValue:
 def hardmax(node: Node, x: TensorValue) -> TensorValue:
     if node.version < 13:
         axis = node.axis("axis", x.rank, 1)
-        flat = flattened(x, axis)
+        flat = flatten_matrix(x, axis)
         return ops.reshape(_hardmax(flat, 1), x.shape)
     return _hardmax(x, node.axis("axis", x.rank, -1))
 
@@ -190,7 +190,7 @@ def _hardmax(x: TensorValue, axis: int) -> TensorValue:
     return ops.cast(ops.equal(ops.argmax(x, axis), places), x.dtype)
 
 
-def flattened(x: TensorValue, axis: int) -> TensorValue:
+def flatten_matrix(x: TensorValue, axis: int) -> TensorValue:
     """A matrix of the elements, with the axes before `axis` as rows."""
     rows, columns = math_prod(x.shape[:axis]), math_prod(x.shape[axis:])
     return ops.reshape(x, [rows, columns])
@@ -206,5 +206,5 @@ def softmax(node: Node, x: TensorValue) -> TensorValue:
     function = ops.softmax if node.op == "Softmax" else ops.logsoftmax
     if node.version < 13:
         axis = node.axis("axis", x.rank, 1)
-        return ops.reshape(function(flattened(x, axis), 1), x.shape)
+        return ops.reshape(function(flatten_matrix(x, axis), 1), x.shape)
     return function(x, node.axis("axis", x.rank, -1))

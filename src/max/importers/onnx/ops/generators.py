@@ -13,7 +13,7 @@ from max.importers.onnx.element_types import dtype_of
 from max.importers.onnx.table import op
 
 
-def _seeded(node: Node) -> None:
+def _set_seed(node: Node) -> None:
     """Sets the seed that the model gives, or one that depends on the node."""
     seed = node.attr("seed")
     if seed is not None:
@@ -37,19 +37,19 @@ def _type(node: Node) -> TensorType:
 
 @op("RandomNormal", "RandomNormalLike")
 def random_normal(node: Node) -> TensorValue:
-    _seeded(node)
+    _set_seed(node)
     return random.gaussian(_type(node), node.attr("mean", 0.0), node.attr("scale", 1.0))
 
 
 @op("RandomUniform", "RandomUniformLike")
 def random_uniform(node: Node) -> TensorValue:
-    _seeded(node)
+    _set_seed(node)
     return random.uniform(_type(node), (node.attr("low", 0.0), node.attr("high", 1.0)))
 
 
 @op("Bernoulli")
 def bernoulli(node: Node, x: TensorValue) -> TensorValue:
-    _seeded(node)
+    _set_seed(node)
     dtype = dtype_of(node.attr("dtype")) if node.attr("dtype") else x.dtype
     draws = random.uniform(TensorType(DType.float32, x.shape, x.device))
     return ops.cast(draws < ops.cast(x, DType.float32), dtype)
@@ -58,7 +58,7 @@ def bernoulli(node: Node, x: TensorValue) -> TensorValue:
 @op("Multinomial")
 def multinomial(node: Node, x: TensorValue) -> TensorValue:
     """Classes by unnormalized log-probabilities: of Gumbel variates the greatest."""
-    _seeded(node)
+    _set_seed(node)
     count = node.attr("sample_size", 1)
     rows, classes = x.shape
     if count < 1:

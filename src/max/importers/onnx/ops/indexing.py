@@ -12,7 +12,7 @@ from max.dtype import DType
 from max.graph import Dim, TensorValue, ops
 from max.graph.dim import StaticDim
 from max.importers.errors import MissingContents, Unsupported
-from max.importers.functions.indexing import gather_along, padded, positive, reverse_by_length
+from max.importers.functions.indexing import gather_along, pad_axes, positive, reverse_by_length
 from max.importers.functions.reductions import over
 from max.importers.node import Node
 from max.importers.onnx.table import op
@@ -212,7 +212,7 @@ def pad(node: Node) -> TensorValue:
     pairs = [(0, 0)] * x.rank
     for index, axis in enumerate(axes):
         pairs[axis] = (amounts[index], amounts[index + len(axes)])
-    return padded(x, pairs, node.attr("mode", "constant"), value)
+    return pad_axes(x, pairs, node.attr("mode", "constant"), value)
 
 
 @op("DepthToSpace")

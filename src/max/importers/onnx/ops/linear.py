@@ -5,7 +5,7 @@ from __future__ import annotations
 from max.graph import TensorValue, ops
 from max.importers.errors import Unsupported
 from max.importers.functions.integer_products import quantized_product
-from max.importers.functions.products import contracted
+from max.importers.functions.products import contract
 from max.importers.node import Node
 from max.importers.onnx.table import op
 
@@ -46,4 +46,4 @@ def _number(value: float, like: TensorValue) -> float | int:
 @op("Einsum")
 def einsum(node: Node) -> TensorValue:
     tensors = [node.tensor(index) for index in range(len(node.operands))]
-    return contracted(node.attr("equation"), tensors)
+    return contract(node.attr("equation"), tensors)

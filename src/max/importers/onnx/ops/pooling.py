@@ -9,7 +9,7 @@ import numpy as np
 
 from max.dtype import DType
 from max.graph import TensorValue, ops
-from max.importers.functions.indexing import padded
+from max.importers.functions.indexing import pad_axes
 from max.importers.functions.pooling import Windows, average_pool, max_pool, max_pool_with_places
 from max.importers.functions.reductions import over
 from max.importers.node import Node
@@ -44,13 +44,13 @@ def lp_pool(node: Node, x: TensorValue) -> TensorValue:
     windows = windows_of(node, x)
     windows.check(x)
     p = float(node.attr("p", 2))
-    total, *parts = [_powered(part, p) for part in windows.taps(x, windows.sizes(x), 0)]
+    total, *parts = [_power(part, p) for part in windows.taps(x, windows.sizes(x), 0)]
     for part in parts:
         total = total + part
     return _root(total, p)
 
 
-def _powered(x: TensorValue, p: float) -> TensorValue:
+def _power(x: TensorValue, p: float) -> TensorValue:
     return x * x if p == 2 else ops.pow(ops.abs(x), p)
 
 
@@ -66,7 +66,7 @@ def global_pool(node: Node, x: TensorValue) -> TensorValue:
     if node.op == "GlobalMaxPool":
         return over(x, axes, lambda y, axis: ops.max(y, axis=axis))
     p = float(node.attr("p", 2))
-    return _root(over(_powered(x, p), axes, ops.sum), p)
+    return _root(over(_power(x, p), axes, ops.sum), p)
 
 
 @op("MaxUnpool")
@@ -87,6 +87,6 @@ def max_unpool(node: Node) -> TensorValue:
     y = ops.reshape(ops.scatter(zeros, ops.reshape(x, [-1]), places, 0), shape)
     if result == shape:
         return y
-    return padded(
+    return pad_axes(
         y, [(0, new - old) for old, new in zip(shape, result, strict=True)], "constant", 0
     )

@@ -10,10 +10,10 @@ import numpy as np
 from max.dtype import DType
 from max.graph import TensorValue, ops
 from max.graph.ops.staging.stage import stage_declared
-from max.importers.control import repeated
+from max.importers.control import bounded_loop
 from max.importers.errors import Unsupported
 from max.importers.functions import mathematics
-from max.importers.functions.indexing import padded, reverse_by_length
+from max.importers.functions.indexing import pad_axes, reverse_by_length
 from max.importers.functions.reductions import reversed_along
 from max.importers.node import Node
 from max.importers.onnx.table import op
@@ -113,7 +113,7 @@ class _Layer:
         weight = ops.reshape(self.node.tensor(2), [self.directions, self.gates, hidden, hidden])
         more = blocks * _UNITS - hidden
         if more:
-            weight = padded(weight, [(0, 0), (0, 0), (0, more), (0, more)], "constant", 0)
+            weight = pad_axes(weight, [(0, 0), (0, 0), (0, more), (0, more)], "constant", 0)
         weight = ops.reshape(weight, [self.directions, self.gates, blocks, _UNITS, blocks * _UNITS])
         return ops.permute(weight, [0, 2, 4, 1, 3])
 
@@ -244,7 +244,7 @@ class _Layer:
                     ops.constant(np.zeros((), self.x.dtype.to_numpy())), [0, *state[0].shape]
                 )
         else:
-            state, (stacked,) = repeated(TensorValue(self.length), state, step, self.length)
+            state, (stacked,) = bounded_loop(TensorValue(self.length), state, step, self.length)
         if self.backwards[direction]:
             lengths = self.lengths
             stacked = (

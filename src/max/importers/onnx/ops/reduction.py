@@ -11,7 +11,7 @@ import numpy as np
 from max.dtype import DType
 from max.graph import TensorValue, ops
 from max.importers.errors import Unsupported
-from max.importers.functions.reductions import Reduction, dropped, over, reversed_along
+from max.importers.functions.reductions import Reduction, drop_axes, over, reversed_along
 from max.importers.node import Node
 from max.importers.onnx.table import op
 
@@ -34,7 +34,7 @@ def _reduce(node: Node, x: TensorValue, reduction: Reduction) -> TensorValue:
     if axes is None:
         return x
     result = over(x, axes, reduction)
-    return result if node.attr("keepdims", 1) else dropped(result, axes)
+    return result if node.attr("keepdims", 1) else drop_axes(result, axes)
 
 
 def _maximum(x: TensorValue, axis: int) -> TensorValue:
@@ -117,7 +117,7 @@ def reduce_log_sum_exp(node: Node) -> TensorValue:
         # a maximum that is not finite is no shift
         shift = ops.where(ops.is_inf(top), 0.0, top)
         total = ops.log(over(ops.exp(x - shift), axes, ops.sum)) + shift
-        return total if node.attr("keepdims", 1) else dropped(total, axes)
+        return total if node.attr("keepdims", 1) else drop_axes(total, axes)
 
     return _floating(node, result)
 
@@ -138,7 +138,7 @@ def arg_extremum(node: Node, x: TensorValue) -> TensorValue:
         index = last - function(reversed_along(x, axis), axis)
     else:
         index = function(x, axis)
-    return index if node.attr("keepdims", 1) else dropped(index, [axis])
+    return index if node.attr("keepdims", 1) else drop_axes(index, [axis])
 
 
 @op("CumSum")
@@ -159,15 +159,15 @@ def cumprod(node: Node) -> TensorValue:
     if node.attr("reverse", 0):
         x = reversed_along(x, axis)
     if node.attr("exclusive", 0) and size:
-        x = _shifted(x, axis, 1, size)
+        x = _shift(x, axis, 1, size)
     step = 1
     while step < size:
-        x = x * _shifted(x, axis, step, size)
+        x = x * _shift(x, axis, step, size)
         step *= 2
     return reversed_along(x, axis) if node.attr("reverse", 0) else x
 
 
-def _shifted(x: TensorValue, axis: int, step: int, size: int) -> TensorValue:
+def _shift(x: TensorValue, axis: int, step: int, size: int) -> TensorValue:
     """The elements `step` places before each one; ones before the first."""
     index: list[Any] = [slice(None)] * x.rank
     index[axis] = slice(0, size - step)

@@ -14,7 +14,7 @@ from max.graph.dim import StaticDim
 from max.importers.errors import MissingContents, Unsupported
 from max.importers.node import Node
 from max.importers.onnx.element_types import dtype_of
-from max.importers.onnx.ops.elementwise import flattened
+from max.importers.onnx.ops.elementwise import flatten_matrix
 from max.importers.onnx.table import op
 from max.importers.values import Imported
 
@@ -64,7 +64,7 @@ def flatten(node: Node, x: TensorValue) -> TensorValue:
     axis = node.attr("axis", 1)
     if not -x.rank <= axis <= x.rank:
         raise Unsupported(f"the axis is {axis}, the operand has rank {x.rank}")
-    return flattened(x, axis + x.rank if axis < 0 else axis)
+    return flatten_matrix(x, axis + x.rank if axis < 0 else axis)
 
 
 @op("Transpose")
@@ -107,10 +107,12 @@ def expand(node: Node) -> TensorValue:
     rank = max(x.rank, len(target))
     own = [Dim(1)] * (rank - x.rank) + list(x.shape)
     wanted = [Dim(1)] * (rank - len(target)) + target
-    return ops.broadcast_to(x, [joined(node, a, b) for a, b in zip(own, wanted, strict=True)])
+    return ops.broadcast_to(
+        x, [broadcast_size(node, a, b) for a, b in zip(own, wanted, strict=True)]
+    )
 
 
-def joined(node: Node, a: Dim, b: Dim) -> Dim:
+def broadcast_size(node: Node, a: Dim, b: Dim) -> Dim:
     """The size to which two sizes broadcast."""
     if a == b or b == 1:
         return a

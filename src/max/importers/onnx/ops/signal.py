@@ -11,7 +11,7 @@ import numpy.typing as npt
 from max.dtype import DType
 from max.graph import TensorValue, ops
 from max.importers.errors import Unsupported
-from max.importers.functions.indexing import padded
+from max.importers.functions.indexing import pad_axes
 from max.importers.node import Node
 from max.importers.onnx.element_types import dtype_of
 from max.importers.onnx.table import op
@@ -33,7 +33,7 @@ def _roots(size: int, rows: int, sign: float, dtype: DType) -> tuple[TensorValue
     )
 
 
-def transformed(x: TensorValue, rows: int, sign: float) -> TensorValue:
+def transform(x: TensorValue, rows: int, sign: float) -> TensorValue:
     """The transform along the axis before the last; the last has real parts, or real and imaginary parts."""
     size = int(x.shape[-2])
     real, imaginary = _roots(size, rows, sign, x.dtype)
@@ -64,9 +64,9 @@ def dft(node: Node) -> TensorValue:
     if length != size:
         pairs = [(0, 0)] * moved.rank
         pairs[-2] = (0, length - size)
-        moved = padded(moved, pairs, "constant", 0)
+        moved = pad_axes(moved, pairs, "constant", 0)
     rows = length // 2 + 1 if onesided else length
-    y = transformed(moved, rows, 1.0 if inverse else -1.0)
+    y = transform(moved, rows, 1.0 if inverse else -1.0)
     if inverse:
         y = y / float(length)
     return ops.permute(y, [order.index(i) for i in range(x.rank)])
@@ -97,7 +97,7 @@ def stft(node: Node) -> TensorValue:
     if window is not None:
         parts = parts * ops.reshape(window, [length, 1])
     rows = length // 2 + 1 if node.attr("onesided", 1) else length
-    return transformed(parts, rows, -1.0)
+    return transform(parts, rows, -1.0)
 
 
 _WINDOWS: dict[str, tuple[float, ...]] = {

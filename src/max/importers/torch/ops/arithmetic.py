@@ -21,14 +21,14 @@ Binary = Callable[[TensorValue, TensorValue], TensorValue]
 def tensor_of(value: Any, dtype: DType) -> TensorValue:
     """A tensor or a number as a tensor of a type."""
     if isinstance(value, TensorValue):
-        return converted(value, dtype)
+        return convert(value, dtype)
     if isinstance(value, Dim):
         return ops.cast(ops.reshape(ops.shape_to_tensor([value]), []), dtype)
     with np.errstate(all="ignore"):
         return ops.constant(np.array(value).astype(dtype.to_numpy()))
 
 
-def converted(x: TensorValue, dtype: DType) -> TensorValue:
+def convert(x: TensorValue, dtype: DType) -> TensorValue:
     """A tensor as another type; bool is whether an element is not 0."""
     if x.dtype is dtype:
         return x
@@ -173,7 +173,7 @@ def _register_comparison(name: str, function: Binary) -> None:
 def _register_logic(name: str, function: Binary) -> None:
     @op(f"aten.{name}.default")
     def combine(call: Call, x: TensorValue, y: TensorValue) -> TensorValue:
-        return function(converted(x, DType.bool), converted(y, DType.bool))
+        return function(convert(x, DType.bool), convert(y, DType.bool))
 
 
 def _register_bits(name: str, of_bits: Binary, of_bools: Binary) -> None:
@@ -204,7 +204,7 @@ def right_shift(call: Call, x: Any, y: Any) -> TensorValue:
 @op("aten.where.self", "aten.where.ScalarOther", "aten.where.ScalarSelf", "aten.where.Scalar")
 def where(call: Call, condition: TensorValue, x: Any, y: Any) -> TensorValue:
     dtype = call.result_dtype()
-    return ops.where(converted(condition, DType.bool), tensor_of(x, dtype), tensor_of(y, dtype))
+    return ops.where(convert(condition, DType.bool), tensor_of(x, dtype), tensor_of(y, dtype))
 
 
 @op("aten.masked_fill.Scalar", "aten.masked_fill.Tensor")
@@ -215,7 +215,7 @@ def masked_fill(call: Call, x: TensorValue, mask: TensorValue, value: Any) -> Te
 @op("aten.clamp.default", "aten.clamp.Tensor")
 def clamp(call: Call, x: TensorValue, min: Any = None, max: Any = None) -> TensorValue:
     dtype = call.result_dtype()
-    result = converted(x, dtype)
+    result = convert(x, dtype)
     if min is not None:
         result = maximum(result, tensor_of(min, dtype))
     return result if max is None else minimum(result, tensor_of(max, dtype))
@@ -233,8 +233,8 @@ def addcmul(
     if x.dtype is DType.bool:
         raise Unsupported("takes no bool")
     dtype = call.result_dtype()
-    product = converted(a, dtype) * converted(b, dtype)
-    return converted(x, dtype) + (product if value == 1 else product * tensor_of(value, dtype))
+    product = convert(a, dtype) * convert(b, dtype)
+    return convert(x, dtype) + (product if value == 1 else product * tensor_of(value, dtype))
 
 
 @op("aten.addcdiv.default")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from max.graph import TensorValue, ops
-from max.importers.control import FAILURES, repeated, stage_branch, tensors_of
+from max.importers.control import FAILURES, bounded_loop, stage_branch, tensors_of
 from max.importers.errors import Unsupported
 from max.importers.node import Node
 from max.importers.source import SourceGraph
@@ -44,7 +44,7 @@ def while_loop(node: Node) -> Any:
     fixed: list[Value] = [node.walker.values[name] for name in constant]
     state = tensors_of([node.walker.values[name] for name in _operands(node, carried)])
 
-    def checked(current: list[TensorValue]) -> TensorValue:
+    def check(current: list[TensorValue]) -> TensorValue:
         arguments = [*(Imported(tensor) for tensor in current), *fixed]
         (keeps,) = tensors_of(node.walker.inner(condition, arguments))
         return ops.reshape(keeps, [])
@@ -52,11 +52,11 @@ def while_loop(node: Node) -> Any:
     def step(number: TensorValue, current: list[TensorValue]) -> Any:
         arguments = [*(Imported(tensor) for tensor in current), *fixed]
         following = tensors_of(node.walker.inner(body, arguments))
-        return checked(following), following, []
+        return check(following), following, []
 
     try:
         # the first condition decides about the first iteration
-        finals, _ = repeated(ops.where(checked(state), 1 << 62, 0), state, step)
+        finals, _ = bounded_loop(ops.where(check(state), 1 << 62, 0), state, step)
     except FAILURES as error:
         raise Unsupported(f"is a loop that a graph has not: {error}") from error
     return tuple(finals)

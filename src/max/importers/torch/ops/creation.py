@@ -13,46 +13,46 @@ from max.importers.torch.ops.arithmetic import tensor_of
 from max.importers.torch.table import Call, op
 
 
-def filled(shape: list[Any], value: Any, dtype: DType) -> TensorValue:
+def fill(shape: list[Any], value: Any, dtype: DType) -> TensorValue:
     """A tensor of one number."""
     return ops.broadcast_to(tensor_of(value, dtype), [Dim(size) for size in shape])
 
 
 @op("aten.full.default")
 def full(call: Call, size: list[Any], value: Any, dtype: DType | None = None) -> TensorValue:
-    return filled(size, value, call.result_dtype())
+    return fill(size, value, call.result_dtype())
 
 
 @op("aten.full_like.default")
 def full_like(call: Call, x: TensorValue, value: Any, dtype: DType | None = None) -> TensorValue:
-    return filled(list(x.shape), value, call.result_dtype())
+    return fill(list(x.shape), value, call.result_dtype())
 
 
 @op("aten.zeros.default", "aten.empty.memory_format")
 def zeros(call: Call, size: list[Any], dtype: DType | None = None) -> TensorValue:
-    return filled(size, 0, call.result_dtype())
+    return fill(size, 0, call.result_dtype())
 
 
 @op("aten.empty_permuted.default", "aten.empty_strided.default")
 def empty_of_layout(
     call: Call, size: list[Any], layout: list[Any], dtype: DType | None = None
 ) -> TensorValue:
-    return filled(size, 0, call.result_dtype())
+    return fill(size, 0, call.result_dtype())
 
 
 @op("aten.ones.default")
 def ones(call: Call, size: list[Any], dtype: DType | None = None) -> TensorValue:
-    return filled(size, 1, call.result_dtype())
+    return fill(size, 1, call.result_dtype())
 
 
 @op("aten.zeros_like.default", "aten.empty_like.default")
 def zeros_like(call: Call, x: TensorValue, dtype: DType | None = None) -> TensorValue:
-    return filled(list(x.shape), 0, call.result_dtype())
+    return fill(list(x.shape), 0, call.result_dtype())
 
 
 @op("aten.ones_like.default")
 def ones_like(call: Call, x: TensorValue, dtype: DType | None = None) -> TensorValue:
-    return filled(list(x.shape), 1, call.result_dtype())
+    return fill(list(x.shape), 1, call.result_dtype())
 
 
 @op("aten.scalar_tensor.default")

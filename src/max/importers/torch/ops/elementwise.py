@@ -13,13 +13,13 @@ from max.graph import TensorValue, ops
 from max.graph.ops.elementwise.binary import maximum, minimum
 from max.graph.ops.elementwise.bits import bit_xor
 from max.importers.functions import mathematics
-from max.importers.torch.ops.arithmetic import converted, tensor_of
+from max.importers.torch.ops.arithmetic import convert, tensor_of
 from max.importers.torch.table import Call, op
 
 Unary = Callable[[TensorValue], TensorValue]
 
 
-def _rounded(function: Unary) -> Unary:
+def _round(function: Unary) -> Unary:
     return lambda x: function(x) if x.dtype.is_float() else x
 
 
@@ -32,8 +32,8 @@ _FLOATING: dict[str, Unary] = {
 }  # fmt: skip
 """Functions whose result is a float; integers are converted first."""
 _KEEPING: dict[str, Unary] = {
-    "neg": ops.negate, "floor": _rounded(ops.floor), "ceil": _rounded(ops.ceil), "trunc": _rounded(ops.trunc),
-    "round": _rounded(ops.round), "sign": mathematics.sign,
+    "neg": ops.negate, "floor": _round(ops.floor), "ceil": _round(ops.ceil), "trunc": _round(ops.trunc),
+    "round": _round(ops.round), "sign": mathematics.sign,
     "relu": lambda x: maximum(x, ops.constant(np.zeros((), x.dtype.to_numpy()))),
 }  # fmt: skip
 
@@ -41,7 +41,7 @@ _KEEPING: dict[str, Unary] = {
 def _register_floating(name: str, function: Unary) -> None:
     @op(f"aten.{name}.default")
     def stage(call: Call, x: TensorValue) -> TensorValue:
-        return function(converted(x, call.result_dtype()))
+        return function(convert(x, call.result_dtype()))
 
 
 def _register_keeping(name: str, function: Unary) -> None:
@@ -72,12 +72,12 @@ def log10(call: Call, x: TensorValue) -> TensorValue:
 
 
 def _scaled_log(call: Call, x: TensorValue, base: float) -> TensorValue:
-    return ops.log(converted(x, call.result_dtype())) * (1 / base)
+    return ops.log(convert(x, call.result_dtype())) * (1 / base)
 
 
 @op("aten.exp2.default")
 def exp2(call: Call, x: TensorValue) -> TensorValue:
-    return ops.exp(converted(x, call.result_dtype()) * math.log(2))
+    return ops.exp(convert(x, call.result_dtype()) * math.log(2))
 
 
 @op("aten.isnan.default")
@@ -92,7 +92,7 @@ def is_inf(call: Call, x: TensorValue) -> TensorValue:
 
 @op("aten.logical_not.default")
 def logical_not(call: Call, x: TensorValue) -> TensorValue:
-    return ops.logical_not(converted(x, DType.bool))
+    return ops.logical_not(convert(x, DType.bool))
 
 
 @op("aten.bitwise_not.default")
@@ -175,12 +175,12 @@ def clone(call: Call, x: TensorValue, p: float = 0.0, train: bool = False) -> Te
 
 @op("aten._to_copy.default", "prims.convert_element_type.default")
 def to_copy(call: Call, x: TensorValue, dtype: DType | None = None) -> TensorValue:
-    return converted(x, dtype or x.dtype)
+    return convert(x, dtype or x.dtype)
 
 
 @op("aten.copy.default")
 def copy(call: Call, x: TensorValue, source: TensorValue) -> TensorValue:
-    return ops.broadcast_to(converted(source, x.dtype), x.shape)
+    return ops.broadcast_to(convert(source, x.dtype), x.shape)
 
 
 @op("aten.fill.Scalar", "aten.fill.Tensor")

@@ -40,7 +40,7 @@ def gather(
     return gather_along(x, positive(index, x.shape[axis]), axis)
 
 
-def expanded(call: Call, indices: Indices) -> Indices:
+def expand_masks(call: Call, indices: Indices) -> Indices:
     """Indices without masks: a mask stands for the positions of its true elements, an index for each of its axes."""
     result: Indices = []
     for index in indices:
@@ -92,7 +92,7 @@ def inverse(order: list[int]) -> list[int]:
 
 @op("aten.index.Tensor", "aten._unsafe_index.Tensor")
 def index(call: Call, x: TensorValue, indices: Indices) -> TensorValue:
-    indices = expanded(call, indices)
+    indices = expand_masks(call, indices)
     given = [(axis, tensor) for axis, tensor in enumerate(indices) if tensor is not None]
     if len(given) == 1:
         axis, tensor = given[0]

@@ -15,16 +15,16 @@ from max.importers.torch.table import Call, op
 
 @op("aten.mm.default", "aten.bmm.default", "aten.matmul.default")
 def product(call: Call, x: TensorValue, y: TensorValue) -> TensorValue:
-    return multiplied(call, 0, x, y)
+    return multiply_operands(call, 0, x, y)
 
 
-def multiplied(call: Call, first: int, x: TensorValue, y: TensorValue) -> TensorValue:
+def multiply_operands(call: Call, first: int, x: TensorValue, y: TensorValue) -> TensorValue:
     """The product of the operands at a position and behind it, from their codes where they were dequantized."""
     found = quantized_product(call.node.value(first), call.node.value(first + 1))
     return ops.matmul(x, y) if found is None else ops.cast(found, x.dtype)
 
 
-def _scaled(x: TensorValue, factor: Any) -> TensorValue:
+def _scale(x: TensorValue, factor: Any) -> TensorValue:
     return x if factor == 1 else x * tensor_of(factor, x.dtype)
 
 
@@ -32,9 +32,9 @@ def _scaled(x: TensorValue, factor: Any) -> TensorValue:
 def add_product(
     call: Call, bias: TensorValue, x: TensorValue, y: TensorValue, beta: Any = 1, alpha: Any = 1
 ) -> TensorValue:
-    result = _scaled(multiplied(call, 1, x, y), alpha)
+    result = _scale(multiply_operands(call, 1, x, y), alpha)
     # as torch does, what is scaled by 0 is not read
-    return result if beta == 0 else result + _scaled(bias, beta)
+    return result if beta == 0 else result + _scale(bias, beta)
 
 
 @op("aten.linear.default")
@@ -52,7 +52,7 @@ def vector_product(call: Call, x: TensorValue, y: TensorValue) -> TensorValue:
     return ops.squeeze(ops.sum(x * y, -1), x.rank - 1)
 
 
-def _grouped(x: TensorValue, weight: TensorValue, ends: TensorValue) -> TensorValue:
+def _grouped_matmul(x: TensorValue, weight: TensorValue, ends: TensorValue) -> TensorValue:
     """The rows up to each end times the matrix of their group; rows behind the last end are 0."""
     if x.rank != 2 or weight.rank != 3 or ends.rank != 1:
         raise Unsupported(
@@ -77,7 +77,7 @@ def _grouped(x: TensorValue, weight: TensorValue, ends: TensorValue) -> TensorVa
 def grouped_mm_of_rows(
     call: Call, input: TensorValue, weight: TensorValue, offs: TensorValue
 ) -> TensorValue:
-    return _grouped(input, weight, offs)
+    return _grouped_matmul(input, weight, offs)
 
 
 @op("aten._grouped_mm.default")
@@ -89,6 +89,6 @@ def grouped_mm(
     bias: TensorValue | None = None,
     out_dtype: Any = None,
 ) -> TensorValue:
-    product = ops.matmul(x, y) if offs is None else _grouped(x, y, offs)
+    product = ops.matmul(x, y) if offs is None else _grouped_matmul(x, y, offs)
     product = product if bias is None else product + bias
     return ops.cast(product, call.result_dtype())

@@ -14,7 +14,7 @@ from max.importers.torch.ops.convolution import full
 from max.importers.torch.table import Call, op
 
 
-def _batched(x: TensorValue, n: int) -> TensorValue:
+def _with_batch(x: TensorValue, n: int) -> TensorValue:
     return ops.unsqueeze(x, 0) if x.rank == n + 1 else x
 
 
@@ -45,7 +45,7 @@ def max_pool_with_indices(
 ) -> Any:
     n = 3 if "3d" in call.node.op else 2
     windows = _windows(call, n, kernel, stride, padding, dilation, ceil_mode)
-    images = _batched(x, n)
+    images = _with_batch(x, n)
     results: list[TensorValue] = []
     if call.node.wants(1):
         y, places = max_pool_with_places(windows, images)
@@ -75,7 +75,7 @@ def avg_pool(
         raise Unsupported("has both ceil_mode and divisor_override")
     windows = _windows(call, n, kernel, stride, padding, [1], ceil_mode)
     counts_padding = count_include_pad or divisor_override is not None
-    y = average_pool(windows, _batched(x, n), counts_padding)
+    y = average_pool(windows, _with_batch(x, n), counts_padding)
     if divisor_override is not None:
         y = y * (float(np.prod(sizes)) / divisor_override)
     return ops.squeeze(y, 0) if x.rank == n + 1 else y

@@ -10,8 +10,8 @@ import numpy as np
 from max.dtype import DType
 from max.graph import TensorValue, ops
 from max.importers.errors import Unsupported
-from max.importers.functions.reductions import dropped, over
-from max.importers.torch.ops.arithmetic import converted, tensor_of
+from max.importers.functions.reductions import drop_axes, over
+from max.importers.torch.ops.arithmetic import convert, tensor_of
 from max.importers.torch.table import Call, op
 
 Axes = int | list[int] | None
@@ -25,41 +25,41 @@ def _minimum(x: TensorValue, axis: int) -> TensorValue:
     return ops.min(x, axis=axis)
 
 
-def reduced(call: Call, x: TensorValue, dim: Axes, keepdim: bool, function: Any) -> TensorValue:
+def reduce_axes(call: Call, x: TensorValue, dim: Axes, keepdim: bool, function: Any) -> TensorValue:
     """A reduction over some axes, or all of them."""
     axes = call.axes(dim, x.rank)
     if not axes:
         return x
     result = over(x, axes, function)
-    return result if keepdim else dropped(result, axes)
+    return result if keepdim else drop_axes(result, axes)
 
 
 @op("aten.sum.dim_IntList", "aten.sum.default")
 def sum_(
     call: Call, x: TensorValue, dim: Axes = None, keepdim: bool = False, dtype: DType | None = None
 ) -> TensorValue:
-    return reduced(call, converted(x, call.result_dtype()), dim, keepdim, ops.sum)
+    return reduce_axes(call, convert(x, call.result_dtype()), dim, keepdim, ops.sum)
 
 
 @op("aten.mean.dim", "aten.mean.default")
 def mean(
     call: Call, x: TensorValue, dim: Axes = None, keepdim: bool = False, dtype: DType | None = None
 ) -> TensorValue:
-    return reduced(call, converted(x, call.result_dtype()), dim, keepdim, ops.mean)
+    return reduce_axes(call, convert(x, call.result_dtype()), dim, keepdim, ops.mean)
 
 
 @op("aten.prod.dim_int", "aten.prod.default")
 def prod(
     call: Call, x: TensorValue, dim: Axes = None, keepdim: bool = False, dtype: DType | None = None
 ) -> TensorValue:
-    return reduced(call, converted(x, call.result_dtype()), dim, keepdim, ops.prod)
+    return reduce_axes(call, convert(x, call.result_dtype()), dim, keepdim, ops.prod)
 
 
 def _extremum(call: Call, x: TensorValue, dim: Axes, keepdim: bool, function: Any) -> TensorValue:
     if x.dtype is DType.bool:
         wide = ops.cast(x, DType.uint8)
-        return converted(reduced(call, wide, dim, keepdim, function), DType.bool)
-    return reduced(call, x, dim, keepdim, function)
+        return convert(reduce_axes(call, wide, dim, keepdim, function), DType.bool)
+    return reduce_axes(call, x, dim, keepdim, function)
 
 
 @op("aten.amax.default", "aten.max.default")
@@ -86,11 +86,11 @@ def _logical(
     call: Call, x: TensorValue, dim: Axes, keepdim: bool, function: Any, of_none: bool
 ) -> TensorValue:
     axes = call.axes(dim, x.rank)
-    truth = converted(x, DType.bool)
+    truth = convert(x, DType.bool)
     if any(x.shape[axis] == 0 for axis in axes):
         shape = [1 if axis in axes else size for axis, size in enumerate(x.shape)]
         result = ops.broadcast_to(tensor_of(of_none, DType.bool), shape)
-        return result if keepdim else dropped(result, axes)
+        return result if keepdim else drop_axes(result, axes)
     return _extremum(call, truth, dim, keepdim, function)
 
 
@@ -119,7 +119,7 @@ def _with_index(
 def _place(call: Call, x: TensorValue, axis: int, keepdim: bool, arg: Any) -> TensorValue:
     wide = ops.cast(x, DType.uint8) if x.dtype is DType.bool else x
     index = arg(wide, axis)
-    return index if keepdim else dropped(index, [axis])
+    return index if keepdim else drop_axes(index, [axis])
 
 
 @op("aten.argmax.default")
@@ -157,7 +157,7 @@ def variance(
     total = over(apart * apart, axes, ops.sum)
     result = ops.cast(total / tensor_of(freedom, total.dtype), x.dtype)
     center = ops.cast(center, x.dtype)
-    return (result, center) if keepdim else (dropped(result, axes), dropped(center, axes))
+    return (result, center) if keepdim else (drop_axes(result, axes), drop_axes(center, axes))
 
 
 @op("aten.var.correction")
@@ -183,13 +183,13 @@ def var_mean(
 
 @op("aten.logsumexp.default")
 def logsumexp(call: Call, x: TensorValue, dim: Axes, keepdim: bool = False) -> TensorValue:
-    wide = converted(x, call.result_dtype())
+    wide = convert(x, call.result_dtype())
     axes = call.axes(dim, x.rank)
     top = over(wide, axes, _maximum)
     # a maximum that is not finite is no shift
     shift = ops.where(ops.is_inf(top), 0.0, top)
     total = ops.log(over(ops.exp(wide - shift), axes, ops.sum)) + shift
-    return total if keepdim else dropped(total, axes)
+    return total if keepdim else drop_axes(total, axes)
 
 
 @op("aten.linalg_vector_norm.default")
@@ -201,33 +201,33 @@ def vector_norm(
     keepdim: bool = False,
     dtype: DType | None = None,
 ) -> TensorValue:
-    size = ops.abs(converted(x, call.result_dtype()))
+    size = ops.abs(convert(x, call.result_dtype()))
     if order == math.inf:
-        return reduced(call, size, dim, keepdim, _maximum)
+        return reduce_axes(call, size, dim, keepdim, _maximum)
     if order == -math.inf:
-        return reduced(call, size, dim, keepdim, _minimum)
+        return reduce_axes(call, size, dim, keepdim, _minimum)
     if order == 1:
-        return reduced(call, size, dim, keepdim, ops.sum)
+        return reduce_axes(call, size, dim, keepdim, ops.sum)
     if order == 2:
-        return ops.sqrt(reduced(call, size * size, dim, keepdim, ops.sum))
+        return ops.sqrt(reduce_axes(call, size * size, dim, keepdim, ops.sum))
     if order == 0:
         counted = ops.cast(ops.not_equal(size, 0.0), size.dtype)
-        return reduced(call, counted, dim, keepdim, ops.sum)
+        return reduce_axes(call, counted, dim, keepdim, ops.sum)
     return ops.pow(
-        reduced(call, ops.pow(size, float(order)), dim, keepdim, ops.sum), 1 / float(order)
+        reduce_axes(call, ops.pow(size, float(order)), dim, keepdim, ops.sum), 1 / float(order)
     )
 
 
 @op("aten.cumsum.default")
 def cumsum(call: Call, x: TensorValue, dim: int, dtype: DType | None = None) -> TensorValue:
-    wide = converted(x, call.result_dtype())
+    wide = convert(x, call.result_dtype())
     return ops.cumsum(wide, call.axis(dim, x.rank)) if x.rank else wide
 
 
 @op("aten.cumprod.default")
 def cumprod(call: Call, x: TensorValue, dim: int, dtype: DType | None = None) -> TensorValue:
     """The products of prefixes, by doubling their length."""
-    x = converted(x, call.result_dtype())
+    x = convert(x, call.result_dtype())
     if not x.rank:
         return x
     axis = call.axis(dim, x.rank)
@@ -276,7 +276,7 @@ def sort_stable(
 
 @op("aten._softmax.default", "aten.softmax.int", "aten._safe_softmax.default")
 def softmax(call: Call, x: TensorValue, dim: int, half_to_float: Any = False) -> TensorValue:
-    wide = converted(x, call.result_dtype())
+    wide = convert(x, call.result_dtype())
     result = ops.softmax(wide, call.axis(dim, x.rank)) if x.rank else wide * 0.0 + 1.0
     if call.node.op == "aten._safe_softmax.default":
         return ops.where(ops.is_nan(result), 0.0, result)
@@ -285,5 +285,5 @@ def softmax(call: Call, x: TensorValue, dim: int, half_to_float: Any = False) ->
 
 @op("aten._log_softmax.default", "aten.log_softmax.int")
 def log_softmax(call: Call, x: TensorValue, dim: int, half_to_float: Any = False) -> TensorValue:
-    wide = converted(x, call.result_dtype())
+    wide = convert(x, call.result_dtype())
     return ops.logsoftmax(wide, call.axis(dim, x.rank)) if x.rank else wide * 0.0

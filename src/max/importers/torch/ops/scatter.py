@@ -8,9 +8,9 @@ from max.dtype import DType
 from max.graph import TensorValue, ops
 from max.importers.errors import Unsupported
 from max.importers.functions.indexing import positive
-from max.importers.torch.ops.arithmetic import converted, tensor_of
-from max.importers.torch.ops.indexing import Indices, Places, expanded, inverse
-from max.importers.torch.ops.shape import bound, is_known
+from max.importers.torch.ops.arithmetic import convert, tensor_of
+from max.importers.torch.ops.indexing import Indices, Places, expand_masks, inverse
+from max.importers.torch.ops.shape import is_known, slice_bound
 from max.importers.torch.table import Call, op
 
 _REDUCTIONS: dict[str, Any] = {
@@ -26,7 +26,7 @@ def _cut(source: TensorValue, index: TensorValue) -> TensorValue:
     return source[tuple(slice(0, size) for size in index.shape)]
 
 
-def _scattered(
+def _scatter(
     call: Call, function: Any, x: TensorValue, dim: int, index: TensorValue, source: TensorValue
 ) -> TensorValue:
     if not x.rank:
@@ -39,7 +39,7 @@ def _scattered(
 def scatter(
     call: Call, x: TensorValue, dim: int, index: TensorValue, source: TensorValue
 ) -> TensorValue:
-    return _scattered(call, ops.scatter, x, dim, index, source)
+    return _scatter(call, ops.scatter, x, dim, index, source)
 
 
 @op("aten.scatter.value")
@@ -47,14 +47,14 @@ def scatter_value(
     call: Call, x: TensorValue, dim: int, index: TensorValue, value: Any
 ) -> TensorValue:
     source = ops.broadcast_to(tensor_of(value, x.dtype), index.shape)
-    return _scattered(call, ops.scatter, x, dim, index, source)
+    return _scatter(call, ops.scatter, x, dim, index, source)
 
 
 @op("aten.scatter_add.default")
 def scatter_add(
     call: Call, x: TensorValue, dim: int, index: TensorValue, source: TensorValue
 ) -> TensorValue:
-    return _scattered(call, ops.scatter_add, x, dim, index, source)
+    return _scatter(call, ops.scatter_add, x, dim, index, source)
 
 
 @op("aten.scatter_reduce.two", "aten.scatter.reduce")
@@ -69,7 +69,7 @@ def scatter_reduce(
 ) -> TensorValue:
     if reduce not in _REDUCTIONS or not include_self:
         raise Unsupported(f"the reduction is {reduce!r}, include_self is {include_self}")
-    return _scattered(call, _REDUCTIONS[reduce], x, dim, index, source)
+    return _scatter(call, _REDUCTIONS[reduce], x, dim, index, source)
 
 
 @op("aten.index_put.default", "aten._unsafe_index_put.default")
@@ -85,14 +85,14 @@ def index_put(
     ):
         mask = indices[0]
         mask = ops.reshape(mask, [*mask.shape, *[1] * (x.rank - mask.rank)])
-        return ops.where(mask, ops.reshape(converted(values, x.dtype), []), x)
-    places = Places(x, expanded(call, indices))
+        return ops.where(mask, ops.reshape(convert(values, x.dtype), []), x)
+    places = Places(x, expand_masks(call, indices))
     base = ops.permute(x, places.order)
     depth = int(places.rows.shape[-1])
     rank = places.lead + x.rank - depth
     order = places.to_result(rank)
     shape = [*places.rows.shape[:-1], *base.shape[depth:]]
-    values = ops.broadcast_to(converted(values, x.dtype), [shape[axis] for axis in order])
+    values = ops.broadcast_to(convert(values, x.dtype), [shape[axis] for axis in order])
     updates = ops.permute(values, inverse(order)) if rank else values
     function = ops.scatter_nd_add if accumulate else ops.scatter_nd
     return ops.permute(function(base, updates, places.rows), inverse(places.order))
@@ -126,7 +126,7 @@ def slice_scatter(
 ) -> TensorValue:
     axis = call.axis(dim, x.rank)
     size = x.shape[axis]
-    first, last = bound(start, size, 0), bound(end, size, size)
+    first, last = slice_bound(start, size, 0), slice_bound(end, size, size)
     if first == 0 and last == size and step == 1:
         return source
     if is_known(first) and is_known(last) and int(first) >= int(last):

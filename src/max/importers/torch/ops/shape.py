@@ -8,10 +8,10 @@ from typing import Any
 from max.dtype import DType
 from max.graph import Dim, TensorValue, ops
 from max.importers.errors import Unsupported
-from max.importers.functions.indexing import padded
-from max.importers.functions.integer_products import permuted, quantized_of, reshaped
+from max.importers.functions.indexing import pad_axes
+from max.importers.functions.integer_products import permute_source, quantized_of, reshape_source
 from max.importers.functions.reductions import reversed_along
-from max.importers.torch.ops.arithmetic import converted, tensor_of
+from max.importers.torch.ops.arithmetic import convert, tensor_of
 from max.importers.torch.ops.sizes import extreme, number_of, size_of
 from max.importers.torch.table import Call, op
 from max.importers.values import Imported
@@ -25,7 +25,7 @@ def view(call: Call, x: TensorValue, size: list[Any]) -> TensorValue | Imported:
         dims = [Dim(0) if dim == -1 else dim for dim in dims]
     source = quantized_of(call.node.value(0))
     y = ops.reshape(x, dims)
-    return y if source is None else Imported(y, source=reshaped(source, y.shape))
+    return y if source is None else Imported(y, source=reshape_source(source, y.shape))
 
 
 @op("aten.view.dtype")
@@ -42,7 +42,7 @@ def permute(call: Call, x: TensorValue, dims: list[int]) -> TensorValue | Import
     order = call.axes(dims, x.rank)
     source = quantized_of(call.node.value(0))
     y = ops.permute(x, order)
-    return y if source is None else Imported(y, source=permuted(source, order))
+    return y if source is None else Imported(y, source=permute_source(source, order))
 
 
 @op("aten.transpose.int")
@@ -95,14 +95,14 @@ def cat(call: Call, tensors: list[TensorValue], dim: int = 0) -> TensorValue:
     # torch takes empty vectors among tensors of any rank
     rank = max(tensor.rank for tensor in tensors)
     kept = [t for t in tensors if not (t.rank == 1 and rank > 1 and t.shape[0] == 0)]
-    return ops.concat([converted(tensor, dtype) for tensor in kept], call.axis(dim, rank))
+    return ops.concat([convert(tensor, dtype) for tensor in kept], call.axis(dim, rank))
 
 
 @op("aten.stack.default")
 def stack(call: Call, tensors: list[TensorValue], dim: int = 0) -> TensorValue:
     dtype = call.result_dtype()
     axis = call.axis(dim, tensors[0].rank + 1)
-    return ops.stack([converted(tensor, dtype) for tensor in tensors], axis)
+    return ops.stack([convert(tensor, dtype) for tensor in tensors], axis)
 
 
 @op("aten.split_with_sizes.default", "aten.split_with_sizes_copy.default")
@@ -125,7 +125,7 @@ def unbind(call: Call, x: TensorValue, dim: int = 0) -> Any:
     return tuple(ops.squeeze(part, axis) for part in parts)
 
 
-def bound(number: Any, size: Dim, default: Any) -> Dim:
+def slice_bound(number: Any, size: Dim, default: Any) -> Dim:
     """A bound of a slice as a position; of a symbolic size a run checks that it lies within ``[0, size]``."""
     if number is None:
         return Dim(default)
@@ -144,7 +144,7 @@ _CLIPPED = re.compile(r"Min\(|Max\(|^u\d+$")
 """Sizes of slices whose bounds torch moves into the tensor when the program runs."""
 
 
-def clipped(call: Call, x: TensorValue, axis: int, start: Any, end: Any) -> TensorValue | None:
+def clip_slice(call: Call, x: TensorValue, axis: int, start: Any, end: Any) -> TensorValue | None:
     """A slice whose bounds are moved into an axis of a size that only a run knows.
 
     Returns:
@@ -176,9 +176,9 @@ def slice_(
 ) -> TensorValue:
     axis = call.axis(dim, x.rank)
     size = x.shape[axis]
-    if step == 1 and (part := clipped(call, x, axis, start, end)) is not None:
+    if step == 1 and (part := clip_slice(call, x, axis, start, end)) is not None:
         return part
-    first, last = bound(start, size, 0), bound(end, size, size)
+    first, last = slice_bound(start, size, 0), slice_bound(end, size, size)
     if first == 0 and last == size and step == 1:
         return x
     if is_known(first) and is_known(last) and int(first) >= int(last):
@@ -217,13 +217,13 @@ def flip(call: Call, x: TensorValue, dims: list[int]) -> TensorValue:
 @op("aten.roll.default")
 def roll(call: Call, x: TensorValue, shifts: list[int], dims: list[int] = []) -> TensorValue:  # noqa: B006
     if not dims:
-        return ops.reshape(_rolled(call, ops.reshape(x, [-1]), shifts[0], 0), x.shape)
+        return ops.reshape(_roll_axis(call, ops.reshape(x, [-1]), shifts[0], 0), x.shape)
     for shift, axis in zip(shifts, call.axes(dims, x.rank), strict=True):
-        x = _rolled(call, x, shift, axis)
+        x = _roll_axis(call, x, shift, axis)
     return x
 
 
-def _rolled(call: Call, x: TensorValue, shift: int, axis: int) -> TensorValue:
+def _roll_axis(call: Call, x: TensorValue, shift: int, axis: int) -> TensorValue:
     size = call.static(x.shape[axis])
     if size == 0 or shift % size == 0:
         return x
@@ -234,7 +234,7 @@ def _rolled(call: Call, x: TensorValue, shift: int, axis: int) -> TensorValue:
 @op("aten.constant_pad_nd.default")
 def constant_pad(call: Call, x: TensorValue, pad: list[int], value: Any = 0) -> TensorValue:
     pairs = _pairs(call, x, pad)
-    return padded(x, pairs, "constant", value) if any(pad) else x
+    return pad_axes(x, pairs, "constant", value) if any(pad) else x
 
 
 def _pairs(call: Call, x: TensorValue, pad: list[int]) -> list[tuple[int, int]]:
@@ -252,14 +252,14 @@ def _pairs(call: Call, x: TensorValue, pad: list[int]) -> list[tuple[int, int]]:
     "aten.reflection_pad3d.default",
 )
 def reflection_pad(call: Call, x: TensorValue, pad: list[int]) -> TensorValue:
-    return padded(x, _pairs(call, x, pad), "reflect", 0)
+    return pad_axes(x, _pairs(call, x, pad), "reflect", 0)
 
 
 @op(
     "aten.replication_pad1d.default", "aten.replication_pad2d.default", "aten.replication_pad3d.default"
 )  # fmt: skip
 def replication_pad(call: Call, x: TensorValue, pad: list[int]) -> TensorValue:
-    return padded(x, _pairs(call, x, pad), "edge", 0)
+    return pad_axes(x, _pairs(call, x, pad), "edge", 0)
 
 
 @op("aten.pixel_shuffle.default")

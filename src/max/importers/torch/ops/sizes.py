@@ -15,7 +15,7 @@ from max.importers.torch.table import Call, op
 from max.importers.values import Imported
 
 
-def known(value: Any) -> Any:
+def size_result(value: Any) -> Any:
     """A result of sizes: a dimension, or an array of a number."""
     return value if isinstance(value, Dim) else np.array(value)
 
@@ -48,7 +48,7 @@ def _register(name: str, function: Callable[[Any, Any], Any]) -> None:
     def compute(call: Call, x: Any, y: Any) -> Any:
         if not all(isinstance(value, int | Dim) for value in (x, y)):
             raise Unsupported(f"computes with {x!r} and {y!r}, expected sizes")
-        return known(function(x, y))
+        return size_result(function(x, y))
 
 
 for _name, _function in _ARITHMETIC.items():
@@ -57,7 +57,7 @@ for _name, _function in _ARITHMETIC.items():
 
 @op("neg")
 def negate(call: Call, x: Any) -> Any:
-    return known(0 - x)
+    return size_result(0 - x)
 
 
 def extreme(call: Call, name: str, x: Any, y: Any) -> Any:
@@ -96,12 +96,12 @@ def number_of(call: Call, size: Dim) -> TensorValue:
 
 @op("sym_max")
 def sym_max(call: Call, x: Any, y: Any) -> Any:
-    return known(extreme(call, "max", x, y))
+    return size_result(extreme(call, "max", x, y))
 
 
 @op("sym_min")
 def sym_min(call: Call, x: Any, y: Any) -> Any:
-    return known(extreme(call, "min", x, y))
+    return size_result(extreme(call, "min", x, y))
 
 
 _COMPARISONS: dict[str, tuple[Callable[[Any, Any], Any], Callable[..., TensorValue]]] = {

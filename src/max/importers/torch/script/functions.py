@@ -85,7 +85,7 @@ def _percent(text: str, *values: Any) -> str:
     return text % values
 
 
-def _sorted(values: list[Any], reverse: bool = False) -> list[Any]:
+def _sort(values: list[Any], reverse: bool = False) -> list[Any]:
     return sorted(values, reverse=reverse)
 
 
@@ -164,7 +164,7 @@ NUMBERS: dict[str, Function] = {
     "__contains__": operator.contains, "__getitem__": operator.getitem, "len": len, "append": _append,
     "_set_item": _set_item, "extend": _extend, "insert": _insert, "pop": _pop, "clear": lambda x: x.clear(),
     "copy": lambda x: x.copy(), "list": list, "index": lambda x, v: x.index(v), "count": lambda x, v: x.count(v),
-    "reverse": lambda x: x.reverse(), "sort": lambda x, r=False: x.sort(reverse=r), "sorted": _sorted,
+    "reverse": lambda x: x.reverse(), "sort": lambda x, r=False: x.sort(reverse=r), "sorted": _sort,
     "remove": lambda x, v: x.remove(v), "slice": _slice, "format": _format, "percentFormat": _percent,
     "join": lambda s, x: s.join(x), "split": lambda s, *a: s.split(*a), "strip": lambda s, *a: s.strip(*a),
     "lower": lambda s: s.lower(), "upper": lambda s: s.upper(), "startswith": lambda s, *a: s.startswith(*a),

@@ -50,7 +50,7 @@ def attend(
     return ops.matmul(ops.softmax(scores), v)
 
 
-def masked(allowed: TensorValue, dtype: DType, value: float) -> TensorValue:
+def mask_bias(allowed: TensorValue, dtype: DType, value: float) -> TensorValue:
     """A bias that is 0 where a mask is true, and a large negative number elsewhere."""
     zero = ops.constant(np.zeros((), dtype.to_numpy()))
     return ops.where(allowed, zero, ops.constant(np.array(value, dtype.to_numpy())))
@@ -76,12 +76,12 @@ def _mask_bias(
         allowed = _places(keys, q, 3) < ops.reshape(
             ops.cast(mask, DType.int64), [mask.shape[0], 1, 1, 1]
         )
-        return masked(allowed, q.dtype, filter_)
+        return mask_bias(allowed, q.dtype, filter_)
     if mask.rank == 2:
         mask = ops.reshape(mask, [mask.shape[0], 1, 1, mask.shape[1]])
     elif mask.rank == 3:
         mask = ops.unsqueeze(mask, 1)
-    return masked(ops.not_equal(mask, 0), q.dtype, filter_)
+    return mask_bias(ops.not_equal(mask, 0), q.dtype, filter_)
 
 
 @op(f"{_MS}:Attention")
@@ -114,7 +114,7 @@ def _with_masks(
     if node.has(bias):
         total = node.tensor(bias) if total is None else total + node.tensor(bias)
     if node.attr("unidirectional", 0):
-        own = masked(causal(q.shape[2], keys, q), q.dtype, -math.inf)
+        own = mask_bias(causal(q.shape[2], keys, q), q.dtype, -math.inf)
         total = own if total is None else total + own
     scale = node.attr("scale", 0.0) or 1 / math.sqrt(node.static(q.shape[3]))
     return attend(q, k, v, scale, total)
@@ -146,7 +146,7 @@ def multi_head_attention(node: Node) -> Any:
     return joined_heads(_with_masks(node, q, k, v, 4, 5)), k, v
 
 
-def rotated(
+def rotate_pairs(
     x: TensorValue, cosines: TensorValue, sines: TensorValue, interleaved: bool
 ) -> TensorValue:
     """Rotates the pairs of the first elements of the last axis; cosines and sines have half their number."""
@@ -184,11 +184,11 @@ def rotary_embedding(node: Node) -> TensorValue:
         line = ops.range(0, length, 1, dtype=DType.int64, device=x.device)
         positions = ops.unsqueeze(line + positions, 0)
     cosines, sines = (ops.unsqueeze(ops.gather(t, positions, 0), 1) for t in (cosines, sines))
-    y = rotated(x, cosines, sines, bool(node.attr("interleaved", 0)))
+    y = rotate_pairs(x, cosines, sines, bool(node.attr("interleaved", 0)))
     return joined_heads(y) if flat else y
 
 
-def _extended(past: TensorValue, new: TensorValue, start: TensorValue) -> TensorValue:
+def _extend_cache(past: TensorValue, new: TensorValue, start: TensorValue) -> TensorValue:
     """A cache with new rows at a position of each sequence."""
     rows = ops.broadcast_to(ops.constant(np.zeros((), new.dtype.to_numpy())), new.shape)
     places = ops.broadcast_to(_places(new.shape[2], new, 2) + start, new.shape)
@@ -221,9 +221,12 @@ def group_query_attention(node: Node) -> Any:
         places = ops.where(places < 0, 0, places)
         cosines, sines = (ops.unsqueeze(ops.gather(node.tensor(i), places, 0), 1) for i in (7, 8))
         interleaved = bool(node.attr("rotary_interleaved", 0))
-        q, k = rotated(q, cosines, sines, interleaved), rotated(k, cosines, sines, interleaved)
+        q, k = (
+            rotate_pairs(q, cosines, sines, interleaved),
+            rotate_pairs(k, cosines, sines, interleaved),
+        )
     if node.has(3) and past != 0:
-        k, v = (_extended(node.tensor(index), new, start) for index, new in ((3, k), (4, v)))
+        k, v = (_extend_cache(node.tensor(index), new, start) for index, new in ((3, k), (4, v)))
     keys = k.shape[2]
     # sequences that are shorter than the cache have their new rows behind their own old ones
     place = _places(length, q, 2) + ops.where(start < 0, 0, start)
@@ -231,7 +234,7 @@ def group_query_attention(node: Node) -> Any:
     window = node.attr("local_window_size", -1)
     if window > 0:
         allowed = ops.logical_and(allowed, _places(keys, q, 3) > place - window)
-    bias = masked(allowed, q.dtype, -math.inf)
+    bias = mask_bias(allowed, q.dtype, -math.inf)
     if node.has(10):
         bias = bias + node.tensor(10)
     scale = node.attr("scale", 0.0) or 1 / math.sqrt(node.static(q.shape[3]))

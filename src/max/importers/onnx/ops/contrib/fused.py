@@ -65,7 +65,7 @@ _ACTIVATIONS: dict[str, Any] = {
 }  # fmt: skip
 
 
-def activated(node: Node, y: TensorValue) -> TensorValue:
+def apply_activation(node: Node, y: TensorValue) -> TensorValue:
     """The result of a fused op after its activation."""
     name = node.attr("activation", "")
     parameters = node.attr("activation_params") or []
@@ -92,7 +92,7 @@ def fused_conv(
     added: TensorValue | None = None,
 ) -> TensorValue:
     y = conv(node)
-    return activated(node, y if added is None else y + added)
+    return apply_activation(node, y if added is None else y + added)
 
 
 @op(f"{_MS}:FusedGemm")
@@ -102,7 +102,7 @@ def fused_gemm(
     a = ops.transpose(a, 0, 1) if node.attr("transA", 0) else a
     b = ops.transpose(b, 0, 1) if node.attr("transB", 0) else b
     y = ops.matmul(a, b) * node.attr("alpha", 1.0)
-    return activated(node, y if c is None else y + c * node.attr("beta", 1.0))
+    return apply_activation(node, y if c is None else y + c * node.attr("beta", 1.0))
 
 
 @op("SimplifiedLayerNormalization", f"{_MS}:SimplifiedLayerNormalization")
@@ -120,14 +120,14 @@ def _inverse(x: TensorValue, epsilon: float) -> TensorValue:
     return 1.0 / ops.sqrt(ops.mean(wide * wide, x.rank - 1) + epsilon)
 
 
-def _skipped(node: Node, first: int, bias: int) -> TensorValue:
+def _add_skip(node: Node, first: int, bias: int) -> TensorValue:
     total = node.tensor(0) + node.tensor(first)
     return total + node.tensor(bias) if node.has(bias) else total
 
 
 @op(f"{_MS}:SkipLayerNormalization")
 def skip_layer_norm(node: Node) -> Any:
-    total = _skipped(node, 1, 4)
+    total = _add_skip(node, 1, 4)
     gamma = node.tensor(2)
     beta = node.tensor(3) if node.has(3) else gamma * 0.0
     return ops.layer_norm(total, gamma, beta, node.attr("epsilon", 1e-5)), None, None, total
@@ -135,7 +135,7 @@ def skip_layer_norm(node: Node) -> Any:
 
 @op(f"{_MS}:SkipSimplifiedLayerNormalization")
 def skip_simplified_layer_norm(node: Node) -> Any:
-    total = _skipped(node, 1, 3)
+    total = _add_skip(node, 1, 3)
     return ops.rms_norm(total, node.tensor(2), node.attr("epsilon", 1e-5)), None, None, total
 
 

@@ -48,7 +48,7 @@ def _probit(y: TensorValue) -> TensorValue:
     return ops.where(x < 0.0, -inverse, inverse) * 1.4142135623730951
 
 
-def labelled(node: Node, choice: TensorValue, scores: TensorValue) -> Any:
+def label_classes(node: Node, choice: TensorValue, scores: TensorValue) -> Any:
     """The labels of classes, and the scores. The host looks strings up."""
     names = node.attr("classlabels_strings")
     if not names:

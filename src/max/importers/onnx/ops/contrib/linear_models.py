@@ -10,7 +10,7 @@ from max.dtype import DType
 from max.graph import TensorValue, ops
 from max.importers.errors import Unsupported
 from max.importers.node import Node
-from max.importers.onnx.ops.contrib.labels import labelled, scores_of
+from max.importers.onnx.ops.contrib.labels import label_classes, scores_of
 from max.importers.onnx.table import op
 
 _ML = "ai.onnx.ml"
@@ -51,9 +51,9 @@ def linear_classifier(node: Node, x: TensorValue) -> Any:
             scores = ops.sigmoid(scores)
         elif transform != "NONE":
             scores = scores_of(scores, transform)
-        return labelled(node, choice, scores)
+        return label_classes(node, choice, scores)
     choice = ops.reshape(ops.argmax(y, 1), [-1])
-    return labelled(node, choice, scores_of(y, transform))
+    return label_classes(node, choice, scores_of(y, transform))
 
 
 def _kernel(node: Node, x: TensorValue, vectors: np.ndarray) -> TensorValue:

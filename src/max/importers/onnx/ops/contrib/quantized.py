@@ -13,7 +13,7 @@ from max.importers.onnx.ops.quantized.quantization import (
     dequantize_linear,
     dynamic_quantize_linear,
     quantize_linear,
-    saturated,
+    saturate,
 )
 from max.importers.onnx.table import op
 
@@ -35,8 +35,8 @@ def _codes(y: TensorValue, scale: TensorValue, zero: TensorValue | None) -> Tens
     """Numbers as codes."""
     rounded = ops.round(y / scale)
     if zero is None:
-        return saturated(rounded, 2)
-    return saturated(rounded + ops.cast(zero, DType.float32), code_of(zero.dtype))
+        return saturate(rounded, 2)
+    return saturate(rounded + ops.cast(zero, DType.float32), code_of(zero.dtype))
 
 
 def _operand(node: Node, index: int) -> TensorValue | None:
@@ -112,7 +112,7 @@ def dynamic_quantize_matmul(node: Node) -> TensorValue:
     return y + node.tensor(4) if node.has(4) else y
 
 
-def unpacked(packed: TensorValue, bits: int, count: int) -> TensorValue:
+def unpack_codes(packed: TensorValue, bits: int, count: int) -> TensorValue:
     """The codes of the last axis, whose bytes hold several each, the first in the lowest bits: int32."""
     per_byte = 8 // bits
     if per_byte == 1:
@@ -139,13 +139,13 @@ def matmul_n_bits(node: Node) -> TensorValue:
     if bits not in (2, 4, 8):
         raise Unsupported(f"has {bits} bits; 2, 4 and 8 are supported")
     blocks = -(-inner // block)
-    codes = unpacked(ops.reshape(packed, [columns, blocks, block * bits // 8]), bits, block)
+    codes = unpack_codes(ops.reshape(packed, [columns, blocks, block * bits // 8]), bits, block)
     values = ops.cast(codes, scales.dtype)
     if node.has(3):
         zero = node.tensor(3)
         if zero.dtype is DType.uint8:
             width = -(-blocks * bits // 8)
-            zero = unpacked(ops.reshape(zero, [columns, width]), bits, blocks)
+            zero = unpack_codes(ops.reshape(zero, [columns, width]), bits, blocks)
         values = values - ops.cast(ops.reshape(zero, [columns, blocks, 1]), scales.dtype)
     else:
         values = values - float(1 << (bits - 1))

@@ -109,7 +109,7 @@ def _spans(forest: Forest, present: Array, trees: list[Array]) -> tuple[Array, i
     return np.minimum(firsts, present.shape[1] - width).astype(np.int32), width
 
 
-def summed(forest: Forest, x: TensorValue, values: Array, present: Array) -> TensorValue | None:
+def sum_leaves(forest: Forest, x: TensorValue, values: Array, present: Array) -> TensorValue | None:
     """The sums ``[rows, targets]`` of the values of the leaves that rows reach; None if no kernel fits.
 
     Args:
@@ -162,7 +162,7 @@ def _masks(
         weights[i, : len(leaves)] = values[leaves, firsts[i] : firsts[i] + width]
     counts = np.array([len(nodes) for _, nodes in trees], np.int32)
     operands = [*tables, masks, counts, weights, firsts]
-    return _staged("trees.masks", x, operands, values.shape[1])
+    return _stage_tables("trees.masks", x, operands, values.shape[1])
 
 
 def _walks(
@@ -181,9 +181,9 @@ def _walks(
         features, limits, tests.missing.astype(np.uint8), tests.yes.astype(np.int32), tests.no.astype(np.int32),
         number, forest.roots.astype(np.int32), depths, values[leaves], firsts,
     ]  # fmt: skip
-    return _staged("trees.walk", x, operands, values.shape[1])
+    return _stage_tables("trees.walk", x, operands, values.shape[1])
 
 
-def _staged(name: str, x: TensorValue, tables: list[Array], outputs: int) -> TensorValue:
+def _stage_tables(name: str, x: TensorValue, tables: list[Array], outputs: int) -> TensorValue:
     operands = [x, *(ops.constant(np.ascontiguousarray(table)) for table in tables)]
     return stage_declared(name, operands, {"outputs": outputs})[0]

@@ -14,8 +14,8 @@ from max.graph import TensorValue, ops
 from max.importers.errors import ModelFileError, Unsupported
 from max.importers.node import Node
 from max.importers.onnx.ops.contrib.forest import MEMBER, Forest
-from max.importers.onnx.ops.contrib.labels import labelled, scores_of
-from max.importers.onnx.ops.contrib.tree_tables import summed
+from max.importers.onnx.ops.contrib.labels import label_classes, scores_of
+from max.importers.onnx.ops.contrib.tree_tables import sum_leaves
 from max.importers.onnx.table import op
 
 Array = npt.NDArray[Any]
@@ -107,17 +107,17 @@ def _weights(
     return Leaves(table, present)
 
 
-def _reached(leaves: TensorValue, weights: Leaves) -> TensorValue:
+def _reached_targets(leaves: TensorValue, weights: Leaves) -> TensorValue:
     """Whether a tree has a value for a target of a row: bool ``[rows, targets]``."""
     found = ops.gather(ops.constant(weights.present.astype(np.uint8)), leaves, 0)
     return ops.reshape(ops.max(found, axis=1), [found.shape[0], found.shape[2]]) > 0
 
 
-def _joined(forest: Forest, x: TensorValue, weights: Leaves, aggregate: str) -> TensorValue:
+def _join_trees(forest: Forest, x: TensorValue, weights: Leaves, aggregate: str) -> TensorValue:
     """The results of all trees, joined: ``[rows, targets]``."""
     table = weights.values
     if aggregate in ("SUM", "AVERAGE"):
-        total = summed(forest, x, table, weights.present)
+        total = sum_leaves(forest, x, table, weights.present)
         if total is not None:
             return total if aggregate == "SUM" else total / float(len(forest.roots))
     leaves = forest.leaves(x)
@@ -134,7 +134,7 @@ def _joined(forest: Forest, x: TensorValue, weights: Leaves, aggregate: str) -> 
         case "MIN" | "MAX":
             extremum = ops.min(parts, axis=1) if aggregate == "MIN" else ops.max(parts, axis=1)
             y = ops.reshape(extremum, shape)
-            return y if dense else ops.where(_reached(leaves, weights), y, 0.0)
+            return y if dense else ops.where(_reached_targets(leaves, weights), y, 0.0)
         case _:
             raise Unsupported(f"aggregate_function is {aggregate!r}")
 
@@ -150,7 +150,7 @@ def tree_ensemble_regressor(node: Node, x: TensorValue) -> TensorValue:
     forest, index = _old_forest(node, dtype)
     count = node.attr("n_targets", 1)
     table = _weights(node, "target", count, len(forest.modes), index, dtype)
-    y = _joined(forest, x, table, node.attr("aggregate_function", "SUM"))
+    y = _join_trees(forest, x, table, node.attr("aggregate_function", "SUM"))
     base = _array(node, "base_values", dtype)
     y = y + ops.constant(base) if base.size else y
     return ops.cast(scores_of(y, node.attr("post_transform", "NONE")), DType.float32)
@@ -165,7 +165,7 @@ def tree_ensemble_classifier(node: Node) -> Any:
     labels = node.attr("classlabels_strings") or node.attr("classlabels_int64s")
     count = len(labels)
     table = _weights(node, "class", count, len(forest.modes), index, dtype)
-    y = _joined(forest, x, table, "SUM")
+    y = _join_trees(forest, x, table, "SUM")
     base = _array(node, "base_values", dtype)
     transform = node.attr("post_transform", "NONE")
     ids = set(node.attr("class_ids"))
@@ -185,16 +185,16 @@ def tree_ensemble_classifier(node: Node) -> Any:
             scores = scores_of(ops.concat([1.0 - score, score], 1), transform)
         else:
             scores = ops.concat([1.0 - score if positive else -score, score], 1)
-        return labelled(node, ops.reshape(choice, [-1]), ops.cast(scores, DType.float32))
+        return label_classes(node, ops.reshape(choice, [-1]), ops.cast(scores, DType.float32))
     y = y + ops.constant(base) if base.size else y
     # classes that no leaf speaks of are not chosen
     seen = (
         y
         if table.is_dense(forest.modes < 0)
-        else ops.where(_reached(forest.leaves(x), table), y, -np.inf)
+        else ops.where(_reached_targets(forest.leaves(x), table), y, -np.inf)
     )
     choice = ops.reshape(ops.argmax(seen, 1), [-1])
-    return labelled(node, choice, ops.cast(scores_of(y, transform), DType.float32))
+    return label_classes(node, choice, ops.cast(scores_of(y, transform), DType.float32))
 
 
 _AGGREGATES = ("AVERAGE", "SUM", "MIN", "MAX")
@@ -212,7 +212,7 @@ def tree_ensemble(node: Node, x: TensorValue) -> TensorValue:
     table[offset + np.arange(len(targets)), targets] = weights
     present[offset + np.arange(len(targets)), targets] = True
     aggregate = _AGGREGATES[node.attr("aggregate_function", 1)]
-    y = _joined(forest, x, Leaves(table, present), aggregate)
+    y = _join_trees(forest, x, Leaves(table, present), aggregate)
     return scores_of(y, _TRANSFORMS[node.attr("post_transform", 0)])
 
 

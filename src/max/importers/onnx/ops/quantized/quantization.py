@@ -13,8 +13,8 @@ from max.importers.errors import HostNode
 from max.importers.functions.integer_products import Codes, Quantized
 from max.importers.node import Node
 from max.importers.onnx.element_types import STORAGE, code_of, dtype_of, storage_of
-from max.importers.onnx.ops.casts import converted
-from max.importers.onnx.ops.convolution import convolved
+from max.importers.onnx.ops.casts import convert_array
+from max.importers.onnx.ops.convolution import convolve
 from max.importers.onnx.table import host, op
 from max.importers.values import Imported
 
@@ -22,7 +22,7 @@ _UINT8, _INT8 = 2, 3
 """ONNX's numbers of the types of bytes."""
 
 
-def aligned(node: Node, x: TensorValue, scale: TensorValue, index: int) -> TensorValue:
+def align_scale(node: Node, x: TensorValue, scale: TensorValue, index: int) -> TensorValue:
     """Scales or zero points in a shape that broadcasts with the operand: one, one a channel, or one a block."""
     if scale.rank == 0 or (scale.rank == 1 and scale.shape[0] == 1):
         return ops.reshape(scale, [])
@@ -56,7 +56,7 @@ def limits_of(code: int) -> tuple[int, int]:
     return int(info.min), int(info.max)
 
 
-def saturated(x: TensorValue, code: int) -> TensorValue:
+def saturate(x: TensorValue, code: int) -> TensorValue:
     """Rounded values as integers of a type, at its limits where they lie beyond."""
     low, high = limits_of(code)
     return ops.cast(minimum(maximum(x, float(low)), float(high)), dtype_of(code))
@@ -71,19 +71,19 @@ def quantize_linear(node: Node) -> Any:
     if code in (17, 18, 19, 20, 23):
         raise HostNode("quantizes to small floats between graphs")
     wide = ops.cast(x, DType.float32) if x.dtype.is_integral() or x.dtype.size_in_bytes < 4 else x
-    quotient = wide / ops.cast(aligned(node, x, scale, 1), wide.dtype)
+    quotient = wide / ops.cast(align_scale(node, x, scale, 1), wide.dtype)
     rounded = ops.round(quotient)
     zero = None
     if node.has(2):
-        zero = ops.cast(aligned(node, x, node.tensor(2), 2), wide.dtype)
+        zero = ops.cast(align_scale(node, x, node.tensor(2), 2), wide.dtype)
     if code == _UINT8:
         # products take signed bytes: they are what is stored
         moved = rounded - 128.0 if zero is None else rounded + (zero - 128.0)
-        lower = saturated(moved, _INT8)
+        lower = saturate(moved, _INT8)
         codes = ops.cast(ops.cast(lower, DType.int32) + 128, DType.uint8)
         return Imported(codes, source=Codes(lower, 128))
     rounded = rounded if zero is None else rounded + zero
-    return Imported(saturated(rounded, code), stored_as=storage_of(code))
+    return Imported(saturate(rounded, code), stored_as=storage_of(code))
 
 
 @host("QuantizeLinear")
@@ -101,7 +101,7 @@ def quantize_on_host(node: Node, x: Any, scale: Any, zero: Any = None) -> Any:
         rows = np.take(np.repeat(rows, block, axis), np.arange(x.shape[axis]), axis)
     elif rows.size == 1:
         rows = rows.reshape(())
-    return converted(wide / rows, code, bool(node.attr("saturate", 1)))
+    return convert_array(wide / rows, code, bool(node.attr("saturate", 1)))
 
 
 @op("DequantizeLinear")
@@ -109,25 +109,27 @@ def dequantize_linear(node: Node) -> Imported:
     axis = node.attr("axis", 1)
     zero = node.value(2) if node.has(2) else None
     source = Quantized(node.value(0), node.value(1), zero, axis)
-    return Imported(_dequantized(node), source=source)
+    return Imported(_dequantize(node), source=source)
 
 
-def _dequantized(node: Node) -> TensorValue:
+def _dequantize(node: Node) -> TensorValue:
     found = node.value(0).source
     x, scale = node.tensor(0), node.tensor(1)
     dtype = dtype_of(node.attr("output_dtype")) if node.attr("output_dtype", 0) else scale.dtype
     wide = DType.float64 if scale.dtype is DType.float64 else DType.float32
     if x.dtype.is_integral() and node.has(2):
-        zero = aligned(node, x, ops.cast(node.tensor(2), DType.int32), 2)
+        zero = align_scale(node, x, ops.cast(node.tensor(2), DType.int32), 2)
         if isinstance(found, Codes):
             x, zero = found.tensor, zero - found.shift
         values = ops.cast(ops.cast(x, DType.int32) - zero, wide)
     else:
         values = ops.cast(x, wide)
-    return ops.cast(values * ops.cast(aligned(node, x, scale, 1), wide), dtype)
+    return ops.cast(values * ops.cast(align_scale(node, x, scale, 1), wide), dtype)
 
 
-def _centered(x: TensorValue, zero: TensorValue | None, axis: int | None = None) -> TensorValue:
+def _subtract_zero_point(
+    x: TensorValue, zero: TensorValue | None, axis: int | None = None
+) -> TensorValue:
     """Codes without their zero point, as int32."""
     wide = ops.cast(x, DType.int32)
     if zero is None:
@@ -150,7 +152,10 @@ def matmul_integer(
     a_zero: TensorValue | None = None,
     b_zero: TensorValue | None = None,
 ) -> TensorValue:
-    return ops.matmul(_centered(a, a_zero, max(a.rank - 2, 0)), _centered(b, b_zero, b.rank - 1))
+    return ops.matmul(
+        _subtract_zero_point(a, a_zero, max(a.rank - 2, 0)),
+        _subtract_zero_point(b, b_zero, b.rank - 1),
+    )
 
 
 @op("ConvInteger")
@@ -161,7 +166,7 @@ def conv_integer(
     x_zero: TensorValue | None = None,
     w_zero: TensorValue | None = None,
 ) -> TensorValue:
-    return convolved(node, _centered(x, x_zero), _centered(weight, w_zero, 0))
+    return convolve(node, _subtract_zero_point(x, x_zero), _subtract_zero_point(weight, w_zero, 0))
 
 
 def _row(x: TensorValue, rank: int, axis: int) -> TensorValue:
@@ -175,7 +180,7 @@ def _row(x: TensorValue, rank: int, axis: int) -> TensorValue:
     return ops.reshape(x, [x.shape[0] if i == axis else Dim(1) for i in range(rank)])
 
 
-def _requantized(
+def _requantize(
     node: Node, total: TensorValue, factor: TensorValue, zero: TensorValue | None
 ) -> TensorValue:
     values = ops.round(ops.cast(total, DType.float32) * factor)
@@ -183,13 +188,16 @@ def _requantized(
         values = values + ops.cast(
             ops.reshape(zero, []) if zero.rank == 1 and zero.shape[0] == 1 else zero, DType.float32
         )
-    return saturated(values, code_of(zero.dtype) if zero is not None else 2)
+    return saturate(values, code_of(zero.dtype) if zero is not None else 2)
 
 
 @op("QLinearMatMul")
 def qlinear_matmul(node: Node) -> TensorValue:
     a, a_scale, a_zero, b, b_scale, b_zero, y_scale, y_zero = (node.tensor(i) for i in range(8))
-    total = ops.matmul(_centered(a, a_zero, max(a.rank - 2, 0)), _centered(b, b_zero, b.rank - 1))
+    total = ops.matmul(
+        _subtract_zero_point(a, a_zero, max(a.rank - 2, 0)),
+        _subtract_zero_point(b, b_zero, b.rank - 1),
+    )
     scales = [ops.cast(s, DType.float32) for s in (a_scale, b_scale, y_scale)]
     rank = total.rank
     factor = (
@@ -197,19 +205,21 @@ def qlinear_matmul(node: Node) -> TensorValue:
         * _row(scales[1], rank, rank - 1)
         / _row(scales[2], rank, rank - 2)
     )
-    return _requantized(node, total, factor, y_zero)
+    return _requantize(node, total, factor, y_zero)
 
 
 @op("QLinearConv")
 def qlinear_conv(node: Node) -> TensorValue:
     x, x_scale, x_zero, w, w_scale, w_zero, y_scale, y_zero = (node.tensor(i) for i in range(8))
     node_of_conv = Node(node.source, [node.operands[0], node.operands[3]], node.walker)
-    total = convolved(node_of_conv, _centered(x, x_zero), _centered(w, w_zero, 0))
+    total = convolve(
+        node_of_conv, _subtract_zero_point(x, x_zero), _subtract_zero_point(w, w_zero, 0)
+    )
     if node.has(8):
         bias = node.tensor(8)
         total = total + ops.reshape(bias, [bias.shape[0], *[1] * (x.rank - 2)])
     factor = ops.reshape(x_scale, []) * _row(w_scale, x.rank, 1) / ops.reshape(y_scale, [])
-    return _requantized(node, total, factor, y_zero)
+    return _requantize(node, total, factor, y_zero)
 
 
 @op("DynamicQuantizeLinear")
@@ -219,6 +229,6 @@ def dynamic_quantize_linear(node: Node, x: TensorValue) -> Any:
     low = minimum(ops.reshape(ops.min(flat, axis=0), []), 0.0)
     scale = (high - low) / 255.0
     divisor = ops.where(ops.equal(scale, 0.0), 1.0, scale)
-    zero = saturated(ops.round(minimum(maximum(-low / divisor, 0.0), 255.0)), 2)
-    codes = saturated(ops.round(x / divisor) + ops.cast(zero, DType.float32), 2)
+    zero = saturate(ops.round(minimum(maximum(-low / divisor, 0.0), 255.0)), 2)
+    codes = saturate(ops.round(x / divisor) + ops.cast(zero, DType.float32), 2)
     return codes, scale, zero
