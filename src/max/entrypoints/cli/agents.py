@@ -108,7 +108,7 @@ def written_files(agent: Agent, endpoint: Endpoint) -> Iterator[tuple[Path, Path
             text = file.own_text if former is None else file.merged(former)
             if text == former:
                 continue
-            kept = None if former is None else _kept(file.path)
+            kept = None if former is None else _back_up(file.path)
             file.path.parent.mkdir(parents=True, exist_ok=True)
             # a link of the user's stays one
             file.path.write_text(text, encoding="utf-8")
@@ -120,7 +120,7 @@ def written_files(agent: Agent, endpoint: Endpoint) -> Iterator[tuple[Path, Path
         yield file.path, kept
 
 
-def _kept(path: Path) -> Path:
+def _back_up(path: Path) -> Path:
     """Copies a file to a free name beside it."""
     number, kept = 1, path.with_name(f"{path.name}{_KEPT}")
     while kept.exists():

@@ -15,7 +15,7 @@ from max._lazy import lazy_module
 from max._spelling import did_you_mean
 from max.entrypoints.cli import log_level_option
 from max.entrypoints.cli.errors import CommandError
-from max.entrypoints.cli.options.config_options import GroupedCommand, config_options, given
+from max.entrypoints.cli.options.config_options import GroupedCommand, config_options, set_values
 from max.entrypoints.cli.options.model_names import model_argument, set_model
 from max.entrypoints.cli.progress import size_text
 from max.interfaces import PipelineTask
@@ -99,7 +99,7 @@ def warm_cache(model: str | None, **options: object) -> None:
 
     A later `max serve` or `max generate` with the same options compiles nothing.
     """
-    values = given(options)
+    values = set_values(options)
     set_model(values, model, "warm-cache")
     begin = time.perf_counter()
     config = pipelines.PipelineConfig(**values)

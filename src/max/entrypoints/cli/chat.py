@@ -20,9 +20,9 @@ from max.entrypoints.cli.errors import CommandError
 from max.entrypoints.cli.options.config_options import (
     GroupedCommand,
     config_options,
-    given,
     sampling_input,
     sampling_options,
+    set_values,
 )
 from max.entrypoints.cli.options.model_names import ModelType, model_argument, set_model
 from max.entrypoints.cli.progress import Progress
@@ -348,7 +348,7 @@ def chat(
     MODEL is a folder, a GGUF file, or a name: of `max ls`, a short name, or one on the hub. With --url it is the
     server's name of a model.
     """
-    values = given(options)
+    values = set_values(options)
     sampling = sampling_input(values)
     answerer: Answerer
     if url is not None:

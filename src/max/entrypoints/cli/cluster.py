@@ -47,7 +47,7 @@ def cluster() -> None:
 @_server_options
 def status(as_json: bool, url: str, api_key: str | None) -> None:
     """What runs where, with the requests and the cache of each replica."""
-    found = _asked(url, api_key, "/cluster", None)
+    found = _ask_server(url, api_key, "/cluster", None)
     if as_json:
         click.echo(json.dumps(found, indent=1))
         return
@@ -89,7 +89,7 @@ def drain(
     if (node is None) == (replica is None):
         raise CommandError("give a NODE or --replica", "`max cluster status` lists both.")
     body = {"node": node, "model": model, "replica": replica}
-    _say_replaced(_asked(url, api_key, "/cluster/drain", body))
+    _say_replaced(_ask_server(url, api_key, "/cluster/drain", body))
 
 
 @cluster.command("upgrade")
@@ -104,7 +104,7 @@ def upgrade(model: str | None, routers: bool, url: str, api_key: str | None) -> 
     if routers and model is not None:
         raise CommandError("give a MODEL or --routers", "They are replaced one by one.")
     body = {"routers": True} if routers else {"model": model}
-    answer = _asked(url, api_key, "/cluster/upgrade", body)
+    answer = _ask_server(url, api_key, "/cluster/upgrade", body)
     if routers:
         for each in answer["replaced"]:
             click.echo(f"router {each['by']} replaces {each['router']}")
@@ -119,7 +119,9 @@ def _say_replaced(answer: dict[str, Any]) -> None:
         click.echo("no replica runs there")
 
 
-def _asked(url: str, key: str | None, path: str, body: dict[str, Any] | None) -> dict[str, Any]:
+def _ask_server(
+    url: str, key: str | None, path: str, body: dict[str, Any] | None
+) -> dict[str, Any]:
     """The answer of the server."""
     headers = {"Content-Type": "application/json"}
     if key:

@@ -10,7 +10,7 @@ import click
 
 from max._lazy import lazy_module
 from max.entrypoints.cli import log_level_option
-from max.entrypoints.cli.options.config_options import GroupedCommand, config_options, given
+from max.entrypoints.cli.options.config_options import GroupedCommand, config_options, set_values
 from max.entrypoints.cli.options.model_names import model_argument, set_model
 from max.pipelines.config.pipeline_config import PipelineConfig
 from max.pipelines.core.exceptions import InputError
@@ -63,7 +63,7 @@ def encode(
     The vector of each text is printed on a line of its own, as a JSON list.
     """
     texts = _texts(prompts)
-    encoder = _load(given(options), model, "encode")
+    encoder = _load(set_values(options), model, "encode")
     for _ in range(num_warmups):
         encoder.encode(texts, prompt_name)
     for index, (text, vector) in enumerate(
@@ -91,7 +91,7 @@ def rank(
     Each line has a score and a text, the best first.
     """
     candidates = _texts(texts)
-    scores = _load(given(options), None, "rank --model").rank(query, candidates)
+    scores = _load(set_values(options), None, "rank --model").rank(query, candidates)
     best = sorted(range(len(candidates)), key=lambda index: -scores[index])
     for index in best[:top]:
         score = float(scores[index])

@@ -17,9 +17,9 @@ from max.entrypoints.cli.errors import CommandError
 from max.entrypoints.cli.options.config_options import (
     GroupedCommand,
     config_options,
-    given,
     sampling_input,
     sampling_options,
+    set_values,
 )
 from max.entrypoints.cli.options.model_names import model_argument, set_model
 from max.entrypoints.cli.progress import Progress
@@ -102,7 +102,7 @@ def generate(
     stdout as it is generated; progress and timing go to stderr.
     """
     grammar = _grammar(options.pop("json_schema"), options.pop("regex"), options.pop("grammar"))
-    values = given(options)
+    values = set_values(options)
     prompt = _prompt(values, model, text, prompt)
     sampling = sampling_input(values)
     if values.pop("enable_echo", False):

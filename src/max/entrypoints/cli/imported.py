@@ -58,7 +58,7 @@ def _session(path: Path, threads: int | None = None) -> Any:
         ) from error
 
 
-def _given(texts: Iterable[str], option: str) -> dict[str, str]:
+def _parse_pairs(texts: Iterable[str], option: str) -> dict[str, str]:
     values: dict[str, str] = {}
     for text in texts:
         name, equals, value = text.partition("=")
@@ -68,7 +68,7 @@ def _given(texts: Iterable[str], option: str) -> dict[str, str]:
     return values
 
 
-def _loaded(name: str, file: str) -> Array:
+def _load_array(name: str, file: str) -> Array:
     try:
         loaded = np.load(file, allow_pickle=False)
     except (OSError, ValueError) as error:
@@ -98,7 +98,7 @@ def feeds_of(
     feeds: dict[str, Array] = {}
     for argument in inputs:
         if argument.name in files:
-            feeds[argument.name] = _loaded(argument.name, files[argument.name])
+            feeds[argument.name] = _load_array(argument.name, files[argument.name])
         elif not argument.type.startswith("optional"):
             feeds[argument.name] = _random(argument, sizes, rng)
     return feeds
@@ -145,7 +145,7 @@ def table(rows: Sequence[Sequence[str]]) -> str:
     return "\n".join(line.rstrip() for line in lines)
 
 
-def _described(arrays: Mapping[str, Any]) -> list[list[str]]:
+def _describe_arrays(arrays: Mapping[str, Any]) -> list[list[str]]:
     rows = [["output", "type", "shape", "least", "greatest", "mean"]]
     for name, value in arrays.items():
         if not isinstance(value, np.ndarray):
@@ -160,7 +160,7 @@ def _described(arrays: Mapping[str, Any]) -> list[list[str]]:
     return rows
 
 
-def _timed(function: Callable[[], Any], repeat: int) -> list[float]:
+def _time_calls(function: Callable[[], Any], repeat: int) -> list[float]:
     """The seconds of each of several calls, after one that warms up."""
     function()
     seconds: list[float] = []
@@ -226,9 +226,11 @@ def run_file(
         *([a.name, a.type, _shape_text(a.shape)] for a in arguments),
     ]
     click.echo(table(rows) + "\n")
-    feeds = feeds_of(arguments, _given(inputs, "--input"), _given(sizes, "--size"), seed)
+    feeds = feeds_of(
+        arguments, _parse_pairs(inputs, "--input"), _parse_pairs(sizes, "--size"), seed
+    )
     outputs = _results(model, session, feeds)
-    click.echo(table(_described(outputs)))
+    click.echo(table(_describe_arrays(outputs)))
     if save is not None:
         save.mkdir(parents=True, exist_ok=True)
         for number, (name, value) in enumerate(outputs.items()):
@@ -238,7 +240,7 @@ def run_file(
             np.save(save / f"{safe}.npy", np.asarray(value), allow_pickle=False)
         click.echo(f"{len(outputs)} outputs in {save}", err=True)
     if repeat is not None:
-        click.echo(_latency(_timed(lambda: session.run(None, feeds), repeat)))
+        click.echo(_latency(_time_calls(lambda: session.run(None, feeds), repeat)))
 
 
 def _results(model: Path, session: Any, feeds: Mapping[str, Array]) -> dict[str, Any]:
@@ -292,10 +294,10 @@ def import_file(
         raise CommandError(f"{model} does not exist", "Give the path of a model.")
     sizes = {
         name: [int(part) if part.isdigit() else part or None for part in text.split(",")]
-        for name, text in _given(shapes, "--shape").items()
+        for name, text in _parse_pairs(shapes, "--shape").items()
     }
     try:
-        graph = _imported(
+        graph = _import_graph(
             model, sizes, dict(text.split("=", 1) for text in types if "=" in text), signature
         )
         graph.save(output)
@@ -309,7 +311,7 @@ def import_file(
     click.echo(", ".join(str(file) for file in files if file != model))
 
 
-def _imported(
+def _import_graph(
     model: Path,
     sizes: Mapping[str, list[int | str | None]],
     types: Mapping[str, str],
@@ -366,7 +368,9 @@ def compare(
     If outputs differ, the first value of the model that differs is found: of the nodes in order, with their op.
     """
     session = _session(model, threads)
-    feeds = feeds_of(session.get_inputs(), _given(inputs, "--input"), _given(sizes, "--size"), seed)
+    feeds = feeds_of(
+        session.get_inputs(), _parse_pairs(inputs, "--input"), _parse_pairs(sizes, "--size"), seed
+    )
     other = _peer(peer, model.read_bytes(), model, threads)
     ours = _results(model, session, feeds)
     theirs = dict(zip(ours, other(feeds), strict=True))
@@ -389,8 +393,8 @@ def compare(
         raise CommandError(
             f"the outputs differ{found}", "Report it with the model, if you may share it."
         )
-    click.echo(f"max          {_latency(_timed(lambda: session.run(None, feeds), repeat))}")
-    click.echo(f"{peer:<12} {_latency(_timed(lambda: other(feeds), repeat))}")
+    click.echo(f"max          {_latency(_time_calls(lambda: session.run(None, feeds), repeat))}")
+    click.echo(f"{peer:<12} {_latency(_time_calls(lambda: other(feeds), repeat))}")
 
 
 def relative_error(x: Any, y: Any) -> float:

@@ -85,7 +85,7 @@ def launch(
         )
     with _endpoint(url, model, api_key, shows or no_start) as endpoint:
         if shows:
-            click.echo(_shown(chosen, endpoint))
+            click.echo(_describe_client(chosen, endpoint))
             return
         for path, kept in written_files(chosen, endpoint):
             click.echo(f"{path}" + (f" (was kept as {kept.name})" if kept else ""), err=True)
@@ -107,7 +107,7 @@ def launch(
     raise click.exceptions.Exit(done.returncode)
 
 
-def _shown(agent: Agent, endpoint: Endpoint) -> str:
+def _describe_client(agent: Agent, endpoint: Endpoint) -> str:
     """The files, variables and arguments of an agent, as text."""
     lines: list[str] = []
     for file in agent.files(endpoint):
@@ -144,7 +144,7 @@ def _endpoint(
         # what the server will say is not known: the file is that of its default port
         yield Endpoint(base, model, 0, key)
         return
-    with _started(model, key) as started:
+    with _running_server(model, key) as started:
         entry = _entry(_models_at(started, key) or [], None)
         if entry is None:
             raise CommandError(f"the server at {started} has no model", "Try `max serve MODEL`.")
@@ -169,7 +169,7 @@ def _entry(models: list[dict[str, Any]], model: str | None) -> dict[str, Any] | 
 
 
 @contextmanager
-def _started(model: str, key: str | None) -> Iterator[str]:
+def _running_server(model: str, key: str | None) -> Iterator[str]:
     """The address of a server of a model, which is stopped at the end."""
     words = [*_MAX, "serve", model, "--port", "0", "--metrics-port", "0", "--no-ui"]
     if key:

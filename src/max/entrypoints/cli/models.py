@@ -130,7 +130,7 @@ def show(name: str, check: bool, as_json: bool, models_dir: Path | None) -> None
         for key, value in facts.items():
             if value == "":
                 continue
-            click.echo(f"{key:<14}{_shown(key, value)}")
+            click.echo(f"{key:<14}{_format_fact(key, value)}")
     if problems:
         raise CommandError("; ".join(problems), f"`max rm {name}`, then pull it again.")
     if problem is not None:
@@ -182,7 +182,7 @@ def ps(url: str, api_key: str | None, as_json: bool) -> None:
     _print_table(rows)
 
 
-def _shown(key: str, value: Any) -> str:
+def _format_fact(key: str, value: Any) -> str:
     """A fact for people."""
     if key == "size":
         return size_text(value)

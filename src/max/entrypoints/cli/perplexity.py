@@ -11,7 +11,7 @@ from max.entrypoints.cli import log_level_option
 from max.entrypoints.cli.options.config_options import (
     GroupedCommand,
     config_options,
-    given,
+    set_values,
     text_of,
 )
 from max.entrypoints.cli.options.model_names import ModelType, set_model
@@ -45,7 +45,7 @@ def perplexity(paths: tuple[str, ...], window: int, windows: int | None, **optio
     MODEL is a folder, a GGUF file or a name on the hub; --model names it too. All tokens of a window but the first
     are predicted.
     """
-    values = given(options)
+    values = set_values(options)
     if "model_path" in values:
         paths = (values["model_path"], *paths)
     if len(paths) != 2:

@@ -115,7 +115,7 @@ class Progress:
 
         def text() -> str:
             at = detail()
-            return f"{what}{f', {at}' if at else ''} … {_elapsed(begin)}"
+            return f"{what}{f', {at}' if at else ''} … {_elapsed_text(begin)}"
 
         if self._line is not None:
             self._line.show(text)
@@ -229,6 +229,6 @@ def _cut(text: str) -> str:
     return text if len(text) <= width else f"{text[: max(width - 1, 0)]}…"
 
 
-def _elapsed(begin: float) -> str:
+def _elapsed_text(begin: float) -> str:
     seconds = time.perf_counter() - begin
     return f"{seconds:.1f} s" if seconds < 10 else duration_text(seconds)

@@ -99,7 +99,7 @@ def quantize(
         with progress.stage(f"merging {merge} into {model}"):
             size = _write_folder(folder, Path(path), adapter)
     else:
-        change = None if adapter is None else partial(_merged, adapter)
+        change = None if adapter is None else partial(_merge_adapter, adapter)
         with progress.stage(f"quantizing {model}"):
             session = engine.InferenceSession()
             size = export.export_gguf(folder, Path(path), kind, session, text, change)
@@ -107,7 +107,7 @@ def quantize(
     click.echo(f"{path}: {byte_size(size)} in {time.perf_counter() - begin:.1f} s", err=True)
 
 
-def _merged(
+def _merge_adapter(
     adapter: adapters.Adapter, stored: dict[str, Any], model: Any, config: Any
 ) -> dict[str, Any]:
     """The weights of a checkpoint with an adapter."""

@@ -16,7 +16,7 @@ import click
 from max._lazy import lazy_module
 from max.entrypoints.cli import log_level_option
 from max.entrypoints.cli.errors import CommandError
-from max.entrypoints.cli.options.config_options import GroupedCommand, config_options, given
+from max.entrypoints.cli.options.config_options import GroupedCommand, config_options, set_values
 from max.entrypoints.cli.options.model_names import ModelType, set_model
 from max.entrypoints.cli.serve import check_packages, ray_settings
 from max.serve.process.settings import ServerSettings, WatchLimits, WorkerSettings
@@ -79,7 +79,7 @@ def run_batch(
         watch=WatchLimits(wait_s=0),
         ray=ray_settings(options),
     )
-    config = given(options)
+    config = set_values(options)
     requests = _requests(input_file)
     runs = _runs(config, model, requests)
     begin = time.perf_counter()
@@ -90,7 +90,7 @@ def run_batch(
         if output_file != "-":
             # without one model, the bodies name them
             of_all = runs[0][0]["model_path"] if model or "model_path" in config else ""
-            output = stack.enter_context(_opened(Path(output_file), requests, of_all))
+            output = stack.enter_context(_open_output(Path(output_file), requests, of_all))
             left, answered, failed = output.left, len(output.answered), output.failed
         if answered:
             click.echo(f"{answered} of {len(requests)} requests have an answer already", err=True)
@@ -184,7 +184,7 @@ def _runs(
     return runs
 
 
-def _opened(
+def _open_output(
     path: Path, requests: Sequence[batch.BatchRequest], model: str
 ) -> batch_output.BatchOutput:
     try:

@@ -26,7 +26,7 @@ from max._config import flags
 from max.entrypoints.cli import log_level_option
 from max.entrypoints.cli.errors import CommandError, StoppedError
 from max.entrypoints.cli.options.answer_options import answer_settings
-from max.entrypoints.cli.options.config_options import GroupedCommand, config_options, given
+from max.entrypoints.cli.options.config_options import GroupedCommand, config_options, set_values
 from max.entrypoints.cli.options.env_file import read_env_file
 from max.entrypoints.cli.options.model_names import MODEL_FIELDS, ModelType, set_model
 from max.entrypoints.cli.options.models_file import deployed_models, read_models_file
@@ -93,14 +93,14 @@ def serve(context: click.Context, model: str | None, **options: Any) -> None:
     check_packages("serve")
     _say_what_ends_it()
     if model is not None or options.get("model_path"):
-        named = given({key: options[key] for key in MODEL_FIELDS})
+        named = set_values({key: options[key] for key in MODEL_FIELDS})
         set_model(named, model, "serve")
         options |= named
     settings = _settings(options)
     models_dir = options.pop("models_dir")
     limits = (options.pop("max_loaded_models"), options.pop("idle_timeout"))
     shows_settings = options.pop("pretty_print_config")
-    config = given(options)
+    config = set_values(options)
     # drafting by look-up pays by itself, or is not done
     config.setdefault("speculative_method", "auto")
     if shows_settings:
@@ -155,7 +155,7 @@ def serve(context: click.Context, model: str | None, **options: Any) -> None:
         cluster = _cluster(settings, engines)
         number = run_server(settings, Deployment(deployed), listener, cluster)
         if number is not None:
-            raise _stopped(number)
+            raise _stop_error(number)
         return
     if not config.get("model_path"):
         from max.serve.models.pool_entry import PoolLimits
@@ -186,7 +186,7 @@ def serve(context: click.Context, model: str | None, **options: Any) -> None:
         models = FirstModel(worker_settings, worker, progress.close)
         number = run_server(settings, models, listener, cluster)
         if number is not None:
-            raise _stopped(number)
+            raise _stop_error(number)
     finally:
         progress.close()
         worker.kill()
@@ -238,7 +238,7 @@ class _ServeProgress:
         self._progress.close()
 
 
-def _stopped(number: int) -> StoppedError:
+def _stop_error(number: int) -> StoppedError:
     name = signal.Signals(number).name
     return StoppedError(f"stopped by {name} before the server was ready", 128 + number)
 
@@ -247,7 +247,7 @@ def _say_what_ends_it() -> None:
     """Names the signal that ends the process before the server handles signals, and prints the stacks after a crash."""
 
     def stop(number: int, frame: FrameType | None) -> None:
-        raise _stopped(number)
+        raise _stop_error(number)
 
     signal.signal(signal.SIGTERM, stop)
     try:

@@ -182,7 +182,7 @@ def _option(
 ) -> Callable[[Any], Any]:
     words = _NAMES.get(name, ("--" + name.replace("_", "-"),))
     kind, several = _bare(hint)
-    shown = _shown(default)
+    shown = _default_text(default)
     text = f"{help} [default: {shown}]" if shown else help
     if kind is bool:
         return click.option(
@@ -218,7 +218,7 @@ def _meta(kind: object) -> str:
     return {int: "INTEGER", float: "NUMBER", Path: "PATH"}.get(kind, "TEXT")
 
 
-def _shown(default: object) -> str:
+def _default_text(default: object) -> str:
     """A default for the help; empty if the help's text states it."""
     if default is None or default is dataclasses.MISSING or default in ("", -1):
         return ""
@@ -301,7 +301,7 @@ def sampling_options(command: Any) -> Any:
     return command
 
 
-def given(values: dict[str, Any]) -> dict[str, Any]:
+def set_values(values: dict[str, Any]) -> dict[str, Any]:
     """The values that are set.
 
     Args:

@@ -133,7 +133,7 @@ def _elsewhere(
     base, tag = names.split_tag(target)
     is_hub_name = base.count("/") == 1 and " " not in base
     if is_hub_name and (tag is not None or "://" in target):
-        return str(_pulled(target, store).path), text
+        return str(_pull(target, store).path), text
     if hub.HF_HUB_OFFLINE and not of_hub and (error.remedy.startswith("Did") or not is_hub_name):
         near = "" if error.remedy.startswith("Did") else hub_calls.folder_named(text)
         raise exceptions.ModelFilesError(error.problem, f"{near}{error.remedy}") from error
@@ -142,7 +142,7 @@ def _elsewhere(
     return target, text
 
 
-def _pulled(name: str, store: local.ModelStore) -> local.StoredModel:
+def _pull(name: str, store: local.ModelStore) -> local.StoredModel:
     """Gets a model of the hub into the store, and shows the progress."""
     with PullProgress() as progress:
         return pull.pull(sources.open_source(name), store, progress=progress)

@@ -17,7 +17,7 @@ from max.entrypoints.cli.options.config_file import (
     plain_name,
     read_mapping,
 )
-from max.entrypoints.cli.options.config_options import config_options, given
+from max.entrypoints.cli.options.config_options import config_options, set_values
 from max.entrypoints.cli.options.model_names import set_model
 from max.serve.process.settings import CANARY, DeployedModel, WorkerSettings
 
@@ -184,7 +184,7 @@ class _Entry:
                 raise self._wrong(
                     f"has {option.opts[0].lstrip('-')}: {error.message}", ""
                 ) from error
-        return given(values)
+        return set_values(values)
 
     def _number(
         self,
