@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from max import tree
-from max._compat.pipelines.signatures import offered
+from max._compat.pipelines.signatures import named_arguments
 from max._compat.pipelines.v26_adapter import V26Entry, adapted_model, is_of_26
 from max._compat.pipelines.v26_architecture import V26Architecture
 from max._compat.pipelines.v26_config import WITHOUT_EFFECT, PipelineArgs, own_options
@@ -472,9 +472,9 @@ def test_shape_and_size_of_a_cache_by_the_config() -> None:
 def test_arguments_by_name() -> None:
     def own(a: int, b: int = 0, **rest: Any) -> None: ...
 
-    assert offered(own, {"a": 1, "c": 3}) == {"a": 1}
+    assert named_arguments(own, {"a": 1, "c": 3}) == {"a": 1}
     with pytest.raises(TypeError, match="own needs a"):
-        offered(own, {"b": 1})
+        named_arguments(own, {"b": 1})
 
 
 @dataclass

@@ -102,7 +102,7 @@ def of_user_error(error: ValueError, param: str | None = None) -> ApiError:
     return ApiError(str(error), param=param)
 
 
-def shown(value: object) -> str:
+def short_text(value: object) -> str:
     """A value from a client as text for a message, shortened if it is long."""
     text = _SHORT.repr(value)
     return text if len(text) <= 80 else f"{text[:77]}..."
@@ -124,7 +124,7 @@ def model_not_found(name: str, names: list[str]) -> ApiError:
     near = near_names(name, names) if len(name) <= 200 else ""
     models = ", ".join(map(repr, names[:20])) + (", …" if len(names) > 20 else "")
     return ApiError(
-        f"the model {shown(name)} does not exist; this server has {models or 'none'}"
+        f"the model {short_text(name)} does not exist; this server has {models or 'none'}"
         + (f". {near}" if near else ""),
         status=404,
         param="model",

@@ -21,7 +21,7 @@ from max.serve.chat.parts import AnswerPart, ArgumentsPart, ContentPart, Reasoni
 from max.serve.chat.prompt import Conversation, prepare
 from max.serve.chat.run import Answer, AnswerDelta, ChatJob, collect_answers, stream_events
 from max.serve.chat.tools.definitions import ChoiceKind
-from max.serve.errors import CONTEXT_LENGTH_EXCEEDED, ApiError, shown
+from max.serve.errors import CONTEXT_LENGTH_EXCEEDED, ApiError, short_text
 from max.serve.http.bodies.body import BodyRoute
 from max.serve.http.state import ServerState, json_response, state_of
 from max.serve.http.streaming import event_stream, unless_disconnected
@@ -204,7 +204,7 @@ def _reasoning_tokens(body: MessagesBody, model: ServedModel) -> int | None:
         return None
     if not isinstance(limit, int) or isinstance(limit, bool) or not 1 <= limit < body.max_tokens:
         raise ApiError(
-            f"thinking.budget_tokens is {shown(limit)}; it must be a number of tokens from 1 to less than "
+            f"thinking.budget_tokens is {short_text(limit)}; it must be a number of tokens from 1 to less than "
             f"max_tokens, which is {body.max_tokens}",
             param="thinking.budget_tokens",
         )

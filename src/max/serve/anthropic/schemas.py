@@ -9,7 +9,7 @@ from pydantic import ConfigDict, Field, with_config
 from typing_extensions import TypedDict
 
 from max.serve.chat.tools.definitions import ChoiceKind, Tool, ToolChoice
-from max.serve.errors import ApiError, shown
+from max.serve.errors import ApiError, short_text
 from max.serve.limits import MAX_MESSAGES, MAX_TOOLS
 from max.serve.openai.fields import FIRST_ERROR, CacheSalt, Name, StopTexts, StrictBody
 
@@ -120,7 +120,7 @@ def tools_of(body: CountBody) -> tuple[Tool, ...]:
     for number, tool in enumerate(body.tools or ()):
         if tool.type not in (None, "custom"):
             raise ApiError(
-                f"tools.{number}.type is {shown(tool.type)}; this server runs no tools, give your own "
+                f"tools.{number}.type is {short_text(tool.type)}; this server runs no tools, give your own "
                 "with an input_schema",
                 param=f"tools.{number}.type",
             )
@@ -194,7 +194,7 @@ def messages_of(body: CountBody) -> list[dict[str, Any]]:
                     )
                 case other:
                     raise ApiError(
-                        f"{where} has a block of type {shown(other)}; the model takes text",
+                        f"{where} has a block of type {short_text(other)}; the model takes text",
                         param=where,
                     )
         if texts or calls:
@@ -209,14 +209,14 @@ def _text(content: Any, where: str) -> str:
     if isinstance(content, str):
         return content
     if not isinstance(content, list):
-        raise ApiError(f"{where} is {shown(content)}; expected a text, or blocks", param=where)
+        raise ApiError(f"{where} is {short_text(content)}; expected a text, or blocks", param=where)
     texts: list[str] = []
     for block in content:
         is_block = isinstance(block, dict)
         kind, text = (block.get("type"), block.get("text")) if is_block else (block, None)
         if kind != "text" or not isinstance(text, str):
             raise ApiError(
-                f"{where} has a block of type {shown(kind)}; the model takes text", param=where
+                f"{where} has a block of type {short_text(kind)}; the model takes text", param=where
             )
         texts.append(text)
     return "\n".join(texts)

@@ -9,7 +9,7 @@ from typing import Any
 from max.serve.chat.tools import probe
 from max.serve.chat.tools.channels import Channels
 from max.serve.chat.tools.layout import NAME
-from max.serve.chat.tools.probe import Render, TemplateUse, rendered
+from max.serve.chat.tools.probe import Render, TemplateUse, render_probe
 
 _THOUGHT = "Zthought"
 _FIELDS = ("reasoning_content", "reasoning", "thinking", "thought")
@@ -30,12 +30,12 @@ def channel_marks(render: Render, use: TemplateUse) -> Channels | None:
     question: dict[str, Any] = {"role": "user", "content": probe.QUESTION}
     said: dict[str, Any] = {"role": "assistant", "content": probe.ANSWER}
     thought = {**said, **dict.fromkeys(_FIELDS, _THOUGHT)}
-    prompt = rendered(render, [question], probe.TOOLS, True)
+    prompt = render_probe(render, [question], probe.TOOLS, True)
     if prompt is None:
         return None
 
     def after_prompt(message: dict[str, Any]) -> str:
-        text = rendered(render, [question, message], probe.TOOLS) or ""
+        text = render_probe(render, [question, message], probe.TOOLS) or ""
         if text.startswith(prompt):
             return text[len(prompt) :]
         # some templates begin the reasoning in the prompt only

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from max.serve.chat.parts import AnswerParser, AnswerPart, ReasoningPart
 from max.serve.chat.tools.channels import Channels
 from max.serve.chat.tools.layout import NAME
-from max.serve.chat.tools.marks import BufferedParser, first_mark, held
+from max.serve.chat.tools.marks import BufferedParser, first_mark, held_length
 
 _RECIPIENT = r"[^\s<>]{1,256}"
 
@@ -43,7 +43,7 @@ class ChannelParser(BufferedParser):
             cut: Whether the answer was cut off.
         """
         parts = self._take(last=True)
-        partial = held(self._buffer, self._ends) if cut else 0
+        partial = held_length(self._buffer, self._ends) if cut else 0
         text = self._buffer[: len(self._buffer) - (partial if partial > 2 else 0)]
         if self._state == "reasoning":
             self._add(parts, text)
@@ -102,7 +102,7 @@ class ChannelParser(BufferedParser):
 
     def _body(self, parts: list[AnswerPart]) -> bool:
         mark = first_mark(self._buffer, self._ends)
-        end = len(self._buffer) - held(self._buffer, self._ends) if mark is None else mark[0]
+        end = len(self._buffer) - held_length(self._buffer, self._ends) if mark is None else mark[0]
         text, rest = self._buffer[:end], self._buffer[end:]
         if self._state == "reasoning":
             bare = text.rstrip()

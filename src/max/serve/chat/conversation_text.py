@@ -11,7 +11,7 @@ from max.pipelines.core.text import utf8_size
 from max.serve.chat.tools.definitions import Tool
 from max.serve.chat.tools.formats import description
 from max.serve.chat.tools.probe import TemplateUse
-from max.serve.errors import ApiError, shown
+from max.serve.errors import ApiError, short_text
 from max.serve.http.bodies.json_reader import INVALID_JSON, read_object
 from max.serve.models.model import ServedModel
 from max.serve.requests.threads import by_size, in_body_thread
@@ -157,7 +157,7 @@ def _for_template(message: dict[str, Any], number: int, model: ServedModel) -> d
     role, use = message.get("role"), model.template_use
     if role not in ROLES:
         raise ApiError(
-            f"the role is {shown(role)}; it must be one of {', '.join(sorted(ROLES))}",
+            f"the role is {short_text(role)}; it must be one of {', '.join(sorted(ROLES))}",
             param=f"messages.{number}.role",
         )
     plain = {**message, "content": message.get("content") or ""}
@@ -256,7 +256,7 @@ def _function(call: Any, param: str) -> tuple[dict[str, Any], dict[str, Any]]:
         if isinstance(error, ApiError) and error.code != INVALID_JSON:
             raise ApiError(f"{place}: {error.message}", param=place, code=error.code) from None
         raise ApiError(
-            f"{place} is {shown(arguments)}; expected JSON text of an object", param=place
+            f"{place} is {short_text(arguments)}; expected JSON text of an object", param=place
         ) from None
     return {**function, "arguments": arguments}, value
 

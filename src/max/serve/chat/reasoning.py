@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from max.serve.chat.parts import AnswerParser, AnswerPart, ReasoningPart
-from max.serve.chat.tools.marks import held
+from max.serve.chat.tools.marks import held_length
 
 BEGIN, END = "<think>", "</think>"
 
@@ -60,7 +60,7 @@ class ReasoningParser:
         """
         parts: list[AnswerPart] = []
         if self._inside:
-            partial = held(self._buffer, (self._end,)) if cut else 0
+            partial = held_length(self._buffer, (self._end,)) if cut else 0
             self._add(parts, self._buffer[: len(self._buffer) - (partial if partial > 2 else 0)])
         else:
             parts += self._answer.push(self._buffer)

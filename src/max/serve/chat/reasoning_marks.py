@@ -7,7 +7,7 @@ from typing import Any
 
 from max.serve.chat.tools import probe
 from max.serve.chat.tools.layout import words
-from max.serve.chat.tools.probe import Render, rendered
+from max.serve.chat.tools.probe import Render, render_probe
 
 THINK = ("<think>", "</think>")
 """The marks that most models have."""
@@ -41,7 +41,7 @@ def derived_marks(render: Render) -> tuple[str, str] | None:
     calls = probe.TemplateUse().message([(probe.FIRST, probe.ARGUMENTS)], probe.ANSWER)
     thought = dict.fromkeys(_FIELDS, _THOUGHT)
     for message in ({**said, **thought}, {**calls, **thought}, {**said, "content": parts}):
-        text = rendered(render, [question, message], probe.TOOLS if message is calls else None)
+        text = render_probe(render, [question, message], probe.TOOLS if message is calls else None)
         found = _marks_in(text or "")
         if found is not None:
             return found

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from max.serve.errors import ApiError, shown
+from max.serve.errors import ApiError, short_text
 
 
 def check_replies(messages: Sequence[dict[str, Any]]) -> None:
@@ -29,7 +29,7 @@ def check_replies(messages: Sequence[dict[str, Any]]) -> None:
                 continue
             if identifier not in open_calls and identifier not in answered:
                 raise ApiError(
-                    f"messages.{number} is the result of the tool call {shown(identifier)}, and no message "
+                    f"messages.{number} is the result of the tool call {short_text(identifier)}, and no message "
                     "before it has such a call",
                     param=f"messages.{number}.tool_call_id",
                 )
@@ -50,7 +50,7 @@ def _check_none_open(calls: dict[str, int]) -> None:
     if calls:
         identifier, number = next(iter(calls.items()))
         raise ApiError(
-            f"messages.{number} has the tool call {shown(identifier)}, and the messages after it have no "
+            f"messages.{number} has the tool call {short_text(identifier)}, and the messages after it have no "
             "result of it; give a message of the role tool with this tool_call_id",
             param=f"messages.{number}.tool_calls",
         )

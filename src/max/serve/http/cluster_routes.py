@@ -59,7 +59,7 @@ async def cluster(request: Request) -> Response:
         {
             "model": model.name,
             "state": model.engine.state.value,
-            "replicas": [_described(model, replica) for replica in model.engine.replicas],
+            "replicas": [_describe_replica(model, replica) for replica in model.engine.replicas],
         }
         for model in state.pool.loaded()
     ]
@@ -67,7 +67,7 @@ async def cluster(request: Request) -> Response:
     return json_response({"nodes": nodes, "models": models, "routers": routers})
 
 
-def _described(model: ServedModel, replica: Replica) -> dict[str, Any]:
+def _describe_replica(model: ServedModel, replica: Replica) -> dict[str, Any]:
     stats, ready = replica.stats, replica.ready
     return {
         "replica": replica.number,

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from max.serve.errors import ApiError, shown
+from max.serve.errors import ApiError, short_text
 from max.serve.http.error_responses import ErrorBody, openai_body, send_error
 from max.serve.http.streaming import BODY_SEND
 from max.serve.requests.request_context import current_request
@@ -104,7 +104,7 @@ class KeptStreams:
         """
         if not _IDENTIFIER.fullmatch(identifier):
             raise ApiError(
-                f"the header X-Stream-Id is {shown(identifier)}; it has 16 to 64 letters, digits, - and _",
+                f"the header X-Stream-Id is {short_text(identifier)}; it has 16 to 64 letters, digits, - and _",
                 param="X-Stream-Id",
             )
         used = self._streams.get((client, identifier))
@@ -112,7 +112,7 @@ class KeptStreams:
         if used is not None and used.ended and used.start and used.start["status"] in _AGAIN:
             self._remove(used)
         elif used is not None:
-            raise ApiError(f"there is a stream {shown(identifier)} already", status=409)
+            raise ApiError(f"there is a stream {short_text(identifier)} already", status=409)
         running = [key for key, each in self._streams.items() if not each.ended]
         if sum(key[0] == client for key in running) >= MOST_RUNNING_OF_CLIENT:
             raise ApiError(
@@ -138,7 +138,7 @@ class KeptStreams:
         found = self._streams.get((client, identifier))
         if found is None or found.dropped:
             raise ApiError(
-                f"there is no stream {shown(identifier)}: it never began, ended more than {KEPT_S:.0f} s ago, "
+                f"there is no stream {short_text(identifier)}: it never began, ended more than {KEPT_S:.0f} s ago, "
                 "or took too much memory",
                 status=404,
                 code="stream_not_found",

@@ -14,7 +14,7 @@ import msgspec
 from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from max.serve.errors import ApiError, shown
+from max.serve.errors import ApiError, short_text
 from max.serve.http.connections.hosts import WEBSOCKET_PATH
 from max.serve.openai.responses.store import ResponseStore
 from max.serve.openai.responses.stored import CONNECTION_RESPONSES
@@ -226,7 +226,7 @@ def _body_of(text: str | bytes) -> tuple[bytes, str | None]:
     stream = msgspec.json.decode(fields.pop("stream_id", msgspec.Raw(b"null")))
     if stream is not None and not (isinstance(stream, str) and 1 <= len(stream) <= _LONGEST_STREAM):
         raise ApiError(
-            f"stream_id is {shown(stream)}; it is a text of 1 to {_LONGEST_STREAM} characters",
+            f"stream_id is {short_text(stream)}; it is a text of 1 to {_LONGEST_STREAM} characters",
             param="stream_id",
         )
     fields["stream"] = msgspec.Raw(b"true")

@@ -11,7 +11,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from max.pipelines.store.local import ModelStore
-from max.serve.errors import ApiError, shown
+from max.serve.errors import ApiError, short_text
 from max.serve.http.bodies.open_bodies import OpenBodies
 from max.serve.http.kept_streams import KeptStreams
 from max.serve.http.prefix_epochs import PrefixEpochs
@@ -157,7 +157,7 @@ def adapter_not_found(model: ServedModel, name: str) -> ApiError:
     """
     names = ", ".join(sorted(model.adapters)) or "none"
     return ApiError(
-        f"there is no adapter {shown(name)} of {model.name}; loaded are: {names}",
+        f"there is no adapter {short_text(name)} of {model.name}; loaded are: {names}",
         status=404,
         param="lora",
         code="model_not_found",

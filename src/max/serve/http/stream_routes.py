@@ -30,7 +30,7 @@ async def stream(stream_id: str, request: Request) -> Response:
     kept = streams.find(stream_id, current_request().client)
     streams.attach(kept)
     current_request().cleanups.append(lambda: streams.detach(kept))
-    await unless_disconnected(request, _begun(kept))
+    await unless_disconnected(request, _wait_started(kept))
     if kept.start is None:
         raise ApiError("the stream was stopped before its answer began", status=410)
     kind = Headers(raw=kept.start["headers"]).get("content-type", "")
@@ -53,7 +53,7 @@ async def stop(stream_id: str, request: Request) -> Response:
     return json_response({"id": stream_id, "object": "stream.deleted", "deleted": True})
 
 
-async def _begun(kept: KeptStream) -> None:
+async def _wait_started(kept: KeptStream) -> None:
     while kept.start is None and not kept.ended:
         await kept.changed.wait()
 

@@ -43,7 +43,7 @@ class ClientLeftError(Exception):
     """The client of a request has disconnected: nobody reads an answer."""
 
 
-async def _disconnected(receive: Receive) -> None:
+async def _wait_disconnected(receive: Receive) -> None:
     while (await receive())["type"] != "http.disconnect":
         pass
 
@@ -75,7 +75,7 @@ async def unless_left(receive: Receive, work: Coroutine[Any, Any, T]) -> T:
         ClientLeftError: The client has disconnected.
     """
     task = asyncio.ensure_future(work)
-    watcher = asyncio.ensure_future(_disconnected(receive))
+    watcher = asyncio.ensure_future(_wait_disconnected(receive))
     try:
         await asyncio.wait({task, watcher}, return_when=asyncio.FIRST_COMPLETED)
         if not task.done():
@@ -130,7 +130,7 @@ class EventStream(Response):
             send: Sends a part.
         """
         producer = asyncio.ensure_future(self._produce(scope, send))
-        watcher = asyncio.ensure_future(_disconnected(receive))
+        watcher = asyncio.ensure_future(_wait_disconnected(receive))
         try:
             await asyncio.wait({producer, watcher}, return_when=asyncio.FIRST_COMPLETED)
             if producer.done():

@@ -99,12 +99,12 @@ async def tokenize(body: TokenizeBody, request: Request) -> Response:
         if body.add_special_tokens is not None:
             special = body.add_special_tokens
         model.check_text(utf8_size(text), "prompt")
-        return await by_size(_tokenized, model, text, special, body.return_token_strs)
+        return await by_size(_tokenize, model, text, special, body.return_token_strs)
     except ValueError as error:
         raise of_user_error(error, "prompt") from error
 
 
-def _tokenized(model: ServedModel, text: str, special: bool, with_texts: bool) -> Response:
+def _tokenize(model: ServedModel, text: str, special: bool, with_texts: bool) -> Response:
     try:
         tokens = model.all_tokens(text, special, most=MAX_LISTED)
     except PromptTooLongError as error:
@@ -132,10 +132,10 @@ async def detokenize(body: DetokenizeBody, request: Request) -> Response:
         request: The connection.
     """
     model = await state_of(request, body).model(body.model)
-    return await by_size(_detokenized, model, body.tokens)
+    return await by_size(_detokenize, model, body.tokens)
 
 
-def _detokenized(model: ServedModel, tokens: list[int]) -> Response:
+def _detokenize(model: ServedModel, tokens: list[int]) -> Response:
     if len(tokens) > MAX_DETOKENIZED:
         raise ApiError(
             f"tokens has {len(tokens)} entries; at most {MAX_DETOKENIZED} are decoded at once",

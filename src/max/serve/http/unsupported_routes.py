@@ -7,7 +7,7 @@ from collections.abc import Awaitable, Callable
 from fastapi import APIRouter, Request
 from starlette.responses import Response
 
-from max.serve.errors import ApiError, shown
+from max.serve.errors import ApiError, short_text
 
 router = APIRouter(include_in_schema=False)
 
@@ -100,7 +100,7 @@ async def not_running(response_id: str) -> None:
         ApiError: Status 404.
     """
     raise ApiError(
-        f"no response {shown(response_id)} runs in the background: close the connection of one to end it",
+        f"no response {short_text(response_id)} runs in the background: close the connection of one to end it",
         status=404,
     )
 

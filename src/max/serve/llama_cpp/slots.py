@@ -12,7 +12,7 @@ from fastapi import APIRouter, Request
 from pydantic import Field
 from starlette.responses import Response
 
-from max.serve.errors import ApiError, shown
+from max.serve.errors import ApiError, short_text
 from max.serve.http.bodies.body import BodyRoute
 from max.serve.http.state import json_response, refuse_foreign_pages, state_of
 from max.serve.openai.fields import Name, StrictBody
@@ -45,10 +45,10 @@ async def change_slot(body: SlotBody, request: Request) -> Response:
     refuse_foreign_pages(request, state)
     slot, action = request.path_params["slot"], request.query_params.get("action", "")
     if not (slot.isascii() and slot.isdecimal() and len(slot) < 10):
-        raise ApiError(f"the slot is {shown(slot)}, expected a number", param="id_slot")
+        raise ApiError(f"the slot is {short_text(slot)}, expected a number", param="id_slot")
     if action not in ACTIONS:
         raise ApiError(
-            f"the action is {shown(action)}, expected {', '.join(ACTIONS)}", param="action"
+            f"the action is {short_text(action)}, expected {', '.join(ACTIONS)}", param="action"
         )
     model = await state.model(body.model)
     begin = time.perf_counter()

@@ -52,7 +52,7 @@ class Admission:
             ApiError: Status 429: too many requests wait; with a ``Retry-After``.
         """
         if not self.tally.add(count, self.running + self.max_queue):
-            raise _limited(
+            raise _limit_error(
                 f"{self.waiting} requests wait, and at most {self.max_queue} may",
                 self.retry_after(),
                 "queue_full",
@@ -109,7 +109,7 @@ class KeyLimits:
             if self._max_open is not None and held >= self._max_open:
                 # the mean time of its requests, shared by those that are open
                 seconds = math.ceil(self._seconds.get(client, 1.0) / held)
-                raise _limited(
+                raise _limit_error(
                     f"this key has {held} open requests, and at most {self._max_open} may be",
                     max(seconds, 1),
                     "key_concurrency_limit",
@@ -136,7 +136,7 @@ class KeyLimits:
         tokens = min(tokens + (now - counted) * rate, most)
         if tokens < 1.0:
             self._counts.set_bucket(client, (tokens, now))
-            raise _limited(
+            raise _limit_error(
                 f"this key may send {self._per_minute:g} requests a minute",
                 math.ceil((1.0 - tokens) / rate),
                 "key_rate_limit",
@@ -144,7 +144,7 @@ class KeyLimits:
         self._counts.set_bucket(client, (tokens - 1.0, now))
 
 
-def _limited(message: str, seconds: int, code: str) -> ApiError:
+def _limit_error(message: str, seconds: int, code: str) -> ApiError:
     return ApiError(
         f"{message}; try again in {seconds} s",
         status=429,

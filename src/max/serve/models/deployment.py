@@ -84,7 +84,7 @@ class Deployment:
         if cluster is not None:
             start = partial(cluster.start_worker, cpus=model.cpus, nodes=model.nodes)
 
-        def noted(worker_settings: WorkerSettings) -> Worker:
+        def start_and_note(worker_settings: WorkerSettings) -> Worker:
             worker = start(worker_settings)
             self._workers[model.name] = worker
             return worker
@@ -92,6 +92,6 @@ class Deployment:
         numbers = {"replicas": model.replicas, "max_replicas": model.max_replicas}
         own = replace(settings, served_model_name=model.name, **numbers)
         try:
-            return await load_model(model.name, own, model.worker, noted, shares=shares)
+            return await load_model(model.name, own, model.worker, start_and_note, shares=shares)
         except UserError as error:
             raise type(error)(f"{model.name}: {error.problem}", error.remedy) from error

@@ -114,8 +114,8 @@ def _follow_load(
 ) -> None:
     """Lets the number of a model's replicas follow its load."""
 
-    def changed() -> None:
+    def on_change() -> None:
         if (ready := model.engine.ready) is not None:
             model.admission.running = ready.max_batch_size
 
-    model.engine.close_before(Autoscaler(model.engine, start_worker, policy, changed).close)
+    model.engine.close_before(Autoscaler(model.engine, start_worker, policy, on_change).close)

@@ -94,7 +94,7 @@ class ServedModel:
         def long_text() -> int:
             return self.count_tokens("a " * 4096, special=True)
 
-        def cached() -> object:
+        def cached_properties() -> object:
             return (
                 self.tool_format, self.reasons, self.vocabulary_size, self.special_tokens, self.special_token_ids,
                 self.vocabulary, self.infill,
@@ -104,7 +104,7 @@ class ServedModel:
             delegate = self.tokenizer.delegate
             return isinstance(delegate, HFTokenizer) and delegate.fewest_tokens("a " * 4096)
 
-        for compute in (conversation, long_text, cached, fewest):
+        for compute in (conversation, long_text, cached_properties, fewest):
             # a request that needs it raises the error again
             with contextlib.suppress(Exception):
                 compute()

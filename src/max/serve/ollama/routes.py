@@ -22,7 +22,7 @@ from max.serve.chat.parts import PlainParser
 from max.serve.chat.prompt import Conversation, prepare
 from max.serve.chat.run import Answer, ChatJob, note_misfits, stream_answers
 from max.serve.chat.tools.definitions import ChoiceKind, Tool, ToolChoice
-from max.serve.errors import ApiError, of_user_error, shown
+from max.serve.errors import ApiError, of_user_error, short_text
 from max.serve.http.bodies.body import read_body
 from max.serve.http.state import ServerState, json_response, state_of
 from max.serve.http.streaming import event_stream, unless_disconnected
@@ -35,7 +35,7 @@ from max.serve.ollama.schemas import (
     OllamaOptions,
     ShowBody,
 )
-from max.serve.openai.embeddings import inputs_of, json_rows, shortened
+from max.serve.openai.embeddings import inputs_of, json_rows, shorten
 from max.serve.openai.structure import AnswerGrammar, note_relaxed, schema_grammar
 from max.serve.openai.wire import chat_logprobs, encode_json, new_id
 from max.serve.requests.encoding import encode_texts, token_counts
@@ -85,7 +85,7 @@ def keep_alive_seconds(value: float | str | None) -> float | None:
         value = float(match[1]) * _UNITS[match[2] or "s"]
     if isinstance(value, str) or math.isnan(value):
         raise ApiError(
-            f"keep_alive is {shown(value)}; give seconds, or a text such as '30s', '5m' or '1h'",
+            f"keep_alive is {short_text(value)}; give seconds, or a text such as '30s', '5m' or '1h'",
             param="keep_alive",
         )
     return min(value, _LONGEST_S)  # the time of its end must fit a date
@@ -215,7 +215,7 @@ async def chat(request: Request) -> Response:
     state, model = await _model_of(request, body)
     head = {"model": body.model}
     if not body.messages:
-        return _loaded(head, body.keep_alive, _chat_part)
+        return _load_response(head, body.keep_alive, _chat_part)
     options = body.options or OllamaOptions()
     tools = tuple(_tool(each, i) for i, each in enumerate(body.tools or ()))
     conversation = Conversation(
@@ -224,7 +224,7 @@ async def chat(request: Request) -> Response:
         sampling=model.sampling_params(options.sampling_input()),
         tools=tools,
         tool_choice=ToolChoice(ChoiceKind.AUTO if tools else ChoiceKind.NONE),
-        grammar=await _compiled(body.format),
+        grammar=await _compile_format(body.format),
         stops=options.stops,
         template_options=_template_options(body.think),
         log_probabilities=_log_count(body),
@@ -253,10 +253,10 @@ async def generate(request: Request) -> Response:
     head = {"model": body.model}
     text = body.prompt or ""
     if not text and infill is None:
-        return _loaded(head, body.keep_alive, _generate_part)
+        return _load_response(head, body.keep_alive, _generate_part)
     options = body.options or OllamaOptions()
     params = model.sampling_params(options.sampling_input())
-    grammar = await _compiled(body.format)
+    grammar = await _compile_format(body.format)
     if body.raw or infill is not None or not model.template:
         generation = await model.engine_request(
             TextGenerationRequest(
@@ -306,7 +306,7 @@ async def embed(request: Request) -> Response:
     return json_response(
         {
             "model": body.model,
-            "embeddings": await json_rows(shortened(vectors, body.dimensions)),
+            "embeddings": await json_rows(shorten(vectors, body.dimensions)),
             "total_duration": int((time.perf_counter() - begin) * 1e9),
             "load_duration": 0,
             "prompt_eval_count": sum(counts),
@@ -337,7 +337,7 @@ async def _model_of(
     return state, await state.model(body.model, keep_alive_seconds(body.keep_alive))
 
 
-def _loaded(
+def _load_response(
     head: dict[str, Any],
     keep_alive: float | str | None,
     part: Callable[[Answer], dict[str, Any]],
@@ -461,7 +461,7 @@ def _grammar(field: str | dict[str, Any] | None) -> AnswerGrammar:
         raise of_user_error(error, "format") from error
 
 
-async def _compiled(field: str | dict[str, Any] | None) -> str | None:
+async def _compile_format(field: str | dict[str, Any] | None) -> str | None:
     """The grammar of a format; what it does not hold is noted for a header."""
     if not field:
         return None

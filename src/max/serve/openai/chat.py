@@ -20,7 +20,7 @@ from max.serve.chat.parts import (
 )
 from max.serve.chat.prompt import Conversation, prepare
 from max.serve.chat.run import Answer, AnswerDelta, ChatJob, collect_answers, stream_answers
-from max.serve.errors import ApiError, shown
+from max.serve.errors import ApiError, short_text
 from max.serve.http.bodies.body import BodyRoute
 from max.serve.http.state import ServerState, json_response, state_of
 from max.serve.http.streaming import event_stream, unless_disconnected
@@ -145,7 +145,7 @@ async def _job(body: ChatCompletionRequest, state: ServerState) -> ChatJob:
         role = message["role"]
         if message.get("content") is None and role in ("user", "system", "developer", "tool"):
             raise ApiError(
-                f"messages.{number}.content is missing: a message of the role {shown(role)} has a text",
+                f"messages.{number}.content is missing: a message of the role {short_text(role)} has a text",
                 param=f"messages.{number}.content",
                 code="missing_required_parameter",
             )
@@ -211,7 +211,7 @@ def _template_options(body: ChatCompletionRequest, model: ServedModel) -> dict[s
         misplaced = name in type(body).model_fields and name not in _OF_TEMPLATES
         if (misplaced and name not in model.template) or name in _RENDERING:
             raise ApiError(
-                f"chat_template_kwargs has {shown(name)}, which is no variable of the chat template"
+                f"chat_template_kwargs has {short_text(name)}, which is no variable of the chat template"
                 + ("; give it as a field of the request" if misplaced else ""),
                 param="chat_template_kwargs",
             )

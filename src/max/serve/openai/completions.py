@@ -263,11 +263,11 @@ async def _answer(plan: _Plan, state: ServerState) -> bytes:
                 choice.tokens, choice.stop = piece.tokens, piece.stop
                 choice.finish_reason = piece.finish_reason or choice.finish_reason
     if any(len(choice.prompt_logs) > LONG_LOGS for choice in plan.choices):
-        return await in_body_thread(_encoded, plan)
-    return _encoded(plan)
+        return await in_body_thread(_encode_body, plan)
+    return _encode_body(plan)
 
 
-def _encoded(plan: _Plan) -> bytes:
+def _encode_body(plan: _Plan) -> bytes:
     """The body of the answer."""
     answer = {
         **plan.head,

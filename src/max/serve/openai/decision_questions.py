@@ -9,7 +9,7 @@ from itertools import product
 from string import ascii_lowercase, ascii_uppercase, digits
 from typing import Any
 
-from max.serve.errors import ApiError, shown
+from max.serve.errors import ApiError, short_text
 from max.serve.models.model import ServedModel
 from max.serve.openai.wire import encode_json
 
@@ -187,7 +187,7 @@ class LabelTokens:
             token = self._known[end, label]
             if token is None:
                 raise ApiError(
-                    f"the label {shown(label)} of {where} joins the end of the prompt in this model's tokens",
+                    f"the label {short_text(label)} of {where} joins the end of the prompt in this model's tokens",
                     param=where,
                 )
             tokens.append(token)
@@ -219,7 +219,8 @@ def _text(given: str | list[dict[str, Any]], where: str) -> str:
                 texts.append(encode_json(part.get("data")).decode())
             case other:
                 raise ApiError(
-                    f"{where}.{number} is a part of type {shown(other)}; the model takes input_text and input_json",
+                    f"{where}.{number} is a part of type {short_text(other)}; the model takes input_text and "
+                    "input_json",
                     param=where,
                 )
     return "\n".join(texts)

@@ -167,7 +167,7 @@ async def _reads(body: DecisionsBody, model: ServedModel) -> tuple[list[_Read], 
         param="input",
     )
     reads: list[_Read] = []
-    shared = _shared([tokens for tokens, _ in found])
+    shared = _shared_length([tokens for tokens, _ in found])
     for number, (form, (tokens, labels)) in enumerate(zip(forms, found, strict=True)):
         if len(tokens) >= model.max_length > 0:
             raise ApiError(
@@ -245,7 +245,7 @@ def _plain_part(part: Any) -> Any:
     return part
 
 
-def _shared(prompts: Sequence[list[int]]) -> int:
+def _shared_length(prompts: Sequence[list[int]]) -> int:
     """The number of first tokens that all prompts have."""
     if len(prompts) < 2:
         return 0

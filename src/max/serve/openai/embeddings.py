@@ -79,7 +79,7 @@ def inputs_of(
     return [each if isinstance(each, str) else tuple(each) for each in field]
 
 
-def shortened(vectors: Floats, dimensions: int | None) -> Floats:
+def shorten(vectors: Floats, dimensions: int | None) -> Floats:
     """Vectors of fewer dimensions, scaled to length 1.
 
     Args:
@@ -114,7 +114,7 @@ async def embeddings(body: EmbeddingsBody, request: Request) -> Response:
     counts = await token_counts(model, texts)
     work = encode_texts(model, state, texts, body.prompt_name)
     vectors = await unless_disconnected(request, work)
-    rows = shortened(vectors, body.dimensions)
+    rows = shorten(vectors, body.dimensions)
     packed = body.encoding_format == "base64"
     data = [
         {"object": "embedding", "index": index, "embedding": row}
@@ -136,15 +136,16 @@ async def json_rows(vectors: Floats, packed: bool = False) -> list[msgspec.Raw]:
         packed: Whether they are base64 of float32, else lists of numbers.
     """
 
-    def written() -> list[msgspec.Raw]:
+    def write_rows() -> list[msgspec.Raw]:
         return [
-            msgspec.Raw(encode_json(_packed(row) if packed else row.tolist())) for row in vectors
+            msgspec.Raw(encode_json(_pack_base64(row) if packed else row.tolist()))
+            for row in vectors
         ]
 
-    return written() if vectors.size <= _MANY_FLOATS else await in_body_thread(written)
+    return write_rows() if vectors.size <= _MANY_FLOATS else await in_body_thread(write_rows)
 
 
-def _packed(vector: Floats) -> str:
+def _pack_base64(vector: Floats) -> str:
     # little-endian, as clients of OpenAI's API read it
     return base64.b64encode(vector.astype("<f4").tobytes()).decode()
 

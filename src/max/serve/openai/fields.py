@@ -11,7 +11,7 @@ from pydantic_core import PydanticCustomError
 
 from max.interfaces import SamplingParams, SamplingParamsInput
 from max.serve import limits
-from max.serve.errors import ApiError, shown
+from max.serve.errors import ApiError, short_text
 from max.serve.models.model import ServedModel
 
 
@@ -69,7 +69,7 @@ def _tokens(value: object) -> list[int]:
         raise PydanticCustomError(
             "token" if type(item) is int else "token_type",
             "Input should be a list of tokens, and item {index} is {item}; tokens are 0 to 2147483647",
-            {"index": index, "item": shown(item)},
+            {"index": index, "item": short_text(item)},
         )
     return value
 
@@ -102,7 +102,7 @@ def _biases(value: object) -> dict[str, float]:
             raise PydanticCustomError(
                 "bias",
                 "Input should have numbers from -100 to 100, and that of {key} is {bias}",
-                {"key": shown(key), "bias": shown(bias)},
+                {"key": short_text(key), "bias": short_text(bias)},
             )
     return value
 
@@ -254,7 +254,7 @@ def bias_of(field: dict[str, float] | None, vocabulary_size: int) -> dict[int, f
         number = int(key) if _TOKEN_NUMBER.fullmatch(key) else vocabulary_size
         if number >= vocabulary_size:
             raise ApiError(
-                f"logit_bias has the key {shown(key)}; the model's tokens are 0 to "
+                f"logit_bias has the key {short_text(key)}; the model's tokens are 0 to "
                 f"{vocabulary_size - 1}",
                 param="logit_bias",
             )

@@ -9,7 +9,7 @@ from pydantic import Field
 
 from max.pipelines.structured.validation import is_regex
 from max.serve.chat.tools.definitions import ChoiceKind, Tool, ToolChoice
-from max.serve.errors import ApiError, shown
+from max.serve.errors import ApiError, short_text
 from max.serve.limits import MAX_TOOLS
 from max.serve.openai.fields import FIRST_ERROR, StrictBody
 from max.serve.requests.request_context import current_request
@@ -122,7 +122,7 @@ def custom_tool(field: CustomField, place: str) -> Tool:
         return Tool.of_text(field.name, f"{field.description or ''}\n{definition}".strip())
     if not is_regex(definition):
         raise ApiError(
-            f"{where}.definition is no regular expression: {shown(definition)}", param=where
+            f"{where}.definition is no regular expression: {short_text(definition)}", param=where
         )
     return Tool.of_text(field.name, field.description or "", definition)
 

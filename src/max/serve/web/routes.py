@@ -8,7 +8,7 @@ from fastapi import APIRouter, Request
 from starlette.responses import Response
 
 from max._process import cached_results
-from max.serve.errors import ApiError, shown
+from max.serve.errors import ApiError, short_text
 from max.serve.http.state import json_response
 from max.serve.web.page_files import FOLDER, PAGE_POLICY, caching, modules, page_file, version
 
@@ -66,7 +66,7 @@ async def file_of_pages(of_version: str, name: str, request: Request) -> Respons
     """
     found = page_file(name)
     if found is None:
-        raise ApiError(f"the pages have no file {shown(name)}", status=404)
+        raise ApiError(f"the pages have no file {short_text(name)}", status=404)
     headers = {
         "Cache-Control": caching(of_version),
         "X-Content-Type-Options": "nosniff",

@@ -91,7 +91,7 @@ class CallScanner:
                 self.done = True
             self._depth -= 1
         elif character == ":" and self._depth == 1 and self._value is None:
-            self._key, self._value = _loaded(self._text), ""
+            self._key, self._value = _load_json(self._text), ""
         elif character == "," and self._depth == 1:
             self._end_value()
 
@@ -100,10 +100,10 @@ class CallScanner:
 
     def _end_value(self) -> None:
         value = (self._value or "").strip()
-        if self._key in self._name_keys and isinstance(name := _loaded(value), str):
+        if self._key in self._name_keys and isinstance(name := _load_json(value), str):
             self.name = name
         elif self._key in self._argument_keys:
-            loaded = _loaded(value)
+            loaded = _load_json(value)
             # some models write the arguments as a string
             self._arguments = loaded if isinstance(loaded, str) else value
         self._key, self._value = None, None
@@ -111,7 +111,7 @@ class CallScanner:
     def _finish(self) -> None:
         """Reads a call that is nested in ``function``, and completes arguments that are missing or null."""
         if self.name is None:
-            call = _loaded(self.raw)
+            call = _load_json(self.raw)
             inner = call.get("function") if isinstance(call, dict) else None
             if isinstance(inner, dict) and isinstance(inner.get("name"), str):
                 self.name = inner["name"]
@@ -121,7 +121,7 @@ class CallScanner:
             self._arguments = "{}"
 
 
-def _loaded(text: str) -> Any:
+def _load_json(text: str) -> Any:
     try:
         return json_value(text)
     except ValueError:

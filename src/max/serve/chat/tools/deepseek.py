@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from max.serve.chat.parts import AnswerPart
-from max.serve.chat.tools.marks import CallParser, ObjectEnd, first_mark, held
+from max.serve.chat.tools.marks import CallParser, ObjectEnd, first_mark, held_length
 
 CALLS_BEGIN, CALLS_END = "<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>"
 CALL_BEGIN, CALL_END, SEPARATOR = "<｜tool▁call▁begin｜>", "<｜tool▁call▁end｜>", "<｜tool▁sep｜>"
@@ -31,7 +31,7 @@ class DeepSeekParser(CallParser):
         parts: list[AnswerPart] = []
         if self._state == "text":
             # a mark that was cut off is no text
-            partial = held(self._buffer, (CALLS_BEGIN, CALLS_END, CALL_BEGIN)) if cut else 0
+            partial = held_length(self._buffer, (CALLS_BEGIN, CALLS_END, CALL_BEGIN)) if cut else 0
             parts += self._parts.content(self._buffer[: len(self._buffer) - partial])
         self._buffer = ""
         return [*parts, *self._parts.finish()]
@@ -51,7 +51,7 @@ class DeepSeekParser(CallParser):
         marks = (CALLS_BEGIN, CALLS_END, CALL_BEGIN)
         mark = first_mark(self._buffer, marks)
         if mark is None:
-            end = len(self._buffer) - held(self._buffer, marks)
+            end = len(self._buffer) - held_length(self._buffer, marks)
             parts += self._parts.content(self._buffer[:end])
             self._buffer = self._buffer[end:]
             return False

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any
 
-from max.serve.errors import ApiError, shown
+from max.serve.errors import ApiError, short_text
 
 _NAME = re.compile(r"[a-zA-Z0-9_.:/-]{1,64}")
 
@@ -112,7 +112,7 @@ def check_tools(tools: Sequence[Tool], choice: ToolChoice) -> None:
     for number, name in enumerate(names):
         if not _NAME.fullmatch(name):
             raise ApiError(
-                f"a tool has the name {shown(name)}; give up to 64 letters, digits, and _ - . : /",
+                f"a tool has the name {short_text(name)}; give up to 64 letters, digits, and _ - . : /",
                 param=f"tools.{number}.function.name",
             )
         if names.count(name) > 1:
@@ -123,7 +123,7 @@ def check_tools(tools: Sequence[Tool], choice: ToolChoice) -> None:
     for name in chosen:
         if name not in names:
             raise ApiError(
-                f"tool_choice names {shown(name)}; the tools are {', '.join(names)}",
+                f"tool_choice names {short_text(name)}; the tools are {', '.join(names)}",
                 param="tool_choice",
             )
     if choice.allowed is not None and not choice.allowed:

@@ -20,7 +20,7 @@ from max.serve.chat.tools.layout import (
     common_start,
     words,
 )
-from max.serve.chat.tools.probe import Render, TemplateUse, rendered
+from max.serve.chat.tools.probe import Render, TemplateUse, render_probe
 from max.serve.chat.tools.pythonic import end_of_call
 from max.serve.chat.tools.values import bare_object_end
 
@@ -105,11 +105,11 @@ def call_text(
     """
     tools = tools or probe.TOOLS
     question: dict[str, Any] = {"role": "user", "content": probe.QUESTION}
-    plain = rendered(render, [question, {"role": "assistant", "content": probe.ANSWER}], tools)
-    text = rendered(render, [question, use.message(calls, content)], tools)
+    plain = render_probe(render, [question, {"role": "assistant", "content": probe.ANSWER}], tools)
+    text = render_probe(render, [question, use.message(calls, content)], tools)
     if text is None or probe.QUESTION not in text:
         return None
-    prompt = rendered(render, [question], tools, True)
+    prompt = render_probe(render, [question], tools, True)
     tail = ""
     if plain is not None and probe.ANSWER in plain:
         # what ends each answer, with calls or without
@@ -199,7 +199,8 @@ def _object_keys(value: Any, name: str) -> tuple[str, str] | None:
     arguments = [
         key
         for key, each in value.items()
-        if each == probe.ARGUMENTS or (isinstance(each, str) and _loaded(each) == probe.ARGUMENTS)
+        if each == probe.ARGUMENTS
+        or (isinstance(each, str) and _load_json(each) == probe.ARGUMENTS)
     ]
     return (names[0], arguments[0]) if names and arguments else None
 
@@ -211,12 +212,12 @@ def _arguments_place(text: str, begin: int, end: int) -> tuple[int, int] | None:
             value, stop = json.JSONDecoder().raw_decode(text, at)
         except ValueError:
             continue
-        if value == probe.ARGUMENTS or (isinstance(value, str) and _loaded(value) == probe.ARGUMENTS):  # fmt: skip
+        if value == probe.ARGUMENTS or (isinstance(value, str) and _load_json(value) == probe.ARGUMENTS):  # fmt: skip
             return at, stop
     return None
 
 
-def _loaded(text: str) -> Any:
+def _load_json(text: str) -> Any:
     try:
         return json.loads(text)
     except ValueError:

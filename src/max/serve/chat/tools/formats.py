@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from max.serve.chat.tools import deepseek, functionary, harmony, pythonic
 from max.serve.chat.tools.definitions import Tool
-from max.serve.chat.tools.layout import NAME, NUMBER, CallLayout, Style, filled
+from max.serve.chat.tools.layout import NAME, NUMBER, CallLayout, Style, fill_mark
 
 
 @dataclass(frozen=True)
@@ -61,10 +61,10 @@ class ToolFormat:
         if self.layout is not None and self.layout.style is Style.PYTHON:
             values = ", ".join(f"{key}={value!r}" for key, value in json.loads(arguments).items())
             layout = self.layout
-            return f"{layout.section}{filled(layout.head, name)}{values}){layout.section_end}"
+            return f"{layout.section}{fill_mark(layout.head, name)}{values}){layout.section_end}"
         if self.layout is not None:
             layout = self.layout
-            head = f"{layout.section}{filled(layout.head, name)}"
+            head = f"{layout.section}{fill_mark(layout.head, name)}"
             return f"{head}{arguments}{layout.tail}{layout.section_end}"
         if self.syntax == "pythonic":
             values = ", ".join(f"{key}={value!r}" for key, value in json.loads(arguments).items())

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from max.serve.chat.parts import AnswerPart
 from max.serve.chat.tools.definitions import Tool
-from max.serve.chat.tools.marks import CallParser, ObjectEnd, held
+from max.serve.chat.tools.marks import CallParser, ObjectEnd, held_length
 
 SEPARATOR, EVERYONE = ">>>", "all"
 
@@ -35,7 +35,7 @@ class FunctionaryParser(CallParser):
         parts = self._take(last=True)
         if self._state == "text":
             # a mark that was cut off is no text
-            partial = held(self._buffer, (SEPARATOR,)) if cut else 0
+            partial = held_length(self._buffer, (SEPARATOR,)) if cut else 0
             parts += self._parts.content(self._buffer[: len(self._buffer) - partial])
         elif self._state == "recipient" and self._first and not cut:
             parts += self._parts.content(self._buffer)
@@ -80,7 +80,7 @@ class FunctionaryParser(CallParser):
             parts += self._parts.content(before)
             self._buffer, self._state = after, "recipient"
             return True
-        size = len(self._buffer) - held(self._buffer, (SEPARATOR,))
+        size = len(self._buffer) - held_length(self._buffer, (SEPARATOR,))
         parts += self._parts.content(self._buffer[:size])
         self._buffer = self._buffer[size:]
         return False

@@ -61,16 +61,16 @@ def answer_grammar(
         start, rules = layout_rules(
             layout, called, special_tokens, _SPACE, free, several, text_marks
         )
-        return _joined(start, rules, content_grammar if not must else None)
+        return _join_rules(start, rules, content_grammar if not must else None)
     objects = " | ".join(f"object_{number}" for number in range(len(called)))
     rules.append(f"object: {objects}")
     between = tool_format.separator
     body = "object"
     if between is not None and several:
         body = f"object ({json.dumps(between)} object)*"
-    before, after = _quoted(tool_format.before), _mark(tool_format.after, special_tokens)
+    before, after = _quote(tool_format.before), _mark(tool_format.after, special_tokens)
     special = special_tokens.get(tool_format.trigger)
-    trigger = f"<[{special}]>" if special is not None else _quoted(tool_format.trigger)
+    trigger = f"<[{special}]>" if special is not None else _quote(tool_format.trigger)
     if tool_format.syntax == "harmony":
         rules += _harmony_messages(special_tokens)
         rules.append("calls: message* object")
@@ -94,10 +94,10 @@ def answer_grammar(
         rules.append(f"calls: trigger {before} {body} {after}")
         start, texts = free_text(several and between is None, special_tokens, text_marks)
         rules += texts
-    return _joined(start, rules, content_grammar if not must else None)
+    return _join_rules(start, rules, content_grammar if not must else None)
 
 
-def _joined(start: str, rules: Sequence[str], content_grammar: str | None) -> str:
+def _join_rules(start: str, rules: Sequence[str], content_grammar: str | None) -> str:
     """The grammar of some rules, or of an answer with another grammar."""
     if content_grammar is not None:
         start = f"{start} | @content"
@@ -121,18 +121,18 @@ def _call_rule(tool: Tool, tool_format: ToolFormat, special_tokens: dict[str, in
     schema = json.dumps({**tool.parameters, "x-guidance": _SPACE})
     match tool_format.syntax:
         case "pythonic":
-            return f"{_quoted(tool.name + '(')} {python_keywords(tool.parameters, _SPACE)} {_quoted(')')}"
+            return f"{_quote(tool.name + '(')} {python_keywords(tool.parameters, _SPACE)} {_quote(')')}"
         case "deepseek":
-            head = f"{mark(deepseek.CALL_BEGIN)} {_quoted(tool.name)} {mark(deepseek.SEPARATOR)}"
+            head = f"{mark(deepseek.CALL_BEGIN)} {_quote(tool.name)} {mark(deepseek.SEPARATOR)}"
             return f"{head} %json {schema} {mark(deepseek.CALL_END)}"
         case "harmony":
             to, channel = f" to=functions.{tool.name}", mark(harmony.CHANNEL)
-            first = f"{channel} {_quoted('commentary' + to)}"
-            last = f'{_quoted(to)} {channel} "commentary"'  # the recipient may be in the role
+            first = f"{channel} {_quote('commentary' + to)}"
+            last = f'{_quote(to)} {channel} "commentary"'  # the recipient may be in the role
             kind = f'(" " ({mark(harmony.CONSTRAIN)})? "json")?'
             return f"({first} | {last}) {kind} {mark(harmony.MESSAGE)} %json {schema}"
         case "functionary":
-            return f"{_quoted(tool.name)} {json.dumps(chr(10))} %json {schema}"
+            return f"{_quote(tool.name)} {json.dumps(chr(10))} %json {schema}"
         case _:
             head = f'{{"{tool_format.name_key}": {json.dumps(tool.name)}, "{tool_format.arguments_key}": '
             return f'{json.dumps(head)} %json {schema} "}}"'
@@ -163,11 +163,11 @@ def _pythonic_openings(tools: Sequence[Tool], special_tokens: dict[str, int]) ->
     """
     space, begin = r"[ \t\r\n]{0,8}", pythonic.BEGIN
     special = begin in special_tokens
-    mark = "" if special else f"({_escaped(begin)}{space})?"
+    mark = "" if special else f"({_escape_pattern(begin)}{space})?"
     rules: list[str] = []
     for number, tool in enumerate(tools):
-        keywords = f"{python_keywords(tool.parameters, _SPACE)} {_quoted(')')}"
-        rules.append(rf"OPENING_{number}: /{space}{mark}\[{space}{_escaped(tool.name)}\(/")
+        keywords = f"{python_keywords(tool.parameters, _SPACE)} {_quote(')')}"
+        rules.append(rf"OPENING_{number}: /{space}{mark}\[{space}{_escape_pattern(tool.name)}\(/")
         rules.append(f"opening_{number}: OPENING_{number} {keywords}")
     openings = [f"opening_{number}" for number in range(len(tools))]
     if special:
@@ -177,7 +177,7 @@ def _pythonic_openings(tools: Sequence[Tool], special_tokens: dict[str, int]) ->
     return rules
 
 
-def _escaped(text: str) -> str:
+def _escape_pattern(text: str) -> str:
     """A text as a part of a regular expression between slashes."""
     return re.escape(text).replace("/", r"\/")
 
@@ -185,8 +185,8 @@ def _escaped(text: str) -> str:
 def _mark(text: str, special_tokens: dict[str, int]) -> str:
     """A mark, as its special token if it is one."""
     special = special_tokens.get(text)
-    return f"<[{special}]>" if special is not None else _quoted(text)
+    return f"<[{special}]>" if special is not None else _quote(text)
 
 
-def _quoted(text: str) -> str:
+def _quote(text: str) -> str:
     return json.dumps(text) if text else ""

@@ -6,7 +6,7 @@ import re
 from collections.abc import Sequence
 
 from max.serve.chat.parts import AnswerPart, ContentPart, ReasoningPart
-from max.serve.chat.tools.marks import BufferedParser, CallParts, first_mark, held
+from max.serve.chat.tools.marks import BufferedParser, CallParts, first_mark, held_length
 
 START, CHANNEL, CONSTRAIN, MESSAGE = "<|start|>", "<|channel|>", "<|constrain|>", "<|message|>"
 END, CALL, RETURN = "<|end|>", "<|call|>", "<|return|>"
@@ -43,7 +43,7 @@ class HarmonyParser(BufferedParser):
         """
         parts: list[AnswerPart] = []
         if self._kind is not None:
-            partial = held(self._buffer, _ENDS) if cut else 0
+            partial = held_length(self._buffer, _ENDS) if cut else 0
             self._add(parts, self._buffer[: len(self._buffer) - (partial if partial > 2 else 0)])
         self._buffer = ""
         return parts
@@ -74,7 +74,7 @@ class HarmonyParser(BufferedParser):
                 self._kind = None
                 return True
         if mark is None:
-            end = len(self._buffer) - held(self._buffer, _ENDS)
+            end = len(self._buffer) - held_length(self._buffer, _ENDS)
             self._add(parts, self._buffer[:end])
             self._buffer = self._buffer[end:]
             return False

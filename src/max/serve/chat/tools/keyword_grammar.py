@@ -6,7 +6,7 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-from max.serve.chat.tools.values import resolved, types_of
+from max.serve.chat.tools.values import resolve_schema, types_of
 
 _DEPTH = 3
 # escapes are those that mean the same in Python and in JSON; line breaks may stand in it
@@ -96,7 +96,7 @@ def _literals(
     schema: Mapping[str, Any], root: Mapping[str, Any], space: Mapping[str, Any], depth: int
 ) -> list[str]:
     """The rules of a value that JSON writes in another way."""
-    found = resolved(schema, root)
+    found = resolve_schema(schema, root)
     choices = found.get("enum", [found["const"]] if "const" in found else None)
     if isinstance(choices, list):
         return [json.dumps(text) for each in choices if (text := _literal(each)) is not None]

@@ -175,7 +175,7 @@ def name_in(piece: str, text: str) -> str | None:
     return match["name"] if match else text
 
 
-def filled(mark: str, name: str, key: str = "") -> str:
+def fill_mark(mark: str, name: str, key: str = "") -> str:
     """A mark with its fields filled in.
 
     Args:

@@ -10,7 +10,7 @@ from typing import Any
 from max.serve.chat.tools.definitions import Tool
 from max.serve.chat.tools.keyword_grammar import definitions, keyword_rules, python_keywords
 from max.serve.chat.tools.layout import IDENTIFIER, KEY, NAME, NUMBER, CallLayout, Style
-from max.serve.chat.tools.values import resolved, types_of
+from max.serve.chat.tools.values import resolve_schema, types_of
 
 _FIELDS = {IDENTIFIER: "/[a-zA-Z0-9]{9}/", NUMBER: "/[0-9]{1,4}/"}
 _BARE_DEPTH = 6
@@ -112,7 +112,7 @@ class LayoutRules:
         """A value with the mark that ends it, and whether it is a text."""
         end = self._layout.value_end.replace(KEY, name)
         types = types_of(schema, root)
-        found = resolved(schema, root)
+        found = resolve_schema(schema, root)
         choices = found.get("enum", [found["const"]] if "const" in found else None)
         if choices and all(isinstance(each, str) and each for each in choices):
             options = " | ".join(self.literal(each) for each in choices)
@@ -135,7 +135,7 @@ class LayoutRules:
     def _bare_value(self, schema: dict[str, Any], root: Mapping[str, Any], depth: int = 0) -> str:
         """A value in an object whose keys have no quotes."""
         mark = self.literal(self._layout.value_end)
-        found = resolved(schema, root)
+        found = resolve_schema(schema, root)
         choices = found.get("enum", [found["const"]] if "const" in found else None)
         if choices:
             return f"({' | '.join(self._bare_literal(each) for each in choices)})"

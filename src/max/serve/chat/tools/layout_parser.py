@@ -19,13 +19,13 @@ from max.serve.chat.tools.layout import (
     pieces,
     run_end,
 )
-from max.serve.chat.tools.marks import CallParser, ObjectEnd, first_mark, held
+from max.serve.chat.tools.marks import CallParser, ObjectEnd, first_mark, held_length
 from max.serve.chat.tools.pythonic import end_of_call, parsed_call
 from max.serve.chat.tools.values import (
     bare_object,
     bare_object_end,
     element_value,
-    typed,
+    typed_value,
     types_of,
 )
 
@@ -70,7 +70,7 @@ class LayoutParser(CallParser):
         """
         parts = self._take(last=True)
         if self._state == "text":
-            partial = held(self._buffer, self._triggers)
+            partial = held_length(self._buffer, self._triggers)
             # one or two characters are likelier text than the start of a mark that was cut off
             if partial < 3 or not cut:
                 partial = 0
@@ -99,7 +99,7 @@ class LayoutParser(CallParser):
     def _text(self, parts: list[AnswerPart]) -> None:
         mark = first_mark(self._buffer, self._triggers)
         if mark is None:
-            end = len(self._buffer) - held(self._buffer, self._triggers)
+            end = len(self._buffer) - held_length(self._buffer, self._triggers)
             parts += self._parts.content(self._buffer[:end])
             self._buffer = self._buffer[end:]
             return
@@ -276,11 +276,11 @@ class LayoutParser(CallParser):
         # the mark after the key tells texts from other values
         if layout.key_end != layout.other_key_end:
             is_text = "".join(kind.split()) == "".join(layout.key_end.split())
-            return text if is_text else typed(text, types_of(own, schema) - {"string"})
+            return text if is_text else typed_value(text, types_of(own, schema) - {"string"})
         if KEY in layout.value_end:
             begin, _, end = self._value_end.partition(KEY)
             return element_value(text, own, schema, (self._key[0], begin, end))
-        return typed(text, types_of(own, schema))
+        return typed_value(text, types_of(own, schema))
 
     def _python(self, parts: list[AnswerPart]) -> None:
         # the head has the bracket, and any name makes this a call

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from max.serve.chat.parts import AnswerPart, ArgumentsPart, ContentPart, ToolCallPart
 
 
-def held(text: str, marks: Sequence[str]) -> int:
+def held_length(text: str, marks: Sequence[str]) -> int:
     """The length of the end of a text that may be the start of a mark.
 
     Args:

@@ -19,7 +19,7 @@ from max.serve.chat.tools.formats import ToolFormat
 from max.serve.chat.tools.functionary import FunctionaryParser
 from max.serve.chat.tools.harmony import HarmonyParser
 from max.serve.chat.tools.layout_parser import LayoutParser
-from max.serve.chat.tools.marks import BufferedParser, held
+from max.serve.chat.tools.marks import BufferedParser, held_length
 from max.serve.chat.tools.pythonic import PythonicParser
 
 
@@ -82,7 +82,7 @@ class ToolParser(BufferedParser):
             if not trigger and not (cut and _begins_call(self._scanner.raw)):
                 self._content(parts, self._mark + self._scanner.raw)
         elif self._scanner is None and not self._calling:
-            partial = held(self._buffer, (trigger,)) if cut and trigger else 0
+            partial = held_length(self._buffer, (trigger,)) if cut and trigger else 0
             self._content(
                 parts, self._buffer[: len(self._buffer) - (partial if partial > 2 else 0)]
             )
@@ -107,7 +107,7 @@ class ToolParser(BufferedParser):
             self._content(parts, self._buffer[:at])
             self._enter(self._buffer[at : at + len(trigger)], at + len(trigger))
             return True
-        ready = self._buffer[: len(self._buffer) - held(self._buffer, (trigger,))]
+        ready = self._buffer[: len(self._buffer) - held_length(self._buffer, (trigger,))]
         self._buffer = self._buffer[len(ready) :]
         self._content(parts, ready)
         return False

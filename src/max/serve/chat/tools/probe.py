@@ -99,12 +99,12 @@ def probe_use(render: Render) -> TemplateUse:
         render: Formats a conversation; it raises ValueError where the template refuses it.
     """
     question = [{"role": "user", "content": QUESTION}]
-    described = DESCRIBED in (rendered(render, question, TOOLS) or "")
+    described = DESCRIBED in (render_probe(render, question, TOOLS) or "")
     best: tuple[tuple[object, ...], TemplateUse] | None = None
     for null, text, short in product((False, True), repeat=3):
         use = TemplateUse(True, described, text, null, short)
         message = use.message([(FIRST, ARGUMENTS)], "")
-        found = rendered(render, [*question, message], TOOLS)
+        found = render_probe(render, [*question, message], TOOLS)
         if found is None:
             continue
         _, at, answer = found.rpartition(QUESTION)
@@ -112,7 +112,7 @@ def probe_use(render: Render) -> TemplateUse:
         result = {"role": "tool", "content": ANSWER, "tool_call_id": ids[0], "name": FIRST}
         if not at or answer.count(TEXT) != 1 or FIRST not in answer or "None" in answer:
             continue
-        refused = rendered(render, [*question, message, result], TOOLS) is None
+        refused = render_probe(render, [*question, message, result], TOOLS) is None
         odd = str(ARGUMENTS) in answer or json.dumps(json.dumps(ARGUMENTS))[1:-1] in answer
         cost = (refused, odd, text, short, len(answer))
         if best is None or cost < best[0]:
@@ -120,7 +120,7 @@ def probe_use(render: Render) -> TemplateUse:
     return best[1] if best else TemplateUse(describes_tools=described)
 
 
-def rendered(
+def render_probe(
     render: Render, messages: list[dict[str, Any]], tools: list[dict[str, Any]] | None, begins: bool = False
 ) -> str | None:  # fmt: skip
     """The text of a conversation; None where the template refuses it.

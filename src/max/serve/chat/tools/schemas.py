@@ -94,13 +94,13 @@ def _all_held(
     hints: list[str] = []
     for number, tool in enumerate(tools):
         if choice.may_call(tool.name) and choice.kind is not ChoiceKind.NONE:
-            tool, lacks = _held(tool, number, check)
+            tool, lacks = _held_tool(tool, number, check)
             hints += lacks
         held.append(tool)
     return held, hints
 
 
-def _held(tool: Tool, number: int, check: bool) -> tuple[Tool, list[str]]:
+def _held_tool(tool: Tool, number: int, check: bool) -> tuple[Tool, list[str]]:
     """A tool with the part of its schema that a grammar holds, and what it lacks."""
     where = f"tools.{number}.function.parameters"
     try:

@@ -62,7 +62,7 @@ def _type_of(value: Any) -> str:
     return next((name for name, kind in _TYPES.items() if isinstance(value, kind)), "null")
 
 
-def typed(text: str, types: frozenset[str]) -> Any:
+def typed_value(text: str, types: frozenset[str]) -> Any:
     """The value that a text between tags stands for.
 
     Args:
@@ -239,7 +239,7 @@ class _BareReader:
             self._at += 1
 
 
-def resolved(schema: Any, root: Mapping[str, Any]) -> Mapping[str, Any]:
+def resolve_schema(schema: Any, root: Mapping[str, Any]) -> Mapping[str, Any]:
     """A schema, or the one to which it refers; empty where there is none.
 
     Args:
@@ -284,8 +284,8 @@ def element_value(
         or not bare.startswith(begin)
         or not (types & {"object", "array"} or not types)
     ):
-        return typed(text, types)
-    found = resolved(schema, root)
+        return typed_value(text, types)
+    found = resolve_schema(schema, root)
     properties, items = found.get("properties"), found.get("items")
     members: list[tuple[str, Any]] = []
     while bare:
@@ -296,11 +296,11 @@ def element_value(
             after = rest.find(close + name + end, place)
             inner = rest.find(begin + name + end, place)
             if after < 0:
-                return typed(text, types)
+                return typed_value(text, types)
             level += 1 if 0 <= inner < after else -1
             place = inner + 1 if 0 <= inner < after else after + (1 if level else 0)
         if not bare.startswith(begin) or not mark:
-            return typed(text, types)
+            return typed_value(text, types)
         own = properties.get(name) if isinstance(properties, Mapping) else None
         own = items if own is None and name == _ITEM else own
         members.append((name, element_value(rest[:place], own, root, marks, depth + 1)))

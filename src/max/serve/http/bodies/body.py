@@ -58,7 +58,7 @@ async def read_body(request: Request, kind: type[T]) -> T:
     if not text:
         raise ApiError("the body is missing; give a JSON object", code="missing_body")
     current_request().body_bytes = len(text)
-    return await by_size(_parsed, text, kind)
+    return await by_size(_parse_body, text, kind)
 
 
 def of_schema(value: Any, kind: type[T]) -> T:
@@ -77,7 +77,7 @@ def of_schema(value: Any, kind: type[T]) -> T:
         raise validation_error(error.errors(include_url=False)) from error
 
 
-def _parsed(text: bytearray, kind: type[T]) -> T:
+def _parse_body(text: bytearray, kind: type[T]) -> T:
     value = read_object(text, _fields_of(kind))
     # the bytes are freed before the values are checked
     text.clear()

@@ -8,7 +8,7 @@ from starlette.datastructures import Headers
 from starlette.routing import BaseRoute, Match, Route
 from starlette.types import Scope
 
-from max.serve.errors import ApiError, shown
+from max.serve.errors import ApiError, short_text
 from max.serve.http.route_index import RouteIndex
 
 _UNMARKED = frozenset({"", "application/x-www-form-urlencoded"})
@@ -53,7 +53,7 @@ class ContentTypes:
         from_browser = any(name in headers for name in _BROWSER_HEADERS)
         if scope["path"] in self._unmarked and set(types) <= _UNMARKED and not from_browser:
             return None
-        got = f"Content-Type: {shown(given[0])[1:-1]}" if given[0] else "no Content-Type"
+        got = f"Content-Type: {short_text(given[0])[1:-1]}" if given[0] else "no Content-Type"
         return ApiError(
             f"the body has {got}; send the header Content-Type: application/json (curl: -H "
             "'Content-Type: application/json')",

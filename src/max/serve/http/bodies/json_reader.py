@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from max.serve import limits
-from max.serve.errors import ApiError, shown
+from max.serve.errors import ApiError, short_text
 from max.serve.http.bodies.json_structure import (
     ARRAY,
     COLON,
@@ -64,7 +64,7 @@ def read_object(text: bytes | bytearray, known: Collection[str] | None = None) -
         depths = StructureScanner(text).scan(len(text)).depths
         if len(depths) and depths.max() > limits.MAX_DEPTH:
             raise _too_deep(None)
-    value = _decoded(text, begin, len(text))
+    value = _decode_part(text, begin, len(text))
     if isinstance(value, dict) and len(value) > limits.MAX_FIELDS:
         raise _too_many("fields", limits.MAX_FIELDS, None)
     return value
@@ -80,7 +80,7 @@ def invalid_json(reason: str) -> ApiError:
 
 
 def _too_deep(field: str | None) -> ApiError:
-    where = "the body" if field is None else shown(field)
+    where = "the body" if field is None else short_text(field)
     return ApiError(
         f"{where} has arrays and objects that are nested too deeply: at most {limits.MAX_DEPTH} may be within each "
         "other",
@@ -90,7 +90,7 @@ def _too_deep(field: str | None) -> ApiError:
 
 
 def _too_many(what: str, limit: int, field: str | None) -> ApiError:
-    where = "" if field is None else f"{shown(field)}: "
+    where = "" if field is None else f"{short_text(field)}: "
     return ApiError(
         f"{where}the body has more than {limit} {what}; give fewer",
         param=field,
@@ -98,7 +98,7 @@ def _too_many(what: str, limit: int, field: str | None) -> ApiError:
     )
 
 
-def _decoded(
+def _decode_part(
     text: bytes | bytearray, begin: int, end: int, before: str = "", after: str = ""
 ) -> Any:
     """The value of a part of a text, made whole by what stands before and after it."""
@@ -182,7 +182,7 @@ class _Counts:
     def _check_unknown(self, at: int) -> None:
         if self._is_unknown and self._unknown + at - self._field_begin > limits.MAX_UNKNOWN_BYTES:
             raise ApiError(
-                f"{shown(self.field)} is unknown, and unknown fields may have {limits.MAX_UNKNOWN_BYTES} bytes "
+                f"{short_text(self.field)} is unknown, and unknown fields may have {limits.MAX_UNKNOWN_BYTES} bytes "
                 "in all; leave it out",
                 param=self.field,
                 code="unknown_field_too_large",
@@ -218,7 +218,7 @@ def name_before(text: bytes | bytearray, structure: Structure, colon: int) -> st
     quotes = structure.quotes[: np.searchsorted(structure.quotes, colon)]
     if len(quotes) < 2:
         raise invalid_json(f"Expecting property name enclosed in double quotes at byte {colon}")
-    name = _decoded(text, int(quotes[-2]), int(quotes[-1]) + 1)
+    name = _decode_part(text, int(quotes[-2]), int(quotes[-1]) + 1)
     return str(name)
 
 
@@ -261,7 +261,7 @@ class _FragmentReader:
         head = bytes(text[self._at : self._at + FRAGMENT]).lstrip(_BLANK)
         if head[:1] != b"{":
             raise invalid_json(
-                f"it begins with {shown(head[:1].decode('latin-1'))}, and not with an object"
+                f"it begins with {short_text(head[:1].decode('latin-1'))}, and not with an object"
             )
         begin = 0
         while begin < size:
@@ -324,7 +324,7 @@ class _FragmentReader:
         brackets = self._brackets(part)
         after = placeholder + "".join("]}"[kind] for kind in reversed(brackets.objects))
         # where brackets are closed that were not opened, it raises
-        value = _decoded(self._text, self._at, end, self._prefix(), "" if whole else after)
+        value = _decode_part(self._text, self._at, end, self._prefix(), "" if whole else after)
         self._merge(value)
         names = [self._name_of(part, at) for at in brackets.opened]
         del self._open[brackets.kept :]
@@ -413,5 +413,5 @@ def _pieces(text: bytes | bytearray, begin: int, end: int) -> Iterable[str]:
         while at < end and text[at] & 0xC0 == 0x80:
             at += 1
         at = at if at > begin else end  # an escape that the reader refuses
-        yield _decoded(text, begin, at, '"', '"')
+        yield _decode_part(text, begin, at, '"', '"')
         begin = at

@@ -39,7 +39,7 @@ class OpenBodies:
         Raises:
             ApiError: Status 503: the limit is exceeded; with a ``Retry-After``. The body is counted as before.
         """
-        more = _counted(after) - _counted(before)
+        more = _count_bytes(after) - _count_bytes(before)
         if more and not self._tally.add(more, self.limit):
             raise ApiError(
                 f"the bodies of open requests have {self.bytes} bytes, and at most {self.limit} may be held at the "
@@ -55,9 +55,9 @@ class OpenBodies:
         Args:
             size: Its bytes.
         """
-        if counted := _counted(size):
+        if counted := _count_bytes(size):
             self._tally.add(-counted)
 
 
-def _counted(size: int) -> int:
+def _count_bytes(size: int) -> int:
     return size if size > LARGE_BODY else 0

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from max.serve.errors import ApiError, shown
+from max.serve.errors import ApiError, short_text
 
 
 def validation_error(errors: Sequence[Mapping[str, Any]]) -> ApiError:
@@ -24,7 +24,7 @@ def validation_error(errors: Sequence[Mapping[str, Any]]) -> ApiError:
             return ApiError("the body is missing; give a JSON object", code="missing_body")
         return ApiError(f"{param} is missing", param=param, code="missing_required_parameter")
     text = str(first["msg"]).removeprefix("Value error, ").replace(" after validation", "")
-    value = shown(first.get("input"))
+    value = short_text(first.get("input"))
     return ApiError(f"{param or 'the body'} is {value}: {text[:1].lower()}{text[1:]}", param=param)
 
 

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from max.serve.errors import ApiError, shown
+from max.serve.errors import ApiError, short_text
 from max.serve.http.error_responses import send_error
 from max.serve.process.host_names import address_of, host_of, leads_here
 from max.serve.process.settings import ServerSettings
@@ -58,21 +58,25 @@ class HostRule:
         """
         given = [value.decode("latin-1") for name, value in scope["headers"] if name == b"host"]
         if len(given) > 1:
-            return _malformed(f"the request has {len(given)} Host headers; send one")
+            return _malformed_error(f"the request has {len(given)} Host headers; send one")
         if not given or not given[0].strip():
             if scope.get("http_version") == "1.0":
                 given = []
             else:
-                return _malformed("the request has no Host header; send the server's host in it")
+                return _malformed_error(
+                    "the request has no Host header; send the server's host in it"
+                )
         target = scope.get("state", {}).get(TARGET_HOST)
         for value in given if target is None else [*given, target]:
             host = host_of(value.strip())
             if host is None:
-                return _malformed(f"the Host header is {shown(value)}; give a host, or host:port")
+                return _malformed_error(
+                    f"the Host header is {short_text(value)}; give a host, or host:port"
+                )
             if self._restricted and not self._answers(host, scope):
                 return ApiError(
-                    f"the host {shown(host)} is not answered, as a web page could use its name to reach this server; "
-                    "if the name is yours, start the server with --allowed-hosts and this name",
+                    f"the host {short_text(host)} is not answered, as a web page could use its name to reach this "
+                    "server; if the name is yours, start the server with --allowed-hosts and this name",
                     status=403,
                     code="host_not_allowed",
                 )
@@ -112,5 +116,5 @@ class HostGuard:
             await self._app(scope, receive, send)
 
 
-def _malformed(message: str) -> ApiError:
+def _malformed_error(message: str) -> ApiError:
     return ApiError(message, code="invalid_host")

@@ -179,7 +179,9 @@ class BoundedProtocol(HttpToolsProtocol):
             self._disarm()
             if not self.url.startswith((b"/", b"*")):  # a whole URL, whose host counts as well
                 host = httptools.parse_url(self.url).host or b""
-                self.scope.setdefault("state", {})[TARGET_HOST] = _bracketed(host.decode("latin-1"))
+                self.scope.setdefault("state", {})[TARGET_HOST] = _bracket_address(
+                    host.decode("latin-1")
+                )
             super().on_headers_complete()
             if self.parser.get_http_version() == "1.0":
                 self.cycle.send = _ended_by_close(self.cycle)
@@ -265,7 +267,7 @@ class BoundedProtocol(HttpToolsProtocol):
         self._end(error)
 
 
-def _bracketed(host: str) -> str:
+def _bracket_address(host: str) -> str:
     """A host as the header ``Host`` has it; parsed URLs have IPv6 addresses without brackets."""
     return f"[{host}]" if ":" in host else host
 

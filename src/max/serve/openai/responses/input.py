@@ -9,7 +9,7 @@ from typing import Any
 
 import msgspec
 
-from max.serve.errors import ApiError, shown
+from max.serve.errors import ApiError, short_text
 from max.serve.openai.responses.tools import full_name
 
 _FORM = "summary:"
@@ -81,7 +81,7 @@ def messages_of(items: str | list[dict[str, Any]]) -> list[dict[str, Any]]:
                 messages = _one_message_of_the_user(messages, text)
             case other:
                 raise ApiError(
-                    f"{where}.type is {shown(other)}; expected message, function_call, "
+                    f"{where}.type is {short_text(other)}; expected message, function_call, "
                     "function_call_output, custom_tool_call, custom_tool_call_output, reasoning or compaction",
                     param=f"{where}.type",
                 )
@@ -107,7 +107,7 @@ def _text(content: object, where: str) -> str:
         return content
     if not isinstance(content, list):
         raise ApiError(
-            f"{where} is {shown(content)}; expected a text, or a list of parts", param=where
+            f"{where} is {short_text(content)}; expected a text, or a list of parts", param=where
         )
     texts: list[str] = []
     for part in content:
@@ -116,7 +116,7 @@ def _text(content: object, where: str) -> str:
             part.get("text"), str
         ):
             raise ApiError(
-                f"{where} has a part of type {shown(kind)}; the model takes text", param=where
+                f"{where} has a part of type {short_text(kind)}; the model takes text", param=where
             )
         texts.append(part["text"])
     return "\n".join(texts)

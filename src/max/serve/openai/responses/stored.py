@@ -10,7 +10,7 @@ from typing import Annotated, Any, Literal
 from fastapi import APIRouter, Query, Request
 from starlette.responses import Response
 
-from max.serve.errors import ApiError, shown
+from max.serve.errors import ApiError, short_text
 from max.serve.http.bodies.body import BodyRoute
 from max.serve.http.state import ServerState, json_response, state_of
 from max.serve.http.streaming import event_stream
@@ -43,7 +43,7 @@ def history_of(identifier: str | None, state: ServerState) -> tuple[dict[str, An
         found = of_connection.find(identifier, client)
     if found is None:
         raise ApiError(
-            f"the previous response {shown(identifier)} is not kept: it was sent with store false, deleted, "
+            f"the previous response {short_text(identifier)} is not kept: it was sent with store false, deleted, "
             "or dropped for newer ones; send the earlier items in input",
             param="previous_response_id",
             code="previous_response_not_found",
@@ -80,10 +80,12 @@ def keeper(
     return keep
 
 
-def _stored(identifier: str, request: Request) -> StoredResponse:
+def _stored_response(identifier: str, request: Request) -> StoredResponse:
     found = state_of(request).responses.find(identifier, current_request().client)
     if found is None:
-        raise ApiError(f"there is no response {shown(identifier)}", status=404, param="response_id")
+        raise ApiError(
+            f"there is no response {short_text(identifier)}", status=404, param="response_id"
+        )
     return found
 
 
@@ -108,10 +110,10 @@ async def response(
         return await event_stream(request, events, error_event)
     if made is not None and not made.ended:
         return json_response(made.response())
-    stored = _stored(response_id, request)
+    stored = _stored_response(response_id, request)
     if stream:
         raise ApiError(
-            f"the response {shown(response_id)} has no events any more: only those of background "
+            f"the response {short_text(response_id)} has no events any more: only those of background "
             "responses are kept, for a while",
             param="stream",
         )
@@ -128,15 +130,15 @@ async def cancel(response_id: str, request: Request) -> Response:
     """
     made = state_of(request).background.find(response_id, current_request().client)
     if made is None:
-        if not _stored(response_id, request).response.get("background"):
+        if not _stored_response(response_id, request).response.get("background"):
             raise ApiError(
-                f"the response {shown(response_id)} is not made in the background, so there is nothing to cancel",
+                f"the response {short_text(response_id)} is not made in the background, so there is nothing to cancel",
                 param="response_id",
             )
     elif made.task is not None and not made.ended:
         made.task.cancel()
         await asyncio.wait({made.task})
-    return json_response(_stored(response_id, request).response)
+    return json_response(_stored_response(response_id, request).response)
 
 
 @router.delete("/{response_id}")
@@ -149,7 +151,7 @@ async def delete(response_id: str, request: Request) -> Response:
     """
     made = state_of(request).background.find(response_id, current_request().client)
     if made is None or made.ended:
-        _stored(response_id, request)
+        _stored_response(response_id, request)
     state_of(request).background.delete(response_id, current_request().client)
     state_of(request).responses.delete(response_id, current_request().client)
     return json_response({"id": response_id, "object": "response.deleted", "deleted": True})
@@ -174,14 +176,14 @@ async def input_items(
     """
     if not 1 <= limit <= _MOST_ITEMS:
         raise ApiError(f"limit is {limit}; it must be from 1 to {_MOST_ITEMS}", param="limit")
-    stored = _stored(response_id, request)
-    items = [_shown(item) for item in (*stored.history, *stored.inputs)]
+    stored = _stored_response(response_id, request)
+    items = [_client_item(item) for item in (*stored.history, *stored.inputs)]
     if order == "desc":
         items.reverse()
     if after is not None:
         places = [at for at, item in enumerate(items) if item.get("id") == after]
         if not places:
-            raise ApiError(f"there is no item {shown(after)}", param="after")
+            raise ApiError(f"there is no item {short_text(after)}", param="after")
         items = items[places[0] + 1 :]
     page = items[:limit]
     return json_response(
@@ -195,7 +197,7 @@ async def input_items(
     )
 
 
-def _shown(item: dict[str, Any]) -> dict[str, Any]:
+def _client_item(item: dict[str, Any]) -> dict[str, Any]:
     """An item as clients read it: the content of a message is a list of parts."""
     content = item.get("content")
     if item.get("type", "message") != "message" or not isinstance(content, str):

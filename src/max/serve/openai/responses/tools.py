@@ -8,7 +8,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from max.serve.chat.tools.definitions import Tool
-from max.serve.errors import ApiError, shown
+from max.serve.errors import ApiError, short_text
 from max.serve.limits import MAX_TOOLS
 from max.serve.openai.fields import StrictBody
 from max.serve.openai.tools import CustomField, CustomFormat, custom_tool
@@ -96,7 +96,8 @@ def _parts(field: ResponseTool, where: str) -> list[tuple[ResponseTool, str]]:
 def _tool(field: ResponseTool, where: str, namespace: str | None = None) -> Tool:
     if field.type not in ("function", "custom"):
         raise ApiError(
-            f"{where}.type is {shown(field.type)}; this server has tools of type 'function', 'custom' and 'namespace'",
+            f"{where}.type is {short_text(field.type)}; this server has tools of type 'function', 'custom' and "
+            "'namespace'",
             param=f"{where}.type",
         )
     if not field.name:
