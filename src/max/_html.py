@@ -50,19 +50,19 @@ def array_html(values: Any, caption: str) -> str:
     if values.ndim > 2 or not values.size:
         return f"<div><code>{line}</code></div>"
     rows = values.reshape((-1, values.shape[-1])) if values.ndim else values.reshape((1, 1))
-    body = "".join(_row(rows, index) for index in _shown(len(rows)))
+    body = "".join(_row(rows, index) for index in _visible_places(len(rows)))
     return f"<div><code>{line}</code><table>{body}</table></div>"
 
 
 def _row(rows: Any, index: int | None) -> str:
-    columns = _shown(rows.shape[1])
+    columns = _visible_places(rows.shape[1])
     cells = (
         "…" if index is None or column is None else _text(rows[index, column]) for column in columns
     )
     return "<tr>" + "".join(f'<td style="{_STYLE}">{cell}</td>' for cell in cells) + "</tr>"
 
 
-def _shown(count: int) -> Sequence[int | None]:
+def _visible_places(count: int) -> Sequence[int | None]:
     """The places that are shown; None stands for those between."""
     if count <= _MOST:
         return range(count)

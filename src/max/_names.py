@@ -164,7 +164,7 @@ def keyword_aliases(**names: str) -> Callable[[_F], _F]:
 
     def decorate(function: _F) -> _F:
         @functools.wraps(function)
-        def renamed(*args: Any, **kwargs: Any) -> Any:
+        def call_by_new_names(*args: Any, **kwargs: Any) -> Any:
             for other in names.keys() & kwargs.keys():
                 own = names[other]
                 if own in kwargs:
@@ -172,6 +172,6 @@ def keyword_aliases(**names: str) -> Callable[[_F], _F]:
                 kwargs[own] = kwargs.pop(other)
             return function(*args, **kwargs)
 
-        return renamed  # pyright: ignore[reportReturnType]
+        return call_by_new_names  # pyright: ignore[reportReturnType]
 
     return decorate

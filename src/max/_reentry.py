@@ -44,8 +44,8 @@ else:
 
 
 __all__ = [
-    "INVERTED_SECONDS", "LockLevel", "ReentryError", "cached_property", "exclusively", "free", "guarded",
-    "in_child", "locked", "reentrant_lock", "refuse_in_collection", "refuse_second_use",
+    "INVERTED_SECONDS", "LockLevel", "ReentryError", "cached_property", "exclusively", "free", "mark_guarded",
+    "in_child", "hold_lock", "reentrant_lock", "refuse_in_collection", "refuse_second_use",
 ]  # fmt: skip
 
 Function = TypeVar("Function", bound=Callable[..., Any])
@@ -96,7 +96,7 @@ def _all_locks() -> list[tuple[Any, LockLevel]]:
     return [(lock, level) for lock, level in locks if lock is not None]
 
 
-def locked(lock: threading.RLock | str) -> Callable[[Function], Function]:
+def hold_lock(lock: threading.RLock | str) -> Callable[[Function], Function]:
     """Decorates a function that a lock guards, and that takes further locks.
 
     The thread that has the lock may be waiting for one that this thread has, if this is a signal handler or finalizer:
@@ -210,13 +210,13 @@ if hasattr(os, "register_at_fork"):
     )
 
 
-def guarded(function: Function) -> Function:
+def mark_guarded(function: Function) -> Function:
     """Marks a function whose local variable `in_use` is the set to which it adds its thread until it ends."""
     _GUARDED.add(function.__code__)
     return function
 
 
-@guarded
+@mark_guarded
 def exclusively(in_use: set[int], name: str, function: Callable[..., Any], *args: Any) -> Any:
     """Calls a function that uses a model.
 

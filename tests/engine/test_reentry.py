@@ -25,8 +25,8 @@ from max._reentry import (
     LockLevel,
     exclusively,
     free,
-    guarded,
-    locked,
+    hold_lock,
+    mark_guarded,
     reentrant_lock,
     refuse_second_use,
 )
@@ -208,7 +208,7 @@ def test_a_use_that_a_trace_function_ended_is_forgotten():
     exclusively(in_use, "it", use, 0)
     assert in_use == set()
 
-    @guarded
+    @mark_guarded
     def other():
         in_use = set()  # noqa: F841  another set than the caller's
         refuse()
@@ -455,11 +455,11 @@ def test_a_lock_out_of_order_is_refused_and_one_in_order_is_waited_for():
     outer, inner = reentrant_lock(LockLevel.EAGER), reentrant_lock(LockLevel.JIT)
     begun, end = threading.Event(), threading.Event()
 
-    @locked(outer)
+    @hold_lock(outer)
     def with_outer(function, *args):
         return function(*args)
 
-    @locked(inner)
+    @hold_lock(inner)
     def with_inner(function, *args):
         return function(*args)
 

@@ -19,7 +19,7 @@ def looped_program(body: Program, after: Program) -> Program:
     Returns:
         A program over the values of `body`, then those of `after`, then the address of the byte.
     """
-    launches = [*body.launches, *(_renumbered(launch, body) for launch in after.launches)]
+    launches = [*body.launches, *(_renumber_launch(launch, body) for launch in after.launches)]
     # the first launch of each program waits for the other program
     for index in {0, len(body.launches)} & set(range(len(launches))):
         launches[index] = replace(launches[index], barrier=True)
@@ -33,7 +33,7 @@ def looped_program(body: Program, after: Program) -> Program:
     return Program(launches, flag + 1, max(body.scratch_bytes, after.scratch_bytes))
 
 
-def _renumbered(launch: Launch, before: Program) -> Launch:
+def _renumber_launch(launch: Launch, before: Program) -> Launch:
     """A launch renumbered for its place after the launches of another program."""
     slots = [
         (value if value == NO_VALUE else value + before.num_values, addend)

@@ -219,10 +219,12 @@ def resolve_max_config_inheritance(
         FileNotFoundError: A file does not exist.
         ValueError: Files depend on each other, or the path is no text.
     """
-    return _resolved(config_dict, config_file_path, ())
+    return _resolve_references(config_dict, config_file_path, ())
 
 
-def _resolved(content: dict[str, Any], path: Path | None, seen: tuple[Path, ...]) -> dict[str, Any]:
+def _resolve_references(
+    content: dict[str, Any], path: Path | None, seen: tuple[Path, ...]
+) -> dict[str, Any]:
     own = {key: value for key, value in content.items() if key != _BASE}
     base = content.get(_BASE)
     if base is None:
@@ -233,7 +235,7 @@ def _resolved(content: dict[str, Any], path: Path | None, seen: tuple[Path, ...]
     here = seen if path is None else (*seen, path.resolve())
     if file.resolve() in here:
         raise ValueError(f"{file} depends on itself by {_BASE}")
-    return deep_merge_max_configs(_resolved(_read(file), file, here), own)
+    return deep_merge_max_configs(_resolve_references(_read(file), file, here), own)
 
 
 def convert_max_config_value(

@@ -218,13 +218,13 @@ def unflatten(treedef: TreeDef, leaves: Iterable[Any], *, exact: bool = True) ->
     values = iter(leaves)
     made: list[Any] = []
     count = treedef.num_leaves
-    result = _built(treedef, values, made, count)
+    result = _build_tree(treedef, values, made, count)
     if exact and next(values, made) is not made:
         raise ValueError(f"there are more leaves than the {count} of the structure")
     return result
 
 
-def _built(treedef: TreeDef, values: Iterator[Any], made: list[Any], count: int) -> Any:
+def _build_tree(treedef: TreeDef, values: Iterator[Any], made: list[Any], count: int) -> Any:
     if treedef.kind == "ref":
         if made[treedef.meta] is made:
             raise TypeError("an object that contains itself needs __tree_empty__ to be made")
@@ -244,8 +244,8 @@ def _built(treedef: TreeDef, values: Iterator[Any], made: list[Any], count: int)
     empty = _empty(treedef)
     if empty is not None:
         made[place] = empty
-    children = [_built(child, values, made, count) for child in treedef.children]
-    value = _filled(treedef, empty, children)
+    children = [_build_tree(child, values, made, count) for child in treedef.children]
+    value = _fill_tree(treedef, empty, children)
     made[place] = value
     return value
 
@@ -266,7 +266,7 @@ def _empty(treedef: TreeDef) -> Any:
     return None
 
 
-def _filled(treedef: TreeDef, empty: Any, children: list[Any]) -> Any:
+def _fill_tree(treedef: TreeDef, empty: Any, children: list[Any]) -> Any:
     match treedef.kind:
         case "list":
             empty.extend(children)
@@ -352,10 +352,10 @@ def update(
         for path, value in state.items()
         if shared and not isinstance(known[path], PLAIN)
     }
-    return _updated(tree, "", state, accepts, replaced, {})
+    return _update_path(tree, "", state, accepts, replaced, {})
 
 
-def _updated(
+def _update_path(
     value: Any,
     path: str,
     state: Mapping[str, Any],
@@ -374,7 +374,7 @@ def _updated(
     children, keys, _ = flatten_one_level(value)
     numbered = keys or tuple(range(len(children)))
     new = [
-        _updated(child, extend_path(path, key), state, accepts, replaced, seen)
+        _update_path(child, extend_path(path, key), state, accepts, replaced, seen)
         for key, child in zip(numbered, children, strict=True)
     ]
     changed = [

@@ -151,7 +151,7 @@ def graphs_of(
         path = Path(model)
         reader = _reader(path)
         if reader is not None and not saved_files.is_saved(path):
-            staged = [_imported(path, reader, input_specs, options)]
+            staged = [_import_graph(path, reader, input_specs, options)]
         else:
             graph, saved = _read_saved(op, path)
             staged = [graph]
@@ -173,7 +173,7 @@ def _reader(path: Path) -> tuple[str, str] | None:
     return READERS.get(path.suffix.lower()) if path.is_file() else None
 
 
-def _imported(
+def _import_graph(
     path: Path,
     reader: tuple[str, str],
     input_specs: Iterable[InputSpec] | Mapping[str, Any] | None,

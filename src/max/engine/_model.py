@@ -16,7 +16,7 @@ import numpy as np
 from max._abi import BaseLayout
 from max._compiler.program.code import Compiled
 from max._lazy import lazy_module
-from max._reentry import exclusively, guarded, reentrant_lock, refuse_second_use
+from max._reentry import exclusively, mark_guarded, reentrant_lock, refuse_second_use
 from max._runtime import platform
 from max._runtime.interrupts import check_interrupt
 from max._runtime.program import packed_words
@@ -203,7 +203,7 @@ class Model:
                 raise TypeError(f"{self._compiled.name}: {error}; the inputs are {names}") from None
         return self.execute(*args)
 
-    @guarded
+    @mark_guarded
     def execute(self, *args: object) -> list[Tensor]:
         """Runs the model.
 

@@ -217,11 +217,11 @@ def make_concatenated_gated_activation_fn(
     """
     check_limit("make_concatenated_gated_activation_fn", limit or 0.0)
 
-    def concatenated(both: TensorValue, size: int) -> TensorValue:
+    def split_halves(both: TensorValue, size: int) -> TensorValue:
         _check_halves("concatenated", both, size)
         return limited_product(activation_fn(both[..., :size]), both[..., size:], limit)
 
-    return concatenated
+    return split_halves
 
 
 def make_interleaved_gated_activation_fn(
@@ -233,11 +233,11 @@ def make_interleaved_gated_activation_fn(
         activation_fn: The activation applied to the gate's outputs.
     """
 
-    def interleaved(both: TensorValue, size: int) -> TensorValue:
+    def split_pairs(both: TensorValue, size: int) -> TensorValue:
         _check_halves("interleaved", both, size)
         return activation_fn(both[..., ::2]) * both[..., 1::2]
 
-    return interleaved
+    return split_pairs
 
 
 def make_stacked_gated_activation_fn(

@@ -8,7 +8,7 @@ from typing import Any
 
 from max._process import cached_results
 
-__all__ = ["offered", "takes", "takes_any"]
+__all__ = ["named_arguments", "takes", "takes_any"]
 
 
 @cached_results()
@@ -41,7 +41,7 @@ def _plain(function: Callable[..., Any]) -> Callable[..., Any]:
     return getattr(function, "__func__", function)
 
 
-def offered(function: Callable[..., Any], offers: Mapping[str, Any]) -> dict[str, Any]:
+def named_arguments(function: Callable[..., Any], offers: Mapping[str, Any]) -> dict[str, Any]:
     """Selects the keyword arguments that a function names.
 
     Args:

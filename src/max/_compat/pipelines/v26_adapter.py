@@ -14,7 +14,7 @@ import types
 from collections.abc import Callable, Sequence
 from typing import Any, ClassVar, NamedTuple
 
-from max._compat.pipelines.signatures import offered, takes, takes_any
+from max._compat.pipelines.signatures import named_arguments, takes, takes_any
 from max._compat.pipelines.v26_contexts import replica_views
 from max._compat.pipelines.v26_memory import MemoryPlan
 from max._compat.pipelines.v26_models import GraphTemplate, V26Model
@@ -117,7 +117,7 @@ class V26Entry:
             "huggingface_config": huggingface_config,
             "model_config": pipeline_config.model_config,
         }
-        return method(**offered(method, offers))
+        return method(**named_arguments(method, offers))
 
     @classmethod
     def infer_optimal_batch_size(

@@ -57,7 +57,7 @@ class PipelineRuntimeConfig:
         field_names = [*RUNTIME, *WITHOUT_EFFECT]
         if unknown := [name for name in options if name not in field_names]:
             raise unknown_fields(unknown, field_names, "PipelineRuntimeConfig")
-        self.given = renamed(options)
+        self.given = rename_options(options)
         self._config: Any = None  # the PipelineConfig
 
     @classmethod
@@ -112,7 +112,7 @@ class PipelineArgs:
         return cls(**options)
 
 
-def renamed(options: dict[str, Any]) -> dict[str, Any]:
+def rename_options(options: dict[str, Any]) -> dict[str, Any]:
     """Renames options to this package's names; options without a counterpart are checked and dropped.
 
     Args:
@@ -164,7 +164,7 @@ def own_options(options: Mapping[str, Any]) -> dict[str, Any]:
             flat |= _changed_options(value)
         else:
             flat[name] = value
-    return renamed(flat)
+    return rename_options(flat)
 
 
 def _of_draft(config: StrictConfig | None) -> dict[str, Any]:

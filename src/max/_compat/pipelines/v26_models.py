@@ -14,7 +14,7 @@ from functools import cached_property
 from types import TracebackType
 from typing import Any, ClassVar, Self
 
-from max._compat.pipelines.signatures import offered
+from max._compat.pipelines.signatures import named_arguments
 from max._compat.pipelines.v26_arch_configs import ArchConfig
 from max._compat.pipelines.v26_batch_processors import BatchProcessorRuntime
 from max._compat.pipelines.v26_contexts import flat_batch, replica_views
@@ -175,7 +175,7 @@ class V26Model(PipelineModel[BaseContextType]):
         """
         if self._arch_config is None:
             config_cls = self._config_cls("arch_config")
-            options = offered(
+            options = named_arguments(
                 config_cls.initialize,
                 {"pipeline_config": self.pipeline_config, "max_seq_len": self.max_seq_len},
             )
@@ -268,7 +268,7 @@ class V26Model(PipelineModel[BaseContextType]):
             "cache_dtype": cache_dtype,
         }
         method = model.get_kv_params
-        params = checked_shape(method, method(**offered(method, offers)))
+        params = checked_shape(method, method(**named_arguments(method, offers)))
         if params.num_layers is not None:
             return params, params.num_layers
         return params, model.get_num_layers(huggingface_config)
@@ -317,7 +317,7 @@ def config_length(
         "huggingface_config": huggingface_config,
         "model_config": pipeline_config.model_config,
     }
-    return method(**offered(method, offers))
+    return method(**named_arguments(method, offers))
 
 
 class PipelineModelWithKVCache(V26Model[BaseContextType], KVCacheMixin):
@@ -355,7 +355,9 @@ class PipelineModelWithKVCache(V26Model[BaseContextType], KVCacheMixin):
             )
         length = cls.calculate_max_seq_len(pipeline_config, huggingface_config)
         offers = {"pipeline_config": pipeline_config, "max_seq_len": length}
-        return config_cls.initialize(**offered(config_cls.initialize, offers)).get_kv_params()
+        return config_cls.initialize(
+            **named_arguments(config_cls.initialize, offers)
+        ).get_kv_params()
 
     @classmethod
     def get_num_layers(cls, huggingface_config: HuggingFaceConfig) -> int:

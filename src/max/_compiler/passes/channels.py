@@ -59,7 +59,7 @@ def _inverse(perm: Perm) -> Perm:
     return tuple(perm.index(axis) for axis in range(len(perm)))
 
 
-def _transposed(anchor: MoOp, value: SSAValue, perm: Perm) -> SSAValue:
+def _transpose(anchor: MoOp, value: SSAValue, perm: Perm) -> SSAValue:
     """A value with its axes in another order; a transpose of a transpose is one, or none."""
     first = producer(value, TransposeOp)
     if first is not None:
@@ -84,7 +84,7 @@ def _before(op: MoOp, value: SSAValue, perm: Perm) -> SSAValue | None:
     # views of constants are computed once
     reshape = producer(value, ReshapeOp)
     small = value.owner if reshape is None else reshape.operands[0].owner
-    return _transposed(op, value, _inverse(perm)) if isinstance(small, ConstantOp) else None
+    return _transpose(op, value, _inverse(perm)) if isinstance(small, ConstantOp) else None
 
 
 def _broadcast(anchor: MoOp, op: MoOp, perm: Perm) -> SSAValue:
@@ -97,11 +97,11 @@ def _broadcast(anchor: MoOp, op: MoOp, perm: Perm) -> SSAValue:
         full = (*[DimExpr.of(1)] * (rank - len(shape)), *shape)
         dims = tuple([full[axis] for axis in inverse])
         if len(_long(full)) > 1:
-            wide = _reshaped(anchor, value, full)
-            value = _transposed(anchor, wide, inverse)
+            wide = _reshape(anchor, value, full)
+            value = _transpose(anchor, wide, inverse)
         else:
             # one axis that is longer than 1 stays in its order
-            value = _reshaped(anchor, value, dims)
+            value = _reshape(anchor, value, dims)
     shape = tuple([result.shape[axis] for axis in inverse])
     return insert_before(anchor, build(BroadcastToOp, (value,), {}, (result.with_shape(shape),)))
 
@@ -110,7 +110,7 @@ def _long(dims: Sequence[DimExpr]) -> list[DimExpr]:
     return [dim for dim in dims if dim != DimExpr.of(1)]
 
 
-def _reshaped(anchor: MoOp, value: SSAValue, shape: tuple[DimExpr, ...]) -> SSAValue:
+def _reshape(anchor: MoOp, value: SSAValue, shape: tuple[DimExpr, ...]) -> SSAValue:
     assert isinstance(value.type, TensorType)
     if value.type.shape == shape:
         return value
@@ -159,7 +159,7 @@ def _replace(
         operands=operands, result_types=(inner,), attributes=attributes, location=op.location
     )
     value = insert_before(op, moved)
-    op.results[0].replace_all_uses_with(_transposed(op, value, perm))
+    op.results[0].replace_all_uses_with(_transpose(op, value, perm))
     op.detach()
     op.erase()
 
@@ -168,6 +168,6 @@ def _cancel(op: MoOp) -> None:
     """Joins a transpose with that of its operand."""
     if producer(op.operands[0], TransposeOp) is None:
         return
-    op.results[0].replace_all_uses_with(_transposed(op, op.operands[0], _perm(op)))
+    op.results[0].replace_all_uses_with(_transpose(op, op.operands[0], _perm(op)))
     op.detach()
     op.erase()

@@ -33,7 +33,7 @@ from max._dataclass import dataclass
 from max._garbage import rare_collections
 from max._lazy import lazy_module
 from max._load_steps import STEPS
-from max._reentry import LockLevel, locked, reentrant_lock
+from max._reentry import LockLevel, hold_lock, reentrant_lock
 from max._runtime.cache import content_key, default_cache, source_fingerprint
 from max._version import __version__
 from max.engine.load.weights import WeightInfo, declared_weights
@@ -174,7 +174,7 @@ class ProgramStore:
         stats.from_disk += 1
         return compiled, loaded
 
-    @locked("_lock")
+    @hold_lock("_lock")
     def _lower(self, module: mlir.ModuleOp, names: list[str]) -> tuple[Compiled, Any]:
         STEPS.at("compiling the graph")
         with rare_collections(keep=_first_compilation()):

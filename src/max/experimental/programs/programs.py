@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from max import driver
-from max._reentry import LockLevel, locked, reentrant_lock
+from max._reentry import LockLevel, hold_lock, reentrant_lock
 from max.experimental.programs.lazy_values import Call, Cell
 from max.experimental.programs.number_patterns import Details, Pattern
 from max.experimental.programs.packed_weights import Blueprint, Extra, Program
@@ -33,7 +33,7 @@ __all__ = [
     "program_of",
     "programs_of",
     "relocate",
-    "staged",
+    "stage_recording",
 ]
 
 _PROGRAMS = 1024
@@ -143,7 +143,7 @@ def program_of(recording: Recording) -> Bound:
     return _cached_program(key, recording, places)
 
 
-@locked(_lock)
+@hold_lock(_lock)
 def _cached_program(key: tuple[Any, ...], recording: Recording, places: list[int]) -> Bound:
     bound = PROGRAMS.bound
     program = bound.get(key)
@@ -175,7 +175,7 @@ def execute(
         raise
 
 
-@locked(_lock)
+@hold_lock(_lock)
 def programs_of(recording: Recording) -> list[Compiled]:
     """The compiled programs of recordings that differ from this one only in sizes and numbers."""
     places = [item for source in recording.inputs for pair in source for item in pair]
@@ -219,7 +219,7 @@ def _find(recording: Recording, places: list[int]) -> Bound:
     return Bound(compiled.program, extra)
 
 
-def staged(recording: Recording) -> Graph:
+def stage_recording(recording: Recording) -> Graph:
     """The graph of recorded calls."""
     return _blueprint(recording, Pattern(_details(recording))).staged().graph
 

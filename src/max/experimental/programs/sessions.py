@@ -6,7 +6,7 @@ from collections.abc import Iterable
 
 from max import driver
 from max._process import process_cache
-from max._reentry import LockLevel, locked, reentrant_lock
+from max._reentry import LockLevel, hold_lock, reentrant_lock
 from max.engine import InferenceSession
 
 __all__ = ["session_of"]
@@ -15,7 +15,7 @@ _sessions: dict[tuple[driver.Device, ...], InferenceSession] = process_cache({})
 _lock = reentrant_lock(LockLevel.SESSIONS)
 
 
-@locked(_lock)
+@hold_lock(_lock)
 def session_of(devices: Iterable[driver.Device]) -> InferenceSession:
     """The shared session of a set of devices, to which the CPU is added.
 

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from threading import get_ident
 from typing import Any
 
-from max._reentry import guarded, refuse_in_collection, refuse_second_use
+from max._reentry import mark_guarded, refuse_in_collection, refuse_second_use
 from max.experimental.programs.tensor_class import TENSOR
 from max.experimental.record.recorder import NAME, RECORDING, THREAD, begin, end_replay, record
 from max.graph import Value
@@ -20,7 +20,7 @@ def in_graph() -> bool:
     return bool(CURRENT.get())
 
 
-@guarded
+@mark_guarded
 def apply(op: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Calls an op of `max.graph.ops` on tensors.
 

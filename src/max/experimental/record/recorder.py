@@ -15,11 +15,11 @@ from weakref import ref
 from max import driver
 from max._config import flags
 from max._process import process_cache
-from max._reentry import ReentryError, exclusively, locked, reentrant_lock, refuse_second_use
+from max._reentry import ReentryError, exclusively, hold_lock, reentrant_lock, refuse_second_use
 from max.engine import ExecutionInterrupted
 from max.experimental.programs.argument_trees import describe
 from max.experimental.programs.lazy_values import Call, Cell
-from max.experimental.programs.programs import Recording, execute, program_of, staged
+from max.experimental.programs.programs import Recording, execute, program_of, stage_recording
 from max.experimental.programs.signatures import signature_of
 from max.experimental.programs.staging import Structure
 from max.experimental.programs.value_types import type_of
@@ -265,7 +265,7 @@ def materialize(cells: Sequence[Cell]) -> None:
     use_recorder(compute, cells)
 
 
-@locked(LOCK)
+@hold_lock(LOCK)
 def compute(cells: Sequence[Cell]) -> None:
     """`materialize`, for functions that use the recorder already."""
     targets = [cell for cell in cells if cell.storage is None]
@@ -309,7 +309,7 @@ def _finish(replay: Replay, targets: Sequence[Cell]) -> bool:
     return True
 
 
-@locked(LOCK)
+@hold_lock(LOCK)
 def compute_all() -> None:
     """Computes all tensors that the program holds, for functions that use the recorder already.
 
@@ -418,7 +418,7 @@ def _run_now(call: Call) -> list[Cell]:
     return [Cell(type_of(storage), storage) for storage in storages]
 
 
-@locked(LOCK)
+@hold_lock(LOCK)
 def _execute_call(call: Call) -> list[driver.Tensor]:
     """Runs a call and what it depends on."""
     compute(call.inputs)
@@ -442,7 +442,7 @@ def staged_graph() -> Graph:
     return use_recorder(_staged_graph)
 
 
-@locked(LOCK)
+@hold_lock(LOCK)
 def _staged_graph() -> Graph:
     recording, _ = _recording_of([tensor._cell for tensor in _pending_tensors()])
-    return staged(recording)
+    return stage_recording(recording)

@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import Any
 from weakref import ref
 
-from max._reentry import LockLevel, locked, reentrant_lock
+from max._reentry import LockLevel, hold_lock, reentrant_lock
 from max.experimental.programs.lazy_values import Cell
 
 __all__ = ["LOCK", "PENDING", "PendingTensors"]
@@ -34,7 +34,7 @@ class PendingTensors:
         if len(self._references) > self._most:
             self._prune()
 
-    @locked(LOCK)
+    @hold_lock(LOCK)
     def _prune(self) -> None:
         self._references[:] = [ref(tensor) for tensor in self.alive()]
         self._most = max(self.LEAST, 2 * len(self._references))

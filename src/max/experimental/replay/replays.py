@@ -19,7 +19,7 @@ from typing import Any
 from weakref import ref
 
 from max._config import flags
-from max._reentry import locked
+from max._reentry import hold_lock
 from max.experimental.programs.lazy_values import Call, Cell, Unsettled
 from max.experimental.programs.number_patterns import Symbol
 from max.experimental.programs.programs import execute
@@ -199,7 +199,7 @@ class Replay(Unsettled):
     def _place(self, index: int) -> tuple[str, int]:
         return self._places.get(index) or self._steps[index].line.place
 
-    @locked(LOCK)
+    @hold_lock(LOCK)
     def settle(self) -> None:
         """Records the calls that are not yet recorded, and ends the replay.
 
@@ -365,7 +365,7 @@ class Replay(Unsettled):
         return True
 
 
-@locked(LOCK)
+@hold_lock(LOCK)
 def settle_all() -> None:
     """Records the calls of all replays, and ends them."""
     for replay in list(_replays):

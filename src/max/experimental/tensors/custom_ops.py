@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, cast
 from max import driver
 from max._lazy import lazy_module
 from max._process import process_cache
-from max._reentry import LockLevel, locked, reentrant_lock
+from max._reentry import LockLevel, hold_lock, reentrant_lock
 from max.driver import Device
 from max.engine import Model
 from max.experimental.programs.argument_trees import ArgumentTree, describe
@@ -326,7 +326,7 @@ _structures: dict[tuple[Any, ...], _Structure] = process_cache({})
 _lock = reentrant_lock(LockLevel.CUSTOM_OPS)
 
 
-@locked(_lock)
+@hold_lock(_lock)
 def _model(call: _Call) -> Model:
     """The program of a call, compiled if none is kept: with symbols from the third set of sizes on."""
     details = call.details

@@ -279,11 +279,11 @@ def assigned_names(nodes: list[ast.stmt]) -> frozenset[str]:
     """The names that statements assign, without those of nested functions."""
     names: set[str] = set()
     for node in nodes:
-        names |= _assigned(node)
+        names |= _assigned_names(node)
     return frozenset(names)
 
 
-def _assigned(node: ast.AST) -> frozenset[str]:
+def _assigned_names(node: ast.AST) -> frozenset[str]:
     cached = getattr(node, "_assigned_names", None)
     if cached is None:
         cached = frozenset(_walk_assigned(node))

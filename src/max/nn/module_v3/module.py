@@ -295,13 +295,13 @@ class Module(Generic[_P, _R]):
 
         writes = any(isinstance(_local_type(type_), BufferType) for type_ in input_types)
 
-        def compiled(*inputs: Any) -> Any:
+        def run_compiled(*inputs: Any) -> Any:
             arrays = [_memory(x, writes) if isinstance(x, Tensor) else x for x in inputs]
             storages = iter(model.execute(*arrays))
             return result_of(structure, storages)
 
-        compiled.__doc__ = f"{name}, compiled for {', '.join(map(repr, input_types))}."
-        return compiled
+        run_compiled.__doc__ = f"{name}, compiled for {', '.join(map(repr, input_types))}."
+        return run_compiled
 
     def trace(
         self,

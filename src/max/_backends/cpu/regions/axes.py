@@ -16,18 +16,18 @@ def move_axis(spec: RegionSpec, axis: int) -> RegionSpec:
     """Moves an outer axis of a region to the position before the last."""
     order = [a for a in range(len(spec.dims) - 1) if a != axis] + [axis, len(spec.dims) - 1]
 
-    def permuted(strides: Sizes) -> Sizes:
+    def permute(strides: Sizes) -> Sizes:
         return tuple(strides[a] for a in order)
 
     new_axis = {old: new for new, old in enumerate(order)}
     values = tuple(
-        replace(v, strides=permuted(v.strides)) if isinstance(v, Leaf)
+        replace(v, strides=permute(v.strides)) if isinstance(v, Leaf)
         else replace(v, axis=new_axis[v.axis]) if isinstance(v, SizeOf)
         else v
         for v in spec.values
     )  # fmt: skip
-    results = tuple(replace(r, strides=permuted(r.strides)) for r in spec.results)
-    return RegionSpec(permuted(spec.dims), spec.reduces, values, results)
+    results = tuple(replace(r, strides=permute(r.strides)) for r in spec.results)
+    return RegionSpec(permute(spec.dims), spec.reduces, values, results)
 
 
 def column_axis(spec: RegionSpec) -> int | None:

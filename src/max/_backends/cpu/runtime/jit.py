@@ -35,7 +35,7 @@ from max._host import usable_cpus
 from max._lazy import lazy_module
 from max._load_steps import STEPS
 from max._process import cached_results
-from max._reentry import LockLevel, locked, reentrant_lock
+from max._reentry import LockLevel, hold_lock, reentrant_lock
 from max._runtime import platform
 from max._runtime.cache import Cache, content_key, default_cache
 
@@ -121,7 +121,7 @@ class Jit:
         self._local.compiler.native = self._native
         return self._local.compiler
 
-    @locked("_lock")
+    @hold_lock("_lock")
     def _prepare_threads(self) -> None:
         """Links the function that compiles a module without Python's lock, once."""
         if self._prepared:
@@ -174,11 +174,11 @@ class Jit:
             self._prepare_threads()
         self._start(unit, self._text(unit))
 
-    @locked("_lock")  # no compilation starts during a fork
+    @hold_lock("_lock")  # no compilation starts during a fork
     def _start(self, unit: Unit, text: str) -> None:
         self._started[unit.key] = self._submit(unit, text)
 
-    @locked("_lock")
+    @hold_lock("_lock")
     def cancel_started(self) -> None:
         """Cancels the compilations that no thread has begun, after an error."""
         for key, future in list(self._started.items()):
@@ -189,7 +189,7 @@ class Jit:
         """Waits for all compilations that `start` began."""
         wait(list(self._started.values()))
 
-    @locked("_lock")
+    @hold_lock("_lock")
     def load(
         self,
         units: Sequence[Unit],
@@ -439,7 +439,7 @@ _jits: dict[Machine, Jit] = {}
 _jits_lock = reentrant_lock(LockLevel.JITS)
 
 
-@locked(_jits_lock)
+@hold_lock(_jits_lock)
 def jit_for(machine: Machine) -> Jit:
     """The JIT of a machine, one per process."""
     if machine not in _jits:

@@ -108,7 +108,7 @@ class Place(NamedTuple):
 
 
 @k.inline
-def activated(x: Any, name: str, clip: float) -> Any:
+def activate_gate(x: Any, name: str, clip: float) -> Any:
     """An activation by its name, of a gate that is clipped if `clip` is not 0."""
     bounded = k.max(k.min(x, k.f32(clip)), k.f32(-clip)) if clip else x
     if name == "sigmoid":
@@ -245,13 +245,13 @@ def lstm_cell(
     if form.looks:
         enter = enter + cell * x.peepholes.load(d, 0, at, width=width, mask=mask)
         forget = forget + cell * x.peepholes.load(d, 2, at, width=width, mask=mask)
-    entered = activated(enter, form.gate, form.clip)
-    kept = 1.0 - entered if form.coupled else activated(forget, form.gate, form.clip)
-    after = kept * cell + entered * activated(new, form.candidate, form.clip)
+    entered = activate_gate(enter, form.gate, form.clip)
+    kept = 1.0 - entered if form.coupled else activate_gate(forget, form.gate, form.clip)
+    after = kept * cell + entered * activate_gate(new, form.candidate, form.clip)
     if form.looks:
         leave = leave + after * x.peepholes.load(d, 1, at, width=width, mask=mask)
     memory.store(d, row, at, value=after, mask=mask)
-    return activated(leave, form.gate, form.clip) * activated(after, form.output, 0.0)
+    return activate_gate(leave, form.gate, form.clip) * activate_gate(after, form.output, 0.0)
 
 
 @k.inline
@@ -259,7 +259,7 @@ def rnn_cell(
     outs: tuple[Any, ...], sums: Any, inputs: Any, source: Any, x: Plain, form: Form, units: Units
 ) -> Any:
     """The state of a plain layer."""
-    return activated(sums[0] + inputs[0], form.candidate, form.clip)
+    return activate_gate(sums[0] + inputs[0], form.candidate, form.clip)
 
 
 @k.inline
@@ -267,10 +267,10 @@ def gru_cell(
     outs: tuple[Any, ...], sums: Any, inputs: Any, source: Any, x: Gru, form: Form, units: Units
 ) -> Any:
     """The state of a GRU whose reset gate scales the product."""
-    update = activated(inputs[0] + sums[0], form.gate, form.clip)
-    reset = activated(inputs[1] + sums[1], form.gate, form.clip)
+    update = activate_gate(inputs[0] + sums[0], form.gate, form.clip)
+    reset = activate_gate(inputs[1] + sums[1], form.gate, form.clip)
     inner = sums[2] + x.bias.load(units.d, units.at, width=units.width, mask=units.mask)
-    new = activated(inputs[2] + reset * inner, form.candidate, form.clip)
+    new = activate_gate(inputs[2] + reset * inner, form.candidate, form.clip)
     old = source.load(units.d, units.row, units.at, width=units.width, mask=units.mask)
     return (1.0 - update) * new + update * old
 
@@ -282,7 +282,7 @@ def gru_candidate_cell(
     """The state of a GRU after `gru_gates`; `outs` are the outputs, and the update gates."""
     updates, (d, row, at, width, mask) = outs[1], units
     inner = sums[0] + x.bias.load(d, at, width=width, mask=mask)
-    new = activated(inputs[0] + inner, form.candidate, form.clip)
+    new = activate_gate(inputs[0] + inner, form.candidate, form.clip)
     update = updates.load(d, row, at, width=width, mask=mask)
     old = source.load(d, row, at, width=width, mask=mask)
     return (1.0 - update) * new + update * old
@@ -302,8 +302,8 @@ def gru_gates(phase: Phase, states: tuple[Any, Any], x: Gru, form: Form, place: 
         parts = [
             x.gates.load(time, row, d, g, at, width=width, mask=mask) for g in k.static_range(2)
         ]
-        update = activated(parts[0] + sums[r, 0], form.gate, form.clip)
-        reset = activated(parts[1] + sums[r, 1], form.gate, form.clip)
+        update = activate_gate(parts[0] + sums[r, 0], form.gate, form.clip)
+        reset = activate_gate(parts[1] + sums[r, 1], form.gate, form.clip)
         old = source.load(d, row, at, width=width, mask=mask)
         updates.store(d, row, at, value=update, mask=mask)
         scaled.store(d, row, at, value=reset * old, mask=mask)

@@ -161,13 +161,13 @@ def table_of(entry: Any) -> Any:
     return k.bitcast(entry.load(2, width=2), k.u8)
 
 
-def _interleaved(high: bool, size: int) -> tuple[int, ...]:
+def _interleave_lanes(high: bool, size: int) -> tuple[int, ...]:
     """The lanes that interleave the lower or higher halves of each 16 bytes of two vectors of `size` bytes."""
     starts = range(8 if high else 0, size, 16)
     return tuple(lane for s in starts for i in range(8) for lane in (s + i, size + s + i))
 
 
-def separated(odd: int, size: int) -> tuple[int, ...]:
+def separate_lanes(odd: int, size: int) -> tuple[int, ...]:
     """The inverse: the even or odd bytes of two vectors, by 8 of each in turn."""
     return tuple(
         lane
@@ -188,8 +188,8 @@ def decode_step(unit: Any, table: Any, step: int, first: int, t: Tiling) -> Any:
         index = k.bitcast(k.bitcast(index, k.u16) >> 4, k.u8)
     high = k.lookup(table, index)
     return (
-        k.bitcast(k.shuffle(low, high, _interleaved(False, size)), k.i32),
-        k.bitcast(k.shuffle(low, high, _interleaved(True, size)), k.i32),
+        k.bitcast(k.shuffle(low, high, _interleave_lanes(False, size)), k.i32),
+        k.bitcast(k.shuffle(low, high, _interleave_lanes(True, size)), k.i32),
     )
 
 

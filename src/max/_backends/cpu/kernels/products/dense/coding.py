@@ -17,7 +17,7 @@ from max._backends.cpu.kernels.products.dense.coded import (
     UNIT_BYTES,
     UNIT_DEPTH,
     panel_size,
-    separated,
+    separate_lanes,
 )
 from max._backends.cpu.kernels.products.dense.panels import storage
 from max._backends.cpu.kernels.tiles.strips import CACHE_LINE, COLUMNS
@@ -83,8 +83,8 @@ def code_vectors(
     octets = 4 * t.width
     a = k.bitcast(upper_pairs(panel, n, first, t.width), k.u8)
     b = k.bitcast(upper_pairs(panel, n, first + t.width, t.width), k.u8)
-    unit.store(step * STEP_BYTES + 2 * first, value=k.shuffle(a, b, separated(0, octets)))
-    upper = k.shuffle(a, b, separated(1, octets))
+    unit.store(step * STEP_BYTES + 2 * first, value=k.shuffle(a, b, separate_lanes(0, octets)))
+    upper = k.shuffle(a, b, separate_lanes(1, octets))
     index = k.splat(k.u8(0), octets)
     for i in k.static_range(1, TABLE):
         index = k.select(upper == table[i], k.splat(k.u8(i), octets), index)
