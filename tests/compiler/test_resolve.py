@@ -12,7 +12,7 @@ from max._compiler.lowering.lowered_graph import UnsupportedOpError
 from max._compiler.passes.resolve import resolve_sizes
 from max.dtype import DType
 from max.graph import DeviceRef, Graph, TensorType, TensorValue, ops
-from max.mlir import ModuleOp, MoOp, clone_module, graphs, verify_module
+from max.mlir import DimAttr, ModuleOp, MoOp, clone_module, graphs, verify_module
 from max.mlir.types import ShapedType
 
 CPU = DeviceRef.CPU()
@@ -59,6 +59,21 @@ def test_a_name_given_twice_is_the_first_size() -> None:
         x = graph.inputs[0].tensor
         graph.output(x[(slice(2, None), "k"), (slice(1, None), "k")])
     assert shapes(resolved(graph), "mo.slice") == ["['n - 2', 'n - 2']"]
+
+
+def test_a_dim_as_an_attribute_is_resolved() -> None:
+    """The parameters of custom ops may be dims."""
+    with Graph("g", input_types=[rows("n")]) as graph:
+        y = ops.exp(graph.inputs[0].tensor[(slice(1, None), "k")])
+        graph.output(y)
+    module = graph.to_mlir()
+    (op,) = (op for op in module.walk() if isinstance(op, MoOp) and op.name == "mo.exp")
+    type_ = op.results[0].type
+    assert isinstance(type_, ShapedType)
+    (dim,) = type_.shape
+    op.attributes["size"] = DimAttr(dim)
+    resolve_sizes(module)
+    assert str(dim) == "k" and str(op.attr("size")) == "n - 1"
 
 
 def test_sizes_of_inputs_keep_their_names() -> None:

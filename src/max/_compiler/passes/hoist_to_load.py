@@ -9,7 +9,7 @@ from max._compiler.analysis.shapes import is_view, shape_of, view_layout
 from max._compiler.mok import OnceOp, YieldOp
 from max._compiler.passes.base import constant_of, ops_of
 from max._compiler.passes.materialize import needs_contiguous
-from max.mlir import MoOp, ShapeAttr, TensorType, builtin
+from max.mlir import DimAttr, MoOp, ShapeAttr, TensorType, builtin
 
 __all__ = ["compute_once", "weights_only"]
 
@@ -32,7 +32,9 @@ def _bytes(value: SSAValue) -> int | None:
 
 def _symbolic(attr: Attribute) -> bool:
     """Whether an attribute has symbolic dims."""
-    return isinstance(attr, ShapeAttr) and not all(dim.is_static for dim in attr.data)
+    if isinstance(attr, ShapeAttr):
+        return not all(dim.is_static for dim in attr.data)
+    return isinstance(attr, DimAttr) and not attr.data.is_static
 
 
 def _is_constant(op: MoOp, constants: set[SSAValue]) -> bool:

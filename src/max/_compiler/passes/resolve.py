@@ -17,6 +17,7 @@ from max._compiler.passes.base import ops_of
 from max._lazy import lazy_module
 from max.mlir import (
     CallOp,
+    DimAttr,
     DimExpr,
     GraphOp,
     IfOp,
@@ -157,3 +158,5 @@ def _substitute(op: MoOp, env: Env) -> None:
     for name, attr in op.attributes.items():
         if isinstance(attr, ShapeAttr):
             op.attributes[name] = ShapeAttr.of([dim.substitute(env) for dim in attr.data])
+        elif isinstance(attr, DimAttr):
+            op.attributes[name] = DimAttr(attr.data.substitute(env))

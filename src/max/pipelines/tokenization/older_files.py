@@ -162,9 +162,9 @@ _CLASS_OF_TYPE = {
         "RobertaTokenizer": "roberta",
         "T5Tokenizer": "mt5 switch_transformers t5",
         "XLMRobertaTokenizer": "xlm-roberta",
-        _GENERIC: "ernie4_5 ernie4_5_moe glm glm4 glm4_moe granite granitemoe granitemoehybrid granitemoeshared"
-        " internlm3 iquestcoder jamba minimax_m2 ministral ministral3 mistral mistral3 mixtral modernbert nemotron"
-        " olmo2 olmo3 phi3 phimoe stablelm",
+        _GENERIC: "ernie4_5 ernie4_5_moe glm glm4 glm4_moe gpt_bigcode granite granitemoe granitemoehybrid"
+        " granitemoeshared internlm3 iquestcoder jamba minimax_m2 ministral ministral3 mistral mistral3 mixtral"
+        " modernbert nemotron olmo2 olmo3 phi3 phimoe stablelm",
     }.items()
     for kind in kinds.split()
 }
