@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 import threading
 from collections.abc import Callable
 from copy import copy
@@ -391,3 +394,25 @@ def test_kinds_of_weights_are_described() -> None:
     shifted = WeightData.from_numpy(block[start % 32 + 1 :][:8], "w")
     aligned = WeightData.from_numpy(np.zeros(8, np.uint8), "w")
     assert describe_staging([], {"w": shifted}) != describe_staging([], {"w": aligned})
+
+
+def test_keys_do_not_depend_on_the_order_of_sets() -> None:
+    """Flags with several words are sets, whose `repr` has another order in processes with another seed of hashes."""
+    code = (
+        "from max.engine.load.program_store import ProgramStore\n"
+        "class Backends:\n"
+        "    def cache_key(self): return 'cpu'\n"
+        "print({'avx2', 'fma', 'f16c'}, ProgramStore(Backends())._recipe_key('graph'))"
+    )
+    lines = [
+        subprocess.run(
+            [sys.executable, "-c", code],
+            env={**os.environ, "MAX_CPU_FEATURES": "avx2,fma,f16c", "PYTHONHASHSEED": seed},
+            capture_output=True,
+            text=True,
+            check=True,
+        ).stdout.split("} ")
+        for seed in ("1", "2")
+    ]
+    (first, key), (second, same) = lines
+    assert first != second and key == same

@@ -226,7 +226,8 @@ class ProgramStore:
         if devices is None or flags.MAX_INTERPRET:
             return None
         values = [
-            f"{name}={flag.get()!r}"
+            # `repr` of a set has another order in each process
+            f"{name}={describe(flag.get()) or repr(flag.get())}"
             for name, flag in sorted(flags.declared().items())
             if name not in CACHE_FLAGS
         ]
