@@ -4,19 +4,17 @@ hidden states after three blocks of the model.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
 
 import numpy as np
 
 from max.driver import Tensor
 from max.dtype import DType
-from max.graph import DeviceRef, Dim, TensorValue, Weight, ops
+from max.graph import Dim, TensorValue, Weight, ops
 from max.graph.weights import WeightData
-from max.nn.kv_cache import KVCacheParams
 from max.nn.kv_cache.cache_values import PagedCacheValues
 from max.nn.layers.linear import Linear
-from max.nn.transformer import ReturnLogits
 from max.pipelines.checkpoints.config_keys import ConfigKeys
 from max.pipelines.config.pipeline_config import PipelineConfig
 from max.pipelines.core.exceptions import ConfigError, WeightsError
@@ -181,30 +179,14 @@ class EagleHead(DraftingHead):
     Weights: those of `Decoder`, ``embedding_norm.weight``, ``hidden_norm.weight``, and ``draft_index``, int64
     ``[vocab]``: the row of each token in the output layer.
 
-    Args:
-        config: Its shape, from `eagle_weights`.
-        kv_params: The shape of the model's KV cache.
-        dtype: The dtype of the weights.
-        device: Where it runs; the CPU by default.
-        return_logits: Not used: it returns the logits of the last token of each sequence.
-        linear_cls: The constructor of the projections.
+    Args as of `DraftingHead`; the shape is that of `eagle_weights`.
     """
 
-    def __init__(
-        self,
-        config: EagleConfig,
-        kv_params: KVCacheParams,
-        dtype: DType,
-        device: DeviceRef | None = None,
-        return_logits: ReturnLogits = ReturnLogits.LAST_TOKEN,
-        linear_cls: Callable[..., Linear] = Linear,
-    ) -> None:
-        super().__init__(
-            config, kv_params, dtype, device, ReturnLogits.LAST_TOKEN, linear_cls=linear_cls
-        )
+    def _add_layers(self) -> None:
+        config = self.config
+        assert isinstance(config, EagleConfig)
         size, attention = config.hidden_size, config.attention
-        self.embedding_norm, self.hidden_norm = self.make_norm(), self.make_norm()
-        self.lm_head = Linear(size, config.draft_vocabulary, dtype, self.device)
+        self.lm_head = Linear(size, config.draft_vocabulary, self.dtype, self.device)
         self.draft_index = Weight("draft_index", DType.int64, [config.vocab_size], self.device)
         # embeddings and states side by side
         mixer = self.layers[0].self_attn
@@ -212,7 +194,9 @@ class EagleHead(DraftingHead):
             ("q_proj", attention.heads), ("k_proj", attention.kv_heads), ("v_proj", attention.kv_heads),
         ):  # fmt: skip
             width = heads * attention.head_dim
-            projection = linear_cls(2 * size, width, dtype, self.device, has_bias=attention.bias)
+            projection = self.linear_cls(
+                2 * size, width, self.dtype, self.device, has_bias=attention.bias
+            )
             setattr(mixer, name, projection)
         # the block's attention has no norm: its two inputs have their own
         del self.layers[0].input_layernorm

@@ -8,12 +8,17 @@ states.
 
 from __future__ import annotations
 
+from abc import abstractmethod
+from collections.abc import Callable
 from dataclasses import replace
 
 from max.dtype import DType
 from max.graph import DeviceRef, Dim, TensorValue, ops
 from max.nn.kernels.cache import load_rows, store_rows
+from max.nn.kv_cache import KVCacheParams
 from max.nn.kv_cache.cache_values import PagedCacheValues
+from max.nn.layers.linear import Linear
+from max.nn.transformer import ReturnLogits
 from max.pipelines.config.pipeline_config import PipelineConfig
 from max.pipelines.models.decoder.config import DecoderConfig
 from max.pipelines.models.decoder.decoder import Decoder
@@ -40,7 +45,35 @@ def why_no_states(config: DecoderConfig, pipeline: PipelineConfig) -> str | None
 
 
 class DraftingHead(Decoder):
-    """A decoder of one block whose input is a hidden state of the model besides a token."""
+    """A decoder of one block whose input is a hidden state of the model besides a token, each with a norm of its own.
+
+    Args:
+        config: Its shape.
+        kv_params: The shape of the model's KV cache.
+        dtype: The dtype of the weights.
+        device: Where it runs; the CPU by default.
+        return_logits: Not used: it returns the logits of the last token of each sequence.
+        linear_cls: The constructor of the projections.
+    """
+
+    def __init__(
+        self,
+        config: DecoderConfig,
+        kv_params: KVCacheParams,
+        dtype: DType,
+        device: DeviceRef | None = None,
+        return_logits: ReturnLogits = ReturnLogits.LAST_TOKEN,
+        linear_cls: Callable[..., Linear] = Linear,
+    ) -> None:
+        super().__init__(
+            config, kv_params, dtype, device, ReturnLogits.LAST_TOKEN, linear_cls=linear_cls
+        )
+        self.embedding_norm, self.hidden_norm = self.make_norm(), self.make_norm()
+        self._add_layers()
+
+    @abstractmethod
+    def _add_layers(self) -> None:
+        """Adds the layers that a decoder lacks, besides the two norms."""
 
     def _load_state(
         self, index: int, rows: Dim, kv_collection: PagedCacheValues, input_row_offsets: TensorValue

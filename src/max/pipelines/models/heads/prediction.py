@@ -4,16 +4,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import TypeVar
 
 from max.dtype import DType
-from max.graph import DeviceRef, Dim, TensorValue, ops
-from max.nn.kv_cache import KVCacheParams
+from max.graph import Dim, TensorValue, ops
 from max.nn.kv_cache.cache_values import PagedCacheValues
-from max.nn.layers.linear import Linear
-from max.nn.transformer import ReturnLogits
 from max.pipelines.config.enums import SpeculativeMethod
 from max.pipelines.config.pipeline_config import PipelineConfig
 from max.pipelines.core.exceptions import ConfigError
@@ -144,30 +141,12 @@ class PredictionHead(DraftingHead):
 
     Weights: those of `Decoder`, ``embedding_norm.weight``, ``hidden_norm.weight``, ``projection.weight``.
 
-    Args:
-        config: Its shape, from `head_config`.
-        kv_params: The shape of the model's KV cache.
-        dtype: The dtype of the weights.
-        device: Where it runs; the CPU by default.
-        return_logits: Not used: it returns the logits of the last token of each sequence.
-        linear_cls: The constructor of the projections.
+    Args as of `DraftingHead`; the shape is that of `head_config`.
     """
 
-    def __init__(
-        self,
-        config: DecoderConfig,
-        kv_params: KVCacheParams,
-        dtype: DType,
-        device: DeviceRef | None = None,
-        return_logits: ReturnLogits = ReturnLogits.LAST_TOKEN,
-        linear_cls: Callable[..., Linear] = Linear,
-    ) -> None:
-        super().__init__(
-            config, kv_params, dtype, device, ReturnLogits.LAST_TOKEN, linear_cls=linear_cls
-        )
-        size = config.hidden_size
-        self.embedding_norm, self.hidden_norm = self.make_norm(), self.make_norm()
-        self.projection = linear_cls(2 * size, size, dtype, self.device)
+    def _add_layers(self) -> None:
+        size = self.config.hidden_size
+        self.projection = self.linear_cls(2 * size, size, self.dtype, self.device)
 
     def __call__(  # pyright: ignore[reportIncompatibleMethodOverride]
         self,
