@@ -13,7 +13,7 @@ from max.interfaces import (
     TextGenerationOutput,
 )
 from max.pipelines.core.text_context import TextContext
-from max.pipelines.generation.drafts.drafter import Drafter
+from max.pipelines.generation.drafts.drafter import BatchDrafter
 from max.pipelines.kv_cache.page_tables import OutOfPagesError
 from max.pipelines.kv_cache.request_pages import RequestPages
 
@@ -98,7 +98,7 @@ class DraftModel(Protocol):
         ...
 
 
-class ModelDrafter(Drafter):
+class ModelDrafter(BatchDrafter):
     """Lets a smaller model write the next tokens.
 
     The draft model reads prompts beside the model, chunk by chunk, and reuses the prefixes in its own cache. After
@@ -117,16 +117,6 @@ class ModelDrafter(Drafter):
         self._model, self._vocabulary, self._chunk = model, vocabulary, chunk
         # the least recently drafted one first
         self._texts: dict[RequestID, DraftedText] = {}
-
-    def propose(self, context: TextContext, most: int) -> Sequence[int]:
-        """The tokens that the draft model writes.
-
-        Args:
-            context: The request.
-            most: The maximum number of tokens.
-        """
-        (tokens,) = self.propose_all([context], [most])
-        return tokens
 
     def propose_all(
         self, contexts: Sequence[TextContext], most: Sequence[int]

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from max.interfaces import RequestID
 from max.pipelines.core.text_context import TextContext
 
-__all__ = ["KINDS", "Drafter", "DraftersInTurn"]
+__all__ = ["KINDS", "BatchDrafter", "Drafter", "DraftersInTurn"]
 
 KINDS = 8
 """The number of kinds of drafts that are told apart for a drafter among others."""
@@ -115,7 +115,22 @@ class Drafter(ABC):
         """Forgets the answers of ended requests."""
 
 
-class DraftersInTurn(Drafter):
+class BatchDrafter(Drafter):
+    """A drafter that proposes the tokens of several requests together."""
+
+    def propose(self, context: TextContext, most: int) -> Sequence[int]:
+        """See `Drafter.propose`."""
+        (tokens,) = self.propose_all([context], [most])
+        return tokens
+
+    @abstractmethod
+    def propose_all(
+        self, contexts: Sequence[TextContext], most: Sequence[int]
+    ) -> list[Sequence[int]]:
+        """See `Drafter.propose_all`."""
+
+
+class DraftersInTurn(BatchDrafter):
     """Asks several drafters in turn: the first one with a guess drafts, and is told how much of it was right.
 
     Args:
@@ -134,16 +149,6 @@ class DraftersInTurn(Drafter):
     def drafted_by(self, request_id: RequestID, drafter: Drafter) -> None:
         """See `Drafter.drafted_by`."""
         self._proposed[request_id] = drafter
-
-    def propose(self, context: TextContext, most: int) -> Sequence[int]:
-        """The guess of the first drafter that has one.
-
-        Args:
-            context: The request.
-            most: The maximum number of tokens.
-        """
-        (tokens,) = self.propose_all([context], [most])
-        return tokens
 
     def propose_all(
         self, contexts: Sequence[TextContext], most: Sequence[int]

@@ -10,7 +10,7 @@ import numpy as np
 from max.driver import CPU
 from max.interfaces import RequestID, SamplingParams, TextGenerationContext
 from max.pipelines.core.text_context import TextContext
-from max.pipelines.generation.drafts.drafter import Drafter
+from max.pipelines.generation.drafts.drafter import BatchDrafter
 from max.pipelines.generation.steps.decode_loop import DecodeLoop
 from max.pipelines.kv_cache.manager import PagedKVCacheManager
 from max.pipelines.kv_cache.page_tables import OutOfPagesError
@@ -70,7 +70,7 @@ class _Row:
         self.active_length, self.next_tokens = 1, np.array([token], np.int64)
 
 
-class HeadDrafter(Drafter):
+class HeadDrafter(BatchDrafter):
     """Lets a head write the next tokens.
 
     The head's keys are in the pages of the model, and go with them: prefixes that requests share have them, too. It
@@ -94,16 +94,6 @@ class HeadDrafter(Drafter):
     ) -> None:
         self._head, self._cache, self._loop, self._chunk = head, cache, loop, chunk
         self._texts: dict[RequestID, _Text] = {}
-
-    def propose(self, context: TextContext, most: int) -> Sequence[int]:
-        """The tokens that the head writes.
-
-        Args:
-            context: The request.
-            most: The maximum number of tokens.
-        """
-        (tokens,) = self.propose_all([context], [most])
-        return tokens
 
     def propose_all(
         self, contexts: Sequence[TextContext], most: Sequence[int]
