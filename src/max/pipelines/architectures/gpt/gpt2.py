@@ -14,17 +14,22 @@ from max.pipelines.models.decoder.config import DecoderConfig
 from max.pipelines.models.decoder.read_config import read_decoder, with_every_bias
 from max.pipelines.models.decoder.weight_names import WeightNames
 
-__all__ = ["ARCHITECTURES"]
+__all__ = ["ARCHITECTURES", "NAMES", "read_gpt2"]
 
 
-def gpt2_decoder(keys: ConfigKeys) -> DecoderConfig:
-    """A GPT-2."""
+def read_gpt2(keys: ConfigKeys, activation: str) -> DecoderConfig:
+    """What the models of GPT-2's keys have in common.
+
+    Args:
+        keys: The values of config.json.
+        activation: The activation where the file names none.
+    """
     config = read_decoder(
         keys,
         GPT_KEYS,
         tied=True,
         gated=False,
-        activation="gelu_new",
+        activation=activation,
         eps=1e-5,
         longest=1024,
         rotates=False,
@@ -33,12 +38,19 @@ def gpt2_decoder(keys: ConfigKeys) -> DecoderConfig:
     config = with_every_bias(config)
     config = config.with_mlp(size=keys.integer("n_inner", 1, LONGEST_SEQUENCE, 4 * hidden))
     scale = config.attention.score_factor if keys.flag("scale_attn_weights", True) else 1.0
-    by_layer = keys.flag("scale_attn_by_inverse_layer_idx")
-    for index in range(config.num_layers):
-        own = scale / (index + 1) if by_layer else scale
-        config = config.with_attention([index], scale=own)
+    config = config.with_attention(scale=scale)
     positions = config.max_position_embeddings
     return replace(config, learned_positions=positions, norm=NormForm("layer", bias=True))
+
+
+def gpt2_decoder(keys: ConfigKeys) -> DecoderConfig:
+    """A GPT-2."""
+    config = read_gpt2(keys, "gelu_new")
+    scale = config.attention.score_factor
+    if keys.flag("scale_attn_by_inverse_layer_idx"):
+        for index in range(config.num_layers):
+            config = config.with_attention([index], scale=scale / (index + 1))
+    return config
 
 
 NAMES = WeightNames(

@@ -6,61 +6,26 @@ from dataclasses import replace
 from typing import Any
 
 from max.pipelines.architectures.decoder_family import decoder_family
-from max.pipelines.architectures.gpt.gpt_names import GPT_FILE_KEYS, GPT_KEYS
+from max.pipelines.architectures.gpt.gpt2 import NAMES as GPT2_NAMES
+from max.pipelines.architectures.gpt.gpt2 import read_gpt2
+from max.pipelines.architectures.gpt.gpt_names import GPT_FILE_KEYS
 from max.pipelines.checkpoints.config_keys import ConfigKeys
 from max.pipelines.gguf.form import GGUFForm
 from max.pipelines.gguf.metadata import Metadata
-from max.pipelines.models.blocks.norms import NormForm
-from max.pipelines.models.blocks.rope import LONGEST_SEQUENCE
 from max.pipelines.models.decoder.config import DecoderConfig
-from max.pipelines.models.decoder.read_config import read_decoder, with_every_bias
-from max.pipelines.models.decoder.weight_names import WeightNames
 
 __all__ = ["ARCHITECTURES"]
 
 
 def gpt_bigcode_decoder(keys: ConfigKeys) -> DecoderConfig:
     """A GPT BigCode."""
-    config = read_decoder(
-        keys,
-        GPT_KEYS,
-        tied=True,
-        gated=False,
-        activation="gelu_pytorch_tanh",
-        eps=1e-5,
-        longest=1024,
-        rotates=False,
-    )
+    config = read_gpt2(keys, "gelu_pytorch_tanh")
     shared = keys.flag("multi_query", True)
-    config = with_every_bias(config)
-    hidden, heads = config.hidden_size, config.attention.heads
-    config = config.with_mlp(size=keys.integer("n_inner", 1, LONGEST_SEQUENCE, 4 * hidden))
-    config = config.with_attention(
-        kv_heads=1 if shared else heads,
-        scale=config.attention.score_factor if keys.flag("scale_attn_weights", True) else 1.0,
-    )
-    return replace(
-        config,
-        learned_positions=config.max_position_embeddings,
-        norm=NormForm("layer", bias=True),
-        qkv_layout="rows" if shared else "heads",
-    )
+    config = config.with_attention(kv_heads=1 if shared else config.attention.heads)
+    return replace(config, qkv_layout="rows" if shared else "heads")
 
 
-NAMES = WeightNames(
-    prefix="transformer.",
-    layers="h.",
-    top={"wte": "embed_tokens", "wpe": "embed_positions", "ln_f": "norm"},
-    layer={
-        "ln_1": "input_layernorm",
-        "ln_2": "post_attention_layernorm",
-        "attn.c_attn": "self_attn.qkv_proj",
-        "attn.c_proj": "self_attn.o_proj",
-        "mlp.c_fc": "mlp.up_proj",
-        "mlp.c_proj": "mlp.down_proj",
-    },
-    unused_buffers=(".attn.bias", ".attn.masked_bias"),
-)
+NAMES = replace(GPT2_NAMES, transposed_weights=())
 
 
 def _read(metadata: Metadata) -> dict[str, Any]:
