@@ -33,7 +33,7 @@ from max.serve.remote.worker import RemoteWorker
 from max.serve.routers import shared_channel
 from max.serve.routers.address import DoorAddress
 from max.serve.routers.door import Door
-from max.serve.routers.followed import FollowedEngines
+from max.serve.routers.followed_engines import FollowedEngines
 from max.serve.routers.shared_channel import SharedChannel
 from max.serve.worker.client import EngineClient, EngineState
 from max.serve.worker.life_signs import LifeSigns

@@ -33,7 +33,7 @@ from max.serve.process.running import (
     until_stopped,
 )
 from max.serve.requests.request_context import name_requests_in_logs
-from max.serve.routers.followed import FollowedEngines
+from max.serve.routers.followed_engines import FollowedEngines
 from max.serve.routers.forwarding import Forwarder, tunnel
 from max.serve.routers.messages import (
     End,
