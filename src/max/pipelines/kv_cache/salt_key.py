@@ -44,7 +44,7 @@ def salt_of(adapter: str, scale: float, text: str, key: bytes) -> bytes:
     Args:
         adapter: The name of its adapter; empty: none.
         scale: The factor of the adapter's weights.
-        text: Tells those apart who share no pages; empty: everyone shares them.
+        text: Separates clients that share no pages, by their key and tenant; empty: all share them.
         key: The key of salts; pages of an adapter alone do not depend on it.
     """
     if adapter and scale != 1.0:

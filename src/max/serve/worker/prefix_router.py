@@ -35,7 +35,7 @@ class Salt:
     Args:
         adapter: The name of its adapter; empty: none.
         scale: The factor of the adapter's weights.
-        text: Tells those apart who share no pages; empty: everyone shares them.
+        text: Separates clients that share no pages, by their key and tenant; empty: all share them.
     """
 
     adapter: str = ""
