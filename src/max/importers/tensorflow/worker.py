@@ -30,7 +30,7 @@ class Refused(Exception):
 
 
 def limit_memory(count: int) -> None:
-    """Lets the process allocate at most so many bytes, where the system can."""
+    """Limits the bytes that the process may allocate, where the system can."""
     try:
         import resource
     except ImportError:
