@@ -17,8 +17,9 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from max.driver import Tensor
+from max.driver import CPU, Tensor
 from max.dtype import DType
+from max.engine import InferenceSession
 from max.graph.weights import GGUFWeights, open_gguf
 from max.interfaces import PipelineTask, RequestID, SamplingParams
 from max.nn.kv_cache import CacheGroup
@@ -28,7 +29,7 @@ from max.pipelines.generation.batch_pipeline import limits_of
 from max.pipelines.generation.drafts.drafter import KINDS
 from max.pipelines.generation.drafts.head import HeadDrafter, _Row, _Text
 from max.pipelines.generation.engine import Engine, Failure
-from max.pipelines.gguf.export import forms_of
+from max.pipelines.gguf.export import export_gguf, forms_of
 from max.pipelines.gguf.reader import config_of
 from max.pipelines.gguf.tensor_names import decoder_weights
 from max.pipelines.models.heads.prediction import (
@@ -41,6 +42,7 @@ from max.pipelines.sampling.inputs import step_seed
 from tests.architectures import gguf_files
 from tests.architectures.families import CASES, PLAIN_ROPE, architecture, random_model
 from tests.architectures.llama_harness import relative_error, vary_vectors
+from tests.pipelines.head_distributions import PARAMETERS, check_distribution
 from tests.pipelines.test_drafts import always, generated
 from tests.programs.architectures import TINY, random_checkpoint
 
@@ -308,6 +310,13 @@ def test_texts_are_those_of_the_model(drafting: Any, plain: Any) -> None:
     assert not head_drafter(drafting)._texts
 
 
+@pytest.mark.parametrize("values", PARAMETERS, ids=str)
+def test_sampled_texts_have_the_distribution_of_the_model(
+    drafting: Any, family: str, values: dict[str, Any]
+) -> None:
+    check_distribution(drafting, made(family)[0], values)
+
+
 def test_texts_where_pages_run_out(drafting: Any, plain: Any) -> None:
     """Preempted requests are read again by the head too; drafts take no pages that others need."""
     (pool, *others) = drafting.kv_managers[0].pages.pools
@@ -401,6 +410,28 @@ def test_names_in_gguf_files(tmp_path: Path) -> None:
     shape = head_config(with_head(config), own)
     params = shape.cache_params(DType.float32, 16)
     assert own.keys() == PredictionHead(shape, params, DType.float32).raw_state_dict().keys()
+
+
+def test_a_quantized_file_keeps_the_layer(
+    folder: Path, plain: Any, family: str, tmp_path: Path
+) -> None:
+    if family == "deepseek_v32":
+        return  # it has no form in GGUF files
+    path = tmp_path / "model.gguf"
+    session = InferenceSession(devices=[CPU()])
+    if family == "glm4_moe":
+        assert export_gguf(folder, path, "f32", session).left_out == 0
+    else:
+        assert export_gguf(folder, path, "f32", session).left_out == 1
+        export_gguf(folder, path, "f32", session, prediction_layers=True)
+    pipeline = pipeline_of(path, 3)
+    assert texts(pipeline, 3) == texts(plain, 3)
+    drafted, right = pipeline.draft_counts
+    assert 0.08 * drafted < right
+    written = export_gguf(folder, path, "f32", session, prediction_layers=False)
+    assert written.left_out == 1
+    with pytest.raises(ConfigError, match="'mtp', and .* has no layers that predict further"):
+        pipeline_of(path, 3)
 
 
 def test_a_head_samples_as_the_model_does() -> None:

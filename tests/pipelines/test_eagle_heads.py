@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -23,6 +24,7 @@ from max.pipelines.core.exceptions import ConfigError
 from max.pipelines.generation.batch_pipeline import limits_of
 from max.pipelines.generation.engine import Engine
 from tests.architectures.llama_harness import relative_error, vary_vectors
+from tests.pipelines.head_distributions import PARAMETERS, PROMPT, check_distribution
 from tests.pipelines.test_drafting_heads import (
     LENGTH,
     head_drafter,
@@ -190,6 +192,22 @@ def check_drafts(
 def test_texts_are_those_of_the_model(drafting: Any, folders: tuple[Path, Path]) -> None:
     assert texts(drafting, 3) == texts(pipeline_of(folders[0], 0), 3)
     assert drafting.draft_counts[0] > 100
+
+
+@pytest.mark.parametrize("values", PARAMETERS, ids=str)
+def test_sampled_texts_have_the_distribution_of_the_model(
+    made: Any, drafting: Any, values: dict[str, Any]
+) -> None:
+    """The model prefers tokens that the head drafts, so that some of these are right."""
+    drafted = Counter[int]()
+    for seed in range(12):
+        one, engine = request(PROMPT, 9, seed=seed, **values), Engine(drafting, limits_of(drafting))
+        engine.submit(one)
+        while not one.is_done:
+            engine.step()
+            drafted.update(one.draft_tokens)
+    likely = {token: 9.0 for token, _ in drafted.most_common(8)}
+    check_distribution(drafting, made[0], dict(values, logit_bias=likely))
 
 
 def test_what_is_refused(folders: tuple[Path, Path], tmp_path: Path) -> None:

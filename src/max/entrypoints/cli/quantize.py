@@ -60,6 +60,11 @@ WEIGHTED_TYPES = ("q6_k", "q5_k", "q4_k", "q4_0")
     help="Add this adapter of PEFT to the weights. The output may then be a new folder: the model's, with its dtypes.",
 )  # fmt: skip
 @click.option(
+    "--prediction-layers", type=click.Choice(("auto", "keep", "drop")), default="auto", show_default=True,
+    help="Layers that predict further tokens (--speculative-method mtp): auto keeps them where llama.cpp's files of "
+    "the family have them. It does not read other files with them.",
+)  # fmt: skip
+@click.option(
     "--custom-architectures", multiple=True, metavar="MODULE",
     help="A module with architectures of your own, as module or folder:module; may be given several times.",
 )  # fmt: skip
@@ -70,6 +75,7 @@ def quantize(
     kind: str,
     imatrix: str | None,
     merge: str | None,
+    prediction_layers: str,
     custom_architectures: tuple[str, ...],
 ) -> None:
     """Write a model as a GGUF file, which llama.cpp reads too.
@@ -94,6 +100,7 @@ def quantize(
     architecture_registry.PIPELINE_REGISTRY.load_custom(list(custom_architectures))
     begin = time.perf_counter()
     progress = Progress()
+    written = None
     adapter = None if merge is None else adapter_reader.read_adapter(Path(merge), MOST_RANK)
     if adapter is not None and not path.endswith(".gguf"):
         with progress.stage(f"merging {merge} into {model}"):
@@ -102,8 +109,16 @@ def quantize(
         change = None if adapter is None else partial(_merge_adapter, adapter)
         with progress.stage(f"quantizing {model}"):
             session = engine.InferenceSession()
-            size = export.export_gguf(folder, Path(path), kind, session, text, change)
+            keep = {"auto": None, "keep": True, "drop": False}[prediction_layers]
+            written = export.export_gguf(folder, Path(path), kind, session, text, change, keep)
+            size = written.nbytes
     progress.close()
+    if prediction_layers == "auto" and written is not None and written.left_out:
+        click.echo(
+            f"{written.left_out} layer(s) that predict further tokens were left out, as llama.cpp's files of "
+            f"{written.form} have none; --prediction-layers keep writes them",
+            err=True,
+        )
     click.echo(f"{path}: {byte_size(size)} in {time.perf_counter() - begin:.1f} s", err=True)
 
 

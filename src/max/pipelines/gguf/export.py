@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -40,7 +40,7 @@ from max.pipelines.models.decoder.weights import with_embedding
 from max.pipelines.registry import PIPELINE_REGISTRY
 from max.pipelines.tokenization.hf_tokenizer import active_tokenizer
 
-__all__ = ["EXPORT_TYPES", "export_gguf", "forms_of"]
+__all__ = ["EXPORT_TYPES", "ExportSizes", "export_gguf", "forms_of"]
 
 EXPORT_TYPES = ("q8_0", "q6_k", "q5_k", "q4_k", "q4_0", "f16", "bf16", "f32")
 """The types of matrices in written files; vectors are always float32."""
@@ -58,6 +58,21 @@ _PLAIN: dict[str, Callable[[npt.NDArray[Any]], npt.NDArray[Any]]] = {
 }
 
 
+@dataclass(frozen=True)
+class ExportSizes:
+    """What was written to a file.
+
+    Args:
+        nbytes: The total number of bytes of the tensors.
+        form: llama.cpp's name of the architecture.
+        left_out: The number of layers that predict further tokens and were left out.
+    """
+
+    nbytes: int
+    form: str
+    left_out: int = 0
+
+
 def export_gguf(
     folder: Path,
     path: Path,
@@ -68,7 +83,8 @@ def export_gguf(
         [dict[str, WeightData], type[DecoderModel], DecoderConfig], dict[str, WeightData]
     ]
     | None = None,
-) -> int:
+    prediction_layers: bool | None = None,
+) -> ExportSizes:
     """Writes a GGUF file of a model's folder.
 
     Args:
@@ -79,9 +95,11 @@ def export_gguf(
         session: Compiles and runs the encoding kernels.
         text: The text for an importance matrix, which weights the encoding errors; None: all errors have equal weight.
         change: Changes the weights by the checkpoint's names, given the architecture and the shape; None: nothing does.
+        prediction_layers: Whether layers that predict further tokens are written; None: where llama.cpp's files of the
+            family have them.
 
     Returns:
-        The total number of bytes of the tensors.
+        What was written.
 
     Raises:
         ModelFilesError: The model's files are missing or damaged, or its family has no GGUF form.
@@ -116,7 +134,9 @@ def export_gguf(
             )
     if change is not None:
         stored = change(stored, model, config)
-    config, weights = _model_weights(model, config, stored)
+    config, weights, further = _model_weights(model, config, stored)
+    kept = form.prediction_layers if prediction_layers is None else prediction_layers
+    layers = {int(name.split(".")[1]) for name in further}
     metadata: dict[str, Any] = {
         "general.architecture": form.name,
         "general.name": folder.name,
@@ -124,11 +144,15 @@ def export_gguf(
         "general.file_type": _FILE_TYPES[file_type],
     }
     described = decoder_metadata(config, form)
+    if kept and layers:
+        # block_count includes these layers
+        described["block_count"] += len(layers)
+        described["nextn_predict_layers"] = len(layers)
     metadata |= {f"{form.name}.{key}": value for key, value in described.items()}
     parameters: dict[str, list[float]] = {}
-    own_tensors = weights
+    own_tensors = weights | further if kept else weights
     if form.split_weights is not None:
-        parameters, own_tensors = form.split_weights(config, weights)
+        parameters, own_tensors = form.split_weights(config, own_tensors)
     metadata |= parameters
     metadata |= tokenizer_metadata(repo, int(weights["embed_tokens.weight"].shape[0]))
     tensors = stored_weights(config, form, own_tensors)
@@ -145,7 +169,8 @@ def export_gguf(
     except ModelFilesError:
         path.unlink()
         raise
-    return sum(entry.nbytes for entry in entries)
+    size = sum(entry.nbytes for entry in entries)
+    return ExportSizes(size, form.name, 0 if kept else len(layers))
 
 
 def _check_description(path: Path, config: DecoderConfig, form: GGUFForm) -> None:
@@ -185,21 +210,25 @@ def forms_of(name: str) -> tuple[GGUFForm, ...]:
 
 def _model_weights(
     model: type[DecoderModel], config: DecoderConfig, stored: dict[str, WeightData]
-) -> tuple[DecoderConfig, dict[str, WeightData]]:
-    """The shape of a model, and the weights that belong to it, by the decoder's names."""
+) -> tuple[DecoderConfig, dict[str, WeightData], dict[str, WeightData]]:
+    """The shape of a model, its weights, and those of its prediction layers, by the decoder's names."""
     weights = model.weight_names.from_safetensors(stored)
     config, weights = with_embedding(model.shape_by_weights(config, weights), weights)
     weights = split_fused(config, weights)
-    further = (
-        f"{PREDICTION_LAYER}.",
-        *(f"layers.{config.num_layers + index}." for index in range(config.prediction_layers)),
-    )
-    weights = {key: value for key, value in weights.items() if not key.startswith(further)}
+    apart, place = f"{PREDICTION_LAYER}.", f"layers.{config.num_layers}."
+    count = max(config.prediction_layers, any(key.startswith(apart) for key in weights))
+    weights = {
+        place + key.removeprefix(apart) if key.startswith(apart) else key: value
+        for key, value in weights.items()
+    }
+    prefixes = tuple(f"layers.{config.num_layers + index}." for index in range(count))
+    further = {key: value for key, value in weights.items() if key.startswith(prefixes)}
+    weights = {key: value for key, value in weights.items() if key not in further}
     if config.tie_word_embeddings:
         weights.pop("lm_head.weight", None)
     if "embed_tokens.weight" not in weights:
         raise ModelFilesError("the weight files have no embedding", "Copy the files again.")
-    return config, weights
+    return config, weights, further
 
 
 def _table(name: str, values: npt.NDArray[Any]) -> GGUFEntry:

@@ -70,6 +70,7 @@ class GGUFForm:
         states_windows: Whether files state the layers with a window in any case.
         yarn_multiplier: The factor of YaRN's ``mscale_all_dim`` in files; 0: files do not state it.
         experts: The keys of experts that files state.
+        prediction_layers: Whether llama.cpp's files of the family have the layers that predict further tokens.
         describes: Whether a config is written in this form; a class may have several.
         write: The metadata that only this family states, or states differently; keys lack the prefix ``name.``.
         split_weights: Separates the weights that files store as metadata, with whole keys, and converts others to those
@@ -99,6 +100,7 @@ class GGUFForm:
     states_windows: bool = False
     yarn_multiplier: float = 0.0
     experts: ExpertKeys = ExpertKeys()
+    prediction_layers: bool = False
     describes: Callable[[Any], bool] = lambda config: True
     write: Callable[[Any], dict[str, Any]] | None = None
     split_weights: (

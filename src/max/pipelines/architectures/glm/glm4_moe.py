@@ -56,6 +56,7 @@ GLM_GGUF = GGUFForm(
     keys={**GROUPED, "qk_norm": "use_qk_norm"},
     layer={"post_attention_norm": "post_attention_layernorm"},
     experts=ExpertKeys(scoring=True, shared_count=True),
+    prediction_layers=True,
 )
 DOTS_GGUF = GGUFForm(
     "dots1", "dots1", keys=GROUPED, experts=ExpertKeys(scoring=True, shared_count=True)
