@@ -27,6 +27,7 @@ from max.pipelines.generation.drafts.lengths import LENGTHS, DraftLengths, _Shar
 from max.pipelines.generation.drafts.lookup import LookupDrafter
 from max.pipelines.generation.engine import Engine, Failure
 from max.pipelines.generation.process.service import TextWork
+from max.pipelines.kv_cache.state_slots import StateSlots
 from max.pipelines.models.inputs import ModelOutputs
 from max.pipelines.scheduler import SchedulerLimits
 from max.pipelines.structured.grammar import of_json_schema
@@ -655,8 +656,11 @@ def test_what_cannot_draft() -> None:
     with pytest.raises(ConfigError, match="'ngram', and the model gives one token a step"):
         DraftSteps.of(config, model, None, cache, None)
     model.verifies_drafts = True
-    with pytest.raises(ConfigError, match="recurrent states, which cannot go back"):
-        DraftSteps.of(config, model, None, type("Cache", (), {"slots": object()})(), None)
+    with pytest.raises(ConfigError, match="recurrent states, and no memory is left to save one"):
+        DraftSteps.of(config, model, None, type("Cache", (), {"slots": StateSlots(2)})(), None)
+    assert DraftSteps.of(
+        config, model, None, type("Cache", (), {"slots": StateSlots(2, 1)})(), None
+    )
     assert DraftSteps.of(config, model, None, cache, None).most == 4
     for values in (dict(speculative_method="medusa"), dict(num_speculative_tokens=0)):
         with pytest.raises(ConfigError, match=next(iter(values))):

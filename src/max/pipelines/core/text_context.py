@@ -392,17 +392,18 @@ class TextContext:
         self._start_idx, self._active_idx = self._active_idx, self._end_idx
         self._draft_offset = 0
 
-    def jump_ahead(self, new_token: int) -> None:
+    def jump_ahead(self, new_token: int, log_probabilities: LogProbabilities | None = None) -> None:
         """Appends a token that needs no step, for example a token that a grammar forces.
 
         It is part of the output, and is processed in the next step.
 
         Args:
             new_token: The token.
+            log_probabilities: As of :meth:`update`.
         """
         if self._active_idx < self._end_idx:
             raise ValueError(f"request {self.request_id}: jump_ahead amid chunks of the prompt")
-        self._append(new_token, None)
+        self._append(new_token, log_probabilities)
         self._jumped_tokens += 1
         self._active_idx = self._end_idx
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from contextlib import ExitStack
 from functools import partial
 from typing import Any, Generic, cast
@@ -39,6 +39,7 @@ from max.pipelines.generation.steps.step_tokens import (
     log_probabilities_of_step,
     with_closing_tokens,
 )
+from max.pipelines.kv_cache.saved_states import rewind_states, save_states
 from max.pipelines.models.inputs import ModelInputs, ModelOutputs
 from max.pipelines.models.kv_cache import load_cache
 from max.pipelines.models.loading import load_model
@@ -217,6 +218,7 @@ class Replica(Generic[TextGenerationContextType]):
         steps: list[npt.NDArray[np.int64]] = []
         logs: list[list[LogProbabilities | None]] = []
         verified: list[list[int]] = []
+        save_states(self.cache.slots, self.cache.states, batch)
         for step in range(num_steps):
             if model.samples_in_graph and (step or model_inputs.sampling is None):
                 device = self._device
@@ -256,9 +258,10 @@ class Replica(Generic[TextGenerationContextType]):
             new_tokens = [own or one for own, one in zip(verified, new_tokens, strict=True)]
             if enable_log_probs:
                 logs = _logs_of_drafts(rows, new_tokens, logs[0])
+        rewound = () if rows is None else rewind_states(self.cache.slots, batch, verified)
         if len(steps) == num_steps:
             self._measure(batch, rows, verified, begin, num_steps)
-        return self._result(batch, new_tokens, len(steps), logs)
+        return self._result(batch, new_tokens, len(steps), logs, rewound)
 
     def _measure(
         self,
@@ -269,10 +272,15 @@ class Replica(Generic[TextGenerationContextType]):
         steps: int,
     ) -> None:
         """Records the duration of a step of a batch without prompts, before its tokens are added."""
-        if self.drafts is not None and all(c.active_length - draft_length(c) == 1 for c in batch):
+        if self.drafts is None:
+            return
+        again = self.drafts.rows_again(batch)
+        if all(
+            c.active_length - draft_length(c) - n == 1 for c, n in zip(batch, again, strict=True)
+        ):
             drafted = 0 if rows is None else sum(rows.counts) - sum(map(bool, rows.counts))
             accepted = sum(len(own) - 1 for own in verified if own)
-            self.drafts.measure(batch, drafted, accepted, begin, steps)
+            self.drafts.measure(batch, drafted + sum(again), accepted, begin, steps)
 
     def _run_loop(
         self,
@@ -282,6 +290,7 @@ class Replica(Generic[TextGenerationContextType]):
     ) -> StepResult:
         """Runs a decoding batch for several steps, or until one of its sequences ends."""
         begin = time.perf_counter()
+        save_states(self.cache.slots, self.cache.states, batch)
         model_inputs = self.inputs(batch, 1)
         if model_inputs.sampling is None:
             model_inputs.update(sampling=SamplingInputs.of(batch, self._device))
@@ -296,6 +305,7 @@ class Replica(Generic[TextGenerationContextType]):
         tokens: Sequence[Sequence[int]],
         steps: int,
         logs: Sequence[Sequence[LogProbabilities | None]] = (),
+        rewound: Collection[RequestID] = (),
     ) -> StepResult:
         """Adds the tokens of an execution to the contexts, and records what is in the cache now.
 
@@ -304,8 +314,9 @@ class Replica(Generic[TextGenerationContextType]):
             tokens: The new tokens of each request, any number.
             steps: How often the model ran.
             logs: For each step, the log-probabilities of each request; empty: none.
+            rewound: Requests whose recurrent states have gone back.
         """
-        outputs = append_tokens(batch, tokens, logs, self._constraints)
+        outputs = append_tokens(batch, tokens, logs, self._constraints, rewound)
         if self.records_tokens:
             self.cache.step(batch)
         if self.drafts is not None:

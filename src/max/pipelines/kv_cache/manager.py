@@ -24,6 +24,7 @@ from max.pipelines.kv_cache.memory import (
     page_bytes,
     page_size_of,
     pages_for_memory,
+    spare_slots,
     state_bytes,
     swap_slots,
 )
@@ -140,6 +141,7 @@ class PagedKVCacheManager(RequestPages):
         devices: The model's devices.
         session: The model's session.
         swap_slots: The number of pages of each group that the swap area in host memory holds; 0: there is none.
+        spare_slots: The number of requests whose recurrent states can be saved at once, for steps with drafts.
 
     Raises:
         ValueError: The shape is for another number of devices, or has no page size.
@@ -156,6 +158,7 @@ class PagedKVCacheManager(RequestPages):
         devices: Sequence[Device],
         session: InferenceSession | None = None,
         swap_slots: int = 0,
+        spare_slots: int = 0,
     ) -> None:
         if not devices or len(devices) != params.n_devices:
             raise ValueError(
@@ -177,7 +180,7 @@ class PagedKVCacheManager(RequestPages):
                 params.window,
                 more=[PagePool(*group) for group in zip(counts[1:], windows, strict=True)],
             ),
-            StateSlots(max_batch_size) if params.states else None,
+            StateSlots(max_batch_size, spare_slots) if params.states else None,
         )
         groups = group_shapes(params, num_layers)
         # for each group its pages on each device
@@ -190,7 +193,9 @@ class PagedKVCacheManager(RequestPages):
         self.other_blocks = [blocks[1:] for blocks in all_blocks] if len(devices) > 1 else []
         # [slots, layers, *shape]: a sequence has one slot
         self.states = tuple(
-            Tensor.zeros((max_batch_size, state.layers, *state.shape), state.dtype, self.device)
+            Tensor.zeros(
+                (max_batch_size + spare_slots, state.layers, *state.shape), state.dtype, self.device
+            )
             for state in params.states
         )
         self._host_tables: _HostTables | None = None
@@ -208,8 +213,9 @@ class PagedKVCacheManager(RequestPages):
                 byte_size(count * page_bytes(*group)),
             )
         if params.states:
-            size = byte_size(max_batch_size * state_bytes(params))
-            logger.info("recurrent states: %d slots, %s", max_batch_size, size)
+            slots = max_batch_size + spare_slots
+            size = byte_size(slots * state_bytes(params))
+            logger.info("recurrent states: %d slots, %s", slots, size)
 
     @staticmethod
     def _blocks(shape: KVCacheParams, layers: int, count: int, device: Device) -> Tensor:
@@ -404,6 +410,7 @@ def load_kv_manager(
     page_size: int | None = None,
     step_tokens: int | None = None,
     host_memory: int | None = None,
+    drafts: bool = False,
 ) -> PagedKVCacheManager:
     """Creates a manager with the pages that a full batch needs, or that fit into memory.
 
@@ -418,6 +425,7 @@ def load_kv_manager(
         page_size: Tokens per page; None: that of `params`.
         step_tokens: The maximum number of new tokens of a sequence per step; None: all its tokens.
         host_memory: The bytes of host memory for the cache and its swap area; None: no limit.
+        drafts: Whether steps verify drafted tokens.
 
     Raises:
         ValueError: `page_size` is not that of `params`, or one sequence of full length does not fit.
@@ -427,6 +435,9 @@ def load_kv_manager(
             f"load_kv_manager: page_size is {page_size}, and the cache's shape has {params.page_size}"
         )
     batch = max_batch_size or 1
+    spares = spare_slots(params, batch, available_cache_memory) if drafts else 0
+    if available_cache_memory is not None:
+        available_cache_memory -= spares * state_bytes(params)
     num_pages = pages_for_memory(
         params,
         num_layers,
@@ -449,4 +460,5 @@ def load_kv_manager(
         devices=devices,
         session=session,
         swap_slots=slots,
+        spare_slots=spares,
     )

@@ -13,6 +13,9 @@ from max.nn.kv_cache.cache_params import KVCacheParams
 from max.pipelines.core.text import byte_size
 from max.pipelines.kv_cache.page_pool import pages_of
 
+_MOST_SAVED = 8
+"""The maximum number of recurrent states that are saved at once."""
+
 
 def page_size_of(params: KVCacheParams) -> int:
     """Tokens per page.
@@ -59,6 +62,22 @@ def state_bytes(params: KVCacheParams) -> int:
         params: The cache's shape.
     """
     return sum(state.bytes_per_slot for state in params.states)
+
+
+def spare_slots(params: KVCacheParams, max_batch_size: int, available_bytes: int | None) -> int:
+    """The number of recurrent states that can be saved at once, as steps with drafts need it: a few, as drafts do not
+    pay in large batches, and at most a fourth of the memory.
+
+    Args:
+        params: The cache's shape.
+        max_batch_size: The maximum number of concurrent requests.
+        available_bytes: The bytes for the cache; None: no limit.
+    """
+    size = state_bytes(params)
+    if not size:
+        return 0
+    most = min(max_batch_size, _MOST_SAVED)
+    return most if available_bytes is None else min(most, available_bytes // 4 // size)
 
 
 def _held_pages(params: KVCacheParams, max_seq_len: int, step_tokens: int | None) -> int:

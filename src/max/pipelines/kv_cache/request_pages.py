@@ -315,7 +315,10 @@ class RequestPages:
                 end = min(length, end, length if reusable is None else reusable)
                 self.pages.commit(key, context.all_tokens[:end], salt, contents)
             # after `commit`: a page that is released stays cached under its hash
-            self.pages.trim(key, length)
+            if self.slots is None or not self.slots.behind(
+                key
+            ):  # else its next step writes these pages again
+                self.pages.trim(key, length)
 
     def truncate(self, context: TextContext, length: int) -> None:
         """Removes the last tokens of a request from its context and from the cache.
@@ -336,7 +339,9 @@ class RequestPages:
         # first, as it refuses lengths; the pages are changed only if it succeeds
         context.truncate(length)
         if goes_back and self.contains(context.request_id):
-            # a recurrent state cannot go back to an earlier token: all tokens are read again
+            # a recurrent state cannot go back to any earlier token: all tokens are read again
+            if self.slots is not None:
+                self.slots.keep(context.request_id)
             self.keep(context, 0 if self.slots is not None else kept)
 
     def keep(self, context: TextGenerationContext, length: int) -> int:

@@ -50,6 +50,7 @@ class KVCacheMixin(Protocol):
             available_cache_memory,
             step_tokens=model.pipeline_config.step_tokens,
             host_memory=model.pipeline_config.host_memory(),
+            drafts=model.pipeline_config.drafts_tokens and model.verifies_drafts,
         )
 
     @classmethod

@@ -23,6 +23,7 @@ from max.pipelines.generation.steps.decode_loop import DecodeLoop
 from max.pipelines.generation.steps.prompt_logits import wants_prompt_logits
 from max.pipelines.generation.steps.step_tokens import reasoning_limit
 from max.pipelines.kv_cache.manager import PagedKVCacheManager
+from max.pipelines.kv_cache.state_slots import StateSlots
 from max.pipelines.models.inputs import ModelOutputs
 from max.pipelines.models.pipeline_model import PipelineModel
 from max.pipelines.sampling.sampler import Sampler
@@ -45,14 +46,20 @@ class DraftSteps:
         most: The maximum number of drafted tokens of a request.
         sampler: Chooses the tokens of rows.
         constraints: The grammars of requests; None: they have none.
+        slots: The slots of recurrent states; None: the model has none.
     """
 
     def __init__(
-        self, drafter: Drafter, most: int, sampler: Sampler, constraints: Constraints | None = None
+        self,
+        drafter: Drafter,
+        most: int,
+        sampler: Sampler,
+        constraints: Constraints | None = None,
+        slots: StateSlots | None = None,
     ) -> None:
         self._drafter, self.most, self._sampler = drafter, most, sampler
-        self._constraints = constraints
-        self.lengths = DraftLengths(most)
+        self._constraints, self._slots = constraints, slots
+        self.lengths = DraftLengths(most, reads_again=slots is not None)
         """Chooses the lengths of drafts."""
         self._truncations: dict[RequestID, int] = {}  # as the drafter knows them
         self._last: list[
@@ -91,12 +98,12 @@ class DraftSteps:
         if method is None or not config.drafts_tokens:
             return None
         slots = cache.slots
-        if slots is not None or not model.verifies_drafts:
+        if not model.verifies_drafts or (slots is not None and not slots.spares):
             if method is SpeculativeMethod.auto:
                 return None
             why = (
-                "has recurrent states, which cannot go back"
-                if slots is not None
+                "has recurrent states, and no memory is left to save one"
+                if model.verifies_drafts
                 else "gives one token a step"
             )
             raise ConfigError(
@@ -106,7 +113,7 @@ class DraftSteps:
         most = config.num_speculative_tokens
         if drafter is None:
             drafter = _drafter_of(config, model, cache)
-        return cls(drafter, most, sampler, constraints)
+        return cls(drafter, most, sampler, constraints, slots)
 
     def warm_up(self) -> None:
         """Loads the graph that samples the rows of drafts before the first draft; thread-safe."""
@@ -149,21 +156,34 @@ class DraftSteps:
                 chunks.append(context)
                 continue
             # a step gives one token more than it drafts, and both must fit
-            room = min(self.most, context.max_length - context.end_idx - 1)
-            if self.enabled and room > 0 and not _needs_single_tokens(context):
+            (again,) = self.rows_again([context])
+            room = min(self.most - again, context.max_length - context.end_idx - 1)
+            saved = self._slots is None or len(contexts) < self._slots.spares
+            if self.enabled and saved and room > 0 and not _needs_single_tokens(context):
                 contexts.append(context)
                 most.append(room)
         if chunks:
             self._drafter.read(chunks)
         if contexts and self.lengths.may_draft(len(batch)):
-            self._draft(contexts, most, len(batch))
+            self._draft(contexts, most, len(batch), sum(self.rows_again(batch)))
         if chunks:
             self._last = []
         self._ended = time.perf_counter()
 
-    def _draft(self, contexts: Sequence[TextContext], most: Sequence[int], requests: int) -> None:
+    def rows_again(self, batch: Sequence[TextGenerationContext]) -> list[int]:
+        """For each request the number of tokens that the next step reads again, as a recurrent state has gone back.
+
+        Args:
+            batch: The requests.
+        """
+        slots = self._slots
+        return [0 if slots is None else slots.behind(c.request_id) for c in batch]
+
+    def _draft(
+        self, contexts: Sequence[TextContext], most: Sequence[int], requests: int, again: int
+    ) -> None:
         """Drafts tokens of requests: each drafter those of the requests that the ones before it have no guess for."""
-        left, count = list(zip(contexts, most, strict=True)), 0
+        left, count = list(zip(contexts, most, strict=True)), again
         for first_kind, drafter in self._drafter.parts:
             if not left:
                 break

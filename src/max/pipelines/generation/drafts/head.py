@@ -109,12 +109,12 @@ class HeadDrafter(BatchDrafter):
         own = [contexts[row] for row in kept]
         if not own:
             return drafts
-        ends = [context.start_idx for context in own]
+        ends = [self._end(context) for context in own]
         self._read(own, ends, leave=1)
         texts = [_Row(c, self._text(c), end) for c, end in zip(own, ends, strict=True)]
         written = [[token] for token in self._step(texts)]
-        for context, row, tokens in zip(own, texts, written, strict=True):
-            self._text(context).read = context.start_idx
+        for context, end, row, tokens in zip(own, ends, texts, written, strict=True):
+            self._text(context).read = end
             row.advance(tokens[0])
         # requests with shorter drafts take no part in later steps, as they have no pages for these
         left, done = range(len(own)), 1
@@ -166,6 +166,13 @@ class HeadDrafter(BatchDrafter):
             text = _Text(context, number, max(prefix - 1, 0))
             self._texts[context.request_id] = text
         return text
+
+    def _end(self, context: TextContext) -> int:
+        """The number of first tokens whose states the model has stored: with those of the last step that the next one
+        reads again.
+        """
+        slots = self._cache.slots
+        return context.start_idx + (0 if slots is None else slots.behind(context.request_id))
 
     def _has_room(self, context: TextContext, most: int) -> bool:
         """Reserves the pages of a draft, which the step that verifies it needs too; False if there are none."""

@@ -156,10 +156,11 @@ class DraftLengths:
 
     Args:
         most: The maximum number of drafted tokens of a request.
+        reads_again: Whether a request reads the right tokens of a draft again if another one was wrong.
     """
 
-    def __init__(self, most: int) -> None:
-        self.most = most
+    def __init__(self, most: int, reads_again: bool = False) -> None:
+        self.most, self._reads_again = most, reads_again
         self.seconds = StepSeconds()
         self._shares: dict[RequestID, dict[int, _Share]] = {}
         self._all: dict[int, _Share] = {}
@@ -225,6 +226,9 @@ class DraftLengths:
             if count not in LENGTHS and count < most:
                 continue
             more = (self.seconds.of(requests, drafted + count) or plain) - before
+            if self._reads_again:
+                rows = 1 + round(expected)
+                more += (1 - right) * ((self.seconds.of(requests, rows) or plain) - plain)
             rate = (requests + expected) / (plain + more + count * drafting + after)
             if rate > best:
                 best, length = rate, count

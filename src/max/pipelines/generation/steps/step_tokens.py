@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 from typing import cast
 
 import numpy as np
@@ -146,6 +146,7 @@ def append_tokens(
     tokens: Sequence[Sequence[int]],
     logs: Sequence[Sequence[LogProbabilities | None]],
     constraints: Constraints,
+    rewound: Container[RequestID] = (),
 ) -> dict[RequestID, TextGenerationOutput]:
     """Adds any number of tokens to each request, up to the end of its sequence, and collects the outputs.
 
@@ -154,6 +155,7 @@ def append_tokens(
         tokens: The new tokens of each request; a negative one ends its request with an error.
         logs: For each step, the log-probabilities of each request; empty: none.
         constraints: Advances the grammars of the requests.
+        rewound: Requests whose recurrent states have gone back: their next step begins where this one did.
     """
     outputs: dict[RequestID, TextGenerationOutput] = {}
     for row, (context, row_tokens) in enumerate(zip(batch, tokens, strict=True)):
@@ -168,7 +170,12 @@ def append_tokens(
                 break
             token = first[0] if first and step == 0 else chosen
             chunk = context.end_idx
-            context.update(token, logs[step][row] if step < len(logs) else None)
+            log = logs[step][row] if step < len(logs) else None
+            if isinstance(context, TextContext) and context.request_id in rewound:
+                context.set_draft(())
+                context.jump_ahead(token, log)
+            else:
+                context.update(token, log)
             if context.end_idx == chunk:
                 continue  # the token followed a chunk and was dropped
             constraints.advance(context, token)
