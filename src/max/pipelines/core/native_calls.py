@@ -16,7 +16,7 @@ from types import TracebackType
 
 from max.pipelines.core.exceptions import ModelFilesError, UserError
 
-__all__ = ["is_panic", "native_calls", "quiet_panics"]
+__all__ = ["is_panic", "native_calls", "quiet_panics", "tokenizer_calls"]
 
 _MOST_CHARACTERS = 300
 _redirecting = threading.Lock()
@@ -70,6 +70,12 @@ class native_calls(ContextDecorator):
             text = f"{text[:_MOST_CHARACTERS]} …"
         problem = self._problem if isinstance(self._problem, str) else self._problem()
         raise self._kind(f"{problem}: {text}", self._remedy) from error
+
+
+tokenizer_calls = native_calls(
+    "the tokenizer cannot handle its own tokens", "Copy or download the model's files again."
+)
+"""For calls of a model's tokenizer."""
 
 
 @contextmanager

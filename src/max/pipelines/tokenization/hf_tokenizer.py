@@ -9,8 +9,8 @@ compare the two. tokenizer.json determines whether begin and end tokens are adde
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Sequence
-from functools import cached_property
+from collections.abc import Callable, Iterable, Sequence
+from functools import cached_property, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -22,7 +22,7 @@ from max.pipelines.checkpoints.hub import HuggingFaceRepo, RepoType
 from max.pipelines.checkpoints.model_files import read_json, remedy_for
 from max.pipelines.checkpoints.weight_files import open_gguf
 from max.pipelines.core.exceptions import InputError, ModelFilesError, PromptTooLongError
-from max.pipelines.core.native_calls import native_calls, quiet_panics
+from max.pipelines.core.native_calls import native_calls, quiet_panics, tokenizer_calls
 from max.pipelines.tokenization.added_tokens import (
     add_missing_tokens,
     special_tokens,
@@ -50,10 +50,6 @@ _MOST_GAPS = 1 << 20
 """The unused numbers of a vocabulary beyond as many as it has tokens: the package keeps a line for each."""
 _LONG = 4096
 """Texts with more characters are encoded without the GIL."""
-
-_guarded = native_calls(
-    "the tokenizer cannot handle its own tokens", "Copy or download the model's files again."
-)
 
 _REMEDY = "Copy or download the model's files again."
 
@@ -94,9 +90,9 @@ class HFTokenizer:
         # a file may state both, and prompts have neither
         tokenizer.no_truncation()
         tokenizer.no_padding()
-        _guarded(add_missing_tokens)(tokenizer, keys)
+        tokenizer_calls(add_missing_tokens)(tokenizer, keys)
 
-    @_guarded
+    @tokenizer_calls
     def __len__(self) -> int:
         return self.backend_tokenizer.get_vocab_size(with_added_tokens=True)
 
@@ -133,13 +129,13 @@ class HFTokenizer:
         return self.templates.get("default")
 
     @cached_property
-    @_guarded
+    @tokenizer_calls
     def all_special_ids(self) -> list[int]:
         """The ids of the special tokens."""
         added = self.backend_tokenizer.get_added_tokens_decoder()
         return sorted(number for number, token in added.items() if token.special)
 
-    @_guarded
+    @tokenizer_calls
     def convert_tokens_to_ids(self, token: str) -> int | None:
         """The id of a token; None if it is unknown.
 
@@ -166,7 +162,7 @@ class HFTokenizer:
             raise PromptTooLongError(len(encoding), most)
         return encoding.ids
 
-    @_guarded
+    @tokenizer_calls
     def encode_all(self, texts: Sequence[str], add_special_tokens: bool = True) -> list[list[int]]:
         """Encodes texts together, without the GIL.
 
@@ -188,7 +184,7 @@ class HFTokenizer:
         """
         return len(self._encoding(text, add_special_tokens))
 
-    @_guarded
+    @tokenizer_calls
     def _encoding(self, text: str, add_special_tokens: bool) -> Any:
         if len(text) <= _LONG:
             return self.backend_tokenizer.encode(text, add_special_tokens=add_special_tokens)
@@ -205,12 +201,12 @@ class HFTokenizer:
             return 0
         return len(text) // self._longest_token
 
-    @_guarded
+    @tokenizer_calls
     def vocabulary(self) -> dict[str, int]:
         """The numbers of all tokens by their texts."""
         return self.backend_tokenizer.get_vocab(with_added_tokens=True)
 
-    @_guarded
+    @tokenizer_calls
     def to_json(self) -> str:
         """The tokenizer as tokenizer.json has it.
 
@@ -226,7 +222,7 @@ class HFTokenizer:
         return self.backend_tokenizer.to_str()
 
     @cached_property
-    @_guarded
+    @tokenizer_calls
     def _longest_token(self) -> int:
         """The most characters that a token stands for; 0: the tokenizer may drop characters."""
         # the state of this part alone: that of the tokenizer has the vocabulary, and a line for each unused number
@@ -252,19 +248,34 @@ class HFTokenizer:
             skip_special_tokens: Whether to omit special tokens.
         """
         ids = [tokens] if isinstance(tokens, int) else list(tokens)
-        # not as a block of `_guarded`: streams decode a few tokens at each step
+        # not as a block of `tokenizer_calls`: texts are decoded in many small parts
         try:
             text = self.backend_tokenizer.decode(ids, skip_special_tokens=skip_special_tokens)
         except BaseException as error:
-            _guarded.check(error)
+            tokenizer_calls.check(error)
             raise
-        if (
-            self.config.get("clean_up_tokenization_spaces")
-            and type(self.backend_tokenizer.model).__name__ != "BPE"
-        ):
+        if self._cleans_spaces:
             for loose in _TIGHT:
                 text = text.replace(loose, loose.strip() if loose == " ' " else loose[1:])
         return text
+
+    @property
+    def _cleans_spaces(self) -> bool:
+        """Whether spaces before punctuation are removed from decoded text."""
+        cleans = self.config.get("clean_up_tokenization_spaces")
+        return bool(cleans) and type(self.backend_tokenizer.model).__name__ != "BPE"
+
+    def decoder(self, skip_special_tokens: bool = False) -> Callable[[Sequence[int]], str]:
+        """A function that decodes lists of tokens as :meth:`decode` does, without its frame where that adds nothing.
+
+        A panic of the tokenizers package passes it: :class:`TextStream`, which calls it at each step, turns it into an
+        error.
+
+        Args:
+            skip_special_tokens: Whether to omit special tokens.
+        """
+        decode = self.decode if self._cleans_spaces else self.backend_tokenizer.decode
+        return partial(decode, skip_special_tokens=skip_special_tokens)
 
     def apply_chat_template(
         self,
@@ -304,7 +315,7 @@ class HFTokenizer:
         )
 
 
-@_guarded
+@tokenizer_calls
 def tokenizer_json(tokenizer: Any) -> str:
     """A tokenizer as tokenizer.json has it.
 

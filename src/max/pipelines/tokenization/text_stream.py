@@ -8,6 +8,7 @@ from typing import Protocol
 
 from max._dataclass import dataclass
 from max.interfaces import GenerationStatus
+from max.pipelines.core.native_calls import tokenizer_calls
 
 _BROKEN = "\ufffd"
 # an incomplete character has at most three bytes; each may decode to one broken character
@@ -31,7 +32,7 @@ class TextStream:
     """
 
     def __init__(self, decode: Callable[[Sequence[int]], str]) -> None:
-        self._decode = decode
+        self._decode_tokens = decode
         self._window: list[int] = []
         self._sent = 0
 
@@ -52,6 +53,14 @@ class TextStream:
         if end == len(text) and len(self._window) > _WINDOW:
             self._shorten(text)
         return piece
+
+    def _decode(self, tokens: Sequence[int]) -> str:
+        # not as a block of `tokenizer_calls`, which costs as much as the call
+        try:
+            return self._decode_tokens(tokens)
+        except BaseException as error:
+            tokenizer_calls.check(error)
+            raise
 
     def _shorten(self, text: str) -> None:
         """Drops all but the last tokens, if these decode to the end of the text."""

@@ -333,14 +333,17 @@ class TextTokenizer(PipelineTokenizer[TextContext, Tokens, TextGenerationRequest
             return str(self.delegate.decode([*before, *ids], **kwargs))[len(alone) :]
         return str(self.delegate.decode(ids, **kwargs))
 
-    def decoder(self, **kwargs: object) -> Callable[[Sequence[int]], str]:
+    def decoder(self, **kwargs: Any) -> Callable[[Sequence[int]], str]:
         """A function that decodes lists of tokens as :meth:`decode_now` does, for streams, which call it at each step.
 
         Args:
             kwargs: Arguments of the tokenizer, for example ``skip_special_tokens``.
         """
-        decode = self.decode_now if self._whitespace_fix else self.delegate.decode
-        return partial(decode, **kwargs)
+        if self._whitespace_fix:
+            return partial(self.decode_now, **kwargs)
+        if isinstance(self.delegate, HFTokenizer):
+            return self.delegate.decoder(**kwargs)
+        return partial(self.delegate.decode, **kwargs)
 
     async def decode(self, encoded: Tokens, **kwargs: object) -> str:
         """Decodes tokens.
