@@ -214,7 +214,7 @@ class TwoCaches(CountingPipeline):
         return [self.cache, self.other]
 
     def execute(self, inputs):
-        result = StepResult.of(super().execute(inputs))
+        result = StepResult(super().execute(inputs))
         self.other.step(list(inputs.batch.values()))
         return result
 

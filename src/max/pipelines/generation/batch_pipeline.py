@@ -52,15 +52,6 @@ class StepResult(dict[RequestID, TextGenerationOutput]):
         self.steps = steps
         """How often the model ran."""
 
-    @classmethod
-    def of(cls, outputs: Mapping[RequestID, TextGenerationOutput]) -> StepResult:
-        """What a pipeline returned, as a result; one that states only its tokens gives one in each step.
-
-        Args:
-            outputs: The new tokens of each request.
-        """
-        return outputs if isinstance(outputs, StepResult) else cls(outputs)
-
 
 class BatchPipeline(
     Pipeline[TextGenerationInputs[TextGenerationContextType], TextGenerationOutput]

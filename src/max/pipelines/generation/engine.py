@@ -218,7 +218,9 @@ class Engine:
         # the scheduler is not timed: its estimates are of the model
         start = time.perf_counter()
         try:
-            result = StepResult.of(pipeline.execute(inputs))
+            outputs = pipeline.execute(inputs)
+            if not isinstance(outputs, StepResult):
+                outputs = StepResult(outputs)  # each of its tokens is of one step
         except Exception as error:
             self._end_reading(0)
             for context in batch:
@@ -235,7 +237,7 @@ class Engine:
                     self.scheduler.requeue(context)
             raise
         seconds = time.perf_counter() - start
-        outputs, steps = result, result.steps
+        steps = outputs.steps
         # the reader has sent these tokens; the outcomes are the others
         delivered = self._end_reading(steps)
         for request_id, count in delivered.items():
