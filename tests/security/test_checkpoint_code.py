@@ -21,9 +21,8 @@ import pytest
 from max.entrypoints.cli import cli
 from max.entrypoints.cli.errors import report
 from max.graph.weights import WeightsFileError, load_weights
-from max.pipelines.generation.process.channel import ConnectionChannel
+from max.pipelines.generation.process.channel import ConnectionChannel, MessageCodec
 from max.pipelines.lib.registry import PIPELINE_REGISTRY
-from max.serve.worker.message_codec import MessageCodec
 from tests.pipelines.broken_files import TINY
 
 MARK = "code ran"

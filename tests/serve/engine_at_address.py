@@ -5,12 +5,11 @@ from __future__ import annotations
 import sys
 from typing import Any
 
-from max.pipelines.generation.process.channel import ConnectionChannel
+from max.pipelines.generation.process.channel import ConnectionChannel, MessageCodec
 from max.pipelines.generation.process.service import serve
 from max.pipelines.scheduler import SchedulerLimits
 from max.serve.process.settings import WorkerSettings
 from max.serve.remote import host
-from max.serve.worker.message_codec import MessageCodec
 from tests.pipelines.counting_pipeline import CountingPipeline
 
 KEY = b"k" * 32

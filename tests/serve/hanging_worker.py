@@ -6,11 +6,10 @@ import multiprocessing
 import time
 from multiprocessing.connection import Connection
 
-from max.pipelines.generation.process.channel import ConnectionChannel
+from max.pipelines.generation.process.channel import ConnectionChannel, MessageCodec
 from max.pipelines.generation.process.service import serve
 from max.pipelines.scheduler import SchedulerLimits
 from max.serve.worker.life_signs import LifeSigns
-from max.serve.worker.message_codec import MessageCodec
 from max.serve.worker.process import WorkerProcess
 from max.serve.worker.queued_channel import QueuedChannel
 from tests.pipelines.counting_pipeline import CountingPipeline

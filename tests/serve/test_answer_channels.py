@@ -11,7 +11,6 @@ import pytest
 
 from max.interfaces import SamplingParams
 from max.serve.chat.channel_parser import ChannelParser
-from max.serve.chat.parts import ArgumentsPart, ContentPart, ReasoningPart, ToolCallPart
 from max.serve.chat.prompt import Conversation, answer_opening
 from max.serve.chat.tools.channels import Channels
 from max.serve.chat.tools.definitions import ChoiceKind, ToolChoice
@@ -20,6 +19,7 @@ from max.serve.chat.tools.grammars import answer_grammar
 from max.serve.chat.tools.layout import NAME
 from max.serve.chat.tools.parser import parser_of
 from max.serve.chat.tools.recognition import TemplateTools
+from max.serve.requests.parts import ArgumentsPart, ContentPart, ReasoningPart, ToolCallPart
 from tests.serve.test_template_formats import (
     NAMES,
     TOOLS,

@@ -12,13 +12,6 @@ from llguidance import LLMatcher, LLTokenizer
 
 from max.interfaces import SamplingParams
 from max.pipelines.structured import grammar
-from max.serve.chat.parts import (
-    ArgumentsPart,
-    ContentPart,
-    PlainParser,
-    ReasoningPart,
-    ToolCallPart,
-)
 from max.serve.chat.prompt import Conversation, may_reason
 from max.serve.chat.reasoning import ReasoningParser
 from max.serve.chat.tools.definitions import ChoiceKind, Tool, ToolChoice
@@ -32,6 +25,8 @@ from max.serve.chat.tools.formats import (
 )
 from max.serve.chat.tools.grammars import answer_grammar
 from max.serve.chat.tools.parser import ToolParser
+from max.serve.requests.generation import PlainParser
+from max.serve.requests.parts import ArgumentsPart, ContentPart, ReasoningPart, ToolCallPart
 from tests.serve.conftest import TINY
 
 JSON = st.recursive(

@@ -17,6 +17,8 @@ import numpy as np
 import pytest
 from fastapi.routing import APIRoute
 
+from max.pipelines.generation.process.channel import MessageCodec
+from max.pipelines.generation.process.encoder_messages import EncodeRequest, TextsEncoded
 from max.serve import limits
 from max.serve.http.app import build_app
 from max.serve.http.bodies.body import BodyRoute
@@ -30,8 +32,6 @@ from max.serve.process.settings import ServerSettings
 from max.serve.requests import generation
 from max.serve.worker.client import EngineState, EngineUnavailableError
 from max.serve.worker.config import served_config
-from max.serve.worker.encoder_messages import EncodeRequest, TextsEncoded
-from max.serve.worker.message_codec import MessageCodec
 from tests.serve.conftest import TINY
 from tests.serve.hostile_bodies import VALUES, body, drawn
 from tests.serve.stretches import Stretches, measured

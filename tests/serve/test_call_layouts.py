@@ -6,7 +6,6 @@ import json
 
 import pytest
 
-from max.serve.chat.parts import ArgumentsPart, ContentPart, ToolCallPart
 from max.serve.chat.tools import probe
 from max.serve.chat.tools.definitions import Tool
 from max.serve.chat.tools.derive import call_text
@@ -22,6 +21,7 @@ from max.serve.chat.tools.layout import (
 from max.serve.chat.tools.layout_grammar import LayoutRules
 from max.serve.chat.tools.layout_parser import LayoutParser
 from max.serve.chat.tools.probe import TemplateUse
+from max.serve.requests.parts import ArgumentsPart, ContentPart, ToolCallPart
 from tests.serve.test_template_formats import renderer
 
 CALL = '<call>{"name": "probe_first", "arguments": ' + json.dumps(probe.ARGUMENTS) + "}</call>"

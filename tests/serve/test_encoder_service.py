@@ -12,6 +12,13 @@ import pytest
 
 from max.pipelines.core.exceptions import InputError, NotFiniteError
 from max.pipelines.generation.process.commands import CancelRequest, Shutdown
+from max.pipelines.generation.process.encoder_messages import (
+    EncoderCommand,
+    EncodeRequest,
+    EncoderEvent,
+    RankRequest,
+    TextsEncoded,
+)
 from max.pipelines.generation.process.events import (
     EngineReady,
     EngineStopped,
@@ -19,13 +26,6 @@ from max.pipelines.generation.process.events import (
     RequestFailed,
 )
 from max.serve.http.error_responses import as_api_error
-from max.serve.worker.encoder_messages import (
-    EncoderCommand,
-    EncodeRequest,
-    EncoderEvent,
-    RankRequest,
-    TextsEncoded,
-)
 from max.serve.worker.encoder_service import serve_encoder
 
 

@@ -121,7 +121,7 @@ def run(test) -> None:
     asyncio.run(whole())
 
 
-def test_tokens_on_their_way_to_a_task_pass_three_files() -> None:
+def test_tokens_on_their_way_to_a_task_pass_one_file() -> None:
     """`docs/pipelines.md` counts the files that a chunk passes."""
     files: set[str] = set()
 
@@ -145,7 +145,7 @@ def test_tokens_on_their_way_to_a_task_pass_three_files() -> None:
             assert received == [(0, event) for event in sent]
 
     run(test)
-    assert files == {"event_reader.py", "replica.py", "subscription.py"}
+    assert files == {"subscription.py"}
 
 
 def test_tokens_come_in_order_and_those_that_wait_are_joined() -> None:

@@ -13,14 +13,13 @@ from typing import Any
 
 import pytest
 
-from max.pipelines.generation.process.channel import ConnectionChannel
+from max.pipelines.generation.process.channel import ConnectionChannel, MessageCodec
 from max.pipelines.generation.process.commands import Shutdown
 from max.pipelines.generation.process.events import EngineReady
 from max.serve.process.settings import WorkerSettings
 from max.serve.worker import process
 from max.serve.worker import replica as worker_replica
 from max.serve.worker.client import EngineClient, EngineState, EngineUnavailableError
-from max.serve.worker.message_codec import MessageCodec
 from max.serve.worker.process import WorkerProcess
 from max.serve.worker.queued_channel import QueuedChannel
 from tests.serve.test_engine_client import END, FakeWorker, Workers, request, tokens, until

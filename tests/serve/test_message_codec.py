@@ -14,13 +14,16 @@ from hypothesis import strategies as st
 
 from max.interfaces import GenerationStatus
 from max.pipelines.generation.process import commands, events
-from max.pipelines.generation.process.channel import ConnectionChannel
+from max.pipelines.generation.process.channel import ConnectionChannel, MessageCodec
 from max.pipelines.generation.process.commands import GenerationRequest, Shutdown
+from max.pipelines.generation.process.encoder_messages import (
+    EncodeRequest,
+    RankRequest,
+    TextsEncoded,
+)
 from max.pipelines.generation.process.events import TokensGenerated
 from max.pipelines.generation.process.service import serve
 from max.pipelines.scheduler import SchedulerLimits
-from max.serve.worker.encoder_messages import EncodeRequest, RankRequest, TextsEncoded
-from max.serve.worker.message_codec import MessageCodec
 from tests.pipelines.counting_pipeline import CountingPipeline, context, expected
 from tests.pipelines.test_engine_process import MESSAGE
 

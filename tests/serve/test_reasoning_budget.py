@@ -19,11 +19,11 @@ from max.pipelines.core.reasoning import ReasoningBudget, ReasoningLimit
 from max.pipelines.generation.coroutines import run_async
 from max.pipelines.generation.generation import Generation
 from max.pipelines.generation.process.commands import GenerationRequest
-from max.serve.chat.parts import ContentPart, ReasoningPart
 from max.serve.chat.prompt import Conversation, reasoning_budget
 from max.serve.chat.tools.formats import FORMATS
 from max.serve.chat.tools.harmony import HarmonyParser
 from max.serve.process.settings import AnswerSettings
+from max.serve.requests.parts import ContentPart, ReasoningPart
 
 from .conftest import TINY, RunningServer
 

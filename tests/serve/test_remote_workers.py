@@ -14,7 +14,7 @@ from collections.abc import Callable
 import pytest
 
 from max._host import logical_cpus
-from max.pipelines.generation.process.channel import ConnectionChannel
+from max.pipelines.generation.process.channel import ConnectionChannel, MessageCodec
 from max.pipelines.generation.process.commands import GenerationRequest
 from max.pipelines.generation.process.events import TokensGenerated
 from max.pipelines.generation.process.service import serve
@@ -29,7 +29,6 @@ from max.serve.remote.host import EngineHost
 from max.serve.remote.ray_cluster import RayCluster
 from max.serve.remote.worker import RemoteWorker
 from max.serve.worker.client import EngineClient, EngineState
-from max.serve.worker.message_codec import MessageCodec
 from tests.pipelines.counting_pipeline import CountingPipeline, expected
 from tests.serve.test_engine_client import _all, until
 

@@ -12,12 +12,12 @@ from openai.types.responses import ResponseStreamEvent
 from pydantic import TypeAdapter
 
 from max.serve.anthropic import messages as anthropic_messages
-from max.serve.chat.parts import ArgumentsPart, ContentPart, ReasoningPart, ToolCallPart
 from max.serve.errors import ApiError
 from max.serve.http import streaming
 from max.serve.openai.responses.body import ResponsesBody
 from max.serve.openai.responses.events import ResponseWriter
 from max.serve.openai.responses.input import messages_of, packed_summary
+from max.serve.requests.parts import ArgumentsPart, ContentPart, ReasoningPart, ToolCallPart
 from tests.serve.test_waiting_streams import SHORT_S, _Client
 
 EVENTS = TypeAdapter(ResponseStreamEvent)

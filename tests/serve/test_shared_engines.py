@@ -17,7 +17,7 @@ from pathlib import Path
 import pytest
 
 from max.interfaces import GenerationStatus
-from max.pipelines.generation.process.channel import ConnectionChannel
+from max.pipelines.generation.process.channel import ConnectionChannel, MessageCodec
 from max.pipelines.generation.process.commands import CancelRequest, GenerationRequest, Shutdown
 from max.pipelines.generation.process.events import (
     EngineReady,
@@ -37,7 +37,6 @@ from max.serve.routers.followed_engines import FollowedEngines
 from max.serve.routers.shared_channel import SharedChannel
 from max.serve.worker.client import EngineClient, EngineState
 from max.serve.worker.life_signs import LifeSigns
-from max.serve.worker.message_codec import MessageCodec
 from max.serve.worker.queued_channel import QueuedChannel
 from tests.pipelines.counting_pipeline import CountingPipeline, expected
 from tests.serve.test_engine_client import _all, until

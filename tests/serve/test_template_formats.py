@@ -14,13 +14,6 @@ import pytest
 
 from max.pipelines.tokenization.chat_template import render_chat
 from max.serve.chat.conversation_text import prompt_text
-from max.serve.chat.parts import (
-    ArgumentsPart,
-    ContentPart,
-    PlainParser,
-    ReasoningPart,
-    ToolCallPart,
-)
 from max.serve.chat.reasoning import ReasoningParser
 from max.serve.chat.reasoning_marks import reasoning_marks
 from max.serve.chat.tools.definitions import ChoiceKind, Tool, ToolChoice
@@ -31,6 +24,8 @@ from max.serve.chat.tools.layout import IDENTIFIER, NAME
 from max.serve.chat.tools.parser import parser_of
 from max.serve.chat.tools.probe import TemplateUse
 from max.serve.chat.tools.recognition import TemplateTools, reads_back, tools_of_template
+from max.serve.requests.generation import PlainParser
+from max.serve.requests.parts import ArgumentsPart, ContentPart, ReasoningPart, ToolCallPart
 from tests.serve.test_tool_formats import accepts, tokenizer_with
 from tests.serve.tool_templates import TEMPLATES
 

@@ -15,11 +15,17 @@ import pytest
 from transformers import AutoTokenizer
 
 from max.pipelines.structured.grammar import of_json_schema
-from max.serve.chat.parts import AnswerPart, ArgumentsPart, ContentPart, ReasoningPart, ToolCallPart
 from max.serve.chat.tools.definitions import ChoiceKind, Tool, ToolChoice
 from max.serve.chat.tools.formats import FORMATS, GENERIC, format_of_template
 from max.serve.chat.tools.grammars import answer_grammar
 from max.serve.chat.tools.parser import parser_of
+from max.serve.requests.parts import (
+    AnswerPart,
+    ArgumentsPart,
+    ContentPart,
+    ReasoningPart,
+    ToolCallPart,
+)
 from tests.serve.conftest import TINY
 
 WEATHER = '{"city": "Oslo (N)", "days": 3, "tags": ["a\\"]", {"b": null}]}'

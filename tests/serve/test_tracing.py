@@ -14,6 +14,7 @@ import pytest
 from max.interfaces import RequestID
 from max.pipelines.core.exceptions import ConfigError
 from max.pipelines.generation.engine import StepRecorder
+from max.pipelines.generation.process.channel import MessageCodec
 from max.pipelines.generation.process.events import (
     STEP_BOUNDS_MS,
     EngineStats,
@@ -21,7 +22,6 @@ from max.pipelines.generation.process.events import (
     StepTimes,
 )
 from max.serve.tracing import Tracing
-from max.serve.worker.message_codec import MessageCodec
 from tests.serve.conftest import TINY, RunningServer
 
 TRACE_ID, PARENT_ID = "4bf92f3577b34da6a3ce929d0e0e4736", "00f067aa0ba902b7"

@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from max.serve.openai.wire import HOLE, EventTemplate, event
+from max.serve.openai.wire import HOLE, around_hole, encode_json, event
 
 TEXTS = [
     "",
@@ -24,6 +24,6 @@ def test_templates_equal_encoded_events(text) -> None:
     def data(content: str) -> dict:
         return {"model": 'a"b', "choices": [{"index": 0, "delta": {"content": content}, "n": None}]}
 
-    filled = EventTemplate(data(HOLE)).fill(text)
+    filled = encode_json(text).join(around_hole(data(HOLE)))
     assert filled == event(data(text))
     assert filled.count(b"\n") == 2 and json.loads(filled[6:]) == data(text)

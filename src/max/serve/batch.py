@@ -20,8 +20,8 @@ from max.serve.models.pool import ModelPool
 from max.serve.models.pool_entry import PoolLimits
 from max.serve.process.settings import ServerSettings, WorkerSettings
 from max.serve.worker.client import EngineState
-from max.serve.worker.event_reader import Worker
 from max.serve.worker.process import WorkerProcess
+from max.serve.worker.started_worker import Worker
 
 URLS = (
     "/v1/chat/completions",

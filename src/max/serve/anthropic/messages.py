@@ -17,9 +17,8 @@ from max.serve.anthropic.schemas import (
     tools_of,
 )
 from max.serve.chat.conversation_text import prompt_tokens
-from max.serve.chat.parts import AnswerPart, ArgumentsPart, ContentPart, ReasoningPart, ToolCallPart
 from max.serve.chat.prompt import Conversation, prepare
-from max.serve.chat.run import Answer, AnswerDelta, ChatJob, collect_answers, stream_events
+from max.serve.chat.run import Answer, collect_answers, stream_events
 from max.serve.chat.tools.definitions import ChoiceKind
 from max.serve.errors import CONTEXT_LENGTH_EXCEEDED, ApiError, short_text
 from max.serve.http.bodies.body import BodyRoute
@@ -33,6 +32,14 @@ from max.serve.openai.structure import (
     compiled_grammar,
 )
 from max.serve.openai.wire import encode_json, new_id
+from max.serve.requests.generation import AnswerDelta, ChatJob
+from max.serve.requests.parts import (
+    AnswerPart,
+    ArgumentsPart,
+    ContentPart,
+    ReasoningPart,
+    ToolCallPart,
+)
 from max.serve.requests.request_context import current_request
 from max.serve.requests.threads import by_size
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
-from max.serve.chat.parts import AnswerParser, AnswerPart, ReasoningPart
 from max.serve.chat.tools.channels import Channels
 from max.serve.chat.tools.layout import NAME
 from max.serve.chat.tools.marks import BufferedParser, first_mark, held_length
+from max.serve.requests.parts import AnswerParser, AnswerPart, ReasoningPart
 
 _RECIPIENT = r"[^\s<>]{1,256}"
 

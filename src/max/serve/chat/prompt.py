@@ -11,11 +11,9 @@ from max.pipelines.core.reasoning import UNLIMITED, ReasoningBudget
 from max.pipelines.core.text import utf8_size
 from max.serve.chat.channel_parser import ChannelParser
 from max.serve.chat.conversation_text import conversation_text
-from max.serve.chat.parts import AnswerParser, PlainParser
 from max.serve.chat.reasoning import ReasoningParser
 from max.serve.chat.reasoning_marks import THINK
 from max.serve.chat.replies import check_replies
-from max.serve.chat.run import ChatJob
 from max.serve.chat.tools import harmony
 from max.serve.chat.tools.definitions import ChoiceKind, Tool, ToolChoice, check_tools
 from max.serve.chat.tools.harmony import HarmonyParser
@@ -23,7 +21,8 @@ from max.serve.chat.tools.parser import parser_of
 from max.serve.chat.tools.schemas import tool_grammar
 from max.serve.errors import CONTEXT_LENGTH_EXCEEDED, ApiError
 from max.serve.models.model import ServedModel
-from max.serve.requests.generation import TextSequence, choices_of
+from max.serve.requests.generation import ChatJob, PlainParser, TextSequence, choices_of
+from max.serve.requests.parts import AnswerParser
 from max.serve.requests.request_context import current_request
 from max.serve.requests.threads import by_size, in_grammar_thread
 

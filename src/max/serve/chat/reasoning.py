@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from max.serve.chat.parts import AnswerParser, AnswerPart, ReasoningPart
 from max.serve.chat.tools.marks import held_length
+from max.serve.requests.parts import AnswerParser, AnswerPart, ReasoningPart
 
 BEGIN, END = "<think>", "</think>"
 

@@ -12,9 +12,9 @@ from max.serve.models.loading import load_model
 from max.serve.models.model import ServedModel
 from max.serve.process.settings import DeployedModel, ServerSettings, WorkerSettings
 from max.serve.remote.cluster import Cluster
-from max.serve.worker.event_reader import Worker
 from max.serve.worker.placement import deployment_settings
 from max.serve.worker.process import WorkerProcess
+from max.serve.worker.started_worker import Worker
 
 
 class Deployment:

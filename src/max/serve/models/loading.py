@@ -16,8 +16,8 @@ from max.serve.remote.autoscaler import Autoscaler, ScalePolicy
 from max.serve.worker.answer_checks import AnswerChecks
 from max.serve.worker.client import EngineClient
 from max.serve.worker.config import served_config
-from max.serve.worker.event_reader import Worker, start_in_thread
 from max.serve.worker.placement import replica_settings
+from max.serve.worker.started_worker import Worker, start_in_thread
 
 
 async def load_model(

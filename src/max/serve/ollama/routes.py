@@ -18,9 +18,8 @@ from max.interfaces import RequestID, TextGenerationRequest
 from max.pipelines.core.exceptions import UserError
 from max.pipelines.store.local import StoredModel
 from max.pipelines.structured.grammar import of_any_object
-from max.serve.chat.parts import PlainParser
 from max.serve.chat.prompt import Conversation, prepare
-from max.serve.chat.run import Answer, ChatJob, note_misfits, stream_answers
+from max.serve.chat.run import Answer, note_misfits
 from max.serve.chat.tools.definitions import ChoiceKind, Tool, ToolChoice
 from max.serve.errors import ApiError, of_user_error, short_text
 from max.serve.http.bodies.body import read_body
@@ -39,7 +38,7 @@ from max.serve.openai.embeddings import inputs_of, json_rows, shorten
 from max.serve.openai.structure import AnswerGrammar, note_relaxed, schema_grammar
 from max.serve.openai.wire import chat_logprobs, encode_json, new_id
 from max.serve.requests.encoding import encode_texts, token_counts
-from max.serve.requests.generation import TextSequence
+from max.serve.requests.generation import ChatJob, PlainParser, TextSequence, stream_answers
 from max.serve.requests.infill import infill_of, prompt_tokens
 from max.serve.requests.request_context import current_request
 from max.serve.requests.threads import in_grammar_thread

@@ -11,15 +11,8 @@ from fastapi import APIRouter, Request
 from pydantic import Field
 from starlette.responses import Response
 
-from max.serve.chat.parts import (
-    AnswerPart,
-    ArgumentsPart,
-    ContentPart,
-    ReasoningPart,
-    ToolCallPart,
-)
 from max.serve.chat.prompt import Conversation, prepare
-from max.serve.chat.run import Answer, AnswerDelta, ChatJob, collect_answers, stream_answers
+from max.serve.chat.run import Answer, collect_answers
 from max.serve.errors import ApiError, short_text
 from max.serve.http.bodies.body import BodyRoute
 from max.serve.http.state import ServerState, json_response, state_of
@@ -40,13 +33,21 @@ from max.serve.openai.tools import AllowedChoice, NamedChoice, ToolFields, choic
 from max.serve.openai.wire import (
     HOLE,
     Chunks,
-    EventTemplate,
     chat_logprobs,
     encode_in_steps,
+    encode_json,
     error_event,
     new_id,
     prompt_logprobs,
     usage,
+)
+from max.serve.requests.generation import AnswerDelta, ChatJob, stream_answers
+from max.serve.requests.parts import (
+    AnswerPart,
+    ArgumentsPart,
+    ContentPart,
+    ReasoningPart,
+    ToolCallPart,
 )
 from max.serve.requests.request_context import current_request
 from max.serve.requests.threads import by_size, in_body_thread
@@ -301,7 +302,7 @@ class _AnswerEvents:
         self._body, self._job = body, job
         self._counts_each = body.wants_each_usage
         self._chunks = Chunks(head, body.wants_usage)
-        self._templates: dict[tuple[int, type[AnswerPart]], EventTemplate] = {}
+        self._around: dict[tuple[int, type[AnswerPart]], list[bytes]] = {}
         self._custom: set[tuple[int, int]] = set()
         """Answers, and the numbers of their calls of custom tools."""
         self._tokens: dict[int, int] = {}
@@ -333,16 +334,16 @@ class _AnswerEvents:
         return self._chunks.end(self._totals())
 
     def _part(self, choice: int, part: AnswerPart) -> bytes:
-        """The event of a part; texts, nearly all parts, are filled into a template."""
+        """The event of a part; of texts, nearly all parts, only the text is encoded."""
         is_text = isinstance(part, (ContentPart, ReasoningPart))
         if not is_text or self._counts_each:
             return self._event(choice, self._delta(choice, part))
         kind = type(part)
-        template = self._templates.get((choice, kind))
-        if template is None:
-            template = self._chunks.template(_choice_of(choice, _delta(kind(HOLE), self._job)))
-            self._templates[choice, kind] = template
-        return template.fill(part.text)
+        around = self._around.get((choice, kind))
+        if around is None:
+            around = self._chunks.around_hole(_choice_of(choice, _delta(kind(HOLE), self._job)))
+            self._around[choice, kind] = around
+        return encode_json(part.text).join(around)
 
     def _delta(self, choice: int, part: AnswerPart) -> dict[str, Any]:
         if isinstance(part, ToolCallPart) and part.name in self._job.custom_tools:

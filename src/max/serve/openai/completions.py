@@ -309,7 +309,7 @@ class _ChoiceEvents:
         self._begun: set[int] = set()
         self._chunks = Chunks(plan.head, plan.body.wants_usage)
         self._plain = [
-            self._chunks.template(self._choice(number, HOLE, None, None, None))
+            self._chunks.around_hole(self._choice(number, HOLE, None, None, None))
             for number in range(len(plan.choices))
         ]
 
@@ -333,7 +333,7 @@ class _ChoiceEvents:
         text = choice.prefix + text if first else text
         plain = plan.body.logprobs is None and not plan.body.wants_each_usage
         if plain and piece.finish_reason is None:
-            return self._plain[number].fill(text)
+            return encode_json(text).join(self._plain[number])
         logs = plan.logprobs(choice, piece.logs, first)
         fields = self._choice(number, text, logs, piece.finish_reason, piece.stop)
         totals = plan.usage if plan.body.wants_each_usage else None

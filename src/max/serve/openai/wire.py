@@ -79,22 +79,16 @@ def _add_json(data: object, parts: list[bytes]) -> None:
 
 
 HOLE = "\x00hole\x00"
-"""The placeholder of the text in the data of an :class:`EventTemplate`."""
+"""The placeholder of a text in the data of an event that is encoded once for many texts."""
 
 
-class EventTemplate:
-    """An event that is encoded once, but for one text in its data, in one place or several.
+def around_hole(data: object) -> list[bytes]:
+    """The parts of an event around its text, which stands in one place or several; the JSON of a text joins them.
 
     Args:
         data: The data, with :data:`HOLE` in place of the text.
     """
-
-    def __init__(self, data: object) -> None:
-        self._parts = event(data).split(encode_json(HOLE))
-
-    def fill(self, text: str) -> bytes:
-        """The event of a text."""
-        return encode_json(text).join(self._parts)
+    return event(data).split(encode_json(HOLE))
 
 
 class Chunks:
@@ -121,13 +115,13 @@ class Chunks:
         data = self._data(choice)
         return event(data if totals is None else {**data, "usage": totals}, is_long)
 
-    def template(self, choice: dict[str, Any]) -> EventTemplate:
-        """The event of a choice whose text is filled in later.
+    def around_hole(self, choice: dict[str, Any]) -> list[bytes]:
+        """The parts of the event of a choice around its text.
 
         Args:
             choice: Its fields; the text is ``HOLE``.
         """
-        return EventTemplate(self._data(choice))
+        return around_hole(self._data(choice))
 
     def end(self, totals: dict[str, Any]) -> bytes:
         """The last events.

@@ -47,8 +47,8 @@ from max.serve.requests.request_context import name_requests_in_logs
 from max.serve.routers.forwarding import BehindRouters
 from max.serve.routers.messages import RoutedModel
 from max.serve.tracing import Tracing
-from max.serve.worker.event_reader import Worker
 from max.serve.worker.process import WorkerProcess
+from max.serve.worker.started_worker import Worker
 
 if TYPE_CHECKING:
     from max.serve.routers import supervisor as routers

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from max.serve.worker.client import EngineClient
 from max.serve.worker.engine_state import EngineState
-from max.serve.worker.event_reader import Worker, start_in_thread
+from max.serve.worker.started_worker import Worker, start_in_thread
 
 logger = logging.getLogger("max.serve")
 

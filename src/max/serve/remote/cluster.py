@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from max.serve.process.settings import WorkerSettings
-from max.serve.worker.event_reader import Worker
+from max.serve.worker.started_worker import Worker
 
 
 @dataclass(frozen=True)

@@ -8,11 +8,10 @@ from collections.abc import Callable
 from multiprocessing.connection import Connection
 from typing import Any
 
-from max.pipelines.generation.process.channel import ConnectionChannel
+from max.pipelines.generation.process.channel import ConnectionChannel, MessageCodec
 from max.serve.remote.connections import connect, cut
 from max.serve.routers.address import PURPOSES, SIGN, DoorAddress
 from max.serve.worker.life_signs import BEATS_PER_LIMIT
-from max.serve.worker.message_codec import MessageCodec
 from max.serve.worker.queued_channel import QueuedChannel
 
 

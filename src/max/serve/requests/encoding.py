@@ -10,11 +10,15 @@ import numpy as np
 import numpy.typing as npt
 
 from max.pipelines.core.text import utf8, utf8_size
+from max.pipelines.generation.process.encoder_messages import (
+    EncodeRequest,
+    RankRequest,
+    TextsEncoded,
+)
 from max.serve.errors import ApiError, of_user_error
 from max.serve.http.state import ServerState
 from max.serve.models.model import ServedModel
 from max.serve.requests.threads import by_size, in_body_thread
-from max.serve.worker.encoder_messages import EncodeRequest, RankRequest, TextsEncoded
 
 Floats: TypeAlias = npt.NDArray[np.floating[Any]]
 

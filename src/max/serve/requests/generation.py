@@ -1,20 +1,29 @@
-"""Runs the sequences of a request, and merges what they generate."""
+"""Runs the sequences of a request: merges what they generate, and finds the parts of answers in their texts."""
 
 from __future__ import annotations
 
 import logging
 import time
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Callable, Sequence
+from contextlib import aclosing
 from dataclasses import dataclass, replace
 from typing import TypeAlias
 
+from max.pipelines.core.text import json_value
 from max.pipelines.generation.process.commands import GenerationRequest
 from max.pipelines.generation.process.events import PromptStarted, TokensGenerated
-from max.pipelines.tokenization.text_stream import GeneratedText, TextPiece
+from max.pipelines.tokenization.text_stream import GeneratedText, TextPiece, TokenLog
 from max.serve.errors import ApiError
 from max.serve.limits import LONG_LOGS, MAX_SEQUENCE_TOKENS
 from max.serve.metrics import ServerMetrics
 from max.serve.models.model import ServedModel
+from max.serve.requests.parts import (
+    AnswerParser,
+    AnswerPart,
+    ArgumentsPart,
+    ContentPart,
+    ToolCallPart,
+)
 from max.serve.requests.request_context import current_request
 from max.serve.requests.threads import in_body_thread
 
@@ -199,3 +208,153 @@ async def generate_choices(
             # those whose client has disconnected, or that an error ended
             for sequence in running.values():
                 sequence.end()
+
+
+class PlainParser:
+    """Takes all text as content."""
+
+    def push(self, text: str) -> Sequence[AnswerPart]:
+        """The text as content.
+
+        Args:
+            text: The new text.
+        """
+        return [ContentPart(text)] if text else []
+
+    def finish(self, cut: bool = False) -> Sequence[AnswerPart]:
+        """Nothing: no text is held back.
+
+        Args:
+            cut: Whether the answer was cut off.
+        """
+        return []
+
+
+@dataclass(frozen=True)
+class ChatJob:
+    """A conversation that is ready to run.
+
+    Args:
+        model: The model.
+        sequences: The sequences, one an answer.
+        new_parser: Makes the parser of one answer.
+        custom_tools: The tools that take a text; the arguments of their calls are this text.
+    """
+
+    model: ServedModel
+    sequences: tuple[TextSequence, ...]
+    new_parser: Callable[[], AnswerParser]
+    custom_tools: frozenset[str] = frozenset()
+
+    @property
+    def prompt_tokens(self) -> int:
+        """The number of tokens of the prompt."""
+        return len(self.sequences[0].request.tokens)
+
+
+@dataclass(frozen=True)
+class AnswerDelta:
+    """New parts of an answer.
+
+    Args:
+        choice: The number of the answer.
+        parts: The parts.
+        logs: The log-probabilities of its tokens.
+        tokens: The number of tokens generated for it so far.
+        finish_reason: ``"stop"``, ``"length"``, ``"tool_calls"`` or ``"cancelled"`` for the last one.
+        stop: The stop text that ended it.
+        prompt_logs: The log-probabilities of the prompt's tokens from the second.
+    """
+
+    choice: int
+    parts: tuple[AnswerPart, ...]
+    logs: tuple[TokenLog, ...]
+    tokens: int
+    finish_reason: str | None = None
+    stop: str | None = None
+    prompt_logs: tuple[TokenLog, ...] = ()
+
+
+class _TextInputs:
+    """Makes the arguments of calls of custom tools their texts.
+
+    Args:
+        names: The custom tools.
+    """
+
+    def __init__(self, names: frozenset[str]) -> None:
+        self._names = names
+        self._open: dict[int, str] = {}
+
+    def texts(self, parts: Sequence[AnswerPart]) -> Sequence[AnswerPart]:
+        """Parts in which the arguments of custom tools are texts.
+
+        Args:
+            parts: The parts of an answer.
+        """
+        if not self._names:
+            return parts
+        made: list[AnswerPart] = []
+        for part in parts:
+            if isinstance(part, ToolCallPart) and part.name in self._names:
+                self._open[part.index] = ""
+            if not isinstance(part, ArgumentsPart) or part.index not in self._open:
+                made.append(part)
+                continue
+            self._open[part.index] += part.text
+            try:
+                value = json_value(self._open[part.index])
+            except ValueError:
+                # the text is known when its JSON is whole
+                continue
+            text = value.get("input") if isinstance(value, dict) else None
+            made.append(ArgumentsPart(part.index, text if isinstance(text, str) else ""))
+        return made
+
+
+async def stream_answers(
+    job: ChatJob, timeout: float | None, metrics: ServerMetrics
+) -> AsyncGenerator[list[AnswerDelta], None]:
+    """Yields the parts of all answers as they are generated.
+
+    Args:
+        job: The conversation.
+        timeout: The longest time in seconds; None: no limit.
+        metrics: Receives the times and the counts.
+
+    Returns:
+        The new parts.
+    """
+    parsers = [job.new_parser() for _ in job.sequences]
+    inputs = [_TextInputs(job.custom_tools) for _ in job.sequences]
+    called: set[int] = set()
+    stream = generate_choices(job.model, job.sequences, timeout, metrics)
+    async with aclosing(stream):
+        async for pieces in stream:
+            deltas: list[AnswerDelta] = []
+            for number, piece in pieces:
+                parts = parsers[number].push(piece.text)
+                reason = piece.finish_reason
+                if reason is not None:
+                    # nothing completes a mark that is held back
+                    cut = reason != "stop" or piece.stop is not None
+                    parts = [*parts, *parsers[number].finish(cut)]
+                parts = inputs[number].texts(parts)
+                for part in parts:
+                    if isinstance(part, ToolCallPart):
+                        called.add(number)
+                if reason == "stop" and number in called:
+                    reason = "tool_calls"
+                if parts or piece.logs or piece.prompt_logs or reason is not None:
+                    delta = AnswerDelta(
+                        number,
+                        tuple(parts),
+                        piece.logs,
+                        piece.tokens,
+                        reason,
+                        piece.stop,
+                        piece.prompt_logs,
+                    )
+                    deltas.append(delta)
+            if deltas:
+                yield deltas

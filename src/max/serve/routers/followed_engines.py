@@ -15,8 +15,8 @@ from max.serve.remote.worker import RemoteWorker
 from max.serve.routers.address import DoorAddress
 from max.serve.worker.client import EngineClient
 from max.serve.worker.engine_state import EngineState
-from max.serve.worker.event_reader import start_in_thread
 from max.serve.worker.replica import Replica
+from max.serve.worker.started_worker import start_in_thread
 
 logger = logging.getLogger("max.serve")
 

@@ -21,8 +21,13 @@ from multiprocessing.connection import Connection
 from os import dup
 from typing import Any
 
-from max.pipelines.generation.process.channel import Channel, ConnectionChannel
+from max.pipelines.generation.process.channel import Channel, ConnectionChannel, MessageCodec
 from max.pipelines.generation.process.commands import CancelRequest, GenerationRequest, Shutdown
+from max.pipelines.generation.process.encoder_messages import (
+    EncodeRequest,
+    RankRequest,
+    TextsEncoded,
+)
 from max.pipelines.generation.process.events import (
     HASH_BYTES,
     EngineReady,
@@ -34,8 +39,6 @@ from max.pipelines.generation.process.events import (
     TokensGenerated,
 )
 from max.serve.remote.connections import cut
-from max.serve.worker.encoder_messages import EncodeRequest, RankRequest, TextsEncoded
-from max.serve.worker.message_codec import MessageCodec
 
 logger = logging.getLogger("max.serve")
 

@@ -20,8 +20,8 @@ from max.pipelines.core.exceptions import NotFiniteError
 from max.pipelines.generation.process.commands import GenerationRequest, Sampling
 from max.pipelines.generation.process.events import TokensGenerated
 from max.serve.worker.client import EngineClient
-from max.serve.worker.event_reader import Worker
 from max.serve.worker.replica import EngineState, Replica
+from max.serve.worker.started_worker import Worker
 
 logger = logging.getLogger("max.serve")
 

@@ -19,9 +19,9 @@ from max.pipelines.generation.process.events import (
 )
 from max.serve.process.settings import WatchLimits
 from max.serve.worker.engine_state import EngineLostError, EngineState, EngineUnavailableError
-from max.serve.worker.event_reader import Worker, start_in_thread
 from max.serve.worker.prefix_router import PrefixRouter, Route, Salt
 from max.serve.worker.replica import Replica
+from max.serve.worker.started_worker import Worker, start_in_thread
 from max.serve.worker.subscription import Mailbox, OpenRequest, Subscription, WorkerRequest
 from max.serve.worker.suspects import OwnTurn, Turn
 

@@ -10,6 +10,13 @@ import numpy.typing as npt
 
 from max.pipelines.generation.process.channel import Channel
 from max.pipelines.generation.process.commands import CancelRequest
+from max.pipelines.generation.process.encoder_messages import (
+    EncoderCommand,
+    EncodeRequest,
+    EncoderEvent,
+    RankRequest,
+    TextsEncoded,
+)
 from max.pipelines.generation.process.events import (
     EngineReady,
     EngineStopped,
@@ -17,13 +24,6 @@ from max.pipelines.generation.process.events import (
     RequestFailed,
 )
 from max.pipelines.generation.process.worker_loop import StepSigns, Work, WorkerLoop
-from max.serve.worker.encoder_messages import (
-    EncoderCommand,
-    EncodeRequest,
-    EncoderEvent,
-    RankRequest,
-    TextsEncoded,
-)
 
 Floats = npt.NDArray[np.float32]
 

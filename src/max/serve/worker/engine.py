@@ -11,7 +11,7 @@ from typing import Any
 from max._load_steps import STEPS
 from max.interfaces import PipelineTask
 from max.pipelines.encoders.text_encoder import TextEncoder
-from max.pipelines.generation.process.channel import ConnectionChannel
+from max.pipelines.generation.process.channel import ConnectionChannel, MessageCodec
 from max.pipelines.generation.process.events import EngineStopped, ErrorInfo
 from max.pipelines.generation.process.service import serve_pipeline
 from max.pipelines.registry.registry import PIPELINE_REGISTRY
@@ -23,7 +23,6 @@ from max.serve.routers.door import Door
 from max.serve.worker.config import served_config
 from max.serve.worker.encoder_service import serve_encoder
 from max.serve.worker.life_signs import LifeSigns
-from max.serve.worker.message_codec import MessageCodec
 
 STATS_INTERVAL_S = 0.5
 """Seconds between two reports of a busy engine."""

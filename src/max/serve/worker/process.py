@@ -8,11 +8,10 @@ from multiprocessing.connection import Connection
 from typing import TYPE_CHECKING, Any
 
 from max._lazy import lazy_module
-from max.pipelines.generation.process.channel import ConnectionChannel
+from max.pipelines.generation.process.channel import ConnectionChannel, MessageCodec
 from max.serve.process.settings import WorkerSettings
 from max.serve.routers.address import DoorAddress
 from max.serve.worker.life_signs import LifeSigns
-from max.serve.worker.message_codec import MessageCodec
 from max.serve.worker.queued_channel import QueuedChannel
 
 if TYPE_CHECKING:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 from collections.abc import Callable, Mapping
 from typing import Protocol
@@ -13,6 +14,11 @@ from max.pipelines.generation.process.commands import (
     Command,
     ForgetPrefixes,
     Shutdown,
+)
+from max.pipelines.generation.process.encoder_messages import (
+    EncodeRequest,
+    RankRequest,
+    TextsEncoded,
 )
 from max.pipelines.generation.process.events import (
     AdapterChanged,
@@ -30,19 +36,16 @@ from max.pipelines.generation.process.events import (
 )
 from max.serve.process.settings import WatchLimits
 from max.serve.worker.answers import Answers, adapter_change
-from max.serve.worker.encoder_messages import EncodeRequest, RankRequest, TextsEncoded
 from max.serve.worker.engine_state import EngineLostError, EngineState, EngineUnavailableError
-from max.serve.worker.event_reader import (
-    EventReader,
+from max.serve.worker.prefix_router import Route
+from max.serve.worker.started_worker import (
     Worker,
-    WorkerMessage,
     end_in_thread,
     end_logged,
     kill_in_thread,
     start_in_thread,
 )
-from max.serve.worker.prefix_router import Route
-from max.serve.worker.subscription import OpenRequest
+from max.serve.worker.subscription import EventReader, OpenRequest, WorkerMessage
 from max.serve.worker.suspects import Suspects, Turn
 from max.serve.worker.watch import WorkerWatch
 
@@ -117,7 +120,8 @@ class Replica:
         self._waits: asyncio.TimerHandle | None = None
         self._starts_for_long = False
         self._killing: asyncio.Future[None] | None = None  # of the last worker that did not respond
-        self._worker = worker
+        self.worker = worker
+        """The worker; None: the next one is not started yet."""
         self._state = EngineState.STARTING
         self._changed = asyncio.Event()
         self._failed_starts, self._ends_well = 0, False
@@ -142,7 +146,7 @@ class Replica:
     @property
     def loading(self) -> str:
         """The step that the worker's load is at; empty: unknown, or it is loaded."""
-        signs = None if self._worker is None else self._worker.signs
+        signs = None if self.worker is None else self.worker.signs
         return "" if signs is None else signs.loading
 
     @property
@@ -175,22 +179,17 @@ class Replica:
     @property
     def node(self) -> str:
         """The identifier of the machine that it runs on; empty: this one."""
-        return "" if self._worker is None else getattr(self._worker, "node", "")
-
-    @property
-    def worker(self) -> Worker | None:
-        """The worker; None: the next one is not started yet."""
-        return self._worker
+        return "" if self.worker is None else getattr(self.worker, "node", "")
 
     @property
     def worker_pid(self) -> int | None:
         """The number of the worker's process."""
-        return None if self._worker is None else self._worker.pid
+        return None if self.worker is None else self.worker.pid
 
     def start(self) -> None:
         """Starts the worker, or takes the one that was given; within the event loop."""
         self._loop = asyncio.get_running_loop()
-        self._attach(self._worker or self.start_worker())
+        self._attach(self.worker or self.start_worker())
 
     async def wait_ready(self) -> EngineReady:
         """Waits until the model is loaded.
@@ -301,7 +300,7 @@ class Replica:
             finish: Whether open requests are finished first.
             timeout: The longest time in seconds; then the worker is killed.
         """
-        worker, restart = self._worker, self._restart
+        worker, restart = self.worker, self._restart
         self._suspects.blame([], False)  # none is tried here any more
         self._set_state(EngineState.STOPPED)
         if not finish or worker is None:
@@ -319,7 +318,7 @@ class Replica:
         self._fail_open(EngineUnavailableError("the server shuts down"))
         self._answers.end()
         # errors of requests may keep this client alive, and with it the worker's files
-        self._worker = None
+        self.worker = None
 
     def _set_state(self, state: EngineState) -> None:
         self._state = state
@@ -334,7 +333,7 @@ class Replica:
                 self._waits = None
         elif self._waits is None and self._limits.wait_s:
             self._waits = self._loop.call_later(self._limits.wait_s, self._end_waiting)
-        worker = self._worker
+        worker = self.worker
         if state is EngineState.READY and worker is not None and worker.signs is not None:
             self._watch = WorkerWatch(
                 worker.signs, self._limits, lambda reason: self._replace(worker, reason)
@@ -344,16 +343,14 @@ class Replica:
 
     def _attach(self, worker: Worker) -> None:
         try:
-            EventReader(worker, self._loop, self._take)
+            EventReader(worker, self._loop, self, self._entries, self._take)
         except BaseException:  # no thread could be started
-            self._worker = None
+            self.worker = None
             worker.kill()
             raise
-        self._worker, self._ends_well = worker, False
+        self.worker, self._ends_well = worker, False
 
     def _take(self, worker: Worker, event: WorkerMessage) -> None:
-        if worker is not self._worker:
-            return  # an earlier worker
         match event:
             case PromptStarted(request_id):
                 if (entry := self._find(request_id)) is not None:
@@ -398,12 +395,10 @@ class Replica:
             self._suspects.passed(entry.request.request_id)
 
     def _send(self, command: Command | EncodeRequest | RankRequest) -> None:
-        if self._worker is None:
-            return
-        try:
-            self._worker.channel.send(command)
-        except OSError:
-            pass  # the reader finds the reason, and ends the open requests
+        if self.worker is not None:
+            # the reader finds the reason, and ends the open requests
+            with contextlib.suppress(OSError):
+                self.worker.channel.send(command)
 
     def _replace(self, worker: Worker, reason: str) -> None:
         """Ends a worker that does not go on; its channel may never be closed, so nothing waits for that."""
@@ -417,7 +412,7 @@ class Replica:
         Args:
             reason: Why.
         """
-        if (worker := self._worker) is None or self._state is not EngineState.READY:
+        if (worker := self.worker) is None or self._state is not EngineState.READY:
             return
         logger.error("the worker process %s is replaced: %s", worker.pid, reason)
         self._killing = kill_in_thread(worker)
@@ -434,7 +429,7 @@ class Replica:
         self._answers.end()
         if self._state is EngineState.STOPPED:
             return
-        self._worker = None
+        self.worker = None
         # before `stats` begins anew, as both sums read it
         self._past_steps = (self.prompt_steps, self.decode_steps)
         self.stats = EngineStats()

@@ -1,18 +1,35 @@
-"""The requests of a task that run on a worker, and their events."""
+"""The requests of a task that run on a worker, and the way of their events from its channel to the task."""
 
 from __future__ import annotations
 
 import asyncio
+import logging
+import threading
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol, TypeAlias
 
+from max.interfaces import GenerationStatus
 from max.pipelines.generation.process.commands import GenerationRequest
-from max.pipelines.generation.process.events import PromptStarted, RequestFailed, TokensGenerated
-from max.serve.worker.encoder_messages import EncodeRequest, RankRequest, TextsEncoded
+from max.pipelines.generation.process.encoder_messages import (
+    EncodeRequest,
+    RankRequest,
+    TextsEncoded,
+)
+from max.pipelines.generation.process.events import (
+    Event,
+    PromptStarted,
+    RequestFailed,
+    TokensGenerated,
+)
 from max.serve.worker.prefix_router import Route
+from max.serve.worker.started_worker import Worker
 
+logger = logging.getLogger("max.serve")
+
+WorkerMessage: TypeAlias = Event | TextsEncoded | None
+"""An event of a worker; None: its channel is closed."""
 _Item: TypeAlias = "PromptStarted | TokensGenerated | TextsEncoded | RequestFailed | Exception"
 WorkerRequest: TypeAlias = GenerationRequest | EncodeRequest | RankRequest
 """The requests that a worker runs."""
@@ -45,6 +62,9 @@ class Mailbox:
 
 class RequestRunner(Protocol):
     """What runs requests: a replica."""
+
+    worker: Worker | None
+    """Its worker; None: the next one is not started yet."""
 
     def cancel(self, request_id: str) -> None:
         """Ends a request."""
@@ -82,6 +102,11 @@ class OpenRequest:
         """Whether tokens have arrived."""
         return bool(self.generated) or bool(getattr(self.request, "generated_tokens", ()))
 
+    @property
+    def is_watched(self) -> bool:
+        """Whether its next tokens tell the replica something: the worker survives it, or has read its prompt."""
+        return self.is_suspect or (self.route is not None and self.route.unread > 0)
+
     def proceed(self) -> WorkerRequest:
         """The request for the next worker: it goes on after the tokens that have arrived."""
         if isinstance(self.request, GenerationRequest):
@@ -92,6 +117,82 @@ class OpenRequest:
     def put(self, event: _Item) -> None:
         """Adds an event, and wakes the task."""
         self.mailbox.put(self.number, event)
+
+
+class EventReader:
+    """A thread that receives the events of a worker, and wakes an event loop once for several of them.
+
+    Tokens within an answer go straight to the task of their request; all other events to the worker's replica.
+
+    Args:
+        worker: The worker.
+        loop: The event loop.
+        replica: The worker's replica.
+        entries: The open requests of all replicas, by their identifiers.
+        take: Called in the loop with the worker and each of the other events in order, None at their end.
+    """
+
+    def __init__(
+        self,
+        worker: Worker,
+        loop: asyncio.AbstractEventLoop,
+        replica: RequestRunner,
+        entries: Mapping[str, OpenRequest],
+        take: Callable[[Worker, WorkerMessage], None],
+    ) -> None:
+        self._worker, self._loop, self._take = worker, loop, take
+        self._replica, self._entries = replica, entries
+        self._incoming: deque[WorkerMessage] = deque()
+        self._wakes = False
+        self._lock = threading.Lock()  # guards the two before
+        threading.Thread(target=self._read, name="engine events", daemon=True).start()
+
+    def _read(self) -> None:
+        """Receives events until the channel is closed, as many at once as have arrived."""
+        while True:
+            events: Sequence[WorkerMessage]
+            try:
+                events = self._worker.channel.receive_all()
+            except EOFError:
+                events = [None]
+            except Exception:  # for a message that cannot be decoded the worker counts as lost
+                logger.exception("the messages of the worker process cannot be read")
+                events = [None]
+            with self._lock:
+                self._incoming.extend(events)
+                # one wake for all events that come before the loop takes them
+                wake, self._wakes = not self._wakes, True
+            try:
+                if wake:
+                    self._loop.call_soon_threadsafe(self._drain)
+            except RuntimeError:
+                return  # the loop is closed
+            if events[-1] is None:
+                return
+
+    def _drain(self) -> None:
+        with self._lock:
+            incoming, self._incoming = self._incoming, deque()
+            self._wakes = False
+        for event in incoming:
+            if self._replica.worker is not self._worker:
+                return  # the replica has lost it, and its requests may run elsewhere
+            try:
+                if not (isinstance(event, TokensGenerated) and self._hand_over(event)):
+                    self._take(self._worker, event)
+            except Exception:  # one failed event must not stop those of other requests
+                logger.exception("an event of the worker process was lost")
+
+    def _hand_over(self, event: TokensGenerated) -> bool:
+        """Hands tokens to the task of their request; False: they concern the replica, too."""
+        entry = self._entries.get(event.request_id)
+        if entry is None or entry.replica is not self._replica:
+            return False
+        if entry.is_watched or event.status is not GenerationStatus.ACTIVE:
+            return False
+        entry.generated += event.tokens
+        entry.put(event)
+        return True
 
 
 WorkerEvent: TypeAlias = "PromptStarted | TokensGenerated | TextsEncoded"

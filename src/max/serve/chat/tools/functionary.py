@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from max.serve.chat.parts import AnswerPart
 from max.serve.chat.tools.definitions import Tool
 from max.serve.chat.tools.marks import CallParser, ObjectEnd, held_length
+from max.serve.requests.parts import AnswerPart
 
 SEPARATOR, EVERYONE = ">>>", "all"
 

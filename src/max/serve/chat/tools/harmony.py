@@ -5,8 +5,8 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
-from max.serve.chat.parts import AnswerPart, ContentPart, ReasoningPart
 from max.serve.chat.tools.marks import BufferedParser, CallParts, first_mark, held_length
+from max.serve.requests.parts import AnswerPart, ContentPart, ReasoningPart
 
 START, CHANNEL, CONSTRAIN, MESSAGE = "<|start|>", "<|channel|>", "<|constrain|>", "<|message|>"
 END, CALL, RETURN = "<|end|>", "<|call|>", "<|return|>"

@@ -6,7 +6,6 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from max.serve.chat.parts import AnswerPart
 from max.serve.chat.tools.definitions import Tool
 from max.serve.chat.tools.layout import (
     KEY,
@@ -28,6 +27,7 @@ from max.serve.chat.tools.values import (
     typed_value,
     types_of,
 )
+from max.serve.requests.parts import AnswerPart
 
 _MOST_NAME = 256
 _CDATA = ("<![CDATA[", "]]>")

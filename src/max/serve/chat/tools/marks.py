@@ -6,7 +6,7 @@ import secrets
 from abc import abstractmethod
 from collections.abc import Sequence
 
-from max.serve.chat.parts import AnswerPart, ArgumentsPart, ContentPart, ToolCallPart
+from max.serve.requests.parts import AnswerPart, ArgumentsPart, ContentPart, ToolCallPart
 
 
 def held_length(text: str, marks: Sequence[str]) -> int:

@@ -5,13 +5,6 @@ from __future__ import annotations
 import secrets
 from collections.abc import Sequence
 
-from max.serve.chat.parts import (
-    AnswerParser,
-    AnswerPart,
-    ArgumentsPart,
-    ContentPart,
-    ToolCallPart,
-)
 from max.serve.chat.tools.call_scanner import CallScanner
 from max.serve.chat.tools.deepseek import DeepSeekParser
 from max.serve.chat.tools.definitions import Tool
@@ -21,6 +14,13 @@ from max.serve.chat.tools.harmony import HarmonyParser
 from max.serve.chat.tools.layout_parser import LayoutParser
 from max.serve.chat.tools.marks import BufferedParser, held_length
 from max.serve.chat.tools.pythonic import PythonicParser
+from max.serve.requests.parts import (
+    AnswerParser,
+    AnswerPart,
+    ArgumentsPart,
+    ContentPart,
+    ToolCallPart,
+)
 
 
 def parser_of(tool_format: ToolFormat, tools: Sequence[Tool] = ()) -> AnswerParser:

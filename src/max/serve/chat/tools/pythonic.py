@@ -8,8 +8,8 @@ import re
 from collections.abc import Sequence
 from typing import Any
 
-from max.serve.chat.parts import AnswerPart
 from max.serve.chat.tools.marks import BufferedParser, CallParts
+from max.serve.requests.parts import AnswerPart
 
 BEGIN, END = "<|python_start|>", "<|python_end|>"
 CALLS_PATTERN = r"\s*(<\|python_start\|>)?\s*\[\s*[A-Za-z_][0-9A-Za-z_.]*\("

@@ -8,7 +8,6 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from max.serve.chat.channel_marks import channel_marks
-from max.serve.chat.parts import AnswerPart, ArgumentsPart, ContentPart, ToolCallPart
 from max.serve.chat.reasoning_marks import THINK, derived_marks
 from max.serve.chat.tools import harmony, probe
 from max.serve.chat.tools.definitions import Tool
@@ -17,6 +16,7 @@ from max.serve.chat.tools.formats import HARMONY, ToolFormat, format_of_template
 from max.serve.chat.tools.layout import IDENTIFIER
 from max.serve.chat.tools.parser import parser_of
 from max.serve.chat.tools.probe import Render, TemplateUse, probe_use
+from max.serve.requests.parts import AnswerPart, ArgumentsPart, ContentPart, ToolCallPart
 
 _PYTHON_TAG = "<|python_tag|>"
 _CHECKED = {

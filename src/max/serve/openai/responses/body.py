@@ -9,7 +9,6 @@ from pydantic import ConfigDict, Field
 
 from max.interfaces import SamplingParamsInput
 from max.serve.chat.prompt import Conversation, prepare
-from max.serve.chat.run import ChatJob
 from max.serve.chat.tools.definitions import ChoiceKind, Tool, ToolChoice
 from max.serve.http.state import ServerState
 from max.serve.limits import MAX_MESSAGES, MAX_TOOLS
@@ -19,6 +18,7 @@ from max.serve.openai.responses.tools import ResponseTool, tools_of
 from max.serve.openai.structure import GrammarFields, ResponseFormat, SchemaField, compiled_grammar
 from max.serve.openai.tools import AllowedChoice, allowed_choice
 from max.serve.openai.wire import new_id
+from max.serve.requests.generation import ChatJob
 from max.serve.requests.threads import by_size
 
 REFUSED = {

@@ -8,13 +8,20 @@ from typing import Any
 
 import msgspec
 
-from max.serve.chat.parts import AnswerPart, ArgumentsPart, ContentPart, ReasoningPart, ToolCallPart
-from max.serve.chat.run import Answer, ChatJob
+from max.serve.chat.run import Answer
 from max.serve.errors import ApiError
 from max.serve.openai.fields import StrictBody
 from max.serve.openai.responses.body import ResponsesBody
 from max.serve.openai.responses.tools import tools_of
 from max.serve.openai.wire import encode_json, new_id
+from max.serve.requests.generation import ChatJob
+from max.serve.requests.parts import (
+    AnswerPart,
+    ArgumentsPart,
+    ContentPart,
+    ReasoningPart,
+    ToolCallPart,
+)
 from max.serve.requests.request_context import current_request
 
 WAITING = b": waiting\n\n"

@@ -9,7 +9,7 @@ from fastapi import APIRouter, Request
 from starlette.responses import Response
 
 from max.serve.chat.conversation_text import prompt_tokens
-from max.serve.chat.run import AnswerDelta, ChatJob, collect_answers, stream_events
+from max.serve.chat.run import collect_answers, stream_events
 from max.serve.errors import ApiError
 from max.serve.http.bodies.body import BodyRoute
 from max.serve.http.state import ServerState, json_response, state_of
@@ -19,6 +19,7 @@ from max.serve.openai.responses.background import BackgroundResponse
 from max.serve.openai.responses.body import REFUSED, ResponsesBody, job_of, messages_with, own_tools
 from max.serve.openai.responses.events import ResponseWriter
 from max.serve.openai.responses.stored import CONNECTION_RESPONSES, history_of, keeper
+from max.serve.requests.generation import AnswerDelta, ChatJob
 from max.serve.requests.request_context import current_request
 from max.serve.requests.threads import by_size
 

@@ -1,25 +1,18 @@
-"""Hands the events of a worker process to an event loop."""
+"""A started worker process as an event loop sees it, and threads that wait for its start and its end."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
 import logging
-import threading
-from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any, Protocol, TypeAlias
+from typing import Any, Protocol
 
 from max.pipelines.generation.process.channel import Channel
-from max.pipelines.generation.process.events import Event
-from max.serve.worker.encoder_messages import TextsEncoded
 from max.serve.worker.life_signs import Signs
 
 logger = logging.getLogger("max.serve")
-
-WorkerMessage: TypeAlias = Event | TextsEncoded | None
-"""An event of a worker; None: its channel is closed."""
 
 
 class Worker(Protocol):
@@ -121,58 +114,3 @@ async def end_logged(worker: Worker) -> None:
 def kill_in_thread(worker: Worker) -> asyncio.Future[None]:
     """Kills a worker, and waits for its end, without stopping the event loop; goes on if nobody awaits the result."""
     return asyncio.get_running_loop().run_in_executor(_ENDS, worker.kill)
-
-
-class EventReader:
-    """A thread that receives the events of a worker, and wakes an event loop once for several of them.
-
-    Args:
-        worker: The worker.
-        loop: The event loop.
-        take: Called in the loop with the worker and each of its events in order, None at their end.
-    """
-
-    def __init__(
-        self,
-        worker: Worker,
-        loop: asyncio.AbstractEventLoop,
-        take: Callable[[Worker, WorkerMessage], None],
-    ) -> None:
-        self._worker, self._loop, self._take = worker, loop, take
-        self._incoming: deque[WorkerMessage] = deque()
-        self._wakes = False
-        self._lock = threading.Lock()  # guards the two before
-        threading.Thread(target=self._read, name="engine events", daemon=True).start()
-
-    def _read(self) -> None:
-        """Receives events until the channel is closed, as many at once as have arrived."""
-        while True:
-            events: Sequence[WorkerMessage]
-            try:
-                events = self._worker.channel.receive_all()
-            except EOFError:
-                events = [None]
-            except Exception:  # for a message that cannot be decoded the worker counts as lost
-                logger.exception("the messages of the worker process cannot be read")
-                events = [None]
-            with self._lock:
-                self._incoming.extend(events)
-                # one wake for all events that come before the loop takes them
-                wake, self._wakes = not self._wakes, True
-            try:
-                if wake:
-                    self._loop.call_soon_threadsafe(self._drain)
-            except RuntimeError:
-                return  # the loop is closed
-            if events[-1] is None:
-                return
-
-    def _drain(self) -> None:
-        with self._lock:
-            incoming, self._incoming = self._incoming, deque()
-            self._wakes = False
-        for event in incoming:
-            try:
-                self._take(self._worker, event)
-            except Exception:  # one failed event must not stop those of other requests
-                logger.exception("an event of the worker process was lost")

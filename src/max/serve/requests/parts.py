@@ -78,23 +78,3 @@ class AnswerParser(Protocol):
             cut: Whether the answer was cut off.
         """
         ...
-
-
-class PlainParser:
-    """Takes all text as content."""
-
-    def push(self, text: str) -> Sequence[AnswerPart]:
-        """The text as content.
-
-        Args:
-            text: The new text.
-        """
-        return [ContentPart(text)] if text else []
-
-    def finish(self, cut: bool = False) -> Sequence[AnswerPart]:
-        """Nothing: no text is held back.
-
-        Args:
-            cut: Whether the answer was cut off.
-        """
-        return []
