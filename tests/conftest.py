@@ -35,7 +35,7 @@ os.environ.setdefault("MAX_RUN_ALONE", "0")
 os.environ.setdefault("MAX_CHECK", "2")
 
 # by default every 700 objects: a tenth of the CPU time of tests, as the compiler makes many
-gc.set_threshold(10_000, *gc.get_threshold()[1:])
+gc.set_threshold(50_000, *gc.get_threshold()[1:])
 
 ROOT = Path(__file__).parent
 GOLDEN = ROOT / "golden"
@@ -85,6 +85,16 @@ def _on_the_interpreter(item: pytest.Function) -> bool:
 
 def pytest_collection_finish() -> None:
     """Collections of garbage skip the modules and cases that are there by now: they stay to the end."""
+    gc.collect()
+    gc.freeze()
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _kept_objects() -> None:
+    """Collections of garbage skip what earlier modules left alive, caches above all.
+
+    They would visit it again and again: seconds for each at the end of a run.
+    """
     gc.collect()
     gc.freeze()
 
