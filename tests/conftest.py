@@ -6,6 +6,7 @@ import gc
 import os
 import re
 import signal
+import sys
 import zlib
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -23,6 +24,9 @@ from max.engine.load.program_store import ProgramStore
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
+# hundreds of processes that tests start would compile the sources again: half of the CPU time of a start
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+sys.dont_write_bytecode = False
 # threads of torch and BLAS that wait for each other on busy cores take 25 times the CPU time of one on small models;
 # workers of pytest-xdist and processes of tests inherit it before they import NumPy
 os.environ.setdefault("OMP_NUM_THREADS", "1")
