@@ -911,3 +911,26 @@ def test_keys_do_not_depend_on_the_process():
         for seed in ("0", "1", "2")
     }
     assert len(keys) == 1
+
+
+@k.inline
+def scaled_part(
+    x: k.View, first: k.Integer, factor: k.Value, mask: k.Mask | None, more: k.SIMD | float
+) -> Any:
+    return k.cast(x.load(first, width=4, mask=mask), k.f32) * factor + more
+
+
+@k.kernel
+def typed_helper(out: k.Output[k.f32, 1], x: k.Input[k.f32, 1]):
+    # numbers and values of run time, with and without a mask
+    a = scaled_part(x, 0, 2, None, 0.5)
+    b = scaled_part(x, out.shape[0] - 4, x[1], k.iota(k.i64, 4) < 3, a)
+    out.store(0, value=b)
+
+
+def test_annotations_of_helpers_change_nothing() -> None:
+    """Values keep the types that the caller passes, whether numbers or values of run time."""
+    x = np.array([3.0, -1.5, 2.0, 4.0, 7.0], np.float32)
+    (out,) = both(typed_helper, [np.zeros(5, np.float32), x])[:1]
+    a = x[:4] * 2 + 0.5
+    np.testing.assert_array_equal(out[:4], np.array([*x[1:4], 0.0]) * x[1] + a)

@@ -42,9 +42,13 @@ if TYPE_CHECKING:
         Context,
         InOut,
         Input,
+        Integer,
+        Mask,
         Output,
         ScalarType,
         TensorSpec,
+        Value,
+        View,
         bf16,
         bool_,
         f4e2m1fn,
@@ -144,8 +148,8 @@ _NAMES = {
     "max.kernel.targets.cpu": "CPUTarget host_target",
     "max.kernel.targets.target": "LLVMTarget Target",
     "max.kernel.types": (
-        "SIMD Context InOut Input Output ScalarType TensorSpec bf16 f4e2m1fn f6e2m3fn f6e3m2fn f8e4m3fn f8e4m3fnuz "
-        "f8e5m2 f8e5m2fnuz f16 f32 f64 i8 i16 i32 i64 scalar_type u8 u16 u32 u64"
+        "SIMD Context InOut Input Integer Mask Output ScalarType TensorSpec Value View bf16 f4e2m1fn f6e2m3fn f6e3m2fn "
+        "f8e4m3fn f8e4m3fnuz f8e5m2 f8e5m2fnuz f16 f32 f64 i8 i16 i32 i64 scalar_type u8 u16 u32 u64"
     ),
     "max.kernel.language.lang": (
         "abs all any max min print round assume brief run_time static_assert static_range unroll bitcast cast "
@@ -185,6 +189,7 @@ __all__ = [
     "InOut",
     "InlineFunction",
     "Input",
+    "Integer",
     "Kernel",
     "KernelError",
     "KernelIR",
@@ -193,6 +198,7 @@ __all__ = [
     "KernelSyntaxError",
     "KernelTypeError",
     "KernelValueError",
+    "Mask",
     "Message",
     "Output",
     "ScalarType",
@@ -200,6 +206,8 @@ __all__ = [
     "Modules",
     "Target",
     "TensorSpec",
+    "Value",
+    "View",
     "bf16",
     "emit_llvm",
     "emit_modules",

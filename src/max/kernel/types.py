@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import ml_dtypes
 import numpy as np
@@ -231,7 +231,65 @@ def _access(kind: str, parameters: Any) -> Access:
     return Access(kind, dtype, rank)
 
 
-class _View:
+class Value(Protocol):
+    """A scalar or a vector: one of run time, or a Python number. It annotates a parameter of a function that kernels
+    call, for readers and type checkers; the compiler takes what the caller passes.
+    """
+
+    if TYPE_CHECKING:  # see `View`
+
+        def __add__(self, other: Any, /) -> Any: ...
+        def __radd__(self, other: Any, /) -> Any: ...
+        def __sub__(self, other: Any, /) -> Any: ...
+        def __rsub__(self, other: Any, /) -> Any: ...
+        def __mul__(self, other: Any, /) -> Any: ...
+        def __rmul__(self, other: Any, /) -> Any: ...
+        def __truediv__(self, other: Any, /) -> Any: ...
+        def __rtruediv__(self, other: Any, /) -> Any: ...
+        def __floordiv__(self, other: Any, /) -> Any: ...
+        def __rfloordiv__(self, other: Any, /) -> Any: ...
+        def __mod__(self, other: Any, /) -> Any: ...
+        def __rmod__(self, other: Any, /) -> Any: ...
+        def __eq__(self, other: Any, /) -> Any: ...
+        def __ne__(self, other: Any, /) -> Any: ...
+        def __lt__(self, other: Any, /) -> Any: ...
+        def __le__(self, other: Any, /) -> Any: ...
+        def __gt__(self, other: Any, /) -> Any: ...
+        def __ge__(self, other: Any, /) -> Any: ...
+        def __neg__(self) -> Any: ...
+        def __pos__(self) -> Any: ...
+        def __abs__(self) -> Any: ...
+
+
+class Mask(Protocol):
+    """A condition of each lane, or one for all. An annotation like `Value`."""
+
+    if TYPE_CHECKING:  # see `View`
+
+        def __and__(self, other: Any, /) -> Any: ...
+        def __rand__(self, other: Any, /) -> Any: ...
+        def __or__(self, other: Any, /) -> Any: ...
+        def __ror__(self, other: Any, /) -> Any: ...
+        def __xor__(self, other: Any, /) -> Any: ...
+        def __rxor__(self, other: Any, /) -> Any: ...
+        def __invert__(self) -> Any: ...
+
+
+class Integer(Value, Mask, Protocol):
+    """A `Value` of integers: a size, an index, bits."""
+
+    if TYPE_CHECKING:  # see `View`
+
+        def __lshift__(self, other: Any, /) -> Any: ...
+        def __rlshift__(self, other: Any, /) -> Any: ...
+        def __rshift__(self, other: Any, /) -> Any: ...
+        def __rrshift__(self, other: Any, /) -> Any: ...
+        def __index__(self) -> int: ...
+
+
+class View:
+    """A tensor, a part of one, scratch memory or a tile. An annotation like `Value`."""
+
     # the methods of views in kernels, which `max.kernel.frontend.views.methods` and the interpreter carry out
     if TYPE_CHECKING:
         shape: tuple[Any, ...]
@@ -256,7 +314,7 @@ class _View:
         def transpose(self, *axes: Any) -> Any: ...
 
 
-class Input(_View):
+class Input(View):
     """A tensor operand that the kernel reads. ``k.Input[dtype, rank]`` fixes dtype and rank."""
 
     access = Access("input")
@@ -265,7 +323,7 @@ class Input(_View):
         return _access("input", parameters)
 
 
-class Output(_View):
+class Output(View):
     """A tensor result that the kernel writes. ``k.Output[dtype, rank]`` fixes dtype and rank."""
 
     access = Access("output")
@@ -274,7 +332,7 @@ class Output(_View):
         return _access("output", parameters)
 
 
-class InOut(_View):
+class InOut(View):
     """A mutable operand (a buffer) that the kernel reads and writes."""
 
     access = Access("inout")
@@ -291,8 +349,14 @@ class SIMDAnnotation:
     width: int
 
 
-class SIMD:
-    """A vector type for annotations: ``k.SIMD[k.f32, 16]``."""
+class SIMD(Integer):
+    """A vector type for annotations: ``k.SIMD[k.f32, 16]``. Bare, any scalar or vector of run time."""
+
+    if TYPE_CHECKING:  # see `View`
+        dtype: ScalarType
+        width: int
+
+        def __getitem__(self, lane: Any, /) -> Any: ...
 
     def __class_getitem__(cls, parameters: Any) -> SIMDAnnotation:
         dtype, width = parameters

@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from max.kernel import types
 from max.kernel.language import values as v
 from max.kernel.language.limits import tile_error, unroll_error, width_error
 from max.kernel.language.tile_values import MatrixTiles
@@ -33,7 +34,7 @@ def _checked_value(error: str | None, value: Any) -> Any:
 
 
 # ***** making vectors *****
-def splat(x: Any, width: int) -> Any:
+def splat(x: types.Value, width: int) -> Any:
     """A vector whose ``width`` lanes all are ``x``."""
     return v.value(x).widen(_checked_value(width_error(width, str(width)), width))
 
@@ -89,17 +90,17 @@ def matrix_tiles(shapes: Any) -> Any:
 
 
 # ***** conversions *****
-def cast(x: Any, dtype: Any) -> Any:
+def cast(x: types.Value, dtype: Any) -> Any:
     """Converts elements: floats round to nearest even; to integers they truncate and saturate, NaN gives 0."""
     return v.convert(x, scalar_type(dtype))
 
 
-def cast_unchecked(x: Any, dtype: Any) -> Any:
+def cast_unchecked(x: types.Value, dtype: Any) -> Any:
     """``cast`` for floats that are known to fit into the integer type: one instruction."""
     return v.convert(x, scalar_type(dtype))
 
 
-def bitcast(x: Any, dtype: Any) -> Any:
+def bitcast(x: types.Value, dtype: Any) -> Any:
     """The same bits with another element type; between sizes the number of lanes changes."""
     return v.bitcast(v.value(x), scalar_type(dtype))
 
@@ -165,18 +166,18 @@ def reduce_min(x: Any) -> Any:
     return v.reduce(np.minimum, x)
 
 
-def any(mask: Any) -> Any:
+def any(mask: types.Mask) -> Any:
     """Whether a lane of the mask holds."""
     return Value(np.asarray(np.any(v.value(mask).data)), bool_)
 
 
-def all(mask: Any) -> Any:
+def all(mask: types.Mask) -> Any:
     """Whether all lanes of the mask hold."""
     return Value(np.asarray(np.all(v.value(mask).data)), bool_)
 
 
 # ***** arithmetic *****
-def fma(a: Any, b: Any, c: Any) -> Any:
+def fma(a: types.Value, b: types.Value, c: types.Value) -> Any:
     """``a * b + c``, rounded once where the target has the instruction."""
     return v.fma(a, b, c)
 
@@ -191,67 +192,67 @@ def max(*xs: Any) -> Any:
     return v.fold("max", xs)
 
 
-def abs(x: Any) -> Any:
+def abs(x: types.Value) -> Any:
     """The absolute value."""
     return v.unary("abs", x)
 
 
-def sqrt(x: Any) -> Any:
+def sqrt(x: types.Value) -> Any:
     """The square root, correctly rounded."""
     return v.unary("sqrt", x)
 
 
-def floor(x: Any) -> Any:
+def floor(x: types.Value) -> Any:
     """The next integer below, as a float."""
     return v.unary("floor", x)
 
 
-def ceil(x: Any) -> Any:
+def ceil(x: types.Value) -> Any:
     """The next integer above, as a float."""
     return v.unary("ceil", x)
 
 
-def trunc(x: Any) -> Any:
+def trunc(x: types.Value) -> Any:
     """The integer part, as a float."""
     return v.unary("trunc", x)
 
 
-def round(x: Any) -> Any:
+def round(x: types.Value) -> Any:
     """The nearest integer, as a float; halves go to the even one."""
     return v.unary("round", x)
 
 
-def copysign(x: Any, sign: Any) -> Any:
+def copysign(x: types.Value, sign: types.Value) -> Any:
     """``x`` with the sign of ``sign``."""
     return v.copysign(x, sign)
 
 
-def scale_by_power(x: Any, n: Any) -> Any:
+def scale_by_power(x: types.Value, n: types.Value) -> Any:
     """``x * 2**n`` for integral floats ``n``, with gradual underflow (an instruction of AVX-512)."""
     return v.scale_by_power(x, n)
 
 
-def isnan(x: Any) -> Any:
+def isnan(x: types.Value) -> Any:
     """Whether the value is NaN."""
     return v.unary("isnan", x)
 
 
-def isinf(x: Any) -> Any:
+def isinf(x: types.Value) -> Any:
     """Whether the value is infinite."""
     return v.unary("isinf", x)
 
 
-def popcount(x: Any) -> Any:
+def popcount(x: types.Value) -> Any:
     """The number of bits that are set, in the type of ``x``."""
     return v.bits("popcount", x)
 
 
-def count_leading_zeros(x: Any) -> Any:
+def count_leading_zeros(x: types.Value) -> Any:
     """The number of zero bits above the highest bit that is set."""
     return v.bits("ctlz", x)
 
 
-def count_trailing_zeros(x: Any) -> Any:
+def count_trailing_zeros(x: types.Value) -> Any:
     """The number of zero bits below the lowest bit that is set."""
     return v.bits("cttz", x)
 
@@ -382,12 +383,15 @@ def target() -> Target:
     return _targets[-1] if _targets else host_target()
 
 
-def floating(x: Any) -> Any:
+def floating(x: types.Value) -> types.SIMD:
     """A float value: literals and narrow floats as f32."""
-    x = v.convert(x, f32) if not isinstance(x, Value) else x
-    if not x.dtype.is_float:
-        raise TypeError(f"expected a float, got {x.dtype.name}; convert it, as in k.f32(x)")
-    return v.convert(x, f32) if x.dtype.is_narrow_float else x
+    number: Any = x
+    if not isinstance(x, Value):
+        number = v.convert(x, f32)
+    if not number.dtype.is_float:
+        raise TypeError(f"expected a float, got {number.dtype.name}; convert it, as in k.f32(x)")
+    wide: Any = v.convert(number, f32) if number.dtype.is_narrow_float else number
+    return wide
 
 
 def _pow(x: Any, y: Any) -> Any:

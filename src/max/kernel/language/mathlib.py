@@ -11,14 +11,14 @@ from typing import Any
 from max.kernel.language import lang as k
 from max.kernel.language import values
 from max.kernel.language.source import inline
-from max.kernel.types import f32, f64, i32, i64
+from max.kernel.types import Value, f32, f64, i32, i64
 
 _INF = float("inf")
 _NAN = float("nan")
 
 
 @inline
-def polynomial(x: Any, *coefficients: float) -> Any:
+def polynomial(x: Value, *coefficients: float) -> Any:
     """``c[0] * x**n + … + c[n]`` by Horner's rule."""
     result = k.fma(x, coefficients[0], coefficients[1])
     for c in coefficients[2:]:
@@ -27,7 +27,7 @@ def polynomial(x: Any, *coefficients: float) -> Any:
 
 
 @inline
-def _scale_by_power(y: Any, n: Any) -> Any:
+def _scale_by_power(y: Any, n: Value) -> Any:
     """``y * 2**n`` for integral f32 ``n``, rounded once."""
     if k.target().has("avx512f") and y.is_vector and y.width % 16 == 0:
         return k.scale_by_power(y, n)
@@ -39,7 +39,7 @@ def _scale_by_power(y: Any, n: Any) -> Any:
 
 
 @inline
-def exp(x: Any) -> Any:
+def exp(x: Value) -> Any:
     """The exponential."""
     x = k.floating(x)
     if x.dtype is f64:
@@ -63,7 +63,7 @@ def exp(x: Any) -> Any:
 
 
 @inline
-def exp2(x: Any) -> Any:
+def exp2(x: Value) -> Any:
     """``2**x``."""
     x = k.floating(x)
     if x.dtype is f64:
@@ -85,7 +85,7 @@ def exp2(x: Any) -> Any:
 
 
 @inline
-def _log_parts(x: Any) -> tuple[Any, Any, Any]:
+def _log_parts(x: Value) -> tuple[Any, Any, Any]:
     """``x`` as ``(1 + f) * 2**e`` with ``1 + f`` in ``[√½, √2)``, and ``log(1 + f) - f``."""
     tiny = x < 1.1754943508222875e-38
     # subnormals are scaled by 2**23; the bits of the root of 1/2 center the mantissa around 1
@@ -109,14 +109,14 @@ def _log_parts(x: Any) -> tuple[Any, Any, Any]:
 
 
 @inline
-def _log_edges(x: Any, result: Any) -> Any:
+def _log_edges(x: Value, result: Any) -> Any:
     result = k.select(x < _INF, result, x)  # inf and NaN
     result = k.select(x == 0.0, -_INF, result)
     return k.select(x < 0.0, _NAN, result)
 
 
 @inline
-def log(x: Any) -> Any:
+def log(x: Value) -> Any:
     """The natural logarithm."""
     x = k.floating(x)
     if x.dtype is f64:
@@ -128,7 +128,7 @@ def log(x: Any) -> Any:
 
 
 @inline
-def log2(x: Any) -> Any:
+def log2(x: Value) -> Any:
     """The logarithm to base 2."""
     x = k.floating(x)
     if x.dtype is f64:
@@ -141,7 +141,7 @@ def log2(x: Any) -> Any:
 
 
 @inline
-def log1p(x: Any) -> Any:
+def log1p(x: Value) -> Any:
     """``log(1 + x)``, exact near 0."""
     x = k.floating(x)
     if x.dtype is f64:
@@ -154,7 +154,7 @@ def log1p(x: Any) -> Any:
 
 
 @inline
-def tanh(x: Any) -> Any:
+def tanh(x: Value) -> Any:
     """The hyperbolic tangent."""
     x = k.floating(x)
     if x.dtype is f64:
@@ -186,7 +186,7 @@ def tanh(x: Any) -> Any:
 
 
 @inline
-def sigmoid(x: Any) -> Any:
+def sigmoid(x: Value) -> Any:
     """``1 / (1 + exp(-x))``."""
     x = k.floating(x)
     # the exponential of a negative number does not overflow
@@ -195,7 +195,7 @@ def sigmoid(x: Any) -> Any:
 
 
 @inline
-def erf(x: Any) -> Any:
+def erf(x: Value) -> Any:
     """The error function."""
     x = k.floating(x)
     if x.dtype is f64:
@@ -229,7 +229,7 @@ def erf(x: Any) -> Any:
 
 
 @inline
-def _quadrant(x: Any) -> tuple[Any, Any]:
+def _quadrant(x: Value) -> tuple[Any, Any]:
     """``x`` less its multiple ``n`` of π/2, and ``n`` modulo 4; through f64, for ``|x|`` up to 2**20 or more."""
     wide = k.cast(x, f64)
     n = k.round(wide * 0.6366197723675814)
@@ -241,7 +241,7 @@ def _quadrant(x: Any) -> tuple[Any, Any]:
 
 
 @inline
-def _sine(x: Any, shift: float, name: str) -> Any:
+def _sine(x: Value, shift: float, name: str) -> Any:
     """The sine of ``x + shift * π/2``."""
     x = k.floating(x)
     if x.dtype is f64:
@@ -269,19 +269,19 @@ def _sine(x: Any, shift: float, name: str) -> Any:
 
 
 @inline
-def sin(x: Any) -> Any:
+def sin(x: Value) -> Any:
     """The sine."""
     return _sine(x, 0.0, "sin")
 
 
 @inline
-def cos(x: Any) -> Any:
+def cos(x: Value) -> Any:
     """The cosine."""
     return _sine(x, 1.0, "cos")
 
 
 @inline
-def acos(x: Any) -> Any:
+def acos(x: Value) -> Any:
     """The arc cosine."""
     x = k.floating(x)
     if x.dtype is f64:
@@ -302,7 +302,7 @@ def acos(x: Any) -> Any:
 
 
 @inline
-def atanh(x: Any) -> Any:
+def atanh(x: Value) -> Any:
     """The inverse hyperbolic tangent."""
     x = k.floating(x)
     if x.dtype is f64:
@@ -315,14 +315,14 @@ def atanh(x: Any) -> Any:
 
 
 @inline
-def rsqrt(x: Any) -> Any:
+def rsqrt(x: Value) -> Any:
     """``1 / sqrt(x)``."""
     x = k.floating(x)
     return 1.0 / k.sqrt(x)
 
 
 @inline
-def silu(x: Any) -> Any:
+def silu(x: Value) -> Any:
     """``x * sigmoid(x)``."""
     x = k.floating(x)
     return x * sigmoid(x)
@@ -344,7 +344,7 @@ def _log2_wide(x: Any) -> Any:
 
 
 @inline
-def _exp2_wide(x: Any) -> Any:
+def _exp2_wide(x: Value) -> Any:
     """``2**x`` on f64 to about 45 bits, for results in the range of f32."""
     y = k.min(k.max(x, -160.0), 130.0)
     n = k.round(y)
@@ -370,7 +370,7 @@ def _exp2_wide(x: Any) -> Any:
 
 
 @inline
-def fmod(x: Any, y: Any) -> Any:
+def fmod(x: Value, y: Value) -> Any:
     """The exact remainder of ``x / y`` with the sign of `x`, by the C library; NaN where `y` is 0 or `x` infinite."""
     x = k.floating(x)
     y = k.floating(y)
@@ -380,7 +380,7 @@ def fmod(x: Any, y: Any) -> Any:
 
 
 @inline
-def pow(x: Any, y: Any) -> Any:
+def pow(x: Value, y: Value) -> Any:
     """``x ** y``, with the special cases of C's ``pow``; f32 is computed in f64."""
     x = k.floating(x)
     y = k.floating(y)

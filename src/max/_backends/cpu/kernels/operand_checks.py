@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from max import kernel as k
 
 
 @k.inline
-def check_size(name: str, size: Any, expected: Any) -> None:
+def check_size(name: str, size: k.Value, expected: k.Value) -> None:
     """Raises where a size is not that of the other operands.
 
     Args:
@@ -21,7 +19,7 @@ def check_size(name: str, size: Any, expected: Any) -> None:
 
 
 @k.inline
-def check_rising(name: str, offsets: Any, width: int) -> None:
+def check_rising(name: str, offsets: k.View, width: int) -> None:
     """Raises where an offset is less than the one before it.
 
     Args:
@@ -48,7 +46,7 @@ def check_rising(name: str, offsets: Any, width: int) -> None:
 
 
 @k.inline
-def check_offsets(name: str, offsets: Any, rows: Any, width: int) -> None:
+def check_offsets(name: str, offsets: k.View, rows: k.Value, width: int) -> None:
     """Raises unless the offsets begin at 0, never fall, and end at the number of rows: each row then belongs to one
     sequence.
 

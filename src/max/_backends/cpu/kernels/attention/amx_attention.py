@@ -15,7 +15,7 @@ from max._backends.cpu.kernels.tiles.tiling import Matrix
 
 
 @k.inline
-def copy_rows_padded(packed: Any, stride: int, rows: Any) -> None:
+def copy_rows_padded(packed: k.View, stride: int, rows: k.View) -> None:
     """Copies rows of bf16, each zero-filled to whole tiles.
 
     Args:
@@ -30,7 +30,7 @@ def copy_rows_padded(packed: Any, stride: int, rows: Any) -> None:
 
 
 @k.inline
-def zero_weights_tail(rows: Any, stride: int, count: Any) -> None:
+def zero_weights_tail(rows: k.View, stride: int, count: k.Value) -> None:
     """Zeroes the weights of 16 rows behind the last key, up to whole tiles.
 
     Args:
@@ -47,7 +47,9 @@ def zero_weights_tail(rows: Any, stride: int, count: Any) -> None:
 
 
 @k.inline
-def multiply_tile_amx(tiles: Any, c: Matrix, a: Matrix, panel: Any, steps: Any, first: Any) -> None:
+def multiply_tile_amx(
+    tiles: Any, c: Matrix, a: Matrix, panel: k.Integer, steps: k.Integer, first: Any
+) -> None:
     """Multiplies 16 rows by a panel.
 
     Args:

@@ -27,7 +27,7 @@ def is_rounded(dtype: k.ScalarType) -> bool:
 
 
 @k.inline
-def elements_of(rows: Any, head_dim: int) -> Any:
+def elements_of(rows: k.View, head_dim: int) -> Any:
     """The elements, or codes, of rows `[count, row size]`: `[count, head_dim]`."""
     if is_rounded(rows.dtype):
         rows = rows[:, SCALE_BYTES : SCALE_BYTES + head_dim]  # [count, head_dim]
@@ -35,7 +35,7 @@ def elements_of(rows: Any, head_dim: int) -> Any:
 
 
 @k.inline
-def scales_of(blocks: Any) -> Any:
+def scales_of(blocks: k.View) -> Any:
     """The cache as 32-bit words, the first word of each row being its scale; for a cache of floats a stand-in."""
     if is_rounded(blocks.dtype):
         return blocks.view(k.f32)
@@ -44,7 +44,7 @@ def scales_of(blocks: Any) -> Any:
 
 
 @k.inline
-def load_head(target: Any, row: Any, width: int) -> None:
+def load_head(target: k.View, row: k.View, width: int) -> None:
     """Widens a row to `target` `[head_dim]`."""
     if is_rounded(row.dtype):
         # pages hold bytes: the scale is the first 4 of the row
@@ -58,7 +58,7 @@ def load_head(target: Any, row: Any, width: int) -> None:
 
 
 @k.inline
-def store_head(row: Any, source: Any, width: int) -> None:
+def store_head(row: k.View, source: k.View, width: int) -> None:
     """Rounds `source` `[head_dim]` to a row.
 
     A row of codes with a NaN or an infinity has a scale that is not finite: it reads as NaN.
@@ -82,7 +82,7 @@ def store_head(row: Any, source: Any, width: int) -> None:
 
 
 @k.inline
-def copy_elements(target: Any, source: Any, width: int) -> None:
+def copy_elements(target: k.View, source: k.View, width: int) -> None:
     """Copies a flat view to floats of the cache."""
     for j, mask in k.vectors(source.shape[0], width):
         v = source.load(j, width=width, mask=mask)
@@ -93,7 +93,7 @@ def copy_elements(target: Any, source: Any, width: int) -> None:
 
 
 @k.inline
-def store_heads(rows: Any, source: Any, width: int) -> None:
+def store_heads(rows: k.View, source: k.View, width: int) -> None:
     """Stores the keys or values of a token.
 
     Args:
@@ -111,7 +111,7 @@ def store_heads(rows: Any, source: Any, width: int) -> None:
 
 
 @k.inline
-def check_heads(name: str, size: Any, blocks: Any) -> None:
+def check_heads(name: str, size: k.Value, blocks: k.View) -> None:
     """Raises where a row of all heads does not fit a cache of floats; for one of codes the op checks it.
 
     Args:

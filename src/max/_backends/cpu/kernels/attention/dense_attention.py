@@ -63,7 +63,7 @@ class Grid(NamedTuple):
 
 
 @k.inline
-def unflatten(coordinates: Any, index: Any, x: Any, rank: int) -> None:
+def unflatten(coordinates: k.View, index: k.Value, x: k.View, rank: int) -> None:
     """Writes the coordinates of a flat index along the first axes of a view."""
     remaining = k.i64(index)
     for reverse in k.static_range(rank):
@@ -82,7 +82,7 @@ def part_at(x: Any, coordinates: Any, rank: int) -> Any:
 
 
 @k.inline
-def plan_dense_grid(q: Any, length: Any, max_rows: int, p: Plan, ctx: Any) -> Grid:
+def plan_dense_grid(q: k.View, length: k.Value, max_rows: int, p: Plan, ctx: k.Context) -> Grid:
     """The tasks of a launch.
 
     Args:
@@ -113,7 +113,7 @@ def plan_dense_grid(q: Any, length: Any, max_rows: int, p: Plan, ctx: Any) -> Gr
 
 
 @k.inline
-def dense_scratch(max_rows: int, size: int, width: int, p: Plan, ctx: Any) -> Scratch:
+def dense_scratch(max_rows: int, size: int, width: int, p: Plan, ctx: k.Context) -> Scratch:
     """The scratch memory of a worker.
 
     Args:
@@ -146,7 +146,7 @@ def dense_scratch(max_rows: int, size: int, width: int, p: Plan, ctx: Any) -> Sc
 
 @k.inline
 def store_rows(
-    out: Any, parts: Any, task: Task, part: Any, splits: Any, state: RowState, p: Plan
+    out: k.View, parts: k.View, task: Task, part: k.Value, splits: k.Value, state: RowState, p: Plan
 ) -> None:
     """Stores the results of a task, or where it is split its sums, maxima and totals.
 

@@ -34,7 +34,7 @@ from max._backends.cpu.kernels.tiles.tiling import Matrix
 
 
 @k.inline
-def rounded_to(v: Any, dtype: k.ScalarType | None) -> Any:
+def rounded_to(v: k.Value, dtype: k.ScalarType | None) -> Any:
     """An f32 vector rounded to a dtype; None: as it is."""
     if dtype is not None:
         v = k.cast(k.cast(v, dtype), k.f32)
@@ -42,7 +42,9 @@ def rounded_to(v: Any, dtype: k.ScalarType | None) -> Any:
 
 
 @k.inline
-def masked_maxima(scores: Any, row: Any, last: Any, keys: KeyBlock, rows: int, p: Plan) -> Any:
+def masked_maxima(
+    scores: k.View, row: k.Value, last: k.Value, keys: KeyBlock, rows: int, p: Plan
+) -> Any:
     """The greatest scores of one row or of four, after masks; scores behind the last key become -inf.
 
     Args:
@@ -83,7 +85,7 @@ def masked_maxima(scores: Any, row: Any, last: Any, keys: KeyBlock, rows: int, p
 
 @k.inline
 def softmax_rows(
-    scores: Any, weights: Any, state: RowState, row: Any, last: Any, keys: KeyBlock, rows: int,
+    scores: k.View, weights: k.View, state: RowState, row: k.Value, last: k.Value, keys: KeyBlock, rows: int,
     p: Plan,
 ) -> None:  # fmt: skip
     """Computes the weights of one row or of four from their scores.
@@ -105,7 +107,7 @@ def softmax_rows(
 
 @k.inline
 def rounded_weights(
-    scores: Any, weights: Any, state: RowState, row: Any, last: Any, keys: KeyBlock, rows: int,
+    scores: k.View, weights: k.View, state: RowState, row: k.Value, last: k.Value, keys: KeyBlock, rows: int,
     sweep: Sweep, p: Plan,
 ) -> None:  # fmt: skip
     """Computes the weights of one row or of four as the graph's probabilities: divided by their total, and rounded.
@@ -139,7 +141,7 @@ def rounded_weights(
 
 
 @k.inline
-def score_rows(scores: Any, queries: Any, keys: Any, rows: int, p: Plan) -> None:
+def score_rows(scores: k.View, queries: k.View, keys: k.View, rows: int, p: Plan) -> None:
     """`scores[row, key] = queries[row] · keys[key]` with four keys, or four vectors of keys, read in place."""
     t = p.plain
     c = Matrix(scores, p.keys)
@@ -150,7 +152,7 @@ def score_rows(scores: Any, queries: Any, keys: Any, rows: int, p: Plan) -> None
 
 
 @k.inline
-def scores_in_place(scores: Any, queries: Any, keys: Any, rows: Any, p: Plan) -> None:
+def scores_in_place(scores: k.View, queries: k.View, keys: k.View, rows: k.Value, p: Plan) -> None:
     """`scores[row, key] = queries[row] · keys[key]` of a block of keys, read in place."""
     t = p.plain
     count = keys.shape[1] if p.columns else keys.shape[0]
@@ -167,7 +169,9 @@ def scores_in_place(scores: Any, queries: Any, keys: Any, rows: Any, p: Plan) ->
 
 
 @k.inline
-def add_values_in_place(sums: Any, weights: Any, values: Any, rows: Any, p: Plan) -> None:
+def add_values_in_place(
+    sums: k.View, weights: k.View, values: k.View, rows: k.Value, p: Plan
+) -> None:
     """`sums[row] += Σ weights[row, key] · values[key]` of a block of values, read in place."""
     t = p.plain
     left = weights.reshape(-1, p.keys)[:, : values.shape[0]]  # [rows, keys]
@@ -185,7 +189,7 @@ def add_values_in_place(sums: Any, weights: Any, values: Any, rows: Any, p: Plan
 
 
 @k.inline
-def copy_queries(target: Any, task: Task, p: Plan) -> None:
+def copy_queries(target: k.View, task: Task, p: Plan) -> None:
     """Copies the task's rows of queries side by side, times the query factor."""
     group, width = task.q.shape[0], p.plain.width
     for i in range(task.rows):
@@ -269,7 +273,7 @@ def pack_queries(task: Task, memory: Scratch, p: Plan) -> None:
 
 
 @k.inline
-def pack_keys(panels: Any, keys: Any, p: Plan) -> None:
+def pack_keys(panels: k.View, keys: k.View, p: Plan) -> None:
     """Packs a block of keys into panels of two vectors' width, one after the other."""
     t = p.left
     count = keys.shape[1] if p.columns else keys.shape[0]
@@ -283,7 +287,7 @@ def pack_keys(panels: Any, keys: Any, p: Plan) -> None:
 
 
 @k.inline
-def pack_values(panels: Any, values: Any, p: Plan) -> None:
+def pack_values(panels: k.View, values: k.View, p: Plan) -> None:
     """Packs a block of values into panels of two vectors' width, one after the other."""
     # lanes of pairs: two keys share a lane
     lanes = p.keys // p.right.pair
@@ -296,7 +300,7 @@ def pack_values(panels: Any, values: Any, p: Plan) -> None:
 
 
 @k.inline
-def prefetch_share(views: Any, slot: Any, slots: Any, p: Plan) -> None:
+def prefetch_share(views: Any, slot: k.Value, slots: k.Value, p: Plan) -> None:
     """Prefetches share `slot` of `slots` of the first rows of each view."""
     for x in k.unroll(views):
         rows = k.min(x.shape[0], p.keys)
@@ -310,7 +314,14 @@ def prefetch_share(views: Any, slot: Any, slots: Any, p: Plan) -> None:
 
 @k.inline
 def multiply_keys(
-    task: Task, memory: Scratch, tile: Any, tiles: Any, key: Any, count: Any, ahead: Any, p: Plan
+    task: Task,
+    memory: Scratch,
+    tile: k.Value,
+    tiles: k.Value,
+    key: k.Value,
+    count: k.Integer,
+    ahead: Any,
+    p: Plan,
 ) -> None:
     """The scores of a row tile and a block of packed keys. Meanwhile the next block, or the views of `ahead`, are
     prefetched.
@@ -340,7 +351,7 @@ def multiply_keys(
 
 @k.inline
 def multiply_values(
-    memory: Scratch, sums: Any, width: Any, count: Any, first: Any, p: Plan
+    memory: Scratch, sums: k.View, width: k.Integer, count: k.Value, first: bool, p: Plan
 ) -> None:
     """Adds the products of the weights of a row tile with a block of packed values to the sums.
 

@@ -52,7 +52,9 @@ from max._backends.kernel_call import KernelCall, Operand, view
 
 
 @k.inline
-def resume(task: Task, out: Any, info: Any, factor: Any, memory: Scratch, width: int) -> None:
+def resume(
+    task: Task, out: k.View, info: k.View, factor: k.Value, memory: Scratch, width: int
+) -> None:
     """Sets the softmax state of a task's rows to that of the earlier chunks.
 
     Args:
@@ -78,7 +80,9 @@ def resume(task: Task, out: Any, info: Any, factor: Any, memory: Scratch, width:
 
 
 @k.inline
-def check_buffer(buffer_offsets: Any, keys: Any, values: Any, batch: Any, width: int) -> None:
+def check_buffer(
+    buffer_offsets: k.View, keys: k.View, values: k.View, batch: k.Integer, width: int
+) -> None:
     """Raises where the rows of sequences are not in the buffers of keys and values.
 
     Args:
@@ -121,7 +125,7 @@ class ExpandedChunk(NamedTuple):
 
 @k.inline
 def join_keys(
-    joined: Any, keys: Any, row: Any, task: Task, cache: PagedCache, layer: Any, token: Any,
+    joined: k.View, keys: k.View, row: k.Value, task: Task, cache: PagedCache, layer: k.Integer, token: k.Value,
     width: int,
 ) -> None:  # fmt: skip
     """Writes both parts of each key of a block.

@@ -63,7 +63,7 @@ class Scaling(NamedTuple):
 
 
 @k.inline
-def state_from(state: RowState, row: Any) -> RowState:
+def state_from(state: RowState, row: k.Integer) -> RowState:
     """The state from a row on."""
     return RowState(
         state.maxima[row:],
@@ -85,13 +85,13 @@ def round_up(size: int, multiple: int) -> int:
 
 
 @k.inline
-def maximum(a: Any, b: Any) -> Any:
+def maximum(a: k.Value, b: k.Value) -> Any:
     """The greater of two values by lane, the second where one is NaN: one instruction instead of three of `k.max`."""
     return k.select(a > b, a, b)
 
 
 @k.inline
-def lane_maximum(v: Any) -> Any:
+def lane_maximum(v: k.SIMD) -> Any:
     """The greatest lane of a vector without NaN."""
     for half in k.unroll((8, 4, 2, 1)):
         if v.width > half:
@@ -102,7 +102,7 @@ def lane_maximum(v: Any) -> Any:
 
 
 @k.inline
-def lane_maxima(rows: Any, count: int, width: int) -> Any:
+def lane_maxima(rows: k.View, count: int, width: int) -> Any:
     """The greatest lanes of one vector or of four without NaN, side by side.
 
     Args:
@@ -127,7 +127,7 @@ def lane_maxima(rows: Any, count: int, width: int) -> Any:
 
 
 @k.inline
-def add_totals(state: RowState, parts: Any, change: Any, rows: int, width: int) -> None:
+def add_totals(state: RowState, parts: k.View, change: k.Value, rows: int, width: int) -> None:
     """Adds the weights of a block to the totals of one row or of four, which are rescaled by `change`."""
     if rows == 1 and k.target().batch_invariant:
         # in the order of four rows
@@ -142,7 +142,7 @@ def add_totals(state: RowState, parts: Any, change: Any, rows: int, width: int) 
 
 
 @k.inline
-def softmax_weight(score: Any, top: Any, scaling: Scaling, width: int) -> Any:
+def softmax_weight(score: k.Value, top: k.Value, scaling: Scaling, width: int) -> Any:
     """The weight of a vector of scores of a row.
 
     Args:
@@ -160,7 +160,7 @@ def softmax_weight(score: Any, top: Any, scaling: Scaling, width: int) -> Any:
 
 @k.inline
 def add_weights(
-    scores: Matrix, weights: Any, largest: Any, count: Any, state: RowState, scaling: Scaling,
+    scores: Matrix, weights: k.View, largest: k.Value, count: k.Integer, state: RowState, scaling: Scaling,
     rows: int, t: Tiling,
 ) -> None:  # fmt: skip
     """Computes the weights of one row or of four from their scores, and rescales totals and sums to new maxima.
@@ -203,7 +203,9 @@ def add_weights(
 
 
 @k.inline
-def merge_parts(out: Any, parts: Any, splits: Any, factor: Any, empty: float, width: int) -> None:
+def merge_parts(
+    out: k.View, parts: k.View, splits: k.Integer, factor: k.Value, empty: float, width: int
+) -> None:
     """One row of results from the parts `[splits, head_dim + 2]`: sums, maximum and total of each.
 
     Args:

@@ -124,7 +124,7 @@ class Grid(NamedTuple):
 
 
 @k.inline
-def plan_paged_grid(batch: Batch, q: Any, p: Plan, ctx: Any) -> Grid:
+def plan_paged_grid(batch: Batch, q: k.View, p: Plan, ctx: k.Context) -> Grid:
     """The tasks of a launch: long ones where they are at least 6 per worker, split ones where fewer than 4."""
     tasks, long_tasks = k.i64(0), k.i64(0)
     longest, max_tokens = k.i64(0), k.i64(0)
@@ -152,7 +152,7 @@ def plan_paged_grid(batch: Batch, q: Any, p: Plan, ctx: Any) -> Grid:
 
 
 @k.inline
-def find_task(batch: Batch, task: Any, tokens_per_task: Any, p: Plan) -> Task:
+def find_task(batch: Batch, task: k.Value, tokens_per_task: k.Value, p: Plan) -> Task:
     """The task of a number."""
     piece = find_piece(batch.input_row_offsets, task, tokens_per_task, p.kv_heads)
     sequence = piece.sequence
@@ -163,7 +163,7 @@ def find_task(batch: Batch, task: Any, tokens_per_task: Any, p: Plan) -> Task:
 
 
 @k.inline
-def next_keys(task: Task, batch: Batch, key: Any, end: Any, head_dim: int, p: Plan) -> Any:
+def next_keys(task: Task, batch: Batch, key: k.Value, end: k.Value, head_dim: int, p: Plan) -> Any:
     """The keys that the worker is likely to read after a block: those from `key` on, or the first ones of the next
     head.
 
@@ -198,7 +198,7 @@ def next_keys(task: Task, batch: Batch, key: Any, end: Any, head_dim: int, p: Pl
 
 @k.inline
 def attend(
-    task: Task, batch: Batch, split: Any, splits: Any, scores: Scores, tile_height: Any,
+    task: Task, batch: Batch, split: k.Value, splits: k.Value, scores: Scores, tile_height: k.Value,
     memory: Scratch, head_dim: int, value_size: int, p: Plan,
 ) -> None:  # fmt: skip
     """Attends with the rows of a task to its part of the context, in blocks that lie in one page.
@@ -248,7 +248,14 @@ def attend(
 
 @k.inline
 def store_task(
-    out: Any, parts: Any, task: Task, split: Any, splits: Any, factor: Any, memory: Scratch, p: Plan
+    out: k.View,
+    parts: k.View,
+    task: Task,
+    split: k.Value,
+    splits: k.Value,
+    factor: k.Value,
+    memory: Scratch,
+    p: Plan,
 ) -> None:
     """Stores the results of a task, or where it is split its sums, maxima and totals.
 

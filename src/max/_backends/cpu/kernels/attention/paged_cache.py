@@ -34,7 +34,7 @@ class PagedCache(NamedTuple):
 
 @k.inline
 def check_batch(
-    input_row_offsets: Any, rows: Any, cache: PagedCache, width: int, kinds: int = 2
+    input_row_offsets: k.View, rows: k.Value, cache: PagedCache, width: int, kinds: int = 2
 ) -> None:
     """Raises where offsets, lengths and page table do not describe one ragged batch over a cache.
 
@@ -63,7 +63,7 @@ def check_batch(
 
 
 @k.inline
-def sequence_of(input_row_offsets: Any, batch: Any, token: Any) -> Any:
+def sequence_of(input_row_offsets: k.View, batch: k.Value, token: k.Value) -> Any:
     """The sequence that holds a row of the ragged batch.
 
     Args:
@@ -84,14 +84,14 @@ def sequence_of(input_row_offsets: Any, batch: Any, token: Any) -> Any:
 
 
 @k.inline
-def place_of(input_row_offsets: Any, cache: PagedCache, row: Any) -> Any:
+def place_of(input_row_offsets: k.View, cache: PagedCache, row: k.Value) -> Any:
     """The sequence of a row of the ragged batch, and the row's position in it; `check_batch` has checked the batch."""
     sequence = sequence_of(input_row_offsets, cache.cache_lengths.size, row)
     return sequence, k.i64(cache.cache_lengths[sequence]) + row - k.i64(input_row_offsets[sequence])
 
 
 @k.inline
-def page_of(blocks: Any, lookup_table: Any, sequence: Any, position: Any) -> Any:
+def page_of(blocks: k.View, lookup_table: k.View, sequence: k.Integer, position: k.Value) -> Any:
     """The page of a token; raises where the sequence or the cache does not have it.
 
     Args:
@@ -122,7 +122,7 @@ def page_of(blocks: Any, lookup_table: Any, sequence: Any, position: Any) -> Any
 
 
 @k.inline
-def layer_of(blocks: Any, layer_index: Any) -> Any:
+def layer_of(blocks: k.View, layer_index: k.View) -> Any:
     """The layer that `layer_index` `[1]` names; raises where the cache has no such layer.
 
     Args:

@@ -191,7 +191,9 @@ class Piece(NamedTuple):
 
 
 @k.inline
-def find_piece(input_row_offsets: Any, task: Any, rows_per_task: Any, kv_heads: int) -> Piece:
+def find_piece(
+    input_row_offsets: k.View, task: k.Value, rows_per_task: k.Value, kv_heads: int
+) -> Piece:
     """The piece of a task: pieces are numbered sequence by sequence, KV head by KV head, from the last rows to the
     first.
     """
@@ -298,7 +300,7 @@ def plan_paged(
 
 
 @k.inline
-def split_scale(scale: Any) -> Any:
+def split_scale(scale: k.Value) -> Any:
     """The factors of queries and of scores whose product is the scale of the products.
 
     Queries, which may be rounded to bf16, take the sign only, which is exact: a negative scale must be applied before
@@ -320,7 +322,7 @@ def of_height(p: Plan, height: int) -> Plan:
 
 
 @k.inline
-def paged_scratch(head_dim: int, p: Plan, ctx: Any) -> Scratch:
+def paged_scratch(head_dim: int, p: Plan, ctx: k.Context) -> Scratch:
     """The scratch memory of a worker."""
     # sized for the largest task
     wide, max_rows = p.wide, p.max_rows
@@ -343,7 +345,7 @@ def paged_scratch(head_dim: int, p: Plan, ctx: Any) -> Scratch:
 
 
 @k.inline
-def first_key(position: Any, p: Plan) -> Any:
+def first_key(position: k.Value, p: Plan) -> Any:
     """The first key that a query at a position sees."""
     if p.mask == "sliding_window" or p.mask == "symmetric_window":
         # a window of `w` tokens includes the query's own
@@ -357,7 +359,7 @@ def first_key(position: Any, p: Plan) -> Any:
 
 
 @k.inline
-def last_key(position: Any, total: Any, p: Plan) -> Any:
+def last_key(position: k.Value, total: k.Value, p: Plan) -> Any:
     """The last key that a query at a position sees, of a sequence of `total` tokens."""
     if p.mask == "null":
         return total - 1

@@ -42,7 +42,9 @@ from max._backends.cpu.kernels.tiles.tiling import Matrix, Tiling
 
 
 @k.inline
-def load_queries(q: Any, task: Task, split: Any, scores: Scores, memory: Scratch, p: Plan) -> None:
+def load_queries(
+    q: k.View, task: Task, split: k.Value, scores: Scores, memory: Scratch, p: Plan
+) -> None:
     """Copies the rows of a task, times a factor, to scratch memory, and resets their state.
 
     A sink is a key without value that the first part of the context has seen.
@@ -70,7 +72,7 @@ def load_queries(q: Any, task: Task, split: Any, scores: Scores, memory: Scratch
 
 
 @k.inline
-def pack_paged_queries(rows: Any, memory: Scratch, tile_height: Any, p: Plan) -> None:
+def pack_paged_queries(rows: k.Integer, memory: Scratch, tile_height: k.Value, p: Plan) -> None:
     """Packs the copied rows of a task, tile by tile."""
     wide = p.wide
     lanes = p.depth // wide.pair
@@ -88,7 +90,7 @@ def pack_paged_queries(rows: Any, memory: Scratch, tile_height: Any, p: Plan) ->
 
 
 @k.inline
-def pack_task(rows: Any, memory: Scratch, p: Plan) -> Any:
+def pack_task(rows: k.Integer, memory: Scratch, p: Plan) -> Any:
     """Packs the copied rows of a task where they are not read in place; returns the height of its register tiles."""
     tile_height = k.i64(p.plain.height)
     # few rows take the lower tiles of batch-invariant targets
@@ -102,7 +104,14 @@ def pack_task(rows: Any, memory: Scratch, p: Plan) -> Any:
 
 @k.inline
 def store_row(
-    out: Any, row: Any, head: Any, state: RowState, i: Any, total: Any, size: int, width: int
+    out: k.View,
+    row: k.Integer,
+    head: k.Integer,
+    state: RowState,
+    i: k.Value,
+    total: k.Value,
+    size: int,
+    width: int,
 ) -> None:
     """Stores the sums of a row of a task, divided by its total; 0 where the row has seen no key.
 
@@ -123,7 +132,7 @@ def store_row(
 
 
 @k.inline
-def prefetch_rows_of_block(keys: Any, values: Any, j: Any) -> None:
+def prefetch_rows_of_block(keys: k.View, values: k.View | None, j: k.Value) -> None:
     """Prefetches four keys, `AHEAD` after `j`, and four values from `j` on into the L2 cache.
 
     A row of one head is too short, and the next one too far, for the hardware prefetcher. The values of a block do not
@@ -140,7 +149,9 @@ def prefetch_rows_of_block(keys: Any, values: Any, j: Any) -> None:
 
 
 @k.inline
-def score_block(keys: Any, rows: Any, memory: Scratch, p: Plan, values: Any = None) -> None:
+def score_block(
+    keys: k.View, rows: k.Integer, memory: Scratch, p: Plan, values: k.View | None = None
+) -> None:
     """`scores[row, key] = queries[row] · keys[key]` for the keys `[count, head_dim]` of a block.
 
     Few rows read the keys in place; more rows are packed and multiplied by panels of keys. `values`, of the same block,
@@ -177,7 +188,7 @@ def score_block(keys: Any, rows: Any, memory: Scratch, p: Plan, values: Any = No
 
 
 @k.inline
-def add_values_packed(values: Any, rows: Any, memory: Scratch, p: Plan) -> None:
+def add_values_packed(values: k.View, rows: k.Value, memory: Scratch, p: Plan) -> None:
     """`sums[row] += Σ weight[row, key] · values[key]` of a block of values, in panels; see `add_values`."""
     t, wide, state = p.plain, p.wide, memory.state
     count, head_dim = values.shape[0], values.shape[1]
@@ -208,7 +219,9 @@ def add_values_packed(values: Any, rows: Any, memory: Scratch, p: Plan) -> None:
 
 
 @k.inline
-def add_values(values: Any, rows: Any, memory: Scratch, p: Plan, ahead: Any = None) -> None:
+def add_values(
+    values: k.View, rows: k.Integer, memory: Scratch, p: Plan, ahead: k.View | None = None
+) -> None:
     """`sums[row] += Σ weight[row, key] · values[key]` for the values `[count, head_dim]` of a block.
 
     The weights of few rows are in place of their scores, those of more rows are lanes of `wide`. `ahead` are the keys
@@ -238,8 +251,8 @@ def add_values(values: Any, rows: Any, memory: Scratch, p: Plan, ahead: Any = No
 
 @k.inline
 def softmax_visible(
-    scores: Any, weights: Any, state: RowState, low: Any, high: Any, count: Any, factor: Any,
-    rows: int, t: Tiling,
+    scores: k.View, weights: k.View, state: RowState, low: tuple[k.Integer, ...], high: tuple[k.Integer, ...],
+    count: k.Integer, factor: k.Value, rows: int, t: Tiling,
 ) -> None:  # fmt: skip
     """Computes the weights of one row or of four from their scores.
 
@@ -277,7 +290,9 @@ def softmax_visible(
 
 
 @k.inline
-def rescale(task: Task, key: Any, count: Any, scores: Scores, memory: Scratch, p: Plan) -> None:
+def rescale(
+    task: Task, key: k.Value, count: k.Integer, scores: Scores, memory: Scratch, p: Plan
+) -> None:
     """Scales the products of a block: `softcap · tanh(scale · product / softcap) + slope · (key - position)`.
 
     Args:
@@ -303,7 +318,9 @@ def rescale(task: Task, key: Any, count: Any, scores: Scores, memory: Scratch, p
 
 
 @k.inline
-def softmax_block(task: Task, key: Any, count: Any, factor: Any, memory: Scratch, p: Plan) -> None:
+def softmax_block(
+    task: Task, key: k.Value, count: k.Integer, factor: k.Value, memory: Scratch, p: Plan
+) -> None:
     """Computes the weights of all rows of a task for a block of keys, four rows at a time.
 
     Args:
@@ -335,7 +352,7 @@ def softmax_block(task: Task, key: Any, count: Any, factor: Any, memory: Scratch
 
 
 @k.inline
-def copy_scales(target: Any, scales: Any, width: int) -> None:
+def copy_scales(target: k.View, scales: k.View, width: int) -> None:
     """Copies the scales of a block `[count]`, which are rows of the cache apart; those up to the next multiple of the
     width are 0.
     """
@@ -347,7 +364,9 @@ def copy_scales(target: Any, scales: Any, width: int) -> None:
 
 
 @k.inline
-def multiply_by_scales(scales: Any, rows: Any, count: Any, memory: Scratch, width: int) -> None:
+def multiply_by_scales(
+    scales: k.View, rows: k.Integer, count: k.Integer, memory: Scratch, width: int
+) -> None:
     """Multiplies the scores, or weights, of a block's keys by their scales."""
     for i in range(rows):
         for j in range(0, count, width):
@@ -357,8 +376,8 @@ def multiply_by_scales(scales: Any, rows: Any, count: Any, memory: Scratch, widt
 
 @k.inline
 def attend_block(
-    task: Task, keys: Any, values: Any, key: Any, scores: Scores, tile_height: Any, memory: Scratch,
-    p: Plan, ahead: Any = None,
+    task: Task, keys: k.View, values: k.View, key: k.Value, scores: Scores, tile_height: k.Value, memory: Scratch,
+    p: Plan, ahead: k.View | None = None,
 ) -> None:  # fmt: skip
     """Attends with the rows of a task to a block of keys and values.
 

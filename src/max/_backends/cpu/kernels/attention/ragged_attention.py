@@ -73,7 +73,7 @@ class TextTask(NamedTuple):
 
 
 @k.inline
-def plan_ragged_grid(input_row_offsets: Any, p: Plan, ctx: Any) -> Grid:
+def plan_ragged_grid(input_row_offsets: k.View, p: Plan, ctx: k.Context) -> Grid:
     """The tasks of a launch: long ones where they are at least 6 per worker."""
     tasks, long_tasks, longest = k.i64(0), k.i64(0), k.i64(0)
     # the sizes of texts are data, so each worker counts tasks itself
@@ -90,7 +90,9 @@ def plan_ragged_grid(input_row_offsets: Any, p: Plan, ctx: Any) -> Grid:
 
 
 @k.inline
-def find_text_task(input_row_offsets: Any, index: Any, rows_per_task: Any, p: Plan) -> TextTask:
+def find_text_task(
+    input_row_offsets: k.View, index: k.Value, rows_per_task: k.Value, p: Plan
+) -> TextTask:
     """The task of a number."""
     piece = find_piece(input_row_offsets, index, rows_per_task, p.kv_heads)
     begin, first = k.i64(input_row_offsets[piece.sequence]), piece.first
@@ -101,7 +103,15 @@ def find_text_task(input_row_offsets: Any, index: Any, rows_per_task: Any, p: Pl
 
 
 @k.inline
-def add_bias(task: Task, bias: Any, key: Any, count: Any, scale: Any, memory: Scratch, p: Plan) -> None:  # fmt: skip
+def add_bias(
+    task: Task,
+    bias: k.View,
+    key: k.Value,
+    count: k.Integer,
+    scale: k.Value,
+    memory: Scratch,
+    p: Plan,
+) -> None:
     """Adds the bias of each row and key to the scores of a block of keys, divided by their later factor.
 
     Args:
@@ -128,7 +138,7 @@ def add_bias(task: Task, bias: Any, key: Any, count: Any, scale: Any, memory: Sc
 
 @k.inline
 def attend_text(
-    text_task: TextTask, keys: Any, values: Any, biases: Any, scale: Any, tile_height: Any,
+    text_task: TextTask, keys: k.View, values: k.View, biases: Any, scale: k.Value, tile_height: k.Value,
     memory: Scratch, p: Plan,
 ) -> None:  # fmt: skip
     """Attends with the rows of a task to the keys of its text that one of them sees.

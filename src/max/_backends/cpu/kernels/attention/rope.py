@@ -34,7 +34,12 @@ from max.dtype.cache_rows import cache_row_elements
 
 @k.inline
 def rotate_head(
-    target: Any, source: Any, angles: Any, rotated: Any, interleaved: bool, width: int
+    target: k.View,
+    source: k.View,
+    angles: k.View,
+    rotated: k.Integer,
+    interleaved: bool,
+    width: int,
 ) -> None:
     """Rotates the first `rotated` elements of a head by `angles` (cosine and sine in turn), and copies the others.
 

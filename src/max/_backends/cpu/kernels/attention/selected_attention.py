@@ -54,7 +54,7 @@ from max.dtype import DType
 
 
 @k.inline
-def selected_count(selected: Any, row: Any) -> Any:
+def selected_count(selected: k.View, row: k.Integer) -> Any:
     """The number of tokens selected for a row, by bisection for the first negative one; see `check_rest`."""
     low = k.i64(0)
     high = k.i64(selected.shape[1])
@@ -68,7 +68,7 @@ def selected_count(selected: Any, row: Any) -> Any:
 
 
 @k.inline
-def check_rest(selected: Any, row: Any, count: Any, width: int) -> None:
+def check_rest(selected: k.View, row: k.Integer, count: k.Value, width: int) -> None:
     """Raises where a token follows the negative ones.
 
     Args:
@@ -92,7 +92,7 @@ def check_rest(selected: Any, row: Any, count: Any, width: int) -> None:
 
 @k.inline
 def gather_latents(
-    keys: Any, selected: Any, first: Any, task: Task, position: Any, cache: PagedCache, layer: Any,
+    keys: k.View, selected: k.View, first: k.Value, task: Task, position: k.Value, cache: PagedCache, layer: k.Integer,
     width: int,
 ) -> None:  # fmt: skip
     """Copies the latents of a block of selected tokens; raises where tokens do not rise, or are not visible.

@@ -87,7 +87,7 @@ class IndexKeys(NamedTuple):
 
 
 @k.inline
-def rank_of(score: Any, width: int) -> Any:
+def rank_of(score: k.Value, width: int) -> Any:
     """Integers in the order of f32 scores; NaN ranks last, and zeros of either sign are equal."""
     # NaN has no order of its own
     ordered = k.select(score == score, score, k.splat(k.f32(float("-inf")), width))
@@ -98,7 +98,7 @@ def rank_of(score: Any, width: int) -> Any:
 
 
 @k.inline
-def count_from(ranks: Any, size: Any, least: Any, width: int) -> Any:
+def count_from(ranks: k.View, size: k.Integer, least: k.Value, width: int) -> Any:
     """The number of ranks that are at least `least`."""
     total = k.splat(k.i32(0), width)
     for j, mask in k.vectors(size, width):
@@ -110,7 +110,7 @@ def count_from(ranks: Any, size: Any, least: Any, width: int) -> Any:
 
 
 @k.inline
-def compact_best(candidates: Candidates, size: Any, count: Any, width: int) -> None:
+def compact_best(candidates: Candidates, size: k.Integer, count: k.Value, width: int) -> None:
     """Moves the `count` best of `size` candidates to the front, in their order; of equal ranks the first ones.
 
     Args:
@@ -148,7 +148,13 @@ def compact_best(candidates: Candidates, size: Any, count: Any, width: int) -> N
 
 @k.inline
 def add_block(
-    weights: Any, first: Any, end: Any, size: Any, candidates: Candidates, memory: Scratch, p: Plan
+    weights: k.View,
+    first: k.Value,
+    end: k.Value,
+    size: k.Value,
+    candidates: Candidates,
+    memory: Scratch,
+    p: Plan,
 ) -> None:
     """Appends the tokens of a block of keys, whose products with each head are in the scratch memory, to the
     candidates.
@@ -176,7 +182,7 @@ def add_block(
 
 @k.inline
 def best_of_part(
-    row: Any, task: Task, begin: Any, end: Any, weights: Any, cache: IndexKeys, count: int,
+    row: k.Integer, task: Task, begin: k.Value, end: k.Value, weights: k.View, cache: IndexKeys, count: int,
     candidates: Candidates, memory: Scratch, p: Plan,
 ) -> Any:  # fmt: skip
     """Scores the tokens from `begin` to `end` of a row's sequence, keeps the best `count`, and gives their number.
@@ -216,7 +222,7 @@ def best_of_part(
 
 @k.inline
 def selection_splits(
-    input_row_offsets: Any, cache_lengths: Any, rows: Any, count: int, ctx: Any
+    input_row_offsets: k.View, cache_lengths: k.View, rows: k.Value, count: int, ctx: k.Context
 ) -> Any:
     """The parts into which each row of a launch is split: parts have at least twice as many tokens as they keep."""
     splits = k.i64(1)
@@ -233,7 +239,7 @@ def selection_splits(
 
 
 @k.inline
-def store_tokens(out: Any, row: Any, candidates: Candidates, size: Any) -> None:
+def store_tokens(out: k.View, row: k.Integer, candidates: Candidates, size: k.Integer) -> None:
     """Stores the tokens of `size` candidates as a row, then -1."""
     for i in range(size):
         out[row, i] = candidates.tokens[i]
@@ -243,7 +249,7 @@ def store_tokens(out: Any, row: Any, candidates: Candidates, size: Any) -> None:
 
 @k.inline
 def merge_candidates(
-    candidates: Candidates, parts: Any, row: Any, splits: Any, count: int, width: int
+    candidates: Candidates, parts: k.View, row: k.Value, splits: k.Integer, count: int, width: int
 ) -> Any:
     """Collects the best `count` candidates of a row from its parts, in the order of tokens; returns their number."""
     size = k.i64(0)

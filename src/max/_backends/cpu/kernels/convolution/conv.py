@@ -109,8 +109,8 @@ def conv_packed(
 @k.inline
 def convolve_image(
     out: Any,
-    x: Any,
-    padded: Any,
+    x: k.View,
+    padded: k.View,
     extra: Any,
     f: Filter,
     window: Window,
@@ -147,13 +147,13 @@ def mode_of(reading: str, x: Any, t: Tiling) -> str:
 
 
 @k.inline
-def padded_elements(padded: Any, x: Any, t: Tiling) -> Any:
+def padded_elements(padded: k.View, x: Any, t: Tiling) -> Any:
     """The padded input: elements of pairs, or lanes."""
     return padded.view(x.dtype if t.pair == 2 else t.lane)
 
 
 @k.inline
-def pad(padded: Any, x: Any, padding: Any, groups: int, t: Tiling, ctx: Any) -> None:
+def pad(padded: k.View, x: k.View, padding: Any, groups: int, t: Tiling, ctx: Any) -> None:
     """Writes the padded input."""
     elements = padded_elements(padded, x, t)
     low = (padding[0], padding[2], padding[4])

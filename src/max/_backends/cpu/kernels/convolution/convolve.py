@@ -91,7 +91,7 @@ class Task(NamedTuple):
 
 
 @k.inline
-def layout_of(x: Any, window: Window, channels: Any, groups: int, mode: str) -> Layout:
+def layout_of(x: k.View, window: Window, channels: k.Value, groups: int, mode: str) -> Layout:
     """The layout of patches in the input that `mode` reads."""
     taps, dilation, padding = window.taps, window.dilation, window.padding
     in_place = mode == "in_place"
@@ -121,7 +121,7 @@ def layout_of(x: Any, window: Window, channels: Any, groups: int, mode: str) -> 
 
 
 @k.inline
-def cut_copies(size: Any, t: Tiling) -> Blocks:
+def cut_copies(size: k.Value, t: Tiling) -> Blocks:
     """The K blocks of patches of `size` elements that are copied."""
     blocks = k.ceildiv(size, LANES_K * t.pair)
     part = k.max(round_up(k.ceildiv(size, k.max(blocks, 1)), STEP), STEP)
@@ -132,7 +132,7 @@ def cut_copies(size: Any, t: Tiling) -> Blocks:
 
 
 @k.inline
-def cut_runs(run: Any, runs: Any) -> Blocks:
+def cut_runs(run: k.Value, runs: k.Value) -> Blocks:
     """The K blocks of patches of `runs` runs of `run` lanes: a part of a run, or some runs."""
     parts = k.max(k.ceildiv(run, LANES_K), 1)
     # stored pairs are not cut, even where they are widened
@@ -145,7 +145,9 @@ def cut_runs(run: Any, runs: Any) -> Blocks:
 
 
 @k.inline
-def write_offsets(offsets: Any, zeros: Any, layout: Layout, window: Window, t: Tiling) -> None:
+def write_offsets(
+    offsets: k.View, zeros: k.View, layout: Layout, window: Window, t: Tiling
+) -> None:
     """Writes the offsets of a patch's runs from its first element, and the zeros for runs in the padding."""
     pieces, lines = layout.pieces, window.taps[1]
     pixel = layout.pixel // t.pair
@@ -161,7 +163,7 @@ def write_offsets(offsets: Any, zeros: Any, layout: Layout, window: Window, t: T
 
 @k.inline
 def multiply_strip_of_filter(
-    results: Results, c: Any, patches: Patches, runs: Runs, strip: Any, ahead: Any, task: Task,
+    results: Results, c: k.View, patches: Patches, runs: Runs, strip: k.View, ahead: k.View, task: Task,
     first: Any, last: Any, t: Tiling,
 ) -> None:  # fmt: skip
     """Multiplies the patches of a task by a K block of a strip, tile by tile; after the last K block the results are
@@ -219,7 +221,14 @@ def multiply_strip_of_filter(
 
 @k.inline
 def group_lanes(
-    x: Any, padded: Any, g: Any, channels: Any, layout: Layout, pixel: Any, mode: str, t: Tiling
+    x: k.View,
+    padded: k.View,
+    g: k.Value,
+    channels: k.Value,
+    layout: Layout,
+    pixel: k.Value,
+    mode: str,
+    t: Tiling,
 ) -> Any:
     """The input of a group that `mode` reads, flat: elements where patches are copied, else lanes."""
     if mode == "in_place":
@@ -230,7 +239,7 @@ def group_lanes(
 
 
 @k.inline
-def conv_scratch(copied: bool, bounded: bool, widens: bool, t: Tiling, ctx: Any) -> Any:
+def conv_scratch(copied: bool, bounded: bool, widens: bool, t: Tiling, ctx: k.Context) -> Any:
     """The scratch memory of a worker: sums, a widened K block of a strip, copies of patches, and the places of patches
     and runs.
 
@@ -255,8 +264,8 @@ def conv_scratch(copied: bool, bounded: bool, widens: bool, t: Tiling, ctx: Any)
 
 @k.inline
 def convolve(
-    results: Results, x: Any, padded: Any, f: Filter, window: Window, mode: str, t: Tiling, ctx: Any
-) -> None:
+    results: Results, x: k.View, padded: k.View, f: Filter, window: Window, mode: str, t: Tiling, ctx: k.Context
+) -> None:  # fmt: skip
     """Multiplies patches by strips.
 
     Args:

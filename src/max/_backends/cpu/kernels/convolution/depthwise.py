@@ -61,7 +61,13 @@ def sum_type(*dtypes: Any) -> Any:
 
 @k.inline
 def depthwise_tile(
-    results: Results, row: Any, a: Channels, weight: Any, taps: Taps, height: int, sums_dtype: Any
+    results: Results,
+    row: k.Value,
+    a: Channels,
+    weight: k.View,
+    taps: Taps,
+    height: int,
+    sums_dtype: k.ScalarType,
 ) -> None:
     """Computes a vector of channels for `height` neighboring positions.
 

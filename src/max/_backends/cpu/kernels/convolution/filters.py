@@ -76,7 +76,9 @@ def filter_tiling(target: Target, dtype: k.ScalarType, t: Tiling) -> Tiling:
 
 
 @k.inline
-def pack_strips(packed: Any, weight: Any, groups: int, stored: Tiling, ctx: Any) -> None:
+def pack_strips(
+    packed: k.View, weight: k.View, groups: int, stored: Tiling, ctx: k.Context
+) -> None:
     """Packs a filter `[taps…, C / groups, F]` as `[groups, strips, taps * channels][COLUMNS]`, pairs of rows side by
     side, zero-filled.
 

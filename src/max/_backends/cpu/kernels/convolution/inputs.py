@@ -19,7 +19,7 @@ def image_axes(rank: int) -> list[Sequence[int]]:
 
 
 @k.inline
-def inside(first: Any, step: Any, taps: Any, size: Any) -> Any:
+def inside(first: k.Value, step: k.Value, taps: k.Value, size: k.Value) -> Any:
     """The taps of a window that lie in `[0, size)`: the first one, and the one after the last."""
     # the first tap at 0 or behind it
     begin = k.max(k.ceildiv(-first, step), 0)
@@ -28,7 +28,7 @@ def inside(first: Any, step: Any, taps: Any, size: Any) -> Any:
 
 
 @k.inline
-def fill_zero(row: Any, width: int) -> None:
+def fill_zero(row: k.View, width: int) -> None:
     """Sets a row to 0."""
     zero = k.splat(k.cast(k.i32(0), row.dtype), width)
     for j, mask in k.vectors(row.size, width):
@@ -36,7 +36,7 @@ def fill_zero(row: Any, width: int) -> None:
 
 
 @k.inline
-def copy_cast(target: Any, source: Any, width: int) -> None:
+def copy_cast(target: k.View, source: k.View, width: int) -> None:
     """Copies a row to another dtype."""
     for j, mask in k.vectors(target.size, width):
         value = k.cast(source.load(j, width=width, mask=mask), target.dtype)
@@ -44,7 +44,7 @@ def copy_cast(target: Any, source: Any, width: int) -> None:
 
 
 @k.inline
-def pad_input(padded: Any, x: Any, low: Any, sizes: Any, groups: int, ctx: Any) -> None:
+def pad_input(padded: k.View, x: k.View, low: Any, sizes: Any, groups: int, ctx: k.Context) -> None:
     """Copies `x` `[N, D, H, W, C]` to `[N, groups, *sizes, channels]`, with `low` zeros before each spatial axis.
 
     Args:
@@ -82,7 +82,7 @@ def pad_input(padded: Any, x: Any, low: Any, sizes: Any, groups: int, ctx: Any) 
 
 
 @k.inline
-def padded_sizes(x: Any, padding: Any) -> Any:
+def padded_sizes(x: k.View, padding: Any) -> Any:
     """The sizes of the spatial axes with their padding.
 
     Args:

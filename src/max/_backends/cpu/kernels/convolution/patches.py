@@ -123,7 +123,9 @@ class Runs(NamedTuple):
 
 
 @k.inline
-def line_bits(first: Any, step: int, taps: Any, size: Any, ones: Any, apart: Any) -> Any:
+def line_bits(
+    first: k.Value, step: int, taps: k.Value, size: k.Value, ones: k.Integer, apart: k.Value
+) -> Any:
     """The bits of the taps of an axis that lie in the input, `apart` bits from each other.
 
     Args:
@@ -141,7 +143,7 @@ def line_bits(first: Any, step: int, taps: Any, size: Any, ones: Any, apart: Any
 
 
 @k.inline
-def repeated_bits(count: Any, apart: Any) -> Any:
+def repeated_bits(count: k.Integer, apart: k.Value) -> Any:
     """`count` bits, `apart` bits from each other."""
     bits = k.i64(0)
     for i in range(count):
@@ -151,8 +153,8 @@ def repeated_bits(count: Any, apart: Any) -> Any:
 
 @k.inline
 def find_patches(
-    starts: Any, valid: Any, first: Any, count: Any, shape: Any, layout: Layout, window: Window,
-    pixel: Any,
+    starts: k.View, valid: k.View | None, first: k.Value, count: k.Integer, shape: Any, layout: Layout, window: Window,
+    pixel: k.Value,
 ) -> None:  # fmt: skip
     """Writes the places of the patches of some positions; those up to the next whole tile equal the last.
 
@@ -214,8 +216,8 @@ def find_patches(
 
 @k.inline
 def copy_patches(
-    copy: Any, x: Any, starts: Any, count: Any, begin: Any, end: Any, layout: Layout, window: Window,
-    step: Any, pair: int,
+    copy: k.View, x: k.View, starts: Any, count: k.Integer, begin: k.Value, end: k.Value, layout: Layout,
+    window: Window, step: k.Value, pair: int,
 ) -> None:  # fmt: skip
     """Copies elements `[begin, end)` of some patches.
 
@@ -257,7 +259,7 @@ def copy_patches(
 
 
 @k.inline
-def rows_of_run(patches: Patches, run: Any, begin: Any, height: int) -> Any:
+def rows_of_run(patches: Patches, run: k.Integer, begin: k.Value, height: int) -> Any:
     """Views of a run of `height` patches: in the input, in the copy, or zeros."""
     offset = patches.offsets[run] + begin
     if patches.starts is None:
@@ -275,7 +277,7 @@ def rows_of_run(patches: Patches, run: Any, begin: Any, height: int) -> Any:
 
 @k.inline
 def multiply_patches(
-    c: Any, patches: Patches, runs: Runs, b: Any, first: Any, ahead: Any, step: Any, height: int,
+    c: Any, patches: Patches, runs: Runs, b: k.View, first: Any, ahead: k.View | None, step: k.Value, height: int,
     t: Tiling,
 ) -> None:  # fmt: skip
     """Multiplies runs of `height` patches by rows of a strip: one register tile.

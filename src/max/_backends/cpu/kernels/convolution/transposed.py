@@ -32,7 +32,7 @@ PIECE = 256
 
 
 @k.inline
-def pack_vector_strips(packed: Any, weight: Any, groups: int, ctx: Any) -> None:
+def pack_vector_strips(packed: k.View, weight: k.View, groups: int, ctx: k.Context) -> None:
     """Copies a filter `[taps * channels, F]` as `[groups, strips, taps * channels, strip]`; zero-filled."""
     width = ctx.target.width(packed.dtype)
     features = weight.shape[1] // groups
@@ -66,7 +66,9 @@ class Positions(NamedTuple):
 
 
 @k.inline
-def add_tap(sums: Any, a: Any, step: Any, b: Any, size: Any, height: int, width: int) -> None:
+def add_tap(
+    sums: k.View, a: Any, step: k.Value, b: k.View, size: k.Integer, height: int, width: int
+) -> None:
     """Adds to a tile the products of the channels of each position with a tap of a strip.
 
     Args:
@@ -88,7 +90,9 @@ def add_tap(sums: Any, a: Any, step: Any, b: Any, size: Any, height: int, width:
 
 
 @k.inline
-def add_long_tap(buffer: Any, a: Any, channels: Any, b: Any, height: int, width: int) -> None:
+def add_long_tap(
+    buffer: Any, a: k.View, channels: k.Integer, b: k.View, height: int, width: int
+) -> None:
     """`add_tap` to sums in memory: each piece of the channels has accumulators of its own, so that the error does not
     grow with their number.
     """
@@ -101,7 +105,9 @@ def add_long_tap(buffer: Any, a: Any, channels: Any, b: Any, height: int, width:
 
 
 @k.inline
-def store_positions(results: Results, sums: Any, buffer: Any, height: int, p: Positions) -> None:
+def store_positions(
+    results: Results, sums: k.View, buffer: k.View, height: int, p: Positions
+) -> None:
     """Stores the results of a tile.
 
     Args:
@@ -122,7 +128,7 @@ def store_positions(results: Results, sums: Any, buffer: Any, height: int, p: Po
 
 
 @k.inline
-def heights(ctx: Any) -> Any:
+def heights(ctx: k.Context) -> Any:
     """The heights of tiles: as registers allow, two thirds of that, a third."""
     return (12, 8, 4) if ctx.target.registers >= 32 else (6, 4, 2)
 

@@ -77,7 +77,7 @@ class Place(NamedTuple):
 
 
 @k.inline
-def tile_place(tile: Any, im: Image) -> Place:
+def tile_place(tile: k.Value, im: Image) -> Place:
     """The place of a tile."""
     line = tile // im.along % im.down * STEP
     return Place(tile // (im.along * im.down), line, tile % im.along * STEP)
@@ -115,7 +115,9 @@ def positions_of(m: Any) -> Any:
 
 
 @k.inline
-def transform_tile(v: Any, source: Any, line: Any, pixel: Any, step: Any, width: int) -> None:
+def transform_tile(
+    v: k.View, source: k.View, line: k.Value, pixel: k.Integer, step: k.Value, width: int
+) -> None:
     """Transforms the channels of a tile.
 
     Args:
@@ -144,7 +146,9 @@ def transform_tile(v: Any, source: Any, line: Any, pixel: Any, step: Any, width:
 
 
 @k.inline
-def copy_tile(patch: Any, im: Image, top: Any, left: Any, image: Any, width: int) -> None:
+def copy_tile(
+    patch: k.View, im: Image, top: k.Value, left: k.Value, image: k.Integer, width: int
+) -> None:
     """Copies the pixels of a tile; those outside of the image are 0."""
     x = im.x
     zero = k.splat(k.f32(0), width)
@@ -163,7 +167,13 @@ def copy_tile(patch: Any, im: Image, top: Any, left: Any, image: Any, width: int
 
 @k.inline
 def transform_input(
-    v: Any, patch: Any, im: Image, first: Any, count: Any, stride: Any, width: int
+    v: k.View,
+    patch: k.View,
+    im: Image,
+    first: k.Value,
+    count: k.Integer,
+    stride: k.Value,
+    width: int,
 ) -> None:
     """Transforms the tiles of a task to `v`, `[PRODUCTS, count, stride]`.
 
@@ -193,7 +203,9 @@ def transform_input(
 
 
 @k.inline
-def multiply_matrix(m: Any, v: Any, b: Any, count: Any, stride: Any, size: Any, t: Tiling) -> None:
+def multiply_matrix(
+    m: k.View, v: k.View, b: k.View, count: k.Value, stride: k.Value, size: k.Integer, t: Tiling
+) -> None:
     """One of the matrix products: `m` `[count, COLUMNS]` from `v` `[count, stride]` and `b` `[size, COLUMNS]`, flat."""
     taller = taller_from(count, t)
     row = k.i64(0)
@@ -212,7 +224,14 @@ def multiply_matrix(m: Any, v: Any, b: Any, count: Any, stride: Any, size: Any, 
 
 @k.inline
 def store_tiles(
-    results: Results, m: Any, y: Any, im: Image, first: Any, count: Any, column: Any, width: int
+    results: Results,
+    m: k.View,
+    y: k.View,
+    im: Image,
+    first: k.Value,
+    count: k.Integer,
+    column: k.Value,
+    width: int,
 ) -> None:
     """Transforms the sums of tiles `m` `[PRODUCTS, _ROWS, COLUMNS]` to positions, and stores their results."""
     high, wide = im.x.shape[2] + im.padding[2], im.x.shape[3] + im.padding[3]

@@ -29,7 +29,7 @@ NO_TOKEN = -1
 
 
 @k.inline
-def greatest(row: Any, width: int) -> Any:
+def greatest(row: k.View, width: int) -> Any:
     """Value and index of the greatest logit, the first of equals; NaN never is."""
     size = row.shape[0]
     best = k.splat(k.f32(NEGATIVE_INFINITY), width)
@@ -48,7 +48,7 @@ def greatest(row: Any, width: int) -> Any:
 
 
 @k.inline
-def has_number(row: Any) -> Any:
+def has_number(row: k.View) -> Any:
     """Whether a logit is not NaN."""
     any_number = False
     for j in range(row.shape[0]):
@@ -58,7 +58,7 @@ def has_number(row: Any) -> Any:
 
 
 @k.inline
-def order_key(value: Any) -> Any:
+def order_key(value: k.Value) -> Any:
     """A float as an integer with the same order."""
     bits = k.bitcast(value, k.i32)
     # of negative floats a greater magnitude has the greater bits
@@ -66,7 +66,7 @@ def order_key(value: Any) -> Any:
 
 
 @k.inline
-def from_order_key(key: Any) -> Any:
+def from_order_key(key: k.Integer) -> Any:
     """The inverse of `ordered`."""
     return k.bitcast(key ^ ((key >> 31) & 0x7FFFFFFF), k.f32)
 
@@ -88,7 +88,7 @@ class Distribution(NamedTuple):
 
 
 @k.inline
-def token_weights(logits: Any, d: Distribution) -> Any:
+def token_weights(logits: k.SIMD, d: Distribution) -> Any:
     """Unnormalized probabilities: 1 for logits that equal the greatest one, also an infinite one; 0 for NaN."""
     zeros = k.splat(k.f32(0), logits.width)
     scaled = k.select(logits == d.peak, zeros, (logits - d.peak) * d.inverse_temperature)
@@ -97,13 +97,13 @@ def token_weights(logits: Any, d: Distribution) -> Any:
 
 
 @k.inline
-def weight_of(logit: Any, d: Distribution, width: int) -> Any:
+def weight_of(logit: k.Value, d: Distribution, width: int) -> Any:
     """The weight of one logit, computed in vectors of `width`."""
     return token_weights(k.splat(logit, width), d)[0]
 
 
 @k.inline
-def mass_above(d: Distribution, threshold: Any, included: bool, counted: bool) -> Any:
+def mass_above(d: Distribution, threshold: k.Value, included: bool, counted: bool) -> Any:
     """The sum of weights (number of tokens where `counted`) of the logits above a threshold, or also equal to it where
     `included`.
     """
@@ -126,7 +126,7 @@ def mass_above(d: Distribution, threshold: Any, included: bool, counted: bool) -
 
 
 @k.inline
-def mass_threshold(d: Distribution, mass: Any, lowest: Any, counted: bool) -> Any:
+def mass_threshold(d: Distribution, mass: k.Value, lowest: k.Value, counted: bool) -> Any:
     """The greatest threshold, at least `lowest`, with at least `mass` at or above it, and the number of equal logits
     that are kept.
     """
@@ -151,7 +151,7 @@ def mass_threshold(d: Distribution, mass: Any, lowest: Any, counted: bool) -> An
 
 
 @k.inline
-def index_of_tie(row: Any, threshold: Any, number: Any) -> Any:
+def index_of_tie(row: k.View, threshold: k.Value, number: k.Value) -> Any:
     """Index of the `number`-th logit that equals the threshold, or the last index."""
     index = k.i64(0)
     remaining = k.i64(number)
@@ -163,7 +163,7 @@ def index_of_tie(row: Any, threshold: Any, number: Any) -> Any:
 
 
 @k.inline
-def splitmix64(seed: Any, index: Any) -> Any:
+def splitmix64(seed: k.Value, index: k.Value) -> Any:
     """Element `index`, from 1, of the sequence of 64-bit numbers of a seed (Steele, Lea, Flood: Fast splittable
     pseudorandom number generators, 2014).
     """
@@ -174,14 +174,16 @@ def splitmix64(seed: Any, index: Any) -> Any:
 
 
 @k.inline
-def uniform(seed: Any) -> Any:
+def uniform(seed: k.Value) -> Any:
     """A number in [0, 1) from a seed."""
     # f32 holds 24 bits exactly
     return k.f32(k.i64(splitmix64(seed, 1) >> 40)) * k.f32(1 / 16777216)
 
 
 @k.inline
-def heap_threshold(d: Distribution, count: Any, share: Any, values: Any, indices: Any) -> Any:
+def heap_threshold(
+    d: Distribution, count: k.Value, share: k.Value, values: k.View, indices: k.View
+) -> Any:
     """Threshold and last tied index after the cuts to `count` tokens and to `share` of their mass.
 
     Args:
@@ -210,7 +212,7 @@ def heap_threshold(d: Distribution, count: Any, share: Any, values: Any, indices
 
 
 @k.inline
-def bisected_threshold(d: Distribution, count: Any, share: Any) -> Any:
+def bisected_threshold(d: Distribution, count: k.Value, share: k.Value) -> Any:
     """As `heap_threshold`, for any number of tokens; `count` 0 or less keeps all."""
     row = d.row
     threshold = k.f32(NEGATIVE_INFINITY)
@@ -247,7 +249,7 @@ class Cut(NamedTuple):
 
 
 @k.inline
-def kept_weights(d: Distribution, c: Cut, j: Any, mask: Any) -> Any:
+def kept_weights(d: Distribution, c: Cut, j: k.Integer, mask: k.Mask | None) -> Any:
     """The weights of a vector of tokens from `j` on, 0 for those that are cut."""
     width = d.width
     logits = d.row.load(j, width=width, mask=mask, other=NEGATIVE_INFINITY)
@@ -262,7 +264,7 @@ def kept_weights(d: Distribution, c: Cut, j: Any, mask: Any) -> Any:
 
 
 @k.inline
-def draw(d: Distribution, c: Cut, u: Any, default: Any, lanes: Any) -> Any:
+def draw(d: Distribution, c: Cut, u: k.Value, default: k.Value, lanes: k.View) -> Any:
     """The first kept token at which the running sum of weights exceeds `u` times their total; `default` where there is
     none. `lanes` is scratch memory for a vector of weights.
     """
@@ -296,13 +298,13 @@ def draw(d: Distribution, c: Cut, u: Any, default: Any, lanes: Any) -> Any:
 @k.inline
 def drawn_token(
     d: Distribution,
-    default: Any,
-    count: Any,
-    top_p: Any,
-    min_p: Any,
-    seed: Any,
-    values: Any,
-    indices: Any,
+    default: k.Value,
+    count: k.Value,
+    top_p: k.Value,
+    min_p: k.Value,
+    seed: k.Value,
+    values: k.View,
+    indices: k.View,
 ) -> Any:
     """The token that is drawn from a distribution after its cuts.
 

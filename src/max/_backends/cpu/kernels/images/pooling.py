@@ -11,7 +11,7 @@ from max._backends.kernel_call import KernelCall, Lowering, Operand, run_time_vi
 
 
 @k.inline
-def accumulator_dtype(dtype: Any) -> Any:
+def accumulator_dtype(dtype: k.ScalarType) -> Any:
     """The dtype of sums and maxima of windows: of 32 bits or more."""
     if dtype.bits >= 32:
         return dtype
@@ -81,7 +81,7 @@ def pool(
 
 
 @k.inline
-def lowest(dtype: Any) -> Any:
+def lowest(dtype: k.ScalarType) -> Any:
     """The least value of a dtype."""
     if dtype.is_float:
         return dtype(float("-inf"))

@@ -20,7 +20,9 @@ CUBIC = -0.75
 
 
 @k.inline
-def source(position: Any, size: Any, input_size: Any, mode: str, dtype: Any) -> Any:
+def source(
+    position: k.Value, size: k.Value, input_size: k.Value, mode: str, dtype: k.ScalarType
+) -> Any:
     """The element of an axis of `input_size` before a position of an axis of `size`, and their distance in elements."""
     if mode == "nearest":
         return position * input_size // size, dtype(0)
@@ -34,7 +36,7 @@ def source(position: Any, size: Any, input_size: Any, mode: str, dtype: Any) -> 
 
 
 @k.inline
-def interpolation_weights(t: Any, mode: str) -> Any:
+def interpolation_weights(t: k.Value, mode: str) -> Any:
     """The weights of the neighbors of a place that is `t` after the first of them, or after the second of four."""
     if mode == "nearest":
         return (None,)
@@ -50,7 +52,7 @@ def interpolation_weights(t: Any, mode: str) -> Any:
 
 
 @k.inline
-def far_weight(d: Any) -> Any:
+def far_weight(d: k.Value) -> Any:
     """The cubic weight of an element at a distance between 1 and 2."""
     return ((CUBIC * d - 5.0 * CUBIC) * d + 8.0 * CUBIC) * d - 4.0 * CUBIC
 

@@ -25,14 +25,14 @@ class Extent(NamedTuple):
 
 @k.inline
 def extent(
-    low: Any,
-    high: Any,
-    bins: Any,
+    low: k.Value,
+    high: k.Value,
+    bins: k.Value,
     scale: float,
     samples: int,
     aligned: bool,
-    region: Any,
-    real: Any,
+    region: k.View,
+    real: k.ScalarType,
 ) -> Extent:
     """The bins between two coordinates of a region; raises where the number of samples follows from them and is too
     large.
@@ -58,7 +58,7 @@ def extent(
 
 
 @k.inline
-def neighbors(e: Extent, bin_index: Any, sample: Any, size: Any) -> Any:
+def neighbors(e: Extent, bin_index: Any, sample: Any, size: k.Value) -> Any:
     """Where a sample lies: whether it is inside of the image, the elements before and behind it, and the weight of the
     latter.
     """

@@ -10,14 +10,14 @@ from max._backends.kernel_call import KernelCall, Operand, around, view
 
 
 @k.inline
-def copy_row(target: Any, source: Any, width: int) -> None:
+def copy_row(target: k.View, source: k.View, width: int) -> None:
     """Copies a row, converting to the target's dtype."""
     for j, mask in k.vectors(target.size, width):
         target.store(j, value=source.load(j, width=width, mask=mask), mask=mask)
 
 
 @k.inline
-def checked_index(index: Any, size: Any, axis: int) -> Any:
+def checked_index(index: k.SIMD, size: k.Value, axis: int) -> Any:
     """Converts an index to a position: negative indices count from the end; raises if it is out of range."""
     position = k.i64(index)
     if index.dtype.kind == "u":
@@ -34,7 +34,7 @@ def checked_index(index: Any, size: Any, axis: int) -> Any:
 
 
 @k.inline
-def as_rows(x: Any, axes: Any) -> Any:
+def as_rows(x: k.View, axes: int) -> Any:
     """A contiguous view as a matrix: its first `axes` axes are merged, and so are the others (any may have size 0)."""
     rows = 1
     for d in k.static_range(axes):

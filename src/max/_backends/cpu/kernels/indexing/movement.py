@@ -55,7 +55,7 @@ def concat(out: k.Output, *inputs: k.Input, ctx: k.Context) -> None:
 
 
 @k.inline
-def elements_between(first: Any, last: Any, by: Any) -> Any:
+def elements_between(first: k.SIMD, last: k.Value, by: k.Value) -> Any:
     """The number of elements of a range, as an unsigned integer, which holds any; raises if the step is 0, or if a
     float range has no size or more than 2**62 elements.
     """
@@ -101,7 +101,7 @@ def number_range(
 
 
 @k.inline
-def slice_position(index: Any, size: Any, low: Any, high: Any) -> Any:
+def slice_position(index: k.Value, size: k.Value, low: k.Value, high: k.Value) -> Any:
     """Converts a bound of a Python slice to a position in `[low, high]`; negative bounds count from the end."""
     at = index + size if index < 0 else index
     return k.min(k.max(at, low), high)
@@ -109,7 +109,13 @@ def slice_position(index: Any, size: Any, low: Any, high: Any) -> Any:
 
 @k.inline
 def slice_bounds(
-    begin: Any, by: Any, whole: Any, part: Any, start: Any, stop: Any, step: Any
+    begin: k.View,
+    by: k.View,
+    whole: k.View,
+    part: k.View,
+    start: k.View,
+    stop: k.View,
+    step: k.View,
 ) -> None:
     """First index and step of `whole[start:stop:step]` along each axis, as in Python; raises if a size differs from
     that of `part`.
@@ -146,7 +152,7 @@ def slice_bounds(
 
 
 @k.inline
-def row_start(row: Any, begin: Any, by: Any, whole: Any, part: Any) -> Any:
+def row_start(row: k.Value, begin: k.View, by: k.View, whole: k.View, part: k.View) -> Any:
     """The flat index in `whole` at which a row of `part` begins."""
     rank = whole.rank
     remaining = k.i64(row)

@@ -20,7 +20,7 @@ COPY = 16384
 
 
 @k.inline
-def copy_all(out: Any, x: Any, ctx: Any) -> None:
+def copy_all(out: k.View, x: k.View, ctx: k.Context) -> None:
     """Copies a tensor, all workers together; a barrier must follow."""
     size = out.size
     flat_out = out.reshape(size)
@@ -32,7 +32,7 @@ def copy_all(out: Any, x: Any, ctx: Any) -> None:
 
 
 @k.inline
-def updated_element(old: Any, update: Any, reduction: str) -> Any:
+def updated_element(old: k.SIMD, update: k.Value, reduction: str) -> Any:
     """An element after an update, rounded to its dtype: `replace`, `add`, `max`, `min` or `mul`."""
     if reduction == "replace":
         return update
@@ -47,7 +47,7 @@ def updated_element(old: Any, update: Any, reduction: str) -> Any:
 
 
 @k.inline
-def combine_row(row: Any, update: Any, width: int, reduction: str) -> None:
+def combine_row(row: k.View, update: k.View, width: int, reduction: str) -> None:
     """Applies a row of updates to a row of the result."""
     if reduction == "replace":
         copy_row(row, update, width)

@@ -17,14 +17,16 @@ NEGATIVE_INFINITY = float("-inf")
 
 
 @k.inline
-def precedes(a: Any, b: Any, greatest: bool) -> Any:
+def precedes(a: k.SIMD, b: k.SIMD, greatest: bool) -> Any:
     """Whether `a` is better than `b`."""
     # the smallest is best: the order reversed, NaN stays greatest
     return beats(a, b, True) if greatest else beats(b, a, True)
 
 
 @k.inline
-def better(value: Any, index: Any, other_value: Any, other_index: Any, greatest: bool) -> Any:
+def better(
+    value: k.SIMD, index: k.Value, other_value: k.SIMD, other_index: k.Value, greatest: bool
+) -> Any:
     """Whether an element comes before another: better, or equal and earlier."""
     return precedes(value, other_value, greatest) | (
         same(value, other_value) & (index < other_index)
@@ -32,7 +34,9 @@ def better(value: Any, index: Any, other_value: Any, other_index: Any, greatest:
 
 
 @k.inline
-def sift_down(values: Any, indices: Any, size: Any, value: Any, index: Any, greatest: bool) -> None:
+def sift_down(
+    values: k.View, indices: k.View, size: k.Value, value: k.SIMD, index: k.Value, greatest: bool
+) -> None:
     """Replaces the root, the worst of `size` elements, by a new element and restores the heap."""
     hole = k.i64(0)
     moving = True
@@ -61,7 +65,9 @@ def sift_down(values: Any, indices: Any, size: Any, value: Any, index: Any, grea
 
 
 @k.inline
-def sift_up(values: Any, indices: Any, last: Any, value: Any, index: Any, greatest: bool) -> None:
+def sift_up(
+    values: k.View, indices: k.View, last: k.Value, value: k.SIMD, index: k.Value, greatest: bool
+) -> None:
     """Adds an element to a heap of `last` elements, whose root is the worst."""
     hole = k.i64(last)
     moving = hole > 0
@@ -79,7 +85,7 @@ def sift_up(values: Any, indices: Any, last: Any, value: Any, index: Any, greate
 
 
 @k.inline
-def sort_heap(values: Any, indices: Any, size: Any, greatest: bool) -> None:
+def sort_heap(values: k.View, indices: k.View, size: k.Value, greatest: bool) -> None:
     """Sorts a heap, the best first."""
     last = k.i64(size - 1)
     while last > 0:
@@ -93,7 +99,7 @@ def sort_heap(values: Any, indices: Any, size: Any, greatest: bool) -> None:
 
 
 @k.inline
-def candidate(value: Any, nan_is_best: bool) -> Any:
+def candidate(value: k.Value, nan_is_best: bool) -> Any:
     """The key of an element in comparisons: NaN stays NaN if it is best, else it becomes -inf."""
     if nan_is_best:
         return value
@@ -103,7 +109,13 @@ def candidate(value: Any, nan_is_best: bool) -> Any:
 
 @k.inline
 def keep_best(
-    values: Any, places: Any, row: Any, count: Any, nan_is_best: bool, width: int, greatest: bool
+    values: k.View,
+    places: k.View,
+    row: k.View,
+    count: k.Value,
+    nan_is_best: bool,
+    width: int,
+    greatest: bool,
 ) -> None:
     """Fills a heap with the `count` best elements of a row and their indices.
 
@@ -140,13 +152,13 @@ def keep_best(
 
 
 @k.inline
-def rises_above(candidates: Any, worst: Any, greatest: bool) -> Any:
+def rises_above(candidates: k.Value, worst: k.Value, greatest: bool) -> Any:
     """Whether elements may be better than the worst kept element; true if one of them is NaN."""
     return ~(candidates <= worst) if greatest else ~(candidates >= worst)
 
 
 @k.inline
-def best_of_row(row: Any, greatest: bool, width: int) -> Any:
+def best_of_row(row: k.View, greatest: bool, width: int) -> Any:
     """Value and index of the greatest or smallest element of a row of rank 1, the first of equals; NaN comes first.
 
     Args:
@@ -191,7 +203,7 @@ def best_of_row(row: Any, greatest: bool, width: int) -> Any:
 
 
 @k.inline
-def beats(a: Any, b: Any, greatest: bool) -> Any:
+def beats(a: k.SIMD, b: k.Value, greatest: bool) -> Any:
     """Whether `a` comes before `b`: greater or smaller, NaN first."""
     if a.dtype.is_float:
         wins = a > b if greatest else a < b
@@ -201,7 +213,7 @@ def beats(a: Any, b: Any, greatest: bool) -> Any:
 
 
 @k.inline
-def same(a: Any, b: Any) -> Any:
+def same(a: k.SIMD, b: k.Value) -> Any:
     """Whether two elements are equal; NaN equals NaN."""
     if a.dtype.is_float:
         return (a == b) | (k.isnan(a) & k.isnan(b))

@@ -28,15 +28,15 @@ INSERTION_RUN = 16
 
 
 @k.inline
-def before(a: Any, b: Any, ascending: bool) -> Any:
+def before(a: k.SIMD, b: k.SIMD, ascending: bool) -> Any:
     """Whether `a` sorts before `b`; NaN is greater than all numbers."""
     return beats(b, a, True) if ascending else beats(a, b, True)
 
 
 @k.inline
 def merge(
-    values: Any, indices: Any, from_values: Any, from_indices: Any,
-    at: Any, a: Any, a_end: Any, b: Any, b_end: Any, end: Any, ascending: bool,
+    values: k.View, indices: k.View, from_values: k.View, from_indices: k.View,
+    at: k.Integer, a: k.Integer, a_end: k.Value, b: k.Integer, b_end: k.Value, end: k.Value, ascending: bool,
 ) -> None:  # fmt: skip
     """Merges two sorted runs, which begin at `a` and `b`, into the positions `at` to `end`."""
     while at < end:
@@ -56,7 +56,13 @@ def merge(
 
 @k.inline
 def merged_from_first(
-    values: Any, a: Any, a_size: Any, b: Any, b_size: Any, count: Any, ascending: bool
+    values: Any,
+    a: k.Value,
+    a_size: k.Value,
+    b: k.Value,
+    b_size: k.Value,
+    count: k.Value,
+    ascending: bool,
 ) -> Any:
     """How many of the first `count` elements of the merge of two runs come from the first run."""
     # the second run has no more than `b_size`
@@ -75,7 +81,12 @@ def merged_from_first(
 
 @k.inline
 def sort_run(
-    values: Any, indices: Any, other_values: Any, other_indices: Any, size: Any, ascending: bool
+    values: k.View,
+    indices: k.View,
+    other_values: k.View,
+    other_indices: k.View,
+    size: k.Integer,
+    ascending: bool,
 ) -> None:
     """Sorts the first `size` elements; the other views are scratch memory of the same size."""
     for start in range(0, size, INSERTION_RUN):
@@ -104,7 +115,7 @@ def sort_run(
 
 @k.inline
 def merge_pairs(
-    values: Any, indices: Any, from_values: Any, from_indices: Any, width: Any, size: Any,
+    values: k.View, indices: k.View, from_values: k.View, from_indices: k.View, width: k.Value, size: k.Value,
     ascending: bool,
 ) -> None:  # fmt: skip
     """Merges each pair of adjacent runs of `width` elements."""

@@ -14,7 +14,7 @@ GROUP = 8
 
 
 @k.inline
-def _rounded_pair(total: Any, lost: Any, dtype: Any) -> Any:
+def _rounded_pair(total: k.Value, lost: k.Value, dtype: k.ScalarType) -> Any:
     """A wide sum as two numbers of a dtype, of which the first is the sum rounded to it."""
     if not dtype.is_float:
         return total, lost
@@ -29,7 +29,14 @@ def _rounded_pair(total: Any, lost: Any, dtype: Any) -> Any:
 
 @k.inline
 def _scan(
-    out: Any, x: Any, o: Any, j: Any, zero: Any, exclusive: bool, reverse: bool, width: int
+    out: k.View,
+    x: k.View,
+    o: k.Integer,
+    j: k.Integer,
+    zero: k.SIMD,
+    exclusive: bool,
+    reverse: bool,
+    width: int,
 ) -> None:
     """The sums of a column, or of `width` neighboring columns."""
     size = x.shape[1]
@@ -53,7 +60,14 @@ def _scan(
 
 @k.inline
 def _step(
-    out: Any, x: Any, at: Any, base: Any, rest: Any, group: Any, exclusive: bool, width: int
+    out: k.View,
+    x: k.View,
+    at: Any,
+    base: k.SIMD,
+    rest: k.Value,
+    group: k.Value,
+    exclusive: bool,
+    width: int,
 ) -> Any:
     """Stores one sum; returns the sum of the group with the element."""
     value = k.cast(x.load(*at, width=width) if width else x[at], base.dtype)

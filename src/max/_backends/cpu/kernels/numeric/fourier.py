@@ -51,7 +51,7 @@ def passes(n: int) -> tuple[tuple[int, int], ...]:
 
 @k.inline
 def transform_pass(
-    to: Any, data: Any, roots: Any, n: int, factor: int, stride: int, width: int
+    to: k.View, data: k.View, roots: k.View, n: int, factor: int, stride: int, width: int
 ) -> None:
     """One pass of an inverse transform.
 

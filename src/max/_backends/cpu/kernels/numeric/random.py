@@ -20,14 +20,14 @@ TWO_PI = 6.283185307179586
 
 
 @k.inline
-def high_and_low(x: Any, multiplier: int) -> Any:
+def high_and_low(x: k.Value, multiplier: int) -> Any:
     """Both halves of the 64-bit products of lanes."""
     product = k.cast(x, k.u64) * k.u64(multiplier)
     return k.cast(product >> k.u64(32), k.u32), k.cast(product, k.u32)
 
 
 @k.inline
-def philox(block: Any, stream: Any, seed: Any) -> Any:
+def philox(block: k.SIMD, stream: k.Value, seed: k.Integer) -> Any:
     """The four words of each block."""
     width = block.width
     c0 = k.cast(block, k.u32)
@@ -49,14 +49,14 @@ def philox(block: Any, stream: Any, seed: Any) -> Any:
 
 
 @k.inline
-def unit(word: Any) -> Any:
+def unit(word: k.Integer) -> Any:
     """The upper 24 bits of words as numbers in [0, 1)."""
     # 24 bits are exact in f32
     return k.cast(k.cast(word >> k.u32(8), k.i32), k.f32) * k.f32(2.0**-24)
 
 
 @k.inline
-def gaussian_pair(first: Any, second: Any) -> Any:
+def gaussian_pair(first: k.Integer, second: k.Integer) -> Any:
     """Two standard normal numbers of two words each (Box and Muller, 1958)."""
     # the middle of an interval of 2^-24: never 0
     radius = k.sqrt(k.f32(-2) * k.log(unit(first) + k.f32(2.0**-25)))

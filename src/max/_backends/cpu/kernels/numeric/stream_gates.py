@@ -11,7 +11,7 @@ from max._backends.kernel_call import KernelCall, Operand, run_time_views
 
 
 @k.inline
-def _sigmoid(x: Any) -> Any:
+def _sigmoid(x: k.Value) -> Any:
     return k.f32(1) / (k.f32(1) + k.exp(-x))
 
 

@@ -55,7 +55,7 @@ class Walks(NamedTuple):
 
 
 @k.inline
-def check_indices(name: str, indices: Any, end: Any) -> None:
+def check_indices(name: str, indices: k.Value, end: k.Value) -> None:
     """Raises where a lane is outside of `[0, end)`."""
     if k.any((indices < 0) | (indices >= end)):
         low, high = k.reduce_min(indices), k.reduce_max(indices)
@@ -63,7 +63,9 @@ def check_indices(name: str, indices: Any, end: Any) -> None:
 
 
 @k.inline
-def add_leaves(sums: Any, leaves: Any, places: Any, first: Any, vector: Any, width: int) -> None:
+def add_leaves(
+    sums: k.View, leaves: k.View, places: k.Value, first: k.Value, vector: k.Value, width: int
+) -> None:
     """Adds the weights `leaves[places]`, `[leaves, values]`, to the sums of a vector of rows."""
     values = leaves.shape[1]
     flat = leaves.reshape(leaves.shape[0] * values)
@@ -74,7 +76,7 @@ def add_leaves(sums: Any, leaves: Any, places: Any, first: Any, vector: Any, wid
 
 
 @k.inline
-def mask_rows(sums: Any, columns: Any, tables: Masks, vectors: int, width: int) -> None:
+def mask_rows(sums: k.View, columns: k.View, tables: Masks, vectors: int, width: int) -> None:
     """Adds the leaves of all trees to the sums `[outputs, rows]`; `columns` is `[features, rows]`."""
     features, limits, missing, masks, counts, weights, targets = tables
     dtype = masks.dtype
@@ -110,7 +112,13 @@ def mask_rows(sums: Any, columns: Any, tables: Masks, vectors: int, width: int) 
 
 @k.inline
 def nodes_that_fail(
-    bits: Any, x: Any, tables: Masks, tree: Any, node: Any, mask: Any, width: int
+    bits: k.Integer,
+    x: k.View,
+    tables: Masks,
+    tree: k.Integer,
+    node: k.Integer,
+    mask: k.Mask | None,
+    width: int,
 ) -> Any:
     """`bits` and the masks of a vector of nodes whose condition does not hold for a row.
 
@@ -136,7 +144,9 @@ def nodes_that_fail(
 
 
 @k.inline
-def mask_row(sums: Any, words: Any, x: Any, lane: Any, tables: Masks, width: int) -> None:
+def mask_row(
+    sums: k.View, words: k.View, x: k.View, lane: k.Integer, tables: Masks, width: int
+) -> None:
     """Adds the leaves of all trees of one row to the sums `[outputs, rows]`.
 
     Args:
@@ -169,7 +179,7 @@ def mask_row(sums: Any, words: Any, x: Any, lane: Any, tables: Masks, width: int
 
 
 @k.inline
-def check_targets(targets: Any, values: Any, outputs: Any) -> None:
+def check_targets(targets: k.View, values: k.Value, outputs: k.Value) -> None:
     """Raises where a tree adds to an output that is none."""
     for tree in range(targets.shape[0]):
         if targets[tree] < 0 or k.i64(targets[tree]) + values > outputs:
@@ -177,7 +187,7 @@ def check_targets(targets: Any, values: Any, outputs: Any) -> None:
 
 
 @k.inline
-def store_columns(out: Any, sums: Any, start: Any, count: Any) -> None:
+def store_columns(out: k.View, sums: k.View, start: k.Value, count: k.Integer) -> None:
     """Writes the sums `[outputs, rows]` of `count` rows from `start` on."""
     for i in range(count):
         for j in range(out.shape[1]):
@@ -185,7 +195,7 @@ def store_columns(out: Any, sums: Any, start: Any, count: Any) -> None:
 
 
 @k.inline
-def clear_sums(sums: Any, width: int) -> None:
+def clear_sums(sums: k.View, width: int) -> None:
     """Sets the sums to 0."""
     zero = k.splat(k.cast(0, sums.dtype), width)
     for output in range(sums.shape[0]):
@@ -228,7 +238,7 @@ def tree_masks(
 
 
 @k.inline
-def walk_rows(sums: Any, x: Any, rows: Any, tables: Walks, vectors: int, width: int) -> None:
+def walk_rows(sums: k.View, x: k.View, rows: Any, tables: Walks, vectors: int, width: int) -> None:
     """Adds the leaves of all trees to the sums; `rows` are the first elements of the lanes' rows in `x`."""
     features, limits, missing, yes, no, leaves, roots, depths, weights, targets = tables
     nodes, flat = k.i32(features.shape[0]), x.reshape(x.shape[0] * x.shape[1])

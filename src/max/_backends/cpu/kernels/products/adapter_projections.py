@@ -68,7 +68,13 @@ class Projection(NamedTuple):
 
 @k.outlined
 def project_task(
-    narrow: Any, heads: Any, x: Any, adapters: Adapters, task: Projection, max_rank: Any, width: int
+    narrow: k.View,
+    heads: k.View,
+    x: k.View,
+    adapters: Adapters,
+    task: Projection,
+    max_rank: k.Value,
+    width: int,
 ) -> None:
     """Stores the products with A of the rows of a task, times their scales, and with the first rows of A the heads."""
     most = ROWS if k.target().registers >= 32 else 2
@@ -104,10 +110,10 @@ def project_task(
 
 @k.inline
 def project_scaled(
-    narrow: Any,
-    x: Any,
+    narrow: k.View,
+    x: k.View,
     adapters: Adapters,
-    at: Any,
+    at: k.Value,
     site: Site,
     task: Projection,
     rows: int,

@@ -110,7 +110,7 @@ class Panel(NamedTuple):
 
 
 @k.inline
-def row_at(adapters: Adapters, position: Any) -> Any:
+def row_at(adapters: Adapters, position: k.Integer) -> Any:
     """The row of a position."""
     row = k.i64(adapters.order[position])
     if row < 0 or row >= adapters.order.size:
@@ -119,7 +119,9 @@ def row_at(adapters: Adapters, position: Any) -> Any:
 
 
 @k.inline
-def site_at(adapters: Adapters, position: Any, first: Any, site: Any, max_rank: Any) -> Site:
+def site_at(
+    adapters: Adapters, position: k.Integer, first: k.Integer, site: k.Integer, max_rank: k.Value
+) -> Site:
     """The place of the adapter of a position; `first` and `site` are checked."""
     slot = k.i64(adapters.slots[position])
     if slot < 0 or slot >= adapters.memory.shape[0]:
@@ -131,7 +133,7 @@ def site_at(adapters: Adapters, position: Any, first: Any, site: Any, max_rank: 
 
 
 @k.inline
-def run_end(adapters: Adapters, position: Any, end: Any) -> Any:
+def run_end(adapters: Adapters, position: k.Integer, end: k.Value) -> Any:
     """The first position after `position` with another slot, at most `end`."""
     last = position + 1
     # `last < end` comes first: the slot of `end` may not exist
@@ -145,7 +147,14 @@ def run_end(adapters: Adapters, position: Any, end: Any) -> Any:
 
 @k.inline
 def project_rows(
-    narrow: Any, x: Any, adapters: Adapters, at: Any, site: Site, rank: Any, rows: int, width: int
+    narrow: k.View,
+    x: k.View,
+    adapters: Adapters,
+    at: k.Value,
+    site: Site,
+    rank: k.Value,
+    rows: int,
+    width: int,
 ) -> None:
     """Stores the products of `rows` positions from `at` on with up to 4 rows of A from `rank` on.
 
@@ -169,7 +178,14 @@ def project_rows(
 
 @k.inline
 def multiply_adapter_rows(
-    sums: Any, x: Any, picked: Any, site: Site, rank: Any, ahead: Any, rows: int, width: int
+    sums: k.View,
+    x: k.View,
+    picked: Any,
+    site: Site,
+    rank: k.Value,
+    ahead: k.Value,
+    rows: int,
+    width: int,
 ) -> None:
     """Adds the products of rows of x with 4 rows of A to `sums` `[rows, RANKS]`, whose lanes are to be added.
 
@@ -209,7 +225,7 @@ def multiply_adapter_rows(
 
 
 @k.inline
-def check_adapters(adapters: Adapters, rows: Any) -> None:
+def check_adapters(adapters: Adapters, rows: k.Value) -> None:
     """Checks the sizes of the operands with the adapters, and the number of rows that have one."""
     check_size("order", adapters.order.size, rows)
     check_size("the sorted slots", adapters.slots.size, rows)
@@ -223,7 +239,7 @@ def check_adapters(adapters: Adapters, rows: Any) -> None:
 
 
 @k.inline
-def check_place(adapters: Adapters, offset: Any, end: Any, site: Any) -> None:
+def check_place(adapters: Adapters, offset: k.Value, end: k.Value, site: k.Value) -> None:
     """Checks that a site lies in the memory of a slot.
 
     Args:
@@ -243,14 +259,14 @@ def check_place(adapters: Adapters, offset: Any, end: Any, site: Any) -> None:
 
 @k.inline
 def expand_rows(
-    out: Any,
-    y: Any,
-    narrow: Any,
+    out: k.View,
+    y: k.View,
+    narrow: k.View,
     adapters: Adapters,
-    at: Any,
+    at: k.Value,
     site: Site,
     parts: Any,
-    column: Any,
+    column: k.Integer,
     rows: int,
     width: int,
     masked: bool,
@@ -279,11 +295,11 @@ def expand_rows(
 
 @k.inline
 def _expand_vectors(
-    out: Any,
-    y: Any,
-    narrow: Any,
+    out: k.View,
+    y: k.View,
+    narrow: k.View,
     adapters: Adapters,
-    at: Any,
+    at: k.Value,
     site: Site,
     parts: Any,
     panel: Panel,
@@ -320,7 +336,9 @@ def _expand_vectors(
 
 
 @k.inline
-def copy_columns(out: Any, y: Any, row: Any, column: Any, count: Any, width: int) -> None:
+def copy_columns(
+    out: k.View, y: k.View, row: k.Integer, column: k.Value, count: k.Integer, width: int
+) -> None:
     """Copies `count` columns of a row of `y`."""
     for j, mask in k.vectors(count, width):
         value = y.load(row, column + j, width=width, mask=mask)

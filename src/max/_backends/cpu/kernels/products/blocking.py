@@ -83,7 +83,7 @@ def tile_heights(t: Tiling) -> tuple[int, ...]:
 
 
 @k.inline
-def taller_from(count: Any, t: Tiling) -> Any:
+def taller_from(count: k.Value, t: Tiling) -> Any:
     """The first of `count` rows whose tiles are one row taller, which avoids a remainder; `count` if no tile is taller.
 
     49 rows take 5 % less time as 3 × 12 + 13 than as 4 × 12 + 1.
@@ -97,7 +97,7 @@ def taller_from(count: Any, t: Tiling) -> Any:
 
 
 @k.inline
-def choose_height(row: Any, count: Any, taller: Any, t: Tiling) -> Any:
+def choose_height(row: k.Value, count: k.Value, taller: k.Value, t: Tiling) -> Any:
     """The height of the tile that begins at `row`. Two lower tiles take less time than a full tile and a remainder.
 
     Args:
@@ -118,7 +118,7 @@ def choose_height(row: Any, count: Any, taller: Any, t: Tiling) -> Any:
 
 
 @k.inline
-def cut_depth(size: Any, max_size: int, multiple: int) -> Any:
+def cut_depth(size: k.Value, max_size: int, multiple: int) -> Any:
     """Cuts K into equal blocks of whole steps.
 
     There is at least one block, even if K is 0, as the first block zeroes the sums.
@@ -139,7 +139,7 @@ def cut_depth(size: Any, max_size: int, multiple: int) -> Any:
 
 @k.inline
 def plan(
-    rows: Any, columns: Any, workers: Any, t: Tiling, max_rows: int = BLOCK_ROWS,
+    rows: k.Value, columns: k.Value, workers: k.Value, t: Tiling, max_rows: int = BLOCK_ROWS,
     max_sums: Any = BLOCK_SUMS, repeats: Any = 1,
 ) -> Any:  # fmt: skip
     """The number of row tiles and the number of panels of a task.
@@ -166,7 +166,7 @@ def plan(
 
 @k.outlined
 def plan_sizes(
-    sizes: Any, rows: Any, columns: Any, workers: Any, max_sums: k.i64, repeats: k.i64,  # pyright: ignore
+    sizes: k.View, rows: k.Value, columns: k.Value, workers: k.Value, max_sums: k.i64, repeats: k.i64,  # pyright: ignore
     height: int, max_rows: int,
 ) -> None:  # fmt: skip
     """Writes the number of row tiles and of panels of a task to `sizes`; see `plan`."""
@@ -194,7 +194,7 @@ def plan_sizes(
 
 
 @k.inline
-def _pieces(total: Any, size: Any) -> Any:
+def _pieces(total: k.Value, size: k.Value) -> Any:
     """The number of pieces of `size` in `total`, at least one."""
     return k.ceildiv(total, k.min(k.max(size, 1), total))
 
@@ -206,7 +206,7 @@ def task_grid(b: Blocking) -> Any:
 
 
 @k.inline
-def task_at(b: Blocking, row_block: Any, group: Any) -> Task:
+def task_at(b: Blocking, row_block: k.Value, group: k.Value) -> Task:
     """The task at an index of `task_grid`."""
     row = row_block * b.tiles * b.height
     rows = k.min(b.tiles * b.height, b.rows - row)
@@ -216,7 +216,7 @@ def task_at(b: Blocking, row_block: Any, group: Any) -> Task:
 
 
 @k.inline
-def sums_row(b: Blocking, row: Any, strip: Any, blocks: Any) -> Any:
+def sums_row(b: Blocking, row: k.Value, strip: k.Value, blocks: k.Value) -> Any:
     """The first row of a tile's sums in scratch memory.
 
     With a single K block the sums of a tile are final at once, so all tiles share the first rows.
@@ -225,7 +225,9 @@ def sums_row(b: Blocking, row: Any, strip: Any, blocks: Any) -> Any:
 
 
 @k.inline
-def next_panel(panels: Any, task: Task, turn: Any, blocks: Any, elements: Any) -> Any:
+def next_panel(
+    panels: k.View, task: Task, turn: k.Value, blocks: k.Value, elements: k.Value
+) -> Any:
     """The K block of a panel that a task multiplies after turn `turn`; at the end the last one again.
 
     Args:

@@ -65,14 +65,14 @@ class Group(NamedTuple):
 
 
 @k.inline
-def group_at(groups: Groups, index: Any) -> Group:
+def group_at(groups: Groups, index: k.Integer) -> Group:
     """The group with an index."""
     first = k.i64(groups.starts[index])
     return Group(k.i64(groups.experts[index]), first, k.i64(groups.starts[index + 1]) - first)
 
 
 @k.inline
-def read_groups(operands: GroupOperands, rows: Any, weights: Any) -> Groups:
+def read_groups(operands: GroupOperands, rows: k.Value, weights: k.Value) -> Groups:
     """Reads and checks the groups of a launch; called by every worker.
 
     Args:
@@ -114,7 +114,7 @@ def read_groups(operands: GroupOperands, rows: Any, weights: Any) -> Groups:
 
 
 @k.inline
-def zero_rows_of_no_group(out: Any, groups: Groups, width: int, ctx: Any) -> None:
+def zero_rows_of_no_group(out: k.View, groups: Groups, width: int, ctx: k.Context) -> None:
     """Sets the rows past the last group to 0."""
     end = k.i64(groups.starts[groups.count])
     for i in ctx.parallel(out.shape[0] - end):
@@ -130,7 +130,7 @@ def few_rows_grain(groups: Groups) -> Any:
 
 @k.inline
 def store_zeros(
-    results: Results, c: Any, scratch_rows: int, row: Any, rows: Any, strip: Any
+    results: Results, c: k.View, scratch_rows: int, row: k.Value, rows: k.Integer, strip: k.Value
 ) -> None:
     """Stores the results for sums of 0, for some rows of a strip.
 
@@ -152,7 +152,13 @@ def store_zeros(
 
 @k.inline
 def store_rows_of_no_group(
-    results: Results, c: Any, scratch_rows: int, groups: Groups, rows: Any, strips: Any, ctx: Any
+    results: Results,
+    c: k.View,
+    scratch_rows: int,
+    groups: Groups,
+    rows: k.Value,
+    strips: Any,
+    ctx: k.Context,
 ) -> None:
     """Stores the results of the rows past the last group; see `store_zeros`."""
     end = k.i64(groups.starts[groups.count])

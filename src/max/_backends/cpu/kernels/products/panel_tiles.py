@@ -92,7 +92,7 @@ class PanelStep(NamedTuple):
 
 @k.inline
 def prefetch_step(
-    ahead: Any, next_row: Any, n: Any, part_step: Any, prefetches: Any, height: int, lane: int,
+    ahead: k.View, next_row: k.View, n: k.Value, part_step: k.Value, prefetches: k.Value, height: int, lane: int,
     lines: int,
 ) -> None:  # fmt: skip
     """Prefetches the share of one step of a register tile.
@@ -116,7 +116,7 @@ def prefetch_step(
 
 @k.inline
 def for_each_step(
-    step: Callable[[Any], None], x: KBlock, row: Any, height: int, ahead: Any, prefetches: Any,
+    step: Callable[[Any], None], x: KBlock, row: k.Value, height: int, ahead: k.View, prefetches: k.Value,
     lane: int = 1, lines: int = COLUMNS // CACHE_LANES,
 ) -> None:  # fmt: skip
     """The loop over k of a register tile, with its prefetches.
@@ -149,7 +149,13 @@ def for_each_step(
 
 @k.inline
 def multiply_tile_row(
-    c: Any, step: PanelStep, row: Any, height: int, t: Tiling, multiply: MultiplyRows, lane: int
+    c: k.View,
+    step: PanelStep,
+    row: k.Value,
+    height: int,
+    t: Tiling,
+    multiply: MultiplyRows,
+    lane: int,
 ) -> None:
     """Multiplies `height` rows by all columns of a panel, two vectors at a time.
 
@@ -170,7 +176,7 @@ def multiply_tile_row(
 
 @k.outlined
 def multiply_rows_of_tile(
-    c: Any, step: PanelStep, row: Any, tile_height: Any, t: Tiling, multiply: MultiplyRows,
+    c: k.View, step: PanelStep, row: k.Value, tile_height: k.Value, t: Tiling, multiply: MultiplyRows,
     heights: tuple[int, ...], lane: int,
 ) -> None:  # fmt: skip
     """Multiplies `tile_height` rows, one of `heights`, by all columns of a panel."""
@@ -182,8 +188,8 @@ def multiply_rows_of_tile(
 
 @k.inline
 def multiply_panel(
-    results: Results, c: Any, step: PanelStep, task: Task, b: Blocking, t: Tiling,
-    multiply: MultiplyRows, heights: tuple[int, ...], taller: Any, lane: int = 1,
+    results: Results, c: k.View, step: PanelStep, task: Task, b: Blocking, t: Tiling,
+    multiply: MultiplyRows, heights: tuple[int, ...], taller: k.Value, lane: int = 1,
 ) -> None:  # fmt: skip
     """Multiplies the rows of a task by a K block of a panel; after the last K block the results are stored.
 

@@ -38,13 +38,13 @@ class NormOperands(NamedTuple):
 
 
 @k.inline
-def is_small(elements: Any, ctx: Any) -> Any:
+def is_small(elements: k.Value, ctx: k.Context) -> Any:
     """Whether each worker normalizes an activation of `elements` elements itself."""
     return elements <= SMALL_ELEMENTS and ctx.num_workers <= SMALL_WORKERS
 
 
 @k.outlined
-def normalize_row(out: Any, x: Any, gamma: Any, norm: Norm, width: int) -> None:
+def normalize_row(out: k.View, x: k.View, gamma: k.View, norm: Norm, width: int) -> None:
     """`out` `[K]` = `x / sqrt(mean(x²) + epsilon) * (gamma + offset)`, in f32."""
     epsilon, offset, multiply_first = norm
     size = x.size
@@ -69,7 +69,7 @@ def normalize_row(out: Any, x: Any, gamma: Any, norm: Norm, width: int) -> None:
 
 
 @k.inline
-def normalize(x: Any, operands: NormOperands, norm: Norm, ctx: Any) -> Any:
+def normalize(x: k.View, operands: NormOperands, norm: Norm, ctx: k.Context) -> Any:
     """Normalizes the rows of `x` `[M, K]` into the workspace; on return this worker may read all of them."""
     gamma, memory = operands
     rows, size = x.shape[0], x.shape[1]

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from max import kernel as k
 from max._backends.cpu.kernels.tiles.strips import CACHE_LINE, L1, L2
 
@@ -22,7 +20,7 @@ def stream_distances(target: k.Target) -> tuple[int, int] | None:
 
 
 @k.inline
-def prefetch_stream(lines: Any, size: int) -> None:
+def prefetch_stream(lines: k.View, size: int) -> None:
     """Prefetches what lies behind `size` bytes that are read now; beyond the weight nothing happens.
 
     Args:

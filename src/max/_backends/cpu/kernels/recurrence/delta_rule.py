@@ -118,7 +118,7 @@ class Scratch(NamedTuple):
 
 
 @k.inline
-def delta_scratch(key_dim: int, f: Form, ctx: Any) -> Scratch:
+def delta_scratch(key_dim: int, f: Form, ctx: k.Context) -> Scratch:
     """The scratch memory; keys are padded to whole passes of a product."""
     chunk = 4 * f.width  # four vectors of tokens
     padded = round_up(key_dim, f.height)
@@ -135,7 +135,7 @@ def delta_scratch(key_dim: int, f: Form, ctx: Any) -> Scratch:
 
 
 @k.inline
-def load_row(target: Any, source: Any, factor: float, f: Form) -> None:
+def load_row(target: k.View, source: k.View, factor: float, f: Form) -> None:
     """`target = factor · source`, of length `factor` where rows are normalized, in float32."""
     scale = k.f32(factor)
     if f.normalized:
@@ -151,7 +151,7 @@ def load_row(target: Any, source: Any, factor: float, f: Form) -> None:
 
 
 @k.inline
-def step(h: Head, token: Any, memory: Scratch, f: Form) -> None:
+def step(h: Head, token: k.Integer, memory: Scratch, f: Form) -> None:
     """Computes one token. The state is read twice and written once, a block of values at a time."""
     width, key_dim = f.width, h.keys.shape[1]
     key, query = memory.rows[0], memory.rows[1]
@@ -181,7 +181,7 @@ def step(h: Head, token: Any, memory: Scratch, f: Form) -> None:
 
 
 @k.inline
-def multiply(c: Any, a: Any, b: Any, accumulate: bool, f: Form) -> None:
+def multiply(c: k.View, a: k.View, b: k.View, accumulate: bool, f: Form) -> None:
     """`c = a b`, or `c + a b`. All have rows of scratch memory; `a` has whole passes of rows, `b` a chunk's columns."""
     flat = c.reshape(c.size)
     for i in range(0, a.shape[0], f.height):
@@ -190,7 +190,7 @@ def multiply(c: Any, a: Any, b: Any, accumulate: bool, f: Form) -> None:
 
 
 @k.inline
-def load_chunk(h: Head, first: Any, count: Any, memory: Scratch, f: Form) -> None:
+def load_chunk(h: Head, first: k.Value, count: k.Integer, memory: Scratch, f: Form) -> None:
     """Loads keys and queries of the chunk's tokens; the rows of missing tokens are 0."""
     chunk, width = memory.updates.shape[0], f.width
     for t in range(count):
@@ -208,7 +208,7 @@ def load_chunk(h: Head, first: Any, count: Any, memory: Scratch, f: Form) -> Non
 
 
 @k.inline
-def score_chunk(h: Head, first: Any, count: Any, memory: Scratch, f: Form) -> None:
+def score_chunk(h: Head, first: k.Value, count: k.Integer, memory: Scratch, f: Form) -> None:
     """Computes the products of keys and queries with the chunk's keys, scaled by the decays between tokens; writes the
     decays to the last token.
     """
@@ -239,7 +239,9 @@ def score_chunk(h: Head, first: Any, count: Any, memory: Scratch, f: Form) -> No
 
 
 @k.inline
-def solve(h: Head, first: Any, count: Any, column: Any, memory: Scratch, f: Form) -> None:
+def solve(
+    h: Head, first: k.Value, count: k.Integer, column: k.Value, memory: Scratch, f: Form
+) -> None:
     """Solves the triangular system for the updates of a block of values, token by token."""
     width = f.width
     for t in range(count):
@@ -261,7 +263,9 @@ def solve(h: Head, first: Any, count: Any, column: Any, memory: Scratch, f: Form
 
 
 @k.inline
-def advance_block(h: Head, first: Any, count: Any, column: Any, memory: Scratch, f: Form) -> None:
+def advance_block(
+    h: Head, first: k.Value, count: k.Integer, column: k.Value, memory: Scratch, f: Form
+) -> None:
     """Computes results and state of a block of values of a chunk."""
     width, key_dim = f.width, h.keys.shape[1]
     chunk = memory.updates.shape[0]

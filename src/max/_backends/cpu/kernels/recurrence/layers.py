@@ -108,7 +108,7 @@ class Place(NamedTuple):
 
 
 @k.inline
-def activate_gate(x: Any, name: str, clip: float) -> Any:
+def activate_gate(x: k.Value, name: str, clip: float) -> Any:
     """An activation by its name, of a gate that is clipped if `clip` is not 0."""
     bounded = k.max(k.min(x, k.f32(clip)), k.f32(-clip)) if clip else x
     if name == "sigmoid":
@@ -126,7 +126,7 @@ def groups_of(gates: tuple[int, ...], most: int) -> tuple[tuple[int, ...], ...]:
 
 
 @k.inline
-def gate_sums(state: Any, weight: Any, place: Place, gates: tuple[int, ...]) -> Any:
+def gate_sums(state: k.View, weight: k.View, place: Place, gates: tuple[int, ...]) -> Any:
     """The products of states `[batch, elements]` with the weights `[elements, gates, UNITS]` of a block: a tile `[rows,
     gates]`."""
     rows, width = place.rows, place.width
@@ -151,13 +151,13 @@ def gate_sums(state: Any, weight: Any, place: Place, gates: tuple[int, ...]) -> 
 
 
 @k.inline
-def end_of(lengths: Any, row: Any, length: Any) -> Any:
+def end_of(lengths: Any, row: k.Integer, length: k.Value) -> Any:
     """Where a sequence ends."""
     return k.max(k.min(k.i64(lengths[row]), length), k.i64(0))
 
 
 @k.inline
-def time_of(place: Place, end: Any, direction: str) -> Any:
+def time_of(place: Place, end: k.Value, direction: str) -> Any:
     """The position in a sequence that an active step reads; a backward direction reads from the end."""
     first_backward = {"bidirectional": 1, "reverse": 0, "forward": 2}[direction]
     return k.select(place.d >= first_backward, end - 1 - place.number, k.i64(place.number))
@@ -264,7 +264,7 @@ def rnn_cell(
 
 @k.inline
 def gru_cell(
-    outs: tuple[Any, ...], sums: Any, inputs: Any, source: Any, x: Gru, form: Form, units: Units
+    outs: tuple[Any, ...], sums: Any, inputs: Any, source: k.View, x: Gru, form: Form, units: Units
 ) -> Any:
     """The state of a GRU whose reset gate scales the product."""
     update = activate_gate(inputs[0] + sums[0], form.gate, form.clip)
@@ -277,7 +277,7 @@ def gru_cell(
 
 @k.inline
 def gru_candidate_cell(
-    outs: tuple[Any, ...], sums: Any, inputs: Any, source: Any, x: Gru, form: Form, units: Units
+    outs: tuple[Any, ...], sums: Any, inputs: Any, source: k.View, x: Gru, form: Form, units: Units
 ) -> Any:
     """The state of a GRU after `gru_gates`; `outs` are the outputs, and the update gates."""
     updates, (d, row, at, width, mask) = outs[1], units
@@ -311,7 +311,14 @@ def gru_gates(phase: Phase, states: tuple[Any, Any], x: Gru, form: Form, place: 
 
 @k.inline
 def each_place(
-    batch: Any, hidden: int, number: Any, states: Any, ctx: Any, phase: Phase, x: Any, form: Form
+    batch: Any,
+    hidden: int,
+    number: k.Value,
+    states: Any,
+    ctx: k.Context,
+    phase: Phase,
+    x: Any,
+    form: Form,
 ) -> None:
     """Updates the units of this worker.
 
@@ -346,7 +353,7 @@ def each_place(
 
 
 @k.inline
-def fill_states(target: Any, source: Any, ctx: Any) -> None:
+def fill_states(target: k.View, source: k.View, ctx: k.Context) -> None:
     """Copies states `[directions, batch, hidden]`, and sets what pads them in `target` to 0; workers share the rows."""
     width = ctx.target.width(k.f32)
     batch = source.shape[1]
@@ -361,7 +368,7 @@ def fill_states(target: Any, source: Any, ctx: Any) -> None:
 
 
 @k.inline
-def check_layer(y: Any, final: Any, x: Any) -> None:
+def check_layer(y: k.View, final: k.View, x: Any) -> None:
     """Raises where sizes of the batch or the length differ."""
     check_size("the outputs", y.shape[0], x.gates.shape[0])
     for size in (y.shape[2], final.shape[1], x.state.shape[1], x.lengths.shape[0]):
@@ -370,7 +377,7 @@ def check_layer(y: Any, final: Any, x: Any) -> None:
 
 @k.inline
 def run_steps(
-    final: Any, x: Any, states: Any, ctx: Any, phases: tuple[Phase, ...], form: Form
+    final: k.View, x: Any, states: Any, ctx: k.Context, phases: tuple[Phase, ...], form: Form
 ) -> None:
     """Runs all steps, and copies the last states.
 

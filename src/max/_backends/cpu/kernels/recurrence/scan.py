@@ -73,20 +73,20 @@ class Chunk(NamedTuple):
 
 
 @k.inline
-def softplus(x: Any) -> Any:
+def softplus(x: k.Value) -> Any:
     """`log(1 + exp(x))`; `x` above 20, where both are equal in float32."""
     # exp of a greater number could overflow
     return k.select(x > 20.0, x, k.log1p(k.exp(k.min(x, k.f32(20.0)))))
 
 
 @k.inline
-def step_size(raw: Any, low: float, high: float) -> Any:
+def step_size(raw: k.Value, low: float, high: float) -> Any:
     """The step of a token: softplus, clamped."""
     return k.min(k.max(softplus(raw), k.f32(low)), k.f32(high))
 
 
 @k.inline
-def clear(rows: Any, width: int) -> None:
+def clear(rows: k.View, width: int) -> None:
     """Sets a matrix to 0."""
     zero = k.splat(k.f32(0), width)
     for n in range(rows.shape[0]):
@@ -96,7 +96,14 @@ def clear(rows: Any, width: int) -> None:
 
 @k.inline
 def ssd_tile(
-    chunk: Chunk, states: Any, n: Any, p: Any, mask: Any, rows: int, vectors: int, width: int
+    chunk: Chunk,
+    states: k.View,
+    n: k.Value,
+    p: k.Value,
+    mask: k.Mask | None,
+    rows: int,
+    vectors: int,
+    width: int,
 ) -> None:
     """Moves the states `n … n + rows` of `vectors` vectors of channels from `p` on through a chunk.
 
@@ -141,7 +148,7 @@ def ssd_tile(
 
 
 @k.inline
-def ssd_rows(chunk: Chunk, states: Any, n: Any, rows: int, vectors: int, width: int) -> None:
+def ssd_rows(chunk: Chunk, states: k.View, n: k.Value, rows: int, vectors: int, width: int) -> None:
     """`ssd_tile` over all channels."""
     size, block = states.shape[1], vectors * width
     for p in range(0, size // block * block, block):
@@ -218,7 +225,14 @@ def ssd(
 
 @k.inline
 def scan_tile(
-    chunk: Chunk, a: Any, states: Any, n: Any, p: Any, mask: Any, rows: int, width: int
+    chunk: Chunk,
+    a: k.View,
+    states: k.View,
+    n: k.Value,
+    p: k.Integer,
+    mask: k.Mask | None,
+    rows: int,
+    width: int,
 ) -> None:
     """Moves the states `n … n + rows` of a vector of channels from `p` on through a chunk.
 

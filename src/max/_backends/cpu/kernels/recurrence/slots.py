@@ -7,7 +7,7 @@ A state buffer is `[slots, layers, …]`. Sequence `b` owns slot `slots[b]`; its
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from max import kernel as k
 from max._backends.cpu.kernels.operand_checks import check_offsets, check_size
@@ -33,7 +33,7 @@ class SlotBatch(NamedTuple):
 
 
 @k.inline
-def check_slots(slots: Any, states: Any, ctx: Any) -> None:
+def check_slots(slots: k.View, states: k.View, ctx: k.Context) -> None:
     """Raises if two sequences share a slot or a slot is out of range. The comparisons are split over the workers."""
     for b in range(slots.size):
         if k.i64(slots[b]) >= states.shape[0]:
@@ -56,7 +56,7 @@ def check_slots(slots: Any, states: Any, ctx: Any) -> None:
 
 
 @k.inline
-def check_states(batch: SlotBatch, rows: Any, ctx: Any) -> None:
+def check_states(batch: SlotBatch, rows: k.Value, ctx: k.Context) -> None:
     """Raises where offsets, lengths, slots and layer do not describe one ragged batch over a state buffer.
 
     Args:

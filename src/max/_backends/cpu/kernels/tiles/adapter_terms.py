@@ -67,11 +67,11 @@ class Share(NamedTuple):
 
 @k.outlined
 def add_adapter_products(
-    sums: Any,
-    narrow: Any,
-    b: Any,
-    rank: Any,
-    size: Any,
+    sums: k.View,
+    narrow: k.View,
+    b: k.View,
+    rank: k.Integer,
+    size: k.Value,
     rows: int,
     panels: int,
     row: int,
@@ -97,7 +97,14 @@ def add_adapter_products(
 
 @k.inline
 def _add_panel(
-    sums: Any, narrow: Any, b: Any, rank: Any, size: Any, rows: int, row: int, width: int
+    sums: k.View,
+    narrow: k.View,
+    b: k.View,
+    rank: k.Integer,
+    size: k.Value,
+    rows: int,
+    row: int,
+    width: int,
 ) -> None:
     """`add_adapter_products` for one panel."""
     vectors = LORA_PANEL // width
@@ -119,12 +126,12 @@ def _add_panel(
 
 @k.inline
 def _add_rank(
-    added: Any,
-    narrow: Any,
-    b: Any,
-    r: Any,
+    added: k.View,
+    narrow: k.View,
+    b: k.View,
+    r: k.Value,
     chain: int,
-    size: Any,
+    size: k.Value,
     rows: int,
     chains: int,
     width: int,
@@ -143,14 +150,16 @@ def _add_rank(
 
 
 @k.inline
-def check_elements(memory: Any, first: Any, count: Any) -> None:
+def check_elements(memory: k.View, first: k.Value, count: k.Value) -> None:
     """Raises if elements are outside of the memory: rows that are in the order twice leave others without a head."""
     if first < 0 or first > memory.size or count > memory.size - first:
         raise IndexError("{} elements of an adapter from {} on, of {}", count, first, memory.size)
 
 
 @k.inline
-def add_terms(terms: Terms, c: Any, row: Any, count: Any, column: Any, share: Share) -> None:
+def add_terms(
+    terms: Terms, c: k.View, row: k.Value, count: k.Integer, column: k.Value, share: Share
+) -> None:
     """Adds the terms of some rows to their sums.
 
     Args:
@@ -182,7 +191,13 @@ def add_terms(terms: Terms, c: Any, row: Any, count: Any, column: Any, share: Sh
 
 @k.inline
 def _add_all(
-    terms: Terms, memory: Any, c: Any, row: Any, count: Any, column: Any, share: Share
+    terms: Terms,
+    memory: k.View,
+    c: k.View,
+    row: k.Value,
+    count: k.Value,
+    column: k.Value,
+    share: Share,
 ) -> None:
     """Adds the products with B of some rows to their sums; see `add_terms`."""
     size = terms.narrow.shape[1]
@@ -235,7 +250,9 @@ class Next(NamedTuple):
 
 
 @k.inline
-def prefetch_next(terms: Any, row: Any, count: Any, strip: Any, strips: Any, after: Next) -> None:
+def prefetch_next(
+    terms: Any, row: k.Value, count: k.Value, strip: k.Value, strips: k.Value, after: Next
+) -> None:
     """Prefetches the share of a strip in the matrices A that the next launch reads: these alone would not keep the
     processor busy, and the products would not keep the memory busy.
 
@@ -265,7 +282,7 @@ def prefetch_next(terms: Any, row: Any, count: Any, strip: Any, strips: Any, aft
 
 
 @k.inline
-def prefetch_terms(terms: Any, row: Any, count: Any, column: Any, share: Share) -> None:
+def prefetch_terms(terms: Any, row: k.Value, count: k.Value, column: k.Value, share: Share) -> None:
     """Prefetches the panels of B that `add_terms` reads."""
     memory = terms.memory.reshape(terms.memory.size)
     at = share.product * HEAD

@@ -72,13 +72,13 @@ def with_tile_height(t: Tiling) -> Tiling:
 
 
 @k.inline
-def part_memory(ctx: Any) -> Any:
+def part_memory(ctx: k.Context) -> Any:
     """Scratch memory for the sums of a K block; see `multiply_amx`."""
     return ctx.scratch(k.f32, (2 * HEIGHT * COLUMNS,))
 
 
 @k.inline
-def copy_tiles(packed: Any, rows: Any) -> None:
+def copy_tiles(packed: k.View, rows: k.View) -> None:
     """Copies rows to tiles, with zeros for the tails along k and for rows past the last one.
 
     Args:
@@ -99,7 +99,7 @@ def copy_tiles(packed: Any, rows: Any) -> None:
 
 
 @k.inline
-def zero_panel_tail(panel: Any, count: Any) -> None:
+def zero_panel_tail(panel: k.View, count: k.Value) -> None:
     """Zeroes the lanes of a panel behind its last row, up to whole tiles.
 
     Args:
@@ -114,8 +114,8 @@ def zero_panel_tail(panel: Any, count: Any) -> None:
 
 @k.inline
 def multiply_amx(
-    tiles: Any, c: Any, packed: Any, panel: Any, steps: Any, first: Any, high: int, ahead: Ahead,
-    part: Any = None,
+    tiles: Any, c: Any, packed: k.Integer, panel: k.Integer, steps: k.Integer, first: Any, high: int, ahead: Ahead,
+    part: k.View | None = None,
 ) -> None:  # fmt: skip
     """Multiplies 16 or 32 rows by the columns of a panel.
 

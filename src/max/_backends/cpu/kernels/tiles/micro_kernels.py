@@ -12,8 +12,6 @@ KV cache.
 
 from __future__ import annotations
 
-from typing import Any
-
 from max import kernel as k
 from max._backends.cpu.kernels.tiles.strips import CACHE_LINE, L2
 from max._backends.cpu.kernels.tiles.tiling import Matrix, Tiling, as_lanes, multiply_add
@@ -21,7 +19,7 @@ from max._backends.cpu.kernels.tiles.transpose import lane_sums
 
 
 @k.inline
-def load_sums(sums: Any, c: Matrix, rows: int, vectors: int, width: int) -> None:
+def load_sums(sums: k.View, c: Matrix, rows: int, vectors: int, width: int) -> None:
     """Loads accumulators from memory."""
     for i in k.static_range(rows):
         for j in k.static_range(vectors):
@@ -29,7 +27,7 @@ def load_sums(sums: Any, c: Matrix, rows: int, vectors: int, width: int) -> None
 
 
 @k.inline
-def add_sums(sums: Any, c: Matrix, rows: int, vectors: int, width: int) -> None:
+def add_sums(sums: k.View, c: Matrix, rows: int, vectors: int, width: int) -> None:
     """Adds sums in memory to accumulators."""
     for i in k.static_range(rows):
         for j in k.static_range(vectors):
@@ -37,7 +35,7 @@ def add_sums(sums: Any, c: Matrix, rows: int, vectors: int, width: int) -> None:
 
 
 @k.inline
-def store_sums(c: Matrix, sums: Any, rows: int, vectors: int, width: int) -> None:
+def store_sums(c: Matrix, sums: k.View, rows: int, vectors: int, width: int) -> None:
     """Stores accumulators to memory."""
     for i in k.static_range(rows):
         for j in k.static_range(vectors):
@@ -46,8 +44,8 @@ def store_sums(c: Matrix, sums: Any, rows: int, vectors: int, width: int) -> Non
 
 @k.inline
 def multiply_tile(
-    c: Matrix, a: Matrix, b: Matrix, size: Any, first: Any, t: Tiling, ahead: Any = None,
-    folds: Any = False,
+    c: Matrix, a: Matrix, b: Matrix, size: k.Integer, first: bool, t: Tiling, ahead: k.View | None = None,
+    folds: bool = False,
 ) -> None:  # fmt: skip
     """Multiplies a panel of A by a packed panel of B two vectors wide: one register tile of accumulators.
 
@@ -100,7 +98,14 @@ def multiply_tile(
 
 @k.inline
 def dot_step(
-    sums: Any, a: Any, b: Any, mask: Any, rows: int, t: Tiling, first: int = 0, count: int = 4
+    sums: k.View,
+    a: k.View,
+    b: k.View,
+    mask: k.Mask | None,
+    rows: int,
+    t: Tiling,
+    first: int = 0,
+    count: int = 4,
 ) -> None:
     """Multiplies one vector in k of `rows` rows of A and of `count` rows of B from `first` on, lane by lane."""
     left = k.tile(t.lane, (rows,), width=t.width)
@@ -115,7 +120,7 @@ def dot_step(
 
 @k.inline
 def dot_rows(
-    c: Matrix, a: Any, b: Any, rows: int, t: Tiling, unroll: int = 1, together: int = 4
+    c: Matrix, a: k.View, b: k.View, rows: int, t: Tiling, unroll: int = 1, together: int = 4
 ) -> None:
     """Computes dot products of rows of A and four rows of B, contiguous along k: `c[i, j] = a[i] · b[j]`.
 
@@ -152,7 +157,7 @@ def dot_rows(
 
 
 @k.inline
-def store_lane_sums(c: Matrix, sums: Any, rows: int, t: Tiling) -> None:
+def store_lane_sums(c: Matrix, sums: k.View, rows: int, t: Tiling) -> None:
     """Adds up the lanes of `rows` × 4 accumulators, and stores the sums, four a row."""
     for i in k.static_range(rows):
         # `lane_sums` shuffles lanes of 32 bits
@@ -165,7 +170,7 @@ def store_lane_sums(c: Matrix, sums: Any, rows: int, t: Tiling) -> None:
 
 
 @k.inline
-def dot_rows_in_order(c: Matrix, a: Any, b: Any, rows: int, t: Tiling) -> None:
+def dot_rows_in_order(c: Matrix, a: k.View, b: k.View, rows: int, t: Tiling) -> None:
     """`dot_rows` for B in memory: rows of B are read one by one, as a single stream for the hardware prefetcher.
 
     Four rows at once are four streams within a few pages, which the prefetcher does not follow.
@@ -203,7 +208,14 @@ def dot_rows_in_order(c: Matrix, a: Any, b: Any, rows: int, t: Tiling) -> None:
 
 @k.inline
 def column_step(
-    sums: Any, a: Any, b: Any, n: Any, masked: bool, rows: int, width: int, vectors: int
+    sums: k.View,
+    a: k.View,
+    b: k.View,
+    n: k.Integer,
+    masked: bool,
+    rows: int,
+    width: int,
+    vectors: int,
 ) -> None:
     """Adds the products of column `n` of A with the vectors of row `n` of B."""
     for j in k.static_range(vectors):
@@ -217,7 +229,7 @@ def column_step(
 
 @k.inline
 def multiply_columns(
-    c: Matrix, a: Any, b: Any, rows: int, width: int, accumulate: bool = False, ahead: Any = None,
+    c: Matrix, a: k.View, b: k.View, rows: int, width: int, accumulate: bool = False, ahead: k.View | None = None,
     vectors: int = 4,
 ) -> None:  # fmt: skip
     """Multiplies rows of A by up to four vectors of columns of B, read in place.
@@ -253,7 +265,7 @@ def multiply_columns(
 
 @k.inline
 def add_row_products(
-    c: Matrix, a: Any, b: Any, rows: int, depth: int, gap: Any, width: int
+    c: Matrix, a: k.View, b: k.View, rows: int, depth: int, gap: k.Value, width: int
 ) -> None:
     """Adds the products of rows of A with `depth` rows of B, `gap` rows apart.
 

@@ -9,15 +9,20 @@ Rows are transposed in registers, `width` rows by `width` lanes at a time: 2 × 
 
 from __future__ import annotations
 
-from typing import Any
-
 from max import kernel as k
 from max._backends.cpu.kernels.tiles.tiling import Tiling, as_lanes
 from max._backends.cpu.kernels.tiles.transpose import transpose
 
 
 @k.inline
-def pack_block(panel: Any, stride: Any, source: Any, mask: Any, inside: Any, t: Tiling) -> None:
+def pack_block(
+    panel: k.View,
+    stride: k.Value,
+    source: k.View,
+    mask: k.Mask | None,
+    inside: k.Mask | None,
+    t: Tiling,
+) -> None:
     """Transposes the first `width` lanes in k of some rows into a panel.
 
     Args:
@@ -46,7 +51,7 @@ def masks_are_free() -> bool:
 
 
 @k.inline
-def pack_rows(panel: Any, stride: Any, source: Any, count: int, t: Tiling) -> None:
+def pack_rows(panel: k.View, stride: k.Value, source: k.View, count: int, t: Tiling) -> None:
     """Packs rows side by side: `panel[i * stride + r]` is lane `i` of row `r`.
 
     ::
@@ -73,7 +78,7 @@ def pack_rows(panel: Any, stride: Any, source: Any, count: int, t: Tiling) -> No
 
 
 @k.outlined
-def pack_blocks(panel: Any, stride: Any, source: Any, count: Any, t: Tiling) -> None:
+def pack_blocks(panel: k.View, stride: k.Value, source: k.View, count: k.Value, t: Tiling) -> None:
     """`pack_rows` by transposes of register tiles."""
     size = source.shape[1]
     if masks_are_free():
@@ -89,7 +94,7 @@ def pack_blocks(panel: Any, stride: Any, source: Any, count: Any, t: Tiling) -> 
 
 
 @k.outlined
-def pack_elements(panel: Any, stride: Any, source: Any, count: int, t: Tiling) -> None:
+def pack_elements(panel: k.View, stride: k.Value, source: k.View, count: int, t: Tiling) -> None:
     """`pack_rows` element by element."""
     for r in range(count):
         for i in range(source.shape[1]):
@@ -98,7 +103,7 @@ def pack_elements(panel: Any, stride: Any, source: Any, count: int, t: Tiling) -
 
 
 @k.inline
-def pack_columns(panel: Any, source: Any, vectors: int, t: Tiling, step: int = 0) -> None:
+def pack_columns(panel: k.View, source: k.View, vectors: int, t: Tiling, step: int = 0) -> None:
     """Packs rows of B, contiguous along its columns, into a panel; columns past the last one are 0.
 
     With pairs, two rows are interleaved into one row of lanes, ``a0 b0 a1 b1 …``; an odd last row is paired with zeros.

@@ -119,7 +119,9 @@ def identity_of_parts(part: int, sums: Any, row: Any, col: Any, mask: Any, extra
 
 
 @k.inline
-def store_tile(results: Results, c: Any, row: Any, count: Any, column: Any) -> None:
+def store_tile(
+    results: Results, c: k.View, row: k.Value, count: k.Integer, column: k.Value
+) -> None:
     """Stores the results of a tile of sums of one product.
 
     Args:
@@ -140,7 +142,13 @@ def store_tile(results: Results, c: Any, row: Any, count: Any, column: Any) -> N
 
 @k.inline
 def store_part(
-    results: Results, part: int, outs: Any, c: Any, row: Any, count: Any, column: Any
+    results: Results,
+    part: int,
+    outs: Any,
+    c: k.View,
+    row: k.Value,
+    count: k.Integer,
+    column: k.Value,
 ) -> None:
     """Stores the results of a part; see `store_tile`.
 
@@ -174,7 +182,9 @@ def store_part(
 
 
 @k.inline
-def store_strip(results: Results, c: Any, row: Any, count: Any, strip: Any) -> None:
+def store_strip(
+    results: Results, c: k.View, row: k.Value, count: k.Integer, strip: k.Value
+) -> None:
     """Stores the results of some rows of a strip.
 
     Args:
@@ -202,7 +212,7 @@ def store_strip(results: Results, c: Any, row: Any, count: Any, strip: Any) -> N
 
 
 @k.inline
-def prefetch_strip(results: Results, row: Any, strip: Any, height: int) -> None:
+def prefetch_strip(results: Results, row: k.Value, strip: k.Value, height: int) -> None:
     """Prefetches some rows of a strip's results for writing, and the operands that the epilogue reads for them."""
     parts = results.parts
     if not parts:
@@ -221,7 +231,7 @@ def prefetch_strip(results: Results, row: Any, strip: Any, height: int) -> None:
 
 
 @k.inline
-def prefetch_adapters(results: Results, row: Any, count: Any, strip: Any) -> None:
+def prefetch_adapters(results: Results, row: k.Value, count: k.Value, strip: k.Value) -> None:
     """Prefetches what the adapters of some rows add to a strip; nothing without adapters."""
     if results.terms is not None:
         parts = results.parts
@@ -241,7 +251,7 @@ def prefetch_adapters(results: Results, row: Any, count: Any, strip: Any) -> Non
 
 
 @k.inline
-def prefetch_tile(results: Results, row: Any, column: Any, height: int) -> None:
+def prefetch_tile(results: Results, row: k.Value, column: k.Value, height: int) -> None:
     """Prefetches a tile of the result for writing, and the operands that the epilogue reads for it."""
     prefetch_rows(results.out, row, column, height, COLUMNS, True)
     for other in k.unroll(results.extra):
@@ -250,7 +260,9 @@ def prefetch_tile(results: Results, row: Any, column: Any, height: int) -> None:
 
 
 @k.inline
-def prefetch_rows(x: Any, row: Any, column: Any, height: int, columns: int, write: bool) -> None:
+def prefetch_rows(
+    x: k.View, row: k.Value, column: k.Value, height: int, columns: int, write: bool
+) -> None:
     """Prefetches some columns of some rows, a cache line at a time."""
     for i in range(height):
         for j in k.static_range(0, columns * x.dtype.size, CACHE_LINE):

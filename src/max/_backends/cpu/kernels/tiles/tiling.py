@@ -88,13 +88,13 @@ class Matrix(NamedTuple):
 
 
 @k.inline
-def round_up(a: Any, b: Any) -> Any:
+def round_up(a: k.Value, b: k.Value) -> Any:
     """The least multiple of `b` that is at least `a`."""
     return (a + b - 1) // b * b
 
 
 @k.inline
-def as_lanes(v: Any, lane_dtype: Any) -> Any:
+def as_lanes(v: k.SIMD, lane_dtype: k.ScalarType) -> Any:
     """Loaded elements as lanes of a packed panel: converted, or for pairs of 16 bits reinterpreted."""
     return (
         k.bitcast(v, lane_dtype)
@@ -104,7 +104,7 @@ def as_lanes(v: Any, lane_dtype: Any) -> Any:
 
 
 @k.inline
-def multiply_add(acc: Any, x: Any, y: Any) -> Any:
+def multiply_add(acc: k.SIMD, x: k.SIMD, y: k.Value) -> Any:
     """`acc + x * y`; 32-bit integer lanes over an f32 accumulator are pairs of bf16."""
     if acc.dtype == k.f32 and x.dtype == k.i32:
         return k.dot_bf16(acc, k.bitcast(x, k.bf16), k.bitcast(y, k.bf16))

@@ -36,7 +36,7 @@ FIRST_4, LAST_4 = tuple(range(4)), tuple(range(4, 8))
 
 
 @k.inline
-def transpose(rows: Any, width: int) -> None:
+def transpose(rows: k.View, width: int) -> None:
     """Transposes in place a tile of `width` (4, 8 or 16) vectors of `width` 32-bit lanes.
 
     Two steps transpose 4 × 4 blocks inside the 128-bit lanes, the others move whole 128-bit lanes. With 8 vectors::
@@ -77,7 +77,7 @@ def transpose(rows: Any, width: int) -> None:
 
 
 @k.inline
-def lane_sums(a: Any, b: Any, c: Any, d: Any, width: int) -> Any:
+def lane_sums(a: k.Value, b: k.Value, c: k.Value, d: k.Value, width: int) -> Any:
     """The sums over the lanes of four vectors, side by side in one vector of 4.
 
     It takes 13 instructions for 16 lanes, where four separate reductions take 36.

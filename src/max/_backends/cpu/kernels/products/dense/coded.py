@@ -125,7 +125,7 @@ class CodedPanel(NamedTuple):
 
 
 @k.inline
-def coded_panel(panels: CodedPanels, strip: Any, depth: Any) -> CodedPanel:
+def coded_panel(panels: CodedPanels, strip: k.Value, depth: Any) -> CodedPanel:
     """The panel of a strip."""
     entry = panels.memory.view(k.i64)[ENTRY * (panels.first + strip) :]
     memory = panels.memory[entry[0] :]
@@ -141,7 +141,7 @@ def panel_weights(panel: CodedPanel, halved: bool) -> Any:
 
 
 @k.inline
-def bytes_from(panel: CodedPanel, row: Any) -> Any:
+def bytes_from(panel: CodedPanel, row: k.Value) -> Any:
     """The bytes of a panel from a row of k on."""
     size = k.i64(UNIT_DEPTH * COLUMNS * panel.dtype.size)
     if panel.kind != PLAIN:
@@ -156,7 +156,7 @@ def escapes_of(panel: CodedPanel) -> Any:
 
 
 @k.inline
-def table_of(entry: Any) -> Any:
+def table_of(entry: k.View) -> Any:
     """The table of an entry of the directory, as a vector of bytes."""
     return k.bitcast(entry.load(2, width=2), k.u8)
 
@@ -178,7 +178,7 @@ def separate_lanes(odd: int, size: int) -> tuple[int, ...]:
 
 
 @k.inline
-def decode_step(unit: Any, table: Any, step: int, first: int, t: Tiling) -> Any:
+def decode_step(unit: k.View, table: k.Value, step: int, first: int, t: Tiling) -> Any:
     """Two vectors of pairs of a step, from column `first` on: the upper halves."""
     size = 4 * t.width
     low = unit.load(step * STEP_BYTES + 2 * first, width=size)
@@ -194,7 +194,7 @@ def decode_step(unit: Any, table: Any, step: int, first: int, t: Tiling) -> Any:
 
 
 @k.inline
-def first_escape(escapes: Any, count: Any, place: Any) -> Any:
+def first_escape(escapes: Any, count: Any, place: k.Value) -> Any:
     """The index of the first escape at a place or behind it."""
     low, high = k.i64(0), count
     while low < high:
@@ -208,7 +208,9 @@ def first_escape(escapes: Any, count: Any, place: Any) -> Any:
 
 
 @k.inline
-def decode_rows(block: Any, panel: CodedPanel, begin: Any, length: Any, t: Tiling) -> None:
+def decode_rows(
+    block: k.View, panel: CodedPanel, begin: k.Value, length: k.Value, t: Tiling
+) -> None:
     """Decodes rows of k of a panel to the layout of the GEMM path.
 
     Args:
@@ -228,7 +230,7 @@ def decode_rows(block: Any, panel: CodedPanel, begin: Any, length: Any, t: Tilin
 
 @k.inline
 def copy_block(
-    block: Any, panel: CodedPanel, begin: Any, length: Any, halved: bool, t: Tiling
+    block: k.View, panel: CodedPanel, begin: k.Value, length: k.Value, halved: bool, t: Tiling
 ) -> None:
     """`decode_rows` for a plain or a halved panel."""
     elements = panel_weights(panel, halved)
@@ -243,7 +245,7 @@ def copy_block(
 
 
 @k.inline
-def store_pairs(block: Any, n: Any, column: int, pairs: Any, t: Tiling) -> None:
+def store_pairs(block: k.View, n: k.Value, column: int, pairs: k.Value, t: Tiling) -> None:
     """Stores a vector of pairs of bf16 of step `n`, widened if the target does not multiply pairs."""
     if t.pair == 2:
         block.store(n * COLUMNS + column, value=pairs)
@@ -254,7 +256,9 @@ def store_pairs(block: Any, n: Any, column: int, pairs: Any, t: Tiling) -> None:
 
 
 @k.inline
-def decode_units(block: Any, panel: CodedPanel, begin: Any, length: Any, t: Tiling) -> None:
+def decode_units(
+    block: k.View, panel: CodedPanel, begin: k.Value, length: k.Value, t: Tiling
+) -> None:
     """`decode_rows` for a coded panel."""
     units = panel.bytes[begin // UNIT_DEPTH * UNIT_BYTES :]
     for number in range(length // UNIT_DEPTH):
@@ -268,7 +272,7 @@ def decode_units(block: Any, panel: CodedPanel, begin: Any, length: Any, t: Tili
 
 
 @k.inline
-def patch(block: Any, panel: CodedPanel, begin: Any, length: Any, t: Tiling) -> None:
+def patch(block: k.View, panel: CodedPanel, begin: k.Value, length: k.Value, t: Tiling) -> None:
     """Writes the upper bytes of escapes to decoded rows of k."""
     if panel.escapes > 0:
         escapes = escapes_of(panel)
@@ -283,7 +287,7 @@ def patch(block: Any, panel: CodedPanel, begin: Any, length: Any, t: Tiling) -> 
 
 
 @k.inline
-def upper_byte(place: Any, t: Tiling) -> Any:
+def upper_byte(place: k.Value, t: Tiling) -> Any:
     """The byte of the decoded rows that holds the upper byte of the weight at a place in the panel."""
     if t.pair == 2:
         return 2 * place + 1
@@ -294,7 +298,7 @@ def upper_byte(place: Any, t: Tiling) -> Any:
 
 
 @k.inline
-def panel_size(kind: Any, escapes: Any, depth: Any, dtype: Any, coding: int) -> Any:
+def panel_size(kind: k.Value, escapes: k.Value, depth: k.Value, dtype: k.View, coding: int) -> Any:
     """The bytes of a panel of a kind, whole cache lines."""
     size = depth * COLUMNS * dtype.size
     if kind != PLAIN:

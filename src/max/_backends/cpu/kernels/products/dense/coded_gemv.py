@@ -49,7 +49,7 @@ class Sums(NamedTuple):
 
 @k.inline
 def add_coded_unit(
-    s: Sums, a: GemvRows, begins: Any, panel: CodedPanel, number: Any, t: Tiling
+    s: Sums, a: GemvRows, begins: Any, panel: CodedPanel, number: k.Value, t: Tiling
 ) -> None:
     """Adds the products of a unit without escapes."""
     unit = panel.bytes[number * UNIT_BYTES :]
@@ -76,7 +76,9 @@ def add_coded_unit(
 
 
 @k.inline
-def add_decoded(s: Sums, a: GemvRows, begins: Any, unit: Any, number: Any, t: Tiling) -> None:
+def add_decoded(
+    s: Sums, a: GemvRows, begins: Any, unit: k.View, number: k.Value, t: Tiling
+) -> None:
     """Adds the products of a decoded unit."""
     words = a.elements.view(k.i32) if t.pair == 2 else a.elements
     sums, rows, vectors, first = s
@@ -92,7 +94,13 @@ def add_decoded(s: Sums, a: GemvRows, begins: Any, unit: Any, number: Any, t: Ti
 
 @k.inline
 def add_coded_units(
-    s: Sums, a: GemvRows, panel: CodedPanel, begin: Any, end: Any, memory: Any, t: Tiling
+    s: Sums,
+    a: GemvRows,
+    panel: CodedPanel,
+    begin: k.Integer,
+    end: k.Integer,
+    memory: k.View,
+    t: Tiling,
 ) -> None:
     """Adds the products of units `[begin, end)` of a panel; see `gemv_coded`."""
     begins = [k.min(k.i64(r), a.count - 1) * (a.size // t.pair) for r in k.static_range(s.rows)]
@@ -120,7 +128,7 @@ def add_coded_units(
 @k.inline
 def gemv_columns(
     c: Any, a: GemvRows, panel: CodedPanel, first: Any, rows: int, vectors: int,
-    memory: Any, t: Tiling,
+    memory: k.View, t: Tiling,
 ) -> None:  # fmt: skip
     """Multiplies `rows` rows of A by some vectors of columns of a panel; see `packed_matmul.gemv_panel`."""
     target = Matrix(c, COLUMNS)
@@ -144,7 +152,7 @@ def gemv_columns(
 
 @k.outlined
 def gemv_coded(
-    c: Any, a: Any, panel: CodedPanel, memory: Any, passes: tuple[int, ...], t: Tiling
+    c: k.View, a: k.View, panel: CodedPanel, memory: k.View, passes: tuple[int, ...], t: Tiling
 ) -> None:
     """Multiplies all rows of `a` `[M, K]`, in passes, by a coded panel; `c` holds the sums, `COLUMNS` per row.
 

@@ -26,7 +26,7 @@ from max._backends.kernel_call import KernelCall, Operand, view
 
 
 @k.inline
-def upper_pairs(panel: Any, n: Any, column: Any, width: int) -> Any:
+def upper_pairs(panel: k.View, n: k.Value, column: k.Value, width: int) -> Any:
     """A vector of pairs of a step of a plain panel: the upper halves."""
     if panel.dtype == k.f32:
         words = panel.view(k.u32)
@@ -38,7 +38,7 @@ def upper_pairs(panel: Any, n: Any, column: Any, width: int) -> Any:
 
 
 @k.inline
-def count_bytes(counts: Any, panel: Any) -> None:
+def count_bytes(counts: k.View, panel: k.View) -> None:
     """Counts the upper bytes of a panel."""
     size = panel.dtype.size
     for i in range(256):
@@ -49,7 +49,7 @@ def count_bytes(counts: Any, panel: Any) -> None:
 
 
 @k.inline
-def has_lower_halves(panel: Any, width: int) -> Any:
+def has_lower_halves(panel: k.View, width: int) -> Any:
     """Whether a lower half of f32 is not zero."""
     lows = k.splat(k.u32(0), width)
     if panel.dtype == k.f32:
@@ -60,7 +60,7 @@ def has_lower_halves(panel: Any, width: int) -> Any:
 
 
 @k.inline
-def choose_table(table: Any, counts: Any) -> Any:
+def choose_table(table: k.View, counts: k.View) -> Any:
     """Writes the most frequent bytes to a table; returns how many bytes are not in it, and changes the counts."""
     for i in range(TABLE):
         best = k.i64(0)
@@ -77,7 +77,7 @@ def choose_table(table: Any, counts: Any) -> Any:
 
 @k.inline
 def code_vectors(
-    unit: Any, panel: Any, n: Any, first: int, step: int, table: Any, t: Tiling
+    unit: k.View, panel: k.View, n: k.Value, first: int, step: int, table: Any, t: Tiling
 ) -> Any:
     """Codes two vectors of pairs; returns their indices, and whether all upper bytes are in the table."""
     octets = 4 * t.width
@@ -92,7 +92,7 @@ def code_vectors(
 
 
 @k.inline
-def code_panel(target: Any, panel: Any, table: Any, t: Tiling) -> None:
+def code_panel(target: k.View, panel: k.View, table: k.View, t: Tiling) -> None:
     """Codes a plain panel with a table."""
     units = panel.shape[0] // (UNIT_DEPTH * COLUMNS)
     escapes = target[units * UNIT_BYTES :].view(k.u32)
@@ -117,7 +117,7 @@ def code_panel(target: Any, panel: Any, table: Any, t: Tiling) -> None:
 
 
 @k.inline
-def halve_panel(target: Any, panel: Any, t: Tiling) -> None:
+def halve_panel(target: k.View, panel: k.View, t: Tiling) -> None:
     """Stores the upper halves of a panel of f32."""
     pairs = target.view(k.u32)
     for n in range(panel.shape[0] // (2 * COLUMNS)):
@@ -126,7 +126,7 @@ def halve_panel(target: Any, panel: Any, t: Tiling) -> None:
 
 
 @k.inline
-def upper_of(panel: Any, place: Any) -> Any:
+def upper_of(panel: k.View, place: k.Value) -> Any:
     """The upper byte of the weight at a place of a plain panel."""
     octets = panel.view(k.u8)
     if panel.dtype == k.f32:
@@ -137,7 +137,7 @@ def upper_of(panel: Any, place: Any) -> Any:
 
 
 @k.inline
-def in_table(table: Any, byte: Any) -> Any:
+def in_table(table: Any, byte: k.Value) -> Any:
     """Whether a byte is in a table."""
     found = k.bool(False)
     for i in range(TABLE):
@@ -146,7 +146,9 @@ def in_table(table: Any, byte: Any) -> Any:
 
 
 @k.inline
-def plan_panel(memory: Any, strip: Any, panel: Any, counts: Any, kind: int, width: int) -> None:
+def plan_panel(
+    memory: k.View, strip: k.Value, panel: k.View, counts: k.View, kind: int, width: int
+) -> None:
     """Writes the kind, the escapes and the table of a panel to its entry in the directory."""
     depth = panel.shape[0] // COLUMNS
     escapes, plain = k.i64(0), k.i64(0)

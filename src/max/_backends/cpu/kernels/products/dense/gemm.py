@@ -81,7 +81,9 @@ class DenseRows(NamedTuple):
 
 
 @k.inline
-def multiply_step(sums: Any, a: Any, rows: Any, b: Any, n: Any, height: int, t: Tiling) -> None:
+def multiply_step(
+    sums: k.View, a: Any, rows: Any, b: k.View, n: k.Value, height: int, t: Tiling
+) -> None:
     """Adds the products of lane `n` of `height` rows, at the offsets `rows`, with two vectors of columns."""
     # two of the vectors of lane n, [COLUMNS]
     low = b.load(n * COLUMNS, width=t.width)
@@ -95,7 +97,7 @@ def multiply_step(sums: Any, a: Any, rows: Any, b: Any, n: Any, height: int, t: 
 
 @k.inline
 def multiply_rows(
-    c: Any, x: KBlock, row: Any, height: int, t: Tiling, ahead: Any, prefetches: Any
+    c: Any, x: KBlock, row: k.Value, height: int, t: Tiling, ahead: k.View, prefetches: k.Value
 ) -> None:
     """Multiplies `height` rows by two vectors of columns: one register tile, a `MultiplyRows`."""
     if x.coded is not None:
@@ -124,7 +126,7 @@ def multiply_rows(
 
 
 @k.inline
-def multiply_decoding(c: Any, x: KBlock, height: int, t: Tiling, ahead: Any) -> None:
+def multiply_decoding(c: Any, x: KBlock, height: int, t: Tiling, ahead: k.View) -> None:
     """`multiply_rows` for the first tile of a coded panel, which decodes the K block for the tiles after it."""
     sums = k.tile(t.sums, (height, 2), width=t.width, fill=0)
     if not t.folds:
@@ -239,7 +241,7 @@ class GemmMemory(NamedTuple):
 
 
 @k.inline
-def gemm_memory(panels: Any, in_place: bool, t: Tiling, ctx: Any) -> GemmMemory:
+def gemm_memory(panels: Any, in_place: bool, t: Tiling, ctx: k.Context) -> GemmMemory:
     """The scratch memory of a launch; see `gemm_panels`."""
     widens = t.coded or storage(k.target(), panels.dtype).pair != t.pair
     # room for one tile more, as the last one may reach past the rows of the task
@@ -266,7 +268,14 @@ def count_panels(panels: Any, t: Tiling) -> Any:
 
 @k.inline
 def panel_block(
-    panels: Any, task: Task, strip: Any, begin: Any, length: Any, wide: Any, size: Any, t: Tiling
+    panels: Any,
+    task: Task,
+    strip: k.Value,
+    begin: k.Value,
+    length: k.Value,
+    wide: k.View,
+    size: Any,
+    t: Tiling,
 ) -> Any:
     """The lanes of a K block of a panel; a coded one, and one that must be widened, is in `wide` on return."""
     if t.coded:
@@ -286,7 +295,7 @@ def panel_block(
 
 
 @k.inline
-def block_ahead(panels: Any, task: Task, turn: Any, cut: Cut, t: Tiling) -> Any:
+def block_ahead(panels: Any, task: Task, turn: k.Value, cut: Cut, t: Tiling) -> Any:
     """The stored lanes of the K block that a task multiplies after turn `turn`, which are prefetched."""
     if t.coded:
         after = k.min(turn + 1, cut.blocks * task.strips - 1)
@@ -299,8 +308,8 @@ def block_ahead(panels: Any, task: Task, turn: Any, cut: Cut, t: Tiling) -> Any:
 
 @k.inline
 def gemm_task(
-    results: Results, a: Any, panels: Any, memory: GemmMemory, task: Task, b: Blocking,
-    copied: Any, in_place: bool, t: Tiling,
+    results: Results, a: k.View, panels: Any, memory: GemmMemory, task: Task, b: Blocking,
+    copied: k.Value, in_place: bool, t: Tiling,
 ) -> Any:  # fmt: skip
     """Multiplies the rows of a task by its panels.
 
@@ -360,7 +369,9 @@ def gemm_task(
 
 
 @k.inline
-def gemm_panels(results: Results, a: Any, panels: Any, in_place: bool, t: Tiling, ctx: Any) -> None:
+def gemm_panels(
+    results: Results, a: k.View, panels: Any, in_place: bool, t: Tiling, ctx: k.Context
+) -> None:
     """Computes `results` from `a` `[M, K]` and `panels` `[panels, elements]`.
 
     Args:

@@ -60,8 +60,8 @@ first pass prefetches all of it.
 
 @k.inline
 def multiply_tiles(
-    tiles: Any, sums: Any, left: Any, panel: Any, steps: Any, first: Any, remaining: Any, tile: Any,
-    spread: Any, ahead: Any, part: Any,
+    tiles: Any, sums: Any, left: k.Integer, panel: k.Integer, steps: k.Integer, first: Any, remaining: k.Value,
+    tile: k.Value, spread: Any, ahead: Any, part: k.View,
 ) -> None:  # fmt: skip
     """Multiplies one or two row tiles by a panel; the passes share the prefetches of the next panel.
 
@@ -113,7 +113,7 @@ class AmxMemory(NamedTuple):
 
 
 @k.inline
-def amx_memory(folds: bool, coded: bool, ctx: Any) -> AmxMemory:
+def amx_memory(folds: bool, coded: bool, ctx: k.Context) -> AmxMemory:
     """The scratch memory of a launch; see `gemm_panels_amx`."""
     return AmxMemory(
         ctx.scratch(k.f32, (BLOCK_SUMS,)),
@@ -125,7 +125,7 @@ def amx_memory(folds: bool, coded: bool, ctx: Any) -> AmxMemory:
 
 @k.inline
 def gemm_task_amx(
-    results: Results, a: Any, panels: Any, memory: AmxMemory, tiles: Any, task: Task, b: Blocking,
+    results: Results, a: k.View, panels: Any, memory: AmxMemory, tiles: Any, task: Task, b: Blocking,
     t: Tiling,
 ) -> None:  # fmt: skip
     """Multiplies the rows of a task by its panels; `tiles` are the matrix tiles, see `gemm_task` for the others."""
@@ -169,7 +169,7 @@ def gemm_task_amx(
 
 
 @k.inline
-def gemm_panels_amx(results: Results, a: Any, panels: Any, t: Tiling, ctx: Any) -> None:
+def gemm_panels_amx(results: Results, a: k.View, panels: Any, t: Tiling, ctx: k.Context) -> None:
     """Computes `results` from `a` `[M, K]` and `panels` `[panels, elements]`, both bf16.
 
     Args:

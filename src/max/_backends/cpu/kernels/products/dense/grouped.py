@@ -49,7 +49,14 @@ COLUMNS = 32
 
 @k.inline
 def pack_groups(
-    packed: Any, x: Any, groups: Groups, limit: Any, block: Any, in_tiles: bool, t: Tiling, ctx: Any
+    packed: k.View,
+    x: k.View,
+    groups: Groups,
+    limit: k.Value,
+    block: k.Value,
+    in_tiles: bool,
+    t: Tiling,
+    ctx: k.Context,
 ) -> None:
     """Packs the rows of all groups with more than `limit` rows; see `pack_row_tile`."""
     lanes = round_up(k.ceildiv(x.shape[1], t.pair), t.width)
@@ -66,7 +73,14 @@ def pack_groups(
 
 @k.inline
 def store_block(
-    out: Any, c: Any, stride: Any, row: Any, rows: Any, column: Any, columns: Any, width: int
+    out: k.View,
+    c: k.View,
+    stride: k.Value,
+    row: k.Value,
+    rows: k.Integer,
+    column: k.Value,
+    columns: k.Integer,
+    width: int,
 ) -> None:
     """Stores sums with `stride` elements per row."""
     for i in range(rows):

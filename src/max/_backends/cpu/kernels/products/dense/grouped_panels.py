@@ -51,7 +51,7 @@ from max._backends.kernel_call import KernelCall, Operand, view
 
 
 @k.inline
-def panels_from(panels: Any, first: Any, t: Tiling) -> Any:
+def panels_from(panels: Any, first: k.Integer, t: Tiling) -> Any:
     """The panels from an index on."""
     return panels._replace(first=first) if t.coded else panels[first:]
 

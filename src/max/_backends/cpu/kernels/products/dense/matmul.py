@@ -98,7 +98,13 @@ class Strip(NamedTuple):
 
 @k.inline
 def add_slices(
-    c: Matrix, partial: Any, pitch: Any, slices: Any, rows: Any, columns: Any, t: Tiling
+    c: Matrix,
+    partial: k.View,
+    pitch: k.Value,
+    slices: k.Integer,
+    rows: k.Integer,
+    columns: k.Integer,
+    t: Tiling,
 ) -> None:
     """Adds the sums of all slices.
 
@@ -121,7 +127,7 @@ def add_slices(
 
 
 @k.inline
-def slices_of(size: Any, columns: Any, itemsize: int) -> Any:
+def slices_of(size: k.Value, columns: k.Value, itemsize: int) -> Any:
     """The number of slices of B `[K, columns]` along k, one task each; depends only on the shape."""
     blocks = k.max(k.ceildiv(columns, RUN), 1)
     slices = k.max(k.ceildiv(SLICES, blocks), 2)
@@ -132,7 +138,13 @@ def slices_of(size: Any, columns: Any, itemsize: int) -> Any:
 
 @k.inline
 def pack_row_tile(
-    packed: Any, a: Any, tile: Any, tiles: Any, block: Any, matrix_tiles: bool, t: Tiling
+    packed: k.View,
+    a: k.View,
+    tile: k.Value,
+    tiles: k.Value,
+    block: k.Value,
+    matrix_tiles: bool,
+    t: Tiling,
 ) -> None:
     """Packs one row tile of A `[M, K]`.
 
@@ -161,7 +173,7 @@ def pack_row_tile(
 
 
 @k.inline
-def pack_strip(strip: Strip, begin: Any, length: Any, t: Tiling) -> None:
+def pack_strip(strip: Strip, begin: k.Integer, length: k.Value, t: Tiling) -> None:
     """Packs a K block of a strip."""
     b, panel = strip.elements, strip.panel
     if strip.transpose_b:
@@ -174,7 +186,7 @@ def pack_strip(strip: Strip, begin: Any, length: Any, t: Tiling) -> None:
 
 
 @k.inline
-def rows_ahead(strip: Strip, begin: Any) -> Any:
+def rows_ahead(strip: Strip, begin: k.Value) -> Any:
     """The rows of B `[N, K]` that will be packed next: the next K block, or the first one of the likely next strip."""
     last = begin + strip.block >= strip.size
     return strip.elements[strip.next_strip if last else 0 :, 0 if last else begin + strip.block :]
@@ -182,7 +194,7 @@ def rows_ahead(strip: Strip, begin: Any) -> Any:
 
 @k.inline
 def multiply_matrix_tiles(
-    c: Matrix, a: PackedRows, strip: Strip, begin: Any, length: Any, tiles: Any, t: Tiling
+    c: Matrix, a: PackedRows, strip: Strip, begin: k.Value, length: k.Integer, tiles: Any, t: Tiling
 ) -> None:
     """Multiplies row tiles by a packed K block of a strip, in matrix tiles."""
     depth = k.ceildiv(length, t.pair)
@@ -210,7 +222,7 @@ def multiply_matrix_tiles(
 
 @k.inline
 def multiply_register_tiles(
-    c: Matrix, a: PackedRows, strip: Strip, begin: Any, length: Any, t: Tiling
+    c: Matrix, a: PackedRows, strip: Strip, begin: k.Value, length: k.Value, t: Tiling
 ) -> None:
     """Multiplies row tiles by a packed K block of a strip, in register tiles."""
     depth = k.ceildiv(length, t.pair)
@@ -251,8 +263,8 @@ def gemm_block(c: Matrix, a: PackedRows, strip: Strip, tiles: Any, t: Tiling) ->
 
 @k.inline
 def multiply_slices(
-    partial: Any, a: Any, b: Any, slices: Any, pitch: Any, part: Any, any_size: bool,
-    t: Tiling, ctx: Any,
+    partial: k.View, a: k.View, b: k.View, slices: k.Value, pitch: k.Value, part: Any, any_size: bool,
+    t: Tiling, ctx: k.Context,
 ) -> None:  # fmt: skip
     """Multiplies all rows of A by each slice of B along k; on return all workers may read the sums.
 

@@ -75,7 +75,7 @@ GEMV_PASSES = (8, 4, 2, 1)
 
 @k.inline
 def add_lanes(
-    sums: Any, a: GemvRows, panel: Any, begin: Any, end: Any, last: Any, rows: int, vectors: int,
+    sums: k.View, a: GemvRows, panel: k.View, begin: k.Integer, end: k.Integer, last: Any, rows: int, vectors: int,
     t: Tiling,
 ) -> None:  # fmt: skip
     """Adds the products of lanes `[begin, end)` of a panel, and where `last` of an odd last element; see
@@ -115,7 +115,7 @@ def add_lanes(
 
 
 @k.inline
-def gemv_panel(c: Any, a: GemvRows, panel: Any, rows: int, vectors: int, t: Tiling) -> None:
+def gemv_panel(c: Any, a: GemvRows, panel: k.View, rows: int, vectors: int, t: Tiling) -> None:
     """Multiplies `rows` rows of A by some vectors of columns of a panel, a single stream for the hardware prefetcher.
 
     Register budget: rows × vectors accumulators (16 at most), a vector of B (two if B is widened) and a broadcast
@@ -151,7 +151,7 @@ def gemv_panel(c: Any, a: GemvRows, panel: Any, rows: int, vectors: int, t: Tili
 
 
 @k.outlined
-def gemv_by_panel(c: Any, a: Any, panel: Any, t: Tiling) -> None:
+def gemv_by_panel(c: k.View, a: k.View, panel: k.View, t: Tiling) -> None:
     """Multiplies all rows of `a` `[M, K]`, in passes, by a panel; `c` holds the sums, `COLUMNS` per row."""
     rows, size = a.shape[0], a.shape[1]
     i = k.i64(0)
@@ -175,7 +175,9 @@ def gemv_by_panel(c: Any, a: Any, panel: Any, t: Tiling) -> None:
 
 
 @k.inline
-def gemv_any_panel(c: Any, a: Any, panels: Any, strip: Any, memory: Any, t: Tiling) -> None:
+def gemv_any_panel(
+    c: k.View, a: k.View, panels: Any, strip: k.Integer, memory: k.View, t: Tiling
+) -> None:
     """`gemv_by_panel` for a panel of a strip, coded or not; `memory` is that of `gemv_memory`."""
     if t.coded:
         panel = coded_panel(panels, strip, a.shape[1])
@@ -190,13 +192,13 @@ def gemv_any_panel(c: Any, a: Any, panels: Any, strip: Any, memory: Any, t: Tili
 
 
 @k.inline
-def gemv_memory(t: Tiling, ctx: Any) -> Any:
+def gemv_memory(t: Tiling, ctx: k.Context) -> Any:
     """Scratch memory for a decoded unit of a coded panel."""
     return ctx.scratch(t.lane, (UNIT_DEPTH * COLUMNS if t.coded else 1,))
 
 
 @k.inline
-def gemv_panels(results: Results, a: Any, panels: Any, t: Tiling, ctx: Any) -> None:
+def gemv_panels(results: Results, a: k.View, panels: Any, t: Tiling, ctx: k.Context) -> None:
     """Computes `results` from up to `MAX_GEMV_ROWS` rows of `a` `[M, K]` and `panels`; a task is a panel."""
     c = ctx.scratch(t.sums, (MAX_GEMV_ROWS * COLUMNS,))
     memory = gemv_memory(t, ctx)
@@ -208,7 +210,13 @@ def gemv_panels(results: Results, a: Any, panels: Any, t: Tiling, ctx: Any) -> N
 
 @k.inline
 def multiply_dense(
-    results: Results, a: Any, panels: Any, row_threshold: Any, in_place: bool, t: Tiling, ctx: Any
+    results: Results,
+    a: k.View,
+    panels: Any,
+    row_threshold: k.Value,
+    in_place: bool,
+    t: Tiling,
+    ctx: k.Context,
 ) -> None:
     """The products of a launch; see `matmul_panels`."""
     rows, size = a.shape[0], a.shape[1]
@@ -236,7 +244,7 @@ def dense_tiling(
 
 
 @k.inline
-def as_panels(panels: Any, coding: Any) -> Any:
+def as_panels(panels: k.View, coding: Any) -> Any:
     """An operand as panels: a view, or where it is coded a record."""
     if coding is None:
         return panels

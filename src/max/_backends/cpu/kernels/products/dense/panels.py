@@ -65,7 +65,7 @@ class GemvRows(NamedTuple):
 
 
 @k.inline
-def widened_pairs(pairs: Any, dtype: Any) -> Any:
+def widened_pairs(pairs: Any, dtype: k.ScalarType) -> Any:
     """The first and the second 16-bit elements of the lanes, as two vectors of f32."""
     if dtype == k.bf16:  # a bf16 is the upper half of an f32
         bits = k.bitcast(pairs, k.u32)
@@ -74,7 +74,7 @@ def widened_pairs(pairs: Any, dtype: Any) -> Any:
 
 
 @k.inline
-def widen_block(panel: Any, b: Any, depth: Any, dtype: Any, t: Tiling) -> None:
+def widen_block(panel: k.View, b: k.View, depth: k.Integer, dtype: k.ScalarType, t: Tiling) -> None:
     """Widens a K block of a panel of pairs to f32, row by row.
 
     Args:
@@ -92,7 +92,7 @@ def widen_block(panel: Any, b: Any, depth: Any, dtype: Any, t: Tiling) -> None:
 
 
 @k.inline
-def copy_rows(copy: Any, rows: Any, t: Tiling) -> None:
+def copy_rows(copy: k.View, rows: k.View, t: Tiling) -> None:
     """Copies a K block of rows of A as lanes; an incomplete last lane is zero-padded.
 
     Args:

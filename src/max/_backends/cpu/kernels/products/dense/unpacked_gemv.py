@@ -32,7 +32,7 @@ CACHED = 4096
 
 
 @k.inline
-def multiply_rows_of_b(c: Matrix, a: Any, b: Any, columns: Any, t: Tiling) -> None:
+def multiply_rows_of_b(c: Matrix, a: k.View, b: k.View, columns: k.Integer, t: Tiling) -> None:
     """Multiplies all rows of A by a block of rows of B `[N, K]`, read in place.
 
     Args:
@@ -61,7 +61,7 @@ def multiply_rows_of_b(c: Matrix, a: Any, b: Any, columns: Any, t: Tiling) -> No
 
 
 @k.inline
-def multiply_runs(c: Matrix, a: Any, b: Any, t: Tiling) -> None:
+def multiply_runs(c: Matrix, a: k.View, b: k.View, t: Tiling) -> None:
     """Multiplies all rows of A by a block of columns of B `[K, N]`, whose rows are long runs, read in place.
 
     Args:
@@ -85,7 +85,7 @@ def multiply_runs(c: Matrix, a: Any, b: Any, t: Tiling) -> None:
 
 
 @k.inline
-def add_run(c: Matrix, a: Any, b: Any, depth: int, gap: Any, t: Tiling) -> None:
+def add_run(c: Matrix, a: k.View, b: k.View, depth: int, gap: k.Value, t: Tiling) -> None:
     """Adds the products of all rows of A with `depth` rows of B; see `add_row_products`."""
     rows, height = a.shape[0], t.gemv_rows
     i = k.i64(0)
@@ -100,7 +100,7 @@ def add_run(c: Matrix, a: Any, b: Any, depth: int, gap: Any, t: Tiling) -> None:
 
 
 @k.inline
-def add_to(c: Matrix, part: Matrix, rows: Any, columns: Any, t: Tiling) -> None:
+def add_to(c: Matrix, part: Matrix, rows: k.Integer, columns: k.Integer, t: Tiling) -> None:
     """Adds the sums of a piece to `c`; both have rows of whole vectors."""
     for i in range(rows):
         for j in range(0, columns, t.width):
@@ -111,7 +111,7 @@ def add_to(c: Matrix, part: Matrix, rows: Any, columns: Any, t: Tiling) -> None:
 
 @k.outlined
 def multiply_long_rows_of_b(
-    c: Any, row: Any, a: Any, b: Any, columns: Any, part: Any, t: Tiling
+    c: Any, row: Any, a: k.View, b: k.View, columns: k.Integer, part: Any, t: Tiling
 ) -> None:
     """`multiply_rows_of_b` in pieces along k.
 
@@ -137,7 +137,9 @@ def multiply_long_rows_of_b(
 
 
 @k.outlined
-def multiply_long_runs(c: Any, row: Any, a: Any, b: Any, part: Any, room: Any, t: Tiling) -> None:
+def multiply_long_runs(
+    c: k.View, row: Any, a: k.View, b: k.View, part: Any, room: k.Value, t: Tiling
+) -> None:
     """`multiply_runs` in pieces along k.
 
     Args:
@@ -167,7 +169,7 @@ def multiply_long_runs(c: Any, row: Any, a: Any, b: Any, part: Any, room: Any, t
 
 
 @k.inline
-def copy_sums(c: Matrix, part: Matrix, rows: Any, columns: Any, t: Tiling) -> None:
+def copy_sums(c: Matrix, part: Matrix, rows: k.Integer, columns: k.Integer, t: Tiling) -> None:
     """Copies sums; both have rows of whole vectors."""
     for i in range(rows):
         for j in range(0, columns, t.width):

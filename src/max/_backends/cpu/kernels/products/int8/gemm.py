@@ -39,7 +39,7 @@ from max._backends.cpu.kernels.tiles.tiling import Matrix, Tiling
 
 @k.inline
 def multiply_step_int8(
-    sums: Any, x: KBlock, row_lanes: Any, n: Any, height: int, second: bool, t: Tiling
+    sums: k.View, x: KBlock, row_lanes: Any, n: k.Value, height: int, second: bool, t: Tiling
 ) -> None:
     """Adds the products of lane `n` of `height` rows, at the offsets `row_lanes`, with two vectors of columns."""
     # [K / 4, COLUMNS, 4]: lane n of two vectors of columns
@@ -53,7 +53,7 @@ def multiply_step_int8(
 
 @k.inline
 def multiply_rows_int8(
-    c: Any, x: KBlock, row: Any, height: int, t: Tiling, ahead: Any, prefetches: Any
+    c: Any, x: KBlock, row: k.Value, height: int, t: Tiling, ahead: k.View, prefetches: k.Value
 ) -> None:
     """Multiplies `height` rows by two vectors of columns: one register tile, a `MultiplyRows`.
 
@@ -86,7 +86,13 @@ def multiply_rows_int8(
 
 @k.inline
 def gemm_int8(
-    results: Results, a: Matrix, panels: Any, magnitude: bool, copied: bool, t: Tiling, ctx: Any
+    results: Results,
+    a: Matrix,
+    panels: k.View,
+    magnitude: bool,
+    copied: bool,
+    t: Tiling,
+    ctx: k.Context,
 ) -> None:
     """Computes `results` from rows `a` and `panels` `[panels, bytes]`.
 

@@ -47,7 +47,7 @@ LINES = LANES * COLUMNS * 4 // 64
 
 @k.inline
 def copy_rows_amx(
-    packed: Any, zero_sums: Any, a: Matrix, count: Any, depth: Any, first: Any
+    packed: k.View, zero_sums: k.View, a: Matrix, count: k.Value, depth: k.Integer, first: Any
 ) -> None:
     """Copies a K block of rows to tiles, and adds -128 times the sums of their elements to the zero sums.
 
@@ -81,7 +81,13 @@ def copy_rows_amx(
 
 @k.inline
 def multiply_amx_int8(
-    tiles: Any, c: Any, packed: Any, panel: Any, lanes: Any, first: Any, ahead: Any
+    tiles: Any,
+    c: k.Integer,
+    packed: k.Integer,
+    panel: k.Integer,
+    lanes: k.Value,
+    first: Any,
+    ahead: k.View | None,
 ) -> None:
     """Multiplies 16 rows by the columns of a panel.
 
@@ -123,7 +129,7 @@ def multiply_amx_int8(
 
 
 @k.inline
-def add_zero_sums(sums: Any, zero_sums: Any, rows: Any, width: int) -> None:
+def add_zero_sums(sums: k.View, zero_sums: k.View, rows: k.Integer, width: int) -> None:
     """Adds the zero sum of each row to its sums."""
     for r in range(rows):
         for j in k.static_range(0, COLUMNS, width):
@@ -133,7 +139,7 @@ def add_zero_sums(sums: Any, zero_sums: Any, rows: Any, width: int) -> None:
 
 
 @k.inline
-def gemm_int8_amx(results: Results, a: Matrix, panels: Any, t: Tiling, ctx: Any) -> None:
+def gemm_int8_amx(results: Results, a: Matrix, panels: k.View, t: Tiling, ctx: k.Context) -> None:
     """Computes `results` from rows `a` and `panels` `[panels, bytes]`.
 
     Args:

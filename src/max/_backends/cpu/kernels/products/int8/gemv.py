@@ -39,7 +39,9 @@ class Int8Rows(NamedTuple):
 
 
 @k.inline
-def add_four_products(acc: Any, elements: Any, word: Any, second: bool, magnitude: bool) -> Any:
+def add_four_products(
+    acc: k.SIMD, elements: k.Integer, word: k.Value, second: bool, magnitude: bool
+) -> Any:
     """Adds four products per column.
 
     Args:
@@ -62,7 +64,7 @@ def add_four_products(acc: Any, elements: Any, word: Any, second: bool, magnitud
 
 
 @k.inline
-def sum_rows(rows: Int8Rows, depth: Any, width: int, copy: Any = None) -> Any:
+def sum_rows(rows: Int8Rows, depth: k.Integer, width: int, copy: k.View | None = None) -> Any:
     """Writes the zero sums of rows: -128 times the sum of each, or 0 if signed bytes are multiplied.
 
     Args:
@@ -95,7 +97,14 @@ def sum_rows(rows: Int8Rows, depth: Any, width: int, copy: Any = None) -> Any:
 
 @k.inline
 def gemv_int8(
-    c: Any, a: Int8Rows, panel: Any, depth: Any, first: Any, rows: int, vectors: int, t: Tiling
+    c: k.View,
+    a: Int8Rows,
+    panel: k.View,
+    depth: k.Integer,
+    first: k.Integer,
+    rows: int,
+    vectors: int,
+    t: Tiling,
 ) -> None:
     """Multiplies `rows` rows by some vectors of columns of a panel.
 

@@ -40,7 +40,7 @@ GEMV_PASSES = (8, 4, 2, 1)
 
 
 @k.inline
-def lanes_of(a: Any, workspace: Any, in_place: bool, width: int, ctx: Any) -> Matrix:
+def lanes_of(a: k.View, workspace: k.View, in_place: bool, width: int, ctx: k.Context) -> Matrix:
     """The rows of `a` `[M, K]` as lanes of four bytes; rows that are not whole lanes are copied to the workspace and
     zero-padded.
 
@@ -70,7 +70,7 @@ def lanes_of(a: Any, workspace: Any, in_place: bool, width: int, ctx: Any) -> Ma
 
 @k.inline
 def gemv_panels_int8(
-    results: Results, a: Matrix, panels: Any, magnitude: bool, t: Tiling, ctx: Any
+    results: Results, a: Matrix, panels: Any, magnitude: bool, t: Tiling, ctx: k.Context
 ) -> None:
     """Computes `results` from up to `ROW_THRESHOLD` rows `a` and `panels`; a task is a panel."""
     rows, stride = results.out.shape[0], a.row

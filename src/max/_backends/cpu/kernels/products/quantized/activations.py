@@ -43,7 +43,7 @@ class Rounded(NamedTuple):
 
 
 @k.inline
-def round_block(q: Rounded, x: Any, form: PackedFormat, zero: int) -> None:
+def round_block(q: Rounded, x: k.View, form: PackedFormat, zero: int) -> None:
     """Rounds 32 elements of a row: ``x = scale q``.
 
     Args:
@@ -75,7 +75,9 @@ def round_block(q: Rounded, x: Any, form: PackedFormat, zero: int) -> None:
 
 
 @k.inline
-def block_of(q: Rounded, tile_size: Any, tile: Any, block: Any, form: PackedFormat) -> Rounded:
+def block_of(
+    q: Rounded, tile_size: k.Value, tile: k.Value, block: k.Value, form: PackedFormat
+) -> Rounded:
     """The rounded rows, from a block of a tile on.
 
     Args:
@@ -90,14 +92,20 @@ def block_of(q: Rounded, tile_size: Any, tile: Any, block: Any, form: PackedForm
 
 
 @k.inline
-def row_of(q: Rounded, row: Any) -> Rounded:
+def row_of(q: Rounded, row: k.Integer) -> Rounded:
     """The rounded rows of a tile, from a row on."""
     return Rounded(q.words[8 * row :], q.scales[row:], q.zero_sums[row:], q.height)
 
 
 @k.inline
 def round_rows(
-    x: Any, memory: Any, height: Any, small: Any, form: PackedFormat, zero: int, ctx: Any
+    x: k.View,
+    memory: k.View,
+    height: k.Value,
+    small: Any,
+    form: PackedFormat,
+    zero: int,
+    ctx: k.Context,
 ) -> Rounded:
     """Rounds all rows of `x` `[M, K]`; on return this worker may read all of them.
 

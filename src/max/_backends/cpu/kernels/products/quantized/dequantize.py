@@ -27,13 +27,13 @@ def half_at(block: Any, at: int) -> Any:
 
 
 @k.inline
-def store_scaled(out: Any, at: Any, q: Any, scale: Any, offset: Any) -> None:
+def store_scaled(out: k.View, at: k.Integer, q: k.Value, scale: k.Value, offset: k.Value) -> None:
     """Stores ``scale q - offset``."""
     out.store(at, value=k.cast(q, k.f32) * scale - offset)
 
 
 @k.inline
-def decode_q4_0(out: Any, block: Any) -> None:
+def decode_q4_0(out: k.View, block: k.View) -> None:
     """Decodes a block of Q4_0."""
     d = half_at(block, 0)
     q = block.load(2, width=16)  # two elements a byte: 0 to 15 in low halves, 16 to 31 in high ones
@@ -42,7 +42,7 @@ def decode_q4_0(out: Any, block: Any) -> None:
 
 
 @k.inline
-def decode_q8_0(out: Any, block: Any) -> None:
+def decode_q8_0(out: k.View, block: k.View) -> None:
     """Decodes a block of Q8_0."""
     d = half_at(block, 0)
     for i in k.static_range(0, 32, WIDTH):
@@ -63,7 +63,7 @@ def scale_and_offset(block: Any, part: int) -> Any:
 
 
 @k.inline
-def decode_affine(out: Any, block: Any, fifth: bool) -> None:
+def decode_affine(out: k.View, block: k.View, fifth: bool) -> None:
     """Decodes a block of Q4_K, or of Q5_K, whose fifth bits are in bytes of their own."""
     d = half_at(block, 0)
     m = half_at(block, 2)
@@ -84,7 +84,7 @@ def decode_affine(out: Any, block: Any, fifth: bool) -> None:
 
 
 @k.inline
-def decode_q6_k(out: Any, block: Any) -> None:
+def decode_q6_k(out: k.View, block: k.View) -> None:
     """Decodes a block of Q6_K."""
     # [low halves 128, upper bits 64, scales 16, d]
     d = half_at(block, 208)
@@ -102,7 +102,7 @@ def decode_q6_k(out: Any, block: Any) -> None:
 
 
 @k.inline
-def decode_q2_k(out: Any, block: Any) -> None:
+def decode_q2_k(out: k.View, block: k.View) -> None:
     """Decodes a block of Q2_K."""
     # [scales and offsets 16, elements 64, d, m]
     d, m = half_at(block, 80), half_at(block, 82)
@@ -130,7 +130,7 @@ def level_scale(block: Any, part: int) -> Any:
 
 
 @k.inline
-def decode_q3_k(out: Any, block: Any) -> None:
+def decode_q3_k(out: k.View, block: k.View) -> None:
     """Decodes a block of Q3_K."""
     # [upper bits 32, lower bits 64, scales 12, d]
     d = half_at(block, 108)
@@ -150,7 +150,7 @@ def level_table() -> Any:
 
 
 @k.inline
-def store_levels(out: Any, bytes_: Any, scale: Any) -> None:
+def store_levels(out: k.View, bytes_: k.Integer, scale: k.Value) -> None:
     """Stores 32 scaled levels, whose numbers are the halves of 16 bytes."""
     for half in k.static_range(2):
         number = bytes_ >> 4 if half else bytes_ & 15
@@ -159,7 +159,7 @@ def store_levels(out: Any, bytes_: Any, scale: Any) -> None:
 
 
 @k.inline
-def decode_iq4_xs(out: Any, block: Any) -> None:
+def decode_iq4_xs(out: k.View, block: k.View) -> None:
     """Decodes a block of IQ4_XS."""
     # [d, upper bits of scales 2, lower ones 4, numbers 128]
     d = half_at(block, 0)
@@ -169,7 +169,7 @@ def decode_iq4_xs(out: Any, block: Any) -> None:
 
 
 @k.inline
-def decode_block(out: Any, block: Any, encoding: str) -> None:
+def decode_block(out: k.View, block: k.View, encoding: str) -> None:
     """Decodes the elements of a block.
 
     Args:

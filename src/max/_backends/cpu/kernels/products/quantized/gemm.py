@@ -48,7 +48,7 @@ def prefetched_lines(t: QuantizedTiling) -> int:
 
 @k.inline
 def multiply_block(
-    sums: Any, q: Rounded, strip: UnpackedStrip, n: Any, p: int, first: Any, rows: int,
+    sums: k.View, q: Rounded, strip: UnpackedStrip, n: k.Value, p: int, first: k.Value, rows: int,
     t: QuantizedTiling,
 ) -> None:  # fmt: skip
     """Adds the products of a part of a block of x with two vectors of columns; see `multiply_strip`."""
@@ -108,7 +108,7 @@ def multiply_block(
 
 @k.inline
 def multiply_strip(
-    c: Any, q: Rounded, strip: UnpackedStrip, count: Any, first: Any, rows: int, ahead: Ahead,
+    c: k.View, q: Rounded, strip: UnpackedStrip, count: k.Integer, first: k.Integer, rows: int, ahead: Ahead,
     t: QuantizedTiling,
 ) -> None:  # fmt: skip
     """Adds the products of a tile of rows of x with two vectors of columns of an unpacked strip, over some blocks.

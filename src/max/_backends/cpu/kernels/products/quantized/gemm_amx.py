@@ -39,8 +39,8 @@ def tile_shapes(form: PackedFormat) -> tuple[tuple[int, int], ...]:
 
 @k.inline
 def add_scaled(
-    c: Any, products: Any, q: Rounded, strip: UnpackedStrip, row: Any, first: int, begin: Any,
-    count: Any, rows: int, t: QuantizedTiling,
+    c: k.View, products: k.View, q: Rounded, strip: UnpackedStrip, row: k.Value, first: int, begin: k.Value,
+    count: k.Integer, rows: int, t: QuantizedTiling,
 ) -> None:  # fmt: skip
     """Scales the exact sums of some blocks and adds them to a register tile of rows by two vectors of columns.
 
@@ -86,7 +86,7 @@ def add_scaled(
 
 @k.inline
 def multiply_strip_amx(
-    tiles: Any, c: Any, products: Any, q: Rounded, strip: UnpackedStrip, count: Any,
+    tiles: Any, c: k.View, products: Any, q: Rounded, strip: UnpackedStrip, count: k.Integer,
     t: QuantizedTiling,
 ) -> None:  # fmt: skip
     """Adds the products of 16 rows of x with an unpacked strip, over some blocks.

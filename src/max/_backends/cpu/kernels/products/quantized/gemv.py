@@ -45,7 +45,7 @@ class PackedStrip(NamedTuple):
 
 @k.inline
 def add_word(
-    acc: Any, lines: Any, words: Any, j: int, vectors: tuple[int, ...], first: Any, rows: int,
+    acc: k.View, lines: k.View, words: Any, j: int, vectors: tuple[int, ...], first: k.Value, rows: int,
     t: QuantizedTiling,
 ) -> None:  # fmt: skip
     """Adds the products of a word of each row of a block of x with some vectors of columns.
@@ -69,7 +69,7 @@ def add_word(
 
 @k.inline
 def add_packed_block(
-    sums: Any, q: Rounded, b: Any, unit: Any, block: Any, vectors: tuple[int, ...], first: Any,
+    sums: k.View, q: Rounded, b: k.Value, unit: k.View, block: k.View, vectors: tuple[int, ...], first: k.Value,
     rows: int, prefetches: Prefetches, t: QuantizedTiling,
 ) -> None:  # fmt: skip
     """Adds the products of one block of x with some vectors of columns.
@@ -136,8 +136,8 @@ def add_packed_block(
 
 @k.inline
 def add_blocks(
-    sums: Any, q: Rounded, unit: Any, number: Any, begin: Any, end: Any, first: Any, rows: int,
-    vectors: int, prefetches: Prefetches, t: QuantizedTiling,
+    sums: k.View, q: Rounded, unit: k.View, number: k.Value, begin: k.Integer, end: k.Integer, first: k.Value,
+    rows: int, vectors: int, prefetches: Prefetches, t: QuantizedTiling,
 ) -> None:  # fmt: skip
     """Adds the products of blocks `[begin, end)` of a unit of a strip, which has index `number`."""
     form = t.form
@@ -153,7 +153,7 @@ def add_blocks(
 
 @k.inline
 def add_units(
-    sums: Any, q: Rounded, strip: PackedStrip, begin: Any, end: Any, first: Any, rows: int,
+    sums: Any, q: Rounded, strip: PackedStrip, begin: k.Integer, end: k.Integer, first: k.Value, rows: int,
     vectors: int, t: QuantizedTiling,
 ) -> None:  # fmt: skip
     """Adds the products of units `[begin, end)` of a strip, or of two, to a tile of sums each; see `gemv_packed`."""
@@ -181,7 +181,13 @@ def add_units(
 
 @k.inline
 def gemv_packed(
-    c: Any, q: Rounded, strip: PackedStrip, first: Any, rows: int, vectors: int, t: QuantizedTiling
+    c: k.View,
+    q: Rounded,
+    strip: PackedStrip,
+    first: k.Integer,
+    rows: int,
+    vectors: int,
+    t: QuantizedTiling,
 ) -> None:
     """Multiplies `rows` rows of x by some vectors of columns of a strip.
 
@@ -216,7 +222,7 @@ def gemv_packed(
 
 @k.outlined
 def gemv_pair(
-    c: Any, distance: Any, q: Rounded, strip: PackedStrip, rows: int, t: QuantizedTiling
+    c: k.View, distance: k.Integer, q: Rounded, strip: PackedStrip, rows: int, t: QuantizedTiling
 ) -> None:
     """Multiplies `rows` rows of x by a strip and the next one, which are read in turn: two streams from memory.
 

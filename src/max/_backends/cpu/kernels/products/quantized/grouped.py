@@ -68,7 +68,7 @@ from max.dtype.blocks import BLOCK_FORMATS
 
 @k.inline
 def rounded_group(
-    memory: Any, first: Any, index: Any, rows: Any, blocks: Any, workspace_rows: Any, tile: int,
+    memory: k.View, first: k.Value, index: k.Value, rows: k.Value, blocks: k.Value, workspace_rows: k.Value, tile: int,
     t: QuantizedTiling,
 ) -> Rounded:  # fmt: skip
     """The rounded rows of a group: a single tile if it has few rows, otherwise tiles of `tile` rows.
@@ -94,13 +94,13 @@ def rounded_group(
 
 @k.inline
 def round_groups(
-    x: Any,
-    memory: Any,
+    x: k.View,
+    memory: k.View,
     groups: Groups,
-    workspace_rows: Any,
+    workspace_rows: k.Value,
     tile: int,
     t: QuantizedTiling,
-    ctx: Any,
+    ctx: k.Context,
 ) -> None:
     """Rounds the rows of all groups; a task rounds all rows of a group, or of one tile, in some blocks."""
     blocks = x.shape[1] // BLOCK

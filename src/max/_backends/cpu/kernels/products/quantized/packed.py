@@ -163,7 +163,7 @@ DENSE = ("rows", "columns")
 
 
 @k.inline
-def store_words(lines: Any, row: Any, first: int, bytes_: Any) -> None:
+def store_words(lines: k.View, row: k.Value, first: int, bytes_: Any) -> None:
     """Writes 16 bytes of a row: four to each line, from line `first` on."""
     words = k.bitcast(bytes_, k.u32)
     for j in k.static_range(4):
@@ -171,19 +171,19 @@ def store_words(lines: Any, row: Any, first: int, bytes_: Any) -> None:
 
 
 @k.inline
-def lines_of(unit: Any, block: int, form: PackedFormat) -> Any:
+def lines_of(unit: k.View, block: int, form: PackedFormat) -> Any:
     """The lines of a block of a unit, as words."""
     return unit[form.halves + block * form.block_bytes :].view(k.u32)
 
 
 @k.inline
-def multipliers_of(unit: Any, block: int, form: PackedFormat) -> Any:
+def multipliers_of(unit: k.View, block: int, form: PackedFormat) -> Any:
     """The integer multipliers of a block of a unit."""
     return unit[form.halves + block * form.block_bytes + form.lines * LINE :]
 
 
 @k.inline
-def pack_q4_0(unit: Any, row: Any, block: Any, form: PackedFormat) -> None:
+def pack_q4_0(unit: k.View, row: k.Integer, block: k.View, form: PackedFormat) -> None:
     """Packs a block of Q4_0 or IQ4_NL; its bytes keep their order."""
     # rows of a checkpoint's blocks may be unaligned
     unit.view(k.u16)[row] = k.u16(block[0]) | k.u16(block[1]) << 8
@@ -191,7 +191,7 @@ def pack_q4_0(unit: Any, row: Any, block: Any, form: PackedFormat) -> None:
 
 
 @k.inline
-def pack_q8_0(unit: Any, row: Any, block: Any, form: PackedFormat) -> None:
+def pack_q8_0(unit: k.View, row: k.Integer, block: k.View, form: PackedFormat) -> None:
     """Packs a block of Q8_0."""
     unit.view(k.u16)[row] = k.u16(block[0]) | k.u16(block[1]) << 8
     lines = lines_of(unit, 0, form)
@@ -201,13 +201,13 @@ def pack_q8_0(unit: Any, row: Any, block: Any, form: PackedFormat) -> None:
 
 
 @k.inline
-def nibbles(low: Any, high: Any) -> Any:
+def nibbles(low: k.Integer, high: k.Integer) -> Any:
     """Elements 0 to 15 and 16 to 31 of a block, each less than 16, as one vector of bytes."""
     return low | high << 4
 
 
 @k.inline
-def pack_affine(unit: Any, row: Any, block: Any, form: PackedFormat) -> None:
+def pack_affine(unit: k.View, row: k.Integer, block: k.View, form: PackedFormat) -> None:
     """Packs a block of Q4_K or Q5_K, which consists of eight blocks of 32."""
     halves = unit.view(k.u16)
     # [2][ROWS]: d, then m
@@ -238,7 +238,7 @@ def pack_affine(unit: Any, row: Any, block: Any, form: PackedFormat) -> None:
 
 
 @k.inline
-def pack_q6_k(unit: Any, row: Any, block: Any, form: PackedFormat) -> None:
+def pack_q6_k(unit: k.View, row: k.Integer, block: k.View, form: PackedFormat) -> None:
     """Packs a block of Q6_K, which consists of eight blocks of 32 with two scales each."""
     unit.view(k.u16)[row] = k.u16(block[208]) | k.u16(block[209]) << 8
     # 16 scales: two for each of the eight blocks of 32
@@ -265,7 +265,7 @@ def pack_q6_k(unit: Any, row: Any, block: Any, form: PackedFormat) -> None:
 
 
 @k.inline
-def pack_q2_k(unit: Any, row: Any, block: Any, form: PackedFormat) -> None:
+def pack_q2_k(unit: k.View, row: k.Value, block: k.View, form: PackedFormat) -> None:
     """Packs a block of Q2_K, which consists of eight blocks of 32 with two scales and offsets each."""
     halves = unit.view(k.u16)
     for i in k.static_range(2):
@@ -291,7 +291,7 @@ def spread_word(elements: Any, bits: int) -> Any:
 
 
 @k.inline
-def store_field(fields: Any, row: Any, value: Any, bits: int) -> None:
+def store_field(fields: k.View, row: k.Value, value: k.Value, bits: int) -> None:
     """Stores a field of 2, 4 or 8 bits of a row; rows of a half are stored in ascending order.
 
     Sixteen rows take ``2 bits`` bytes, so that weights that share a group write bytes of their own: row ``r`` has byte
@@ -304,7 +304,7 @@ def store_field(fields: Any, row: Any, value: Any, bits: int) -> None:
 
 
 @k.inline
-def store_six_bits(multipliers: Any, row: Any, values: Any, form: PackedFormat) -> None:
+def store_six_bits(multipliers: k.View, row: k.Value, values: Any, form: PackedFormat) -> None:
     """Stores the multipliers of the parts of a block."""
     low, high = k.u8(0), k.u8(0)
     for p in k.static_range(form.parts):
@@ -315,7 +315,7 @@ def store_six_bits(multipliers: Any, row: Any, values: Any, form: PackedFormat) 
 
 
 @k.inline
-def pack_q3_k(unit: Any, row: Any, block: Any, form: PackedFormat) -> None:
+def pack_q3_k(unit: k.View, row: k.Integer, block: k.View, form: PackedFormat) -> None:
     """Packs a block of Q3_K, which consists of eight blocks of 32 with two scales each."""
     unit.view(k.u16)[row] = k.u16(block[108]) | k.u16(block[109]) << 8
     for part in k.static_range(8):
@@ -332,7 +332,7 @@ def pack_q3_k(unit: Any, row: Any, block: Any, form: PackedFormat) -> None:
 
 
 @k.inline
-def pack_iq4_xs(unit: Any, row: Any, block: Any, form: PackedFormat) -> None:
+def pack_iq4_xs(unit: k.View, row: k.Integer, block: k.View, form: PackedFormat) -> None:
     """Packs a block of IQ4_XS, which consists of eight blocks of 32."""
     unit.view(k.u16)[row] = k.u16(block[0]) | k.u16(block[1]) << 8
     for part in k.static_range(8):
@@ -342,7 +342,7 @@ def pack_iq4_xs(unit: Any, row: Any, block: Any, form: PackedFormat) -> None:
 
 
 @k.inline
-def pack_row_block(unit: Any, row: Any, block: Any, form: PackedFormat) -> None:
+def pack_row_block(unit: k.View, row: k.Integer, block: k.View, form: PackedFormat) -> None:
     """Packs a block of a row."""
     encoding = form.encoding
     if encoding in ("Q4_0", "IQ4_NL"):

@@ -100,7 +100,7 @@ def tile_rows(target: k.Target) -> int:
 
 
 @k.inline
-def panel_length(blocks: Any, t: QuantizedTiling, matrix_tiles: bool) -> Any:
+def panel_length(blocks: k.Value, t: QuantizedTiling, matrix_tiles: bool) -> Any:
     """The number of blocks of a panel, for a strip of `blocks` blocks.
 
     If panels are prefetched, they have equal lengths, so that each tile prefetches a share of the next one.
@@ -143,7 +143,7 @@ class Scratch(NamedTuple):
 
 
 @k.inline
-def quantized_scratch(t: QuantizedTiling, tile: int, matrix_tiles: bool, ctx: Any) -> Scratch:
+def quantized_scratch(t: QuantizedTiling, tile: int, matrix_tiles: bool, ctx: k.Context) -> Scratch:
     """The scratch memory of a launch."""
     form, blocks = t.form, panel_blocks(t, matrix_tiles)
     splits_signs = t.splits_signs and not matrix_tiles
@@ -159,7 +159,7 @@ def quantized_scratch(t: QuantizedTiling, tile: int, matrix_tiles: bool, ctx: An
 
 
 @k.outlined
-def gemv_pass(c: Any, q: Rounded, strip: PackedStrip, count: int, t: QuantizedTiling) -> None:
+def gemv_pass(c: k.View, q: Rounded, strip: PackedStrip, count: int, t: QuantizedTiling) -> None:
     """Multiplies `count` rows by a strip."""
     # a single row processes all columns of a strip at once, so whole cache lines are read
     vectors = COLUMNS // t.width if count == 1 else 2
@@ -168,7 +168,9 @@ def gemv_pass(c: Any, q: Rounded, strip: PackedStrip, count: int, t: QuantizedTi
 
 
 @k.outlined
-def gemv_strip(c: Any, q: Rounded, strip: PackedStrip, rows: Any, t: QuantizedTiling) -> None:
+def gemv_strip(
+    c: k.View, q: Rounded, strip: PackedStrip, rows: k.Value, t: QuantizedTiling
+) -> None:
     """Multiplies all rows by a strip, in passes."""
     i = k.i64(0)
     for count in k.unroll(GEMV_PASSES):
@@ -183,7 +185,9 @@ def most_paired_rows(t: QuantizedTiling) -> int:
 
 
 @k.inline
-def gemv_strips(c: Any, q: Rounded, strip: PackedStrip, rows: Any, t: QuantizedTiling) -> None:
+def gemv_strips(
+    c: k.View, q: Rounded, strip: PackedStrip, rows: k.Value, t: QuantizedTiling
+) -> None:
     """Multiplies up to `most_paired_rows` rows by a strip and by the next one, whose sums follow, in passes."""
     i = k.i64(0)
     for count in k.unroll(GEMV_PASSES):
@@ -195,8 +199,8 @@ def gemv_strips(c: Any, q: Rounded, strip: PackedStrip, rows: Any, t: QuantizedT
 
 @k.outlined
 def gemm_strip(
-    memory: Scratch, q: Rounded, packed: Any, blocks: Any, first_tile: Any, last_tile: Any, tile: int,
-    tiles: Any, t: QuantizedTiling,
+    memory: Scratch, q: Rounded, packed: k.View, blocks: k.Value, first_tile: k.Integer, last_tile: k.Integer,
+    tile: int, tiles: Any, t: QuantizedTiling,
 ) -> None:  # fmt: skip
     """Multiplies row tiles by a strip.
 
@@ -245,7 +249,7 @@ def gemm_strip(
 
 @k.inline
 def multiply_quantized(
-    results: Results, operands: QuantisedOperands, row_threshold: Any, locality: int,
+    results: Results, operands: QuantisedOperands, row_threshold: k.Value, locality: int,
     t: QuantizedTiling, ctx: Any,
 ) -> None:  # fmt: skip
     """The products of a launch; see `qmatmul_packed`."""

@@ -30,7 +30,7 @@ GPTQ_PASS_ROWS = 4
 
 
 @k.inline
-def add_dots(sums: Any, x: Any, w: Any, depth: Any, rows: int, width: int) -> None:
+def add_dots(sums: k.View, x: k.View, w: k.View, depth: k.Integer, rows: int, width: int) -> None:
     """Adds the dot products of rows of `x` and of decoded rows `w` `[COLUMNS, DEPTH]` to `sums` `[rows, COLUMNS]`."""
     acc = k.tile(k.f32, (rows, COLUMNS), width=width, fill=0.0)
     # blocks of every format are whole vectors: no masks
@@ -83,7 +83,7 @@ def qmatmul(out: k.Output, x: k.Input, w: k.Input, ctx: k.Context, *, encoding: 
 
 
 @k.inline
-def add_outer(sums: Any, x: Any, w: Any, depth: Any, rows: int, width: int) -> None:
+def add_outer(sums: k.View, x: k.View, w: k.View, depth: k.Integer, rows: int, width: int) -> None:
     """Adds the products of rows of `x` with decoded inputs `w` `[depth, width]` to `sums` `[rows, width]`.
 
     The products are added up first, so that the error does not grow with K.

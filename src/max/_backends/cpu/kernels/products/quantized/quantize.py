@@ -35,7 +35,7 @@ UNFITTED = 3e38
 
 
 @k.inline
-def store_half(block: Any, at: int, value: Any) -> None:
+def store_half(block: k.View, at: int, value: k.Value) -> None:
     """Stores a float16 at a byte offset of a block."""
     bits = k.bitcast(k.f16(value), k.u16)
     block[at] = k.u8(bits & 255)
@@ -43,13 +43,13 @@ def store_half(block: Any, at: int, value: Any) -> None:
 
 
 @k.inline
-def inverse(scale: Any) -> Any:
+def inverse(scale: k.Value) -> Any:
     """The reciprocal of a scale; 0 for scale 0."""
     return k.f32(0) if scale == 0.0 else 1.0 / scale
 
 
 @k.inline
-def encode_q8_0(out: Any, x: Any) -> None:
+def encode_q8_0(out: k.View, x: k.View) -> None:
     """Encodes a block of Q8_0; ties are rounded away from zero."""
     top = k.splat(k.f32(0), WIDTH)
     for i in k.static_range(0, 32, WIDTH):
@@ -66,7 +66,7 @@ def encode_q8_0(out: Any, x: Any) -> None:
 
 
 @k.inline
-def encode_q4_0(out: Any, x: Any) -> None:
+def encode_q4_0(out: k.View, x: k.View) -> None:
     """Encodes a block of Q4_0: the element of largest magnitude becomes -8."""
     largest = k.f32(0)
     for i in range(32):
@@ -86,13 +86,13 @@ def encode_q4_0(out: Any, x: Any) -> None:
 
 
 @k.inline
-def load_half_part(x: Any, at: Any) -> Any:
+def load_half_part(x: k.View, at: k.Integer) -> Any:
     """Loads 16 adjacent elements as f32."""
     return k.cast(x.load(at, width=WIDTH), k.f32)
 
 
 @k.inline
-def load_weights(w: Any, at: Any, weighted: bool) -> Any:
+def load_weights(w: k.View, at: k.Integer, weighted: bool) -> Any:
     """Loads the weights of 16 adjacent elements; 1 if all are equal."""
     if weighted:
         return load_half_part(w, at)
@@ -100,7 +100,7 @@ def load_weights(w: Any, at: Any, weighted: bool) -> Any:
 
 
 @k.inline
-def levels_of(max_q: int, attempt: Any, weighted: bool) -> Any:
+def levels_of(max_q: int, attempt: k.Value, weighted: bool) -> Any:
     """The number of steps into which an attempt divides the range.
 
     Attempts range over ``max_q - 1`` to ``max_q + 1``, with weights over ``max_q - 3`` to ``max_q + 3``.
@@ -111,13 +111,13 @@ def levels_of(max_q: int, attempt: Any, weighted: bool) -> Any:
 
 
 @k.inline
-def rounded_within(q: Any, min_q: Any, max_q: Any) -> Any:
+def rounded_within(q: k.Value, min_q: k.Value, max_q: k.Value) -> Any:
     """The nearest integers, ties to even, clamped to ``[min_q, max_q]``."""
     return k.min(k.max(k.round(q), k.splat(k.f32(min_q), WIDTH)), k.splat(k.f32(max_q), WIDTH))
 
 
 @k.inline
-def joined_halves(a: Any, b: Any, size: int) -> Any:
+def joined_halves(a: k.Value, b: k.Value, size: int) -> Any:
     """Adds the two halves of each run of `size` lanes, of `a` and then of `b`: a step of the reduction of 16 vectors.
 
     ::
@@ -132,12 +132,12 @@ def joined_halves(a: Any, b: Any, size: int) -> Any:
 
 @k.inline
 def affine_sums(
-    v0: Any,
-    v1: Any,
-    w0: Any,
-    w1: Any,
-    low: Any,
-    unit: Any,
+    v0: k.Value,
+    v1: k.Value,
+    w0: k.Value,
+    w1: k.Value,
+    low: k.Value,
+    unit: k.Value,
     max_q: int,
     weighted: bool,
     first: int,
@@ -164,13 +164,13 @@ def affine_sums(
 
 
 @k.inline
-def inverses(scales: Any) -> Any:
+def inverses(scales: k.Value) -> Any:
     """The reciprocals of 16 scales; 0 for scale 0."""
     return k.select(scales == 0.0, k.splat(k.f32(0), WIDTH), 1.0 / scales)
 
 
 @k.inline
-def fit_affine(x: Any, w: Any, max_q: int, weighted: bool) -> Any:
+def fit_affine(x: k.View, w: k.View, max_q: int, weighted: bool) -> Any:
     """Fits scale and offset of 32 elements, so that ``scale q - offset`` approximates them for q in 0 … max_q.
 
     The sums of 16 attempts are the lanes of vectors, so their lines are fitted together.
@@ -218,7 +218,7 @@ def fit_affine(x: Any, w: Any, max_q: int, weighted: bool) -> Any:
 
 
 @k.inline
-def pack_six_bits(out: Any, fields: Any) -> None:
+def pack_six_bits(out: k.View, fields: Any) -> None:
     """Writes eight 6-bit scales and eight 6-bit offsets to 12 bytes."""
     for i in k.static_range(4):
         out[i] = fields[i] | fields[4 + i] >> 4 << 6
@@ -228,7 +228,7 @@ def pack_six_bits(out: Any, fields: Any) -> None:
 
 @k.inline
 def encode_affine(
-    out: Any, x: Any, w: Any, floats: Any, fields: Any, fifth: bool, weighted: bool
+    out: k.View, x: k.View, w: k.View, floats: k.View, fields: k.View, fifth: bool, weighted: bool
 ) -> None:
     """Encodes a block of Q4_K or Q5_K; `floats` and `fields` are scratch memory of 16 elements each."""
     max_q = 31 if fifth else 15
@@ -263,7 +263,7 @@ def encode_affine(
 
 
 @k.inline
-def quantized_part(x: Any, part: int, at: int, floats: Any, max_q: int) -> Any:
+def quantized_part(x: k.View, part: int, at: int, floats: Any, max_q: int) -> Any:
     """Quantizes 16 elements of a part to bytes."""
     q = (load_half_part(x, part * 32 + at) + floats[8 + part]) * inverse(floats[part])
     return k.cast(rounded_within(q, 0, max_q), k.u8)
@@ -271,7 +271,7 @@ def quantized_part(x: Any, part: int, at: int, floats: Any, max_q: int) -> Any:
 
 @k.inline
 def symmetric_sums(
-    v: Any, w: Any, unit: Any, max_q: int, weighted: bool, first: int, count: int
+    v: Any, w: Any, unit: k.Value, max_q: int, weighted: bool, first: int, count: int
 ) -> Any:
     """Sums of ``w q x`` and ``w q^2`` of attempts, as `affine_sums`; `v` and `w` are tuples of vectors."""
     if count == 1:
@@ -325,7 +325,7 @@ def fit_symmetric(v: Any, w: Any, max_q: int, weighted: bool) -> Any:
 
 
 @k.inline
-def encode_weighted_q4_0(out: Any, x: Any, w: Any) -> None:
+def encode_weighted_q4_0(out: k.View, x: k.View, w: k.View) -> None:
     """Encodes a block of Q4_0 with the scale that minimizes the weighted error."""
     v = load_half_part(x, 0), load_half_part(x, WIDTH)
     weights = load_half_part(w, 0), load_half_part(w, WIDTH)
@@ -337,7 +337,7 @@ def encode_weighted_q4_0(out: Any, x: Any, w: Any) -> None:
 
 
 @k.inline
-def encode_q6_k(out: Any, x: Any, w: Any, floats: Any, weighted: bool) -> None:
+def encode_q6_k(out: k.View, x: k.View, w: k.View, floats: k.View, weighted: bool) -> None:
     """Encodes a block of Q6_K; `floats` is scratch memory of 16 elements."""
     largest = k.f32(0)
     for part in range(16):
@@ -366,7 +366,7 @@ def encode_q6_k(out: Any, x: Any, w: Any, floats: Any, weighted: bool) -> None:
 
 
 @k.inline
-def quantized_q6(x: Any, part: int, floats: Any) -> Any:
+def quantized_q6(x: k.View, part: int, floats: Any) -> Any:
     """Quantizes the 16 elements of a part to bytes."""
     q = rounded_within(load_half_part(x, part * 16) * inverse(floats[part]), -32, 31)
     return k.cast(q + 32.0, k.u8)
@@ -374,7 +374,13 @@ def quantized_q6(x: Any, part: int, floats: Any) -> Any:
 
 @k.inline
 def encode_block(
-    block: Any, x: Any, w: Any, floats: Any, fields: Any, encoding: str, weighted: bool
+    block: k.View,
+    x: k.View,
+    w: k.View,
+    floats: k.View,
+    fields: k.View,
+    encoding: str,
+    weighted: bool,
 ) -> None:
     """Encodes a block. `floats` and `fields` are scratch memory of 16 elements each."""
     if encoding == "Q8_0":
@@ -393,7 +399,7 @@ def encode_block(
 
 
 @k.inline
-def weighted_error(block: Any, x: Any, w: Any, decoded: Any, encoding: str) -> Any:
+def weighted_error(block: k.View, x: k.View, w: k.View, decoded: k.View, encoding: str) -> Any:
     """The weighted sum of squared errors of a block; `decoded` is scratch memory of its elements."""
     decode_block(decoded, block, encoding)
     total = k.splat(k.f32(0), WIDTH)

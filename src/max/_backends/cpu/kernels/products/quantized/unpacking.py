@@ -170,7 +170,7 @@ def prefetches_of(rows: int, locality: int, t: QuantizedTiling, strips: int = 1)
 
 
 @k.inline
-def prefetch_ahead(lines: Any, at: Any, size: int, ahead: Prefetches) -> None:
+def prefetch_ahead(lines: k.View, at: k.Value, size: int, ahead: Prefetches) -> None:
     """Prefetches what lies some distance behind bytes that are read now; beyond a strip lies the next one.
 
     Each pass prefetches the cache lines that it reads, in the order in which it reads them, and not many at once: the
@@ -205,7 +205,7 @@ def lines_of_word(j: int, form: PackedFormat) -> tuple[int, ...]:
 
 
 @k.inline
-def load_elements(lines: Any, at: Any, j: int, form: PackedFormat, width: int) -> Any:
+def load_elements(lines: k.View, at: k.Integer, j: int, form: PackedFormat, width: int) -> Any:
     """Elements ``4 j … 4 j + 3`` of a block of `width` rows, as unsigned bytes.
 
     Args:
@@ -238,7 +238,7 @@ def load_elements(lines: Any, at: Any, j: int, form: PackedFormat, width: int) -
 
 
 @k.inline
-def add_products(acc: Any, elements: Any, word: Any, t: QuantizedTiling) -> Any:
+def add_products(acc: k.Value, elements: k.Value, word: k.Value, t: QuantizedTiling) -> Any:
     """Adds the products of four elements adjacent in k of each column with a word of x, its four elements in a row.
 
     Args:
@@ -257,7 +257,7 @@ def add_products(acc: Any, elements: Any, word: Any, t: QuantizedTiling) -> Any:
 
 
 @k.inline
-def starting_sums(zero_sums: Any, rows: int, count: int, t: QuantizedTiling) -> Any:
+def starting_sums(zero_sums: k.View, rows: int, count: int, t: QuantizedTiling) -> Any:
     """Accumulators for a part of a block, initialized with the zero sums of `rows` rows, `count` vectors each."""
     acc = k.tile(k.i32, (rows, count), width=t.width, fill=0)
     if not t.form.affine and not t.signed:
@@ -269,7 +269,7 @@ def starting_sums(zero_sums: Any, rows: int, count: int, t: QuantizedTiling) -> 
 
 
 @k.inline
-def add_pairs(acc: Any, pairs: Any, rows: int, count: int, t: QuantizedTiling) -> None:
+def add_pairs(acc: k.View, pairs: k.View, rows: int, count: int, t: QuantizedTiling) -> None:
     """Adds sums in i16 to accumulators."""
     # products with 1 add pairs in 32 bits
     ones = k.splat(k.i16(1), 2 * t.width)
@@ -279,7 +279,9 @@ def add_pairs(acc: Any, pairs: Any, rows: int, count: int, t: QuantizedTiling) -
 
 
 @k.inline
-def load_scales(unit: Any, block: Any, at: Any, form: PackedFormat, index: int, width: int) -> Any:
+def load_scales(
+    unit: k.View, block: k.View, at: k.Value, form: PackedFormat, index: int, width: int
+) -> Any:
     """Scales (`index` 0; 1 of the second part) or offsets (index `parts`) of `width` rows.
 
     Args:
@@ -308,7 +310,7 @@ def load_scales(unit: Any, block: Any, at: Any, form: PackedFormat, index: int, 
 
 
 @k.inline
-def load_field(fields: Any, at: Any, bits: int, width: int) -> Any:
+def load_field(fields: k.View, at: k.Value, bits: int, width: int) -> Any:
     """Fields of `width` rows, from row `at` on, each in the lower bits of a lane of i32; see `packed.store_field`."""
     size = 2 * bits
     octets = fields.load(at // 16 * size + at % size, width=min(width, size))
@@ -319,7 +321,7 @@ def load_field(fields: Any, at: Any, bits: int, width: int) -> Any:
 
 
 @k.inline
-def six_bits(multipliers: Any, at: Any, form: PackedFormat, index: int, width: int) -> Any:
+def six_bits(multipliers: k.View, at: k.Value, form: PackedFormat, index: int, width: int) -> Any:
     """Multipliers of six bits of a part, from row `at` on, as i32."""
     low = load_field(multipliers, at, 4 * form.parts, width)
     high = load_field(multipliers[ROWS * form.parts // 2 :], at, 2 * form.parts, width)
@@ -327,7 +329,7 @@ def six_bits(multipliers: Any, at: Any, form: PackedFormat, index: int, width: i
 
 
 @k.inline
-def split_signs(strip: UnpackedStrip, n: Any, column: Any, t: QuantizedTiling) -> None:
+def split_signs(strip: UnpackedStrip, n: k.Value, column: k.Value, t: QuantizedTiling) -> None:
     """Splits the elements of a block, as many columns as a vector has lanes, into magnitudes and signs.
 
     ``w x = |w| ((x ^ sign) - sign)``, with `sign` -1 or 0, so the sum of ``|w| (x ^ sign)`` lacks the sum of negative
@@ -354,7 +356,7 @@ def split_signs(strip: UnpackedStrip, n: Any, column: Any, t: QuantizedTiling) -
 
 @k.inline
 def unpack_strip(
-    strip: UnpackedStrip, packed: Any, begin: Any, count: Any, zero: int, t: QuantizedTiling,
+    strip: UnpackedStrip, packed: k.View, begin: k.Value, count: k.Integer, zero: int, t: QuantizedTiling,
     splits_signs: bool,
 ) -> None:  # fmt: skip
     """Unpacks blocks of a strip.
