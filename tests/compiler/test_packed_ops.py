@@ -6,9 +6,19 @@ from collections.abc import Sequence
 
 import pytest
 from xdsl.ir import Block, SSAValue
+from xdsl.utils.exceptions import VerifyException
 
 from max._backends.cpu.passes.packed_filters import PackedConvOp, PackFilterOp
-from max._backends.cpu.passes.packed_ops import CodeOp, PackedMatmulOp, PackedProductsOp, PackOp
+from max._backends.cpu.passes.packed_ops import (
+    AdaptedMatmulOp,
+    AdaptedProductsOp,
+    CodeOp,
+    GroupedProductsOp,
+    PackedMatmulOp,
+    PackedProductsOp,
+    PackOp,
+    ProjectAdaptersOp,
+)
 from max.dtype import DType
 from max.graph import DeviceRef
 from max.mlir import DimExpr, MoOp, TensorType, build
@@ -117,3 +127,25 @@ def test_filters(
     op = PackedConvOp.of(conv, packed.results[0])
     op.verify()
     assert op.results[0].type == conv.results[0].type and flops(op) == flops(conv)
+
+
+@pytest.mark.parametrize(
+    ("op", "count"),
+    [
+        (CodeOp, 1), (PackedMatmulOp, 2), (PackedProductsOp, 2), (GroupedProductsOp, 5), (AdaptedMatmulOp, 9),
+        (ProjectAdaptersOp, 8), (AdaptedProductsOp, 6),
+    ],
+)  # fmt: skip
+def test_numbers_of_operands(op: type[MoOp], count: int) -> None:
+    for number in (count - 1, count + 1):
+        wrong = op.create(operands=values(*[(F32, (4, 4))] * number))
+        with pytest.raises(VerifyException, match=f"takes {count} operands, got {number}"):
+            wrong.verify_()
+
+
+def test_products_of_one_value_stay_apart() -> None:
+    """`merge_products` joins no products across one of another value: their results would be alive longer."""
+    ops = (
+        PackedMatmulOp, PackedProductsOp, GroupedProductsOp, AdaptedMatmulOp, AdaptedProductsOp, PackedConvOp,
+    )  # fmt: skip
+    assert all(op.spec.separates for op in ops) and not PackOp.spec.separates

@@ -6,6 +6,7 @@ import errno
 import os
 import subprocess
 import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -195,3 +196,36 @@ def test_holes_are_whole_pages() -> None:
     with pytest.raises(OSError, match="mprotect of") as raised:
         guard.with_holes(3 * guard.PAGE, [1])
     assert raised.value.errno == errno.EINVAL
+
+
+def access_of(address: int) -> str:
+    """How this process may access the memory at an address, such as ``rw-``; as the system lists its mappings."""
+    for line in Path("/proc/self/maps").read_text().splitlines():
+        span, access = line.split()[:2]
+        first, end = (int(number, 16) for number in span.split("-"))
+        if first <= address < end:
+            return access[:3]
+    raise LookupError(hex(address))
+
+
+@pytest.mark.skipif(not Path("/proc/self/maps").exists(), reason="lists mappings as Linux does")
+@pytest.mark.parametrize("size", [1, 4000, guard.PAGE, 2 * guard.PAGE + 7])
+def test_access_to_pages(size: int) -> None:
+    block = guard.allocate(size)
+    address, whole = block.ctypes.data, -(-size // guard.PAGE) * guard.PAGE
+    assert block.size == size and (address + size) % guard.PAGE == 0
+    assert access_of(address) == access_of(address + size - 1) == "rw-"
+    assert access_of(address + size) == access_of(address + size - whole - 1) == "---"
+    assert (block == guard.PATTERN).all()
+    copy = guard.guarded_copy(block)
+    assert access_of(copy.ctypes.data) == "r--" and (copy == block).all()
+    assert access_of(copy.ctypes.data + size) == "---"
+
+
+@pytest.mark.skipif(not Path("/proc/self/maps").exists(), reason="lists mappings as Linux does")
+def test_access_to_holes() -> None:
+    assert guard.with_holes(0, ()).size == guard.PAGE
+    arena = guard.with_holes(3 * guard.PAGE, [guard.PAGE])
+    accesses = [access_of(arena.ctypes.data + page * guard.PAGE) for page in range(3)]
+    assert accesses == ["rw-", "---", "rw-"]
+    assert (arena[: guard.PAGE] == guard.PATTERN).all()

@@ -216,8 +216,12 @@ def test_a_model_after_itself(session) -> None:
     count, again = np.zeros(1, np.int64), np.zeros(1, np.bool_)
     inputs = [Tensor.from_numpy(count), Tensor.from_numpy(again)]
     flag = Tensor.from_numpy(again.view(np.uint8))
-    assert ModelLoop(model, model).run(inputs, lambda outputs: inputs, flag) == []
+    loop = ModelLoop(model, model)
+    joined = loop._joined
+    assert loop.run(inputs, lambda outputs: inputs, flag) == []
     assert count[0] == 8
+    # programs that did not change are not joined again
+    assert loop._joined is joined
 
 
 def test_programs_that_changed_are_joined_again(session, step) -> None:

@@ -171,3 +171,19 @@ def test_the_sources_of_a_package_are_those_of_all_folders(tmp_path):
         path.touch()
     found = sorted(os.path.relpath(path, tmp_path) for path in _sources(str(tmp_path)))
     assert found == ["a.py", "inner/b.py", "inner/deep/c.py"]
+
+
+def test_a_flipped_bit_of_the_payload_is_damage(cache):
+    cache.put("object", "abc", b"payload")
+    path = cache.path("object", "abc")
+    whole = bytearray(path.read_bytes())
+    assert whole[-7:] == b"payload"
+    whole[-1] ^= 1
+    path.write_bytes(whole)
+    assert cache.get("object", "abc") is None and cache.stats.damaged == 1
+
+
+@pytest.mark.skipif(os.name != "posix", reason="permissions of POSIX")
+def test_only_the_owner_reads_entries(cache):
+    cache.put("object", "abc", b"payload")
+    assert cache.path("object", "abc").stat().st_mode & 0o777 == 0o600

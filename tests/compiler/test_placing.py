@@ -1,0 +1,76 @@
+"""Places of values in buffers, and what a launch reads and writes."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from max._backends.cpu.backend import cpu_backends
+from max._backends.kernel_call import Workspace
+from max._backends.regions import ArgView
+from max._compiler.lowering.kernel_tables import Argument, KernelTables
+from max._compiler.lowering.lowered_graph import Buffer, BufferBound, Pointer, UnsupportedOpError
+from max._compiler.lowering.placing import Placing
+from max.dtype import DType
+from max.graph import DeviceRef, Graph, TensorType, ops
+from max.mlir import GraphOp, MoOp, ResourceAttr
+
+DEVICE = DeviceRef.CPU()
+LARGE = np.arange(4000, dtype=np.float32)
+
+
+@pytest.fixture
+def placing() -> Placing:
+    """The places of a graph with a small constant and one that is a resource of the module; none is lowered yet."""
+    with Graph("g", input_types=[TensorType(DType.float32, ["n"], DEVICE)]) as graph:
+        x = graph.inputs[0].tensor
+        large = ops.constant(LARGE, DType.float32, DEVICE)
+        small = ops.constant(np.float32([2, 3]), DType.float32, DEVICE)
+        graph.output(x, large, small)
+    (op,) = [op for op in graph.to_mlir().body.block.ops if isinstance(op, GraphOp)]
+    return Placing(op, KernelTables(cpu_backends()), {})
+
+
+def argument(buffer: int) -> Argument:
+    return Argument(Pointer(buffer), ArgView(DType.float32, (4,), (1,)))
+
+
+def test_constants_have_buffers_with_the_names_of_their_resources(placing: Placing) -> None:
+    constants = [op for op in placing.graph.body if op.name == "mo.constant"]
+    pointers = placing.pointers([op.results[0] for op in constants])
+    assert pointers == [Pointer(index) for index in range(len(constants))]
+    assert placing.pointers([constants[0].results[0]]) == pointers[:1], "placed once"
+    for op, buffer in zip(constants, placing.lowered.buffers, strict=True):
+        value = op.attributes["value"]
+        assert buffer.name == (value.key if isinstance(value, ResourceAttr) else "")
+        assert buffer.kind == "constant" and buffer.bytes == buffer.array.nbytes
+    assert [bool(buffer.name) for buffer in placing.lowered.buffers].count(True) == 1
+    assert placing.staged_op == -1, "no op is being lowered"
+
+
+def test_a_workspace_and_its_ends(placing: Placing) -> None:
+    place = placing.workspace(Workspace(DType.float64, (3, 5)))
+    assert placing.lowered.buffers[place.buffer].bytes == 120
+    assert place.pointer(2) == Pointer(place.buffer, 16)
+    ends = [placing.bound_address(BufferBound(place.buffer, end)) for end in (False, True)]
+    assert ends == [Pointer(place.buffer, 0), Pointer(place.buffer, 120)]
+
+
+@pytest.mark.parametrize("written", [False, True])
+def test_a_launch_uses_the_memory_of_its_device_only(placing: Placing, written: bool) -> None:
+    here, there = (placing.buffer(Buffer("temp", 16, device=device)) for device in (0, 1))
+    placing.backends = (*placing.backends, *cpu_backends())
+    placing.launch(("key", ()), [argument(here), argument(here)], [False, True], False, "add")
+    (launch,) = placing.launches
+    assert (launch.reads, launch.writes, launch.flops) == ((here,), (here,), 0)
+    with pytest.raises(UnsupportedOpError, match="add runs on .*in the memory of"):
+        placing.launch(
+            ("key", ()), [argument(here), argument(there)], [False, written], False, "add"
+        )
+
+
+def test_a_value_without_a_place(placing: Placing) -> None:
+    (x, *_) = placing.graph.args
+    with pytest.raises(AssertionError, match="has no place"):
+        placing.place(x)
+    assert not isinstance(x.owner, MoOp)
