@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from pathlib import Path
 
 import ml_dtypes
 import numpy as np
 import pytest
+from xdsl.utils.exceptions import VerifyException
 
 from max import mlir
 from max.dtype import DType
 from max.mlir.attributes import from_attr, to_attr
+from max.mlir.builtin import StringAttr
 from max.mlir.types import dtype_from_text, dtype_text
 
 GOLDEN = Path(__file__).parents[1] / "golden"
@@ -246,3 +249,49 @@ def test_building_an_op_checks_it() -> None:
     with pytest.raises(KeyError):
         mlir.build("mo.nothing")
     assert mlir.infer_types("mo.transpose", [x], {"perm": (1, 0)}) == (x.with_shape((3, 2)),)
+
+
+def test_an_op_that_changed_since_it_was_verified_is_verified_again() -> None:
+    def changed(change: Callable[[mlir.MoOp, mlir.MoOp], object]) -> mlir.ModuleOp:
+        module = module_of(
+            "mo.graph @g(%x: !mo.tensor<[2, 3], f32, cpu:0>) -> (!mo.tensor<[3, 2], f32, cpu:0>) {"
+            "  %y = mo.relu(%x) : (!mo.tensor<[2, 3], f32, cpu:0>) -> !mo.tensor<[2, 3], f32, cpu:0>"
+            f"  %z = mo.transpose(%y) {{perm = {to_attr((1, 0))}}}"
+            "    : (!mo.tensor<[2, 3], f32, cpu:0>) -> !mo.tensor<[3, 2], f32, cpu:0>"
+            "  mo.output(%z) : (!mo.tensor<[3, 2], f32, cpu:0>) -> () }"
+        )
+        mlir.verify_module(module)
+        relu, transpose, _ = mlir.walk(module)
+        change(relu, transpose)
+        return module
+
+    other = mlir.TensorType.get(DType.float32, (5, 3))
+
+    def retype(op: mlir.MoOp) -> None:
+        op.results[0]._type = other
+
+    changes: dict[str, Callable[[mlir.MoOp, mlir.MoOp], object]] = {
+        "a value": lambda _, op: op.attributes.update(perm=to_attr((0, 0))),
+        "a name": lambda _, op: op.attributes.update(axis=to_attr(1)),
+        "an operand": lambda relu, op: setattr(op, "operands", [op.operands[0]] * 2),
+        "the type of an operand": lambda relu, _: retype(relu),
+        "the type of a result": lambda _, op: retype(op),
+        "an erased operand": lambda relu, op: relu.results[0].erase(safe_erase=False),
+    }
+    mlir.verify_module(changed(lambda *_: None))
+    for what, change in changes.items():
+        module = changed(change)
+        with pytest.raises((ValueError, VerifyException)):
+            list(mlir.walk(module))[1].verify()
+            pytest.fail(f"{what} was not seen")
+
+
+def test_a_call_is_verified_again_as_its_subgraph_may_have_changed() -> None:
+    module = module_of(
+        "mo.subgraph @f() { mo.output() : () -> () }"
+        'mo.graph @g() { mo.call() {callee = @f, prefix = ""} : () -> () mo.output() : () -> () }'
+    )
+    mlir.verify_module(module)
+    mlir.subgraphs(module)["f"].attributes["sym_name"] = StringAttr("h")
+    with pytest.raises(mlir.VerifyError, match="call: the module has no subgraph @f"):
+        mlir.verify_module(module)

@@ -8,7 +8,15 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import field
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
-from xdsl.ir import Attribute, Block, Operation, OpTraits, Region, SSAValue
+from xdsl.ir import (
+    Attribute,
+    Block,
+    ErasedSSAValue,
+    Operation,
+    OpTraits,
+    Region,
+    SSAValue,
+)
 from xdsl.traits import IsTerminator, OpTrait, Pure
 from xdsl.utils.exceptions import VerifyException
 
@@ -140,6 +148,8 @@ class MoOp(Operation):
 
     spec: ClassVar[OpSpec]
     traits: ClassVar[OpTraits]
+    _verified: tuple[object, ...] | None = None
+    """What the last verification looked at, if the op was right."""
 
     @classmethod
     def create(
@@ -207,6 +217,30 @@ class MoOp(Operation):
                     ]
                     conditions += count_conditions(spec.mnemonic, shape, operands)
         return [condition for condition in conditions if not condition.always_holds]
+
+    def verify(self, verify_nested_ops: bool = True) -> None:
+        """Verifies the op, unless nothing changed since it was verified: a pass changes few ops."""
+        block = self.parent
+        if (
+            # the rules of a call, and those about blocks, depend on more than the op
+            type(self).verify_ is not MoOp.verify_
+            or self.regions
+            or self._successors
+            or block is None
+            or block.last_op is self
+        ):
+            super().verify(verify_nested_ops)
+            return
+        operands = self._operands
+        # types and attributes are immutable
+        looked_at = (
+            [v.type for v in operands],
+            [v.type for v in self.results],
+            [*self.attributes.items()],
+        )
+        if looked_at != self._verified or any(isinstance(v, ErasedSSAValue) for v in operands):
+            super().verify(verify_nested_ops)
+            self._verified = looked_at
 
     def verify_(self) -> None:
         """Checks the op against its `OpSpec`: numbers of operands and results, attributes, and result types."""
