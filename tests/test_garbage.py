@@ -9,22 +9,22 @@ import sys
 import tempfile
 import threading
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
 from max._garbage import MOST_NEW, rare_collections
 
+ROOT = Path(__file__).parents[1]
+
 
 @pytest.fixture(autouse=True)
 def own_thresholds() -> Iterator[None]:
-    """Thresholds that differ from Python's own and no frozen objects, and those of before afterwards."""
-    before, frozen = gc.get_threshold(), gc.get_freeze_count()
-    gc.unfreeze()
+    """Thresholds that differ from Python's own, and those of before afterwards."""
+    before = gc.get_threshold()
     gc.set_threshold(701, 11, 12)
     yield
     gc.set_threshold(*before)
-    if frozen:
-        gc.freeze()
 
 
 def test_thresholds_are_higher_in_a_block_and_restored_after_it() -> None:
@@ -83,19 +83,16 @@ def test_thresholds_that_the_program_sets_meanwhile_stay() -> None:
     assert gc.get_threshold() == (900, 5, 5)
 
 
-def test_a_collector_that_is_off_stays_off() -> None:
-    gc.disable()
-    try:
-        new: list[object] = []
-        with rare_collections(keep=True):
-            new.append(new)
-        assert not gc.isenabled()
-        assert _generation(new) == 0
-    finally:
-        gc.enable()
+@pytest.mark.parametrize("check", ["keep_objects", "keep_frozen_objects", "keep_none"])
+def test_kept_objects(check: str) -> None:
+    """In a process of its own: the objects of this one are frozen, and millions."""
+    code = f"from tests.test_garbage import {check} as check; check()"
+    subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=True, timeout=60)
 
 
-def test_kept_objects_are_old_and_still_collected() -> None:
+def keep_objects() -> None:
+    """Kept objects are old, and still collected."""
+
     class Node:
         def __init__(self) -> None:
             self.own = self
@@ -116,16 +113,24 @@ def test_kept_objects_are_old_and_still_collected() -> None:
     assert alive == [1]
 
 
-def test_objects_that_the_program_froze_stay_frozen() -> None:
+def keep_none() -> None:
+    """A collector that is off stays off."""
+    gc.disable()
+    new: list[object] = []
+    with rare_collections(keep=True):
+        new.append(new)
+    assert not gc.isenabled()
+    assert _generation(new) == 0
+
+
+def keep_frozen_objects() -> None:
+    """Objects that the program froze stay frozen."""
     gc.freeze()
     frozen = gc.get_freeze_count()
     assert frozen
-    try:
-        with rare_collections(keep=True):
-            pass
-        assert gc.get_freeze_count() >= frozen // 2
-    finally:
-        gc.unfreeze()
+    with rare_collections(keep=True):
+        pass
+    assert gc.get_freeze_count() >= frozen // 2
 
 
 def _generation(value: object) -> int:
