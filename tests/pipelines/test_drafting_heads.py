@@ -51,6 +51,8 @@ FAMILIES = [
     pytest.param("deepseek_v3", marks=pytest.mark.long),
     pytest.param("deepseek_v32", marks=pytest.mark.long),
     "glm4_moe",
+    "qwen3_next",
+    pytest.param("qwen3_5", marks=pytest.mark.long),
 ]
 
 
@@ -62,7 +64,13 @@ def vocabulary() -> int:
 def spec_of(family: str) -> Any:
     """A case whose sequences are longer than those of other tests."""
     spec = CASES[family]
-    longer = {"max_position_embeddings": LENGTH, "rope_parameters": PLAIN_ROPE}
+    longer: dict[str, Any] = {"max_position_embeddings": LENGTH}
+    if family.startswith("qwen"):
+        # the layer is like the last one, with attention
+        kinds = ["linear_attention", "full_attention"] * 2
+        longer |= {"layer_types": kinds, "num_hidden_layers": 4, "mlp_only_layers": []}
+    else:
+        longer["rope_parameters"] = PLAIN_ROPE
     return replace(spec, options=spec.options | longer)
 
 
@@ -97,6 +105,11 @@ class Reference(torch.nn.Module):
 def published_names(family: str, layers: int) -> dict[str, str]:
     """The names in files of the parts of `Reference`."""
     stem = f"model.layers.{layers}."
+    if family.startswith("qwen"):
+        return {
+            "enorm": "mtp.pre_fc_norm_embedding", "hnorm": "mtp.pre_fc_norm_hidden",
+            "eh_proj": "mtp.fc", "norm": "mtp.norm", "block": "mtp.layers.0",
+        }  # fmt: skip
     return {
         "enorm": f"{stem}enorm", "hnorm": f"{stem}hnorm", "eh_proj": f"{stem}eh_proj",
         "norm": f"{stem}shared_head.norm", "head": f"{stem}shared_head.head", "block": stem[:-1],
@@ -118,13 +131,16 @@ def made(family: str, guesses: bool = True) -> tuple[Any, Reference]:
                 parameter.normal_(0, 0.15)
         for block in (*model.model.layers, head.block) if guesses else ():
             for name, parameter in block.named_parameters():
-                if name.endswith(("o_proj.weight", "down_proj.weight", "down_proj")):
+                if name.endswith(
+                    ("o_proj.weight", "out_proj.weight", "down_proj.weight", "down_proj")
+                ):
                     parameter *= 0.02
         if guesses:
-            head.enorm.weight.fill_(1)
+            head.enorm.weight.fill_(0 if family.startswith("qwen") else 1)
             head.eh_proj.weight[:, :size] = torch.eye(size)
             head.eh_proj.weight[:, size:] *= 0.2
             head.norm.weight.copy_(model.model.norm.weight)
+        if guesses or family.startswith("qwen"):
             head.head.weight.copy_(model.lm_head.weight)
     return model.eval(), head.eval()
 
@@ -148,14 +164,15 @@ def checkpoint(
         state = head.state_dict()
         for name, value in state.items():
             part, _, rest = name.partition(".")
-            if part != "block":
+            if part != "block" and part in names:
                 weights[f"{names[part]}.{rest}"] = value.clone()
         stored = {name: value for name, value in saved_block(model, head).items()}
         assert len(stored) == len(last)
         weights |= {f"{names['block']}.{name}": value for name, value in stored.items()}
     save_file(weights, file, {"format": "pt"})
     config = json.loads((folder / "config.json").read_text())
-    config["num_nextn_predict_layers"] = int(with_head)
+    if not family.startswith("qwen"):
+        config["num_nextn_predict_layers"] = int(with_head)
     (folder / "config.json").write_text(json.dumps(config))
     return folder
 
@@ -415,8 +432,8 @@ def test_names_in_gguf_files(tmp_path: Path) -> None:
 def test_a_quantized_file_keeps_the_layer(
     folder: Path, plain: Any, family: str, tmp_path: Path
 ) -> None:
-    if family == "deepseek_v32":
-        return  # it has no form in GGUF files
+    if family not in ("glm4_moe", "deepseek_v3"):
+        return  # no GGUF form, or none of the layer
     path = tmp_path / "model.gguf"
     session = InferenceSession(devices=[CPU()])
     if family == "glm4_moe":

@@ -26,6 +26,8 @@ def read_hybrid(keys: ConfigKeys, *, fused: bool, sized: bool = True) -> Decoder
     config = read_decoder(keys, names, head_dim=256, eps=1e-6, longest=32768, partial_rotation=0.25)
     norm = NormForm(offset=1.0)
     config = with_biases(config, keys).with_attention(qk_norm=QKNorm(norm), gated=True)
+    # no key of config.json states that published checkpoints have one
+    config = replace(config, prediction_layers=1)
     return replace(with_delta_nets(config, keys, fused, not fused), norm=norm)
 
 
@@ -57,7 +59,13 @@ NAMES = WeightNames(
     layer={**EXPERT_NAMES, **FUSED, **mixer_names("linear_attn")},
     stacks={"mlp.experts": "mlp.experts"},
     conversions=MIXER_FORMS,
-    unused_parts=("mtp.",),
+    prediction={
+        "mtp.layers.0": "",
+        "mtp.fc": "eh_proj",
+        "mtp.norm": "shared_head.norm",
+        "mtp.pre_fc_norm_embedding": "enorm",
+        "mtp.pre_fc_norm_hidden": "hnorm",
+    },
 )
 
 

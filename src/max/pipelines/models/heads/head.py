@@ -27,14 +27,12 @@ __all__ = ["DraftingHead", "why_no_states"]
 
 
 def why_no_states(config: DecoderConfig, pipeline: PipelineConfig) -> str | None:
-    """Why the cache of a model cannot have its hidden states, or go back after wrong tokens; None: it can.
+    """Why the cache of a model cannot have its hidden states; None: it can.
 
     Args:
         config: The shape of the model.
         pipeline: The configuration.
     """
-    if config.states:
-        return "has recurrent states, which cannot go back"
     if config.quantization is not None:
         return "has projections in GPTQ's form"
     if len(pipeline.model_config.replica_devices[0]) > 1:

@@ -59,7 +59,7 @@ def why_no_head(config: DecoderConfig, pipeline: PipelineConfig) -> str | None:
         config: The shape of the model.
         pipeline: The configuration.
     """
-    if not pipeline.model_config.has_weight(PROJECTIONS):
+    if not config.prediction_layers or not pipeline.model_config.has_weight(PROJECTIONS):
         return "has no layers that predict further tokens"
     return why_no_states(config, pipeline)
 
