@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from max.interfaces import RequestID
 from max.pipelines.core.text_context import TextContext
@@ -14,8 +16,10 @@ __all__ = ["LookupDrafter"]
 
 LONGEST_MATCH = 6
 """The number of last tokens that a look-up compares at most."""
-SHORTEST_MATCH = 2
-"""A match of fewer tokens proposes nothing."""
+WINDOW = 16
+"""The number of tokens before two places of equal runs that tell which place is more like the end of the text."""
+MOST_PLACES = 32
+"""The number of places of the longest run that are compared, the latest ones."""
 
 
 class LookupDrafter(Drafter):
@@ -33,7 +37,10 @@ class LookupDrafter(Drafter):
         return self._lengths.get(context.request_id, 0)
 
     def propose(self, context: TextContext, most: int) -> Sequence[int]:
-        """What followed the last occurrence of the longest run of tokens that ends the text.
+        """What followed the longest run of tokens that ends the text, at an earlier place.
+
+        Of several places it is the one whose last tokens are most often among the last tokens of the text, in any
+        order: in records, a value between two equal keys may have any length. Of equal ones it is the latest.
 
         Args:
             context: The request.
@@ -42,19 +49,16 @@ class LookupDrafter(Drafter):
         tokens = context.all_tokens
         # the ends of earlier runs that are equal to the last tokens, for longer and longer runs
         ends = np.flatnonzero(tokens[:-1] == tokens[-1])
-        best, length = ends[:0], 1
-        while ends.size and length <= LONGEST_MATCH:
-            if length >= SHORTEST_MATCH:
-                best = ends
-                self._lengths[context.request_id] = length
+        best, length = ends, 0
+        while ends.size and length < LONGEST_MATCH:
+            best, length = ends, length + 1
             # ends are at most len(tokens) - 2, so those that are left have tokens[-1 - length] too
             ends = ends[ends >= length]
             ends = ends[tokens[ends - length] == tokens[-1 - length]]
-            length += 1
         if not best.size:
             return ()
-        # the latest occurrence is the likeliest to go on alike
-        begin = int(best[-1]) + 1
+        self._lengths[context.request_id] = length
+        begin = _likest(tokens, best[-MOST_PLACES:]) + 1
         return tokens[begin : begin + most].tolist()
 
     def observe(self, context: TextContext, drafted: int, accepted: int) -> None:
@@ -70,3 +74,19 @@ class LookupDrafter(Drafter):
     def forget(self, request_id: RequestID) -> None:
         """Forgets the kind of a request's drafts."""
         self._lengths.pop(request_id, None)
+
+
+def _likest(tokens: npt.NDArray[Any], ends: npt.NDArray[np.intp]) -> int:
+    """The place whose last tokens are most often among the last tokens of a text; of equal ones the latest.
+
+    Args:
+        tokens: The text.
+        ends: The places, in order.
+    """
+    if len(ends) == 1:
+        return int(ends[0])
+    # [places, WINDOW]: before the start of the text there is no token
+    places = ends[:, None] - np.arange(WINDOW)
+    equal = np.isin(tokens[np.maximum(places, 0)], tokens[-WINDOW:]) & (places >= 0)
+    counts = equal.sum(1)
+    return int(ends[len(ends) - 1 - counts[::-1].argmax()])
