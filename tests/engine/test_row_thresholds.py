@@ -7,7 +7,8 @@ import gc
 import itertools
 import time
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
+from typing import Any, cast
 
 import ml_dtypes
 import numpy as np
@@ -23,7 +24,12 @@ from max.driver import CPU, Tensor
 from max.dtype import DType
 from max.dtype.blocks import BLOCK_FORMATS, encode
 from max.engine import InferenceSession, Model
-from max.engine.tune import idle_measurement, row_thresholds, threshold_measurement
+from max.engine.tune import (
+    busy_measurement,
+    idle_measurement,
+    row_thresholds,
+    threshold_measurement,
+)
 from max.graph import DeviceRef, Graph, TensorType, Weight, ops
 from max.graph.quantization import QuantizationEncoding
 
@@ -102,8 +108,9 @@ def measured(model: Model) -> Model:
 def test_the_threshold_is_where_the_ways_cross(monkeypatch, encoding: str, crossing: int) -> None:
     asked: list[int] = []
 
-    def few_is_faster(self: object, rows: int) -> bool:
+    def few_is_faster(self: object, rows: int) -> Generator[None, None, bool]:
         asked.append(rows)
+        yield from ()
         return rows <= crossing
 
     monkeypatch.setattr(threshold_measurement.Measurement, "_few_is_faster", few_is_faster)
@@ -133,11 +140,14 @@ def test_results_do_not_depend_on_the_threshold(monkeypatch, tmp_path, encoding:
     wanted = {rows: run(guessed, rows, encoding) for rows in (1, 5, 17, 70)}
     for crossing in (1, 1000):
         row_thresholds.process_thresholds._known.clear()
-        monkeypatch.setattr(
-            threshold_measurement.Measurement,
-            "_few_is_faster",
-            lambda self, rows, c=crossing: rows <= c,
-        )
+
+        def few_is_faster(
+            self: object, rows: int, c: int = crossing
+        ) -> Generator[None, None, bool]:
+            yield from ()
+            return rows <= c
+
+        monkeypatch.setattr(threshold_measurement.Measurement, "_few_is_faster", few_is_faster)
         # another cache folder has no thresholds either
         monkeypatch.setenv("MAX_CACHE_DIR", str(tmp_path / str(crossing)))
         other = measured(product_model(encoding))
@@ -207,9 +217,11 @@ def test_a_better_measurement_replaces_a_worse_one(monkeypatch) -> None:
 
 
 def test_damaged_entries_are_not_used(tmp_path, monkeypatch) -> None:
-    monkeypatch.setattr(
-        threshold_measurement.Measurement, "_few_is_faster", lambda self, rows: rows <= 20
-    )
+    def few_is_faster(self: object, rows: int) -> Generator[None, None, bool]:
+        yield from ()
+        return rows <= 20
+
+    monkeypatch.setattr(threshold_measurement.Measurement, "_few_is_faster", few_is_faster)
     (limit,) = limits_of(measured(product_model("float32")))
     assert limit != 8
     (entry,) = (path for path in (tmp_path / "limits").rglob("*") if path.is_file())
@@ -269,6 +281,83 @@ def test_a_measurement_gives_way(monkeypatch) -> None:
     )
     with pytest.raises(threshold_measurement.PoolIsBusyError):
         ended.threshold()
+
+
+def test_a_device_that_is_never_idle_learns_between_executions(monkeypatch) -> None:
+    """A turn after each execution, on its thread; results are those without it."""
+    monkeypatch.setattr(busy_measurement, "BUSY_SHARE", 1e9)
+    model = product_model("float32")
+    linked = model._linked
+    assert linked is not None
+    (job,) = (job for job in idle_measurement._idler._jobs if job.linked() is linked)
+    expected = run(model, 3, "float32")
+    for _ in range(idle_measurement.BUSY_OBSERVATIONS):
+        assert linked.main.after_run is None
+        idle_measurement._idler._measure_between(job)
+    before, count = threshold_measurement.stats.measured, 0
+    while linked.main.after_run is not None:
+        np.testing.assert_array_equal(run(model, 3, "float32"), expected)
+        count += 1
+        assert count < 9 * 8, "a turn has no end"
+    assert threshold_measurement.stats.measured == before + 1 and count > 4
+    (known,) = row_thresholds.process_thresholds._known.values()
+    used = known.quality >= row_thresholds.USABLE
+    assert limits_of(model) == {known.rows if used else 8}
+    # a usable result is not measured again
+    row_thresholds.process_thresholds._known[job.unsure.key] = row_thresholds.Threshold(5, 0.7)
+    idle_measurement._idler._measure_between(job)
+    assert linked.main.after_run is None
+
+
+def test_turns_under_load_take_a_share_of_the_time(monkeypatch) -> None:
+    """A disturbed measurement begins again; nothing is measured while another run lasts."""
+    clock, begun = [0.0], list[int]()
+    monkeypatch.setattr(busy_measurement.time, "perf_counter", lambda: clock[0])
+
+    class Device:
+        runs = 0
+
+        def run_number(self) -> int:
+            return self.runs
+
+    device = Device()
+
+    def turns() -> Generator[None, None, row_thresholds.Threshold]:
+        begun.append(0)
+        for _ in range(3):
+            clock[0] += 1.0
+            begun[-1] += 1
+            device.runs += 4 + extra.pop() if extra else 4
+            yield
+        return row_thresholds.Threshold(9, 1.0)
+
+    extra = [2]
+    made: list[object] = []
+    measurement = busy_measurement.BusyMeasurement(
+        turns, cast(Any, device), lambda threshold: made.append(threshold)
+    )
+    device.runs += 1
+    measurement.take_turn()
+    assert not begun, "something runs"
+    device.runs += 1
+    measurement.take_turn()
+    assert begun == [1]
+    for _ in range(100):
+        measurement.take_turn()
+    assert begun == [1], "its share of the time is used up"
+    executions = 0
+    while not measurement.ended:
+        clock[0] += 1.0
+        executions += 1
+        measurement.take_turn()
+    # four turns of a second, the first one in vain
+    assert (
+        begun == [1, 3]
+        and 3 / busy_measurement.BUSY_SHARE < clock[0] < 5 / busy_measurement.BUSY_SHARE
+    )
+    assert executions > 90 and made == [row_thresholds.Threshold(9, 1.0)]
+    measurement.take_turn()
+    assert len(made) == 1
 
 
 def test_waiting_for_idleness_keeps_no_model_alive() -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
@@ -129,6 +129,8 @@ class LinkedProgram:
         self._small = small_work(code, compiled.symbols, self.backend.sharing)
         self._instances: dict[tuple[int, ...], Instance] = {}
         self._symbols = compiled.symbols
+        self.after_run: Callable[[], None] | None = None
+        """Called after each run that nothing watches, on its thread."""
         self._watchers = 0
         self._watch_lock = reentrant_lock()
         self._watched_runs: dict[tuple[int, ...], int] = {}
@@ -254,6 +256,8 @@ class LinkedProgram:
         """
         if not self._watchers:
             self.executor.run_at(bases, self.bases, instance.offsets, instance.alone)
+            if self.after_run is not None:
+                self.after_run()
             return
         start = time.perf_counter_ns()
         self.executor.run_at(bases, self.bases, instance.offsets, instance.alone)

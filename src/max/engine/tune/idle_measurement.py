@@ -1,4 +1,4 @@
-"""Measurement of row thresholds on a background thread, while a device is idle.
+"""Measurement of row thresholds on a background thread, while a device is idle; between executions if it never is.
 
 A program is measured after its first execution, when its device was idle for `IDLE_SECONDS` and the process used
 little CPU. A measurement is abandoned when anything else runs on the device, and repeated later. The program uses the
@@ -13,7 +13,7 @@ import logging
 import threading
 import time
 import weakref
-from collections.abc import Sequence
+from collections.abc import Generator, Sequence
 from typing import TYPE_CHECKING
 
 from max._compiler.program.code import Compiled
@@ -22,12 +22,13 @@ from max._lazy import lazy_module
 from max._reentry import in_child, reentrant_lock
 from max._runtime.daemon_thread import DaemonThread
 from max.engine.run.linked_program import Linked
-from max.engine.tune.row_thresholds import QUIET, USABLE, Unsure, process_thresholds
+from max.engine.tune.row_thresholds import QUIET, USABLE, Threshold, Unsure, process_thresholds
 
 if TYPE_CHECKING:
-    from max.engine.tune import threshold_measurement
+    from max.engine.tune import busy_measurement, threshold_measurement
     from max.engine.tune.threshold_measurement import Linker
 else:
+    busy_measurement = lazy_module("max.engine.tune.busy_measurement")
     threshold_measurement = lazy_module("max.engine.tune.threshold_measurement")
 
 __all__ = ["measure_when_idle"]
@@ -40,6 +41,8 @@ IDLE_CPU = 0.1
 """The maximum share of a core that the process uses meanwhile."""
 RETRY_SECONDS = 60.0
 """The delay of the next measurement after one on a busy machine; it doubles each time."""
+BUSY_OBSERVATIONS = 3
+"""The number of observations of a busy device after which a threshold is measured between executions."""
 ATTEMPTS = 3
 """The maximum number of measurements of one threshold per process."""
 
@@ -54,6 +57,7 @@ class _Job:
     unsure: Unsure
     attempts: int = 0
     due: float = 0.0
+    busy: int = 0
 
 
 class _Idler:
@@ -101,7 +105,11 @@ class _Idler:
                 jobs = list(self._jobs)
             now = time.monotonic()
             job = next((j for j in jobs if j.due <= now and _was_run(j.linked())), None)
-            if job is not None and self._is_idle(job) and not self._measure(job):
+            if job is None:
+                continue
+            if not self._is_idle(job):
+                self._measure_between(job)
+            elif not self._measure(job):
                 with self._lock:
                     self._jobs.remove(job)
 
@@ -118,6 +126,44 @@ class _Idler:
         return (
             backend.run_number() == before and time.process_time() - cpu < IDLE_CPU * IDLE_SECONDS
         )
+
+    def _measure_between(self, job: _Job) -> None:
+        """Lets a threshold be measured between the executions of its program, if the device was busy for long and no
+        result is usable.
+        """
+        linked, unsure = job.linked(), job.unsure
+        job.busy += 1
+        if linked is None or job.busy < BUSY_OBSERVATIONS or linked.main.after_run is not None:
+            return
+        stored = process_thresholds.get(unsure.key)
+        if stored is not None and stored.quality >= USABLE:
+            return
+        main, ref = linked.main, job.linked
+        del linked
+
+        def keep(threshold: Threshold | None) -> None:
+            """Uses a result, and makes room for the next measurement of this program."""
+            if threshold is not None and process_thresholds.keep(unsure.key, threshold):
+                logger.info("%s: row threshold %d, under load", unsure.name, threshold.rows)
+            programs, found = ref(), process_thresholds.get(unsure.key)
+            if programs is None:
+                return
+            if found is not None and found.quality >= USABLE:
+                for program in (programs.main, *programs.later):
+                    program.set_limits({unsure.name: found.rows})
+            programs.main.after_run = None
+            # the next attempts wait until the device is idle
+            job.due = time.monotonic() + RETRY_SECONDS
+
+        backend = main.backend
+
+        def begin() -> Generator[None, None, Threshold | None]:
+            """Begins the measurement."""
+            return threshold_measurement.Measurement(
+                job.compiled, job.link, unsure.sample, backend
+            ).turns()
+
+        main.after_run = busy_measurement.BusyMeasurement(begin, backend, keep).take_turn
 
     def _measure(self, job: _Job) -> bool:
         """Measures a threshold; returns whether to measure it again later."""

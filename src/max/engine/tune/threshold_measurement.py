@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -29,6 +29,8 @@ ENOUGH_SECONDS = 0.1
 """The time after which no further round begins."""
 CLEAR_GAIN = 0.9
 """A path replaces the default if it takes at most this share of its time, in each half of the runs."""
+TURN_RUNS = 4
+"""What a turn adds to the pool's number of runs: two runs count twice each."""
 PAUSE = 0.0002
 """Seconds between rounds without the pool's lock: a lock that is retaken at once is never handed over."""
 
@@ -111,7 +113,7 @@ class Measurement:
         self._quality = 1.0
 
     def threshold(self) -> Threshold | None:
-        """Doubles or halves the rows from the default until the other path is faster, then tries a number in between.
+        """Measures at once, with pauses.
 
         Returns:
             The threshold; None if no sizes of the program give the required rows.
@@ -119,10 +121,29 @@ class Measurement:
         Raises:
             PoolIsBusyError: Something else ran on the pool, or `stopped` returned true.
         """
+        turns, run_number = self.turns(), self._backend.run_number()
+        while True:
+            time.sleep(PAUSE)
+            if self._stopped() or self._backend.run_number() != run_number:
+                stats.given_up += 1
+                raise PoolIsBusyError
+            try:
+                next(turns)
+            except StopIteration as end:
+                return end.value
+            run_number += TURN_RUNS
+
+    def turns(self) -> Generator[None, None, Threshold | None]:
+        """Doubles or halves the rows from the default until the other path is faster, then tries a number in between;
+        stops after each turn, which runs both paths once.
+
+        Returns:
+            The threshold; None if no sizes of the program give the required rows.
+        """
         faster_rows, slower_rows = 1, self._max_rows + 1
         rows = self._default
         while faster_rows < rows < slower_rows:
-            faster = self._few_is_faster(rows)
+            faster = yield from self._few_is_faster(rows)
             if faster is None:
                 return None
             if faster:
@@ -131,7 +152,7 @@ class Measurement:
                 slower_rows, rows = rows, rows // 2
         between = (faster_rows + slower_rows) // 2
         if faster_rows < between < slower_rows <= self._max_rows:
-            faster = self._few_is_faster(between)
+            faster = yield from self._few_is_faster(between)
             if faster is None:
                 return None
             faster_rows = between if faster else faster_rows
@@ -141,7 +162,7 @@ class Measurement:
             self._limit.maximum if faster_rows == self._max_rows else faster_rows, self._quality
         )
 
-    def _few_is_faster(self, rows: int) -> bool | None:
+    def _few_is_faster(self, rows: int) -> Generator[None, None, bool | None]:
         """Whether the GEMV path is faster; None if the program cannot have this number of rows."""
         ready = self._prepare(rows)
         if ready is None:
@@ -149,23 +170,18 @@ class Measurement:
         backend = self._backend
         seconds: tuple[list[float], list[float]] = ([], [])
         elapsed = cpu = 0.0
-        run_number = backend.run_number()
         for turn in range(ROUNDS + 1):
             if turn > FEWEST_ROUNDS and elapsed > ENOUGH_SECONDS:
                 break
-            time.sleep(PAUSE)
-            if self._stopped() or backend.run_number() != run_number:
-                stats.given_up += 1
-                raise PoolIsBusyError
             begin, begin_cpu = time.perf_counter(), time.process_time()
             for path_seconds, program in zip(seconds, self._paths, strict=True):
                 start = time.perf_counter()
                 program.executor.run_at(ready.bases, program.bases, ready.offsets)
                 path_seconds.append(time.perf_counter() - start)
-            run_number += 4  # twice two runs
             if turn:  # the first turn is a warm-up: it touches memory and wakes the workers
                 elapsed += time.perf_counter() - begin
                 cpu += time.process_time() - begin_cpu
+            yield
         self._quality = min(self._quality, max(cpu / (backend.workers * elapsed), 0.0))
         middle = (len(seconds[0]) + 1) // 2
         halves = slice(1, middle), slice(middle, None)
