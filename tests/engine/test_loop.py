@@ -81,6 +81,21 @@ def test_a_loop_equals_executions_one_by_one(session, step, turns: int, rows: in
         np.testing.assert_array_equal(outputs[1].to_numpy(), sums)
 
 
+def test_what_follows_a_run_follows_a_loop(session, step, monkeypatch) -> None:
+    """Once, whatever the number of turns: thresholds are measured there on a device that is never idle."""
+    calls, other = [], feed(session)
+    for model in (step, other):
+        monkeypatch.setattr(model._linked.main, "after_run", partial(calls.append, model))
+    given = [
+        Tensor.from_numpy(np.zeros((2, 24), np.float32)),
+        Tensor.from_numpy(np.zeros(1, np.int64)),
+    ]
+    given.append(Tensor.from_numpy(np.zeros(1, np.bool_)))
+    again = Tensor.from_numpy(given[-1].to_numpy().view(np.uint8))
+    ModelLoop(step, other).run([given[0]], partial(feed_inputs, 5, given), again)
+    assert calls == [step, other]
+
+
 def test_a_body_with_a_loop_of_its_own(session) -> None:
     with Graph("inner", input_types=[TensorType(DType.int64, [1], DEVICE)]) as graph:
         n = graph.inputs[0].tensor

@@ -228,6 +228,9 @@ class ModelLoop:
         )
         if joined.backend.is_asynchronous:
             joined.backend.synchronize()
+        for linked in joined.linked:
+            if linked.main.after_run is not None:
+                linked.main.after_run()
         return outputs
 
 
