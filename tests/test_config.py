@@ -16,7 +16,7 @@ ROOT = Path(__file__).parents[1]
 
 
 def test_defaults_and_types() -> None:
-    for name, flag in flags.declared().items():
+    for name, flag in flags.declared_flags().items():
         assert name.startswith(("MAX_", "MODULAR_")) and flag.name == name
         assert flag.help.endswith(".") and flag.read and flag.values
         assert flag.convert("") == flag.default
@@ -119,4 +119,4 @@ def test_import_is_light() -> None:
 
 
 def test_declared_order_is_stable() -> None:
-    assert list(flags.declared()) == [n for n in vars(Flags) if n.startswith(("MAX_", "MODULAR_"))]
+    assert list(flags.declared_flags()) == [n for n in vars(Flags) if n.startswith(("MAX_", "MODULAR_"))]

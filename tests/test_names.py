@@ -45,7 +45,7 @@ def test_own_names_are_loaded_once(recorded: Recorded, module: str) -> None:
     import fractions
     import math
 
-    shown = lazy_names(module, {"pi": "math"}, shown=int)
+    shown = lazy_names(module, {"pi": "math"}, wrap=int)
     assert shown("pi") == vars(sys.modules[module])["pi"] == 3
     assert lookup("sqrt") is vars(sys.modules[module])["sqrt"] is math.sqrt
     assert lookup("Root") is fractions.Fraction

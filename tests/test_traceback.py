@@ -117,7 +117,7 @@ def test_causes_of_the_users_stay() -> None:
         try:
             int("x")
         except ValueError as error:
-            _config.flags.named(str(error))
+            _config.flags.flag_of(str(error))
 
     error = raised(chained)
     assert drop_own_frames(error)

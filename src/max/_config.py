@@ -316,27 +316,27 @@ class Flags:
         Raises:
             FlagError: The name is not declared, or the value does not fit.
         """
-        self.named(name).convert(value)
+        self.flag_of(name).convert(value)
         os.environ[name] = str(value)
 
-    def declared(self) -> dict[str, Flag[Any]]:
+    def declared_flags(self) -> dict[str, Flag[Any]]:
         """The declared flags by name, in the order of their declaration."""
         return {n: f for n, f in vars(type(self)).items() if isinstance(f, Flag)}
 
-    def named(self, name: str) -> Flag[Any]:
+    def flag_of(self, name: str) -> Flag[Any]:
         """The flag of that name.
 
         Raises:
             FlagError: There is no such flag; the message has the nearest name.
         """
-        flags_by_name = self.declared()
+        flags_by_name = self.declared_flags()
         if name not in flags_by_name:
             raise FlagError(f"{name} is not a flag{did_you_mean(name, flags_by_name)}")
         return flags_by_name[name]
 
     def misspelt(self, environ: Mapping[str, str] | None = None) -> list[str]:
         """One line for each variable of the environment that looks like a misspelt flag."""
-        flags_by_name, lines = self.declared(), list[str]()
+        flags_by_name, lines = self.declared_flags(), list[str]()
         for name in os.environ if environ is None else environ:
             if name.startswith("MAX_") and name not in flags_by_name:
                 # other programs use MAX_… too: only near misses are reported
@@ -349,7 +349,7 @@ class Override:
     """The context manager of :meth:`Flags.override`."""
 
     def __init__(self, owner: Flags, values: Mapping[str, object]) -> None:
-        flagged = [(owner.named(name), value) for name, value in values.items()]
+        flagged = [(owner.flag_of(name), value) for name, value in values.items()]
         self._values = [(flag, flag.convert(value)) for flag, value in flagged]
 
     def __enter__(self) -> Override:
@@ -465,7 +465,7 @@ def documentation() -> str:
         "| variable | values | default | read | what it does |",
         "|---|---|---|---|---|",
     ]
-    for name, flag in flags.declared().items():
+    for name, flag in flags.declared_flags().items():
         default = "not set" if flag.default in (None, frozenset()) else f"`{_text(flag.default)}`"
         lines.append(f"| `{name}` | {flag.values} | {default} | {flag.read} | {flag.help} |")
     return "\n".join(lines) + "\n"

@@ -28,7 +28,7 @@ class LoadSteps:
             taker(step, done, total)
 
     @contextmanager
-    def taken(self, taker: Taker) -> Generator[None]:
+    def handed_to(self, taker: Taker) -> Generator[None]:
         """Hands steps to a function for the duration of a block.
 
         Args:

@@ -119,7 +119,7 @@ def lazy_names(
     own: Mapping[str, str] | None = None,
     *,
     submodules: bool = False,
-    shown: Callable[[Any], Any] | None = None,
+    wrap: Callable[[Any], Any] | None = None,
 ) -> Callable[[str], Any]:
     """The ``__getattr__`` of a module: loads names when they are used, and asks the fallback for others.
 
@@ -127,15 +127,15 @@ def lazy_names(
         module: Its ``__name__``.
         own: Its names, and the places that define them.
         submodules: Whether its modules are loaded when they are used as attributes.
-        shown: Makes of an object what the module shows under its name; None: the object.
+        wrap: Makes of an object what the module shows under its name; None: the object.
     """
     names = own or {}
 
     def lookup(name: str) -> Any:
         if name in names:
             value = load_name(names[name], name)
-            if shown is not None:
-                value = shown(value)
+            if wrap is not None:
+                value = wrap(value)
             setattr(sys.modules[module], name, value)
             return value
         # Python reads attributes such as __path__ of any module, and `from package import module` first reads an

@@ -104,7 +104,7 @@ def test_texts() -> None:
 def test_steps_go_to_those_who_take_them() -> None:
     steps, taken = LoadSteps(), []
     steps.at("unheard")
-    with steps.taken(lambda *step: taken.append(step)):
+    with steps.handed_to(lambda *step: taken.append(step)):
         steps.at("a", 1, 2)
     steps.at("unheard")
     assert taken == [("a", 1, 2)]

@@ -69,7 +69,7 @@ def test_results_computed_once_share_an_allocation(backends: Backends) -> None:
     """Each begins at a multiple of 64 bytes; those of other devices, weights and constants are not in it."""
     items = [kept(10), FixedBuffer("constant", 20), kept(65), kept(1000, GPU), kept(64)]
     memory, sizes = memory_of(backends, items, constants={1: ROW})
-    start = memory.kept.ctypes.data
+    start = memory.kept_results.ctypes.data
     assert sizes == [64 + 128 + 64] and not memory.is_computed
     assert [memory.addresses[i] - start for i in (0, 2, 4)] == [0, 64, 192]
     assert memory.addresses[1] == ROW.ctypes.data
@@ -84,7 +84,7 @@ def test_results_that_are_on_the_disk_are_not_computed(backends: Backends) -> No
         return ready
 
     memory, sizes = memory_of(backends, [kept(10), kept(128)], packed=packed)
-    assert (asked, sizes, memory.is_computed) == ([192], [], True) and memory.kept is ready
+    assert (asked, sizes, memory.is_computed) == ([192], [], True) and memory.kept_results is ready
     assert memory.addresses == [ready.ctypes.data, ready.ctypes.data + 64]
     # there may be none
     memory, sizes = memory_of(backends, [kept(10)], packed=lambda num_bytes: None)

@@ -77,4 +77,4 @@ def test_a_weight_that_only_its_packing_reads_is_not_kept(monkeypatch: pytest.Mo
         InferenceSession().load(product(), weights_registry=WEIGHTS)
     (memory,) = memories
     # the packed copy is the only owner that is left
-    assert memory.owners == [memory.kept] and memory.kept.nbytes >= 32 * 64 * 4
+    assert memory.owners == [memory.kept_results] and memory.kept_results.nbytes >= 32 * 64 * 4

@@ -88,6 +88,6 @@ def test_the_chain_that_waits_for_nothing_stays_the_same() -> None:
 def test_ops_have_the_place_that_is_stated() -> None:
     with Graph("g", input_types=[VECTOR]) as graph:
         x = graph.inputs[0].tensor
-        with graph.placed("/elsewhere.py", 77):
+        with graph.at_place("/elsewhere.py", 77):
             assert "/elsewhere.py" in str((x + 1).to_mlir().owner.location)
         assert "/elsewhere.py" not in str((x + 1).to_mlir().owner.location)

@@ -493,7 +493,7 @@ def test_intervals_do_not_depend_on_what_was_asked_before(seed):
             case 4 if closed:
                 scope, depth = rng.choice(closed)
                 if len(b.scopes) == depth:
-                    with b.reopened(scope):
+                    with b.reopen(scope):
                         x = rng.choice(values)
                         assert interval(b, x) == asked_anew(b, x)
             case _:

@@ -133,15 +133,15 @@ class InterruptWatch:
                 self._wake.acquire()
                 quiet = 0
 
-    def _look(self, seen: weakref.WeakKeyDictionary[Interruptible, int]) -> bool:
+    def _look(self, seen_runs: weakref.WeakKeyDictionary[Interruptible, int]) -> bool:
         """Nudges runs that the last inspection saw too; returns whether anything ran since."""
         ran = False
         main = threading.main_thread().ident
         with self._lock:
             pools = list(self._pools)
         for pool in pools:
-            run, before = pool.run_number(), seen.get(pool, 0)
-            seen[pool] = run
+            run, before = pool.run_number(), seen_runs.get(pool, 0)
+            seen_runs[pool] = run
             # odd numbers are runs in progress
             ran |= run != before or run % 2 == 1
             if run % 2 == 1 and run == before:

@@ -240,9 +240,9 @@ class BufferValue(_ShapedValue["mlir.BufferType"]):
             ops.buffer_store_slice(self, value, indices)
 
 
-def _staged_value(made: Any) -> mlir.SSAValue:
+def _staged_value(result: Any) -> mlir.SSAValue:
     """The value of a graph that an op made; outside of a graph it made an eager tensor, which has none."""
-    return (made if isinstance(made, Value) else made.__tensorvalue__()).to_mlir()
+    return (result if isinstance(result, Value) else result.__tensorvalue__()).to_mlir()
 
 
 class TensorValue(_ShapedValue["mlir.TensorType"], Operators["TensorValueLike"]):

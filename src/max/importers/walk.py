@@ -171,7 +171,7 @@ class Walker:
     def _located(self, source: SourceNode) -> Any:
         graph = Graph.current
         label = (source.label or source.full_name).replace("\n", " ")
-        with graph.placed(self.file, source.number), graph.profile_scope(label):
+        with graph.at_place(self.file, source.number), graph.profile_scope(label):
             yield
 
     def _staged(self, node: Node) -> Sequence[SourceNode]:

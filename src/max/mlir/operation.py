@@ -308,13 +308,13 @@ class MoOp(Operation):
         )
 
 
-def check_attributes(spec: OpSpec, values: Attrs, shown: Attrs) -> None:
+def check_attributes(spec: OpSpec, values: Attrs, shown_attributes: Attrs) -> None:
     """Checks that an op has all required attributes, no unknown one, and that each is of its type.
 
     Args:
         spec: The specification of the op.
         values: The attributes as Python values.
-        shown: The attributes as a message shows them.
+        shown_attributes: The attributes as a message shows them.
 
     Raises:
         ValueError: An attribute is unknown or missing.
@@ -328,7 +328,7 @@ def check_attributes(spec: OpSpec, values: Attrs, shown: Attrs) -> None:
         # bool is an int in Python, and another attribute in MLIR
         if not isinstance(value, expected) or (expected is int and isinstance(value, bool)):
             raise TypeError(
-                f"{spec.name}: attribute '{name}' is {shown[name]}, expected {_kind(expected)}"
+                f"{spec.name}: attribute '{name}' is {shown_attributes[name]}, expected {_kind(expected)}"
             )
     for name in spec.attributes:
         if name not in values:

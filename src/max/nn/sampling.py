@@ -101,11 +101,11 @@ def _first_rejected(accepted: TensorValue) -> TensorValue:
     return ops.sum(ops.cast(ops.equal(rejected, 0), DType.int64), axis=1)
 
 
-def _rows_of_steps(offsets: TensorValue, batch: Dim, steps: Dim) -> TensorValue:
+def _rows_of_steps(input_row_offsets: TensorValue, batch: Dim, steps: Dim) -> TensorValue:
     """The row in the target's logits of each draft token, int64 ``[batch, steps]``."""
-    first = ops.reshape(ops.rebind(ops.cast(offsets[:-1], DType.int64), [batch]), [batch, 1])
+    first = ops.reshape(ops.rebind(ops.cast(input_row_offsets[:-1], DType.int64), [batch]), [batch, 1])
     numbers = ops.range(
-        0, TensorValue(steps), 1, out_dim=steps, dtype=DType.int64, device=offsets.device
+        0, TensorValue(steps), 1, out_dim=steps, dtype=DType.int64, device=input_row_offsets.device
     )
     return first + ops.reshape(numbers, [1, steps])
 

@@ -23,22 +23,22 @@ def no_sum(part: Any) -> Any:
 
 
 @k.inline
-def add_part(total: Any, lost: Any, part: Any) -> Any:
+def add_part(total: Any, rounding_error: Any, part: Any) -> Any:
     """A wide sum and its lost roundings, with one more part."""
     if part.dtype is not k.f64:
-        return total + k.cast(part, k.f64), lost
+        return total + k.cast(part, k.f64), rounding_error
     else:
         rounded = total + part
         # two-sum: the exact rounding error of `total + part`
         added = rounded - total
-        return rounded, lost + ((total - (rounded - added)) + (part - added))
+        return rounded, rounding_error + ((total - (rounded - added)) + (part - added))
 
 
 @k.inline
-def rounded_sum(total: Any, lost: Any, dtype: Any) -> Any:
+def rounded_sum(total: Any, rounding_error: Any, dtype: Any) -> Any:
     """A wide sum in the dtype of its parts."""
     if dtype is not k.f64:
         return k.cast(total, dtype)
     else:
         # the roundings of a sum that overflows are NaN
-        return k.select(k.isnan(lost), total, total + lost)
+        return k.select(k.isnan(rounding_error), total, total + rounding_error)

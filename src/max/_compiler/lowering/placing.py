@@ -170,7 +170,7 @@ class Placing:
         self,
         kernel: tuple[str, tuple[Slot | BufferBound, ...]],
         arguments: Sequence[Argument],
-        written: Sequence[bool],
+        is_written: Sequence[bool],
         serial: bool,
         name: str,
         in_place: tuple[tuple[int, int], ...] = (),
@@ -185,7 +185,7 @@ class Placing:
         Args:
             kernel: The kernel's key and its argument slots.
             arguments: The tensors among the arguments.
-            written: For each tensor whether the kernel writes it, else it reads it.
+            is_written: For each tensor whether the kernel writes it, else it reads it.
             serial: Whether one worker runs the launch.
             name: The name in errors and profiles.
             in_place: Pairs (written, read) of buffers that may share memory.
@@ -200,10 +200,10 @@ class Placing:
         """
         key, slots = kernel
         # barriers and the memory plan follow from what a launch reads and writes
-        reads = {a.pointer.buffer for a, w in zip(arguments, written, strict=True) if not w} | set(
-            also_read
-        )
-        writes = {a.pointer.buffer for a, w in zip(arguments, written, strict=True) if w}
+        reads = {
+            a.pointer.buffer for a, w in zip(arguments, is_written, strict=True) if not w
+        } | set(also_read)
+        writes = {a.pointer.buffer for a, w in zip(arguments, is_written, strict=True) if w}
         # `place-operands` copied all others; a buffer that is written cannot be copied
         elsewhere = {self.lowered.buffers[b].device for b in reads | writes} - {self.device}
         if elsewhere:

@@ -157,7 +157,7 @@ class RegionLowering:
 
     def separate_epilogue(self, op: RegionOp, main: MoOp, number: int) -> None:
         """Launches the ops after the library op separately, for one result of the region."""
-        parts = region_parts(op, main, only=op.results_in_body[number])
+        parts = region_parts(op, main, only_value=op.results_in_body[number])
         operands = [self.placing.place(v) for v in op.operands]
         # negative numbers are the library op's own results
         sources = [

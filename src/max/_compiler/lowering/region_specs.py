@@ -40,10 +40,10 @@ class _Builder:
     """Whether the iteration space leaves out axes of size 1."""
 
     def __init__(
-        self, region: BodyOp, only: SSAValue | None = None, main: MoOp | None = None
+        self, region: BodyOp, only_value: SSAValue | None = None, main: MoOp | None = None
     ) -> None:
-        self.results_in_body = region.results_in_body if only is None else (only,)
-        ops = ops_of(region.block)[:-1] if only is None else needed_ops(only)
+        self.results_in_body = region.results_in_body if only_value is None else (only_value,)
+        ops = ops_of(region.block)[:-1] if only_value is None else needed_ops(only_value)
         norm = None if main is None else norm_before(main)
         self.ops = [op for op in ops if op is not norm]
         self.values: list[Value] = []
@@ -269,7 +269,7 @@ def region_parts(
     region: BodyOp,
     main: MoOp | None = None,
     layouts: Sequence[Layout] | None = None,
-    only: SSAValue | None = None,
+    only_value: SSAValue | None = None,
 ) -> RegionParts:
     """Describes a region of kind ``map`` or ``rows``, with loop axes merged if the strides allow it.
 
@@ -277,9 +277,9 @@ def region_parts(
         region: The region.
         main: In a library region, the library op: its results are read from memory, as operands number -1, -2, ….
         layouts: How the results lie in memory; contiguous by default.
-        only: The yielded value to compute; all by default.
+        only_value: The yielded value to compute; all by default.
     """
-    builder = _Builder(region, only, main)
+    builder = _Builder(region, only_value, main)
     for index, argument in enumerate(region.block.args):
         builder.layouts[argument] = (index, Layout.contiguous(shape_of(argument)))
     for op in builder.ops:
@@ -323,7 +323,7 @@ def epilogue_parts(
     region: BodyOp,
     op: MoOp,
     products: Sequence[SSAValue] | None = None,
-    only: SSAValue | None = None,
+    only_value: SSAValue | None = None,
 ) -> RegionParts | None:
     """Describes the epilogue of a library region, the ops after its library op, over ``[rows, columns]``.
 
@@ -331,12 +331,12 @@ def epilogue_parts(
         region: The region.
         op: The op in its body whose results come first among the values.
         products: Which of its results; the first by default.
-        only: The yielded value to compute; all by default.
+        only_value: The yielded value to compute; all by default.
 
     Returns:
         The parts, without sources for the first leaves; None if an operand has no single stride over the merged rows.
     """
-    builder = _Builder(region, only, op)
+    builder = _Builder(region, only_value, op)
     products = op.results[:1] if products is None else products
     shape = shape_of(products[0])
     # over all axes, those of size 1 included

@@ -109,12 +109,12 @@ def rebuild(block: Block, units: list[Unit]) -> None:
     _order(block, kept, {**{op: position[op] for op in kept}, **regions})
 
 
-def _erase_views(value: SSAValue, kept: list[MoOp]) -> None:
+def _erase_views(value: SSAValue, kept_ops: list[MoOp]) -> None:
     """Erases the views of an erased value; regions that use them contain copies."""
     for use in list(value.uses):
         view = use.operation
         assert isinstance(view, MoOp) and is_view(view), f"{view.name} uses a fused value"
-        _erase_views(view.results[0], kept)
+        _erase_views(view.results[0], kept_ops)
         view.detach()
         view.erase()
 
@@ -158,9 +158,9 @@ def size_dependencies(op: MoOp, computed: dict[str, MoOp]) -> set[MoOp]:
     return dependencies - {op}
 
 
-def _order(block: Block, kept: list[MoOp], priority: dict[MoOp, int]) -> None:
+def _order(block: Block, kept_ops: list[MoOp], priority: dict[MoOp, int]) -> None:
     """Orders ops in the block topologically; ops that are ready are ordered by priority."""
-    for op in kept:
+    for op in kept_ops:
         op.detach()
     waiting: dict[MoOp, int] = {}
     users: dict[MoOp, list[MoOp]] = {}

@@ -104,7 +104,7 @@ class FixedMemory:
         return [self._kept, *self._owners.values()]
 
     @property
-    def kept(self) -> Array:
+    def kept_results(self) -> Array:
         """The results computed once on the CPU."""
         return self._kept
 

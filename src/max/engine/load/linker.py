@@ -99,7 +99,7 @@ class ModelLinker:
         if memory.casts or any(part.launches for part in compiled.once):
             self._compute_once(compiled, link_part, memory)
         if copy is not None and not memory.is_computed:
-            copy.write_later(memory.kept)
+            copy.write_later(memory.kept_results)
         rows: dict[str, int] = {}
         unsure: Sequence[row_thresholds.Unsure] = ()
         if any(launch.limit is not None for launch in compiled.main.launches):

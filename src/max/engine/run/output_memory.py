@@ -119,19 +119,19 @@ class OutputMemory:
         return tensor
 
     def _free_block(
-        self, kept: list[npt.NDArray[np.uint8]], nbytes: int
+        self, kept_blocks: list[npt.NDArray[np.uint8]], nbytes: int
     ) -> npt.NDArray[np.uint8] | None:
         """A kept block of a fitting size that no tensor uses, else None; drops free blocks of other sizes."""
-        for _ in range(len(kept)):
+        for _ in range(len(kept_blocks)):
             try:
                 # the thread that pops a block owns it: several threads may run a model
-                block = kept.pop(0)
+                block = kept_blocks.pop(0)
             except IndexError:
                 return None
             free = sys.getrefcount(block) == 2  # this frame's and the call's
             if free and not nbytes <= block.size - ALIGNMENT <= MOST_WASTE * nbytes:
                 continue  # of another size: not put back, and so freed
-            kept.append(block)
+            kept_blocks.append(block)
             if free:
                 return block
         return None

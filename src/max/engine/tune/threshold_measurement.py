@@ -78,11 +78,11 @@ class Measurement:
         link: Linker,
         launches: Sequence[LaunchCode],
         backend: Backend,
-        stopped: Callable[[], bool] = lambda: False,
+        is_stopped: Callable[[], bool] = lambda: False,
     ) -> None:
         self._compiled = compiled
         self._backend = backend
-        self._stopped = stopped
+        self._stopped = is_stopped
         limit = launches[0].limit
         assert limit is not None
         self._limit: LimitCode = limit

@@ -95,7 +95,7 @@ class Progress:
         begin = time.perf_counter()
         self.show(what, lambda: self._detail)
         try:
-            with STEPS.taken(self._take):
+            with STEPS.handed_to(self._take):
                 yield
         except BaseException:
             self.close()

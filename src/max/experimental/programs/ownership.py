@@ -49,7 +49,7 @@ def _owner_id(cell: Cell) -> int:
     return id(cell.storage._owner)
 
 
-def _is_owned(cell: Cell, kept: dict[int, int]) -> bool:
+def _is_owned(cell: Cell, kept_counts: dict[int, int]) -> bool:
     storage = cell.storage
     if storage is None or not storage.is_host:
         return False
@@ -69,7 +69,7 @@ def _is_owned(cell: Cell, kept: dict[int, int]) -> bool:
     on_storage, on_owner = _references(cell)
     if on_storage - _ONCE[0] != of_storage:
         return False
-    return immutable or on_owner - _ONCE[1] == of_owner + kept.get(block, 0)
+    return immutable or on_owner - _ONCE[1] == of_owner + kept_counts.get(block, 0)
 
 
 def _is_immutable(array: object) -> bool:

@@ -73,7 +73,7 @@ class Blueprint(NamedTuple):
     """The step and result of each output."""
     devices: list[driver.Device]
 
-    def staged(self, weights: Sequence[int] = ()) -> Staged:
+    def stage(self, weights: Sequence[int] = ()) -> Staged:
         """The graph, with some of the tensors as weights."""
         staged = stage(self.steps, self.kinds, self.pattern, weights)
         staged.graph.output(*[staged.values[step][index] for step, index in self.outputs])
@@ -292,7 +292,7 @@ class Program:
             return
         self._make_room(limit - size)
         registry = {weight_name(index): cells[index].borrowed_storage() for index in indices}
-        packed.model = self._blueprint.load(self._blueprint.staged(indices).graph, registry)
+        packed.model = self._blueprint.load(self._blueprint.stage(indices).graph, registry)
         COPIES_OF_ALL.loaded += 1
         if not packed.valid:
             packed.model = None

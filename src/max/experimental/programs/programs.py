@@ -221,7 +221,7 @@ def _find(recording: Recording, places: list[int]) -> Bound:
 
 def stage_recording(recording: Recording) -> Graph:
     """The graph of recorded calls."""
-    return _blueprint(recording, Pattern(_details(recording))).staged().graph
+    return _blueprint(recording, Pattern(_details(recording))).stage().graph
 
 
 def _details(recording: Recording) -> Details:
@@ -249,7 +249,7 @@ def _blueprint(recording: Recording, pattern: Pattern) -> Blueprint:
 
 def _compile(recording: Recording, pattern: Pattern) -> Compiled:
     blueprint = _blueprint(recording, pattern)
-    staged = blueprint.staged()
+    staged = blueprint.stage()
     start = time.perf_counter_ns()
     model = blueprint.load(staged.graph)
     program = Program(blueprint, model, time.perf_counter_ns() - start)

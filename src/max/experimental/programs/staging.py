@@ -179,7 +179,7 @@ def stage(
                     exact.append(_exact_integer(position, dtype))
                 numbers.append(value.cast(dtype))
             end += step.numbers
-            with graph.placed(*step.place):
+            with graph.at_place(*step.place):
                 structure, results = values_of(step.arguments.call(tensors, numbers))
             values.append(results)
     return Staged(graph, size_symbols, scalar_symbols, structure, values, exact)

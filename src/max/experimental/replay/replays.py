@@ -41,7 +41,7 @@ from max.mlir.conditions import first_unmet
 
 __all__ = ["Replay", "settle_all"]
 
-_checks_nans = flags.named("MAX_DEBUG_NANS")._overrides
+_checks_nans = flags.flag_of("MAX_DEBUG_NANS")._overrides
 _replays: set[Replay] = set()
 """The replays with calls that are not settled."""
 _MOST_REPLAYS = 16
@@ -168,7 +168,7 @@ class Replay(Unsettled):
             or self.in_use
             or len(targets) != len(trace.targets)
             or any([values[n] is not cell for cell, n in zip(targets, trace.targets, strict=True)])
-            or self._held_results() != trace.held
+            or self._held_results() != trace.is_held
             or any([values[a].storage is not values[b].storage for a, b in trace.shared])
         ):
             self.settle()
@@ -176,7 +176,7 @@ class Replay(Unsettled):
         try:
             program = trace.program
             if trace.symbolic is not None:
-                program = trace.symbolic.bound(self._sizes)
+                program = trace.symbolic.bind(self._sizes)
             storages = execute(
                 program,
                 [values[number] for number in trace.leaves],

@@ -59,7 +59,7 @@ class SymbolicProgram(NamedTuple):
     symbols: list[int | float | Symbol]
     """The value of each symbol of the program: a constant, or a symbol of the trace."""
 
-    def bound(self, values: Mapping[str, int | float]) -> Bound:
+    def bind(self, values: Mapping[str, int | float]) -> Bound:
         """The program with inputs for values of the trace's symbols."""
         symbols = [
             values[f"s{s.number}"] * s.factor + s.offset if isinstance(s, Symbol) else s
@@ -125,7 +125,7 @@ class Trace(NamedTuple):
     """The parts of the steps that a replay reads."""
     targets: list[int]
     """The values that were needed."""
-    held: list[bool]
+    is_held: list[bool]
     """For each result, in the order of the calls: whether the user's program held a tensor on it at the end."""
     results: list[int]
     """The numbers of the results."""
@@ -245,7 +245,7 @@ class Capture:
         targets: Sequence[Cell],
         recording: Recording,
         outputs: Sequence[Cell],
-        held: Sequence[bool],
+        is_held: Sequence[bool],
         program: Bound,
         last: Callable[[Any], Callable[..., Any]] | None,
     ) -> Trace | None:
@@ -255,7 +255,7 @@ class Capture:
             targets: The values that were needed.
             recording: The calls that were run for them.
             outputs: The cells of its outputs.
-            held: Whether a tensor is on each result of the calls, in order.
+            is_held: Whether a tensor is on each result of the calls, in order.
             program: The program that ran.
             last: Replaces the structure of the last call, given its structure; None to keep it.
         """
@@ -291,14 +291,14 @@ class Capture:
             tuple(self._steps),
             tuple([step.followed_part() for step in self._steps]),
             [numbers[id(cell)] for cell in targets],
-            list(held),
+            list(is_held),
             results,
             leaves,
             shared,
             output_numbers,
             [self._calls[call] for call in recording.calls],
             program,
-            any(on and n not in computed for on, n in zip(held, results, strict=True)),
+            any(on and n not in computed for on, n in zip(is_held, results, strict=True)),
             [],
         )
 

@@ -166,7 +166,7 @@ def inplace_custom(
     return [Tensor._of_cell(Cell(type_of(storage), storage)) for storage in storages]
 
 
-def _run(call: _Call, written: Sequence[Cell]) -> list[driver.Tensor]:
+def _run(call: _Call, written_cells: Sequence[Cell]) -> list[driver.Tensor]:
     """Runs a call that writes to cells."""
     recorder.compute(call.cells)
     # readers that were recorded before must see the elements before
@@ -179,7 +179,7 @@ def _run(call: _Call, written: Sequence[Cell]) -> list[driver.Tensor]:
         relocate(error, lambda _: place)
         raise
     finally:
-        for cell in written:
+        for cell in written_cells:
             cell.drop_copies()
     return cast("list[driver.Tensor]", results)
 
@@ -221,10 +221,10 @@ def _types_without_sizes(types: Sequence[Any]) -> list[Any]:
     ]
 
 
-def _types(described: Sequence[Any]) -> list[Any]:
+def _types(descriptions: Sequence[Any]) -> list[Any]:
     return [
         TensorType(type_[0], type_[2], type_[1]) if isinstance(type_, tuple) else type_
-        for type_ in cast("Sequence[Any]", described)
+        for type_ in cast("Sequence[Any]", descriptions)
     ]
 
 
@@ -250,7 +250,7 @@ class _Call:
         cells: The tensors among the operands.
     """
 
-    def __init__(self, kernel: object, args: tuple[Any, ...], written: Sequence[bool]) -> None:
+    def __init__(self, kernel: object, args: tuple[Any, ...], is_written: Sequence[bool]) -> None:
         self.cells: list[Cell] = []
         self.numbers: list[int | float] = []
         described = tuple([describe(arg, self.cells, self.numbers) for arg in args])
@@ -258,7 +258,7 @@ class _Call:
         self.name: str = args[0]
         self.device = DeviceRef.from_device(args[1])
         tensors = [getattr(value, "_cell", None) is not None for value in args[2]]
-        flags = [*written, *[False] * len(tensors)]
+        flags = [*is_written, *[False] * len(tensors)]
         self.written = [flag for flag, is_tensor in zip(flags, tensors, strict=False) if is_tensor]
         self.key = (
             kernel, self.arguments, tuple([cell.type.kind for cell in self.cells]),
@@ -284,7 +284,7 @@ class _Call:
             shape, positions = positions[:rank], positions[rank:]
             types.append((BufferType if written else TensorType)(dtype, shape, device))
         graph = Graph(self.name or "inplace_custom", input_types=types)
-        with graph, graph.placed(_PLACE, 0):
+        with graph, graph.at_place(_PLACE, 0):
             graph.output(*self.arguments.call(graph.inputs, positions))
         return graph
 

@@ -324,7 +324,7 @@ def _with_named_errors(value: Any) -> Any:
     return import_module("max.graph.ops.staging.named_errors").name_errors(value)
 
 
-__getattr__ = lazy_names(__name__, _WHERE, submodules=True, shown=_with_named_errors)
+__getattr__ = lazy_names(__name__, _WHERE, submodules=True, wrap=_with_named_errors)
 
 
 def __dir__() -> list[str]:

@@ -25,11 +25,11 @@ class GraphWeights(HierarchicalWeights):
 
     def __init__(
         self,
-        added: Mapping[str, Weight],
+        added_weights: Mapping[str, Weight],
         prefix: str = "",
         allocated: dict[str, DLPackArray] | None = None,
     ) -> None:
-        self._by_name = dict(added)
+        self._by_name = dict(added_weights)
         super().__init__(self._by_name, prefix, allocated)
 
     def _read_weight(self, name: str) -> WeightData:

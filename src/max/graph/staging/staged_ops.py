@@ -130,7 +130,7 @@ class StagedOps:
         return self._symbols.new(stem)
 
     @contextmanager
-    def placed(self, filename: str, line: int) -> Generator[None]:
+    def at_place(self, filename: str, line: int) -> Generator[None]:
         """Gives the ops that are staged in a ``with`` block this source location instead of that of the caller."""
         root = self.root
         before, root._place = root._place, (filename, line)

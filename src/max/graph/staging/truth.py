@@ -30,13 +30,13 @@ _CURRENT: ContextVar[Iterator[bool] | None] = ContextVar("max_truth", default=No
 
 
 @contextmanager
-def decisions(known: tuple[bool, ...]) -> Generator[None]:
+def decisions(truths: tuple[bool, ...]) -> Generator[None]:
     """Gives the conditions of a block their truth values, in the order in which Python asks for them.
 
     Args:
-        known: The truth values; the next condition raises `UndecidedCondition`.
+        truths: The truth values; the next condition raises `UndecidedCondition`.
     """
-    token = _CURRENT.set(iter(known))
+    token = _CURRENT.set(iter(truths))
     try:
         yield
     finally:

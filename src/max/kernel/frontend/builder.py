@@ -57,7 +57,7 @@ class Scope:
         "positive",
     )
 
-    def __init__(self, kind: str, known: dict[int, KnownInterval] | None = None) -> None:
+    def __init__(self, kind: str, known_intervals: dict[int, KnownInterval] | None = None) -> None:
         self.kind = kind  # invariant values are hoisted out of "loop" bodies only
         self.body: list[Stmt] = []
         self.is_open = True
@@ -70,7 +70,7 @@ class Scope:
         self.nonzero: set[int] = set()  # ids of values proved non-zero in this body
         self.checked: set[object] = set()  # conditions and accesses tested in this body
         # intervals by id, shared by the bodies in which the same values are positive
-        self.known: dict[int, KnownInterval] = {} if known is None else known
+        self.known: dict[int, KnownInterval] = {} if known_intervals is None else known_intervals
 
     def forget(self, length: int) -> None:
         """Drops the statements from ``length`` on."""
@@ -275,7 +275,7 @@ class Builder:
         return scope
 
     @contextmanager
-    def reopened(self, scope: Scope) -> Generator[None]:
+    def reopen(self, scope: Scope) -> Generator[None]:
         """Reopens a closed body, to append to it; it must still be nested in the innermost body."""
         # more may be proved in the bodies around it than when it was closed
         scope.known = {} if scope.positive else self.scopes[-1].known
@@ -293,7 +293,7 @@ class Builder:
         scope.home_generation = scope.home.generation
 
     @contextmanager
-    def outlined(self, name: str) -> Generator[Scope]:
+    def outline(self, name: str) -> Generator[Scope]:
         """Opens the body of a function of its own, and closes it.
 
         No value is hoisted out of it, only outside values that the body refers to are used, and numbers depend only on

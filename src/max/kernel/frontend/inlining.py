@@ -122,7 +122,7 @@ def _result_slots(
         common, weak = unified, weak and other_weak
     slot = fe.b.alloc(common)
     for v, where in zip(values, scopes, strict=True):
-        with fe.b.reopened(where):
+        with fe.b.reopen(where):
             fe.b.assign(slot, coerce(fe, v, common))
     return lambda: fe.b.read(slot, common)
 

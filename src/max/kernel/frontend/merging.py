@@ -54,7 +54,7 @@ def join(
         ), None
     slot = fe.b.alloc(common)
     for value, scope in ((a, then), (b, orelse)):
-        with fe.b.reopened(scope):
+        with fe.b.reopen(scope):
             fe.b.assign(slot, coerce(fe, value, common))
     return None, lambda: fe.b.read(slot, common)
 

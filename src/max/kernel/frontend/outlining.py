@@ -141,7 +141,7 @@ def _compile_body(
     # statements after a jump may be skipped, so a `raise` in the body must not fail at compile time
     fe.frame.in_branch |= left
     try:
-        with b.outlined(function.name) as scope:
+        with b.outline(function.name) as scope:
             first, level = b.next_id, len(b.scopes) - 1
             scope.nonzero.update(f.id for f in arguments.formals if f.id in b.nonzero_formals)
             result, ends = None, True

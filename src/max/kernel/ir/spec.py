@@ -298,7 +298,7 @@ class _Verifier:
         if not holds:
             self.fail(s, why)
 
-    def nested(self, s: Stmt, statements: Iterable[Stmt], *refs: Ref) -> None:
+    def verify_nested(self, s: Stmt, statements: Iterable[Stmt], *refs: Ref) -> None:
         for ref in refs:
             self.bind(s, ref)
         self.body(statements)
@@ -386,7 +386,7 @@ class _Verifier:
                 s.start.type is s.stop.type is INDEX and s.step != 0,
                 "bounds that are no indices",
             )
-            self.nested(s, s.body, s.var)
+            self.verify_nested(s, s.body, s.var)
         elif isinstance(s, While):
             visible = set(self.visible)
             # not `body`: what the head binds is visible in the body
@@ -413,7 +413,7 @@ class _Verifier:
                 "a parallel loop that does not fit",
             )
             self.in_parallel = True
-            self.nested(s, s.body, s.begin, s.end)
+            self.verify_nested(s, s.body, s.begin, s.end)
             self.in_parallel = False
         else:
             self.fail(s, "an unknown statement")

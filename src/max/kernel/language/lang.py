@@ -368,9 +368,9 @@ def print(text: str, *xs: Any) -> None:
 _targets: list[Target] = []
 
 
-def push_target(chosen: Target) -> None:
+def push_target(result: Target) -> None:
     """Sets the result of ``target()`` in plain Python."""
-    _targets.append(chosen)
+    _targets.append(result)
 
 
 def pop_target() -> None:

@@ -110,7 +110,7 @@ def call_outlined(w: Writer, s: Block) -> None:
     function returns early and its caller continues to its own poll; the results are not used then.
     """
     assert w.functions is not None
-    function = w.nested()
+    function = w.nested_writer()
     types: list[str] = []
     arguments: list[str] = []
     for used in w.outlined[s.label]:

@@ -49,7 +49,7 @@ class Writer:
         self._temps = 0
         self._labels = 0
 
-    def nested(self) -> Writer:
+    def nested_writer(self) -> Writer:
         """Creates a writer for a function that this one calls."""
         w = Writer(self.target, self._statements)
         w.loop_depth, w.contraction = self.loop_depth, self.contraction

@@ -344,7 +344,7 @@ class LatentAttentionWithRope(Module):
         if self.graph_mode == "prefill":
             return self.attend_expanded(inputs)
         # few queries: expanding all cached tokens would cost more than it saves
-        if self.graph_mode == "decode" or expansion.saved <= 0:
+        if self.graph_mode == "decode" or expansion.products_saved <= 0:
             return self._over_latents(inputs)
         # a mixed batch decides when it runs, by its numbers of new and cached tokens
         expands, _ = plan_latents(

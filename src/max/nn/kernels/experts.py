@@ -23,14 +23,14 @@ __all__ = [
 
 
 def of_best_groups(
-    choice: TensorValue, groups: int, chosen: int, score: Literal["greatest", "two_greatest"]
+    choice: TensorValue, groups: int, best_groups: int, score: Literal["greatest", "two_greatest"]
 ) -> TensorValue:
     """Masks the scores of experts outside the best groups with -inf.
 
     Args:
         choice: The scores, ``[tokens, experts]``.
         groups: The number of groups of consecutive experts, a divisor of the number of experts.
-        chosen: The number of best groups to keep.
+        best_groups: The number of best groups to keep.
         score: A group's score: the greatest score in it, or the sum of the two greatest.
     """
     tokens, in_group = choice.shape[0], int(choice.shape[1]) // groups
@@ -40,7 +40,7 @@ def of_best_groups(
     else:
         two, _ = ops.top_k(grouped, min(2, in_group))
         group_scores = ops.sum(two, axis=-1)
-    _, best = ops.top_k(ops.reshape(group_scores, [tokens, groups]), chosen)
+    _, best = ops.top_k(ops.reshape(group_scores, [tokens, groups]), best_groups)
     numbers = ops.range(0, groups, 1, out_dim=groups, dtype=DType.int64, device=choice.device)
     # [tokens, chosen, groups]: the groups that are among the best
     among = ops.equal(ops.unsqueeze(best, -1), ops.reshape(numbers, [1, 1, groups]))

@@ -267,13 +267,13 @@ class Expansion:
     value: int
 
     @property
-    def saved(self) -> int:
+    def products_saved(self) -> int:
         """The multiplications saved per pair of a query and a token."""
         # over latents, score and value take `rank` each; the rotated part costs the same both ways
         return 2 * self.rank - self.plain - self.value
 
     @property
-    def spent(self) -> int:
+    def products_spent(self) -> int:
         """The multiplications per expanded token; a query projected into the latent space costs the same."""
         return self.rank * (self.plain + self.value)
 
@@ -298,15 +298,15 @@ def plan_latents(
     Returns:
         Whether keys and values are expanded, and whether tokens are selected: bool, rank 0.
     """
-    pays = expansion if expansion is not None and expansion.saved > 0 else None
+    pays = expansion if expansion is not None and expansion.products_saved > 0 else None
     plan = stage_declared(
         "latents.plan.ragged",
         [input_row_offsets, kv_collection.cache_lengths],
         {
             "least_rows": LEAST_ROWS if pays else 0,
             "most_cached": MOST_CACHED,
-            "saved": pays.saved if pays else 0,
-            "spent": pays.spent if pays else 0,
+            "saved": pays.products_saved if pays else 0,
+            "spent": pays.products_spent if pays else 0,
             "count": count,
         },
     )[0]

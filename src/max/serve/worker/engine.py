@@ -85,7 +85,7 @@ def run_engine(
         return
 
     def load() -> Any:
-        with STEPS.taken(signs.note_load):
+        with STEPS.handed_to(signs.note_load):
             signs.note_load("opening the model", 0, 0)
             _, factory = PIPELINE_REGISTRY.retrieve_factory(config, task)
             pipeline = factory()

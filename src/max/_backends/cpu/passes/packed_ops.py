@@ -62,10 +62,10 @@ def _panel_sizes(w: TensorType, encoding: str) -> tuple[int, int]:
     """The number of columns of a packed weight, and the elements of one strip of 32 columns."""
     assert w.static_shape is not None
     first, second = w.static_shape
-    form = FORMATS.get(encoding)
-    if form is not None:
-        inner = second // BLOCK_FORMATS[form.encoding].bytes * form.super_block
-        return first, form.group_bytes(inner)
+    packed_format = FORMATS.get(encoding)
+    if packed_format is not None:
+        inner = second // BLOCK_FORMATS[packed_format.encoding].bytes * packed_format.super_block
+        return first, packed_format.group_bytes(inner)
     by_rows = encoding == "rows" or INT8.get(encoding, False)
     columns, inner = (first, second) if by_rows else (second, first)
     return columns, panel_elements(inner)
@@ -306,16 +306,16 @@ class AdaptedMatmulOp(MoOp):
     traits = OpTraits(lambda: (Pure(),))
 
     @classmethod
-    def of(cls, product: MoOp, added: MoOp) -> AdaptedMatmulOp:
+    def of(cls, product: MoOp, lora_add: MoOp) -> AdaptedMatmulOp:
         """The op for a `mok.packed_matmul` and the `mo.lora.add` of its result."""
-        dtype = cast("TensorType", added.results[0].type).dtype
+        dtype = cast("TensorType", lora_add.results[0].type).dtype
         attrs: dict[str, Any] = {
             **{name: product.attr(name) for name in ("encoding", "columns", "streamed")},
             "dtype": dtype,
-            "max_rank": added.attr("max_rank"),
-            "site": (added.attr("offset"), added.attr("site")),
+            "max_rank": lora_add.attr("max_rank"),
+            "site": (lora_add.attr("offset"), lora_add.attr("site")),
         }
-        operands = (*product.operands, *added.operands[2:])
+        operands = (*product.operands, *lora_add.operands[2:])
         return cls.create(
             operands=operands,
             result_types=_infer_adapted_matmul([v.type for v in operands], attrs),

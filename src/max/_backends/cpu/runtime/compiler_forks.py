@@ -86,12 +86,12 @@ class ForkGuard:
         self._after()
 
 
-def _acquire_all(locks: list[Any], held: list[Any], deadline: float) -> bool:
+def _acquire_all(locks: list[Any], held_locks: list[Any], deadline: float) -> bool:
     """Acquires locks, and adds them to a list; returns whether it has all of them."""
     for lock in locks:
         if not lock.acquire(timeout=max(deadline - time.monotonic(), 0.0)):
             return False
-        held.append(lock)
+        held_locks.append(lock)
     return True
 
 

@@ -310,12 +310,12 @@ class Jit:
                 return future.result(1.0)
             except TimeoutError:
                 _forks.check()
-                if future not in _compile_threads.unfinished() and not future.done():
+                if future not in _compile_threads.pending() and not future.done():
                     return self._work(unit, self._text(unit))
 
     def _submit(self, unit: Unit, text: str) -> Future[bytes]:
         """Compiles a unit on another thread; of those that wait, the one with the longest text first."""
-        return _compile_threads.started().submit(
+        return _compile_threads.threads().submit(
             len(text), functools.partial(self._work, unit, text)
         )
 
@@ -396,13 +396,13 @@ class _CompileThreads:
     def __init__(self) -> None:
         self._threads: compile_threads.LongestFirst[bytes] | None = None
 
-    def started(self) -> compile_threads.LongestFirst[bytes]:
+    def threads(self) -> compile_threads.LongestFirst[bytes]:
         """The threads."""
         if self._threads is None:
             self._threads = compile_threads.LongestFirst(_cores())
         return self._threads
 
-    def unfinished(self) -> set[Future[bytes]]:
+    def pending(self) -> set[Future[bytes]]:
         """The compilations that wait or run."""
         return set() if self._threads is None else self._threads.unfinished
 
@@ -417,9 +417,9 @@ _compile_threads = _CompileThreads()
 @atexit.register
 def _end_compilations() -> None:
     """Waits for the compilations that run: LLVM must not be in use when the process ends."""
-    for future in list(_compile_threads.unfinished()):
+    for future in list(_compile_threads.pending()):
         future.cancel()
-    wait(list(_compile_threads.unfinished()))
+    wait(list(_compile_threads.pending()))
 
 
 @cached_results()
@@ -477,4 +477,4 @@ def _locks() -> list[Any]:
     return [_jits_lock, *[jit._lock for jit in list(_jits.values())]]  # pyright: ignore[reportPrivateUsage]
 
 
-_forks = ForkGuard(_locks, _compile_threads.unfinished, _compile_threads.forget)
+_forks = ForkGuard(_locks, _compile_threads.pending, _compile_threads.forget)

@@ -463,7 +463,7 @@ class Pools:
         """Whether this thread holds the lock of another pool: a signal handler or finalizer runs a model in a run."""
         return any([other is not pool and other.is_held for other in list(self._pools)])
 
-    def shared(self, num_threads: int | None = None) -> Pool:
+    def shared_pool(self, num_threads: int | None = None) -> Pool:
         """See `shared_pool`."""
         count = platform.default_num_threads() if num_threads is None else num_threads
         key = (count, platform.parking_mode())
@@ -492,7 +492,7 @@ def shared_pool(num_threads: int | None = None) -> Pool:
     Args:
         num_threads: The number of workers; default: ``MAX_NUM_THREADS``, or one per core that the process may use.
     """
-    return POOLS.shared(num_threads)
+    return POOLS.shared_pool(num_threads)
 
 
 atexit.register(POOLS.close)

@@ -79,11 +79,11 @@ _MOST_CONDITIONS = 16
 
 
 def _stage_predicate(
-    predicate: Callable[..., Any], graph: Branch, known: tuple[bool, ...] = ()
+    predicate: Callable[..., Any], graph: Branch, truths: tuple[bool, ...] = ()
 ) -> TensorValue:
-    """Stages a predicate whose first conditions have the truth values `known`; a bool of rank 0 on the CPU."""
+    """Stages a predicate whose first conditions have the truth values `truths`; a bool of rank 0 on the CPU."""
     try:
-        with decisions(known):
+        with decisions(truths):
             result = predicate(*graph.inputs)
     except UndecidedCondition as undecided:
         if graph.has_effects:
@@ -91,7 +91,7 @@ def _stage_predicate(
                 "while_loop: a predicate that prints or uses buffers cannot join conditions by `and`, `or` or `not`; "
                 "use ops.logical_and, logical_or and logical_not"
             ) from None
-        if len(known) == _MOST_CONDITIONS:
+        if len(truths) == _MOST_CONDITIONS:
             raise ValueError(
                 f"while_loop: the predicate joins more than {_MOST_CONDITIONS} conditions by `and`, `or` and `not`; "
                 "use ops.logical_and and logical_or"
@@ -107,6 +107,6 @@ def _stage_predicate(
     return cond(
         checked_predicate("while_loop", condition),
         [TensorType(DType.bool, [], DeviceRef.CPU())],
-        lambda: _stage_predicate(predicate, graph, (*known, True)),
-        lambda: _stage_predicate(predicate, graph, (*known, False)),
+        lambda: _stage_predicate(predicate, graph, (*truths, True)),
+        lambda: _stage_predicate(predicate, graph, (*truths, False)),
     )[0]

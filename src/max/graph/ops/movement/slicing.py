@@ -47,7 +47,7 @@ class _Axis:
     step: Bound
     size: DimExpr | None
     """The size in the result if the index states it; None: it follows from the bounds."""
-    dropped: bool = False
+    is_dropped: bool = False
     """Whether the result lacks the axis, because a scalar indexes it."""
     to_end: bool = False
     """Whether the slice has no stop; with a negative step it includes element 0."""
@@ -84,7 +84,7 @@ class Slice:
 
     def result_shape(self, sizes: Iterable[DimExpr]) -> list[DimExpr]:
         """Computes the shape of the result from the sizes of all axes."""
-        shape = [size for a, size in zip(self.axes, sizes, strict=True) if not a.dropped]
+        shape = [size for a, size in zip(self.axes, sizes, strict=True) if not a.is_dropped]
         for axis in self.new_axes:
             shape.insert(axis, _ONE)
         return shape
@@ -126,7 +126,7 @@ def parse_indices(op: str, shape: tuple[DimExpr, ...], indices: SliceIndices) ->
             continue
         axis = _parse_axis(op, len(axes), shape[len(axes)], item)
         axes.append(axis)
-        position += not axis.dropped
+        position += not axis.is_dropped
     return Slice(tuple(axes), tuple(new_axes))
 
 
@@ -148,9 +148,9 @@ def _parse_axis(op: str, axis: int, dim: DimExpr, item: Any) -> _Axis:
         last = constant(-1, DType.int64)
         # -1 + 1 is 0, not the end of the axis
         stop = where(equal(start, last), constant(_LAST, DType.int64), start + 1)
-        return _Axis(start, stop, _ONE, _ONE, dropped=True)
+        return _Axis(start, stop, _ONE, _ONE, is_dropped=True)
     start = _bound_from_start(op, axis, dim, item, _ELEMENTS)
-    return _Axis(start, start + 1, _ONE, None, dropped=True)
+    return _Axis(start, start + 1, _ONE, None, is_dropped=True)
 
 
 def _parse_slice(op: str, axis: int, dim: DimExpr, item: slice, size: DimExpr | None) -> _Axis:

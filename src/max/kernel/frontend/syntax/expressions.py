@@ -170,7 +170,7 @@ def _short_circuit(fe: Frontend, op: str, nodes: list[ast.expr], node: ast.AST) 
     # the right operand runs only where the left one does not decide
     slot = fe.b.alloc(cond.type)
     fe.b.assign(slot, cond)
-    with fe.b.reopened(scope):
+    with fe.b.reopen(scope):
         fe.b.assign(slot, coerce(fe, right, type_of(fe, True)))
     run = cond if op == "and" else fe.b.op("not", (cond,), cond.type)
     fe.b.emit(If(run, tuple(scope.body), (), fe.b.line))

@@ -125,13 +125,13 @@ class ExpandedChunk(NamedTuple):
 
 @k.inline
 def join_keys(
-    joined: k.View, keys: k.View, row: k.Value, task: Task, cache: PagedCache, layer: k.Integer, token: k.Value,
+    joined_keys: k.View, keys: k.View, row: k.Value, task: Task, cache: PagedCache, layer: k.Integer, token: k.Value,
     width: int,
 ) -> None:  # fmt: skip
     """Writes both parts of each key of a block.
 
     Args:
-        joined: The keys, `[count, head_dim]`.
+        joined_keys: The keys, `[count, head_dim]`.
         keys: The buffer of the parts without positions, `[buffer, heads, size]`.
         row: The row of the first key in the buffer.
         task: The task.
@@ -141,13 +141,15 @@ def join_keys(
         width: Lanes of a vector.
     """
     blocks, plain = cache.blocks, keys.shape[2]
-    for i in range(joined.shape[0]):
+    for i in range(joined_keys.shape[0]):
         page = page_of(blocks, cache.lookup_table, task.sequence, token + i)
         # latents have a single head, kind 0 of the page
         latent = blocks[page, 0, layer, (token + i) % blocks.shape[3], 0]
-        rotated = latent[latent.shape[0] - (joined.shape[1] - plain) :]  # [rotated]
-        copy_elements(joined[i][:plain], keys[row + i, task.kv_head], width)  # [size - rotated]
-        copy_elements(joined[i][plain:], rotated, width)
+        rotated = latent[latent.shape[0] - (joined_keys.shape[1] - plain) :]  # [rotated]
+        copy_elements(
+            joined_keys[i][:plain], keys[row + i, task.kv_head], width
+        )  # [size - rotated]
+        copy_elements(joined_keys[i][plain:], rotated, width)
 
 
 @k.kernel

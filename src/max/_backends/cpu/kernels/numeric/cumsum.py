@@ -14,13 +14,13 @@ GROUP = 8
 
 
 @k.inline
-def _rounded_pair(total: k.Value, lost: k.Value, dtype: k.ScalarType) -> Any:
+def _rounded_pair(total: k.Value, rounding_error: k.Value, dtype: k.ScalarType) -> Any:
     """A wide sum as two numbers of a dtype, of which the first is the sum rounded to it."""
     if not dtype.is_float:
-        return total, lost
+        return total, rounding_error
     elif dtype is k.f64:
         # the roundings of a sum that overflows are NaN
-        return total, k.select(k.isnan(lost), 0, lost)
+        return total, k.select(k.isnan(rounding_error), 0, rounding_error)
     else:
         base = k.cast(total, dtype)
         rest = k.cast(total - k.cast(base, k.f64), dtype)

@@ -18,7 +18,7 @@ def adapter_rows(
     count: k.Output,
     slots: k.Input,
     scales: k.Input,
-    offsets: k.Input,
+    input_row_offsets: k.Input,
     ctx: k.Context,
     *,
     max_slots: int,
@@ -34,15 +34,15 @@ def adapter_rows(
     check_size("the scales of rows", row_scales.size, rows)
     check_size("the count", count.size, 1)
     check_size("scales", scales.size, batch)
-    check_size("offsets", offsets.size, batch + 1)
-    check_offsets("offsets", offsets, rows, ctx.target.width(k.u32))
+    check_size("offsets", input_row_offsets.size, batch + 1)
+    check_offsets("offsets", input_row_offsets, rows, ctx.target.width(k.u32))
     for s in range(max_slots + 1):
         places[s] = 0
     for b in range(batch):
         slot = k.i64(slots[b])
         if slot < -1 or slot >= max_slots:
             raise IndexError("slots[{}] is {}; there are {}", b, slot, max_slots)
-        size = k.i64(offsets[b + 1]) - k.i64(offsets[b])
+        size = k.i64(input_row_offsets[b + 1]) - k.i64(input_row_offsets[b])
         # rows without an adapter are in the last place
         places[max_slots if slot < 0 else slot] += size
     first = k.i64(0)
@@ -56,7 +56,7 @@ def adapter_rows(
     for b in range(batch):
         slot = k.i64(slots[b])
         place = max_slots if slot < 0 else slot
-        for row in range(k.i64(offsets[b]), k.i64(offsets[b + 1])):
+        for row in range(k.i64(input_row_offsets[b]), k.i64(input_row_offsets[b + 1])):
             position = places[place]
             order[position] = row
             sorted_slots[position] = slot

@@ -180,7 +180,7 @@ def project_rows(
 def multiply_adapter_rows(
     sums: k.View,
     x: k.View,
-    picked: Any,
+    picked_rows: Any,
     site: Site,
     rank: k.Value,
     ahead: k.Value,
@@ -192,7 +192,7 @@ def multiply_adapter_rows(
     Args:
         sums: The sums.
         x: The inputs of the product, `[rows, inputs]`.
-        picked: The rows of x.
+        picked_rows: The rows of x.
         site: The site.
         rank: The first row of A.
         ahead: The distance to the elements that come next, which are prefetched.
@@ -216,7 +216,7 @@ def multiply_adapter_rows(
             site.elements.load(starts[r] + j, width=step, mask=mask) for r in k.static_range(RANKS)
         ]
         for i in k.static_range(rows):
-            v = x.load(picked[i], j, width=step, mask=mask)
+            v = x.load(picked_rows[i], j, width=step, mask=mask)
             for r in k.static_range(RANKS):
                 if pairs:
                     sums[i, r] = k.dot_bf16(sums[i, r], v, a[r])

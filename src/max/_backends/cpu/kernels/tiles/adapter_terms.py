@@ -126,7 +126,7 @@ def _add_panel(
 
 @k.inline
 def _add_rank(
-    added: k.View,
+    sums: k.View,
     narrow: k.View,
     b: k.View,
     r: k.Value,
@@ -146,7 +146,7 @@ def _add_rank(
         factor = k.splat(narrow[i * size + r], width)
         for n in k.static_range(vectors):
             own = i * chains + chain
-            added[own, n] = k.fma(factor, columns[n], added[own, n])
+            sums[own, n] = k.fma(factor, columns[n], sums[own, n])
 
 
 @k.inline

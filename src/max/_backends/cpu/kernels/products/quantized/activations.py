@@ -43,13 +43,13 @@ class Rounded(NamedTuple):
 
 
 @k.inline
-def round_block(q: Rounded, x: k.View, form: PackedFormat, zero: int) -> None:
+def round_block(q: Rounded, x: k.View, packed_format: PackedFormat, zero: int) -> None:
     """Rounds 32 elements of a row: ``x = scale q``.
 
     Args:
         q: Receives the results, from the block's row on.
         x: The elements.
-        form: The weight's format.
+        packed_format: The weight's format.
         zero: The zero point of the weight's elements.
     """
     v = k.cast(x.load(0, width=BLOCK), k.f32)
@@ -63,12 +63,12 @@ def round_block(q: Rounded, x: k.View, form: PackedFormat, zero: int) -> None:
     q.scales[0] = d
     # products with 1 add four elements a word: 8 sums
     sums = k.dot_i8(k.splat(k.i32(0), 8), k.splat(k.u8(1), BLOCK), rounded, narrow=True)
-    for part in k.static_range(form.parts):
+    for part in k.static_range(packed_format.parts):
         of_part = sums
-        if form.parts == 2:
+        if packed_format.parts == 2:
             # a part of a block is half of it, four words
             of_part = k.shuffle(sums, None, LAST_4 if part else FIRST_4)
-        if form.affine:
+        if packed_format.affine:
             q.zero_sums[part * q.height] = d * k.f32(k.reduce_add(of_part))
         else:
             q.zero_sums.view(k.i32)[part * q.height] = k.reduce_add(of_part) * -zero
@@ -76,7 +76,7 @@ def round_block(q: Rounded, x: k.View, form: PackedFormat, zero: int) -> None:
 
 @k.inline
 def block_of(
-    q: Rounded, tile_size: k.Value, tile: k.Value, block: k.Value, form: PackedFormat
+    q: Rounded, tile_size: k.Value, tile: k.Value, block: k.Value, packed_format: PackedFormat
 ) -> Rounded:
     """The rounded rows, from a block of a tile on.
 
@@ -85,10 +85,12 @@ def block_of(
         tile_size: The number of blocks times the number of rows of a tile.
         tile: The index of the tile.
         block: The index of the block.
-        form: The weight's format.
+        packed_format: The weight's format.
     """
     at = tile * tile_size + block * q.height  # [tiles, blocks, height]
-    return Rounded(q.words[at * 8 :], q.scales[at:], q.zero_sums[at * form.parts :], q.height)
+    return Rounded(
+        q.words[at * 8 :], q.scales[at:], q.zero_sums[at * packed_format.parts :], q.height
+    )
 
 
 @k.inline
@@ -103,7 +105,7 @@ def round_rows(
     memory: k.View,
     height: k.Value,
     small: Any,
-    form: PackedFormat,
+    packed_format: PackedFormat,
     zero: int,
     ctx: k.Context,
 ) -> Rounded:
@@ -114,7 +116,7 @@ def round_rows(
         memory: A workspace of f32.
         height: The number of rows of a tile.
         small: Whether each worker rounds all of x itself; then there is one tile.
-        form: The weight's format.
+        packed_format: The weight's format.
         zero: The zero point of the weight's elements.
         ctx: The context.
     """
@@ -137,9 +139,9 @@ def round_rows(
     for task in range(begin, k.min(begin + share, tasks)):
         i, chunk = task // chunks, task % chunks
         for b in range(chunk * TASK_BLOCKS, k.min((chunk + 1) * TASK_BLOCKS, blocks)):
-            target = block_of(q, tile_size, i, b, form)
+            target = block_of(q, tile_size, i, b, packed_format)
             for r in range(k.min(height, rows - i * height)):
-                round_block(row_of(target, r), x[i * height + r, b * BLOCK :], form, zero)
+                round_block(row_of(target, r), x[i * height + r, b * BLOCK :], packed_format, zero)
     if not small:
         ctx.barrier()
     return q

@@ -42,7 +42,7 @@ def prefetched_lines(t: QuantizedTiling) -> int:
     The product of a strip and few rows takes less time than loading the next strip: without prefetches, 16 rows by Q8_0
     take 1.4 times as long. Nothing is prefetched if a product is a single instruction.
     """
-    block_bytes = -(-t.form.unit_bytes // t.form.span)
+    block_bytes = -(-t.packed_format.unit_bytes // t.packed_format.span)
     return -(-block_bytes // (6 * CACHE_LINE)) if t.narrow else 0
 
 
@@ -52,11 +52,11 @@ def multiply_block(
     t: QuantizedTiling,
 ) -> None:  # fmt: skip
     """Adds the products of a part of a block of x with two vectors of columns; see `multiply_strip`."""
-    form, width = t.form, t.width
-    steps = 8 // form.parts  # words of a part
+    packed_format, width = t.packed_format, t.width
+    steps = 8 // packed_format.parts  # words of a part
     # words whose products fit 16 bits; without such sums all words of the part
     fold = min(t.fold, steps) or steps
-    acc = starting_sums(q.zero_sums[(n * form.parts + p) * rows :], rows, 2, t)
+    acc = starting_sums(q.zero_sums[(n * packed_format.parts + p) * rows :], rows, 2, t)
     # begins with the magnitudes of negative elements, see `split_signs`
     if t.splits_signs:
         for v in k.static_range(2):
@@ -94,15 +94,17 @@ def multiply_block(
             add_pairs(acc, pairs, rows, 2, t)
     for v in k.static_range(2):
         column = first + v * width
-        scale = strip.scales.load((n * form.parts + p) * COLUMNS + column, width=width)
+        scale = strip.scales.load((n * packed_format.parts + p) * COLUMNS + column, width=width)
         for r in k.static_range(rows):
             scaled = scale * q.scales[n * rows + r]
             sums[r, v] = k.fma(k.cast(acc[r, v], k.f32), scaled, sums[r, v])
-        if form.affine:
-            offset = strip.offsets.load((n * form.parts + p) * COLUMNS + column, width=width)
+        if packed_format.affine:
+            offset = strip.offsets.load(
+                (n * packed_format.parts + p) * COLUMNS + column, width=width
+            )
             for r in k.static_range(rows):
                 # in affine formats the zero sum is the scaled sum of the part
-                scaled_sum = k.splat(-q.zero_sums[(n * form.parts + p) * rows + r], width)
+                scaled_sum = k.splat(-q.zero_sums[(n * packed_format.parts + p) * rows + r], width)
                 sums[r, v] = k.fma(offset, scaled_sum, sums[r, v])
 
 
@@ -137,7 +139,7 @@ def multiply_strip(
             # into the L2 cache, as the L1 cache holds the current panel
             byte = ahead.at + (n * lines + i) * CACHE_LINE
             ahead.packed.prefetch(byte, locality=L2)
-        for p in k.static_range(t.form.parts):
+        for p in k.static_range(t.packed_format.parts):
             multiply_block(sums, q, strip, n, p, first, rows, t)
     if t.folds:
         add_sums(sums, tile, rows, 2, t.width)

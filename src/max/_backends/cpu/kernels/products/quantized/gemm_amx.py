@@ -27,14 +27,14 @@ GROUP = 4
 """The number of blocks whose exact sums are in memory at once (8 KB, Q6_K 16 KB), to fit the L1 cache with a strip."""
 
 
-def tile_shapes(form: PackedFormat) -> tuple[tuple[int, int], ...]:
+def tile_shapes(packed_format: PackedFormat) -> tuple[tuple[int, int], ...]:
     """The matrix tiles: sums of 2 × 16 columns, rows of x, and 2 × 16 columns of the weight.
 
     Args:
-        form: The weight's format, which has one or two scales per block.
+        packed_format: The weight's format, which has one or two scales per block.
     """
-    sums, columns = (TILE_ROWS, 64), (8 // form.parts, 64)
-    return (sums, sums, (TILE_ROWS, 32 // form.parts), columns, columns)
+    sums, columns = (TILE_ROWS, 64), (8 // packed_format.parts, 64)
+    return (sums, sums, (TILE_ROWS, 32 // packed_format.parts), columns, columns)
 
 
 @k.inline
@@ -56,17 +56,17 @@ def add_scaled(
         rows: The number of rows of the register tile.
         t: The tiling.
     """
-    form, width = t.form, t.width
+    packed_format, width = t.packed_format, t.width
     total = k.tile(k.f32, (rows, 2), width=width)
     tile = Matrix(c[row * COLUMNS + first :], COLUMNS)
     load_sums(total, tile, rows, 2, width)
     columns = [first + half * width for half in k.static_range(2)]
     for m in range(count):
         n = begin + m
-        for p in range(form.parts):
+        for p in range(packed_format.parts):
             # [block][part][TILE_ROWS] of the exact sums
-            unit = (m * form.parts + p) * TILE_ROWS + row
-            at = (n * form.parts + p) * COLUMNS
+            unit = (m * packed_format.parts + p) * TILE_ROWS + row
+            at = (n * packed_format.parts + p) * COLUMNS
             factor = [strip.scales.load(at + column, width=width) for column in columns]
             for r in k.static_range(rows):
                 scale = q.scales[n * TILE_ROWS + row + r]
@@ -76,8 +76,8 @@ def add_scaled(
                     total[r, half] = k.fma(
                         k.cast(exact, k.f32), factor[half] * scale, total[r, half]
                     )
-                    if form.affine:
-                        zero_sum = q.zero_sums[(n * form.parts + p) * TILE_ROWS + row + r]
+                    if packed_format.affine:
+                        zero_sum = q.zero_sums[(n * packed_format.parts + p) * TILE_ROWS + row + r]
                         scaled_sum = k.splat(-zero_sum, width)
                         offset = strip.offsets.load(at + columns[half], width=width)
                         total[r, half] = k.fma(offset, scaled_sum, total[r, half])
@@ -100,14 +100,14 @@ def multiply_strip_amx(
         count: The number of blocks.
         t: The tiling.
     """
-    form = t.form
-    lines = 8 // form.parts
+    packed_format = t.packed_format
+    lines = 8 // packed_format.parts
     # taller register tiles would spill
-    rows = 4 if form.affine else 8
+    rows = 4 if packed_format.affine else 8
     for begin in range(0, count, GROUP):
         group = k.min(GROUP, count - begin)
         for m in range(group):
-            for p in range(form.parts):
+            for p in range(packed_format.parts):
                 n = begin + m
                 # a row has 8 words a block, of which a part takes `lines`
                 tiles.load(2, q.words, n * (TILE_ROWS * 8) + p * lines, stride=8)
@@ -118,7 +118,9 @@ def multiply_strip_amx(
                     tiles.load(3 + half, strip.elements, at, stride=LINE)
                     tiles.dot(half, 2, 3 + half, k.i8)
                 for half in k.static_range(2):
-                    tiles.store(half, products, (m * form.parts + p) * TILE_ROWS, 16 * half)
+                    tiles.store(
+                        half, products, (m * packed_format.parts + p) * TILE_ROWS, 16 * half
+                    )
         for row in range(0, TILE_ROWS, rows):
             for first in k.static_range(0, COLUMNS, 2 * t.width):
                 add_scaled(c, products, q, strip, row, first, begin, group, rows, t)

@@ -62,7 +62,7 @@ def add_word(
     """
     for i in k.static_range(len(vectors)):
         byte = 4 * (first + vectors[i] * t.width)
-        elements = load_elements(lines, byte, j, t.form, t.width) ^ t.element_offset
+        elements = load_elements(lines, byte, j, t.packed_format, t.width) ^ t.element_offset
         for r in k.static_range(rows):
             acc[r, i] = add_products(acc[r, i], elements, words[r * 8 + j], t)
 
@@ -86,33 +86,33 @@ def add_packed_block(
         prefetches: The prefetches of the pass.
         t: The tiling.
     """
-    form, width = t.form, t.width
+    packed_format, width = t.packed_format, t.width
     # of columns that share cache lines the first vectors prefetch
     ahead = prefetches if 4 * vectors[0] * width % CACHE_LINE == 0 else Prefetches(0)
     column = 4 * (first + vectors[0] * width)
     size = 4 * width * len(vectors)
-    steps = 8 // form.parts  # words of a part
+    steps = 8 // packed_format.parts  # words of a part
     fold = min(t.fold, steps) or steps
     count = len(vectors)
     words = q.words[b * q.height * 8 :]
-    for p in k.static_range(form.parts):
-        acc = starting_sums(q.zero_sums[(b * form.parts + p) * q.height :], rows, count, t)
+    for p in k.static_range(packed_format.parts):
+        acc = starting_sums(q.zero_sums[(b * packed_format.parts + p) * q.height :], rows, count, t)
         for begin in k.static_range(p * steps, (p + 1) * steps, fold):
             pairs = k.tile(k.i16, (rows, count), width=2 * width, fill=0)
             # narrow products are summed in 16 bits first
             sums_of_four = pairs if t.fold else acc
-            if t.narrow and form.bits in (4, 8):
+            if t.narrow and packed_format.bits in (4, 8):
                 # words j and 4 + j are in one line, or four lines apart
                 for j in range(4):
                     four = block[j * LINE :]
                     for half in k.static_range(2):
                         # of 4 bits both words are in one line, which is prefetched once
-                        if half == 0 or form.bits == 8:
+                        if half == 0 or packed_format.bits == 8:
                             prefetch_ahead(four, 4 * half * LINE + column, size, ahead)
                         add_word(sums_of_four, four, words[j:], 4 * half, vectors, first, rows, t)
             else:
                 for j in k.static_range(begin, begin + fold):
-                    for line in lines_of_word(j, form):
+                    for line in lines_of_word(j, packed_format):
                         prefetch_ahead(block, line * LINE + column, size, ahead)
                     add_word(sums_of_four, block, words, j, vectors, first, rows, t)
             if t.fold:
@@ -120,18 +120,18 @@ def add_packed_block(
         for i in k.static_range(count):
             at = first + vectors[i] * width
             v = vectors[i]
-            scale = load_scales(unit, block, at, form, p, width)
+            scale = load_scales(unit, block, at, packed_format, p, width)
             for r in k.static_range(rows):
                 scaled = scale * q.scales[b * q.height + r]
                 sums[r, v] = k.fma(k.cast(acc[r, i], k.f32), scaled, sums[r, v])
-            if form.affine:
-                offset = load_scales(unit, block, at, form, form.parts + p, width)
+            if packed_format.affine:
+                offset = load_scales(unit, block, at, packed_format, packed_format.parts + p, width)
                 for r in k.static_range(rows):
-                    zero_sum = q.zero_sums[(b * form.parts + p) * q.height + r]
+                    zero_sum = q.zero_sums[(b * packed_format.parts + p) * q.height + r]
                     sums[r, v] = k.fma(offset, k.splat(-zero_sum, width), sums[r, v])
     if vectors[0] == 0:
         # the multipliers lie behind the lines
-        prefetch_ahead(block, form.lines * LINE, form.multiplier_bytes, ahead)
+        prefetch_ahead(block, packed_format.lines * LINE, packed_format.multiplier_bytes, ahead)
 
 
 @k.inline
@@ -140,12 +140,12 @@ def add_blocks(
     rows: int, vectors: int, prefetches: Prefetches, t: QuantizedTiling,
 ) -> None:  # fmt: skip
     """Adds the products of blocks `[begin, end)` of a unit of a strip, which has index `number`."""
-    form = t.form
+    packed_format = t.packed_format
     # all rows share the unpacked elements; with vectors of 4 lanes, registers hold those of only two vectors
     together = min(vectors, 2) if t.width == 4 else vectors
     for inside in range(begin, end):
-        b = number * form.span + inside
-        block = unit[form.halves + inside * form.block_bytes :]
+        b = number * packed_format.span + inside
+        block = unit[packed_format.halves + inside * packed_format.block_bytes :]
         for v in k.static_range(0, vectors, together):
             numbers = tuple(range(v, v + together))
             add_packed_block(sums, q, b, unit, block, numbers, first, rows, prefetches, t)
@@ -157,12 +157,12 @@ def add_units(
     vectors: int, t: QuantizedTiling,
 ) -> None:  # fmt: skip
     """Adds the products of units `[begin, end)` of a strip, or of two, to a tile of sums each; see `gemv_packed`."""
-    span, size = t.form.span, t.form.unit_bytes
+    span, size = t.packed_format.span, t.packed_format.unit_bytes
     prefetches = prefetches_of(rows, strip.locality, t, len(sums))
     for number in range(begin, end):
         for s in k.static_range(len(sums)):
             # groups follow each other: prefetches past the strip reach the next one
-            prefetch_ahead(strip.groups[s, number * size :], 0, t.form.halves, prefetches)
+            prefetch_ahead(strip.groups[s, number * size :], 0, t.packed_format.halves, prefetches)
         if len(sums) > 1 and t.turns[rows - 1] == 1:
             for inside in range(span):
                 for strip_index in k.static_range(len(sums)):
@@ -203,10 +203,10 @@ def gemv_packed(
         vectors: The number of vectors of columns.
         t: The tiling.
     """
-    units, target = strip.blocks // t.form.span, Matrix(c[first:], COLUMNS)
+    units, target = strip.blocks // t.packed_format.span, Matrix(c[first:], COLUMNS)
     if t.folds:
         # the panels of the GEMM path, whose results are the same
-        piece = panel_blocks(t, False) // t.form.span
+        piece = panel_blocks(t, False) // t.packed_format.span
         for number in range(k.ceildiv(units, piece)):
             sums = k.tile(k.f32, (rows, vectors), width=t.width, fill=0.0)
             end = k.min(number * piece + piece, units)
@@ -239,6 +239,6 @@ def gemv_pair(
     vectors = COLUMNS // t.width
     one = k.tile(k.f32, (rows, vectors), width=t.width, fill=0.0)
     two = k.tile(k.f32, (rows, vectors), width=t.width, fill=0.0)
-    add_units((one, two), q, strip, 0, strip.blocks // t.form.span, 0, rows, vectors, t)
+    add_units((one, two), q, strip, 0, strip.blocks // t.packed_format.span, 0, rows, vectors, t)
     store_sums(Matrix(c, COLUMNS), one, rows, vectors, t.width)
     store_sums(Matrix(c[distance:], COLUMNS), two, rows, vectors, t.width)

@@ -88,7 +88,10 @@ def rounded_group(
     height = rows if rows <= default_threshold(k.target(), t) else k.i64(tile)
     scales, zero_sums = memory[workspace_rows * blocks * 8 :], memory[workspace_rows * blocks * 9 :]
     return Rounded(
-        memory.view(k.i32)[base * 8 :], scales[base:], zero_sums[base * t.form.parts :], height
+        memory.view(k.i32)[base * 8 :],
+        scales[base:],
+        zero_sums[base * t.packed_format.parts :],
+        height,
     )
 
 
@@ -115,10 +118,10 @@ def round_groups(
         # a group of few rows is one tile; rows without an expert are not rounded
         if i * q.height < group.rows and group.expert >= 0:
             for b in range(chunk * TASK_BLOCKS, k.min((chunk + 1) * TASK_BLOCKS, blocks)):
-                target = block_of(q, blocks * q.height, i, b, t.form)
+                target = block_of(q, blocks * q.height, i, b, t.packed_format)
                 for r in range(k.min(q.height, group.rows - i * q.height)):
                     row = x[group.first + i * q.height + r, b * BLOCK :]
-                    round_block(row_of(target, r), row, t.form, t.zero)
+                    round_block(row_of(target, r), row, t.packed_format, t.zero)
     ctx.barrier()
 
 
@@ -154,7 +157,7 @@ def grouped_qmatmul_packed(
     # a phase of its own: all workers read rows that one of them rounded
     round_groups(x, workspace, groups, workspace_rows, tile, t, ctx)
     memory = quantized_scratch(t, tile, in_tiles, ctx)
-    matrix_tiles = k.matrix_tiles(gemm_amx.tile_shapes(t.form))
+    matrix_tiles = k.matrix_tiles(gemm_amx.tile_shapes(t.packed_format))
     results = Results(out, extra, epilogue, t.width, parts)
     if in_tiles:
         if groups.max_rows > threshold:

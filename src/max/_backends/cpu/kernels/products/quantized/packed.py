@@ -143,8 +143,8 @@ class PackedFormat:
 
 
 FORMATS: Mapping[str, PackedFormat] = {
-    form.encoding: form
-    for form in (
+    packed_format.encoding: packed_format
+    for packed_format in (
         PackedFormat("Q4_0", 4, 8),
         PackedFormat("Q8_0", 8, 128),
         PackedFormat("Q4_K", 4, 0, affine=True),
@@ -171,30 +171,32 @@ def store_words(lines: k.View, row: k.Value, first: int, bytes_: Any) -> None:
 
 
 @k.inline
-def lines_of(unit: k.View, block: int, form: PackedFormat) -> Any:
+def lines_of(unit: k.View, block: int, packed_format: PackedFormat) -> Any:
     """The lines of a block of a unit, as words."""
-    return unit[form.halves + block * form.block_bytes :].view(k.u32)
+    return unit[packed_format.halves + block * packed_format.block_bytes :].view(k.u32)
 
 
 @k.inline
-def multipliers_of(unit: k.View, block: int, form: PackedFormat) -> Any:
+def multipliers_of(unit: k.View, block: int, packed_format: PackedFormat) -> Any:
     """The integer multipliers of a block of a unit."""
-    return unit[form.halves + block * form.block_bytes + form.lines * LINE :]
+    return unit[
+        packed_format.halves + block * packed_format.block_bytes + packed_format.lines * LINE :
+    ]
 
 
 @k.inline
-def pack_q4_0(unit: k.View, row: k.Integer, block: k.View, form: PackedFormat) -> None:
+def pack_q4_0(unit: k.View, row: k.Integer, block: k.View, packed_format: PackedFormat) -> None:
     """Packs a block of Q4_0 or IQ4_NL; its bytes keep their order."""
     # rows of a checkpoint's blocks may be unaligned
     unit.view(k.u16)[row] = k.u16(block[0]) | k.u16(block[1]) << 8
-    store_words(lines_of(unit, 0, form), row, 0, block.load(2, width=16))
+    store_words(lines_of(unit, 0, packed_format), row, 0, block.load(2, width=16))
 
 
 @k.inline
-def pack_q8_0(unit: k.View, row: k.Integer, block: k.View, form: PackedFormat) -> None:
+def pack_q8_0(unit: k.View, row: k.Integer, block: k.View, packed_format: PackedFormat) -> None:
     """Packs a block of Q8_0."""
     unit.view(k.u16)[row] = k.u16(block[0]) | k.u16(block[1]) << 8
-    lines = lines_of(unit, 0, form)
+    lines = lines_of(unit, 0, packed_format)
     for half in k.static_range(2):
         # signed to unsigned
         store_words(lines, row, 4 * half, block.load(2 + 16 * half, width=16) ^ 128)
@@ -207,27 +209,27 @@ def nibbles(low: k.Integer, high: k.Integer) -> Any:
 
 
 @k.inline
-def pack_affine(unit: k.View, row: k.Integer, block: k.View, form: PackedFormat) -> None:
+def pack_affine(unit: k.View, row: k.Integer, block: k.View, packed_format: PackedFormat) -> None:
     """Packs a block of Q4_K or Q5_K, which consists of eight blocks of 32."""
     halves = unit.view(k.u16)
     # [2][ROWS]: d, then m
     for i in k.static_range(2):
         halves[ROWS * i + row] = k.u16(block[2 * i]) | k.u16(block[2 * i + 1]) << 8
-    start = 48 if form.bits == 5 else 16
+    start = 48 if packed_format.bits == 5 else 16
     for part in k.static_range(8):
         scale, offset = scale_and_offset(block, part)
-        multipliers = multipliers_of(unit, part, form)
+        multipliers = multipliers_of(unit, part, packed_format)
         multipliers[row] = scale
         multipliers[ROWS + row] = offset
         low = block.load(start + part // 2 * 32, width=16)
         high = block.load(start + part // 2 * 32 + 16, width=16)
-        target = lines_of(unit, part, form)
+        target = lines_of(unit, part, packed_format)
         # odd parts are the high halves of the bytes
         if part % 2:
-            store_words(target, row, form.first_low, nibbles(low >> 4, high >> 4))
+            store_words(target, row, packed_format.first_low, nibbles(low >> 4, high >> 4))
         else:
-            store_words(target, row, form.first_low, nibbles(low & 15, high & 15))
-        if form.bits == 5:
+            store_words(target, row, packed_format.first_low, nibbles(low & 15, high & 15))
+        if packed_format.bits == 5:
             # element 4 j + i has bit j of byte i
             word = k.u32(0)
             for half in k.static_range(2):
@@ -238,22 +240,22 @@ def pack_affine(unit: k.View, row: k.Integer, block: k.View, form: PackedFormat)
 
 
 @k.inline
-def pack_q6_k(unit: k.View, row: k.Integer, block: k.View, form: PackedFormat) -> None:
+def pack_q6_k(unit: k.View, row: k.Integer, block: k.View, packed_format: PackedFormat) -> None:
     """Packs a block of Q6_K, which consists of eight blocks of 32 with two scales each."""
     unit.view(k.u16)[row] = k.u16(block[208]) | k.u16(block[209]) << 8
     # 16 scales: two for each of the eight blocks of 32
     for part in k.static_range(16):
-        multipliers_of(unit, part // 2, form)[part % 2 * ROWS + row] = block[192 + part]
+        multipliers_of(unit, part // 2, packed_format)[part % 2 * ROWS + row] = block[192 + part]
     for half in k.static_range(2):
         for group in k.static_range(4):
             at = half * 64 + group % 2 * 32
             low, high = block.load(at, width=16), block.load(at + 16, width=16)
-            target = lines_of(unit, half * 4 + group, form)
+            target = lines_of(unit, half * 4 + group, packed_format)
             # groups 2 and 3 are the high halves of the bytes
             if group // 2:
-                store_words(target, row, form.first_low, nibbles(low >> 4, high >> 4))
+                store_words(target, row, packed_format.first_low, nibbles(low >> 4, high >> 4))
             else:
-                store_words(target, row, form.first_low, nibbles(low & 15, high & 15))
+                store_words(target, row, packed_format.first_low, nibbles(low & 15, high & 15))
             for i in k.static_range(2):
                 upper = block.load(128 + half * 32 + 16 * i, width=16) >> (2 * group) & 3
                 bits = k.bitcast(upper, k.u32)
@@ -265,16 +267,16 @@ def pack_q6_k(unit: k.View, row: k.Integer, block: k.View, form: PackedFormat) -
 
 
 @k.inline
-def pack_q2_k(unit: k.View, row: k.Value, block: k.View, form: PackedFormat) -> None:
+def pack_q2_k(unit: k.View, row: k.Value, block: k.View, packed_format: PackedFormat) -> None:
     """Packs a block of Q2_K, which consists of eight blocks of 32 with two scales and offsets each."""
     halves = unit.view(k.u16)
     for i in k.static_range(2):
         halves[ROWS * i + row] = k.u16(block[80 + 2 * i]) | k.u16(block[81 + 2 * i]) << 8
     for part in k.static_range(8):
-        multipliers = multipliers_of(unit, part, form)
+        multipliers = multipliers_of(unit, part, packed_format)
         for p in k.static_range(2):
             multipliers[ROWS * p + row] = block[2 * part + p]
-        lines = lines_of(unit, part, form)
+        lines = lines_of(unit, part, packed_format)
         for i in k.static_range(2):
             q = block.load(16 + part // 4 * 32 + 16 * i, width=16) >> (2 * (part % 4)) & 3
             lines[i * ROWS + row] = spread_word(q, 2)
@@ -304,24 +306,26 @@ def store_field(fields: k.View, row: k.Value, value: k.Value, bits: int) -> None
 
 
 @k.inline
-def store_six_bits(multipliers: k.View, row: k.Value, values: Any, form: PackedFormat) -> None:
+def store_six_bits(
+    multipliers: k.View, row: k.Value, values: Any, packed_format: PackedFormat
+) -> None:
     """Stores the multipliers of the parts of a block."""
     low, high = k.u8(0), k.u8(0)
-    for p in k.static_range(form.parts):
+    for p in k.static_range(packed_format.parts):
         low = low | (values[p] & 15) << (4 * p)
         high = high | values[p] >> 4 << (2 * p)
-    store_field(multipliers, row, low, 4 * form.parts)
-    store_field(multipliers[ROWS * form.parts // 2 :], row, high, 2 * form.parts)
+    store_field(multipliers, row, low, 4 * packed_format.parts)
+    store_field(multipliers[ROWS * packed_format.parts // 2 :], row, high, 2 * packed_format.parts)
 
 
 @k.inline
-def pack_q3_k(unit: k.View, row: k.Integer, block: k.View, form: PackedFormat) -> None:
+def pack_q3_k(unit: k.View, row: k.Integer, block: k.View, packed_format: PackedFormat) -> None:
     """Packs a block of Q3_K, which consists of eight blocks of 32 with two scales each."""
     unit.view(k.u16)[row] = k.u16(block[108]) | k.u16(block[109]) << 8
     for part in k.static_range(8):
-        lines = lines_of(unit, part, form)
+        lines = lines_of(unit, part, packed_format)
         scales = (third_scale(block, 2 * part), third_scale(block, 2 * part + 1))
-        store_six_bits(multipliers_of(unit, part, form), row, scales, form)
+        store_six_bits(multipliers_of(unit, part, packed_format), row, scales, packed_format)
         upper = k.u32(0)
         for i in k.static_range(2):
             q = block.load(32 + part // 4 * 32 + 16 * i, width=16) >> (2 * (part % 4)) & 3
@@ -332,33 +336,37 @@ def pack_q3_k(unit: k.View, row: k.Integer, block: k.View, form: PackedFormat) -
 
 
 @k.inline
-def pack_iq4_xs(unit: k.View, row: k.Integer, block: k.View, form: PackedFormat) -> None:
+def pack_iq4_xs(unit: k.View, row: k.Integer, block: k.View, packed_format: PackedFormat) -> None:
     """Packs a block of IQ4_XS, which consists of eight blocks of 32."""
     unit.view(k.u16)[row] = k.u16(block[0]) | k.u16(block[1]) << 8
     for part in k.static_range(8):
         scales = (level_scale(block, part),)
-        store_six_bits(multipliers_of(unit, part, form), row, scales, form)
-        store_words(lines_of(unit, part, form), row, 0, block.load(8 + 16 * part, width=16))
+        store_six_bits(multipliers_of(unit, part, packed_format), row, scales, packed_format)
+        store_words(
+            lines_of(unit, part, packed_format), row, 0, block.load(8 + 16 * part, width=16)
+        )
 
 
 @k.inline
-def pack_row_block(unit: k.View, row: k.Integer, block: k.View, form: PackedFormat) -> None:
+def pack_row_block(
+    unit: k.View, row: k.Integer, block: k.View, packed_format: PackedFormat
+) -> None:
     """Packs a block of a row."""
-    encoding = form.encoding
+    encoding = packed_format.encoding
     if encoding in ("Q4_0", "IQ4_NL"):
-        pack_q4_0(unit, row, block, form)
+        pack_q4_0(unit, row, block, packed_format)
     if encoding == "Q8_0":
-        pack_q8_0(unit, row, block, form)
+        pack_q8_0(unit, row, block, packed_format)
     if encoding in ("Q4_K", "Q5_K"):
-        pack_affine(unit, row, block, form)
+        pack_affine(unit, row, block, packed_format)
     if encoding == "Q6_K":
-        pack_q6_k(unit, row, block, form)
+        pack_q6_k(unit, row, block, packed_format)
     if encoding == "Q2_K":
-        pack_q2_k(unit, row, block, form)
+        pack_q2_k(unit, row, block, packed_format)
     if encoding == "Q3_K":
-        pack_q3_k(unit, row, block, form)
+        pack_q3_k(unit, row, block, packed_format)
     if encoding == "IQ4_XS":
-        pack_iq4_xs(unit, row, block, form)
+        pack_iq4_xs(unit, row, block, packed_format)
 
 
 @k.kernel
@@ -370,7 +378,7 @@ def pack(
 
     If `shares` weights share each group equally, this one has index `share`.
     """
-    form = FORMATS[encoding]
+    packed_format = FORMATS[encoding]
     size = BLOCK_FORMATS[encoding].bytes
     height = ROWS // shares
     for group in ctx.parallel(out.shape[0]):
@@ -378,9 +386,9 @@ def pack(
             source = w[k.min(group * height + i, w.shape[0] - 1)]
             row = share * height + i
             for b in range(w.shape[1] // size):
-                unit = out[group, b * form.unit_bytes : (b + 1) * form.unit_bytes]
+                unit = out[group, b * packed_format.unit_bytes : (b + 1) * packed_format.unit_bytes]
                 block = source[b * size :]
-                pack_row_block(unit, row, block, form)
+                pack_row_block(unit, row, block, packed_format)
 
 
 def _lower_pack(

@@ -110,14 +110,16 @@ def panel_length(blocks: k.Value, t: QuantizedTiling, matrix_tiles: bool) -> Any
         return max_blocks
     else:
         panels = k.max(k.ceildiv(blocks, max_blocks), 1)
-        return k.max(round_up(k.ceildiv(blocks, panels), t.form.span), t.form.span)
+        return k.max(
+            round_up(k.ceildiv(blocks, panels), t.packed_format.span), t.packed_format.span
+        )
 
 
 def default_threshold(target: k.Target, t: QuantizedTiling) -> int:
     """The default row threshold for the GEMV path on a target."""
     tuning = tuning_of(target)
     thresholds = tuning.tile_row_thresholds if target.tile_products else tuning.row_thresholds
-    return thresholds[t.form.bits]
+    return thresholds[t.packed_format.bits]
 
 
 class QuantisedOperands(NamedTuple):
@@ -145,16 +147,18 @@ class Scratch(NamedTuple):
 @k.inline
 def quantized_scratch(t: QuantizedTiling, tile: int, matrix_tiles: bool, ctx: k.Context) -> Scratch:
     """The scratch memory of a launch."""
-    form, blocks = t.form, panel_blocks(t, matrix_tiles)
+    packed_format, blocks = t.packed_format, panel_blocks(t, matrix_tiles)
     splits_signs = t.splits_signs and not matrix_tiles
     sums = ctx.scratch(k.f32, (BLOCK_ROWS * COLUMNS,))
     elements = ctx.scratch(k.u8, (blocks * BLOCK * COLUMNS,))
-    scales = ctx.scratch(k.f32, (blocks * form.parts * COLUMNS,))
-    offsets = ctx.scratch(k.f32, (blocks * form.parts * COLUMNS if form.affine else 1,))
+    scales = ctx.scratch(k.f32, (blocks * packed_format.parts * COLUMNS,))
+    offsets = ctx.scratch(
+        k.f32, (blocks * packed_format.parts * COLUMNS if packed_format.affine else 1,)
+    )
     signs = ctx.scratch(k.i8, (blocks * BLOCK * COLUMNS if splits_signs else 1,))
     corrections = ctx.scratch(k.i32, (blocks * COLUMNS if splits_signs else 1,))
     strip = UnpackedStrip(elements, scales, offsets, signs, corrections)
-    exact = (gemm_amx.GROUP * form.parts * tile, COLUMNS) if matrix_tiles else (1, 1)
+    exact = (gemm_amx.GROUP * packed_format.parts * tile, COLUMNS) if matrix_tiles else (1, 1)
     return Scratch(sums, strip, ctx.scratch(k.i32, exact))
 
 
@@ -216,24 +220,24 @@ def gemm_strip(
         t: The tiling.
     """
     c, width = memory.sums, t.width
-    form = t.form
+    packed_format = t.packed_format
     panel = panel_length(blocks, t, tiles is not None)
-    panel_bytes = panel // form.span * form.unit_bytes
+    panel_bytes = panel // packed_format.span * packed_format.unit_bytes
     for i in range(0, (last_tile - first_tile) * tile * COLUMNS, width):
         c.store(i, value=k.splat(k.f32(0), width))
     for number in range(k.ceildiv(blocks, panel)):
         begin = number * panel
         length = k.min(panel, blocks - begin)
         # matrix tiles multiply signed bytes: their zero point is subtracted here
-        zero = form.zero if tiles is not None else t.element_offset
+        zero = packed_format.zero if tiles is not None else t.element_offset
         splits_signs = t.splits_signs and tiles is None
         unpack_strip(memory.strip, packed, begin, length, zero, t, splits_signs)
         # each register tile prefetches a share of the next panel, which may belong to the next strip
-        ahead = (begin + length) // form.span * form.unit_bytes
+        ahead = (begin + length) // packed_format.span * packed_format.unit_bytes
         last_ahead = ahead + panel_bytes
         share = length * (prefetched_lines(t) * CACHE_LINE)
         for i in range(first_tile, last_tile):
-            rounded = block_of(q, blocks * q.height, i, begin, t.form)
+            rounded = block_of(q, blocks * q.height, i, begin, t.packed_format)
             sums = c[(i - first_tile) * tile * COLUMNS :]
             if tiles is not None:
                 gemm_amx.multiply_strip_amx(
@@ -254,7 +258,7 @@ def multiply_quantized(
 ) -> None:  # fmt: skip
     """The products of a launch; see `qmatmul_packed`."""
     x, w, workspace = operands
-    form = t.form
+    packed_format = t.packed_format
     in_tiles = ctx.target.tile_products
     tile = tile_rows(ctx.target)
     rows, strips, inner = x.shape[0], w.shape[0], x.shape[1]
@@ -265,9 +269,9 @@ def multiply_quantized(
     height = k.i64(tile) if gemm else rows
     # each worker rounds a small activation itself, without a barrier
     small = not gemm and is_small(rows * inner, ctx)
-    q = round_rows(x, workspace, height, small, form, t.zero, ctx)
+    q = round_rows(x, workspace, height, small, packed_format, t.zero, ctx)
     memory = quantized_scratch(t, tile, in_tiles, ctx)
-    matrix_tiles = k.matrix_tiles(gemm_amx.tile_shapes(form))
+    matrix_tiles = k.matrix_tiles(gemm_amx.tile_shapes(packed_format))
     tiles = k.ceildiv(rows, k.max(height, 1))
     row_blocks = k.i64(1)
     if gemm:

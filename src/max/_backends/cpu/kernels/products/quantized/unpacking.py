@@ -33,7 +33,7 @@ class QuantizedTiling:
     """The compile-time properties of products with a packed weight.
 
     Args:
-        form: The weight's format.
+        packed_format: The weight's format.
         width: Lanes of a vector of sums.
         signed: Whether 8-bit elements are multiplied as signed numbers: if byte products are limited to magnitudes of
             128.
@@ -49,7 +49,7 @@ class QuantizedTiling:
         folds: Whether each panel along k has accumulators of its own, which are then added to the sums in memory.
     """
 
-    form: PackedFormat
+    packed_format: PackedFormat
     width: int
     signed: bool
     fold: int
@@ -73,7 +73,7 @@ class QuantizedTiling:
     @property
     def element_offset(self) -> int:
         """The number that is subtracted from elements before they are multiplied."""
-        return self.form.zero if self.signed else 0
+        return self.packed_format.zero if self.signed else 0
 
 
 class PackedWeight(NamedTuple):
@@ -97,26 +97,30 @@ def packed_weight(encoding: str, streamed: bool, inner: object, target: Target) 
     return PackedWeight(encoding, locality, folds)
 
 
-def quantized_tiling(target: Target, form: PackedFormat, folds: bool = False) -> QuantizedTiling:
+def quantized_tiling(
+    target: Target, packed_format: PackedFormat, folds: bool = False
+) -> QuantizedTiling:
     """The tiling for a target and a format; matrix tiles keep one accumulator along k."""
     width = target.width(k.f32)
     # the sum of two products, up to 2 * 255 * 127, exceeds 16 bits
-    signed = form.element_bits == 8 and not target.dot_i8_lanes(width)
+    signed = packed_format.element_bits == 8 and not target.dot_i8_lanes(width)
     narrow = bool(target.narrow_dot_i8_lanes(width)) and not target.dot_i8_lanes(width)
     # two products per lane and word; words of x have magnitudes up to 127
-    fold = LARGEST_SUM // (2 * 127 * (2**form.element_bits - 1)) if narrow else 0
+    fold = LARGEST_SUM // (2 * 127 * (2**packed_format.element_bits - 1)) if narrow else 0
     tuning = tuning_of(target)
     return QuantizedTiling(
-        form,
+        packed_format,
         width,
         signed,
         fold,
         narrow,
-        zero=0 if signed else form.zero,
+        zero=0 if signed else packed_format.zero,
         prefetch_distances=tuning.prefetch_distances,
         far_distance=tuning.far_distance,
         prefetches_bytes=tuning.prefetches_bytes,
-        turns=tuning.turns.get(form.encoding, (0, 0, 0, 0)) if width >= 16 else (0, 0, 0, 0),
+        turns=tuning.turns.get(packed_format.encoding, (0, 0, 0, 0))
+        if width >= 16
+        else (0, 0, 0, 0),
         folds=folds and not target.tile_products,
     )
 
@@ -125,7 +129,7 @@ def panel_blocks(t: QuantizedTiling, matrix_tiles: bool) -> int:
     """The number of blocks of k that are unpacked together, in whole units; half as many if signs are stored apart."""
     if not t.splits_signs or matrix_tiles:
         return PANEL
-    span = t.form.span
+    span = t.packed_format.span
     return max(PANEL // 2 // span, 1) * span
 
 
@@ -164,7 +168,7 @@ class Prefetches(NamedTuple):
 
 def prefetches_of(rows: int, locality: int, t: QuantizedTiling, strips: int = 1) -> Prefetches:
     """The prefetches of a pass of some rows over one strip, or over two, each of which is read half as fast."""
-    if t.form.bits == 8 and rows == 1 and not t.prefetches_bytes:
+    if t.packed_format.bits == 8 and rows == 1 and not t.prefetches_bytes:
         return Prefetches(0)
     return Prefetches(t.prefetch_distances[rows - 1], locality, t.far_distance // strips)
 
@@ -189,49 +193,51 @@ def prefetch_ahead(lines: k.View, at: k.Value, size: int, ahead: Prefetches) -> 
             lines.prefetch(at + ahead.distance + i, locality=ahead.locality)
 
 
-def lines_of_word(j: int, form: PackedFormat) -> tuple[int, ...]:
+def lines_of_word(j: int, packed_format: PackedFormat) -> tuple[int, ...]:
     """The lines of a block that word `j` of x is the first to read."""
-    if form.bits == 8:
+    if packed_format.bits == 8:
         return (j,)
-    if form.bits < 4:
+    if packed_format.bits < 4:
         # a line has 16 elements; of 3 bits line 0 has the upper bits
-        low = (form.first_low + j // 4,) if j % 4 == 0 else ()
-        return ((0,) if j == 0 and form.first_low else ()) + low
+        low = (packed_format.first_low + j // 4,) if j % 4 == 0 else ()
+        return ((0,) if j == 0 and packed_format.first_low else ()) + low
     # words 4 to 7 are the high halves of the lines of words 0 to 3
-    low = (form.first_low + j,) if j < 4 else ()
+    low = (packed_format.first_low + j,) if j < 4 else ()
     # line 0 has the upper bits; of 6 bits line 5 has those of words 4 to 7
-    upper = (0,) if j == 0 and form.first_low else ()
-    return (*upper, *low, *((5,) if form.bits == 6 and j == 4 else ()))
+    upper = (0,) if j == 0 and packed_format.first_low else ()
+    return (*upper, *low, *((5,) if packed_format.bits == 6 and j == 4 else ()))
 
 
 @k.inline
-def load_elements(lines: k.View, at: k.Integer, j: int, form: PackedFormat, width: int) -> Any:
+def load_elements(
+    lines: k.View, at: k.Integer, j: int, packed_format: PackedFormat, width: int
+) -> Any:
     """Elements ``4 j … 4 j + 3`` of a block of `width` rows, as unsigned bytes.
 
     Args:
         lines: The packed bytes.
         at: The first byte of the block's first line that belongs to these rows.
         j: The index of the four elements.
-        form: The format.
+        packed_format: The format.
         width: The number of rows of the weight.
     """
-    if form.bits == 8:
+    if packed_format.bits == 8:
         return lines.load(at + j * LINE, width=4 * width)
-    if form.bits < 4:
-        pairs = lines.load(at + (form.first_low + j // 4) * LINE, width=4 * width)
+    if packed_format.bits < 4:
+        pairs = lines.load(at + (packed_format.first_low + j // 4) * LINE, width=4 * width)
         two = pairs >> (2 * (j % 4)) & 3
-        if form.bits == 2:
+        if packed_format.bits == 2:
             return two
         return two | (lines.load(at, width=4 * width) >> j & 1) << 2
-    low = lines.load(at + (form.first_low + j % 4) * LINE, width=4 * width)
-    if form.levels:
+    low = lines.load(at + (packed_format.first_low + j % 4) * LINE, width=4 * width)
+    if packed_format.levels:
         # a lookup ignores the upper halves
         number = k.bitcast(k.bitcast(low, k.u16) >> 4, k.u8) if j >= 4 else low
         return k.lookup(level_table(), number)
     low = low >> 4 if j >= 4 else low & 15
-    if form.bits == 5:
+    if packed_format.bits == 5:
         return low | (lines.load(at, width=4 * width) >> j & 1) << 4
-    if form.bits == 6:
+    if packed_format.bits == 6:
         upper = lines.load(at + 5 * (j // 4) * LINE, width=4 * width) >> (2 * (j % 4)) & 3
         return low | upper << 4
     return low
@@ -260,7 +266,7 @@ def add_products(acc: k.Value, elements: k.Value, word: k.Value, t: QuantizedTil
 def starting_sums(zero_sums: k.View, rows: int, count: int, t: QuantizedTiling) -> Any:
     """Accumulators for a part of a block, initialized with the zero sums of `rows` rows, `count` vectors each."""
     acc = k.tile(k.i32, (rows, count), width=t.width, fill=0)
-    if not t.form.affine and not t.signed:
+    if not t.packed_format.affine and not t.signed:
         for r in k.static_range(rows):
             zero_sum = zero_sums.view(k.i32)[r]
             for v in k.static_range(count):
@@ -280,7 +286,7 @@ def add_pairs(acc: k.View, pairs: k.View, rows: int, count: int, t: QuantizedTil
 
 @k.inline
 def load_scales(
-    unit: k.View, block: k.View, at: k.Value, form: PackedFormat, index: int, width: int
+    unit: k.View, block: k.View, at: k.Value, packed_format: PackedFormat, index: int, width: int
 ) -> Any:
     """Scales (`index` 0; 1 of the second part) or offsets (index `parts`) of `width` rows.
 
@@ -288,23 +294,25 @@ def load_scales(
         unit: The bytes of a unit.
         block: The bytes of a block of it.
         at: The first row.
-        form: The format.
+        packed_format: The format.
         index: The number of the scales among those of the block.
         width: The number of rows of the weight.
     """
     # the float16 scales of the offsets follow those of the elements
-    half = 1 if index >= form.parts else 0
+    half = 1 if index >= packed_format.parts else 0
     d = k.cast(unit.view(k.f16).load(half * ROWS + at, width=width), k.f32)
-    if not form.two_levels:
+    if not packed_format.two_levels:
         return d
-    multipliers = block[form.lines * LINE :]
-    if form.multipliers == SIX_BITS:
-        return d * k.cast(six_bits(multipliers, at, form, index, width) - MULTIPLIER_ZERO, k.f32)
-    if form.multipliers == NIBBLES:
-        level = multipliers.load(index % form.parts * ROWS + at, width=width)
+    multipliers = block[packed_format.lines * LINE :]
+    if packed_format.multipliers == SIX_BITS:
+        return d * k.cast(
+            six_bits(multipliers, at, packed_format, index, width) - MULTIPLIER_ZERO, k.f32
+        )
+    if packed_format.multipliers == NIBBLES:
+        level = multipliers.load(index % packed_format.parts * ROWS + at, width=width)
         return d * k.cast(level >> 4 if half else level & 15, k.f32)
     level = multipliers.load(index * ROWS + at, width=width)
-    if form.encoding == "Q6_K":  # multipliers of Q6_K are signed
+    if packed_format.encoding == "Q6_K":  # multipliers of Q6_K are signed
         return d * k.cast(k.bitcast(level, k.i8), k.f32)
     return d * k.cast(level, k.f32)
 
@@ -321,10 +329,14 @@ def load_field(fields: k.View, at: k.Value, bits: int, width: int) -> Any:
 
 
 @k.inline
-def six_bits(multipliers: k.View, at: k.Value, form: PackedFormat, index: int, width: int) -> Any:
+def six_bits(
+    multipliers: k.View, at: k.Value, packed_format: PackedFormat, index: int, width: int
+) -> Any:
     """Multipliers of six bits of a part, from row `at` on, as i32."""
-    low = load_field(multipliers, at, 4 * form.parts, width)
-    high = load_field(multipliers[ROWS * form.parts // 2 :], at, 2 * form.parts, width)
+    low = load_field(multipliers, at, 4 * packed_format.parts, width)
+    high = load_field(
+        multipliers[ROWS * packed_format.parts // 2 :], at, 2 * packed_format.parts, width
+    )
     return low >> (4 * index) & 15 | (high >> (2 * index) & 3) << 4
 
 
@@ -370,33 +382,37 @@ def unpack_strip(
         t: The tiling.
         splits_signs: Whether elements are split into magnitudes and signs.
     """
-    form, width = t.form, t.width
+    packed_format, width = t.packed_format, t.width
     # where register tiles prefetch the next panel, nothing is prefetched here
     columns = width if t.narrow else COLUMNS
     ahead = Prefetches(0) if t.narrow else Prefetches(t.prefetch_distances[0], KEPT, t.far_distance)
     for n in range(count):
         b = begin + n
-        unit = packed[b // form.span * form.unit_bytes :]
-        block = unit[form.halves + b % form.span * form.block_bytes :]
+        unit = packed[b // packed_format.span * packed_format.unit_bytes :]
+        block = unit[packed_format.halves + b % packed_format.span * packed_format.block_bytes :]
         # the scales of a unit are in front of its first block
-        if b % form.span == 0:
-            prefetch_ahead(unit, 0, form.halves, ahead)
+        if b % packed_format.span == 0:
+            prefetch_ahead(unit, 0, packed_format.halves, ahead)
         for first in range(0, COLUMNS, columns):
             for j in k.static_range(8):
-                for line in lines_of_word(j, form):
+                for line in lines_of_word(j, packed_format):
                     prefetch_ahead(block, line * LINE, LINE, ahead)
                 for column in k.static_range(0, columns, width):
                     byte = 4 * (first + column)
-                    elements = load_elements(block, byte, j, form, width)
+                    elements = load_elements(block, byte, j, packed_format, width)
                     strip.elements.store((n * 8 + j) * LINE + byte, value=elements - zero)
-            prefetch_ahead(block, form.lines * LINE, form.multiplier_bytes, ahead)
+            prefetch_ahead(block, packed_format.lines * LINE, packed_format.multiplier_bytes, ahead)
             for column in k.static_range(0, columns, width):
                 at = first + column
                 if splits_signs:
                     split_signs(strip, n, at, t)
-                for p in k.static_range(form.parts):
-                    scale = load_scales(unit, block, at, form, p, width)
-                    strip.scales.store((n * form.parts + p) * COLUMNS + at, value=scale)
-                    if form.affine:
-                        offset = load_scales(unit, block, at, form, form.parts + p, width)
-                        strip.offsets.store((n * form.parts + p) * COLUMNS + at, value=offset)
+                for p in k.static_range(packed_format.parts):
+                    scale = load_scales(unit, block, at, packed_format, p, width)
+                    strip.scales.store((n * packed_format.parts + p) * COLUMNS + at, value=scale)
+                    if packed_format.affine:
+                        offset = load_scales(
+                            unit, block, at, packed_format, packed_format.parts + p, width
+                        )
+                        strip.offsets.store(
+                            (n * packed_format.parts + p) * COLUMNS + at, value=offset
+                        )
