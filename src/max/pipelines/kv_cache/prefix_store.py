@@ -15,6 +15,13 @@ from max._version import __version__
 from max.pipelines.config.pipeline_config import PipelineConfig
 from max.pipelines.core import InputError
 from max.pipelines.kv_cache.manager import PagedKVCacheManager
+from max.pipelines.kv_cache.prefix_costs import (
+    DIGEST_DIGITS,
+    StoredFile,
+    cost_of_key,
+    files_to_remove,
+    key_with_cost,
+)
 from max.pipelines.kv_cache.prefix_file import (
     PageGroup,
     read_pages,
@@ -293,16 +300,24 @@ class PrefixStore:
         self._failed = True
 
     def _remove_others(self) -> None:
-        """Removes the oldest files of other models until the folder fits its size limit."""
-        own = {self._path, *self._others()}
+        """Removes files of other models until the folder fits its size limit: old ones, and those of pages that are
+        computed again soon, first.
+        """
+        folder, own = self._path.parent, {self._path, *self._others()}
         if self._journal is not None:
             own.add(self._journal.path)
-        left = self._most_bytes - sum(map(_size_on_disk, own))
-        files = [(p.stat(), p) for p in self._path.parent.glob("*" + SUFFIX) if p not in own]
-        for stat, path in sorted(files, key=lambda each: each[0].st_mtime_ns, reverse=True):
-            left -= stat.st_size
-            if left < 0 and not is_in_use(path):
-                path.unlink(missing_ok=True)
+        room = self._most_bytes - sum(map(_size_on_disk, own))
+        now, files = time.time(), list[StoredFile]()
+        for path in folder.glob("*" + SUFFIX):
+            if path not in own:
+                stat = path.stat()
+                cost = cost_of_key(path.name.partition(".")[0]) or cost_of_key(self._key) or 1.0
+                age = now - stat.st_mtime_ns / 1e9
+                # an unknown cost is that of this model
+                files.append(StoredFile(path, stat.st_size, age, cost))
+        for file in files_to_remove(files, room):
+            if not is_in_use(file.path):
+                file.path.unlink(missing_ok=True)
         remove_abandoned_parts(self._path.parent)
 
 
@@ -385,4 +400,7 @@ def _key_of(config: PipelineConfig, cache: StoredCache) -> str:
             [repr(pool.window) for pool in cache.pages.pools],
         ]
     )
-    return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
+    digest = hashlib.blake2b(text.encode(), digest_size=DIGEST_DIGITS // 2).hexdigest()
+    # all weights are read for a token, at most
+    weights = sum(path.stat().st_size for path in model.weight_paths())
+    return key_with_cost(digest, weights * cache.pages.page_size / max(sum(cache.page_sizes()), 1))
