@@ -216,12 +216,37 @@ class Frame:
 
 
 def _live_ops(graph: GraphOp) -> set[MoOp]:
-    """The ops that outputs or side effects depend on. Dead ops are not evaluated, so their errors do not show."""
+    """The ops that outputs, side effects or sizes depend on. Dead ops are not evaluated: their errors do not show."""
+    ops = list(graph.body)
+    known = {name for value in graph.args for name in _symbols(value)}
+    # the symbols that the result of an op is the first to have
+    given: dict[MoOp, set[str]] = {}
+    for op in ops:
+        given[op] = {name for result in op.results for name in _symbols(result)} - known
+        known |= given[op]
     live: set[MoOp] = set()
-    for op in reversed(list(graph.body)):
-        if not op.is_pure or any(use.operation in live for r in op.results for use in r.uses):
+    needed: set[str] = set()
+    for op in reversed(ops):
+        if (
+            not op.is_pure
+            or any(use.operation in live for r in op.results for use in r.uses)
+            or given[op] & needed
+        ):
             live.add(op)
+            for inner in op.walk():
+                for value in (*inner.operands, *inner.results):
+                    needed |= _symbols(value)
+                for attribute in inner.attributes.values():
+                    if isinstance(attribute, mlir.ShapeAttr):
+                        needed |= {name for dim in attribute.data for name in dim.symbols}
     return live
+
+
+def _symbols(value: SSAValue) -> set[str]:
+    """The symbols in the sizes of a value."""
+    if not isinstance(value.type, ShapedType):
+        return set()
+    return {name for dim in value.type.shape for name in dim.symbols}
 
 
 def to_array(value: Any) -> Array:
