@@ -96,6 +96,34 @@ def test_mask_whose_count_a_run_knows():
     agree(lambda x: x[x > 0.5].sum(), (torch.rand(4, 5),))
 
 
+def chosen(x):
+    """Sorts and picks of the rows whose first element is positive, of which only a run knows the number."""
+    rows = x[x[:, 0] > 0]
+    scores = rows[:, 1]
+    order = torch.sort(scores, stable=True, descending=True)
+    picks = torch.topk(scores, min(4, scores.shape[0]))
+    low = torch.topk(rows[:, :2], 2, dim=0, largest=False)
+    return (*order, *picks, *low, torch.sort(rows, dim=0)[0], torch.sort(rows, dim=1)[1])
+
+
+def test_sorts_and_picks_of_a_size_that_a_run_knows():
+    x = torch.randn(30, 3)
+    x[:, 2] = x[:, 2].round()
+    inputs = [(x[:n],) for n in (30, 9, 5)]
+    inputs[1][0][:4, 0] = 1.0
+    inputs[2][0][:, 0] = torch.tensor([1.0, 1.0, -1.0, -1.0, -1.0])
+    agree(chosen, inputs[0], ({0: Dim("n", min=3, max=99)},), inputs[1:])
+
+
+def test_a_pick_of_more_than_there_are_is_an_error():
+    module = Function(lambda x: torch.topk(x[x > 0], 3)[0])
+    x = torch.tensor([1.0, 2.0, -1.0, 4.0])
+    model = InferenceSession().load(max.torch.from_exported(export(module, (x,))))
+    np.testing.assert_array_equal(model.execute(x.numpy())[0].to_numpy(), [4.0, 2.0, 1.0])
+    with pytest.raises(ValueError, match="3"):
+        model.execute(-x.numpy())
+
+
 def test_weights_share_the_memory_of_the_program():
     module = torch.nn.Linear(300, 200)
     program = export(module, (torch.rand(2, 300),))

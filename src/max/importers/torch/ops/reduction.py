@@ -8,10 +8,12 @@ from typing import Any
 import numpy as np
 
 from max.dtype import DType
-from max.graph import TensorValue, ops
+from max.graph import Dim, TensorValue, ops
 from max.importers.errors import Unsupported
+from max.importers.functions.indexing import gather_along
 from max.importers.functions.reductions import drop_axes, over
 from max.importers.torch.ops.arithmetic import convert, tensor_of
+from max.importers.torch.ops.shape import is_known
 from max.importers.torch.table import Call, op
 
 Axes = int | list[int] | None
@@ -249,8 +251,11 @@ def topk(
 ) -> Any:
     if not x.rank:
         raise Unsupported("takes no tensor of rank 0")
-    count = call.static(k)
     axis = call.axis(dim, x.rank)
+    if not is_known(Dim(k)) or not is_known(x.shape[axis]):
+        indices = _first_places(sorting_places(x, axis, largest), Dim(k), axis)
+        return gather_along(x, indices, axis), indices
+    count = call.static(k)
     if count == 0:
         index: list[Any] = [slice(None)] * x.rank
         index[axis] = slice(0, 0)
@@ -259,12 +264,30 @@ def topk(
     return (ops.top_k if largest else ops.bottom_k)(x, count, axis)
 
 
+def sorting_places(x: TensorValue, axis: int, descending: bool) -> TensorValue:
+    """The positions along an axis, of any size, in the order of the elements there; ties keep theirs."""
+    order = list(range(x.rank))
+    order[0], order[axis] = order[axis], order[0]
+    places = ops.argsort(ops.permute(x, order), ascending=not descending)
+    return ops.permute(places, order)
+
+
+def _first_places(places: TensorValue, count: Dim, axis: int) -> TensorValue:
+    """The first positions along an axis; a run checks that there are as many."""
+    index: list[Any] = [slice(None)] * places.rank
+    index[axis] = slice(Dim(0), count)
+    return places[tuple(index)]
+
+
 @op("aten.sort.default")
 def sort(call: Call, x: TensorValue, dim: int = -1, descending: bool = False) -> Any:
     if not x.rank:
         return x, ops.constant(np.array(0, np.int64))
     axis = call.axis(dim, x.rank)
-    return topk(call, x, x.shape[axis], axis, descending)
+    if is_known(x.shape[axis]):
+        return topk(call, x, x.shape[axis], axis, descending)
+    places = sorting_places(x, axis, descending)
+    return gather_along(x, places, axis), places
 
 
 @op("aten.sort.stable")
