@@ -66,7 +66,7 @@ ALLOWED: dict[str, set[str]] = {
     "pipelines": ENGINE_BASE | {"kernel", "engine", "interfaces", "nn", "_compat"},  # its face only
     "serve": ENGINE_BASE | {"kernel", "engine", "interfaces", "nn", "pipelines"},
     "entrypoints": ENGINE_BASE
-    | {"kernel", "engine", "importers", "interfaces", "nn", "onnx", "pipelines", "serve"},
+    | {"kernel", "engine", "importers", "interfaces", "nn", "onnx", "pipelines", "serve", "torch"},
 }
 THIRD_PARTY_ENGINE = {"numpy", "ml_dtypes", "llvmlite", "xdsl"}
 ENGINE_PACKAGES = {

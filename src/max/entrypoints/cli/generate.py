@@ -38,6 +38,7 @@ from max.pipelines.sampling.defaults import sampling_params_for
 
 # loaded when a command runs, not for its help or for completions of a shell
 if TYPE_CHECKING:
+    from max.entrypoints.cli import torch_engine
     from max.pipelines.generation import generation
     from max.pipelines.registry import registry
     from max.pipelines.structured import grammar as grammars
@@ -49,6 +50,7 @@ else:
     registry = lazy_module("max.pipelines.registry.registry")
     grammars = lazy_module("max.pipelines.structured.grammar")
     text_tokenizer = lazy_module("max.pipelines.tokenization.tokenizer")
+    torch_engine = lazy_module("max.entrypoints.cli.torch_engine")
 
 
 @click.command("generate", cls=GroupedCommand, short_help="Generate text from a prompt.")
@@ -82,6 +84,13 @@ else:
 @click.option(
     "--lora-scale", type=float, default=1.0, show_default=True, help="The factor of its weights."
 )
+@click.option(
+    "--engine",
+    type=click.Choice(["max", "torch"]),
+    default="max",
+    show_default=True,
+    help="torch: a model of transformers that `max list` lacks, exported by torch.export.",
+)
 @sampling_options
 @config_options
 @log_level_option
@@ -90,6 +99,7 @@ def generate(
     text: str | None,
     prompt: str | None,
     chat: bool,
+    engine: str,
     num_warmups: int,
     stats: bool,
     lora: str | None,
@@ -101,7 +111,8 @@ def generate(
     MODEL is a folder, a GGUF file, or a name: of `max ls`, a short name, or one on the hub. The text goes to
     stdout as it is generated; progress and timing go to stderr.
     """
-    grammar = _grammar(options.pop("json_schema"), options.pop("regex"), options.pop("grammar"))
+    rules = {name: options.pop(name) for name in ("json_schema", "regex", "grammar")}
+    grammar = _grammar(*rules.values())
     values = set_values(options)
     prompt = _prompt(values, model, text, prompt)
     sampling = sampling_input(values)
@@ -114,16 +125,21 @@ def generate(
     begin = time.perf_counter()
     progress = Progress()
     values.setdefault("max_batch_size", 1)  # one prompt, so the cache holds one sequence
+    given = [*values, *set_values({**rules, "lora": lora})]
     adapter = _chosen_adapter(values, lora)
     with progress.stage("reading the configuration"):
-        config = PipelineConfig(**values)
+        # whatever torch exports: the registry does not know it
+        config = PipelineConfig(**values, defer_resolve=engine == "torch")
         defaults = config.model_config.sampling_params_defaults
         try:
             params = sampling_params_for(sampling, defaults)
         except ValueError as error:
             raise click.UsageError(str(error).removeprefix("SamplingParams: ")) from error
     config_of_model = config.model_config
-    runner = Runner(config, params, grammar, (adapter, lora_scale))
+    if engine == "torch":
+        runner = torch_engine.TorchRunner(config, params, given)
+    else:
+        runner = Runner(config, params, grammar, (adapter, lora_scale))
     # reports a prompt that is too long before the model is loaded
     context = runner.context(prompt, chat)
     encoding = config_of_model.quantization_encoding
