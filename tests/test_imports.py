@@ -239,6 +239,7 @@ def test_the_engine_needs_only_its_four_dependencies() -> None:
 PACKAGES = sorted({package_of(path) for path in FILES})
 LOCAL_IMPORTS = {
     "entrypoints/cli/serve.py": "the worker starts before the server's packages are loaded",
+    "entrypoints/cli/options/serve_plan.py": "the worker starts before the server's packages are loaded",
 }
 """Files whose functions import from `max`, and why `max._lazy.lazy_module` does not fit there."""
 

@@ -79,9 +79,12 @@ class RunningServer:
 
     @property
     def workers(self) -> list[psutil.Process]:
-        """The running processes of its workers."""
-        children = psutil.Process(self.process.pid).children()
-        return [child for child in children if "spawn_main" in _command(child)]
+        """The running processes of its workers, and of its routers."""
+        children = psutil.Process(self.process.pid).children(recursive=True)
+        spawned = [child for child in children if "multiprocessing-fork" in _command(child)]
+        # with routers, the first process starts the owner of the engines, which starts all others
+        owners = {each.ppid() for each in spawned}
+        return [child for child in spawned if child.pid not in owners]
 
     @property
     def worker(self) -> psutil.Process:

@@ -121,9 +121,9 @@ def test_a_signal_while_the_model_loads(command, monkeypatch, capfd) -> None:
             assert self.pid is not None
             os.kill(self.pid, signal.SIGSTOP)
 
-    async def load(*arguments: Any) -> Any:
+    async def load(*arguments: Any, **named: Any) -> Any:
         asyncio.get_running_loop().call_soon(os.kill, os.getpid(), signal.SIGTERM)
-        return await load_model(*arguments)
+        return await load_model(*arguments, **named)
 
     monkeypatch.setattr("max.serve.worker.process.WorkerProcess", Stopped)
     monkeypatch.setattr("max.serve.process.server.load_model", load)

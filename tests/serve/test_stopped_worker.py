@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import multiprocessing
+import random
 import signal
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 
 import httpx
+import pytest
 
 from max.pipelines.generation.process.channel import ConnectionChannel
 from max.serve.worker.queued_channel import QueuedChannel
@@ -39,7 +41,36 @@ def test_an_end_that_is_closed_is_an_error_of_a_later_send() -> None:
         except OSError:
             break
         assert time.monotonic() < deadline
+    channel._thread.join(60)
     assert not [each for each in threading.enumerate() if each is channel._thread]
+    with pytest.raises(OSError):
+        channel.send(1)
+
+
+def test_random_frames_arrive_whole_and_in_order() -> None:
+    """Small ones at once, those beyond the buffer of the other end by the thread, and small ones again."""
+    here, there = map(ConnectionChannel, multiprocessing.Pipe())
+    channel, draw = QueuedChannel(here), random.Random(4)
+    frames = [draw.randbytes(draw.choice((1, 300, 70_000, 500_000))) for _ in range(60)]
+
+    def read() -> list[bytes]:
+        received: list[bytes] = []
+        while len(received) < len(frames):
+            received.append(there.receive())
+            time.sleep(draw.choice((0, 0, 0.003)))
+        return received
+
+    with ThreadPoolExecutor(1) as pool:
+        reading = pool.submit(read)
+        for number, frame in enumerate(frames):
+            channel.send(frame)
+            if number % 20 == 19:
+                time.sleep(0.05)  # all has arrived
+        assert reading.result(60) == frames
+    channel.close()
+    channel._thread.join(60)
+    with pytest.raises(EOFError):
+        there.receive()  # no descriptor of this end is left
 
 
 def test_a_stopped_worker(server: RunningServer, http: httpx.Client) -> None:

@@ -3,38 +3,31 @@
 from __future__ import annotations
 
 import errno
-import faulthandler
 import importlib.util
 import json
-import re
 import shutil
-import signal
 import socket
 import sys
 import tempfile
-import threading
-from collections.abc import Sequence
 from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
-from types import FrameType
 from typing import Any
 
 import click
 
 from max._config import flags
 from max.entrypoints.cli import log_level_option
-from max.entrypoints.cli.errors import CommandError, StoppedError
+from max.entrypoints.cli.errors import CommandError
 from max.entrypoints.cli.options.answer_options import answer_settings
 from max.entrypoints.cli.options.config_options import GroupedCommand, config_options, set_values
 from max.entrypoints.cli.options.env_file import read_env_file
 from max.entrypoints.cli.options.model_names import MODEL_FIELDS, ModelType, set_model
 from max.entrypoints.cli.options.models_file import deployed_models, read_models_file
 from max.entrypoints.cli.options.serve_options import PREFIX, server_options
-from max.entrypoints.cli.progress import Progress, is_live
+from max.entrypoints.cli.options.serve_plan import ServePlan, run_owner, run_plan, say_what_ends_it
 from max.serve.process.settings import (
     API_TYPES,
-    DeployedModel,
     LogSettings,
     RaySettings,
     ServerSettings,
@@ -42,8 +35,6 @@ from max.serve.process.settings import (
     WorkerSettings,
 )
 
-_STEP_S = 1.0
-"""A step that is seen twice at this interval is printed."""
 _NEEDED = ("fastapi", "uvicorn", "pydantic", "msgspec", "prometheus_client")
 
 
@@ -91,7 +82,7 @@ def serve(context: click.Context, model: str | None, **options: Any) -> None:
     and /version beside it. FILE.yaml has options, and several models under `models`.
     """
     check_packages("serve")
-    _say_what_ends_it()
+    say_what_ends_it()
     if model is not None or options.get("model_path"):
         named = set_values({key: options[key] for key in MODEL_FIELDS})
         set_model(named, model, "serve")
@@ -118,7 +109,7 @@ def serve(context: click.Context, model: str | None, **options: Any) -> None:
     elif models_dir is not None:
         raise CommandError("--model and --models-dir are given", "Give one of them.")
     if settings.routers > 1:
-        _check_routers(settings, deployed, bool(deployed or config.get("model_path")))
+        _check_routers(bool(deployed or config.get("model_path")))
         doors = tempfile.mkdtemp(prefix="supremum-")
         context.call_on_close(partial(shutil.rmtree, doors, ignore_errors=True))
         worker_settings = replace(worker_settings, doors=doors)
@@ -134,7 +125,6 @@ def serve(context: click.Context, model: str | None, **options: Any) -> None:
                 f"cannot write the log {settings.logs.file}: {error.strerror or error}",
                 "Give another --log-file.",
             ) from error
-    # each of these imports takes a while: the worker process starts before the last one, and loads beside it
     from max.serve.process.listener import open_socket
 
     try:
@@ -147,113 +137,17 @@ def serve(context: click.Context, model: str | None, **options: Any) -> None:
             if wrong_host
             else "Give another --port; 0 takes one that is free.",
         ) from error
-    if deployed is not None:
-        from max.serve.models.deployment import Deployment
-        from max.serve.process.server import run_server
+    from max.serve.routers.lifeline import can_be_taken_over
 
-        engines = sum(model.replicas for model in deployed)
-        cluster = _cluster(settings, engines)
-        number = run_server(settings, Deployment(deployed), listener, cluster)
-        if number is not None:
-            raise _stop_error(number)
-        return
-    if not config.get("model_path"):
-        from max.serve.models.pool_entry import PoolLimits
-        from max.serve.process.server import RouterSettings, run_server
+    plan = ServePlan(settings, worker_settings, deployed, models_dir, limits)
+    if settings.routers > 1 and can_be_taken_over():
+        from max.serve.routers.guardian import Guardian
 
-        root = None if models_dir is None else Path(models_dir)
-        models = RouterSettings(root, PoolLimits(*limits), worker_settings)
-        run_server(settings, models, listener, _cluster(settings))
-        return
-    from max.serve.worker.placement import replica_settings
-    from max.serve.worker.process import WorkerProcess
-
-    cluster = _cluster(settings)
-    try:
-        if cluster is None:
-            worker = WorkerProcess(replica_settings(worker_settings, settings.replicas)[0])
-        else:
-            worker = cluster.start_worker(worker_settings)
-    except OSError as error:
-        raise CommandError(
-            f"the worker process cannot be started: {error.strerror or error}",
-            "Check the free memory, and the limits of processes and open files (`ulimit -a`).",
-        ) from error
-    progress = _ServeProgress(config.get("served_model_name") or config["model_path"], worker.signs)
-    try:
-        from max.serve.process.server import FirstModel, run_server
-
-        models = FirstModel(worker_settings, worker, progress.close)
-        number = run_server(settings, models, listener, cluster)
-        if number is not None:
-            raise _stop_error(number)
-    finally:
-        progress.close()
-        worker.kill()
-
-
-def _cluster(settings: ServerSettings, replicas: int | None = None) -> Any:
-    """The cluster, a ``RayCluster``, whose machines run the engines; None: this machine does.
-
-    Args:
-        settings: The settings of the server.
-        replicas: The engines of all models; None: those of the one model.
-    """
-    if settings.ray is None:
-        return None
-    from max.serve.remote.ray_cluster import RayCluster
-
-    return RayCluster(settings.ray, replicas or settings.replicas)
-
-
-class _ServeProgress:
-    """The load of the server's model: a changing line on a terminal, else a line for each step.
-
-    Args:
-        model: The model's name.
-        signs: The signs of the worker that loads it.
-    """
-
-    def __init__(self, model: str, signs: Any) -> None:
-        self._progress, self._signs = Progress(), signs
-        self._progress.show(f"loading {model}", lambda: signs.loading)
-        self._ended = threading.Event()
-        if not is_live():
-            self._model = model
-            threading.Thread(target=self._print_steps, name="progress", daemon=True).start()
-
-    def _print_steps(self) -> None:
-        """Prints the steps that take longer than a moment."""
-        printed, seen = "", ""
-        while not self._ended.wait(_STEP_S):
-            step = re.sub(r" [0-9]+/[0-9]+$", "", self._signs.loading)
-            if step == seen != printed:
-                printed = step
-                click.echo(f"loading {self._model}: {step}", err=True)
-            seen = step
-
-    def close(self) -> None:
-        """Ends the line."""
-        self._ended.set()
-        self._progress.close()
-
-
-def _stop_error(number: int) -> StoppedError:
-    name = signal.Signals(number).name
-    return StoppedError(f"stopped by {name} before the server was ready", 128 + number)
-
-
-def _say_what_ends_it() -> None:
-    """Names the signal that ends the process before the server handles signals, and prints the stacks after a crash."""
-
-    def stop(number: int, frame: FrameType | None) -> None:
-        raise _stop_error(number)
-
-    signal.signal(signal.SIGTERM, stop)
-    try:
-        faulthandler.enable()
-    except (AttributeError, ValueError, OSError):
-        pass  # stderr is closed or no file
+        code = Guardian(
+            run_owner, (plan, listener), worker_settings.doors, settings.watch.restart_s
+        ).run()
+        context.exit(code)
+    run_plan(plan, listener)
 
 
 def _check_router(config: dict[str, Any], settings: ServerSettings) -> None:
@@ -268,9 +162,7 @@ def _check_router(config: dict[str, Any], settings: ServerSettings) -> None:
         raise CommandError("--task is of one model", "Give one with --model.")
 
 
-def _check_routers(
-    settings: ServerSettings, deployed: Sequence[DeployedModel] | None, has_model: bool
-) -> None:
+def _check_routers(has_model: bool) -> None:
     """Refuses what several server processes do not do."""
     if sys.platform == "win32":
         raise CommandError("--routers needs sockets that Windows has not", "Leave it out.")
@@ -278,12 +170,6 @@ def _check_routers(
         raise CommandError(
             "--routers needs a model: one process loads models on their first request",
             "Give one with --model, or a file with several.",
-        )
-    numbers = [settings.max_replicas, *(model.max_replicas for model in deployed or ())]
-    if any(number is not None for number in numbers):
-        raise CommandError(
-            "--routers and a number of replicas that follows the load (--max-replicas) are given",
-            "Give one of them.",
         )
 
 

@@ -13,7 +13,7 @@ from starlette.middleware import Middleware
 from starlette.middleware.cors import CORSMiddleware
 from starlette.responses import Response
 from starlette.routing import Route
-from starlette.types import ASGIApp
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 from max._spelling import did_you_mean
 from max._version import __version__
@@ -120,7 +120,7 @@ def build_app(
         app.add_exception_handler(expected, _api_error)
     app.add_exception_handler(Exception, _api_error)
     gate = Gate(
-        app,
+        _Stack(app),
         state.settings,
         state.metrics,
         tracing,
@@ -132,6 +132,28 @@ def build_app(
         counts=state.shared,
     )
     return ResponseSockets(gate, gate.refusal, origins, "responses" in served)
+
+
+class _Stack:
+    """The middleware and the routes of an application, without what FastAPI does before them for each request.
+
+    Args:
+        app: The application, which is not changed any more.
+    """
+
+    def __init__(self, app: FastAPI) -> None:
+        self._app, self._stack = app, app.build_middleware_stack()
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Handles a connection.
+
+        Args:
+            scope: The connection.
+            receive: Its body.
+            send: Its response.
+        """
+        scope["app"] = self._app
+        await self._stack(scope, receive, send)
 
 
 def error_response(request: Request, error: ApiError) -> Response:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 from collections.abc import Coroutine
 from typing import Any
 
@@ -39,7 +40,7 @@ class UpgradeBody(BaseModel):
 
 @router.get("/cluster")
 async def cluster(request: Request) -> Response:
-    """The machines, the replicas of each loaded model with their load, and the routers.
+    """The machines, the replicas of each loaded model with their load, the routers, and the process that owns them.
 
     Args:
         request: The connection.
@@ -64,7 +65,8 @@ async def cluster(request: Request) -> Response:
         for model in state.pool.loaded()
     ]
     routers = [] if state.routers is None else state.routers.described()
-    return json_response({"nodes": nodes, "models": models, "routers": routers})
+    found = {"owner": os.getpid(), "nodes": nodes, "models": models, "routers": routers}
+    return json_response(found)
 
 
 def _describe_replica(model: ServedModel, replica: Replica) -> dict[str, Any]:

@@ -116,9 +116,11 @@ class Gate:
         if scope["method"] == "HEAD":
             scope = {**scope, "method": "GET"}
         headers = Headers(scope=scope)
-        given_id = headers.get("x-request-id") or secrets.token_hex(12)
-        safe = "".join(c for c in given_id if (c.isascii() and c.isalnum()) or c in "-_.")
-        request_id = safe[:128]
+        if given_id := headers.get("x-request-id"):
+            safe = "".join(c for c in given_id if (c.isascii() and c.isalnum()) or c in "-_.")
+            request_id = safe[:128]
+        else:
+            request_id = secrets.token_hex(12)
         scope.setdefault("state", {}).update({"request_id": request_id, BODY_SEND: send})
         context = RequestContext(request_id, receive=receive)
         token = CURRENT_REQUEST.set(context)

@@ -12,6 +12,7 @@ from max.serve.models.loading import load_model
 from max.serve.models.model import ServedModel
 from max.serve.process.settings import DeployedModel, ServerSettings, WorkerSettings
 from max.serve.remote.cluster import Cluster
+from max.serve.routers.handover import KnownModel
 from max.serve.worker.placement import deployment_settings
 from max.serve.worker.process import WorkerProcess
 from max.serve.worker.started_worker import Worker
@@ -42,12 +43,18 @@ class Deployment:
         steps = {name: worker.signs for name, worker in self._workers.items()}
         return ", ".join(f"{n}: {s.loading}" for n, s in steps.items() if s and s.loading)
 
-    async def load(self, settings: ServerSettings, cluster: Cluster | None) -> list[ServedModel]:
+    async def load(
+        self,
+        settings: ServerSettings,
+        cluster: Cluster | None,
+        last: Sequence[KnownModel] = (),
+    ) -> list[ServedModel]:
         """Loads all models at the same time, and waits until requests can run.
 
         Args:
             settings: The settings of the server.
             cluster: The machines of the engines; None: this one.
+            last: What an earlier owner has left of each; empty: there was none.
 
         Raises:
             UserError: One cannot be loaded, for a reason that the user can correct.
@@ -58,8 +65,10 @@ class Deployment:
         else:
             shares = [[model.worker] * model.replicas for model in self.models]
         loads = [
-            asyncio.ensure_future(self._load(model, settings, cluster, own))
-            for model, own in zip(self.models, shares, strict=True)
+            asyncio.ensure_future(self._load(model, settings, cluster, own, known))
+            for model, own, known in zip(
+                self.models, shares, last or [None] * len(shares), strict=True
+            )
         ]
         try:
             return await asyncio.gather(*loads)
@@ -79,6 +88,7 @@ class Deployment:
         settings: ServerSettings,
         cluster: Cluster | None,
         shares: Sequence[WorkerSettings],
+        last: KnownModel | None,
     ) -> ServedModel:
         start = WorkerProcess
         if cluster is not None:
@@ -92,6 +102,8 @@ class Deployment:
         numbers = {"replicas": model.replicas, "max_replicas": model.max_replicas}
         own = replace(settings, served_model_name=model.name, **numbers)
         try:
-            return await load_model(model.name, own, model.worker, start_and_note, shares=shares)
+            return await load_model(
+                model.name, own, model.worker, start_and_note, shares=shares, last=last
+            )
         except UserError as error:
             raise type(error)(f"{model.name}: {error.problem}", error.remedy) from error

@@ -13,11 +13,13 @@ from max.serve.models.admission import Admission
 from max.serve.models.model import ServedModel
 from max.serve.process.settings import ServerSettings, WorkerSettings
 from max.serve.remote.autoscaler import Autoscaler, ScalePolicy
+from max.serve.routers.adopted import start_known
+from max.serve.routers.handover import KnownEngine, KnownModel
 from max.serve.worker.answer_checks import AnswerChecks
 from max.serve.worker.client import EngineClient
 from max.serve.worker.config import served_config
 from max.serve.worker.placement import replica_settings
-from max.serve.worker.started_worker import Worker, start_in_thread
+from max.serve.worker.started_worker import StartOf, Worker, start_in_thread
 
 
 async def load_model(
@@ -27,6 +29,7 @@ async def load_model(
     start_worker: Callable[[WorkerSettings], Worker],
     worker: Worker | None = None,
     shares: Sequence[WorkerSettings] | None = None,
+    last: KnownModel | None = None,
 ) -> ServedModel:
     """Loads a model, and waits until it can run requests.
 
@@ -37,6 +40,7 @@ async def load_model(
         start_worker: Starts a worker process.
         worker: The first worker of the first replica, if it was started already.
         shares: The settings of the worker of each replica; None: they divide the machine.
+        last: What an earlier owner has left of the model; None: there was none.
 
     Raises:
         UserError: It cannot be loaded, for a reason that the user can correct.
@@ -46,19 +50,29 @@ async def load_model(
         shares = [worker_settings] * settings.replicas
         if settings.ray is None:
             shares = replica_settings(worker_settings, settings.replicas)
-    starts = [partial(start_worker, each) for each in shares]
+    known = [KnownEngine(number, each, None) for number, each in enumerate(shares)]
+    if last is not None and last.engines:
+        known = list(last.engines)
+    starts = [StartOf(start_worker, each.settings) for each in known]
     engine = EngineClient(
         starts[0],
-        worker or await start_in_thread(starts[0]),
+        worker or await start_in_thread(partial(start_known, known[0], starts[0])),
         settings.watch,
         is_single=len(shares) == 1 and settings.max_replicas is None,
+        number=known[0].number,
     )
     try:
-        for start in starts[1:]:
-            engine.add_replica(start, await start_in_thread(start))
+        for each, start in list(zip(known, starts, strict=True))[1:]:
+            started = await start_in_thread(partial(start_known, each, start))
+            engine.add_replica(start, started, each.number)
+        if last is not None:
+            for replica in engine.replicas:
+                replica.adapters = dict(last.changed)
         engine.start()
         # the worker loads the weights meanwhile
         model = await model_of(name, settings, worker_settings.config, engine)
+        if last is not None and last.engines:
+            model.adapters = dict(last.adapters)
         if settings.check_answers_s and not engine.is_single and not model.encodes:
             checks = AnswerChecks(engine, model.vocabulary_size, settings.check_answers_s)
             engine.close_before(checks.close)

@@ -45,6 +45,8 @@ from max.serve.process.settings import ServerSettings, WorkerSettings
 from max.serve.remote.cluster import Cluster
 from max.serve.requests.request_context import name_requests_in_logs
 from max.serve.routers.forwarding import BehindRouters
+from max.serve.routers.guardian import Guarded
+from max.serve.routers.handover import Handover, KnownModel
 from max.serve.routers.messages import RoutedModel
 from max.serve.tracing import Tracing
 from max.serve.worker.process import WorkerProcess
@@ -103,6 +105,7 @@ def run_server(
     models: FirstModel | RouterSettings | Deployment,
     listener: socket.socket,
     cluster: Cluster | None = None,
+    guard: Guarded | None = None,
 ) -> int | None:
     """Serves one model, several, or as a router the models of a folder, until a signal comes; then ends the process.
 
@@ -111,6 +114,7 @@ def run_server(
         models: The model, the models, or where models are.
         listener: The socket.
         cluster: The machines of the engines; None: this one.
+        guard: The process that starts another owner of the engines if this one is lost; None: there is none.
 
     Returns:
         The signal that came before the server was ready; None if it was ready.
@@ -123,7 +127,7 @@ def run_server(
         tracing = Tracing(settings.otlp_endpoint) if settings.otlp_endpoint else None
         runner = asyncio.Runner(loop_factory=loop_factory())
         with runner:
-            number = runner.run(_serve(settings, models, listener, tracing, cluster))
+            number = runner.run(_serve(settings, models, listener, tracing, cluster, guard))
         if tracing is not None:
             tracing.close()
         if number is None:
@@ -145,19 +149,25 @@ async def _serve(
     listener: socket.socket,
     tracing: Tracing | None,
     cluster: Cluster | None,
+    guard: Guarded | None,
 ) -> int | None:
     name_requests_in_logs(logger)
-    stop = Stop(settings.graceful_timeout_s)
+    # a guard hands its signals on
+    stop = Stop(settings.graceful_timeout_s, () if guard is None else [signal.SIGTERM])
+    last = None if guard is None else guard.last
+    known = () if last is None else last.models
     store = ModelStore(models.models_dir) if isinstance(models, RouterSettings) else None
     start_worker = WorkerProcess if cluster is None else cluster.start_worker
     pool = _pool(settings, models, store, start_worker)
     loading: asyncio.Future[list[ServedModel]] | None = None
     if isinstance(models, FirstModel):
-        loading = asyncio.ensure_future(_load_first(settings, models, start_worker))
+        loading = asyncio.ensure_future(
+            _load_first(settings, models, start_worker, known[0] if known else None)
+        )
         name = settings.served_model_name or str(models.settings.config["model_path"])
         pool.announce(name, loading, lambda: _loading(models.worker))
     elif isinstance(models, Deployment):
-        loading = asyncio.ensure_future(models.load(settings, cluster))
+        loading = asyncio.ensure_future(models.load(settings, cluster, known))
         pool.announce(models.name, loading, lambda: models.step)
     supervisor = None
     try:
@@ -167,7 +177,11 @@ async def _serve(
         add_gauges(metrics, pool)
         if settings.routers > 1 and not isinstance(models, RouterSettings):
             listener.listen(BACKLOG)
-            supervisor = _supervisor(settings, models, listener)
+            supervisor = _supervisor(settings, models, listener, last)
+            if last is not None:
+                state.epochs.set_all(*last.epochs)
+            if cluster is not None:
+                supervisor.excluded = lambda: cluster.excluded
             state = replace(state, shared=supervisor.counts, routers=supervisor)
             metrics.others = supervisor.others
             plain = replace(settings, tls_certificate=None, tls_key=None)
@@ -186,6 +200,8 @@ async def _serve(
                 say(f"Listening on {_address(settings, listener)} while the model loads")
                 if not await _first_load(models, loading, server, serving, stop, pool, supervisor):
                     return stop.number
+            if guard is not None:
+                guard.ready()
             # a collection that a large body starts visits its objects only: all of a server's take 50 ms
             gc.freeze()
             say(f"Server ready on {_address(settings, listener)} (Press CTRL+C to quit)")
@@ -210,29 +226,40 @@ async def _serve(
 
 
 def _supervisor(
-    settings: ServerSettings, models: FirstModel | Deployment, listener: socket.socket
+    settings: ServerSettings,
+    models: FirstModel | Deployment,
+    listener: socket.socket,
+    last: Handover | None,
 ) -> Supervisor:
     """Starts and watches the routers of a server."""
     if isinstance(models, FirstModel):
         worker = models.settings
-        single = settings.replicas == 1
+        single = settings.replicas == 1 and settings.max_replicas is None
         routed = [RoutedModel(settings.served_model_name, worker.config, single)]
     else:
         worker = models.models[0].worker
         routed = [
-            RoutedModel(m.name, m.worker.config, m.replicas == 1, m.canary_of, m.share, m.by)
+            RoutedModel(
+                m.name,
+                m.worker.config,
+                m.replicas == 1 and m.max_replicas is None,
+                m.canary_of,
+                m.share,
+                m.by,
+            )
             for m in models.models
         ]
-    return routers.Supervisor(settings, routed, worker.doors, listener, worker.log_level)
+    return routers.Supervisor(settings, routed, worker.doors, listener, worker.log_level, last)
 
 
 async def _load_first(
     settings: ServerSettings,
     first: FirstModel,
     start_worker: Callable[[WorkerSettings], Worker],
+    last: KnownModel | None,
 ) -> list[ServedModel]:
-    name = settings.served_model_name
-    return [await load_model(name, settings, first.settings, start_worker, first.worker)]
+    name, worker = settings.served_model_name, first.worker
+    return [await load_model(name, settings, first.settings, start_worker, worker, last=last)]
 
 
 async def _first_load(

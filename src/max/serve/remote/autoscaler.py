@@ -137,7 +137,7 @@ class Autoscaler:
             len(states),
             sum(state in (EngineState.STARTING, EngineState.RESTARTING) for state in states),
             0 if ready is None else ready.max_batch_size,
-            engine.open_requests,
+            engine.all_open_requests,
             engine.tokens_before_next * token_s,
         )
 

@@ -42,6 +42,11 @@ class Cluster(Protocol):
         """The machines."""
         ...
 
+    @property
+    def excluded(self) -> Sequence[str]:
+        """The machines that no further engine is started on, by their identifiers."""
+        ...
+
     def exclude(self, node: str) -> None:
         """Starts no further engine on a machine, given by its identifier."""
         ...

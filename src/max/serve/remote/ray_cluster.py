@@ -178,6 +178,11 @@ class RayCluster:
             for node in self._ray.nodes()
         ]
 
+    @property
+    def excluded(self) -> Sequence[str]:
+        """The machines that no further engine is started on, by their identifiers."""
+        return sorted(self._excluded)
+
     def exclude(self, node: str) -> None:
         """Starts no further engine on a machine.
 

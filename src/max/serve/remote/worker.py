@@ -61,6 +61,7 @@ class RemoteWorker:
         wait: Waits for the end of its process; the argument is a timeout in seconds, None: no limit.
         name: What messages call it.
         node: The cluster's identifier of its machine; empty: it is on none.
+        purposes: What its two connections are for.
 
     Raises:
         OSError: It cannot be reached, or does not know the key.
@@ -79,12 +80,13 @@ class RemoteWorker:
         wait: Callable[[float | None], None],
         name: str = "",
         node: str = "",
+        purposes: tuple[str, str] = PURPOSES,
     ) -> None:
         self.name, self.node = name or f"{host}:{port}", node
         self.door = DoorAddress(host, port, key)
         """Where further processes of the server connect."""
         self._end, self._wait = end, wait
-        first, second = PURPOSES
+        first, second = purposes
         self._commands = commands = connect(host, port, key, first)
         try:
             self._beats = connect(host, port, key, second)

@@ -63,7 +63,9 @@ def choices_of(sequence: TextSequence, count: int) -> list[TextSequence]:
             request=replace(
                 request,
                 request_id=f"{request.request_id}-{i}",
-                sampling=replace(request.sampling, seed=(first_seed + i) % 2**64),
+                sampling=replace(request.sampling, seed=(first_seed + i) % 2**64)
+                if i
+                else request.sampling,
             ),
         )
         for i in range(count)

@@ -1,4 +1,4 @@
-"""Where server processes connect to an engine, and for what."""
+"""Where server processes connect to an engine or to a router, and for what."""
 
 from __future__ import annotations
 
@@ -10,13 +10,17 @@ from max.serve.remote.connections import KEY_BYTES
 
 PURPOSES = ("commands", "beats")
 """The connections of a server: its requests, and the signs of life."""
+OWNER_PURPOSES = ("owner", "beats")
+"""The same of a process that becomes the owner of the engine."""
+LINK = "link"
+"""The connection of an owner to a router."""
 SIGN = struct.Struct("<d96s")
 """A sign of life: the seconds that the running step has taken, -1 for none, and the step of the load."""
 
 
 @dataclass(frozen=True)
 class DoorAddress:
-    """Where a server process connects to an engine.
+    """Where a server process connects to an engine, or the owner of the engines to a router.
 
     Args:
         host: The address, or the path of a socket file.
@@ -29,10 +33,11 @@ class DoorAddress:
     key: bytes
 
     @classmethod
-    def in_folder(cls, folder: str) -> DoorAddress:
+    def in_folder(cls, folder: str, what: str = "engine") -> DoorAddress:
         """The address of a socket file that is not there yet, with a random key.
 
         Args:
             folder: The folder.
+            what: What it is of: an engine or a router.
         """
-        return cls(f"{folder}/engine-{secrets.token_hex(8)}", 0, secrets.token_bytes(KEY_BYTES))
+        return cls(f"{folder}/{what}-{secrets.token_hex(8)}", 0, secrets.token_bytes(KEY_BYTES))

@@ -10,9 +10,8 @@ import time
 from collections.abc import Callable
 from multiprocessing.connection import Connection
 
-from max.pipelines.generation.process.channel import ConnectionChannel
 from max.serve.remote.connections import Acceptor, listen
-from max.serve.routers.address import PURPOSES, SIGN, DoorAddress
+from max.serve.routers.address import OWNER_PURPOSES, PURPOSES, SIGN, DoorAddress
 from max.serve.routers.shared_channel import SharedChannel
 from max.serve.worker.life_signs import LifeSigns
 
@@ -27,6 +26,7 @@ class Door:
 
     def __init__(self, acceptor: Acceptor, close: Callable[[], None]) -> None:
         self._acceptor, self._close = acceptor, close
+        self._channel: SharedChannel | None = None
 
     @classmethod
     def at(cls, address: DoorAddress) -> Door:
@@ -49,20 +49,24 @@ class Door:
 
         return cls(Acceptor(listener, address.key), close)
 
-    def open(self, owner: ConnectionChannel, signs: LifeSigns) -> SharedChannel:  # type: ignore[type-arg]
+    def open(
+        self, owner: Connection, signs: LifeSigns, lifeline: Connection | None = None
+    ) -> SharedChannel:
         """Begins to let them in.
 
         Args:
-            owner: The engine's end of the channel to its owner.
+            owner: The engine's end of the connection to its owner.
             signs: The engine's signs of life, which each gets.
+            lifeline: The pipe that ends with the first process of the server; None: there is one owner only.
 
         Returns:
             The channel of the engine to all of them.
         """
-        channel = SharedChannel(owner)
+        self._channel = channel = SharedChannel(owner, lifeline)
 
         def take() -> None:
             commands, beats = PURPOSES
+            owns, _ = OWNER_PURPOSES
             while True:
                 try:
                     purpose, connection = self._acceptor.next()
@@ -70,6 +74,8 @@ class Door:
                     return
                 if purpose == commands:
                     channel.add(connection)
+                elif purpose == owns and lifeline is not None:
+                    channel.add_owner(connection)
                 elif purpose == beats:
                     send_signs(connection, signs)
                 else:
@@ -79,8 +85,10 @@ class Door:
         return channel
 
     def close(self) -> None:
-        """Lets nobody in any more."""
+        """Lets nobody in any more, after what was sent to the owner has arrived."""
         self._close()
+        if self._channel is not None:
+            self._channel.flush()
 
 
 def send_signs(connection: Connection, signs: LifeSigns) -> None:

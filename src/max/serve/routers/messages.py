@@ -50,6 +50,7 @@ class RouterSettings:
         rows: The rows of the file of counts.
         row: The router's row.
         log_level: The level of the ``max`` logger.
+        door: Where the next owner connects to it.
     """
 
     settings: ServerSettings
@@ -58,6 +59,7 @@ class RouterSettings:
     rows: int
     row: int
     log_level: str
+    door: DoorAddress
 
 
 @dataclass(frozen=True)

@@ -13,6 +13,10 @@ from typing import TYPE_CHECKING, Any
 
 from max._lazy import lazy_module
 from max.serve.metrics import Counts
+from max.serve.remote.connections import connect
+from max.serve.routers import lifeline
+from max.serve.routers.address import LINK
+from max.serve.routers.adopted import AdoptedProcess
 from max.serve.routers.messages import End, Link, Look, Metrics, Order, Reply, RouterSettings
 
 if TYPE_CHECKING:
@@ -22,9 +26,14 @@ else:
     router = lazy_module("max.serve.routers.router")
 
 
-def _run(settings: RouterSettings, listener: socket.socket, connection: Connection) -> None:
+def _run(
+    settings: RouterSettings,
+    listener: socket.socket,
+    connection: Connection,
+    life: Connection | None,
+) -> None:
     """The main function of the process, whose imports are its own."""
-    router.run_router(settings, listener, connection)
+    router.run_router(settings, listener, connection, life)
 
 
 class RouterProcess:
@@ -40,8 +49,8 @@ class RouterProcess:
         self, settings: RouterSettings, listener: socket.socket, ended: Callable[[], None]
     ) -> None:
         self._settings, self._listener, self._ended = settings, listener, ended
-        self.row = settings.row
-        """Its row of the counts."""
+        self.row, self.door = settings.row, settings.door
+        """Its row of the counts, and where the next owner connects to it."""
         self.counts: Counts = {}
         """Its last counts of metrics."""
         self.open = 0
@@ -83,7 +92,9 @@ class RouterProcess:
     def exit_reason(self) -> str:
         """How it has ended, in words."""
         code = None if self._process is None else self._process.exitcode
-        if code is not None and code < 0:
+        if code is None:
+            return "an earlier owner has started it"
+        if code < 0:
             return f"signal {signal.Signals(-code).name}"
         return f"exit code {code}"
 
@@ -101,7 +112,7 @@ class RouterProcess:
         here, there = context.Pipe()
         process = context.Process(
             target=_run,
-            args=(self._settings, self._listener, there),
+            args=(self._settings, self._listener, there, lifeline.held()),
             name="max router",
             daemon=True,
         )
@@ -114,6 +125,28 @@ class RouterProcess:
             there.close()
         self._process = process
         self._link = Link(here, self._take)  # pyright: ignore[reportArgumentType]
+
+    async def adopt(self, ready: Callable[[], None]) -> None:
+        """Takes over a process that an earlier owner has started.
+
+        Args:
+            ready: Called when it answers requests itself.
+
+        Raises:
+            OSError: It has ended.
+        """
+        self._told = ready
+
+        def link() -> tuple[Connection, AdoptedProcess]:
+            connection = connect(self.door.host, self.door.port, self.door.key, LINK)
+            try:
+                return connection, AdoptedProcess.behind(connection)
+            except BaseException:
+                connection.close()
+                raise
+
+        connection, self._process = await asyncio.to_thread(link)
+        self._link = Link(connection, self._take)
 
     async def ask(self, what: Any) -> Any:
         """Tells it something, and waits until it has done it.

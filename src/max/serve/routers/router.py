@@ -9,6 +9,8 @@ import logging
 import os
 import signal
 import socket
+import threading
+from functools import partial
 from multiprocessing.connection import Connection
 from typing import Any
 
@@ -32,9 +34,12 @@ from max.serve.process.running import (
     loop_factory,
     until_stopped,
 )
+from max.serve.remote.connections import Acceptor, close_listener, listen
 from max.serve.requests.request_context import name_requests_in_logs
+from max.serve.routers.address import LINK
 from max.serve.routers.followed_engines import FollowedEngines
 from max.serve.routers.forwarding import Forwarder, tunnel
+from max.serve.routers.lifeline import has_ended
 from max.serve.routers.messages import (
     End,
     Engines,
@@ -46,6 +51,7 @@ from max.serve.routers.messages import (
     Reply,
     RouterSettings,
 )
+from max.serve.routers.shared_channel import NEXT_OWNER_S
 from max.serve.routers.shared_folder import OWNER, counts_of
 from max.serve.tracing import Tracing
 from max.serve.worker.replica import Replica
@@ -57,13 +63,19 @@ IDLE_S = 31.0
 _LOOK_S = 0.1
 
 
-def run_router(settings: RouterSettings, listener: socket.socket, connection: Connection) -> None:
-    """Answers requests until the owner of the engines ends it or is gone; the main function of the process.
+def run_router(
+    settings: RouterSettings,
+    listener: socket.socket,
+    connection: Connection,
+    lifeline: Connection | None = None,
+) -> None:
+    """Answers requests until the owner of the engines ends it, or is gone for good; the main function of the process.
 
     Args:
         settings: What it is started with.
         listener: The socket of the server.
         connection: The channel to the owner.
+        lifeline: The pipe that ends with the first process of the server; None: there is one owner only.
     """
     # signals of a terminal reach all processes, and the owner ends its routers itself
     signal.signal(signal.SIGINT, signal.SIG_IGN)
@@ -73,7 +85,7 @@ def run_router(settings: RouterSettings, listener: socket.socket, connection: Co
     endpoint = settings.settings.otlp_endpoint
     tracing = Tracing(endpoint) if endpoint else None
     with asyncio.Runner(loop_factory=loop_factory()) as runner:
-        runner.run(_Router(settings, listener, connection, tracing).run())
+        runner.run(_Router(settings, listener, connection, tracing, lifeline).run())
     if tracing is not None:
         tracing.close()
     end_soon()
@@ -88,7 +100,9 @@ class _Router:
         listener: socket.socket,
         connection: Connection,
         tracing: Tracing | None,
+        lifeline: Connection | None,
     ) -> None:
+        self._lifeline = lifeline
         self._routing, self._settings = settings, settings.settings
         self._listener, self._connection, self._tracing = listener, connection, tracing
         self._engines = [
@@ -121,7 +135,12 @@ class _Router:
             lambda: self._is_ready,
             error_body,
         )
-        self._link = Link(self._connection, self._take)
+        self._links = 0
+        self._take_owner(self._connection)
+        door = None
+        if self._lifeline is not None:
+            door = listen(routing.door.host)
+            self._let_owners_in(Acceptor(door, routing.door.key))
         self._server = server = http_server(
             settings, self._forwarder, self._listener, tunnel(owner)
         )
@@ -141,6 +160,8 @@ class _Router:
             await end_gracefully(server, serving, self._stop, self._pool)
         finally:
             loading.cancel()
+            if door is not None:
+                close_listener(door)
             for engines in self._engines:
                 engines.close()
             await self._pool.close()
@@ -202,31 +223,68 @@ class _Router:
         self._models[number] = model
         return model
 
-    def _take(self, message: Order | None) -> None:
-        if message is None:  # the owner is gone, and with it the engines
-            self._stop.graceful_s = 0.0
-            self._stop.take(signal.SIGTERM)
+    def _let_owners_in(self, acceptor: Acceptor) -> None:
+        """Takes each process that connects and knows the key as the owner of the engines."""
+        loop = asyncio.get_running_loop()
+
+        def take() -> None:
+            while True:
+                try:
+                    purpose, connection = acceptor.next()
+                    if purpose == LINK:
+                        loop.call_soon_threadsafe(self._take_owner, connection)
+                    else:
+                        connection.close()
+                except (OSError, RuntimeError):  # the router ends
+                    return
+
+        threading.Thread(target=take, name="owners", daemon=True).start()
+
+    def _take_owner(self, connection: Connection) -> None:
+        self._links += 1
+        # of an earlier owner nothing is taken any more
+        self._link = Link(connection, partial(self._take, self._links))
+        self._numbers = [0] * len(self._numbers)
+        if self._is_ready:
+            self._link.send(Reply(0))
+
+    def _take(self, link: int, message: Order | None) -> None:
+        if link != self._links:
             return
-        task = asyncio.ensure_future(self._obey(message))
+        if message is None:
+            self._await_owner(link, asyncio.get_running_loop().time() + NEXT_OWNER_S)
+            return
+        task = asyncio.ensure_future(self._obey(message, self._link))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
-    async def _obey(self, order: Order) -> None:
+    def _await_owner(self, link: int, end: float) -> None:
+        """Waits for the next owner of the engines; ends this process if there is none."""
+        if link != self._links or self._stop.is_set():
+            return
+        loop = asyncio.get_running_loop()
+        if self._lifeline is None or has_ended(self._lifeline) or loop.time() > end:
+            self._stop.graceful_s = 0.0
+            self._stop.take(signal.SIGTERM)
+            return
+        loop.call_later(_LOOK_S, self._await_owner, link, end)
+
+    async def _obey(self, order: Order, link: Link) -> None:
         match order.what:
             case Engines() as told:
                 await self._follow(order.number, told)
             case Epochs(first, of_tenants):
                 self._state.epochs.set_all(first, of_tenants)
             case Metrics():
-                self._link.send(Reply(order.number, self._metrics.counts()))
+                link.send(Reply(order.number, self._metrics.counts()))
                 return
             case Look():
                 found = (self._forwarder.open, self._metrics.counts())
-                self._link.send(Reply(order.number, found))
+                link.send(Reply(order.number, found))
                 return
             case End(graceful_s):
                 self._end(graceful_s)
-        self._link.send(Reply(order.number))
+        link.send(Reply(order.number))
 
     def _end(self, graceful_s: float | None) -> None:
         self._drains = self._drains or graceful_s is None

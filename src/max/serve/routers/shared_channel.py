@@ -3,7 +3,13 @@
 The owner has the whole conversation of `max.pipelines.generation.process.events`. A router sends requests and
 cancellations; it gets their events, the engine's first event, the load, and the pages of the prefix cache: all that
 the cache has when the router connects, then the changes. A request is the connection's own: two routers may use the
-same identifier. A router that does not read loses its connection, and holds up nobody.
+same identifier. A user that does not read loses its connection, and holds up nobody.
+
+Each user is told how many requests the others have sent, and how much is to be read for them, so that two routers do
+not choose the same engine.
+
+If the owner is lost, its requests are cancelled, and those of the routers go on. The engine waits for the next owner,
+which gets what a router gets, as long as the first process of the server runs.
 """
 
 from __future__ import annotations
@@ -12,16 +18,16 @@ import contextlib
 import logging
 import queue
 import socket
-import struct
 import threading
+import time
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from multiprocessing.connection import Connection
 from os import dup
 from typing import Any
 
-from max.pipelines.generation.process.channel import Channel, ConnectionChannel, MessageCodec
+from max.pipelines.generation.process.channel import ConnectionChannel, MessageCodec, wire
 from max.pipelines.generation.process.commands import CancelRequest, GenerationRequest, Shutdown
 from max.pipelines.generation.process.encoder_messages import (
     EncodeRequest,
@@ -33,36 +39,45 @@ from max.pipelines.generation.process.events import (
     EngineReady,
     EngineStats,
     EngineStopped,
+    OthersLoad,
     PagesChanged,
     PromptStarted,
     RequestFailed,
     TokensGenerated,
 )
 from max.serve.remote.connections import cut
+from max.serve.routers.lifeline import has_ended
 
 logger = logging.getLogger("max.serve")
 
 MOST_UNREAD_BYTES = 64 << 20
-"""The bytes that may wait for a router that does not read; beyond, its connection ends."""
+"""The bytes that may wait for a user that does not read; beyond, its connection ends."""
+NEXT_OWNER_S = 60.0
+"""Seconds that an engine waits for its next owner."""
+LOAD_S = 0.01
+"""The shortest time in seconds between two reports of the load of the others."""
+_LOOK_S = 0.5
+_FLUSH_S = 5.0
 _MARK = "|"
 """Ends the number of a connection before the identifiers of its requests; identifiers of servers have none."""
-_LENGTH = struct.Struct("!i")
-_LONG_LENGTH = struct.Struct("!iQ")
 _OF_REQUESTS = (PromptStarted, TokensGenerated, RequestFailed, TextsEncoded)
 _OF_ALL = (EngineReady, EngineStats, PagesChanged, EngineStopped)
+_REQUESTS = (GenerationRequest, EncodeRequest, RankRequest)
 
 
 class SharedChannel:
     """The engine's end of the channels of all its users; implements ``Channel``.
 
     Args:
-        owner: The channel to the process that has started the engine.
+        owner: The connection to the process that has started the engine.
+        lifeline: The pipe that ends with the first process of the server; None: the engine ends with its owner.
     """
 
-    def __init__(self, owner: Channel[Any, Any]) -> None:
-        self._owner = owner
+    def __init__(self, owner: Connection, lifeline: Connection | None = None) -> None:
+        self._lifeline = lifeline
         self._incoming: queue.SimpleQueue[Any] = queue.SimpleQueue()
-        self._lock = threading.Lock()  # guards what follows
+        self._lock = threading.Lock()
+        self._found = threading.Condition(self._lock)  # guards what follows
         self._users: dict[str, _User] = {}
         self._last = 0
         self._ready: EngineReady | None = None
@@ -70,7 +85,31 @@ class SharedChannel:
         self._pages: dict[bytes, None] = {}
         self._salt_key = b""
         self._ends = False
-        threading.Thread(target=self._read_owner, name="engine owner", daemon=True).start()
+        self._open = self._unread = 0
+        """The requests of all users that have not ended, and the tokens to read for them."""
+        self._owner = _User("", owner)
+        self._follow_owner(self._owner)
+
+    def add_owner(self, connection: Connection) -> None:
+        """Takes another process as the owner; the earlier one is none any more.
+
+        Args:
+            connection: The connection to it.
+        """
+        with self._found:
+            if self._ends:
+                connection.close()
+                return
+            earlier, self._owner = self._owner, _User("", connection)
+            self._tell_all(self._owner)
+            self._found.notify_all()
+        earlier.end()
+        self._follow_owner(self._owner)
+
+    def _follow_owner(self, owner: _User) -> None:
+        threading.Thread(
+            target=self._read_owner, args=(owner,), name="engine owner", daemon=True
+        ).start()
 
     def add(self, connection: Connection) -> None:
         """Adds a router.
@@ -85,18 +124,23 @@ class SharedChannel:
             self._last += 1
             user = _User(str(self._last), connection)
             self._users[user.number] = user
-            if self._ready is not None:
-                pages = PagesChanged(b"".join(self._pages), is_anew=True, salt_key=self._salt_key)
-                user.send([self._ready, self._stats, pages])
+            self._tell_all(user)
         threading.Thread(
             target=self._read, args=(user,), name=f"router {user.number}", daemon=True
         ).start()
+
+    def _tell_all(self, user: _User) -> None:
+        """Tells a new user what the others know already; the lock is held."""
+        if self._ready is not None:
+            pages = PagesChanged(b"".join(self._pages), is_anew=True, salt_key=self._salt_key)
+            user.send([self._ready, self._stats, pages])
+            self._tell_loads(user)
 
     def receive(self) -> Any:
         """Waits for the next message; to be called by one thread at a time.
 
         Raises:
-            EOFError: The owner has closed its end.
+            EOFError: The owner has closed its end, and there is no next one.
         """
         message = self._incoming.get()
         if message is None:
@@ -113,9 +157,6 @@ class SharedChannel:
 
         Args:
             message: The message.
-
-        Raises:
-            OSError: The owner's end is closed.
         """
         self.send_all([message])
 
@@ -124,9 +165,6 @@ class SharedChannel:
 
         Args:
             messages: The messages.
-
-        Raises:
-            OSError: The owner's end is closed.
         """
         with self._lock:
             frames: dict[str, list[Any]] = {}
@@ -134,21 +172,27 @@ class SharedChannel:
                 self._note(message)
                 if isinstance(message, _OF_REQUESTS):
                     number, mark, name = message.request_id.partition(_MARK)
-                    if mark:
-                        frames.setdefault(number, []).append(_named(message, name))
+                    if not mark:
+                        number, name = "", number
                     else:
-                        frames.setdefault("", []).append(message)
+                        message = _named(message, name)
+                    frames.setdefault(number, []).append(message)
+                    if (user := self._user(number)) is not None:
+                        self._note_progress(user, message, name)
                     continue
                 frames.setdefault("", []).append(message)
                 if isinstance(message, _OF_ALL):
                     for number in self._users:
                         frames.setdefault(number, []).append(message)
             for number, frame in frames.items():
-                if (user := self._users.get(number)) is not None:
+                if (user := self._user(number)) is not None:
                     user.send(frame)
-            own = frames.get("", [])
-        # without the lock: an owner that does not read holds up the engine, as without routers
-        self._owner.send_all(own)
+            # with the last report before an engine is idle the load is told in any case
+            self._tell_loads(at_once=any(isinstance(each, EngineStats) for each in messages))
+
+    def flush(self) -> None:
+        """Waits until the owner has taken what was sent, for some time; nothing is sent after it."""
+        self._owner.flush(_FLUSH_S)
 
     def close(self) -> None:
         """Closes all ends."""
@@ -171,20 +215,94 @@ class SharedChannel:
                     self._pages[added[begin : begin + HASH_BYTES]] = None
                 self._salt_key = salt_key or self._salt_key
 
-    def _read_owner(self) -> None:
-        while True:
-            try:
-                message = self._owner.receive()
-            except Exception as error:
-                if not isinstance(error, EOFError):
-                    logger.exception("the messages of the engine's owner cannot be read")
-                self._end_users()
-                self._incoming.put(None)
-                return
+    def _user(self, number: str) -> _User | None:
+        return self._users.get(number) if number else self._owner
+
+    def _begin(self, user: _User, request: Any) -> None:
+        """Notes a request that a user has sent."""
+        if isinstance(request, GenerationRequest):
+            unread = len(request.tokens) + len(request.generated_tokens)
+        else:  # characters, four of which are about one token
+            unread = sum(map(len, request.texts)) // 4
+        with self._lock:
+            self._change(user, request.request_id, unread)
+            self._tell_loads(but=user)
+
+    def _change(self, user: _User, name: str, unread: int | None) -> None:
+        """Notes the tokens that are to be read for a request of a user; None: it has ended. The lock is held."""
+        before = user.open.pop(name, None)
+        opened = (unread is not None) - (before is not None)
+        read = (unread or 0) - (before or 0)
+        if unread is not None:
+            user.open[name] = unread
+        self._open += opened
+        self._unread += read
+        user.unread += read
+
+    def _forget(self, user: _User) -> None:
+        """Takes the requests of a user that is gone out of the load; the lock is held."""
+        for name in list(user.open):
+            self._change(user, name, None)
+        self._tell_loads()
+
+    def _note_progress(self, user: _User, message: Any, name: str) -> None:
+        """Notes what an event says of its request; the lock is held."""
+        unread = user.open.get(name)
+        if unread is None:
+            return
+        if isinstance(message, PromptStarted):
+            if unread:
+                self._change(user, name, max(unread - message.cached_tokens, 1))
+        elif not isinstance(message, TokensGenerated) or message.status.is_done:
+            self._change(user, name, None)
+        elif unread:
+            self._change(user, name, 0)
+
+    def _tell_loads(self, *users: _User, but: _User | None = None, at_once: bool = False) -> None:
+        """Tells users what the others have sent, if it has changed and the last time was before; the lock is held.
+
+        Args:
+            users: The users; none: all.
+            but: A user who is not told.
+            at_once: Whether it does not matter when the last time was.
+        """
+        now = time.monotonic()
+        for user in users or (self._owner, *self._users.values()):
+            load = OthersLoad(self._open - len(user.open), self._unread - user.unread)
+            if load != user.told and user is not but and (at_once or now - user.told_at >= LOAD_S):
+                user.told, user.told_at = load, now
+                user.send([load])
+
+    def _read_owner(self, owner: _User) -> None:
+        """Receives the messages of an owner until it is gone; then waits for the next one, or ends all."""
+        for message in owner.messages("the engine's owner"):
             if isinstance(message, Shutdown):
                 # requests of routers go on with other engines; the end of this one is no fault of theirs
                 self._end_users()
+            elif isinstance(message, _REQUESTS):
+                self._begin(owner, message)
             self._incoming.put(message)
+        with self._lock:
+            names = list(owner.open)
+            self._forget(owner)
+        owner.close()
+        for name in names:
+            self._incoming.put(CancelRequest(name))
+        if not self._has_next(owner):
+            self._end_users()
+            self._incoming.put(None)
+
+    def _has_next(self, owner: _User) -> bool:
+        """Waits for the owner after one that is lost; whether there is one."""
+        if self._lifeline is None:
+            return False
+        end = time.monotonic() + NEXT_OWNER_S
+        with self._found:
+            while self._owner is owner and not self._ends:
+                if time.monotonic() > end or has_ended(self._lifeline):
+                    return False
+                self._found.wait(_LOOK_S)
+            return self._owner is not owner
 
     def _end_users(self) -> None:
         with self._lock:
@@ -195,30 +313,20 @@ class SharedChannel:
 
     def _read(self, user: _User) -> None:
         """Receives the messages of a router until it is gone; then its requests are cancelled."""
-        while True:
-            try:
-                messages = user.channel.receive_all()
-            except EOFError:
-                break
-            except Exception:
-                logger.exception("the messages of a router cannot be read")
-                break
-            for message in messages:
-                if not isinstance(
-                    message, (GenerationRequest, CancelRequest, EncodeRequest, RankRequest)
-                ):
-                    # the end of a router's client is told by its connection
-                    if not isinstance(message, Shutdown):
-                        logger.error("a router has sent %s", type(message).__name__)
-                    continue
-                name = f"{user.number}{_MARK}{message.request_id}"
-                if not isinstance(message, CancelRequest):
-                    with self._lock:
-                        user.open[message.request_id] = None
-                self._incoming.put(replace(message, request_id=name))
+        for message in user.messages("a router"):
+            if not isinstance(message, (*_REQUESTS, CancelRequest)):
+                # the end of a router's client is told by its connection
+                if not isinstance(message, Shutdown):
+                    logger.error("a router has sent %s", type(message).__name__)
+                continue
+            name = f"{user.number}{_MARK}{message.request_id}"
+            if not isinstance(message, CancelRequest):
+                self._begin(user, message)
+            self._incoming.put(replace(message, request_id=name))
         with self._lock:
             self._users.pop(user.number, None)
             names = list(user.open)
+            self._forget(user)
         user.close()
         for name in names:
             self._incoming.put(CancelRequest(f"{user.number}{_MARK}{name}"))
@@ -232,10 +340,10 @@ def _named(message: Any, name: str) -> Any:
 
 
 class _User:
-    """A router, as an engine knows it.
+    """A router or the owner, as an engine knows it.
 
     Args:
-        number: The number of its connection.
+        number: The number of its connection; empty: it is the owner.
         connection: The connection.
     """
 
@@ -244,26 +352,37 @@ class _User:
         self._connection, self._codec = connection, MessageCodec()
         self.channel: ConnectionChannel[Any, Any] = ConnectionChannel(connection, MessageCodec())
         """Receives its messages."""
-        self.open: dict[str, None] = {}
-        """The requests that have not ended."""
+        self.open: dict[str, int] = {}
+        """The requests that have not ended, with the tokens that are to be read for them."""
+        self.unread = 0
+        """The sum of these."""
+        self.told, self.told_at = OthersLoad(), 0.0
+        """The load of the others that it was told last, and when."""
         self._socket = socket.socket(fileno=dup(connection.fileno()))
         self._backlog: deque[bytes] = deque()
         self._unread = 0
         self._filled = threading.Condition()  # guards the two before
         self._is_closed = self._has_writer = False
 
+    def messages(self, name: str) -> Iterator[Any]:
+        """Its messages, until it is gone.
+
+        Args:
+            name: What it is called if they cannot be read.
+        """
+        while True:
+            try:
+                messages = self.channel.receive_all()
+            except EOFError:
+                return
+            except Exception:
+                logger.exception("the messages of %s cannot be read", name)
+                return
+            yield from messages
+
     def send(self, messages: Sequence[Any]) -> None:
-        """Sends messages as one frame; what the router does not take at once is sent by a thread."""
-        for message in messages:
-            if isinstance(message, (RequestFailed, TextsEncoded)) or (
-                isinstance(message, TokensGenerated) and message.status.is_done
-            ):
-                self.open.pop(message.request_id, None)
-        frame = self._codec.encode(messages)
-        # as `Connection` writes it
-        short = len(frame) <= 0x7FFFFFFF
-        head = _LENGTH.pack(len(frame)) if short else _LONG_LENGTH.pack(-1, len(frame))
-        data = head + frame
+        """Sends messages as one frame; what the other side does not take at once is sent by a thread."""
+        data = wire(self._codec.encode(messages))
         with self._filled:
             if self._is_closed:
                 return
@@ -282,7 +401,7 @@ class _User:
         self._backlog.append(data)
         self._unread += len(data)
         if self._unread > MOST_UNREAD_BYTES:
-            logger.error("a router does not read; its connection to the engine is closed")
+            logger.error("a router or the owner does not read; its connection is closed")
             self._backlog.clear()
             cut(self._connection)
         elif not self._has_writer:
@@ -307,6 +426,17 @@ class _User:
                 if self._backlog:
                     self._backlog.popleft()
                     self._unread -= len(data)
+                if not self._backlog:
+                    self._filled.notify_all()  # who waits for the end of it
+
+    def flush(self, timeout: float) -> None:
+        """Waits until all was sent.
+
+        Args:
+            timeout: The longest time in seconds.
+        """
+        with self._filled:
+            self._filled.wait_for(lambda: not self._backlog or self._is_closed, timeout)
 
     def end(self) -> None:
         """Ends the connection after what was sent at once; the reader closes it."""

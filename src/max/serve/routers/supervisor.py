@@ -3,6 +3,7 @@
 It runs in the process that owns the engines. That process starts the engines, watches and replaces them, checks their
 answers, and holds the state that is no engine's (stored responses, kept streams, adapters); routers hand it the
 requests that need it. A router holds nothing that is not there again when its successor has connected to the engines.
+If this process is lost, the next owner takes engines and routers over (`max.serve.routers.guardian`).
 """
 
 from __future__ import annotations
@@ -12,11 +13,10 @@ import contextlib
 import itertools
 import logging
 import os
-import shutil
 import socket
 import time
 from collections import Counter
-from collections.abc import Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from functools import partial
 from typing import Any
 
@@ -25,6 +25,7 @@ from max.serve.metrics import Counts
 from max.serve.models.model import ServedModel
 from max.serve.process.settings import ServerSettings
 from max.serve.routers.address import DoorAddress
+from max.serve.routers.handover import Handover, KnownEngine, KnownModel, KnownRouter
 from max.serve.routers.messages import (
     End,
     Engines,
@@ -37,6 +38,7 @@ from max.serve.routers.process import RouterProcess
 from max.serve.routers.shared_folder import OWNER, counts_of
 from max.serve.worker.engine_state import EngineState
 from max.serve.worker.replica import Replica
+from max.serve.worker.started_worker import StartOf
 
 logger = logging.getLogger("max.serve")
 
@@ -58,9 +60,10 @@ class Supervisor:
     Args:
         settings: The settings of the server.
         models: Its models.
-        folder: The folder of its socket files and counts; it is removed at the end.
+        folder: The folder of its socket files and counts.
         listener: The socket of the server, which listens.
         log_level: The level of the ``max`` logger.
+        last: What an earlier owner has left; None: there was none.
     """
 
     def __init__(
@@ -70,7 +73,10 @@ class Supervisor:
         folder: str,
         listener: socket.socket,
         log_level: str,
+        last: Handover | None = None,
     ) -> None:
+        self._last = last or Handover()
+        self._noted: Handover | None = None
         self._settings, self._models, self._folder = settings, tuple(models), folder
         self._listener, self._log_level = listener, log_level
         # a router that is replaced and its successor run at the same time
@@ -79,14 +85,24 @@ class Supervisor:
         """What the processes of the server count together."""
         self.owner = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         """The socket of requests that routers forward."""
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(os.path.join(folder, OWNER))  # an earlier owner's
         self.owner.bind(os.path.join(folder, OWNER))
         self._routers: dict[int, RouterProcess] = {}
         self._ready = asyncio.Event()
         self._served: list[ServedModel] = []
         self._doors: list[dict[int, DoorAddress]] = [{} for _ in models]
-        self._epochs = Epochs(0, {})
-        self._past: Counter[Any] = Counter()
-        self._numbers = itertools.count()
+        self._epochs = Epochs(*self._last.epochs)
+        self._past: Counter[Any] = Counter(self._last.past)
+        self._numbers = itertools.count(
+            1 + max((each.number for each in self._last.routers), default=-1)
+        )
+        # what an earlier owner has counted is open no more
+        known = {each.row for each in self._last.routers}
+        for row in set(range(self._rows)) - known:
+            self.counts.clear(row)
+        self.excluded: Callable[[], Sequence[str]] = tuple
+        """The machines of a cluster that take no further engine."""
         self._early = 0
         self._tasks: set[asyncio.Task[Any]] = set()
         self._ends = False
@@ -96,7 +112,9 @@ class Supervisor:
 
     async def start(self) -> None:
         """Starts the routers; they hand on all requests until the models are loaded."""
-        for _ in range(self._settings.routers):
+        for known in self._last.routers:
+            await self._adopt(known)
+        for _ in range(self._settings.routers - sum(not r.retires for r in self._routers.values())):
             await self._start()
         self._run(self._watch())
 
@@ -118,6 +136,7 @@ class Supervisor:
             model.engine.turn = self.counts.turn(number)
             model.engine.followers.append(_Follower(self, number))
             self.engines_changed(number)
+        self.note()
 
     def engines_changed(self, number: int) -> None:
         """Tells the routers where the engines of a model are now.
@@ -138,6 +157,7 @@ class Supervisor:
         if doors and doors != known:
             self._doors[number] = doors
             self._run(self._ask_all(self._engines(number)))
+        self.note()
 
     async def leave(self, number: int, replica: Replica) -> None:
         """Waits until no router has requests of an engine.
@@ -149,15 +169,18 @@ class Supervisor:
         if self._doors[number].keys() == {replica.number}:
             return
         self._doors[number].pop(replica.number, None)
+        self.note()
         await self._ask_all(self._engines(number))
 
     async def tell_adapters(self, model: ServedModel) -> None:
         """Waits until requests to any router find the adapters of a model as they are now."""
+        self.note()
         await self._ask_all(self._engines(self._served.index(model)))
 
     async def tell_epochs(self, epochs: PrefixEpochs) -> None:
         """Waits until no router uses the prefixes that a tenant has dropped."""
         self._epochs = Epochs(*epochs.all())
+        self.note()
         await self._ask_all(self._epochs)
 
     async def collect(self) -> None:
@@ -211,6 +234,7 @@ class Supervisor:
                 if new not in self._routers:
                     raise OSError("the new router has ended before it was ready")
                 earlier.retire(End(None))
+                self.note()
                 done.append({"router": number, "by": new})
         return done
 
@@ -245,11 +269,35 @@ class Supervisor:
         self._ends = True
         for task in self._tasks:
             task.cancel()
-        for router in list(self._routers.values()):
+        routers = list(self._routers.values())
+        for router in routers:
             router.kill()
+        ends = [
+            asyncio.ensure_future(each.ended.wait()) for each in routers if each.pid is not None
+        ]
+        if ends:
+            await asyncio.wait(ends, timeout=_LAST_S)
         await asyncio.gather(*self._tasks, return_exceptions=True)
         self.owner.close()
-        shutil.rmtree(self._folder, ignore_errors=True)
+
+    def note(self) -> None:
+        """Writes what the next owner has to know, if it has changed."""
+        if self._ends:
+            return
+        models = self._last.models if not self._served else tuple(map(_known, self._served))
+        routers = tuple(
+            KnownRouter(number, each.row, each.door, each.retires)
+            for number, each in self._routers.items()
+        )
+        epochs = (self._epochs.first, self._epochs.of_tenants)
+        handover = Handover(models, routers, epochs, dict(self._past), tuple(self.excluded()))
+        if handover == self._noted:
+            return
+        try:
+            handover.write(self._folder)
+            self._noted = handover
+        except OSError as error:  # the disk is full
+            logger.error("the next owner of the engines cannot be told of them: %s", error)
 
     def _engines(self, number: int) -> Engines:
         adapters = self._served[number].adapters
@@ -270,22 +318,43 @@ class Supervisor:
         row = next((row for row in range(1, self._rows) if row not in used), 0)
         if not row:
             raise OSError(f"{len(used)} routers run, most of which wait for their last requests")
-        settings = RouterSettings(
-            self._settings, self._models, self._folder, self._rows, row, self._log_level
-        )
-        router = RouterProcess(settings, self._listener, partial(self._ended, number))
+        router = self._process(number, row, DoorAddress.in_folder(self._folder, "router"))
         # before the process runs, so that nothing it is told is missed
         self._routers[number] = router
+        self.note()
         try:
             await router.start(self._ready.set)
         except BaseException:
             del self._routers[number]
             raise
+        self._tell(router)
+        return number
+
+    async def _adopt(self, known: KnownRouter) -> None:
+        """Takes over a router of an earlier owner; does nothing if it has ended."""
+        router = self._process(known.number, known.row, known.door)
+        router.retires = known.retires
+        try:
+            await router.adopt(self._ready.set)
+        except OSError as error:
+            logger.warning("router %d is no more: %s", known.number, error)
+            self.counts.clear(known.row)
+            return
+        self._routers[known.number] = router
+        self._tell(router)
+
+    def _process(self, number: int, row: int, door: DoorAddress) -> RouterProcess:
+        settings = RouterSettings(
+            self._settings, self._models, self._folder, self._rows, row, self._log_level, door
+        )
+        return RouterProcess(settings, self._listener, partial(self._ended, number))
+
+    def _tell(self, router: RouterProcess) -> None:
+        """Tells a router what the others know already."""
         for model, doors in enumerate(self._doors):
             if doors:
                 self._run(router.ask(self._engines(model)))
         self._run(router.ask(self._epochs))
-        return number
 
     def _ended(self, number: int) -> None:
         """A router has ended: what it counted is no more open, and another one is started in its place."""
@@ -295,6 +364,7 @@ class Supervisor:
         self.counts.clear(router.row)
         self._past.update(router.counts)
         self._ready.set()
+        self.note()
         if self._ends or router.retires:
             return
         self.restarts += 1
@@ -325,6 +395,7 @@ class Supervisor:
                 for router in self._routers.values():
                     router.answered = time.monotonic()
             looked_at = now
+            self.note()  # of engines that start too
             for number, router in list(self._routers.items()):
                 silence = time.monotonic() - router.answered
                 if limit and router.is_ready and silence > limit:
@@ -334,6 +405,19 @@ class Supervisor:
                     router.kill()
                 elif not router.is_asked:
                     self._run(router.look())
+
+
+def _known(model: ServedModel) -> KnownModel:
+    """What the next owner has to know of a model."""
+    engines = model.engine.taking
+    found: list[KnownEngine] = []
+    for each in engines:
+        if isinstance(start := each.start_worker, StartOf):
+            door = getattr(each.worker, "door", None)
+            if door is not None and not door.host.startswith("/"):
+                door = None  # on another machine: it ends with its owner
+            found.append(KnownEngine(each.number, start.settings, door))
+    return KnownModel(tuple(found), dict(model.adapters), dict(engines[0].adapters))
 
 
 class _Follower:

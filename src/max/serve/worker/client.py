@@ -13,6 +13,7 @@ from max.pipelines.generation.process.commands import GenerationRequest
 from max.pipelines.generation.process.events import (
     EngineReady,
     EngineStats,
+    OthersLoad,
     PagesChanged,
     PromptStarted,
     StepTimes,
@@ -57,6 +58,7 @@ class EngineClient:
         limits: How long a worker may be silent.
         is_single: Whether there is no second replica ever, so that nothing is routed.
         first: Where equally loaded replicas begin: clients that do not know each other's requests begin elsewhere.
+        number: The number of its first replica.
     """
 
     def __init__(
@@ -66,6 +68,7 @@ class EngineClient:
         limits: WatchLimits | None = None,
         is_single: bool = False,
         first: int = 0,
+        number: int = 0,
     ) -> None:
         self._limits, self._first = limits, first
         self.is_single = is_single
@@ -76,7 +79,7 @@ class EngineClient:
         """The turn to try a request that may end workers."""
         self._router = PrefixRouter()
         self._closes = False
-        self._next = 0
+        self._next = number
         self.replicas: list[Replica] = []
         """The replicas, in the order in which they were added; those that have stopped stay until they are removed."""
         self._draining: set[Replica] = set()
@@ -89,14 +92,19 @@ class EngineClient:
         self.add_replica(start_worker, worker)
 
     def add_replica(
-        self, start_worker: Callable[[], Worker], worker: Worker | None = None
+        self,
+        start_worker: Callable[[], Worker],
+        worker: Worker | None = None,
+        number: int | None = None,
     ) -> Replica:
         """Adds a replica; it is started with the client, or by its :meth:`Replica.start` afterwards.
 
         Args:
             start_worker: Starts a worker process.
             worker: The first worker, if it was started already.
+            number: Its number, greater than those before; None: the next one.
         """
+        self._next = self._next if number is None else number
         replica = Replica(self._next, start_worker, self, worker, self._limits)
         self._next += 1
         if self.replicas:
@@ -201,8 +209,13 @@ class EngineClient:
 
     @property
     def open_requests(self) -> int:
-        """Requests that run or wait."""
+        """Requests of this process that run or wait."""
         return len(self.entries)
+
+    @property
+    def all_open_requests(self) -> int:
+        """Requests that run or wait, with those that other processes have sent to the engines."""
+        return len(self.entries) + sum(map(self._router.others_open, self._ready))
 
     @property
     def tokens_before_next(self) -> int:
@@ -392,11 +405,15 @@ class EngineClient:
         """Takes that the prompt of a request was read, as its first tokens have come."""
         self._router.read(route)
 
-    def pages_changed(self, replica: Replica, event: PagesChanged) -> None:
-        """Takes what the cache of a replica has gained and lost."""
-        if replica.number in self._router.replicas:
-            added, dropped = event.hashes(event.added), event.hashes(event.dropped)
-            self._router.changed(replica.number, added, dropped, event.is_anew, event.salt_key)
+    def reported(self, replica: Replica, event: PagesChanged | OthersLoad) -> None:
+        """Takes what the cache of a replica has gained and lost, or what other processes have sent to it."""
+        if replica.number not in self._router.replicas:
+            return
+        if isinstance(event, OthersLoad):
+            self._router.others(replica.number, event.open, event.unread)
+            return
+        added, dropped = event.hashes(event.added), event.hashes(event.dropped)
+        self._router.changed(replica.number, added, dropped, event.is_anew, event.salt_key)
 
     def state_changed(self, replica: Replica) -> None:
         """Moves the requests of a replica that is lost to others, and those of others to one that is ready."""

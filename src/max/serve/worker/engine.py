@@ -11,13 +11,14 @@ from typing import Any
 from max._load_steps import STEPS
 from max.interfaces import PipelineTask
 from max.pipelines.encoders.text_encoder import TextEncoder
-from max.pipelines.generation.process.channel import ConnectionChannel, MessageCodec
+from max.pipelines.generation.process.channel import Channel, ConnectionChannel, MessageCodec
 from max.pipelines.generation.process.events import EngineStopped, ErrorInfo
 from max.pipelines.generation.process.service import serve_pipeline
 from max.pipelines.registry.registry import PIPELINE_REGISTRY
 from max.serve.process.logs import set_up_logs
 from max.serve.process.process_end import end_soon
 from max.serve.process.settings import WorkerSettings
+from max.serve.routers import lifeline
 from max.serve.routers.address import DoorAddress
 from max.serve.routers.door import Door
 from max.serve.worker.config import served_config
@@ -73,8 +74,10 @@ def run_engine(
         signs: Its signs of life, which are sent or shared already.
         door: Lets further processes of the server in; None: there are none.
     """
-    owner: ConnectionChannel[Any, Any] = ConnectionChannel(connection, MessageCodec())
-    channel = owner if door is None else door.open(owner, signs)
+    if door is None:
+        channel: Channel[Any, Any] = ConnectionChannel(connection, MessageCodec())
+    else:
+        channel = door.open(connection, signs, lifeline.held())
     try:
         config, task = served_config(settings.config)
     except Exception as error:

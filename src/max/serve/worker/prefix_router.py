@@ -76,6 +76,8 @@ class _Place:
     slots: int
     unread: int = 0
     open: int = 0
+    others_unread: int = 0
+    others_open: int = 0
     pages: OrderedDict[bytes, None] = field(default_factory=OrderedDict)
     """Those that are expected, the latest ones last."""
     reported: set[bytes] = field(default_factory=set[bytes])
@@ -84,13 +86,21 @@ class _Place:
     def __post_init__(self) -> None:
         self.load = 0
         """The tokens to read before a new request, with what open requests cost."""
+        self.all_open = 0
+        """The open requests, those that other routers have sent included."""
 
     def change(self, open_requests: int, unread: int) -> None:
         """Adds to the open requests and to the tokens that they have to read; each may be below 0."""
         self.open += open_requests
         self.unread += unread
-        queued = max(self.open + 1 - self.slots, 0)
-        self.load = self.unread + SEQUENCE_TOKENS * self.open + QUEUED_TOKENS * queued
+        self.weigh()
+
+    def weigh(self) -> None:
+        """Computes the load."""
+        self.all_open = self.open + self.others_open
+        queued = max(self.all_open + 1 - self.slots, 0)
+        unread = self.unread + self.others_unread
+        self.load = unread + SEQUENCE_TOKENS * self.all_open + QUEUED_TOKENS * queued
 
 
 class PrefixRouter:
@@ -187,6 +197,26 @@ class PrefixRouter:
         """
         return self._places[replica].load
 
+    def others(self, replica: int, open_requests: int, unread: int) -> None:
+        """Notes what other routers have sent to a replica, as it reports.
+
+        Args:
+            replica: Its number.
+            open_requests: Their requests that have not ended.
+            unread: The tokens that are to be read for these.
+        """
+        place = self._places[replica]
+        place.others_open, place.others_unread = open_requests, unread
+        place.weigh()
+
+    def others_open(self, replica: int) -> int:
+        """The open requests that other routers have sent to a replica.
+
+        Args:
+            replica: Its number.
+        """
+        return self._places[replica].others_open
+
     def choose(
         self,
         among: Iterable[int],
@@ -217,8 +247,8 @@ class PrefixRouter:
             load = place.load
             if number in cached:
                 load -= min(cached[number], most)
-            if best < 0 or (load, place.open) < least:
-                best, least = number, (load, place.open)
+            if best < 0 or (load, place.all_open) < least:
+                best, least = number, (load, place.all_open)
         known = min(cached.get(best, 0), most)
         pages = hashes.get(self._key_of(best, salt), [])
         route = Route(best, known, (len(tokens) or length) - known, pages)

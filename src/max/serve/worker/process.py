@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from max._lazy import lazy_module
 from max.pipelines.generation.process.channel import ConnectionChannel, MessageCodec
 from max.serve.process.settings import WorkerSettings
+from max.serve.routers import lifeline
 from max.serve.routers.address import DoorAddress
 from max.serve.worker.life_signs import LifeSigns
 from max.serve.worker.queued_channel import QueuedChannel
@@ -26,8 +27,10 @@ def _run(
     connection: Connection,
     signs: LifeSigns,
     address: DoorAddress | None,
+    life: Connection | None,
 ) -> None:
     """The main function of the process, whose imports are its own."""
+    lifeline.hold(life)
     engine.run_worker(settings, connection, signs, address)
 
 
@@ -51,7 +54,7 @@ class WorkerProcess:
         self.channel = QueuedChannel(pipe)
         self._process = context.Process(
             target=_run,
-            args=(settings, there, self.signs, self.door),
+            args=(settings, there, self.signs, self.door, lifeline.held()),
             name="max worker",
             daemon=True,
         )

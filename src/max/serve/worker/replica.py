@@ -26,6 +26,7 @@ from max.pipelines.generation.process.events import (
     EngineStats,
     EngineStopped,
     ErrorInfo,
+    OthersLoad,
     PagesChanged,
     PrefixesForgotten,
     PrefixesKept,
@@ -51,9 +52,8 @@ from max.serve.worker.watch import WorkerWatch
 
 logger = logging.getLogger("max.serve")
 
-MOST_FAILED_STARTS = 5
-"""The number of starts in a row that may fail."""
-_FIRST_DELAY_S = 0.1
+MOST_FAILED_STARTS, _FIRST_DELAY_S = 5, 0.1
+"""The number of starts in a row that may fail, and the wait in seconds after the first of them."""
 
 
 class Requests(Protocol):
@@ -83,8 +83,8 @@ class Requests(Protocol):
         """Takes that the prompt of a request was read, as its first tokens have come."""
         ...
 
-    def pages_changed(self, replica: Replica, event: PagesChanged) -> None:
-        """Takes what the cache of a replica has gained and lost."""
+    def reported(self, replica: Replica, event: PagesChanged | OthersLoad) -> None:
+        """Takes what the cache of a replica has gained and lost, or what other processes have sent to it."""
         ...
 
     def state_changed(self, replica: Replica) -> None:
@@ -377,8 +377,8 @@ class Replica:
                 self._answers.take(event)
             case EngineStats():
                 self.stats = event
-            case PagesChanged():
-                self._requests.pages_changed(self, event)
+            case PagesChanged() | OthersLoad():
+                self._requests.reported(self, event)
             case EngineStopped(error):
                 self._error, self._ends_well = error, error is None
             case None:

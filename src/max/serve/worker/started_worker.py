@@ -7,9 +7,11 @@ import contextlib
 import logging
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 from max.pipelines.generation.process.channel import Channel
+from max.serve.process.settings import WorkerSettings
 from max.serve.worker.life_signs import Signs
 
 logger = logging.getLogger("max.serve")
@@ -49,6 +51,23 @@ class Worker(Protocol):
     def kill(self) -> None:
         """Ends the process at once, and waits for it."""
         ...
+
+
+@dataclass(frozen=True, eq=False)
+class StartOf:
+    """Starts workers of a replica, as it is called.
+
+    Args:
+        start: Starts a worker of its settings.
+        settings: The settings.
+    """
+
+    start: Callable[[WorkerSettings], Worker]
+    settings: WorkerSettings
+
+    def __call__(self) -> Worker:
+        """Starts a worker."""
+        return self.start(self.settings)
 
 
 _ENDS = ThreadPoolExecutor(32, "worker end")

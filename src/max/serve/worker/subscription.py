@@ -19,6 +19,7 @@ from max.pipelines.generation.process.encoder_messages import (
 )
 from max.pipelines.generation.process.events import (
     Event,
+    OthersLoad,
     PromptStarted,
     RequestFailed,
     TokensGenerated,
@@ -28,7 +29,7 @@ from max.serve.worker.started_worker import Worker
 
 logger = logging.getLogger("max.serve")
 
-WorkerMessage: TypeAlias = Event | TextsEncoded | None
+WorkerMessage: TypeAlias = Event | TextsEncoded | OthersLoad | None
 """An event of a worker; None: its channel is closed."""
 _Item: TypeAlias = "PromptStarted | TokensGenerated | TextsEncoded | RequestFailed | Exception"
 WorkerRequest: TypeAlias = GenerationRequest | EncodeRequest | RankRequest

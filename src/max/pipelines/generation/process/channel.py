@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+import struct
 import threading
 from collections import deque
 from collections.abc import Sequence
@@ -33,6 +34,7 @@ from max.pipelines.generation.process.events import (
     EngineReady,
     EngineStats,
     EngineStopped,
+    OthersLoad,
     PagesChanged,
     PrefixesForgotten,
     PrefixesKept,
@@ -128,6 +130,19 @@ class PickleCodec:
         return pickle.loads(frame)
 
 
+_LENGTH, _LONG_LENGTH = struct.Struct("!i"), struct.Struct("!iQ")
+
+
+def wire(frame: bytes) -> bytes:
+    """A frame as ``Connection.send_bytes`` writes it to a socket.
+
+    Args:
+        frame: The frame.
+    """
+    size = len(frame)
+    return (_LENGTH.pack(size) if size <= 0x7FFFFFFF else _LONG_LENGTH.pack(-1, size)) + frame
+
+
 _TOKENS, _VALUES = 0, 1
 _PLAIN: dict[int, type[Any]] = {
     2: GenerationRequest,
@@ -148,6 +163,7 @@ _PLAIN: dict[int, type[Any]] = {
     17: KeepPrefixes,
     18: PrefixesKept,
     19: PagesChanged,
+    20: OthersLoad,
 }
 _TAGS = {TokensGenerated: _TOKENS, TextsEncoded: _VALUES} | {
     kind: tag for tag, kind in _PLAIN.items()
@@ -274,6 +290,11 @@ class ConnectionChannel(Generic[Received, Sent]):
             Exception: The codec cannot encode a message.
         """
         return self._codec.encode(messages)
+
+    @property
+    def connection(self) -> Connection:
+        """The end of the pipe or socket."""
+        return self._connection
 
     def send_frame(self, frame: bytes) -> None:
         """Sends encoded messages; thread-safe.

@@ -297,6 +297,19 @@ class EngineStats:
         return EngineStats(*(getattr(self, f.name) + getattr(other, f.name) for f in fields(self)))
 
 
+@dataclass(frozen=True)
+class OthersLoad:
+    """The requests that other users of an engine have sent to it, and that have not ended.
+
+    Args:
+        open: Their number.
+        unread: The tokens that are to be read for them before their first token.
+    """
+
+    open: int = 0
+    unread: int = 0
+
+
 HASH_BYTES = 16
 """The size of the hash of a page."""
 

@@ -10,6 +10,7 @@ from fastapi.routing import APIRoute
 from pydantic import BaseModel, TypeAdapter, ValidationError
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
 
 from max._process import cached_results
 from max.serve.errors import ApiError
@@ -25,6 +26,8 @@ T = TypeVar("T")
 class BodyRoute(APIRoute):
     """A route whose handler gets the body of the request as ``body``, read by :func:`read_body`."""
 
+    _handler: Callable[[Request], Coroutine[Any, Any, Response]] | None = None
+
     def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
         """The handler of requests."""
         kind = typing.get_type_hints(self.endpoint).get("body")
@@ -35,7 +38,23 @@ class BodyRoute(APIRoute):
         async def handle(request: Request) -> Response:
             return await endpoint(body=await read_body(request, kind), request=request)
 
+        self._handler = handle
         return handle
+
+    async def handle(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Handles a connection; without the stacks of dependencies, which a route with a body does not have.
+
+        Args:
+            scope: The connection.
+            receive: Its body.
+            send: Its response.
+        """
+        if self._handler is None or scope["method"] not in self.methods:
+            await super().handle(scope, receive, send)
+            return
+        # errors are answered by the application's middleware
+        response = await self._handler(Request(scope, receive, send))
+        await response(scope, receive, send)
 
 
 async def read_body(request: Request, kind: type[T]) -> T:

@@ -1,0 +1,140 @@
+"""Processes that an earlier owner has started: an owner takes them over at their addresses."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import select
+import signal
+import socket
+import struct
+import time
+from multiprocessing.connection import Connection
+
+from max.serve.remote.worker import RemoteWorker
+from max.serve.routers.address import OWNER_PURPOSES, DoorAddress
+from max.serve.routers.handover import KnownEngine
+from max.serve.worker.started_worker import StartOf, Worker
+
+logger = logging.getLogger("max.serve")
+
+_LOOK_S = 0.05
+_CREDENTIALS = struct.Struct("3i")
+
+
+class AdoptedProcess:
+    """A process that is no child of this one; as far as it is used, like one of ``multiprocessing``.
+
+    Args:
+        pid: Its number.
+
+    Raises:
+        ProcessLookupError: There is none.
+    """
+
+    exitcode: int | None = None
+    """Its parent only knows how it has ended."""
+
+    def __init__(self, pid: int) -> None:
+        self.pid = pid
+        """Its number."""
+        # a descriptor stays that of this process, while the number may become another one's
+        self._file = os.pidfd_open(pid)
+
+    def __del__(self) -> None:
+        if hasattr(self, "_file"):
+            os.close(self._file)
+
+    @classmethod
+    def behind(cls, connection: Connection) -> AdoptedProcess:
+        """The process that listens where a connection was made to.
+
+        Args:
+            connection: The connection, to a socket file.
+
+        Raises:
+            OSError: It has ended.
+        """
+        with socket.socket(fileno=os.dup(connection.fileno())) as same:
+            found = same.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
+        return cls(_CREDENTIALS.unpack(found)[0])
+
+    def is_alive(self) -> bool:
+        """Whether it runs."""
+        # not `select`, which has no place for great descriptors
+        poll = select.poll()
+        poll.register(self._file, select.POLLIN)
+        return not poll.poll(0)
+
+    def join(self, timeout: float | None = None) -> None:
+        """Waits for its end.
+
+        Args:
+            timeout: The longest time in seconds; None: no limit.
+        """
+        end = None if timeout is None else time.monotonic() + timeout
+        while self.is_alive() and (end is None or time.monotonic() < end):
+            time.sleep(_LOOK_S)
+
+    def kill(self) -> None:
+        """Ends it at once."""
+        with contextlib.suppress(ProcessLookupError):
+            signal.pidfd_send_signal(self._file, signal.SIGKILL)
+
+
+def start_known(known: KnownEngine, start: StartOf) -> Worker:
+    """Takes over an engine of an earlier owner, or starts one in its place if it has ended.
+
+    Args:
+        known: What is known of the engine.
+        start: Starts a worker.
+
+    Raises:
+        OSError: None can be started.
+    """
+    if known.door is not None:
+        try:
+            return AdoptedWorker(known.door, start.settings.unhealthy_s)
+        except OSError as error:
+            logger.warning("engine %d is no more: %s", known.number, error)
+    return start()
+
+
+class AdoptedWorker(RemoteWorker):
+    """An engine of an earlier owner, whose owner this process becomes.
+
+    Args:
+        door: Where it is.
+        silence_s: The time without a sign of life after which it is unhealthy.
+
+    Raises:
+        OSError: It cannot be reached, or does not know the key.
+    """
+
+    def __init__(self, door: DoorAddress, silence_s: float) -> None:
+        super().__init__(
+            door.host,
+            door.port,
+            door.key,
+            silence_s,
+            self._kill,
+            self._join,
+            name=door.host.rpartition("/")[2],
+            purposes=OWNER_PURPOSES,
+        )
+        try:
+            self._process = AdoptedProcess.behind(self._commands)
+        except BaseException:
+            self._commands.close()
+            self._beats.close()
+            raise
+        self.pid = self._process.pid
+        """The number of its process."""
+
+    def _join(self, timeout: float | None) -> None:
+        self._process.join(timeout)
+
+    def _kill(self) -> None:
+        self._process.kill()
+        self._process.join()
