@@ -66,8 +66,12 @@ def test_a_family_has_its_prefetch_distance_and_threshold(encoding: str) -> None
 
 
 @pytest.mark.parametrize(
-    ("name", "locality"), [("sapphirerapids", KEPT), ("znver4", ONCE), ("generic", ONCE)]
-)
+    ("name", "locality"),
+    [
+        ("sapphirerapids", KEPT), ("icelake-server", KEPT), ("cascadelake", KEPT),
+        ("znver4", ONCE), ("generic", ONCE),
+    ],
+)  # fmt: skip
 def test_weights_larger_than_the_caches_have_the_locality_of_the_family(
     name: str, locality: int
 ) -> None:
@@ -106,6 +110,20 @@ def code_of(encoding: str, target: k.CPUTarget) -> str:
     ]
     ir = k.specialize(call.kernel, specs, call.params, target)
     return Compiler(Machine.of(target)).assembly(k.emit_llvm(ir, target))
+
+
+@pytest.mark.plain_code
+@pytest.mark.parametrize("features", [WIDE, NARROW], ids=["AVX-512", "AVX2"])
+@pytest.mark.parametrize("name", ["icelake-server", "znver4"])
+def test_prefetches_of_intel_servers_keep_the_l2_cache(name: str, features: frozenset[str]) -> None:
+    """Each line is prefetched into the L2 cache and into the L1 cache, never past them."""
+    code = code_of("Q4_K", cpu(name, features))
+    counts = {kind: code.count(f"prefetch{kind}\t") for kind in ("nta", "t0", "t1")}
+    if name == "icelake-server":
+        assert counts["nta"] == 0 and min(counts["t0"], counts["t1"]) > 8
+    else:
+        # the others are of the GEMM path
+        assert counts["nta"] > counts["t0"] + counts["t1"] + 8
 
 
 @pytest.mark.plain_code

@@ -57,7 +57,19 @@ _DEFAULTS = {
     False: QuantisedTuning(_FAR, dict.fromkeys(_BITS, 8)),
 }
 """By whether a product of bytes is one instruction."""
+_INTEL_SERVERS = (
+    "skylake-avx512", "cascadelake", "cooperlake", "icelake-server", "sapphirerapids",
+)  # fmt: skip
 _FAMILIES = {
+    # docs/log/2026-11-28-granite-rapids.md: `prefetchnta` bypasses the L2 cache in its design, which is that of all
+    # since Skylake; thresholds are the defaults, as nothing else was measured on them
+    **{
+        (name, one): tuning._replace(
+            prefetch_distances=(1024,) * 4, far_distance=4096, streamed_locality=KEPT
+        )
+        for name in _INTEL_SERVERS
+        for one, tuning in _DEFAULTS.items()
+    },
     # docs/log/2026-11-28-zen4.md: the L2 prefetcher follows only a rising stream of misses, which far prefetches break;
     # four rows are limited by arithmetic
     ("znver4", True): QuantisedTuning(
