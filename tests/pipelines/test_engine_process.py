@@ -854,8 +854,8 @@ def test_the_pages_of_the_cache_are_reported(served):
         event = one.channel.receive()
         done = done or getattr(event, "status", None) is FULL
         if isinstance(event, event_messages.PagesChanged):
-            held |= {*event.hashes(event.added)}
-            assert not event.is_anew and not event.dropped and not event.salt_key
+            held |= {*event.hashes(event.new_pages)}
+            assert not event.is_anew and not event.lost_pages and not event.salt_key
     one.channel.send(replace(request, request_id="salted", cache_salt="a"))
     while not isinstance(event, event_messages.PagesChanged) or not event.salt_key:
         event = one.channel.receive()
@@ -863,5 +863,5 @@ def test_the_pages_of_the_cache_are_reported(served):
     one.channel.send(command_messages.ForgetPrefixes(3))
     while not isinstance(event, event_messages.PagesChanged) or not event.is_anew:
         event = one.channel.receive()
-    assert not event.dropped
+    assert not event.lost_pages
     assert one.channel.receive() == event_messages.PrefixesForgotten(3)

@@ -88,7 +88,7 @@ def test_random_requests(seed: int) -> None:
                 if route.replica in texts.pages and route.unread:
                     cached, before = draw.randint(0, max(len(tokens) - 1, 0)), route.unread
                     known = before + route.cached - cached
-                    router.started(route, cached)
+                    router.note_start(route, cached)
                     texts.unread[route.replica] += max(known, 1) - before
             case "read" if running:
                 route = draw.choice(running)[0]
@@ -104,7 +104,7 @@ def test_random_requests(seed: int) -> None:
                     texts.open[route.replica] -= 1
                     if known and tokens + answer:
                         texts.note(route.replica, tokens + answer, salt)
-                router.ended(route, tokens + answer if known else (), Salt(text=salt))
+                router.note_end(route, tokens + answer if known else (), Salt(text=salt))
             case "change" if draw.random() < 0.3:
                 replica = draw.choice(router.replicas)
                 # the requests of a replica that is removed are forgotten, those of others stay
@@ -141,7 +141,7 @@ def test_an_answer_is_part_of_the_next_prompt() -> None:
         router.add(replica, 100, 8)
     prompt, answer = tuple(range(10)), tuple(range(30, 60))
     route = router.choose((0, 1), prompt)
-    router.ended(route, prompt + answer)
+    router.note_end(route, prompt + answer)
     turn = router.choose((0, 1), prompt + answer + (8, 9))
     assert turn.cached == 40 and turn.replica == route.replica
 
@@ -162,20 +162,20 @@ def test_reports_of_page_managers(seed: int) -> None:
         cache = caches[number]
         route = router.choose([number], tokens, salt)
         assert cache.run(f"r{step}", tokens, salt) == route.cached // PAGE * PAGE
-        router.ended(route)
+        router.note_end(route)
         if draw.random() < 0.05:
             cache.pages.forget_prefixes()
         # before the report, what was sent there is expected, and what is lost is not known
-        router.changed(number, *cache.report())
+        router.note_changes(number, *cache.report())
         for each in range(2):
             assert router._places[each].reported == caches[each].held
         if step == 60:
             for each, other in enumerate(caches):
                 late.add(each, other.pages.total_num_pages, 4)
                 known = router._places[each]
-                late.changed(each, known.reported, salt_key=known.salt_key)
+                late.note_changes(each, known.reported, salt_key=known.salt_key)
         elif step > 60:
-            late.changed(number, *cache.last)
+            late.note_changes(number, *cache.last)
             assert late._places[number].reported == router._places[number].reported
     everything = set().union(
         *(router._places[n].reported | {*router._places[n].pages} for n in (0, 1))
@@ -219,7 +219,12 @@ class Cache:
 
     def report(self) -> tuple:
         changes = self.pages.take_changes()
-        self.last = (changes.added, changes.dropped, changes.is_anew, self.pages.used_salt_key)
+        self.last = (
+            changes.new_pages,
+            changes.lost_pages,
+            changes.is_anew,
+            self.pages.used_salt_key,
+        )
         return self.last
 
 
@@ -235,12 +240,12 @@ def test_a_replica_that_reports_too_much_is_bounded(monkeypatch: pytest.MonkeyPa
     router = PrefixRouter(PAGE)
     router.add(0, 3, 4)
     pages = [bytes([i]) * 16 for i in range(9)]
-    router.changed(0, pages)
+    router.note_changes(0, pages)
     assert set(router._holders) == set(pages[:5])
-    router.changed(0, pages[5:], pages[:2])
+    router.note_changes(0, pages[5:], pages[:2])
     assert set(router._holders) == {*pages[2:5], *pages[5:7]}
     # unknown ones are not counted
-    router.changed(0, (), pages[7:])
+    router.note_changes(0, (), pages[7:])
     assert set(router._holders) == {*pages[2:5], *pages[5:7]}
 
 

@@ -115,7 +115,7 @@ def test_prompts_follow_the_pages_that_replicas_report() -> None:
         await until(lambda: len(client._router._holders) == 200)
         with client.open([request("a", *prompt), replace(request("b", *salted), cache_salt="x")]):
             assert [names(worker) for worker in workers.started] == [["b"], ["a"]]
-        second.events.put(PagesChanged(dropped=hashes(prompt)))
+        second.events.put(PagesChanged(lost_pages=hashes(prompt)))
         await until(lambda: len(client._router._holders) == 100)
         first.events.put(PagesChanged(hashes(prompt), is_anew=True))
         await until(lambda: client._router._places[1].reported == set())

@@ -111,13 +111,13 @@ class Server:
         numbers = {each.number for each in self.owner.taking}
         return {number: door for number, door in self._known.items() if number in numbers}
 
-    def changed(self) -> None:
+    def note_change(self) -> None:
         for router in self.routers:
             if self.doors:
                 router.tell(self.doors)
 
     async def leave(self, replica) -> None:
-        self.changed()
+        self.note_change()
         for router in self.routers:
             await router.wait_left()
 
@@ -320,11 +320,11 @@ def test_what_a_router_is_told_at_first() -> None:
             router = shared.router()
             ready, _, first = (router.receive() for _ in range(3))
             assert ready == EngineReady(4, 2, 100) and first.is_anew and first.salt_key == b"key"
-            assert set(PagesChanged.hashes(first.added)) == {pages(each) for each in held}
+            assert set(PagesChanged.hashes(first.new_pages)) == {pages(each) for each in held}
             shared.channel.send(PagesChanged(pages(999)))
             assert router.receive() == PagesChanged(pages(999))
-            shared.channel.send(PagesChanged(dropped=pages(999)))
-            assert router.receive() == PagesChanged(dropped=pages(999))
+            shared.channel.send(PagesChanged(lost_pages=pages(999)))
+            assert router.receive() == PagesChanged(lost_pages=pages(999))
     shared.channel.close()
 
 

@@ -223,7 +223,7 @@ def resolve_max_config_inheritance(
 
 
 def _resolve_references(
-    content: dict[str, Any], path: Path | None, seen: tuple[Path, ...]
+    content: dict[str, Any], path: Path | None, dependents: tuple[Path, ...]
 ) -> dict[str, Any]:
     own = {key: value for key, value in content.items() if key != _BASE}
     base = content.get(_BASE)
@@ -232,7 +232,7 @@ def _resolve_references(
     if not isinstance(base, str):
         raise ValueError(f"{_BASE} is {base!r}, expected the path of a file")
     file = Path(base) if path is None else path.parent / base
-    here = seen if path is None else (*seen, path.resolve())
+    here = dependents if path is None else (*dependents, path.resolve())
     if file.resolve() in here:
         raise ValueError(f"{file} depends on itself by {_BASE}")
     return deep_merge_max_configs(_resolve_references(_read(file), file, here), own)

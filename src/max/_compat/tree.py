@@ -224,29 +224,29 @@ def unflatten(treedef: TreeDef, leaves: Iterable[Any], *, exact: bool = True) ->
     return result
 
 
-def _build_tree(treedef: TreeDef, values: Iterator[Any], made: list[Any], count: int) -> Any:
+def _build_tree(treedef: TreeDef, values: Iterator[Any], nodes: list[Any], count: int) -> Any:
     if treedef.kind == "ref":
-        if made[treedef.meta] is made:
+        if nodes[treedef.meta] is nodes:
             raise TypeError("an object that contains itself needs __tree_empty__ to be made")
-        return made[treedef.meta]
+        return nodes[treedef.meta]
     if treedef.kind == "leaf":
         try:
             value = next(values)
         except StopIteration:
             raise ValueError(f"there are too few leaves; the structure has {count}") from None
-        made.append(value)
+        nodes.append(value)
         return value
     if treedef.kind == "static":
-        made.append(treedef.meta)
+        nodes.append(treedef.meta)
         return treedef.meta
-    place = len(made)
-    made.append(made)
+    place = len(nodes)
+    nodes.append(nodes)
     empty = _empty(treedef)
     if empty is not None:
-        made[place] = empty
-    children = [_build_tree(child, values, made, count) for child in treedef.children]
+        nodes[place] = empty
+    children = [_build_tree(child, values, nodes, count) for child in treedef.children]
     value = _fill_tree(treedef, empty, children)
-    made[place] = value
+    nodes[place] = value
     return value
 
 
@@ -361,27 +361,27 @@ def _update_path(
     state: Mapping[str, Any],
     accepts: Callable[[Any], bool],
     replaced: Mapping[int, Any],
-    seen: dict[int, Any],
+    copies: dict[int, Any],
 ) -> Any:
     if accepts(value):
         return state[path] if path in state else replaced.get(id(value), value)
     kind = kind_of(value)
     if kind is None:
         return value
-    if id(value) in seen:
-        return seen[id(value)]
-    seen[id(value)] = value
+    if id(value) in copies:
+        return copies[id(value)]
+    copies[id(value)] = value
     children, keys, _ = flatten_one_level(value)
     numbered = keys or tuple(range(len(children)))
     new = [
-        _update_path(child, extend_path(path, key), state, accepts, replaced, seen)
+        _update_path(child, extend_path(path, key), state, accepts, replaced, copies)
         for key, child in zip(numbered, children, strict=True)
     ]
     changed = [
         (key, n) for key, n, old in zip(numbered, new, children, strict=True) if n is not old
     ]
     if kind in ("tuple", "namedtuple") and changed:
-        seen[id(value)] = made = tuple(new) if kind == "tuple" else type(value)(*new)
+        copies[id(value)] = made = tuple(new) if kind == "tuple" else type(value)(*new)
         return made
     for key, child in changed:
         if kind == "node":

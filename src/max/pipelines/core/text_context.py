@@ -130,11 +130,11 @@ class TextContext:
         self._grow(self._end_idx)
         self._check()
 
-    def _grow(self, needed: int) -> None:
+    def _grow(self, length: int) -> None:
         """Grows the array to at least `needed` tokens."""
-        size = -(-needed // CHUNK_SIZE) * CHUNK_SIZE
+        size = -(-length // CHUNK_SIZE) * CHUNK_SIZE
         # the array has no room, or is one that a caller gave
-        if len(self.tokens) < needed or self._size < 0 or self.tokens.dtype != np.int64:
+        if len(self.tokens) < length or self._size < 0 or self.tokens.dtype != np.int64:
             room = np.zeros(max(size, self._size), np.int64)
             room[: self._end_idx] = self.tokens[: self._end_idx]
             self.tokens, self._size = room, len(room)

@@ -232,7 +232,7 @@ class PagedKVCacheManager(RequestPages):
         return len(self._all_blocks)
 
     def cached_prefixes(
-        self, most_bytes: int, kept: Sequence[Collection[bytes]] | None = None
+        self, most_bytes: int, stored_hashes: Sequence[Collection[bytes]] | None = None
     ) -> list[PageGroup]:
         """The pages whose contents may serve a request; if they do not all fit, the most recently used ones.
 
@@ -241,7 +241,7 @@ class PagedKVCacheManager(RequestPages):
 
         Args:
             most_bytes: The maximum size of all pages, in bytes.
-            kept: For each group the hashes to leave out; None: no hash.
+            stored_hashes: For each group the hashes to leave out; None: no hash.
         """
         sizes = self.page_sizes()
         max_pages = most_bytes // sum(sizes)
@@ -249,7 +249,7 @@ class PagedKVCacheManager(RequestPages):
         for number, (pool, blocks, size) in enumerate(
             zip(self.pages.pools, self._all_blocks, sizes, strict=True)
         ):
-            left_out = kept[number] if kept else ()
+            left_out = stored_hashes[number] if stored_hashes else ()
             cached = [entry for entry in pool.with_content() if entry[0] not in left_out]
             cached = cached[-max_pages:] if max_pages else []
             contents = _PageContents(pool, blocks, [page for _, page in cached])

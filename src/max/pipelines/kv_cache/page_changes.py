@@ -10,17 +10,17 @@ class Changes:
     """The changes of the contents of a cache.
 
     Args:
-        added: The hashes of pages that it has now and had not.
-        dropped: Those of pages that it had and has not.
+        new_pages: The hashes of pages that it has now and had not.
+        lost_pages: Those of pages that it had and has not.
         is_anew: Whether it was emptied before these changes.
     """
 
-    added: tuple[bytes, ...] = ()
-    dropped: tuple[bytes, ...] = ()
+    new_pages: tuple[bytes, ...] = ()
+    lost_pages: tuple[bytes, ...] = ()
     is_anew: bool = False
 
     def __bool__(self) -> bool:
-        return bool(self.added or self.dropped or self.is_anew)
+        return bool(self.new_pages or self.lost_pages or self.is_anew)
 
 
 class PageChanges:

@@ -265,17 +265,17 @@ class PagePool:
         if self.swap is not None:
             self.swap.clear()
 
-    def check(self, held: Sequence[int]) -> None:
+    def check(self, uses: Sequence[int]) -> None:
         """Checks that every page is in exactly one state; for tests.
 
         Args:
-            held: The pages of all tables; a page occurs once per user.
+            uses: The pages of all tables; a page occurs once per user.
 
         Raises:
             AssertionError: A page is lost or counted twice.
         """
         users = [0] * self.num_pages
-        for page in held:
+        for page in uses:
             users[page] += 1
         assert users == self._users, "user counts differ from the tables"
         assert set(self._free) == {p for p, n in enumerate(users) if n == 0}, "a page is lost"

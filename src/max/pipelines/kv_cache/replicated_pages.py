@@ -131,18 +131,18 @@ class ReplicatedPages(SeveralCaches[PagedKVCacheManager]):
         return self.cache_of(context).miss(context)
 
     def cached_prefixes(
-        self, most_bytes: int, kept: Sequence[Collection[bytes]] | None = None
+        self, most_bytes: int, stored_hashes: Sequence[Collection[bytes]] | None = None
     ) -> list[PageGroup]:
         """The pages whose contents may serve a request, of all groups of the first copy, then of the next one.
 
         Args:
             most_bytes: The maximum size of all pages, in bytes, which the copies share equally.
-            kept: For each group the hashes to leave out; None: no hash.
+            stored_hashes: For each group the hashes to leave out; None: no hash.
         """
         groups: list[PageGroup] = []
         for cache in self._caches:
             end = len(groups) + cache.num_groups
-            own = kept[len(groups) : end] if kept else None
+            own = stored_hashes[len(groups) : end] if stored_hashes else None
             groups += cache.cached_prefixes(most_bytes // len(self._caches), own)
         return groups
 

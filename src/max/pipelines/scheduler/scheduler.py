@@ -145,7 +145,7 @@ class TextScheduler:
         if prompts:
             decoding: list[TextGenerationContext] = []
             if self._limits.enable_in_flight_batching:
-                decoding = self._decodable(1, kept={context.request_id for context in prompts})
+                decoding = self._decodable(1, batch_ids={context.request_id for context in prompts})
             self._prompt_tokens = sum(context.active_length for context in prompts)
             self._mixed = bool(decoding)
             return _inputs([*decoding, *prompts], BatchType.CE, 1)
@@ -269,7 +269,7 @@ class TextScheduler:
         limits = self._limits
         busy = joins or bool(self._running)
         try:
-            opened = self._pages.open(context)
+            is_new = self._pages.open(context)
         except OutOfPagesError:
             # a later waiting request with part of its prompt read may hold the last slot
             if not busy and self._preempt_last(after=context):
@@ -279,25 +279,25 @@ class TextScheduler:
         if limits.enable_chunked_prefill:
             tokens_left = self._room(context, *left)
             if tokens_left < 1:
-                return self._put_off(context, opened)
+                return self._put_off(context, is_new)
         if context.active_length > tokens_left:
             if limits.enable_chunked_prefill:
                 context.set_token_indices(active_idx=context.start_idx + tokens_left)
             elif joins:
-                return self._put_off(context, opened)
+                return self._put_off(context, is_new)
         bound = limits.max_batch_context_length
         if busy and bound is not None and context_length + context.current_length > bound:
-            return self._put_off(context, opened)
+            return self._put_off(context, is_new)
         try:
             self._pages.alloc(context)
         except OutOfPagesError:
             # nothing runs, so later waiting requests with part of their prompts read hold the pages
             if not busy and self._preempt_last(after=context):
                 return self._admit(context, left, context_length, joins)
-            return self._put_off(context, opened)
+            return self._put_off(context, is_new)
         # keep one free page per request that grows: otherwise one of them would soon preempt this request
-        if opened and self._pages.free_pages < sum(map(self._grows, self._running.values())):
-            return self._put_off(context, opened)
+        if is_new and self._pages.free_pages < sum(map(self._grows, self._running.values())):
+            return self._put_off(context, is_new)
         return True
 
     def _grows(self, context: TextGenerationContext) -> bool:
@@ -308,9 +308,9 @@ class TextScheduler:
         left = max(1, context.max_length - context.active_idx - draft_length(context))
         return self._pages.missing_pages(context, left) > 0
 
-    def _put_off(self, context: TextGenerationContext, opened: bool) -> bool:
+    def _put_off(self, context: TextGenerationContext, is_new: bool) -> bool:
         """Restores a waiting request to its state before :meth:`_admit`; always returns False."""
-        if opened:
+        if is_new:
             self._pages.retract(context.request_id)
             context.reset()
         else:
@@ -341,13 +341,13 @@ class TextScheduler:
         return self._pages.fits(self._running.values(), steps)
 
     def _decodable(
-        self, steps: int, kept: Collection[RequestID] = ()
+        self, steps: int, batch_ids: Collection[RequestID] = ()
     ) -> list[TextGenerationContext]:
         """The running requests for the next steps, with their pages reserved.
 
         Args:
             steps: The number of steps.
-            kept: Requests of the same batch, which must keep their pages.
+            batch_ids: Requests of the same batch, which must keep their pages.
         """
         batch: list[TextGenerationContext] = []
         # a copy: `_preempt` takes requests out of the queue
@@ -363,19 +363,21 @@ class TextScheduler:
                     if isinstance(context, TextContext) and context.draft_tokens:
                         context.set_draft(())
                         continue
-                    if self._preempt_last(after=context, kept=kept):
+                    if self._preempt_last(after=context, batch_ids=batch_ids):
                         continue
-                    if kept:
+                    if batch_ids:
                         break  # this request decodes in the next step that reads no prompts
                     self._preempt(context)
         return batch
 
-    def _preempt_last(self, after: TextGenerationContext, kept: Collection[RequestID] = ()) -> bool:
+    def _preempt_last(
+        self, after: TextGenerationContext, batch_ids: Collection[RequestID] = ()
+    ) -> bool:
         """Preempts the request with the last rank among those with pages, if it ranks after `after`."""
         holders = [
             context
             for context in (*self._waiting.values(), *self._running.values())
-            if self._pages.contains(context) and context.request_id not in kept
+            if self._pages.contains(context) and context.request_id not in batch_ids
         ]
         # the request of the least right loses its pages: what is lost is read again
         last = max(holders, key=self._order.rank, default=after)

@@ -217,9 +217,9 @@ def of_hub(name: str) -> Source:
     return _chosen_file(Source(name, f"{endpoint}/{name}", tuple(files)), tag)
 
 
-def _hub_files(listed: dict[str, Any], base: str) -> Iterator[SourceFile]:
+def _hub_files(listing: dict[str, Any], base: str) -> Iterator[SourceFile]:
     """The files of a hub listing that belong to a model, with sizes and checksums."""
-    for entry in listed.get("siblings") or ():
+    for entry in listing.get("siblings") or ():
         name = str(entry.get("rfilename", ""))
         if "/" in name or not _belongs(name):
             continue

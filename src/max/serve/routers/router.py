@@ -310,9 +310,9 @@ class _Places:
 
     def __init__(self, model: ServedModel) -> None:
         self._model = model
-        self.changed()
+        self.note_change()
 
-    def changed(self) -> None:
+    def note_change(self) -> None:
         """A replica was added or has another state."""
         if (ready := self._model.engine.ready) is not None:
             self._model.admission.running = ready.max_batch_size

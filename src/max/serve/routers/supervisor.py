@@ -426,7 +426,7 @@ class _Follower:
     def __init__(self, supervisor: Supervisor, number: int) -> None:
         self._supervisor, self._number = supervisor, number
 
-    def changed(self) -> None:
+    def note_change(self) -> None:
         """A replica was added or has another state."""
         self._supervisor.engines_changed(self._number)
 

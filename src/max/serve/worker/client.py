@@ -36,7 +36,7 @@ _STOP_S = 5.0
 class Follower(Protocol):
     """What other users of the replicas are told by."""
 
-    def changed(self) -> None:
+    def note_change(self) -> None:
         """A replica was added or has another state."""
         ...
 
@@ -393,10 +393,10 @@ class EngineClient:
         del self.entries[entry.request.request_id]
         self._leave(entry, cached=True)
 
-    def started(self, entry: OpenRequest, event: PromptStarted) -> None:
+    def prompt_started(self, entry: OpenRequest, event: PromptStarted) -> None:
         """Takes the event that a request begins."""
         if entry.route is not None:
-            self._router.started(entry.route, event.cached_tokens)
+            self._router.note_start(entry.route, event.cached_tokens)
         # one that goes on after tokens that were received began before
         if not entry.has_begun:
             entry.put(event)
@@ -412,8 +412,8 @@ class EngineClient:
         if isinstance(event, OthersLoad):
             self._router.others(replica.number, event.open, event.unread)
             return
-        added, dropped = event.hashes(event.added), event.hashes(event.dropped)
-        self._router.changed(replica.number, added, dropped, event.is_anew, event.salt_key)
+        new, lost = event.hashes(event.new_pages), event.hashes(event.lost_pages)
+        self._router.note_changes(replica.number, new, lost, event.is_anew, event.salt_key)
 
     def state_changed(self, replica: Replica) -> None:
         """Moves the requests of a replica that is lost to others, and those of others to one that is ready."""
@@ -433,7 +433,7 @@ class EngineClient:
             self._router.remove(replica.number)
             self._move_all({replica})
         for follower in self.followers:
-            follower.changed()
+            follower.note_change()
 
     def _move_all(self, replicas: set[Replica]) -> None:
         """Moves the requests of replicas to those that are ready, if there are any, in the order of their arrival."""
@@ -484,7 +484,7 @@ class EngineClient:
         if cached and isinstance(entry.request, GenerationRequest):
             tokens, salt, _ = _prompt_of(entry.request)
             tokens = (*tokens, *entry.generated)
-        self._router.ended(route, tokens, salt)
+        self._router.note_end(route, tokens, salt)
 
 
 def _prompt_of(request: WorkerRequest) -> tuple[Sequence[int], Salt, int]:

@@ -103,7 +103,7 @@ class EncoderWork(Work[EncoderCommand, EncoderEvent]):
                 self._waiting.pop(request_id, None)
             case EncodeRequest() | RankRequest():
                 if late:
-                    return [_refused(command.request_id)]
+                    return [_refusal(command.request_id)]
                 self._waiting[command.request_id] = command
             case _:
                 raise TypeError(f"{type(command).__name__} is no command of an encoder")
@@ -136,7 +136,7 @@ class EncoderWork(Work[EncoderCommand, EncoderEvent]):
         Args:
             error: The error that has ended the loop; None: a shutdown.
         """
-        return [_refused(request_id) for request_id in self._waiting]
+        return [_refusal(request_id) for request_id in self._waiting]
 
     def _encode(self, requests: Sequence[EncodeRequest]) -> Sequence[EncoderEvent]:
         """Runs requests as one batch. If it fails, each runs by itself, so that only the invalid request fails."""
@@ -167,6 +167,6 @@ def _result(
         return RequestFailed(request.request_id, ErrorInfo.of(error))
 
 
-def _refused(request_id: str) -> RequestFailed:
+def _refusal(request_id: str) -> RequestFailed:
     problem = ErrorInfo("RuntimeError", "the encoder is shutting down")
     return RequestFailed(request_id, problem)

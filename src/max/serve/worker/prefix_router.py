@@ -154,11 +154,11 @@ class PrefixRouter:
         place.pages.clear()
         place.reported.clear()
 
-    def changed(
+    def note_changes(
         self,
         replica: int,
-        added: Iterable[bytes],
-        dropped: Iterable[bytes] = (),
+        new_pages: Iterable[bytes],
+        lost_pages: Iterable[bytes] = (),
         is_anew: bool = False,
         salt_key: bytes = b"",
     ) -> None:
@@ -166,8 +166,8 @@ class PrefixRouter:
 
         Args:
             replica: Its number.
-            added: The hashes of pages that it has now.
-            dropped: The hashes of pages that it has lost.
+            new_pages: The hashes of pages that it has now.
+            lost_pages: The hashes of pages that it has lost.
             is_anew: Whether its cache was emptied before.
             salt_key: Its key of salts; empty: unknown.
         """
@@ -175,14 +175,14 @@ class PrefixRouter:
             self.forget(replica)
         place, bit = self._places[replica], 1 << replica
         place.salt_key = salt_key or place.salt_key
-        lost: list[bytes] = []
-        for page in dropped:
+        lost_here: list[bytes] = []
+        for page in lost_pages:
             if page in place.reported or page in place.pages:
                 place.reported.discard(page)
                 place.pages.pop(page, None)
-                lost.append(page)
-        self._drop(replica, lost)
-        for page in added:
+                lost_here.append(page)
+        self._drop(replica, lost_here)
+        for page in new_pages:
             if len(place.reported) >= MOST_REPORTED:
                 break
             place.pages.pop(page, None)
@@ -237,7 +237,7 @@ class PrefixRouter:
         # hashes of different keys are different, so each finds replicas of its own
         cached: dict[int, int] = {}
         for pages in hashes.values():
-            cached |= self._cached(pages)
+            cached |= self._cached_tokens(pages)
         # the last token is read in any case, as its logits are needed
         most = max(len(tokens) - 1, 0)
         best, least = -1, (0, 0)
@@ -256,7 +256,7 @@ class PrefixRouter:
         self._note(best, pages)
         return route
 
-    def started(self, route: Route, cached: int) -> None:
+    def note_start(self, route: Route, cached: int) -> None:
         """Notes how much of a prompt was cached, as the replica reports when it begins to read it.
 
         Args:
@@ -280,7 +280,7 @@ class PrefixRouter:
             place.change(0, -route.unread)
         route.unread = 0
 
-    def ended(self, route: Route, tokens: Sequence[int] = (), salt: Salt = Salt()) -> None:
+    def note_end(self, route: Route, tokens: Sequence[int] = (), salt: Salt = Salt()) -> None:
         """Notes that a request has ended or has gone to another replica.
 
         Args:
@@ -309,16 +309,16 @@ class PrefixRouter:
         return {key: self._hashes(tokens, salt.digest(key)) for key in keys}
 
     def _hashes(
-        self, tokens: Sequence[int], digest: bytes, known: Sequence[bytes] = ()
+        self, tokens: Sequence[int], digest: bytes, first_hashes: Sequence[bytes] = ()
     ) -> list[bytes]:
         """The hashes of the full pages of tokens; each covers all pages before it.
 
         Args:
             tokens: The tokens.
             digest: The digest of the salt.
-            known: The hashes of the first pages.
+            first_hashes: The hashes of the first pages.
         """
-        size, hashes = self.page_size, list(known)
+        size, hashes = self.page_size, list(first_hashes)
         count = len(tokens) // size
         if len(hashes) >= count:
             return hashes[:count]
@@ -332,7 +332,7 @@ class PrefixRouter:
             hashes.append(parent)
         return hashes
 
-    def _cached(self, pages: Sequence[bytes]) -> dict[int, int]:
+    def _cached_tokens(self, pages: Sequence[bytes]) -> dict[int, int]:
         """The tokens that replicas have of a prompt; those that have none are left out."""
         left = -1  # all bits: each replica
         found: dict[int, int] = {}

@@ -75,7 +75,7 @@ class Requests(Protocol):
         """Forgets a request, before its last event is put."""
         ...
 
-    def started(self, entry: OpenRequest, event: PromptStarted) -> None:
+    def prompt_started(self, entry: OpenRequest, event: PromptStarted) -> None:
         """Takes the event that a request begins."""
         ...
 
@@ -226,7 +226,7 @@ class Replica:
             request_id: The request.
         """
         self._send(CancelRequest(request_id))
-        self._suspects.passed(request_id)
+        self._suspects.clear(request_id)
 
     def _submit(self, entry: OpenRequest) -> None:
         entry.is_sent = True
@@ -354,8 +354,8 @@ class Replica:
         match event:
             case PromptStarted(request_id):
                 if (entry := self._find(request_id)) is not None:
-                    self._requests.started(entry, event)
-                    self._suspects.passed(request_id)
+                    self._requests.prompt_started(entry, event)
+                    self._suspects.clear(request_id)
             case TokensGenerated(request_id, tokens, status):
                 if (entry := self._find(request_id)) is not None:
                     entry.generated += tokens
@@ -382,7 +382,7 @@ class Replica:
             case EngineStopped(error):
                 self._error, self._ends_well = error, error is None
             case None:
-                self._lost(worker)
+                self._lose(worker)
 
     def _put(
         self, entry: OpenRequest, event: TokensGenerated | RequestFailed | TextsEncoded, ends: bool
@@ -392,7 +392,7 @@ class Replica:
             self._requests.end(entry)
         entry.put(event)
         if entry.is_suspect:
-            self._suspects.passed(entry.request.request_id)
+            self._suspects.clear(entry.request.request_id)
 
     def _send(self, command: Command | EncodeRequest | RankRequest) -> None:
         if self.worker is not None:
@@ -404,7 +404,7 @@ class Replica:
         """Ends a worker that does not go on; its channel may never be closed, so nothing waits for that."""
         logger.error("the worker process %s does not respond: %s; it is ended", worker.pid, reason)
         self._killing = kill_in_thread(worker)
-        self._lost(worker, reason)
+        self._lose(worker, reason)
 
     def renew(self, reason: str) -> None:
         """Ends the worker although it goes on, and starts another one; its requests are not the cause.
@@ -416,9 +416,9 @@ class Replica:
             return
         logger.error("the worker process %s is replaced: %s", worker.pid, reason)
         self._killing = kill_in_thread(worker)
-        self._lost(worker, blames=False)
+        self._lose(worker, blames=False)
 
-    def _lost(self, worker: Worker, silent: str = "", blames: bool = True) -> None:
+    def _lose(self, worker: Worker, silent: str = "", blames: bool = True) -> None:
         """Starts another worker; requests go on with another replica or wait for the worker.
 
         Args:

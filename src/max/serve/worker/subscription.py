@@ -241,7 +241,7 @@ class Subscription:
                 else:
                     earlier = events[place][1]
                     assert isinstance(earlier, TokensGenerated)
-                    events[place] = (number, _joined(earlier, item))
+                    events[place] = (number, _join_tokens(earlier, item))
             elif isinstance(item, (RequestFailed, Exception)):
                 # earlier events are returned first
                 self._error = item if isinstance(item, Exception) else item.error.to_exception()
@@ -263,7 +263,7 @@ class Subscription:
         self._cancel(self._requests[number].request.request_id)
 
 
-def _joined(event: TokensGenerated, later: TokensGenerated) -> TokensGenerated:
+def _join_tokens(event: TokensGenerated, later: TokensGenerated) -> TokensGenerated:
     """An event with the tokens of one that comes after it."""
     logs = None
     if event.log_probabilities is not None or later.log_probabilities is not None:

@@ -75,7 +75,7 @@ class Suspects:
         self._waiting.append(entry)
         self._try_next()
 
-    def passed(self, request_id: str) -> None:
+    def clear(self, request_id: str) -> None:
         """Notes that the worker has run a step with a request, or that it is not needed any more."""
         if self._tried is not None and self._tried.request.request_id == request_id:
             self._tried = None

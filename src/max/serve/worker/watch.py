@@ -18,7 +18,7 @@ class WorkerWatch:
     Args:
         signs: The signs of the worker.
         limits: How long it may be silent.
-        lost: Called once with the reason why it is to be replaced.
+        on_loss: Called once with the reason why it is to be replaced.
         clock: The clock of the signs.
     """
 
@@ -26,10 +26,10 @@ class WorkerWatch:
         self,
         signs: Signs,
         limits: WatchLimits,
-        lost: Callable[[str], None],
+        on_loss: Callable[[str], None],
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._signs, self._limits, self._lost, self._clock = signs, limits, lost, clock
+        self._signs, self._limits, self._on_loss, self._clock = signs, limits, on_loss, clock
         self._looked_at = self._runs_since = clock()
         self._timer = asyncio.get_running_loop().call_later(signs.interval_s, self._look)
 
@@ -45,12 +45,12 @@ class WorkerWatch:
     def _look(self) -> None:
         limits, silence = self._limits, self._silence()
         if limits.restart_s and silence >= limits.restart_s:
-            self._lost(f"its process has not run for {silence:.1f} s")
+            self._on_loss(f"its process has not run for {silence:.1f} s")
             return
         begin = self._signs.step_begin
         step = 0.0 if begin is None else self._looked_at - max(begin, self._runs_since)
         if limits.step_s and step >= limits.step_s:
-            self._lost(f"a step of the engine has taken {step:.1f} s")
+            self._on_loss(f"a step of the engine has taken {step:.1f} s")
             return
         self._timer = asyncio.get_running_loop().call_later(self._signs.interval_s, self._look)
 

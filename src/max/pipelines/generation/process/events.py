@@ -319,25 +319,25 @@ class PagesChanged:
     """What the prefix cache has gained and lost since the last event of this kind; the first one has all that it has.
 
     Args:
-        added: The hashes of pages that it has now, one after another.
-        dropped: The hashes of those that it has lost.
+        new_pages: The hashes of pages that it has now, one after another.
+        lost_pages: The hashes of those that it has lost.
         is_anew: Whether it was emptied before these changes.
         salt_key: The key of the digests of salts, which the hashes depend on; empty: no request had a salt yet.
     """
 
-    added: bytes = b""
-    dropped: bytes = b""
+    new_pages: bytes = b""
+    lost_pages: bytes = b""
     is_anew: bool = False
     salt_key: bytes = b""
 
     @staticmethod
-    def hashes(joined: bytes) -> list[bytes]:
+    def hashes(data: bytes) -> list[bytes]:
         """The hashes of a field.
 
         Args:
-            joined: Its value.
+            data: Its value.
         """
-        return [joined[i : i + HASH_BYTES] for i in range(0, len(joined), HASH_BYTES)]
+        return [data[i : i + HASH_BYTES] for i in range(0, len(data), HASH_BYTES)]
 
 
 @dataclass(frozen=True)

@@ -144,7 +144,7 @@ class TextWork(Work[Prepared, Event]):
         return self._engine.idle
 
     @property
-    def finished(self) -> bool:
+    def is_finished(self) -> bool:
         """Whether no request is open."""
         return self._engine.idle and not self._arrivals.waiting
 
@@ -288,8 +288,8 @@ class TextWork(Work[Prepared, Event]):
         events: list[PagesChanged] = []
         for copy in self._engine.scheduler.pages.replicas:
             if changes := copy.take_changes():
-                added, dropped = b"".join(changes.added), b"".join(changes.dropped)
-                events.append(PagesChanged(added, dropped, changes.is_anew, copy.used_salt_key))
+                new, lost = b"".join(changes.new_pages), b"".join(changes.lost_pages)
+                events.append(PagesChanged(new, lost, changes.is_anew, copy.used_salt_key))
         return events
 
     def _due_stats(self) -> list[EngineStats | PagesChanged]:

@@ -46,7 +46,7 @@ class Work(ABC, Generic[CommandT, EventT]):
         """Whether a step would do nothing."""
 
     @property
-    def finished(self) -> bool:
+    def is_finished(self) -> bool:
         """Whether no request is open, so that a shutdown that finishes them can end the loop."""
         return self.idle
 
@@ -137,14 +137,14 @@ class WorkerLoop(Generic[CommandT, EventT]):
         try:
             self._channel.send(self._work.begin())
             self._channel.send_all(self._work.after_begin())
-            while not self._stopped:
+            while not self._is_stopped:
                 # asked before commands are read: an idle loop waits for one
                 idle = self._work.idle
                 if self._signs is not None and not idle:
                     self._signs.step_begins()
                 self._obey(wait=idle)
                 # the shutdown may be among the commands
-                if not self._stopped:
+                if not self._is_stopped:
                     self._channel.send_all(self._work.step())
         except OSError:
             pass  # the channel is closed
@@ -155,10 +155,10 @@ class WorkerLoop(Generic[CommandT, EventT]):
             self._end(error)
 
     @property
-    def _stopped(self) -> bool:
+    def _is_stopped(self) -> bool:
         if self._shutdown is None:
             return False
-        return not self._shutdown.finish or self._work.finished
+        return not self._shutdown.finish or self._work.is_finished
 
     def _read(self) -> None:
         """Reads the channel until a shutdown that does not finish; the end of the channel counts as one."""

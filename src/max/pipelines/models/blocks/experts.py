@@ -171,12 +171,12 @@ class DecoderExperts(Module):
             shared = shared * ops.sigmoid(self.shared_gate(x))
         return y + ops.cast(shared, y.dtype)
 
-    def run(self, x: TensorValue, chosen: TensorValue, weights: TensorValue) -> TensorValue:
+    def run(self, x: TensorValue, expert_ids: TensorValue, weights: TensorValue) -> TensorValue:
         """The weighted sum of the selected experts' results, of x's shape and dtype.
 
         Args:
             x: Hidden states or latents ``[tokens, width]``.
-            chosen: The selected experts of each token, integers ``[tokens, per_token]``.
+            expert_ids: The selected experts of each token, integers ``[tokens, per_token]``.
             weights: Their weights ``[tokens, per_token]``.
         """
         projections = [p for p in (self.gate_proj, self.up_proj) if p is not None]
@@ -184,7 +184,7 @@ class DecoderExperts(Module):
         vectors = [b for b in (self.gate_proj_bias, self.up_proj_bias) if b is not None]
         return run_experts(
             x,
-            chosen,
+            expert_ids,
             weights,
             tuple(projections),
             self.down_proj,

@@ -145,9 +145,9 @@ def with_full_heads(
     return config.with_attention(full, kv_heads=own[0], head_dim=own[1], keys_as_values=as_values)
 
 
-def _by_index(keys: ConfigKeys, stated: object, num_layers: int) -> dict[int, Any]:
+def _by_index(keys: ConfigKeys, value: object, num_layers: int) -> dict[int, Any]:
     """The objects of ``per_layer_config`` by layer index; transformers pads the indices with zeros (``05``)."""
-    layers = stated.to_dict() if isinstance(stated, HuggingFaceConfig) else stated
+    layers = value.to_dict() if isinstance(value, HuggingFaceConfig) else value
     by_index: dict[int, Any] = {}
     if isinstance(layers, Mapping):
         by_index = {int(key): layer for key, layer in layers.items() if str(key).isdecimal()}
