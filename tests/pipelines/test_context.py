@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -22,6 +24,7 @@ from max.pipelines.core import (
     validate_vision_position_ids,
 )
 from max.pipelines.core.context import draft_length
+from max.pipelines.core.reasoning import ReasoningBudget
 
 EOS = 9
 
@@ -120,6 +123,40 @@ def test_a_prompt_in_chunks_drops_the_tokens_between():
     assert c.needs_ce and c.next_tokens.tolist() == [3] and c.generated_tokens.tolist() == []
     c.update(8)
     assert c.generated_tokens.tolist() == [8] and not c.needs_ce
+
+
+def test_log_probabilities_of_the_chunks_of_a_prompt_come_with_the_first_token():
+    c = context(log_probabilities=1, log_probabilities_echo=True)
+    c.set_token_indices(active_idx=2)
+    parts = [LogProbabilities([-0.5 - i], [{i: -0.5 - i}]) for i in range(2)]
+    c.update(7, parts[0])
+    c.set_token_indices(active_idx=3)
+    c.update(8, parts[1])
+    (logs,) = c.to_generation_output().log_probabilities or ()
+    assert logs == LogProbabilities([-0.5, -1.5], [{0: -0.5}, {1: -1.5}])
+
+
+def test_a_context_without_tokens_has_no_output():
+    c = context()
+    assert c.to_generation_output().tokens == []
+    with pytest.raises(ValueError, match="active 0, end 3"):
+        context(_active_idx=0)
+
+
+def test_a_copy_keeps_what_the_reasoning_has_used():
+    c = context(reasoning_budget=ReasoningBudget(2, "<think>", "</think>", True, 1, (7,)))
+    assert c.reasoning_limit is not None
+    assert replace(c).reasoning_limit is c.reasoning_limit
+
+
+def test_a_reset_reads_certain_tokens_as_part_of_the_prompt():
+    c = context()
+    c.update(5)
+    c.jump_ahead(6)
+    c.reset()
+    c.set_token_indices(active_idx=3)
+    c.update(0)  # after a chunk
+    assert c.next_tokens.tolist() == [5, 6] and c.needs_ce
 
 
 @settings(max_examples=60, deadline=None)

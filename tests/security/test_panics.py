@@ -11,6 +11,7 @@ import subprocess
 import sys
 import threading
 from collections import deque
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +26,7 @@ from max.pipelines.lib.hf_utils import HuggingFaceRepo
 from max.pipelines.lib.registry import PIPELINE_REGISTRY
 from max.pipelines.structured.step_masks import _Work
 from max.pipelines.tokenization.hf_tokenizer import HFTokenizer, load_tokenizer
+from max.pipelines.tokenization.text_stream import TextStream
 from tests.pipelines.broken_files import STRANGE, TINY, places
 
 NORMALIZERS: list[Any] = [
@@ -67,6 +69,21 @@ def test_the_door_makes_it_an_error() -> None:
         fails(KeyError("x"))
     with pytest.raises(KeyboardInterrupt), guarded:
         fails(KeyboardInterrupt())
+
+
+def test_a_stream_of_text_that_panics() -> None:
+    """A decoder of a stream is the package's own method."""
+    failure = panic()
+
+    def decode(tokens: Sequence[int]) -> str:
+        raise failure if tokens[-1] else KeyError
+
+    stream = TextStream(decode)
+    with pytest.raises(ModelFilesError, match="cannot handle its own tokens: Precompiled"):
+        stream.push([1])
+    with pytest.raises(KeyError):
+        stream.push([0])
+    assert not isinstance(failure, Exception)
 
 
 @pytest.mark.parametrize("normalizer", NORMALIZERS)

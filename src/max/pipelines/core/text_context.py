@@ -131,7 +131,7 @@ class TextContext:
         self._check()
 
     def _grow(self, length: int) -> None:
-        """Grows the array to at least `needed` tokens."""
+        """Grows the array to at least `length` tokens."""
         size = -(-length // CHUNK_SIZE) * CHUNK_SIZE
         # the array has no room, or is one that a caller gave
         if len(self.tokens) < length or self._size < 0 or self.tokens.dtype != np.int64:

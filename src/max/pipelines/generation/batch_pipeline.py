@@ -199,6 +199,7 @@ class ForeignPipeline(BatchPipeline[Any]):
     """
 
     def __init__(self, pipeline: object) -> None:
+        # told before the first request, which would otherwise fail with an AttributeError
         for name in ("execute", "kv_managers", "pipeline_config"):
             if not hasattr(pipeline, name):
                 raise TypeError(
@@ -257,6 +258,7 @@ def limits_of(pipeline: BatchPipeline[Any]) -> SchedulerLimits:
     if config.finds_num_steps and not pipeline.repeats_steps:
         steps = 1  # several steps in one call would save no time
     return SchedulerLimits(
+        # the queue of decoding requests is the batch here: none of them waits outside of it
         max_batch_size=min(batch, config.max_queue_size_tg or batch),
         max_ce_batch_size=min(batch, config.max_ce_batch_size),
         prefill_chunk_size=config.prefill_chunk_size,

@@ -155,17 +155,20 @@ class SimulatedEngine:
         seconds = self._cost.seconds(batch, inputs.num_steps)
         advanced: list[Timeline] = []
         for context in batch:
+            # a chunk of a prompt that does not end it gives no token
             reads_to_end = context.active_idx >= context.end_idx
             for step in range(inputs.num_steps if reads_to_end else 1):
                 if not context.is_done:
                     context.update(0)
                     if reads_to_end:
+                        # the steps of one call take equal times
                         token_time = self.now + seconds * (step + 1) / inputs.num_steps
                         self._open[context.request_id].tokens.append(token_time)
             if reads_to_end:
                 advanced.append(self._open[context.request_id])
         self._cache.step(batch)
         self.now += seconds
+        # the scheduler learns step times as from a real engine
         if inputs.batch_type is BatchType.TG:
             scheduler.record_step(seconds, inputs.num_steps)
         else:
@@ -193,6 +196,7 @@ def simulate(machine: Machine, arrivals: Sequence[Arrival]) -> tuple[list[Timeli
     coming = deque(sorted(timelines, key=lambda each: each.arrival.time))
     while coming or not engine.is_idle:
         if engine.is_idle:
+            # time jumps to the next arrival
             engine.submit(coming.popleft())
         while coming and coming[0].arrival.time <= engine.now:
             engine.submit(coming.popleft())

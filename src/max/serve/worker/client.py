@@ -288,7 +288,7 @@ class EngineClient:
             name for i, name in enumerate(names) if name in self.entries or name in names[:i]
         ]:
             raise ValueError(f"request {duplicates[0]} is open already")
-        mailbox = Mailbox()
+        mailbox = Mailbox()  # one for all, so that the task wakes once for a step
         entries = [OpenRequest(request, i, mailbox) for i, request in enumerate(requests)]
         deadline = None
         try:
@@ -483,6 +483,7 @@ class EngineClient:
         salt = Salt()
         if cached and isinstance(entry.request, GenerationRequest):
             tokens, salt, _ = _prompt_of(entry.request)
+            # a later prompt of the conversation begins with the answer, too
             tokens = (*tokens, *entry.generated)
         self._router.note_end(route, tokens, salt)
 

@@ -62,6 +62,7 @@ def serve_encoder(
     try:
         encoder = load()
     except Exception as error:
+        # the server waits for a first event, which says why there is no other
         channel.send(EngineStopped(ErrorInfo.of(error)))
         return
     WorkerLoop(EncoderWork(encoder, max_batch_size), channel, steps).run()
@@ -100,6 +101,7 @@ class EncoderWork(Work[EncoderCommand, EncoderEvent]):
         """
         match command:
             case CancelRequest(request_id):
+                # commands are obeyed between batches: one that has run is gone already
                 self._waiting.pop(request_id, None)
             case EncodeRequest() | RankRequest():
                 if late:
@@ -119,6 +121,7 @@ class EncoderWork(Work[EncoderCommand, EncoderEvent]):
         if first is None:
             return []
         if isinstance(first, RankRequest):
+            # its texts are a batch of their own, as each is read together with the query
             del self._waiting[first.request_id]
             return [_result(first, lambda: self._encoder.rank(first.query, first.texts))]
         batch = [
@@ -126,6 +129,7 @@ class EncoderWork(Work[EncoderCommand, EncoderEvent]):
             for request in self._waiting.values()
             if isinstance(request, EncodeRequest) and request.prompt_name == first.prompt_name
         ]
+        # before it runs: a batch that fails must not be tried again by the next step
         for request in batch:
             del self._waiting[request.request_id]
         return self._encode(batch)
@@ -144,7 +148,7 @@ class EncoderWork(Work[EncoderCommand, EncoderEvent]):
         if len(requests) > 1:
             texts = [text for request in requests for text in request.texts]
             try:
-                rows = encode(texts, prompt_name)
+                rows = encode(texts, prompt_name)  # [texts of all requests, size]
             except Exception:
                 return [event for request in requests for event in self._encode([request])]
             begin, events = 0, list[EncoderEvent]()

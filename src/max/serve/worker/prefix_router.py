@@ -171,6 +171,7 @@ class PrefixRouter:
             is_anew: Whether its cache was emptied before.
             salt_key: Its key of salts; empty: unknown.
         """
+        # the report is of the cache after it was emptied
         if is_anew:
             self.forget(replica)
         place, bit = self._places[replica], 1 << replica
@@ -245,6 +246,7 @@ class PrefixRouter:
         for number in candidates:
             place = places[number]
             load = place.load
+            # both are tokens to read: a long queue outweighs a cached prefix
             if number in cached:
                 load -= min(cached[number], most)
             if best < 0 or (load, place.all_open) < least:

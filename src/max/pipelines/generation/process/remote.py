@@ -96,6 +96,7 @@ class RemoteGeneration(TextGenerator[TextContext]):
                         raise _stop_error(stopped)
         finally:
             with self._lock:
+                # their last events are still to come, and no later call of the same name may get them
                 for request_id in open_requests & self._calls.keys():
                     self._calls[request_id] = None
             for request_id in open_requests:
@@ -147,6 +148,7 @@ class RemoteGeneration(TextGenerator[TextContext]):
             with self._lock:
                 if isinstance(event, EngineStopped):
                     self._stopped = event
+                    # it is the last event of every open call
                     for events in filter(None, self._calls.values()):
                         events.put(event)
                     self._calls.clear()
