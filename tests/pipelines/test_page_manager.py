@@ -30,6 +30,7 @@ def test_pages_are_handed_out_and_come_back():
     pages, a, b = PageManager(4, 2), RequestID("a"), RequestID("b")
     pages.claim(a)
     pages.claim(b)
+    assert (pages.opening(a), pages.opening(b)) == ((0, 0), (1, 0))
     assert pages.reserve(a, 3) == [0, 1]
     assert pages.reserve(a, 4) == []
     assert pages.reserve(b, 3) == [2, 3]

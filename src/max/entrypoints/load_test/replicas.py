@@ -79,7 +79,7 @@ def simulate_replicas(
                 continue
             if len(timeline.tokens) >= timeline.arrival.output_tokens:
                 del routes[id(timeline)]
-                router.ended(route, timeline.arrival.prompt)
+                router.note_end(route, timeline.arrival.prompt)
             else:
                 router.read(route)
         replica.advanced = []
