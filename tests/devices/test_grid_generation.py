@@ -24,8 +24,11 @@ from max.interfaces import (
 )
 from max.pipelines import PIPELINE_REGISTRY, PipelineConfig
 from max.pipelines.core import TextContext
+from max.pipelines.generation.batch_pipeline import limits_of
+from max.pipelines.generation.engine import Engine
 from max.pipelines.generation.steps.step_reader import StepReader
 from max.pipelines.sampling.inputs import sample_tokens
+from max.pipelines.structured.grammar import of_regex
 from tests.devices.fake import FakeMemory
 from tests.devices.grid import GridBackend, GridDevice, grid_devices
 from tests.devices.mixed import ONE, compare, floats
@@ -176,3 +179,31 @@ def test_a_bad_temperature_raises_as_on_the_cpu(device: GridDevice) -> None:
     with pytest.raises(ValueError, match="the temperature of row 0 is -1"):
         outputs = model.execute(*[Tensor.from_numpy(x).to(device) for x in arrays])
         outputs[0].to(CPU())
+
+
+def test_grammars_are_followed_on_the_device(
+    folder: Path, device: GridDevice, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Masks are tables on the device, and its kernel samples under them."""
+    monkeypatch.setattr("max.pipelines.generation.steps.grammar_steps._PATIENCE_S", 5.0)
+    texts: list[list[list[int]]] = []
+    for spec in (DeviceSpec.cpu(), DeviceSpec.accelerator(0)):
+        pipeline = pipeline_on(folder, spec)
+        engine = Engine(pipeline, limits_of(pipeline))
+        contexts = [
+            TextContext(
+                request_id=RequestID(f"{number}"), max_length=40, tokens=np.array([5, 6, 7]),
+                grammar=of_regex(r"(.|\n){30}"), eos_token_ids={0},
+                sampling_params=SamplingParams(**{"seed": number, **options}),
+            )
+            for number, options in enumerate(DRAWS.values())
+        ]  # fmt: skip
+        for context in contexts:
+            engine.submit(context)
+        device.queue.launches.clear()
+        while not engine.idle:
+            engine.step()
+        assert all(context.failure is None for context in contexts)
+        texts.append([context.generated_tokens.tolist() for context in contexts])
+    assert texts[0] == texts[1] and all(len(tokens) > 1 for tokens in texts[0])
+    assert any("gather_nd" in name for name in device.queue.launches)

@@ -32,6 +32,7 @@ from max.pipelines.generation.batch_pipeline import limits_of
 from max.pipelines.generation.coroutines import run_async
 from max.pipelines.generation.engine import Engine, Failure
 from max.pipelines.generation.generation import Generation
+from max.pipelines.generation.steps.grammar_steps import GrammarSteps
 from max.pipelines.sampling.sampler import grammar_tokens
 from max.pipelines.structured import grammar, step_masks
 from max.pipelines.structured.compile_threads import MOST_OVERDUE
@@ -136,6 +137,8 @@ BATCHES = [[kind] for kind in GREEDY] + [random.Random(seed).sample(GREEDY, 3) f
 def test_choices_that_a_grammar_allows_are_those_of_the_sampler(tiny, monkeypatch, number) -> None:
     kinds, numbers = BATCHES[number], random.Random(number)
     sampler = tiny[1].replicas[0]._sampler
+    # steps of chunks and of requests with penalties among them go this way
+    monkeypatch.setattr(GrammarSteps, "plan", lambda *given: None)
     steps: list[int] = []
     sample = sampler.sample
     monkeypatch.setattr(sampler, "sample", lambda *given: steps.append(1) or sample(*given))
@@ -348,15 +351,18 @@ def test_a_mask_that_takes_too_long_fails_its_request_alone(tiny, monkeypatch) -
     class Slow:
         """A matcher that works for long at its third mask."""
 
-        def __init__(self, matcher) -> None:
-            self.matcher, self.masks = matcher, 0
+        def __init__(self, matcher, masks: list[int]) -> None:
+            self.matcher, self.masks = matcher, masks
 
         def __getattr__(self, name: str):
             return getattr(self.matcher, name)
 
+        def deep_copy(self) -> Slow:
+            return Slow(self.matcher.deep_copy(), self.masks)
+
         def unsafe_compute_mask_ptr(self, pointer: int, size: int) -> None:
-            self.masks += 1
-            while self.masks == 3 and not go.is_set():
+            self.masks.append(1)
+            while len(self.masks) == 3 and not go.is_set():
                 slow.add(threading.current_thread())
             self.matcher.unsafe_compute_mask_ptr(pointer, size)
 
@@ -370,7 +376,7 @@ def test_a_mask_that_takes_too_long_fails_its_request_alone(tiny, monkeypatch) -
 
     expected = texts_of(tiny, contexts())
     batch = contexts()
-    batch[2].set_matcher(Slow(batch[2].matcher))
+    batch[2].set_matcher(Slow(batch[2].matcher, []))
     engine = Engine(pipeline, limits_of(pipeline))
     for context in batch:
         engine.submit(context)

@@ -29,6 +29,7 @@ from max.pipelines.generation.batch_pipeline import StepResult
 from max.pipelines.generation.drafts.draft_steps import DraftSteps
 from max.pipelines.generation.drafts.drafted_rows import DraftedRows
 from max.pipelines.generation.steps.decode_loop import DecodeLoop, next_step_model
+from max.pipelines.generation.steps.grammar_steps import GrammarRun, GrammarSteps
 from max.pipelines.generation.steps.prompt_logits import PromptLogits
 from max.pipelines.generation.steps.reusable_inputs import ReusableInputs
 from max.pipelines.generation.steps.step_reader import StepReader
@@ -46,7 +47,8 @@ from max.pipelines.models.loading import load_model
 from max.pipelines.models.pipeline_model import PipelineModel, WeightsAdapter
 from max.pipelines.sampling.inputs import SamplingInputs
 from max.pipelines.sampling.sampler import Sampler, grammar_tokens, needs_sampler
-from max.pipelines.structured.constraint import Constraints
+from max.pipelines.structured.constraint import Constraints, is_constrained
+from max.pipelines.structured.next_masks import NextMasks
 from max.pipelines.structured.step_masks import StepMasks
 
 
@@ -99,6 +101,11 @@ class Replica(Generic[TextGenerationContextType]):
         self._sampler = Sampler(session, self._device, config.sampling_config)
         self.drafts = DraftSteps.of(config, self.model, self._sampler, self.cache, constraints)
         self.loop = DecodeLoop.of(session, self.model)
+        self._grammar_steps: GrammarSteps | None = None
+        if self.loop is not None and (vocabulary := self.loop.vocabulary) is not None:
+            self._grammar_steps = GrammarSteps(
+                constraints, vocabulary, self._device, repeats=self.cache.slots is None
+            )
         self.reader: StepReader | None = None
         """Delivers the tokens of an execution of several steps while it runs; None: nobody does."""
         self.records_tokens = True
@@ -201,19 +208,27 @@ class Replica(Generic[TextGenerationContextType]):
         if self.drafts is not None:
             self.drafts.drop(batch)
         num_steps = self.reserve(batch, num_steps)
-        loop = self.loop
-        if (
-            num_steps > 1
-            and loop is not None
-            and loop.usable
-            and not enable_log_probs
-            and all(context.active_length == 1 for context in batch)  # no prompts, no drafts
-        ):
-            return self._run_loop(loop, batch, num_steps)
+        loop, run, constrained = self.loop, None, any(map(is_constrained, batch))
+        if loop is not None and loop.usable and not enable_log_probs:
+            if constrained and self._grammar_steps is not None:
+                run = self._grammar_steps.plan(batch, num_steps)
+            if run is not None or (
+                num_steps > 1
+                and not constrained
+                and all(context.active_length == 1 for context in batch)  # no prompts, no drafts
+            ):
+                return self._run_loop(loop, batch, num_steps if run is None else run.steps, run)
+        if constrained:
+            num_steps = 1  # the masks of a later step depend on the tokens before it
         rows = None if self.drafts is None else self.drafts.rows(batch)
         drafted = rows is not None
         model = self.prompt_logits.model_of(batch, self.model)
-        masks = self._constraints.start_masks(batch)  # computed while the model runs
+        # computed while the model runs
+        masks: StepMasks | NextMasks | None = None
+        if self._grammar_steps is not None:
+            masks = self._grammar_steps.masks(batch)
+        else:
+            masks = self._constraints.start_masks(batch)
         model_inputs = self.inputs(batch, num_steps, model)
         steps: list[npt.NDArray[np.int64]] = []
         logs: list[list[LogProbabilities | None]] = []
@@ -287,17 +302,23 @@ class Replica(Generic[TextGenerationContextType]):
         loop: DecodeLoop,
         batch: list[TextGenerationContextType],
         num_steps: int,
+        run: GrammarRun | None = None,
     ) -> StepResult:
-        """Runs a decoding batch for several steps, or until one of its sequences ends."""
+        """Runs a decoding batch for several steps, or until one of its sequences ends, or a mask may change."""
         begin = time.perf_counter()
         save_states(self.cache.slots, self.cache.states, batch)
         model_inputs = self.inputs(batch, 1)
         if model_inputs.sampling is None:
             model_inputs.update(sampling=SamplingInputs.of(batch, self._device))
-        model_inputs, tokens, chosen = loop.run(model_inputs, batch, num_steps, self.reader)
+        model_inputs, tokens, chosen = loop.run(
+            model_inputs, batch, num_steps, self.reader, None if run is None else run.tables
+        )
         self._reusable = ReusableInputs.of(batch, model_inputs, tokens, len(chosen))
         self._measure(batch, None, (), begin, len(chosen))
-        return self._result(batch, chosen.T.tolist(), len(chosen))
+        new_tokens: list[list[int]] = chosen.T.tolist()
+        if run is not None and self._grammar_steps is not None:
+            new_tokens = self._grammar_steps.follow(run, batch, new_tokens)
+        return self._result(batch, new_tokens, len(chosen))
 
     def _result(
         self,
@@ -321,6 +342,8 @@ class Replica(Generic[TextGenerationContextType]):
             self.cache.step(batch)
         if self.drafts is not None:
             self.drafts.propose(batch)
+        if self._grammar_steps is not None:
+            self._grammar_steps.look_ahead(batch)
         return StepResult(outputs, steps)
 
     def _next_tokens(
@@ -328,7 +351,7 @@ class Replica(Generic[TextGenerationContextType]):
         outputs: ModelOutputs,
         batch: Sequence[TextGenerationContextType],
         step: int,
-        masks: StepMasks | None,
+        masks: StepMasks | NextMasks | None,
     ) -> Tensor:
         """The next tokens of a batch: the graph's, or the sampler's if a request needs it."""
         chosen = outputs.next_tokens
@@ -345,6 +368,8 @@ class Replica(Generic[TextGenerationContextType]):
     def release(self, request_id: RequestID) -> None:
         """Frees the pages of a request; nothing happens if it has none."""
         self.cache.close(request_id)
+        if self._grammar_steps is not None:
+            self._grammar_steps.forget(request_id)
         if self.drafts is not None:
             self.drafts.forget(request_id)
 

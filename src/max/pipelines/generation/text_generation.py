@@ -241,13 +241,16 @@ class TextGenerationPipeline(
             replica.prompt_logits.load()
 
     def warm_up(self) -> None:
-        """Builds the vocabulary of structured output in advance, so that the first request with a grammar does not wait
-        for it, and loads what the first draft needs; thread-safe."""
+        """Builds the vocabulary and the graph of structured output in advance, so that the first request with a grammar
+        does not wait for them, and loads what the first draft needs; thread-safe."""
         for replica in self.replicas:
             if replica.drafts is not None:
                 replica.drafts.warm_up()
         if isinstance(self._tokenizer, TextTokenizer) and importlib.util.find_spec("llguidance"):
             self._constraints.warm_up(self._tokenizer.eos_token_ids)
+            for replica in self.replicas:
+                if replica.loop is not None:
+                    replica.loop.load_constrained()
 
     def forget_prefixes(self) -> None:
         """Empties the cache, deletes the stored prefixes, and forgets the answers that drafts are looked up in."""

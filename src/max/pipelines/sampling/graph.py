@@ -84,6 +84,18 @@ def apply_penalties(logits: TensorValue, penalties: Sequence[TensorValue]) -> Te
     return stage_declared("penalties", [logits, *penalties])[0]
 
 
+def allowed_logits(logits: TensorValue, allowed: TensorValue) -> TensorValue:
+    """Stages the mask of a grammar: the logits of tokens that may not follow become the least float.
+
+    Args:
+        logits: ``[batch, vocab]``, float32.
+        allowed: Whether a token may follow, bool ``[batch, vocab]``.
+    """
+    # finite: a kernel may subtract the maximum of a row
+    forbidden = ops.constant(_FORBIDDEN, DType.float32, logits.device)
+    return ops.where(allowed, logits, forbidden)
+
+
 def bias_input_types(device: DeviceRef) -> tuple[TensorType, ...]:
     """The types of :func:`bias_inputs`, in their order.
 
@@ -167,9 +179,7 @@ def token_sampler(
         if sampling_config.enable_penalties:
             logits = apply_penalties(logits, list(islice(inputs, 6)))
         if sampling_config.enable_structured_output:
-            # finite: a kernel may subtract the maximum of a row
-            forbidden = ops.constant(_FORBIDDEN, DType.float32, device)
-            logits = ops.where(next(inputs), logits, forbidden)
+            logits = allowed_logits(logits, next(inputs))
         tokens = sample_tokens(logits, *sampling)
         if return_logits:
             graph.output(tokens, ops.cast(logits, sampling_config.out_dtype))

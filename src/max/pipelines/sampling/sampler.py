@@ -36,11 +36,16 @@ def needs_sampler(context: TextGenerationContext, step: int = 0) -> bool:
         context: The request.
         step: The number of the step, in an execution of several.
     """
-    return _changes_logits(context, step) or is_constrained(context)
+    return changes_logits(context, step) or is_constrained(context)
 
 
-def _changes_logits(context: TextGenerationContext, step: int) -> bool:
-    """Whether a request chooses by other logits than the model's, a grammar aside."""
+def changes_logits(context: TextGenerationContext, step: int = 0) -> bool:
+    """Whether a request chooses by other logits than the model's, a grammar aside.
+
+    Args:
+        context: The request.
+        step: The number of the step, in an execution of several.
+    """
     return has_penalties(context.sampling_params) or needs_masks(context, step)
 
 
@@ -67,7 +72,7 @@ def grammar_tokens(
     most = 32 * bitmask.shape[1]
     others: dict[int, int] = {}
     for row, (context, token) in enumerate(zip(batch, chosen, strict=True)):
-        if _changes_logits(context, step):
+        if changes_logits(context, step):
             return None
         if not is_constrained(context):
             continue

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -16,6 +16,7 @@ from max.pipelines.core.exceptions import GrammarsWaitError, InputError
 from max.pipelines.core.native_calls import native_calls
 from max.pipelines.core.text_context import TextContext
 from max.pipelines.structured.compile_threads import MOST_OVERDUE
+from max.pipelines.structured.next_masks import GrammarPlace, NextMasks
 from max.pipelines.structured.step_masks import Mask, MaskThread, StepMasks, fill
 from max.pipelines.structured.validation import first_line, llguidance
 
@@ -28,6 +29,7 @@ _guarded = native_calls(
     "the answer's grammar cannot be followed", "Give a simpler one.", InputError
 )
 logger = logging.getLogger("max.pipelines")
+_ORDINARY = r'[^"\\<]+'
 
 
 def grammar_of(context: TextGenerationContext) -> str | None:
@@ -135,6 +137,64 @@ class Constraints:
         if not rows:
             return None
         return StepMasks(self._thread, batch, rows, self.words())
+
+    def start_next_masks(self, batch: Sequence[TextGenerationContext]) -> NextMasks:
+        """Starts to compute the masks of the next step of a batch, which may begin later or not at all.
+
+        Args:
+            batch: The requests; those with a grammar have a matcher.
+        """
+        matchers: list[Any] = [context.matcher for context in batch]
+        places = [GrammarPlace(None if m is None else m.deep_copy()) for m in matchers]
+        rows = [row for row, place in enumerate(places) if place.matcher is not None]
+        return NextMasks(
+            batch, places, StepMasks(self._thread, cast(Any, places), rows, self.words())
+        )
+
+    def places_after(
+        self, context: TextGenerationContext, tokens: Sequence[int]
+    ) -> list[GrammarPlace]:
+        """The places after each of some tokens that may follow the text of a request, up to the first one that may not.
+
+        Args:
+            context: The request, which has a matcher.
+            tokens: The tokens.
+        """
+        matcher: Any = context.matcher
+        places: list[GrammarPlace] = []
+        with _guarded:
+            for token in tokens:
+                matcher = matcher.deep_copy()
+                if not matcher.consume_token(token):
+                    break
+                places.append(GrammarPlace(matcher))
+        return places
+
+    def masks_of(self, places: Sequence[GrammarPlace]) -> Mask:
+        """The masks of the tokens that may follow at some places, ``[places, words]``.
+
+        Args:
+            places: The places.
+        """
+        rows = range(len(places))
+        return StepMasks(self._thread, cast(Any, places), rows, self.words()).result()
+
+    def ordinary_tokens(self, eos: Iterable[int]) -> npt.NDArray[np.bool_]:
+        """The tokens that stand in the middle of a text, such as a string of JSON: whole characters, none of which ends
+        or escapes there as a rule; bool ``[vocab]``.
+
+        Args:
+            eos: The tokens that end the sequences of requests.
+        """
+        vocabulary, mask = self._vocabulary(eos), np.zeros((1, self.words()), np.int32)
+        fill(grammars.matcher_of(vocabulary, grammars.of_regex(_ORDINARY)), mask[0])
+        found = unpack_mask(mask, len(self._delegate))[0]
+        for token in found.nonzero()[0].tolist():
+            try:
+                vocabulary.decode_bytes([token]).decode()
+            except UnicodeDecodeError:  # parts of characters, which the mask allows too
+                found[token] = False
+        return found
 
     def advance(self, context: TextGenerationContext, token: int) -> None:
         """Advances the matcher of a request by a token. If the grammar cannot be followed, the request ends with an

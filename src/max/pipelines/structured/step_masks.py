@@ -160,6 +160,18 @@ class StepMasks:
         self._work = _Work(masks, deque((batch[row].matcher, row) for row in rows))
         thread.submit(self._work)
 
+    def wait(self, seconds: float) -> bool:
+        """Waits for the masks unless one of them takes long; returns whether they are computed.
+
+        Args:
+            seconds: The time for a mask in seconds, as of `MASK_S`.
+        """
+        work = self._work
+        while not work.finished.wait(max(seconds - work.seconds(), seconds / 4)):
+            if work.seconds() > seconds:
+                return False
+        return True
+
     def result(self) -> Mask:
         """Waits for the masks. A request whose mask takes too long gets a matcher that refuses its next token.
 

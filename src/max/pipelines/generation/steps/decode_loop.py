@@ -1,12 +1,15 @@
 """Runs several decoding steps of a batch in one call, without Python in between.
 
-The model's graph alternates with a small graph that makes the inputs of the next step from the new tokens.
+The model's graph alternates with a small graph that makes the inputs of the next step from the new tokens. If requests
+have grammars, that graph also samples the tokens, among those that the masks of the call allow.
 """
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Sequence
-from typing import Any
+from itertools import islice
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -16,26 +19,37 @@ from max.dtype import DType
 from max.engine import InferenceSession, Model
 from max.engine.load.staged_graphs import load_staged_graph
 from max.engine.loop import ModelLoop
-from max.graph import BufferType, DeviceRef, Graph, TensorType
+from max.graph import BufferType, DeviceRef, Graph, TensorType, ops
 from max.graph.ops.staging.stage import stage_declared
 from max.interfaces import TextGenerationContext
 from max.nn.kv_cache.manager import RaggedKVCacheInputs
 from max.pipelines.generation.steps.step_reader import NO_TOKEN, StepReader
 from max.pipelines.models.inputs import ModelInputs
 from max.pipelines.models.pipeline_model import PipelineModel
-from max.pipelines.sampling.inputs import SEED_MASK
+from max.pipelines.sampling.graph import allowed_logits
+from max.pipelines.sampling.inputs import (
+    SEED_MASK,
+    SamplingInputs,
+    sample_tokens,
+    sampling_input_types,
+)
 
 
-def next_step_graph(device: DeviceRef) -> Graph:
-    """The graph that updates the inputs of a decoding step in place for the next step.
-
-    Its operands are those of ``mo.next_step.ragged.paged``: tensors, then the buffers that it updates.
+class TokenTables(NamedTuple):
+    """What the grammars of a batch say of each token, the same in all steps of a call.
 
     Args:
-        device: The device of the model.
+        allowed: Whether a token may follow, bool ``[batch, vocab]``.
+        kept: Whether a further step may follow a token, bool ``[batch, vocab]``.
     """
-    types = [
-        TensorType(DType.int64, ["batch"], device),  # sampled in this step
+
+    allowed: Tensor
+    kept: Tensor
+
+
+def _next_step_types(device: DeviceRef) -> list[TensorType | BufferType]:
+    """The operands of ``mo.next_step.ragged.paged`` after the tokens of the step."""
+    return [
         TensorType(DType.uint64, ["batch"], device),  # the seeds of the requests
         TensorType(DType.int64, ["batch", "ends"], device),  # the tokens that end each request
         TensorType(DType.uint8, [1], device),  # whether to stop after this step
@@ -49,8 +63,58 @@ def next_step_graph(device: DeviceRef) -> Graph:
         BufferType(DType.int64, [1], device),  # the number of steps run
         BufferType(DType.uint8, [1], device),  # whether another step follows
     ]
-    with Graph("next_step", input_types=types) as graph:
+
+
+def next_step_graph(device: DeviceRef) -> Graph:
+    """The graph that updates the inputs of a decoding step in place for the next step.
+
+    Its operands are those of ``mo.next_step.ragged.paged``: tensors, then the buffers that it updates.
+
+    Args:
+        device: The device of the model.
+    """
+    tokens = TensorType(DType.int64, ["batch"], device)
+    with Graph("next_step", input_types=[tokens, *_next_step_types(device)]) as graph:
         stage_declared("next_step.ragged.paged", graph.inputs)
+        graph.output()
+    return graph
+
+
+def constrained_step_graph(device: DeviceRef) -> Graph:
+    """The graph that samples the tokens of a step among those that grammars allow, and updates its inputs as
+    `next_step_graph`.
+
+    Its inputs: logits float32 ``[batch, vocab]``; temperature, top_k, top_p, min_p as in `SamplingInputs`; those of
+    `TokenTables`; the operands of ``mo.next_step.ragged.paged`` after the tokens. The run ends after a token that is
+    not among the kept ones of its row.
+
+    Args:
+        device: The device of the model.
+    """
+    table = TensorType(DType.bool, ["batch", "vocab"], device)
+    types = [
+        TensorType(DType.float32, ["batch", "vocab"], device),
+        *sampling_input_types(device)[:-1],
+        table,
+        table,
+        *_next_step_types(device),
+    ]
+    with Graph("constrained_step", input_types=types) as graph:
+        inputs = iter(graph.inputs)
+        logits, temperature, top_k, top_p, min_p, allowed, kept = (
+            value.tensor for value in islice(inputs, 7)
+        )
+        first_seeds, ends, interrupted = (value.tensor for value in islice(inputs, 3))
+        changed = [value.buffer for value in inputs]
+        seeds = ops.buffer_load(changed[3])
+        logits = allowed_logits(logits, allowed)
+        tokens = sample_tokens(logits, temperature, top_k, top_p, min_p, seeds)
+        # a negative token ends the run by itself
+        places = ops.unsqueeze(ops.max(tokens, ops.constant(0, DType.int64, device)), -1)
+        stays = ops.cast(ops.gather_nd(kept, places, batch_dims=1), DType.int32)
+        leaves = 1 - ops.cast(ops.min(stays, axis=0), DType.uint8)
+        stops = ops.max(interrupted, leaves)
+        stage_declared("next_step.ragged.paged", [tokens, first_seeds, ends, stops, *changed])
         graph.output()
     return graph
 
@@ -78,7 +142,10 @@ class DecodeLoop:
     ) -> None:
         self._pipeline_model, self._model = pipeline_model, model
         self._device = pipeline_model.devices[0]
+        self._session = session
         self._loop = ModelLoop(model, next_step_model(session, self._device))
+        self._constrained: ModelLoop | None = None
+        self._lock = threading.Lock()  # guards the above
         # tensors of one element, as the device reads the first and writes the second while it runs
         self._interrupt_flag, self._interrupted = self._share_memory(DType.uint8, (1,))
         self._again, _ = self._share_memory(DType.uint8, (1,))
@@ -120,6 +187,26 @@ class DecodeLoop:
         """Whether the loop can run now; not while the model is profiled."""
         return ModelLoop.supports(self._model)
 
+    @property
+    def vocabulary(self) -> int | None:
+        """The number of logits of a token; None if the graph does not tell."""
+        shape = self._model.output_metadata[1].shape
+        return None if shape is None else shape[-1]
+
+    def load_constrained(self) -> ModelLoop:
+        """The loop of batches with grammars; its graph is loaded once. Thread-safe."""
+        with self._lock:
+            if self._constrained is None:
+                ref = DeviceRef.from_device(self._device)
+                step = load_staged_graph(
+                    self._session,
+                    f"constrained_step {ref}",
+                    {},
+                    lambda: (constrained_step_graph(ref), {}),
+                )
+                self._constrained = ModelLoop(self._model, step)
+            return self._constrained
+
     def interrupt(self) -> None:
         """Ends the current run after its current step, or the next run after its first step; thread-safe."""
         self._interrupted[0] = 1
@@ -130,16 +217,19 @@ class DecodeLoop:
         batch: Sequence[TextGenerationContext],
         steps: int,
         reader: StepReader | None = None,
+        tables: TokenTables | None = None,
     ) -> tuple[ModelInputs, Tensor, npt.NDArray[np.int64]]:
         """Runs up to a number of steps.
 
-        The run ends early after a step that ends a sequence, and after :meth:`interrupt`.
+        The run ends early after a step that ends a sequence or whose token is not among the kept ones, and after
+        :meth:`interrupt`.
 
         Args:
             inputs: The inputs of the first step, made for a single step; they are updated in place.
             batch: The requests in the batch's order; each has one new token, and pages for all steps.
             steps: The maximum number of steps.
             reader: Delivers the tokens of each step while the next one runs.
+            tables: What the grammars of the requests say of tokens; None: no request has a grammar.
 
         Returns:
             The inputs; the tokens of the last step ``[batch]``, which are the input of the next step; the tokens of all
@@ -147,6 +237,7 @@ class DecodeLoop:
 
         Raises:
             TypeError: The inputs have no paged cache, or no sampling parameters.
+            ValueError: The tables do not have the shape of the logits.
         """
         cache, sampling = inputs.kv_cache_inputs, inputs.sampling
         if not isinstance(cache, RaggedKVCacheInputs) or sampling is None:
@@ -169,12 +260,21 @@ class DecodeLoop:
         ]  # fmt: skip
 
         def after(outputs: list[Tensor]) -> list[Tensor]:
-            return [outputs[0], *read, *changed]
+            own = [outputs[0]] if tables is None else [outputs[1], *list(sampling)[:-1], *tables]
+            return [*own, *read, *changed]
 
+        loop = self._loop
+        if tables is not None:
+            loop = self.load_constrained()
+            # the tokens of the model's own graph are not read: the cheapest ones
+            greedy = self._on_device(np.zeros(len(batch), np.float32))
+            _, top_k, top_p, min_p, seed = sampling
+            inputs.update(sampling=SamplingInputs(greedy, top_k, top_p, min_p, seed))
         model_inputs = self._pipeline_model.decoding_inputs(inputs)
+        inputs.update(sampling=sampling)
         if reader is not None:
             reader.begin(batch, history)
-        self._loop.run(model_inputs, after, again)
+        loop.run(model_inputs, after, again)
         # only after the run: an interrupt from before it ends it after its first step
         self._interrupted[0] = 0
         return inputs, tokens, history[: int(done[0])]

@@ -56,7 +56,7 @@ class StepReader:
 
     The last row, and a row with a token that ends a sequence, are not delivered, as the result of the execution follows
     at once and states why a sequence has ended. Nor are tokens of requests with ``eos_sequences``, since the loop does
-    not check for these.
+    not check for these, or with a grammar, since it is followed after the execution.
 
     Args:
         deliver: Receives the new tokens by request; called in the reader's thread.
@@ -198,6 +198,6 @@ class StepReader:
 
 def _ends(context: TextGenerationContext) -> frozenset[int] | None:
     """The tokens that end a request; None if its end does not depend on single tokens only."""
-    if not isinstance(context, TextContext) or context.eos_sequences:
+    if not isinstance(context, TextContext) or context.eos_sequences or context.matcher is not None:
         return None
     return frozenset() if context.ignore_eos else frozenset(context.eos_token_ids)

@@ -22,7 +22,7 @@ from max.pipelines.core.text_context import TextContext, draft_length
 from max.pipelines.generation.steps.prompt_logits import wants_prompt_logits
 from max.pipelines.models.inputs import ModelOutputs
 from max.pipelines.sampling.log_probabilities import of_rows
-from max.pipelines.sampling.sampler import needs_sampler
+from max.pipelines.sampling.sampler import changes_logits
 from max.pipelines.structured.constraint import Constraints
 from max.pipelines.tokenization.tokenizer import TextTokenizer
 
@@ -96,7 +96,7 @@ def bounded_steps(num_steps: int, context: TextGenerationContext, tokenizer: obj
     """
     if num_steps > 1 and (
         context.active_idx < context.end_idx  # a chunk yields no token
-        or needs_sampler(context)  # penalties and grammars depend on every token
+        or changes_logits(context)  # penalties depend on every token
         or draft_length(context)  # the number of its tokens is known after the step
         or wants_prompt_logits(context)  # the steps after that of the prompt run on the other model
     ):

@@ -1,0 +1,246 @@
+"""Decoding steps of batches with grammars, one or several in a call, sampled under masks on the model's device.
+
+All steps of a call have the masks of the first one. A call takes several steps if each mask was the same for the last
+step, as in the middle of a string, and ends after a token that may change a mask. Afterwards the grammars are followed:
+tokens that were sampled under a mask that had changed are dropped, so the text is the same as with single steps.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from max._dataclass import dataclass
+from max.driver import Device, Tensor
+from max.interfaces import RequestID, TextGenerationContext
+from max.pipelines.core.text_context import draft_length
+from max.pipelines.generation.steps.decode_loop import TokenTables
+from max.pipelines.generation.steps.step_tokens import reasoning_limit
+from max.pipelines.sampling.sampler import changes_logits
+from max.pipelines.structured.constraint import Constraints, unpack_mask
+from max.pipelines.structured.next_masks import NextMasks
+from max.pipelines.structured.step_masks import Mask, StepMasks
+
+__all__ = ["GrammarRun", "GrammarSteps"]
+
+Flags = npt.NDArray[np.bool_]
+
+_PATIENCE_S = 5e-4
+"""The time in seconds of a mask that a step waits for; slower ones are computed while the model runs."""
+_IMPATIENT_STEPS = 16
+"""The number of steps that do not wait after a slow mask."""
+_MOST_KNOWN = 64
+"""The maximum number of masks that something is known of, and of tokens that change one of them."""
+
+
+@dataclass
+class GrammarRun:
+    """A call of steps with the same masks.
+
+    Args:
+        masks: The masks ``[batch, words]``.
+        steps: The maximum number of steps.
+        tables: The same for the model's device.
+    """
+
+    masks: Mask
+    steps: int
+    tables: TokenTables
+
+
+class _KnownMask:
+    """The tokens after which a mask is expected to be the same.
+
+    Args:
+        ordinary: Those without experience, ``[vocab]``.
+    """
+
+    def __init__(self, ordinary: Flags) -> None:
+        self._ordinary = ordinary
+        self.kept = ordinary.copy()
+        self._changing = set[int]()
+
+    def record(self, token: int, same: bool) -> None:
+        """Records whether the mask was the same after a token.
+
+        Args:
+            token: The token.
+            same: Whether it was.
+        """
+        if same:
+            self.kept[token] = token not in self._changing
+            return
+        self.kept[token] = False
+        self._changing.add(token)
+        # at the end of a bounded string any token may change the mask once
+        if len(self._changing) > _MOST_KNOWN:
+            self._changing.clear()
+            self.kept = self._ordinary.copy()
+
+
+class GrammarSteps:
+    """Plans the calls of batches with grammars, and follows their grammars.
+
+    Args:
+        constraints: The grammars of requests.
+        vocabulary: The number of logits of a token.
+        device: The device of the model.
+        repeats: Whether calls have several steps; a model with recurrent states cannot go back to a dropped token.
+    """
+
+    def __init__(
+        self, constraints: Constraints, vocabulary: int, device: Device, repeats: bool
+    ) -> None:
+        self._constraints, self._vocabulary, self._device = constraints, vocabulary, device
+        self._repeats = repeats
+        self._next: NextMasks | None = None
+        self._impatient = 0
+        self._last_masks: dict[RequestID, npt.NDArray[np.int32]] = {}
+        self._tables: tuple[Mask, Flags, TokenTables] | None = None
+        self._ordinary: dict[frozenset[int], Flags] = {}
+        self._known: OrderedDict[bytes, _KnownMask] = OrderedDict()
+
+    def look_ahead(self, batch: Sequence[TextGenerationContext]) -> None:
+        """Starts to compute the masks of the next step of a batch, if it can be one of `plan`.
+
+        Args:
+            batch: The requests after a step.
+        """
+        going = [context for context in batch if not context.is_done]
+        if any(context.matcher is not None for context in going) and all(map(_is_plain, going)):
+            self._discard()
+            self._next = self._constraints.start_next_masks(going)
+
+    def masks(self, batch: Sequence[TextGenerationContext]) -> StepMasks | NextMasks | None:
+        """The masks of a step that was not planned, which are computed while the model runs; None without a grammar.
+
+        Args:
+            batch: The requests.
+        """
+        if (masks := self._next) is not None and masks.fit(batch):
+            self._next = None
+            return masks
+        self._discard()
+        return self._constraints.start_masks(batch)
+
+    def _discard(self) -> None:
+        if (masks := self._next) is not None:
+            self._next = None
+            masks.discard()
+
+    def plan(self, batch: Sequence[TextGenerationContext], most: int) -> GrammarRun | None:
+        """A call of a decoding batch; None if a mask takes long, or a request needs another way.
+
+        Args:
+            batch: The requests, each with one new token.
+            most: The maximum number of steps.
+        """
+        following = self._next
+        if following is None or not following.fit(batch) or not all(map(_is_plain, batch)):
+            return None
+        if self._impatient:
+            self._impatient -= 1
+            return None
+        if not following.wait(_PATIENCE_S):
+            self._impatient = _IMPATIENT_STEPS
+            return None
+        self._next = None
+        masks, steps = following.result(), most if self._repeats else 1
+        kept = np.ones((len(batch), self._vocabulary), np.bool_)
+        for row, context in enumerate(batch):
+            if context.matcher is None:
+                continue
+            mask, last = masks[row], self._last_masks.get(context.request_id)
+            self._last_masks[context.request_id] = mask
+            if last is None or not np.array_equal(last, mask):
+                steps = 1
+            elif steps > 1:
+                known = self._known_mask(context, mask)
+                known.record(int(context.all_tokens[context.end_idx - 1]), True)
+                kept[row] = known.kept
+        return GrammarRun(masks, steps, self._token_tables(masks, kept))
+
+    def _token_tables(self, masks: Mask, kept: Flags) -> TokenTables:
+        """The tables of masks on the model's device; those of the last call if they are the same."""
+        if self._tables is not None:
+            old_masks, old_kept, tables = self._tables
+            if np.array_equal(old_masks, masks) and np.array_equal(old_kept, kept):
+                return tables
+        allowed = unpack_mask(masks, self._vocabulary)
+        tables = TokenTables(
+            *(Tensor.from_numpy(table).to(self._device) for table in (allowed, kept))
+        )
+        self._tables = masks, kept, tables
+        return tables
+
+    def _known_mask(
+        self, context: TextGenerationContext, mask: npt.NDArray[np.int32]
+    ) -> _KnownMask:
+        """What is known of the mask of a request."""
+        key = mask.tobytes()
+        if (known := self._known.get(key)) is None:
+            ends = frozenset(context.eos_token_ids)
+            if (ordinary := self._ordinary.get(ends)) is None:
+                found = self._constraints.ordinary_tokens(ends)[: self._vocabulary]
+                ordinary = np.zeros(self._vocabulary, np.bool_)
+                ordinary[: len(found)] = found
+                self._ordinary[ends] = ordinary
+            known = self._known[key] = _KnownMask(ordinary)
+            if len(self._known) > _MOST_KNOWN:
+                self._known.popitem(last=False)
+        self._known.move_to_end(key)
+        return known
+
+    def follow(
+        self,
+        run: GrammarRun,
+        batch: Sequence[TextGenerationContext],
+        tokens: Sequence[Sequence[int]],
+    ) -> list[list[int]]:
+        """The tokens of a call that were sampled under the masks of their own places.
+
+        Args:
+            run: The call.
+            batch: The requests, before these tokens.
+            tokens: The new tokens of each request.
+
+        Returns:
+            The tokens of each request, at least one.
+        """
+        places: list[Any] = []
+        rows: list[tuple[int, int]] = []
+        valid = list(map(len, tokens))
+        for row, context in enumerate(batch):
+            if context.matcher is not None and valid[row] > 1:
+                # what follows the last token is of no interest here
+                own = self._constraints.places_after(context, tokens[row][:-1])
+                valid[row] = len(own) + 1
+                places += own
+                rows += [(row, step) for step in range(len(own))]
+        if not places:
+            return [list(own[:count]) for own, count in zip(tokens, valid, strict=True)]
+        for (row, step), mask in zip(rows, self._constraints.masks_of(places), strict=True):
+            if step + 1 < valid[row] and not np.array_equal(mask, run.masks[row]):
+                valid[row] = step + 1
+                self._known_mask(batch[row], mask=run.masks[row]).record(tokens[row][step], False)
+        return [list(own[:count]) for own, count in zip(tokens, valid, strict=True)]
+
+    def forget(self, request_id: RequestID) -> None:
+        """Forgets a request that has ended."""
+        self._last_masks.pop(request_id, None)
+
+
+def _is_plain(context: TextGenerationContext) -> bool:
+    """Whether the next step of a request gives one token, by its grammar, the model's logits and nothing else."""
+    return (
+        context.active_length == 1
+        and context.active_idx == context.end_idx
+        and not draft_length(context)
+        and not context.log_probabilities
+        and not changes_logits(context)
+        and reasoning_limit(context) is None
+    )
