@@ -14,7 +14,7 @@ from max.driver import Tensor
 from max.dtype import DType
 from max.engine import InferenceSession
 from max.graph import DeviceRef
-from max.interfaces import PipelineTask, RequestID, SamplingParams
+from max.interfaces import PipelineTask, RequestID, SamplingParams, TextGenerationOutput
 from max.pipelines import PIPELINE_REGISTRY, PipelineConfig, TextContext
 from max.pipelines.config.model_config import SamplingConfig
 from max.pipelines.generation.batch_pipeline import limits_of
@@ -105,6 +105,7 @@ def answers(pipeline: Any, contexts: list[TextContext]) -> list[list[int]]:
     streamed: dict[Any, list[int]] = {context.request_id: [] for context in contexts}
     while not engine.idle:
         for outcome in engine.step():
+            assert isinstance(outcome, TextGenerationOutput), outcome
             streamed[outcome.request_id] += outcome.tokens
     assert all(context.failure is None for context in contexts)
     assert [*streamed.values()] == [context.generated_tokens.tolist() for context in contexts]

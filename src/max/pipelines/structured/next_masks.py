@@ -11,6 +11,25 @@ from max.interfaces import TextGenerationContext
 from max.pipelines.structured.step_masks import Mask, StepMasks
 
 
+class KnownMasks:
+    """Masks that are computed already, as `StepMasks`.
+
+    Args:
+        masks: int32 ``[batch, words]``.
+    """
+
+    def __init__(self, masks: Mask) -> None:
+        self._masks = masks
+
+    def wait(self, seconds: float) -> bool:
+        """Waits for nothing."""
+        return True
+
+    def result(self) -> Mask:
+        """The masks."""
+        return self._masks
+
+
 class GrammarPlace:
     """A place in the text of a request, with a matcher of its own, as a request for `StepMasks`.
 
@@ -40,7 +59,7 @@ class NextMasks:
         self,
         batch: Sequence[TextGenerationContext],
         places: Sequence[GrammarPlace],
-        masks: StepMasks,
+        masks: StepMasks | KnownMasks,
     ) -> None:
         self._places, self._masks = places, masks
         self._requests = [(context, context.end_idx, context.matcher) for context in batch]

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -22,7 +21,7 @@ from max.pipelines.generation.steps.decode_loop import TokenTables
 from max.pipelines.generation.steps.step_tokens import reasoning_limit
 from max.pipelines.sampling.sampler import changes_logits
 from max.pipelines.structured.constraint import Constraints, unpack_mask
-from max.pipelines.structured.next_masks import NextMasks
+from max.pipelines.structured.next_masks import GrammarPlace, KnownMasks, NextMasks
 from max.pipelines.structured.step_masks import Mask, StepMasks
 
 __all__ = ["GrammarRun", "GrammarSteps"]
@@ -52,6 +51,41 @@ class GrammarRun:
     tables: TokenTables
 
 
+class _FoundMasks:
+    """The masks after the last tokens of a call.
+
+    Args:
+        batch: The requests before these tokens.
+        words: The number of words of a mask.
+    """
+
+    def __init__(self, batch: Sequence[TextGenerationContext], words: int) -> None:
+        self._batch, self._ends = batch, [context.end_idx for context in batch]
+        self.places = [GrammarPlace(None) for _ in batch]
+        self.masks = np.full((len(batch), words), -1, np.int32)
+
+    def set(self, row: int, place: GrammarPlace, mask: npt.NDArray[np.int32]) -> None:
+        """Sets the mask of a request, which is computed."""
+        self.places[row], self.masks[row] = place, mask
+
+    def count(self, tokens: Sequence[int]) -> None:
+        """Sets the number of new tokens of each request."""
+        self._ends = [end + count for end, count in zip(self._ends, tokens, strict=True)]
+
+    def fit(self, batch: Sequence[TextGenerationContext]) -> bool:
+        """Whether a batch is the same, with the new tokens and no others."""
+        return len(batch) == len(self._batch) and all(
+            context is own and context.end_idx == end and (context.matcher is None) == free
+            for context, own, end, free in zip(
+                batch,
+                self._batch,
+                self._ends,
+                (place.matcher is None for place in self.places),
+                strict=True,
+            )
+        )
+
+
 class _KnownMask:
     """The tokens after which a mask is expected to be the same.
 
@@ -62,6 +96,8 @@ class _KnownMask:
     def __init__(self, ordinary: Flags) -> None:
         self._ordinary = ordinary
         self.kept = ordinary.copy()
+        self.version = 0
+        """Counts the changes."""
         self._changing = set[int]()
 
     def record(self, token: int, same: bool) -> None:
@@ -71,15 +107,18 @@ class _KnownMask:
             token: The token.
             same: Whether it was.
         """
-        if same:
-            self.kept[token] = token not in self._changing
-            return
-        self.kept[token] = False
-        self._changing.add(token)
-        # at the end of a bounded string any token may change the mask once
-        if len(self._changing) > _MOST_KNOWN:
-            self._changing.clear()
-            self.kept = self._ordinary.copy()
+        if not same:
+            self._changing.add(token)
+            # at the end of a bounded string any token may change the mask once
+            if len(self._changing) > _MOST_KNOWN:
+                self._changing.clear()
+                self.kept = self._ordinary.copy()
+                self.version += 1
+                return
+        kept = same and token not in self._changing
+        if kept != self.kept[token]:
+            self.kept[token] = kept
+            self.version += 1
 
 
 class GrammarSteps:
@@ -99,8 +138,9 @@ class GrammarSteps:
         self._repeats = repeats
         self._next: NextMasks | None = None
         self._impatient = 0
-        self._last_masks: dict[RequestID, npt.NDArray[np.int32]] = {}
-        self._tables: tuple[Mask, Flags, TokenTables] | None = None
+        self._found: _FoundMasks | None = None
+        self._last_masks: dict[RequestID, tuple[npt.NDArray[np.int32], _KnownMask | None]] = {}
+        self._tables: tuple[list[tuple[_KnownMask, int] | None], TokenTables] | None = None
         self._ordinary: dict[frozenset[int], Flags] = {}
         self._known: OrderedDict[bytes, _KnownMask] = OrderedDict()
 
@@ -110,10 +150,14 @@ class GrammarSteps:
         Args:
             batch: The requests after a step.
         """
+        found, self._found = self._found, None
         going = [context for context in batch if not context.is_done]
         if any(context.matcher is not None for context in going) and all(map(_is_plain, going)):
             self._discard()
-            self._next = self._constraints.start_next_masks(going)
+            if found is not None and found.fit(going):
+                self._next = NextMasks(going, found.places, KnownMasks(found.masks))
+            else:
+                self._next = self._constraints.start_next_masks(going)
 
     def masks(self, batch: Sequence[TextGenerationContext]) -> StepMasks | NextMasks | None:
         """The masks of a step that was not planned, which are computed while the model runs; None without a grammar.
@@ -150,32 +194,39 @@ class GrammarSteps:
             return None
         self._next = None
         masks, steps = following.result(), most if self._repeats else 1
-        kept = np.ones((len(batch), self._vocabulary), np.bool_)
+        known: list[_KnownMask | None] = [None] * len(batch)
         for row, context in enumerate(batch):
             if context.matcher is None:
                 continue
-            mask, last = masks[row], self._last_masks.get(context.request_id)
-            self._last_masks[context.request_id] = mask
+            mask, same = masks[row], None
+            last, of_last = self._last_masks.get(context.request_id, (None, None))
             if last is None or not np.array_equal(last, mask):
                 steps = 1
-            elif steps > 1:
-                known = self._known_mask(context, mask)
-                known.record(int(context.all_tokens[context.end_idx - 1]), True)
-                kept[row] = known.kept
-        return GrammarRun(masks, steps, self._token_tables(masks, kept))
+            else:
+                same = known[row] = of_last or self._known_mask(context, mask)
+                same.record(int(context.all_tokens[context.end_idx - 1]), True)
+            self._last_masks[context.request_id] = mask, same
+        return GrammarRun(masks, steps, self._token_tables(masks, known if steps > 1 else ()))
 
-    def _token_tables(self, masks: Mask, kept: Flags) -> TokenTables:
-        """The tables of masks on the model's device; those of the last call if they are the same."""
-        if self._tables is not None:
-            old_masks, old_kept, tables = self._tables
-            if np.array_equal(old_masks, masks) and np.array_equal(old_kept, kept):
-                return tables
-        allowed = unpack_mask(masks, self._vocabulary)
-        tables = TokenTables(
-            *(Tensor.from_numpy(table).to(self._device) for table in (allowed, kept))
-        )
-        self._tables = masks, kept, tables
+    def _token_tables(self, masks: Mask, known: Sequence[_KnownMask | None]) -> TokenTables:
+        """The tables of masks on the model's device, those of the last call if they are the same; without what is known
+        of the masks for a single step."""
+        versions = [None if one is None else (one, one.version) for one in known]
+        if known and self._tables is not None and self._tables[0] == versions:
+            return self._tables[1]
+        allowed = self._on_device(unpack_mask(masks, self._vocabulary))
+        if not known:
+            return TokenTables(allowed, allowed)
+        kept = np.ones((len(masks), self._vocabulary), np.bool_)
+        for row, one in enumerate(known):
+            if one is not None:
+                kept[row] = one.kept
+        tables = TokenTables(allowed, self._on_device(kept))
+        self._tables = versions, tables
         return tables
+
+    def _on_device(self, table: Flags) -> Tensor:
+        return Tensor.from_numpy(table).to(self._device)
 
     def _known_mask(
         self, context: TextGenerationContext, mask: npt.NDArray[np.int32]
@@ -211,22 +262,28 @@ class GrammarSteps:
         Returns:
             The tokens of each request, at least one.
         """
-        places: list[Any] = []
+        places: list[GrammarPlace] = []
         rows: list[tuple[int, int]] = []
         valid = list(map(len, tokens))
-        for row, context in enumerate(batch):
-            if context.matcher is not None and valid[row] > 1:
-                # what follows the last token is of no interest here
-                own = self._constraints.places_after(context, tokens[row][:-1])
-                valid[row] = len(own) + 1
-                places += own
-                rows += [(row, step) for step in range(len(own))]
-        if not places:
-            return [list(own[:count]) for own, count in zip(tokens, valid, strict=True)]
-        for (row, step), mask in zip(rows, self._constraints.masks_of(places), strict=True):
-            if step + 1 < valid[row] and not np.array_equal(mask, run.masks[row]):
-                valid[row] = step + 1
-                self._known_mask(batch[row], mask=run.masks[row]).record(tokens[row][step], False)
+        if max(valid) > 1:
+            for row, context in enumerate(batch):
+                if context.matcher is not None:
+                    own = self._constraints.places_after(context, tokens[row])
+                    valid[row] = min(len(own) + 1, valid[row])
+                    places += own
+                    rows += [(row, step) for step in range(len(own))]
+        if places:
+            masks = self._constraints.masks_of(places)
+            found = _FoundMasks(batch, masks.shape[1])
+            for (row, step), place, mask in zip(rows, places, masks, strict=True):
+                if step + 1 == valid[row]:
+                    found.set(row, place, mask)
+                elif step + 1 < valid[row] and not np.array_equal(mask, run.masks[row]):
+                    valid[row] = step + 1
+                    found.set(row, place, mask)
+                    self._known_mask(batch[row], run.masks[row]).record(tokens[row][step], False)
+            found.count(valid)
+            self._found = found
         return [list(own[:count]) for own, count in zip(tokens, valid, strict=True)]
 
     def forget(self, request_id: RequestID) -> None:
