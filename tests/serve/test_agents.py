@@ -100,6 +100,20 @@ def test_custom_tools_take_a_text(client: openai.OpenAI) -> None:
     assert client.chat.completions.create(model="tiny", messages=history, max_tokens=3)
 
 
+def test_a_cut_input_of_a_custom_tool_is_what_came(client: openai.OpenAI) -> None:
+    words = {"syntax": "regex", "definition": "([a-c]{3} ){40,}[.]"}
+    tool = {
+        "type": "custom",
+        "custom": {"name": "code", "format": {"type": "grammar", "grammar": words}},
+    }
+    choice = {"type": "custom", "custom": {"name": "code"}}
+    ask = {"model": "tiny", "messages": ASK, "tools": [tool], "max_tokens": 60, "seed": 4}
+    (answer,) = client.chat.completions.create(**ask, tool_choice=choice).choices  # type: ignore[call-overload]
+    assert answer.finish_reason == "length"
+    (call,) = answer.message.tool_calls
+    assert re.fullmatch("([a-c]{3} )+[a-c]{0,3}", call.custom.input)
+
+
 def test_custom_tools_of_responses(client: openai.OpenAI) -> None:
     tools = [
         {

@@ -9,7 +9,6 @@ from contextlib import aclosing
 from dataclasses import dataclass, replace
 from typing import TypeAlias
 
-from max.pipelines.core.text import json_value
 from max.pipelines.generation.process.commands import GenerationRequest
 from max.pipelines.generation.process.events import PromptStarted, TokensGenerated
 from max.pipelines.tokenization.text_stream import GeneratedText, TextPiece, TokenLog
@@ -20,11 +19,11 @@ from max.serve.models.model import ServedModel
 from max.serve.requests.parts import (
     AnswerParser,
     AnswerPart,
-    ArgumentsPart,
     ContentPart,
     ToolCallPart,
 )
 from max.serve.requests.request_context import current_request
+from max.serve.requests.text_inputs import TextInputs
 from max.serve.requests.threads import in_body_thread
 
 logger = logging.getLogger("max.serve")
@@ -277,43 +276,6 @@ class AnswerDelta:
     prompt_logs: tuple[TokenLog, ...] = ()
 
 
-class _TextInputs:
-    """Makes the arguments of calls of custom tools their texts.
-
-    Args:
-        names: The custom tools.
-    """
-
-    def __init__(self, names: frozenset[str]) -> None:
-        self._names = names
-        self._open: dict[int, str] = {}
-
-    def texts(self, parts: Sequence[AnswerPart]) -> Sequence[AnswerPart]:
-        """Parts in which the arguments of custom tools are texts.
-
-        Args:
-            parts: The parts of an answer.
-        """
-        if not self._names:
-            return parts
-        made: list[AnswerPart] = []
-        for part in parts:
-            if isinstance(part, ToolCallPart) and part.name in self._names:
-                self._open[part.index] = ""
-            if not isinstance(part, ArgumentsPart) or part.index not in self._open:
-                made.append(part)
-                continue
-            self._open[part.index] += part.text
-            try:
-                value = json_value(self._open[part.index])
-            except ValueError:
-                # the text is known when its JSON is whole
-                continue
-            text = value.get("input") if isinstance(value, dict) else None
-            made.append(ArgumentsPart(part.index, text if isinstance(text, str) else ""))
-        return made
-
-
 async def stream_answers(
     job: ChatJob, timeout: float | None, metrics: ServerMetrics
 ) -> AsyncGenerator[list[AnswerDelta], None]:
@@ -328,7 +290,7 @@ async def stream_answers(
         The new parts.
     """
     parsers = [job.new_parser() for _ in job.sequences]
-    inputs = [_TextInputs(job.custom_tools) for _ in job.sequences]
+    inputs = [TextInputs(job.custom_tools) for _ in job.sequences]
     called: set[int] = set()
     stream = generate_choices(job.model, job.sequences, timeout, metrics)
     async with aclosing(stream):
@@ -342,6 +304,8 @@ async def stream_answers(
                     cut = reason != "stop" or piece.stop is not None
                     parts = [*parts, *parsers[number].finish(cut)]
                 parts = inputs[number].texts(parts)
+                if reason is not None:
+                    parts = [*parts, *inputs[number].finish()]
                 for part in parts:
                     if isinstance(part, ToolCallPart):
                         called.add(number)
