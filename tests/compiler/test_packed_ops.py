@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 import pytest
 from xdsl.ir import Block, SSAValue
+from xdsl.traits import Pure
 from xdsl.utils.exceptions import VerifyException
 
 from max._backends.cpu.passes.packed_filters import PackedConvOp, PackFilterOp
@@ -149,3 +150,27 @@ def test_products_of_one_value_stay_apart() -> None:
         PackedMatmulOp, PackedProductsOp, GroupedProductsOp, AdaptedMatmulOp, AdaptedProductsOp, PackedConvOp,
     )  # fmt: skip
     assert all(op.spec.separates for op in ops) and not PackOp.spec.separates
+
+
+@pytest.mark.parametrize(
+    ("op", "operands", "results"),
+    [(CodeOp, 1, 1), (PackedMatmulOp, 2, 1), (AdaptedMatmulOp, 9, 1), (ProjectAdaptersOp, 8, 2)],
+)
+def test_numbers_of_results(op: type[MoOp], operands: int, results: int) -> None:
+    types = [v.type for v in values(*[(F32, (4, 4))] * (results + 1))]
+    for number in (results - 1, results + 1):
+        wrong = op.create(operands=values(*[(F32, (4, 4))] * operands), result_types=types[:number])
+        with pytest.raises(VerifyException, match=f"has {results} results, got {number}"):
+            wrong.verify_()
+
+
+def test_products_with_adapters_pad_the_rank_and_have_a_head_for_each_site() -> None:
+    operands = values((F32, ("n", 64)), *[(F32, (4, 4))] * 7)
+    op = ProjectAdaptersOp.of(operands, 9, [(0, 0, 32), (500, 1, 40)], UNKNOWN_LOC)
+    assert shape(op, 0) == (F32, ["n", "24"]) and shape(op, 1) == (DType.int64, ["n", "8"])
+    assert op.attr("inputs") == 64
+
+
+def test_packed_ops_without_uses_are_dropped() -> None:
+    ops = (PackOp, CodeOp, PackedMatmulOp, PackedProductsOp, GroupedProductsOp, AdaptedProductsOp)
+    assert all(op.has_trait(Pure) for op in (*ops, AdaptedMatmulOp, ProjectAdaptersOp))

@@ -103,7 +103,9 @@ def _first_rejected(accepted: TensorValue) -> TensorValue:
 
 def _rows_of_steps(input_row_offsets: TensorValue, batch: Dim, steps: Dim) -> TensorValue:
     """The row in the target's logits of each draft token, int64 ``[batch, steps]``."""
-    first = ops.reshape(ops.rebind(ops.cast(input_row_offsets[:-1], DType.int64), [batch]), [batch, 1])
+    first = ops.reshape(
+        ops.rebind(ops.cast(input_row_offsets[:-1], DType.int64), [batch]), [batch, 1]
+    )
     numbers = ops.range(
         0, TensorValue(steps), 1, out_dim=steps, dtype=DType.int64, device=input_row_offsets.device
     )

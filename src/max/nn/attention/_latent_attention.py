@@ -28,6 +28,7 @@ from max.nn.kernels.latents import (
     plan_latents,
 )
 from max.nn.kernels.ragged import group_of_rows
+from max.nn.kernels.rope import rotate_pairs
 from max.nn.kv_cache.cache_params import KVCacheParams
 from max.nn.kv_cache.cache_values import PagedCacheValues
 from max.nn.layer import Module
@@ -53,22 +54,12 @@ def rotate_rows(x: TensorValue, angles: TensorValue, interleaved: bool) -> Tenso
         angles: Cosines and sines, interleaved, ``[rows, size]``.
         interleaved: Whether the two elements of a rotated pair are adjacent.
     """
-    rows, heads, size = x.shape[0], x.shape[1], int(x.shape[2])
     # the axis of size 1 broadcasts over heads
-    pairs = ops.reshape(ops.cast(angles, DType.float32), [rows, 1, size // 2, 2])
-    cos, sin = pairs[:, :, :, 0], pairs[:, :, :, 1]
-    wide = ops.cast(x, DType.float32)
-    if interleaved:
-        split = ops.reshape(wide, [rows, heads, size // 2, 2])
-        first, second = split[:, :, :, 0], split[:, :, :, 1]
-    else:
-        first, second = wide[:, :, : size // 2], wide[:, :, size // 2 :]
-    rotated = (first * cos - second * sin, first * sin + second * cos)
-    if interleaved:
-        joined = ops.reshape(ops.stack(rotated, axis=-1), x.shape)
-    else:
-        joined = ops.concat(rotated, axis=-1)
-    return ops.cast(joined, x.dtype)
+    pairs = ops.reshape(ops.cast(angles, DType.float32), [x.shape[0], 1, int(x.shape[2]) // 2, 2])
+    cosine, sine = pairs[:, :, :, 0], pairs[:, :, :, 1]
+    # in float32, then rounded once
+    rotated = rotate_pairs(ops.cast(x, DType.float32), cosine, sine, interleaved)
+    return ops.cast(rotated, x.dtype)
 
 
 @dataclass(frozen=True)
@@ -319,6 +310,7 @@ class LatentAttentionWithRope(Module):
         shared = ops.reshape(latents[:, self.kv_lora_rank :], [rows, 1, self.qk_rope_head_dim])
         shared = rotate_rows(shared, angles, self.rope.interleaved)
         shared = ops.reshape(shared, [rows, self.qk_rope_head_dim])
+        # one entry serves all heads: the cache holds rank + RoPE numbers a token instead of keys and values
         entry = ops.concat([normalized, ops.cast(shared, normalized.dtype)], axis=1)
         store_rows(self.kv_params, entry, input_row_offsets, kv_collection, layer_idx)
 

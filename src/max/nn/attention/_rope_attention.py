@@ -135,6 +135,7 @@ class AttentionWithRope(CachedAttention):
         """The greatest input scale of queries, keys and values; None if inputs are scaled dynamically."""
         if self.float8_config is None or self.float8_config.is_dynamic:
             return None
+        # one product of all three has one scale: the largest holds every activation
         q, k, v = self._scales("input_scale")
         return ops.max(ops.max(q, k), v)
 
@@ -210,6 +211,7 @@ class AttentionWithRope(CachedAttention):
         where = shard_devices(type(self).__name__, strategy, devices)
         assert strategy is not None
         split = 1 if strategy.is_replicate else len(where)
+        # whole heads a device: query heads stay with the key head of their group
         heads, kv_heads = self.n_heads // split, self.num_key_value_heads // split
         if self.kv_params.n_kv_heads_per_device != kv_heads:
             raise ValueError(
@@ -268,6 +270,7 @@ class AttentionWithRope(CachedAttention):
             TypeError: A dtype does not fit.
         """
         q, k, v = self.project_qkv(x)
+        # [rows, heads, head_dim]; keys stay flat unless they are normalized by head, as the cache stores rows
         queries, keys = self.per_head(q), k
         if self.q_norm is not None and self.k_norm is not None:
             queries = self.q_norm(queries)

@@ -33,11 +33,13 @@ def of_best_groups(
         best_groups: The number of best groups to keep.
         score: A group's score: the greatest score in it, or the sum of the two greatest.
     """
+    # experts of a group are neighbors: [tokens, experts] as [tokens, groups, in_group]
     tokens, in_group = choice.shape[0], int(choice.shape[1]) // groups
     grouped = ops.reshape(choice, [tokens, groups, in_group])
     if score == "greatest":
         group_scores = ops.max(grouped, axis=-1)
     else:
+        # one good expert in a weak group is not enough (DeepSeek V3)
         two, _ = ops.top_k(grouped, min(2, in_group))
         group_scores = ops.sum(two, axis=-1)
     _, best = ops.top_k(ops.reshape(group_scores, [tokens, groups]), best_groups)
@@ -46,6 +48,7 @@ def of_best_groups(
     among = ops.equal(ops.unsqueeze(best, -1), ops.reshape(numbers, [1, 1, groups]))
     among = ops.max(ops.cast(among, DType.int32), axis=1)
     seen = ops.greater(ops.reshape(among, [tokens, groups, 1]), 0)
+    # a later top-k never takes -inf: the best groups hold enough experts
     hidden = ops.constant(float("-inf"), choice.dtype, choice.device)
     return ops.reshape(ops.where(seen, grouped, hidden), choice.shape)
 
@@ -103,6 +106,7 @@ def moe_router_group_limited(
     if n_groups > 1:
         choice = of_best_groups(choice, n_groups, chosen, "two_greatest")
     _, experts = ops.top_k(choice, n_experts_per_tok)
+    # of the scores: the bias balances the load, and is for the choice only
     weights = ops.gather_nd(scores, ops.unsqueeze(experts, -1), batch_dims=1)
     if norm_weights or n_groups == 1:
         # all sigmoid scores may be 0: avoid a division by 0
@@ -260,7 +264,9 @@ def moe_finalize(
     order = ops.rebind(
         restore_token_order, [tokens * count], f"{op}: each token has {count} rows of experts"
     )
+    # rows are sorted by expert; `order` brings the `count` rows of a token together
     rows = ops.gather(down_projs, ops.cast(order, DType.int64), axis=0)
+    # in float32, as a sum of several experts would be rounded at each step
     wide = ops.cast(ops.reshape(rows, [tokens, count, down_projs.shape[1]]), DType.float32)
     weighted = wide * ops.unsqueeze(ops.cast(router_weight, DType.float32), -1)
     return ops.cast(ops.squeeze(ops.sum(weighted, axis=1), 1), out_type)

@@ -54,6 +54,7 @@ def flare_mla_decompress_k_cache(
     Returns:
         ``[buffer_size, out_dim]``; rows past `buffer_length` are undefined.
     """
+    # [buffer_length, rank]: only the latent part of a cached row is multiplied; its RoPE part is a key already
     latent = k_cache_to_buffer(
         kv_params, buffer_row_offsets_1d, cache_offsets_1d, kv_collection, layer_idx, buffer_length,
         buffer_size, int(weight.shape[1]),
@@ -225,6 +226,7 @@ def flare_mla_decode_ragged(
     """
     op = "flare_mla_decode_ragged"
     mask = "causal" if _check_causal(op, mask_variant) else "null"
+    # a value is the latent, the head of the key without its RoPE part: one cache serves both
     size = kv_params.head_dim - qk_rope_dim
     if size < 1:
         raise ValueError(
@@ -298,6 +300,7 @@ def plan_latents(
     Returns:
         Whether keys and values are expanded, and whether tokens are selected: bool, rank 0.
     """
+    # with a negative saving the absorbed form is cheaper for any number of tokens
     pays = expansion if expansion is not None and expansion.products_saved > 0 else None
     plan = stage_declared(
         "latents.plan.ragged",

@@ -78,6 +78,7 @@ def fused_qkv_ragged_matmul(
             f"{q_width + 2 * kv_width} rows"
         )
     qkv = project(matmul_input(input, wqkv), wqkv, bias)
+    # one product for all three: x is read once
     q, k, v = ops.split(qkv, [q_width, kv_width, kv_width], axis=1)
     store_kv_cache_ragged(kv_params, k, v, input_row_offsets, kv_collection, layer_idx)
     return q
@@ -236,6 +237,7 @@ def fused_qkv_ragged_matmul_quantized(
     Raises:
         ValueError: A shape does not fit.
     """
+    # GPTQ with act-order sorts the columns of the weight: x follows them
     x = input if perm_idx is None else ops.gather(input, ops.cast(perm_idx, DType.int64), axis=1)
     weight = gptq_rows(wqkv, int(input.shape[1]), quantization_config)
     qkv = ops.cast(project(x, ops.cast(weight, x.dtype), bias), input.dtype)
@@ -280,6 +282,7 @@ def unfused_qkv_ragged_matmul_gguf_quantized(
     """
     weights = (q_weight, k_weight, v_weight)
     encodings = (quantization_encoding_q, quantization_encoding_k, quantization_encoding_v)
+    # encodings differ, so the weights cannot be one; the compiler merges those that are alike
     parts = [project(input, w, None, e) for w, e in zip(weights, encodings, strict=True)]
     qkv = ops.concat(parts, axis=1)
     return _store_qkv(kv_params, qkv, n_heads, input_row_offsets, kv_collection, layer_idx)

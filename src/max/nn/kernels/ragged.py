@@ -45,6 +45,7 @@ def _offsets(op: str, x: TensorValue, valid_lengths: TensorValue) -> TensorValue
         )
     lengths = ops.cast(valid_lengths, DType.int64)
     longest = ops.cast(TensorValue(x.shape[1]), DType.int64).to(x.device)
+    # a length past the padded batch has no rows to read
     ends = ops.cumsum(ops.min(lengths, longest), axis=0)
     return ops.concat([ops.constant([0], DType.int64, x.device), ends])
 
@@ -71,12 +72,14 @@ def ragged_rows(
     total = batch * length
     sequence = group_of_rows(total, offsets)
     inside = ops.range(0, TensorValue(total), 1, out_dim=total, dtype=DType.int64, device=x.device)
+    # the index of each row in its sequence
     inside = inside - ops.gather(offsets, sequence, axis=0)
     size = ops.cast(TensorValue(length), DType.int64).to(x.device)
     source = sequence * size + inside
     # rows past the last sequence read row 0 and are cut off
     last = ops.cast(TensorValue(batch), DType.int64).to(x.device)
     source = ops.where(ops.equal(sequence, last), inside * 0, source)
+    # the host needs the number of rows: it is the size of the result
     count = offsets[-1].to(DeviceRef.CPU())
     source = source[(slice(0, count), Graph.current.new_symbol("rows")),]
     rows = ops.gather(ops.reshape(x, [total, *x.shape[2:]]), source, axis=0)
@@ -141,6 +144,7 @@ def merge_ragged_tensors(
     a_row_offsets = _checked_offsets(f"{op}: a_row_offsets", a_row_offsets, a)
     b_row_offsets = _checked_offsets(f"{op}: b_row_offsets", b_row_offsets, b)
     a_bounds, b_bounds = (ops.cast(o, DType.int64) for o in (a_row_offsets, b_row_offsets))
+    # a sequence begins after all earlier rows of both; those of b begin after a's own rows, too
     a_places = _shifted_rows(a.shape[0], a_bounds, b_bounds[:-1], a.device)
     b_places = _shifted_rows(b.shape[0], b_bounds, a_bounds[1:], a.device)
     places = ops.concat([a_places, b_places])
@@ -166,6 +170,7 @@ def _shifted_rows(
     """Adds the shift of its sequence to the index of each row."""
     rows = ops.range(0, TensorValue(count), 1, out_dim=count, dtype=DType.int64, device=device)
     ends = ops.reshape(bounds[1:], [1, bounds.shape[0] - 1])
+    # [count, batch]: the sequences that end at or before each row; their number is the row's sequence
     passed = ops.cast(ops.reshape(rows, [count, 1]) >= ends, DType.int64)
     sequence = ops.reshape(ops.sum(passed, axis=1), [count])
     return rows + ops.gather(shifts, sequence, axis=0)

@@ -137,12 +137,14 @@ def rotate_pairs(
         sine: The sine of each pair.
         interleaved: Whether the two elements of a pair are adjacent; otherwise they are half a row apart.
     """
+    # first, second: [..., size / 2], the two elements of each pair
     half = int(x.shape[-1]) // 2
     if interleaved:
         pairs = ops.reshape(x, [*x.shape[:-1], half, 2])
         first, second = pairs[..., 0], pairs[..., 1]
     else:
         first, second = x[..., :half], x[..., half:]
+    # the complex product (first + i second) * (cosine + i sine)
     rotated = [first * cosine - second * sine, first * sine + second * cosine]
     if interleaved:
         return ops.reshape(ops.stack(rotated, axis=-1), x.shape)
@@ -175,6 +177,7 @@ def _rotate_at(
     # the axis of size 1 broadcasts over heads
     pairs = ops.reshape(table, [rows, 1, width // 2, 2])
     cosine, sine = pairs[..., 0], pairs[..., 1]
+    # the other elements of a head have no position
     begin = 0 if rope_first else size - width
     # in float32, then rounded once
     x = ops.cast(input[:, :, begin : begin + width], DType.float32)
@@ -225,6 +228,7 @@ def rope_ragged(
     starts = ops.cast(start_pos, DType.int64)
     nothing = ops.constant([0], DType.int64, starts.device)
     begins = ops.cast(input_row_offsets, DType.int64)
+    # [total_seq_len]: the sequence of each row; its position is that of the first row plus the distance to it
     group = group_of_rows(rows, input_row_offsets)
     first = ops.gather(ops.concat([starts, nothing]), group, axis=0)
     begin = ops.gather(begins, group, axis=0)

@@ -170,6 +170,7 @@ class RoutedMoEGate(MoEGate):
         has_bias: bool = False,
     ) -> None:
         super().__init__(devices, hidden_dim, num_experts, num_experts_per_token, dtype)
+        # the chosen groups must hold as many experts as a token gets
         groups, chosen = routing.groups, routing.chosen_groups
         in_group = num_experts // groups
         if (
@@ -227,6 +228,7 @@ class RoutedMoEGate(MoEGate):
         # of the scores: the correction and the groups are for the choice only
         weights = ops.gather_nd(scores, ops.unsqueeze(experts, -1), batch_dims=1)
         if routing.scoring == "softmax_of_chosen":
+            # over the chosen logits only: the others have no share
             weights = ops.softmax(weights)
         if routing.normalized:
             total = ops.sum(weights, axis=-1)
@@ -253,11 +255,13 @@ class RoutedMoEGate(MoEGate):
         weights: list[TensorValue] = []
         for place in range(2):
             chosen = best[:, place : place + 1]
+            # [tokens, 1]: the first choice, then the second one
             # as in the paper: the distance is relative to max(|logit|, chosen logit)
             distance = (chosen - logits) / ops.max(ops.abs(logits), chosen)
             far = ops.greater(distance, 2 * self.routing.jitter)
             shares = ops.where(far, zero, ops.exp(ops.min(logits - chosen, zero)))
             if place:
+                # the second expert is drawn from those that are left
                 shares = ops.where(is_first, zero, shares)
             # the softmax of the chosen logit, whose own share is exp(0)
             weights.append(1.0 / ops.sum(shares, axis=-1))

@@ -93,6 +93,7 @@ class RotaryEmbedding(Module):
 
     def _inv_freqs(self) -> Floats:
         """The frequency of each pair: its angle at position 1."""
+        # float32 on purpose: checkpoints were trained with the roundings of these steps
         exponents = np.arange(0, self._rotated_dim, 2, dtype=np.float32) / np.float32(
             self._rotated_dim
         )
@@ -116,6 +117,7 @@ class RotaryEmbedding(Module):
             np.sin(angles, out=table[..., 1])
             if (magnitude := self._magnitude()) != 1.0:
                 table *= np.float32(magnitude)
+            # a constant of every graph that uses it: it is shared, not copied
             table.flags.writeable = False
             self._table = table
         return self._table
@@ -190,9 +192,11 @@ def rotate_positions(
     x, base = TensorValue(x), TensorValue(base)
     length = x.shape[1] if length is None else length
     half = base.shape[1]
+    # the host slices the table, so it needs the position
     first_row = ops.cast(TensorValue(start), DType.int64).to(DeviceRef.CPU())
     # [length, head_dim / 2, 2]
     rows = ops.slice_tensor(base, [(slice(first_row, first_row + TensorValue(length)), length)])
+    # [1, length, 1, half] broadcasts over the batch and the heads
     cos, sin = (ops.reshape(rows[:, :, i], [1, length, 1, half]) for i in (0, 1))
     heads = ops.cast(x, DType.float32)
     result = rotate_pairs(heads, cos, sin, interleaved)

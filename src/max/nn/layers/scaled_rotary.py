@@ -91,6 +91,7 @@ class Llama3RotaryEmbedding(_ScaledRotaryEmbedding[Llama3RopeScalingParams]):
         wavelengths = np.float32(2 * math.pi) / inv_freqs
         low = p.orig_max_position / p.low_freq_factor
         high = p.orig_max_position / p.high_freq_factor
+        # as if positions were `factor` times as near
         scaled = inv_freqs / np.float32(p.factor)
         span = p.high_freq_factor - p.low_freq_factor
         if span == 0:
@@ -163,6 +164,7 @@ def _yarn_inv_freqs(
     low, high = (dimension(turns) for turns in bounds)
     if truncate:
         low, high = math.floor(low), math.ceil(high)
+    # pairs below `low` turn often and are kept, those above `high` are scaled, between them a ramp
     low, high = max(low, 0), min(high, size - 1)
     # avoid a division by 0
     high = high + 0.001 if low == high else high
@@ -342,6 +344,7 @@ class DynamicRotaryEmbedding(RotaryEmbedding):
         length = ops.cast(ops.max(positions, axis=0) + 1, DType.float32)
         size = self._rotated_dim
         longest = float(self.max_seq_len)
+        # up to the trained length the growth is 0, and the frequencies stay as they are
         growth = ops.log(ops.max(length, longest) / longest) * (size / (size - 2))
         exponents = np.arange(0, size, 2, dtype=np.float32) / np.float32(size)
         device = positions.device
@@ -414,6 +417,7 @@ class LongRoPERotaryEmbedding(_ScaledRotaryEmbedding[LongRoPEScalingParams]):
             return super()._angles()
         inv_freqs = self._inv_freqs()
         positions = np.arange(self._rows, dtype=np.float32)[:, None]
+        # one table for both: rows up to the original length have the short factors
         short, long = (
             inv_freqs / np.asarray(f, np.float32) for f in (p.short_factor, p.long_factor)
         )

@@ -393,7 +393,6 @@ class AdaptedProductsOp(PackedProductsOp):
         takes_epilogue=True,
         separates=True,
     )
-    traits = OpTraits(lambda: (Pure(),))
 
 
 @backend_op
@@ -416,4 +415,3 @@ class GroupedProductsOp(PackedProductsOp):
         takes_epilogue=True,
         separates=True,
     )
-    traits = OpTraits(lambda: (Pure(),))

@@ -111,6 +111,7 @@ def parse_indices(op: str, shape: tuple[DimExpr, ...], indices: SliceIndices) ->
     counted = sum(item is not None and item is not Ellipsis for item in items)
     if counted > len(shape):
         raise ValueError(f"{op}: {counted} indices for a tensor of rank {len(shape)}")
+    # axes that no index names are taken whole: where `...` stands, else at the end
     full_slices = [slice(None)] * (len(shape) - counted)
     if dots:
         items[dots[0] : dots[0] + 1] = full_slices
@@ -126,6 +127,7 @@ def parse_indices(op: str, shape: tuple[DimExpr, ...], indices: SliceIndices) ->
             continue
         axis = _parse_axis(op, len(axes), shape[len(axes)], item)
         axes.append(axis)
+        # `None` counts axes of the result, so a dropped one does not move it
         position += not axis.is_dropped
     return Slice(tuple(axes), tuple(new_axes))
 
@@ -183,6 +185,7 @@ def _parse_slice(op: str, axis: int, dim: DimExpr, item: slice, size: DimExpr | 
             -_ONE if item.stop is None else _bound_from_start(op, axis, dim, item.stop, _BACKWARD)
         )
         empty = start - stop
+    # bounds that cross each other select nothing, as in Python; the op takes no negative size
     if empty.is_static and empty.value < 0:
         stop = start
     return _Axis(start, stop, DimExpr.constant(step), size, to_end=item.stop is None)
@@ -292,6 +295,7 @@ def slice_tensor(x: TensorValueLike, indices: SliceIndices) -> TensorValue:
     if index.is_static:
         attrs = index.attrs
         sizes = index.sizes("slice", type_.shape)
+        # a slice of everything is the operand itself: the graph gets no op
         whole = sizes == type_.shape and all(a.start == 0 and a.step == 1 for a in index.axes)
         if not whole:
             tensor = stage("slice", (tensor,), attrs, type_.with_shape(sizes))

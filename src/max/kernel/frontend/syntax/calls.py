@@ -8,12 +8,13 @@ from __future__ import annotations
 import ast
 import builtins
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from max.kernel.errors import KernelError, KernelTypeError, KernelValueError
 from max.kernel.frontend.conversions import cast, sequence
-from max.kernel.frontend.functions.handlers import HANDLERS
+from max.kernel.frontend.functions import control, dots, elementary, matrix_tiles, python, vectors
+from max.kernel.frontend.functions.table import Handler
 from max.kernel.frontend.inlining import call_inline
 from max.kernel.frontend.state import Frontend
 from max.kernel.frontend.syntax.formatting import format_parts
@@ -22,6 +23,16 @@ from max.kernel.ir.nodes import Const, Ref
 from max.kernel.language import lang
 from max.kernel.language.source import InlineFunction
 from max.kernel.types import ScalarType
+
+HANDLERS: Mapping[Any, Handler] = {
+    **vectors.FUNCTIONS,
+    **elementary.FUNCTIONS,
+    **dots.FUNCTIONS,
+    **control.FUNCTIONS,
+    **python.FUNCTIONS,
+    **matrix_tiles.FUNCTIONS,
+}
+"""The IR that functions of the language emit, by family. `max.kernel.language.lang` documents the functions."""
 
 
 def call_node(fe: Frontend, node: ast.Call) -> Any:
