@@ -24,14 +24,18 @@ __all__ = ["watched_devices"]
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with a Llama of two layers."""
+    return write_llama(tmp_path_factory.mktemp("llama"), 2)
+
+
+def write_llama(found: Path, layers: int) -> Path:
     """Writes a random Llama with grouped heads and the bundled model's tokenizer."""
-    found = tmp_path_factory.mktemp("llama")
     torch.manual_seed(0)
     config = transformers.LlamaConfig(
         vocab_size=120,
         hidden_size=32,
         intermediate_size=40,
-        num_hidden_layers=2,
+        num_hidden_layers=layers,
         num_attention_heads=4,
         num_key_value_heads=2,
         max_position_embeddings=128,

@@ -32,14 +32,18 @@ from max.pipelines.structured.grammar import of_regex
 from tests.devices.fake import FakeMemory
 from tests.devices.grid import GridBackend, GridDevice, grid_devices
 from tests.devices.mixed import ONE, compare, floats
-from tests.devices.test_fake_models import PROMPTS, folder
-
-__all__ = ["folder"]
+from tests.devices.test_fake_models import PROMPTS, write_llama
 
 DRAWS = {
     "greedy": {"temperature": 0},
     "drawn": {"temperature": 1.2, "top_k": 60, "top_p": 0.8, "min_p": 0.05, "seed": 6},
 }
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with a Llama of one layer: the device interprets its kernels, and loops and sampling are in question."""
+    return write_llama(tmp_path_factory.mktemp("llama"), 1)
 
 
 @pytest.fixture
