@@ -129,6 +129,16 @@ def test_a_model_that_sees_the_empty_part_of_the_cache_is_refused() -> None:
         CausalLM(model, 16)
 
 
+def test_a_model_that_fails_with_a_static_cache_is_refused() -> None:
+    model = causal_model("persimmon")
+    model.model.layers[0].mlp.forward = lambda x: x[:, 5]
+    with pytest.raises(
+        ImportFailure, match="does not run with a static cache: IndexError"
+    ) as raised:
+        CausalLM(model, 8)
+    assert "model.model.layers[0].mlp.forward = lambda x: x[:, 5]" in str(raised.value)
+
+
 def test_a_model_without_a_cache_is_refused() -> None:
     class Plain(torch.nn.Module):
         def forward(self, input_ids):

@@ -169,7 +169,14 @@ class _Step(torch.nn.Module):
             self._options["attention_mask"] = torch.ones((1, max_length), dtype=torch.int64)
         self._has_positions = "position_ids" in arguments
         self._cache = _static_cache(model, max_length)
-        self._call(torch.zeros((1, 2), dtype=torch.int64), torch.tensor(0))
+        try:
+            # layers make their tensors when they are first used
+            self._call(torch.zeros((1, 2), dtype=torch.int64), torch.tensor(0))
+        except Exception as error:
+            raise ImportFailure(
+                f"{type(model).__name__} does not run with a static cache: {type(error).__name__}: "
+                f"{_first_line(error)}{_place(error)}"
+            ) from error
         self._places = list(_tensors(self._cache))
         self.empty = [_get(container, name).zero_() for container, name in self._places]
         """The tensors of the cache without tokens."""
