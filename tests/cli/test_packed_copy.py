@@ -11,7 +11,8 @@ import pytest
 from max._compiler.stats import stats
 from max._config import flags
 from max.engine.load import packed_weights
-from max.entrypoints.cli import cli, generate
+from max.entrypoints.cli import cli
+from max.entrypoints.cli.generation import runner
 
 MODEL = Path(__file__).parents[2] / "models" / "tiny-chat"
 
@@ -23,7 +24,7 @@ def test_packed_weights_are_reused_by_the_next_run(
     monkeypatch.setattr(packed_weights, "LEAST_BYTES", 1)
     monkeypatch.setattr(packed_weights, "WAIT_SECONDS", 1e6)
     monkeypatch.setattr(packed_weights, "_writer", packed_weights._Writer())
-    monkeypatch.setattr(generate.Runner, "_alive", [])
+    monkeypatch.setattr(runner.Runner, "_alive", [])
     texts = []
     with flags.override(MAX_CACHE_DIR=tmp_path, MAX_CHECK=1, MAX_GUARD=False):
         for _ in range(2):
@@ -44,7 +45,7 @@ def test_without_the_weight_cache_nothing_is_written_or_read(
     monkeypatch.setattr(packed_weights, "LEAST_BYTES", 1)
     monkeypatch.setattr(packed_weights, "WAIT_SECONDS", 1e6)
     monkeypatch.setattr(packed_weights, "_writer", packed_weights._Writer())
-    monkeypatch.setattr(generate.Runner, "_alive", [])
+    monkeypatch.setattr(runner.Runner, "_alive", [])
     # restored after the test
     monkeypatch.setenv("MAX_WEIGHT_CACHE_SIZE", "4096")
     words = ["generate", "--model", str(MODEL), "--prompt", "What is the capital of Norway?"]

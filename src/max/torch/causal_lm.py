@@ -19,6 +19,7 @@ from max.driver import Tensor
 from max.engine import InferenceSession, Model
 from max.graph import Graph
 from max.importers.errors import ImportFailure, UnsupportedOpsError
+from max.importers.torch.element_types import array_of
 from max.torch.exported import from_exported
 
 __all__ = ["CausalLM"]
@@ -64,7 +65,7 @@ class CausalLM:
         model.eval().requires_grad_(False)
         with torch.no_grad():
             step, graph = _exported(model, max_length)
-            self._empty = [Tensor.from_numpy(_array(state)) for state in step.empty]
+            self._empty = [Tensor.from_numpy(array_of("cache", state)) for state in step.empty]
             self._step = session.load(graph)
             self._prompt = None
             try:
@@ -83,7 +84,7 @@ class CausalLM:
         """
         prompt = list(range(1, min(self.max_length, 5)))
         expected = model(torch.tensor([prompt]), use_cache=False).logits[:, -1].to(torch.float32)
-        expected = _array(expected)
+        expected = array_of("logits", expected)
         self.forward(prompt[:-1])
         found = self.forward(prompt[-1:]).to_numpy()
         scale = np.abs(expected).max(initial=1e-6)
@@ -245,12 +246,6 @@ def _set(container: Any, name: Any, value: torch.Tensor) -> None:
         container[name] = value
     else:
         setattr(container, name, value)
-
-
-def _array(tensor: torch.Tensor) -> Any:
-    from max.importers.torch.element_types import array_of
-
-    return array_of("cache", tensor)
 
 
 def _exported(

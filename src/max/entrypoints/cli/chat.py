@@ -32,10 +32,12 @@ from max.pipelines.sampling.defaults import sampling_params_for
 
 # with --url no model runs in this process
 if TYPE_CHECKING:
-    from max.entrypoints.cli import generate as model_runs
+    from max.entrypoints.cli import generate as generating
     from max.entrypoints.cli import imported
+    from max.entrypoints.cli.generation import runner as model_runs
 else:
-    model_runs = lazy_module("max.entrypoints.cli.generate")
+    generating = lazy_module("max.entrypoints.cli.generate")
+    model_runs = lazy_module("max.entrypoints.cli.generation.runner")
     imported = lazy_module("max.entrypoints.cli.imported")
 
 Message = dict[str, Any]
@@ -393,17 +395,17 @@ def run(name: str, arguments: tuple[str, ...]) -> None:
         return
     command: click.Command = chat
     if _has_prompt(words):
-        command = model_runs.generate
+        command = generating.generate
     elif not sys.stdin.isatty():
-        command, words = model_runs.generate, ["--prompt", "-", *words]
+        command, words = generating.generate, ["--prompt", "-", *words]
     command.main([name, *words], prog_name=f"max run {name}", standalone_mode=False)
 
 
 def _has_prompt(words: list[str]) -> bool:
     """Whether arguments of `max run` have a prompt: a text that is no option and no value of one."""
     context = click.Context(
-        model_runs.generate, resilient_parsing=True, ignore_unknown_options=True
+        generating.generate, resilient_parsing=True, ignore_unknown_options=True
     )
-    values, _, _ = model_runs.generate.make_parser(context).parse_args(list(words))
+    values, _, _ = generating.generate.make_parser(context).parse_args(list(words))
     # the parser takes the first text for the model, which is named before; what is not given is no text
     return any(isinstance(values.get(name), str) for name in ("model", "prompt"))

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from max._lazy import lazy_module
 from max.entrypoints.cli import log_level_option
 from max.entrypoints.cli.errors import CommandError
+from max.entrypoints.cli.generation.runner import Runner
 from max.entrypoints.cli.options.config_options import (
     GroupedCommand,
     config_options,
@@ -23,34 +23,17 @@ from max.entrypoints.cli.options.config_options import (
 )
 from max.entrypoints.cli.options.model_names import model_argument, set_model
 from max.entrypoints.cli.progress import Progress
-from max.interfaces import (
-    PipelineTask,
-    RequestID,
-    SamplingParams,
-    TextGenerationContext,
-    TextGenerationRequest,
-)
 from max.pipelines.config.lora_config import named_path
 from max.pipelines.config.pipeline_config import PipelineConfig
-from max.pipelines.core.exceptions import InputError
-from max.pipelines.generation.coroutines import run_async
 from max.pipelines.sampling.defaults import sampling_params_for
 
 # loaded when a command runs, not for its help or for completions of a shell
 if TYPE_CHECKING:
-    from max.entrypoints.cli import torch_engine
-    from max.pipelines.generation import generation
-    from max.pipelines.registry import registry
+    from max.entrypoints.cli.generation import torch_engine
     from max.pipelines.structured import grammar as grammars
-    from max.pipelines.tokenization import text_stream
-    from max.pipelines.tokenization import tokenizer as text_tokenizer
 else:
-    generation = lazy_module("max.pipelines.generation.generation")
-    text_stream = lazy_module("max.pipelines.tokenization.text_stream")
-    registry = lazy_module("max.pipelines.registry.registry")
     grammars = lazy_module("max.pipelines.structured.grammar")
-    text_tokenizer = lazy_module("max.pipelines.tokenization.tokenizer")
-    torch_engine = lazy_module("max.entrypoints.cli.torch_engine")
+    torch_engine = lazy_module("max.entrypoints.cli.generation.torch_engine")
 
 
 @click.command("generate", cls=GroupedCommand, short_help="Generate text from a prompt.")
@@ -155,7 +138,7 @@ def generate(
     progress.close()
     timing = _Timing(ready, context.current_length)
     timing.start()
-    for piece in runner.run(context, timing):
+    for piece in runner.run(context, timing.tokens):
         click.echo(piece, nl=False)
     click.echo()
     if stats:
@@ -220,102 +203,6 @@ def _from_stdin() -> str:
     if sys.stdin is None:  # pyright: ignore[reportUnnecessaryComparison]
         raise click.UsageError("--prompt - reads the prompt from stdin, which is closed")
     return sys.stdin.buffer.read().decode("utf-8", "surrogateescape")
-
-
-class Runner:
-    """A model and one request at a time."""
-
-    _alive: ClassVar[list[object]] = []
-    """Models live until the process ends: their packed weights are then written for the next start (`max.engine`)."""
-
-    def __init__(
-        self,
-        config: PipelineConfig,
-        params: SamplingParams,
-        grammar: str | None = None,
-        adapter: tuple[str, float] = ("", 1.0),
-    ) -> None:
-        self.config, self.params, self._grammar = config, params, grammar
-        self._adapter = adapter
-        tokenizer, self._factory = registry.PIPELINE_REGISTRY.retrieve_factory(
-            config, PipelineTask.TEXT_GENERATION
-        )
-        if not isinstance(tokenizer, text_tokenizer.TextTokenizer):
-            raise click.ClickException(f"{model_name(config)} is no model of text")
-        self.tokenizer = tokenizer
-
-    def load(self) -> None:
-        """Loads and compiles the model."""
-        self.pipeline: Any = self._factory()
-        self._alive.append(self.pipeline)
-        self.generation = generation.Generation.of(self.pipeline)
-
-    def context(self, prompt: str, chat: bool) -> TextGenerationContext:
-        """The initial state of a request."""
-        as_chat = chat and self.tokenizer.has_chat_template
-        request = TextGenerationRequest(
-            request_id=RequestID(),
-            model_name=self.config.model_config.model_name,
-            prompt=None if as_chat else prompt,
-            messages=[{"role": "user", "content": prompt}] if as_chat else None,
-            sampling_params=self.params,
-        )
-        if not prompt:
-            raise InputError("the prompt is empty", "Give a text with --prompt.")
-        context = run_async(self.tokenizer.new_context(request))
-        context.grammar = self._grammar
-        context.adapter, context.adapter_scale = self._adapter
-        return context
-
-    def conversation(self, messages: list[Any]) -> TextGenerationContext:
-        """The initial state of a request to answer a conversation.
-
-        Args:
-            messages: The messages, each with role and content.
-        """
-        request = TextGenerationRequest(
-            request_id=RequestID(),
-            model_name=self.config.model_config.model_name,
-            messages=messages,
-            sampling_params=self.params,
-        )
-        context = run_async(self.tokenizer.new_context(request))
-        context.adapter, context.adapter_scale = self._adapter
-        return context
-
-    def run(self, context: TextGenerationContext, timing: _Timing | None = None) -> Iterator[str]:
-        """The text of a request, in pieces."""
-        text = text_stream.GeneratedText(
-            lambda tokens: self.tokenizer.decode_now(tokens, skip_special_tokens=True),
-            context.eos_token_ids,
-            self.params.stop or (),
-        )
-        outputs = self.generation.stream([context])
-        try:
-            for output in outputs:
-                if timing is not None:
-                    timing.tokens(len(output.tokens))
-                piece = text.push(output.tokens, output.final_status)
-                if piece.text:
-                    yield piece.text
-                if piece.stop is not None:
-                    return
-        finally:
-            outputs.close()
-
-    def forget(self) -> None:
-        """Drops cached prefixes, so that the next prompt is computed."""
-        for manager in self.pipeline.kv_managers:
-            manager.forget_prefixes()
-
-
-def model_name(config: PipelineConfig) -> str:
-    """The model's name for messages.
-
-    Args:
-        config: The configuration.
-    """
-    return config.model_config.model_name
 
 
 @dataclass

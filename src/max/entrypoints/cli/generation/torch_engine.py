@@ -11,7 +11,7 @@ from max._lazy import lazy_module
 from max.driver import CPU
 from max.engine import InferenceSession
 from max.entrypoints.cli.errors import CommandError
-from max.entrypoints.cli.generate import Runner
+from max.entrypoints.cli.generation.runner import Runner
 from max.importers.errors import ImportFailure
 from max.interfaces import SamplingParams, TextGenerationContext, TextGenerationOutput
 from max.pipelines.config.pipeline_config import PipelineConfig

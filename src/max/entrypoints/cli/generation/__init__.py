@@ -1,0 +1,1 @@
+"""Models that answer the requests of a command, one at a time."""
