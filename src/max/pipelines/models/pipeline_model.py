@@ -255,7 +255,8 @@ class PipelineModel(ABC, Generic[BaseContextType]):
     def decoding_graph(self) -> Model | None:
         """The graph that :meth:`execute` runs, if its steps can repeat without Python in between.
 
-        Its inputs are :meth:`decoding_inputs`; its first output is the next tokens. None by default.
+        Its inputs are :meth:`decoding_inputs`; its first output is the next tokens, its second the logits of the last
+        tokens float32 ``[batch, vocab]``, which batches with grammars sample from. None by default.
         """
         return None
 

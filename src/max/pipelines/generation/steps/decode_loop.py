@@ -189,9 +189,10 @@ class DecodeLoop:
 
     @property
     def vocabulary(self) -> int | None:
-        """The number of logits of a token; None if the graph does not tell."""
-        shape = self._model.output_metadata[1].shape
-        return None if shape is None else shape[-1]
+        """The number of logits of a token; None if the graph does not return the logits of last tokens second."""
+        outputs = self._model.output_metadata
+        shape = outputs[1].shape if len(outputs) > 1 else None
+        return None if shape is None or len(shape) != 2 else shape[1]
 
     def load_constrained(self) -> ModelLoop:
         """The loop of batches with grammars; its graph is loaded once. Thread-safe."""
