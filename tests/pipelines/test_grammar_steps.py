@@ -136,13 +136,24 @@ def test_they_equal_single_steps(
 
 
 def test_a_string_takes_several_steps_in_a_call(
-    pipeline: Any, followed: list[tuple[int, int]]
+    pipeline: Any, followed: list[tuple[int, int]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     own = grammar.of_regex(r"[a-zA-Z0-9 .,\n]{200,}")
+    started: list[int] = []
+    real = Constraints.start_next_masks
+
+    def start(self: Any, batch: Any) -> Any:
+        started.append(1)
+        return real(self, batch)
+
+    monkeypatch.setattr(Constraints, "start_next_masks", start)
     for options in OPTIONS[:2]:
         followed.clear()
+        started.clear()
         (tokens,) = answers(pipeline, [request(pipeline, 1, own, **options)])
         assert len(followed) < len(tokens) / 2
+        # the masks after a call of several steps are known
+        assert len(started) <= 1 + sum(sampled == 1 for sampled, _ in followed)
         # the first tokens and the last ones may change the mask
         assert sum(valid for _, valid in followed) > 0.9 * sum(count for count, _ in followed)
 
