@@ -4,7 +4,7 @@
 It needs a quiet machine of at least two cores. `cores`: replicas of one core each against one engine of all cores.
 `prefixes`: several tenants with prompts that begin alike, on replicas behind one server, and in turn on as many servers
 of one engine. `simulated`: requests at a rate on one engine, and the same in `max benchmark --simulate`, whose costs
-are measured before.
+are measured before. `first`: from the start of a server to its first answer.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ import random
 import statistics
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -37,6 +38,29 @@ VOCABULARY = 1000
 """Tokens below this number are asked for; each model has them."""
 
 
+def start(model: str, port: int, cores: Sequence[int], *options: str) -> subprocess.Popen[str]:
+    """Starts a server.
+
+    Args:
+        model: The model.
+        port: Its port.
+        cores: Its cores.
+        options: Further options of ``max serve``.
+    """
+    code = "from max.entrypoints.cli import main; main()"
+    command = [
+        sys.executable, "-c", code, "serve", "--model", model, "--port", str(port), "--metrics-port", "0",
+        "--served-model-name", "m", "--max-length", "2048", "--max-batch-size", "16", *options,
+    ]  # fmt: skip
+    return subprocess.Popen(
+        command,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        preexec_fn=lambda: os.sched_setaffinity(0, cores),
+    )
+
+
 @contextmanager
 def serving(model: str, cores: Sequence[int], *options: str) -> Iterator[Target]:
     """A server on some cores.
@@ -47,18 +71,7 @@ def serving(model: str, cores: Sequence[int], *options: str) -> Iterator[Target]
         options: Further options of ``max serve``.
     """
     port = free_port()
-    code = "from max.entrypoints.cli import main; main()"
-    command = [
-        sys.executable, "-c", code, "serve", "--model", model, "--port", str(port), "--metrics-port", "0",
-        "--served-model-name", "m", "--max-length", "2048", "--max-batch-size", "16", *options,
-    ]  # fmt: skip
-    process = subprocess.Popen(
-        command,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        preexec_fn=lambda: os.sched_setaffinity(0, cores),
-    )
+    process = start(model, port, cores, *options)
     try:
         assert process.stdout is not None
         lines: list[str] = []
@@ -149,6 +162,51 @@ def compare_routing(model: str, rounds: int) -> dict[str, Any]:
     return {"ttft ms": best, "ratio": best["by prefix"] / best["in turn"], "all": times}
 
 
+def _cpu_s(pid: int) -> dict[str, float]:
+    """The seconds of CPU time of a server and of its worker, which is its child that has used the most."""
+
+    def of(number: int) -> float:
+        fields = Path(f"/proc/{number}/stat").read_text().rpartition(")")[2].split()
+        return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+    children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+    return {"server": of(pid), "worker": max((of(int(each)) for each in children), default=0.0)}
+
+
+def time_first_answer(model: str, rounds: int) -> dict[str, Any]:
+    """Seconds and CPU seconds from the start of a process to the first answer; kernels are compiled before."""
+    cores, draw = sorted(logical_cpus()), random.Random(3)
+    with serving(model, cores):
+        pass
+    found = [_first_answer(model, cores, draw) for _ in range(rounds)]
+    return {"best": min(found, key=lambda each: each["first answer"]["s"]), "all": found}
+
+
+def _first_answer(model: str, cores: Sequence[int], draw: random.Random) -> dict[str, Any]:
+    """The times from the start of a server at which it listens, is ready, and has answered."""
+    port, begin, marks = free_port(), time.perf_counter(), dict[str, Any]()
+    process = start(model, port, cores)
+
+    def mark(name: str) -> None:
+        marks[name] = {"s": time.perf_counter() - begin, "cpu s": _cpu_s(process.pid)}
+
+    try:
+        assert process.stdout is not None
+        for line in process.stdout:
+            if line.startswith("Listening"):
+                mark("listens")
+            if "Server ready" in line:
+                break
+        mark("ready")
+        body = body_of(random_tokens(draw, 8), 1)
+        asyncio.run(closed_loop([Target(f"http://127.0.0.1:{port}")], [body], 1))
+        mark("first answer")
+    finally:
+        process.terminate()
+        process.wait()
+    return marks
+
+
 async def _costs(target: Target, draw: random.Random) -> CostModel:
     """The costs of the engine's steps, in milliseconds, from a few requests."""
 
@@ -206,6 +264,7 @@ CASES: dict[str, Callable[[str, int], dict[str, Any]]] = {
     "cores": compare_cores,
     "prefixes": compare_routing,
     "simulated": compare_simulated,
+    "first": time_first_answer,
 }
 
 

@@ -7,10 +7,13 @@ import json
 import os
 import signal
 import socket
+import ssl
+import subprocess
 import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -291,6 +294,41 @@ def test_a_router_that_is_stopped_is_replaced(start_server: Callable[..., Runnin
     assert (
         not alive and len(gone) == 5
     )  # an owner, an engine, two routers, what cleans up for `multiprocessing`
+
+
+def test_tls(start_server: Callable[..., RunningServer], tmp_path: Path) -> None:
+    """Of routers; what they forward stays within the machine, and knows the scheme."""
+    names = ["-subj", "/CN=localhost", "-addext", "subjectAltName=IP:127.0.0.1,DNS:localhost"]
+    files = ["-keyout", str(tmp_path / "key.pem"), "-out", str(tmp_path / "cert.pem")]
+    command = ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "2"]
+    subprocess.run([*command, *files, *names], check=True, capture_output=True)
+    server = start_server(
+        "--model", str(TINY), "--served-model-name", "tiny", "--max-length", "512", "--routers", "2",
+        "--quantization-encoding", "float32", "--ssl-certfile", files[3], "--ssl-keyfile", files[1],
+    )  # fmt: skip
+    line = until(lambda: [each for each in server.lines if each.startswith("Server ready")], 240)[0]
+    url = line.split()[3]
+    assert url.startswith("https://")
+    trusted = ssl.create_default_context(cafile=files[3])
+    for _ in range(4):  # new connections, of both routers
+        with httpx.Client(base_url=url, verify=trusted, timeout=60) as client:
+            assert content(client.post("/v1/chat/completions", json=BODY)) == ANSWER
+            assert len(client.get("/cluster").json()["routers"]) == 2
+            body = {"model": "tiny", "input": QUESTION, "temperature": 0}
+            assert client.post("/v1/responses", json=body).json()["status"] == "completed"
+    with websockets.sync.client.connect(
+        url.replace("https", "wss") + "/v1/responses", ssl=trusted
+    ) as connection:
+        connection.send(json.dumps({"type": "response.create", **body}))
+        events = [
+            json.loads(message)["type"] for message, _ in zip(connection, range(3), strict=False)
+        ]
+        assert "response.created" in events
+    with pytest.raises(httpx.ConnectError):
+        httpx.get(f"{url}/health", timeout=60)  # whose certificate nobody trusts
+    with pytest.raises(httpx.TransportError):
+        httpx.get(url.replace("https", "http") + "/health", timeout=60)
+    assert server.stop() == 0
 
 
 def test_an_owner_that_is_killed(server: RunningServer) -> None:

@@ -52,8 +52,8 @@ logger = logging.getLogger("max.serve")
 
 MOST_UNREAD_BYTES = 64 << 20
 """The bytes that may wait for a user that does not read; beyond, its connection ends."""
-NEXT_OWNER_S = 60.0
-"""Seconds that an engine waits for its next owner."""
+NEXT_OWNER_S = 300.0
+"""Seconds that engines and routers wait for the next owner, which may wait for a cluster itself."""
 LOAD_S = 0.01
 """The shortest time in seconds between two reports of the load of the others."""
 _LOOK_S = 0.5
