@@ -95,7 +95,6 @@ def test_calls_of_other_tools_and_parts_between() -> None:
         ContentPart("so"), ToolCallPart(0, "a", "t"), ArgumentsPart(0, "1"),
         ToolCallPart(1, "b", "u"), ArgumentsPart(1, '{"input": "2"}'),
     ]  # fmt: skip
-    assert TextInputs(frozenset()).texts(given) is given
 
 
 def test_each_character_is_read_once(monkeypatch: pytest.MonkeyPatch) -> None:

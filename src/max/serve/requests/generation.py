@@ -290,7 +290,8 @@ async def stream_answers(
         The new parts.
     """
     parsers = [job.new_parser() for _ in job.sequences]
-    inputs = [TextInputs(job.custom_tools) for _ in job.sequences]
+    # none without custom tools: each chunk of a stream would pass through them
+    inputs = [TextInputs(job.custom_tools) for _ in job.sequences if job.custom_tools]
     called: set[int] = set()
     stream = generate_choices(job.model, job.sequences, timeout, metrics)
     async with aclosing(stream):
@@ -303,9 +304,10 @@ async def stream_answers(
                     # nothing completes a mark that is held back
                     cut = reason != "stop" or piece.stop is not None
                     parts = [*parts, *parsers[number].finish(cut)]
-                parts = inputs[number].texts(parts)
-                if reason is not None:
-                    parts = [*parts, *inputs[number].finish()]
+                if inputs:
+                    parts = inputs[number].texts(parts)
+                    if reason is not None:
+                        parts = [*parts, *inputs[number].finish()]
                 for part in parts:
                     if isinstance(part, ToolCallPart):
                         called.add(number)

@@ -89,14 +89,12 @@ class TextInputs:
         self._names = names
         self._open: dict[int, _TextInput] = {}
 
-    def texts(self, parts: Sequence[AnswerPart]) -> Sequence[AnswerPart]:
+    def texts(self, parts: Sequence[AnswerPart]) -> list[AnswerPart]:
         """Parts in which the arguments of custom tools are texts. A text that the length limit cuts is what came.
 
         Args:
             parts: The parts of an answer.
         """
-        if not self._names:
-            return parts
         made: list[AnswerPart] = []
         for part in parts:
             if isinstance(part, ToolCallPart):
