@@ -270,8 +270,8 @@ class Flags:
         default=True,
     )
     MAX_AUTOTUNE = _bool_flag(
-        "Measures once, while the process is idle, up to how many rows the path for few rows is faster in products; "
-        "the disk cache keeps the result.",
+        "Measures once, while the process is idle (or between executions if it never is), up to how many rows the path "
+        "for few rows is faster in products; the disk cache keeps the result.",
         "when a model is loaded",
         default=True,
     )
