@@ -231,6 +231,11 @@ def test_nf4(nested, rng):
     expected = (NF4[numbers].reshape(-1, 64) * largest[:, None]).reshape(OUT, IN)
     assert data.quantization_encoding is QuantizationEncoding.Q8_0
     assert np.abs(values_of(data) - expected).max() <= np.abs(expected).max() / 250
+    if nested:
+        for name, count in (("weight__nested_absmax", 2), ("weight__nested_quant_map", 255)):
+            wrong = state(**{**parts, name: np.ones(count, np.float32)})
+            with pytest.raises(ModelFilesError, match=f"maxima of {blocks} in blocks of 256"):
+                convert_quantized(wrong, {"quant_method": "bitsandbytes"})
 
 
 def test_bitsandbytes_int8(rng):

@@ -81,7 +81,7 @@ def read_template_file(path: Path) -> dict[str, str]:
     return _templates_of(path, value)
 
 
-def _templates_of(path: Path, value: Any) -> dict[str, str]:
+def _templates_of(path: Path, value: object) -> dict[str, str]:
     """The templates in a JSON file's value."""
     inside = value.get("chat_template") if isinstance(value, dict) else None
     if isinstance(inside, str):

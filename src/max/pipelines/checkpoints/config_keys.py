@@ -62,7 +62,7 @@ class ConfigKeys:
         return keys
 
     def of_type(
-        self, defaults: Mapping[str, Any], groups: Mapping[str, tuple[str, ...]]
+        self, defaults: Mapping[str, object], groups: Mapping[str, tuple[str, ...]]
     ) -> ConfigKeys:
         """The same keys with values for those that the file leaves out; null is a value of the file.
 

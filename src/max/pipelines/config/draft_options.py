@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from max.pipelines.config.model_config import MAXModelConfig
@@ -38,7 +39,7 @@ def draft_options_in(values: dict[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in found.items() if value is not None}
 
 
-def draft_model_of(options: dict[str, Any], model: MAXModelConfig) -> MAXModelConfig | None:
+def draft_model_of(options: Mapping[str, object], model: MAXModelConfig) -> MAXModelConfig | None:
     """The draft model of a configuration; None if it has none.
 
     Args:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from max._lazy import lazy_module
 from max._spelling import did_you_mean
@@ -137,7 +137,7 @@ class KVCacheConfig(StrictConfig):
         n_kv_heads: int,
         head_dim: int,
         num_layers: int,
-        devices: Sequence[Any],
+        devices: Sequence[object],
         data_parallel_degree: int = 1,
         is_mla: bool = False,
         num_q_heads: int | None = None,

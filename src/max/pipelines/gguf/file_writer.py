@@ -40,7 +40,7 @@ class GGUFEntry(NamedTuple):
     data: Callable[[], npt.NDArray[Any]]
 
 
-def write_gguf(path: Path, metadata: Mapping[str, Any], entries: Sequence[GGUFEntry]) -> None:
+def write_gguf(path: Path, metadata: Mapping[str, object], entries: Sequence[GGUFEntry]) -> None:
     """Writes a file under a temporary name, and renames it when it is complete.
 
     Args:

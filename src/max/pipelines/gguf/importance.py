@@ -160,7 +160,7 @@ def _recorded_inputs() -> Iterator[list[str]]:
             values.extend([squares, rows])
 
     def observe(
-        layer: Layer, args: tuple[Any, ...], kwargs: dict[str, Any], outputs: object
+        layer: Layer, args: tuple[Any, ...], kwargs: Mapping[str, object], outputs: object
     ) -> tuple[TensorValue, ...] | None:
         """Records the inputs of a linear layer or an expert product; a decoder returns all recorded values."""
         if isinstance(layer, Decoder):

@@ -40,7 +40,7 @@ class Metadata:
         heads = max(config["num_attention_heads"], 1)
         return config.get("head_dim") or config["hidden_size"] / heads
 
-    def value(self, key: str, default: Any = None) -> Any:
+    def value(self, key: str, default: object = None) -> Any:
         """A value of any type.
 
         Args:

@@ -215,7 +215,7 @@ def _counts(metadata: Metadata) -> dict[str, Any]:
     return counts
 
 
-def _token_ids(values: Mapping[str, Any]) -> dict[str, Any]:
+def _token_ids(values: Mapping[str, object]) -> dict[str, Any]:
     """The special tokens in the keys of config.json; several end tokens become a list."""
     names = {"bos_token_id": "bos", "eos_token_id": "eos", "pad_token_id": "padding"}
     keys = {key: f"tokenizer.ggml.{name}_token_id" for key, name in names.items()}

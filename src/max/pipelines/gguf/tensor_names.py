@@ -93,7 +93,7 @@ _TABLES = ("rope_freqs.weight", "rope_factors_long.weight", "rope_factors_short.
 """Tensors that the engine computes itself."""
 
 
-def decoder_weights(form: GGUFForm, tensors: Mapping[str, Any]) -> dict[str, WeightData]:
+def decoder_weights(form: GGUFForm, tensors: Mapping[str, object]) -> dict[str, WeightData]:
     """The weights of a GGUF file by the decoder's names.
 
     Rows of queries and keys keep their order: Llama's files store the two elements of a rotated pair adjacently,

@@ -165,7 +165,7 @@ def _vocabulary(file: GGUFFile) -> Vocabulary:
 
 
 def _named_tokens(
-    values: Mapping[str, Any], texts: Sequence[str], keys: Mapping[str, Sequence[str]]
+    values: Mapping[str, object], texts: Sequence[str], keys: Mapping[str, Sequence[str]]
 ) -> dict[str, str]:
     """The texts of the special tokens whose ids the metadata states."""
     named: dict[str, str] = {}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from max.pipelines.checkpoints.hub import HuggingFaceRepo
@@ -98,8 +98,8 @@ def _patterns(step: dict[str, Any]) -> tuple[str, ...]:
 
 
 def _sentencepiece(
-    values: dict[str, Any],
-    model: dict[str, Any],
+    values: Mapping[str, object],
+    model: Mapping[str, object],
     merges: Sequence[tuple[str, ...]],
     tokens: Sequence[str],
 ) -> dict[str, Any]:
@@ -119,7 +119,7 @@ def _sentencepiece(
 
 
 def _special_tokens(
-    repo: HuggingFaceRepo, values: dict[str, Any], numbers: dict[str, int]
+    repo: HuggingFaceRepo, values: Mapping[str, object], numbers: dict[str, int]
 ) -> dict[str, Any]:
     """The metadata of special tokens, of the begin token flag, and of the chat template."""
     path = repo.file("tokenizer_config.json")

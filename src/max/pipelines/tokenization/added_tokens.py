@@ -125,7 +125,7 @@ def add_missing_tokens(tokenizer: Tokenizer, keys: ConfigKeys) -> None:
         tokenizer.add_tokens(missing)
 
 
-def stated_tokens(repo: HuggingFaceRepo, config: Mapping[str, Any]) -> dict[str, Any]:
+def stated_tokens(repo: HuggingFaceRepo, config: Mapping[str, object]) -> dict[str, Any]:
     """The config with the tokens of special_tokens_map.json and added_tokens.json.
 
     These count where tokenizer_config.json has no ``added_tokens_decoder``.

@@ -36,11 +36,11 @@ def _pairs(vocab: Path, merges: Path) -> Tokenizer:
     return tokenizer
 
 
-def _has_prefix(config: Mapping[str, Any]) -> bool:
+def _has_prefix(config: Mapping[str, object]) -> bool:
     return bool(config.get("add_prefix_space", False))
 
 
-def gpt2(vocab: Path, merges: Path, config: dict[str, Any]) -> Tokenizer:
+def gpt2(vocab: Path, merges: Path, config: Mapping[str, object]) -> Tokenizer:
     """GPT-2's tokenizer.
 
     Args:
@@ -55,7 +55,7 @@ def gpt2(vocab: Path, merges: Path, config: dict[str, Any]) -> Tokenizer:
     return tokenizer
 
 
-def gpt_neox(vocab: Path, merges: Path, config: dict[str, Any]) -> Tokenizer:
+def gpt_neox(vocab: Path, merges: Path, config: Mapping[str, object]) -> Tokenizer:
     """GPT-NeoX's tokenizer: GPT-2's of composed characters.
 
     Args:
@@ -70,7 +70,7 @@ def gpt_neox(vocab: Path, merges: Path, config: dict[str, Any]) -> Tokenizer:
     return tokenizer
 
 
-def cohere(vocab: Path, merges: Path, config: dict[str, Any]) -> Tokenizer:
+def cohere(vocab: Path, merges: Path, config: Mapping[str, object]) -> Tokenizer:
     """Cohere's tokenizer: GPT-NeoX's with single digits.
 
     Args:
@@ -102,7 +102,7 @@ def _split(tokenizer: Tokenizer, pattern: str, prefix: bool = False) -> None:
     )
 
 
-def qwen2(vocab: Path, merges: Path, config: dict[str, Any], pre: str = "qwen2") -> Tokenizer:
+def qwen2(vocab: Path, merges: Path, config: Mapping[str, object], pre: str = "qwen2") -> Tokenizer:
     """The tokenizer of Qwen 2 and 3.
 
     Args:
@@ -119,7 +119,7 @@ def qwen2(vocab: Path, merges: Path, config: dict[str, Any], pre: str = "qwen2")
     return tokenizer
 
 
-def qwen35(vocab: Path, merges: Path, config: dict[str, Any]) -> Tokenizer:
+def qwen35(vocab: Path, merges: Path, config: Mapping[str, object]) -> Tokenizer:
     """The tokenizer of Qwen 3.5.
 
     Args:
@@ -130,7 +130,7 @@ def qwen35(vocab: Path, merges: Path, config: dict[str, Any]) -> Tokenizer:
     return qwen2(vocab, merges, config, "qwen35")
 
 
-def roberta(vocab: Path, merges: Path, config: dict[str, Any]) -> Tokenizer:
+def roberta(vocab: Path, merges: Path, config: Mapping[str, object]) -> Tokenizer:
     """RoBERTa's tokenizer.
 
     Args:
@@ -141,7 +141,7 @@ def roberta(vocab: Path, merges: Path, config: dict[str, Any]) -> Tokenizer:
     return gpt2(vocab, merges, config)
 
 
-def roberta_ends(tokenizer: Tokenizer, config: Mapping[str, Any]) -> None:
+def roberta_ends(tokenizer: Tokenizer, config: Mapping[str, object]) -> None:
     """Adds the classifier's and the separating token to texts.
 
     Args:
@@ -233,7 +233,7 @@ _QWEN_TOKENS = (
 _MOST_RESERVED = 1 << 16
 
 
-def tiktoken(path: Path, config: dict[str, Any]) -> Tokenizer:
+def tiktoken(path: Path, config: Mapping[str, object]) -> Tokenizer:
     """A file of tiktoken: a line for each token, with its bytes in base64 and its rank.
 
     Args:

@@ -8,7 +8,7 @@ Templates are written for the transformers package: blocks are trimmed, loops ha
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from datetime import datetime
 from typing import Any, cast
 
@@ -161,7 +161,7 @@ class _Environment(ImmutableSandboxedEnvironment):
             case _:
                 return self.binop_table[operator](left, right)
 
-    def getattr(self, obj: Any, attribute: str) -> Any:
+    def getattr(self, obj: object, attribute: str) -> Any:
         """The attribute of a value, as the sandbox gives it.
 
         Args:
@@ -175,7 +175,7 @@ class _Environment(ImmutableSandboxedEnvironment):
             return getattr(obj, attribute)
         return super().getattr(obj, attribute)
 
-    def is_safe_attribute(self, obj: Any, attr: str, value: Any) -> bool:
+    def is_safe_attribute(self, obj: object, attr: str, value: object) -> bool:
         """Whether a template may read an attribute.
 
         Args:
@@ -186,7 +186,7 @@ class _Environment(ImmutableSandboxedEnvironment):
         changes_list = type(obj) is list and attr in calls.LIST_CHANGES
         return changes_list or super().is_safe_attribute(obj, attr, value)
 
-    def wrap_str_format(self, value: Any) -> Any:
+    def wrap_str_format(self, value: object) -> Any:
         """The replacement of a method ``format`` or ``format_map`` of a text; None for other values.
 
         Args:
@@ -313,10 +313,10 @@ class _Sizes:
 
 def render_chat(
     template: str,
-    messages: list[Any],
+    messages: Sequence[object],
     *,
-    tools: list[Any] | None = None,
-    variables: Mapping[str, Any] | None = None,
+    tools: Sequence[object] | None = None,
+    variables: Mapping[str, object] | None = None,
     add_generation_prompt: bool = True,
 ) -> str:
     """Formats a conversation with a template.

@@ -9,7 +9,7 @@ compare the two. tokenizer.json determines whether begin and end tokens are adde
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cached_property, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -78,7 +78,7 @@ class HFTokenizer:
     def __init__(
         self,
         tokenizer: Tokenizer,
-        config: dict[str, Any],
+        config: Mapping[str, object],
         templates: dict[str, str],
         file: str = "tokenizer_config.json",
     ) -> None:
@@ -279,8 +279,8 @@ class HFTokenizer:
 
     def apply_chat_template(
         self,
-        conversation: list[Any],
-        tools: list[Any] | None = None,
+        conversation: Sequence[object],
+        tools: Sequence[object] | None = None,
         chat_template: str | None = None,
         add_generation_prompt: bool = False,
         **variables: object,
@@ -361,7 +361,7 @@ def render_for_transformers(
     )
 
 
-def _templates(repo: HuggingFaceRepo, config: dict[str, Any], file: str) -> dict[str, str]:
+def _templates(repo: HuggingFaceRepo, config: Mapping[str, object], file: str) -> dict[str, str]:
     """The chat templates of a model, from all files that may have them."""
     templates: dict[str, str] = {}
     inside = config.get("chat_template")

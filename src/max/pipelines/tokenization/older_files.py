@@ -174,7 +174,7 @@ _STATED_WRONGLY = {"qwen2", "qwen3_5", "qwen3_5_moe", "qwen3_5_moe_text"}
 
 
 def tokenizer_of_older_files(
-    repo: HuggingFaceRepo, config: Mapping[str, Any]
+    repo: HuggingFaceRepo, config: Mapping[str, object]
 ) -> tuple[Tokenizer, dict[str, Any]] | None:
     """The tokenizer of a model without tokenizer.json, and its config with the class's special tokens.
 
@@ -199,7 +199,7 @@ def tokenizer_of_older_files(
 
 
 def _built_tokenizer(
-    family: _Family, paths: list[Path], repo: HuggingFaceRepo, config: Mapping[str, Any]
+    family: _Family, paths: list[Path], repo: HuggingFaceRepo, config: Mapping[str, object]
 ) -> tuple[Tokenizer, dict[str, Any]]:
     whole: dict[str, Any] = {**family.special, **stated_tokens(repo, config)}
     keys, ends = ConfigKeys(whole, file="tokenizer_config.json"), family.ends
@@ -245,7 +245,7 @@ def _paths(repo: HuggingFaceRepo, family: _Family) -> list[Path]:
     return []
 
 
-def _class_names(repo: HuggingFaceRepo, config: Mapping[str, Any]) -> list[str]:
+def _class_names(repo: HuggingFaceRepo, config: Mapping[str, object]) -> list[str]:
     """The classes of a model's tokenizer, the first that has files counts.
 
     What a file states counts before the class of the model's type, unless that is the general one: these types'

@@ -171,7 +171,7 @@ def _scored_pieces(model: SentencePieceModel, first: int = 0) -> list[tuple[str,
     return [(piece.text, piece.score) for piece in model.pieces[first:]]
 
 
-def _has_prefix(config: Mapping[str, Any]) -> bool:
+def _has_prefix(config: Mapping[str, object]) -> bool:
     return bool(config.get("add_prefix_space", True))
 
 
@@ -208,7 +208,7 @@ def camembert(model: SentencePieceModel, config: dict[str, Any]) -> Tokenizer:
     return _unigram_tokenizer(model, vocab, number, _has_prefix(config))
 
 
-def xlm_roberta_ends(tokenizer: Tokenizer, config: Mapping[str, Any]) -> None:
+def xlm_roberta_ends(tokenizer: Tokenizer, config: Mapping[str, object]) -> None:
     """Adds the begin and the end token to texts, and an end token between the texts of a pair.
 
     Args:
@@ -245,7 +245,7 @@ def t5(model: SentencePieceModel, config: dict[str, Any]) -> Tokenizer:
     return _unigram_tokenizer(model, vocab, 2, True)
 
 
-def t5_ends(tokenizer: Tokenizer, config: Mapping[str, Any]) -> None:
+def t5_ends(tokenizer: Tokenizer, config: Mapping[str, object]) -> None:
     """Adds the end token to texts.
 
     Args:

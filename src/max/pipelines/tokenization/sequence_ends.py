@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 __all__ = ["add_ends", "token_number", "token_text"]
 
 
-def token_text(config: Mapping[str, Any], key: str) -> str:
+def token_text(config: Mapping[str, object], key: str) -> str:
     """The text of a special token; empty without one.
 
     Args:
@@ -39,7 +39,7 @@ def token_number(tokenizer: Tokenizer, text: str) -> int:
     return number
 
 
-def add_ends(tokenizer: Tokenizer, config: Mapping[str, Any], begins: bool = False) -> None:
+def add_ends(tokenizer: Tokenizer, config: Mapping[str, object], begins: bool = False) -> None:
     """Adds the begin and end tokens that the config asks for.
 
     Args:

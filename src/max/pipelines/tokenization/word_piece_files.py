@@ -55,7 +55,7 @@ def mpnet(path: Path, config: dict[str, Any]) -> Tokenizer:
     return bert(path, config)
 
 
-def bert_ends(tokenizer: Tokenizer, config: Mapping[str, Any]) -> None:
+def bert_ends(tokenizer: Tokenizer, config: Mapping[str, object]) -> None:
     """Adds the classifier's and the separating token to texts.
 
     Args:
@@ -72,7 +72,7 @@ def bert_ends(tokenizer: Tokenizer, config: Mapping[str, Any]) -> None:
     )
 
 
-def mpnet_ends(tokenizer: Tokenizer, config: Mapping[str, Any]) -> None:
+def mpnet_ends(tokenizer: Tokenizer, config: Mapping[str, object]) -> None:
     """As `bert_ends`, with two separating tokens between the texts of a pair.
 
     Args:

@@ -193,7 +193,7 @@ class Budget:
 
     # what compiled templates call --------------------------------------------------------------
 
-    def text(self, value: Any) -> str:
+    def text(self, value: object) -> str:
         """A value as text of the output."""
         if type(value) is not str:
             if type(value) not in _PLAIN and not isinstance(value, str):
@@ -202,7 +202,7 @@ class Budget:
         self.spend(len(value))
         return value
 
-    def output_text(self, convert: Callable[[Any], Any], value: Any) -> Any:
+    def output_text(self, convert: Callable[[Any], Any], value: object) -> Any:
         """A value as text of the output where HTML is escaped.
 
         Args:
@@ -231,7 +231,7 @@ class Budget:
         self.spend(size)
         return join(values)
 
-    def _text_bytes(self, value: Any) -> int:
+    def _text_bytes(self, value: object) -> int:
         """The bytes that the text of a value takes at most."""
         size = self.weigh(value)
         if isinstance(value, str):
@@ -240,7 +240,7 @@ class Budget:
             self.spend(4 * size)
         return 4 * size
 
-    def operand(self, value: Any) -> Any:
+    def operand(self, value: object) -> Any:
         """An operand of a comparison.
 
         Args:
@@ -250,7 +250,7 @@ class Budget:
             self.weigh(value)
         return value
 
-    def key(self, value: Any) -> Any:
+    def key(self, value: object) -> Any:
         """A key of a dict or list.
 
         Args:
@@ -289,6 +289,6 @@ class Budget:
         return result
 
 
-def _is_container(value: Any) -> bool:
+def _is_container(value: object) -> bool:
     """Whether a value is a container whose elements can be read any number of times."""
     return isinstance(value, _CONTAINERS)

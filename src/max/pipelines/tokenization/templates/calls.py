@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from types import BuiltinMethodType
 from typing import Any
 
@@ -115,7 +115,7 @@ def remainder(budget: Budget, left: Any, right: Any) -> Any:
     return budget.spend_value(left % right)
 
 
-def _count_percent(budget: Budget, text: str | bytes, values: Any) -> None:
+def _count_percent(budget: Budget, text: str | bytes, values: object) -> None:
     """Counts ``text % values``."""
     form = text.decode("latin-1") if isinstance(text, bytes) else str(text)
     budget.scan(16 * len(form))
@@ -193,7 +193,7 @@ class _CountingFormatter(SandboxedFormatter):
         super().__init__(environment, **options)
         self._budget = budget
 
-    def format_field(self, value: Any, format_spec: str) -> str:
+    def format_field(self, value: object, format_spec: str) -> str:
         """The text of a value.
 
         Args:
@@ -272,7 +272,7 @@ LIST_CHANGES = frozenset(("append", "pop"))
 """The methods that change a list."""
 
 
-def _check_change(budget: Budget, owner: list[Any], args: tuple[Any, ...]) -> None:
+def _check_change(budget: Budget, owner: Sequence[object], args: tuple[Any, ...]) -> None:
     """Refuses to change a list of the conversation, and to put more into a list than plain values: it stays a tree."""
     if id(owner) in budget.inputs:
         raise SecurityError("a template may not change the conversation")
@@ -417,7 +417,7 @@ def _encoded_bytes(budget: Budget, owner: Any, args: tuple[Any, ...], kwargs: An
     return (4 if plain else 100) * len(owner)
 
 
-def _table(budget: Budget, owner: Any, args: tuple[Any, ...], kwargs: Any) -> int:
+def _table(budget: Budget, owner: object, args: tuple[Any, ...], kwargs: object) -> int:
     size = 200 * sum(map(budget.weigh, args))
     _check(budget, size)
     budget.spend(size)

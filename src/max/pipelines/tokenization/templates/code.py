@@ -98,7 +98,7 @@ class CountingCodeGenerator(CodeGenerator):
         super().write_commons()
         self.writeline("budget = context.budget")
 
-    def _output_child_pre(self, node: nodes.Expr, frame: Frame, finalize: Any) -> None:
+    def _output_child_pre(self, node: nodes.Expr, frame: Frame, finalize: object) -> None:
         if frame.eval_ctx.volatile:
             self.write("budget.output_text(escape if context.eval_ctx.autoescape else str, ")
         elif frame.eval_ctx.autoescape:

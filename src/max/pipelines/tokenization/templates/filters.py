@@ -155,7 +155,9 @@ def _counting_filter(name: str, function: Callable[..., Any]) -> Callable[..., A
     return _takes_context(counting_filter, name)
 
 
-def _arguments(budget: Budget, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> int:
+def _arguments(
+    budget: Budget, name: str, args: tuple[Any, ...], kwargs: Mapping[str, object]
+) -> int:
     """Checks and counts the arguments of a filter; returns their bytes."""
     place = _ATTRIBUTES.get(name, len(args))
     path = args[place] if place < len(args) else kwargs.get("attribute")
@@ -170,7 +172,7 @@ def _arguments(budget: Budget, name: str, args: tuple[Any, ...], kwargs: dict[st
 
 def _replacing_filter(name: str, replacement: Callable[..., Any]) -> Callable[..., Any]:
     def counting_filter(
-        context: CountingContext, value: Any = None, *args: Any, **kwargs: Any
+        context: CountingContext, value: object = None, *args: Any, **kwargs: Any
     ) -> Any:
         context.budget.step(2)
         _arguments(context.budget, name, args, kwargs)
@@ -220,7 +222,9 @@ _ATTRIBUTES = {
 _Count = Callable[[Budget, Any, int, tuple[Any, ...], dict[str, Any]], None]
 
 
-def _argument(args: tuple[Any, ...], kwargs: dict[str, Any], at: int, name: str, default: Any) -> Any:  # fmt: skip
+def _argument(
+    args: tuple[Any, ...], kwargs: Mapping[str, object], at: int, name: str, default: object
+) -> Any:
     return args[at] if len(args) > at else kwargs.get(name, default)
 
 
@@ -230,20 +234,20 @@ def _require(budget: Budget, size: int) -> None:
 
 
 def _number_of(
-    args: tuple[Any, ...], kwargs: dict[str, Any], at: int, name: str, default: int
+    args: tuple[Any, ...], kwargs: Mapping[str, object], at: int, name: str, default: int
 ) -> int:
     value = _argument(args, kwargs, at, name, default)
     return max(value, 0) if isinstance(value, int) else default
 
 
 def _center(
-    budget: Budget, value: Any, size: int, args: tuple[Any, ...], kwargs: dict[str, Any]
+    budget: Budget, value: object, size: int, args: tuple[Any, ...], kwargs: Mapping[str, object]
 ) -> None:
     _require(budget, 4 * (size + _number_of(args, kwargs, 0, "width", 80)))
 
 
 def _indent(
-    budget: Budget, value: Any, size: int, args: tuple[Any, ...], kwargs: dict[str, Any]
+    budget: Budget, value: object, size: int, args: tuple[Any, ...], kwargs: Mapping[str, object]
 ) -> None:
     width = _argument(args, kwargs, 0, "width", 4)
     each = len(width) if isinstance(width, str) else _number_of(args, kwargs, 0, "width", 4)
@@ -263,7 +267,7 @@ def _replace(
 
 
 def _wordwrap(
-    budget: Budget, value: Any, size: int, args: tuple[Any, ...], kwargs: dict[str, Any]
+    budget: Budget, value: object, size: int, args: tuple[Any, ...], kwargs: Mapping[str, object]
 ) -> None:
     width = max(_number_of(args, kwargs, 0, "width", 79), 1)
     between = _argument(args, kwargs, 2, "wrapstring", None)
@@ -273,7 +277,7 @@ def _wordwrap(
 
 
 def _urlize(
-    budget: Budget, value: Any, size: int, args: tuple[Any, ...], kwargs: dict[str, Any]
+    budget: Budget, value: object, size: int, args: tuple[Any, ...], kwargs: Mapping[str, object]
 ) -> None:
     added = sum(len(each) for each in (*args, *kwargs.values()) if isinstance(each, str))
     budget.step(size // 2 + size * size // 65536)
@@ -281,7 +285,7 @@ def _urlize(
 
 
 def _striptags(
-    budget: Budget, value: Any, size: int, args: tuple[Any, ...], kwargs: dict[str, Any]
+    budget: Budget, value: object, size: int, args: tuple[Any, ...], kwargs: Mapping[str, object]
 ) -> None:
     text = value if isinstance(value, str) else "<" * size
     budget.step(text.count("<") * (1 + len(text) // 4096))
@@ -289,34 +293,34 @@ def _striptags(
 
 
 def _escape(
-    budget: Budget, value: Any, size: int, args: tuple[Any, ...], kwargs: dict[str, Any]
+    budget: Budget, value: object, size: int, args: tuple[Any, ...], kwargs: Mapping[str, object]
 ) -> None:
     _require(budget, 12 * size)
 
 
 def _words(
-    budget: Budget, value: Any, size: int, args: tuple[Any, ...], kwargs: dict[str, Any]
+    budget: Budget, value: object, size: int, args: tuple[Any, ...], kwargs: Mapping[str, object]
 ) -> None:
     budget.step(size // 8)
     _require(budget, 64 * size)
 
 
 def _pprint(
-    budget: Budget, value: Any, size: int, args: tuple[Any, ...], kwargs: dict[str, Any]
+    budget: Budget, value: object, size: int, args: tuple[Any, ...], kwargs: Mapping[str, object]
 ) -> None:
     budget.step(size)
     _require(budget, budget.weigh(value, 8) + 10 * size)
 
 
 def _batch(
-    budget: Budget, value: Any, size: int, args: tuple[Any, ...], kwargs: dict[str, Any]
+    budget: Budget, value: object, size: int, args: tuple[Any, ...], kwargs: Mapping[str, object]
 ) -> None:
     if _argument(args, kwargs, 1, "fill_with", None) is not None:
         _require(budget, 8 * _number_of(args, kwargs, 0, "linecount", 0))
 
 
 def _round(
-    budget: Budget, value: Any, size: int, args: tuple[Any, ...], kwargs: dict[str, Any]
+    budget: Budget, value: object, size: int, args: tuple[Any, ...], kwargs: Mapping[str, object]
 ) -> None:
     digits = _argument(args, kwargs, 0, "precision", 0)
     if isinstance(digits, int) and abs(digits) > _MOST_DIGITS:
@@ -334,7 +338,7 @@ def _order(
 
 
 def _trim(
-    budget: Budget, value: Any, size: int, args: tuple[Any, ...], kwargs: dict[str, Any]
+    budget: Budget, value: object, size: int, args: tuple[Any, ...], kwargs: Mapping[str, object]
 ) -> None:
     characters = _argument(args, kwargs, 0, "chars", None)
     if isinstance(characters, str):
@@ -386,7 +390,9 @@ def _join(budget: Budget, context: CountingContext, value: Any, d: Any = "", att
     return sync_do_join(context.eval_ctx, values, d, attribute)
 
 
-def _format(budget: Budget, context: CountingContext, value: Any, *args: Any, **kwargs: Any) -> Any:
+def _format(
+    budget: Budget, context: CountingContext, value: object, *args: Any, **kwargs: Any
+) -> Any:
     """As jinja's, with the values and widths counted."""
     if args and kwargs:
         raise TypeError("format takes values by position or by name, not both")
