@@ -12,6 +12,11 @@ from hypothesis import strategies as st
 
 from max import kernel as k
 from max._backends.cpu.kernels.products.dense.matmul import slices_of
+from max._config import flags
+from max.driver import CPU
+from max.dtype import DType
+from max.engine import InferenceSession
+from max.graph import DeviceRef, Graph, TensorType
 from tests.cpu_kernels.harness import Runner, run
 from tests.tolerance import assert_close
 
@@ -189,3 +194,20 @@ def test_one_kernel_for_all_sizes() -> None:
 def test_integers_wrap(dtype: type) -> None:
     a, b = operands(20, 18, 30, np.dtype(dtype), np.dtype(dtype), True)
     check(a, b, np.dtype(dtype), True)
+
+
+@pytest.mark.parametrize("batch", [1, "batch"])
+def test_few_rows_by_the_only_matrix_of_a_batch(batch: int | str) -> None:
+    """Slices along k have memory for their sums where B has an axis of one matrix."""
+    rng = np.random.default_rng(0)
+    types = [
+        TensorType(DType.float32, [batch, n, m], DeviceRef.CPU())
+        for n, m in ((16, 512), (512, 512))
+    ]
+    with Graph("batch_of_one", input_types=types) as graph:
+        x, y = (value.tensor for value in graph.inputs)
+        graph.output(x @ y)
+    a, b = (rng.standard_normal((1, n, 512)).astype(np.float32) for n in (16, 512))
+    with flags.override(MAX_KERNEL_CHECK=1):
+        (result,) = InferenceSession(devices=[CPU()]).load(graph).execute(a, b)
+    np.testing.assert_allclose(result.to_numpy(), a @ b, rtol=0, atol=1e-3)

@@ -448,11 +448,13 @@ def _lower_matmul(
 
 
 def _partial_shape(x: Operand, y: Operand, transpose_b: bool, target: k.Target) -> Dims:
-    """The shape of the workspace for the sums of slices of a rank-2 B; see `slices_of`."""
+    """The shape of the workspace for the sums of slices of one B, in a batch or not; see `slices_of`."""
     size, columns = y.shape[-2:]
-    rows = product(x.shape[:-1])
+    # a batch of a size that only a run knows may be of one B
+    batches = product(y.shape[:-2])
+    rows = product(x.shape[:-1]) if len(y.shape) == 2 else x.shape[-2]
     limit = GEMV_PASSES * tiling(target, k.f32, k.f32).gemv_rows
-    if transpose_b or len(y.shape) > 2:
+    if transpose_b or isinstance(batches, int) and batches != 1:
         return (1,)
     if isinstance(rows, int) and rows > limit or isinstance(size, int) and size < 2 * SLICE_ROWS:
         return (1,)
