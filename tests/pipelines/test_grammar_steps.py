@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -28,8 +29,9 @@ from max.pipelines.generation.steps.decode_loop import (
 from max.pipelines.generation.steps.grammar_steps import GrammarSteps, _KnownMask
 from max.pipelines.generation.steps.step_reader import _ends
 from max.pipelines.sampling.graph import token_sampler
-from max.pipelines.structured import grammar
+from max.pipelines.structured import grammar, step_masks
 from max.pipelines.structured.constraint import Constraints
+from tests.security.test_panics import panic
 
 TINY = Path(__file__).parents[2] / "models" / "tiny-chat"
 STRING = {"type": "object", "properties": {"a": {"type": "string"}}, "required": ["a"]}
@@ -302,6 +304,90 @@ def test_ordinary_tokens_are_whole_characters(pipeline: Any) -> None:
         text = tokenizer.decode_now([token], skip_special_tokens=False)
         whole = "\ufffd" not in text and token not in special
         assert found[token] == (whole and text != "" and not {*'"\\<'} & {*text})
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_masks_after_tokens_are_those_of_advanced_matchers(pipeline: Any, seed: int) -> None:
+    """Up to the first token that may not follow, and not after the end of the answer."""
+    draw, constraints = random.Random(seed), Constraints(pipeline.tokenizer.delegate)
+    words, vocabulary = constraints.words(), len(pipeline.tokenizer.delegate)
+
+    def mask(matcher: Any) -> np.ndarray:
+        line = np.zeros(words, np.int32)
+        matcher.unsafe_compute_mask_ptr(line.ctypes.data, line.nbytes)
+        return line
+
+    contexts = [request(pipeline, n, draw.choice(GRAMMARS)) for n in range(12)]
+    tokens: list[list[int]] = []
+    expected: list[list[np.ndarray]] = []
+    for context in contexts:
+        constraints.begin(context)
+        own, masks = [], []
+        matcher = None if context.matcher is None else context.matcher.deep_copy()
+        for _ in range(draw.randint(1, 6)):
+            allowed = np.arange(vocabulary)
+            if matcher is not None and draw.random() < 0.9:
+                allowed = np.unpackbits(mask(matcher).view(np.uint8), bitorder="little").nonzero()[
+                    0
+                ]
+            own.append(int(draw.choice(allowed.tolist() or [0])))
+            if matcher is not None and (
+                matcher.consume_token(own[-1]) and own[-1] not in context.eos_token_ids
+            ):
+                masks.append(mask(matcher))
+            else:
+                matcher = None
+        tokens.append(own)
+        expected.append(masks)
+    found = constraints.masks_after(contexts, tokens)
+    assert found.shape == (12, max(map(len, tokens)), words)
+    for row, masks in enumerate(expected):
+        for step, line in enumerate(masks):
+            np.testing.assert_array_equal(found[row, step], line)
+        assert not found[row, len(masks) :].any()
+    # the requests themselves have not moved
+    assert found.tobytes() == constraints.masks_after(contexts, tokens).tobytes()
+
+
+@pytest.mark.parametrize("fails", ["slowly", "at once"])
+def test_masks_after_tokens_that_fail_end_their_request_alone(
+    pipeline: Any, monkeypatch: pytest.MonkeyPatch, fails: str
+) -> None:
+    monkeypatch.setattr(step_masks, "MASK_S", 0.1)
+    go = threading.Event()
+
+    class Failing:
+        def __init__(self, matcher: Any) -> None:
+            self.matcher = matcher
+
+        def __getattr__(self, name: str) -> Any:
+            return getattr(self.matcher, name)
+
+        def deep_copy(self) -> Failing:
+            return Failing(self.matcher.deep_copy())
+
+        def unsafe_compute_mask_ptr_with_draft_token(self, *given: Any) -> None:
+            if fails == "at once":
+                raise panic()
+            while not go.is_set():
+                pass
+
+    constraints = Constraints(pipeline.tokenizer.delegate)
+    contexts = [request(pipeline, n, GRAMMARS[4]) for n in range(3)]
+    for context in contexts:
+        constraints.begin(context)
+    tokens = [[pipeline.tokenizer.encode_now("a")[-1]] * 3 for _ in contexts]
+    expected = constraints.masks_after(contexts, tokens)
+    contexts[1].set_matcher(Failing(contexts[1].matcher))
+    try:
+        found = constraints.masks_after(contexts, tokens)
+    finally:
+        go.set()
+    matchers: list[Any] = [context.matcher for context in contexts]
+    assert [matcher.is_error() for matcher in matchers] == [False, True, False]
+    np.testing.assert_array_equal(found[::2], expected[::2])
+    # afterwards its place has no masks
+    assert not constraints.masks_after(contexts, tokens)[1].any()
 
 
 def test_what_changes_a_mask_is_learned_and_forgotten() -> None:

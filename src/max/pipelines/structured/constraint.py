@@ -151,33 +151,29 @@ class Constraints:
             batch, places, StepMasks(self._thread, cast(Any, places), rows, self.words())
         )
 
-    def places_after(
-        self, context: TextGenerationContext, tokens: Sequence[int]
-    ) -> list[GrammarPlace]:
-        """The places after each of some tokens that may follow the text of a request, up to the first one that may not.
+    def masks_after(
+        self, batch: Sequence[TextGenerationContext], tokens: Sequence[Sequence[int]]
+    ) -> Mask:
+        """The masks after each of some tokens of each request. A request whose masks take too long gets a matcher that
+        refuses its next token.
 
         Args:
-            context: The request, which has a matcher.
-            tokens: The tokens.
+            batch: The requests, before these tokens.
+            tokens: The tokens of each request, at least one.
+
+        Returns:
+            int32 ``[batch, tokens, words]``: without bits after a token that may not follow, and without a grammar.
         """
-        matcher: Any = context.matcher
-        places: list[GrammarPlace] = []
+        after: dict[int, tuple[Any, Sequence[int]]] = {}
         with _guarded:
-            for token in tokens:
-                matcher = matcher.deep_copy()
-                if not matcher.consume_token(token):
-                    break
-                places.append(GrammarPlace(matcher))
-        return places
-
-    def masks_of(self, places: Sequence[GrammarPlace]) -> Mask:
-        """The masks of the tokens that may follow at some places, ``[places, words]``.
-
-        Args:
-            places: The places.
-        """
-        rows = range(len(places))
-        return StepMasks(self._thread, cast(Any, places), rows, self.words()).result()
+            for row, context in enumerate(batch):
+                if context.matcher is not None and not context.matcher.is_error():
+                    matcher: Any = context.matcher.deep_copy()
+                    if matcher.consume_token(tokens[row][0]):
+                        after[row] = matcher, tokens[row][1:]
+        if not after:
+            return np.zeros((len(batch), max(map(len, tokens)), self.words()), np.int32)
+        return StepMasks(self._thread, batch, [*after], self.words(), after).result()
 
     def ordinary_tokens(self, eos: Iterable[int]) -> npt.NDArray[np.bool_]:
         """The tokens that stand in the middle of a text, such as a string of JSON: whole characters, none of which ends

@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import Executor, ThreadPoolExecutor
 from typing import Any
 
@@ -55,6 +55,18 @@ def fill(matcher: Any, line: npt.NDArray[np.int32]) -> None:
     matcher.unsafe_compute_mask_ptr(line.ctypes.data, line.nbytes)
 
 
+def fill_after(matcher: Any, tokens: Sequence[int], lines: Mask) -> None:
+    """Computes the masks at a place and after each of some tokens there, in native code that releases the interpreter
+    lock. Lines after the first token that may not follow stay as they are.
+
+    Args:
+        matcher: llguidance's matcher, which is at the same place afterwards.
+        tokens: The tokens.
+        lines: Receives the masks ``[tokens + 1, words]``, contiguous.
+    """
+    matcher.unsafe_compute_mask_ptr_with_draft_token(lines.ctypes.data, lines[0].nbytes, tokens)
+
+
 class MaskThread:
     """The thread that computes masks."""
 
@@ -92,10 +104,21 @@ class MaskThread:
 
 
 class _Work:
-    """The work of a thread for one step: the rows in order."""
+    """The work of a thread: the rows in order.
 
-    def __init__(self, masks: Mask, rows: deque[tuple[Any, int]]) -> None:
-        self.masks, self.rows = masks, rows
+    Args:
+        masks: Receives the masks ``[batch, words]``; with tokens ``[batch, places, words]``.
+        rows: The matchers and their rows.
+        tokens: The tokens of each row, after each of which a mask is computed too; None: one mask for each row.
+    """
+
+    def __init__(
+        self,
+        masks: Mask,
+        rows: deque[tuple[Any, int]],
+        tokens: Sequence[Sequence[int]] | None = None,
+    ) -> None:
+        self.masks, self.rows, self.tokens = masks, rows, tokens
         self.finished = threading.Event()
         self.lock = threading.Lock()  # guards `row`
         self.row = -1
@@ -117,7 +140,11 @@ class _Work:
                     matcher, self.row = self.rows.popleft()
                     self._begin = self._now()
                 try:
-                    fill(matcher, self.masks[self.row])
+                    if self.tokens is None:
+                        fill(matcher, self.masks[self.row])
+                    else:
+                        own = self.tokens[self.row]
+                        fill_after(matcher, own, self.masks[self.row, : len(own) + 1])
                 except BaseException as error:
                     if not is_panic(error):
                         raise
@@ -139,13 +166,15 @@ class _Work:
 
 
 class StepMasks:
-    """The masks of a step that are being computed.
+    """The masks of a step that are being computed; or those after each of several tokens.
 
     Args:
         thread: Computes the masks.
         batch: The requests.
         rows: The indices of the requests that have a matcher.
         words: The number of 32-bit words of a mask.
+        after: For each of these rows a matcher, and the tokens that follow there; None: one mask at the place of each
+            request.
     """
 
     def __init__(
@@ -154,10 +183,20 @@ class StepMasks:
         batch: Sequence[TextGenerationContext],
         rows: Sequence[int],
         words: int,
+        after: Mapping[int, tuple[Any, Sequence[int]]] | None = None,
     ) -> None:
         self._thread, self._batch = thread, batch
-        masks = np.full((len(batch), words), -1, np.int32)
-        self._work = _Work(masks, deque((batch[row].matcher, row) for row in rows))
+        if after is None:
+            masks = np.full((len(batch), words), -1, np.int32)
+            self._limit_s = MASK_S
+            self._work = _Work(masks, deque((batch[row].matcher, row) for row in rows))
+        else:
+            places = max(len(tokens) for _, tokens in after.values()) + 1
+            # no bits are set after a token that may not follow
+            masks = np.zeros((len(batch), places, words), np.int32)
+            self._limit_s = MASK_S * places
+            own = [after[row][1] if row in after else () for row in range(len(batch))]
+            self._work = _Work(masks, deque((after[row][0], row) for row in rows), own)
         thread.submit(self._work)
 
     def wait(self, seconds: float) -> bool:
@@ -176,11 +215,11 @@ class StepMasks:
         """Waits for the masks. A request whose mask takes too long gets a matcher that refuses its next token.
 
         Returns:
-            int32 ``[batch, words]``, one bit per token.
+            int32 ``[batch, words]``, one bit per token; with tokens ``[batch, places, words]``.
         """
         # read anew in each turn, as `_give_up` replaces it
-        while not (work := self._work).finished.wait(max(MASK_S - work.seconds(), 0.01)):
-            if work.seconds() > MASK_S:
+        while not (work := self._work).finished.wait(max(self._limit_s - work.seconds(), 0.01)):
+            if work.seconds() > self._limit_s:
                 self._give_up(work)
         for row, problem in work.panics:
             self._batch[row].set_matcher(OverdueMatcher(f"the grammar's package fails: {problem}"))
@@ -197,6 +236,6 @@ class StepMasks:
         self._batch[row].set_matcher(OverdueMatcher())
         masks = work.masks.copy()  # the abandoned thread still writes to its array
         masks[row] = -1
-        self._work = _Work(masks, left)
+        self._work = _Work(masks, left, work.tokens)
         self._thread.replace(work)
         self._thread.submit(self._work)

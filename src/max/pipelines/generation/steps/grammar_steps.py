@@ -64,9 +64,9 @@ class _FoundMasks:
         self.places = [GrammarPlace(None) for _ in batch]
         self.masks = np.full((len(batch), words), -1, np.int32)
 
-    def set(self, row: int, place: GrammarPlace, mask: npt.NDArray[np.int32]) -> None:
+    def set(self, row: int, mask: npt.NDArray[np.int32]) -> None:
         """Sets the mask of a request, which is computed."""
-        self.places[row], self.masks[row] = place, mask
+        self.places[row], self.masks[row] = GrammarPlace(self._batch[row].matcher), mask
 
     def count(self, tokens: Sequence[int]) -> None:
         """Sets the number of new tokens of each request."""
@@ -262,26 +262,25 @@ class GrammarSteps:
         Returns:
             The tokens of each request, at least one.
         """
-        places: list[GrammarPlace] = []
-        rows: list[tuple[int, int]] = []
         valid = list(map(len, tokens))
         if max(valid) > 1:
+            masks = self._constraints.masks_after(batch, tokens)
+            found = _FoundMasks(batch, masks.shape[-1])
             for row, context in enumerate(batch):
-                if context.matcher is not None:
-                    own = self._constraints.places_after(context, tokens[row])
-                    valid[row] = min(len(own) + 1, valid[row])
-                    places += own
-                    rows += [(row, step) for step in range(len(own))]
-        if places:
-            masks = self._constraints.masks_of(places)
-            found = _FoundMasks(batch, masks.shape[1])
-            for (row, step), place, mask in zip(rows, places, masks, strict=True):
-                if step + 1 == valid[row]:
-                    found.set(row, place, mask)
-                elif step + 1 < valid[row] and not np.array_equal(mask, run.masks[row]):
+                if context.matcher is None:
+                    continue
+                own = run.masks[row]
+                for step, mask in enumerate(masks[row, : valid[row]]):
+                    changed = not np.array_equal(mask, own)
+                    if not changed and step + 1 < valid[row]:
+                        continue
+                    # without bits nothing is known of the mask: the token may not follow
+                    if mask.any():
+                        found.set(row, mask)
+                        if changed and step + 1 < valid[row]:
+                            self._known_mask(context, own).record(tokens[row][step], False)
                     valid[row] = step + 1
-                    found.set(row, place, mask)
-                    self._known_mask(batch[row], run.masks[row]).record(tokens[row][step], False)
+                    break
             found.count(valid)
             self._found = found
         return [list(own[:count]) for own, count in zip(tokens, valid, strict=True)]
