@@ -20,6 +20,7 @@ ALLOWED: dict[str, dict[str, str]] = {
     "pickle.loads": {
         "engine/load/program_store.py": "compiled programs in the cache of the user, which no one else may write",
         "generation/process/channel.py": "objects between an engine and its parent; the server uses MessageCodec",
+        "serve/routers/handover.py": "what an owner leaves to the next one in a folder of the user alone",
     },
     "pickle.load": {},
     "pickle.Unpickler": {},
@@ -68,12 +69,21 @@ ALLOWED: dict[str, dict[str, str]] = {
 }
 
 IMPORTED = {
-    "pickle": ("engine/load/program_store.py", "generation/process/channel.py"),
+    "pickle": (
+        "engine/load/program_store.py",
+        "generation/process/channel.py",
+        "serve/routers/handover.py",
+    ),
     "jinja2": (
         "tokenization/chat_template.py",
         *(f"tokenization/templates/{name}.py" for name in ("budget", "calls", "code", "filters")),
     ),
-    "transformers": ("tokenization/hf_tokenizer.py",),
+    # whose own code of a model's folder runs with --trust-remote-code alone, and pickled weights do not
+    "transformers": (
+        "tokenization/hf_tokenizer.py",
+        "cli/generation/torch_engine.py",
+        "torch/causal_lm.py",
+    ),
     **dict.fromkeys(("dill", "cloudpickle", "joblib", "marshal", "shelve", "runpy"), ()),
 }
 """The files that may import a package."""

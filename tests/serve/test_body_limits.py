@@ -87,7 +87,7 @@ def apps() -> list[Any]:
 def paths_of(app: Any) -> list[tuple[str, str]]:
     """The methods and paths of all routes that take a body, from the application."""
     listed: list[Any] = []
-    for each in app._app._app.routes:
+    for each in app._app._app._app.routes:
         included = getattr(each, "original_router", None)  # of newer releases of FastAPI
         listed += [each] if included is None else included.routes
     routes = [route for route in listed if isinstance(route, APIRoute)]

@@ -54,7 +54,7 @@ def _application(
 
 def _routes(application: Any) -> list[Route]:
     listed: list[Any] = []
-    for each in application._app._app.routes:
+    for each in application._app._app._app.routes:
         included = getattr(each, "original_router", None)  # of newer releases of FastAPI
         listed += [each] if included is None else included.routes
     routes = [route for route in listed if isinstance(route, Route)]

@@ -62,7 +62,7 @@ class CausalLM:
             raise ValueError(f"CausalLM: max_length is {max_length}, expected 2 or more")
         self.max_length = max_length
         session = InferenceSession() if session is None else session
-        model.eval().requires_grad_(False)
+        model.train(False).requires_grad_(False)
         with torch.no_grad():
             step, graph = _exported(model, max_length)
             self._empty = [Tensor.from_numpy(array_of("cache", state)) for state in step.empty]
