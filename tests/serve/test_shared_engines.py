@@ -58,8 +58,8 @@ class Engine:
         self.door = DoorAddress.in_folder(str(folder))
         self.signs = LifeSigns(5.0)
         self.signs.start()
-        here, self._there = Pipe()
-        self.channel = QueuedChannel(ConnectionChannel(here, MessageCodec()))
+        self._here, self._there = Pipe()
+        self.channel = QueuedChannel(ConnectionChannel(self._here, MessageCodec()))
         self._door = Door.at(self.door)
         self.thread = threading.Thread(target=self._run, daemon=True)
         self.thread.start()
@@ -75,6 +75,8 @@ class Engine:
         self.thread.join(timeout)
 
     def kill(self) -> None:
+        if not self._here.closed:
+            cut(self._here)
         self.channel.close()
         self.thread.join(10)
 
@@ -150,8 +152,16 @@ def run(count: int, test: Callable[[Server], Awaitable[None]]) -> None:
                 engine.thread.join(10)
                 assert not engine.thread.is_alive()
             assert not list(Path(folder).iterdir())
+            # readers end with their connections
+            await until(lambda: readers() <= before)
 
+    before = readers()
     asyncio.run(whole())
+
+
+def readers() -> int:
+    """The threads that receive the events of engines."""
+    return sum(thread.name == "engine events" for thread in threading.enumerate())
 
 
 async def answer(client: EngineClient, name: str, *prompt: int, new: int = 20) -> list[int]:

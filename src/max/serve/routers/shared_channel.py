@@ -448,5 +448,7 @@ class _User:
         with self._filled:
             self._is_closed = True
             self._filled.notify_all()
+        # a thread that still reads would keep the connection open
+        self.end()
         self._connection.close()
         self._socket.close()
