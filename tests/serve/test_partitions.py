@@ -12,7 +12,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from pathlib import Path
 
 import pytest
@@ -141,20 +141,25 @@ def test_a_network_that_stops_to_deliver(monkeypatch: pytest.MonkeyPatch) -> Non
         await client.close(finish=False, timeout=1)
         assert client.open_requests == 0
 
-    before, readers = sockets(), thread_count("engine events")
+    before, threads, readers = sockets(), engine_threads(), thread_count("engine events")
     asyncio.run(whole())
     for worker in workers:
         worker.network.close()
         worker.thread.join(20)
         assert not worker.thread.is_alive()
-    wait_ended(before)
+    wait_ended(before, threads)
 
 
-def wait_ended(before: list[str]) -> None:
+def engine_threads() -> set[threading.Thread]:
+    """The threads of workers."""
+    return {thread for thread in threading.enumerate() if thread.name.startswith("engine")}
+
+
+def wait_ended(before: list[str], threads_before: Collection[threading.Thread] = ()) -> None:
     """Waits until no thread of a worker and no socket is left; the threads of pools stay, and are reused."""
     end = time.monotonic() + 20
     while True:
-        threads = [t.name for t in threading.enumerate() if t.name.startswith("engine")]
+        threads = engine_threads() - set(threads_before)
         left = set(sockets()) - set(before)
         if not threads and not left:
             return

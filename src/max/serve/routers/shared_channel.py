@@ -376,7 +376,8 @@ class _User:
             except EOFError:
                 return
             except Exception:
-                logger.exception("the messages of %s cannot be read", name)
+                if not self._is_closed:  # not by this side
+                    logger.exception("the messages of %s cannot be read", name)
                 return
             yield from messages
 
@@ -446,9 +447,12 @@ class _User:
     def close(self) -> None:
         """Closes the connection."""
         with self._filled:
+            if self._is_closed:
+                return
             self._is_closed = True
             self._filled.notify_all()
-        # a thread that still reads would keep the connection open
-        self.end()
+        # a thread that still reads would keep the connection open; what waits to be sent still is
+        with contextlib.suppress(OSError):
+            self._socket.shutdown(socket.SHUT_RD)
         self._connection.close()
         self._socket.close()
