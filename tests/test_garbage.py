@@ -10,6 +10,7 @@ import tempfile
 import threading
 from collections.abc import Iterator
 from pathlib import Path
+from unittest import mock
 
 import pytest
 
@@ -128,8 +129,12 @@ def keep_frozen_objects() -> None:
     gc.freeze()
     frozen = gc.get_freeze_count()
     assert frozen
-    with rare_collections(keep=True):
-        pass
+    with mock.patch.object(gc, "get_freeze_count", wraps=gc.get_freeze_count) as count:
+        for _ in range(5):
+            with rare_collections(keep=True):
+                pass
+        # it visits all of them
+        assert count.call_count == 1
     assert gc.get_freeze_count() >= frozen // 2
 
 

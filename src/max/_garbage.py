@@ -27,6 +27,8 @@ class _Collector:
         self._running = 0
         self._before: tuple[int, int, int] | None = None
         """The thresholds to restore; None if they were not changed."""
+        self._has_frozen = False
+        """Whether the program has frozen objects, which would be thawed."""
 
     def enter(self) -> None:
         """Begins a block."""
@@ -41,10 +43,12 @@ class _Collector:
         """Ends a block."""
         with self._lock:
             self._running -= 1
-            # objects that the program froze would be thawed
-            if keep and gc.isenabled() and not gc.get_freeze_count():
-                gc.freeze()
-                gc.unfreeze()
+            if keep and gc.isenabled() and not self._has_frozen:
+                # the count visits each of them: it is not asked again when there are some
+                self._has_frozen = gc.get_freeze_count() > 0
+                if not self._has_frozen:
+                    gc.freeze()
+                    gc.unfreeze()
             if self._running == 0 and self._before is not None:
                 if gc.get_threshold()[0] == MOST_NEW:
                     gc.set_threshold(*self._before)
