@@ -14,7 +14,7 @@ __all__ = ["Resolver", "resolver", "set_resolver"]
 class Resolver(Protocol):
     """Completes configurations; a module with these functions is one."""
 
-    def architecture_of(self, config: object) -> Any:
+    def architecture_of(self, config: Any) -> Any:
         """The `SupportedArchitecture` of a configuration's model.
 
         Args:
@@ -44,7 +44,7 @@ class Resolver(Protocol):
         """llama.cpp's names of all architectures that have a form in GGUF files."""
         ...
 
-    def resolve(self, config: object) -> None:
+    def resolve(self, config: Any) -> None:
         """Sets the values that a user left open, and checks the others.
 
         Args:
