@@ -119,4 +119,6 @@ def test_import_is_light() -> None:
 
 
 def test_declared_order_is_stable() -> None:
-    assert list(flags.declared_flags()) == [n for n in vars(Flags) if n.startswith(("MAX_", "MODULAR_"))]
+    assert list(flags.declared_flags()) == [
+        n for n in vars(Flags) if n.startswith(("MAX_", "MODULAR_"))
+    ]
