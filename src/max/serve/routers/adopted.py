@@ -5,12 +5,10 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
-import select
 import signal
 import socket
 import struct
-import time
-from multiprocessing.connection import Connection
+from multiprocessing.connection import Connection, wait
 
 from max.serve.remote.worker import RemoteWorker
 from max.serve.routers.address import OWNER_PURPOSES, DoorAddress
@@ -19,7 +17,6 @@ from max.serve.worker.started_worker import StartOf, Worker
 
 logger = logging.getLogger("max.serve")
 
-_LOOK_S = 0.05
 _CREDENTIALS = struct.Struct("3i")
 
 
@@ -62,10 +59,7 @@ class AdoptedProcess:
 
     def is_alive(self) -> bool:
         """Whether it runs."""
-        # not `select`, which has no place for great descriptors
-        poll = select.poll()
-        poll.register(self._file, select.POLLIN)
-        return not poll.poll(0)
+        return not wait([self._file], 0)
 
     def join(self, timeout: float | None = None) -> None:
         """Waits for its end.
@@ -73,9 +67,7 @@ class AdoptedProcess:
         Args:
             timeout: The longest time in seconds; None: no limit.
         """
-        end = None if timeout is None else time.monotonic() + timeout
-        while self.is_alive() and (end is None or time.monotonic() < end):
-            time.sleep(_LOOK_S)
+        wait([self._file], timeout)
 
     def kill(self) -> None:
         """Ends it at once."""

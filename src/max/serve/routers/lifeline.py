@@ -7,10 +7,9 @@ is lost wait for the next one only as long as that process runs, so that none is
 from __future__ import annotations
 
 import os
-import select
 import signal
 import threading
-from multiprocessing.connection import Connection
+from multiprocessing.connection import Connection, wait
 
 _held: list[Connection] = []
 
@@ -35,10 +34,7 @@ def has_ended(lifeline: Connection) -> bool:
     Args:
         lifeline: The pipe.
     """
-    # not `Connection.poll`: two threads may look
-    poll = select.poll()
-    poll.register(lifeline.fileno(), select.POLLIN)
-    return bool(poll.poll(0))
+    return bool(wait([lifeline], 0))
 
 
 def can_be_taken_over() -> bool:
@@ -54,9 +50,7 @@ def end_with(lifeline: Connection) -> None:
     """
 
     def look() -> None:
-        poll = select.poll()
-        poll.register(lifeline.fileno(), select.POLLIN)
-        poll.poll()
+        wait([lifeline])
         os.kill(os.getpid(), signal.SIGTERM)
 
     threading.Thread(target=look, name="lifeline", daemon=True).start()

@@ -428,7 +428,7 @@ class _User:
                     self._backlog.popleft()
                     self._unread -= len(data)
                 if not self._backlog:
-                    self._filled.notify_all()  # who waits for the end of it
+                    self._filled.notify_all()  # `flush` waits for an empty backlog
 
     def flush(self, timeout: float) -> None:
         """Waits until all was sent.
