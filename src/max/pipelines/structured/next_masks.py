@@ -1,6 +1,4 @@
-"""Masks of tokens at places that the requests themselves have not reached: of their next step, while nothing waits for
-them, and after each token of a call of several steps.
-"""
+"""Masks of the next step of a batch, computed before the step begins, while nothing waits for them."""
 
 from __future__ import annotations
 
