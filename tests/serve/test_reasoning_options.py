@@ -113,6 +113,20 @@ def test_thinking_temperature_and_the_field(start_server: Any, tmp_path: Path) -
         timeout=300,
     ).text  # fmt: skip
     assert '"reasoning":' in streamed and "reasoning_content" not in streamed
+    # a request may leave the reasoning out; the answer after it is the same
+    for hidden in ({"include_reasoning": False}, {"reasoning": {"exclude": True, "max_tokens": 8}}):
+        fields = {**hidden, "seed": 2, "thinking_token_budget": 8}
+        kept = _ask(server, seed=2, **budget)
+        assert _ask(server, **fields) == {k: v for k, v in kept.items() if k != "reasoning"}
+        body = {
+            "messages": MESSAGES,
+            "max_completion_tokens": 24,
+            "stream": True,
+            "ignore_eos": True,
+            **fields,
+        }
+        events = httpx.post(f"{server.url}/v1/chat/completions", json=body, timeout=300).text
+        assert '"reasoning":' not in events and '"content":' in events
 
 
 def test_no_parsers(start_server: Any, tmp_path: Path) -> None:

@@ -18,6 +18,7 @@ from max.serve.anthropic.schemas import (
 )
 from max.serve.chat.conversation_text import prompt_tokens
 from max.serve.chat.prompt import Conversation, prepare
+from max.serve.chat.reasoning import thinking_options
 from max.serve.chat.run import Answer, collect_answers, stream_events
 from max.serve.chat.tools.definitions import ChoiceKind
 from max.serve.errors import CONTEXT_LENGTH_EXCEEDED, ApiError, short_text
@@ -25,6 +26,7 @@ from max.serve.http.bodies.body import BodyRoute
 from max.serve.http.state import ServerState, json_response, state_of
 from max.serve.http.streaming import event_stream, unless_disconnected
 from max.serve.models.model import ServedModel
+from max.serve.openai.peer_fields import refuse
 from max.serve.openai.structure import (
     GrammarFields,
     ResponseFormat,
@@ -141,12 +143,9 @@ def template_options(body: CountBody) -> dict[str, Any]:
     Args:
         body: The request.
     """
-    options: dict[str, Any] = {}
-    if body.thinking is not None:
-        options["enable_thinking"] = body.thinking.get("type") in ("enabled", "adaptive")
-    if body.output_config is not None and body.output_config.effort is not None:
-        options["reasoning_effort"] = body.output_config.effort
-    return options
+    thinking = body.thinking
+    thinks = None if thinking is None else thinking.type != "disabled"
+    return thinking_options(thinks, body.output_config.effort if body.output_config else None)
 
 
 @router.api_route("/batches", methods=["GET", "POST"], include_in_schema=False)
@@ -171,6 +170,7 @@ async def batches(request: Request) -> Response:
 
 async def _job(body: MessagesBody, state: ServerState) -> ChatJob:
     model = await state.model(body.model)
+    refuse(body, {})
     sampling = SamplingParamsInput(
         temperature=body.temperature,
         top_p=body.top_p,
@@ -206,9 +206,10 @@ async def _job(body: MessagesBody, state: ServerState) -> ChatJob:
 
 def _reasoning_tokens(body: MessagesBody, model: ServedModel) -> int | None:
     """The maximum number of tokens of reasoning; None: no limit, as for models that do not mark their reasoning."""
-    limit = (body.thinking or {}).get("budget_tokens")
-    if limit is None or (body.thinking or {}).get("type") == "disabled":
+    thinking = body.thinking
+    if thinking is None or thinking.type == "disabled" or thinking.budget_tokens is None:
         return None
+    limit = thinking.budget_tokens
     if not isinstance(limit, int) or isinstance(limit, bool) or not 1 <= limit < body.max_tokens:
         raise ApiError(
             f"thinking.budget_tokens is {short_text(limit)}; it must be a number of tokens from 1 to less than "

@@ -73,6 +73,13 @@ class OutputConfig(StrictBody):
     effort: str | None = None
 
 
+class ThinkingBody(StrictBody):
+    """Whether an answer begins with reasoning."""
+
+    type: Literal["enabled", "disabled", "adaptive"]
+    budget_tokens: Any = None
+
+
 class CountBody(StrictBody):
     """The body of ``/v1/messages/count_tokens``."""
 
@@ -81,7 +88,7 @@ class CountBody(StrictBody):
     system: str | Blocks | None = None
     tools: Annotated[list[ToolBody], Field(max_length=MAX_TOOLS), FIRST_ERROR] | None = None
     tool_choice: ToolChoiceBody | None = None
-    thinking: dict[str, Any] | None = None
+    thinking: ThinkingBody | None = None
     output_format: OutputFormat | None = None
     output_config: OutputConfig | None = None
     context_management: dict[str, Any] | None = None
@@ -139,6 +146,10 @@ def choice_of(body: CountBody) -> ToolChoice:
         ApiError: A name is missing.
     """
     choice = body.tool_choice
+    if not body.tools and choice is not None and choice.type in ("any", "tool"):
+        raise ApiError(
+            f"tool_choice is {short_text(choice.type)}, and there are no tools", param="tool_choice"
+        )
     if choice is None or not body.tools:
         return ToolChoice(ChoiceKind.AUTO if body.tools else ChoiceKind.NONE)
     several = not choice.disable_parallel_tool_use

@@ -3,11 +3,26 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 from max.serve.chat.tools.marks import held_length
 from max.serve.requests.parts import AnswerParser, AnswerPart, ReasoningPart
 
 BEGIN, END = "<think>", "</think>"
+
+
+def thinking_options(thinks: bool | None, effort: str | None = None) -> dict[str, Any]:
+    """The variables of chat templates that turn reasoning on or off.
+
+    Args:
+        thinks: Whether the answer has reasoning; None: as the effort says, else as the template does.
+        effort: How much; ``none``: no reasoning.
+    """
+    if thinks is None and effort == "none":
+        thinks = False
+    # most templates read the first one; those of DeepSeek and Granite the second
+    switches = {} if thinks is None else {"enable_thinking": thinks, "thinking": thinks}
+    return switches if effort is None else {**switches, "reasoning_effort": effort}
 
 
 class ReasoningParser:

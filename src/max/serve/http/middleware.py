@@ -139,7 +139,9 @@ class Gate:
                 named["X-Request-Id"] = request_id
                 if context.variant is not None:
                     named["X-Model-Variant"] = context.variant[1]
-                if warning := context.warning(scope["state"].get("unknown_fields")):
+                # an error says itself what of a request does not fit
+                unknown = scope["state"].get("unknown_fields") if status < 400 else None
+                if warning := context.warning(unknown):
                     named["Warning"] = warning
             await send(message)
 

@@ -18,6 +18,7 @@ from max.serve.http.streaming import event_stream, unless_disconnected
 from max.serve.limits import MAX_INPUTS
 from max.serve.models.model import ServedModel
 from max.serve.openai.fields import FIRST_ERROR, Name, StopTexts, StrictBody
+from max.serve.openai.peer_fields import refuse
 from max.serve.openai.sampling_fields import LlamaSamplingFields
 from max.serve.openai.wire import encode_json, error_event, new_id
 from max.serve.requests.generation import TextSequence, generate_choices
@@ -70,6 +71,7 @@ async def infill(body: InfillBody, request: Request) -> Response:
     """
     state = state_of(request, body)
     model = await state.model(body.model)
+    refuse(body, {})
     prompts = infill_of(model.infill, model.name, "input_suffix")
     files = [ExtraFile(each.filename, each.text) for each in body.input_extra]
     generation = await model.engine_request(

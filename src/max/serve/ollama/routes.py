@@ -19,6 +19,7 @@ from max.pipelines.core.exceptions import UserError
 from max.pipelines.store.local import StoredModel
 from max.pipelines.structured.grammar import of_any_object
 from max.serve.chat.prompt import Conversation, prepare
+from max.serve.chat.reasoning import thinking_options
 from max.serve.chat.run import Answer, note_misfits
 from max.serve.chat.tools.definitions import ChoiceKind, Tool, ToolChoice
 from max.serve.errors import ApiError, of_user_error, short_text
@@ -35,6 +36,7 @@ from max.serve.ollama.schemas import (
     ShowBody,
 )
 from max.serve.openai.embeddings import inputs_of, json_rows, shorten
+from max.serve.openai.peer_fields import refuse
 from max.serve.openai.structure import AnswerGrammar, note_relaxed, schema_grammar
 from max.serve.openai.wire import chat_logprobs, encode_json, new_id
 from max.serve.requests.encoding import encode_texts, token_counts
@@ -213,9 +215,11 @@ async def chat(request: Request) -> Response:
     body = await read_body(request, ChatBody)
     state, model = await _model_of(request, body)
     head = {"model": body.model}
+    refuse(body, {})
     if not body.messages:
         return _load_response(head, body.keep_alive, _chat_part)
     options = body.options or OllamaOptions()
+    refuse(options, {}, "options.")
     tools = tuple(_tool(each, i) for i, each in enumerate(body.tools or ()))
     conversation = Conversation(
         request_id=new_id("ollama"),
@@ -225,7 +229,7 @@ async def chat(request: Request) -> Response:
         tool_choice=ToolChoice(ChoiceKind.AUTO if tools else ChoiceKind.NONE),
         grammar=await _compile_format(body.format),
         stops=options.stops,
-        template_options=_template_options(body.think),
+        template_options=_template_options(body.think, model),
         log_probabilities=_log_count(body),
     )
     job = await prepare(model, conversation)
@@ -244,16 +248,13 @@ async def generate(request: Request) -> Response:
     infill = infill_of(model.infill, model.name, "suffix") if body.suffix else None
     if body.images:
         raise ApiError("images are not supported: the model takes text", param="images")
-    if body.context:
-        raise ApiError(
-            "context is not supported: answers have none; send the conversation to /api/chat",
-            param="context",
-        )
+    refuse(body, {"context": "answers have none; send the conversation to /api/chat"})
     head = {"model": body.model}
     text = body.prompt or ""
     if not text and infill is None:
         return _load_response(head, body.keep_alive, _generate_part)
     options = body.options or OllamaOptions()
+    refuse(options, {}, "options.")
     params = model.sampling_params(options.sampling_input())
     grammar = await _compile_format(body.format)
     if body.raw or infill is not None or not model.template:
@@ -282,7 +283,7 @@ async def generate(request: Request) -> Response:
                 sampling=params,
                 grammar=grammar,
                 stops=options.stops,
-                template_options=_template_options(body.think),
+                template_options=_template_options(body.think, model),
                 log_probabilities=_log_count(body),
             ),
         )
@@ -469,8 +470,13 @@ async def _compile_format(field: str | dict[str, Any] | None) -> str | None:
     return made.grammar
 
 
-def _template_options(think: bool | str | None) -> dict[str, Any]:
-    return {} if think is None else {"enable_thinking": bool(think)}
+def _template_options(think: bool | str | None, model: ServedModel) -> dict[str, Any]:
+    """The variables of the chat template for ``think``: whether, or how much (``low``, ``medium``, ``high``)."""
+    if think and not model.marks_reasoning:
+        raise ApiError(f"{model.name} does not support thinking", param="think")
+    if not isinstance(think, str):
+        return thinking_options(think)
+    return thinking_options(bool(think), think or None)
 
 
 def _tool(field: dict[str, Any], number: int) -> Tool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from typing import Annotated, Any, Literal, NotRequired
 
 from pydantic import ConfigDict, Field, with_config
@@ -50,14 +51,23 @@ class OllamaMessage(TypedDict):
     tool_name: NotRequired[str | None]
 
 
-class ChatBody(StrictBody):
+class OptionsBody(StrictBody):
+    """A body with options."""
+
+    options: OllamaOptions | None = None
+
+    def _unknown_names(self) -> Collection[str]:
+        options = self.options.model_extra if self.options else None
+        return [*(self.model_extra or {}), *(f"options.{name}" for name in options or {})]
+
+
+class ChatBody(OptionsBody):
     """The body of ``/api/chat``."""
 
     model: Name
     messages: Annotated[list[OllamaMessage], Field(max_length=MAX_MESSAGES), FIRST_ERROR] = []
     tools: Annotated[list[dict[str, Any]], Field(max_length=MAX_TOOLS), FIRST_ERROR] | None = None
     format: Literal["json", ""] | dict[str, Any] | None = None
-    options: OllamaOptions | None = None
     stream: bool | None = None
     think: bool | str | None = None
     keep_alive: float | str | None = None
@@ -65,7 +75,7 @@ class ChatBody(StrictBody):
     top_logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
 
 
-class GenerateBody(StrictBody):
+class GenerateBody(OptionsBody):
     """The body of ``/api/generate``."""
 
     model: Name
@@ -75,7 +85,6 @@ class GenerateBody(StrictBody):
     raw: bool | None = None
     images: Annotated[list[str], FIRST_ERROR] | None = None
     format: Literal["json", ""] | dict[str, Any] | None = None
-    options: OllamaOptions | None = None
     stream: bool | None = None
     think: bool | str | None = None
     keep_alive: float | str | None = None

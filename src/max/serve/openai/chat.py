@@ -21,13 +21,13 @@ from max.serve.limits import LONG_LOGS
 from max.serve.models.model import ServedModel
 from max.serve.openai.fields import (
     FIRST_ERROR,
-    REFUSED_SAMPLING,
     Objects,
     SamplingFields,
-    refuse,
     sampling_of,
 )
 from max.serve.openai.messages import ChatMessages, plain_messages
+from max.serve.openai.peer_fields import refuse
+from max.serve.openai.reasoning_fields import ReasoningFields
 from max.serve.openai.structure import GrammarFields, compiled_grammar
 from max.serve.openai.tools import AllowedChoice, NamedChoice, ToolFields, choice_of, tools_of
 from max.serve.openai.wire import (
@@ -59,11 +59,10 @@ _REFUSED = {
     "functions": "give tools",
     "function_call": "give tool_choice",
     "web_search_options": "this server fetches nothing",
-    **REFUSED_SAMPLING,
 }
 
 
-class ChatCompletionRequest(SamplingFields, GrammarFields):
+class ChatCompletionRequest(SamplingFields, GrammarFields, ReasoningFields):
     """The body of ``/v1/chat/completions``."""
 
     messages: ChatMessages
@@ -77,10 +76,11 @@ class ChatCompletionRequest(SamplingFields, GrammarFields):
     add_generation_prompt: bool | None = None
     # vLLM's: the answer goes on with the last message
     continue_final_message: bool | None = None
-    reasoning_effort: str | None = None
     chat_template_kwargs: dict[str, Any] | None = None
-    # vLLM's: the maximum number of tokens of reasoning; -1: no limit
-    thinking_token_budget: Annotated[int, Field(ge=-1, lt=2**31)] | None = None
+    # vLLM's and SGLang's: texts that the chat template shows to the model
+    documents: Objects | None = None
+    # vLLM's: the chat template has the special tokens
+    add_special_tokens: Literal[False] | None = None
     # MAX's: the temperature of tokens of reasoning
     thinking_temperature: Annotated[float, Field(ge=0, le=100)] | None = None
     # accepted without effect: nothing is stored, and there is one tier of service
@@ -164,10 +164,6 @@ async def _job(body: ChatCompletionRequest, state: ServerState) -> ChatJob:
             "continue_final_message and add_generation_prompt are true; give one of them",
             param="continue_final_message",
         )
-    if body.reasoning_effort is not None:
-        options.setdefault("reasoning_effort", body.reasoning_effort)
-        if body.reasoning_effort == "none":
-            options.setdefault("enable_thinking", False)
     return await prepare(
         model,
         Conversation(
@@ -185,9 +181,7 @@ async def _job(body: ChatCompletionRequest, state: ServerState) -> ChatJob:
             else 0,
             prompt_logs=body.wants_prompt_logs,
             template_options=options,
-            reasoning_tokens=None
-            if body.thinking_token_budget == -1
-            else body.thinking_token_budget,
+            reasoning_tokens=body.reasoning_limit,
             thinking_temperature=body.thinking_temperature,
             continues=bool(body.continue_final_message),
             kept_tokens=body.truncate_prompt_tokens,
@@ -196,7 +190,16 @@ async def _job(body: ChatCompletionRequest, state: ServerState) -> ChatJob:
 
 
 _OF_TEMPLATES = frozenset(
-    ("add_generation_prompt", "documents", "reasoning_effort", "thinking", "model", "user")
+    (
+        "add_generation_prompt",
+        "documents",
+        "enable_thinking",
+        "model",
+        "reasoning",
+        "reasoning_effort",
+        "thinking",
+        "user",
+    )
 )
 """Fields of requests that are also variables of chat templates."""
 
@@ -216,7 +219,11 @@ def _template_options(body: ChatCompletionRequest, model: ServedModel) -> dict[s
                 + ("; give it as a field of the request" if misplaced else ""),
                 param="chat_template_kwargs",
             )
-    return options
+    if body.documents:
+        if "documents" not in model.template:
+            raise ApiError("documents: the chat template shows none", param="documents")
+        options.setdefault("documents", body.documents)
+    return {**body.reasoning_options, **options}
 
 
 _RENDERING = frozenset(
@@ -235,7 +242,7 @@ def _choice(
         "content": answer.content if answer.content or not answer.tool_calls else None,
         "refusal": None,
     }
-    if answer.reasoning:
+    if answer.reasoning and body.shows_reasoning:
         message |= _reasoning(answer.reasoning, job)
     if answer.tool_calls:
         message["tool_calls"] = [
@@ -301,6 +308,7 @@ class _AnswerEvents:
     def __init__(self, body: ChatCompletionRequest, job: ChatJob, head: dict[str, Any]) -> None:
         self._body, self._job = body, job
         self._counts_each = body.wants_each_usage
+        self._hides_reasoning = not body.shows_reasoning
         self._chunks = Chunks(head, body.wants_usage)
         self._around: dict[tuple[int, type[AnswerPart]], list[bytes]] = {}
         self._custom: set[tuple[int, int]] = set()
@@ -312,6 +320,9 @@ class _AnswerEvents:
         """The events of new parts; only the first has the role, only the last the reason of the end."""
         choice, body = delta.choice, self._body
         begin = b""
+        given = delta.parts
+        if self._hides_reasoning:
+            given = [part for part in given if not isinstance(part, ReasoningPart)]
         if choice not in self._tokens:
             self._tokens[choice] = 0
             begin = self._event(choice, {"role": "assistant", "content": ""})
@@ -319,11 +330,11 @@ class _AnswerEvents:
         if body.logprobs and delta.logs:
             logs = chat_logprobs(delta.logs, body.top_logprobs or 0, self._job.model.vocabulary)
             # tokens without text have log-probabilities too
-            deltas = [self._delta(choice, part) for part in delta.parts] or [{}]
+            deltas = [self._delta(choice, part) for part in given] or [{}]
             parts = [self._event(choice, each) for each in deltas[:-1]]
             parts.append(self._event(choice, deltas[-1], logprobs=logs))
         else:
-            parts = [self._part(choice, part) for part in delta.parts]
+            parts = [self._part(choice, part) for part in given]
         if delta.finish_reason is not None:
             end = {"finish_reason": delta.finish_reason, "stop_reason": delta.stop}
             parts.append(self._event(choice, {}, **end))

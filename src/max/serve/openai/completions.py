@@ -24,12 +24,11 @@ from max.serve.limits import LONG_LOGS, MAX_PROMPTS
 from max.serve.models.model import ServedModel
 from max.serve.openai.fields import (
     FIRST_ERROR,
-    REFUSED_SAMPLING,
     SamplingFields,
     TokenList,
-    refuse,
     sampling_of,
 )
+from max.serve.openai.peer_fields import refuse
 from max.serve.openai.structure import GrammarFields, compiled_grammar
 from max.serve.openai.wire import (
     HOLE,
@@ -54,10 +53,6 @@ from max.serve.requests.threads import by_size, in_body_thread
 
 router = APIRouter(route_class=BodyRoute)
 
-_REFUSED = {
-    **REFUSED_SAMPLING,
-}
-
 
 class CompletionRequest(SamplingFields, GrammarFields):
     """The body of ``/v1/completions``."""
@@ -72,6 +67,8 @@ class CompletionRequest(SamplingFields, GrammarFields):
     echo: bool | None = None
     logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
     suffix: str | None = None
+    # vLLM's: whether a text begins with the model's special tokens
+    add_special_tokens: bool | None = None
 
     @property
     def prompts(self) -> list[str | list[int]]:
@@ -177,7 +174,14 @@ async def completions(body: CompletionRequest, request: Request) -> Response:
 async def _plan(body: CompletionRequest, state: ServerState) -> _Plan:
     current_request().priority = body.priority or 0
     model = await state.model(body.model)
-    refuse(body, _REFUSED)
+    refuse(body, {})
+    if body.add_special_tokens is False and not all(
+        isinstance(each, list) for each in body.prompts
+    ):
+        raise ApiError(
+            "add_special_tokens must be true for texts; give the tokens that /tokenize returns",
+            param="add_special_tokens",
+        )
     count = body.n or 1
     if body.best_of not in (None, count):
         raise ApiError(

@@ -16,6 +16,7 @@ from max.interfaces import RequestID, SamplingParamsInput, TextGenerationRequest
 from max.pipelines.core.text import utf8_size
 from max.pipelines.generation.process.commands import GenerationRequest
 from max.serve.chat.conversation_text import prompt_text
+from max.serve.chat.reasoning import thinking_options
 from max.serve.errors import CONTEXT_LENGTH_EXCEEDED, ApiError
 from max.serve.http.bodies.body import BodyRoute
 from max.serve.http.state import ServerState, json_response, state_of
@@ -199,7 +200,7 @@ def _prompts(
 ) -> list[tuple[list[int], list[int]]]:
     """The tokens of each prompt, and those of the labels of its options."""
     messages = messages_of(_plain_input(body.input))
-    options = {"enable_thinking": False, **(body.chat_template_kwargs or {})}
+    options = {**thinking_options(False), **(body.chat_template_kwargs or {})}
     size, texts = 0, list[str]()
     for form in forms:
         last = messages[-1]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Collection
 from heapq import nsmallest
 from typing import Annotated, Any
 
@@ -23,11 +24,14 @@ class StrictBody(BaseModel):
     @property
     def unknown_fields(self) -> str:
         """The unknown fields, separated by commas; the first ones if they are many."""
-        extra = self.model_extra or {}
+        extra = self._unknown_names()
         names = nsmallest(8, extra)
         shortened = [name if len(name) <= 60 else f"{name[:60]}..." for name in names]
         more = [f"and {len(extra) - 8} more"] if len(extra) > 8 else []
         return ", ".join(shortened + more)
+
+    def _unknown_names(self) -> Collection[str]:
+        return self.model_extra or {}
 
 
 class StreamOptions(StrictBody):
@@ -142,8 +146,6 @@ class SamplingFields(StrictBody):
     truncate_prompt_tokens: Annotated[int, Field(ge=1, lt=_TOKEN_LIMIT)] | None = None
     # vLLM's: the likeliest tokens at each place of the prompt
     prompt_logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
-    # refused, as they would change the answer
-    bad_words: list[str] | None = None
     # the name of an adapter, or an object with name and scale
     lora: Any = None
 
@@ -260,26 +262,3 @@ def bias_of(field: dict[str, float] | None, vocabulary_size: int) -> dict[int, f
             )
         biases[number] = value
     return biases
-
-
-REFUSED_SAMPLING = {
-    "bad_words": "answers with certain texts are not suppressed; give logit_bias for tokens",
-}
-"""Fields of vLLM that this server lacks, and what to use instead."""
-
-
-def refuse(body: StrictBody, fields: dict[str, str]) -> None:
-    """Refuses fields of features that this server lacks.
-
-    Args:
-        body: The request.
-        fields: The fields, and why they are refused.
-
-    Raises:
-        ApiError: One is set.
-    """
-    for name, why in fields.items():
-        if getattr(body, name) not in (None, []):
-            raise ApiError(
-                f"{name} is not supported: {why}", param=name, code="unsupported_parameter"
-            )

@@ -53,6 +53,7 @@ class StructuredOutputs(StrictBody):
     choice: Texts | None = None
     grammar: str | None = None
     json_object: bool | None = None
+    structural_tag: Any = None
 
     model_config = ConfigDict(**{**StrictBody.model_config, "populate_by_name": True})
 
@@ -66,6 +67,11 @@ class GrammarFields(StrictBody):
     guided_regex: str | None = None
     guided_choice: Texts | None = None
     guided_grammar: str | None = None
+    # SGLang's and llama.cpp's
+    json_schema: dict[str, Any] | str | None = None
+    regex: str | None = None
+    ebnf: str | None = None
+    grammar: str | None = None
 
 
 async def compiled_grammar(body: GrammarFields) -> str | None:
@@ -79,7 +85,7 @@ async def compiled_grammar(body: GrammarFields) -> str | None:
     """
     constraints = (
         body.response_format, body.structured_outputs, body.guided_json, body.guided_regex, body.guided_choice,
-        body.guided_grammar,
+        body.guided_grammar, body.json_schema, body.regex or None, body.ebnf or None, body.grammar or None,
     )  # fmt: skip
     if all(each is None for each in constraints):
         return None
@@ -147,6 +153,12 @@ def grammar_of(body: GrammarFields) -> AnswerGrammar:
         constraints += _of_format(body.response_format)
     outputs = body.structured_outputs
     if outputs is not None:
+        if outputs.structural_tag is not None:
+            raise ApiError(
+                "structured_outputs.structural_tag is not supported: give tools, or a grammar",
+                param="structured_outputs.structural_tag",
+                code="unsupported_parameter",
+            )
         constraints += [
             ("structured_outputs.json", schema_grammar, outputs.json_),
             ("structured_outputs.regex", grammar.of_regex, outputs.regex),
@@ -159,6 +171,11 @@ def grammar_of(body: GrammarFields) -> AnswerGrammar:
         ("guided_regex", grammar.of_regex, body.guided_regex),
         ("guided_choice", grammar.of_choices, body.guided_choice),
         ("guided_grammar", grammar.of_grammar, body.guided_grammar),
+        ("json_schema", schema_grammar, None if body.json_schema == "" else body.json_schema),
+        # an empty text is no constraint there
+        ("regex", grammar.of_regex, body.regex or None),
+        ("ebnf", grammar.of_grammar, body.ebnf or None),
+        ("grammar", grammar.of_grammar, body.grammar or None),
     ]
     present = [each for each in constraints if each[2] is not None]
     if not present:

@@ -9,10 +9,13 @@ from pydantic import ConfigDict, Field
 
 from max.interfaces import SamplingParamsInput
 from max.serve.chat.prompt import Conversation, prepare
+from max.serve.chat.reasoning import thinking_options
 from max.serve.chat.tools.definitions import ChoiceKind, Tool, ToolChoice
+from max.serve.errors import ApiError
 from max.serve.http.state import ServerState
 from max.serve.limits import MAX_MESSAGES, MAX_TOOLS
-from max.serve.openai.fields import FIRST_ERROR, CacheSalt, Name, StrictBody, refuse
+from max.serve.openai.fields import FIRST_ERROR, CacheSalt, Name, StrictBody
+from max.serve.openai.peer_fields import refuse
 from max.serve.openai.responses.input import items_of, messages_of
 from max.serve.openai.responses.tools import ResponseTool, tools_of
 from max.serve.openai.structure import GrammarFields, ResponseFormat, SchemaField, compiled_grammar
@@ -25,6 +28,9 @@ REFUSED = {
     "conversation": "give previous_response_id, or send the earlier items in input",
     "prompt": "prompts are not stored; send the text in input",
 }
+
+
+_LOGS = "message.output_text.logprobs"
 
 
 class NamedTool(StrictBody):
@@ -90,6 +96,13 @@ class ResponsesBody(StrictBody):
     max_output_tokens: Annotated[int, Field(ge=1)] | None = None
     temperature: Annotated[float, Field(ge=0, le=2)] | None = None
     top_p: Annotated[float, Field(gt=0, le=1)] | None = None
+    # beyond OpenAI's, as in chat completions
+    top_k: Annotated[int, Field(ge=-1, lt=2**31)] | None = None
+    min_p: Annotated[float, Field(ge=0, le=1)] | None = None
+    frequency_penalty: Annotated[float, Field(ge=-2, le=2)] | None = None
+    presence_penalty: Annotated[float, Field(ge=-2, le=2)] | None = None
+    repetition_penalty: Annotated[float, Field(gt=0, le=100)] | None = None
+    seed: int | None = None
     text: TextField | None = None
     tools: Annotated[list[ResponseTool], Field(max_length=MAX_TOOLS), FIRST_ERROR] | None = None
     tool_choice: Literal["none", "auto", "required"] | NamedTool | AllowedChoice | None = None
@@ -127,8 +140,22 @@ async def job_of(
     """
     model = await state.model(body.model)
     refuse(body, REFUSED)
+    if _LOGS in (body.include or ()):
+        raise ApiError(
+            f"include has {_LOGS!r}, and this route has no log-probabilities; /v1/chat/completions has them",
+            param="include",
+            code="unsupported_parameter",
+        )
     sampling = SamplingParamsInput(
-        temperature=body.temperature, top_p=body.top_p, max_new_tokens=body.max_output_tokens
+        temperature=body.temperature,
+        top_p=body.top_p,
+        top_k=body.top_k,
+        min_p=body.min_p,
+        frequency_penalty=body.frequency_penalty,
+        presence_penalty=body.presence_penalty,
+        repetition_penalty=body.repetition_penalty,
+        seed=None if body.seed is None else body.seed % 2**64,
+        max_new_tokens=body.max_output_tokens,
     )
     tools = own_tools(body)
     several = body.parallel_tool_calls is not False
@@ -187,10 +214,7 @@ def own_tools(body: ResponsesBody) -> tuple[Tool, ...]:
 def _template_options(body: ResponsesBody) -> dict[str, Any]:
     """The variables of the chat template that the body sets, as in chat completions."""
     effort = None if body.reasoning is None else body.reasoning.effort
-    if effort is None:
-        return {}
-    thinks = {"enable_thinking": False} if effort == "none" else {}
-    return {"reasoning_effort": effort, **thinks}
+    return thinking_options(None, effort)
 
 
 def _grammar_fields(body: ResponsesBody) -> GrammarFields:

@@ -14,7 +14,7 @@ from max.serve.errors import ApiError
 from max.serve.http.bodies.body import BodyRoute
 from max.serve.http.state import ServerState, json_response, state_of
 from max.serve.http.streaming import event_stream, unless_disconnected
-from max.serve.openai.fields import refuse
+from max.serve.openai.peer_fields import refuse
 from max.serve.openai.responses.background import BackgroundResponse
 from max.serve.openai.responses.body import REFUSED, ResponsesBody, job_of, messages_with, own_tools
 from max.serve.openai.responses.events import ResponseWriter

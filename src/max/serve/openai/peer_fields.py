@@ -1,0 +1,108 @@
+"""Fields of other servers that change an answer and that this server lacks: they are refused, not ignored."""
+
+from __future__ import annotations
+
+from max.serve.errors import ApiError
+from max.serve.openai.fields import SamplingFields, StrictBody
+
+_BEAMS = "answers are sampled or greedy, without beam search"
+_PROCESSORS = "requests bring no code; give logit_bias or a grammar"
+_SAMPLER = "there is no such sampler; give temperature, top_k, top_p or min_p"
+_ELSEWHERE = "this route has no such field"
+_TOKENS = "answers are text; /tokenize has the tokens of a text"
+_REASONING = "reasoning has a field of its own; give include_reasoning false to leave it out"
+
+_PEER_FIELDS: dict[str, tuple[tuple[object, ...], str]] = {
+    # vLLM's
+    "allowed_token_ids": ((), "give logit_bias, or a grammar"),
+    "bad_words": ((), "texts are not kept out of answers; give logit_bias for tokens"),
+    "best_of": ((1,), "give n"),
+    "chat_template": ((), "the server has one, by --chat-template"),
+    "documents": ((), "this route has no documents"),
+    "echo": ((False,), "the answer does not repeat the conversation; /v1/completions has it"),
+    "kv_transfer_params": ((), "requests do not move caches"),
+    "length_penalty": ((1,), _BEAMS),
+    "logits_processors": ((), _PROCESSORS),
+    "return_token_ids": ((False,), _TOKENS),
+    "return_tokens_as_token_ids": ((False,), _TOKENS),
+    "skip_special_tokens": ((True,), "special tokens are not part of a text"),
+    "structural_tag": ((), "give tools, or a grammar"),
+    "use_beam_search": ((False,), _BEAMS),
+    "vllm_xargs": ((), _PROCESSORS),
+    # SGLang's
+    "custom_logit_processor": ((), _PROCESSORS),
+    "lora_path": ((), "give lora"),
+    "no_stop_trim": ((False,), "give include_stop_str_in_output"),
+    "return_hidden_states": ((False,), "answers are text"),
+    "separate_reasoning": ((True,), _REASONING),
+    "stop_regex": ((), "give stop, or a grammar"),
+    # llama.cpp's and Ollama's
+    "dry_multiplier": ((0,), _SAMPLER),
+    "dynatemp_range": ((0,), _SAMPLER),
+    "mirostat": ((0,), _SAMPLER),
+    "n_predict": ((-1,), "give max_tokens"),
+    "n_probs": ((0,), "give logprobs and top_logprobs"),
+    "parse_tool_calls": ((True,), "the server's --tool-parser none leaves calls in the text"),
+    "reasoning_format": (("auto", "deepseek"), _REASONING),
+    "repeat_penalty": ((1,), "give repetition_penalty"),
+    "return_tokens": ((False,), _TOKENS),
+    "samplers": ((), "the order of samplers is fixed: temperature, top_k, top_p, min_p"),
+    "template": ((), "the model's own chat template is applied"),
+    "tfs_z": ((1,), _SAMPLER),
+    "top_a": ((0,), _SAMPLER),
+    "top_n_sigma": ((-1, 0), _SAMPLER),
+    "typ_p": ((1, 0), _SAMPLER),
+    "typical_p": ((1, 0), _SAMPLER),
+    "xtc_probability": ((0,), _SAMPLER),
+    # transformers'
+    "do_sample": ((True,), "give temperature 0 for greedy answers"),
+    "guidance_scale": ((1,), _SAMPLER),
+    "max_new_tokens": ((), "give max_tokens"),
+    "no_repeat_ngram_size": ((0,), "give frequency_penalty or repetition_penalty"),
+    "num_beams": ((1,), _BEAMS),
+    "suppress_tokens": ((), "give logit_bias"),
+    # of other routes
+    "logprobs": ((False, 0), _ELSEWHERE),
+    "max_completion_tokens": ((), "give max_tokens"),
+    "max_output_tokens": ((), "give max_tokens"),
+    "response_format": (({"type": "text"},), _ELSEWHERE),
+    "tools": ((), "this route has no tools"),
+    "top_logprobs": ((0,), _ELSEWHERE),
+    # Anthropic's
+    "container": ((), "this server runs no code"),
+    "mcp_servers": ((), "this server calls no MCP servers; give tools, and call them"),
+}
+"""The fields, each with the values that change nothing, and what to do instead."""
+
+_EMPTY = (None, "", [], {})
+_HINTS = frozenset(("model", "user", "priority", "stream", "stream_options"))
+_CHOICES = SamplingFields.model_fields.keys() - _HINTS
+"""Fields that choose tokens: a route that lacks one of them does not ignore it."""
+
+
+def refuse(body: StrictBody, fields: dict[str, str], where: str = "") -> None:
+    """Refuses fields of features that this server lacks.
+
+    Args:
+        body: The request, or a part of it.
+        fields: Fields of the body, and why they are refused.
+        where: The name of the part with a point after it.
+
+    Raises:
+        ApiError: One is set, to a value that changes something.
+    """
+    for name, why in fields.items():
+        if getattr(body, name) not in (None, []):
+            raise _error(where + name, why)
+    for name, value in (body.model_extra or {}).items():
+        if value in _EMPTY:
+            continue
+        neutral, why = _PEER_FIELDS.get(name, ((), ""))
+        if why and value not in neutral:
+            raise _error(where + name, why)
+        if not why and name in _CHOICES:
+            raise _error(where + name, _ELSEWHERE)
+
+
+def _error(name: str, why: str) -> ApiError:
+    return ApiError(f"{name} is not supported: {why}", param=name, code="unsupported_parameter")

@@ -1,0 +1,170 @@
+"""Fields by the names of other servers: each is obeyed or an error, on every API; a header is for hints only."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from max.serve.errors import ApiError
+from max.serve.openai.chat import ChatCompletionRequest
+from max.serve.openai.fields import StrictBody
+from max.serve.openai.peer_fields import refuse
+
+ASK = [{"role": "user", "content": "What is the capital of Norway?"}]
+PROMPT = ASK[0]["content"]
+BODIES: dict[str, dict[str, Any]] = {
+    "/v1/chat/completions": {"messages": ASK, "max_tokens": 12, "temperature": 0},
+    "/v1/completions": {"prompt": "The capital of Norway is", "max_tokens": 12, "temperature": 0},
+    "/v1/responses": {"input": PROMPT, "max_output_tokens": 16, "temperature": 0},
+    "/v1/messages": {"messages": ASK, "max_tokens": 12, "temperature": 0},
+    "/api/chat": {"messages": ASK, "stream": False, "options": {"temperature": 0}},
+    "/api/generate": {"prompt": PROMPT, "stream": False, "options": {"temperature": 0}},
+}
+CHAT, COMPLETIONS, RESPONSES, CLAUDE, OLLAMA, GENERATE = BODIES
+
+
+def ask(http, path: str, more: dict[str, Any]):
+    return http.post(path, json={"model": "tiny", **BODIES[path], **more})
+
+
+@pytest.mark.parametrize(
+    ("path", "more"),
+    [
+        *((path, {"use_beam_search": True}) for path in BODIES),
+        *((path, {"typical_p": 0.5}) for path in BODIES),
+        *((path, {"bad_words": ["Oslo"]}) for path in BODIES),
+        (CHAT, {"echo": True}),
+        (CHAT, {"allowed_token_ids": [5]}),
+        (CHAT, {"documents": [{"text": "a"}]}),
+        (CHAT, {"skip_special_tokens": False}),
+        (CHAT, {"add_special_tokens": True}),
+        (CHAT, {"chat_template": "{{ 1 }}"}),
+        (CHAT, {"separate_reasoning": False}),
+        (CHAT, {"max_new_tokens": 3}),
+        (CHAT, {"structured_outputs": {"structural_tag": "x"}}),
+        (CHAT, {"regex": "a", "guided_regex": "b"}),
+        (COMPLETIONS, {"add_special_tokens": False}),
+        (COMPLETIONS, {"tools": [{"type": "function", "function": {"name": "f"}}]}),
+        (COMPLETIONS, {"top_logprobs": 2}),
+        (RESPONSES, {"stop": ["a"]}),
+        (RESPONSES, {"n": 2}),
+        (RESPONSES, {"include": ["message.output_text.logprobs"]}),
+        (CLAUDE, {"mcp_servers": [{"url": "http://127.0.0.1"}]}),
+        (CLAUDE, {"seed": 1}),
+        (CLAUDE, {"tool_choice": {"type": "any"}}),
+        (CLAUDE, {"thinking": {"type": "somewhat"}}),
+        (OLLAMA, {"options": {"mirostat": 2}}),
+        (OLLAMA, {"think": True}),
+        (OLLAMA, {"temperature": 0.5}),
+        (GENERATE, {"think": "low"}),
+        (GENERATE, {"template": "{{ .Prompt }}"}),
+    ],
+)
+def test_what_changes_an_answer_is_an_error(http, path: str, more: dict[str, Any]) -> None:
+    answer = ask(http, path, more)
+    assert answer.status_code == 400, answer.text
+    name = "mirostat" if "options" in more else list(more)[-1]
+    assert name in answer.text or "thinking" in answer.text
+    assert "warning" not in answer.headers
+
+
+NEUTRAL = {
+    "use_beam_search": False, "length_penalty": 1.0, "allowed_token_ids": [], "skip_special_tokens": True,
+    "return_token_ids": False, "typical_p": 1, "mirostat": 0, "tfs_z": 1.0, "dry_multiplier": 0.0,
+    "xtc_probability": 0, "no_repeat_ngram_size": 0, "vllm_xargs": {}, "logits_processors": None,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("path", BODIES)
+def test_values_that_change_nothing_are_taken(http, path: str) -> None:
+    answer = ask(http, path, NEUTRAL)
+    assert answer.status_code == 200 and "Oslo" in answer.text, answer.text
+    assert "typical_p" in answer.headers["warning"] or "and " in answer.headers["warning"]
+
+
+def test_unknown_options_of_ollama_are_named(http) -> None:
+    options = {"temperature": 0, "low_vram": True, "typical_p": 1}
+    answer = ask(http, OLLAMA, {"options": options})
+    assert answer.status_code == 200
+    assert (
+        answer.headers["warning"]
+        == '299 - "unknown fields are ignored: options.low_vram, options.typical_p"'
+    )
+
+
+@pytest.mark.parametrize("path", [CHAT, COMPLETIONS])
+def test_constraints_by_other_names(http, path: str) -> None:
+    def text(**more: Any) -> str:
+        (choice,) = ask(http, path, more).json()["choices"]
+        return choice["text"] if path == COMPLETIONS else choice["message"]["content"]
+
+    assert text(regex="[xy]{3}").strip("xy") == ""
+    assert text(ebnf='root ::= "yes" | "no"') in ("yes", "no")
+    assert text(grammar='root ::= "yes" | "no"') in ("yes", "no")
+    assert json.loads(text(json_schema={"enum": [1, 2]})) in (1, 2)
+    assert json.loads(text(json_schema='{"enum": [1, 2]}')) in (1, 2)
+    assert "Oslo" in text(regex="", ebnf="", grammar="", json_schema="")
+
+
+def test_responses_have_the_samplers_of_chat(http) -> None:
+    def text(**more: Any) -> str:
+        body = {"temperature": 2.0, **more}
+        return ask(http, RESPONSES, body).json()["output"][0]["content"][0]["text"]
+
+    assert {text(seed=seed, top_k=1) for seed in range(3)} == {text(seed=9, top_k=1)}
+    assert len({text(seed=seed) for seed in range(6)}) > 1
+    assert text(seed=5) == text(seed=5)
+    assert ask(http, RESPONSES, {"min_p": 2}).status_code == 400
+
+
+def chat(**more: Any) -> ChatCompletionRequest:
+    return ChatCompletionRequest(**{"messages": ASK, **more})
+
+
+@pytest.mark.parametrize(
+    ("more", "thinks", "effort"),
+    [
+        ({}, None, None),
+        ({"enable_thinking": False}, False, None),
+        ({"thinking": {"type": "enabled"}}, True, None),
+        ({"thinking": {"type": "disabled"}}, False, None),
+        ({"thinking": {"type": "auto"}}, None, None),
+        ({"reasoning": {"enabled": False}}, False, None),
+        ({"reasoning": {"effort": "low"}}, None, "low"),
+        ({"reasoning_effort": "none"}, False, "none"),
+        ({"reasoning_effort": "high", "reasoning": {"effort": "low"}}, None, "high"),
+    ],
+)
+def test_reasoning_is_turned_on_and_off(
+    more: dict[str, Any], thinks: bool | None, effort: str | None
+) -> None:
+    options = chat(**more).reasoning_options
+    # templates of DeepSeek and Granite read `thinking`
+    assert options.get("enable_thinking") is thinks and options.get("thinking") is thinks
+    assert options.get("reasoning_effort") == effort
+
+
+def test_limits_of_reasoning() -> None:
+    assert chat().reasoning_limit is None and chat().shows_reasoning
+    assert chat(thinking_token_budget=-1).reasoning_limit is None
+    assert chat(thinking_token_budget=7).reasoning_limit == 7
+    assert chat(thinking={"type": "enabled", "budget_tokens": 8}).reasoning_limit == 8
+    assert chat(thinking={"type": "disabled", "budget_tokens": 8}).reasoning_limit is None
+    assert chat(reasoning={"max_tokens": 9}).reasoning_limit == 9
+    assert not chat(reasoning={"exclude": True}).shows_reasoning
+    assert not chat(include_reasoning=False).shows_reasoning
+
+
+def test_a_part_is_named_with_its_place() -> None:
+    class Part(StrictBody):
+        known: str | None = None
+
+    refuse(Part(known="x", length_penalty=1), {})
+    with pytest.raises(ApiError) as caught:
+        refuse(Part(known="x"), {"known": "it is not"}, "part.")
+    assert caught.value.param == "part.known"
+    with pytest.raises(ApiError) as caught:
+        refuse(Part(length_penalty=1.5), {}, "part.")
+    assert caught.value.param == "part.length_penalty"
