@@ -336,6 +336,31 @@ def test_sizes_and_prints_inside(run, capfd: pytest.CaptureFixture[str]) -> None
         assert capfd.readouterr().out.count("picked") == turns
 
 
+def test_a_size_of_a_branch_and_one_of_a_later_op_have_one_name(run) -> None:
+    """They are sizes of their own: the branch does not know what is computed after it."""
+
+    def build(x: Any, flag: Any) -> Any:
+        def total(values: Any) -> Any:
+            return ops.sum(ops.nonzero(values, "k").reshape([-1]), axis=0)
+
+        (inside,) = ops.cond(
+            flag, [tensor(1, dtype=DType.int64)], lambda: total(x), lambda: total(x - 2)
+        )
+        (looped,) = ops.while_loop([inside], lambda i: i[0] < 50, lambda i: [i + total(x + 2) + 1])
+        return inside, looped, ops.nonzero(x + 1, "k")
+
+    x = np.array([0, 1, 2, 2, -1, 0], np.float32)
+    graph = graph_of([tensor("n"), tensor(dtype=DType.bool)], build)
+    for flag in (True, False):
+        inside = np.nonzero(x if flag else x - 2)[0].sum()
+        looped = inside
+        while looped < 50:
+            looped += np.nonzero(x + 2)[0].sum() + 1
+        found = run(graph, x, np.array(flag))
+        assert (found[0].tolist(), found[1].tolist()) == ([inside], [looped])
+        np.testing.assert_array_equal(found[2], np.argwhere(x + 1))
+
+
 def test_sizes_that_a_subgraph_finds_out(run) -> None:
     with Graph("picks", input_types=[tensor("n"), tensor("n")]) as graph:
         x, y = [v.tensor for v in graph.inputs]

@@ -2,23 +2,31 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
+from xdsl.ir import SSAValue
+
 from max.mlir import GraphOp, IfOp, ShapedType, WhileOp
 from max.mlir.builtin import ModuleOp
 
 
 def scopes(module: ModuleOp) -> dict[str, set[str]]:
-    """For each branch and loop body, the symbols of the enclosing graphs; they have the same values there."""
+    """For each branch and loop body, the symbols that are known before it in the enclosing graphs; they have the same
+    values there.
+    """
     graphs = {op.sym_name: op for op in module.body.block.ops if isinstance(op, GraphOp)}
     inner: dict[str, set[str]] = {}
 
     def visit(name: str, outer: set[str]) -> None:
         """Adds the symbols that are visible in a graph to those of its branches and loop bodies."""
-        visible = outer | _symbols_of(graphs[name])
+        visible = outer | _symbols_of(graphs[name].args)
         for op in graphs[name].body:
             if isinstance(op, IfOp | WhileOp):
                 for callee in op.callees:
                     inner.setdefault(callee, set()).update(visible)
                     visit(callee, visible)
+            # an op sees what was computed before it: later ops may compute other sizes of the same names
+            visible |= _symbols_of(op.results)
 
     branches = {
         callee
@@ -33,7 +41,6 @@ def scopes(module: ModuleOp) -> dict[str, set[str]]:
     return inner
 
 
-def _symbols_of(graph: GraphOp) -> set[str]:
-    values = [*graph.args, *[result for op in graph.body for result in op.results]]
-    types = [v.type for v in values if isinstance(v.type, ShapedType)]
+def _symbols_of(values: Iterable[SSAValue]) -> set[str]:
+    types = [value.type for value in values if isinstance(value.type, ShapedType)]
     return {name for type_ in types for dim in type_.shape for name in dim.symbols}
