@@ -93,7 +93,6 @@ class _Flattener:
         places: dict[int, Pointer],
         env: Mapping[str, Size],
         prefix: str,
-        path: str,
         names: Mapping[str, Size] | None = None,
         conditional: bool = False,
     ) -> Mapping[str, Size]:
@@ -103,8 +102,7 @@ class _Flattener:
             lowered: The callee.
             places: The program's memory for its inputs and outputs; its other buffers are added.
             env: The values of its symbols.
-            prefix: The prefix of its weights' names.
-            path: The prefix of its launches' names.
+            prefix: The prefix of the names of its weights and launches.
             names: The caller's symbols for sizes that the callee computes.
             conditional: Whether the call is in a branch or a loop. Checks are then launches, which do not run if the
                 branch is not taken.
@@ -120,11 +118,11 @@ class _Flattener:
                 places[index] = Pointer(self.add(buffer, env, prefix))
         for step in lowered.once:
             if isinstance(step, Launch):
-                self.add_once(self.bind_launch(step, places, env, path))
+                self.add_once(self.bind_launch(step, places, env, prefix))
             else:
                 position = len(self.flat.once)
                 self.flat.once_host_steps.append((position, self.bind_host_step(step, places, env)))
-        checks = self.bind_checks(lowered.checks, env, path)
+        checks = self.bind_checks(lowered.checks, env, prefix)
         # checks of sizes that the callee computes wait for the step that does
         unknown = {str(env[symbol]) for symbol in computed_symbols(lowered) if conditional}
         if conditional:
@@ -133,13 +131,13 @@ class _Flattener:
             self.flat.checks += checks
         for step in lowered.steps:
             if isinstance(step, Launch):
-                self.add_launch(self.bind_launch(step, places, env, path))
+                self.add_launch(self.bind_launch(step, places, env, prefix))
             elif isinstance(step, HostStep):
                 self.host_step(step, places, env)
             elif isinstance(step, IfStep):
                 self.branch(step, places, env, prefix)
             elif isinstance(step, WhileStep):
-                self.loop(step, places, env, prefix, path)
+                self.loop(step, places, env, prefix)
             else:
                 self.call(step, places, env, prefix, conditional)
             if unknown:
@@ -148,14 +146,14 @@ class _Flattener:
         return env
 
     @staticmethod
-    def bind_checks(checks: Iterable[Check], env: Mapping[str, Size], path: str) -> list[Check]:
+    def bind_checks(checks: Iterable[Check], env: Mapping[str, Size], prefix: str) -> list[Check]:
         """Checks over the program's symbols, except those that always hold."""
         bound = [
             replace(
                 check,
                 actual=substitute(check.actual, env),
                 required=substitute(check.required, env),
-                message=f"{path}{check.message}",
+                message=f"{prefix}{check.message}",
             )
             for check in checks
         ]
@@ -226,7 +224,6 @@ class _Flattener:
         places: dict[int, Pointer],
         env: Mapping[str, Size],
         prefix: str,
-        path: str,
     ) -> None:
         """Adds a loop: the condition, the exit, the body, the jump back."""
         predicate = self.pointer(step.predicate, places, env)
@@ -240,7 +237,7 @@ class _Flattener:
         self.call(step.body, places, env, prefix, conditional=True)
         # the body wrote the next values beside the carried ones, which its own launches still read
         for launch in step.update:
-            self.add_launch(self.bind_launch(launch, places, env, path))
+            self.add_launch(self.bind_launch(launch, places, env, prefix))
         self.jump("back", head, device)
         self.place_label(end, host)
         self.device = around
@@ -351,11 +348,8 @@ class _Flattener:
             # an output that is also an input has the input's place already
             if index not in inner:
                 inner[index] = places[result]
-        full_prefix = prefix + step.prefix
         names = {symbol: env[symbol] for symbol in step.reveals}
-        computed = self.instantiate(
-            callee, inner, bound, full_prefix, full_prefix, names, conditional
-        )
+        computed = self.instantiate(callee, inner, bound, prefix + step.prefix, names, conditional)
         outputs = {s for _, info in callee.outputs for dim in info.shape for s in symbols_of(dim)}
         # a symbol that another call computed already: both calls must agree
         agreement = [
@@ -415,7 +409,7 @@ class _Flattener:
         return Pointer(base.buffer, simplify(base.offset + substitute(pointer.offset, env)))
 
     def bind_launch(
-        self, launch: Launch, places: Mapping[int, Pointer], env: Mapping[str, Size], path: str
+        self, launch: Launch, places: Mapping[int, Pointer], env: Mapping[str, Size], prefix: str
     ) -> Launch:
         """A copy of a lowered graph's launch on the caller's buffers, with the caller's sizes."""
         slots: list[Slot] = []
@@ -442,7 +436,7 @@ class _Flattener:
             tuple([places[b].buffer for b in launch.reads]),
             tuple([places[b].buffer for b in launch.writes]),
             launch.serial,
-            path + launch.name,
+            prefix + launch.name,
             tuple(
                 (places[w].buffer, places[r].buffer)
                 for w, r in launch.in_place
@@ -481,7 +475,7 @@ def flatten(
         name for dim in sizes if not isinstance(dim, int) for name in dim.symbols
     }
     places: dict[int, Pointer] = {}
-    flattener.instantiate(lowered, places, {}, "", "")
+    flattener.instantiate(lowered, places, {}, "")
     flat = flattener.flat
     for position, (index, _) in enumerate(lowered.inputs):
         # the caller's tensors are bound by their positions
