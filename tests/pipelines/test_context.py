@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import inspect
 from dataclasses import replace
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -64,7 +66,9 @@ def test_the_last_tokens_are_removed():
         with pytest.raises(ValueError, match=f"{length} of 9 tokens are to be kept; .* are 6"):
             c.truncate(length)
     assert c.end_idx == 9 and c.is_done
+    assert c.truncations == 0
     c.truncate(7)
+    assert c.truncations == 1
     assert not c.is_done and c.matcher is None and c.generated_tokens.tolist() == [5, 6, 7, 8]
     assert (c.start_idx, c.active_idx, c.end_idx) == (6, 7, 7) and c.next_tokens.tolist() == [8]
     c.update(2, LogProbabilities([-2], [{2: -2}]))
@@ -175,6 +179,7 @@ def test_the_tokens_are_kept_while_the_array_grows(n, new, tokens, reset):
             assert c.needs_ce and c.start_idx == 0 and c.active_idx == c.end_idx
         c.update(token)
         given_out += c.to_generation_output().tokens
+        assert len(c.tokens) == -(-c.end_idx // 128) * 128
     made = min(len(tokens), new)
     assert c.generated_tokens.tolist() == tokens[:made] == given_out
     assert c.prompt_tokens.tolist() == list(range(1, n + 1))
@@ -191,7 +196,7 @@ def test_the_ends():
         assert not c.is_done
     c.update(5)
     assert c.status == GenerationStatus.END_OF_SEQUENCE
-    c = context(eos_sequences=[[3, 4]])  # token 3 belongs to the prompt
+    c = context(eos_sequences=[[3, 4], []])  # token 3 belongs to the prompt
     c.update(4)
     assert not c.is_done
 
@@ -200,6 +205,10 @@ def test_no_end_before_the_minimum():
     c = context(eos_token_ids={EOS, 4}, sampling_params=SamplingParams(min_new_tokens=2))
     masks = c.get_min_token_logit_mask(3)
     assert [m.tolist() for m in masks] == [[[0, 4], [0, 9]], [[0, 4], [0, 9]], []]
+    assert masks[2].shape == (0, 2)
+    assert {m.dtype for m in masks} == {np.dtype(np.int32)}
+    least = SamplingParams(min_new_tokens=1)
+    assert context(sampling_params=least).get_min_token_logit_mask(1)[0].shape == (0, 2)
     c.update(EOS)
     assert not c.is_done
     c.update(EOS)
@@ -222,6 +231,11 @@ def test_tokens_that_are_certain():
     c.update(5)
     c.jump_ahead(6)
     assert c.next_tokens.tolist() == [5, 6] and c.to_generation_output().tokens == [5, 6]
+    assert not c.needs_ce, "the next step has two tokens, of which only one was not forced"
+    c.update(7)
+    c.update(8)
+    c.set_token_indices(start_idx=5)
+    assert c.needs_ce, "two tokens are processed again, as after the loss of their pages"
     c = context()
     c.set_token_indices(active_idx=1)
     with pytest.raises(ValueError, match="amid chunks"):
@@ -301,3 +315,138 @@ def test_speech_tokens():
     assert not c.is_done
     c.audio_generation_status = GenerationStatus.END_OF_SEQUENCE
     assert c.is_done
+
+
+def test_what_a_context_states_by_default():
+    c = context()
+    assert (c.log_probabilities, c.log_probabilities_echo, c.adapter_scale) == (0, False, 1.0)
+    parameters = inspect.signature(TextContext).parameters
+    documented = dict.fromkeys(["_start_idx", "_draft_offset"], 0)
+    documented |= dict.fromkeys(["_size", "_active_idx", "_end_idx", "_prompt_len"], -1)
+    documented |= dict.fromkeys(["_completion_start_idx", "_completion_end_idx"], -1)
+    assert {name: parameters[name].default for name in documented} == documented
+    assert TextContext(max_length=9, tokens=[4, 5]).all_tokens.tolist() == [4, 5]  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("n", [1, 127, 128, 129])
+def test_the_array_of_tokens_grows_by_128(n):
+    c = context(n, 300)
+    arrays = [c.tokens]
+    for token in range(300):
+        assert len(c.tokens) == -(-c.end_idx // 128) * 128
+        c.update(token)
+        if c.tokens is not arrays[-1]:
+            arrays.append(c.tokens)
+    assert c.all_tokens.tolist() == [*range(1, n + 1), *range(300)]
+    assert len(arrays) == -(-(n + 300) // 128) - -(-n // 128) + 1, "replaced where it is full only"
+
+
+def test_a_context_from_another_process():
+    """It has its indices, and an array of any integers, which may be longer than the text."""
+    c = context(3, 9)
+    for token in (5, 6):
+        c.update(token)
+    narrow = replace(c, tokens=c.tokens.astype(np.int32))
+    assert narrow.tokens.dtype == np.int64 and narrow.all_tokens.tolist() == [1, 2, 3, 5, 6]
+    cut = context(3, 9, _end_idx=2)
+    assert cut.all_tokens.tolist() == [1, 2] and cut.next_tokens.tolist() == [1, 2]
+    begun = context(3, 9, _prompt_len=0, _completion_start_idx=0, _completion_end_idx=0)
+    assert begun.prompt_tokens.tolist() == [] == begun.to_generation_output().tokens
+    begun.update(4)
+    assert begun.to_generation_output().tokens == [1, 2, 3, 4]
+    assert (
+        context(_completion_start_idx=0, _completion_end_idx=0).to_generation_output().tokens == []
+    )
+    begun = context(_completion_start_idx=0)
+    begun.update(4)
+    assert begun.to_generation_output().tokens == [1, 2, 3, 4]
+    with pytest.raises(ValueError, match="active 0, end 0"):
+        context(_end_idx=0)
+    with pytest.raises(ValueError, match="end 3, size 0"):
+        context(_size=0)
+    for start, more in ((1, True), (2, False)):
+        assert context(3, 9, _prompt_len=1, _start_idx=start).needs_ce is more
+
+
+def test_indices_are_moved_one_by_one():
+    c = context(5, 9)
+    c.set_token_indices(active_idx=3)
+    c.set_token_indices(start_idx=1)
+    assert (c.start_idx, c.active_idx, c.end_idx) == (1, 3, 5) and c.active_length == 2
+    c.bump_token_indices(active_idx=1)
+    assert (c.start_idx, c.active_idx, c.end_idx) == (1, 4, 5)
+    c.bump_token_indices()
+    c.bump_token_indices(end_idx=2)
+    assert (c.start_idx, c.active_idx, c.end_idx) == (1, 4, 7)
+    c.set_token_indices(active_idx=6, end_idx=6)
+    c.set_draft([8, 9])
+    assert c.active_length == 7 and c.next_tokens.tolist() == [2, 3, 4, 5, 0, 8, 9]
+
+
+def test_certain_tokens_that_are_removed_or_read_again():
+    c = context(3, 9)
+    c.update(5)
+    c.jump_ahead(6)
+    c.jump_ahead(7)
+    c.truncate(5)
+    assert c.needs_ce and c.next_tokens.tolist() == [5, 6]
+    c.update(7)
+    c.truncate(5)
+    assert not c.needs_ce and c.next_tokens.tolist() == [6]
+    c = context(3, 9)
+    for token in (5, 6):
+        c.update(token)
+    c.jump_ahead(7)
+    c.set_token_indices(start_idx=3)
+    assert c.needs_ce, "two tokens are read besides the certain one"
+    c.reset()
+    c.set_token_indices(active_idx=5)
+    c.update(0)
+    assert not c.needs_ce and c.next_tokens.tolist() == [7]
+
+
+def test_log_probabilities_of_removed_tokens_and_of_chunks_are_dropped():
+    logs = [LogProbabilities([-float(i)], [{i: -float(i)}]) for i in range(4)]
+    c = context(3, 9, log_probabilities=1)
+    assert c.to_generation_output().log_probabilities is None
+    for i in range(3):
+        c.update(i, logs[i])
+    c.truncate(4)
+    c.update(7)
+    c.update(8)
+    assert c.to_generation_output().log_probabilities == [logs[0]]
+    for echo in (False, True):
+        c = context(3, 9, log_probabilities=1, log_probabilities_echo=echo)
+        for step in (logs[0], None):
+            c.set_token_indices(active_idx=2)
+            c.update(7, step)
+            c.reset()
+        c.set_token_indices(active_idx=1)
+        c.update(7, logs[1])
+        c.set_token_indices(active_idx=2)
+        c.update(7)
+        c.update(8, logs[2])
+        (found,) = c.to_generation_output().log_probabilities or ()
+        assert found.token_log_probabilities == ([-1.0, -2.0] if echo else [-2.0])
+
+
+def test_the_reasoning_goes_back_with_the_text():
+    c = context(3, 20, eos_token_ids={EOS})
+    kept = list[int]()
+    c._reasoning_limit = SimpleNamespace(rewind=kept.append)  # type: ignore[assignment]
+    c.set_token_indices(active_idx=2)
+    c.update(0)
+    c.resume([])
+    assert c.start_idx == 2 and kept == [], "nothing is resumed"
+    c.resume([4, 5, 6])
+    assert kept == [3] and c.start_idx == 0 and c.to_generation_output().tokens == []
+    c.update(7)
+    c.update(8)
+    c.truncate(7)
+    assert kept == [3, 4]
+    with pytest.raises(ValueError, match="tokens were generated already"):
+        c.resume([1])
+    c = context(3, 20, eos_token_ids={EOS})
+    with pytest.raises(ValueError, match="the 4 tokens to go on after end the answer"):
+        c.resume([4, EOS, 5, 6])
+    assert c.end_idx == 5, "what follows the end is not added"

@@ -269,7 +269,8 @@ class TextContext:
         """
         generated = self._end_idx - self._prompt_len
         eos = sorted(self.eos_token_ids)
-        banned = np.array([[0, token] for token in eos], np.int32).reshape(-1, 2)
+        banned = np.zeros((len(eos), 2), np.int32)
+        banned[:, 1] = eos
         free = np.zeros((0, 2), np.int32)
         return [banned if generated + i < self.min_tokens else free for i in range(num_steps)]
 
@@ -390,7 +391,6 @@ class TextContext:
         self._append(new_token, log_probabilities)
         self._jumped_tokens = 0
         self._start_idx, self._active_idx = self._active_idx, self._end_idx
-        self._draft_offset = 0
 
     def jump_ahead(self, new_token: int, log_probabilities: LogProbabilities | None = None) -> None:
         """Appends a token that needs no step, for example a token that a grammar forces.
@@ -435,10 +435,8 @@ class TextContext:
             return False
         if token in self.eos_token_ids and not self.ignore_eos:
             return True
-        return any(
-            run and len(run) <= len(generated) and generated[-len(run) :].tolist() == run
-            for run in self.eos_sequences
-        )
+        # an empty sequence is none: there is at least one generated token
+        return any(generated[-len(run) :].tolist() == run for run in self.eos_sequences)
 
     def reset(self) -> None:
         """Turns all tokens into a prompt to process again, after the request lost its cache pages."""
