@@ -142,6 +142,7 @@ def test_what_a_profile_counts(model: Model, program: LinkedProgram) -> None:
     assert 0 < nanoseconds <= time.perf_counter_ns() - start
     model.execute(*inputs[5])
     assert runs == {(2, 3): 2, (5, 3): 1} == program.reading()[1]
+    np.testing.assert_array_equal(program.reading()[0], ticks)
     assert (ticks[:, 2] - before[0][:, 2]).max() == 3
     # the product of x and the weight
     assert max(program.flops(runs)) == 2 * 32 * 64 * (2 * 2 + 5)
@@ -175,6 +176,15 @@ def test_a_check_of_the_device_says_what_the_host_would() -> None:
     assert message.exception == "ValueError"
     found, expected = message.format((3, 6)), check.failure(3, 6)
     assert expected is not None and f"slice: {found}" == expected and "6" in found
+    assert check.failure(6, 6) is None and message.format((6, 6)) == ""
+
+
+def test_a_program_without_launches_needs_no_scratch_memory() -> None:
+    with Graph("nothing", input_types=[tensor("n")]) as graph:
+        graph.output()
+    linked = InferenceSession(num_threads=1).load(graph)._linked
+    assert linked is not None and linked.main.empty
+    assert linked.main.executor.program.scratch_bytes == 0
 
 
 def test_the_workers_of_a_launch() -> None:

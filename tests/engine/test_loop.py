@@ -176,6 +176,19 @@ def test_what_cannot_be_repeated(session, step) -> None:
         loop.run([np.zeros((1, 24), np.float32)], nothing, flag)
     with pytest.raises(ValueError, match="input0"):
         loop.run([np.zeros((1, 23), np.float32)], nothing, flag)
+    state, count, again = (
+        np.zeros((1, 24), np.float32),
+        np.zeros(1, np.int64),
+        np.zeros(1, np.bool_),
+    )
+    given = [Tensor.from_numpy(array) for array in (state, count, again)]
+    # a copy of the state would keep what it was before the first turn
+    with pytest.raises(ValueError, match="share memory: repeated executions"):
+        loop.run([given[0]], lambda made: [given[0], np.array([2]), *given], flag)
+    other = InferenceSession(devices=[CPU()], num_threads=1)
+    assert other._backends.of(CPU()).queue is not session._backends.of(CPU()).queue
+    with pytest.raises(ValueError, match="step and feed run on different devices"):
+        ModelLoop(step, feed(other))
     with step.profile(), pytest.raises(RuntimeError, match="step is being profiled"):
         loop.run([np.zeros((1, 24), np.float32)], nothing, flag)
 

@@ -171,14 +171,16 @@ def test_compressed_int4(rng):
     np.testing.assert_allclose(values_of(data), expected, rtol=2**-11)
 
 
-def test_fp8_blocks(rng):
+@pytest.mark.parametrize("size", [(128, 128), (1, 2**16), (7, 1)])
+def test_fp8_blocks(rng, size):
     q = rng.standard_normal((300, 200)).astype(ml_dtypes.float8_e4m3fn)
-    scales = rng.uniform(0.001, 0.01, (3, 2)).astype(np.float32)
+    count = [-(-300 // size[0]), -(-200 // size[1])]
+    scales = rng.uniform(0.001, 0.01, count).astype(np.float32)
     (data,) = convert_quantized(
         state(weight=q, weight_scale_inv=scales),
-        {"quant_method": "fp8", "weight_block_size": [128, 128]},
+        {"quant_method": "fp8", "weight_block_size": list(size)},
     ).values()
-    spread = np.kron(scales, np.ones((128, 128), np.float32))[:300, :200]
+    spread = scales[np.arange(300) // size[0]][:, np.arange(200) // size[1]]
     expected = torch.from_numpy(q.astype(np.float32) * spread).bfloat16().float().numpy()
     np.testing.assert_array_equal(values_of(data), expected)
 
@@ -275,6 +277,13 @@ MISTAKES: dict[str, tuple[dict[str, np.ndarray], dict[str, Any], str]] = {
     "missing": ({"weight_scale": np.ones((4, 1), np.float32)}, COMPRESSED, "lacks the weight 'a.weight'"),
     "scales": ({"weight": SMALL, "weight_scale": np.ones((3, 1), np.float32)}, COMPRESSED,
         "int8 weights with 3 scales"),
+    "scales of float8": (
+        {"weight": SMALL.astype(ml_dtypes.float8_e4m3fn), "weight_scale": np.ones((3, 1), np.float32)},
+        COMPRESSED, "float8_e4m3fn weights with 3 scales",
+    ),
+    "scales of floats": ({"weight": SMALL.astype(np.float32), "weight_scale": np.ones((4, 1), np.float32)},
+        COMPRESSED, "float32 weights with 4 scales"),
+    "large blocks": ({}, {"quant_method": "fp8", "weight_block_size": [1, 2**16 + 1]}, "weight_block_size"),
     "zeros": (
         {"weight": SMALL, "weight_scale": np.ones((4, 1), np.float32), "weight_zero_point": np.ones((4, 1), np.int8)},
         COMPRESSED, "has zero points of int8",

@@ -5,7 +5,9 @@ from __future__ import annotations
 import itertools
 import multiprocessing
 import threading
+import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -19,6 +21,7 @@ from max.pipelines.generation.process.channel import ConnectionChannel
 from max.pipelines.generation.process.commands import GenerationRequest, Shutdown
 from max.pipelines.generation.process.events import TokensGenerated
 from max.pipelines.generation.process.service import serve
+from max.pipelines.generation.steps import step_reader
 from max.pipelines.generation.steps.step_reader import NO_TOKEN, StepReader
 from max.pipelines.scheduler import SchedulerLimits
 from tests.pipelines.counting_pipeline import CountingPipeline, context, expected
@@ -107,6 +110,37 @@ def test_a_row_that_ends_a_sequence_is_not_delivered() -> None:
     assert deliveries.tokens == {ended.request_id: [1, 2], ignoring.request_id: [8, 8]}
     assert list(reader.end(3).values()) == [2, 2, 0]
     reader.close()
+
+
+@pytest.mark.parametrize(("step_s", "first", "later"), [(0.04, 0.036, 0.01), (1e-4, 2e-3, 5e-4)])
+def test_when_the_history_is_read(monkeypatch, step_s: float, first: float, later: float) -> None:
+    """Late in the first step, as nothing is there before, then four times in a step; not too often."""
+    waits, enough, now = list[float](), threading.Event(), [0.0]
+
+    def sleep(seconds: float) -> None:
+        waits.append(seconds)
+        if waits.count(later) == 3:
+            enough.set()
+        time.sleep(min(seconds, 0.002))
+
+    clock = SimpleNamespace(sleep=sleep, perf_counter=lambda: now[0])
+    monkeypatch.setattr(step_reader, "time", clock)
+    reader = StepReader(Deliveries())
+    batch, history = [context([1], 9)], np.full((5, 1), NO_TOKEN, np.int64)
+    reader.begin(batch, history)
+    now[0] = step_s * 4
+    reader.end(4)
+    reader.begin(batch, history)
+    assert enough.wait(WAIT_S)
+    (thread,) = (one for one in threading.enumerate() if one.name == "engine steps")
+    assert thread.daemon, "a process may end without an end of its reader"
+    reader.close()
+    thread.join(WAIT_S)
+    assert not thread.is_alive()
+    known = [wait for wait in waits if wait != 4e-3]
+    np.testing.assert_allclose(known[:4], [first, later, later, later])
+    reader.begin(batch, history)
+    assert reader.end(1) == {}, "a reader that was closed reads nothing"
 
 
 class SteppingPipeline(CountingPipeline):

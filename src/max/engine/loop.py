@@ -26,7 +26,7 @@ from max.dtype import DType
 from max.engine._model import Model
 from max.engine._session import InferenceSession
 from max.engine.run.input_binding import ModelInput
-from max.engine.run.linked_program import Linked
+from max.engine.run.linked_program import Instance, Linked
 
 __all__ = ["ModelLoop"]
 
@@ -199,32 +199,31 @@ class ModelLoop:
             # a model was reloaded, or its row thresholds were measured
             joined = self._joined = self._make()
         tensors: list[int] = []
-        offsets: list[npt.NDArray[np.int64]] = []
-        arena, args = 0, body_inputs
-        holes: list[tuple[int, ...]] = []
+        instances: list[Instance] = []
+        args = body_inputs
         outputs: list[Tensor] = []
         owners: list[list[Tensor]] = []
         for model, linked in zip((self._body, self._after), joined.linked, strict=True):
             inputs, symbols = model._binder.bind(args, may_copy=False)
             instance = linked.main.instance(symbols)
-            # the models run in turn, in one arena
             results = model._new_outputs(inputs, instance)
-            arena = max(arena, instance.arena_bytes)
-            holes.append(instance.holes)
-            offsets.append(instance.offsets.array)
+            instances.append(instance)
             tensors += [tensor._ptr for tensor in (*inputs, *results)]
             owners += [inputs, results]
             if model is self._body:
                 outputs, args = results, after_inputs(results)
-        # `_memory` keeps the arena alive until the end of the run
+        # the models run in turn, in one arena; `_memory` keeps it alive until the end of the run
         address, _memory = self._body._arena.take(
-            arena, tuple(set(holes[0]).intersection(holes[1]))
+            max(instance.arena_bytes for instance in instances),
+            tuple(set(instances[0].holes).intersection(instances[1].holes)),
         )
         bases = BaseLayout.addresses(address, tensors, [again._ptr])
         joined.executor.run_at(
             packed_words(bases),
             joined.bases,
-            NativeArray.of(np.concatenate([*offsets, _NO_OFFSET])),
+            NativeArray.of(
+                np.concatenate([*(instance.offsets.array for instance in instances), [0]])
+            ),
         )
         if joined.backend.is_asynchronous:
             joined.backend.synchronize()
@@ -232,9 +231,6 @@ class ModelLoop:
             if linked.main.after_run is not None:
                 linked.main.after_run()
         return outputs
-
-
-_NO_OFFSET = np.zeros(1, np.int64)
 
 
 def _places(program_bases: BaseLayout, layout: BaseLayout, first: int) -> npt.NDArray[np.intp]:
