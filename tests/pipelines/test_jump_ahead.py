@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import time
+from typing import Any
 
 import numpy as np
 import pytest
@@ -11,7 +13,10 @@ from max.interfaces import RequestID, SamplingParams
 from max.pipelines import TextContext
 from max.pipelines.generation.batch_pipeline import limits_of
 from max.pipelines.generation.engine import Engine
+from max.pipelines.structured import step_masks
+from max.pipelines.structured.constraint import Constraints
 from max.pipelines.structured.grammar import of_json_schema
+from max.pipelines.structured.step_masks import MaskThread
 from tests.pipelines.test_drafts import OracleDrafter, pipeline_of
 
 NAMES = ("first_name_of_the_customer", "number_of_ordered_articles", "is_delivered_to_the_door")
@@ -97,6 +102,32 @@ def test_drafts_change_nothing(pipeline, drafting, seed: int, monkeypatch) -> No
     answers, fewer = run(drafting, requests(drafting))
     assert answers == expected
     assert drafting.draft_counts[1] > before and fewer < steps
+
+
+def test_no_matcher_moves_while_its_mask_is_computed(pipeline, drafting, monkeypatch) -> None:
+    expected, _ = run(pipeline, requests(pipeline))
+    texts = {f"{number}": tokens for number, tokens in enumerate(expected)}
+    monkeypatch.setattr(drafting.replicas[0].drafts, "_drafter", OracleDrafter(texts, 0))
+    works: list[tuple[Any, list[Any]]] = []
+    submit, advance, fill = MaskThread.submit, Constraints.advance, step_masks.fill
+
+    def slow_fill(matcher: Any, line: Any) -> None:
+        time.sleep(0.001)
+        fill(matcher, line)
+
+    def noted_submit(self: MaskThread, work: Any) -> None:
+        works.append((work, [matcher for matcher, _ in work.rows]))
+        submit(self, work)
+
+    def checked_advance(self: Constraints, context: Any, token: int) -> None:
+        works[:] = [each for each in works if not each[0].finished.is_set()]
+        assert not any(m is context.matcher for _, matchers in works for m in matchers)
+        advance(self, context, token)
+
+    monkeypatch.setattr(step_masks, "fill", slow_fill)
+    monkeypatch.setattr(MaskThread, "submit", noted_submit)
+    monkeypatch.setattr(Constraints, "advance", checked_advance)
+    assert run(drafting, requests(drafting))[0] == expected
 
 
 def test_forced_tokens_after_preemption_and_with_chunks(pipeline) -> None:

@@ -225,7 +225,9 @@ class Replica(Generic[TextGenerationContextType]):
         model = self.prompt_logits.model_of(batch, self.model)
         # computed while the model runs
         masks: StepMasks | NextMasks | None = None
-        if self._grammar_steps is not None:
+        if rows is not None and rows.all_drafted:
+            pass  # nothing would wait for them while the matchers move on
+        elif self._grammar_steps is not None:
             masks = self._grammar_steps.masks(batch)
         else:
             masks = self._constraints.start_masks(batch)
