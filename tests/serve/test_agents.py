@@ -191,7 +191,7 @@ def result(identifier: str) -> dict:
     ("messages", "says"),
     [
         ([USER, result("a")], "no message before it has such a call"),
-        ([USER, {"role": "assistant", "tool_calls": [call("a")]}], "have no result of it"),
+        ([USER, {"role": "assistant", "tool_calls": [call("a")]}], "no result of it comes"),
         (
             [USER, {"role": "assistant", "tool_calls": [call("a"), call("b")]}, result("a"), USER],
             "'b'",
@@ -414,7 +414,7 @@ def test_responses_with_calls_go_on(client: openai.OpenAI) -> None:
         **options, input=[output], previous_response_id=first.id, tool_choice="none"
     )
     assert second.status in ("completed", "incomplete")
-    with pytest.raises(openai.BadRequestError, match="have no result of it"):
+    with pytest.raises(openai.BadRequestError, match="no result of it"):
         client.responses.create(**options, input="y", previous_response_id=first.id)
 
 

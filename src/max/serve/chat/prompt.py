@@ -48,6 +48,7 @@ class Conversation:
         thinking_temperature: The temperature of tokens of reasoning; None: the server's default.
         continues: Whether the answer goes on with the last message, which is the assistant's.
         kept_tokens: The number of the prompt's last tokens that are kept; None: all.
+        field: The field of the request with the messages.
     """
 
     request_id: str
@@ -66,6 +67,7 @@ class Conversation:
     thinking_temperature: float | None = None
     continues: bool = False
     kept_tokens: int | None = None
+    field: str = "messages"
 
 
 async def prepare(model: ServedModel, conversation: Conversation) -> ChatJob:
@@ -79,7 +81,7 @@ async def prepare(model: ServedModel, conversation: Conversation) -> ChatJob:
         ApiError: It does not fit the model.
     """
     check_tools(conversation.tools, conversation.tool_choice)
-    check_replies(conversation.messages)
+    check_replies(conversation.messages, conversation.field)
     may_call = bool(conversation.tools) and conversation.tool_choice.kind is not ChoiceKind.NONE
     tools = conversation.tools if may_call else ()
     # with `--tool-parser none` the template still shows the tools

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import time
 from collections.abc import AsyncGenerator, Callable, Sequence
@@ -19,6 +20,7 @@ from max.serve.models.model import ServedModel
 from max.serve.requests.parts import (
     AnswerParser,
     AnswerPart,
+    ArgumentsPart,
     ContentPart,
     ToolCallPart,
 )
@@ -292,6 +294,8 @@ async def stream_answers(
     parsers = [job.new_parser() for _ in job.sequences]
     # none without custom tools: each chunk of a stream would pass through them
     inputs = [TextInputs(job.custom_tools) for _ in job.sequences if job.custom_tools]
+    # of answers that a stop text may end, the arguments of the last call
+    arguments: dict[int, str] = {}
     called: set[int] = set()
     stream = generate_choices(job.model, job.sequences, timeout, metrics)
     async with aclosing(stream):
@@ -304,6 +308,8 @@ async def stream_answers(
                     # nothing completes a mark that is held back
                     cut = reason != "stop" or piece.stop is not None
                     parts = [*parts, *parsers[number].finish(cut)]
+                if job.sequences[number].stops:
+                    _note_arguments(arguments, number, parts)
                 if inputs:
                     parts = inputs[number].texts(parts)
                     if reason is not None:
@@ -312,7 +318,9 @@ async def stream_answers(
                     if isinstance(part, ToolCallPart):
                         called.add(number)
                 if reason == "stop" and number in called:
-                    reason = "tool_calls"
+                    # a stop text within a call leaves nothing that a client can run
+                    whole = piece.stop is None or _is_json(arguments.get(number, ""))
+                    reason = "tool_calls" if whole else "stop"
                 if parts or piece.logs or piece.prompt_logs or reason is not None:
                     delta = AnswerDelta(
                         number,
@@ -326,3 +334,20 @@ async def stream_answers(
                     deltas.append(delta)
             if deltas:
                 yield deltas
+
+
+def _note_arguments(arguments: dict[int, str], number: int, parts: Sequence[AnswerPart]) -> None:
+    """Keeps the arguments of the last call of an answer."""
+    for part in parts:
+        if isinstance(part, ToolCallPart):
+            arguments[number] = ""
+        elif isinstance(part, ArgumentsPart):
+            arguments[number] += part.text
+
+
+def _is_json(text: str) -> bool:
+    try:
+        json.loads(text)
+    except ValueError:
+        return False
+    return True

@@ -176,6 +176,7 @@ async def job_of(
             tool_choice=choice,
             grammar=await compiled_grammar(_grammar_fields(body)),
             template_options=_template_options(body),
+            field="input",
         ),
     )
 
