@@ -41,7 +41,7 @@ def address(array: Array) -> int:
     return array.__array_interface__["data"][0]
 
 
-def _owned_address(array: Any) -> int:
+def owned_address(array: Any) -> int:
     """`address` of a writable, contiguous array, in a quarter of the time."""
     return ctypes.addressof(_NO_CHARS.from_buffer(array))
 
@@ -110,7 +110,7 @@ def allocate(op: str, dtype: DType, shape: tuple[int, ...], zero: bool) -> Memor
     except (ValueError, OverflowError, MemoryError, OSError) as error:
         gib = nbytes / 2**30
         raise MemoryError(f"{op}: no memory for {gib:.6g} GiB: {shape} {dtype}") from error
-    return Memory(-(-_owned_address(owner) // ALIGNMENT) * ALIGNMENT, owner)
+    return Memory(-(-owned_address(owner) // ALIGNMENT) * ALIGNMENT, owner)
 
 
 def allocate_bytes(nbytes: int) -> tuple[int, object]:

@@ -13,18 +13,17 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from max._abi import BaseLayout
 from max._compiler.program.code import Compiled
 from max._lazy import lazy_module
 from max._reentry import exclusively, mark_guarded, reentrant_lock, refuse_second_use
 from max._runtime import platform
 from max._runtime.interrupts import check_interrupt
-from max._runtime.program import packed_words
 from max.driver import CPU, Device, DLPackArray, Tensor
 from max.driver._device import device_named
 from max.driver._memory import ALIGNMENT
 from max.dtype import DType
 from max.engine._tensor_spec import TensorSpec
+from max.engine.run.addressed_run import run_at
 from max.engine.run.arena import Arena, arena_of
 from max.engine.run.captures import Capture, Captures, checked_keys
 from max.engine.run.input_binding import InputBinder, ModelInput
@@ -304,17 +303,9 @@ class Model:
     def _run(
         self, linked: Linked, instance: Instance, inputs: list[Tensor], outputs: list[Tensor]
     ) -> None:
-        """Runs a program of one segment: takes the arena, adds the addresses, waits for the device's queue."""
-        if linked.main.empty:
-            return
-        # this frame keeps the memory alive until the run is over
-        address, _memory = self._arena.take(instance.arena_bytes, instance.holes)
-        bases = BaseLayout.addresses(
-            address, [tensor._ptr for tensor in inputs], [tensor._ptr for tensor in outputs]
-        )
-        linked.main.run(instance, packed_words(bases))
-        if linked.main.waits:
-            linked.main.backend.synchronize()
+        """Runs a program of one segment."""
+        pointers = [tensor._ptr for tensor in inputs]
+        run_at(self._arena, linked, instance, pointers, [tensor._ptr for tensor in outputs])
 
     def _run_segments(
         self, linked: Linked, symbols: tuple[int, ...], inputs: list[Tensor]

@@ -11,6 +11,7 @@ import numpy.typing as npt
 
 from max.dtype import DType
 from max.engine import InferenceSession, Model
+from max.engine._array_runs import execute_arrays
 from max.graph import DeviceRef, Graph, TensorType, TensorValue
 from max.importers.build import declared_types
 from max.importers.errors import HostNode, ImportFailure, MissingContents, UnsupportedOpsError
@@ -48,7 +49,7 @@ class Segment:
         outputs: Sequence[Any] = ()
         if self.model is not None:
             arrays = [_argument(env, name, index) for name, index in self.arguments]
-            outputs = [tensor.to_numpy() for tensor in self.model.execute(*arrays)]
+            outputs = execute_arrays(self.model, arrays)
         for name, result in self.results.items():
             env[name] = _concrete(result, outputs)
 

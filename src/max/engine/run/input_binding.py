@@ -15,6 +15,7 @@ from max._errors import ArgumentError, ForeignTypeError
 from max.driver import DLPackArray, Tensor
 from max.driver._device import device_named
 from max.driver._dlpack import is_negated
+from max.driver._memory import Array, owned_address
 from max.dtype import DType
 
 __all__ = ["InputBinder", "ModelInput"]
@@ -22,6 +23,8 @@ __all__ = ["InputBinder", "ModelInput"]
 ModelInput = DLPackArray | np.generic | float
 """An input of a model: a tensor, another DLPack array, or a number for rank 0."""
 
+_PLAIN = 0x1 | 0x100 | 0x400
+"""NumPy's flags of contiguous, aligned, writable arrays."""
 MOST_PAIRS = 64
 """The most pairs of a mutable and another input that generated code compares."""
 
@@ -56,6 +59,7 @@ class InputBinder:
         self.devices = [device_named(*info.device) for info in inputs]
         self.memories = [device.memory for device in self.devices]
         self._bind = self._make_bind()
+        self._numpy_dtypes = self._dtypes_of_arrays()
         self._written = [i for i, info in enumerate(inputs) if info.mutable]
         self._overlap = self._make_overlap() if self._written else None
 
@@ -224,6 +228,36 @@ class InputBinder:
         if self._overlap is not None and self._overlap(tensors):
             self._separate(tensors, may_copy)
         return tensors, values
+
+    def _dtypes_of_arrays(self) -> list[np.dtype[Any]] | None:
+        """NumPy's own dtypes of the inputs; None where an input has none, is written or is on another device."""
+        found = [info.dtype.to_numpy() for info in self.inputs]
+        plain = all(
+            dtype.isbuiltin == 1 and not info.mutable and device.memory.addressable
+            for dtype, info, device in zip(found, self.inputs, self.devices, strict=True)
+        )
+        return found if plain else None
+
+    def bind_arrays(self, arrays: Sequence[Array]) -> tuple[list[int], tuple[int, ...]] | None:
+        """The addresses of NumPy arrays that fit as they are, and the symbols; None: `bind` must see to them.
+
+        Args:
+            arrays: The inputs. The caller keeps them alive as long as it uses the addresses.
+        """
+        dtypes = self._numpy_dtypes
+        if dtypes is None or len(arrays) != len(dtypes):
+            return None
+        pointers: list[int] = []
+        for array, dtype in zip(arrays, dtypes, strict=True):
+            if (
+                type(array) is not np.ndarray
+                or array.dtype is not dtype
+                or array.flags.num & _PLAIN != _PLAIN
+            ):
+                return None
+            pointers.append(owned_address(array))
+        values = self._bind([array.shape for array in arrays])
+        return None if values is None else (pointers, values)
 
     def what(self, index: int) -> str:
         """Describes an input for messages: its name and type."""

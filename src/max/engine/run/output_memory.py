@@ -23,7 +23,7 @@ from max._host import SystemMemory, system_memory
 from max._reentry import reentrant_lock
 from max._runtime import guard, platform
 from max.driver import Device, Tensor
-from max.driver._memory import ALIGNMENT, address, allocate_bytes
+from max.driver._memory import ALIGNMENT, Array, address, allocate_bytes, owned_address
 from max.dtype import DType
 
 __all__ = ["OutputMemory", "kept_blocks", "trim_all", "under_pressure"]
@@ -61,6 +61,14 @@ class OutputMemory:
             (dtype, dtype.size_in_bytes, device, device.default_stream, device.memory.addressable)
             for dtype, device in outputs
         ]
+        self._numpy = [
+            (
+                dtype.to_numpy() if device.memory.addressable and not guarded else None,
+                dtype.size_in_bytes,
+            )
+            for dtype, device in outputs
+        ]
+        """The NumPy dtypes of outputs whose small blocks may be arrays, and their sizes."""
         self._kept: list[list[npt.NDArray[np.uint8]]] = [[] for _ in outputs]
         _process.add(self)
 
@@ -97,6 +105,26 @@ class OutputMemory:
             return self._fresh(index, dtype, shape, device, nbytes)
         start = -(-address(block) // ALIGNMENT) * ALIGNMENT
         return Tensor._wrap(start, dtype, shape, owner=block, target=device)
+
+    def array(self, index: int, shape: tuple[int, ...]) -> tuple[int, Array]:
+        """The address of `tensor`'s memory, and a NumPy array of it.
+
+        Args:
+            index: The index of the output.
+            shape: Its shape.
+
+        Raises:
+            MemoryError: The device is out of memory.
+        """
+        numpy, itemsize = self._numpy[index]
+        nbytes = math.prod(shape) * itemsize
+        if numpy is None or nbytes >= LEAST_KEPT:
+            tensor = self.tensor(index, shape)
+            return tensor._ptr, tensor.to_numpy()
+        memory: Any = np.empty(nbytes + ALIGNMENT, np.uint8)
+        start = owned_address(memory)
+        offset = -start % ALIGNMENT
+        return start + offset, np.ndarray(shape, numpy, memory, offset)
 
     def _fresh(
         self, index: int, dtype: DType, shape: tuple[int, ...], device: Device, nbytes: int
