@@ -1,4 +1,4 @@
-"""`max pull`, `ls`, `show`, `rm`, `ps`: the models on this machine, and those that a server has loaded."""
+"""`max pull`, `create`, `ls`, `show`, `rm`, `ps`: the models on this machine, and those that a server has loaded."""
 
 from __future__ import annotations
 
@@ -18,17 +18,21 @@ from max.entrypoints.cli.options.model_names import ModelType
 from max.entrypoints.cli.progress import PullProgress, size_text
 from max.entrypoints.load_test.http_client import Target
 from max.pipelines.core.exceptions import ModelFilesError
-from max.pipelines.store.local import ModelStore, StoredModel
+from max.pipelines.store import created
+from max.pipelines.store.local import ModelStore, StoredModel, checked_name
+from max.pipelines.store.modelfile import Modelfile, read_modelfile
 from max.pipelines.store.names import short_names
 from max.pipelines.store.pull import pull as pull_model
 from max.pipelines.store.pull import verify
 from max.pipelines.store.sources import open_source
 
-# loaded when a model is shown
+# loaded when a model is shown or created
 if TYPE_CHECKING:
     from max.entrypoints.cli import model_facts
+    from max.pipelines.store import creation
 else:
     model_facts = lazy_module("max.entrypoints.cli.model_facts")
+    creation = lazy_module("max.pipelines.store.creation")
 
 _UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}
 
@@ -68,6 +72,72 @@ def pull(source: str, name: str | None, max_size: int | None, models_dir: Path |
     with PullProgress() as progress:
         model = pull_model(open_source(source), store, name, max_size, progress)
     click.echo(f"{model.name}\t{size_text(model.size)}\t{model.path}")
+
+
+@click.command("create", short_help="Create a model from a Modelfile.")
+@click.argument("name")
+@click.option(
+    "-f",
+    "--file",
+    "path",
+    type=click.Path(exists=True, dir_okay=False, path_type=Path),
+    default=Path("Modelfile"),
+    show_default=True,
+    help="The Modelfile.",
+)
+@models_dir_option
+@log_level_option
+def create(name: str, path: Path, models_dir: Path | None) -> None:
+    """Create a model from a Modelfile of Ollama: FROM, ADAPTER, SYSTEM, TEMPLATE, PARAMETER, MESSAGE and LICENSE.
+
+    FROM is a name of `max ls`, or the path of a model; its weights are not copied. ADAPTER is a folder of PEFT or a
+    GGUF file. TEMPLATE is a Jinja template. `max serve` without a model serves what was created; one of the same name
+    is replaced.
+    """
+    try:
+        text = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise CommandError(f"{path} cannot be read: {error}", "Give a Modelfile.") from error
+    modelfile = read_modelfile(text)
+    store = ModelStore(models_dir)
+    place = creation.create(
+        store,
+        checked_name(name.removesuffix(":latest")),
+        created.Recipe(
+            system=modelfile.system,
+            parameters=created.checked_parameters(modelfile.parameters),
+            messages=created.checked_messages(modelfile.messages),
+            license=modelfile.license,
+        ),
+        source=store.find_or_open(_beside(path, modelfile.base)),
+        weights={},
+        adapter=_adapter_files(path, modelfile),
+        template=None
+        if modelfile.template is None
+        else created.checked_template(modelfile.template),
+    )
+    place()
+    click.echo(f"created {name} in {store.root}")
+
+
+def _beside(path: Path, text: str) -> str:
+    """A path beside the Modelfile, where there is one of this name; else the text."""
+    beside = path.parent / Path(text).expanduser()
+    return str(beside) if beside.exists() else text
+
+
+def _adapter_files(path: Path, modelfile: Modelfile) -> dict[str, Path]:
+    """The files of the adapter of a Modelfile, by their names."""
+    if not modelfile.adapter:
+        return {}
+    adapter = path.parent / Path(modelfile.adapter).expanduser()
+    if adapter.is_file():
+        return {"adapter.gguf": adapter}
+    if not adapter.is_dir():
+        raise CommandError(f"there is no {adapter}", "ADAPTER is a folder of PEFT, or a GGUF file.")
+    kinds = ("adapter_config.json", "adapter_model.safetensors", "adapter_model.bin")
+    files = {name: adapter / name for name in kinds if (adapter / name).is_file()}
+    return files or {file.name: file for file in adapter.glob("*.gguf")}
 
 
 @click.command("ls", short_help="List the models on this machine.")

@@ -7,7 +7,7 @@ import json
 import re
 import shutil
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +17,7 @@ from max._config import flags
 from max._spelling import similar_names
 from max.graph.weights import first_parts, gguf_parts, gguf_stem
 from max.pipelines.core.exceptions import InputError, ModelFilesError
+from max.pipelines.store.created import RECIPE, recipe_of
 from max.pipelines.store.names import (
     file_of_tag,
     gguf_models,
@@ -70,6 +71,7 @@ class StoredModel:
         origin: ``"folder"`` for the models folder, ``"hub"`` for the hub's cache, ``"path"`` for files elsewhere.
         size: The bytes of its files.
         modified_at: When its newest file was written, in seconds since 1970.
+        base: The name or the path of the model that has its weights; empty: its own files have them.
     """
 
     name: str
@@ -77,6 +79,7 @@ class StoredModel:
     origin: str
     size: int
     modified_at: float
+    base: str = ""
 
     @property
     def format(self) -> str:
@@ -130,6 +133,10 @@ class ModelStore:
         """All models, by name; the folder's come before the hub's of the same name."""
         models = {model.name: model for model in self._of_hub()} if self._hub else {}
         models |= {model.name: model for model in self._of_folder(self.root, "")}
+        for name, model in models.items():
+            # a created model takes the memory of its base
+            if (base := models.get(model.base)) is not None:
+                models[name] = replace(model, size=model.size + base.size)
         return [models[name] for name in sorted(models)]
 
     def find(self, name: str) -> StoredModel:
@@ -335,6 +342,8 @@ def _with_tag(models: dict[str, StoredModel], name: str) -> StoredModel | None:
 
 def is_model_folder(folder: Path) -> bool:
     """Whether a folder holds one model: a configuration with weights, or one GGUF file."""
+    if (folder / RECIPE).is_file():
+        return True
     gguf = len(gguf_models(path.name for path in folder.glob("*.gguf")))
     if (folder / "config.json").is_file():
         return gguf > 0 or any(folder.glob("*.safetensors")) or any(folder.glob("*.bin"))
@@ -404,4 +413,10 @@ def _of_files(name: str, path: Path, origin: str) -> StoredModel:
     if not stats:
         raise FileNotFoundError(path)
     size, modified = sum(s.st_size for s in stats), max(s.st_mtime for s in stats)
-    return StoredModel(name, path, origin, size, modified)
+    base = ""
+    with contextlib.suppress(
+        ModelFilesError
+    ):  # a damaged recipe is an error when the model is loaded
+        recipe = recipe_of(path)
+        base = recipe.base if recipe is not None else ""
+    return StoredModel(name, path, origin, size, modified, base)

@@ -115,6 +115,11 @@ def model_files(text: str, of_hub: bool = False) -> tuple[str, str]:
         model = store.find(text)
     except exceptions.ModelFilesError as error:
         return _elsewhere(text, store, of_hub, error)
+    if (model.path / local.RECIPE).is_file():
+        raise exceptions.ModelFilesError(
+            f"{text} was created from {model.base or 'files'} with settings of its own, which servers use",
+            "`max serve` without a model serves it, with all models of the folder.",
+        )
     if of_hub or (model.origin == "hub" and model.format != "gguf"):
         return model.name, text  # huggingface-hub knows its files and their revisions
     return str(model.path), text.removesuffix(":latest")

@@ -1,0 +1,219 @@
+"""Makes models of other ones in the models folder, and says how they are loaded."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import re
+import shutil
+import uuid
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from max._lazy import lazy_module
+from max.pipelines.core.exceptions import InputError, ModelFilesError, UserError
+from max.pipelines.store.created import MOST_TEXT, RECIPE, Recipe, recipe_of
+from max.pipelines.store.local import ModelStore, StoredModel
+
+if TYPE_CHECKING:
+    from max.pipelines.adapters import reader
+else:
+    # it is loaded when an adapter is read
+    reader = lazy_module("max.pipelines.adapters.reader")
+
+__all__ = ["ADAPTER_NAME", "config_values", "create", "with_adapter"]
+
+ADAPTER_NAME = "of-modelfile"
+"""The name of a created model's adapter in its engine."""
+_ADAPTER, _TEMPLATE = "adapter", "template.jinja"
+_MOST_RANK = 4096
+_MOST_FILES = 1000
+_FILE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
+
+
+def config_values(store: ModelStore, stored: StoredModel) -> tuple[dict[str, Any], Recipe]:
+    """The options of the engine for a model of a folder, and its recipe.
+
+    Args:
+        store: The models.
+        stored: The model.
+
+    Returns:
+        The options, ``model_path`` among them, and the recipe, which is empty for models that were not created.
+
+    Raises:
+        UserError: The base of a created model is gone, or its adapter cannot be read.
+    """
+    recipe = recipe_of(stored.path)
+    if recipe is None:
+        return {"model_path": str(stored.path)}, Recipe()
+    path = store.find_or_open(recipe.base).path if recipe.base else stored.path
+    values: dict[str, Any] = {"model_path": str(path)}
+    if recipe.has_template:
+        values["chat_template"] = stored.path / _TEMPLATE
+    if recipe.has_adapter:
+        folder = stored.path / _ADAPTER
+        rank = reader.read_adapter(folder, _MOST_RANK).rank
+        values |= {"enable_lora": True, "lora_paths": [f"{ADAPTER_NAME}={folder}"]}
+        values |= {"max_lora_rank": max(rank, 1), "max_num_loras": 1}
+    return values, recipe
+
+
+def with_adapter(shared: dict[str, Any], own: Mapping[str, Any]) -> dict[str, Any]:
+    """The options of a server's models with those of one model, whose adapter comes beside theirs.
+
+    Args:
+        shared: Those of all models.
+        own: Those of the model, as :func:`config_values` returns them.
+    """
+    both = {**shared, **own}
+    if own.get("enable_lora") and shared.get("enable_lora"):
+        both["lora_paths"] = [*shared.get("lora_paths", ()), *own["lora_paths"]]
+        both["max_lora_rank"] = max(shared.get("max_lora_rank", 16), own["max_lora_rank"])
+        both["max_num_loras"] = shared.get("max_num_loras", 16) + 1
+    return both
+
+
+def create(
+    store: ModelStore,
+    name: str,
+    recipe: Recipe,
+    *,
+    source: StoredModel | None,
+    weights: Mapping[str, Path],
+    adapter: Mapping[str, Path],
+    template: str | None,
+) -> Callable[[], None]:
+    """Makes a model ready in a folder of its own; an earlier created model of its name is replaced at the end.
+
+    Args:
+        store: The models.
+        name: Its name, which must be one of a model.
+        recipe: What it sets; the base and the parts of the source are filled in.
+        source: The model that it is made from; None: it has weights.
+        weights: The files of its weights, by their names in its folder.
+        adapter: The files of its adapter, by their names; empty: that of the source.
+        template: The chat template; None: that of the source.
+
+    Returns:
+        Puts the folder in its place; to be called while no request uses the model.
+
+    Raises:
+        UserError: The name is taken by a model that was not created, or a part does not fit.
+    """
+    for text in (template or "", recipe.system, *recipe.license):
+        if len(text) > MOST_TEXT:
+            raise InputError(f"a text is longer than {MOST_TEXT} characters")
+    _check_place(store, name)
+    folder = store.root / ".creating" / uuid.uuid4().hex
+    folder.mkdir(parents=True)
+    try:
+        recipe = _inherit(recipe, source, folder, has_adapter=bool(adapter))
+        for file, path in {**_checked_names(weights)}.items():
+            _link(path, folder / file)
+        if weights and not _has_weights(folder):
+            raise InputError(
+                "the files are no model: give one GGUF file, or config.json with safetensors files"
+            )
+        if adapter:
+            (folder / _ADAPTER).mkdir()
+            for file, path in _checked_names(adapter).items():
+                _link(path, folder / _ADAPTER / file)
+            # damaged ones are refused now; whether it fits the base shows when the model is loaded
+            reader.read_adapter(folder / _ADAPTER, _MOST_RANK)
+            recipe = replace(recipe, has_adapter=True)
+        if template is not None:
+            (folder / _TEMPLATE).write_text(template, encoding="utf-8")
+            recipe = replace(recipe, has_template=True)
+        (folder / RECIPE).write_text(json.dumps(asdict(recipe), indent=1), encoding="utf-8")
+    except BaseException as error:
+        shutil.rmtree(folder, ignore_errors=True)
+        if isinstance(error, OSError):
+            raise ModelFilesError(f"the model cannot be written: {error}") from error
+        raise
+
+    def place() -> None:
+        try:
+            _check_place(store, name)
+            target = store.folder_of(name)
+            target.parent.mkdir(parents=True, exist_ok=True)
+            old = folder.with_suffix(".old")
+            if target.exists():
+                target.rename(old)
+            folder.rename(target)
+            shutil.rmtree(old, ignore_errors=True)
+        finally:
+            shutil.rmtree(folder, ignore_errors=True)
+            with contextlib.suppress(OSError):
+                folder.parent.rmdir()
+
+    return place
+
+
+def _check_place(store: ModelStore, name: str) -> None:
+    """Refuses a name of files that were not created here."""
+    target = store.folder_of(name)
+    taken = target.exists() and not (target / RECIPE).is_file()
+    if not taken and not target.exists():
+        taken = any(model.name == name and model.origin == "folder" for model in store.models())
+    if taken:
+        raise InputError(
+            f"{name} is the name of files that are no created model", "Choose another name."
+        )
+    if target.parent != store.root and (
+        (target.parent / "config.json").exists() or (target.parent / RECIPE).exists()
+    ):
+        raise InputError(f"{name} would lie in the folder of a model", "Choose another name.")
+
+
+def _inherit(recipe: Recipe, source: StoredModel | None, folder: Path, has_adapter: bool) -> Recipe:
+    """A recipe with what its source has and it does not set."""
+    if source is None:
+        return replace(recipe, base="", parent="")
+    base = str(source.path.resolve()) if source.origin == "path" else source.name
+    old = recipe_of(source.path)
+    if old is None:
+        return replace(recipe, base=base, parent=source.name)
+    if old.has_adapter:
+        if has_adapter:
+            raise InputError(f"{source.name} has an adapter; a model has one at most")
+        shutil.copytree(source.path / _ADAPTER, folder / _ADAPTER, copy_function=_link)
+    if old.has_template:
+        _link(source.path / _TEMPLATE, folder / _TEMPLATE)
+    return Recipe(
+        old.base or base,
+        source.name,
+        old.has_adapter,
+        old.has_template,
+        recipe.system or old.system,
+        {**old.parameters, **recipe.parameters},
+        recipe.messages or old.messages,
+        recipe.license or old.license,
+    )
+
+
+def _checked_names(files: Mapping[str, Path]) -> Mapping[str, Path]:
+    if len(files) > _MOST_FILES:
+        raise InputError(f"there are {len(files)} files, more than {_MOST_FILES}")
+    for name in files:
+        if not _FILE_NAME.fullmatch(name) or name == _TEMPLATE:
+            raise InputError(f"{name[:80]!r} is no name of a file of a model")
+    return files
+
+
+def _has_weights(folder: Path) -> bool:
+    ggufs = len(list(folder.glob("*.gguf")))
+    return ggufs == 1 or ((folder / "config.json").is_file() and any(folder.glob("*.safetensors")))
+
+
+def _link(source: str | Path, target: str | Path) -> None:
+    """Makes a file without its bytes where the file system can; else copies it."""
+    try:
+        os.link(source, target)
+    except FileNotFoundError as error:
+        raise UserError(f"there is no file {source}") from error
+    except OSError:
+        shutil.copyfile(source, target)
