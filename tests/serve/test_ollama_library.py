@@ -96,7 +96,7 @@ def test_errors_of_pull_are_those_of_ollama(web: httpx.Client, folder: Path) -> 
             assert refused.status_code == 400 and "error" in refused.json(), name
     assert {path.name for path in folder.iterdir()} == before
     assert not (folder / "org" / "none").exists()
-    for path in ("/api/create", "/api/copy", "/api/push"):
+    for path in ("/api/copy", "/api/push"):
         assert web.post(path, json={}).status_code == 501
 
 

@@ -80,6 +80,11 @@ async def prepare(model: ServedModel, conversation: Conversation) -> ChatJob:
     Raises:
         ApiError: It does not fit the model.
     """
+    conversation = replace(
+        conversation,
+        messages=model.recipe.before(conversation.messages),
+        stops=conversation.stops or model.recipe.stops,
+    )
     check_tools(conversation.tools, conversation.tool_choice)
     check_replies(conversation.messages, conversation.field)
     may_call = bool(conversation.tools) and conversation.tool_choice.kind is not ChoiceKind.NONE

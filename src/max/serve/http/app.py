@@ -32,7 +32,8 @@ from max.serve.http.route_index import RouteIndex
 from max.serve.http.state import ServerState, json_response
 from max.serve.http.streaming import ClientLeftError
 from max.serve.llama_cpp import infill, slots
-from max.serve.ollama import library
+from max.serve.ollama import blobs, library
+from max.serve.ollama import create as ollama_create
 from max.serve.ollama import routes as ollama
 from max.serve.openai import (
     adapters,
@@ -83,7 +84,7 @@ def build_app(
         "openai": (tokens, embeddings, chat, completions, decisions),
         "responses": (responses, compaction, stored_responses),
         "anthropic": (messages,),
-        "ollama": (ollama, library),
+        "ollama": (ollama, library, ollama_create, blobs),
         "sagemaker": (invocations,),
         "llama.cpp": (infill, slots),
     }
@@ -95,10 +96,20 @@ def build_app(
     for module in (*modules, unsupported_routes):
         routes += module.router.routes
     # routes that are absent say so whatever the type of their body is
-    json_routes = [route for module in modules for route in module.router.routes]
-    unmarked = [route.path for route in ollama.router.routes if isinstance(route, Route)]
+    json_routes = [
+        each for module in modules if module is not blobs for each in module.router.routes
+    ]
+    unmarked = [
+        route.path
+        for module in (ollama, ollama_create)
+        for route in module.router.routes
+        if isinstance(route, Route)
+    ]
     app.state.paths = [
-        each.path for each in json_routes if isinstance(each, APIRoute) and each.include_in_schema
+        each.path
+        for module in modules
+        for each in module.router.routes
+        if isinstance(each, APIRoute) and each.include_in_schema
     ]
     routes += web.docs_router.routes
     if state.settings.web_page and "openai" in served:  # the chat page uses it

@@ -10,6 +10,7 @@ import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
+from max.pipelines.store.creation import ADAPTER_NAME
 from max.pipelines.store.local import ModelStore
 from max.serve.errors import ApiError, short_text
 from max.serve.http.bodies.open_bodies import OpenBodies
@@ -144,6 +145,9 @@ def choose_adapter(model: ServedModel, name: str | None) -> None:
     current = current_request()
     if not current.adapter and name in model.adapters:
         current.adapter = name or ""
+    if not current.adapter and model.recipe.has_adapter:
+        current.adapter = ADAPTER_NAME
+        return
     if current.adapter and current.adapter not in model.adapters:
         raise adapter_not_found(model, current.adapter)
 

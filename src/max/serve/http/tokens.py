@@ -60,7 +60,7 @@ async def _template(model: ServedModel, body: TemplateBody | TokenizeBody) -> st
         "add_generation_prompt": body.add_generation_prompt,
         **(body.chat_template_kwargs or {}),
     }
-    messages = plain_messages(body.messages or [])
+    messages = model.recipe.before(plain_messages(body.messages or []))
     return await conversation_text(model, messages, tools_of(body.tools), options)
 
 

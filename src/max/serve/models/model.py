@@ -17,6 +17,8 @@ from max.pipelines.core.exceptions import PromptTooLongError
 from max.pipelines.core.text import utf8, utf8_size
 from max.pipelines.generation.process.commands import GenerationRequest
 from max.pipelines.gguf.tokenizer import INFILL_TOKENS
+from max.pipelines.store.created import Recipe, sampling_of
+from max.pipelines.store.creation import ADAPTER_NAME
 from max.pipelines.tokenization.hf_tokenizer import HFTokenizer
 from max.pipelines.tokenization.tokenizer import TextTokenizer
 from max.serve.chat.reasoning_marks import THINK
@@ -79,8 +81,20 @@ class ServedModel:
         lora = config.lora_config
         self.adapters = {} if lora is None else {n: str(p) for n, p in lora.paths.items()}
         """The paths of the adapters that are loaded, by name."""
+        self.recipe = Recipe()
+        """What it was created with; empty: it has only its files."""
         self.encodes = False
         """Whether it makes vectors and scores of texts; else it generates text."""
+
+    def set_recipe(self, recipe: Recipe) -> None:
+        """Sets what a created model adds to its requests.
+
+        Args:
+            recipe: The recipe of the model.
+        """
+        self.recipe = recipe
+        # requests use it without naming it
+        self.adapters.pop(ADAPTER_NAME, None)
 
     def warm_up(self) -> None:
         """Computes what requests need of the tokenizer, so that the first one does not hold up the event loop.
@@ -361,7 +375,8 @@ class ServedModel:
             ApiError: A value does not fit.
         """
         defaults = self.config.model_config.sampling_params_defaults
-        # the client's fields come first, then the server's options, then the model's defaults
+        fields = sampling_of(self.recipe, fields)
+        # the client's fields come first, then the recipe's, then the server's options, then the model's defaults
         if fields.temperature is None and self.answers.temperature is not None:
             fields = replace(fields, temperature=self.answers.temperature)
         if fields.top_k is None and self.answers.top_k is not None:

@@ -48,8 +48,8 @@ async def pull(request: Request) -> Response:
     """
     body = await read_body(request, PullBody)
     state = state_of(request, body)
-    store = _store(request, state)
-    name = _name(body.model or body.name)
+    store = store_of(request, state)
+    name = name_of(body.model or body.name)
     lines = _pull_lines(name, store)
     if body.stream is not False:
         return await event_stream(request, lines, _pull_error, "application/x-ndjson")
@@ -75,8 +75,8 @@ async def delete(request: Request) -> Response:
     """
     body = await read_body(request, DeleteBody)
     state = state_of(request, body)
-    store = _store(request, state)
-    name = _name(body.model or body.name)
+    store = store_of(request, state)
+    name = name_of(body.model or body.name)
     try:
         await state.pool.delete(name, lambda: store.remove(name))
     except ModelFilesError as error:
@@ -86,8 +86,16 @@ async def delete(request: Request) -> Response:
     return Response(status_code=200)
 
 
-def _store(request: Request, state: ServerState) -> ModelStore:
-    """The models folder of a router; requests of foreign web pages are refused."""
+def store_of(request: Request, state: ServerState) -> ModelStore:
+    """The models folder of a router; requests of foreign web pages are refused.
+
+    Args:
+        request: The connection.
+        state: The server.
+
+    Raises:
+        ApiError: The page is foreign, or the server has no folder.
+    """
     refuse_foreign_pages(request, state)
     if state.store is None:
         raise ApiError(
@@ -96,7 +104,15 @@ def _store(request: Request, state: ServerState) -> ModelStore:
     return state.store
 
 
-def _name(name: str | None) -> str:
+def name_of(name: str | None) -> str:
+    """The name of a model of a request, checked.
+
+    Args:
+        name: The name; ``:latest`` at its end is ignored.
+
+    Raises:
+        ApiError: It is missing, or no name.
+    """
     if not name:
         raise ApiError("model is missing", param="model")
     try:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 import re
 import time
@@ -15,7 +16,8 @@ from starlette.responses import Response
 
 from max._version import __version__
 from max.interfaces import RequestID, TextGenerationRequest
-from max.pipelines.core.exceptions import UserError
+from max.pipelines.core.exceptions import ModelFilesError, UserError
+from max.pipelines.store.created import Recipe, recipe_of
 from max.pipelines.store.local import StoredModel
 from max.pipelines.structured.grammar import of_any_object
 from max.serve.chat.prompt import Conversation, prepare
@@ -33,7 +35,6 @@ from max.serve.ollama.schemas import (
     EmbeddingsBody,
     GenerateBody,
     OllamaOptions,
-    ShowBody,
 )
 from max.serve.openai.embeddings import inputs_of, json_rows, shorten
 from max.serve.openai.peer_fields import refuse
@@ -98,11 +99,16 @@ async def version() -> Response:
     return json_response({"version": __version__})
 
 
-def _details(model: ServedModel) -> dict[str, Any]:
+def details(model: ServedModel) -> dict[str, Any]:
+    """The field ``details`` of a model that is loaded.
+
+    Args:
+        model: The model.
+    """
     config = model.config.model_config
     encoding = config.quantization_encoding
     return {
-        "parent_model": "",
+        "parent_model": model.recipe.parent,
         "format": "gguf" if str(config.model_path).endswith(".gguf") else "safetensors",
         "family": config.huggingface_config.model_type,
         "families": [config.huggingface_config.model_type],
@@ -111,28 +117,37 @@ def _details(model: ServedModel) -> dict[str, Any]:
     }
 
 
+def time_text(seconds: float) -> str:
+    """A time as texts of Ollama have it.
+
+    Args:
+        seconds: Seconds since 1970.
+    """
+    return datetime.fromtimestamp(seconds, UTC).isoformat()
+
+
 def _entry(model: ServedModel) -> dict[str, Any]:
     return {
         "name": model.name,
         "model": model.name,
-        "modified_at": datetime.fromtimestamp(model.created, UTC).isoformat(),
+        "modified_at": time_text(model.created),
         "size": model.size,
         "digest": "",
-        "details": _details(model),
+        "details": details(model),
     }
 
 
 def _stored_entry(stored: StoredModel) -> dict[str, Any]:
     """The entry of a model that is not loaded."""
-    family = str(stored.config().get("model_type", ""))
+    family, recipe = str(stored.config().get("model_type", "")), _recipe(stored)
     return {
         "name": stored.name,
         "model": stored.name,
-        "modified_at": datetime.fromtimestamp(stored.modified_at, UTC).isoformat(),
+        "modified_at": time_text(stored.modified_at),
         "size": stored.size,
         "digest": "",
         "details": {
-            "parent_model": "",
+            "parent_model": recipe.parent,
             "format": stored.format,
             "family": family,
             "families": [family] if family else [],
@@ -140,6 +155,13 @@ def _stored_entry(stored: StoredModel) -> dict[str, Any]:
             "quantization_level": "",
         },
     }
+
+
+def _recipe(stored: StoredModel) -> Recipe:
+    """The recipe of a stored model; empty where it has none, or a damaged one."""
+    with contextlib.suppress(ModelFilesError):
+        return recipe_of(stored.path) or Recipe()
+    return Recipe()
 
 
 @router.get("/tags")
@@ -173,36 +195,9 @@ async def ps(request: Request) -> Response:
         seconds = pool.expires_in(entry)
         expires = "9999-12-31T00:00:00Z"
         if seconds is not None:
-            expires = datetime.fromtimestamp(time.time() + seconds, UTC).isoformat()
+            expires = time_text(time.time() + seconds)
         loaded.append({**_entry(entry.model), "size_vram": 0, "expires_at": expires})
     return json_response({"models": loaded})
-
-
-@router.post("/show")
-async def show(request: Request) -> Response:
-    """Shows a model.
-
-    Args:
-        request: The connection.
-    """
-    body = await read_body(request, ShowBody)
-    model = await state_of(request, body).model(body.model or body.name)
-    return json_response(
-        {
-            "modelfile": "",
-            "parameters": "",
-            "template": model.template,
-            "details": _details(model),
-            "model_info": {"general.context_length": model.max_length},
-            "capabilities": [
-                "completion",
-                "tools",
-                *(["thinking"] if model.reasons else []),
-                *(["insert"] if model.infill is not None else []),
-            ],
-            "modified_at": datetime.fromtimestamp(model.created, UTC).isoformat(),
-        }
-    )
 
 
 @router.post("/chat")
@@ -264,7 +259,7 @@ async def generate(request: Request) -> Response:
                 model_name=model.name,
                 prompt=await prompt_tokens(infill, text, body.suffix or "") if infill else text,
                 logprobs=_log_count(body),
-                stop=list(options.stops),
+                stop=list(options.stops or model.recipe.stops),
                 sampling_params=params,
             ),
             param="prompt",
@@ -272,7 +267,9 @@ async def generate(request: Request) -> Response:
         generation = generation.with_grammar(grammar)
         if infill is not None:
             generation = generation.ending_with(infill.end_tokens)
-        job = ChatJob(model, (TextSequence(generation, options.stops),), PlainParser)
+        job = ChatJob(
+            model, (TextSequence(generation, options.stops or model.recipe.stops),), PlainParser
+        )
     else:
         system = [{"role": "system", "content": body.system}] if body.system else []
         job = await prepare(

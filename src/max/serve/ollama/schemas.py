@@ -121,6 +121,23 @@ class EmbeddingsBody(StrictBody):
     keep_alive: float | str | None = None
 
 
+class CreateBody(StrictBody):
+    """The body of ``/api/create``."""
+
+    model: Name | None = None
+    name: Name | None = None
+    from_: Annotated[Name | None, Field(alias="from")] = None
+    files: dict[str, str] | None = None
+    adapters: dict[str, str] | None = None
+    template: str | None = None
+    license: str | list[str] | None = None
+    system: str | None = None
+    parameters: dict[str, Any] | None = None
+    messages: Annotated[list[OllamaMessage], Field(max_length=MAX_MESSAGES), FIRST_ERROR] = []
+    quantize: str | None = None
+    stream: bool | None = None
+
+
 class PullBody(StrictBody):
     """The body of ``/api/pull``."""
 

@@ -199,6 +199,7 @@ async def _plan(body: CompletionRequest, state: ServerState) -> _Plan:
     limit = 1 if echo_alone else 16 if body.max_tokens is None else body.max_tokens
     params = await by_size(sampling_of, body, model, limit, count * len(body.prompts))
     grammar = await compiled_grammar(body)
+    stops = body.stops or model.recipe.stops
     request_id = new_id("cmpl")
     sequences: list[TextSequence] = []
     choices: list[_Choice] = []
@@ -219,7 +220,7 @@ async def _plan(body: CompletionRequest, state: ServerState) -> _Plan:
                 if body.logprobs is None and not wants_prompt_logs
                 else max(body.logprobs or 0, body.prompt_logprobs or 0, 1),
                 echo=wants_prompt_logs or (bool(body.echo) and body.logprobs is not None),
-                stop=list(body.stops),
+                stop=list(stops),
                 sampling_params=params,
             ),
             param="prompt",
@@ -227,7 +228,7 @@ async def _plan(body: CompletionRequest, state: ServerState) -> _Plan:
         request = request.with_grammar(grammar)
         if infill is not None:
             request = request.ending_with(infill.end_tokens)
-        sequence = TextSequence(request, body.stops, bool(body.include_stop_str_in_output))
+        sequence = TextSequence(request, stops, bool(body.include_stop_str_in_output))
         sequences += choices_of(sequence, count)
         prefix = ""
         if body.echo:

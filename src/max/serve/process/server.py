@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 from max._lazy import lazy_module
 from max.pipelines.core.exceptions import UserError
 from max.pipelines.generation.process.events import StepTimes
+from max.pipelines.store.creation import config_values, with_adapter
 from max.pipelines.store.local import ModelStore, StoredModel
 from max.serve.http.app import build_app
 from max.serve.http.connections.hosts import HostRule
@@ -325,14 +326,16 @@ def _pool(
     workers: dict[str, Worker] = {}  # the one that was started last for each model
 
     async def load(stored: StoredModel) -> ServedModel:
-        values = {**shared.config, "model_path": str(stored.path)}
-        worker = replace(shared, config=values)
+        own, recipe = await asyncio.to_thread(config_values, store, stored)
+        worker = replace(shared, config=with_adapter({**shared.config}, own))
 
         def start(worker_settings: WorkerSettings) -> Worker:
             workers[stored.name] = start_worker(worker_settings)
             return workers[stored.name]
 
-        return await load_model(stored.name, settings, worker, start)
+        model = await load_model(stored.name, settings, worker, start)
+        model.set_recipe(recipe)
+        return model
 
     def alias(name: str) -> str | None:
         try:

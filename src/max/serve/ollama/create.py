@@ -1,0 +1,208 @@
+"""Ollama's ``/api/create``: a model of another one, with an adapter, a template, a system prompt and parameters."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from collections.abc import AsyncGenerator, Callable
+from pathlib import Path
+from typing import Any
+
+from fastapi import APIRouter, Request
+from starlette.responses import Response
+
+from max._dataclass import dataclass
+from max.pipelines.core.exceptions import ModelFilesError, UserError
+from max.pipelines.store.created import (
+    Recipe,
+    checked_messages,
+    checked_parameters,
+    checked_template,
+)
+from max.pipelines.store.creation import create
+from max.pipelines.store.local import ModelStore
+from max.pipelines.store.modelfile import Modelfile, modelfile_text, parameters_text
+from max.serve.errors import ApiError, of_user_error, short_text
+from max.serve.http.bodies.body import read_body
+from max.serve.http.state import ServerState, json_response, state_of
+from max.serve.http.streaming import event_stream
+from max.serve.models.model import ServedModel
+from max.serve.ollama.blobs import blob_path
+from max.serve.ollama.library import name_of, store_of
+from max.serve.ollama.routes import details, json_line, time_text
+from max.serve.ollama.schemas import CreateBody, ShowBody
+
+router = APIRouter(prefix="/api", tags=["Ollama"])
+
+
+@dataclass(frozen=True)
+class _Order:
+    """What a request wants to have created."""
+
+    name: str
+    source: str
+    files: dict[str, Path]
+    adapters: dict[str, Path]
+    recipe: Recipe
+    template: str | None
+
+
+@router.post("/create")
+async def create_model(request: Request) -> Response:
+    """Creates a model; one that was created before is replaced.
+
+    Args:
+        request: The connection.
+    """
+    body = await read_body(request, CreateBody)
+    state = state_of(request, body)
+    store = store_of(request, state)
+    order = _order(body, store)
+    # all that may be wrong is found before the first line
+    try:
+        place = await asyncio.to_thread(_prepare, order, store)
+    except ModelFilesError as error:
+        raise ApiError(f"{error.problem}. {error.remedy}".strip(), status=404) from error
+    except UserError as error:
+        raise of_user_error(error, "model") from error
+    lines = _lines(order, state, place)
+    if body.stream is not False:
+        return await event_stream(request, lines, _error_line, "application/x-ndjson")
+    async for _ in lines:
+        pass
+    return json_response({"status": "success"})
+
+
+def _error_line(error: ApiError) -> bytes:
+    return json_line({"error": error.message})
+
+
+def _order(body: CreateBody, store: ModelStore) -> _Order:
+    """The model of a request, checked as far as the request alone says.
+
+    Raises:
+        ApiError: A field does not fit.
+    """
+    name = name_of(body.model or body.name)
+    if body.quantize:
+        raise ApiError(
+            "quantize is not supported here; `max quantize` writes quantized models",
+            param="quantize",
+        )
+    if (body.from_ is None) == (not body.files):
+        raise ApiError(
+            "give one of from, the name of a model, and files, its uploaded files", param="from"
+        )
+    try:
+        recipe = Recipe(
+            system=body.system or "",
+            parameters=checked_parameters(body.parameters or {}),
+            messages=checked_messages(body.messages),
+            license=[body.license] if isinstance(body.license, str) else body.license or [],
+        )
+        template = None if not body.template else checked_template(body.template)
+    except UserError as error:
+        raise of_user_error(error, "parameters") from error
+    return _Order(
+        name,
+        "" if body.from_ is None else name_of(body.from_),
+        _blobs(store, body.files, "files"),
+        _blobs(store, body.adapters, "adapters"),
+        recipe,
+        template,
+    )
+
+
+def _blobs(store: ModelStore, digests: dict[str, str] | None, field: str) -> dict[str, Path]:
+    """The uploaded files of a field, by their names without folders.
+
+    Raises:
+        ApiError: One was not uploaded.
+    """
+    files: dict[str, Path] = {}
+    for name, digest in (digests or {}).items():
+        path = blob_path(store, digest)
+        if not path.is_file():
+            raise ApiError(
+                f"{field}: the blob {short_text(digest)} was not uploaded; POST it to /api/blobs/{short_text(digest)}",
+                param=field,
+            )
+        # clients on Windows have other separators
+        files[re.split(r"[/\\]", name)[-1]] = path
+    return files
+
+
+def _prepare(order: _Order, store: ModelStore) -> Callable[[], None]:
+    source = store.find(order.source) if order.source else None
+    adapters = order.adapters
+    if len(adapters) > 1 and all(name.endswith(".gguf") for name in adapters):
+        raise UserError(f"there are {len(adapters)} adapters; a model has one at most")
+    if len(adapters) == 1 and next(iter(adapters)) != "adapter.gguf":
+        # names of single files say nothing
+        adapters = {"adapter.gguf": next(iter(adapters.values()))}
+    return create(
+        store,
+        order.name,
+        order.recipe,
+        source=source,
+        weights=order.files,
+        adapter=adapters,
+        template=order.template,
+    )
+
+
+async def _lines(
+    order: _Order, state: ServerState, place: Callable[[], None]
+) -> AsyncGenerator[bytes, None]:
+    """The lines of a creation, as Ollama has them."""
+    yield json_line({"status": "reading model metadata"})
+    for path in (*order.files.values(), *order.adapters.values()):
+        yield json_line({"status": f"using existing layer {path.name.replace('-', ':', 1)}"})
+    yield json_line({"status": "writing manifest"})
+    await state.pool.delete(order.name, place)
+    # its files are links to them; another model would upload them again
+    for path in (*order.files.values(), *order.adapters.values()):
+        await asyncio.to_thread(path.unlink, missing_ok=True)
+    yield json_line({"status": "success"})
+
+
+@router.post("/show")
+async def show(request: Request) -> Response:
+    """Shows a model.
+
+    Args:
+        request: The connection.
+    """
+    body = await read_body(request, ShowBody)
+    model = await state_of(request, body).model(body.model or body.name)
+    return json_response(_shown(model))
+
+
+def _shown(model: ServedModel) -> dict[str, Any]:
+    recipe = model.recipe
+    modelfile = Modelfile(
+        recipe.parent or model.name,
+        "adapter" if recipe.has_adapter else "",
+        model.template if recipe.has_template else None,
+        recipe.system,
+        recipe.parameters,
+        recipe.messages,
+        recipe.license,
+    )
+    capabilities = ["completion", "tools"]
+    if model.reasons:
+        capabilities.append("thinking")
+    if model.infill is not None:
+        capabilities.append("insert")
+    shown = {
+        "modelfile": modelfile_text(modelfile),
+        "parameters": parameters_text(recipe.parameters),
+        "template": model.template,
+        "details": details(model),
+        "model_info": {"general.context_length": model.max_length},
+        "capabilities": capabilities,
+        "modified_at": time_text(model.created),
+    }
+    own = {"system": recipe.system, "messages": recipe.messages}
+    own["license"] = "\n".join(recipe.license)
+    return {**shown, **{name: value for name, value in own.items() if value}}
