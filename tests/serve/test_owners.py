@@ -14,6 +14,7 @@ import textwrap
 import threading
 import time
 from collections.abc import Iterator
+from functools import partial
 from multiprocessing import Pipe
 from pathlib import Path
 from typing import Any
@@ -31,7 +32,8 @@ from max.pipelines.generation.process.events import (
 from max.pipelines.generation.process.service import serve
 from max.pipelines.scheduler import SchedulerLimits
 from max.serve.process.settings import WorkerSettings
-from max.serve.remote.connections import connect
+from max.serve.remote.connections import Acceptor, close_listener, connect, listen
+from max.serve.routers import shared_channel
 from max.serve.routers.address import DoorAddress
 from max.serve.routers.adopted import AdoptedProcess
 from max.serve.routers.door import Door
@@ -44,20 +46,26 @@ pytestmark = pytest.mark.skipif(not can_be_taken_over(), reason="needs pidfd_ope
 
 
 class Guarded:
-    """An engine in threads of this process, whose owner may be lost."""
+    """An engine in threads of this process, whose owner may be lost; without a pipe as on another machine."""
 
-    def __init__(self, folder: str) -> None:
+    def __init__(self, folder: str, has_pipe: bool = True) -> None:
         self.door = DoorAddress.in_folder(folder)
         self.first, there = Pipe()
         self.users: list[Any] = []
         self._life, self.kept = Pipe(duplex=False)
-        self._there, self._opened = there, Door.at(self.door)
+        self._there, self._has_pipe = there, has_pipe
+        if has_pipe:
+            self._opened = Door.at(self.door)
+        else:
+            listener = listen(self.door.host)
+            acceptor = Acceptor(listener, self.door.key)
+            self._opened = Door(acceptor, partial(close_listener, listener), outlives_owner=True)
         self.thread = threading.Thread(target=self._run, daemon=True)
         self.thread.start()
 
     def _run(self) -> None:
         signs = LifeSigns(5.0)
-        channel = self._opened.open(self._there, signs, self._life)
+        channel = self._opened.open(self._there, signs, self._life if self._has_pipe else None)
         limits = SchedulerLimits(max_batch_size=8, max_num_steps=1)
         serve(CountingPipeline(400, prefix=True, seconds=0.002), limits, channel, 0.05, signs)
         self._opened.close()
@@ -68,10 +76,11 @@ class Guarded:
         return ConnectionChannel(self.users[-1], MessageCodec())
 
 
-@pytest.fixture
-def engine() -> Iterator[Guarded]:
+@pytest.fixture(params=["pipe"])
+def engine(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[Guarded]:
+    monkeypatch.setattr(shared_channel, "ALONE_S", 1.0)
     with tempfile.TemporaryDirectory() as folder:  # pytest's own are too long for a socket
-        engine = Guarded(folder)
+        engine = Guarded(folder, request.param == "pipe")
         yield engine
         for each in (engine.kept, engine.first, *engine.users):
             each.close()
@@ -101,6 +110,10 @@ def tokens_of(channel: ConnectionChannel[Any, Any], name: str) -> list[int]:
             return found
 
 
+both_machines = pytest.mark.parametrize("engine", ["pipe", "other machine"], indirect=True)
+
+
+@both_machines
 def test_requests_of_routers_outlive_the_owner(engine: Guarded) -> None:
     owner = ConnectionChannel[Any, Any](engine.first, MessageCodec())
     router = engine.user("commands")
@@ -127,6 +140,7 @@ def test_requests_of_routers_outlive_the_owner(engine: Guarded) -> None:
     assert not engine.thread.is_alive()
 
 
+@both_machines
 def test_the_owner_before_is_none_any_more(engine: Guarded) -> None:
     """One that hangs while another one takes over, and goes on then, ends nothing."""
     owner = ConnectionChannel[Any, Any](engine.first, MessageCodec())
@@ -152,6 +166,25 @@ def test_without_owner_and_first_process_an_engine_ends(engine: Guarded, first: 
         time.sleep(0.1)
     engine.thread.join(5)
     assert not engine.thread.is_alive()
+
+
+@pytest.mark.parametrize("engine", ["other machine"], indirect=True)
+def test_an_engine_of_another_machine_waits_while_there_are_routers(
+    engine: Guarded,
+) -> None:
+    owner = ConnectionChannel[Any, Any](engine.first, MessageCodec())
+    router = engine.user("commands")
+    read(owner, EngineReady)
+    read(router, EngineReady)
+    engine.first.close()
+    engine.kept.close()  # no sign to this engine
+    engine.thread.join(2.0)
+    router.send(request("a", 20))
+    assert tokens_of(router, "a") == expected((7, 8, 9), 20)
+    router.close()
+    begin = time.monotonic()
+    engine.thread.join(10)
+    assert not engine.thread.is_alive() and time.monotonic() - begin > 0.2
 
 
 def test_what_is_handed_over(tmp_path: Path) -> None:

@@ -70,7 +70,7 @@ def command(*words: str) -> str:
 def test_machines_come_and_go(machines: Any, start_server: Callable[..., RunningServer]) -> None:
     server = start_server(
         "--model", str(TINY), "--ray", "--ray-address", machines.address, "--replicas", "2",
-        "--max-length", "1024", "--quantization-encoding", "float32",
+        "--max-length", "1024", "--quantization-encoding", "float32", "--batch-invariant",
     ).wait_ready()  # fmt: skip
     with httpx.Client(base_url=server.url, timeout=WHILE_S) as http, ThreadPoolExecutor(6) as pool:
         first = wait_replicas(http, 2)
@@ -125,7 +125,7 @@ def test_a_batch_whose_processes_are_killed(machines: Any, tmp_path: Path) -> No
     code = "from supremum import main; main()"
     words = [
         sys.executable, "-c", code, "run-batch", str(TINY), str(source),
-        "--max-length", "1024", "--quantization-encoding", "float32",
+        "--max-length", "1024", "--quantization-encoding", "float32", "--batch-invariant",
     ]  # fmt: skip
     subprocess.run([*words, str(tmp_path / "whole.jsonl")], check=True, timeout=WHILE_S)
 

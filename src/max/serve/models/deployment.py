@@ -12,6 +12,7 @@ from max.serve.models.loading import load_model
 from max.serve.models.model import ServedModel
 from max.serve.process.settings import DeployedModel, ServerSettings, WorkerSettings
 from max.serve.remote.cluster import Cluster
+from max.serve.routers.adopted import Adopt, adopt_here
 from max.serve.routers.handover import KnownModel
 from max.serve.worker.placement import deployment_settings
 from max.serve.worker.process import WorkerProcess
@@ -90,8 +91,9 @@ class Deployment:
         shares: Sequence[WorkerSettings],
         last: KnownModel | None,
     ) -> ServedModel:
-        start = WorkerProcess
+        start, adopt = WorkerProcess, adopt_here
         if cluster is not None:
+            adopt: Adopt = cluster.adopt
             start = partial(cluster.start_worker, cpus=model.cpus, nodes=model.nodes)
 
         def start_and_note(worker_settings: WorkerSettings) -> Worker:
@@ -103,7 +105,13 @@ class Deployment:
         own = replace(settings, served_model_name=model.name, **numbers)
         try:
             return await load_model(
-                model.name, own, model.worker, start_and_note, shares=shares, last=last
+                model.name,
+                own,
+                model.worker,
+                start_and_note,
+                shares=shares,
+                last=last,
+                adopt=adopt,
             )
         except UserError as error:
             raise type(error)(f"{model.name}: {error.problem}", error.remedy) from error

@@ -13,7 +13,7 @@ from max.serve.models.admission import Admission
 from max.serve.models.model import ServedModel
 from max.serve.process.settings import ServerSettings, WorkerSettings
 from max.serve.remote.autoscaler import Autoscaler, ScalePolicy
-from max.serve.routers.adopted import start_known
+from max.serve.routers.adopted import Adopt, adopt_here, start_known
 from max.serve.routers.handover import KnownEngine, KnownModel
 from max.serve.worker.answer_checks import AnswerChecks
 from max.serve.worker.client import EngineClient
@@ -30,6 +30,7 @@ async def load_model(
     worker: Worker | None = None,
     shares: Sequence[WorkerSettings] | None = None,
     last: KnownModel | None = None,
+    adopt: Adopt = adopt_here,
 ) -> ServedModel:
     """Loads a model, and waits until it can run requests.
 
@@ -41,6 +42,7 @@ async def load_model(
         worker: The first worker of the first replica, if it was started already.
         shares: The settings of the worker of each replica; None: they divide the machine.
         last: What an earlier owner has left of the model; None: there was none.
+        adopt: Takes over an engine of an earlier owner.
 
     Raises:
         UserError: It cannot be loaded, for a reason that the user can correct.
@@ -56,14 +58,14 @@ async def load_model(
     starts = [StartOf(start_worker, each.settings) for each in known]
     engine = EngineClient(
         starts[0],
-        worker or await start_in_thread(partial(start_known, known[0], starts[0])),
+        worker or await start_in_thread(partial(start_known, known[0], starts[0], adopt)),
         settings.watch,
         is_single=len(shares) == 1 and settings.max_replicas is None,
         number=known[0].number,
     )
     try:
         for each, start in list(zip(known, starts, strict=True))[1:]:
-            started = await start_in_thread(partial(start_known, each, start))
+            started = await start_in_thread(partial(start_known, each, start, adopt))
             engine.add_replica(start, started, each.number)
         if last is not None:
             for replica in engine.replicas:

@@ -45,6 +45,7 @@ from max.serve.process.running import (
 from max.serve.process.settings import ServerSettings, WorkerSettings
 from max.serve.remote.cluster import Cluster
 from max.serve.requests.request_context import name_requests_in_logs
+from max.serve.routers.adopted import adopt_here
 from max.serve.routers.forwarding import BehindRouters
 from max.serve.routers.guardian import Guarded
 from max.serve.routers.handover import Handover, KnownModel
@@ -163,7 +164,7 @@ async def _serve(
     loading: asyncio.Future[list[ServedModel]] | None = None
     if isinstance(models, FirstModel):
         loading = asyncio.ensure_future(
-            _load_first(settings, models, start_worker, known[0] if known else None)
+            _load_first(settings, models, cluster, known[0] if known else None)
         )
         name = settings.served_model_name or str(models.settings.config["model_path"])
         pool.announce(name, loading, lambda: _loading(models.worker))
@@ -256,11 +257,14 @@ def _supervisor(
 async def _load_first(
     settings: ServerSettings,
     first: FirstModel,
-    start_worker: Callable[[WorkerSettings], Worker],
+    cluster: Cluster | None,
     last: KnownModel | None,
 ) -> list[ServedModel]:
     name, worker = settings.served_model_name, first.worker
-    return [await load_model(name, settings, first.settings, start_worker, worker, last=last)]
+    start, adopt = WorkerProcess, adopt_here
+    if cluster is not None:
+        start, adopt = cluster.start_worker, cluster.adopt
+    return [await load_model(name, settings, first.settings, start, worker, last=last, adopt=adopt)]
 
 
 async def _first_load(

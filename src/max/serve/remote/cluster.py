@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from max.serve.process.settings import WorkerSettings
+from max.serve.routers.handover import KnownEngine
 from max.serve.worker.started_worker import Worker
 
 
@@ -63,6 +64,18 @@ class Cluster(Protocol):
 
         Raises:
             OSError: None can be started.
+        """
+        ...
+
+    def adopt(self, known: KnownEngine, silence_s: float) -> Worker:
+        """Takes over an engine of an earlier owner.
+
+        Args:
+            known: What is known of the engine.
+            silence_s: The time without a sign of life after which it is unhealthy.
+
+        Raises:
+            OSError: It is no more.
         """
         ...
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from dataclasses import replace
 
 from max.serve.process.settings import WorkerSettings
@@ -25,21 +26,25 @@ class EngineHost:
         self._acceptor = Acceptor(self._listener, key)
         self.port: int = self._listener.getsockname()[1]
         """The port."""
+        self.has_owner = threading.Event()
+        """Set when the owner has connected."""
 
-    def run(self, settings: WorkerSettings) -> None:
+    def run(self, settings: WorkerSettings, outlives_owner: bool = False) -> None:
         """Runs the engine until its owner ends it or is gone; the first two connections are the owner's.
 
         Args:
             settings: The settings of the worker.
+            outlives_owner: Whether it waits for the next owner if the first one is lost.
 
         Raises:
             OSError: The listener was closed.
         """
         try:
             commands, beats = accept(self._acceptor, PURPOSES)
+            self.has_owner.set()
             door = None
             if settings.doors:
-                door = Door(self._acceptor, self.close)
+                door = Door(self._acceptor, self.close, outlives_owner)
             else:
                 self.close()
             signs = LifeSigns(settings.unhealthy_s)

@@ -1,4 +1,9 @@
-"""Engines as actors of a Ray cluster, which finds machines for them and ends them with their server."""
+"""Engines as actors of a Ray cluster, which finds machines for them.
+
+With one server process they are actors of its job, which end with it. Where another process would own the engines next,
+they are detached actors with a name: the next owner finds them by it, and each ends itself when there is no server any
+more (`max.serve.routers.shared_channel`).
+"""
 
 from __future__ import annotations
 
@@ -9,31 +14,38 @@ import secrets
 import threading
 import time
 from collections.abc import Sequence
+from functools import partial
+from importlib.util import find_spec
 from typing import Any
 
 from max.pipelines.core.exceptions import ConfigError
+from max.serve.process.process_end import end_soon
 from max.serve.process.settings import RaySettings, WorkerSettings
 from max.serve.remote.cluster import Node
 from max.serve.remote.connections import KEY_BYTES
 from max.serve.remote.cores import ClaimedCores
 from max.serve.remote.host import EngineHost
+from max.serve.remote.ray_keeper import kept_cluster, start_options, use_token
 from max.serve.remote.worker import RemoteWorker
+from max.serve.routers.address import OWNER_PURPOSES, PURPOSES, DoorAddress
+from max.serve.routers.handover import KnownEngine
 
 logger = logging.getLogger("max.serve")
 
 START_S = 120.0
 """The longest time in seconds until the cluster has found a machine and its process listens."""
+ADOPT_S = 20.0
+"""The longest time in seconds until an actor of an earlier owner says where it is."""
+NAMESPACE = "supremum"
+"""Where the names of actors are looked up."""
 _LOOK_S = 0.05
+_ASK_S = 5.0
+"""Seconds that an actor takes at the most to say whether its engine has ended."""
 
 
 def _ray() -> Any:
-    try:
-        import ray  # pyright: ignore[reportMissingImports]
-    except ImportError as error:
-        raise ConfigError(
-            "--ray needs the package ray, which is not installed",
-            'Install it with: pip install "supremum[ray]"',
-        ) from error
+    import ray  # pyright: ignore[reportMissingImports]
+
     return ray
 
 
@@ -43,13 +55,24 @@ class EngineActor:
     Args:
         key: The key that the server must know.
         cpus: The cores that the engine may use.
+        outlives_owner: Whether it waits for the next owner if the first one is lost, and ends itself when none comes.
     """
 
-    def __init__(self, key: bytes, cpus: int) -> None:
+    def __init__(self, key: bytes, cpus: int, outlives_owner: bool = False) -> None:
         self._cores = ClaimedCores(cpus)
         if self._cores.cores:
             os.sched_setaffinity(0, self._cores.cores)
         self._host = EngineHost(key)
+        self._outlives_owner = outlives_owner
+        self._ended = threading.Event()
+        if outlives_owner:
+            threading.Thread(target=self._end_alone, name="owner", daemon=True).start()
+
+    def _end_alone(self) -> None:
+        """Ends the process if no owner connects, and after the engine has ended: nobody else may do it."""
+        if self._host.has_owner.wait(START_S):
+            self._ended.wait()
+        end_soon()
 
     def address(self) -> tuple[str, int, str]:
         """The address and the port of the engine, and the cluster's identifier of the machine."""
@@ -63,7 +86,18 @@ class EngineActor:
         Args:
             settings: The settings of its worker.
         """
-        self._host.run(settings)
+        try:
+            self._host.run(settings, self._outlives_owner)
+        finally:
+            self._ended.set()
+
+    def has_ended(self, timeout: float) -> bool:
+        """Whether the engine has ended; waits for it.
+
+        Args:
+            timeout: The longest time in seconds.
+        """
+        return self._ended.wait(timeout)
 
 
 class _Engine:
@@ -77,13 +111,17 @@ class _Engine:
     def __init__(self, ray: Any, actor: Any) -> None:
         self._ray: Any = ray
         self._actor: Any = actor
-        self._running: Any = None
+        self._asked: Any = None  # whether it has ended
         # guards both: a handle that is used or freed after Ray has ended would end this process
         self._lock = threading.Lock()
 
-    def address(self) -> tuple[str, int, str]:
-        """Its address, as :meth:`EngineActor.address` returns it."""
-        return self._ray.get(self._actor.address.remote(), timeout=START_S)
+    def address(self, timeout: float = START_S) -> tuple[str, int, str]:
+        """Its address, as :meth:`EngineActor.address` returns it.
+
+        Args:
+            timeout: The longest time in seconds until it says so.
+        """
+        return self._ray.get(self._actor.address.remote(), timeout=timeout)
 
     def run(self, settings: WorkerSettings) -> None:
         """Runs the engine.
@@ -91,7 +129,7 @@ class _Engine:
         Args:
             settings: The settings of its worker.
         """
-        self._running = self._actor.run.remote(settings)
+        self._actor.run.remote(settings)
 
     def wait(self, timeout: float | None) -> None:
         """Waits for its end.
@@ -102,9 +140,21 @@ class _Engine:
         end = None if timeout is None else time.monotonic() + timeout
         while end is None or time.monotonic() < end:
             with self._lock:
-                if self._running is None or self._ray.wait([self._running], timeout=0)[0]:
+                if self._actor is None or self._says_ended():
                     return
             time.sleep(_LOOK_S)
+
+    def _says_ended(self) -> bool:
+        """Whether the engine has ended; does not wait for an answer. The lock is held."""
+        if self._asked is None:
+            self._asked = self._actor.has_ended.remote(_ASK_S)
+        if not self._ray.wait([self._asked], timeout=0)[0]:
+            return False
+        asked, self._asked = self._asked, None
+        try:
+            return self._ray.get(asked)
+        except Exception:  # the process is no more
+            return True
 
     def end(self) -> None:
         """Ends its process."""
@@ -116,7 +166,7 @@ class _Engine:
     def forget(self) -> None:
         """Frees the handles; Ray ends its actors when it ends itself."""
         with self._lock:
-            self._actor = self._running = None
+            self._actor = self._asked = None
 
 
 class RayCluster:
@@ -126,27 +176,34 @@ class RayCluster:
         settings: How it is joined.
         replicas: The number of replicas that share its cores, where no number of cores is given; None: one for each
             machine.
+        folder: The folder of the server, where the next owner of the engines finds the cluster; empty: engines end with
+            this process, and so does a cluster that it starts.
 
     Raises:
         ConfigError: Ray is not installed, or there is no cluster at the address.
     """
 
-    def __init__(self, settings: RaySettings, replicas: int | None) -> None:
+    def __init__(self, settings: RaySettings, replicas: int | None, folder: str = "") -> None:
+        if find_spec("ray") is None:
+            raise ConfigError(
+                "--ray needs the package ray, which is not installed",
+                'Install it with: pip install "supremum[ray]"',
+            )
+        self._outlives = bool(folder)
+        address = settings.address
+        if address is None and folder:
+            address = kept_cluster(folder)
+        use_token()  # read by the import
         self._ray = ray = _ray()
         started = not ray.is_initialized()
         if started:
             try:
-                ray.init(
-                    address=settings.address,
-                    log_to_driver=False,
-                    include_dashboard=False,
-                    logging_level=logging.WARNING,
-                    namespace="supremum",
-                )
+                ray.init(address=address, namespace=NAMESPACE, **start_options())
             except ConnectionError as error:
                 raise ConfigError(
-                    f"there is no Ray cluster at {settings.address!r}: {error}",
-                    "Start one with `ray start --head`, or leave out --ray-address.",
+                    f"there is no Ray cluster at {address!r}: {error}",
+                    "Start one with `ray start --head`, or leave out --ray-address. Where it wants a token, this"
+                    " machine needs the same: ~/.ray/auth_token.",
                 ) from error
         self._started, self._is_closed = started, False
         self._engines: set[_Engine] = set()
@@ -206,28 +263,81 @@ class RayCluster:
         """
         ray, key = self._ray, secrets.token_bytes(KEY_BYTES)
         cpus = cpus or self.cpus
-        options: dict[str, Any] = {"num_cpus": cpus, "max_restarts": 0, "max_concurrency": 2}
+        options: dict[str, Any] = {"num_cpus": cpus, "max_restarts": 0, "max_concurrency": 4}
         options |= self._placement(nodes)
-        engine = _Engine(ray, ray.remote(EngineActor).options(**options).remote(key, cpus))
-        self._engines.add(engine)
-
-        def end() -> None:
-            engine.end()
-            self._engines.discard(engine)
-
+        name = f"engine-{secrets.token_hex(8)}" if self._outlives else ""
+        if name:
+            options |= {"name": name, "namespace": NAMESPACE, "lifetime": "detached"}
+        actor = ray.remote(EngineActor).options(**options).remote(key, cpus, self._outlives)
+        engine = self._note(_Engine(ray, actor))
         try:
             host, port, node = engine.address()
             engine.run(settings)
-            name = f"on {host}, node {node[:12]}"
-            worker = RemoteWorker(
-                host, port, key, settings.unhealthy_s, end, engine.wait, name, node
+            worker = self._worker(
+                engine, DoorAddress(host, port, key), node, name, settings.unhealthy_s
             )
         except Exception as error:
-            end()
+            self._end(engine)
             if isinstance(error, OSError):
                 raise
             raise OSError(f"the cluster starts no engine of {cpus} cores: {error}") from error
         return worker
+
+    def adopt(self, known: KnownEngine, silence_s: float) -> RemoteWorker:
+        """Takes over an engine of an earlier owner.
+
+        Args:
+            known: What is known of the engine.
+            silence_s: The time without a sign of life after which it is unhealthy.
+
+        Raises:
+            OSError: It is no more.
+        """
+        if known.door is None or not known.actor:
+            raise ProcessLookupError("it had no process")
+        try:
+            engine = _Engine(self._ray, self._ray.get_actor(known.actor, namespace=NAMESPACE))
+        except ValueError as error:
+            raise ProcessLookupError(f"the cluster has no {known.actor}") from error
+        self._note(engine)
+        try:
+            _, _, node = engine.address(ADOPT_S)
+            return self._worker(engine, known.door, node, known.actor, silence_s, OWNER_PURPOSES)
+        except Exception as error:
+            self._end(engine)
+            raise ProcessLookupError(f"{known.actor} does not answer: {error}") from error
+
+    def _worker(
+        self,
+        engine: _Engine,
+        door: DoorAddress,
+        node: str,
+        actor: str,
+        silence_s: float,
+        purposes: tuple[str, str] = PURPOSES,
+    ) -> RemoteWorker:
+        """Connects to an engine."""
+        return RemoteWorker(
+            door.host,
+            door.port,
+            door.key,
+            silence_s,
+            partial(self._end, engine),
+            engine.wait,
+            name=f"on {door.host}, node {node[:12]}",
+            node=node,
+            purposes=purposes,
+            actor=actor,
+        )
+
+    def _note(self, engine: _Engine) -> _Engine:
+        self._engines.add(engine)
+        return engine
+
+    def _end(self, engine: _Engine) -> None:
+        """Ends an engine's process."""
+        engine.end()
+        self._engines.discard(engine)
 
     def _placement(self, only: Sequence[str]) -> dict[str, Any]:
         """The options that choose a machine: spread, without those that are excluded.
@@ -254,5 +364,7 @@ class RayCluster:
         if self._started and not self._is_closed:
             self._is_closed = True
             for engine in list(self._engines):
+                if self._outlives:
+                    engine.end()  # nobody else would
                 engine.forget()
             self._ray.shutdown()

@@ -62,6 +62,7 @@ class RemoteWorker:
         name: What messages call it.
         node: The cluster's identifier of its machine; empty: it is on none.
         purposes: What its two connections are for.
+        actor: What the cluster calls its process, so that another owner finds it; empty: it ends with this one.
 
     Raises:
         OSError: It cannot be reached, or does not know the key.
@@ -81,8 +82,11 @@ class RemoteWorker:
         name: str = "",
         node: str = "",
         purposes: tuple[str, str] = PURPOSES,
+        actor: str = "",
     ) -> None:
         self.name, self.node = name or f"{host}:{port}", node
+        self.actor = actor
+        """What the cluster calls its process; empty: another owner cannot take it over."""
         self.door = DoorAddress(host, port, key)
         """Where further processes of the server connect."""
         self._end, self._wait = end, wait

@@ -8,6 +8,7 @@ import os
 import signal
 import socket
 import struct
+from collections.abc import Callable
 from multiprocessing.connection import Connection, wait
 
 from max.serve.remote.worker import RemoteWorker
@@ -75,19 +76,39 @@ class AdoptedProcess:
             signal.pidfd_send_signal(self._file, signal.SIGKILL)
 
 
-def start_known(known: KnownEngine, start: StartOf) -> Worker:
+Adopt = Callable[[KnownEngine, float], Worker]
+"""Takes over an engine; the second argument is the time without a sign of life after which it is unhealthy."""
+
+
+def adopt_here(known: KnownEngine, silence_s: float) -> Worker:
+    """Takes over an engine of this machine.
+
+    Args:
+        known: What is known of the engine.
+        silence_s: The time without a sign of life after which it is unhealthy.
+
+    Raises:
+        OSError: It is no more.
+    """
+    if known.door is None:
+        raise ProcessLookupError("it had no process")
+    return AdoptedWorker(known.door, silence_s)
+
+
+def start_known(known: KnownEngine, start: StartOf, adopt: Adopt = adopt_here) -> Worker:
     """Takes over an engine of an earlier owner, or starts one in its place if it has ended.
 
     Args:
         known: What is known of the engine.
         start: Starts a worker.
+        adopt: Takes it over.
 
     Raises:
         OSError: None can be started.
     """
     if known.door is not None:
         try:
-            return AdoptedWorker(known.door, start.settings.unhealthy_s)
+            return adopt(known, start.settings.unhealthy_s)
         except OSError as error:
             logger.warning("engine %d is no more: %s", known.number, error)
     return start()

@@ -22,10 +22,14 @@ class Door:
     Args:
         acceptor: Takes their connections.
         close: Called at the end: stops listening.
+        outlives_owner: Whether the engine waits for the next owner where it has no pipe to the server's first process.
     """
 
-    def __init__(self, acceptor: Acceptor, close: Callable[[], None]) -> None:
+    def __init__(
+        self, acceptor: Acceptor, close: Callable[[], None], outlives_owner: bool = False
+    ) -> None:
         self._acceptor, self._close = acceptor, close
+        self._outlives_owner = outlives_owner
         self._channel: SharedChannel | None = None
 
     @classmethod
@@ -57,12 +61,13 @@ class Door:
         Args:
             owner: The engine's end of the connection to its owner.
             signs: The engine's signs of life, which each gets.
-            lifeline: The pipe that ends with the first process of the server; None: there is one owner only.
+            lifeline: The pipe that ends with the first process of the server; None: there is none to this machine.
 
         Returns:
             The channel of the engine to all of them.
         """
-        self._channel = channel = SharedChannel(owner, lifeline)
+        self._channel = channel = SharedChannel(owner, lifeline, self._outlives_owner)
+        takes_owners = lifeline is not None or self._outlives_owner
 
         def take() -> None:
             commands, beats = PURPOSES
@@ -74,7 +79,7 @@ class Door:
                     return
                 if purpose == commands:
                     channel.add(connection)
-                elif purpose == owns and lifeline is not None:
+                elif purpose == owns and takes_owners:
                     channel.add_owner(connection)
                 elif purpose == beats:
                     send_signs(connection, signs)

@@ -27,11 +27,13 @@ class KnownEngine:
         number: Its number among the replicas of the model.
         settings: The settings of its worker.
         door: Where it is; None: no process of it is known.
+        actor: What a cluster calls its process; empty: it is on this machine.
     """
 
     number: int
     settings: WorkerSettings
     door: DoorAddress | None
+    actor: str = ""
 
 
 @dataclass(frozen=True)

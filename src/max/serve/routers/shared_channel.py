@@ -9,7 +9,8 @@ Each user is told how many requests the others have sent, and how much is to be 
 not choose the same engine.
 
 If the owner is lost, its requests are cancelled, and those of the routers go on. The engine waits for the next owner,
-which gets what a router gets, as long as the first process of the server runs.
+which gets what a router gets, as long as the first process of the server runs. An engine on another machine does not
+see that process; it waits as long as there are routers, which end with that process, and some time more.
 """
 
 from __future__ import annotations
@@ -54,6 +55,8 @@ MOST_UNREAD_BYTES = 64 << 20
 """The bytes that may wait for a user that does not read; beyond, its connection ends."""
 NEXT_OWNER_S = 300.0
 """Seconds that engines and routers wait for the next owner, which may wait for a cluster itself."""
+ALONE_S = 30.0
+"""Seconds that an engine without a pipe to the first process waits for the next owner while there is no router."""
 LOAD_S = 0.01
 """The shortest time in seconds between two reports of the load of the others."""
 _LOOK_S = 0.5
@@ -70,11 +73,17 @@ class SharedChannel:
 
     Args:
         owner: The connection to the process that has started the engine.
-        lifeline: The pipe that ends with the first process of the server; None: the engine ends with its owner.
+        lifeline: The pipe that ends with the first process of the server; None: there is none to this machine.
+        outlives_owner: Whether the engine waits for the next owner where there is no such pipe.
     """
 
-    def __init__(self, owner: Connection, lifeline: Connection | None = None) -> None:
-        self._lifeline = lifeline
+    def __init__(
+        self,
+        owner: Connection,
+        lifeline: Connection | None = None,
+        outlives_owner: bool = False,
+    ) -> None:
+        self._lifeline, self._outlives_owner = lifeline, outlives_owner
         self._incoming: queue.SimpleQueue[Any] = queue.SimpleQueue()
         self._lock = threading.Lock()
         self._found = threading.Condition(self._lock)  # guards what follows
@@ -276,6 +285,8 @@ class SharedChannel:
     def _read_owner(self, owner: _User) -> None:
         """Receives the messages of an owner until it is gone; then waits for the next one, or ends all."""
         for message in owner.messages("the engine's owner"):
+            if owner is not self._owner:
+                break  # it has hung, and what it says now does not count
             if isinstance(message, Shutdown):
                 # requests of routers go on with other engines; the end of this one is no fault of theirs
                 self._end_users()
@@ -294,12 +305,20 @@ class SharedChannel:
 
     def _has_next(self, owner: _User) -> bool:
         """Waits for the owner after one that is lost; whether there is one."""
-        if self._lifeline is None:
+        if self._lifeline is None and not self._outlives_owner:
             return False
-        end = time.monotonic() + NEXT_OWNER_S
+        alone_since = time.monotonic()
+        end = alone_since + NEXT_OWNER_S
         with self._found:
             while self._owner is owner and not self._ends:
-                if time.monotonic() > end or has_ended(self._lifeline):
+                now = time.monotonic()
+                if self._users:
+                    alone_since = now
+                if self._lifeline is None:
+                    is_over = now - alone_since > ALONE_S
+                else:
+                    is_over = has_ended(self._lifeline)
+                if is_over or now > end:
                     return False
                 self._found.wait(_LOOK_S)
             return self._owner is not owner

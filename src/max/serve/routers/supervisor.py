@@ -413,10 +413,10 @@ def _known(model: ServedModel) -> KnownModel:
     found: list[KnownEngine] = []
     for each in engines:
         if isinstance(start := each.start_worker, StartOf):
-            door = getattr(each.worker, "door", None)
-            if door is not None and not door.host.startswith("/"):
+            door, actor = (getattr(each.worker, name, None) for name in ("door", "actor"))
+            if door is not None and not door.host.startswith("/") and not actor:
                 door = None  # on another machine: it ends with its owner
-            found.append(KnownEngine(each.number, start.settings, door))
+            found.append(KnownEngine(each.number, start.settings, door, actor or ""))
     return KnownModel(tuple(found), dict(model.adapters), dict(engines[0].adapters))
 
 

@@ -79,7 +79,7 @@ def run_plan(plan: ServePlan, listener: socket.socket, guard: Any = None) -> Non
         from max.serve.process.server import run_server
 
         engines = sum(model.replicas for model in plan.deployed)
-        cluster = _cluster(settings, engines)
+        cluster = _cluster(plan, guard, engines)
         number = run_server(settings, Deployment(plan.deployed), listener, cluster, guard)
         if number is not None:
             raise stop_error(number)
@@ -90,10 +90,10 @@ def run_plan(plan: ServePlan, listener: socket.socket, guard: Any = None) -> Non
 
         root = None if plan.models_dir is None else Path(plan.models_dir)
         models = RouterSettings(root, PoolLimits(*plan.limits), plan.worker)
-        run_server(settings, models, listener, _cluster(settings))
+        run_server(settings, models, listener, _cluster(plan))
         return
     # the next imports take a while: the worker process starts before them, and loads beside them
-    cluster = _cluster(settings)
+    cluster = _cluster(plan, guard)
     try:
         worker = _first_worker(plan, cluster, guard)
     except OSError as error:
@@ -121,27 +121,36 @@ def _first_worker(plan: ServePlan, cluster: Any, guard: Any) -> Any:
     from max.serve.worker.started_worker import StartOf
 
     if cluster is not None:
-        return cluster.start_worker(plan.worker)
-    start = StartOf(WorkerProcess, replica_settings(plan.worker, plan.settings.replicas)[0])
+        start = StartOf(cluster.start_worker, plan.worker)
+    else:
+        start = StartOf(WorkerProcess, replica_settings(plan.worker, plan.settings.replicas)[0])
     if guard is None or guard.last is None or not guard.last.models:
         return start()
-    from max.serve.routers.adopted import start_known
+    from max.serve.routers.adopted import adopt_here, start_known
 
-    return start_known(guard.last.models[0].engines[0], start)
+    adopt = adopt_here if cluster is None else cluster.adopt
+    return start_known(guard.last.models[0].engines[0], start, adopt)
 
 
-def _cluster(settings: ServerSettings, replicas: int | None = None) -> Any:
+def _cluster(plan: ServePlan, guard: Any = None, replicas: int | None = None) -> Any:
     """The cluster, a ``RayCluster``, whose machines run the engines; None: this machine does.
 
     Args:
-        settings: The settings of the server.
+        plan: What the options say.
+        guard: What is known of the process that watches this one; None: none does.
         replicas: The engines of all models; None: those of the one model.
     """
+    settings = plan.settings
     if settings.ray is None:
         return None
     from max.serve.remote.ray_cluster import RayCluster
 
-    return RayCluster(settings.ray, replicas or settings.replicas)
+    folder = plan.worker.doors if guard is not None else ""
+    cluster = RayCluster(settings.ray, replicas or settings.replicas, folder)
+    if guard is not None and guard.last is not None:
+        for node in guard.last.excluded:
+            cluster.exclude(node)
+    return cluster
 
 
 class _ServeProgress:

@@ -1,0 +1,132 @@
+"""The process that keeps a Ray cluster which a server has started, so that it outlives the owner of the engines.
+
+Ray ends a cluster with the process that has started it. Where another process would own the engines next, that is one
+which does nothing else. It holds a lock of a file with the cluster's address, and ends with the first process of the
+server.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import logging
+import multiprocessing
+import os
+import signal
+import sys
+import time
+from multiprocessing.connection import Connection, wait
+from pathlib import Path
+from typing import Any
+
+from max._config import process_environment, set_missing_variables
+from max.pipelines.core.exceptions import ConfigError
+from max.serve.routers import lifeline
+
+logger = logging.getLogger("max.serve")
+
+START_S = 120.0
+"""The longest time in seconds until a cluster has started."""
+_NAME = "cluster"
+_MOST_ADDRESS_BYTES = 256
+_LOOK_S = 0.1
+_LOCK_S = 2.0
+_MOST_STARTS = 3
+
+
+def start_options() -> dict[str, Any]:
+    """How a server calls ``ray.init``, but for the address."""
+    return {"log_to_driver": False, "include_dashboard": False, "logging_level": logging.WARNING}
+
+
+def use_token() -> None:
+    """Lets Ray, which is not imported yet, use a token that is there, as its commands do, but an ``init`` does not."""
+    environment = process_environment()
+    files = (environment.get("RAY_AUTH_TOKEN_PATH"), Path.home() / ".ray" / "auth_token")
+    if environment.get("RAY_AUTH_TOKEN") or any(file and Path(file).is_file() for file in files):
+        set_missing_variables({"RAY_AUTH_MODE": "token"})
+
+
+def kept_cluster(folder: str) -> str:
+    """The address of a server's cluster; starts one if none is kept, unless Ray knows one of this machine.
+
+    Args:
+        folder: The folder of the server.
+
+    Raises:
+        ConfigError: None can be started.
+    """
+    path = Path(folder) / _NAME
+    end = time.monotonic() + START_S
+    process, starts = None, 0
+    while time.monotonic() < end:
+        if address := _address(path):
+            return address
+        if process is not None and not process.is_alive():
+            process = None
+            if starts == _MOST_STARTS:
+                break
+        if process is None and not _is_locked(path):
+            starts += 1
+            process = multiprocessing.get_context("spawn").Process(
+                target=_keep, args=(str(path), lifeline.held()), name="max cluster", daemon=True
+            )
+            process.start()
+        time.sleep(_LOOK_S)
+    raise ConfigError(
+        "no Ray cluster can be started on this machine",
+        "Start one with `ray start --head`, which says why, and give --ray-address.",
+    )
+
+
+def _address(path: Path) -> str:
+    """The address that a process keeps; empty: none is known yet, or its process is gone."""
+    if not _is_locked(path):
+        return ""
+    return path.read_bytes()[:_MOST_ADDRESS_BYTES].decode()
+
+
+def _is_locked(path: Path) -> bool:
+    file = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
+    try:
+        return not _lock(file)
+    finally:
+        os.close(file)
+
+
+def _lock(file: int) -> bool:
+    """Whether this process has the lock now; it has it until the file is closed."""
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
+
+
+def _keep(path: str, life: Connection) -> None:
+    """The main function of the process."""
+    # signals of a terminal reach all processes; the end of the first one is the sign
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    file = os.open(path, os.O_RDWR)
+    end = time.monotonic() + _LOCK_S
+    while not _lock(file):  # an owner looks
+        if time.monotonic() > end:
+            return  # another process keeps a cluster
+        time.sleep(_LOOK_S / 4)
+    os.ftruncate(file, 0)
+    import ray  # pyright: ignore[reportMissingImports]
+
+    try:
+        ray.init(**start_options())
+    except (
+        Exception
+    ) as error:  # a busy machine is too slow for Ray, or a cluster of `ray start` has just ended
+        logger.error("no Ray cluster is started or joined: %s", error)
+        sys.exit(1)
+    # an owner that ends in order ends its children; Ray's own handler prints stacks
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
+    try:
+        os.pwrite(file, ray.get_runtime_context().gcs_address.encode(), 0)
+        wait([life])
+    finally:
+        ray.shutdown()
