@@ -242,8 +242,6 @@ class Walk(Machine):
             for s in dim.symbols
         }
         for symbol in sorted(own & shown - set(step.reveals)):
-            if symbol not in known:
-                continue
             check = Check(
                 computed[symbol],
                 known[symbol],

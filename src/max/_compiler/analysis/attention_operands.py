@@ -57,20 +57,19 @@ def attention_views(
     # masks broadcast: axes that they lack have stride 0
     full_masks = [mask.broadcast_to((*q.shape[:-1], keys.shape[-2])) for mask in masks]
     views = [out, q, keys, values, *full_masks]
-    batch = q.shape[:-2]
 
     def is_shared(i: int) -> bool:
         # only an axis along which neither varies can become the group
-        return isinstance(batch[i], int) and keys.strides[i] == 0 and values.strides[i] == 0
+        return isinstance(q.shape[i], int) and keys.strides[i] == 0 and values.strides[i] == 0
 
-    group_axes = [i for i in range(rank) if batch[i] != 1 and is_shared(i)]
+    group_axes = [i for i in range(rank) if q.shape[i] != 1 and is_shared(i)]
     others = [i for i in range(rank) if i not in group_axes]
-    group_dims, group_strides = _merge_axes(batch, views, group_axes)
+    group_dims, group_strides = _merge_axes(q.shape, views, group_axes)
     if len(group_dims) > 1:
         # axes that do not merge: the innermost is the group, the others are batch axes
         others, group_axes = sorted([*others, *group_axes[:-1]]), group_axes[-1:]
-        group_dims, group_strides = _merge_axes(batch, views, group_axes)
-    dims, strides = _merge_axes(batch, views, others)
+        group_dims, group_strides = _merge_axes(q.shape, views, group_axes)
+    dims, strides = _merge_axes(q.shape, views, others)
     group: Size = group_dims[0] if group_dims else 1
     columns = not _unit_stride(keys, -1)
     layouts: list[Layout] = []
@@ -89,9 +88,9 @@ def attention_views(
 
 
 def _merge_axes(
-    batch: Sizes, views: Sequence[Layout], axes: Sequence[int]
+    shape: Sizes, views: Sequence[Layout], axes: Sequence[int]
 ) -> tuple[Sizes, list[Sizes]]:
     """Merges batch axes where all views allow it; returns the dims, and each view's strides along them."""
     return collapse(
-        [batch[i] for i in axes], [tuple([view.strides[i] for i in axes]) for view in views]
+        [shape[i] for i in axes], [tuple([view.strides[i] for i in axes]) for view in views]
     )
