@@ -16,16 +16,16 @@ class LoadSteps:
     def __init__(self) -> None:
         self._takers: list[Taker] = []
 
-    def at(self, step: str, done: int = 0, total: int = 0) -> None:
+    def at(self, step: str, num_done: int = 0, total: int = 0) -> None:
         """Tells how far a step is.
 
         Args:
             step: The step in a few words.
-            done: Its parts that are done.
+            num_done: Its parts that are done.
             total: All its parts; 0: it has none.
         """
         for taker in self._takers:
-            taker(step, done, total)
+            taker(step, num_done, total)
 
     @contextmanager
     def handed_to(self, taker: Taker) -> Generator[None]:

@@ -98,7 +98,7 @@ def test_texts() -> None:
     assert "75 % 3.0 KiB of 4.0 KiB, 512 B/s, 2 s left" in bar_text(3072, 4096, 4.0, 1024)
     assert bar_text(10, None, 0.0) == "10 B"
     assert bar_text(0, 0, 2.0).startswith("╌")
-    assert len(progress._cut("x" * 500)) < 500
+    assert len(progress._fit_line("x" * 500)) < 500
 
 
 def test_steps_go_to_those_who_take_them() -> None:

@@ -54,7 +54,7 @@ def test_a_damaged_entry_counts_as_absent_and_is_rewritten(tmp_path_factory, dat
         whole += data.draw(st.binary(min_size=1, max_size=10))
     path.write_bytes(whole)
     assert cache.get("object", "abc") is None
-    assert cache.stats.damaged == 1
+    assert cache.stats.num_damaged == 1
     assert cache.put("object", "abc", payload) and cache.get("object", "abc") == payload
 
 
@@ -97,7 +97,7 @@ def test_entries_used_least_recently_go_first(tmp_path):
             # a hit makes the oldest entry young again
             assert cache.get("object", "k0") == bytes(5000)
     left = {i for i in range(10) if cache.get("object", f"k{i}") is not None}
-    assert {0, 9} <= left and 1 not in left and cache.stats.evicted > 0
+    assert {0, 9} <= left and 1 not in left and cache.stats.num_evicted > 0
     assert sum(p.stat().st_size for p in tmp_path.rglob("*") if p.is_file()) <= 50_000
 
 
@@ -122,7 +122,7 @@ def test_writers_and_readers_at_once_see_whole_entries(cache):
         thread.start()
     for thread in threads:
         thread.join()
-    assert not wrong and cache.stats.damaged == 0
+    assert not wrong and cache.stats.num_damaged == 0
     assert [p.name for p in cache.folder.rglob("*") if p.is_file()] == ["same"]
 
 
@@ -160,7 +160,7 @@ def test_a_tenth_of_the_limit_is_free_after_entries_are_evicted(tmp_path):
         cache.put("object", key, bytes(100))
         os.utime(cache.path("object", key), (age, age))
     assert [cache.has("object", key) for key in keys] == [False] * 2 + [True] * 9
-    assert (cache.stats.written, cache.stats.evicted) == (11, 2)
+    assert (cache.stats.num_written, cache.stats.num_evicted) == (11, 2)
     assert (tmp_path / WEIGHTS_FOLDER / "packed").exists()
 
 
@@ -180,7 +180,7 @@ def test_a_flipped_bit_of_the_payload_is_damage(cache):
     assert whole[-7:] == b"payload"
     whole[-1] ^= 1
     path.write_bytes(whole)
-    assert cache.get("object", "abc") is None and cache.stats.damaged == 1
+    assert cache.get("object", "abc") is None and cache.stats.num_damaged == 1
 
 
 @pytest.mark.skipif(os.name != "posix", reason="permissions of POSIX")

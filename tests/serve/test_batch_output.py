@@ -39,11 +39,11 @@ def test_a_batch_that_is_cut_off_at_any_byte_goes_on(tmp_path: Path, seed: int) 
     written: list[str] = []
     while True:
         with BatchOutput(path, requests, "m") as output:
-            assert [each.custom_id for each in output.left] == [
+            assert [each.custom_id for each in output.unanswered_requests] == [
                 each.custom_id for each in requests if each.custom_id not in written
             ]
             assert output.failed == sum(statuses[name] != 200 for name in written)
-            left = output.left
+            left = output.unanswered_requests
             draw.shuffle(left)
             whole = draw.random() < 0.3
             for each in left if whole else left[: draw.randint(0, len(left) - 1)]:
@@ -72,7 +72,7 @@ def test_a_complete_batch_is_written_anew(tmp_path: Path) -> None:
     path, requests = tmp_path / "out.jsonl", requests_of(2)
     for _ in range(2):
         with BatchOutput(path, requests, "m") as output:
-            assert output.left == requests and path.read_bytes() == b""
+            assert output.unanswered_requests == requests and path.read_bytes() == b""
             for each in requests:
                 output.write(each.custom_id, answer(each.custom_id))
     assert len(path.read_text().splitlines()) == 2
@@ -85,10 +85,10 @@ def test_all_answers_written_but_the_mark_left(tmp_path: Path) -> None:
     with path.open("a") as file:
         file.write(answer("r1"))
     with BatchOutput(path, requests, "m") as output:
-        assert output.left == []
+        assert output.unanswered_requests == []
     assert not path.with_name(path.name + MARK).exists()
     with BatchOutput(tmp_path / "empty", [], "m") as output:
-        assert output.left == [] and list(tmp_path.glob(f"*{MARK}")) == []
+        assert output.unanswered_requests == [] and list(tmp_path.glob(f"*{MARK}")) == []
 
 
 @pytest.mark.parametrize(

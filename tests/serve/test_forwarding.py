@@ -359,7 +359,7 @@ def test_the_turn_to_try_a_request_is_that_of_one_process(tmp_path: Path) -> Non
                 break
             holder.join(0.02)
         assert turn.is_taken and not turn.take() and not other.is_taken
-        with file.locked():  # counts are others' locks
+        with file.hold_lock():  # counts are others' locks
             assert other.take()
     finally:
         holder.kill()

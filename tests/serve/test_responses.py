@@ -63,8 +63,8 @@ def test_events_are_those_of_open_responses() -> None:
         write(writer_of()),
         write(writer_of(reasoning={"summary": "auto"}), "length"),
         (waits := writer_of()).waiting() + waits.waiting() + write(waits),
-        writer_of().failed(ApiError("no", code="a", param="b")),
-        (fails := writer_of()).begin() + fails.failed(ApiError("no", status=503, code="full")),
+        writer_of().error_event(ApiError("no", code="a", param="b")),
+        (fails := writer_of()).begin() + fails.error_event(ApiError("no", status=503, code="full")),
     ]
     for data in streams:
         events = events_in(data)

@@ -28,7 +28,7 @@ from max.pipelines.generation.process.events import (
 from max.pipelines.generation.process.service import serve
 from max.pipelines.scheduler import SchedulerLimits
 from max.serve.process.settings import WatchLimits
-from max.serve.remote.connections import connect, cut
+from max.serve.remote.connections import connect, shut_down
 from max.serve.remote.worker import RemoteWorker
 from max.serve.routers import shared_channel
 from max.serve.routers.address import DoorAddress
@@ -76,7 +76,7 @@ class Engine:
 
     def kill(self) -> None:
         if not self._here.closed:
-            cut(self._here)
+            shut_down(self._here)
         self.channel.close()
         self.thread.join(10)
 
@@ -404,7 +404,7 @@ def test_the_end_of_an_engine_is_told_before_its_last_events() -> None:
     late = shared.router()
     with pytest.raises(EOFError):
         late.receive()
-    cut(shared.owner._connection)
+    shut_down(shared.owner._connection)
     with pytest.raises(EOFError):
         while True:
             shared.channel.receive()

@@ -360,11 +360,11 @@ def _update_path(
     path: str,
     state: Mapping[str, Any],
     accepts: Callable[[Any], bool],
-    replaced: Mapping[int, Any],
+    new_leaves: Mapping[int, Any],
     copies: dict[int, Any],
 ) -> Any:
     if accepts(value):
-        return state[path] if path in state else replaced.get(id(value), value)
+        return state[path] if path in state else new_leaves.get(id(value), value)
     kind = kind_of(value)
     if kind is None:
         return value
@@ -374,7 +374,7 @@ def _update_path(
     children, keys, _ = flatten_one_level(value)
     numbered = keys or tuple(range(len(children)))
     new = [
-        _update_path(child, extend_path(path, key), state, accepts, replaced, copies)
+        _update_path(child, extend_path(path, key), state, accepts, new_leaves, copies)
         for key, child in zip(numbered, children, strict=True)
     ]
     changed = [

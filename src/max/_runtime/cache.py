@@ -88,9 +88,9 @@ def _checksum(key: bytes, payload: bytes) -> bytes:
 class CacheStats:
     """Counts of one cache since it was opened: entries read that were damaged, written, and evicted."""
 
-    damaged: int = 0
-    written: int = 0
-    evicted: int = 0
+    num_damaged: int = 0
+    num_written: int = 0
+    num_evicted: int = 0
 
 
 class Cache:
@@ -145,7 +145,7 @@ class Cache:
         name = f"{kind}/{key}".encode()
         payload = self._payload(name, data)
         if payload is None:
-            self.stats.damaged += 1
+            self.stats.num_damaged += 1
             logger.debug("cache: entry %s is damaged or foreign, ignored", path)
             return None
         if time.time() - stat.st_mtime > _TOUCH_SECONDS:
@@ -196,7 +196,7 @@ class Cache:
                 temporary.unlink(missing_ok=True)
             self._warn(error)
             return False
-        self.stats.written += 1
+        self.stats.num_written += 1
         self._account(_HEADER.size + len(name) + len(payload))
         return True
 
@@ -247,7 +247,7 @@ class Cache:
             with contextlib.suppress(OSError):
                 os.unlink(path)
                 total -= size
-                self.stats.evicted += 1
+                self.stats.num_evicted += 1
         return total
 
 

@@ -411,7 +411,7 @@ define internal i64 @max_clock() noinline {
 """
 
 
-def parking_mode(asked: str | None = None) -> str:
+def parking_mode(chosen_mode: str | None = None) -> str:
     """How idle workers sleep here: ``futex``, ``pthread`` or ``address`` (Windows).
 
     Args:
@@ -420,16 +420,16 @@ def parking_mode(asked: str | None = None) -> str:
     Raises:
         ValueError: ``futex`` was requested on a platform without futexes.
     """
-    asked = flags.MAX_PARKING if asked is None else asked
+    chosen_mode = flags.MAX_PARKING if chosen_mode is None else chosen_mode
     has_futex = LINUX and MACHINE in _FUTEX
-    if asked == "futex" and not has_futex:
+    if chosen_mode == "futex" and not has_futex:
         raise ValueError(
             f"MAX_PARKING=futex needs Linux on x86_64 or aarch64, this is {sys.platform} on "
             f"{MACHINE}; auto or portable would fit"
         )
     if WINDOWS:
         return "address"
-    return "futex" if has_futex and asked != "portable" else "pthread"
+    return "futex" if has_futex and chosen_mode != "portable" else "pthread"
 
 
 def primitives_ir(system: str, machine: str, mode: str, parking_offset: int) -> str:

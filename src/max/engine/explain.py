@@ -98,9 +98,13 @@ def as_data(compilation: Compilation) -> dict[str, Any]:
         "memory": memory,
         "bytes": {
             "arena": arena_bytes,
-            "weights": sum(item.bytes for item in compiled.fixed if item.kind == "weight"),
-            "constants": sum(item.bytes for item in compiled.fixed if item.kind == "constant"),
-            "computed once": sum(item.bytes for item in compiled.fixed if item.kind == "kept"),
+            "weights": sum(item.bytes for item in compiled.fixed_buffers if item.kind == "weight"),
+            "constants": sum(
+                item.bytes for item in compiled.fixed_buffers if item.kind == "constant"
+            ),
+            "computed once": sum(
+                item.bytes for item in compiled.fixed_buffers if item.kind == "kept"
+            ),
         },
         "symbols": list(compiled.symbols),
     }

@@ -250,13 +250,13 @@ class CustomOp:
         return Dim(dim).substitute(sizes)
 
     def _result_type(
-        self, output: TemplateType, device: DeviceRef, bound: Mapping[str, Any]
+        self, output: TemplateType, device: DeviceRef, arguments: Mapping[str, Any]
     ) -> TensorType:
-        sizes = {name: dim for name, dim in bound.items() if name.startswith(_SYMBOL)}
+        sizes = {name: dim for name, dim in arguments.items() if name.startswith(_SYMBOL)}
         shape = [self._resolved_size(dim).substitute(sizes) for dim in output.shape]
         dtype = output.dtype
         if isinstance(dtype, DTypeVar):
-            dtype = bound[f"dtype {dtype.name}"]
+            dtype = arguments[f"dtype {dtype.name}"]
         return TensorType(dtype, shape, device)
 
     def _checked_op(self) -> CustomOp:

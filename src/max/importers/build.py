@@ -48,7 +48,7 @@ def declared_types(
 
 
 def _declare_input(
-    model: str, name: str, type_: InputType, given: Shape | None, names: SymbolNames
+    model: str, name: str, type_: InputType, given_shape: Shape | None, names: SymbolNames
 ) -> TensorType:
     where = f"{model}: input {name!r}"
     if type_.kind != "tensor" or type_.dtype is None:
@@ -56,15 +56,16 @@ def _declare_input(
     if type_.optional:
         raise ImportFailure(f"{where} may be absent; inputs of a graph may not")
     shape = type_.shape
-    if given is not None:
+    if given_shape is not None:
         if shape is not None and (
-            len(given) != len(shape)
+            len(given_shape) != len(shape)
             or any(
-                isinstance(old, int) and old != new for old, new in zip(shape, given, strict=True)
+                isinstance(old, int) and old != new
+                for old, new in zip(shape, given_shape, strict=True)
             )
         ):
-            raise ImportFailure(f"{where} has the shape {list(shape)}, not {list(given)}")
-        shape = tuple(given)
+            raise ImportFailure(f"{where} has the shape {list(shape)}, not {list(given_shape)}")
+        shape = tuple(given_shape)
     if shape is None:
         raise ImportFailure(f"{where} has no declared rank; give its shape")
     return TensorType(type_.dtype, names.dims(name, shape), DeviceRef.CPU())

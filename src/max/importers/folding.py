@@ -63,7 +63,7 @@ def _with_size_type(results: Any, first: Imported) -> Any:
     return results
 
 
-def _interpret(node: Node, table: OpTable, known: list[Imported]) -> Any:
+def _interpret(node: Node, table: OpTable, arguments: list[Imported]) -> Any:
     """The results of a node, as the interpreter computes them; None if there is no function, or they are large."""
     entry = table.ops.get(node.source.full_name)
     if entry is None:
@@ -92,7 +92,7 @@ def _interpret(node: Node, table: OpTable, known: list[Imported]) -> Any:
             arrays = _interpreter.run(graph, [])
     except (MissingContents, HostNode, Unsupported, NotImplementedError, ValueError, TypeError):
         return None
-    del known
+    del arguments
     return tuple(np.asarray(array) for array in arrays)
 
 

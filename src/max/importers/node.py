@@ -99,7 +99,7 @@ class Node:
         """All operands as tensors of the graph; None for absent ones."""
         return [self.tensor(i) if self.has(i) else None for i in range(len(self.operands))]
 
-    def known(self, index: int, default: Any = None) -> Array:
+    def elements(self, index: int, default: Any = None) -> Array:
         """The elements of an operand, as numbers.
 
         Args:
@@ -118,14 +118,14 @@ class Node:
 
     def number(self, index: int, default: Any = None) -> Any:
         """The one element of an operand, as a Python number."""
-        numbers = self.known(index, default)
+        numbers = self.elements(index, default)
         if numbers.size != 1:
             raise Unsupported(f"operand {index} has {numbers.size} elements, expected one")
         return numbers.reshape(-1)[0].item()
 
     def ints(self, index: int, default: Sequence[int] | None = None) -> list[int]:
         """The elements of an operand of integers, as a list."""
-        numbers = self.known(index, default)
+        numbers = self.elements(index, default)
         return [int(number) for number in numbers.reshape(-1)]
 
     def sizes(self, index: int) -> list[Dim]:

@@ -66,7 +66,7 @@ class Point:
 
     Args:
         nodes: The nodes behind it.
-        known: Values that are known at import, by name.
+        known_values: Values that are known at import, by name.
         source: The model.
         structural: Names of values whose elements its segments must know.
         is_symbolic: Whether inputs have their declared types, with symbols for dynamic sizes.
@@ -76,7 +76,7 @@ class Point:
     def __init__(
         self,
         nodes: Sequence[SourceNode],
-        known: Mapping[str, Value],
+        known_values: Mapping[str, Value],
         source: SourceGraph,
         structural: frozenset[str] = frozenset(),
         is_symbolic: bool = False,
@@ -85,8 +85,8 @@ class Point:
         self.nodes = tuple(nodes)
         self.source = source
         self.live = self.after(self.nodes, source)
-        used: set[str] = set().union(*(node.used for node in self.nodes)) & self.live
-        self.known = {name: value for name, value in known.items() if name in self.live}
+        used: set[str] = set().union(*(node.names_read for node in self.nodes)) & self.live
+        self.known = {name: value for name, value in known_values.items() if name in self.live}
         self.read = frozenset(used - set(self.known))
         self._order = sorted(self.read)
         self.structural = set(structural)
@@ -102,16 +102,18 @@ class Point:
         needed = {name for name, _ in source.outputs}
         for node in reversed(nodes):
             needed.difference_update(node.outputs)
-            needed |= node.used
+            needed |= node.names_read
         return frozenset(needed)
 
     def stored_as(self, name: str) -> str:
         """The narrow type that the elements of a model's input have."""
         return next((type_.stored_as for other, type_ in self.source.inputs if other == name), "")
 
-    def next(self, nodes: Sequence[SourceNode], known: Mapping[str, Value], cut: Cut) -> Point:
+    def next(
+        self, nodes: Sequence[SourceNode], known_values: Mapping[str, Value], cut: Cut
+    ) -> Point:
         """The point behind a segment of this one."""
-        return Point(nodes, known, self.source, cut.structural, False, self.number + 1)
+        return Point(nodes, known_values, self.source, cut.structural, False, self.number + 1)
 
     def learn(
         self,
@@ -119,7 +121,7 @@ class Point:
         name: str,
         inputs: set[str],
         values: Mapping[str, Any],
-        staged: Sequence[SourceNode] = (),
+        staged_nodes: Sequence[SourceNode] = (),
     ) -> None:
         """Remembers that a node needs the elements of a value, or its sizes.
 
@@ -128,7 +130,7 @@ class Point:
             name: The value.
             inputs: The names of the segment's inputs.
             values: The values by name.
-            staged: The nodes of the segment before this one.
+            staged_nodes: The nodes of the segment before this one.
 
         Raises:
             Rebuild: Always, unless it is known to be of no use.
@@ -148,7 +150,7 @@ class Point:
             if self.is_symbolic and not value.is_static:
                 self.is_symbolic = False
             else:
-                self._learn_computed(node, name, self._deciding(name, inputs, values, staged))
+                self._learn_computed(node, name, self._deciding(name, inputs, values, staged_nodes))
         elif node.bodies:
             self.cuts[node.outputs] = Cut(host=True)
         elif self.is_symbolic:
@@ -172,14 +174,14 @@ class Point:
         name: str,
         inputs: set[str],
         values: Mapping[str, Any],
-        staged: Sequence[SourceNode],
+        staged_nodes: Sequence[SourceNode],
     ) -> frozenset[str] | None:
         """The inputs that decide about a value, if they are a few integers or flags, and `_SIZES` for sizes of tensors.
 
         Returns:
             Their names; None if other inputs decide.
         """
-        producers = {output: node for node in staged for output in node.outputs if output}
+        producers = {output: node for node in staged_nodes for output in node.outputs if output}
         deciding: set[str] = set()
         todo, seen = [name], {name}
         while todo and len(seen) <= _MOST_STEPS:
@@ -194,7 +196,7 @@ class Point:
                 if node.op in _SIZE_OPS:
                     deciding.add(_SIZES)
                     continue
-                fresh = node.used - seen
+                fresh = node.names_read - seen
                 seen |= fresh
                 todo.extend(fresh)
             elif not isinstance(value := values.get(current), Imported) or value.contents is None:

@@ -59,7 +59,7 @@ class HostCall(Node):
             arguments: The values of its inputs.
         """
         program = self._program.of_body(body)
-        feeds = {name: self._env[name] for name in body.captured}
+        feeds = {name: self._env[name] for name in body.captured_names}
         names = [name for name, _ in body.inputs]
         return program.run({**feeds, **dict(zip(names, arguments, strict=True))})
 
@@ -95,7 +95,7 @@ class Program:
         self.source = source
         self.framework = framework
         self.session = session
-        can = is_symbolic and not source.captured and all(
+        can = is_symbolic and not source.captured_names and all(
             type_.kind == "tensor" and not type_.optional and type_.shape is not None
             for _, type_ in source.inputs
         )  # fmt: skip
@@ -189,7 +189,9 @@ class Program:
         operands = [env[name] if name else None for name in node.inputs]
         function = self.framework.table.hosts.get(node.full_name)
         if function is None:
-            raise ImportFailure(f"{Walker.described(node)}: cannot be staged, whatever is known")
+            raise ImportFailure(
+                f"{Walker.describe_node(node)}: cannot be staged, whatever is known"
+            )
         with np.errstate(all="ignore"):
             results = function(HostCall(node, operands, self, env), *operands)
         listed = results if isinstance(results, tuple) else (results,)

@@ -190,7 +190,7 @@ def _walk(
 
 
 def _results(
-    needed: frozenset[str],
+    needed_names: frozenset[str],
     values: Mapping[str, Any],
     before: Mapping[str, Value],
     point: Point,
@@ -210,7 +210,7 @@ def _results(
             outputs.append(tensor)
         return numbers[id(tensor)]
 
-    for name in needed:
+    for name in needed_names:
         if name not in values:
             # an output that was complete before
             continue

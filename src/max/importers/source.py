@@ -72,9 +72,9 @@ class SourceNode:
         return [value for value in self.attributes.values() if isinstance(value, SourceGraph)]
 
     @cached_property
-    def used(self) -> frozenset[str]:
+    def names_read(self) -> frozenset[str]:
         """The names that the node reads: its operands, and what its bodies capture."""
-        captured = [body.captured for body in self.bodies]
+        captured = [body.captured_names for body in self.bodies]
         return frozenset(name for name in self.inputs if name).union(*captured)
 
 
@@ -99,16 +99,16 @@ class SourceGraph:
     file: str = "model"
 
     @cached_property
-    def captured(self) -> frozenset[str]:
+    def captured_names(self) -> frozenset[str]:
         """The names of enclosing graphs that the graph and its bodies read."""
         defined = {name for name, _ in self.inputs} | set(self.constants)
         read: set[str] = set()
         for node in self.nodes:
-            read |= node.used - defined
+            read |= node.names_read - defined
             defined |= set(node.outputs)
         return frozenset(read | {name for name, _ in self.outputs if name not in defined})
 
-    def renamed(self, prefix: str, bound: Mapping[str, str]) -> SourceGraph:
+    def with_prefix(self, prefix: str, bound: Mapping[str, str]) -> SourceGraph:
         """The graph with a prefix for the names that it defines.
 
         Args:
@@ -139,7 +139,9 @@ class SourceGraph:
         """
         own = {name for name, _ in self.inputs} | set(self.constants)
         own |= {name for node in self.nodes for name in node.outputs}
-        outer = {name: names[name] for name in self.captured if name in names and name not in own}
+        outer = {
+            name: names[name] for name in self.captured_names if name in names and name not in own
+        }
         if not outer:
             return self
         return replace(

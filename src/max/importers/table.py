@@ -42,7 +42,8 @@ class OpTable:
 
     A function of `op` stages graph ops and returns the result, or a tuple of several: tensors, or arrays of what is
     known without a run. With a parameter besides the node it takes the operands as tensors (None for an absent
-    one); with the node alone it asks the node for what it needs (`node.tensor(0)`, `node.sizes(1)`, `node.known(2)`).
+    one); with the node alone it asks the node for what it needs (`node.tensor(0)`, `node.sizes(1)`,
+    `node.elements(2)`).
 
     A function of `fold` computes known results from known operands, arrays that may have dimensions among their
     elements; it returns None if it cannot.

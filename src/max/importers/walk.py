@@ -114,9 +114,9 @@ class Walker:
             self._set_missing(source)
             return ()
         node = Node(source, operands, self)
-        with self._located(source):
+        with self._at_node(source):
             try:
-                return self._staged(node)
+                return self._stage_node(node)
             except (MissingContents, HostNode) as need:
                 if not self._gathers:
                     raise
@@ -133,14 +133,14 @@ class Walker:
             except (ValueError, TypeError, IndexError, OverflowError, KeyError) as error:
                 if not self._gathers:
                     raise ImportFailure(
-                        f"{self.name}: {self.described(source)}: {error}"
+                        f"{self.name}: {self.describe_node(source)}: {error}"
                     ) from error
                 self._problem(source, str(error))
         self._set_missing(source)
         return ()
 
     def _problem(self, source: SourceNode, reason: str, needs_run: bool = False) -> None:
-        problem = Problem(self.described(source), source.full_name, reason, needs_run)
+        problem = Problem(self.describe_node(source), source.full_name, reason, needs_run)
         if not self._gathers:
             raise UnsupportedOpsError(self.name, [problem])
         self.problems.append(problem)
@@ -162,19 +162,19 @@ class Walker:
             raise UnsupportedOpsError(self.name, self.problems, hint)
 
     @staticmethod
-    def described(source: SourceNode) -> str:
+    def describe_node(source: SourceNode) -> str:
         """A node for messages: its position, op and name."""
         label = f" {source.label!r}" if source.label else ""
         return f"node {source.number} ({source.full_name}{label})"
 
     @contextmanager
-    def _located(self, source: SourceNode) -> Any:
+    def _at_node(self, source: SourceNode) -> Any:
         graph = Graph.current
         label = (source.label or source.full_name).replace("\n", " ")
         with graph.at_place(self.file, source.number), graph.profile_scope(label):
             yield
 
-    def _staged(self, node: Node) -> Sequence[SourceNode]:
+    def _stage_node(self, node: Node) -> Sequence[SourceNode]:
         source = node.source
         table = self.framework.table
         results = folding.fold_node(node, table)
@@ -189,12 +189,12 @@ class Walker:
             elif source.full_name in table.hosts:
                 raise HostNode("runs between graphs, not in one")
         if isinstance(results, SourceGraph):
-            return self.spliced(source, results)
+            return self.splice_graph(source, results)
         if results is None:
             expanded = self.framework.expand(node)
             if expanded is None:
                 raise Unsupported(f"the op {source.full_name} is not known")
-            return self.spliced(source, expanded)
+            return self.splice_graph(source, expanded)
         self.define(source, results)
         return ()
 
@@ -207,11 +207,11 @@ class Walker:
             if name:
                 self.values[name] = as_value(result)
 
-    def spliced(self, source: SourceNode, graph: SourceGraph) -> list[SourceNode]:
+    def splice_graph(self, source: SourceNode, graph: SourceGraph) -> list[SourceNode]:
         """The nodes of a graph that stands for a node: its inputs are the node's operands, its outputs the results."""
         if source.depth >= _DEEPEST:
             raise ModelFileError(
-                f"{self.name}: {self.described(source)} is expanded deeper than {_DEEPEST}: a function calls itself"
+                f"{self.name}: {self.describe_node(source)} is expanded deeper than {_DEEPEST}: a function calls itself"
             )
         self._expansions += 1
         self._spliced += 1
@@ -222,7 +222,7 @@ class Walker:
             name: source.inputs[i] if i < len(source.inputs) else ""
             for i, (name, _) in enumerate(graph.inputs)
         }
-        inner = graph.renamed(prefix, bound)
+        inner = graph.with_prefix(prefix, bound)
         for name, array in inner.constants.items():
             self.values[name] = Imported(contents=array)
         copies = [

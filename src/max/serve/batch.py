@@ -213,11 +213,11 @@ async def run_batch(
         BatchStoppedError: No engine runs any more.
     """
 
-    async def nothing(stored: object) -> Any:
+    async def load_nothing(stored: object) -> Any:
         raise RuntimeError("a batch has one model")
 
     model = await load_model(settings.served_model_name, settings, worker, start_worker)
-    pool = ModelPool(dict, nothing, PoolLimits())
+    pool = ModelPool(dict, load_nothing, PoolLimits())
     pool.pin(model)
     try:
         app = build_app(ServerState(settings, ServerMetrics(), pool))

@@ -63,7 +63,7 @@ class BatchOutput:
         self._file.close()
 
     @property
-    def left(self) -> list[BatchRequest]:
+    def unanswered_requests(self) -> list[BatchRequest]:
         """The requests without an answer."""
         return [each for each in self._requests if each.custom_id not in self.answered]
 

@@ -64,7 +64,7 @@ class _Support:
         return node.op == "call_function" and (name == "getitem" or name in TABLE.ops)
 
 
-def _compiled(module: torch.fx.GraphModule, inputs: Sequence[Any], found: Explanation) -> Any:
+def _compile_module(module: torch.fx.GraphModule, inputs: Sequence[Any], found: Explanation) -> Any:
     """A functional graph, of which the parts that have functions run in MAX."""
     support = _Support()
     missing = [
@@ -151,7 +151,7 @@ def max_backend(
         _warn_of_gradients()
         found.left.append(("graph", "", "gradients are needed"))
         return module.forward
-    compile_ = partial(_compiled, found=found)
+    compile_ = partial(_compile_module, found=found)
     with torch.no_grad():
         return aot_autograd(fw_compiler=compile_, decompositions=core_aten_decompositions())(
             module, inputs

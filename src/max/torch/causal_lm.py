@@ -64,12 +64,12 @@ class CausalLM:
         session = InferenceSession() if session is None else session
         model.train(False).requires_grad_(False)
         with torch.no_grad():
-            step, graph = _exported(model, max_length)
+            step, graph = _export_step(model, max_length)
             self._empty = [Tensor.from_numpy(array_of("cache", state)) for state in step.empty]
             self._step = session.load(graph)
             self._prompt = None
             try:
-                _, graph = _exported(model, max_length, is_prompt=True, has_mask=step.has_mask)
+                _, graph = _export_step(model, max_length, is_prompt=True, has_mask=step.has_mask)
                 self._prompt = session.load(graph)
             except ImportFailure as error:
                 logger.info("the tokens of prompts run one by one: %s", error)
@@ -248,7 +248,7 @@ def _set(container: Any, name: Any, value: torch.Tensor) -> None:
         setattr(container, name, value)
 
 
-def _exported(
+def _export_step(
     model: torch.nn.Module, max_length: int, is_prompt: bool = False, has_mask: bool | None = None
 ) -> tuple[_Step, Graph]:
     """A program of the model, as a module and as a graph.

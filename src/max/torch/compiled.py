@@ -156,13 +156,13 @@ class CompiledGraph:
         run = self._run
         if run is None:
             with self._lock:
-                run = self._run = self._run or self._staged(args)
+                run = self._run = self._run or self._stage_call(args)
         return run(*args)
 
-    def _staged(self, args: Sequence[Any]) -> Callable[..., Any]:
+    def _stage_call(self, args: Sequence[Any]) -> Callable[..., Any]:
         nodes = [node for node in self._module.graph.nodes if node.op == "call_function"]
         try:
-            run = self._loaded(args)
+            run = self._load_graph(args)
         except (UnsupportedOpsError, ValueError, TypeError, NotImplementedError) as error:
             if isinstance(error, UnsupportedOpsError):
                 for problem in error.problems:
@@ -174,7 +174,7 @@ class CompiledGraph:
         self._taken(sum(op_name(node) != "getitem" for node in nodes))
         return run
 
-    def _loaded(self, args: Sequence[Any]) -> Callable[..., Any]:
+    def _load_graph(self, args: Sequence[Any]) -> Callable[..., Any]:
         graph = self._module.graph
         (results,) = graph.find_nodes(op="output")[0].args
         single = isinstance(results, torch.fx.Node)

@@ -70,7 +70,7 @@ def from_script(
     )
     for size in _SIZES if is_dynamic else _SIZES[:1]:
         try:
-            return from_exported(_exported(program, given, size), name)
+            return from_exported(_export_program(program, given, size), name)
         except ImportFailure:
             raise
         except Exception as failure:
@@ -93,7 +93,7 @@ def _complete(program: ScriptProgram, inputs: Sequence[Any]) -> list[Any]:
     return [*given, *missing]
 
 
-def _exported(program: ScriptProgram, given: Sequence[Any], size: int) -> Any:
+def _export_program(program: ScriptProgram, given: Sequence[Any], size: int) -> Any:
     named: dict[str, Any] = {}
     args: list[Any] = []
     dynamic: list[Any] = []
@@ -181,15 +181,15 @@ class ScriptedModule:
             if key not in self._graphs:
                 if len(self._graphs) >= self._MOST_GRAPHS:
                     del self._graphs[next(iter(self._graphs))]
-                self._graphs[key] = self._compiled(given)
+                self._graphs[key] = self._compile_call(given)
             model, final, out_spec = self._graphs[key]
             tensors = [x.detach().contiguous() for x in leaves if isinstance(x, torch.Tensor)]
             results = [tensor_of(r) for r in model.execute(*map(view_of, tensors))]
-            return self._finished(results, final, out_spec)
+            return self._method_result(results, final, out_spec)
 
-    def _compiled(self, given: Sequence[Any]) -> tuple[Model, dict[str, Any], Any]:
+    def _compile_call(self, given: Sequence[Any]) -> tuple[Model, dict[str, Any], Any]:
         try:
-            exported = _exported(self._program, given, 0)
+            exported = _export_program(self._program, given, 0)
         except (ImportFailure, ModelFileError):
             raise
         except Exception as error:
@@ -201,7 +201,9 @@ class ScriptedModule:
         model = self._session.load(from_exported(exported))
         return model, final, exported
 
-    def _finished(self, results: list[torch.Tensor], final: dict[str, Any], exported: Any) -> Any:
+    def _method_result(
+        self, results: list[torch.Tensor], final: dict[str, Any], exported: Any
+    ) -> Any:
         """The method's result; the state is set."""
         outputs = [spec.arg for spec in exported.graph_signature.output_specs]
         taken = iter(results)

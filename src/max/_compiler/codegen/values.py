@@ -114,18 +114,18 @@ class ValueWriter:
         (self.names if self.scope is None else self.scope)[i] = name
         return name
 
-    def operand(self, i: int, vector: bool, stored: DType | None = None) -> str:
+    def operand(self, i: int, vector: bool, stored_dtype: DType | None = None) -> str:
         """A value as an operand.
 
         Args:
             i: The value.
             vector: Whether the operand must be a vector.
-            stored: The dtype in memory if the operand is stored. A value that was rounded to it is used in its narrow
-                form, without widening and rounding again.
+            stored_dtype: The dtype in memory if the operand is stored. A value that was rounded to it is used in its
+                narrow form, without widening and rounding again.
         """
         text = self.value(i)
         narrow, dtype = self._narrow.get(text, (text, None))
-        if dtype is not None and dtype is stored:
+        if dtype is not None and dtype is stored_dtype:
             text = narrow
         return f"k.splat({text}, {self.lanes})" if vector and not self.is_vector(i) else text
 

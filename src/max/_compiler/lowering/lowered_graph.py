@@ -278,6 +278,6 @@ def symbols_computed_by(step: Step) -> tuple[str, ...]:
     return step.reveals if isinstance(step, CallStep) else ()
 
 
-def computed_symbols(lowered: LoweredGraph) -> list[str]:
+def computed_symbols(lowered_graph: LoweredGraph) -> list[str]:
     """The symbols whose values a graph or its callees compute at run time."""
-    return [symbol for step in lowered.steps for symbol in symbols_computed_by(step)]
+    return [symbol for step in lowered_graph.steps for symbol in symbols_computed_by(step)]

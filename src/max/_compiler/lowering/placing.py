@@ -160,11 +160,11 @@ class Placing:
         buffer = Buffer("temp", size, device=self.device)
         return Place(self.buffer(buffer), Layout.contiguous(shape), workspace.dtype)
 
-    def bound_address(self, bound: BufferBound) -> Pointer:
+    def bound_address(self, limit: BufferBound) -> Pointer:
         """The start or end address of a buffer."""
         # for kernels that check each address against the ends of their buffers
-        size = self.lowered.buffers[bound.buffer].bytes
-        return Pointer(bound.buffer, size if bound.end else 0)
+        size = self.lowered.buffers[limit.buffer].bytes
+        return Pointer(limit.buffer, size if limit.end else 0)
 
     def launch(
         self,

@@ -138,11 +138,13 @@ def _reads_hoisted(op: MoOp, user: object, views: dict[object, Layout]) -> bool:
     return not layout.is_contiguous and isinstance(user, MoOp) and needs_contiguous(user)
 
 
-def _build(block: Block, ops: list[MoOp], hoisted: list[MoOp], views: dict[object, Layout]) -> None:
+def _build(
+    block: Block, ops: list[MoOp], hoisted_ops: list[MoOp], views: dict[object, Layout]
+) -> None:
     """Moves the hoisted ops into a new `mok.once`, after the weights that it reads."""
-    inside = set(hoisted)
+    inside = set(hoisted_ops)
     inputs: list[SSAValue] = []
-    for op in hoisted:
+    for op in hoisted_ops:
         for operand in op.operands:
             if (
                 operand.owner not in inside
@@ -152,7 +154,7 @@ def _build(block: Block, ops: list[MoOp], hoisted: list[MoOp], views: dict[objec
                 inputs.append(operand)
     body = builtin.Block(arg_types=[value.type for value in inputs])
     mapper: dict[SSAValue, SSAValue] = dict(zip(inputs, body.args, strict=True))
-    for op in hoisted:
+    for op in hoisted_ops:
         for operand in op.operands:
             if operand not in mapper:  # a constant: copied into the body
                 assert isinstance(operand.owner, MoOp)
@@ -160,7 +162,7 @@ def _build(block: Block, ops: list[MoOp], hoisted: list[MoOp], views: dict[objec
         body.add_op(op.clone(mapper))
     results = [
         result
-        for op in hoisted
+        for op in hoisted_ops
         for result in op.results
         if any(
             _reads_hoisted(op, use.operation, views)
@@ -181,7 +183,7 @@ def _build(block: Block, ops: list[MoOp], hoisted: list[MoOp], views: dict[objec
     for old, new in zip(results, once.results, strict=True):
         old.replace_all_uses_with(new)
     # users first: their operands lose their last use
-    for op in reversed(hoisted):
+    for op in reversed(hoisted_ops):
         if all(result.first_use is None for result in op.results):
             op.detach()
             op.erase()

@@ -138,22 +138,25 @@ def computed_sizes(block: Block, ops: Iterable[MoOp]) -> dict[str, MoOp]:
     return computed
 
 
-def size_dependencies(op: MoOp, computed: dict[str, MoOp]) -> set[MoOp]:
+def size_dependencies(op: MoOp, producers: dict[str, MoOp]) -> set[MoOp]:
     """The ops that discover the sizes that an op needs, and must precede it."""
     dependencies: set[MoOp] = set()
     for inner in op.walk():
         for value in (*inner.results, *inner.operands):
             if isinstance(value.type, ShapedType):
                 dependencies.update(
-                    computed[name]
+                    producers[name]
                     for dim in value.type.shape
                     for name in dim.symbols
-                    if name in computed
+                    if name in producers
                 )
         for attr in inner.attributes.values():
             if isinstance(attr, ShapeAttr):
                 dependencies.update(
-                    computed[name] for dim in attr.data for name in dim.symbols if name in computed
+                    producers[name]
+                    for dim in attr.data
+                    for name in dim.symbols
+                    if name in producers
                 )
     return dependencies - {op}
 

@@ -97,7 +97,7 @@ class _Resolver:
                 _substitute(op, resolved)
             self.check(op, graph, defined)
 
-    def sizes_named_by(self, op: MoOp, defined: set[str]) -> Env:
+    def sizes_named_by(self, op: MoOp, defined_symbols: set[str]) -> Env:
         """The expressions of the symbols that an op's results introduce."""
         resolved: Env = {}
         for result, computed in zip(op.results, self.computed_shapes(op), strict=False):
@@ -105,10 +105,10 @@ class _Resolver:
                 continue
             for dim, size in zip(result.type.shape, computed, strict=True):
                 name = dim.symbol_name
-                if name is None or name in defined or name in resolved:
+                if name is None or name in defined_symbols or name in resolved:
                     continue
                 # an expression over a size that nothing defines yet would not help
-                if defined.issuperset(size.symbols):
+                if defined_symbols.issuperset(size.symbols):
                     resolved[name] = size
         return resolved
 
@@ -125,19 +125,19 @@ class _Resolver:
             return [_shape(substitute_type(t, env)) for t in callee.output_types]
         return []
 
-    def check(self, op: MoOp, graph: GraphOp, defined: set[str]) -> None:
-        """Adds the symbols that an op computes to `defined`; all other symbols must be defined."""
+    def check(self, op: MoOp, graph: GraphOp, defined_symbols: set[str]) -> None:
+        """Adds the symbols that an op computes to `defined_symbols`; all other symbols must be defined."""
         computes = op.spec.size_rule != "" or isinstance(op, CallOp)
         for result in op.results:
             for dim in _shape(result.type):
-                undefined = set(dim.symbols) - defined
+                undefined = set(dim.symbols) - defined_symbols
                 # an op may give a new size a name; a product of sizes has none
                 if undefined and not (computes and dim.symbol_name is not None):
                     raise UnsupportedOpError(
                         f"{op.name}: the size {dim} of its result does not follow from the inputs of "
                         f"{graph.sym_name}"
                     )
-                defined |= undefined
+                defined_symbols |= undefined
 
 
 def _shape(type_: Attribute) -> tuple[DimExpr, ...]:

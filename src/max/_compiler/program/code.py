@@ -84,12 +84,12 @@ class Check:
             DimExpr.of(self.actual), DimExpr.of(self.required), self.message, self.exact
         )
 
-    def failure(self, actual: int, required: int) -> str | None:
+    def failure(self, actual: int, required_value: int) -> str | None:
         """The error message if the values do not meet the condition, else None."""
         # this runs for each new set of sizes: the `Condition` is built only for the message
-        if actual == required if self.exact else actual >= required:
+        if actual == required_value if self.exact else actual >= required_value:
             return None
-        return self.condition.text(actual, required)
+        return self.condition.text(actual, required_value)
 
 
 class ValueCode(NamedTuple):
@@ -255,7 +255,7 @@ class Compiled:
     once: list[ProgramCode]
     main: ProgramCode
     later: list[ProgramCode]
-    fixed: list[FixedBuffer]
+    fixed_buffers: list[FixedBuffer]
     kernels: list[dict[str, KernelInfo]]
     guarded: bool = False
 

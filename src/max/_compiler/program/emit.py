@@ -41,13 +41,13 @@ class _Emitter:
         labels: Sequence[int],
         plan: MemoryPlan,
         segment: int,
-        fixed: dict[int, int],
+        fixed_table: dict[int, int],
         bases: BaseLayout,
     ) -> None:
         self.labels = labels
         self.buffers = flat.buffers
         self.plan = plan
-        self.fixed = fixed
+        self.fixed = fixed_table
         self.code = ProgramCode(segment)
         self.numbers: dict[ValueCode, int] = {}
         # value 0 is 0: the base of constants
@@ -162,10 +162,10 @@ class _Emitter:
             return SlotCode(code.value, code.addend + self.block_offset[block])
         return self.code_of(arena, self.block_number[block], slot.offset, -1)
 
-    def code_of(self, base: int, block: int, size: Size, fixed: int) -> SlotCode:
+    def code_of(self, base: int, block: int, size: Size, index: int) -> SlotCode:
         if isinstance(size, int):
-            return SlotCode(self.value(ValueCode(base, block, 0)), size, fixed)
-        return SlotCode(self.value(ValueCode(base, block, size)), 0, fixed)
+            return SlotCode(self.value(ValueCode(base, block, 0)), size, index)
+        return SlotCode(self.value(ValueCode(base, block, size)), 0, index)
 
 
 def _fixed_buffer(buffer: Buffer) -> FixedBuffer:
@@ -239,7 +239,7 @@ def emit(
         once=once,
         main=parts[0],
         later=parts[1:],
-        fixed=table,
+        fixed_buffers=table,
         kernels=[
             {key: info for key, info in table.items() if key in keys}
             for table, keys in zip(kernels, used, strict=True)
@@ -255,7 +255,7 @@ def _symbols(*sizes: Size) -> set[str]:
 def _segments(
     flat: Flat,
     sequence: _LaunchList,
-    fixed: dict[int, int],
+    fixed_table: dict[int, int],
     layout: BaseLayout,
     outputs: Sequence[TensorInfo],
     symbols: dict[str, None],
@@ -278,7 +278,7 @@ def _segments(
     checks_left = list(sequence.checks)
     parts: list[ProgramCode] = []
     for segment, (start, end) in enumerate(zip(starts, ends, strict=True)):
-        emitter = _Emitter(flat, sequence.labels, plan, segment, fixed, layout)
+        emitter = _Emitter(flat, sequence.labels, plan, segment, fixed_table, layout)
         code = emitter.code
         if start < end:
             code.device = launches[start].device

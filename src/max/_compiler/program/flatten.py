@@ -89,7 +89,7 @@ class _Flattener:
 
     def instantiate(
         self,
-        lowered: LoweredGraph,
+        callee: LoweredGraph,
         places: dict[int, Pointer],
         env: Mapping[str, Size],
         prefix: str,
@@ -99,7 +99,7 @@ class _Flattener:
         """Adds the launches of a lowered graph.
 
         Args:
-            lowered: The callee.
+            callee: The callee.
             places: The program's memory for its inputs and outputs; its other buffers are added.
             env: The values of its symbols.
             prefix: The prefix of the names of its weights and launches.
@@ -111,25 +111,25 @@ class _Flattener:
             The values of its symbols, including those that it computes.
         """
         # each call of a graph computes sizes of its own: equal names of two calls would be one symbol
-        env = {**env, **self.names_of_computed_sizes(lowered, names or {})}
-        for index, buffer in enumerate(lowered.buffers):
+        env = {**env, **self.names_of_computed_sizes(callee, names or {})}
+        for index, buffer in enumerate(callee.buffers):
             # buffers that callers pass are theirs; the others are new for each call
             if index not in places:
                 places[index] = Pointer(self.add(buffer, env, prefix))
-        for step in lowered.once:
+        for step in callee.once:
             if isinstance(step, Launch):
                 self.add_once(self.bind_launch(step, places, env, prefix))
             else:
                 position = len(self.flat.once)
                 self.flat.once_host_steps.append((position, self.bind_host_step(step, places, env)))
-        checks = self.bind_checks(lowered.checks, env, prefix)
+        checks = self.bind_checks(callee.checks, env, prefix)
         # checks of sizes that the callee computes wait for the step that does
-        unknown = {str(env[symbol]) for symbol in computed_symbols(lowered) if conditional}
+        unknown = {str(env[symbol]) for symbol in computed_symbols(callee) if conditional}
         if conditional:
             checks = self.check_launches(checks, unknown)
         else:
             self.flat.checks += checks
-        for step in lowered.steps:
+        for step in callee.steps:
             if isinstance(step, Launch):
                 self.add_launch(self.bind_launch(step, places, env, prefix))
             elif isinstance(step, HostStep):
@@ -366,11 +366,11 @@ class _Flattener:
             self.flat.checks += agreement
 
     def names_of_computed_sizes(
-        self, lowered: LoweredGraph, names: Mapping[str, Size]
+        self, lowered_graph: LoweredGraph, names: Mapping[str, Size]
     ) -> dict[str, Size]:
         """Unique names for the symbols that a lowered graph computes: each call computes its own sizes."""
         named: dict[str, Size] = dict(names)
-        for symbol in computed_symbols(lowered):
+        for symbol in computed_symbols(lowered_graph):
             if symbol not in names:
                 name, number = symbol, 0
                 while name in self.used_names:

@@ -64,11 +64,11 @@ class FixedMemory:
         self.addresses: list[int] = []
         self.casts: dict[int, weight_files.LaterCast] = {}
         self._owners: dict[int, object] = {}
-        on_host = [backends[item.device].shares_host_memory for item in compiled.fixed]
+        on_host = [backends[item.device].shares_host_memory for item in compiled.fixed_buffers]
         # one allocation for results computed once on the CPU, so that it gets huge pages
         sizes = [
             -(-item.bytes // ALIGNMENT) * ALIGNMENT
-            for item, host in zip(compiled.fixed, on_host, strict=True)
+            for item, host in zip(compiled.fixed_buffers, on_host, strict=True)
             if item.kind == "kept" and host
         ]
         num_bytes = 0 if compiled.guarded else sum(sizes)
@@ -76,7 +76,7 @@ class FixedMemory:
         self.is_computed = ready is not None
         self._kept = allocate(num_bytes) if ready is None else ready
         places = iter(accumulate(sizes, initial=self._kept.ctypes.data))
-        for index, item in enumerate(compiled.fixed):
+        for index, item in enumerate(compiled.fixed_buffers):
             if item.kind == "weight":
                 value = weights[item.name]
             elif item.kind == "constant":

@@ -126,9 +126,9 @@ class ModelLinker:
             for index in memory.casts.keys() & read:
                 self.caster.convert(memory.casts.pop(index), memory.addresses[index], mapped)
 
-        def drop(unused: Iterable[int]) -> None:
+        def drop(indices: Iterable[int]) -> None:
             # buffers that only these programs read must not be kept
-            for index in unused:
+            for index in indices:
                 memory.release(index)
 
         if memory.is_computed:

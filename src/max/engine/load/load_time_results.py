@@ -24,9 +24,9 @@ PART_BYTES = 64 << 20
 def run_once(
     compiled: Compiled,
     link: Callable[[ProgramCode], LinkedProgram],
-    fixed: Sequence[int],
+    fixed_addresses: Sequence[int],
     backends: Backends,
-    mapped: platform.MappedFiles,
+    mapped_files: platform.MappedFiles,
     prepare: Callable[[set[int]], None],
     drop: Callable[[set[int]], None],
 ) -> None:
@@ -38,9 +38,9 @@ def run_once(
     Args:
         compiled: The model.
         link: Links a part of the program.
-        fixed: The addresses of the fixed buffers.
+        fixed_addresses: The addresses of the fixed buffers.
         backends: The devices of the session.
-        mapped: The mapped files.
+        mapped_files: The mapped files.
         prepare: Called before each part with the indices of the fixed buffers that it reads.
         drop: Called after each part with the weights that later parts do not read.
     """
@@ -49,7 +49,7 @@ def run_once(
         used = set[int]().union(*(_used_buffers(part) for part in compiled.once))
         prepare(used)
         _run_segments(compiled, link)
-        drop({i for i in used - needed if compiled.fixed[i].kind == "weight"})
+        drop({i for i in used - needed if compiled.fixed_buffers[i].kind == "weight"})
         return
     (once,) = compiled.once
     arena = arena_of(backends.host)
@@ -65,7 +65,7 @@ def run_once(
         bases[compiled.bases.arena()] = address
         program.run(instance, bases.tobytes())
         for index in finished:
-            mapped.give_back(fixed[index], compiled.fixed[index].bytes)
+            mapped_files.give_back(fixed_addresses[index], compiled.fixed_buffers[index].bytes)
         drop(finished - needed)
 
 
@@ -101,7 +101,7 @@ def _parts(
     compiled: Compiled, launches: Sequence[LaunchCode]
 ) -> Iterator[tuple[list[LaunchCode], set[int], set[int]]]:
     """Splits the launches into parts; yields each with the weights that it reads, and those that it reads last."""
-    weights = {i for i, item in enumerate(compiled.fixed) if item.kind == "weight"}
+    weights = {i for i, item in enumerate(compiled.fixed_buffers) if item.kind == "weight"}
     reads = [{s.fixed for s in launch.slots} & weights for launch in launches]
     # a weight is finished at the last launch that reads it
     last = {index: n for n, read in enumerate(reads) for index in read}
@@ -115,7 +115,7 @@ def _parts(
         finished_here = {index for index in reads[n] if last[index] == n}
         finished |= finished_here
         # only weights that nothing reads any more free memory
-        size += sum(compiled.fixed[index].bytes for index in finished_here)
+        size += sum(compiled.fixed_buffers[index].bytes for index in finished_here)
         if size >= PART_BYTES or n + 1 == len(launches):
             yield part, read, finished
             part, read, finished, size = [], set[int](), set[int](), 0

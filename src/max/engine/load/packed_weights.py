@@ -131,12 +131,12 @@ class PackedCopy:
     def _footer(self) -> bytes:
         return _MAGIC + self._path.name.encode()
 
-    def write(self, packed: Array, expired: Callable[[], bool] = lambda: False) -> bool:
+    def write(self, packed: Array, is_expired: Callable[[], bool] = lambda: False) -> bool:
         """Writes the copy; returns whether that succeeded.
 
         Args:
             packed: The packed weights.
-            expired: Called before each part is written; returns whether to give up.
+            is_expired: Called before each part is written; returns whether to give up.
         """
         temporary = self._path.with_name(f".{self._path.name}.{os.getpid()}.tmp")
         try:
@@ -145,7 +145,7 @@ class PackedCopy:
                 return False
             with open(temporary, "wb") as file:
                 for start in range(0, self._num_bytes, CHUNK):
-                    if expired():
+                    if is_expired():
                         raise TimeoutError(f"{start} of {self._num_bytes} bytes in time")
                     file.write(packed.data[start : min(start + CHUNK, self._num_bytes)])
                 # last, as a file without it is not complete
@@ -227,7 +227,7 @@ def _sources(
     files = platform.MappedFiles()
     parts: list[str] = []
     for index in sorted(inputs_of(compiled)):
-        item = compiled.fixed[index]
+        item = compiled.fixed_buffers[index]
         if item.kind == "constant":
             array = constants[index]
             if array.nbytes > MOST_HASHED:

@@ -300,7 +300,7 @@ def _constants(module: mlir.ModuleOp, compiled: Compiled) -> dict[int, Array]:
     """The constants of a module by their number among the program's fixed buffers."""
     named: dict[str, Array] | None = None
     constants: dict[int, Array] = {}
-    for index, item in enumerate(compiled.fixed):
+    for index, item in enumerate(compiled.fixed_buffers):
         if item.kind != "constant":
             continue
         array = item.array

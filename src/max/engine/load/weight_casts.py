@@ -49,14 +49,14 @@ class Caster:
         return {weight.source.dtype, weight.dtype} <= _FLOATS and weight.source.is_contiguous
 
     def convert(
-        self, weight: weight_files.LaterCast, address: int, mapped: platform.MappedFiles
+        self, weight: weight_files.LaterCast, address: int, mapped_files: platform.MappedFiles
     ) -> None:
         """Casts a weight, and releases pages of mapped files after they are read.
 
         Args:
             weight: The weight.
             address: The address of the cast elements.
-            mapped: The mapped files.
+            mapped_files: The mapped files.
         """
         source = weight.source
         if not source.num_elements:
@@ -71,7 +71,7 @@ class Caster:
         bases[layout.inputs.start] = _address(source)
         bases[layout.outputs.start] = address
         program.run(instance, bases.tobytes())
-        mapped.give_back(_address(source), source.num_elements * source.dtype.size_in_bytes)
+        mapped_files.give_back(_address(source), source.num_elements * source.dtype.size_in_bytes)
 
     def _program(self, source: DType, dtype: DType) -> tuple[Compiled, LinkedProgram]:
         """The program that converts a tensor of one dtype to another; made once per pair."""

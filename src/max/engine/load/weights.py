@@ -72,7 +72,7 @@ def _names(names: list[str]) -> str:
 
 def bind_weights(
     model: str,
-    declared: Mapping[str, WeightInfo],
+    declared_weights: Mapping[str, WeightInfo],
     registry: Mapping[str, DLPackArray] | None,
     casts: Callable[[weight_files.LaterCast], bool] | None = None,
 ) -> dict[str, Tensor | weight_files.LaterCast]:
@@ -80,7 +80,7 @@ def bind_weights(
 
     Args:
         model: The model's name, for messages.
-        declared: The weights of the graph.
+        declared_weights: The weights of the graph.
         registry: Values by name: NumPy arrays, torch tensors, `Tensor`, or other DLPack arrays.
             Names that the graph does not have are ignored.
         casts: Whether the caller converts a given weight later; the other weights are converted here. None: all are.
@@ -95,10 +95,10 @@ def bind_weights(
             f"{model}: the weights_registry is a {type(registry).__name__}, expected a mapping from names to arrays"
         )
     problems: list[str] = []
-    if missing := [name for name in declared if name not in registry]:
+    if missing := [name for name in declared_weights if name not in registry]:
         problems.append(f"{len(missing)} missing: {_names(missing)}")
     tensors: dict[str, Tensor | weight_files.LaterCast] = {}
-    for name, info in declared.items():
+    for name, info in declared_weights.items():
         if name not in registry:
             continue
         value = registry[name]
@@ -119,7 +119,7 @@ def bind_weights(
             continue
         tensors[name] = tensor if tensor.is_contiguous else tensor.contiguous()
     if problems:
-        if unknown := [str(name) for name in registry if name not in declared]:
+        if unknown := [str(name) for name in registry if name not in declared_weights]:
             problems.append(f"{len(unknown)} that the graph does not have: {_names(unknown)}")
         raise ValueError(
             f"{model}: the weights_registry does not fit the graph: " + "; ".join(problems)

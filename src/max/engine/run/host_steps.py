@@ -27,14 +27,14 @@ MOST_ELEMENTS = 1 << 47
 """The most elements of a tensor: addresses have 47 bits."""
 
 
-def slot_address(slot: SlotCode, fixed: Sequence[int]) -> tuple[int, int]:
+def slot_address(slot: SlotCode, fixed_addresses: Sequence[int]) -> tuple[int, int]:
     """The value of a slot, and the number to add to it.
 
     Args:
         slot: The slot of a launch or a host step.
-        fixed: The addresses of the fixed buffers.
+        fixed_addresses: The addresses of the fixed buffers.
     """
-    return slot.value, slot.addend if slot.fixed < 0 else slot.addend + fixed[slot.fixed]
+    return slot.value, slot.addend if slot.fixed < 0 else slot.addend + fixed_addresses[slot.fixed]
 
 
 class HostSteps:
@@ -42,7 +42,7 @@ class HostSteps:
 
     Args:
         steps: The steps, in order.
-        fixed: The addresses of the fixed buffers.
+        fixed_addresses: The addresses of the fixed buffers.
         memories: The memories of the session's devices.
         style: The style of printed tensors.
     """
@@ -50,11 +50,16 @@ class HostSteps:
     def __init__(
         self,
         steps: Sequence[HostStepCode],
-        fixed: Sequence[int],
+        fixed_addresses: Sequence[int],
         memories: Sequence[DeviceMemory],
         style: print_options.PrintOptions,
     ) -> None:
-        self._steps, self._fixed, self._memories, self._style = steps, fixed, memories, style
+        self._steps, self._fixed, self._memories, self._style = (
+            steps,
+            fixed_addresses,
+            memories,
+            style,
+        )
 
     def run(self, values: npt.NDArray[np.int64], sizes_of: dict[str, int]) -> int:
         """Carries out the steps.

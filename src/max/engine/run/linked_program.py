@@ -81,8 +81,8 @@ class LinkedProgram:
     Args:
         compiled: The compiled model.
         code: The program or segment.
-        loaded: For each device its loaded kernels by key, as launches name them.
-        fixed: The addresses of the fixed buffers.
+        entry_points: For each device its loaded kernels by key, as launches name them.
+        fixed_addresses: The addresses of the fixed buffers.
         backends: The devices of the session.
         limits: The row thresholds of launches by name; launches without one keep the compiler's guess.
         locations: The locations of the staged ops, for errors.
@@ -93,24 +93,25 @@ class LinkedProgram:
         self,
         compiled: Compiled,
         code: ProgramCode,
-        loaded: Sequence[dict[str, int]],
-        fixed: Sequence[int],
+        entry_points: Sequence[dict[str, int]],
+        fixed_addresses: Sequence[int],
         backends: Backends,
         limits: Mapping[str, int] | None = None,
         locations: SourceLocations = _NO_LOCATIONS,
         printing: print_options.PrintOptions | None = None,
     ) -> None:
         self._locations = locations
-        kernels, numbers = compiled.kernels[code.device], loaded[code.device]
+        kernels, numbers = compiled.kernels[code.device], entry_points[code.device]
         launches = [
-            self._link(launch, kernels, numbers, fixed, limits or {}) for launch in code.launches
+            self._link(launch, kernels, numbers, fixed_addresses, limits or {})
+            for launch in code.launches
         ]
         used = {launch.kernel for launch in code.launches if not launch.jump}
         scratch = max((kernels[key].scratch_bytes for key in used), default=0)
         self.backend = backends[code.device]
         memories = [backend.device.memory for backend in backends]
         style = printing or print_options.PrintOptions()
-        self._host_steps = HostSteps(code.host_steps, fixed, memories, style)
+        self._host_steps = HostSteps(code.host_steps, fixed_addresses, memories, style)
         self.executor = self.backend.executor(Program(launches, len(code.values), scratch))
         self.code = code
         self.empty = all(launch.jump == "next" for launch in code.launches)
@@ -141,11 +142,11 @@ class LinkedProgram:
         launch: LaunchCode,
         kernels: Mapping[str, KernelInfo],
         numbers: Mapping[str, int],
-        fixed: Sequence[int],
+        fixed_addresses: Sequence[int],
         limits: Mapping[str, int],
     ) -> Launch:
         """The launch with the addresses of its kernel and of fixed buffers."""
-        slots = [slot_address(slot, fixed) for slot in launch.slots]
+        slots = [slot_address(slot, fixed_addresses) for slot in launch.slots]
         limit = launch.limit
         if limit is not None and limit.name in limits:
             slots[limit.slot] = (slots[limit.slot][0], limits[limit.name])

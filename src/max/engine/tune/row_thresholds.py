@@ -155,7 +155,7 @@ def _sample(compiled: Compiled, launches: Sequence[LaunchCode], tuning: Tuning) 
     """A sample of the launches, smallest weights first; empty if all of them together read little."""
     sizes = [
         sum(
-            compiled.fixed[fixed].bytes
+            compiled.fixed_buffers[fixed].bytes
             for fixed in {slot.fixed for slot in launch.slots}
             if fixed >= 0
         )

@@ -120,8 +120,8 @@ class Progress:
         if self._line is not None:
             self._line.show(text)
 
-    def _take(self, step: str, done: int, total: int) -> None:
-        self._detail = f"{step} {done}/{total}" if total else step
+    def _take(self, step: str, num_done: int, total: int) -> None:
+        self._detail = f"{step} {num_done}/{total}" if total else step
 
     def close(self) -> None:
         """Clears the line."""
@@ -199,7 +199,7 @@ class _LiveLine:
         """Draws a text that stays, and goes to the next line."""
         with self._lock:
             self._text = None
-            click.echo(f"\r\x1b[K{_cut(text)}", err=True)
+            click.echo(f"\r\x1b[K{_fit_line(text)}", err=True)
 
     def close(self) -> None:
         """Clears the line, and draws no more."""
@@ -220,10 +220,10 @@ class _LiveLine:
     def _draw(self) -> None:
         with self._lock:
             if self._text is not None:
-                click.echo(f"\r\x1b[K{_cut(self._text())}", err=True, nl=False)
+                click.echo(f"\r\x1b[K{_fit_line(self._text())}", err=True, nl=False)
 
 
-def _cut(text: str) -> str:
+def _fit_line(text: str) -> str:
     """A text that fits one line of the terminal: a longer one would not be overwritten as a whole."""
     width = shutil.get_terminal_size().columns - 1
     return text if len(text) <= width else f"{text[: max(width - 1, 0)]}…"

@@ -123,10 +123,10 @@ def quantize(
 
 
 def _merge_adapter(
-    adapter: adapters.Adapter, stored: dict[str, Any], model: Any, config: Any
+    adapter: adapters.Adapter, weights: dict[str, Any], model: Any, config: Any
 ) -> dict[str, Any]:
     """The weights of a checkpoint with an adapter."""
-    return merging.merged_weights(stored, adapter, model.weight_names, config.tie_word_embeddings)
+    return merging.merged_weights(weights, adapter, model.weight_names, config.tie_word_embeddings)
 
 
 def _write_folder(folder: Path, out: Path, adapter: adapters.Adapter) -> int:

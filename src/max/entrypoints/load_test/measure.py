@@ -189,16 +189,16 @@ def summary(samples: Sequence[Sample], rate: float) -> dict[str, Any]:
         "total_token_throughput": (output + prompt) / seconds,
         "total_input_tokens": prompt,
         "total_output_tokens": output,
-        "ttft_ms": _spread([sample.first - sample.begin for sample in good]),
-        "itl_ms": _spread([pause for sample in good for pause in sample.pauses]),
-        "tpot_ms": _spread(
+        "ttft_ms": _percentiles([sample.first - sample.begin for sample in good]),
+        "itl_ms": _percentiles([pause for sample in good for pause in sample.pauses]),
+        "tpot_ms": _percentiles(
             [(s.end - s.first) / (s.output_tokens - 1) for s in good if s.output_tokens > 1]
         ),
-        "latency_ms": _spread([sample.end - sample.begin for sample in good]),
+        "latency_ms": _percentiles([sample.end - sample.begin for sample in good]),
     }
 
 
-def _spread(seconds: Sequence[float]) -> dict[str, float]:
+def _percentiles(seconds: Sequence[float]) -> dict[str, float]:
     if not seconds:
         return {}
     ordered = sorted(1e3 * value for value in seconds)

@@ -214,10 +214,10 @@ class _Window:
         # weak references, so that a loop can free its tensors
         self._stable = [(index, weakref.ref(storage)) for index, storage in enumerate(storages)]
 
-    def add(self, storages: Sequence[driver.Tensor | None], spent: int) -> None:
+    def add(self, storages: Sequence[driver.Tensor | None], nanoseconds: int) -> None:
         """Adds a run."""
         self.left -= 1
-        self.spent += spent
+        self.spent += nanoseconds
         self._stable = [pair for pair in self._stable if pair[1]() is storages[pair[0]]]
 
     def stable(self) -> list[int]:

@@ -203,7 +203,7 @@ def _float_operand(tensors: Sequence[TensorValue]) -> TensorValue:
 
 
 def _uses(
-    steps: Sequence[Step], pattern: Pattern, start: int, introduced: set[int]
+    steps: Sequence[Step], pattern: Pattern, start: int, new_symbols: set[int]
 ) -> tuple[list[int], list[int]]:
     """The symbols that need inputs of their own: for sizes, and for numbers."""
     sizes: dict[int, None] = {}
@@ -219,7 +219,7 @@ def _uses(
                 raise VaryingNumberError(f"{name} takes a number that varies as a constant only")
             elif position.number in pattern.signed:
                 raise VaryingNumberError(f"{name} counts negative bounds from the end")
-            elif position.number not in introduced:
+            elif position.number not in new_symbols:
                 sizes[position.number] = None
         start += step.numbers
     return list(sizes), list(scalars)

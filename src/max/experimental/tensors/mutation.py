@@ -93,11 +93,11 @@ def _check(
     source: Any,
     source_cell: Cell | None,
     indices: Any,
-    selected: tuple[int, ...] | None,
+    selected_shape: tuple[int, ...] | None,
 ) -> None:
     """Stages the write into a graph that is not run, which raises the errors of wrong operands."""
     type_ = cell.type
-    shape = type_.shape if selected is None else selected
+    shape = type_.shape if selected_shape is None else selected_shape
     types: list[Any] = [BufferType(type_.dtype, shape, type_.device)]
     if source_cell is not None:
         source_type = source_cell.type

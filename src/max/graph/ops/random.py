@@ -137,11 +137,11 @@ def _integers(
     return cast(floor(cast(samples, DType.float64) * (last - first) + first), dtype)
 
 
-def _fits(bound: float, dtype: DType) -> bool:
+def _fits(limit: float, dtype: DType) -> bool:
     bits = dtype.size_in_bits
     lowest = 0 if dtype.is_unsigned_integral() else -(1 << (bits - 1))
     # the upper bound is not drawn
-    return lowest <= bound <= lowest + (1 << bits)
+    return lowest <= limit <= lowest + (1 << bits)
 
 
 def _draw(distribution: str, like: TensorType) -> TensorValue:

@@ -95,11 +95,11 @@ class GGUFWeights(HierarchicalWeights):
         )
 
 
-def _converted_weight(name: str, data: npt.NDArray[Any], stored: str) -> WeightData:
+def _converted_weight(name: str, data: npt.NDArray[Any], stored_type: str) -> WeightData:
     """Converts a weight of a type without kernels to blocks of a type with kernels, or to bfloat16."""
-    blocks = to_kernel_blocks(data, stored)
+    blocks = to_kernel_blocks(data, stored_type)
     if blocks is None:
-        values = decode_file_blocks(data, stored)
+        values = decode_file_blocks(data, stored_type)
         return WeightData.from_numpy(values, name).astype(DType.bfloat16)
     return WeightData._from_tensor(  # pyright: ignore[reportPrivateUsage]
         Tensor.from_numpy(blocks[0]), name, QuantizationEncoding(blocks[1])

@@ -134,7 +134,9 @@ def _read_index(path: Path) -> dict[str, str]:
     return shards
 
 
-def _places(files: list[SafetensorsFile], indexed: dict[str, Path]) -> dict[str, SafetensorsFile]:
+def _places(
+    files: list[SafetensorsFile], shards_by_name: dict[str, Path]
+) -> dict[str, SafetensorsFile]:
     """The file of each weight, checked against the index."""
     places: dict[str, SafetensorsFile] = {}
     for file in files:
@@ -144,7 +146,7 @@ def _places(files: list[SafetensorsFile], indexed: dict[str, Path]) -> dict[str,
                     f"{file.path}: weight {name!r} is also in {places[name].path}"
                 )
             places[name] = file
-    for name, path in indexed.items():
+    for name, path in shards_by_name.items():
         if name not in places or Path(places[name].path) != path:
             raise WeightsFileError(f"{path}: weight {name!r} is missing, but the index lists it")
     return places

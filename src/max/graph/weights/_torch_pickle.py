@@ -81,10 +81,10 @@ _MARK = _Mark()
 class _Machine:
     """The stack and the memo of a pickle."""
 
-    def __init__(self, found: Callable[[Storage], None] | None = None) -> None:
+    def __init__(self, on_storage: Callable[[Storage], None] | None = None) -> None:
         self.stack: list[Any] = []
         self.memo: dict[int, Any] = {}
-        self.found = found
+        self.found = on_storage
 
     def pop(self) -> Any:
         if not self.stack or self.stack[-1] is _MARK:
@@ -301,19 +301,19 @@ _INSTRUCTIONS: dict[int, tuple[Callable[[Bytes], Any], _Run]] = {
 _STOP = b"."[0]
 
 
-def interpret(stream: Bytes, found: Callable[[Storage], None] | None = None) -> Any:
+def interpret(stream: Bytes, on_storage: Callable[[Storage], None] | None = None) -> Any:
     """The value that a pickle describes: plain containers, with a `StoredTensor` for each tensor.
 
     Containers may contain themselves. The stream is after the pickle's last instruction then.
 
     Args:
         stream: The pickle.
-        found: Called with each storage that the pickle refers to.
+        on_storage: Called with each storage that the pickle refers to.
 
     Raises:
         PickleError: The pickle is damaged, mentions a name that no plain checkpoint has, or is too long.
     """
-    machine = _Machine(found)
+    machine = _Machine(on_storage)
     try:
         for _ in range(_MOST_INSTRUCTIONS):
             code = stream.read(1)[0]

@@ -9,7 +9,7 @@ from max.graph.type import ConvInputLayout, FilterLayout
 from max.importers.errors import Unsupported
 from max.importers.functions.indexing import pad_axes
 
-__all__ = ["Pairs", "convolution", "spread", "transposed_convolution", "with_bias"]
+__all__ = ["Pairs", "convolution", "insert_zeros", "transposed_convolution", "with_bias"]
 
 Pairs = list[tuple[int, int]]
 """The padding before and after each spatial axis."""
@@ -103,14 +103,14 @@ def _transposed_convolution(
     # the gradient of a convolution: the operand with zeros between its elements, and the filter reversed
     for axis, stride in enumerate(strides, 2):
         if stride > 1:
-            x = spread(x, axis, stride)
+            x = insert_zeros(x, axis, stride)
     flipped = weight[(slice(None), slice(None), *[slice(None, None, -1)] * n)]
     flipped = ops.permute(flipped, [1, 0, *range(2, n + 2)])
     reach = [d * (int(size) - 1) for d, size in zip(dilations, weight.shape[2:], strict=True)]
     return convolution(x, flipped, [1] * n, dilations, [(r, r) for r in reach], 1)
 
 
-def spread(x: TensorValue, axis: int, stride: int) -> TensorValue:
+def insert_zeros(x: TensorValue, axis: int, stride: int) -> TensorValue:
     """A tensor with ``stride - 1`` zeros between the elements of an axis."""
     shape = x.shape
     wide = ops.unsqueeze(x, axis + 1)

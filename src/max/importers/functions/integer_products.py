@@ -88,7 +88,7 @@ def _weight(value: Imported, axis: int) -> tuple[Array, Array] | None:
     return None if weight is None else (weight, scale)
 
 
-def _left(value: Imported) -> tuple[Codes, int, TensorValue] | None:
+def _left_codes(value: Imported) -> tuple[Codes, int, TensorValue] | None:
     """The codes of a left operand with one scale, their zero point and the scale."""
     source = quantized_of(value)
     if source is None or source.scale.dtype is not DType.float32:
@@ -115,7 +115,7 @@ def quantized_product(
     """
     if right.rank != 2:
         return None
-    x, weight = _left(left), _weight(right, 0 if transposed else 1)
+    x, weight = _left_codes(left), _weight(right, 0 if transposed else 1)
     if x is None or weight is None:
         return None
     numbers, scales = weight
@@ -133,7 +133,7 @@ def quantized_convolution(
     groups: int,
 ) -> TensorValue | None:
     """The convolution of a tensor and a filter that were dequantized, from their codes; None: in floats."""
-    x, weight = _left(image), _weight(filters, 0)
+    x, weight = _left_codes(image), _weight(filters, 0)
     if x is None or weight is None or groups != 1:
         return None
     numbers, scales = weight

@@ -85,15 +85,15 @@ def _diagonal(x: TensorValue, letters: str) -> tuple[TensorValue, str]:
 
 
 def _product(
-    x: TensorValue, a: str, y: TensorValue, b: str, needed: set[str]
+    x: TensorValue, a: str, y: TensorValue, b: str, needed_letters: set[str]
 ) -> tuple[TensorValue, str]:
     """The product of two tensors, summed over letters that nothing else needs: a batched matrix product."""
-    only_x = [c for c in a if c not in b and c not in needed]
-    only_y = [c for c in b if c not in a and c not in needed]
+    only_x = [c for c in a if c not in b and c not in needed_letters]
+    only_y = [c for c in b if c not in a and c not in needed_letters]
     x, a = _sum_letters(x, a, only_x)
     y, b = _sum_letters(y, b, only_y)
-    batch = [c for c in a if c in b and c in needed]
-    inner = [c for c in a if c in b and c not in needed]
+    batch = [c for c in a if c in b and c in needed_letters]
+    inner = [c for c in a if c in b and c not in needed_letters]
     rows, columns = [c for c in a if c not in b], [c for c in b if c not in a]
     sizes: dict[str, Dim] = {}
     for letters, tensor in ((a, x), (b, y)):
@@ -114,11 +114,15 @@ def _product(
     return ops.reshape(product, [sizes[c] for c in letters]), letters
 
 
-def _sum_letters(x: TensorValue, letters: str, gone: list[str]) -> tuple[TensorValue, str]:
-    if not gone:
+def _sum_letters(
+    x: TensorValue, letters: str, summed_letters: list[str]
+) -> tuple[TensorValue, str]:
+    if not summed_letters:
         return x, letters
-    axes = [letters.index(c) for c in gone]
-    return drop_axes(over(x, axes, ops.sum), axes), "".join(c for c in letters if c not in gone)
+    axes = [letters.index(c) for c in summed_letters]
+    return drop_axes(over(x, axes, ops.sum), axes), "".join(
+        c for c in letters if c not in summed_letters
+    )
 
 
 def _arrange_axes(

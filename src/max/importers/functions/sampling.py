@@ -53,16 +53,18 @@ class Sampler:
         self.count = count
         match mode:
             case "nearest":
-                result = self._picked([ops.round(self._moved(p, a)) for a, p in enumerate(places)])
+                result = self._pick_elements(
+                    [ops.round(self._place_inside(p, a)) for a, p in enumerate(places)]
+                )
             case "linear":
-                result = self._linear([self._moved(p, a) for a, p in enumerate(places)])
+                result = self._linear([self._place_inside(p, a) for a, p in enumerate(places)])
             case "cubic":
                 result = self._cubic(places)
             case _:
                 raise Unsupported(f"the mode is {mode!r}")
         return ops.reshape(ops.cast(result, x.dtype), [*self.lead, *spatial])
 
-    def _moved(self, place: TensorValue, axis: int) -> TensorValue:
+    def _place_inside(self, place: TensorValue, axis: int) -> TensorValue:
         """A place outside, moved to where its value comes from."""
         last = float(self.sizes[axis] - 1)
         if self.padding == "border":
@@ -77,7 +79,7 @@ class Sampler:
             return low + ops.where(rest > span, 2 * span - rest, rest)
         return place
 
-    def _picked(self, places: Sequence[TensorValue]) -> TensorValue:
+    def _pick_elements(self, places: Sequence[TensorValue]) -> TensorValue:
         """The elements at whole places; 0 outside."""
         inside: TensorValue | None = None
         index: TensorValue | None = None
@@ -106,7 +108,7 @@ class Sampler:
                 part = 1.0 - ops.abs(place - at[-1])
                 weight = part if weight is None else weight * part
             assert weight is not None
-            part = self._picked(at) * ops.cast(ops.unsqueeze(weight, 1), self.flat.dtype)
+            part = self._pick_elements(at) * ops.cast(ops.unsqueeze(weight, 1), self.flat.dtype)
             total = part if total is None else total + part
         assert total is not None
         return total
@@ -123,8 +125,8 @@ class Sampler:
                 part = cubic_weight(ops.abs(place - tap))
                 weight = part if weight is None else weight * part
             assert weight is not None
-            moved = [self._moved(tap, axis) for axis, tap in enumerate(at)]
-            part = self._picked(moved) * ops.cast(ops.unsqueeze(weight, 1), self.flat.dtype)
+            moved = [self._place_inside(tap, axis) for axis, tap in enumerate(at)]
+            part = self._pick_elements(moved) * ops.cast(ops.unsqueeze(weight, 1), self.flat.dtype)
             total = part if total is None else total + part
         assert total is not None
         return total

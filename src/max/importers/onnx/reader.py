@@ -164,7 +164,7 @@ class GraphReader:
         nodes = self.nodes(proto.node, depth)
         defined = [*constants, *(name for name, _ in inputs)]
         if depth == 0:
-            nodes = self._sorted(nodes, defined)
+            nodes = self._sort_nodes(nodes, defined)
             self._check_outputs(nodes, defined, [name for name, _ in outputs])
         return SourceGraph(
             proto.name or "main", tuple(inputs), tuple(outputs), tuple(nodes), constants, self._file
@@ -250,10 +250,12 @@ class GraphReader:
             raise ModelFileError(f"{self._file}: a sparse tensor: {error}") from error
         return dense.reshape(shape)
 
-    def _sorted(self, nodes: list[SourceNode], defined: Iterable[str]) -> list[SourceNode]:
+    def _sort_nodes(
+        self, nodes: list[SourceNode], defined_names: Iterable[str]
+    ) -> list[SourceNode]:
         """The nodes behind those whose results they use; mostly as they are."""
         maker: dict[str, int] = {}
-        known = set(defined)
+        known = set(defined_names)
         for index, node in enumerate(nodes):
             for name in node.outputs:
                 if name and (name in maker or name in known):
@@ -263,9 +265,11 @@ class GraphReader:
         ready = set(known)
         if all(_is_ready(node, ready) for node in nodes):
             return nodes
-        uses = [{maker[name] for name in node.used if name in maker} for node in nodes]
+        uses = [{maker[name] for name in node.names_read if name in maker} for node in nodes]
         for index, node in enumerate(nodes):
-            unknown = sorted(name for name in node.used if name not in maker and name not in known)
+            unknown = sorted(
+                name for name in node.names_read if name not in maker and name not in known
+            )
             if unknown:
                 raise ModelFileError(
                     f"{self._file}: node {node.number} ({node.op}) uses {unknown[0]!r}, which nothing defines"
@@ -290,16 +294,16 @@ class GraphReader:
         return [nodes[index] for index in order]
 
     def _check_outputs(
-        self, nodes: Sequence[SourceNode], defined: Iterable[str], outputs: Iterable[str]
+        self, nodes: Sequence[SourceNode], defined_names: Iterable[str], outputs: Iterable[str]
     ) -> None:
-        known = set(defined).union(*(node.outputs for node in nodes))
+        known = set(defined_names).union(*(node.outputs for node in nodes))
         for name in outputs:
             if name not in known:
                 raise ModelFileError(f"{self._file}: nothing defines the output {name!r}")
 
 
 def _is_ready(node: SourceNode, ready: set[str]) -> bool:
-    if not node.used <= ready:
+    if not node.names_read <= ready:
         return False
     ready.update(node.outputs)
     return True

@@ -84,15 +84,15 @@ class FxReader:
     Args:
         graph: The graph.
         module: The module that holds its tensors and subgraphs.
-        bound: What placeholders stand for: arrays, by their names; the others are inputs.
+        bound_values: What placeholders stand for: arrays, by their names; the others are inputs.
     """
 
     def __init__(
-        self, graph: torch.fx.Graph, module: torch.nn.Module | None, bound: Mapping[str, Any]
+        self, graph: torch.fx.Graph, module: torch.nn.Module | None, bound_values: Mapping[str, Any]
     ) -> None:
         self.graph = graph
         self.module = module
-        self.constants: dict[str, Any] = dict(bound)
+        self.constants: dict[str, Any] = dict(bound_values)
         self.nodes: list[SourceNode] = []
         self.inputs: list[tuple[str, InputType]] = []
         self.outputs: list[Any] = []

@@ -269,13 +269,13 @@ class _Arguments:
         return formal
 
 
-def _rounded_bound(bound: int) -> int:
+def _rounded_bound(limit: int) -> int:
     """A bound of an interval, rounded outwards to a power of two if it exceeds every size in a program."""
     # exact bounds that large would only divide equal calls among several bodies
-    if abs(bound) < _UNLIKELY:
-        return bound
-    power = 1 << (abs(bound) - 1).bit_length()
-    return min(power, _MAX_I64) if bound > 0 else -power
+    if abs(limit) < _UNLIKELY:
+        return limit
+    power = 1 << (abs(limit) - 1).bit_length()
+    return min(power, _MAX_I64) if limit > 0 else -power
 
 
 _UNLIKELY = 1 << 40

@@ -50,15 +50,15 @@ def guard(fe: Frontend, cond: Atom, exception: str, text: str, values: tuple[Ato
     refuse(fe, fe.b.op("not", (cond,), cond.type), exception, text, values)
 
 
-def refuse(fe: Frontend, failed: Atom, exception: str, text: str, values: tuple[Atom, ...]) -> None:
+def refuse(fe: Frontend, bad: Atom, exception: str, text: str, values: tuple[Atom, ...]) -> None:
     """Emits ``if bad: raise``, unless the same condition was already tested."""
-    if any(failed in scope.checked for scope in fe.b.scopes):
+    if any(bad in scope.checked for scope in fe.b.scopes):
         return
-    fe.b.scopes[-1].checked.add(failed)
+    fe.b.scopes[-1].checked.add(bad)
     location = fe.location(fe.node)
     kernel = f" in kernel {fe.name}" if fe.name else ""
     source_line = f"{location.file}:{location.line}{kernel}".replace("{", "{{").replace("}", "}}")
     scope = fe.b.open("branch")
     raise_at_run_time(fe, exception, f"{text} ({source_line})", values)
     fe.b.close()
-    fe.b.emit(If(failed, tuple(scope.body), (), fe.b.line))
+    fe.b.emit(If(bad, tuple(scope.body), (), fe.b.line))

@@ -304,11 +304,11 @@ class _Verifier:
         self.body(statements)
         self.visible.difference_update(refs)
 
-    def statement(self, s: Stmt, defined: list[Ref]) -> None:
-        """Verifies a statement; adds the name that it defines to `defined`."""
+    def statement(self, s: Stmt, defined_names: list[Ref]) -> None:
+        """Verifies a statement; adds the name that it defines to `defined_names`."""
         if isinstance(s, Let):
             self.let(s)
-            defined.append(s.ref)
+            defined_names.append(s.ref)
         elif isinstance(s, Effect):
             self.use(s, *s.args)
             self.expect(s, s.op in _EFFECTS, "an unknown effect")

@@ -36,13 +36,13 @@ def address(w: Writer, s: Let) -> None:
     w.out(f"%v{s.ref.id} = ptrtoint ptr {w.atom(s.args[0])} to i64")
 
 
-def from_memory(w: Writer, loaded: str, type: Type) -> str:
+def from_memory(w: Writer, element: str, type: Type) -> str:
     """Converts a loaded element to a value: bools are bytes in memory."""
     if type.dtype.kind != "b":
-        return loaded
+        return element
     memory = vector_name("i8", type.width)
     return w.temp(
-        f"icmp ne {memory} {loaded}, zeroinitializer" if type.width else f"icmp ne i8 {loaded}, 0"
+        f"icmp ne {memory} {element}, zeroinitializer" if type.width else f"icmp ne i8 {element}, 0"
     )
 
 

@@ -269,7 +269,7 @@ def _check_names(words: frozenset[str], valid: frozenset[str]) -> None:
 
 
 @cached_results()
-def _host(allowed: frozenset[str] | None) -> CPUTarget:
+def _host(allowed_features: frozenset[str] | None) -> CPUTarget:
     """The target of this machine, restricted to the allowed features; None allows all."""
     present = host_features()
     triple = llvm.get_process_triple()
@@ -277,15 +277,15 @@ def _host(allowed: frozenset[str] | None) -> CPUTarget:
     if {*_AMX, "avx512fp16"} <= present:
         # virtual machines report the family and model of others
         cpu = _AMX_CPU
-    if allowed is None:
+    if allowed_features is None:
         return CPUTarget(present, triple, cpu)
     groups = (name for group in _IMPLIED.values() for name in group)
     valid = present | {NATIVE, EMULATED_TILES, *_IMPLIED, *groups}
     if triple.startswith("x86_64"):
-        _check_names(allowed, valid | set(llvm.get_host_cpu_features()))
+        _check_names(allowed_features, valid | set(llvm.get_host_cpu_features()))
     elif triple.startswith(("aarch64", "arm64")):
-        _check_names(allowed, valid | ARM64_FEATURES)
-    chosen = _chosen_features(allowed, present, triple)
+        _check_names(allowed_features, valid | ARM64_FEATURES)
+    chosen = _chosen_features(allowed_features, present, triple)
     if chosen - {EMULATED_TILES} == present:
         return CPUTarget(chosen, triple, cpu)
     # the processor's name implies features: a restricted target must not have it

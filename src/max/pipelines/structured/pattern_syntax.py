@@ -108,7 +108,7 @@ def read_pattern(pattern: str) -> Part:
     """
     reader = _Reader(pattern)
     part = reader.choice()
-    if reader.left:
+    if reader.rest:
         raise PatternError("a bracket is closed that is not open")
     return part
 
@@ -120,7 +120,7 @@ class _Reader:
         self._text, self._at = pattern, 0
 
     @property
-    def left(self) -> str:
+    def rest(self) -> str:
         return self._text[self._at :]
 
     def _take(self, text: str) -> bool:
@@ -144,7 +144,7 @@ class _Reader:
 
     def _sequel(self) -> Part:
         parts: list[Part] = []
-        while self.left and self.left[0] not in "|)":
+        while self.rest and self.rest[0] not in "|)":
             parts.append(self._repetition(self._atom()))
         return parts[0] if len(parts) == 1 else Sequel(tuple(parts))
 
@@ -157,7 +157,7 @@ class _Reader:
         ):
             raise PatternError("a place is repeated")
         self._take("?")
-        if self.left[:1] in tuple("*+?{") or max(least, most or 0) > _MOST_TIMES:
+        if self.rest[:1] in tuple("*+?{") or max(least, most or 0) > _MOST_TIMES:
             raise PatternError("a part is repeated too often")
         return Repeat(part, least, most)
 
@@ -165,9 +165,9 @@ class _Reader:
         for sign, times in (("*", (0, None)), ("+", (1, None)), ("?", (0, 1))):
             if self._take(sign):
                 return times
-        if not self.left.startswith("{"):
+        if not self.rest.startswith("{"):
             return 1, 1
-        inner, closing, _ = self.left[1:].partition("}")
+        inner, closing, _ = self.rest[1:].partition("}")
         least, comma, most = inner.partition(",")
         if (
             not closing
@@ -205,7 +205,7 @@ class _Reader:
         elif self._take("?!"):
             ahead = False
         elif self._take("?<") or self._take("?P<"):
-            if self.left[:1] in ("=", "!"):
+            if self.rest[:1] in ("=", "!"):
                 raise PatternError("it looks behind")
             while self._next() != ">":
                 pass
@@ -238,11 +238,11 @@ class _Reader:
 
     def _code_point(self, sign: str) -> Ranges:
         if self._take("{"):
-            digits, _, _ = self.left.partition("}")
+            digits, _, _ = self.rest.partition("}")
             self._at += len(digits) + 1
         else:
             size = 2 if sign == "x" else 4
-            digits = self.left[:size]
+            digits = self.rest[:size]
             self._at += size
         try:
             code = int(digits, 16)
@@ -257,7 +257,7 @@ class _Reader:
         found: list[tuple[int, int]] = []
         while not self._take("]"):
             low = self._member()
-            if self._text.startswith("-", self._at) and self.left[1:2] not in ("", "]"):
+            if self._text.startswith("-", self._at) and self.rest[1:2] not in ("", "]"):
                 self._at += 1
                 high = self._member()
                 if (
@@ -277,7 +277,7 @@ class _Reader:
         sign = self._next()
         if sign == "\\":
             return ((8, 8),) if self._take("b") else self._escape_ranges()
-        if sign == "[" or self.left[:1] == "&" == sign:
+        if sign == "[" or self.rest[:1] == "&" == sign:
             # sets of sets in Rust, characters elsewhere
             raise PatternError("a bracket in brackets")
         return ((ord(sign), ord(sign)),)

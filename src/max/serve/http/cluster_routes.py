@@ -62,9 +62,9 @@ async def cluster(request: Request) -> Response:
             "state": model.engine.state.value,
             "replicas": [_describe_replica(model, replica) for replica in model.engine.replicas],
         }
-        for model in state.pool.loaded()
+        for model in state.pool.loaded_models()
     ]
-    routers = [] if state.routers is None else state.routers.described()
+    routers = [] if state.routers is None else state.routers.describe()
     found = {"owner": os.getpid(), "nodes": nodes, "models": models, "routers": routers}
     return json_response(found)
 
@@ -133,7 +133,7 @@ async def upgrade(body: UpgradeBody, request: Request) -> Response:
             raise ApiError("give either model or routers", param="routers")
         if state.routers is None:
             raise ApiError("this server has one process; --routers gives it more", param="routers")
-        return json_response({"replaced": await _finished(state.routers.restart())})
+        return json_response({"replaced": await _finish_shielded(state.routers.restart())})
     model = _model(state, body.model)
     return json_response(
         {"replaced": await _replace([(model, each) for each in model.engine.replicas])}
@@ -142,7 +142,7 @@ async def upgrade(body: UpgradeBody, request: Request) -> Response:
 
 def _model(state: ServerState, name: str | None) -> ServedModel:
     """A loaded model; the only one, if no name is given."""
-    loaded = state.pool.loaded()
+    loaded = state.pool.loaded_models()
     found = [model for model in loaded if name in (None, model.name)]
     if len(found) != 1:
         names = ", ".join(repr(model.name) for model in loaded) or "none"
@@ -165,7 +165,7 @@ async def _of_node(state: ServerState, name: str) -> list[tuple[ServedModel, Rep
     state.cluster.exclude(identifier)
     return [
         (model, replica)
-        for model in state.pool.loaded()
+        for model in state.pool.loaded_models()
         for replica in model.engine.replicas
         if replica.node == identifier
     ]
@@ -187,10 +187,10 @@ async def _replace(pairs: list[tuple[ServedModel, Replica]]) -> list[dict[str, A
             done.append({"model": model.name, "replica": replica.number, "by": new.number})
         return done
 
-    return await _finished(work())
+    return await _finish_shielded(work())
 
 
-async def _finished(work: Coroutine[Any, Any, list[dict[str, Any]]]) -> list[dict[str, Any]]:
+async def _finish_shielded(work: Coroutine[Any, Any, list[dict[str, Any]]]) -> list[dict[str, Any]]:
     """The result of what goes on if the client disconnects.
 
     Raises:

@@ -31,7 +31,7 @@ async def health(request: Request) -> Response:
     """
     pool = state_of(request).pool
     # a router is healthy even if an engine has stopped: the next request loads the model
-    engines = [model.engine for model in pool.loaded() if pool.is_pinned(model)]
+    engines = [model.engine for model in pool.loaded_models() if pool.is_pinned(model)]
     words = sorted({_word(engine) for engine in engines} - {EngineState.READY.value})
     if pool.is_starting:
         words = ["loading"]
@@ -63,7 +63,7 @@ async def load(request: Request) -> Response:
     Args:
         request: The connection.
     """
-    models = state_of(request).pool.loaded()
+    models = state_of(request).pool.loaded_models()
     return json_response({"server_load": sum(model.admission.open for model in models)})
 
 
@@ -92,7 +92,7 @@ async def reset_prefix_cache(
         if state.routers is not None:
             await state.routers.tell_epochs(state.epochs)
         return json_response({"success": True})
-    engines = [model.engine for model in state.pool.loaded() if not model.encodes]
+    engines = [model.engine for model in state.pool.loaded_models() if not model.encodes]
     await asyncio.gather(*(engine.forget_prefixes() for engine in engines))
     return json_response({"success": True})
 

@@ -62,13 +62,13 @@ class ResponseSockets:
             await self._app(scope, receive, send)
             return
         await receive()  # the request to connect
-        if (error := self._refused(scope)) is not None:
+        if (error := self._check_connection(scope)) is not None:
             await _refuse(send, error)
             return
         await send({"type": "websocket.accept"})
         await _Connection(self._app, scope, receive, send).run()
 
-    def _refused(self, scope: Scope) -> ApiError | None:
+    def _check_connection(self, scope: Scope) -> ApiError | None:
         if scope["path"] != WEBSOCKET_PATH or not self._is_served:
             return ApiError(f"WebSockets are taken at {WEBSOCKET_PATH} only", status=404)
         headers = Headers(scope=scope)
@@ -145,9 +145,9 @@ class _Connection:
         task = asyncio.create_task(self._answer(body, stream, self._last.get(stream)))
         self._last[stream] = task
         self._requests.add(task)
-        task.add_done_callback(lambda done: self._ended(done, stream))
+        task.add_done_callback(lambda done: self._drop_request(done, stream))
 
-    def _ended(self, task: asyncio.Task[None], stream: str | None) -> None:
+    def _drop_request(self, task: asyncio.Task[None], stream: str | None) -> None:
         self._requests.discard(task)
         if self._last.get(stream) is task:
             del self._last[stream]

@@ -68,7 +68,7 @@ class Routers(Protocol):
         """Replaces the processes one after another, and returns which by which."""
         ...
 
-    def described(self) -> list[dict[str, Any]]:
+    def describe(self) -> list[dict[str, Any]]:
         """The processes, with their states."""
         ...
 

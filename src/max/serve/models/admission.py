@@ -104,7 +104,7 @@ class KeyLimits:
         if self._max_open is None and self._per_minute is None:
             yield
             return
-        with self._counts.locked():
+        with self._counts.hold_lock():
             held = self._counts.open(client)
             if self._max_open is not None and held >= self._max_open:
                 # the mean time of its requests, shared by those that are open

@@ -98,7 +98,7 @@ class ModelPool:
         """
         self._canaries[name] = canary
 
-    def loaded(self) -> list[ServedModel]:
+    def loaded_models(self) -> list[ServedModel]:
         """The models that are loaded."""
         return [entry.model for entry in self._entries.values() if entry.model is not None]
 
@@ -109,7 +109,7 @@ class ModelPool:
             for name, e in self._entries.items()
             if e.loading is not None
         }
-        for model in self.loaded():
+        for model in self.loaded_models():
             if model.engine.state in (EngineState.STARTING, EngineState.RESTARTING):
                 steps[model.name] = model.engine.loading
         return steps
@@ -117,7 +117,7 @@ class ModelPool:
     @property
     def open_requests(self) -> int:
         """Requests that run or wait, of all models."""
-        return sum(model.engine.open_requests for model in self.loaded())
+        return sum(model.engine.open_requests for model in self.loaded_models())
 
     def is_pinned(self, model: ServedModel) -> bool:
         """Whether a model is the one that the server was started with."""
@@ -277,7 +277,7 @@ class ModelPool:
         pending = [entry.loading for entry in self._entries.values() if entry.loading is not None]
         await asyncio.gather(*pending, *self._stopping(), return_exceptions=True)
         await asyncio.gather(
-            *(m.engine.close(finish=False, timeout=_stop_s(m, 2.0)) for m in self.loaded()),
+            *(m.engine.close(finish=False, timeout=_stop_s(m, 2.0)) for m in self.loaded_models()),
             return_exceptions=True,
         )
 

@@ -49,7 +49,7 @@ class LocalTally:
 class KeyCounts(Protocol):
     """The open requests and the buckets of API keys, by the digests of the keys."""
 
-    def locked(self) -> AbstractContextManager[object]:
+    def hold_lock(self) -> AbstractContextManager[object]:
         """Keeps other processes from the counts for the length of a block."""
         ...
 
@@ -77,7 +77,7 @@ class LocalKeyCounts:
         self._open: dict[str, int] = {}
         self._buckets: dict[str, Bucket] = {}
 
-    def locked(self) -> AbstractContextManager[object]:
+    def hold_lock(self) -> AbstractContextManager[object]:
         """Does nothing: there is no other process."""
         return contextlib.nullcontext()
 

@@ -86,7 +86,7 @@ def loop_factory() -> type[asyncio.AbstractEventLoop] | None:
     return uvloop.Loop
 
 
-async def begun(server: QuietServer, serving: asyncio.Future[None]) -> None:
+async def wait_started(server: QuietServer, serving: asyncio.Future[None]) -> None:
     """Waits until a server takes connections.
 
     Args:

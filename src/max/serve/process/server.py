@@ -35,12 +35,12 @@ from max.serve.process.running import (
     BACKLOG,
     LAST_WRITES_S,
     Stop,
-    begun,
     end_gracefully,
     http_server,
     loop_factory,
     say,
     until_stopped,
+    wait_started,
 )
 from max.serve.process.settings import ServerSettings, WorkerSettings
 from max.serve.remote.cluster import Cluster
@@ -183,7 +183,7 @@ async def _serve(
             if last is not None:
                 state.epochs.set_all(*last.epochs)
             if cluster is not None:
-                supervisor.excluded = lambda: cluster.excluded
+                supervisor.excluded = lambda: cluster.excluded_nodes
             state = replace(state, shared=supervisor.counts, routers=supervisor)
             metrics.others = supervisor.others
             plain = replace(settings, tls_certificate=None, tls_key=None)
@@ -195,7 +195,7 @@ async def _serve(
             server = http_server(settings, build_app(state, tracing, hosts), listener)
         async with metrics_listener(settings, metrics):
             serving = asyncio.ensure_future(server.serve([own]))
-            await begun(server, serving)
+            await wait_started(server, serving)
             if supervisor is not None:
                 await supervisor.start()
             if loading is not None and not isinstance(models, RouterSettings):
@@ -373,7 +373,7 @@ def _logged_load(settings: ServerSettings, pool: ModelPool) -> Iterator[None]:
     async def log_load() -> None:
         while True:
             await asyncio.sleep(interval)
-            for model in pool.loaded():
+            for model in pool.loaded_models():
                 if (engine := model.engine).open_requests:
                     stats = engine.stats
                     logger.info(
@@ -404,14 +404,14 @@ def add_gauges(metrics: ServerMetrics, pool: ModelPool) -> None:
     """
 
     def total(value: Callable[[ServedModel], float]) -> Callable[[], float]:
-        return lambda: sum(value(model) for model in pool.loaded())
+        return lambda: sum(value(model) for model in pool.loaded_models())
 
     def hit_rate() -> float:
-        stats = [model.engine.stats for model in pool.loaded()]
+        stats = [model.engine.stats for model in pool.loaded_models()]
         return sum(s.reused_tokens for s in stats) / max(sum(s.prompt_tokens for s in stats), 1)
 
     def step_times() -> dict[str, StepTimes]:
-        engines = [model.engine for model in pool.loaded()]
+        engines = [model.engine for model in pool.loaded_models()]
         return {
             "prompt": sum((engine.prompt_steps for engine in engines), StepTimes()),
             "decode": sum((engine.decode_steps for engine in engines), StepTimes()),
@@ -453,5 +453,5 @@ def add_gauges(metrics: ServerMetrics, pool: ModelPool) -> None:
     )
     gauge("cache_hit_rate", "Tokens of prompts that were in the cache, of all.", hit_rate)
     gauge("worker_restarts", "Workers that died.", total(lambda m: m.engine.restarts))
-    gauge("models_loaded", "Models that are loaded.", lambda: len(pool.loaded()))
+    gauge("models_loaded", "Models that are loaded.", lambda: len(pool.loaded_models()))
     gauge("model_loads", "Models that were loaded since the start.", lambda: pool.loads)

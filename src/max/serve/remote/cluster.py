@@ -44,7 +44,7 @@ class Cluster(Protocol):
         ...
 
     @property
-    def excluded(self) -> Sequence[str]:
+    def excluded_nodes(self) -> Sequence[str]:
         """The machines that no further engine is started on, by their identifiers."""
         ...
 

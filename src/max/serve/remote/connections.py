@@ -132,7 +132,7 @@ def close_listener(listener: socket.socket) -> None:
     listener.close()
 
 
-def cut(connection: Connection) -> None:
+def shut_down(connection: Connection) -> None:
     """Ends a connection, and with it the calls of other threads that wait for it; its file stays open.
 
     Args:

@@ -236,7 +236,7 @@ class RayCluster:
         ]
 
     @property
-    def excluded(self) -> Sequence[str]:
+    def excluded_nodes(self) -> Sequence[str]:
         """The machines that no further engine is started on, by their identifiers."""
         return sorted(self._excluded)
 

@@ -9,7 +9,7 @@ from multiprocessing.connection import Connection
 from typing import Any
 
 from max.pipelines.generation.process.channel import ConnectionChannel, MessageCodec
-from max.serve.remote.connections import connect, cut
+from max.serve.remote.connections import connect, shut_down
 from max.serve.routers.address import PURPOSES, SIGN, DoorAddress
 from max.serve.worker.life_signs import BEATS_PER_LIMIT
 from max.serve.worker.queued_channel import QueuedChannel
@@ -122,6 +122,6 @@ class RemoteWorker:
         finally:
             for connection in (self._commands, self._beats):
                 if not connection.closed:
-                    cut(connection)
+                    shut_down(connection)
             self.channel.close()
             self._beats.close()

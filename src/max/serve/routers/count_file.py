@@ -42,7 +42,7 @@ class CountFile:
         self._buckets = memoryview(memory).cast("d")[rows * self._columns :]
 
     @contextlib.contextmanager
-    def locked(self) -> Iterator[None]:
+    def hold_lock(self) -> Iterator[None]:
         """Keeps other processes from changes for the length of a block, which must not wait for anything."""
         fcntl.lockf(self._file, fcntl.LOCK_EX, 1)
         try:
@@ -139,7 +139,7 @@ class SharedTally:
         if most is None or count <= 0:
             self._file.add(self._column, count)
             return True
-        with self._file.locked():
+        with self._file.hold_lock():
             if self.total + count > most:
                 return False
             self._file.add(self._column, count)

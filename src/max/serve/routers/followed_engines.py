@@ -160,13 +160,13 @@ class FollowedEngines:
                     door.port,
                     door.key,
                     self._limits.unhealthy_s,
-                    _nothing,
-                    _nothing,
+                    _ignore,
+                    _ignore,
                     name=f"{number}",
                 )
             except OSError as error:
                 logger.debug("engine %d does not answer: %s", number, error)
 
 
-def _nothing(*arguments: object) -> None:
+def _ignore(*arguments: object) -> None:
     """The owner ends an engine, and waits for its end."""

@@ -23,7 +23,7 @@ def hold(lifeline: Connection | None) -> None:
     _held[:] = [] if lifeline is None else [lifeline]
 
 
-def held() -> Connection | None:
+def current_lifeline() -> Connection | None:
     """The pipe of this process; None: there is none, so that engines and routers end with their owner."""
     return _held[0] if _held else None
 

@@ -112,7 +112,7 @@ class RouterProcess:
         here, there = context.Pipe()
         process = context.Process(
             target=_run,
-            args=(self._settings, self._listener, there, lifeline.held()),
+            args=(self._settings, self._listener, there, lifeline.current_lifeline()),
             name="max router",
             daemon=True,
         )

@@ -28,11 +28,11 @@ from max.serve.process.logs import set_up_logs
 from max.serve.process.process_end import end_soon
 from max.serve.process.running import (
     Stop,
-    begun,
     end_gracefully,
     http_server,
     loop_factory,
     until_stopped,
+    wait_started,
 )
 from max.serve.remote.connections import Acceptor, close_listener, listen
 from max.serve.requests.request_context import name_requests_in_logs
@@ -147,7 +147,7 @@ class _Router:
         loading = asyncio.ensure_future(self._load())
         serving = asyncio.ensure_future(server.serve([self._listener]))
         try:
-            await begun(server, serving)
+            await wait_started(server, serving)
             stopped = asyncio.ensure_future(until_stopped(serving, self._stop))
             await asyncio.wait({loading, stopped}, return_when=asyncio.FIRST_COMPLETED)
             if loading.done():

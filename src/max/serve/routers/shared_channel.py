@@ -46,7 +46,7 @@ from max.pipelines.generation.process.events import (
     RequestFailed,
     TokensGenerated,
 )
-from max.serve.remote.connections import cut
+from max.serve.remote.connections import shut_down
 from max.serve.routers.lifeline import has_ended
 
 logger = logging.getLogger("max.serve")
@@ -184,7 +184,7 @@ class SharedChannel:
                     if not mark:
                         number, name = "", number
                     else:
-                        message = _named(message, name)
+                        message = _with_request_id(message, name)
                     frames.setdefault(number, []).append(message)
                     if (user := self._user(number)) is not None:
                         self._note_progress(user, message, name)
@@ -351,7 +351,7 @@ class SharedChannel:
             self._incoming.put(CancelRequest(f"{user.number}{_MARK}{name}"))
 
 
-def _named(message: Any, name: str) -> Any:
+def _with_request_id(message: Any, name: str) -> Any:
     """A message of a request with another identifier of the request."""
     if type(message) is TokensGenerated:  # nearly all of them
         return TokensGenerated(name, message.tokens, message.status, message.log_probabilities)
@@ -423,7 +423,7 @@ class _User:
         if self._unread > MOST_UNREAD_BYTES:
             logger.error("a router or the owner does not read; its connection is closed")
             self._backlog.clear()
-            cut(self._connection)
+            shut_down(self._connection)
         elif not self._has_writer:
             self._has_writer = True
             threading.Thread(target=self._write, name="router backlog", daemon=True).start()

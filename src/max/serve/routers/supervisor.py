@@ -196,7 +196,7 @@ class Supervisor:
             total.update(router.counts)
         return dict(total)
 
-    def described(self) -> list[dict[str, Any]]:
+    def describe(self) -> list[dict[str, Any]]:
         """The routers, with their states."""
         return [
             {
@@ -284,7 +284,7 @@ class Supervisor:
         """Writes what the next owner has to know, if it has changed."""
         if self._ends:
             return
-        models = self._last.models if not self._served else tuple(map(_known, self._served))
+        models = self._last.models if not self._served else tuple(map(_known_model, self._served))
         routers = tuple(
             KnownRouter(number, each.row, each.door, each.retires)
             for number, each in self._routers.items()
@@ -347,7 +347,7 @@ class Supervisor:
         settings = RouterSettings(
             self._settings, self._models, self._folder, self._rows, row, self._log_level, door
         )
-        return RouterProcess(settings, self._listener, partial(self._ended, number))
+        return RouterProcess(settings, self._listener, partial(self._replace_router, number))
 
     def _tell(self, router: RouterProcess) -> None:
         """Tells a router what the others know already."""
@@ -356,7 +356,7 @@ class Supervisor:
                 self._run(router.ask(self._engines(model)))
         self._run(router.ask(self._epochs))
 
-    def _ended(self, number: int) -> None:
+    def _replace_router(self, number: int) -> None:
         """A router has ended: what it counted is no more open, and another one is started in its place."""
         router = self._routers.pop(number, None)
         if router is None:
@@ -407,7 +407,7 @@ class Supervisor:
                     self._run(router.look())
 
 
-def _known(model: ServedModel) -> KnownModel:
+def _known_model(model: ServedModel) -> KnownModel:
     """What the next owner has to know of a model."""
     engines = model.engine.taking
     found: list[KnownEngine] = []

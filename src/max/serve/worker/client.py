@@ -405,7 +405,7 @@ class EngineClient:
         """Takes that the prompt of a request was read, as its first tokens have come."""
         self._router.read(route)
 
-    def reported(self, replica: Replica, event: PagesChanged | OthersLoad) -> None:
+    def take_report(self, replica: Replica, event: PagesChanged | OthersLoad) -> None:
         """Takes what the cache of a replica has gained and lost, or what other processes have sent to it."""
         if replica.number not in self._router.replicas:
             return

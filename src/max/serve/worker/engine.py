@@ -77,7 +77,7 @@ def run_engine(
     if door is None:
         channel: Channel[Any, Any] = ConnectionChannel(connection, MessageCodec())
     else:
-        channel = door.open(connection, signs, lifeline.held())
+        channel = door.open(connection, signs, lifeline.current_lifeline())
     try:
         config, task = served_config(settings.config)
     except Exception as error:

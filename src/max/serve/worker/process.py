@@ -54,7 +54,7 @@ class WorkerProcess:
         self.channel = QueuedChannel(pipe)
         self._process = context.Process(
             target=_run,
-            args=(settings, there, self.signs, self.door, lifeline.held()),
+            args=(settings, there, self.signs, self.door, lifeline.current_lifeline()),
             name="max worker",
             daemon=True,
         )

@@ -83,7 +83,7 @@ class Requests(Protocol):
         """Takes that the prompt of a request was read, as its first tokens have come."""
         ...
 
-    def reported(self, replica: Replica, event: PagesChanged | OthersLoad) -> None:
+    def take_report(self, replica: Replica, event: PagesChanged | OthersLoad) -> None:
         """Takes what the cache of a replica has gained and lost, or what other processes have sent to it."""
         ...
 
@@ -230,7 +230,7 @@ class Replica:
 
     def _submit(self, entry: OpenRequest) -> None:
         entry.is_sent = True
-        self._send(entry.proceed())
+        self._send(entry.next_request())
 
     def _is_open(self, entry: OpenRequest) -> bool:
         return self._find(entry.request.request_id) is entry
@@ -378,7 +378,7 @@ class Replica:
             case EngineStats():
                 self.stats = event
             case PagesChanged() | OthersLoad():
-                self._requests.reported(self, event)
+                self._requests.take_report(self, event)
             case EngineStopped(error):
                 self._error, self._ends_well = error, error is None
             case None:

@@ -108,7 +108,7 @@ class OpenRequest:
         """Whether its next tokens tell the replica something: the worker survives it, or has read its prompt."""
         return self.is_suspect or (self.route is not None and self.route.unread > 0)
 
-    def proceed(self) -> WorkerRequest:
+    def next_request(self) -> WorkerRequest:
         """The request for the next worker: it goes on after the tokens that have arrived."""
         if isinstance(self.request, GenerationRequest):
             self.request = self.request.resumed_request(self.generated)

@@ -23,17 +23,17 @@ class ForkGuard:
 
     Args:
         locks: Returns the locks under which threads use LLVM, in the order in which they are taken.
-        unfinished: Returns the compilations that wait or run on threads of the compiler.
+        unfinished_tasks: Returns the compilations that wait or run on threads of the compiler.
         forget: Called in the child, in which the threads of the compiler do not exist.
     """
 
     def __init__(
         self,
         locks: Callable[[], list[Any]],
-        unfinished: Callable[[], Collection[Future[Any]]],
+        unfinished_tasks: Callable[[], Collection[Future[Any]]],
         forget: Callable[[], None],
     ) -> None:
-        self._locks, self._unfinished, self._forget = locks, unfinished, forget
+        self._locks, self._unfinished, self._forget = locks, unfinished_tasks, forget
         self._held: list[list[Any]] = []
         """The locks that each fork in progress holds."""
         self._is_llvm_in_use = False

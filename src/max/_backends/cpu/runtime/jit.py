@@ -326,7 +326,7 @@ class Jit:
         self,
         units: Sequence[Unit],
         objects: Sequence[bytes | None],
-        cached: Callable[[Unit], bytes | None],
+        find_object: Callable[[Unit], bytes | None],
         symbols: Mapping[str, int],
         cache: Cache,
     ) -> None:
@@ -335,7 +335,7 @@ class Jit:
         Args:
             units: The units.
             objects: Their objects.
-            cached: Returns the object of a function from the disk, or None.
+            find_object: Returns the object of a function from the disk, or None.
             symbols: Addresses of other functions that the units call.
             cache: Where new objects are written.
         """
@@ -347,7 +347,7 @@ class Jit:
             for function in _functions_called(unit, data)
         }
         functions = self._not_loaded(called.values())
-        function_objects = [cached(function) for function in functions]
+        function_objects = [find_object(function) for function in functions]
         builder = llvm.JITLibraryBuilder()
         for data in (*complete, *self._complete(functions, function_objects, cache)):
             builder.add_object_img(data)

@@ -412,14 +412,14 @@ class Pool:
         self._buffers[0].view(np.int64)[Context.ALERT] = 1
 
 
-def raise_interruption(raised: Sequence[int], held_error: int) -> None:
+def raise_interruption(error_addresses: Sequence[int], held_error: int) -> None:
     """Raises the error that ended a run early: a signal handler's, or the one for an event.
 
     Args:
-        raised: The addresses of type, value and traceback of the handler's, 0 if absent.
+        error_addresses: The addresses of type, value and traceback of the handler's, 0 if absent.
         held_error: The address of the error of a kernel in plain Python, or 0.
     """
-    type_, value, trace = raised
+    type_, value, trace = error_addresses
     if type_:
         # Python takes the references back, and raises
         _RESTORE(type_, value or None, trace or None)

@@ -44,7 +44,7 @@ class TorchRunner(Runner):
     Args:
         config: The configuration.
         params: The sampling parameters of requests.
-        given: The names of the options that the user gave.
+        given_options: The names of the options that the user gave.
 
     Raises:
         click.UsageError: An option has no effect with this engine.
@@ -52,9 +52,9 @@ class TorchRunner(Runner):
     """
 
     def __init__(
-        self, config: PipelineConfig, params: SamplingParams, given: Iterable[str]
+        self, config: PipelineConfig, params: SamplingParams, given_options: Iterable[str]
     ) -> None:
-        for name in given:
+        for name in given_options:
             if name not in _TAKEN:
                 raise click.UsageError(
                     f"--{name.replace('_', '-')} has no effect with --engine torch"
@@ -83,10 +83,10 @@ class TorchRunner(Runner):
 
     def _positions(self) -> int:
         """The longest sequence of the model."""
-        config = self._loaded(self._transformers.AutoConfig)
+        config = self._load_part(self._transformers.AutoConfig)
         return getattr(config.get_text_config(), "max_position_embeddings", None) or _MOST
 
-    def _loaded(self, kind: Any, **options: Any) -> Any:
+    def _load_part(self, kind: Any, **options: Any) -> Any:
         model = self.config.model_config
         try:
             return kind.from_pretrained(
@@ -109,7 +109,7 @@ class TorchRunner(Runner):
 
     def load(self) -> None:
         """Exports and compiles the model, with a cache of the length that the requests made so far need."""
-        model = self._loaded(self._transformers.AutoModelForCausalLM, dtype=self._dtype)
+        model = self._load_part(self._transformers.AutoModelForCausalLM, dtype=self._dtype)
         length = min(-(-self._length // _STEP) * _STEP, max(self._longest, 2))
         session = InferenceSession()
         try:

@@ -136,13 +136,13 @@ def check_stream(stream_id: object) -> None:
         raise ArgumentError(f"side_stream: stream_id is {stream_id}, expected 0 or more")
 
 
-def _typed_results(op: str, returned: Any, types: Sequence[TensorType]) -> list[TensorValue]:
+def _typed_results(op: str, results: Any, types: Sequence[TensorType]) -> list[TensorValue]:
     """The tensors that a function returned, checked against their types."""
-    if isinstance(returned, TensorValue):
-        returned = [returned]
-    if not isinstance(returned, Iterable):
-        raise TypeError(f"{op}: the function returns {returned!r}, expected a tensor or several")
-    values = [as_tensor(value) for value in cast("Iterable[Any]", returned)]
+    if isinstance(results, TensorValue):
+        results = [results]
+    if not isinstance(results, Iterable):
+        raise TypeError(f"{op}: the function returns {results!r}, expected a tensor or several")
+    values = [as_tensor(value) for value in cast("Iterable[Any]", results)]
     if len(values) != len(types):
         raise ValueError(f"{op}: the function returns {len(values)} tensors, expected {len(types)}")
     for index, (value, expected) in enumerate(zip(values, types, strict=True)):

@@ -11,7 +11,7 @@ from max.graph import TensorValue, ops
 from max.importers.functions.convolutions import (
     Pairs,
     convolution,
-    spread,
+    insert_zeros,
     transposed_convolution,
     with_bias,
 )
@@ -130,7 +130,7 @@ def col2im(node: Node) -> TensorValue:
         part = windows[:, :, tap]
         for axis in range(n):
             if strides[axis] > 1:
-                part = spread(part, 2 + axis, strides[axis])
+                part = insert_zeros(part, 2 + axis, strides[axis])
         amounts = []
         for axis in range(n):
             before = place[axis] * dilations[axis]

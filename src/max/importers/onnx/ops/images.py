@@ -31,7 +31,7 @@ def upsample(node: Node) -> TensorValue:
             node.attr("width_scale"),
         ]
     else:
-        scales = node.known(1).tolist()
+        scales = node.elements(1).tolist()
     mode = str(node.attr("mode", "nearest")).removeprefix("bi")
     plan = _Plan(mode, "asymmetric", "floor")
     sizes = [
@@ -44,7 +44,7 @@ def upsample(node: Node) -> TensorValue:
 def resize(node: Node) -> TensorValue:
     x = node.tensor(0)
     if node.version < 11:
-        scales = node.known(1).astype(np.float64).tolist()
+        scales = node.elements(1).astype(np.float64).tolist()
         plan = _Plan(node.attr("mode", "nearest"), "asymmetric", "floor")
         sizes = [
             math.floor(n * scale) for n, scale in zip(node.static_shape(0), scales, strict=True)
@@ -61,12 +61,12 @@ def resize(node: Node) -> TensorValue:
         node.attr("extrapolation_value", 0.0),
     )
     if node.has(1) and plan.transform == "tf_crop_and_resize":
-        roi = node.known(1).astype(np.float64).tolist()
+        roi = node.elements(1).astype(np.float64).tolist()
         plan.crops = [(roi[i], roi[i + len(axes)]) for i in range(len(axes))]
     if node.has(3) and any(dim != 0 for dim in node.value(3).shape):
         sizes, scales = _by_size(node, x, axes)
     else:
-        scales = [float(scale) for scale in node.known(2).reshape(-1)]
+        scales = [float(scale) for scale in node.elements(2).reshape(-1)]
         sizes = []
         for axis, scale in zip(axes, scales, strict=True):
             dim = x.shape[axis]
@@ -198,7 +198,7 @@ class _Plan:
         self, x: TensorValue, axis: int, old: int, places: Array, scale: float
     ) -> TensorValue:
         if self.mode == "nearest":
-            index = np.clip(self._rounded(places), 0, old - 1).astype(np.int64)
+            index = np.clip(self._round_places(places), 0, old - 1).astype(np.int64)
             return ops.gather(x, ops.constant(index), axis)
         indices, weights = self._weights(places, scale, old)
         total: TensorValue | None = None
@@ -211,7 +211,7 @@ class _Plan:
         assert total is not None
         return total
 
-    def _rounded(self, places: Array) -> Array:
+    def _round_places(self, places: Array) -> Array:
         match self.rounding:
             case "round_prefer_floor" | "":
                 return np.ceil(places - 0.5)

@@ -59,18 +59,18 @@ def _bounds(node: Node, start: Dim, stop: Dim, step: int, size: Dim) -> slice:
     raise MissingContents(node.source.inputs[0], f"the size {size}")
 
 
-def _inside(node: Node, bound: Dim, size: Dim, is_stop: bool) -> Dim:
+def _inside(node: Node, limit: Dim, size: Dim, is_stop: bool) -> Dim:
     """A bound of an axis of symbolic size, which a run checks to lie within ``[0, size]``."""
-    if isinstance(bound, StaticDim):
-        if int(bound) >= _END:
+    if isinstance(limit, StaticDim):
+        if int(limit) >= _END:
             return size
-        if int(bound) <= -_END:
+        if int(limit) <= -_END:
             return Dim(0)
-        if int(bound) < 0:
-            return size + bound
-        if int(bound) > 0 and is_stop:
+        if int(limit) < 0:
+            return size + limit
+        if int(limit) > 0 and is_stop:
             raise MissingContents(node.source.inputs[0], f"the size {size}")
-    return bound
+    return limit
 
 
 @op("Gather")

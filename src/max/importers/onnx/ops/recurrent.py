@@ -99,7 +99,7 @@ class _Layer:
         each = len(names)
         return [found[i * each : (i + 1) * each] for i in range(self.directions)]
 
-    def known(self) -> list[str] | None:
+    def known_activations(self) -> list[str] | None:
         """The names of the activations, if a kernel knows them and both directions have the same."""
         each = len(self.names) // self.directions
         first = self.names[:each]
@@ -107,7 +107,7 @@ class _Layer:
         alike = self.names == first * self.directions and len(first) == len(self.activations[0])
         return first if fits and alike and all(name in _KNOWN for name in first) else None
 
-    def packed(self) -> TensorValue:
+    def packed_weights(self) -> TensorValue:
         """The weights of the states ``[directions, blocks, elements, gates, 16]``, with zeros behind the last ones."""
         hidden, blocks = self.hidden, -(-self.hidden // _UNITS)
         weight = ops.reshape(self.node.tensor(2), [self.directions, self.gates, hidden, hidden])
@@ -156,9 +156,9 @@ class _Layer:
         direction = self.node.attr("direction", "forward")
         return {"direction": direction, "clip": float(self.clip), **more}
 
-    def outputs(self, found: list[TensorValue]) -> tuple[Any, ...]:
+    def outputs(self, results: list[TensorValue]) -> tuple[Any, ...]:
         """The results of the op, of those of a kernel."""
-        y, *states = found
+        y, *states = results
         if self.batch_first:
             y = ops.permute(y, [2, 0, 1, 3])
             states = [ops.permute(state, [1, 0, 2]) for state in states]
@@ -168,7 +168,7 @@ class _Layer:
         """A bias ``[directions, gates, hidden]`` as a row."""
         return ops.reshape(bias, [self.directions * self.gates * self.hidden])
 
-    def clipped(self, x: TensorValue) -> TensorValue:
+    def clip_gate(self, x: TensorValue) -> TensorValue:
         """A gate before its activation."""
         return mathematics.clamp(x, -self.clip, self.clip) if self.clip else x
 
@@ -269,11 +269,11 @@ class _Layer:
 @op("RNN")
 def rnn(node: Node) -> Any:
     layer = _Layer(node, 1, ("Tanh",))
-    names = layer.known()
+    names = layer.known_activations()
     if names is not None:
         both = layer.biases()
         bias = None if both is None else layer.flat(both[0] + both[1])
-        operands = [layer.products(bias), layer.packed(), layer.first(5), layer.ends()]
+        operands = [layer.products(bias), layer.packed_weights(), layer.first(5), layer.ends()]
         return layer.outputs(stage_declared("rnn", operands, layer.form(candidate=names[0])))
     outputs, states = [], []
     for d in range(layer.directions):
@@ -285,7 +285,7 @@ def rnn(node: Node) -> Any:
         def cell(
             row: TensorValue, state: list[TensorValue], d: int = d, weight: TensorValue = weight
         ) -> Any:
-            return [layer.activations[d][0](layer.clipped(row + ops.matmul(state[0], weight)))]
+            return [layer.activations[d][0](layer.clip_gate(row + ops.matmul(state[0], weight)))]
 
         stacked, last = layer.recurrence(d, inputs, [layer.start(5, d)], cell)
         outputs.append(stacked)
@@ -298,7 +298,7 @@ def gru(node: Node) -> Any:
     layer = _Layer(node, 3, ("Sigmoid", "Tanh"))
     h = layer.hidden
     linear = bool(node.attr("linear_before_reset", 0))
-    names = layer.known()
+    names = layer.known_activations()
     if names is not None:
         both, own = layer.biases(), [layer.directions, h]
         if both is None:
@@ -308,7 +308,13 @@ def gru(node: Node) -> Any:
             gates = both[0][:, :2] + both[1][:, :2]
             outer = layer.flat(ops.concat([gates, both[0][:, 2:]], 1))
             inner = ops.reshape(both[1][:, 2:], own)
-        operands = [layer.products(outer), layer.packed(), layer.first(5), inner, layer.ends()]
+        operands = [
+            layer.products(outer),
+            layer.packed_weights(),
+            layer.first(5),
+            inner,
+            layer.ends(),
+        ]
         form = layer.form(gate=names[0], candidate=names[1], reset_after=linear)
         return layer.outputs(stage_declared("gru", operands, form))
     outputs, states = [], []
@@ -332,8 +338,8 @@ def gru(node: Node) -> Any:
         ) -> Any:
             (before,) = state
             rest = ops.matmul(before, weight[:, : 2 * h])
-            update = gate(layer.clipped(row[:, :h] + rest[:, :h]))
-            reset = gate(layer.clipped(row[:, h : 2 * h] + rest[:, h:]))
+            update = gate(layer.clip_gate(row[:, :h] + rest[:, :h]))
+            reset = gate(layer.clip_gate(row[:, h : 2 * h] + rest[:, h:]))
             own = weight[:, 2 * h :]
             if linear:
                 inner = ops.matmul(before, own)
@@ -341,7 +347,7 @@ def gru(node: Node) -> Any:
             else:
                 inner = ops.matmul(reset * before, own)
                 inner = inner if inner_bias is None else inner + inner_bias
-            new = candidate(layer.clipped(row[:, 2 * h :] + inner))
+            new = candidate(layer.clip_gate(row[:, 2 * h :] + inner))
             return [(1.0 - update) * new + update * before]
 
         stacked, last = layer.recurrence(d, inputs, [layer.start(5, d)], cell)
@@ -355,7 +361,7 @@ def lstm(node: Node) -> Any:
     layer = _Layer(node, 4, ("Sigmoid", "Tanh", "Tanh"))
     h = layer.hidden
     coupled = bool(node.attr("input_forget", 0))
-    names = layer.known()
+    names = layer.known_activations()
     if names is not None:
         both = layer.biases()
         bias = None if both is None else layer.flat(both[0] + both[1])
@@ -364,7 +370,7 @@ def lstm(node: Node) -> Any:
         none = ops.constant(np.zeros(shape, np.float32))
         views = ops.reshape(node.tensor(7), shape) if looks else none
         starts = [layer.first(5), layer.first(6)]
-        operands = [layer.products(bias), layer.packed(), *starts, views, layer.ends()]
+        operands = [layer.products(bias), layer.packed_weights(), *starts, views, layer.ends()]
         form = layer.form(
             gate=names[0], candidate=names[1], output=names[2], coupled=coupled, looks=looks
         )
@@ -393,12 +399,12 @@ def lstm(node: Node) -> Any:
             if peepholes is not None:
                 enter = enter + peepholes[:h] * memory
                 forget = forget + peepholes[2 * h :] * memory
-            enter = gate(layer.clipped(enter))
-            kept = 1.0 - enter if coupled else gate(layer.clipped(forget))
-            following = kept * memory + enter * candidate(layer.clipped(new))
+            enter = gate(layer.clip_gate(enter))
+            kept = 1.0 - enter if coupled else gate(layer.clip_gate(forget))
+            following = kept * memory + enter * candidate(layer.clip_gate(new))
             if peepholes is not None:
                 leave = leave + peepholes[h : 2 * h] * following
-            return [gate(layer.clipped(leave)) * output(following), following]
+            return [gate(layer.clip_gate(leave)) * output(following), following]
 
         stacked, last = layer.recurrence(d, inputs, [layer.start(5, d), layer.start(6, d)], cell)
         outputs.append(stacked)

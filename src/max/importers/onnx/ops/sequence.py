@@ -69,7 +69,7 @@ def split_to_sequence(node: Node) -> Items:
         if not node.attr("keepdims", 1):
             parts = [ops.squeeze(part, axis) for part in parts]
         return Items(Imported(part) for part in parts)
-    sizes = node.known(1)
+    sizes = node.elements(1)
     if sizes.ndim == 0:
         each = int(sizes)
         if each < 1:

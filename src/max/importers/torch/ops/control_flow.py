@@ -27,7 +27,7 @@ def branch(node: Node) -> Any:
     bound: list[SourceGraph] = []
     for number, body in enumerate(bodies):
         inputs = [name for name, _ in body.inputs]
-        inner = body.renamed(
+        inner = body.with_prefix(
             f"cond {node.source.number}/{number}/", dict(zip(inputs, names, strict=True))
         )
         bound.append(

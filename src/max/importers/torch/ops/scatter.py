@@ -19,7 +19,7 @@ _REDUCTIONS: dict[str, Any] = {
 }  # fmt: skip
 
 
-def _cut(source: TensorValue, index: TensorValue) -> TensorValue:
+def _covered_part(source: TensorValue, index: TensorValue) -> TensorValue:
     """The part of the source that the indices cover."""
     if list(source.shape) == list(index.shape):
         return source
@@ -32,7 +32,7 @@ def _scatter(
     if not x.rank:
         raise Unsupported("takes no tensor of rank 0")
     axis = call.axis(dim, x.rank)
-    return function(x, _cut(source, index), positive(index, x.shape[axis]), axis)
+    return function(x, _covered_part(source, index), positive(index, x.shape[axis]), axis)
 
 
 @op("aten.scatter.src")

@@ -112,12 +112,12 @@ _COMPARISONS: dict[str, tuple[Callable[[Any, Any], Any], Callable[..., TensorVal
 
 
 def _register_comparison(
-    name: str, compare: Callable[[Any, Any], Any], staged: Callable[..., TensorValue]
+    name: str, compare: Callable[[Any, Any], Any], stage: Callable[..., TensorValue]
 ) -> None:
     @op(name)
     def compute(call: Call, x: Any, y: Any) -> Any:
         if isinstance(x, Dim) or isinstance(y, Dim):
-            return staged(TensorValue(Dim(x)), TensorValue(Dim(y)))
+            return stage(TensorValue(Dim(x)), TensorValue(Dim(y)))
         return np.array(compare(x, y))
 
 
@@ -147,7 +147,7 @@ for _name, _number in _NUMBERS.items():
 
 @op("aten.item.default", "aten._local_scalar_dense.default")
 def item(call: Call, x: TensorValue) -> Any:
-    numbers = call.node.known(0)
+    numbers = call.node.elements(0)
     if numbers.size != 1 or x.dtype is DType.bool:
         raise Unsupported("takes one number")
     return numbers.reshape(())

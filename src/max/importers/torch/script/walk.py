@@ -126,7 +126,7 @@ class ScriptWalk:
             return
         values = [env[value.debugName()] for value in node.inputs()]
         try:
-            result = self._called(node, kind, values)
+            result = self._call_result(node, kind, values)
         except (
             RuntimeError,
             TypeError,
@@ -142,7 +142,7 @@ class ScriptWalk:
             raise ImportFailure(f"{kind}: {error}{where}") from error
         self._bind(node, env, result)
 
-    def _called(self, node: Any, kind: str, values: list[Any]) -> Any:
+    def _call_result(self, node: Any, kind: str, values: list[Any]) -> Any:
         name = kind.partition("::")[2]
         if kind.startswith("aten::") and name in NUMBERS and (
             is_plain(values) or (name in _OF_LISTS and isinstance(values[0], list | tuple | dict))

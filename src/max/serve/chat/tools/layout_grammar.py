@@ -73,7 +73,7 @@ class LayoutRules:
             case Style.JSON:
                 return self.json(tool.parameters)
             case Style.TAGGED:
-                return self._tagged(number, tool.parameters)
+                return self._tagged_parameters(number, tool.parameters)
             case Style.PYTHON:
                 return f'{python_keywords(tool.parameters, self._space)} ")"'
             case Style.BARE:
@@ -86,7 +86,7 @@ class LayoutRules:
     def _json_value(self, schema: dict[str, Any], root: Mapping[str, Any]) -> str:
         return self.json({**definitions(root), **schema})
 
-    def _tagged(self, number: int, parameters: dict[str, Any]) -> str:
+    def _tagged_parameters(self, number: int, parameters: dict[str, Any]) -> str:
         layout, parts = self._layout, list[str]()
         required = parameters.get("required") or ()
         properties: dict[str, Any] = parameters.get("properties") or {}

@@ -91,7 +91,7 @@ class LayoutParser(CallParser):
                 case "tail":
                     self._end(last)
                 case _:
-                    self._between(parts, last)
+                    self._read_after_call(parts, last)
         except _Wait:
             return False
         return (self._buffer, self._state) != (before, state)
@@ -190,7 +190,7 @@ class LayoutParser(CallParser):
             case Style.JSON:
                 self._json(parts, last)
             case Style.TAGGED:
-                self._tagged(parts, last)
+                self._read_argument(parts, last)
             case Style.PYTHON:
                 self._python(parts)
             case Style.BARE:
@@ -208,7 +208,7 @@ class LayoutParser(CallParser):
         if self._take_object(parts):
             self._state = "tail"
 
-    def _tagged(self, parts: list[AnswerPart], last: bool) -> None:
+    def _read_argument(self, parts: list[AnswerPart], last: bool) -> None:
         """One argument, or the end of the call."""
         ends = self._tail or self._section_end
         ended = ends and self._match(ends[:1], 0, last) is not None
@@ -319,7 +319,7 @@ class LayoutParser(CallParser):
             at = self._match([mark], at, last) or at
         self._buffer, self._state = self._buffer[at:], "between"
 
-    def _between(self, parts: list[AnswerPart], last: bool) -> None:
+    def _read_after_call(self, parts: list[AnswerPart], last: bool) -> None:
         """After a call: another one, the end of the list, or text."""
         end = self._match(self._section_end, 0, last) if self._section_end else None
         if end is not None and self._section:

@@ -177,7 +177,7 @@ class _BareReader:
             raise ValueError("nested too deeply")
         self._space()
         if self._text.startswith(self._mark, self._at):
-            return self._marked()
+            return self._marked_text()
         match self._text[self._at]:
             case "{":
                 return dict(self._items(depth, "}", keyed=True))
@@ -208,7 +208,7 @@ class _BareReader:
 
     def _key(self) -> str:
         if self._text.startswith(self._mark, self._at):
-            key = self._marked()
+            key = self._marked_text()
         elif self._text[self._at] == '"':
             key, self._at = json.JSONDecoder().raw_decode(self._text, self._at)
         else:
@@ -220,7 +220,7 @@ class _BareReader:
         self._at += 1
         return key
 
-    def _marked(self) -> str:
+    def _marked_text(self) -> str:
         begin = self._at + len(self._mark)
         end = self._text.index(self._mark, begin)
         self._at = end + len(self._mark)

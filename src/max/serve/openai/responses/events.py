@@ -62,7 +62,7 @@ class ResponseWriter:
         """Identifies the response."""
         return self._id
 
-    def shown(self, status: str) -> dict[str, Any]:
+    def current_response(self, status: str) -> dict[str, Any]:
         """The response that is made in the background, as it is now.
 
         Args:
@@ -93,7 +93,7 @@ class ResponseWriter:
         created = b"" if self._is_created else self._create("in_progress")
         return created + self.event("response.in_progress", response=self.response(None))
 
-    def failed(self, error: ApiError) -> bytes:
+    def error_event(self, error: ApiError) -> bytes:
         """The event that ends a stream with an error."""
         if not self._is_created:
             data = {"code": error.code, "message": error.message, "param": error.param}
@@ -225,7 +225,7 @@ class ResponseWriter:
             return "summary", "summary_index", "reasoning_summary_text", "reasoning_summary_part"
         return "content", "content_index", "reasoning_text", "content_part"
 
-    def _named(self, name: str) -> dict[str, str]:
+    def _tool_name(self, name: str) -> dict[str, str]:
         """The name of a called tool, with its namespace if it has one."""
         if name not in self._namespaces:
             return {"name": name}
@@ -254,10 +254,10 @@ class ResponseWriter:
             item = {"type": "reasoning", "id": new_id("rs"), "summary": []}
         elif name in self._job.custom_tools:
             item = {"type": "custom_tool_call", "id": new_id("ctc"), "call_id": call_id}
-            item |= {**self._named(name), "input": ""}
+            item |= {**self._tool_name(name), "input": ""}
         else:
             item = {"type": "function_call", "id": new_id("fc"), "call_id": call_id}
-            item |= {**self._named(name), "arguments": ""}
+            item |= {**self._tool_name(name), "arguments": ""}
         item["status"] = "in_progress"
         field, index, part_kind = "content", "content_index", "content_part"
         if kind == "reasoning":

@@ -63,7 +63,7 @@ async def responses(body: ResponsesBody, request: Request) -> Response:
     writer = await by_size(ResponseWriter, body, job, keep)
     if body.stream:
         return await event_stream(
-            request, _stream(writer, job, state), writer.failed, waiting=writer.waiting
+            request, _stream(writer, job, state), writer.error_event, waiting=writer.waiting
         )
     timeout = state.settings.request_timeout_s
     answers = await unless_disconnected(request, collect_answers(job, state.metrics, timeout))
@@ -87,12 +87,12 @@ async def _in_background(
     state.background.check(client)
     keep = keeper(state, history, body.input)
     writer = await by_size(ResponseWriter, body, job, keep)
-    response = BackgroundResponse(client, writer.shown)
+    response = BackgroundResponse(client, writer.current_response)
     response.add(writer.waiting())
     parts = _stream(writer, job, state)
-    state.background.begin(writer.identifier, response, parts, writer.failed, keep)
+    state.background.begin(writer.identifier, response, parts, writer.error_event, keep)
     if body.stream:
-        return await event_stream(request, response.read(), writer.failed)
+        return await event_stream(request, response.read(), writer.error_event)
     return json_response(response.response())
 
 

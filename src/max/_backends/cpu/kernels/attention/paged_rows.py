@@ -166,7 +166,7 @@ def score_block(
             for i in range(0, rows, p.gemv_rows):
                 c = Matrix(scores[i * KEYS + j :], KEYS)
                 queries, vectors = memory.queries[i:], p.gemv_vectors
-                dot_rows(c, queries, keys[j:], p.gemv_rows, t, together=vectors)
+                dot_rows(c, queries, keys[j:], p.gemv_rows, t, rows_at_once=vectors)
     else:
         lanes = p.depth // wide.pair
         for j in range(0, count, 2 * t.width):

@@ -77,7 +77,7 @@ def filter_tiling(target: Target, dtype: k.ScalarType, t: Tiling) -> Tiling:
 
 @k.inline
 def pack_strips(
-    packed: k.View, weight: k.View, groups: int, stored: Tiling, ctx: k.Context
+    packed: k.View, weight: k.View, groups: int, stored_tiling: Tiling, ctx: k.Context
 ) -> None:
     """Packs a filter `[taps…, C / groups, F]` as `[groups, strips, taps * channels][COLUMNS]`, pairs of rows side by
     side, zero-filled.
@@ -86,16 +86,16 @@ def pack_strips(
         packed: Flat view of lanes.
         weight: The filter.
         groups: Groups of columns.
-        stored: The lanes of the packed filter.
+        stored_tiling: The lanes of the packed filter.
         ctx: The context.
     """
     # [taps * channels] rows of the filter
     size = weight.shape[0] * weight.shape[1] * weight.shape[2] * weight.shape[3]
-    lanes = k.ceildiv(size, stored.pair)
+    lanes = k.ceildiv(size, stored_tiling.pair)
     features = weight.shape[4] // groups
     strips = k.ceildiv(features, COLUMNS)
     rows = weight.reshape(size, weight.shape[4])
-    chunk = LANES_K * stored.pair
+    chunk = LANES_K * stored_tiling.pair
     for g, strip, part in ctx.parallel((groups, strips, k.ceildiv(size, chunk))):
         column = g * features + strip * COLUMNS
         # the last strip of a group ends with the group
@@ -103,7 +103,7 @@ def pack_strips(
         # [group][strip][lanes along k], whole strips of `lanes` rows
         at = ((g * strips + strip) * lanes + part * LANES_K) * COLUMNS
         source = rows[part * chunk : k.min(part * chunk + chunk, size), column:last]
-        pack_columns(packed[at:], source, COLUMNS // stored.width, stored)
+        pack_columns(packed[at:], source, COLUMNS // stored_tiling.width, stored_tiling)
 
 
 @k.kernel

@@ -84,7 +84,7 @@ def tile_place(tile: k.Value, im: Image) -> Place:
 
 
 @k.inline
-def evaluated(d: Any) -> Any:
+def interpolate_tile(d: Any) -> Any:
     """Six neighbors in the basis of the points: the transposed interpolation of a product of polynomials."""
     outer, inner = d[4] - 2.0 * d[2], ROOT_HALF * (d[3] - 2.0 * d[1])
     low, high = d[4] - 0.5 * d[2], ROOT_TWO * (d[3] - 0.5 * d[1])
@@ -135,11 +135,11 @@ def transform_tile(
                 source.load(i * line + j * pixel + c, width=width, mask=mask)
                 for i in k.static_range(POINTS)
             ]
-            column = evaluated(d)
+            column = interpolate_tile(d)
             for i in k.static_range(POINTS):
                 half[i, j] = column[i]
         for i in k.static_range(POINTS):
-            row = evaluated([half[i, j] for j in k.static_range(POINTS)])
+            row = interpolate_tile([half[i, j] for j in k.static_range(POINTS)])
             for j in k.static_range(POINTS):
                 # a vector past the last channel ends in the gap
                 v.store((i * POINTS + j) * step + c, value=row[j])

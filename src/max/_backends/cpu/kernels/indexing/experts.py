@@ -14,7 +14,7 @@ from max._backends.kernel_call import KernelCall, Operand, view
 def expert_order(
     order: k.Output,
     starts: k.Output,
-    restored: k.Output,
+    restore_order: k.Output,
     experts: k.Output,
     stats: k.Output,
     ids: k.Input,
@@ -32,7 +32,7 @@ def expert_order(
     places = ctx.scratch(k.i64, (count,))
     rows = ids.size
     check_size("the order of tokens", order.size, rows)
-    check_size("the places of tokens", restored.size, rows)
+    check_size("the places of tokens", restore_order.size, rows)
     check_size("expert_start_indices", starts.size, count + 1)
     check_size("expert_usage_stats", stats.size, 2)
     for e in range(count):
@@ -62,7 +62,7 @@ def expert_order(
     for i in range(rows):
         expert = k.i64(ids[i])
         order[places[expert]] = i
-        restored[i] = places[expert]
+        restore_order[i] = places[expert]
         places[expert] += 1
 
 

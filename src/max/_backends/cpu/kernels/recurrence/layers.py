@@ -312,7 +312,7 @@ def gru_gates(phase: Phase, states: tuple[Any, Any], x: Gru, form: Form, place: 
 @k.inline
 def each_place(
     batch: Any,
-    hidden: int,
+    num_units: int,
     number: k.Value,
     states: Any,
     ctx: k.Context,
@@ -324,7 +324,7 @@ def each_place(
 
     Args:
         batch: The directions that are computed now, the sequences, and the first of these directions.
-        hidden: The units.
+        num_units: The units.
         number: The step.
         states: Two buffers of states, which take turns.
         ctx: The context.
@@ -336,14 +336,14 @@ def each_place(
     width = ctx.target.width(k.f32)
     registers = 24 if ctx.target.registers >= 32 else 8
     many, few = (8, 4) if ctx.target.registers >= 32 else (4, 2)
-    directions, blocks = batch[0], (hidden + UNITS - 1) // UNITS
+    directions, blocks = batch[0], (num_units + UNITS - 1) // UNITS
     tasks, workers = directions * blocks, ctx.num_workers
     for task in range(ctx.worker * tasks // workers, (ctx.worker + 1) * tasks // workers):
         d, block = batch[2] + task // blocks, task % blocks
         for lane in k.static_range(0, UNITS, width):
-            left = hidden - block * UNITS - lane
+            left = num_units - block * UNITS - lane
             mask = None
-            if hidden % UNITS:
+            if num_units % UNITS:
                 mask = k.iota(k.i64, width) < left
             first, second = batch[1] // many * many, batch[1] // few * few
             for begin, end, rows in ((0, first, many), (first, second, few), (second, batch[1], 1)):

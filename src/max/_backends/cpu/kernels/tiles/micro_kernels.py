@@ -120,11 +120,11 @@ def dot_step(
 
 @k.inline
 def dot_rows(
-    c: Matrix, a: k.View, b: k.View, rows: int, t: Tiling, unroll: int = 1, together: int = 4
+    c: Matrix, a: k.View, b: k.View, rows: int, t: Tiling, unroll: int = 1, rows_at_once: int = 4
 ) -> None:
     """Computes dot products of rows of A and four rows of B, contiguous along k: `c[i, j] = a[i] · b[j]`.
 
-    Register budget: rows × `together` accumulators (twice that with `unroll` 2), `rows` vectors of A and two of B.
+    Register budget: rows × `rows_at_once` accumulators (twice that with `unroll` 2), `rows` vectors of A and two of B.
 
     Args:
         c: The sums, four a row.
@@ -133,7 +133,7 @@ def dot_rows(
         rows: Rows of A per pass.
         t: The tiling.
         unroll: Steps in k per iteration, each with accumulators of its own: 2 hides the latency of a single row.
-        together: Rows of B per loop over k.
+        rows_at_once: Rows of B per loop over k.
     """
     size = a.shape[1]
     sums = k.tile(t.sums, (rows, 4), width=t.width, fill=0)
@@ -141,14 +141,16 @@ def dot_rows(
     second_sums = k.tile(t.sums, (rows, 4), width=t.width, fill=0)
     # the loop has no mask; the rest follows with one
     aligned_size = size - size % (t.step * unroll)
-    for first in k.static_range(0, 4, together):
+    for first in k.static_range(0, 4, rows_at_once):
         for n in range(0, aligned_size, t.step * unroll):
-            dot_step(sums, a[:, n:], b[:, n:], None, rows, t, first, together)
+            dot_step(sums, a[:, n:], b[:, n:], None, rows, t, first, rows_at_once)
             if unroll == 2:
                 second = n + t.step
-                dot_step(second_sums, a[:, second:], b[:, second:], None, rows, t, first, together)
+                dot_step(
+                    second_sums, a[:, second:], b[:, second:], None, rows, t, first, rows_at_once
+                )
         for n, mask in k.vectors(aligned_size, size, t.step):
-            dot_step(sums, a[:, n:], b[:, n:], mask, rows, t, first, together)
+            dot_step(sums, a[:, n:], b[:, n:], mask, rows, t, first, rows_at_once)
     if unroll == 2:
         for i in k.static_range(rows):
             for j in k.static_range(4):

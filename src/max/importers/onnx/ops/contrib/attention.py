@@ -50,10 +50,10 @@ def attend(
     return ops.matmul(ops.softmax(scores), v)
 
 
-def mask_bias(allowed: TensorValue, dtype: DType, value: float) -> TensorValue:
+def mask_bias(is_allowed: TensorValue, dtype: DType, value: float) -> TensorValue:
     """A bias that is 0 where a mask is true, and a large negative number elsewhere."""
     zero = ops.constant(np.zeros((), dtype.to_numpy()))
-    return ops.where(allowed, zero, ops.constant(np.array(value, dtype.to_numpy())))
+    return ops.where(is_allowed, zero, ops.constant(np.array(value, dtype.to_numpy())))
 
 
 def _places(count: Any, x: TensorValue, axis: int) -> TensorValue:

@@ -89,10 +89,10 @@ def fused_conv(
     x: TensorValue,
     weight: TensorValue,
     bias: TensorValue | None = None,
-    added: TensorValue | None = None,
+    addend: TensorValue | None = None,
 ) -> TensorValue:
     y = conv(node)
-    return apply_activation(node, y if added is None else y + added)
+    return apply_activation(node, y if addend is None else y + addend)
 
 
 @op(f"{_MS}:FusedGemm")

@@ -18,7 +18,7 @@ An f32 is coded if the lower halves of its panel are all zero, as in checkpoints
 a bf16. Targets whose lookups take too long store the upper halves instead, a panel of bf16 ("halved"). A panel that
 coding would not make smaller, or with too many escapes, is stored as it is.
 
-The buffer begins with a directory: for each panel its place in bytes, its kind with the number of its escapes, and its
+The buffer begins with a directory: for each panel its place in bytes, its form with the number of its escapes, and its
 table. Panels follow each other without gaps, so that memory behind the last one is never touched.
 """
 
@@ -35,7 +35,7 @@ from max._backends.cpu.kernels.tiles.tiling import Tiling, round_up
 from max.dtype import DType
 
 PLAIN, CODED, HALVED = 0, 1, 2
-"""The kinds of panels: as they are, coded, and upper halves of f32."""
+"""The forms of panels: as they are, coded, and upper halves of f32."""
 
 
 class Coding(NamedTuple):
@@ -43,11 +43,11 @@ class Coding(NamedTuple):
 
     Args:
         dtype: The element type of the weights.
-        kind: The kind of the panels that are not plain, `CODED` or `HALVED`.
+        form: The form of the panels that are not plain, `CODED` or `HALVED`.
     """
 
     dtype: k.ScalarType
-    kind: int
+    form: int
 
 
 ENCODINGS: Mapping[str, Coding] = {
@@ -67,7 +67,7 @@ UNIT_PLACES = 2 * STEP_BYTES
 TABLE = 16
 """The number of upper bytes in a table."""
 ENTRY = 4
-"""The 64-bit words of a panel in the directory: its place, kind and escapes, and its table."""
+"""The 64-bit words of a panel in the directory: its place, form and escapes, and its table."""
 ESCAPE_STEPS = 8
 """A panel is coded if it has at most one escape for this many steps, as a unit with escapes takes longer."""
 MAX_INNER = (1 << 24) // COLUMNS - UNIT_DEPTH
@@ -106,16 +106,16 @@ class CodedPanel(NamedTuple):
     """One panel.
 
     Args:
-        kind: `PLAIN`, `CODED` or `HALVED`.
+        form: `PLAIN`, `CODED` or `HALVED`.
         table: The table.
         bytes: The bytes of the units, or of the weights of a plain panel.
         escapes: The number of escapes.
         depth: The number of rows of k.
         dtype: The element type of the weights.
-        coding: The kind of panels that are not plain.
+        coding: The form of panels that are not plain.
     """
 
-    kind: Any
+    form: Any
     table: Any
     bytes: Any
     escapes: Any
@@ -129,8 +129,8 @@ def coded_panel(panels: CodedPanels, strip: k.Value, depth: Any) -> CodedPanel:
     """The panel of a strip."""
     entry = panels.memory.view(k.i64)[ENTRY * (panels.first + strip) :]
     memory = panels.memory[entry[0] :]
-    kind, escapes = entry[1] % 4, entry[1] // 4
-    return CodedPanel(kind, table_of(entry), memory, escapes, depth, panels.dtype, panels.coding)
+    form, escapes = entry[1] % 4, entry[1] // 4
+    return CodedPanel(form, table_of(entry), memory, escapes, depth, panels.dtype, panels.coding)
 
 
 @k.inline
@@ -144,7 +144,7 @@ def panel_weights(panel: CodedPanel, halved: bool) -> Any:
 def bytes_from(panel: CodedPanel, row: k.Value) -> Any:
     """The bytes of a panel from a row of k on."""
     size = k.i64(UNIT_DEPTH * COLUMNS * panel.dtype.size)
-    if panel.kind != PLAIN:
+    if panel.form != PLAIN:
         size = k.i64(UNIT_BYTES if panel.coding == CODED else UNIT_DEPTH * COLUMNS * 2)
     return panel.bytes[row // UNIT_DEPTH * size :]
 
@@ -220,7 +220,7 @@ def decode_rows(
         length: The number of rows, a multiple of `UNIT_DEPTH`.
         t: The tiling.
     """
-    if panel.kind == PLAIN:
+    if panel.form == PLAIN:
         copy_block(block, panel, begin, length, False, t)
     elif panel.coding == HALVED:
         copy_block(block, panel, begin, length, True, t)
@@ -298,10 +298,10 @@ def upper_byte(place: k.Value, t: Tiling) -> Any:
 
 
 @k.inline
-def panel_size(kind: k.Value, escapes: k.Value, depth: k.Value, dtype: k.View, coding: int) -> Any:
-    """The bytes of a panel of a kind, whole cache lines."""
+def panel_size(form: k.Value, escapes: k.Value, depth: k.Value, dtype: k.View, coding: int) -> Any:
+    """The bytes of a panel of a form, whole cache lines."""
     size = depth * COLUMNS * dtype.size
-    if kind != PLAIN:
+    if form != PLAIN:
         size = depth * COLUMNS * 2
         if coding == CODED:
             size = round_up(depth // UNIT_DEPTH * UNIT_BYTES + 4 * escapes, CACHE_LINE)

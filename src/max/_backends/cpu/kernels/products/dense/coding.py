@@ -147,28 +147,28 @@ def in_table(table: Any, byte: k.Value) -> Any:
 
 @k.inline
 def plan_panel(
-    memory: k.View, strip: k.Value, panel: k.View, counts: k.View, kind: int, width: int
+    memory: k.View, strip: k.Value, panel: k.View, counts: k.View, form: int, width: int
 ) -> None:
-    """Writes the kind, the escapes and the table of a panel to its entry in the directory."""
+    """Writes the form, the escapes and the table of a panel to its entry in the directory."""
     depth = panel.shape[0] // COLUMNS
     escapes, plain = k.i64(0), k.i64(0)
     if has_lower_halves(panel, width):
         plain = k.i64(1)
-    elif kind == CODED:
+    elif form == CODED:
         count_bytes(counts, panel)
         escapes = choose_table(memory[8 * (ENTRY * strip + 2) :], counts)
         # a step has two rows of k
         if escapes * (2 * ESCAPE_STEPS) > depth or panel_size(
-            k.i64(kind), escapes, depth, panel.dtype, kind
-        ) >= panel_size(k.i64(PLAIN), escapes, depth, panel.dtype, kind):
+            k.i64(form), escapes, depth, panel.dtype, form
+        ) >= panel_size(k.i64(PLAIN), escapes, depth, panel.dtype, form):
             plain = k.i64(1)
     entry = memory.view(k.i64)[ENTRY * strip :]
-    entry[1] = k.i64(PLAIN) if plain > 0 else kind + 4 * escapes
+    entry[1] = k.i64(PLAIN) if plain > 0 else form + 4 * escapes
 
 
 @k.kernel
-def code_panels(out: k.Output, panels: k.Input, ctx: k.Context, *, kind: int) -> None:
-    """Codes the panels `[strips, elements]` into `out`, bytes; see `ENCODINGS` for the kind."""
+def code_panels(out: k.Output, panels: k.Input, ctx: k.Context, *, form: int) -> None:
+    """Codes the panels `[strips, elements]` into `out`, bytes; see `ENCODINGS` for the form."""
     t = storage(ctx.target, k.bf16)
     dtype = panels.dtype
     strips, depth = panels.shape[0], panels.shape[1] // COLUMNS
@@ -176,14 +176,14 @@ def code_panels(out: k.Output, panels: k.Input, ctx: k.Context, *, kind: int) ->
     directory = memory.view(k.i64)
     counts = ctx.scratch(k.i64, (256,))
     for strip in ctx.parallel(strips):
-        plan_panel(memory, strip, panels[strip], counts, kind, t.width)
+        plan_panel(memory, strip, panels[strip], counts, form, t.width)
     ctx.barrier()
     if ctx.worker == 0:
         place = round_up(8 * ENTRY * strips, CACHE_LINE)
         for strip in range(strips):
             directory[ENTRY * strip] = place
             word = directory[ENTRY * strip + 1]
-            place += panel_size(word % 4, word // 4, depth, dtype, kind)
+            place += panel_size(word % 4, word // 4, depth, dtype, form)
     ctx.barrier()
     for strip in ctx.parallel(strips):
         entry = directory[ENTRY * strip :]
@@ -192,7 +192,7 @@ def code_panels(out: k.Output, panels: k.Input, ctx: k.Context, *, kind: int) ->
             copy = target.view(dtype)
             for i in range(0, panels.shape[1], t.width):
                 copy.store(i, value=panels.load(strip, i, width=t.width))
-        elif kind == CODED:
+        elif form == CODED:
             code_panel(target, panels[strip], memory[8 * (ENTRY * strip + 2) :], t)
         else:
             halve_panel(target, panels[strip], t)
@@ -209,7 +209,7 @@ def _lower_code(
         view("result", 0, results[0], static=False),
         view("operand", 0, operands[0], static=False),
     )
-    return KernelCall(code_panels, args, {"kind": ENCODINGS[attributes["encoding"]].kind})
+    return KernelCall(code_panels, args, {"form": ENCODINGS[attributes["encoding"]].form})
 
 
 LOWERINGS = {"mok.code": _lower_code}

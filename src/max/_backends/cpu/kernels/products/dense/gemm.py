@@ -282,7 +282,7 @@ def panel_block(
         panel = coded_panel(panels, task.strip + strip, size)
         if not decodes_in_tiles(t):
             decode_rows(wide, panel, begin, length, t)
-        elif panel.kind == PLAIN:
+        elif panel.form == PLAIN:
             decode_rows(wide, panel, begin, length, t)
         return wide
     else:
@@ -309,7 +309,7 @@ def block_ahead(panels: Any, task: Task, turn: k.Value, cut: Cut, t: Tiling) -> 
 @k.inline
 def gemm_task(
     results: Results, a: k.View, panels: Any, memory: GemmMemory, task: Task, b: Blocking,
-    copied: k.Value, in_place: bool, t: Tiling,
+    copied_rows: k.Value, in_place: bool, t: Tiling,
 ) -> Any:  # fmt: skip
     """Multiplies the rows of a task by its panels.
 
@@ -320,7 +320,7 @@ def gemm_task(
         memory: Scratch memory.
         task: The task.
         b: The blocking.
-        copied: The contents of the copy of rows: the index of its first row times the number of K blocks, plus the
+        copied_rows: The contents of the copy of rows: the index of its first row times the number of K blocks, plus the
             index of its group of K blocks; -1: empty.
         in_place: Whether A is read in place instead of copied.
         t: The tiling.
@@ -340,8 +340,8 @@ def gemm_task(
         if not in_place:
             # the copy is reused for all panels of its K blocks, and for the next task of the same rows
             group = n // held
-            if copied != task.row * blocks + group:
-                copied = task.row * blocks + group
+            if copied_rows != task.row * blocks + group:
+                copied_rows = task.row * blocks + group
                 for i in range(k.min(held, blocks - group * held)):
                     at = (group * held + i) * block
                     part = a[task.row : task.row + task.rows, at : k.min(at + block, size)]
@@ -358,14 +358,14 @@ def gemm_task(
         x = KBlock(left_rows, memory.wide if widens else panel, depth, n == 0)
         if decodes_in_tiles(t):
             source = coded_panel(panels, task.strip + strip, size)
-            active = k.i64(1) if source.kind == CODED else k.i64(0)
+            active = k.i64(1) if source.form == CODED else k.i64(0)
             x = x._replace(coded=CodedBlock(source, begin // UNIT_DEPTH, active))
         step = PanelStep(x, strip, blocks, n, ahead)
         taller = taller_from(task.rows, t)
         multiply_panel(
             results, memory.sums, step, task, b, t, multiply_rows, tile_heights(t), taller
         )
-    return copied
+    return copied_rows
 
 
 @k.inline

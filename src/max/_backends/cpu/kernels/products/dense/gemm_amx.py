@@ -61,7 +61,7 @@ first pass prefetches all of it.
 @k.inline
 def multiply_tiles(
     tiles: Any, sums: Any, left: k.Integer, panel: k.Integer, steps: k.Integer, first: Any, remaining: k.Value,
-    tile: k.Value, spread: Any, ahead: Any, part: k.View,
+    tile: k.Value, shares_prefetches: Any, ahead: Any, part: k.View,
 ) -> None:  # fmt: skip
     """Multiplies one or two row tiles by a panel; the passes share the prefetches of the next panel.
 
@@ -74,13 +74,13 @@ def multiply_tiles(
         first: Whether this is the first K block.
         remaining: The number of rows from the first of these tiles to the end of the task.
         tile: The index of the pass over the rows.
-        spread: Whether several passes share the prefetches.
+        shares_prefetches: Whether several passes share the prefetches.
         ahead: The next panel, flat.
         part: Memory for the sums of a K block; see `multiply_amx`.
     """
     # the last pass of a task may have the rows of one tile only
     single = remaining <= HEIGHT
-    prefetching = k.i64(SPREAD) if spread else k.i64(1)
+    prefetching = k.i64(SPREAD) if shares_prefetches else k.i64(1)
     for high in k.static_range(1, 3):
         if single == (high == 1):
             # the next panel is prefetched already
@@ -88,7 +88,7 @@ def multiply_tiles(
                 multiply_amx(
                     tiles, sums, left, panel, steps, first, high, Ahead(ahead, tile, 0), part
                 )
-            elif spread:
+            elif shares_prefetches:
                 share = Ahead(ahead, tile, LINES // SPREAD)
                 multiply_amx(tiles, sums, left, panel, steps, first, high, share, part)
             else:

@@ -181,7 +181,7 @@ def gemv_any_panel(
     """`gemv_by_panel` for a panel of a strip, coded or not; `memory` is that of `gemv_memory`."""
     if t.coded:
         panel = coded_panel(panels, strip, a.shape[1])
-        if panel.kind == PLAIN:
+        if panel.form == PLAIN:
             gemv_by_panel(c, a, panel_weights(panel, False), t)
         elif panel.coding == HALVED:
             gemv_by_panel(c, a, panel_weights(panel, True), t)
@@ -250,7 +250,7 @@ def as_panels(panels: k.View, coding: Any) -> Any:
         return panels
     else:
         flat = panels.reshape(panels.size)
-        return CodedPanels(flat, k.i64(0), panels.shape[0], coding.dtype, coding.kind)
+        return CodedPanels(flat, k.i64(0), panels.shape[0], coding.dtype, coding.form)
 
 
 @k.kernel

@@ -399,12 +399,12 @@ def encode_block(
 
 
 @k.inline
-def weighted_error(block: k.View, x: k.View, w: k.View, decoded: k.View, encoding: str) -> Any:
-    """The weighted sum of squared errors of a block; `decoded` is scratch memory of its elements."""
-    decode_block(decoded, block, encoding)
+def weighted_error(block: k.View, x: k.View, w: k.View, scratch: k.View, encoding: str) -> Any:
+    """The weighted sum of squared errors of a block; `scratch` is scratch memory of its elements."""
+    decode_block(scratch, block, encoding)
     total = k.splat(k.f32(0), WIDTH)
     for i in range(0, BLOCK_FORMATS[encoding].elements, WIDTH):
-        error = load_half_part(decoded, i) - load_half_part(x, i)
+        error = load_half_part(scratch, i) - load_half_part(x, i)
         total = total + load_half_part(w, i) * error * error
     return k.reduce_add(total)
 
