@@ -68,7 +68,10 @@ def kept_cluster(folder: str) -> str:
         if process is None and not _is_locked(path):
             starts += 1
             process = multiprocessing.get_context("spawn").Process(
-                target=_keep, args=(str(path), lifeline.held()), name="max cluster", daemon=True
+                target=_keep,
+                args=(str(path), lifeline.current_lifeline()),
+                name="max cluster",
+                daemon=True,
             )
             process.start()
         time.sleep(_LOOK_S)
