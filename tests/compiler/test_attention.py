@@ -465,3 +465,54 @@ def test_no_less_precise_than_the_products(dtype: DType, rows: int) -> None:
     ]
     # products of few rows add up slices of the keys, which rounds less than one chain
     assert errors[0] <= 1.1 * errors[1]
+
+
+def guarded(
+    q: TensorValue, keys: TensorValue, values: TensorValue, mask: TensorValue
+) -> TensorValue:
+    """Attention as torch exports it for boolean masks: probabilities that are NaN are 0."""
+    weights = ops.softmax(q @ ops.transpose(keys, -1, -2) * 0.25 + mask)
+    zero = ops.constant(0.0, F32, DEVICE)
+    return ops.where(ops.is_nan(weights), zero, weights) @ values
+
+
+@pytest.mark.parametrize(
+    ("batch", "rows", "length"), [(3, 5, 7), (2, 300, 130), (1, 1, 700), (2, 3, 2000)]
+)
+def test_guarded_probabilities(batch: int, rows: int, length: int) -> None:
+    """Rows whose keys are all masked are 0, and those with a NaN among their scores; also of tasks that are split."""
+    rng = np.random.default_rng(rows)
+    arrays = [floats(rng, F32, batch, *sizes) for sizes in ((rows, 16), (length, 16), (length, 8))]
+    q, keys, values = arrays
+    mask = np.where(rng.random((rows, length)) < 0.5, -np.inf, 0).astype(np.float32)
+    mask[rows // 2] = -np.inf
+    q[-1, 0, 3] = np.nan
+    graph = staged(guarded, [*arrays, mask])
+    assert launches(graph) == ["attention"]
+    with np.errstate(invalid="ignore"):
+        scores = q.astype(np.float64) @ np.swapaxes(keys, -1, -2) * 0.25 + mask
+    weights = softmax(scores)
+    expected = np.where(np.isnan(weights), 0, weights) @ values
+    assert not expected[:, rows // 2].any() and not expected[-1, 0].any()
+    assert_close(executed(graph, [*arrays, mask]), expected)
+
+
+@pytest.mark.parametrize("change", ["fill", "other", "used"])
+def test_other_selects_of_probabilities(change: str) -> None:
+    """A select of another number, of another value's NaNs, or of probabilities that are read elsewhere stays."""
+
+    def build(q: TensorValue, keys: TensorValue, values: TensorValue) -> TensorValue:
+        scores = q @ ops.transpose(keys, -1, -2)
+        weights = ops.softmax(scores)
+        tested = ops.is_nan(scores if change == "other" else weights)
+        fill = ops.constant(0.5 if change == "fill" else 0.0, F32, DEVICE)
+        result = ops.where(tested, fill, weights) @ values
+        return result + ops.max(weights) if change == "used" else result
+
+    rng = np.random.default_rng(1)
+    arrays = [floats(rng, F32, 2, *sizes) for sizes in ((4, 8), (6, 8), (6, 8))]
+    graph = staged(build, arrays)
+    assert not fused(graph)
+    weights = softmax(arrays[0].astype(np.float64) @ np.swapaxes(arrays[1], -1, -2))
+    more = weights.max(-1, keepdims=True) if change == "used" else 0
+    assert_close(executed(graph, arrays), weights @ arrays[2] + more)

@@ -405,7 +405,8 @@ CASES: dict[str, tuple[Build, dict[str, Any], str | None]] = {
     "keys and values that are gathered": (
         lambda q, k, v: att(q, second_of_three(k), second_of_three(v)),
         {"q": (2, 6, 5, 8), "k": (2, 1, 6, 7, 8), "v": (2, 1, 6, 7, 4)},
-        "attention(q, gather(broadcast_to 2x3x6x7x8(k), 1), gather(broadcast_to 2x3x6x7x4(v), 1))",
+        "attention(q, reshape 2x6x7x8(slice 1:1:2(broadcast_to 2x3x6x7x8(k))), "
+        "reshape 2x6x7x4(slice 1:1:2(broadcast_to 2x3x6x7x4(v))))",
     ),
     "keys with a last axis of size 1": (
         lambda q, k, v: att(q, ops.reshape(ops.broadcast_to(k, [2, 3, 7]), [2, 3, 7, 1]), v),

@@ -53,6 +53,20 @@ def power(exponent: float) -> Callable[[Value], Value]:
     return lambda x: x ** ops.constant(np.full((), exponent, np.float32), F32, CPU)
 
 
+def index(numbers: Any) -> Value:
+    return ops.constant(np.array(numbers), DType.int64, CPU)
+
+
+def image(x: Value, channels: int = 1) -> Value:
+    return abs(ops.reshape(x, ["n", 2, 2 // channels, channels]))
+
+
+def convolved(x: Value, channels: int = 1) -> Value:
+    """With a filter of two by two taps, one and a half for each."""
+    taps = np.full((2, 2, channels, 1), 1.5, np.float32)
+    return ops.conv2d(x, ops.constant(taps, F32, CPU), padding=(0, 0, 1, 0))
+
+
 CASES: dict[str, tuple[Callable[[Value], Any], list[str]]] = {
     "a cast to the same dtype": (lambda x: stage("cast", (x,), {}, x.type.to_mlir()) + 1, ["add"]),
     "two reshapes": (lambda x: ops.reshape(ops.reshape(x, ["n", 2, 2]), ["n", 1, 4]), ["reshape"]),
@@ -86,6 +100,33 @@ CASES: dict[str, tuple[Callable[[Value], Any], list[str]]] = {
     "a gather of a narrower table": (
         lambda x: ops.gather(ops.tanh(x).cast(F16), ops.constant(np.array([2, 0]), DType.int64, CPU), 0),
         ["tanh", "cast", "gather"],
+    ),
+    "a gather of one row": (lambda x: ops.gather(ops.tanh(x), index(1), 1), ["tanh", "slice", "reshape"]),
+    "a gather of the last row": (
+        lambda x: ops.gather(ops.tanh(x), index([-1]), 1), ["tanh", "slice"],
+    ),
+    "a gather of an unknown number of rows": (lambda x: ops.gather(x, index(1), 0), ["gather"]),
+    "a gather of two rows": (lambda x: ops.gather(x, index([1, 3]), 1), ["gather"]),
+    "a padded image": (
+        lambda x: convolved(ops.pad(image(x), [0, 0, 1, 0, 0, 1, 0, 0])), ["reshape", "abs", "conv"],
+    ),
+    "a padded image with channels first": (
+        lambda x: convolved(
+            ops.permute(ops.pad(ops.permute(image(x, 2), [0, 3, 1, 2]), [0, 0, 0, 0, 1, 1, 0, 1]), [0, 2, 3, 1]), 2
+        ),
+        ["reshape", "abs", "transpose", "transpose", "conv"],
+    ),
+    "an image padded by more than the filter reads": (
+        lambda x: convolved(ops.pad(image(x), [0, 0, 2, 2, 0, 0, 0, 0])), ["reshape", "abs", "pad", "conv"],
+    ),
+    "an image padded by ones": (
+        lambda x: convolved(ops.pad(image(x), [0, 0, 1, 1, 0, 0, 0, 0], value=1)), ["reshape", "abs", "pad", "conv"],
+    ),
+    "a padded batch": (
+        lambda x: convolved(ops.pad(image(x), [1, 0, 0, 0, 0, 0, 0, 0])), ["reshape", "abs", "pad", "conv"],
+    ),
+    "an image with more channels": (
+        lambda x: convolved(ops.pad(image(x), [0, 0, 0, 0, 0, 0, 0, 1]), 2), ["reshape", "abs", "pad", "conv"],
     ),
     "the first power": (lambda x: power(1)(x) + 1, ["add"]),
     "a square": (power(2), ["mul"]),

@@ -132,6 +132,13 @@ def test_slices_of_images() -> None:
     assert (start, stop, step) == (["[0, 0, 0, 1]"], ["[n, 4, 2, 4]"], ["[1, 2, 1, 1]"])
 
 
+def test_padded_images() -> None:
+    text = inner(lambda x: ops.pad(x, [0, 0, 1, 2, 3, 0, 0, 4]))
+    assert "transpose" not in text
+    (low, high) = (re.findall(rf"{name} = #mo.shape<(.*?)>", text) for name in ("low", "high"))
+    assert (low, high) == (["[0, 3, 0, 1]"], ["[0, 0, 4, 2]"])
+
+
 def test_attributes_of_elementwise_ops_are_kept() -> None:
     text = inner(lambda x: ops.gelu(x, "tanh"))
     assert "transpose" not in text and 'approximate = "tanh"' in text

@@ -32,6 +32,7 @@ APART = f"!mo.tensor<[b, n, 2, 1, 8], {F}>"
 SPREAD = f"!mo.tensor<[b, n, 2, 2, 8], {F}>"
 QT = f"!mo.tensor<[b, 4, n, 8], {F}>"
 KT = f"!mo.tensor<[b, 4, 8, n], {F}>"
+TESTS = "!mo.tensor<[b, 4, n, n], bool, cpu:0>"
 SCORES = f"!mo.tensor<[b, 4, n, n], {F}>"
 MASK = f"!mo.tensor<[b, 1, 1, n], {F}>"
 OUT = f"!mo.tensor<[b, n, 32], {F}>"
@@ -433,6 +434,22 @@ SOURCES: dict[str, tuple[str, str]] = {
             %ot = mo.transpose(%o) {{perm = array<i64: 0, 2, 1, 3>}} : ({QT}) -> {Q}
             %y = mo.reshape(%ot) : ({Q}) -> {OUT}
             mo.output(%y) : ({OUT}) -> ()""",
+        ),
+    ),
+    "fuse_attention_of_guarded_probabilities": (
+        "fuse-attention",
+        graph(
+            f"%q: {QT}, %k: {QT}",
+            QT,
+            f"""
+            %s = mok.matmul(%q, %k) {{transpose_b = true}} : ({QT}, {QT}) -> {SCORES}
+            %p = mo.softmax(%s) {{axis = 3 : i64}} : ({SCORES}) -> {SCORES}
+            %n = mo.is_nan(%p) : ({SCORES}) -> {TESTS}
+            %z = mo.constant() {{value = #mo.dense<f32, [], [0.0]>}} : () -> {ONE}
+            %zb = mo.broadcast_to(%z) : ({ONE}) -> {SCORES}
+            %g = mo.select(%n, %zb, %p) : ({TESTS}, {SCORES}, {SCORES}) -> {SCORES}
+            %o = mo.matmul(%g, %k) : ({SCORES}, {QT}) -> {QT}
+            mo.output(%o) : ({QT}) -> ()""",
         ),
     ),
     "fuse_attention_not_where_probabilities_are_used": (

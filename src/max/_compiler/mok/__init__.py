@@ -135,7 +135,7 @@ class AttentionOp(MoOp):
     Masks broadcast to the scores. Each has a fill: None if the mask is added, else the score where the mask is false.
     In the result the axis of queries is before the batch axis `axis`; its dtype is that of the graph's probabilities.
     `roundings` has the dtypes that casts of the graph round to: the scaled scores, the scores after each mask, and the
-    probabilities; None: they stay in f32.
+    probabilities; None: they stay in f32. With `guarded`, rows whose probabilities are NaN are 0.
     """
 
     name = "mok.attention"
@@ -150,6 +150,7 @@ class AttentionOp(MoOp):
             "axis": int,
             "dtype": DType,
         },
+        optional={"guarded": bool},
         infer=_infer_attention,
         flops=_attention_flops,
         separates=True,
@@ -166,6 +167,7 @@ class AttentionOp(MoOp):
         axis: int,
         dtype: DType,
         location: LocationAttr,
+        guarded: bool = False,
     ) -> AttentionOp:
         """The op for queries, keys, values and masks."""
         attrs = {
@@ -174,6 +176,7 @@ class AttentionOp(MoOp):
             "roundings": tuple(roundings),
             "axis": axis,
             "dtype": dtype,
+            **({"guarded": True} if guarded else {}),
         }
         return cls.create(
             operands=operands,

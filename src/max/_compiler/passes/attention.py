@@ -4,6 +4,7 @@ The fused op does not write its scores to memory, and reads its operands as stri
 
 - a scale: a product of, or a quotient by, a constant, applied to the scores, to q or to k;
 - masks that are added, and selects between the scores and a constant;
+- a select of 0 where a probability is NaN, as rows are whose keys are all masked by -inf;
 - casts of scores and probabilities, which the op carries out where they round, and reshapes that regroup the batch
   axes;
 - grouped queries: KV heads broadcast over the query heads that share them, and merged into one axis.
@@ -90,6 +91,8 @@ class _Fusion:
         self.constant_values = constant_values
         self.anchor = softmax
         """New ops are inserted before this one."""
+        self.guarded = False
+        """Whether probabilities that are NaN become 0."""
 
     def run(self) -> bool:
         """Fuses the ops; returns whether the pattern matched."""
@@ -104,6 +107,9 @@ class _Fusion:
         if weighted_sum is None or scores is None or len(scores.masks) > MAX_MASKS:
             return False
         last, weight_dtype = weighted_sum
+        if self.guarded and weight_dtype is not None:
+            # such weights are divided by their total before they are summed
+            return False
         self.anchor = last
         first = scores.product
         if any(v in self.constant_values for v in (first.operands[1], last.operands[1])):
@@ -136,7 +142,7 @@ class _Fusion:
 
     def _weighted_sum(self) -> tuple[MoOp, DType | None] | None:
         """The product of the probabilities and the values, if it is their only use, and what casts round them to."""
-        value = self.softmax.results[0]
+        value = self._guarded(self.softmax.results[0])
         rounding: DType | None = None
         while value.has_one_use():
             (use,) = value.uses
@@ -155,6 +161,25 @@ class _Fusion:
                 (rounding,) = joined
             value = user.results[0]
         return None
+
+    def _guarded(self, value: SSAValue) -> SSAValue:
+        """The probabilities after a select of 0 where they are NaN, if that and the test are all that reads them."""
+        users = [use.operation for use in value.uses]
+        tests = [user for user in users if isinstance(user, MoOp) and user.name == "mo.is_nan"]
+        selects = [user for user in users if type(user) is SelectOp]
+        if not len(users) == 2 == len(tests) + len(selects) or len(tests) != 1:
+            return value
+        condition, zero, kept = selects[0].operands
+        test = tests[0].results[0]
+        if (
+            condition is not test
+            or not test.has_one_use()
+            or kept is not value
+            or _number(zero) != 0
+        ):
+            return value
+        self.guarded = True
+        return selects[0].results[0]
 
     def _scores(self, value: SSAValue, shape: Sizes) -> Scores | None:
         """The product that computes the scores, if each step from it to `value` has one use."""
@@ -321,7 +346,7 @@ class _Fusion:
         batch = shape_of(operands[0])[:-2]
         axis = _queries_axis(result, batch)
         op = AttentionOp.of(
-            operands, scale, fills, roundings, axis, result.type.dtype, last.location
+            operands, scale, fills, roundings, axis, result.type.dtype, last.location, self.guarded
         )
         fused = insert_before(last, op)
         rank = len(batch)

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 from xdsl.ir import Block, Operation, SSAValue
 
 from max._compiler.mok import MatmulOp
 from max._compiler.passes.base import constant_of, ops_of
-from max.mlir import DenseAttr, MoOp, ShapedType, TensorType, build, to_attr
+from max.mlir import DenseAttr, DimExpr, MoOp, ShapedType, TensorType, build, to_attr
 from max.mlir.builtin import UNKNOWN_LOC
 from max.mlir.ops import matmul as staged
 from max.mlir.ops.constant import ConstantOp, TransferOp
@@ -25,6 +26,7 @@ from max.mlir.ops.shape import (
     SliceOp,
     TransposeOp,
 )
+from max.mlir.ops.spatial import ConvOp
 
 __all__ = ["canonicalize", "insert_before"]
 
@@ -138,7 +140,11 @@ def _matmul(op: MoOp) -> SSAValue | None:
 
 
 def _gather(op: MoOp) -> SSAValue | None:
-    """`gather(cast(table))` becomes `cast(gather(table))`: only the gathered rows are converted."""
+    """A gather of one constant index becomes a slice, a view; `gather(cast(table))` becomes `cast(gather(table))`: only
+    the gathered rows are converted.
+    """
+    if (part := _slice_at(op)) is not None:
+        return part
     inner = producer(op.operands[0], CastOp)
     if inner is None:
         return None
@@ -150,6 +156,71 @@ def _gather(op: MoOp) -> SSAValue | None:
         return None
     rows = insert_before(op, build(GatherOp, (inner.operands[0], op.operands[1]), op.attrs))
     return insert_before(op, build(CastOp, (rows,), {}, (result,)))
+
+
+def _slice_at(op: MoOp) -> SSAValue | None:
+    """What a gather reads if its index is one constant in range, as a slice; else None."""
+    source, index = op.operands
+    number = _single(index)
+    type_ = source.type
+    axis: int = op.attr("axis")
+    if number is None or not isinstance(type_, TensorType) or not type_.shape[axis].is_static:
+        return None
+    size: int = type_.shape[axis].value
+    at = int(number)
+    if not -size <= at < size:
+        # an error at run time
+        return None
+    at %= size
+    dims = [*type_.shape]
+    start, stop = [DimExpr.of(0)] * len(dims), [*dims]
+    start[axis], stop[axis], dims[axis] = DimExpr.of(at), DimExpr.of(at + 1), DimExpr.of(1)
+    bounds = {"start": tuple(start), "stop": tuple(stop), "step": (DimExpr.of(1),) * len(dims)}
+    part = insert_before(op, build(SliceOp, (source,), bounds, (type_.with_shape(dims),)))
+    return insert_before(op, build(ReshapeOp, (part,), {}, op.result_types))
+
+
+def _single(value: SSAValue) -> Any:
+    """The element of a constant that has one, seen through reshapes and broadcasts; else None."""
+    while isinstance(view := value.owner, MoOp) and view.spec.in_order:
+        value = view.operands[0]
+    array = constant_of(value.owner)
+    return array.reshape(-1)[0] if array is not None and array.size == 1 else None
+
+
+def _conv(op: MoOp) -> SSAValue | None:
+    """Zeros that pad an image become the padding of the convolution that reads it."""
+    image, weight = op.operands
+    transpose = producer(image, TransposeOp)
+    pad = producer(image if transpose is None else transpose.operands[0], PadOp)
+    if pad is None or pad.attr("mode") != "constant" or pad.attr("value") != 0:
+        return None
+    low, high = pad.attr("low"), pad.attr("high")
+    if transpose is not None:
+        low, high = ([side[axis] for axis in transpose.attr("perm")] for side in (low, high))
+    margins = list(zip(low, high, strict=True))
+    if any(not side.is_static or side.value < 0 for pair in margins for side in pair):
+        return None
+    # batches and channels have no padding in a convolution
+    if any(side.value for pair in (margins[0], margins[-1]) for side in pair):
+        return None
+    padding: list[int] = [*op.attr("padding")]
+    for i, pair in enumerate(margins[1:-1]):
+        taps, dilation = shape_of(weight)[i], op.attr("dilation")[i]
+        for side in range(2):
+            padding[2 * i + side] += pair[side].value
+            # more padding than taps: windows of zeros only, which kernels do not expect
+            if not isinstance(taps, DimExpr) or not taps.is_static:
+                return None
+            if padding[2 * i + side] > (taps.value - 1) * dilation:
+                return None
+    inner = pad.operands[0]
+    if transpose is not None:
+        perm = tuple(transpose.attr("perm"))
+        inner = insert_before(op, build(TransposeOp, (inner,), {"perm": perm}))
+    return insert_before(
+        op, build(ConvOp, (inner, weight), {**op.attrs, "padding": tuple(padding)})
+    )
 
 
 def _transfer(op: MoOp) -> SSAValue | None:
@@ -165,18 +236,11 @@ def _transfer(op: MoOp) -> SSAValue | None:
 def _pow(op: MoOp) -> SSAValue | None:
     """Small constant powers of floats as products and roots."""
     x, y = op.operands
-    while isinstance(view := y.owner, MoOp) and view.spec.in_order:
-        y = view.operands[0]
-    array = constant_of(y.owner)
+    number = _single(y)
     type_ = x.type
-    if (
-        array is None
-        or array.size != 1
-        or not isinstance(type_, TensorType)
-        or not type_.dtype.is_float()
-    ):
+    if number is None or not isinstance(type_, TensorType) or not type_.dtype.is_float():
         return None
-    match float(array.reshape(-1)[0]):
+    match float(number):
         case 1.0:
             return x
         case 2.0:
@@ -241,6 +305,7 @@ RULES: dict[type[MoOp], Rule] = {
     RebindOp: _same_type,
     staged.MatmulOp: _matmul,
     GatherOp: _gather,
+    ConvOp: _conv,
     TransferOp: _transfer,
 }
 """The rule of each op: it returns the replacement, or None to keep the op. `_reduce_one` is that of reductions."""

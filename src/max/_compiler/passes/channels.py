@@ -16,7 +16,7 @@ from max._compiler.passes.base import ops_of
 from max._compiler.passes.canonicalize import insert_before, producer
 from max.mlir import DimExpr, MoOp, TensorType, build, to_attr
 from max.mlir.ops.constant import ConstantOp
-from max.mlir.ops.shape import BroadcastToOp, ConcatOp, ReshapeOp, SliceOp, TransposeOp
+from max.mlir.ops.shape import BroadcastToOp, ConcatOp, PadOp, ReshapeOp, SliceOp, TransposeOp
 
 __all__ = ["move_channels"]
 
@@ -127,7 +127,7 @@ def _rule(op: MoOp) -> Rule | None:
     # a reduction keeps its axis, with size 1
     if isinstance(op, ConcatOp) or (op.spec.reduction and "axis" in op.attributes):
         return _moved_axis
-    return _moved_bounds if isinstance(op, SliceOp) else None
+    return _moved_bounds if isinstance(op, SliceOp | PadOp) else None
 
 
 def _same(op: MoOp, perm: Perm) -> dict[str, Attribute]:
@@ -142,7 +142,8 @@ def _moved_axis(op: MoOp, perm: Perm) -> dict[str, Attribute]:
 def _moved_bounds(op: MoOp, perm: Perm) -> dict[str, Attribute]:
     inverse = _inverse(perm)
     moved: dict[str, Attribute] = dict(op.attributes)
-    for name in ("start", "stop", "step"):
+    names = ("low", "high") if isinstance(op, PadOp) else ("start", "stop", "step")
+    for name in names:
         bounds: Sequence[object] = op.attr(name)
         moved[name] = to_attr(tuple([bounds[axis] for axis in inverse]))
     return moved

@@ -146,7 +146,14 @@ def dense_scratch(max_rows: int, size: int, width: int, p: Plan, ctx: k.Context)
 
 @k.inline
 def store_rows(
-    out: k.View, parts: k.View, task: Task, part: k.Value, splits: k.Value, state: RowState, p: Plan
+    out: k.View,
+    parts: k.View,
+    task: Task,
+    part: k.Value,
+    splits: k.Value,
+    state: RowState,
+    p: Plan,
+    guarded: bool,
 ) -> None:
     """Stores the results of a task, or where it is split its sums, maxima and totals.
 
@@ -158,6 +165,7 @@ def store_rows(
         splits: Parts of a task.
         state: The state of its rows.
         p: The plan.
+        guarded: Whether rows whose total is no number above 0 are 0.
     """
     t, group, width = p.plain, task.q.shape[0], task.values.shape[1]
     in_place = task.rows <= p.row_threshold
@@ -178,10 +186,10 @@ def store_rows(
             v = state.sums.load(state_row * p.stride + j, width=t.width) * scale
             if splits > 1:
                 parts.store(part_row, j, value=v, mask=tail)
-            elif task.values.shape[0] > 0:
+            elif task.values.shape[0] > 0 and not (guarded and not state.totals[state_row] > 0):
                 out.store(row % group, row // group, j, value=v, mask=tail)
             else:
-                # a sum over no keys is 0
+                # a sum over no keys is 0, and so is one whose weights are guarded
                 zero = k.splat(k.f32(0), t.width)
                 out.store(row % group, row // group, j, value=zero, mask=tail)
 
@@ -199,6 +207,7 @@ def attention_dense(
     fills: tuple[float | None, ...],
     roundings: tuple[k.ScalarType | None, ...],
     columns: bool,
+    guarded: bool = False,
 ) -> None:
     """`out[b, g, i] = softmax(scale · q[b, g, i] · keys[b] + masks[b, g, i]) · values[b]`, with any number of batch
     axes.
@@ -244,7 +253,7 @@ def attention_dense(
             attend_packed(task, memory, ahead, p)
         part = (k.i64(index // blocks) * grid.rows + first) * MAX_SPLITS + split
         target = part_at(out, coordinates, rank)
-        store_rows(target, parts, task, part, grid.splits, memory.state, p)
+        store_rows(target, parts, task, part, grid.splits, memory.state, p, guarded)
 
     if p.matrix_tiles:
         if task_rows > p.row_threshold:
@@ -256,7 +265,8 @@ def attention_dense(
             unflatten(coordinates, batch, q, rank)
             target = part_at(out, coordinates, rank)[row % group, row // group]
             row_parts = parts[(batch * grid.rows + row) * MAX_SPLITS :]  # [splits, width + 2]
-            merge_parts(target, row_parts, grid.splits, p.factor, float("nan"), p.plain.width)
+            empty = 0.0 if guarded else float("nan")
+            merge_parts(target, row_parts, grid.splits, p.factor, empty, p.plain.width, guarded)
 
 
 def _lower_attention(
@@ -290,6 +300,7 @@ def _lower_attention(
         "fills": tuple(attributes.get("fills", ())),
         "roundings": tuple(None if dtype is None else k.scalar_type(dtype) for dtype in roundings),
         "columns": columns,
+        "guarded": bool(attributes.get("guarded", False)),
     }
     return KernelCall(attention_dense, args, params, workspaces=(parts,))
 

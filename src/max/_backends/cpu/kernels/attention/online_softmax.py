@@ -204,7 +204,13 @@ def add_weights(
 
 @k.inline
 def merge_parts(
-    out: k.View, parts: k.View, splits: k.Integer, factor: k.Value, empty: float, width: int
+    out: k.View,
+    parts: k.View,
+    splits: k.Integer,
+    factor: k.Value,
+    empty: float,
+    width: int,
+    guarded: bool = False,
 ) -> None:
     """One row of results from the parts `[splits, head_dim + 2]`: sums, maximum and total of each.
 
@@ -215,6 +221,7 @@ def merge_parts(
         factor: The factor of maxima.
         empty: What a row is multiplied by whose weights are all 0.
         width: Lanes of a vector.
+        guarded: Whether a row whose total is NaN is 0.
     """
     head_dim = out.shape[0]
     largest = k.f32(NEGATIVE_INFINITY)
@@ -235,4 +242,6 @@ def merge_parts(
         # 0 where no key was seen, or NaN where the caller asks for it
         if total == 0:
             v = v * scale
+        if guarded:
+            v = k.select(k.splat(total, width) > 0, v, k.splat(k.f32(0), width))
         out.store(j, value=v, mask=mask)
