@@ -21,14 +21,15 @@ from max.pipelines.core.exceptions import UserError
 from max.serve.anthropic import messages
 from max.serve.errors import ApiError
 from max.serve.http import cluster_routes, health, stream_routes, tokens, unsupported_routes
+from max.serve.http.bodies.body import BodyRoute
 from max.serve.http.bodies.content_types import ContentTypes
 from max.serve.http.bodies.validation import validation_error
 from max.serve.http.connections.hosts import HostRule
 from max.serve.http.error_responses import as_api_error
-from max.serve.http.kept_streams import StreamKeeper
+from max.serve.http.kept_streams import StreamKeeper, is_kept
 from max.serve.http.middleware import Gate
 from max.serve.http.response_sockets import ResponseSockets
-from max.serve.http.route_index import RouteIndex
+from max.serve.http.route_index import RAISED, RouteIndex
 from max.serve.http.state import ServerState, json_response
 from max.serve.http.streaming import ClientLeftError
 from max.serve.llama_cpp import infill, slots
@@ -114,7 +115,8 @@ def build_app(
     routes += web.docs_router.routes
     if state.settings.web_page and "openai" in served:  # the chat page uses it
         routes += web.router.routes
-    routes.insert(0, RouteIndex(list(routes)))
+    index = RouteIndex(list(routes))
+    routes.insert(0, index)
     app.add_exception_handler(ApiError, _api_error)
     app.add_exception_handler(ClientLeftError, _client_left)
     app.add_exception_handler(RequestValidationError, _validation_error)
@@ -131,7 +133,8 @@ def build_app(
         app.add_exception_handler(expected, _api_error)
     app.add_exception_handler(Exception, _api_error)
     gate = Gate(
-        _Stack(app),
+        # only the stack adds the headers of CORS
+        _Stack(app, None if origins else index),
         state.settings,
         state.metrics,
         tracing,
@@ -148,12 +151,16 @@ def build_app(
 class _Stack:
     """The middleware and the routes of an application, without what FastAPI does before them for each request.
 
+    A route that reads its body itself is called past all of them: nothing is left to do for it, but for answers that
+    are kept, and for its errors, which take the whole way.
+
     Args:
         app: The application, which is not changed any more.
+        index: Finds the routes that may be called in this way; None: there are none.
     """
 
-    def __init__(self, app: FastAPI) -> None:
-        self._app, self._stack = app, app.build_middleware_stack()
+    def __init__(self, app: FastAPI, index: RouteIndex | None) -> None:
+        self._app, self._stack, self._index = app, app.build_middleware_stack(), index
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Handles a connection.
@@ -164,7 +171,18 @@ class _Stack:
             send: Its response.
         """
         scope["app"] = self._app
-        await self._stack(scope, receive, send)
+        route = None if self._index is None else self._index.find(scope)
+        if not isinstance(route, BodyRoute) or not route.reads_body or is_kept(scope):
+            await self._stack(scope, receive, send)
+            return
+        scope["route"] = route
+        try:
+            response = await route.respond(Request(scope, receive, send))
+        except Exception as error:
+            scope[RAISED] = error
+            await self._stack(scope, receive, send)
+            return
+        await response(scope, receive, send)
 
 
 def error_response(request: Request, error: ApiError) -> Response:

@@ -18,6 +18,7 @@ from max.serve.requests.request_context import current_request
 
 HEADER = "x-stream-id"
 """The header of a POST request whose answer is kept; the client chooses the identifier."""
+_HEADER = HEADER.encode()
 ABANDONED_S = 120.0
 """The time after which an answer that nobody reads is ended."""
 KEPT_S = 600.0
@@ -234,6 +235,15 @@ class KeptStreams:
                 return
         while self._bytes > MOST_BYTES:
             self._drop(max(self._streams.values(), key=lambda each: each.size))
+
+
+def is_kept(scope: Scope) -> bool:
+    """Whether a request asks for an answer that is kept.
+
+    Args:
+        scope: The connection.
+    """
+    return any(name == _HEADER for name, _ in scope["headers"])
 
 
 class StreamKeeper:

@@ -9,6 +9,9 @@ from starlette._utils import get_route_path
 from starlette.routing import BaseRoute, Match, NoMatchFound, Route
 from starlette.types import Receive, Scope, Send
 
+RAISED = "raised"
+"""The key of a connection for the error that its route has raised already: the middleware answers it."""
+
 
 class RouteIndex(BaseRoute):
     """Stands before the routes of an application, and has the same order of precedence.
@@ -58,6 +61,8 @@ class RouteIndex(BaseRoute):
             receive: Its body.
             send: Its response.
         """
+        if (error := scope.get(RAISED)) is not None:
+            raise error
         route = self.find(scope)
         assert route is not None
         await route.handle(scope, receive, send)

@@ -20,7 +20,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from max.serve.errors import ApiError
 from max.serve.http.connections.hosts import TARGET_HOST
 from max.serve.http.error_responses import ErrorBody, openai_body, send_error
-from max.serve.http.kept_streams import HEADER as STREAM_HEADER
+from max.serve.http.kept_streams import is_kept
 
 logger = logging.getLogger("max.serve")
 
@@ -84,8 +84,7 @@ class Forwarder:
     def _is_own(self, scope: Scope) -> bool:
         if f"{scope['method']} {scope['path']}" not in _STATELESS or not self._is_ready():
             return False
-        name = STREAM_HEADER.encode()
-        return all(header[0] != name for header in scope["headers"])
+        return not is_kept(scope)
 
     async def _refuse(self, scope: Scope, send: Send, error: ApiError) -> None:
         await send_error(send, error, self._error_body(scope["path"], error))

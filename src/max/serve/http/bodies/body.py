@@ -41,6 +41,20 @@ class BodyRoute(APIRoute):
         self._handler = handle
         return handle
 
+    @property
+    def reads_body(self) -> bool:
+        """Whether its handler has a body."""
+        return self._handler is not None
+
+    async def respond(self, request: Request) -> Response:
+        """The response to a request, whose errors are answered by the application's middleware.
+
+        Args:
+            request: The request, of one of the route's methods; the handler has a body.
+        """
+        assert self._handler is not None
+        return await self._handler(request)
+
     async def handle(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Handles a connection; without the stacks of dependencies, which a route with a body does not have.
 
@@ -52,8 +66,7 @@ class BodyRoute(APIRoute):
         if self._handler is None or scope["method"] not in self.methods:
             await super().handle(scope, receive, send)
             return
-        # errors are answered by the application's middleware
-        response = await self._handler(Request(scope, receive, send))
+        response = await self.respond(Request(scope, receive, send))
         await response(scope, receive, send)
 
 
