@@ -26,6 +26,22 @@ CHUNK_SIZE = 128
 Tokens = npt.NDArray[np.integer[Any]]
 
 
+def check_prompt(tokens: int, max_length: int) -> None:
+    """Refuses a prompt without tokens, and one that leaves no room for a new token.
+
+    Args:
+        tokens: The number of its tokens.
+        max_length: The most tokens of the sequence.
+
+    Raises:
+        InputError: It is refused.
+    """
+    if tokens == 0:
+        raise InputError("the prompt has no tokens", "Give a prompt that is not empty.")
+    if tokens >= max_length:
+        raise PromptTooLongError(tokens, max_length, note=", at least one of them new")
+
+
 @dataclass(kw_only=True)
 class TextContext:
     """The state of one request for text.
@@ -111,8 +127,6 @@ class TextContext:
             raise InputError(
                 f"the prompt's tokens have shape {self.tokens.shape}; expected one dimension"
             )
-        if self.tokens.size == 0:
-            raise InputError("the prompt has no tokens", "Give a prompt that is not empty.")
         if self._end_idx < 0:  # a context from another process has its indices
             self._end_idx = len(self.tokens)
         if self._active_idx < 0:
@@ -123,10 +137,8 @@ class TextContext:
             self._completion_start_idx = self._prompt_len
         if self._completion_end_idx < 0:
             self._completion_end_idx = self._prompt_len
-        if self._prompt_len >= self.max_length:
-            raise PromptTooLongError(
-                self._prompt_len, self.max_length, note=", at least one of them new"
-            )
+        if self.tokens.size == 0 or self._prompt_len >= self.max_length:
+            check_prompt(self._prompt_len if self.tokens.size else 0, self.max_length)
         self._grow(self._end_idx)
         self._check()
 

@@ -43,6 +43,8 @@ else:
 
 logger = logging.getLogger("max.pipelines")
 
+_LONG = 4096
+"""The characters of a text that takes milliseconds, for which the event loop does not wait."""
 _AFTER_MARK = 4
 """Tokens of space that may follow the mark of reasoning at the end of a prompt."""
 
@@ -254,19 +256,37 @@ class TextTokenizer(PipelineTokenizer[TextContext, Tokens, TextGenerationRequest
             InputError: It is longer than the model's context, or is not UTF-8.
         """
         if isinstance(prompt, str):
-            if isinstance(self.delegate, HFTokenizer):
-                # a text that cannot fit is refused before it is encoded, which may take a minute
-                self._check_length(self.delegate.fewest_tokens(prompt), at_least=True)
-                ids = self.delegate.encode(utf8(prompt), add_special_tokens, most=self.max_length)
-            else:
-                ids = self._ids(prompt, add_special_tokens)
-            tokens = np.array(ids, np.int64)
-        else:
-            self._check_length(len(prompt))
-            tokens = _given_tokens(prompt)
-        self._check_length(len(tokens))
-        self.check_tokens(tokens, of_text=isinstance(prompt, str))
+            return np.array(self.ids_now(prompt, add_special_tokens), np.int64)
+        self._check_length(len(prompt))
+        tokens = _given_tokens(prompt)
+        self.check_tokens(tokens, of_text=False)
         return tokens
+
+    def ids_now(self, prompt: str, add_special_tokens: bool = True) -> list[int]:
+        """Encodes a text as :meth:`encode_now` does.
+
+        Args:
+            prompt: The text.
+            add_special_tokens: Whether to add begin and end tokens.
+
+        Raises:
+            InputError: It is longer than the model's context, or is not UTF-8.
+        """
+        if isinstance(self.delegate, HFTokenizer):
+            # a text that cannot fit is refused before it is encoded, which may take a minute
+            self._check_length(self.delegate.fewest_tokens(prompt), at_least=True)
+            ids = self.delegate.encode(utf8(prompt), add_special_tokens, most=self.max_length)
+        else:
+            ids = self._ids(prompt, add_special_tokens)
+        self._check_length(len(ids))
+        self._check_ids(ids, of_text=True)
+        return ids
+
+    def _check_ids(self, ids: list[int], of_text: bool) -> None:
+        """As :meth:`check_tokens`, for a list."""
+        size = self._vocabulary_size
+        if ids and (min(ids) < 0 or (size is not None and max(ids) >= size)):
+            self.check_tokens(np.array(ids), of_text)
 
     def check_tokens(self, tokens: Tokens, of_text: bool) -> None:
         """Checks that the model has all tokens.
@@ -311,10 +331,23 @@ class TextTokenizer(PipelineTokenizer[TextContext, Tokens, TextGenerationRequest
         Raises:
             InputError: It is longer than the model's context.
         """
-        # a long text takes milliseconds: do not block the event loop
-        if isinstance(prompt, str) and len(prompt) > 4096:
+        if isinstance(prompt, str) and len(prompt) > _LONG:
             return await run_with_default_executor(self.encode_now, prompt, add_special_tokens)
         return self.encode_now(prompt, add_special_tokens)
+
+    async def encode_ids(self, prompt: str, add_special_tokens: bool = True) -> list[int]:
+        """Encodes a text as :meth:`encode` does.
+
+        Args:
+            prompt: The text.
+            add_special_tokens: Whether to add begin and end tokens.
+
+        Raises:
+            InputError: It is longer than the model's context.
+        """
+        if len(prompt) > _LONG:
+            return await run_with_default_executor(self.ids_now, prompt, add_special_tokens)
+        return self.ids_now(prompt, add_special_tokens)
 
     def decode_now(self, tokens: Sequence[int] | Tokens, **kwargs: object) -> str:
         """Decodes tokens, in this thread.
@@ -369,6 +402,31 @@ class TextTokenizer(PipelineTokenizer[TextContext, Tokens, TextGenerationRequest
             validate(context)
         return context
 
+    @property
+    def validates_contexts(self) -> bool:
+        """Whether new contexts are checked by functions of the model's architecture."""
+        return bool(self._validators)
+
+    async def new_arguments(self, request: TextGenerationRequest) -> dict[str, Any]:
+        """The arguments of the context of a request that another process makes, with its tokens in a list.
+
+        Args:
+            request: The request: a prompt, a list of tokens, or messages.
+
+        Raises:
+            InputError: It has none of them, or it does not fit the model.
+        """
+        prompt = request.prompt
+        if type(prompt) is list:
+            self._check_length(len(prompt))
+            self._check_ids(prompt, of_text=False)
+            tokens = prompt
+        elif isinstance(prompt, str):
+            tokens = await self.encode_ids(prompt)
+        else:
+            tokens = (await self._prompt_tokens(request)).tolist()
+        return self._context_arguments(request, tokens)
+
     async def _prompt_tokens(self, request: TextGenerationRequest) -> Tokens:
         """The tokens of the prompt or of the messages."""
         if request.prompt is not None:
@@ -381,7 +439,9 @@ class TextTokenizer(PipelineTokenizer[TextContext, Tokens, TextGenerationRequest
             return await self.encode(text, add_special_tokens=False)
         raise InputError("the request has neither a prompt nor messages", "Give one of them.")
 
-    def _reasoning(self, params: SamplingParams, tokens: Tokens) -> ReasoningBudget | None:
+    def _reasoning(
+        self, params: SamplingParams, tokens: Tokens | list[int]
+    ) -> ReasoningBudget | None:
         """How the answer reasons, if its reasoning has a temperature of its own, and the chat template marks it."""
         temperature = params.thinking_temperature
         begin, end = "<think>", "</think>"
@@ -396,7 +456,9 @@ class TextTokenizer(PipelineTokenizer[TextContext, Tokens, TextGenerationRequest
             UNLIMITED, begin, end, last.rstrip().endswith(begin), len(opening), closing, temperature
         )
 
-    def _context_arguments(self, request: TextGenerationRequest, tokens: Tokens) -> dict[str, Any]:
+    def _context_arguments(
+        self, request: TextGenerationRequest, tokens: Tokens | list[int]
+    ) -> dict[str, Any]:
         """The arguments of the context of a request; raises InputError for invalid ones."""
         params = request.sampling_params
         stops = [request.stop] if isinstance(request.stop, str) else list(request.stop or [])

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
+from max._dataclass import replaced
 from max.interfaces import RequestID, SamplingParams, TextGenerationRequest
 from max.pipelines.core.reasoning import UNLIMITED, ReasoningBudget
 from max.pipelines.core.text import utf8_size
@@ -24,6 +25,7 @@ from max.serve.models.model import ServedModel
 from max.serve.requests.generation import ChatJob, PlainParser, TextSequence, choices_of
 from max.serve.requests.parts import AnswerParser
 from max.serve.requests.request_context import current_request
+from max.serve.requests.steps import next_step
 from max.serve.requests.threads import by_size, in_grammar_thread
 
 
@@ -80,7 +82,7 @@ async def prepare(model: ServedModel, conversation: Conversation) -> ChatJob:
     Raises:
         ApiError: It does not fit the model.
     """
-    conversation = replace(
+    conversation = replaced(
         conversation,
         messages=model.recipe.before(conversation.messages),
         stops=conversation.stops or model.recipe.stops,
@@ -122,6 +124,7 @@ async def prepare(model: ServedModel, conversation: Conversation) -> ChatJob:
             param="messages",
             code=CONTEXT_LENGTH_EXCEEDED,
         )
+    await next_step()
     text = await conversation_text(
         model,
         conversation.messages,
@@ -134,11 +137,13 @@ async def prepare(model: ServedModel, conversation: Conversation) -> ChatJob:
     thinks = model.reasons and text.rstrip().endswith(think_marks[0])
     if not conversation.continues:
         text += answer_opening(model, conversation, thinks)
+    await next_step()
+    tokens = await _prompt(model, text, conversation.kept_tokens)
     request = await model.engine_request(
         TextGenerationRequest(
             request_id=RequestID(conversation.request_id),
             model_name=model.name,
-            prompt=await _prompt(model, text, conversation.kept_tokens),
+            prompt=tokens,
             logprobs=conversation.log_probabilities,
             echo=conversation.prompt_logs,
             stop=list(conversation.stops),
@@ -155,7 +160,7 @@ async def prepare(model: ServedModel, conversation: Conversation) -> ChatJob:
     # special tokens that stay in the text, as the parsers look for them
     visible = frozenset(model.special_token_ids[m] for m in marks if m in model.special_token_ids)
     sequence = TextSequence(
-        replace(
+        replaced(
             request,
             grammar=grammar,
             reasoning_budget=reasoning_budget(model, conversation, thinks, bool(parsed)),

@@ -48,6 +48,7 @@ from max.serve.openai import (
 from max.serve.openai.responses import compaction
 from max.serve.openai.responses import routes as responses
 from max.serve.openai.responses import stored as stored_responses
+from max.serve.requests.steps import next_step
 from max.serve.tracing import Tracing
 from max.serve.web import routes as web
 from max.serve.worker.client import EngineLostError, EngineUnavailableError
@@ -182,6 +183,7 @@ class _Stack:
             scope[RAISED] = error
             await self._stack(scope, receive, send)
             return
+        await next_step()
         await response(scope, receive, send)
 
 

@@ -10,6 +10,7 @@ from dataclasses import replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
+from max._dataclass import replaced
 from max._lazy import lazy_module
 from max.interfaces import SamplingParams, SamplingParamsInput, TextGenerationRequest
 from max.pipelines.config.pipeline_config import PipelineConfig
@@ -34,6 +35,7 @@ from max.serve.models.vocabulary import Vocabulary
 from max.serve.process.settings import AnswerSettings
 from max.serve.requests.infill import Infill
 from max.serve.requests.request_context import current_request
+from max.serve.requests.steps import next_step
 from max.serve.worker.client import EngineClient
 
 if TYPE_CHECKING:
@@ -348,10 +350,9 @@ class ServedModel:
         """
         self.check_text(utf8_size(text), "messages")
         try:
-            tokens = await self.tokenizer.encode(text, add_special_tokens=False)
+            return await self.tokenizer.encode_ids(text, add_special_tokens=False)
         except ValueError as error:
             raise of_user_error(error, "messages") from error
-        return tokens.tolist()
 
     def decoder(self, visible: frozenset[int] = frozenset()) -> Callable[[Sequence[int]], str]:
         """A function that decodes tokens without special tokens.
@@ -422,19 +423,22 @@ class ServedModel:
                 if 0 < self.max_length < len(request.prompt):
                     raise PromptTooLongError(len(request.prompt), self.max_length)
                 self._check_tokens(request.prompt, param)
-            context = await self.tokenizer.new_context(request)
+            # the worker's log has the same identifiers as the server's
+            name = request.request_id.value
+            current = current_request()
+            values: dict[str, Any] = {
+                "request_id": f"{current.request_id}/{name}" if current.request_id else name,
+                "priority": current.priority,
+                "client": current.client,
+                "cache_salt": current.prefix_salt,
+                "adapter": current.adapter,
+                "adapter_scale": current.adapter_scale,
+            }
+            if self.tokenizer.validates_contexts:
+                context = await self.tokenizer.new_context(request)
+                return replaced(GenerationRequest.of(context), **values)
+            arguments = await self.tokenizer.new_arguments(request)
+            await next_step()
+            return GenerationRequest.of_arguments(arguments, **values)
         except ValueError as error:
             raise of_user_error(error, param) from error
-        current = current_request()
-        engine_request = GenerationRequest.of(context)
-        # so that the worker's log has the same identifiers as the server's
-        request_id = "/".join(filter(None, (current.request_id, engine_request.request_id)))
-        return replace(
-            engine_request,
-            request_id=request_id,
-            priority=current.priority,
-            client=current.client,
-            cache_salt=current.prefix_salt,
-            adapter=current.adapter,
-            adapter_scale=current.adapter_scale,
-        )

@@ -7,9 +7,10 @@ import logging
 import time
 from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TypeAlias
 
+from max._dataclass import replaced
 from max.pipelines.generation.process.commands import GenerationRequest
 from max.pipelines.generation.process.events import PromptStarted, TokensGenerated
 from max.pipelines.tokenization.text_stream import GeneratedText, TextPiece, TokenLog
@@ -57,16 +58,14 @@ def choices_of(sequence: TextSequence, count: int) -> list[TextSequence]:
     """
     request = sequence.request
     # one seed repeats all choices, each of which has its own
-    first_seed = request.sampling.seed
+    first = request.sampling
     return [
-        replace(
+        replaced(
             sequence,
-            request=replace(
+            request=replaced(
                 request,
                 request_id=f"{request.request_id}-{i}",
-                sampling=replace(request.sampling, seed=(first_seed + i) % 2**64)
-                if i
-                else request.sampling,
+                sampling=replaced(first, seed=(first.seed + i) % 2**64) if i else first,
             ),
         )
         for i in range(count)

@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from dataclasses import asdict, fields, replace
-from typing import TypeAlias
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, fields
+from operator import attrgetter
+from typing import Any, TypeAlias
 
 import numpy as np
 
-from max._dataclass import dataclass
+from max._dataclass import dataclass, replaced
 from max.interfaces import (
     RequestID,
     SamplingParams,
 )
 from max.pipelines.core.reasoning import ReasoningBudget
-from max.pipelines.core.text_context import TextContext
+from max.pipelines.core.text_context import TextContext, check_prompt
 from max.pipelines.core.vision_context import TextAndVisionContext
 
 
@@ -46,12 +47,17 @@ class Sampling:
         """
         if params.logits_processors:
             raise ValueError("logits processors cannot be sent to the process of an engine")
-        values = {field.name: getattr(params, field.name) for field in fields(cls)}
-        return cls(**{**values, "logit_bias": tuple((params.logit_bias or {}).items())})
+        values = dict(zip(_SAMPLING, _sampling_values(params), strict=True))
+        return replaced(_DEFAULTS, **values, logit_bias=tuple((params.logit_bias or {}).items()))
 
     def to_params(self) -> SamplingParams:
         """Creates sampling parameters with these fields."""
         return SamplingParams(**{**asdict(self), "logit_bias": dict(self.logit_bias) or None})
+
+
+_DEFAULTS = Sampling()
+_SAMPLING = tuple(field.name for field in fields(Sampling) if field.name != "logit_bias")
+_sampling_values = attrgetter(*_SAMPLING)
 
 
 @dataclass(frozen=True)
@@ -144,13 +150,42 @@ class GenerationRequest:
             reusable_tokens=context.reusable_tokens,
         )
 
+    @classmethod
+    def of_arguments(cls, arguments: Mapping[str, Any], **values: Any) -> GenerationRequest:
+        """The request that corresponds to a new context, which is not made.
+
+        Args:
+            arguments: The arguments of the context, with a list of tokens.
+            values: Further fields of the request.
+
+        Raises:
+            InputError: The prompt is empty, or leaves no room for a token.
+        """
+        tokens: list[int] = arguments["tokens"]
+        check_prompt(len(tokens), arguments["max_length"])
+        return replaced(
+            _NO_REQUEST,
+            tokens=tuple(tokens),
+            max_length=arguments["max_length"],
+            eos_token_ids=tuple(sorted(arguments["eos_token_ids"])),
+            eos_sequences=tuple(map(tuple, arguments["eos_sequences"])),
+            log_probabilities=arguments["log_probabilities"],
+            log_probabilities_echo=arguments["log_probabilities_echo"],
+            ignore_eos=arguments["ignore_eos"],
+            json_schema=arguments["json_schema"],
+            reasoning_budget=arguments["reasoning_budget"],
+            model_name=arguments["model_name"],
+            sampling=Sampling.of(arguments["sampling_params"]),
+            **values,
+        )
+
     def with_grammar(self, grammar: str | None) -> GenerationRequest:
         """A copy of the request with a grammar.
 
         Args:
             grammar: The grammar; None: any text.
         """
-        return replace(self, grammar=grammar)
+        return self if grammar == self.grammar else replaced(self, grammar=grammar)
 
     def resumed_request(self, tokens: Sequence[int]) -> GenerationRequest:
         """The request for the rest of the answer, after the engine that ran it was lost.
@@ -164,13 +199,13 @@ class GenerationRequest:
         if not tokens:
             return self
         # the first tokens came with the prompt's log-probabilities
-        return replace(
+        return replaced(
             self, generated_tokens=(*self.generated_tokens, *tokens), log_probabilities_echo=False
         )
 
     def ending_with(self, tokens: Iterable[int]) -> GenerationRequest:
         """A copy of the request with additional end tokens."""
-        return replace(self, eos_token_ids=tuple(sorted({*self.eos_token_ids, *tokens})))
+        return replaced(self, eos_token_ids=tuple(sorted({*self.eos_token_ids, *tokens})))
 
     def to_context(self) -> TextContext:
         """Creates a new context from this request.
@@ -201,6 +236,9 @@ class GenerationRequest:
         )
         context.resume(self.generated_tokens)
         return context
+
+
+_NO_REQUEST = GenerationRequest("", (), 0)
 
 
 @dataclass(frozen=True)

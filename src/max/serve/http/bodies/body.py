@@ -18,6 +18,7 @@ from max.serve.http.bodies.json_reader import read_object
 from max.serve.http.bodies.validation import validation_error
 from max.serve.http.streaming import ClientLeftError
 from max.serve.requests.request_context import current_request
+from max.serve.requests.steps import next_step
 from max.serve.requests.threads import by_size
 
 T = TypeVar("T")
@@ -36,7 +37,10 @@ class BodyRoute(APIRoute):
         endpoint = self.endpoint
 
         async def handle(request: Request) -> Response:
-            return await endpoint(body=await read_body(request, kind), request=request)
+            await next_step()
+            body = await read_body(request, kind)
+            await next_step()
+            return await endpoint(body=body, request=request)
 
         self._handler = handle
         return handle
