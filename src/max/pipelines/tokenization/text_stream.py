@@ -16,7 +16,7 @@ _PENDING = 3
 _WINDOW = 8
 # a character has at most four bytes, so a window of one of these sizes begins with a whole character
 _KEPT = range(4, _WINDOW + 1)
-# a longer run of tokens without a whole character is invalid UTF-8, and is not held back
+# a longer run of tokens without a whole character is invalid UTF-8, and is neither held back nor kept
 _HOPELESS = 64
 
 
@@ -46,12 +46,13 @@ class TextStream:
         text = self._decode(self._window)
         # tokenizers with byte tokens decode a whole run as broken until its last character is complete
         end = len(text.rstrip(_BROKEN))
-        if len(self._window) > _HOPELESS:
+        hopeless = len(self._window) > _HOPELESS
+        if hopeless:
             end = max(end, len(text) - _PENDING)
         piece = text[self._sent : end]
         self._sent = max(self._sent, end)
-        if end == len(text) and len(self._window) > _WINDOW:
-            self._shorten(text)
+        if hopeless or (end == len(text) and len(self._window) > _WINDOW):
+            self._shorten(text, hopeless)
         return piece
 
     def _decode(self, tokens: Sequence[int]) -> str:
@@ -62,14 +63,25 @@ class TextStream:
             tokenizer_calls.check(error)
             raise
 
-    def _shorten(self, text: str) -> None:
-        """Drops all but the last tokens, if these decode to the end of the text."""
+    def _shorten(self, text: str, hopeless: bool) -> None:
+        """Drops all but the last tokens, if these decode to the end of the text; if it is hopeless, also tokens without
+        a text.
+        """
+        held = len(text) - self._sent
         for kept in _KEPT:
             tail = self._decode(self._window[-kept:])
-            if tail and _BROKEN not in tail and text.endswith(tail):
+            if (
+                tail
+                and (hopeless or _BROKEN not in tail)
+                and text.endswith(tail)
+                and held <= len(tail)
+            ):
                 self._window = self._window[-kept:]
-                self._sent = len(tail)
+                self._sent = len(tail) - held
                 return
+        half = self._window[: len(self._window) // 2]
+        if hopeless and self._decode(half) == text:
+            self._window = half
 
     def finish(self) -> str:
         """The text that is held back: incomplete characters."""

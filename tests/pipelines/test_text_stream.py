@@ -1,0 +1,121 @@
+"""Text of tokens that are bytes, one at a time: when it comes, and what it costs."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+
+import pytest
+
+from max.interfaces import GenerationStatus
+from max.pipelines.generation.process.events import TokenLogProbabilities
+from max.pipelines.tokenization.text_stream import GeneratedText, StopStrings, TextStream
+
+BROKEN = "\ufffd"
+INVISIBLE = 256
+
+
+class Bytes:
+    """Decodes tokens that are bytes, as byte-level tokenizers do; one token has no text."""
+
+    def __init__(self) -> None:
+        self.decoded = 0
+        """The number of tokens that were decoded."""
+
+    def __call__(self, tokens: Sequence[int]) -> str:
+        self.decoded += len(tokens)
+        return bytes(token for token in tokens if token != INVISIBLE).decode("utf-8", "replace")
+
+
+def whole(data: bytes) -> str:
+    """The whole characters at the begin of valid text that may be cut."""
+    return data.decode("utf-8", "ignore")
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_each_character_comes_with_its_last_byte(seed: int) -> None:
+    rng = random.Random(seed)
+    data = "".join(rng.choices("aé日🙂\n ", k=60)).encode()
+    decode = Bytes()
+    stream, text, at = TextStream(decode), "", 0
+    while at < len(data):
+        count = rng.choice([1, 1, 1, 2, 5, 30])
+        text += stream.push(data[at : at + count])
+        at += count
+        assert text == whole(data[:at])
+    assert stream.finish() == "" and decode.decoded < 40 * len(data)
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_any_bytes_give_what_decoding_them_at_once_gives(seed: int) -> None:
+    """Also long runs of which no character becomes whole, and tokens without a text."""
+    rng = random.Random(seed)
+    data: list[int] = []
+    for _ in range(12):
+        parts = [list("ab🙂".encode()), [0xFF], [0xF0, 0x9F], [0x98], [0x80, INVISIBLE]]
+        data += rng.choice(parts) * rng.choice([1, 1, 90])
+    stream, decode = TextStream(Bytes()), Bytes()
+    pieces = [stream.push([token]) for token in data]
+    text = "".join(pieces) + stream.finish()
+    assert text == decode(data)
+
+
+@pytest.mark.parametrize("token", [0xFF, 0x80, 0xF0, INVISIBLE])
+def test_a_long_run_without_a_character_costs_as_much_as_its_length(token: int) -> None:
+    """And is not held back, but for what could become a character."""
+    decode = Bytes()
+    stream = TextStream(decode)
+    text = stream.push(b"a")
+    for count in range(1, 3001):
+        text += stream.push([token])
+        if token == INVISIBLE or count < 64:
+            assert text == "a"
+        else:
+            assert count - 64 < len(text) <= count - 2 and (count > 64 or len(text) == 62)
+    assert decode.decoded < 3000 * 150
+    text += stream.push(b"b") + stream.finish()
+    assert text == "a" + BROKEN * (0 if token == INVISIBLE else 3000) + "b"
+
+
+def test_an_error_of_the_tokenizer_is_raised() -> None:
+    def fails(tokens: Sequence[int]) -> str:
+        raise ValueError(f"no text for {len(tokens)}")
+
+    with pytest.raises(ValueError, match="no text for 2"):
+        TextStream(fails).push([1, 2])
+
+
+def test_what_a_stop_text_may_begin_with_is_held_back() -> None:
+    search = StopStrings(["", "abc", "cd"])
+    assert search.push("xab") == "x" and search.push("a") == "ab" and search.push("b") == ""
+    assert search.push("d") == "abd" and search.push("c") == "" and search.finish() == "c"
+    assert search.finish() == "" and not search.found
+    # a whole stop text is not held back but found
+    assert search.push("zabc") == "z" and search.found and search.stop == "abc"
+    assert search.push("more") == "" == search.finish()
+    assert StopStrings([]).push("abc") == "abc"
+
+
+def test_the_number_of_tokens_and_the_last_one() -> None:
+    """Only a token that ends sequences has no text; a sequence may end otherwise, such as by a stop sequence."""
+    end, active = GenerationStatus.END_OF_SEQUENCE, GenerationStatus.ACTIVE
+    for last, text in ((ord("!"), "ab"), (ord("?"), "ab?")):
+        generated = GeneratedText(Bytes(), {ord("!")})
+        assert generated.tokens == 0
+        first = generated.push(b"a", active)
+        piece = generated.push([ord("b"), last], end)
+        assert first.text + piece.text == text and piece.finish_reason == "stop"
+        assert (first.tokens, piece.tokens, generated.tokens) == (1, 3, 3)
+    kept = GeneratedText(Bytes(), {ord("!")}).push(b"a!", GenerationStatus.MAXIMUM_LENGTH)
+    assert (kept.text, kept.finish_reason) == ("a!", "length")
+    assert GeneratedText(Bytes(), {1}).push([], end).text == ""
+
+
+def test_tokens_of_the_prompt_have_no_number_and_no_place() -> None:
+    generated = GeneratedText(Bytes(), ())
+    entry = TokenLogProbabilities((-3.0, -2.0, -1.0), (((7, -3.0),), ((8, -2.0),), ((9, -1.0),)))
+    piece = generated.push(b"a", GenerationStatus.ACTIVE, [entry])
+    assert [(log.token, log.offset, log.top) for log in piece.prompt_logs] == [
+        (-1, 0, ((7, -3.0),)), (-1, 0, ((8, -2.0),)),
+    ]  # fmt: skip
+    assert [(log.token, log.log_probability, log.offset) for log in piece.logs] == [(97, -1.0, 0)]
