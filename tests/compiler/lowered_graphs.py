@@ -186,9 +186,9 @@ class Writer:
                 lowered.once.append(self.launch([kept], symbols=False))
             self.visible.append(kept)
         self.visible += range(inputs)
-        for _ in range(rng.randint(1, 5)):
+        for _ in range(rng.randint(2, 6)):
             self.step()
-        for _ in range(rng.randint(0, 2)):
+        for _ in range(rng.randint(1, 3)):
             exact = rng.random() < 0.5
             sides = self.size(), self.size()
             lowered.checks.append(

@@ -388,7 +388,7 @@ def check_kernel(device: int, exact: bool) -> str:
 def programs(count: int) -> Iterator[tuple[Writer, str, tuple[bool, bool]]]:
     for seed in range(count):
         writer = Writer(seed)
-        yield writer, writer.write(2 + seed % 3), (seed % 2 > 0, seed % 5 > 0)
+        yield writer, writer.write(3 + seed % 3), (seed % 2 > 0, seed % 5 > 0)
 
 
 def test_a_flat_program_does_what_its_graphs_do() -> None:

@@ -223,6 +223,28 @@ def test_lists_by_layer_of_hybrids() -> None:
     )
 
 
+def test_keys_that_a_family_reads_itself() -> None:
+    """Gemma 3n has a width for each layer; what a file does not state is not in the config."""
+    widths = np.array([32, 64, 96, 128])
+    assert config("gemma3n", feed_forward_length=widths)["intermediate_size"] == widths.tolist()
+    assert "logit_scale" in config("llama") and "logit_scale" not in config(
+        "llama", logit_scale=None
+    )
+
+
+def test_the_form_with_the_most_marks_counts() -> None:
+    names = {key: form_of(name, values).class_name for key, (name, values) in {
+        "llama": ("llama", {}), "mistral": ("llama", {"llama.attention.sliding_window": 8}),
+        "mixtral": ("llama", {"llama.attention.sliding_window": 0, "llama.expert_count": 4}),
+    }.items()}  # fmt: skip
+    assert names == {
+        "llama": "LlamaForCausalLM",
+        "mistral": "MistralForCausalLM",
+        "mixtral": "MixtralForCausalLM",
+    }
+    assert form_of("unheard-of", {}) is None
+
+
 def test_the_rotated_part_of_a_head() -> None:
     found = config("llama", rope__dimension_count=8)
     assert found["partial_rotary_factor"] == 8 / 16
@@ -241,6 +263,7 @@ def test_numbers_of_layers() -> None:
     )
     for count in (4097, 2.0, True, "4", 2**31):
         refused(lambda count=count: config("llama", block_count=count), match="block_count")
+    assert config("llama", nextn_predict_layers=None)["num_hidden_layers"] == LAYERS
     kept = np.array([True] * (LAYERS - 1))
     found = config("llama", nextn_predict_layers=1, attention__sliding_window_pattern=kept)
     assert found["num_hidden_layers"] == LAYERS - 1
@@ -258,7 +281,11 @@ def test_windows_by_layer() -> None:
     assert (
         found["layer_types"] == [local, full, full, local] and found["use_sliding_window"] is True
     )
-    assert config("llama", attention__sliding_window_pattern=3)["sliding_window_pattern"] == 3
+    for period in (1, 3):
+        assert (
+            config("llama", attention__sliding_window_pattern=period)["sliding_window_pattern"]
+            == period
+        )
     for pattern in (0, -1, True, flags[:3], "x"):
         refused(lambda pattern=pattern: config("llama", attention__sliding_window_pattern=pattern),
                 match="sliding_window_pattern is .*, expected a period, or 4 flags")  # fmt: skip
@@ -269,6 +296,10 @@ def test_tokens_that_end_an_answer() -> None:
     given = {f"tokenizer.ggml.{key}_token_id": number for key, number in keys.items()}
     found = config("llama", **given)
     assert [found[f"{key}_token_id"] for key in ("bos", "eos", "pad")] == [1, [5, 7], 0]
+    many = {
+        f"tokenizer.ggml.{key}_token_id": number for key, number in {"eos": 9, "eot": 1}.items()
+    }
+    assert config("llama", **many)["eos_token_id"] == [1, 9]
     assert config("llama", **{"tokenizer.ggml.eos_token_id": 7})["eos_token_id"] == 7
     assert "eos_token_id" not in config("llama", **{"tokenizer.ggml.eot_token_id": 5})
 
@@ -289,6 +320,10 @@ def test_what_a_file_must_have() -> None:
         lambda: config("llama", **norms),
         match="lacks attention.layer_norm_rms_epsilon or attention.layer_norm_epsilon",
     )
+    for key in norms:
+        config("llama", **{key: None})
+    # the norms of OLMo have a fixed epsilon
+    assert "rms_norm_eps" not in config("olmo", **norms)
     file: Any = File("llama")
     for shape in ((96,), (96, 64, 1)):
         file.put("token_embd.weight", shape)

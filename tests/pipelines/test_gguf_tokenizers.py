@@ -400,3 +400,91 @@ def test_mistakes(tmp_path):
     refused("no score for each of 2 tokens", "llama", token_scores=[1.0])
     refused("a score of a token is not finite", "llama", token_scores=[1.0, float("nan")])
     refused("is broken", "t5", token_scores=[1.0, 2.0], unk_token_id=7)
+
+
+def tokenizer_with(model: str, texts: list[str], **values: Any) -> tuple[Tokenizer, dict[str, Any]]:
+    """The tokenizer of a file with some keys, and its special tokens."""
+    metadata = {f"tokenizer.ggml.{key}": value for key, value in values.items()}
+    metadata |= {"tokenizer.ggml.model": model, "tokenizer.ggml.tokens": texts}
+    tokenizer, config, _ = tokenizer_of(SimpleNamespace(metadata=metadata, path="m.gguf"))
+    return tokenizer, config
+
+
+def test_control_tokens_within_a_text():
+    """They are found as they are, before the text is split; tokens of users too, which are no special ones."""
+    texts_ = [*pre_tokenizers.ByteLevel.alphabet(), "<|x|>", "<y>"]
+    kinds = [KIND.NORMAL] * 256 + [KIND.CONTROL, KIND.USER_DEFINED]
+    tokenizer, _ = tokenizer_with(
+        "gpt2", texts_, merges=[], pre="gpt-2", token_type=np.array(kinds)
+    )
+    ids = tokenizer.encode("a<|x|><y>").ids
+    assert ids == [texts_.index("a"), 256, 257]
+    assert tokenizer.decode(ids, skip_special_tokens=True) == "a<y>"
+
+
+def test_numbers_of_special_tokens():
+    """A negative number, or one behind the vocabulary, names no token."""
+    texts_, scores = ["<s>", "a", "b"], np.zeros(3)
+    for number in (-1, 3, 2**40):
+        assert (
+            "bos_token"
+            not in tokenizer_with("llama", texts_, scores=scores, bos_token_id=number)[1]
+        )
+    for number in (0, 2):
+        _, config = tokenizer_with("llama", texts_, scores=scores, bos_token_id=number)
+        assert config["bos_token"] == texts_[number]
+
+
+def test_an_empty_token_joins_nothing():
+    """A vocabulary may have one; SentencePiece merges two parts of at least a character."""
+    tokenizer, _ = tokenizer_with("llama", ["<unk>", "", "a", "ab", "b"], scores=np.array([0.0, 0, -2, -1, -3]),
+                                  add_bos_token=False, add_space_prefix=False)  # fmt: skip
+    assert tokenizer.encode("abba").ids == [3, 4, 2]
+    (pairs,) = [json.loads(tokenizer.to_str())["model"]["merges"]]
+    assert [tuple(pair) for pair in pairs] == [("a", "b")]
+
+
+def test_the_unknown_token_of_unigrams_is_the_first_if_none_is_stated():
+    values = {"scores": np.array([0.0, -1, -2]), "add_eos_token": False, "add_space_prefix": False}
+    for stated, number in (({}, 0), ({"unknown_token_id": 1}, 1)):
+        tokenizer, _ = tokenizer_with("t5", ["<unk>", "<other>", "a"], **values, **stated)
+        assert tokenizer.encode("aß").ids == [2, number]
+
+
+def test_other_models_have_no_spaced_pairs():
+    """`pre` names the splits of pairs; a file of another model may state it too."""
+    texts_ = ["[UNK]", "[CLS]", "[SEP]", "▁a", "▁b"]
+    kinds = np.array([KIND.CONTROL] * 3 + [KIND.NORMAL] * 2)
+    tokenizer, _ = tokenizer_with(
+        "bert", texts_, token_type=kinds, pre="gemma4", unknown_token_id=0
+    )
+    assert tokenizer.encode("a b", add_special_tokens=False).ids == [3, 4]
+
+
+@pytest.mark.parametrize("pre", SPACED_PAIRS)
+def test_whether_spaced_pairs_begin_with_a_token(pre):
+    """By the name of the splits, if the file does not say it."""
+    texts_ = ["<bos>", "▁a", "▁", "a"]
+    values = {"merges": ["▁ a"], "token_type": np.array([KIND.CONTROL, 1, 1, 1]), "bos_token_id": 0}
+    tokenizer, _ = tokenizer_with("gpt2", texts_, pre=pre, **values)
+    begins = {"gemma4": True, "granite-embed-multi-311m": True, "sarvam-moe": False}[pre]
+    assert tokenizer.encode(" a").ids == [*([0] if begins else []), 1]
+
+
+def test_unknown_tokens_and_texts_that_are_none():
+    """The unknown token is found in a text as control tokens are; a vocabulary with a number is refused."""
+    kinds = np.array([KIND.UNKNOWN, KIND.NORMAL])
+    values = {"scores": np.zeros(2), "add_bos_token": False, "add_space_prefix": False}
+    tokenizer, _ = tokenizer_with("llama", ["<unk>", "a"], token_type=kinds, **values)
+    assert tokenizer.encode("a<unk>a").ids == [1, 0, 1]
+    for model in ("llama", "gpt2"):
+        with pytest.raises(ModelFilesError, match="tokens is no list of texts"):
+            tokenizer_with(model, ["<unk>", 3], **values)  # type: ignore[list-item]
+
+
+def test_pairs_of_one_token_are_in_the_order_of_their_left_parts():
+    """As transformers converts SentencePiece's vocabularies."""
+    texts_ = ["<unk>", "a", "ab", "b", "bb", "abb"]
+    tokenizer, _ = tokenizer_with("llama", texts_, scores=np.array([0.0, -4, -2, -5, -3, -1]))
+    merges = [tuple(pair) for pair in json.loads(tokenizer.to_str())["model"]["merges"]]
+    assert merges == [("a", "bb"), ("ab", "b"), ("a", "b"), ("b", "b")]

@@ -39,7 +39,7 @@ def tokenizer_metadata(repo: HuggingFaceRepo, rows: int) -> dict[str, Any]:
     # a pair is a text with a space, or in newer files a list
     merges = [tuple(m.split(" ", 1)) if isinstance(m, str) else tuple(m) for m in model["merges"]]
     metadata = _byte_level(values, merges) if not model.get("byte_fallback") else {}
-    numbers: dict[str, int] = {**model["vocab"]}
+    numbers: dict[Any, int] = {**model["vocab"]}
     added: list[dict[str, Any]] = values.get("added_tokens") or []
     numbers |= {token["content"]: token["id"] for token in added}
     texts = {number: text for text, number in numbers.items()}
@@ -52,7 +52,7 @@ def tokenizer_metadata(repo: HuggingFaceRepo, rows: int) -> dict[str, Any]:
     ]
     if not metadata.get("tokenizer.ggml.merges"):
         metadata |= _sentencepiece(values, model, merges, tokens)
-        if (unknown := numbers.get(model.get("unk_token") or "")) is not None:
+        if (unknown := numbers.get(model.get("unk_token"))) is not None:
             metadata["tokenizer.ggml.token_type"][unknown] = _UNKNOWN
     return metadata | _special_tokens(repo, values, numbers)
 
@@ -92,7 +92,8 @@ def _patterns(step: dict[str, Any]) -> tuple[str, ...]:
         case "Digits" if step.get("individual_digits"):
             return (r"\p{N}",)
         case "Split" if step.get("behavior") == "Isolated" and not step.get("invert"):
-            return (step["pattern"].get("Regex") or re.escape(step["pattern"]["String"]),)
+            # no family splits at a literal text
+            return (step["pattern"].get("Regex", ""),)
         case other:
             return (f"{other}",)
 
