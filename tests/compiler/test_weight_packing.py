@@ -239,12 +239,14 @@ def test_filters_that_stay(build: Callable[[Value], Any]) -> None:
         ((20, 20, 32), (32, 64), {}, True),
         (("h", "w", 128), (128, 32), {}, True),
         ((22, 20, 32), (32, 32), {"padding": (1, 1, 1, 1)}, True),
-        # 16 tiles; tiles that lie outside of the image by more than 30 %
-        ((14, 14, 32), (32, 32), {"padding": (1, 1, 1, 1)}, False),
+        ((14, 14, 256), (256, 32), {"padding": (1, 1, 1, 1)}, True),
+        # 12 tiles; tiles that lie outside of the image by more than 30 %
+        ((11, 14, 32), (32, 32), {"padding": (1, 1, 1, 1)}, False),
         ((200, 5, 32), (32, 32), {"padding": (1, 1, 1, 1)}, False),
         ((20, 20, 31), (31, 32), {}, False),
         ((20, 20, 32), (32, 31), {}, False),
-        ((20, 20, 129), (129, 32), {}, False),
+        ((20, 20, 1024), (1024, 32), {}, True),
+        ((20, 20, 1025), (1025, 32), {}, False),
         ((20, 20, 64), (32, 64), {"groups": 2}, False),
         ((40, 40, 32), (32, 32), {"stride": (2, 2)}, False),
         ((40, 40, 32), (32, 32), {"dilation": (1, 2)}, False),

@@ -22,9 +22,10 @@ __all__ = ["WinogradConvOp", "WinogradFilterOp", "fits_winograd"]
 
 MIN_CHANNELS = 32
 """The minimum number of channels and of columns: of fewer, the transforms take longer than the saved products."""
-MIN_TILES = 24
+MIN_TILES = 16
 """The minimum number of tiles of an image whose sizes are known: the transformed filter is four times as large as the
-filter, and reading it from memory for fewer tiles would take longer than the saved products."""
+filter, and reading it from memory for fewer tiles would take longer than the saved products. An image of 14 by 14 has
+16."""
 MIN_USED = 0.7
 """The least share of the positions of tiles that lie in the image."""
 

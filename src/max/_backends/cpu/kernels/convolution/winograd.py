@@ -12,8 +12,10 @@ The transforms are evaluations of polynomials and the interpolation of their pro
 for Convolutional Neural Networks", 2016; Toom and Cook's algorithm) at 0, ±√½, ±√2 and ∞. With these points the error
 is about twice that of a sum of products: at 0, ±1, ±2 and ∞ it would be ten times larger.
 
-Cache budget: the transformed input of a task takes `INPUT_BYTES` of the L2 cache, its sums 36 × 48 × 128 bytes
-(216 KB). A matrix of the filter is `[channels, 32]`, at most 16 KB.
+Cache budget: the transformed input of a task takes at most `INPUT_BYTES`, more than many L2 caches hold with 256
+channels and more: it is read from the L3 cache once for a strip, as the filter is, which is larger than the input of 32
+tiles. Larger tasks read the filter less often. Its sums take 36 × 48 × 128 bytes (216 KB) of the L2 cache. One of the
+36 matrices of the input is `[tiles, channels]`, one of the filter `[channels, 32]`: 64 KB each with 512 channels.
 """
 
 from __future__ import annotations
@@ -36,16 +38,16 @@ PRODUCTS = POINTS * POINTS
 """The number of products of a tile."""
 STEP = 4
 """Positions of a tile along each axis."""
-MAX_CHANNELS = 128
+MAX_CHANNELS = 1024
 """The maximum number of channels: of more, `INPUT_BYTES` hold so few tiles that each of them waits for the filter."""
 MAX_TILES = 48
 """The maximum number of tiles of a task."""
-INPUT_BYTES = 1 << 19
+INPUT_BYTES = 5 << 19
 """The maximum number of bytes of a task's transformed input."""
 GAP = 16
 """Elements between two tiles' channels, so that tiles use different sets of the L1 cache."""
-TASKS_PER_WORKER = 4
-"""The minimum number of tasks per worker, where there are as many strips."""
+FEW_TASKS = 4
+"""Blocks of tiles per worker from which on tasks need not be as many for each worker."""
 ROOT_HALF, ROOT_TWO = 0.5**0.5, 2.0**0.5
 ROOM = 16
 """Rows that a register tile may have behind the last one."""
@@ -288,7 +290,11 @@ def conv_winograd(
     most = k.min(INPUT_BYTES // (4 * PRODUCTS * stride), MAX_TILES)
     blocks = k.ceildiv(tiles, most)
     size = k.ceildiv(tiles, k.max(blocks, 1))
-    groups = k.ceildiv(TASKS_PER_WORKER * ctx.num_workers, k.max(blocks, 1))
+    # each task transforms its tiles: the fewest groups of strips with which workers have equal numbers of tasks
+    groups = k.i64(1)
+    if blocks < FEW_TASKS * ctx.num_workers:
+        while blocks * groups % ctx.num_workers != 0:
+            groups += 1
     task_strips = k.ceildiv(strips, k.max(k.min(groups, strips), 1))
     # rows past the last tile are multiplied too
     v = ctx.scratch(k.f32, (INPUT_BYTES // 4 + ROOM * (MAX_CHANNELS + GAP),))
