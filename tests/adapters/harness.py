@@ -43,6 +43,26 @@ def sizes(module: torch.nn.Module) -> tuple[int, int]:
     return (rows, columns) if isinstance(module, torch.nn.Embedding | Conv1D) else (columns, rows)
 
 
+def random_whole_weights(
+    model: torch.nn.Module, rng: np.random.Generator, change: float = 0.5
+) -> Tensors:
+    """Other weights of the embedding, the output layer and the norms of hidden states, as ``modules_to_save``."""
+    embedding = model.get_input_embeddings()  # type: ignore[operator]
+    hidden = embedding.weight.shape[1]
+    tensors: Tensors = {}
+    for name, module in model.named_modules():
+        weight = getattr(module, "weight", None)
+        is_norm = "Norm" in type(module).__name__ and weight is not None
+        tables = embedding, model.get_output_embeddings()  # type: ignore[operator]
+        if module in tables or (is_norm and weight is not None and weight.shape == (hidden,)):
+            for part, value in module.named_parameters(recurse=False):
+                own = value.detach().numpy()
+                new = own * rng.uniform(1 - change, 1 + change, own.shape)
+                new += 0.2 * change * rng.standard_normal(own.shape)
+                tensors[f"base_model.model.{name}.{part}"] = new.astype(np.float32)
+    return tensors
+
+
 def random_adapter(
     modules: Mapping[str, torch.nn.Module],
     rng: np.random.Generator,
@@ -90,6 +110,9 @@ def merged(model: torch.nn.Module, adapter: Adapter, scale: float = 1.0) -> torc
         # an adapter changes one of two tied layers
         output.weight = torch.nn.Parameter(output.weight.clone())
     with torch.no_grad():
+        for name, values in adapter.saved_weights.items():
+            old = copied.get_parameter(name)
+            old += scale * (torch.from_numpy(values.astype(np.float32)) - old)
         for name, low_rank in adapter.modules.items():
             module = copied.get_submodule(name)
             weight = cast(torch.Tensor, module.weight)
@@ -108,9 +131,17 @@ def merged(model: torch.nn.Module, adapter: Adapter, scale: float = 1.0) -> torc
 class AdapterServer(Server):
     """A server of a random model, with adapters in its slots."""
 
-    def __init__(self, case: str, backend: str, slots: int, max_rank: int, **options: Any) -> None:
+    def __init__(
+        self,
+        case: str,
+        backend: str,
+        slots: int,
+        max_rank: int,
+        whole: bool = False,
+        **options: Any,
+    ) -> None:
         model = transformers_model(case)
-        shape = AdapterShape(slots, max_rank, options.get("dtype", DType.float32))
+        shape = AdapterShape(slots, max_rank, options.get("dtype", DType.float32), whole)
         super().__init__(
             config_file(model),
             weights_of(model),

@@ -17,6 +17,7 @@ from tests.adapters.harness import (
     linear_modules,
     merged,
     random_adapter,
+    random_whole_weights,
     save_adapter,
     sizes,
 )
@@ -74,6 +75,71 @@ def test_adapters_of_all_layers(rng: np.random.Generator, case: str, tmp_path: P
     last = server.step({n: text[-1:] for n, text in enumerate(texts)}, adapters=[1, -1])
     for logits, expected in zip(last.logits, wanted, strict=True):
         assert relative_error(logits, expected[-1:]) < bound
+
+
+@pytest.mark.parametrize(
+    "case", [pytest.param(c, marks=() if c in QUICK else pytest.mark.long) for c in CASES]
+)
+def test_whole_weights(rng: np.random.Generator, case: str, tmp_path: Path) -> None:
+    """Embedding, output layer and norms of a request, beside low-rank changes and a request without an adapter."""
+    model = transformers_model(case)
+    server = AdapterServer(
+        case, "interpreter", 2, 3, whole=True, page_size=5, return_logits=ReturnLogits.ALL
+    )
+    modules = {n: m for n, m in linear_modules(model).items() if n.endswith(("o_proj", "c_fc"))}
+    low_rank = random_adapter(modules, rng, lambda: 3)
+    own = random_whole_weights(model, rng)
+    adapter = read_adapter(save_adapter(tmp_path, {**own, **low_rank}), 3)
+    server.place(1, adapter)
+    texts = [rng.integers(0, 61, min(n, CASES[case].max_seq_len)).tolist() for n in (23, 17)]
+    slots, scales = [1, -1], [0.75, 1.0]
+    references = merged(model, adapter, 0.75), model
+    bound = max(tolerance(case), 1e-4)
+    wanted = [reference_logits(m, text) for m, text in zip(references, texts, strict=True)]
+    assert relative_error(wanted[0], reference_logits(model, texts[0])) > 0.1, "no effect"
+    first = {n: text[:-1] for n, text in enumerate(texts)}
+    step = server.step(first, adapters=slots, scales=scales)
+    for logits, expected in zip(step.logits, wanted, strict=True):
+        assert relative_error(logits, expected[:-1]) < bound
+    last = {n: text[-1:] for n, text in enumerate(texts)}
+    step = server.step(last, adapters=slots, scales=scales)
+    for logits, expected in zip(step.logits, wanted, strict=True):
+        assert relative_error(logits, expected[-1:]) < bound
+
+
+@pytest.mark.parametrize("case", ["qwen3", "gpt2"])
+def test_whole_weights_of_single_layers(
+    rng: np.random.Generator, case: str, tmp_path: Path
+) -> None:
+    """Compiled: each weight alone, and logits of last tokens only; what has no place is refused by its name."""
+    model = transformers_model(case)
+    server = AdapterServer(case, "engine", 4, 2, whole=True, return_logits=ReturnLogits.VARIABLE)
+    own = random_whole_weights(model, rng)
+    names = [n for n in own if re.search(r"(embed_tokens|wte|lm_head|\.norm|ln_f)\.", n)]
+    names.append(next(n for n in own if ".1." in n))
+    text = rng.integers(0, 61, 9).tolist()
+    for slot, name in enumerate(names):
+        path = save_adapter(tmp_path / str(slot), {name: own[name]})
+        adapter = read_adapter(path, 2)
+        server.place(slot % 4, adapter)
+        step = server.step({name: text, f"{name} plain": text[:4]}, n=1, adapters=[slot % 4, -1])
+        expected = reference_logits(merged(model, adapter), text)[-1:]
+        assert relative_error(step.logits[0], expected) < 1e-4, name
+        assert relative_error(step.logits[1], reference_logits(model, text[:4])[-1:]) < 1e-4
+    inner = next(n for n in linear_modules(model) if "1." in n)
+    weight = model.get_submodule(inner).weight.detach().numpy()
+    other = {f"base_model.model.{inner}.weight": weight + 1, names[0]: own[names[0]]}
+    with pytest.raises(AdapterError, match=r"(?s)weight' replaces a whole weight.*--merge"):
+        server.place(0, read_adapter(save_adapter(tmp_path / "other", other), 2))
+    wrong = {names[0]: own[names[0]][:-1]}
+    with pytest.raises(AdapterError):
+        server.place(0, read_adapter(save_adapter(tmp_path / "wrong", wrong), 2))
+    unknown = {"base_model.model.model.some.weight": own[names[0]]}
+    with pytest.raises(AdapterError):
+        server.place(0, read_adapter(save_adapter(tmp_path / "unknown", unknown), 2))
+    plain = AdapterServer(case, "interpreter", 1, 2)
+    with pytest.raises(AdapterError, match="--lora-whole-weights"):
+        plain.place(0, read_adapter(save_adapter(tmp_path / "off", {names[0]: own[names[0]]}), 2))
 
 
 def test_ranks_and_scales_in_one_batch(rng: np.random.Generator, tmp_path: Path) -> None:

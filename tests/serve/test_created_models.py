@@ -18,7 +18,7 @@ from safetensors.numpy import load_file, save_file
 from transformers import AutoTokenizer
 
 from max.pipelines.adapters.reader import read_adapter
-from tests.adapters.harness import merged
+from tests.adapters.harness import merged, random_whole_weights
 from tests.adapters.tiny_chat import make_adapter, reference
 from tests.serve.conftest import TINY, RunningServer
 
@@ -152,6 +152,23 @@ def test_an_adapter_in_gguf(client: ollama.Client, web: httpx.Client, tmp_path: 
     assert own == merged_text(source, prompt_of(client, web, "of-gguf"))
     assert own != text_of(client, "tiny")
     client.delete("of-gguf")
+
+
+def test_whole_weights_of_an_adapter(
+    client: ollama.Client, web: httpx.Client, tmp_path: Path
+) -> None:
+    """Embedding, output layer and norms that PEFT has saved whole."""
+    adapter = make_adapter(tmp_path / "adapter", 6, rank=3, size=0.1)
+    path = adapter / "adapter_model.safetensors"
+    whole = random_whole_weights(reference(), np.random.default_rng(6), change=0.4)
+    save_file({**load_file(path), **whole}, path)
+    files = {each.name: client.create_blob(each) for each in sorted(adapter.iterdir())}
+    client.create("whole", from_="tiny", adapters=files)
+    prompt = prompt_of(client, web, "whole")
+    assert text_of(client, "whole") == merged_text(adapter, prompt)
+    low_rank = make_adapter(tmp_path / "low-rank", 6, rank=3, size=0.1)
+    assert text_of(client, "whole") != merged_text(low_rank, prompt)
+    client.delete("whole")
 
 
 def test_system_messages_template_and_parameters(client: ollama.Client, web: httpx.Client) -> None:

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any, Protocol
 
 from max.graph.weights import WeightData
-from max.pipelines.adapters.placement import AdapterBase
+from max.pipelines.adapters.terms import AdapterBase
 from max.pipelines.gguf.form import GGUFForm
 from max.pipelines.gguf.tensor_names import decoder_weights
 from max.pipelines.models.decoder.config import DecoderConfig

@@ -14,9 +14,10 @@ from max._dataclass import dataclass
 from max.driver import Tensor
 from max.interfaces import RequestID
 from max.pipelines.adapters.adapter import Adapter, AdapterError, Array
-from max.pipelines.adapters.placement import AdapterBase, packed_terms, site_terms
+from max.pipelines.adapters.placement import packed_terms, site_terms
 from max.pipelines.adapters.reader import read_adapter
 from max.pipelines.adapters.sites import AdapterLayout, AdapterShape
+from max.pipelines.adapters.terms import AdapterBase
 from max.pipelines.core.exceptions import InputError
 from max.pipelines.kv_cache.page_tables import OutOfPagesError
 
@@ -119,7 +120,9 @@ class LoRAManager:
         Tables of tokens, which few adapters change, are not counted.
         """
         sizes = {site.name: (site.inputs + site.columns) for site in self.layout.sites.values()}
-        inner = sum(size for name, size in sizes.items() if "." in name)
+        # norms have no matrices
+        norms = {s.name for s in self.layout.sites.values() if s.norm_offset is not None}
+        inner = sum(size for name, size in sizes.items() if "." in name and name not in norms)
         return inner * self.shape.max_rank * self._memory.itemsize * min(self.shape.slots, EXPECTED)
 
     def load(self, name: str, path: Path) -> None:

@@ -2,28 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-import ml_dtypes
 import numpy as np
 import numpy.typing as npt
 
-from max._dataclass import dataclass
 from max._lazy import lazy_module
 from max.driver import Tensor
-from max.dtype.blocks import decode
 from max.graph.weights import WeightData
 from max.pipelines.adapters.adapter import Adapter, AdapterError, Array
 from max.pipelines.adapters.sites import AdapterLayout, Site
+from max.pipelines.adapters.terms import AdapterBase, Floats, SiteTerms
+from max.pipelines.adapters.whole_weights import saved_terms
 from max.pipelines.core.exceptions import WeightsError
 from max.pipelines.gguf.tensor_writer import model_factor, neighbors
 from max.pipelines.models.blocks.attention import AttentionForm
 from max.pipelines.models.blocks.delta_net import DeltaNetForm
-from max.pipelines.models.decoder.config import DecoderConfig
 from max.pipelines.models.decoder.fused_weights import split_fused
-from max.pipelines.models.decoder.weight_names import WeightNames
 
 # loaded when an adapter is placed
 if TYPE_CHECKING:
@@ -31,95 +28,10 @@ if TYPE_CHECKING:
 else:
     adapter_ops = lazy_module("max.mlir.ops.models.adapters")
 
-__all__ = ["AdapterBase", "SiteTerms", "packed_terms", "site_terms"]
+__all__ = ["packed_terms", "site_terms"]
 
-Floats = npt.NDArray[np.float32]
-
-_CHUNK = 1024
-"""The rows of a base weight that are decoded at once."""
 _SHIFT = 1 << 24
 """The factor of a module's number in a probe: a float64 holds it beside the number of a row."""
-
-
-@dataclass(frozen=True)
-class AdapterBase:
-    """What the terms of an adapter depend on in its base model.
-
-    Args:
-        config: The shape of the model.
-        names: The names of the weights in checkpoints.
-        rename: Renames the weights of a checkpoint, as when the model is loaded.
-        rename_gguf: Renames the tensors of a GGUF file; None: the family has no such files.
-        qkv_layout: The layout of fused projections in checkpoints.
-        permuted: Whether GGUF files of the family store rows of queries and keys in another order.
-        is_gguf: Whether the model is a GGUF file.
-        weights: The weights by the decoder's names.
-    """
-
-    config: DecoderConfig
-    names: WeightNames
-    rename: Callable[[Mapping[str, WeightData]], dict[str, WeightData]]
-    rename_gguf: Callable[[Mapping[str, WeightData]], dict[str, WeightData]] | None
-    qkv_layout: str
-    permuted: bool
-    is_gguf: bool
-    weights: Mapping[str, WeightData]
-
-    def rows(self, site: str) -> Iterator[tuple[int, Floats]]:
-        """The rows of a weight in float32, in chunks, each with the index of its first row.
-
-        Raises:
-            AdapterError: The model has no plain weight of this name.
-        """
-        value = self.weights.get(f"{site}.weight")
-        if value is None and site == "lm_head":
-            value = self.weights.get("embed_tokens.weight")
-        if value is None:
-            raise AdapterError(
-                f"{site}: the base has no plain weight, which DoRA and whole weights need"
-            )
-        encoding = value.quantization_encoding
-        array = Tensor.from_dlpack(value.data).to_numpy()
-        for first in range(0, array.shape[0], _CHUNK):
-            part = array[first : first + _CHUNK]
-            yield (
-                first,
-                part.astype(np.float32) if encoding is None else decode(part, encoding.value),
-            )
-
-    def vector(self, name: str) -> Floats | None:
-        """A vector of the model in float32; None if it has none of this name."""
-        value = self.weights.get(name)
-        if value is None:
-            return None
-        return Tensor.from_dlpack(value.data).to_numpy().astype(np.float32).reshape(-1)
-
-
-@dataclass(frozen=True)
-class SiteTerms:
-    """The terms of an adapter at a site: ``y + B A x + gain * y + shift``.
-
-    Args:
-        a: ``[rank, inputs]``.
-        b: ``[columns, rank]``, with the scale.
-        gain: ``[columns]``; None: 0.
-        shift: ``[columns]``; None: 0.
-    """
-
-    a: Floats
-    b: Floats
-    gain: Floats | None = None
-    shift: Floats | None = None
-
-    @property
-    def rank(self) -> int:
-        """The rank."""
-        return int(self.a.shape[0])
-
-    @property
-    def has_vectors(self) -> bool:
-        """Whether there is a gain or a shift."""
-        return self.gain is not None or self.shift is not None
 
 
 def site_terms(
@@ -136,7 +48,12 @@ def site_terms(
         AdapterError: A tensor has no site, or does not fit it.
     """
     places = _places(adapter, base, layout)
-    extra_biases = _check_saved(adapter, base, layout)
+    saved = saved_terms(adapter, base, layout)
+    extra_biases = saved.biases
+    for site, terms in saved.sites.items():
+        if site in places:
+            raise AdapterError(f"{site.name} has both a whole weight and a low-rank change")
+        yield site, replace(terms, shift=extra_biases.pop(site.name, terms.shift))
     for site, (module, rows) in places.items():
         low_rank = adapter.modules[module]
         a, b = low_rank.a.astype(np.float32), low_rank.b.astype(np.float32)[rows]
@@ -226,62 +143,6 @@ def _places(
                 "its own for it (experts, routers and other parts take no adapters)"
             )
     return places
-
-
-def _check_saved(adapter: Adapter, base: AdapterBase, layout: AdapterLayout) -> dict[str, Floats]:
-    """The changes of biases that an adapter replaces, by site.
-
-    Raises:
-        AdapterError: The adapter replaces another weight by other values.
-    """
-    if not adapter.saved_weights:
-        return {}
-    values = {
-        name: WeightData.from_numpy(_plain(value), name)
-        for name, value in adapter.saved_weights.items()
-    }
-    try:
-        renamed = split_fused(base.config, base.rename(values))
-    except (WeightsError, KeyError, IndexError) as error:
-        raise AdapterError(f"{adapter.path}: the adapter is for another model: {error}") from error
-    changes: dict[str, Floats] = {}
-    for name, value in renamed.items():
-        new = Tensor.from_dlpack(value.data).to_numpy()
-        site, _, part = name.rpartition(".")
-        if part == "bias" and site in layout.sites:
-            old = base.vector(name)
-            if old is not None and old.shape == new.shape:
-                changes[site] = new.astype(np.float32) - old
-                continue
-        if not _equals_base(base, name, new):
-            raise AdapterError(
-                f"the tensor {value.name!r} replaces a whole weight, which requests cannot choose",
-                "Merge the adapter into the model: max quantize MODEL OUTPUT --merge ADAPTER.",
-            )
-    return changes
-
-
-def _equals_base(base: AdapterBase, name: str, new: Array) -> bool:
-    """Whether a weight is that of the base, as it is where PEFT has saved it without training."""
-    value = base.weights.get(name)
-    if value is None or tuple(map(int, value.element_shape)) != new.shape:
-        # a tied output layer has no weight of its own
-        return False
-    if new.ndim == 1:
-        old = base.vector(name)
-        return old is not None and bool(
-            np.allclose(old, new.astype(np.float32), rtol=1e-3, atol=1e-5)
-        )
-    site = name.removesuffix(".weight")
-    return all(
-        np.allclose(part, new[first : first + len(part)].astype(np.float32), rtol=1e-3, atol=1e-5)
-        for first, part in base.rows(site)
-    )
-
-
-def _plain(values: Array) -> Array:
-    """Values in a dtype that functions of NumPy take."""
-    return values.astype(np.float32) if values.dtype == ml_dtypes.bfloat16 else values
 
 
 def _dora_gain(base: AdapterBase, site: Site, a: Floats, b: Floats, magnitude: Floats) -> Floats:

@@ -17,6 +17,8 @@ from max.nn.layer import Module
 from max.nn.layers.embedding import Embedding
 from max.nn.layers.gptq_linear import GPTQLinear
 from max.nn.layers.linear import Linear
+from max.nn.layers.norm import LayerNorm, RMSNorm
+from max.pipelines.models.blocks.norms import PlainLayerNorm
 
 # loaded when a decoder with adapters is staged
 if TYPE_CHECKING:
@@ -28,6 +30,9 @@ __all__ = ["AdapterLayout", "AdapterShape", "AdapterSites", "AdaptedBlock", "Sit
 
 TABLES = ("embed_tokens",)
 """The tables that adapters may change."""
+WHOLE = (*TABLES, "lm_head")
+"""The layers whose whole weights adapters may replace, beside norms."""
+NORMS = (RMSNorm, LayerNorm, PlainLayerNorm)
 ABSORBED = ("kv_b_proj", "gate_score")
 """Projections whose weights the layers multiply with other weights: an adapter would have no place to be added."""
 
@@ -40,11 +45,13 @@ class AdapterShape:
         slots: The number of adapters that steps can use at once.
         max_rank: The bound of their rank.
         dtype: The dtype of their matrices.
+        whole: Whether they may replace the whole weights of embedding, output layer and norms.
     """
 
     slots: int
     max_rank: int
     dtype: DType
+    whole: bool = False
 
 
 @dataclass(frozen=True)
@@ -59,6 +66,8 @@ class Site:
         index: Its index among all sites.
         offset: The first element of its place in the memory of an adapter.
         max_rank: The bound of the rank.
+        norm_offset: Of a norm what it adds to its weight; None: it is none.
+        takes_whole: Whether a change of full rank fits.
     """
 
     name: str
@@ -68,6 +77,8 @@ class Site:
     index: int
     offset: int
     max_rank: int
+    norm_offset: float | None = None
+    takes_whole: bool = False
 
 
 class AdapterLayout:
@@ -94,8 +105,20 @@ class AdapterLayout:
             shape: The memory for adapters.
         """
         found: dict[str, list[tuple[str, Module]]] = {}
+        tables = {
+            name: sizes_of(module)[1]
+            for name, module in ((p.removesuffix("."), m) for p, m in model.named_modules())
+            if name in TABLES and isinstance(module, Embedding)
+        }
+        hidden = next(iter(tables.values()), 0)
         for prefix, module in model.named_modules():
             name = prefix.removesuffix(".")
+            if shape.whole and isinstance(module, NORMS) and _norm_size(module) == hidden:
+                parts = name.split(".")
+                found.setdefault(parts[1] if parts[0] == "layers" else "", []).append(
+                    (name, module)
+                )
+                continue
             if not isinstance(module, Linear | Embedding):
                 continue
             parts = name.split(".")
@@ -113,13 +136,29 @@ class AdapterLayout:
         for key in [*map(str, range(count)), ""]:
             places.append((offset, len(sites)))
             for name, module in found.get(key, []):
-                inputs, columns = sizes_of(module)
-                is_table = isinstance(module, Embedding)
-                sites.append(
-                    Site(name, inputs, columns, is_table, len(sites), offset, shape.max_rank)
-                )
-                offset += adapter_ops.lora_place_size(shape.max_rank, inputs, columns)
+                site = _site(name, module, len(sites), offset, shape)
+                sites.append(site)
+                offset += adapter_ops.lora_place_size(site.max_rank, site.inputs, site.columns)
         return cls(sites, places, offset)
+
+
+def _site(name: str, module: Module, index: int, offset: int, shape: AdapterShape) -> Site:
+    if isinstance(module, NORMS):
+        size = _norm_size(module)
+        added = float(getattr(module, "weight_offset", getattr(module, "offset", 0.0)))
+        # its terms are a gain and a shift, without matrices
+        return Site(name, size, size, False, index, offset, 1, added)
+    inputs, columns = sizes_of(module)
+    is_table, rank = isinstance(module, Embedding), shape.max_rank
+    whole = shape.whole and name in WHOLE
+    if whole:
+        rank = max(rank, columns if is_table else inputs)
+    return Site(name, inputs, columns, is_table, index, offset, rank, takes_whole=whole)
+
+
+def _norm_size(module: RMSNorm | LayerNorm | PlainLayerNorm) -> int:
+    """The size of a norm's rows; 0 where it has no weight."""
+    return 0 if module.weight is None else int(module.weight.shape[0])
 
 
 def sizes_of(module: Module) -> tuple[int, int]:
@@ -197,6 +236,8 @@ class AdapterSites:
             if batch is None:
                 raise RuntimeError(f"{site.name}: the adapters of the batch are not set")
             self.used.add(site.name)
+            if site.norm_offset is not None:
+                x = y
             if site.is_table:
                 x = ops.reshape(ops.cast(x, DType.int64), [x.shape[0], 1])
             return add_adapters(

@@ -53,12 +53,22 @@ class LoRAConfig(StrictConfig):
         default=16,
     )
 
+    lora_whole_weights: bool = option(
+        "Adapters may replace the whole weights of embedding, output layer and norms (modules_to_save of PEFT); this "
+        "takes memory for those that do, and some time in each step.",
+        default=False,
+    )
+
     def __post_init__(self) -> None:
         super().__post_init__()
         for name, most in (("max_lora_rank", 4096), ("max_num_loras", 65536)):
             value = getattr(self, name)
             if not 1 <= value <= most:
                 raise ConfigError(f"{name} is {value}", f"It must be from 1 to {most}.")
+        if self.lora_whole_weights and not self.enable_lora:
+            raise ConfigError(
+                "lora_whole_weights is set without enable_lora", "Give --enable-lora, too."
+            )
         if self.lora_paths and not self.enable_lora:
             raise ConfigError("lora_paths is set without enable_lora", "Give --enable-lora, too.")
         names = [name for name, _ in map(named_path, self.lora_paths)]

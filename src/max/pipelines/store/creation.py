@@ -56,7 +56,10 @@ def config_values(store: ModelStore, stored: StoredModel) -> tuple[dict[str, Any
         values["chat_template"] = stored.path / _TEMPLATE
     if recipe.has_adapter:
         folder = stored.path / _ADAPTER
-        rank = reader.read_adapter(folder, _MOST_RANK).rank
+        adapter = reader.read_adapter(folder, _MOST_RANK)
+        rank = adapter.rank
+        if adapter.saved_weights:
+            values["lora_whole_weights"] = True
         values |= {"enable_lora": True, "lora_paths": [f"{ADAPTER_NAME}={folder}"]}
         values |= {"max_lora_rank": max(rank, 1), "max_num_loras": 1}
     return values, recipe

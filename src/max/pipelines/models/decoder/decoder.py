@@ -332,9 +332,9 @@ class Decoder(Transformer):
 
     def _logits(self, h: TensorValue) -> TensorValue:
         """The logits of hidden states in float32."""
-        h = self.norm(h)
         adapters = self._adapters
         with nullcontext() if adapters is None else adapters.equal_rows(h.shape[0]):
+            h = self.norm(h)
             if self.config.embedding_size is not None:
                 h = self.project_out(h)
             y = (self._output or self.lm_head)(h)

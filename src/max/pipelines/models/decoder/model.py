@@ -191,7 +191,9 @@ class DecoderModel(GraphModel[TextContext], KVCacheMixin):
         # adapters of packed weights are not packed
         dtype = DType.bfloat16 if is_quantized(state_dict) else self.dtype
         dtype = dtype if dtype in (DType.float32, DType.float16) else DType.bfloat16
-        return AdapterShape(options.max_num_loras, options.max_lora_rank, dtype)
+        return AdapterShape(
+            options.max_num_loras, options.max_lora_rank, dtype, options.lora_whole_weights
+        )
 
     @property
     def lora_manager(self) -> LoRAManager | None:
