@@ -19,11 +19,12 @@ class Bytes:
     """Decodes tokens that are bytes, as byte-level tokenizers do; one token has no text."""
 
     def __init__(self) -> None:
-        self.decoded = 0
-        """The number of tokens that were decoded."""
+        self.decoded, self.longest = 0, 0
+        """The number of tokens that were decoded, and the most at once."""
 
     def __call__(self, tokens: Sequence[int]) -> str:
         self.decoded += len(tokens)
+        self.longest = max(self.longest, len(tokens))
         return bytes(token for token in tokens if token != INVISIBLE).decode("utf-8", "replace")
 
 
@@ -43,7 +44,38 @@ def test_each_character_comes_with_its_last_byte(seed: int) -> None:
         text += stream.push(data[at : at + count])
         at += count
         assert text == whole(data[:at])
-    assert stream.finish() == "" and decode.decoded < 40 * len(data)
+    assert stream.finish() == "" == stream.finish() and decode.decoded < 40 * len(data)
+
+
+def test_few_tokens_are_decoded_again() -> None:
+    """The last eight at most, and those of the character that is not complete; shorter windows are not tried often."""
+    # whole characters in more than eight bytes
+    for text, longest in {"a": 9, "é": 10, "日": 9, "🙂": 12}.items():
+        decode = Bytes()
+        stream, data = TextStream(decode), (text * 300).encode()
+        assert "".join(stream.push([byte]) for byte in data) == text * 300
+        assert decode.longest == longest and decode.decoded < 13 * len(data)
+
+
+def test_a_space_depends_on_the_token_before() -> None:
+    """The first one has none; tokens without a text between do not make the next one the first."""
+
+    def decode(tokens: Sequence[int]) -> str:
+        return Bytes()(tokens).removeprefix(" ")
+
+    for count in (3, 7, 20, 300):
+        tokens = [*b" a", *[INVISIBLE] * count, *b" b"]
+        stream = TextStream(decode)
+        assert "".join(stream.push([token]) for token in tokens) + stream.finish() == "a b"
+
+
+@pytest.mark.parametrize("first", [4, 60, 63, 70])
+@pytest.mark.parametrize("later", [1, 3, 8, 200])
+def test_bytes_and_tokens_without_a_text_in_turn(first: int, later: int) -> None:
+    for end in ([], [0xFF], [*[INVISIBLE] * 3, 0xFF], [0x9F, 0x99, 0x82], [0xFF] * 90):
+        data = [*[0xFF] * first, *[INVISIBLE] * later, 0xF0, *[INVISIBLE] * later, *end, *b"ab"]
+        stream = TextStream(Bytes())
+        assert "".join(stream.push([byte]) for byte in data) + stream.finish() == Bytes()(data)
 
 
 @pytest.mark.parametrize("seed", range(12))
@@ -75,6 +107,12 @@ def test_a_long_run_without_a_character_costs_as_much_as_its_length(token: int) 
     assert decode.decoded < 3000 * 150
     text += stream.push(b"b") + stream.finish()
     assert text == "a" + BROKEN * (0 if token == INVISIBLE else 3000) + "b"
+
+
+def test_a_stream_begins_anew_after_its_end() -> None:
+    stream = TextStream(Bytes())
+    assert stream.push([97, 0xF0]) == "a" and stream.finish() == BROKEN and stream.finish() == ""
+    assert stream.push(b"bc") == "bc" and stream.finish() == ""
 
 
 def test_an_error_of_the_tokenizer_is_raised() -> None:

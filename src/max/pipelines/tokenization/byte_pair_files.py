@@ -240,7 +240,7 @@ def tiktoken(path: Path, config: Mapping[str, object]) -> Tokenizer:
         path: The file.
         config: The keys of tokenizer_config.json.
     """
-    from tokenizers import AddedToken, processors
+    from tokenizers import AddedToken
 
     name = str(config.get("tokenizer_class"))
     ranks: dict[bytes, int] = {}
@@ -261,7 +261,6 @@ def tiktoken(path: Path, config: Mapping[str, object]) -> Tokenizer:
     # the class has them in its code, and no file names them
     texts += _QWEN_TOKENS if name == "QWenTokenizer" and not texts else ()
     tokenizer.add_special_tokens([AddedToken(t, special=True, normalized=False) for t in texts])
-    tokenizer.post_processor = processors.ByteLevel(trim_offsets=False)
     return tokenizer
 
 

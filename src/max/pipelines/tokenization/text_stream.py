@@ -52,7 +52,7 @@ class TextStream:
         piece = text[self._sent : end]
         self._sent = max(self._sent, end)
         if hopeless or (end == len(text) and len(self._window) > _WINDOW):
-            self._shorten(text, hopeless)
+            self._shorten(text)
         return piece
 
     def _decode(self, tokens: Sequence[int]) -> str:
@@ -63,24 +63,18 @@ class TextStream:
             tokenizer_calls.check(error)
             raise
 
-    def _shorten(self, text: str, hopeless: bool) -> None:
-        """Drops all but the last tokens, if these decode to the end of the text; if it is hopeless, also tokens without
-        a text.
-        """
+    def _shorten(self, text: str) -> None:
+        """Drops all but the last tokens, if these decode to the end of the text; else tokens without a text."""
         held = len(text) - self._sent
         for kept in _KEPT:
             tail = self._decode(self._window[-kept:])
-            if (
-                tail
-                and (hopeless or _BROKEN not in tail)
-                and text.endswith(tail)
-                and held <= len(tail)
-            ):
+            # without a text the next token would have no other before it, on which its space may depend
+            if tail and text.endswith(tail) and held <= len(tail):
                 self._window = self._window[-kept:]
                 self._sent = len(tail) - held
                 return
         half = self._window[: len(self._window) // 2]
-        if hopeless and self._decode(half) == text:
+        if self._decode(half) == text:
             self._window = half
 
     def finish(self) -> str:
