@@ -74,3 +74,37 @@ def test_a_value_without_a_place(placing: Placing) -> None:
     with pytest.raises(AssertionError, match="has no place"):
         placing.place(x)
     assert not isinstance(x.owner, MoOp)
+
+
+def test_buffers_of_a_launch_are_in_order(placing: Placing) -> None:
+    """Programs are compared, and found on the disk, by their text."""
+    places = [placing.buffer(Buffer("temp", 16)) for _ in range(20)]
+    reads, writes = [places[i] for i in (16, 8, 1)], [places[i] for i in (17, 9, 2)]
+    arguments = [argument(buffer) for buffer in (*reads, *writes)]
+    placing.launch(
+        ("key", ()), arguments, [False] * 3 + [True] * 3, False, "add", also_read=writes[:2]
+    )
+    assert placing.launches[-1].reads == tuple(places[i] for i in (1, 8, 9, 16, 17))
+    assert placing.launches[-1].writes == tuple(places[i] for i in (2, 9, 17))
+
+
+def test_results_have_memory_of_their_size(placing: Placing) -> None:
+    """Temporary, or kept for all executions; a view lies in its operand's."""
+    with Graph("g", input_types=[TensorType(DType.bfloat16, ["n", 3], DEVICE)]) as graph:
+        x = graph.inputs[0].tensor
+        y = x + x
+        graph.output(y, ops.transpose(y, 0, 1), y * y)
+    (op,) = [op for op in graph.to_mlir().body.block.ops if isinstance(op, GraphOp)]
+    placing = Placing(op, placing.tables, {})
+    add, view, mul = [
+        op for op in placing.graph.body if op.name in ("mo.add", "mo.transpose", "mo.mul")
+    ]
+    placing.kept.add(mul.results[0])
+    for each, kind in ((add, "temp"), (mul, "kept")):
+        place = placing.allocate(each.results[0])
+        buffer = placing.lowered.buffers[place.buffer]
+        assert (buffer.kind, str(buffer.bytes), buffer.device) == (kind, "n * 6", 0)
+        assert placing.place(each.results[0]) is place and place.dtype is DType.bfloat16
+    placing.view(view)
+    seen, source = placing.place(view.results[0]), placing.place(add.results[0])
+    assert seen.buffer == source.buffer and seen.layout == source.layout.transpose([1, 0])

@@ -142,6 +142,27 @@ def test_the_least_recently_used_is_dropped() -> None:
     assert get("large", 1000) is large and made[-1] == "large"
     get("c")
     assert made[-1] == "c"
+    get("b")
+    assert made[-1] == "b", "nothing is left beside what is larger than the limit"
+
+
+def test_the_limit_itself_is_not_too_much() -> None:
+    kept, made = Specializations(limit=100), list[str]()
+
+    def get(name: str) -> k.KernelIR:
+        return kept.get(name, lambda: made.append(name) or ir(name, 50))
+
+    for name in ("a", "b", "a", "b", "c", "b", "a"):
+        get(name)
+    assert made == ["a", "b", "c", "a"]
+
+
+def test_verified_kernels_are_others() -> None:
+    kept, made = Specializations(), list[int]()
+    for level in (0, 1, 2, 3, 1, 2):
+        with flags.override(MAX_CHECK=level):
+            kept.get("a", lambda level=level: made.append(level) or ir("a", 1))
+    assert made == [0, 2]
 
 
 def test_nothing_is_reused_while_kernels_are_dumped(monkeypatch: pytest.MonkeyPatch) -> None:

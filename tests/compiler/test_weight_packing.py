@@ -10,8 +10,9 @@ from typing import Any
 import numpy as np
 import pytest
 
+from max import kernel as k
 from max import mlir
-from max._backends.cpu.packing import CPU_PACKING, NO_PACKING, Packing
+from max._backends.cpu.packing import CPU_PACKING, NO_PACKING, Packing, packing_of
 from max._backends.cpu.passes.pack import pack_weights
 from max._config import flags
 from max.dtype import DType
@@ -279,3 +280,39 @@ def test_winograd_shares_filters() -> None:
     for taps, dtype in (((3, 1), F32), ((3, 3), BF16)):
         names = packed(lambda x: convolved(x, *taps, 32, 32, dtype=dtype), shape=image)  # noqa: B023
         assert names == ["pack_filter", "packed_conv 32"]
+
+
+AVX512 = {"avx2", "avx512f", "avx512bw", "avx512vl"}
+
+
+@pytest.mark.parametrize(
+    ("features", "coded"),
+    [
+        (set(), {F32: "halved float32"}),
+        ({"avx2", "fma"}, {F32: "halved float32"}),
+        ({"avx512f"}, {F32: "halved float32"}),
+        ({"avx512f", "avx512bf16"}, {F32: "coded float32", BF16: "coded bfloat16"}),
+        (AVX512, {F32: "coded float32"}),
+        ({*AVX512, "avx512bf16"}, {F32: "coded float32", BF16: "coded bfloat16"}),
+    ],
+)
+def test_what_a_processor_decodes_fast(features: set[str], coded: dict[DType, str]) -> None:
+    """Codes of a byte need a lookup of a whole vector, and 512 bits or products of pairs."""
+    target = k.CPUTarget(frozenset(features), "x86_64-unknown-linux-gnu", "x86-64")
+    assert packing_of(target) == replace(CPU_PACKING, coded=coded)
+
+
+def test_arm64_decodes_what_has_products_of_pairs() -> None:
+    for features, coded in (((), {}), (("bf16",), {BF16: "coded bfloat16"})):
+        target = k.CPUTarget(frozenset(features), "aarch64-unknown-linux-gnu", "generic")
+        assert packing_of(target).coded == {F32: "halved float32", **coded}
+
+
+def test_kernels_of_other_devices_read_weights_as_they_are() -> None:
+    assert Packing() == NO_PACKING and not NO_PACKING.int8 and CPU_PACKING.int8
+    assert not (NO_PACKING.dense or NO_PACKING.filters or NO_PACKING.quantized or NO_PACKING.coded)
+    assert (
+        CPU_PACKING.dense == {F32, BF16, DType.float16} == CPU_PACKING.filters
+        and not CPU_PACKING.coded
+    )
+    assert NO_PACKING.streamed_bytes == 32 << 20 and NO_PACKING.min_size == 8

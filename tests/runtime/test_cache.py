@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 import threading
+import time
 
 import pytest
 from hypothesis import given
@@ -187,3 +188,30 @@ def test_a_flipped_bit_of_the_payload_is_damage(cache):
 def test_only_the_owner_reads_entries(cache):
     cache.put("object", "abc", b"payload")
     assert cache.path("object", "abc").stat().st_mode & 0o777 == 0o600
+
+
+def test_long_names_and_the_place_of_an_entry(cache):
+    """The checksum takes the end of a long name; entries are spread over folders of two characters."""
+    for kind, key in (("k" * 120, "a" * 120), ("object", "b" * 63), ("object", "b" * 64)):
+        assert cache.put(kind, key, b"data") and cache.get(kind, key) == b"data"
+    assert cache.path("object", "abcdef") == cache.folder / "object" / "ab" / "abcdef"
+    assert cache.limit_bytes == 4 << 30
+
+
+def test_a_hit_renews_an_entry_at_most_once_an_hour(cache):
+    cache.put("object", "k", b"data")
+    path, now = cache.path("object", "k"), time.time()
+    for age, renewed in ((3500, False), (3700, True)):
+        os.utime(path, (now - age, now - age))
+        cache.get("object", "k")
+        assert (path.stat().st_mtime > now - 100) == renewed
+
+
+def test_files_that_are_being_written_are_not_evicted(tmp_path):
+    cache, now = Cache(tmp_path, limit_bytes=10_000), time.time()
+    for name, age in (("fresh", 3000), ("stale", 4000)):
+        (tmp_path / f".{name}.tmp").write_bytes(bytes(100))
+        os.utime(tmp_path / f".{name}.tmp", (now - age, now - age))
+    for index in range(4):
+        cache.put("object", f"k{index}", bytes(4000))
+    assert [path.name for path in tmp_path.glob(".*.tmp")] == [".fresh.tmp"]
