@@ -24,6 +24,7 @@ def fold_node(node: Node, table: OpTable) -> Any:
     """The results of a node whose operands are known, if they can be computed now; else None."""
     source = node.source
     operands = node.operands
+    # bodies are staged; a random node has other results in each run
     if source.bodies or source.full_name in RANDOM:
         return None
     if not all(operand is None or isinstance(operand, Imported) for operand in operands):
@@ -39,11 +40,13 @@ def fold_node(node: Node, table: OpTable) -> Any:
             results = fold(node, *arrays)
         if results is not None:
             return _with_size_type(results, known[0])
+    # graphs have no strings
     if any(operand.is_text for operand in known) and source.full_name in table.hosts:
         return table.hosts[source.full_name](node, *arrays)
+    # expressions over symbols: only functions of `folds` compute with them
     if any(array is not None and array.dtype == object for array in arrays):
         return None
-    return _interpret(node, table, known)
+    return _interpret(node, table)
 
 
 RANDOM = {
@@ -63,7 +66,7 @@ def _with_size_type(results: Any, first: Imported) -> Any:
     return results
 
 
-def _interpret(node: Node, table: OpTable, arguments: list[Imported]) -> Any:
+def _interpret(node: Node, table: OpTable) -> Any:
     """The results of a node, as the interpreter computes them; None if there is no function, or they are large."""
     entry = table.ops.get(node.source.full_name)
     if entry is None:
@@ -85,14 +88,15 @@ def _interpret(node: Node, table: OpTable, arguments: list[Imported]) -> Any:
             if not all(isinstance(result, TensorValue) for result in listed):
                 return None
             tensors = [result for result in listed if isinstance(result, TensorValue)]
+            # a small operand may be broadcast or tiled to a large result
             if any(_size(tensor) > _MOST_ELEMENTS for tensor in tensors):
                 return None
             graph.output(*tensors)
         with np.errstate(all="ignore"):
             arrays = _interpreter.run(graph, [])
+    # staging in the real graph raises the error, at the node's place
     except (MissingContents, HostNode, Unsupported, NotImplementedError, ValueError, TypeError):
         return None
-    del arguments
     return tuple(np.asarray(array) for array in arrays)
 
 

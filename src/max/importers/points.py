@@ -85,10 +85,11 @@ class Point:
         self.nodes = tuple(nodes)
         self.source = source
         self.live = self.after(self.nodes, source)
+        # what nodes read and no node behind the point makes
         used: set[str] = set().union(*(node.names_read for node in self.nodes)) & self.live
         self.known = {name: value for name, value in known_values.items() if name in self.live}
         self.read = frozenset(used - set(self.known))
-        self._order = sorted(self.read)
+        self._order = sorted(self.read)  # of the parts of a key
         self.structural = set(structural)
         self.is_symbolic = is_symbolic
         self.number = number
@@ -100,6 +101,7 @@ class Point:
     def after(nodes: Sequence[SourceNode], source: SourceGraph) -> frozenset[str]:
         """The names that are needed before these nodes: by them, or as outputs of the model."""
         needed = {name for name, _ in source.outputs}
+        # from the last node on: a name is needed until the node that makes it
         for node in reversed(nodes):
             needed.difference_update(node.outputs)
             needed |= node.names_read
@@ -138,6 +140,7 @@ class Point:
         """
         value = values.get(name)
         if name in inputs:
+            # sizes as numbers may be all that is missing; the elements are asked for next
             if self.is_symbolic and isinstance(value, Imported) and not value.is_static:
                 self.is_symbolic = False
             elif name not in self.structural:
@@ -151,6 +154,7 @@ class Point:
                 self.is_symbolic = False
             else:
                 self._learn_computed(node, name, self._deciding(name, inputs, values, staged_nodes))
+        # a body needs what no staging of this segment can know
         elif node.bodies:
             self.cuts[node.outputs] = Cut(host=True)
         elif self.is_symbolic:
@@ -196,11 +200,14 @@ class Point:
                 if node.op in _SIZE_OPS:
                     deciding.add(_SIZES)
                     continue
+                # further up: the producer's operands decide about its result
                 fresh = node.names_read - seen
                 seen |= fresh
                 todo.extend(fresh)
+            # neither an input nor a result of this segment, and no constant
             elif not isinstance(value := values.get(current), Imported) or value.contents is None:
                 return None
+        # too long a way: what is left may depend on anything
         return None if todo else frozenset(deciding)
 
     def limit_choices(self) -> bool:
@@ -214,6 +221,7 @@ class Point:
             self.structural -= choice.inputs
             self.cuts[outputs] = Cut(frozenset([choice.value]))
         self.choices.clear()
+        # they were staged with the inputs' elements as constants
         self.segments.clear()
         return True
 
@@ -234,6 +242,7 @@ class Point:
         ]
         if all(item.is_static and _is_number(item) for item in tensors):
             return False
+        # the node begins a segment of its own, whose inputs have known sizes
         self.cuts[node.outputs] = Cut()
         raise Rebuild
 
@@ -247,9 +256,11 @@ class Point:
         if isinstance(value, list):
             return tuple(self._part(name, item) for item in value)
         if value.dtype == object:
+            # texts and expressions are constants of a segment
             return (value.shape, tuple(value.flat))
         if name in self.structural:
             return (value.dtype, value.shape, value.tobytes())
+        # a segment with symbolic sizes serves all of them
         return value.dtype if self.is_symbolic else (value.dtype, value.shape)
 
 

@@ -103,6 +103,7 @@ def stage_segment(
     """
     inputs = _Inputs()
     places: dict[str, Any] = {}
+    # inputs are of the graph, except what the point's segments must know: that is constant
     values: dict[str, Value] = dict(point.known)
     for name in sorted(point.read):
         value = env[name]
@@ -123,6 +124,7 @@ def stage_segment(
         for name, place in places.items():
             values[name] = _value(place, graph, point.stored_as(name))
         walker = Walker(framework, source.name, values, False, source.file)
+        # names of expanded functions differ from those of the segments before
         walker._expansions = point.number * 100_000  # pyright: ignore[reportPrivateUsage]
         remaining, cut = _walk(point, walker, set(places))
         needed = point.after(remaining, source)
@@ -132,6 +134,7 @@ def stage_segment(
             graph.output(*outputs)
     segment = Segment(session.load(graph) if outputs else None, inputs.arguments, results)
     if cut is not None:
+        # the host runs the node itself; the next segment begins behind it
         if cut.host:
             segment.host = remaining[0]
             remaining = remaining[1:]
@@ -174,9 +177,11 @@ def _walk(
         staged.append(node)
         cut = point.cuts.get(node.outputs)
         if cut is not None:
+            # known from an earlier staging of this point
             return (node, *pending[::-1]), cut
         try:
             pending.extend(walker.step(node)[::-1])
+        # raises `Rebuild`: the segment is staged again, with the elements or a cut
         except MissingContents as need:
             point.learn(node, need.name, inputs, walker.values, staged)
         except HostNode:
@@ -205,6 +210,7 @@ def _results(
         if value.contents is not None and (value.is_text or value.numbers is not None):
             return value.contents
         tensor = value.tensor
+        # names of one tensor share an output
         if id(tensor) not in numbers:
             numbers[id(tensor)] = len(outputs)
             outputs.append(tensor)
@@ -215,6 +221,7 @@ def _results(
             # an output that was complete before
             continue
         value = values[name]
+        # not made by this segment: `env` has it already
         if name in before and value is before[name]:
             if name in point.known:
                 known[name] = value

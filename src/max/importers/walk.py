@@ -99,6 +99,7 @@ class Walker:
             MissingContents: A node needs what is not known at import.
             HostNode: A node is for the host.
         """
+        # a stack: nodes that stand for another one come next, before those behind it
         pending = list(nodes)[::-1]
         while pending:
             node = pending.pop()
@@ -110,6 +111,7 @@ class Walker:
         if self._count > _MOST_NODES:
             raise ModelFileError(f"{self.name}: more than {_MOST_NODES} nodes")
         operands = [self.values[name] if name else None for name in source.inputs]
+        # the problem was reported at the node that should have made it
         if any(operand is MISSING for operand in operands):
             self._set_missing(source)
             return ()
@@ -123,6 +125,7 @@ class Walker:
                 self._problem(source, str(need), True)
             except (Unsupported, NotImplementedError) as error:
                 self._problem(source, str(error))
+            # of a body: it names its own node
             except (UnsupportedOpsError, ModelFileError, ImportFailure):
                 raise
             except (AttributeError, AssertionError, ZeroDivisionError) as error:
@@ -177,6 +180,7 @@ class Walker:
     def _stage_node(self, node: Node) -> Sequence[SourceNode]:
         source = node.source
         table = self.framework.table
+        # shapes and axes of later nodes may depend on it
         results = folding.fold_node(node, table)
         if results is None:
             entry = table.ops.get(source.full_name)
@@ -217,6 +221,7 @@ class Walker:
         self._spliced += 1
         if self._spliced > _MOST_EXPANSIONS:
             raise ModelFileError(f"{self.name}: more than {_MOST_EXPANSIONS} calls of functions")
+        # unique, so that two calls of a function do not bind the same names
         prefix = f"{source.outputs[0] if source.outputs else ''}/{self._expansions}/"
         bound = {
             name: source.inputs[i] if i < len(source.inputs) else ""
@@ -227,6 +232,7 @@ class Walker:
             self.values[name] = Imported(contents=array)
         copies = [
             SourceNode(
+                # the names of the results are bound to those of the function's outputs
                 "Identity",
                 "",
                 source.version,
@@ -259,6 +265,7 @@ class Walker:
             **{name: value for (name, _), value in zip(graph.inputs, arguments, strict=True)},
         }
         walker = Walker(self.framework, self.name, values, False, self.file)
+        # limits and numbers hold for the whole import, bodies included
         walker._expansions = self._expansions + 1
         walker._count, walker._spliced = self._count, self._spliced
         walker.run(graph.nodes)

@@ -82,6 +82,7 @@ def _weight(value: Imported, axis: int) -> tuple[Array, Array] | None:
     if source is None or source.scale.numbers is None or source.scale.dtype is not DType.float32:
         return None
     scale = source.scale.numbers.reshape(-1)
+    # a scale can be taken out of the sum only if it is constant along k
     if source.scale.rank > 1 or (scale.size > 1 and _axis(source) != axis):
         return None
     weight = centered_codes(source.codes, source.zero, axis)
@@ -93,6 +94,7 @@ def _left_codes(value: Imported) -> tuple[Codes, int, TensorValue] | None:
     source = quantized_of(value)
     if source is None or source.scale.dtype is not DType.float32:
         return None
+    # rows with scales of their own would need a column of them
     if source.scale.rank and list(source.scale.shape) != [1]:
         return None
     zero = _one(source.zero)
@@ -192,6 +194,7 @@ def signed_codes(codes: Imported) -> Codes | None:
         return None
     if codes.dtype is DType.int8:
         return Codes(codes.tensor, 0)
+    # kernels multiply signed bytes: unsigned ones are moved by half their range
     lower = ops.cast(codes.tensor, DType.int32) - 128
     return Codes(ops.cast(lower, DType.int8), 128)
 
@@ -204,10 +207,12 @@ def centered_codes(codes: Imported, zero: Imported | None, axis: int) -> Array |
     offset = np.zeros((), np.int32) if zero is None else zero.numbers
     if offset is None:
         return None
+    # unsigned codes below 128 are signed bytes as they are
     if not offset.any():
         return numbers if numbers.dtype == np.int8 or numbers.max(initial=0) < 128 else None
     if offset.ndim == 1 and offset.size > 1:
         offset = offset.reshape([-1 if i == axis else 1 for i in range(numbers.ndim)])
+    # differences of bytes have 9 bits; those that fit into 8 are taken
     wide = numbers.astype(np.int16) - (
         offset if offset.ndim == numbers.ndim else offset.reshape(())
     )
@@ -226,6 +231,7 @@ def multiplied_codes(x: Codes, zero: int | TensorValue, weight: Array) -> Tensor
         return None
     matrix = ops.constant(np.ascontiguousarray(weight.astype(np.int8)))
     total = ops.matmul(ops.cast(x.tensor, DType.int32), ops.cast(matrix, DType.int32))
+    # sum((x - zero) w) = sum((x - shift) w) + (shift - zero) sum(w): the zero point costs one row
     columns = weight.sum(0, dtype=np.int32)
     if isinstance(zero, int):
         correction = columns * np.int32(x.shift - zero)
@@ -256,12 +262,14 @@ def convolved_codes(
     if weight.ndim != 4 or not weight.size:
         return None
     features, channels, *kernel = weight.shape
+    # another number of channels: groups
     if channels < _CHANNELS or x.tensor.shape[1] != channels:
         return None
     if any(amount < 0 for pair in pairs for amount in pair):
         return None
-    image = ops.permute(x.tensor, [0, 2, 3, 1])
+    image = ops.permute(x.tensor, [0, 2, 3, 1])  # [N, H, W, C]: the channels of a tap are adjacent
     if any(amount for pair in pairs for amount in pair):
+        # the code that stands for 0
         image = pad_axes(image, [(0, 0), *pairs, (0, 0)], "constant", zero - x.shift)
     patches = _patches(image, kernel, strides, dilations)
     # [F, C, R, S] to [R, S, C, F]
@@ -283,6 +291,7 @@ def _patches(
         index: list[slice] = [slice(None)]
         for i in range(2):
             first = tap[i] * dilations[i]
+            # the elements that this tap meets at all places of the result
             index.append(slice(first, first + (counts[i] - 1) * strides[i] + 1, strides[i]))
         parts.append(image[(*index, slice(None))])
     return parts[0] if len(parts) == 1 else ops.concat(parts, 3)

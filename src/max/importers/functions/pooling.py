@@ -60,6 +60,7 @@ class Windows:
             if room < 0:
                 raise Unsupported(f"a window of {taps} elements is larger than an axis of {size}")
             count = (-(-room // stride) if self.ceil else room // stride) + 1
+            # a last window that would begin in the padding behind the operand does not count
             if self.ceil and (count - 1) * stride >= size + low:
                 count -= 1
             found.append(count)
@@ -72,6 +73,7 @@ class Windows:
         for size, count, taps, stride, dilation, (low, _) in zip(
             sizes, counts, self.kernel, self.strides, self.dilations, self.pairs, strict=True
         ):
+            # the padding behind ends with the last window: more of it where windows end outside
             end = (count - 1) * stride + dilation * (taps - 1) + 1
             pairs.append((low, end - size - low))
         x = pad_axes(x, [(0, 0), (0, 0), *pairs], "constant", fill)
@@ -86,6 +88,7 @@ class Windows:
 
     def attributes(self) -> dict[str, Any]:
         """The attributes of the ops of two spatial axes."""
+        # a sequence is an image of height 1
         one = [1] * (2 - len(self.kernel))
         pairs = [*[(0, 0)] * len(one), *self.pairs]
         return {
@@ -109,13 +112,14 @@ def _images(name: str, x: TensorValue, attributes: dict[str, Any]) -> TensorValu
     """A pooling op of images with channels last."""
     flat = x.rank == 3
     images = ops.unsqueeze(x, 2) if flat else x
-    y = stage(name, (ops.permute(images, [0, 2, 3, 1]),), attributes)
+    y = stage(name, (ops.permute(images, [0, 2, 3, 1]),), attributes)  # [N, H, W, C]
     y = ops.permute(y, [0, 3, 1, 2])
     return ops.squeeze(y, 2) if flat else y
 
 
 def _parts(windows: Windows, x: TensorValue) -> list[TensorValue]:
     dtype = x.dtype
+    # no element of the padding is a maximum
     low = -math.inf if dtype.is_float() else np.iinfo(dtype.to_numpy()).min
     return windows.taps(x, windows.sizes(x), low)
 
@@ -144,7 +148,7 @@ def max_pool_with_places(
     """
     windows.check(x)
     parts = _parts(windows, x)
-    stacked = ops.stack(parts, 0)
+    stacked = ops.stack(parts, 0)  # [taps, N, C, …]
     best, shape = ops.argmax(stacked, 0), parts[0].shape
     places = _places(x, windows, ops.reshape(best, shape), column_major)
     return ops.reshape(ops.max(stacked, axis=0), shape), places
@@ -158,6 +162,7 @@ def _places(x: TensorValue, windows: Windows, best: TensorValue, column_major: b
     strides = dict.fromkeys(range(len(sizes)), 1)
     total = 1
     for axis in order:
+        # the distance of neighbors along the axis, in elements of an image
         strides[axis] = total
         total *= sizes[axis]
     offsets = np.zeros(tuple(windows.kernel), np.int64)
@@ -168,10 +173,13 @@ def _places(x: TensorValue, windows: Windows, best: TensorValue, column_major: b
             np.arange(counts[axis]) * windows.strides[axis] - windows.pairs[axis][0]
         ) * strides[axis]
         shape = [-1 if other == axis else 1 for other in range(len(sizes))]
+        # [kernel]: from the first element of a window to each of its taps
         offsets += tap.reshape(shape)
+        # [counts]: the first element of each window, which may lie in the padding
         base += first.reshape(shape)
     inner = ops.gather(ops.constant(offsets.reshape(-1)), best, 0) + ops.constant(base)
     batch, channels = x.shape[:2]
+    # places are counted through all images
     image = ops.range(0, batch * channels, 1, dtype=DType.int64, device=x.device) * total
     return inner + ops.reshape(image, [batch, channels, *[1] * len(sizes)])
 
@@ -192,6 +200,7 @@ def average_pool(windows: Windows, x: TensorValue, counts_padding: bool) -> Tens
     total, *parts = windows.taps(x, sizes, 0)
     for part in parts:
         total = total + part
+    # the elements of each window that count: the product over the axes of those inside
     number = np.ones(windows.counts(sizes))
     for axis, count in enumerate(windows.counts(sizes)):
         low, high = windows.pairs[axis] if counts_padding else (0, 0)

@@ -35,7 +35,7 @@ class Sampler:
         n = len(self.sizes)
         self.lead = x.shape[:2]
         spatial = grid.shape[1:-1]
-        count = math.prod(spatial, start=Dim(1))
+        count = math.prod(spatial, start=Dim(1))  # places of a grid
         flat = ops.reshape(grid, [grid.shape[0], count, n])
         places: list[TensorValue] = []
         for axis, size in enumerate(self.sizes):
@@ -45,8 +45,10 @@ class Sampler:
                 coordinate, DType.float64 if x.dtype is DType.float64 else DType.float32
             )
             if self.aligned:
+                # -1 and 1 are the centers of the first and the last element
                 place = (coordinate + 1.0) * ((size - 1) / 2)
             else:
+                # -1 and 1 are the outer edges: half an element beyond the centers
                 place = ((coordinate + 1.0) * float(size) - 1.0) * 0.5
             places.append(place)
         self.flat = ops.reshape(x, [*self.lead, math.prod(self.sizes)])
@@ -70,11 +72,13 @@ class Sampler:
         if self.padding == "border":
             return minimum(maximum(place, 0.0), last)
         if self.padding == "reflection":
+            # mirrors stand at the centers or at the outer edges of the last elements
             low, high = (0.0, last) if self.aligned else (-0.5, last + 0.5)
             span = high - low
             if span <= 0:
                 return place * 0.0
             distance = ops.abs(place - low)
+            # a way there and back is the period
             rest = ops.mod(distance, 2 * span)
             return low + ops.where(rest > span, 2 * span - rest, rest)
         return place
@@ -87,8 +91,9 @@ class Sampler:
             last = float(self.sizes[axis] - 1)
             within = ops.logical_and(place >= 0.0, place <= last)
             inside = within if inside is None else ops.logical_and(inside, within)
+            # places outside read an element of the border, which is replaced below
             whole = ops.cast(minimum(maximum(place, 0.0), last), DType.int64)
-            index = whole if index is None else index * self.sizes[axis] + whole
+            index = whole if index is None else index * self.sizes[axis] + whole  # of a flat image
         assert index is not None and inside is not None
         shape = [self.lead[0], self.lead[1], self.count]
         rows = ops.broadcast_to(ops.unsqueeze(index, 1), shape)
@@ -100,6 +105,7 @@ class Sampler:
     def _linear(self, places: Sequence[TensorValue]) -> TensorValue:
         lows = [ops.floor(place) for place in places]
         total: TensorValue | None = None
+        # the neighbors of a place, each with the product of its closeness along the axes
         for corner in np.ndindex(*[2] * len(places)):
             weight: TensorValue | None = None
             at: list[TensorValue] = []
@@ -118,6 +124,7 @@ class Sampler:
             raise Unsupported("cubic samples are of images with two spatial axes")
         lows = [ops.floor(place) for place in places]
         total: TensorValue | None = None
+        # taps at -1, 0, 1 and 2 from the element before the place
         for corner in np.ndindex(4, 4):
             at = [low + float(step - 1) for low, step in zip(lows, corner, strict=True)]
             weight: TensorValue | None = None
@@ -125,6 +132,7 @@ class Sampler:
                 part = cubic_weight(ops.abs(place - tap))
                 weight = part if weight is None else weight * part
             assert weight is not None
+            # weights are of the taps as they lie, values of where they come from
             moved = [self._place_inside(tap, axis) for axis, tap in enumerate(at)]
             part = self._pick_elements(moved) * ops.cast(ops.unsqueeze(weight, 1), self.flat.dtype)
             total = part if total is None else total + part

@@ -49,6 +49,7 @@ def _loop(node: Node, body: SourceGraph) -> tuple[TensorValue, ...]:
     limit, capacity = None, None
     if node.has(0):
         limit = ops.cast(ops.reshape(node.tensor(0), []), DType.int64)
+        # a known limit, also an expression over sizes, is the capacity of stacked results
         contents = node.value(0).contents
         capacity = None if contents is None else node.sizes(0)[0]
     state = tensors_of(node.operands[2:])
@@ -57,11 +58,14 @@ def _loop(node: Node, body: SourceGraph) -> tuple[TensorValue, ...]:
         known = node.value(1).numbers
         if known is None:
             start = ops.reshape(node.tensor(1), [])
+        # constant and false: the host returns the initial state, and nothing stacked
         elif not known.all():
             raise HostNode("has no iteration")
     carried = len(state)
     if start is not None:
+        # the condition is carried with the state, as the body may read it
         state = [start, *state]
+    # whether the loop runs to its limit, so that the size of stacked results is known
     exact = start is None
 
     def step(number: TensorValue, current: list[TensorValue]) -> Any:
@@ -132,6 +136,7 @@ def _stack(node: Any, body: SourceGraph, index: int, items: list[Any]) -> Array:
         if any(item.shape != items[0].shape for item in items):
             raise ModelFileError("a Loop stacks results of different shapes")
         return np.stack(items)
+    # without an iteration only the body's declaration says what an item would be
     _, type_ = body.outputs[len(body.outputs) - (len(node.source.outputs) - index) :][0]
     sizes = [size if isinstance(size, int) else 0 for size in type_.shape or ()]
     dtype = type_.dtype.to_numpy() if type_.dtype is not None else np.dtype(object)
@@ -161,6 +166,7 @@ def _scan(
     reverse = _int_list(
         node, "scan_input_directions" if node.version >= 9 else "directions", len(inputs)
     )
+    # the scanned axis of all inputs has one size
     count = inputs[0].shape[axes[0]]
     results_reverse = _int_list(node, "scan_output_directions", outputs)
     moved = [_move_axis(x, axis, 0) for x, axis in zip(inputs, axes, strict=True)]
@@ -169,6 +175,7 @@ def _scan(
     placed: list[TensorValue] = []
     for part, axis, backwards in zip(stacked, result_axes, results_reverse, strict=True):
         if backwards:
+            # the first iteration's row comes last
             part = part[(slice(None, None, -1), *[slice(None)] * (part.rank - 1))]
         placed.append(_move_axis(part, 0, node.checked_axis(axis, part.rank)))
     return [*finals, *placed]
@@ -217,6 +224,7 @@ def _scan_batched(node: Node, body: SourceGraph) -> Any:
     state, inputs = values[: len(values) - count], values[len(values) - count :]
     batch = node.static(inputs[0].shape[0], 1 + len(state))
     parts = [
+        # states of sequences are independent, and their number is static: one scan each
         _scan_rows(
             node, body, [x[index] for x in state], [x[index] for x in inputs],
             _int_list(node, "directions", count), inputs[0].shape[1],
@@ -238,6 +246,7 @@ def scan_on_host(node: Any, *operands: Any) -> tuple[Any, ...]:
     stacked: list[list[Any]] = [[] for _ in range(outputs)]
     for number in range(length):
         rows = [
+            # a backward input is read from its end
             np.take(x, length - 1 - number if back else number, axis)
             for x, axis, back in zip(inputs, axes, backwards, strict=True)
         ]

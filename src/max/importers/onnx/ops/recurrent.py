@@ -72,7 +72,7 @@ class _Layer:
         self.backwards = [direction == "reverse"] if self.directions == 1 else [False, True]
         self.batch_first = bool(node.attr("layout", 0))
         x = node.tensor(0)
-        self.x = ops.permute(x, [1, 0, 2]) if self.batch_first else x
+        self.x = ops.permute(x, [1, 0, 2]) if self.batch_first else x  # [length, batch, input]
         self.length, self.batch = self.x.shape[0], self.x.shape[1]
         self.hidden = node.attr("hidden_size") or node.static(node.tensor(2).shape[-1], 2)
         self.gates = gates
@@ -86,6 +86,7 @@ class _Layer:
 
     def _activations(self, names: Sequence[str]) -> list[list[Activation]]:
         node = self.node
+        # alphas and betas stand in two lists, for those activations that take one
         given = node.attr("activations") or list(names) * self.directions
         alphas = list(node.attr("activation_alpha") or [])
         betas = list(node.attr("activation_beta") or [])
@@ -104,6 +105,7 @@ class _Layer:
         each = len(self.names) // self.directions
         first = self.names[:each]
         fits = self.x.dtype is DType.float32 and self.hidden > 0 and self.clip >= 0
+        # kernels have one set of activations for both directions
         alike = self.names == first * self.directions and len(first) == len(self.activations[0])
         return first if fits and alike and all(name in _KNOWN for name in first) else None
 
@@ -111,10 +113,12 @@ class _Layer:
         """The weights of the states ``[directions, blocks, elements, gates, 16]``, with zeros behind the last ones."""
         hidden, blocks = self.hidden, -(-self.hidden // _UNITS)
         weight = ops.reshape(self.node.tensor(2), [self.directions, self.gates, hidden, hidden])
+        # whole blocks: the weights behind the last unit are 0, so that no state depends on it
         more = blocks * _UNITS - hidden
         if more:
             weight = pad_axes(weight, [(0, 0), (0, 0), (0, more), (0, more)], "constant", 0)
         weight = ops.reshape(weight, [self.directions, self.gates, blocks, _UNITS, blocks * _UNITS])
+        # [directions, gates, blocks, units, elements]: a block's gates side by side for each element of the state
         return ops.permute(weight, [0, 2, 4, 1, 3])
 
     def products(self, bias: TensorValue | None) -> TensorValue:
@@ -125,6 +129,7 @@ class _Layer:
         """
         weight = self.node.tensor(1)
         size = weight.shape[2]
+        # one product for all steps and directions: it does not depend on states
         flat = ops.reshape(weight, [self.directions * self.gates * self.hidden, size])
         y = ops.matmul(self.x, ops.transpose(flat, 0, 1))
         y = y if bias is None else y + bias
@@ -134,6 +139,7 @@ class _Layer:
         """The biases of the inputs and of the recurrence, ``[directions, gates, hidden]``."""
         if not self.node.has(3):
             return None
+        # ONNX stores the biases of the inputs before those of the recurrence
         both = ops.reshape(self.node.tensor(3), [self.directions, 2, self.gates, self.hidden])
         return both[:, 0], both[:, 1]
 
@@ -221,6 +227,7 @@ class _Layer:
             following = cell(row, current)
             output = following[0]
             if self.lengths is not None:
+                # behind the end of a sequence its state stays, and its output is 0
                 active = ops.reshape(number < self.lengths, [self.batch, 1])
                 following = [
                     ops.where(active, new, old) for new, old in zip(following, current, strict=True)
@@ -233,6 +240,7 @@ class _Layer:
         except TypeError:
             length = _UNROLLED + 1
         if length <= _UNROLLED:
+            # a short sequence is staged step by step: a loop's overhead would exceed its products
             outputs: list[TensorValue] = []
             for number in range(length):
                 _, state, (output,) = step(ops.constant(number, DType.int64), state)
@@ -322,6 +330,7 @@ def gru(node: Node) -> Any:
         inputs, bias = layer.inputs(d), layer.bias(d)
         inner_bias: TensorValue | None = None
         if bias is not None:
+            # the candidate's own bias is added at its product, inside of the reset gate
             outer = bias[0] + ops.concat([bias[1][: 2 * h], bias[1][2 * h :] * 0.0], 0)
             inner_bias = bias[1][2 * h :]
             inputs = inputs + outer
@@ -337,7 +346,7 @@ def gru(node: Node) -> Any:
             candidate: Activation = candidate,
         ) -> Any:
             (before,) = state
-            rest = ops.matmul(before, weight[:, : 2 * h])
+            rest = ops.matmul(before, weight[:, : 2 * h])  # [batch, 2 * hidden]: update and reset
             update = gate(layer.clip_gate(row[:, :h] + rest[:, :h]))
             reset = gate(layer.clip_gate(row[:, h : 2 * h] + rest[:, h:]))
             own = weight[:, 2 * h :]
@@ -395,6 +404,7 @@ def lstm(node: Node) -> Any:
         ) -> Any:
             hidden, memory = state
             gates = row + ops.matmul(hidden, weight)
+            # ONNX's order: input, output, forget, cell
             enter, leave, forget, new = (gates[:, i * h : (i + 1) * h] for i in range(4))
             if peepholes is not None:
                 enter = enter + peepholes[:h] * memory
@@ -403,6 +413,7 @@ def lstm(node: Node) -> Any:
             kept = 1.0 - enter if coupled else gate(layer.clip_gate(forget))
             following = kept * memory + enter * candidate(layer.clip_gate(new))
             if peepholes is not None:
+                # the output gate sees the new memory, the others the one before
                 leave = leave + peepholes[h : 2 * h] * following
             return [gate(layer.clip_gate(leave)) * output(following), following]
 

@@ -142,11 +142,11 @@ def slice_scatter(
 
 @op("aten.select_scatter.default")
 def select_scatter(
-    call: Call, x: TensorValue, source: TensorValue, dim: int, position: int
+    call: Call, x: TensorValue, source: TensorValue, dim: int, index: int
 ) -> TensorValue:
     axis = call.axis(dim, x.rank)
-    end = position + 1 if position != -1 else None
-    return slice_scatter(call, x, ops.unsqueeze(source, axis), axis, position, end)
+    end = index + 1 if index != -1 else None
+    return slice_scatter(call, x, ops.unsqueeze(source, axis), axis, index, end)
 
 
 @op("aten.masked_scatter.default")

@@ -47,9 +47,9 @@ def raise_exception(message: Any = "", *_: Any) -> None:
     raise ValueError(f"the program raises: {message}")
 
 
-def _number(kind: Callable[[Any], Any]) -> Function:
+def _number(cls: Callable[[Any], Any]) -> Function:
     def convert(value: Any, *_: Any) -> Any:
-        return kind(value.item() if isinstance(value, torch.Tensor) else value)
+        return cls(value.item() if isinstance(value, torch.Tensor) else value)
 
     return convert
 

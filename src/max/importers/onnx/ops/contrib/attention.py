@@ -42,7 +42,7 @@ def attend(
     softcap: float = 0.0,
 ) -> TensorValue:
     """Attention over ``[batch, heads, length, size]``; `bias` is added to the scaled scores."""
-    scores = ops.matmul(q * scale, ops.transpose(k, 2, 3))
+    scores = ops.matmul(q * scale, ops.transpose(k, 2, 3))  # [batch, heads, queries, keys]
     if softcap:
         scores = ops.tanh(scores * (1 / softcap)) * softcap
     if bias is not None:
@@ -57,6 +57,7 @@ def mask_bias(is_allowed: TensorValue, dtype: DType, value: float) -> TensorValu
 
 
 def _places(count: Any, x: TensorValue, axis: int) -> TensorValue:
+    # along one of the four axes of scores, 1 along the others
     line = ops.range(0, count, 1, dtype=DType.int64, device=x.device)
     return ops.reshape(line, [count if i == axis else Dim(1) for i in range(4)])
 
@@ -73,13 +74,16 @@ def _mask_bias(
 ) -> TensorValue:
     """The bias of a mask of lengths ``[batch]``, of keys ``[batch, keys]``, or of all pairs."""
     if mask.rank == 1:
+        # [batch] lengths: the keys before the end of a sequence
         allowed = _places(keys, q, 3) < ops.reshape(
             ops.cast(mask, DType.int64), [mask.shape[0], 1, 1, 1]
         )
         return mask_bias(allowed, q.dtype, filter_)
     if mask.rank == 2:
+        # the same keys for all heads and queries
         mask = ops.reshape(mask, [mask.shape[0], 1, 1, mask.shape[1]])
     elif mask.rank == 3:
+        # [batch, queries, keys], the same for all heads
         mask = ops.unsqueeze(mask, 1)
     return mask_bias(ops.not_equal(mask, 0), q.dtype, filter_)
 
@@ -88,14 +92,14 @@ def _mask_bias(
 def attention(node: Node) -> Any:
     x, weight = node.tensor(0), node.tensor(1)
     heads = node.attr("num_heads")
-    qkv = ops.matmul(x, weight)
+    qkv = ops.matmul(x, weight)  # [batch, length, sizes of q, k and v]
     if node.has(2):
         qkv = qkv + node.tensor(2)
     sizes = node.attr("qkv_hidden_sizes") or [node.static(weight.shape[1], 1) // 3] * 3
     q, k, v = (split_heads(part, heads) for part in ops.split(qkv, sizes, 2))
     present: TensorValue | None = None
     if node.has(4):
-        past = node.tensor(4)
+        past = node.tensor(4)  # [2, batch, heads, length, size]: keys, then values
         k = ops.concat([ops.reshape(past[0], past.shape[1:]), k], 2)
         v = ops.concat([ops.reshape(past[1], past.shape[1:]), v], 2)
     if node.wants(1):
@@ -114,6 +118,7 @@ def _with_masks(
     if node.has(bias):
         total = node.tensor(bias) if total is None else total + node.tensor(bias)
     if node.attr("unidirectional", 0):
+        # the attribute's value is for masks of the model; keys that come later are never seen
         own = mask_bias(causal(q.shape[2], keys, q), q.dtype, -math.inf)
         total = own if total is None else total + own
     scale = node.attr("scale", 0.0) or 1 / math.sqrt(node.static(q.shape[3]))
@@ -125,15 +130,18 @@ def multi_head_attention(node: Node) -> Any:
     heads = node.attr("num_heads")
     query = node.tensor(0)
     if query.rank == 5:
+        # [batch, length, heads, 3, size] to [3, batch, heads, length, size]
         packed = ops.permute(query, [3, 0, 2, 1, 4])
         q, k, v = (ops.reshape(packed[i], packed.shape[1:]) for i in range(3))
     elif node.has(1) and node.tensor(1).rank == 5:
+        # [batch, length, heads, 2, size]: keys and values
         packed = ops.permute(node.tensor(1), [3, 0, 2, 1, 4])
         q = split_heads(query, heads)
         k, v = (ops.reshape(packed[i], packed.shape[1:]) for i in range(2))
     else:
         parts = [query, node.tensor(1), node.tensor(2)]
         if node.has(3):
+            # one bias for the three, side by side; a cross attention's keys are projected already
             bias, start = node.tensor(3), 0
             for index, part in enumerate(parts):
                 if part.rank == 3:
@@ -155,6 +163,7 @@ def rotate_pairs(
     rest = x[..., width:]
     turned = x[..., :width]
     if interleaved:
+        # elements 2i and 2i + 1 are a pair; else i and i + half
         pairs = ops.reshape(turned, [*x.shape[:-1], half, 2])
         first, second = (ops.reshape(pairs[..., i : i + 1], [*x.shape[:-1], half]) for i in (0, 1))
     else:
@@ -176,11 +185,13 @@ def rotary_embedding(node: Node) -> TensorValue:
     flat = x.rank == 3
     if flat:
         if not heads:
+            # without the attribute, all elements of a head rotate
             width = 2 * node.static(cosines.shape[1], 2)
             heads = node.static(x.shape[2]) // width
         x = split_heads(x, heads)
     length = x.shape[2]
     if positions.rank == 1 and positions.shape[0] == 1:
+        # one offset for the batch: its tokens are adjacent
         line = ops.range(0, length, 1, dtype=DType.int64, device=x.device)
         positions = ops.unsqueeze(line + positions, 0)
     cosines, sines = (ops.unsqueeze(ops.gather(t, positions, 0), 1) for t in (cosines, sines))
@@ -190,6 +201,7 @@ def rotary_embedding(node: Node) -> TensorValue:
 
 def _extend_cache(past: TensorValue, new: TensorValue, start: TensorValue) -> TensorValue:
     """A cache with new rows at a position of each sequence."""
+    # room for as many rows as are new: where a sequence ends is known in a run only
     rows = ops.broadcast_to(ops.constant(np.zeros((), new.dtype.to_numpy())), new.shape)
     places = ops.broadcast_to(_places(new.shape[2], new, 2) + start, new.shape)
     return ops.scatter(ops.concat([past, rows], 2), new, places, 2)
