@@ -351,7 +351,7 @@ def test_gemma4_reads_its_own_default_config() -> None:
     values = transformers.Gemma4TextConfig(num_hidden_layers=12).to_dict()
     assert {*values["per_layer_config"]} == {"05", "11"}
     forms = read.from_huggingface(HuggingFaceConfig(values)).every(AttentionForm)
-    full = [(form.kv_heads, form.head_dim) for form in forms if form.window is None]
+    full = [(form.num_key_value_heads, form.head_dim) for form in forms if form.window is None]
     assert full == [(4, 512)] * 2
     for wrong in ({"12": {"head_dim": 8}}, {"x": {}}, [], {"5": {"head_dim": 512}, "05": {}}):
         with pytest.raises(ModelFilesError, match=r"per_layer_config is .*, 0 to 11"):

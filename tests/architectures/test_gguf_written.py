@@ -280,7 +280,9 @@ def test_importance_has_the_columns_of_files(groups: int) -> None:
     assert form is not None
     for index, block in enumerate(shape.blocks):
         if block.mixer is form:
-            shape = shape.with_blocks([index], mixer=replace(form, key_heads=form.heads // groups))
+            shape = shape.with_blocks(
+                [index], mixer=replace(form, key_heads=form.num_heads // groups)
+            )
     name = "layers.0.mixer.out_proj.weight"
     own = model.state_dict()["model.layers.0.linear_attn.out_proj.weight"].numpy()
     weights = {name: WeightData.from_numpy(own, name)}

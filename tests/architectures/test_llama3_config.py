@@ -53,7 +53,7 @@ def rope_of(**changes: Any) -> RotaryEmbedding:
     (rope, *_) = made.ropes
     return rope.layer(
         dim=made.hidden_size,
-        n_heads=made.attention.heads,
+        n_heads=made.attention.num_attention_heads,
         head_dim=made.attention.head_dim,
         max_seq_len=8,
         interleaved=False,
@@ -62,7 +62,11 @@ def rope_of(**changes: Any) -> RotaryEmbedding:
 
 def test_defaults() -> None:
     made = Llama3Config.from_huggingface(config())
-    assert (made.attention.kv_heads, made.attention.head_dim, made.max_seq_len) == (4, 8, 64)
+    assert (made.attention.num_key_value_heads, made.attention.head_dim, made.max_seq_len) == (
+        4,
+        8,
+        64,
+    )
     mlp = made.first_form(MLPForm)
     assert mlp is not None and mlp.activation == "silu" and not mlp.bias
     assert not made.tie_word_embeddings and not made.attention.bias

@@ -73,7 +73,7 @@ def test_hidden_states_in_place_of_tokens(rng: np.random.Generator) -> None:
             2,
             made.num_layers,
             params.page_size,
-            made.attention.kv_heads,
+            made.attention.num_key_value_heads,
             made.attention.head_dim,
         )
         cache = [

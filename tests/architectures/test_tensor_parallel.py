@@ -179,11 +179,11 @@ def test_features_that_do_not_divide() -> None:
     """The first devices have one more; the parts of a model with slopes have those of their heads."""
     config_class = cast(Any, architecture("bloom").pipeline_model).config_class
     config = config_class.from_huggingface(config_file(transformers_model("bloom")))
-    config = config.with_mlp(size=41).with_attention(kv_heads=1)
+    config = config.with_mlp(size=41).with_attention(num_key_value_heads=1)
     parts = [config.part(3, index) for index in range(3)]
     assert [part.first_form(MLPForm).size for part in parts] == [14, 14, 13]
-    assert [part.attention.heads for part in parts] == [2, 2, 2]
-    assert [part.attention.kv_heads for part in parts] == [1, 1, 1]
+    assert [part.attention.num_attention_heads for part in parts] == [2, 2, 2]
+    assert [part.attention.num_key_value_heads for part in parts] == [1, 1, 1]
     assert sum((part.attention.alibi_slopes for part in parts), ()) == config.attention.alibi_slopes
 
 

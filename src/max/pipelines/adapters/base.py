@@ -45,11 +45,13 @@ def base_of(
         qkv_layout: The layout of fused projections in checkpoints; None: that of the config.
     """
 
-    def rename(stored: Mapping[str, WeightData]) -> dict[str, WeightData]:
-        return model.weight_names.from_safetensors(model.own_weights(stored), others=weights.keys())
+    def rename(stored_weights: Mapping[str, WeightData]) -> dict[str, WeightData]:
+        return model.weight_names.from_safetensors(
+            model.own_weights(stored_weights), others=weights.keys()
+        )
 
-    def rename_gguf(stored: Mapping[str, WeightData]) -> dict[str, WeightData]:
-        return decoder_weights(model.gguf[0], stored)
+    def rename_gguf(stored_weights: Mapping[str, WeightData]) -> dict[str, WeightData]:
+        return decoder_weights(model.gguf[0], stored_weights)
 
     return AdapterBase(
         config,

@@ -284,17 +284,17 @@ class LoRAManager:
             forms[site.index] = terms.rank, terms.has_vectors
         return adapter, PackedAdapter(parts, forms)
 
-    def _read_unchanged(self, loaded: _Loaded) -> PackedAdapter:
+    def _read_unchanged(self, entry: _Loaded) -> PackedAdapter:
         """The contents of an adapter, from its files."""
-        adapter, packed = self._read(loaded.path)
-        if adapter.digest != loaded.digest:
+        adapter, packed = self._read(entry.path)
+        if adapter.digest != entry.digest:
             raise AdapterError(
-                f"the files of the adapter {loaded.name!r} have changed since it was loaded",
+                f"the files of the adapter {entry.name!r} have changed since it was loaded",
                 "Unload it, and load it again.",
             )
         return packed
 
-    def _place(self, loaded: _Loaded) -> None:
+    def _place(self, adapter: _Loaded) -> None:
         """Copies an adapter to a slot: a free one, or that of the adapter that was used least recently."""
         if None in self._by_slot:
             slot = self._by_slot.index(None)
@@ -308,21 +308,21 @@ class LoRAManager:
             # read again when a request names it
             last.slot = None
             self._by_slot[slot] = None
-        packed = loaded.packed or self._read_unchanged(loaded)
+        packed = adapter.packed or self._read_unchanged(adapter)
         row = self._memory[slot]
         for at, values in packed.parts:
             row[at : at + values.size] = values
         self._forms[slot] = packed.forms
-        loaded.packed, loaded.slot, self._by_slot[slot] = None, slot, loaded
+        adapter.packed, adapter.slot, self._by_slot[slot] = None, slot, adapter
         self._clock += 1
-        loaded.used = self._clock
+        adapter.used = self._clock
 
-    def _vacate(self, loaded: _Loaded) -> None:
+    def _vacate(self, adapter: _Loaded) -> None:
         """Removes an adapter from its slot."""
-        loaded.packed = None
-        if loaded.slot is not None:
-            self._by_slot[loaded.slot] = None
-            loaded.slot = None
+        adapter.packed = None
+        if adapter.slot is not None:
+            self._by_slot[adapter.slot] = None
+            adapter.slot = None
 
     def _unknown(self, name: str) -> UnknownAdapterError:
         names = ", ".join(sorted(self._by_name)) or "none"

@@ -23,12 +23,12 @@ _TIED = "lm_head.weight"
 
 
 def merged_weights(
-    stored: Mapping[str, WeightData], adapter: Adapter, names: WeightNames, tied: bool
+    stored_weights: Mapping[str, WeightData], adapter: Adapter, names: WeightNames, tied: bool
 ) -> dict[str, WeightData]:
     """The weights of a checkpoint with an adapter: ``W + scale * B A`` in float32.
 
     Args:
-        stored: The weights by the checkpoint's names, floats.
+        stored_weights: The weights by the checkpoint's names, floats.
         adapter: The adapter, of PEFT.
         names: The names of the family's weights.
         tied: Whether the output layer is tied to the embedding.
@@ -40,14 +40,14 @@ def merged_weights(
         raise AdapterError(
             f"{adapter.path} is a GGUF adapter", "Give a folder that PEFT has saved."
         )
-    by_own_name = {names.own_name(name): name for name in stored}
-    merged = dict(stored)
+    by_own_name = {names.own_name(name): name for name in stored_weights}
+    merged = dict(stored_weights)
     changed: set[str] = set()
 
     def name_of(module: str, tensor: str) -> str:
         """The checkpoint's name of a module's weight."""
         own = names.own_name(f"{module}.weight")
-        name = f"{module}.weight" if f"{module}.weight" in stored else by_own_name.get(own)
+        name = f"{module}.weight" if f"{module}.weight" in stored_weights else by_own_name.get(own)
         if name is None and own == _TIED and tied:
             raise AdapterError(
                 f"the tensor {tensor!r} changes the output layer, which is tied to the embedding",
@@ -61,7 +61,7 @@ def merged_weights(
 
     for module, low_rank in adapter.modules.items():
         name = name_of(module, low_rank.tensor)
-        value = stored[name]
+        value = stored_weights[name]
         turned = low_rank.is_table or names.own_name(name).endswith(names.transposed_weights)
         own = _floats(value)
         new = _with_low_rank(own.T if turned else own, low_rank)
@@ -69,24 +69,24 @@ def merged_weights(
         changed.add(names.own_name(name))
         if low_rank.bias is not None:
             bias = name.removesuffix("weight") + "bias"
-            if bias not in stored:
+            if bias not in stored_weights:
                 raise AdapterError(
                     f"the tensor {low_rank.tensor!r} has a bias, and the model has no {bias}"
                 )
             added = low_rank.bias.astype(np.float32) * np.float32(low_rank.scale)
-            merged[bias] = _as_stored(_floats(stored[bias]) + added, stored[bias])
+            merged[bias] = _as_stored(_floats(stored_weights[bias]) + added, stored_weights[bias])
     if tied and "embed_tokens.weight" in changed:
         raise AdapterError(
             "the adapter changes the embedding, which is tied to the output layer",
             "Untie it in the base model first: tie_word_embeddings in config.json.",
         )
     for name, values in adapter.saved_weights.items():
-        own = name if name in stored else by_own_name.get(names.own_name(name))
-        if own is None or tuple(map(int, stored[own].shape)) != values.shape:
+        own = name if name in stored_weights else by_own_name.get(names.own_name(name))
+        if own is None or tuple(map(int, stored_weights[own].shape)) != values.shape:
             raise AdapterError(
                 f"the tensor {name!r} of {list(values.shape)} replaces no weight of the model"
             )
-        merged[own] = _as_stored(values.astype(np.float32), stored[own])
+        merged[own] = _as_stored(values.astype(np.float32), stored_weights[own])
     return merged
 
 

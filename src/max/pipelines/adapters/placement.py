@@ -193,7 +193,7 @@ def _in_order_of(
         or parts[-1] not in ("q_proj", "k_proj")
     ):
         return a, b, gain, shift
-    heads = form.heads if parts[-1] == "q_proj" else form.kv_heads
+    heads = form.num_attention_heads if parts[-1] == "q_proj" else form.num_key_value_heads
     order = neighbors(np.arange(len(b)), heads)
     if adapter.is_gguf:
         order = np.argsort(order)

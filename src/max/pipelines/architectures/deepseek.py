@@ -109,7 +109,9 @@ def _split_weights(
         if not suffix:
             continue
         array = Tensor.from_dlpack(split.pop(name).data).to_numpy()
-        heads = array.reshape(latent.heads, latent.plain_dim + latent.value_dim, latent.rank)
+        heads = array.reshape(
+            latent.num_attention_heads, latent.plain_dim + latent.value_dim, latent.rank
+        )
         keys, values = heads[:, : latent.plain_dim].swapaxes(1, 2), heads[:, latent.plain_dim :]
         for part, rows in (("k_b_proj.weight", keys), ("v_b_proj.weight", values)):
             own_name = f"{stem}{part}"

@@ -128,19 +128,19 @@ def text_class(config: HuggingFaceConfig, name: str) -> str:
     return COMPOSITES[name][text_model_type(config, name)] if name in COMPOSITES else name
 
 
-def text_weight_name(stored: str) -> str | None:
+def text_weight_name(stored_name: str) -> str | None:
     """The name of a weight of a composite checkpoint in checkpoints of the text model; None for weights of other parts.
 
     Args:
-        stored: The name. A name without a known prefix is returned unchanged.
+        stored_name: The name. A name without a known prefix is returned unchanged.
     """
-    if stored.removeprefix("model.").startswith(_OTHER_PARTS):
+    if stored_name.removeprefix("model.").startswith(_OTHER_PARTS):
         return None
     # the output layer stands outside of the text model in some checkpoints
-    if stored.startswith("language_model.lm_head."):
-        stored = stored.removeprefix("language_model.")
-    prefix = next(filter(stored.startswith, _TEXT_PREFIXES), None)
-    return stored if prefix is None else f"model.{stored.removeprefix(prefix)}"
+    if stored_name.startswith("language_model.lm_head."):
+        stored_name = stored_name.removeprefix("language_model.")
+    prefix = next(filter(stored_name.startswith, _TEXT_PREFIXES), None)
+    return stored_name if prefix is None else f"model.{stored_name.removeprefix(prefix)}"
 
 
 def text_weights(weights: Mapping[str, T]) -> dict[str, T]:

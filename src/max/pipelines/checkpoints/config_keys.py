@@ -282,5 +282,5 @@ class ConfigKeys:
         return f"{self._where}.{key}" if self._where else key
 
 
-def _instance_of(kind: type[T]) -> Callable[[Any], T | None]:
-    return lambda value: value if isinstance(value, kind) else None
+def _instance_of(cls: type[T]) -> Callable[[Any], T | None]:
+    return lambda value: value if isinstance(value, cls) else None

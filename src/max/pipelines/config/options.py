@@ -27,7 +27,7 @@ def option(
     default_factory: Any = dataclasses.MISSING,
     parse: Callable[[Any], Any] | None = None,
     no_effect: str = "",
-    unsupported: str = "",
+    reason: str = "",
 ) -> Any:
     """A field of a configuration.
 
@@ -37,9 +37,9 @@ def option(
         default_factory: A function that returns the default.
         parse: Converts and checks a value; without it, the annotation determines what fits.
         no_effect: Why the field has no effect in this engine; a value other than the default logs a warning.
-        unsupported: Why this release does not support it; a value other than the default is an error.
+        reason: Why this release does not support it; a value other than the default is an error.
     """
-    metadata = {"help": help, "parse": parse, "no_effect": no_effect, "unsupported": unsupported}
+    metadata = {"help": help, "parse": parse, "no_effect": no_effect, "unsupported": reason}
     if default_factory is not dataclasses.MISSING:
         return dataclasses.field(default_factory=default_factory, metadata=metadata)
     return dataclasses.field(default=default, metadata=metadata)

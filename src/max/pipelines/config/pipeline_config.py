@@ -144,14 +144,14 @@ class PipelineConfig(StrictConfig):
     pipeline_role: PipelineRole = option(
         "What the pipeline does: prefill_and_decode, prefill_only or decode_only.",
         default=PipelineRole.PrefillAndDecode,
-        unsupported="one process reads prompts and generates",
+        reason="one process reads prompts and generates",
     )
     pool_embeddings: bool = option(
         "Make one vector of a text; off: one per token.",
         default=True,
     )
     ep_size: int = option(
-        "Devices that share a model's experts.", default=1, unsupported="models run on one device"
+        "Devices that share a model's experts.", default=1, reason="models run on one device"
     )
     ce_delay_ms: float = option(
         "The delay before a step that reads prompts.", default=0.0, no_effect=_TTS

@@ -40,16 +40,16 @@ class native_calls(ContextDecorator):
         self,
         problem: str | Callable[[], str],
         remedy: str = "",
-        kind: type[UserError] = ModelFilesError,
+        cls: type[UserError] = ModelFilesError,
     ) -> None:
-        self._problem, self._remedy, self._kind = problem, remedy, kind
+        self._problem, self._remedy, self._cls = problem, remedy, cls
 
     def __enter__(self) -> None:
         return None
 
     def __exit__(
         self,
-        kind: type[BaseException] | None,
+        exc_type: type[BaseException] | None,
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
@@ -69,7 +69,7 @@ class native_calls(ContextDecorator):
         if len(text) > _MOST_CHARACTERS:
             text = f"{text[:_MOST_CHARACTERS]} …"
         problem = self._problem if isinstance(self._problem, str) else self._problem()
-        raise self._kind(f"{problem}: {text}", self._remedy) from error
+        raise self._cls(f"{problem}: {text}", self._remedy) from error
 
 
 tokenizer_calls = native_calls(

@@ -53,13 +53,13 @@ class ReasoningLimit:
         # within reasoning; None: it may still begin
         self._thinks: bool | None = True if budget.begun else None
 
-    def rewind(self, generated: int) -> None:
+    def rewind(self, num_generated: int) -> None:
         """Goes back to an earlier state of the answer.
 
         Args:
-            generated: The number of tokens that are left.
+            num_generated: The number of tokens that are left.
         """
-        if self._closed_at is None or generated <= self._closed_at:
+        if self._closed_at is None or num_generated <= self._closed_at:
             self._check_at, self._closed_at = self._first_check, None
         self._thinks = None  # found from the whole text
 
@@ -73,49 +73,55 @@ class ReasoningLimit:
         """The temperature of the next token; None: that of the answer."""
         return self._budget.temperature if self._thinks else None
 
-    def observe(self, generated: Sequence[int], decode: Callable[[Sequence[int]], str]) -> None:
+    def observe(
+        self, generated_tokens: Sequence[int], decode: Callable[[Sequence[int]], str]
+    ) -> None:
         """Follows the answer, for its temperature; called before each step.
 
         Args:
-            generated: The tokens of the answer.
+            generated_tokens: The tokens of the answer.
             decode: Makes text of tokens, marks included.
         """
         if not self.sets_temperature or self._thinks is False:
             return
         if self._thinks is None:
-            self._thinks = self._reasons(decode(generated))
-        elif self._budget.end in decode(generated[-len(self._budget.closing_tokens) - _LAST :]):
+            self._thinks = self._reasons(decode(generated_tokens))
+        elif self._budget.end in decode(
+            generated_tokens[-len(self._budget.closing_tokens) - _LAST :]
+        ):
             self._thinks = False
 
-    def bounded_steps(self, steps: int, generated: int) -> int:
+    def bounded_steps(self, steps: int, num_generated: int) -> int:
         """The steps until a token may have to be forced; 1 where the next one may.
 
         Args:
             steps: The most steps.
-            generated: The number of tokens of the answer.
+            num_generated: The number of tokens of the answer.
         """
         if self.sets_temperature and self._thinks is not False:
             return 1
         if self._closed_at is not None:
-            return 1 if generated - self._closed_at < len(self._budget.closing_tokens) else steps
+            return (
+                1 if num_generated - self._closed_at < len(self._budget.closing_tokens) else steps
+            )
         if self._check_at is None:
             return steps
-        return min(steps, max(1, self._check_at - generated))
+        return min(steps, max(1, self._check_at - num_generated))
 
     def forced_token(
-        self, generated: Sequence[int], decode: Callable[[Sequence[int]], str]
+        self, generated_tokens: Sequence[int], decode: Callable[[Sequence[int]], str]
     ) -> int | None:
         """The token that must follow; None: any.
 
         Args:
-            generated: The tokens of the answer.
+            generated_tokens: The tokens of the answer.
             decode: Makes text of tokens, marks included.
         """
-        count, closing = len(generated), self._budget.closing_tokens
+        count, closing = len(generated_tokens), self._budget.closing_tokens
         if self._closed_at is None:
             if self._check_at is None or count < self._check_at:
                 return None
-            reasons = self._reasons(decode(generated))
+            reasons = self._reasons(decode(generated_tokens))
             self._check_at = count + 1 if reasons is None else None
             if not reasons:
                 return None

@@ -284,7 +284,7 @@ class Replica(Generic[TextGenerationContextType]):
         self,
         batch: Sequence[TextGenerationContextType],
         rows: DraftedRows | None,
-        verified: Sequence[Sequence[int]],
+        verified_tokens: Sequence[Sequence[int]],
         begin: float,
         steps: int,
     ) -> None:
@@ -296,7 +296,7 @@ class Replica(Generic[TextGenerationContextType]):
             c.active_length - draft_length(c) - n == 1 for c, n in zip(batch, again, strict=True)
         ):
             drafted = 0 if rows is None else sum(rows.counts) - sum(map(bool, rows.counts))
-            accepted = sum(len(own) - 1 for own in verified if own)
+            accepted = sum(len(own) - 1 for own in verified_tokens if own)
             self.drafts.measure(batch, drafted + sum(again), accepted, begin, steps)
 
     def _run_loop(

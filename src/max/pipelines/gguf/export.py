@@ -209,10 +209,10 @@ def forms_of(name: str) -> tuple[GGUFForm, ...]:
 
 
 def _model_weights(
-    model: type[DecoderModel], config: DecoderConfig, stored: dict[str, WeightData]
+    model: type[DecoderModel], config: DecoderConfig, stored_weights: dict[str, WeightData]
 ) -> tuple[DecoderConfig, dict[str, WeightData], dict[str, WeightData]]:
     """The shape of a model, its weights, and those of its prediction layers, by the decoder's names."""
-    weights = model.weight_names.from_safetensors(stored)
+    weights = model.weight_names.from_safetensors(stored_weights)
     config, weights = with_embedding(model.shape_by_weights(config, weights), weights)
     weights = split_fused(config, weights)
     apart, place = f"{PREDICTION_LAYER}.", f"layers.{config.num_layers}."

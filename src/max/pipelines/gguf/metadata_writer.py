@@ -81,7 +81,7 @@ def _attention(config: DecoderConfig) -> dict[str, Any]:
     attention, latent = config.first_form(AttentionForm), config.first_form(LatentForm)
     if latent is not None:
         values: dict[str, Any] = {
-            "attention.head_count": latent.heads,
+            "attention.head_count": latent.num_attention_heads,
             # the cache stores one latent for all heads
             "attention.head_count_kv": 1,
             "attention.kv_lora_rank": latent.rank,
@@ -94,12 +94,12 @@ def _attention(config: DecoderConfig) -> dict[str, Any]:
     if attention is None:
         return {"attention.head_count": 0}
     attends = [isinstance(b.mixer, AttentionForm | SideBySideForm) for b in config.blocks]
-    heads = one_or_list([attention.kv_heads if yes else 0 for yes in attends])
+    heads = one_or_list([attention.num_key_value_heads if yes else 0 for yes in attends])
     if isinstance(config.recurrence, DeltaNetForm):
         # the distance between attention layers is stated instead
-        heads = attention.kv_heads
+        heads = attention.num_key_value_heads
     values = {
-        "attention.head_count": attention.heads,
+        "attention.head_count": attention.num_attention_heads,
         "attention.head_count_kv": heads,
         "attention.key_length": attention.head_dim,
         "attention.value_length": attention.head_dim,
@@ -273,9 +273,9 @@ def _recurrence(config: DecoderConfig, form: GGUFForm) -> dict[str, Any]:
         case Mamba2Form():
             return {
                 "ssm.conv_kernel": mixer.taps,
-                "ssm.inner_size": mixer.heads * mixer.head_dim,
+                "ssm.inner_size": mixer.num_heads * mixer.head_dim,
                 "ssm.state_size": mixer.state_size,
-                "ssm.time_step_rank": mixer.heads,
+                "ssm.time_step_rank": mixer.num_heads,
                 "ssm.group_count": mixer.groups,
             }
         case ShortConvForm():
@@ -283,9 +283,9 @@ def _recurrence(config: DecoderConfig, form: GGUFForm) -> dict[str, Any]:
         case DeltaNetForm():
             return {
                 "ssm.conv_kernel": mixer.taps,
-                "ssm.inner_size": mixer.heads * mixer.value_dim,
+                "ssm.inner_size": mixer.num_heads * mixer.value_dim,
                 "ssm.state_size": mixer.key_dim,
-                "ssm.time_step_rank": mixer.heads,
+                "ssm.time_step_rank": mixer.num_heads,
                 "ssm.group_count": mixer.key_heads,
                 "full_attention_interval": _attention_period(config, form),
             }

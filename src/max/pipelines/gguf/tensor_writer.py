@@ -185,7 +185,9 @@ def _steps(config: DecoderConfig, permuted: bool, own_name: str) -> list[Callabl
         steps.append(lambda array: array.astype(np.float32) + np.float32(offset))
     if permuted and layer in ("q_proj", "k_proj"):
         attention = config.attention
-        heads = attention.heads if layer == "q_proj" else attention.kv_heads
+        heads = (
+            attention.num_attention_heads if layer == "q_proj" else attention.num_key_value_heads
+        )
         steps.append(lambda array: neighbors(array, heads))
     if (factor := model_factor(config, own_name)) is not None:
         steps.append(lambda array: array.astype(np.float32) * factor)
@@ -218,7 +220,7 @@ def _delta_steps(form: DeltaNetForm, layer: str, own_name: str) -> list[Callable
 
 def _order_of_heads(form: DeltaNetForm, size: int) -> Array:
     """The indices that put value heads of `size` elements into the order of files."""
-    heads = np.arange(form.heads * size).reshape(form.key_heads, -1, size)
+    heads = np.arange(form.num_heads * size).reshape(form.key_heads, -1, size)
     return (heads.swapaxes(0, 1) if form.gguf_tiled else heads).reshape(-1)
 
 

@@ -179,32 +179,32 @@ class KnownPages:
         return Found(best, length, cached, longest, bool(pages), ends)
 
     def miss(
-        self, tokens: Tokens, salt: bytes, reused: int, found: Found, copied: int
+        self, tokens: Tokens, salt: bytes, num_reused: int, found_pages: Found, num_copied: int
     ) -> Miss | None:
         """Why the cache had no more tokens of a prompt, whose start is noted; None if it had all but the last.
 
         Args:
             tokens: The prompt.
             salt: Its salt.
-            reused: The tokens that the cache had.
-            found: The pages that were compared with the next tokens.
-            copied: How many of the reused tokens were copied from one of these.
+            num_reused: The tokens that the cache had.
+            found_pages: The pages that were compared with the next tokens.
+            num_copied: How many of the reused tokens were copied from one of these.
         """
         only_others = self._note_start(tokens, salt)
         # the last token is read in any case, as its logits are needed
-        missed = len(tokens) - 1 - reused
+        missed = len(tokens) - 1 - num_reused
         if missed <= 0:
             return None
         reason = MissReason.CHANGED
-        if found.cached_length > copied:
+        if found_pages.cached_length > num_copied:
             reason = MissReason.NOT_COPIED
-        elif found.longest_length > copied:
+        elif found_pages.longest_length > num_copied:
             reason = MissReason.EVICTED
-        elif reused == 0:
+        elif num_reused == 0:
             reason = MissReason.OTHER_SALT if only_others else MissReason.NEVER_SEEN
-        elif found.ends or not found.has_pages:
+        elif found_pages.ends or not found_pages.has_pages:
             reason = MissReason.APPENDED
-        return Miss(reason, reused, missed)
+        return Miss(reason, num_reused, missed)
 
     def _note_start(self, tokens: Tokens, salt: bytes) -> bool:
         """Notes the start of a prompt; returns whether it was read before, only with other salts."""

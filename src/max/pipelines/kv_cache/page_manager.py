@@ -235,11 +235,11 @@ class PageManager:
         # the swap area has full pages only to restore
         return all(pool.is_cached(page_hash, on_device=True) for pool in self.pools)
 
-    def _add_copy(self, table: PageTable, found: Found) -> bool:
+    def _add_copy(self, table: PageTable, found_pages: Found) -> bool:
         """Adds a copy of the start of a cached page to all tables of a request, or to none."""
         pages: list[int] = []
         for pool in self.pools:
-            content, length = found.page_hash, found.length
+            content, length = found_pages.page_hash, found_pages.length
             page = None if content is None else pool.copy_content(content, length)
             if page is None:
                 # all groups or none: the tables of a request have equally many pages

@@ -28,9 +28,11 @@ class OutOfPagesError(RuntimeError):
         total: The number of all pages.
     """
 
-    def __init__(self, needed: int, free: int, total: int) -> None:
-        super().__init__(f"KV cache: {needed} more pages are needed, {free} of {total} are free")
-        self.needed, self.free, self.total = needed, free, total
+    def __init__(self, num_needed: int, free: int, total: int) -> None:
+        super().__init__(
+            f"KV cache: {num_needed} more pages are needed, {free} of {total} are free"
+        )
+        self.needed, self.free, self.total = num_needed, free, total
 
 
 @dataclass

@@ -84,16 +84,16 @@ def apply_penalties(logits: TensorValue, penalties: Sequence[TensorValue]) -> Te
     return stage_declared("penalties", [logits, *penalties])[0]
 
 
-def allowed_logits(logits: TensorValue, allowed: TensorValue) -> TensorValue:
+def allowed_logits(logits: TensorValue, is_allowed: TensorValue) -> TensorValue:
     """Stages the mask of a grammar: the logits of tokens that may not follow become the least float.
 
     Args:
         logits: ``[batch, vocab]``, float32.
-        allowed: Whether a token may follow, bool ``[batch, vocab]``.
+        is_allowed: Whether a token may follow, bool ``[batch, vocab]``.
     """
     # finite: a kernel may subtract the maximum of a row
     forbidden = ops.constant(_FORBIDDEN, DType.float32, logits.device)
-    return ops.where(allowed, logits, forbidden)
+    return ops.where(is_allowed, logits, forbidden)
 
 
 def bias_input_types(device: DeviceRef) -> tuple[TensorType, ...]:

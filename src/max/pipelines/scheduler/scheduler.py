@@ -254,7 +254,7 @@ class TextScheduler:
     def _admit(
         self,
         context: TextGenerationContext,
-        left: tuple[int, int],
+        budgets: tuple[int, int],
         context_length: int,
         joins: bool,
     ) -> bool:
@@ -262,7 +262,7 @@ class TextScheduler:
 
         Args:
             context: The first waiting request that is not in the batch.
-            left: The tokens that the step can still read of all prompts, and of prompts of several chunks.
+            budgets: The tokens that the step can still read of all prompts, and of prompts of several chunks.
             context_length: The number of tokens of all requests that run or are in the batch.
             joins: Whether the batch already has prompts.
         """
@@ -273,11 +273,11 @@ class TextScheduler:
         except OutOfPagesError:
             # a later waiting request with part of its prompt read may hold the last slot
             if not busy and self._preempt_last(after=context):
-                return self._admit(context, left, context_length, joins)
+                return self._admit(context, budgets, context_length, joins)
             return False
-        tokens_left = left[0]
+        tokens_left = budgets[0]
         if limits.enable_chunked_prefill:
-            tokens_left = self._room(context, *left)
+            tokens_left = self._room(context, *budgets)
             if tokens_left < 1:
                 return self._put_off(context, is_new)
         if context.active_length > tokens_left:
@@ -293,7 +293,7 @@ class TextScheduler:
         except OutOfPagesError:
             # nothing runs, so later waiting requests with part of their prompts read hold the pages
             if not busy and self._preempt_last(after=context):
-                return self._admit(context, left, context_length, joins)
+                return self._admit(context, budgets, context_length, joins)
             return self._put_off(context, is_new)
         # keep one free page per request that grows: otherwise one of them would soon preempt this request
         if is_new and self._pages.free_pages < sum(map(self._grows, self._running.values())):

@@ -33,15 +33,17 @@ __all__ = [
 _SPACE = "\u2581"
 
 
-def merges_of(vocab: Mapping[str, int], skipped: Sequence[str] = ()) -> list[tuple[str, str]]:
+def merges_of(
+    vocab: Mapping[str, int], skipped_pieces: Sequence[str] = ()
+) -> list[tuple[str, str]]:
     """All pairs of pieces that make a piece, by the number of the piece, then by the lengths of the two.
 
     Args:
         vocab: The numbers of the pieces.
-        skipped: Pieces that take no part.
+        skipped_pieces: Pieces that take no part.
     """
     # the files have no merges: they follow from the order of the pieces
-    left_out = {*skipped}
+    left_out = {*skipped_pieces}
     ranked: list[tuple[tuple[int, int, int], str, str]] = []
     for piece, number in vocab.items():
         for at in range(1, len(piece)):

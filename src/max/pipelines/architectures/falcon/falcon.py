@@ -42,7 +42,7 @@ def falcon_decoder(keys: ConfigKeys) -> DecoderConfig:
         rotates=not alibi,
     )
     hidden, attention = config.hidden_size, config.attention
-    heads = attention.heads
+    heads = attention.num_attention_heads
     shared = keys.flag("multi_query", True) and not grouped
     kv_heads = keys.integer("num_kv_heads", 1, heads, heads) if grouped else 1 if shared else heads
     if heads % kv_heads:
@@ -52,7 +52,7 @@ def falcon_decoder(keys: ConfigKeys) -> DecoderConfig:
     shares_norm = parallel and norms == 1
     slopes = alibi_slopes(heads, factor=attention.head_dim**-0.5) if alibi else None
     config = with_biases(config, keys, "bias", mlp="bias")
-    config = config.with_attention(kv_heads=kv_heads, alibi_slopes=slopes)
+    config = config.with_attention(num_key_value_heads=kv_heads, alibi_slopes=slopes)
     config = config.with_mlp(size=keys.integer("ffn_hidden_size", 1, LONGEST_SEQUENCE, 4 * hidden))
     config = config.with_blocks(
         norms=("attention_input",) if shares_norm else ("attention_input", "mlp_input"),

@@ -70,7 +70,9 @@ def check_divisor(config: DecoderConfig, name: str, largest: int) -> dict[str, A
     """
     is_largest = config.num_layers == largest
     attention = config.attention
-    divisor = config.hidden_size / attention.heads if is_largest else attention.head_dim
+    divisor = (
+        config.hidden_size / attention.num_attention_heads if is_largest else attention.head_dim
+    )
     multiplier = attention.scale
     if multiplier is not None and not math.isclose(multiplier, divisor**-0.5):
         raise refusal_of(name, f"scores that are not divided by the root of {divisor:g}")

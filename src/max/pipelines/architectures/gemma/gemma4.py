@@ -125,7 +125,7 @@ def _write(config: DecoderConfig) -> dict[str, Any]:
     of_kind = {form.window is not None: form.head_dim for form in forms}
     dim, local_dim = (of_kind.get(local, forms[0].head_dim) for local in (False, True))
     return {
-        "attention.head_count_kv": one_or_list([form.kv_heads for form in forms]),
+        "attention.head_count_kv": one_or_list([form.num_key_value_heads for form in forms]),
         "attention.key_length": dim,
         "attention.value_length": dim,
         "attention.key_length_swa": local_dim,

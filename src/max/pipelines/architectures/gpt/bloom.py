@@ -26,7 +26,7 @@ def bloom_decoder(keys: ConfigKeys) -> DecoderConfig:
         names[key] = name if keys.value(name) is not None else other
     config = read_decoder(keys, names, tied=True, gated=False, eps=1e-5, rotates=False)
     config = with_every_bias(config)
-    config = config.with_attention(alibi_slopes=alibi_slopes(config.attention.heads))
+    config = config.with_attention(alibi_slopes=alibi_slopes(config.attention.num_attention_heads))
     config = config.with_mlp(size=4 * config.hidden_size, activation="gelu_tanh")
     normed = keys.flag("apply_residual_connection_post_layernorm")
     config = config.with_blocks(normed_residual=normed)

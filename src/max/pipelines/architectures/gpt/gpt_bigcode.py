@@ -21,7 +21,9 @@ def gpt_bigcode_decoder(keys: ConfigKeys) -> DecoderConfig:
     """A GPT BigCode."""
     config = read_gpt2(keys, "gelu_pytorch_tanh")
     shared = keys.flag("multi_query", True)
-    config = config.with_attention(kv_heads=1 if shared else config.attention.heads)
+    config = config.with_attention(
+        num_key_value_heads=1 if shared else config.attention.num_attention_heads
+    )
     return replace(config, qkv_layout="rows" if shared else "heads")
 
 

@@ -45,7 +45,7 @@ def mpt_decoder(keys: ConfigKeys) -> DecoderConfig:
         raise keys.error("no_bias", "true: biases of MPT are not supported")
     largest = attention.number("alibi_bias_max", over=0, default=8)
     config = config.with_attention(
-        alibi_slopes=alibi_slopes(config.attention.heads, largest, interleaved=True),
+        alibi_slopes=alibi_slopes(config.attention.num_attention_heads, largest, interleaved=True),
         clip=attention.number("clip_qkv", over=0, default=None),
         scale=attention.number("softmax_scale", over=0, default=None),
     )

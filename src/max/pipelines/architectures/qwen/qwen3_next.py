@@ -33,7 +33,7 @@ def read_hybrid(keys: ConfigKeys, *, fused: bool, sized: bool = True) -> Decoder
 
 def _with_experts(config: DecoderConfig, keys: ConfigKeys) -> DecoderConfig:
     """The experts, with one shared expert."""
-    sizes = {"size": "moe_intermediate_size", "shared": "shared_expert_intermediate_size"}
+    sizes = {"size": "moe_intermediate_size", "shared_size_key": "shared_expert_intermediate_size"}
     return with_softmax_experts(config, keys, normalized=True, **sizes)
 
 

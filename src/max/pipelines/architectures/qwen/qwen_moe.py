@@ -29,7 +29,10 @@ def qwen2_moe_decoder(keys: ConfigKeys) -> DecoderConfig:
     full = frozenset(i for i in range(layers) if i % 2 or i >= first or size is None)
     config = with_windows(config, size, layers_of_type(keys, layers, full))
     return with_softmax_experts(
-        config, keys, size="moe_intermediate_size", shared="shared_expert_intermediate_size"
+        config,
+        keys,
+        size="moe_intermediate_size",
+        shared_size_key="shared_expert_intermediate_size",
     )
 
 

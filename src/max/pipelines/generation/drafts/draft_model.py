@@ -170,7 +170,7 @@ class ModelDrafter(BatchDrafter):
         """
         self._texts_of(contexts, [context.start_idx for context in contexts], [1] * len(contexts))
 
-    def observe(self, context: TextContext, drafted: int, accepted: int) -> None:
+    def observe(self, context: TextContext, num_drafted: int, num_accepted: int) -> None:
         """Does nothing: the next draft compares the texts."""
 
     def rewind(self, context: TextContext) -> None:
@@ -244,7 +244,7 @@ class ModelDrafter(BatchDrafter):
             cache.step(text)
         return True
 
-    def _has_pages(self, text: DraftedText, steps: int, kept: set[RequestID]) -> bool:
+    def _has_pages(self, text: DraftedText, steps: int, kept_requests: set[RequestID]) -> bool:
         """Reserves the pages of a text for steps; requests outside of the batch lose theirs if there are too few."""
         cache = self._model.kv_manager
         while True:
@@ -252,7 +252,9 @@ class ModelDrafter(BatchDrafter):
                 cache.reserve([text], steps)
                 return True
             except OutOfPagesError:
-                other = next((key for key in self._texts if key not in kept), text.request_id)
+                other = next(
+                    (key for key in self._texts if key not in kept_requests), text.request_id
+                )
                 self.forget(other)
                 if other == text.request_id:
                     return False

@@ -264,12 +264,12 @@ class DraftSteps:
                 del tokens[row][right + 1 :]
         return tokens
 
-    def _count_right(self, context: TextGenerationContext, chosen: Sequence[int]) -> int:
+    def _count_right(self, context: TextGenerationContext, chosen_tokens: Sequence[int]) -> int:
         """The number of drafted tokens that are those that the model chooses."""
         if not isinstance(context, TextContext) or not context.draft_tokens:
             return 0
         draft, right = context.draft_tokens, 0
-        while right < len(draft) and draft[right] == chosen[right]:
+        while right < len(draft) and draft[right] == chosen_tokens[right]:
             right += 1
         self.count(len(draft), right)
         kind = self._drafter.kind(context)
@@ -280,8 +280,8 @@ class DraftSteps:
     def measure(
         self,
         batch: Sequence[TextGenerationContext],
-        drafted: int,
-        accepted: int,
+        num_drafted: int,
+        num_accepted: int,
         begin: float,
         steps: int,
     ) -> None:
@@ -289,8 +289,8 @@ class DraftSteps:
 
         Args:
             batch: The requests.
-            drafted: The number of drafted tokens.
-            accepted: The number of right ones.
+            num_drafted: The number of drafted tokens.
+            num_accepted: The number of right ones.
             begin: When it began.
             steps: The number of its steps.
         """
@@ -299,17 +299,17 @@ class DraftSteps:
             # from the end of the last one on: what runs between executions is a cost of each
             begin = self._ended
         self._last = requests
-        self.lengths.step(requests, drafted, accepted, (now - begin) / steps, steps)
+        self.lengths.step(requests, num_drafted, num_accepted, (now - begin) / steps, steps)
 
-    def count(self, drafted: int, accepted: int) -> None:
+    def count(self, num_drafted: int, num_accepted: int) -> None:
         """Counts a draft that was verified.
 
         Args:
-            drafted: The number of drafted tokens.
-            accepted: The number of these that were right.
+            num_drafted: The number of drafted tokens.
+            num_accepted: The number of these that were right.
         """
-        self.drafted += drafted
-        self.accepted += accepted
+        self.drafted += num_drafted
+        self.accepted += num_accepted
         self.verified += 1
 
 

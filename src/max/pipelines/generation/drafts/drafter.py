@@ -77,13 +77,13 @@ class Drafter(ABC):
         """
 
     @abstractmethod
-    def observe(self, context: TextContext, drafted: int, accepted: int) -> None:
+    def observe(self, context: TextContext, num_drafted: int, num_accepted: int) -> None:
         """Tells how many tokens of a draft were right; a drafter with a cache of its own goes back to these there.
 
         Args:
             context: The request, before its new tokens.
-            drafted: The number of drafted tokens, at least 1.
-            accepted: How many of them, from the first one on, were right.
+            num_drafted: The number of drafted tokens, at least 1.
+            num_accepted: How many of them, from the first one on, were right.
         """
 
     @abstractmethod
@@ -186,11 +186,11 @@ class DraftersInTurn(BatchDrafter):
         for drafter in self._drafters:
             drafter.read(contexts)
 
-    def observe(self, context: TextContext, drafted: int, accepted: int) -> None:
+    def observe(self, context: TextContext, num_drafted: int, num_accepted: int) -> None:
         """Tells the drafter that made the draft."""
         drafter = self._proposed.get(context.request_id)
         if drafter is not None:
-            drafter.observe(context, drafted, accepted)
+            drafter.observe(context, num_drafted, num_accepted)
 
     def rewind(self, context: TextContext) -> None:
         """Tells all drafters."""

@@ -62,16 +62,16 @@ class StepSeconds:
         self._plain: dict[int, _Seconds] = {}
         self._drafted: dict[int, dict[int, _Seconds]] = {}
 
-    def record(self, requests: int, drafted: int, seconds: float) -> None:
+    def record(self, requests: int, num_drafted: int, seconds: float) -> None:
         """Adds a step.
 
         Args:
             requests: The number of its requests.
-            drafted: The number of drafted tokens that it verified.
+            num_drafted: The number of drafted tokens that it verified.
             seconds: Its duration.
         """
-        table = self._drafted.setdefault(requests, {}) if drafted else self._plain
-        key = drafted or requests
+        table = self._drafted.setdefault(requests, {}) if num_drafted else self._plain
+        key = num_drafted or requests
         if key in table:
             table[key].add(seconds)
         else:
@@ -86,15 +86,15 @@ class StepSeconds:
         known = self._plain.get(requests)
         return None if known is None or known.count < 2 else known.mean
 
-    def of(self, requests: int, drafted: int) -> float | None:
+    def of(self, requests: int, num_drafted: int) -> float | None:
         """The estimated duration of a step that verifies drafted tokens; None before a plain one was measured.
 
         Args:
             requests: The number of its requests.
-            drafted: The number of drafted tokens.
+            num_drafted: The number of drafted tokens.
         """
         plain = self.plain(requests)
-        if plain is None or not drafted:
+        if plain is None or not num_drafted:
             return plain
         # a time that was measured once or twice may be of a first run, and is not taken for more than the assumed one
         known = {
@@ -103,16 +103,16 @@ class StepSeconds:
             )
             for count, own in self._drafted.get(requests, {}).items()
         }
-        if drafted in known:
-            return known[drafted]
-        below = max((count for count in known if count < drafted), default=0)
-        above = min((count for count in known if count > drafted), default=0)
+        if num_drafted in known:
+            return known[num_drafted]
+        below = max((count for count in known if count < num_drafted), default=0)
+        above = min((count for count in known if count > num_drafted), default=0)
         first = known[below] if below else plain
-        assumed = max(first, plain * (1 + ROW_SHARE * drafted))
+        assumed = max(first, plain * (1 + ROW_SHARE * num_drafted))
         if not above:
             return assumed
         # at most on the line between both: kernels of few rows may take as long as those of one
-        line = first + (known[above] - first) * (drafted - below) / (above - below)
+        line = first + (known[above] - first) * (num_drafted - below) / (above - below)
         return min(line, assumed)
 
     def doubt(self, requests: int) -> None:
@@ -197,14 +197,14 @@ class DraftLengths:
         return self._credit > 0 and self._run < LONGEST_RUN
 
     def length(
-        self, request_id: RequestID, requests: int, drafted: int, room: int, kind: int = 0
+        self, request_id: RequestID, requests: int, num_drafted: int, room: int, kind: int = 0
     ) -> int:
         """The number of tokens to draft for a request.
 
         Args:
             request_id: The request.
             requests: The number of requests of the next step.
-            drafted: The number of tokens that are drafted for others of them.
+            num_drafted: The number of tokens that are drafted for others of them.
             room: The maximum number of tokens.
             kind: The kind of the draft.
         """
@@ -212,7 +212,10 @@ class DraftLengths:
         plain = self.seconds.plain(requests)
         if plain is None or not self.may_draft(requests):
             return 0
-        share, before = self.share(request_id, kind), self.seconds.of(requests, drafted) or plain
+        share, before = (
+            self.share(request_id, kind),
+            self.seconds.of(requests, num_drafted) or plain,
+        )
         known = self._drafting.get(kind // KINDS)
         drafting = 0.0 if known is None else known.mean
         # a run of drafts makes the execution after it slower, which has to prepare all its inputs
@@ -225,7 +228,7 @@ class DraftLengths:
             expected += right
             if count not in LENGTHS and count < most:
                 continue
-            more = (self.seconds.of(requests, drafted + count) or plain) - before
+            more = (self.seconds.of(requests, num_drafted + count) or plain) - before
             if self._reads_again:
                 rows = 1 + round(expected)
                 more += (1 - right) * ((self.seconds.of(requests, rows) or plain) - plain)
@@ -235,28 +238,28 @@ class DraftLengths:
         return length
 
     def record_verification(
-        self, request_id: RequestID, drafted: int, accepted: int, kind: int = 0
+        self, request_id: RequestID, num_drafted: int, num_accepted: int, kind: int = 0
     ) -> None:
         """Records how many tokens of a draft were right.
 
         Args:
             request_id: The request.
-            drafted: The number of drafted tokens.
-            accepted: The number of right ones.
+            num_drafted: The number of drafted tokens.
+            num_accepted: The number of right ones.
             kind: The kind of the draft.
         """
-        tried = min(accepted + 1, drafted)
+        tried = min(num_accepted + 1, num_drafted)
         for shares in (self._shares.setdefault(request_id, {}), self._all):
             share = shares.setdefault(kind, _Share())
             share.fade(FADING)
-            share.right += accepted
+            share.right += num_accepted
             share.trials += tried
 
     def step(
         self,
         request_ids: list[RequestID],
-        drafted: int,
-        accepted: int,
+        num_drafted: int,
+        num_accepted: int,
         seconds: float,
         steps: int = 1,
     ) -> None:
@@ -264,30 +267,30 @@ class DraftLengths:
 
         Args:
             request_ids: Its requests.
-            drafted: The number of drafted tokens that it verified.
-            accepted: The number of right ones.
+            num_drafted: The number of drafted tokens that it verified.
+            num_accepted: The number of right ones.
             seconds: The duration of each of its steps.
             steps: The number of its steps.
         """
         requests, run = len(request_ids), self._run
         plain = self.seconds.plain(requests)
-        self._run = run + 1 if drafted else 0
-        self._rest = 0 if drafted else self._rest + steps
-        if not drafted and self._rest // LONGEST_REST > (self._rest - steps) // LONGEST_REST:
+        self._run = run + 1 if num_drafted else 0
+        self._rest = 0 if num_drafted else self._rest + steps
+        if not num_drafted and self._rest // LONGEST_REST > (self._rest - steps) // LONGEST_REST:
             self.seconds.doubt(requests)
-        if drafted or not run or plain is None:
-            self.seconds.record(requests, drafted, seconds)
-        if not drafted:
+        if num_drafted or not run or plain is None:
+            self.seconds.record(requests, num_drafted, seconds)
+        if not num_drafted:
             for shares in (self._all, *map(self._shares.get, request_ids)):
                 for share in () if shares is None else shares.values():
                     share.fade(FADING_WITHOUT**steps)
         if plain is None or self._credit is None:
             self._spent = 0.0
             return
-        if drafted:
+        if num_drafted:
             # as it is estimated from several steps: a slow one may be slow for another reason
-            spent = (self.seconds.of(requests, drafted) or seconds) - plain + self._spent
-            self._credit += accepted * plain / requests - spent
+            spent = (self.seconds.of(requests, num_drafted) or seconds) - plain + self._spent
+            self._credit += num_accepted * plain / requests - spent
         elif run:
             more = max(seconds - plain, 0.0) * steps
             if self._after is None:
@@ -300,24 +303,24 @@ class DraftLengths:
         self._spent = 0.0
         self._credit = min(self._credit, MOST_CREDIT * plain)
 
-    def record_drafting(self, drafted: int, seconds: float, kind: int = 0) -> None:
+    def record_drafting(self, num_drafted: int, seconds: float, kind: int = 0) -> None:
         """Records how long a drafter took.
 
         Args:
-            drafted: The number of drafted tokens.
+            num_drafted: The number of drafted tokens.
             seconds: The duration.
             kind: A kind of its drafts.
         """
-        if not drafted:
+        if not num_drafted:
             if self._credit is not None:
                 self._credit -= seconds  # nothing was found
             return
         known = self._drafting.get(kind // KINDS)
         if known is None:
-            known = self._drafting[kind // KINDS] = _Seconds(seconds / drafted)
+            known = self._drafting[kind // KINDS] = _Seconds(seconds / num_drafted)
         else:
-            known.add(seconds / drafted)
-        self._spent += drafted * known.mean
+            known.add(seconds / num_drafted)
+        self._spent += num_drafted * known.mean
 
     def forget(self, request_id: RequestID) -> None:
         """Forgets a request that has ended."""

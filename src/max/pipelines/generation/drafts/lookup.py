@@ -61,7 +61,7 @@ class LookupDrafter(Drafter):
         begin = _likest(tokens, best[-MOST_PLACES:]) + 1
         return tokens[begin : begin + most].tolist()
 
-    def observe(self, context: TextContext, drafted: int, accepted: int) -> None:
+    def observe(self, context: TextContext, num_drafted: int, num_accepted: int) -> None:
         """Does nothing: each look-up reads the text as it is."""
 
     def rewind(self, context: TextContext) -> None:

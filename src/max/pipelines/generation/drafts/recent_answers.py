@@ -102,7 +102,7 @@ class RecentAnswersDrafter(Drafter):
             else:
                 self._places.pop(key, None)
 
-    def observe(self, context: TextContext, drafted: int, accepted: int) -> None:
+    def observe(self, context: TextContext, num_drafted: int, num_accepted: int) -> None:
         """Does nothing: each look-up reads the text as it is."""
 
     def rewind(self, context: TextContext) -> None:

@@ -52,7 +52,7 @@ def sampled_logits(
 
 
 def kept_tokens(
-    drafted: Sequence[int],
+    drafted_tokens: Sequence[int],
     draft: Probabilities,
     target: Probabilities,
     uniform: npt.NDArray[np.floating[Any]],
@@ -64,7 +64,7 @@ def kept_tokens(
     token of the target.
 
     Args:
-        drafted: The drafted tokens, sampled from `draft`.
+        drafted_tokens: The drafted tokens, sampled from `draft`.
         draft: The probabilities of the draft ``[steps, vocab]``.
         target: Those of the target ``[steps + 1, vocab]``.
         uniform: Random numbers in [0, 1), ``[steps + 1, 2]``.
@@ -73,9 +73,9 @@ def kept_tokens(
         The number of kept tokens, and the token that would take the place of each drafted one, and then the one after
         all of them.
     """
-    count, replacements = len(drafted), list[int]()
-    for step in reversed(range(len(drafted))):
-        p, q, token = target[step], draft[step], drafted[step]
+    count, replacements = len(drafted_tokens), list[int]()
+    for step in reversed(range(len(drafted_tokens))):
+        p, q, token = target[step], draft[step], drafted_tokens[step]
         if not uniform[step, 0] * q[token] < p[token]:
             count = step
         rest = np.maximum(p - q, 0)

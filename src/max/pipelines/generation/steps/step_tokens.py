@@ -111,14 +111,14 @@ def bounded_steps(num_steps: int, context: TextGenerationContext, tokenizer: obj
 
 
 def with_closing_tokens(
-    chosen: npt.NDArray[np.int64],
+    chosen_tokens: npt.NDArray[np.int64],
     batch: Sequence[TextGenerationContext],
     tokenizer: object,
 ) -> npt.NDArray[np.int64]:
     """The tokens of a step, with closing tokens in place of the chosen ones if a reasoning budget is used up.
 
     Args:
-        chosen: The tokens that the model chose, ``[batch]``.
+        chosen_tokens: The tokens that the model chose, ``[batch]``.
         batch: The requests.
         tokenizer: The requests' tokenizer; it must be a `TextTokenizer` if any reasoning has a budget.
 
@@ -132,11 +132,11 @@ def with_closing_tokens(
             continue
         generated = context.generated_tokens.tolist()
         token = limit.forced_token(generated, cast(TextTokenizer, tokenizer).decode_now)
-        if token is not None and token != chosen[row]:
+        if token is not None and token != chosen_tokens[row]:
             forced[row] = token
     if not forced:
-        return chosen
-    tokens = chosen.copy()
+        return chosen_tokens
+    tokens = chosen_tokens.copy()
     tokens[list(forced)] = list(forced.values())
     return tokens
 

@@ -136,20 +136,22 @@ class _AltUp(Module):
             predicted = predicted + factor * h[:, source : source + 1]
         return predicted
 
-    def corrected_states(self, predicted: TensorValue, computed: TensorValue) -> TensorValue:
+    def corrected_states(
+        self, predictions: TensorValue, computed_state: TensorValue
+    ) -> TensorValue:
         """Corrects the predictions: adds ``(1 + c_i) * (computed - predicted_active)`` to state i.
 
         Args:
-            predicted: ``[total_seq_len, count, hidden_size]``.
-            computed: The computed state ``[total_seq_len, hidden_size]``.
+            predictions: ``[total_seq_len, count, hidden_size]``.
+            computed_state: The computed state ``[total_seq_len, hidden_size]``.
         """
-        total, count = predicted.shape[0], self.updates.count
+        total, count = predictions.shape[0], self.updates.count
         factors = ops.reshape(
-            self.correction_coefs(self._routed_scales(computed)) + 1, [total, count, 1]
+            self.correction_coefs(self._routed_scales(computed_state)) + 1, [total, count, 1]
         )
         # [tokens, 1, hidden_size]: the error of one prediction corrects all
-        missed = ops.unsqueeze(computed - predicted[:, self.updates.active], 1)
-        return predicted + factors * missed
+        missed = ops.unsqueeze(computed_state - predictions[:, self.updates.active], 1)
+        return predictions + factors * missed
 
     def scaled_output(self, x: TensorValue) -> TensorValue:
         """Scales the computed state before it is combined with the layer's vectors, if the options say so."""

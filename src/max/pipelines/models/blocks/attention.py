@@ -45,8 +45,8 @@ class AttentionForm(Mixer):
     """The form of causal self-attention.
 
     Args:
-        heads: The number of query heads.
-        kv_heads: The number of KV heads.
+        num_attention_heads: The number of query heads.
+        num_key_value_heads: The number of KV heads.
         head_dim: The size of a head.
         rope: The rotary embedding; None: heads are not rotated.
         interleaved: Whether the two elements of a rotated pair are adjacent; in most Hugging Face checkpoints they are
@@ -71,8 +71,8 @@ class AttentionForm(Mixer):
 
     weights = "self_attn"
 
-    heads: int
-    kv_heads: int
+    num_attention_heads: int
+    num_key_value_heads: int
     head_dim: int
     rope: RopeConfig | None = None
     interleaved: bool = False
@@ -102,7 +102,7 @@ class AttentionForm(Mixer):
         """See `Mixer.keys`."""
         if self.shared_with is not None:
             return None
-        return CachedKeys(self.kv_heads, self.head_dim, self.window)
+        return CachedKeys(self.num_key_value_heads, self.head_dim, self.window)
 
     @property
     def source(self) -> int | None:
@@ -115,22 +115,22 @@ class AttentionForm(Mixer):
 
     def part(self, count: int, index: int) -> AttentionForm:
         """The heads of one device; see `Mixer.part`."""
-        heads, slopes = max(self.heads // count, 1), self.alibi_slopes
+        heads, slopes = max(self.num_attention_heads // count, 1), self.alibi_slopes
         return replace(
             self,
-            heads=heads,
+            num_attention_heads=heads,
             # devices share a KV head if there are fewer heads than devices
-            kv_heads=max(self.kv_heads // count, 1),
+            num_key_value_heads=max(self.num_key_value_heads // count, 1),
             alibi_slopes=None if slopes is None else slopes[index * heads : (index + 1) * heads],
         )
 
     def split_problem(self, count: int) -> str | None:
         """See `Mixer.split_problem`."""
-        if self.heads % count:
-            return f"{self.heads} heads"
+        if self.num_attention_heads % count:
+            return f"{self.num_attention_heads} heads"
         # fewer KV heads than devices fit if each head is for equally many devices
-        uneven = self.kv_heads % count and count % self.kv_heads
-        return f"{self.kv_heads} KV heads" if uneven else None
+        uneven = self.num_key_value_heads % count and count % self.num_key_value_heads
+        return f"{self.num_key_value_heads} KV heads" if uneven else None
 
     @property
     def _needs_rows(self) -> bool:
@@ -176,7 +176,7 @@ class AttentionForm(Mixer):
         """
         return (self.rope or RopeConfig()).layer(
             dim=site.hidden_size,
-            n_heads=self.heads,
+            n_heads=self.num_attention_heads,
             head_dim=self.head_dim,
             max_seq_len=site.max_seq_len,
             interleaved=self.interleaved,
@@ -197,8 +197,8 @@ class DecoderAttention(CachedAttention):
 
     def __init__(self, form: AttentionForm, site: Site) -> None:
         super().__init__(
-            num_attention_heads=form.heads,
-            num_key_value_heads=form.kv_heads,
+            num_attention_heads=form.num_attention_heads,
+            num_key_value_heads=form.num_key_value_heads,
             hidden_size=site.hidden_size,
             kv_params=site.kv_params,
             devices=[site.device],
@@ -225,7 +225,9 @@ class DecoderAttention(CachedAttention):
         self.window, self.chunked = form.window if hides else None, form.chunked
         self.soft_cap, self.slopes = form.soft_cap, form.alibi_slopes
         self.sinks = (
-            Weight("sinks", DType.float32, [form.heads], site.device) if form.sinks else None
+            Weight("sinks", DType.float32, [form.num_attention_heads], site.device)
+            if form.sinks
+            else None
         )
         self.qk_norm = form.qk_norm
         self.value_eps = site.norm_eps if form.value_norm else None
@@ -233,8 +235,8 @@ class DecoderAttention(CachedAttention):
         self.q_norm: Module | None = None
         self.k_norm: Module | None = None
         if form.qk_norm is not None:
-            self.q_norm = self._head_norm(form.qk_norm, form.heads, site)
-            self.k_norm = self._head_norm(form.qk_norm, form.kv_heads, site)
+            self.q_norm = self._head_norm(form.qk_norm, form.num_attention_heads, site)
+            self.k_norm = self._head_norm(form.qk_norm, form.num_key_value_heads, site)
         self.keys_as_values = form.keys_as_values
         if self.keys_as_values and not self.shares_kv:
             # checkpoints of such layers have no weights of values

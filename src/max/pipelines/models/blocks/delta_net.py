@@ -27,7 +27,7 @@ class DeltaNetForm(Mixer):
     """The sizes of a model's gated delta nets.
 
     Args:
-        heads: The number of value heads, each with a state.
+        num_heads: The number of value heads, each with a state.
         key_heads: The number of query and key heads; each serves ``heads / key_heads`` consecutive value heads.
         key_dim: The size of a key.
         value_dim: The size of a value.
@@ -38,7 +38,7 @@ class DeltaNetForm(Mixer):
         gguf_tiled: Whether the model's GGUF files store value heads in the order of `tiled`.
     """
 
-    heads: int
+    num_heads: int
     key_heads: int
     key_dim: int
     value_dim: int
@@ -57,7 +57,7 @@ class DeltaNetForm(Mixer):
         Args:
             projection: ``in_proj_qkvz`` or ``in_proj_ba``.
         """
-        group = self.heads // self.key_heads
+        group = self.num_heads // self.key_heads
         widths = [self.key_dim, self.key_dim, *[group * self.value_dim] * 2]
         if projection == "in_proj_ba":
             widths = [group, group]
@@ -71,7 +71,7 @@ class DeltaNetForm(Mixer):
     @property
     def channels(self) -> int:
         """The number of channels of the convolution: those of queries, keys and values."""
-        return 2 * self.key_heads * self.key_dim + self.heads * self.value_dim
+        return 2 * self.key_heads * self.key_dim + self.num_heads * self.value_dim
 
     def states(self, layers: int) -> tuple[RecurrentState, ...]:
         """The states of a sequence: the last inputs of the convolution, and the matrix of each head.
@@ -81,7 +81,7 @@ class DeltaNetForm(Mixer):
         """
         return (
             conv_state(layers, self.taps, self.channels),
-            RecurrentState("delta", layers, (self.heads, self.key_dim, self.value_dim)),
+            RecurrentState("delta", layers, (self.num_heads, self.key_dim, self.value_dim)),
         )
 
     def layer(self, site: Site) -> Module:
@@ -103,16 +103,16 @@ class DeltaNet(Module):
     def __init__(self, form: DeltaNetForm, site: Site) -> None:
         dtype, device, hidden_size = site.dtype, site.device, site.hidden_size
         self.form, self.kv_params = form, site.kv_params
-        values = form.heads * form.value_dim
-        widths = {"qkv": form.channels, "z": values, "b": form.heads, "a": form.heads}
+        values = form.num_heads * form.value_dim
+        widths = {"qkv": form.channels, "z": values, "b": form.num_heads, "a": form.num_heads}
         if form.fused:
-            widths = {"qkvz": form.channels + values, "ba": 2 * form.heads}
+            widths = {"qkvz": form.channels + values, "ba": 2 * form.num_heads}
         self.parts = tuple(widths)
         for part, width in widths.items():
             setattr(self, f"in_proj_{part}", site.linear_cls(hidden_size, width, dtype, device))
         self.conv1d = CausalConv(form.channels, form.taps, False, site.kv_params, device, "silu")
-        self.rates = Weight("A", DType.float32, [form.heads], device)
-        self.step_bias = Weight("dt_bias", DType.float32, [form.heads], device)
+        self.rates = Weight("A", DType.float32, [form.num_heads], device)
+        self.step_bias = Weight("dt_bias", DType.float32, [form.num_heads], device)
         self.norm = RMSNorm(form.value_dim, dtype, site.norm_eps)
         self.out_proj = site.linear_cls(values, hidden_size, dtype, device)
 
@@ -140,10 +140,10 @@ class DeltaNet(Module):
         mixed = self.conv1d(layer_idx, mixed, kv_collection, input_row_offsets)
         keys = form.key_heads * form.key_dim
         # [tokens, heads * size of a head] each
-        q, k, v = ops.split(mixed, [keys, keys, form.heads * form.value_dim], axis=1)
+        q, k, v = ops.split(mixed, [keys, keys, form.num_heads * form.value_dim], axis=1)
         if form.tiled:
             # the rule assigns consecutive value heads to a key head, so repeat the key heads in tiled order
-            q, k = (ops.concat([y] * (form.heads // form.key_heads), axis=1) for y in (q, k))
+            q, k = (ops.concat([y] * (form.num_heads // form.key_heads), axis=1) for y in (q, k))
         # -1: the key heads, or after the repetition the value heads
         q, k = (ops.reshape(y, [total, -1, form.key_dim]) for y in (q, k))
         # [tokens, heads]: the logarithms of the decays
@@ -152,7 +152,7 @@ class DeltaNet(Module):
         y = gated_delta_rule(
             q,
             k,
-            ops.reshape(v, [total, form.heads, form.value_dim]),
+            ops.reshape(v, [total, form.num_heads, form.value_dim]),
             decays,
             ops.sigmoid(ops.cast(rates, DType.float32)),
             input_row_offsets,
@@ -162,7 +162,7 @@ class DeltaNet(Module):
             layer_idx,
         )
         y = self.norm(y) * ops.silu(ops.cast(z, DType.float32))
-        y = ops.reshape(y, [total, form.heads * form.value_dim])
+        y = ops.reshape(y, [total, form.num_heads * form.value_dim])
         return ops.cast(self.out_proj(ops.cast(y, x.dtype)), x.dtype)
 
     def _projections(
@@ -175,9 +175,9 @@ class DeltaNet(Module):
         parts = [self.sublayers[f"in_proj_{part}"](x) for part in self.parts]
         if not form.fused:
             mixed, z, rates, steps = parts
-            return mixed, ops.reshape(z, [total, form.heads, form.value_dim]), rates, steps
+            return mixed, ops.reshape(z, [total, form.num_heads, form.value_dim]), rates, steps
         # row order of a key head: its query, its key, then the values and the gates of its value heads
-        group = form.heads // form.key_heads
+        group = form.num_heads // form.key_heads
         widths = [form.key_dim, form.key_dim, group * form.value_dim, group * form.value_dim]
         # [tokens, key heads, row of a key head]
         rows = ops.reshape(parts[0], [total, form.key_heads, sum(widths)])
@@ -185,6 +185,6 @@ class DeltaNet(Module):
         flat = [ops.reshape(y, [total, form.key_heads * int(y.shape[2])]) for y in (q, k, v)]
         # [tokens, key heads, strengths and steps, value heads of a key head]
         both = ops.reshape(parts[1], [total, form.key_heads, 2, group])
-        rates, steps = (ops.reshape(both[:, :, i], [total, form.heads]) for i in range(2))
-        z = ops.reshape(z, [total, form.heads, form.value_dim])
+        rates, steps = (ops.reshape(both[:, :, i], [total, form.num_heads]) for i in range(2))
+        z = ops.reshape(z, [total, form.num_heads, form.value_dim])
         return ops.concat(flat, axis=1), z, rates, steps

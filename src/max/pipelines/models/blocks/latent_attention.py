@@ -23,7 +23,7 @@ class LatentForm(Mixer):
     """The sizes of latent attention (https://arxiv.org/abs/2405.04434).
 
     Args:
-        heads: The number of query heads.
+        num_attention_heads: The number of query heads.
         rank: The size of the latent from which keys and values are expanded.
         query_rank: The size of the query latent; None: queries are projected directly from hidden states.
         plain_dim: The size of the unrotated part of a head's queries and keys.
@@ -37,7 +37,7 @@ class LatentForm(Mixer):
 
     weights = "self_attn"
 
-    heads: int
+    num_attention_heads: int
     rank: int
     query_rank: int | None
     plain_dim: int
@@ -71,11 +71,11 @@ class LatentForm(Mixer):
     def part(self, count: int, index: int) -> Self:
         """The heads of one device; each has all latents. See `Mixer.part`."""
         # a latent is of all heads, so each device caches it whole
-        return replace(self, heads=max(self.heads // count, 1))
+        return replace(self, num_attention_heads=max(self.num_attention_heads // count, 1))
 
     def split_problem(self, count: int) -> str | None:
         """See `Mixer.split_problem`."""
-        return f"{self.heads} heads" if self.heads % count else None
+        return f"{self.num_attention_heads} heads" if self.num_attention_heads % count else None
 
     @property
     def positional_key(self) -> object:
@@ -95,7 +95,7 @@ class LatentForm(Mixer):
         """
         return self.rope.layer(
             dim=site.hidden_size,
-            n_heads=self.heads,
+            n_heads=self.num_attention_heads,
             head_dim=self.head_dim,
             max_seq_len=site.max_seq_len,
             interleaved=self.interleaved,
@@ -117,7 +117,7 @@ class DecoderLatentAttention(LatentAttentionWithRope):
     def __init__(self, form: LatentForm, site: Site) -> None:
         super().__init__(
             rope=form.rotary_embedding(site),
-            num_attention_heads=form.heads,
+            num_attention_heads=form.num_attention_heads,
             num_key_value_heads=1,
             hidden_size=site.hidden_size,
             kv_params=site.kv_params,
@@ -140,7 +140,7 @@ class DecoderLatentAttention(LatentAttentionWithRope):
             if form.query_rank is not None:
                 self.q_a_proj = biased_linear(site.hidden_size, form.query_rank)
             self.kv_a_proj_with_mqa = biased_linear(site.hidden_size, form.cached_dim)
-            self.o_proj = biased_linear(form.heads * form.value_dim, site.hidden_size)
+            self.o_proj = biased_linear(form.num_attention_heads * form.value_dim, site.hidden_size)
 
     def __call__(
         self,

@@ -45,14 +45,14 @@ class CachedKeys(NamedTuple):
     """The keys and values of a mixer in the cache.
 
     Args:
-        heads: The number of KV heads.
+        n_kv_heads: The number of KV heads.
         head_dim: The size of a head.
         window: The number of tokens that a token sees, including itself; None: all earlier tokens.
         is_latent: Whether one latent is stored for all heads instead.
         index_dim: The size of index keys, which are stored in a group of their own; None: there are none.
     """
 
-    heads: int
+    n_kv_heads: int
     head_dim: int
     window: int | None = None
     is_latent: bool = False

@@ -252,15 +252,17 @@ class RopeConfig:
             growth = p["factor"] * max(longest, trained) / trained - (p["factor"] - 1)
         return self.theta * growth ** (rotated_dim / (rotated_dim - 2))
 
-    def longest_sequence(self, trained: int) -> int:
+    def longest_sequence(self, trained_length: int) -> int:
         """The longest sequence that the rotation supports.
 
         Args:
-            trained: The longest sequence in training, ``max_position_embeddings``.
+            trained_length: The longest sequence in training, ``max_position_embeddings``.
         """
         if self.kind != "dynamic" or self.parameters["alpha"] is not None:
-            return trained
-        return min(max(trained, int(trained * self.parameters["factor"])), LONGEST_SEQUENCE)
+            return trained_length
+        return min(
+            max(trained_length, int(trained_length * self.parameters["factor"])), LONGEST_SEQUENCE
+        )
 
     def proportional_divisors(self, head_dim: int) -> list[float]:
         """The divisors of the frequencies if only a fraction of a head rotates: infinity for pairs past the fraction.

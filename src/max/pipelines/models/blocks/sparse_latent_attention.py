@@ -26,12 +26,12 @@ class IndexForm:
     """The sizes of an indexer, which selects the tokens that attention reads.
 
     Args:
-        heads: The number of index heads.
+        num_heads: The number of index heads.
         dim: The size of an index query and of an index key.
         count: The maximum number of tokens that a token sees.
     """
 
-    heads: int
+    num_heads: int
     dim: int
     count: int
 
@@ -71,7 +71,7 @@ class TokenIndexer(Module):
         dtype, device = site.dtype, site.device
         self.index, self.rotated_dim = form.index, form.rotated_dim
         self.kv_params = site.kv_params
-        heads, dim = form.index.heads, form.index.dim
+        heads, dim = form.index.num_heads, form.index.dim
         self.wq_b = site.linear_cls(form.query_rank, heads * dim, dtype, device)
         self.wk = site.linear_cls(site.hidden_size, dim, dtype, device)
         self.k_norm = LayerNorm(dim, [device], dtype, eps=1e-6)
@@ -103,9 +103,9 @@ class TokenIndexer(Module):
                 tokens.
         """
         index, rows = self.index, inputs.x.shape[0]
-        queries = ops.reshape(self.wq_b(inputs.query_latents), [rows, index.heads, index.dim])
+        queries = ops.reshape(self.wq_b(inputs.query_latents), [rows, index.num_heads, index.dim])
         # the factors of both: of the heads' number and of their size
-        factor = (index.heads * index.dim) ** -0.5
+        factor = (index.num_heads * index.dim) ** -0.5
         # [tokens, heads]: how much each head of the indexer counts
         weights = ops.cast(self.weights_proj(inputs.x), DType.float32) * factor
         return select_tokens(

@@ -70,7 +70,7 @@ class Mamba2Form(Mixer):
     """The form of Mamba 2's layers.
 
     Args:
-        heads: The number of heads.
+        num_heads: The number of heads.
         head_dim: The size of a head.
         groups: The number of groups of heads; the heads of a group share B and C.
         state_size: The number of states per channel.
@@ -84,7 +84,7 @@ class Mamba2Form(Mixer):
         factors: The factors of the projection's parts: gate, x, B, C, steps.
     """
 
-    heads: int
+    num_heads: int
     head_dim: int
     groups: int
     state_size: int
@@ -100,8 +100,8 @@ class Mamba2Form(Mixer):
     @property
     def parts(self) -> tuple[int, ...]:
         """The sizes of the input projection's parts: gate, x, B, C, steps."""
-        inner, shared = self.heads * self.head_dim, self.groups * self.state_size
-        return inner, inner, shared, shared, self.heads
+        inner, shared = self.num_heads * self.head_dim, self.groups * self.state_size
+        return inner, inner, shared, shared, self.num_heads
 
     def states(self, layers: int) -> tuple[RecurrentState, ...]:
         """The states that the cache keeps for each sequence.
@@ -112,7 +112,7 @@ class Mamba2Form(Mixer):
         return (
             # the convolution runs over x, B and C, which are side by side in the projection
             conv_state(layers, self.taps, sum(self.parts[1:4])),
-            RecurrentState(SCAN, layers, (self.heads, self.state_size, self.head_dim)),
+            RecurrentState(SCAN, layers, (self.num_heads, self.state_size, self.head_dim)),
         )
 
     def layer(self, site: Site) -> Module:
@@ -140,7 +140,7 @@ class Mamba2Layer(Module):
             sum(form.parts[1:4]), form.taps, form.conv_bias, site.kv_params, device, "silu"
         )
         self.A, self.D, self.dt_bias = (
-            Weight(name, DType.float32, [form.heads], device) for name in ("A", "D", "dt_bias")
+            Weight(name, DType.float32, [form.num_heads], device) for name in ("A", "D", "dt_bias")
         )
         if form.norm != "none":
             gate_first = form.norm == "after_gate"
@@ -174,14 +174,14 @@ class Mamba2Layer(Module):
         if set(form.factors) != {1.0}:
             factors = np.repeat(np.array(form.factors, np.float32), form.parts)
             projected = projected * ops.constant(factors, projected.dtype, self.device)
-        gate, convolved, steps = _split(projected, [inner, sum(form.parts[1:4]), form.heads])
+        gate, convolved, steps = _split(projected, [inner, sum(form.parts[1:4]), form.num_heads])
         convolved = self.conv1d(layer_idx, convolved, kv_collection, input_row_offsets)
         # [tokens, inner], and [tokens, groups * state_size] twice
         values, b, c = _split(convolved, [inner, shared, shared])
         state, slots = kv_collection.state(self.kv_params, SCAN)
         grouped = [rows, form.groups, form.state_size]
         y = ssd_ragged(
-            ops.reshape(values, [rows, form.heads, form.head_dim]),
+            ops.reshape(values, [rows, form.num_heads, form.head_dim]),
             steps,
             self.A,
             ops.reshape(b, grouped),

@@ -45,7 +45,7 @@ def cache_layout(blocks: Sequence[Block], longest: int) -> CacheLayout:
             # a window that no sequence exceeds hides nothing
             if keys.window is not None and keys.window >= longest:
                 keys = keys._replace(window=None)
-            form = keys.window is not None, keys.heads, keys.head_dim
+            form = keys.window is not None, keys.n_kv_heads, keys.head_dim
             by_form.setdefault(form, (keys, []))[1].append(index)
         if mixer.states(1):
             with_states.append(index)

@@ -109,21 +109,21 @@ class DecoderConfig:
         """The number of blocks."""
         return len(self.blocks)
 
-    def every(self, kind: type[Form]) -> list[Form]:
+    def every(self, cls: type[Form]) -> list[Form]:
         """All forms of a kind among mixers and feed-forward layers, in the order of the blocks.
 
         Args:
-            kind: The class of the forms.
+            cls: The class of the forms.
         """
-        return [form for form in self._forms() if isinstance(form, kind)]
+        return [form for form in self._forms() if isinstance(form, cls)]
 
-    def first_form(self, kind: type[Form]) -> Form | None:
+    def first_form(self, cls: type[Form]) -> Form | None:
         """The first form of a kind among mixers and feed-forward layers; None: there is none.
 
         Args:
-            kind: The class of the form.
+            cls: The class of the form.
         """
-        return next((form for form in self._forms() if isinstance(form, kind)), None)
+        return next((form for form in self._forms() if isinstance(form, cls)), None)
 
     def _forms(self) -> Iterator[object]:
         for block in self.blocks:
@@ -307,7 +307,7 @@ class DecoderConfig:
                 # the paged cache has no layers
                 groups.append(CacheGroup(0, n_devices, 2, None, False))
                 continue
-            heads = 1 if keys.is_latent else max(keys.heads, n_devices)
+            heads = 1 if keys.is_latent else max(keys.n_kv_heads, n_devices)
             groups.append(
                 CacheGroup(len(members), heads, keys.head_dim, keys.window, keys.is_latent)
             )
@@ -365,7 +365,7 @@ class DecoderConfig:
             forms = [
                 form for form in self.every(Mixer) if isinstance(form, AttentionForm | LatentForm)
             ]
-            most = max((form.heads for form in forms), default=1)
+            most = max((form.num_attention_heads for form in forms), default=1)
             counts = [n for n in range(2, most + 1) if self._split_problem(n) is None]
             remedy = f"This model can be split over {' or '.join(map(str, counts))} devices."
             raise ConfigError(

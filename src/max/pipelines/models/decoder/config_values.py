@@ -150,16 +150,16 @@ def layers_of_type(
     keys: ConfigKeys,
     num_layers: int,
     default: frozenset[int],
-    kind: str = "full_attention",
+    layer_type: str = "full_attention",
     other: str = "sliding_attention",
 ) -> frozenset[int]:
-    """The layers that ``layer_types`` of config.json marks as `kind`; all other layers must be `other`.
+    """The layers that ``layer_types`` of config.json marks as `layer_type`; all other layers must be `other`.
 
     Args:
         keys: The keys of config.json.
         num_layers: The number of layers.
         default: The layers if the key is missing.
-        kind: The type of the returned layers.
+        layer_type: The type of the returned layers.
         other: The type of the other layers.
 
     Raises:
@@ -171,7 +171,7 @@ def layers_of_type(
     kinds = ("full_attention", other)
     if not isinstance(types, list) or len(types) != num_layers or not {*types} <= {*kinds}:
         raise keys.error("layer_types", f"{num_layers} times full_attention or {other}")
-    return frozenset(index for index, stated in enumerate(types) if stated == kind)
+    return frozenset(index for index, stated in enumerate(types) if stated == layer_type)
 
 
 def attention_layers(keys: ConfigKeys, default: list[str], recurrent: str) -> frozenset[int]:

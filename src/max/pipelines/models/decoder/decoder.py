@@ -94,7 +94,7 @@ class Decoder(Transformer):
         attention = config.first_form(AttentionForm) or AttentionForm(1, 1, 2)
         super().__init__(
             dim=config.hidden_size,
-            n_heads=attention.heads,
+            n_heads=attention.num_attention_heads,
             layers=[
                 self.block(block, site)
                 for block, site in zip(config.blocks, self._sites(kv_params), strict=True)

@@ -47,7 +47,10 @@ def split_fused(
     attention, delta = config.first_form(AttentionForm), config.first_form(DeltaNetForm)
     q = kv = 0
     if attention is not None:
-        q, kv = (n * attention.head_dim for n in (attention.heads, attention.kv_heads))
+        q, kv = (
+            n * attention.head_dim
+            for n in (attention.num_attention_heads, attention.num_key_value_heads)
+        )
     split: dict[str, WeightData] = {}
     for name, value in state_dict.items():
         stem, _, part = name.rpartition(".")
@@ -135,11 +138,11 @@ def _check_rows(name: str, value: WeightData, rows: int) -> None:
 
 def _rows_of_heads(form: AttentionForm) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
     """The stored row indices of all queries, keys and values, for checkpoints that store rows by KV head."""
-    group = form.heads // form.kv_heads
-    total = (form.heads + 2 * form.kv_heads) * form.head_dim
+    group = form.num_attention_heads // form.num_key_value_heads
+    total = (form.num_attention_heads + 2 * form.num_key_value_heads) * form.head_dim
     # [KV heads, queries of a KV head with its key and value, head_dim]
     # each KV head is stored after the queries that read it
-    rows = np.arange(total).reshape(form.kv_heads, group + 2, form.head_dim)
+    rows = np.arange(total).reshape(form.num_key_value_heads, group + 2, form.head_dim)
     parts = rows[:, :group], rows[:, group], rows[:, group + 1]
     return np.concatenate([part.reshape(-1) for part in parts])
 

@@ -210,12 +210,17 @@ def with_windows(
 
 
 def _head_dim(
-    keys: ConfigKeys, hidden: int, heads: int, heads_key: str, own_size: int | None, rotates: bool
+    keys: ConfigKeys,
+    hidden_size: int,
+    heads: int,
+    heads_key: str,
+    own_size: int | None,
+    rotates: bool,
 ) -> int:
     """The size of a head: the stated one, or the hidden size divided by the number of heads."""
-    if own_size is None and hidden < heads:
-        raise keys.error(heads_key, f"at most hidden_size, which is {hidden}, or a head_dim")
-    size = own_size or hidden // heads
+    if own_size is None and hidden_size < heads:
+        raise keys.error(heads_key, f"at most hidden_size, which is {hidden_size}, or a head_dim")
+    size = own_size or hidden_size // heads
     if rotates and size % 2:
         raise keys.error(
             heads_key if own_size is None else "head_dim",

@@ -59,7 +59,7 @@ def with_softmax_experts(
     *,
     count: str = "num_experts",
     size: str,
-    shared: str = "",
+    shared_size_key: str = "",
     normalized: bool = False,
 ) -> DecoderConfig:
     """A decoder with experts that are selected by the softmax of their scores.
@@ -69,7 +69,7 @@ def with_softmax_experts(
         keys: The keys of config.json.
         count: The key of the number of experts.
         size: The key of an expert's inner size.
-        shared: The key of the inner size of the shared MLP; empty: there is none.
+        shared_size_key: The key of the inner size of the shared MLP; empty: there is none.
         normalized: Whether weights are divided by their sum if the file does not say so.
 
     Raises:
@@ -84,8 +84,8 @@ def with_softmax_experts(
         keys.integer("num_experts_per_tok", 1, number),
         _size(keys, size),
         ExpertRouting(normalized=keys.flag("norm_topk_prob", normalized)),
-        _size(keys, shared) if shared else 0,
-        bool(shared),
+        _size(keys, shared_size_key) if shared_size_key else 0,
+        bool(shared_size_key),
     )
     layers = range(config.num_layers)
     # every `sparse_step`-th layer has experts, counted from 1

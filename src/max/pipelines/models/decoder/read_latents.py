@@ -37,7 +37,7 @@ def read_latent_decoder(keys: ConfigKeys, **defaults: Any) -> DecoderConfig:
         return keys.integer(key, 1, LARGEST_SIZE, default)
 
     form = LatentForm(
-        config.attention.heads,
+        config.attention.num_attention_heads,
         size("kv_lora_rank", 512),
         size("q_lora_rank", None),
         size("qk_nope_head_dim", 128),

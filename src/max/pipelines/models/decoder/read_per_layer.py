@@ -35,7 +35,7 @@ PER_LAYER_NAMES = {
 
 
 def read_per_layer_decoder(
-    keys: ConfigKeys, pattern: int, shared: int, ends_full: bool = False
+    keys: ConfigKeys, pattern: int, num_shared: int, ends_full: bool = False
 ) -> DecoderConfig:
     """The shared shape: norms around each layer, windows with their own rotation, per-layer vectors, shared keys.
 
@@ -44,7 +44,7 @@ def read_per_layer_decoder(
     Args:
         keys: The keys of config.json.
         pattern: The distance between layers without a window if the file has no ``layer_types``.
-        shared: The number of layers that share keys and values if the file states none.
+        num_shared: The number of layers that share keys and values if the file states none.
         ends_full: Whether the last layer has no window, whatever the file states.
         ends_full: Whether the last layer has no window, whatever the file states.
 
@@ -67,11 +67,11 @@ def read_per_layer_decoder(
     layers = config.num_layers
     config = with_biases(config, keys)
     window, full = _windows(keys, layers, pattern, ends_full)
-    shared = keys.integer("num_kv_shared_layers", 0, layers, shared)
-    own = range(layers - shared)
+    num_shared = keys.integer("num_kv_shared_layers", 0, layers, num_shared)
+    own = range(layers - num_shared)
     # a layer that shares takes the keys of an earlier layer of its kind
     for kind, kinds in (("full", full), ("sliding", {*range(layers)} - full)):
-        if not kinds.isdisjoint(range(layers - shared, layers)) and kinds.isdisjoint(own):
+        if not kinds.isdisjoint(range(layers - num_shared, layers)) and kinds.isdisjoint(own):
             raise keys.error(
                 "num_kv_shared_layers", f"a layer of {kind}_attention before those that share"
             )
@@ -82,7 +82,7 @@ def read_per_layer_decoder(
     local_rope = _rope(keys, head_dim, "sliding", "rope_local_base_freq", 1e4)
     config = config.with_attention(rope=rope, scale=1.0, qk_norm=QKNorm(), value_norm=True)
     config = with_windows(config, window, full, rope=local_rope)
-    for index in range(layers - shared, layers):
+    for index in range(layers - num_shared, layers):
         # the last earlier layer of the same kind, with or without a window
         source = max(i for i in own if (i in full) is (index in full))
         config = config.with_attention([index], shared_with=source)
@@ -124,7 +124,7 @@ def with_full_heads(
     """
     attention, layers = config.attention, config.num_layers
     full = _windows(keys, layers, 6, ends_full)[1]
-    shape = attention.kv_heads, attention.head_dim
+    shape = attention.num_key_value_heads, attention.head_dim
     as_values, stated = keys.flag("attention_k_eq_v"), keys.value("per_layer_config")
     if stated is None and keys.states("per_layer_config"):
         own = shape
@@ -138,11 +138,14 @@ def with_full_heads(
         own = next((shapes[index] for index in sorted(full)), shape)
         if any(one != (own if index in full else shape) for index, one in enumerate(shapes)):
             raise keys.error("per_layer_config", "equal heads in all layers of a kind")
-    if attention.heads % own[0]:
+    if attention.num_attention_heads % own[0]:
         raise keys.error(
-            "num_global_key_value_heads", f"a divisor of the {attention.heads} query heads"
+            "num_global_key_value_heads",
+            f"a divisor of the {attention.num_attention_heads} query heads",
         )
-    return config.with_attention(full, kv_heads=own[0], head_dim=own[1], keys_as_values=as_values)
+    return config.with_attention(
+        full, num_key_value_heads=own[0], head_dim=own[1], keys_as_values=as_values
+    )
 
 
 def _by_index(keys: ConfigKeys, value: object, num_layers: int) -> dict[int, Any]:

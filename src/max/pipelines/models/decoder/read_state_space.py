@@ -124,17 +124,17 @@ HYBRID_TOP = {"final_layernorm": "norm"}
 """Names outside of layers in checkpoints of hybrid models, and the decoder's names."""
 
 
-def mixer_names(stored: str, own: str = "mixer") -> dict[str, str]:
+def mixer_names(stored_name: str, own: str = "mixer") -> dict[str, str]:
     """The parts of names of recurrent layers in checkpoints, and the decoder's parts.
 
     Args:
-        stored: The name of the layer in checkpoints.
+        stored_name: The name of the layer in checkpoints.
             own: The name of the layer in the decoder.
     """
     return {
-        stored: own,
-        f"{stored}.A_log": f"{own}.A",
-        f"{stored}.dt_proj.bias": f"{own}.dt_bias",
+        stored_name: own,
+        f"{stored_name}.A_log": f"{own}.A",
+        f"{stored_name}.dt_proj.bias": f"{own}.dt_bias",
     }
 
 

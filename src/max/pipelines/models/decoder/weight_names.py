@@ -91,16 +91,16 @@ class WeightNames:
                 renamed[name] = self._own_form(name, _data(value))
         return _stack(renamed, self.stacks, self.layer) if self.stacks else renamed
 
-    def _without_prefix(self, stored: str) -> str:
-        return stored.removeprefix(_first_prefix(stored, self.prefix))
+    def _without_prefix(self, stored_name: str) -> str:
+        return stored_name.removeprefix(_first_prefix(stored_name, self.prefix))
 
-    def own_name(self, stored: str) -> str:
+    def own_name(self, stored_name: str) -> str:
         """The decoder's name of a weight in a safetensors file.
 
         Args:
-            stored: The name in the file.
+            stored_name: The name in the file.
         """
-        name = self._without_prefix(stored)
+        name = self._without_prefix(stored_name)
         for before, part in self.prediction.items():
             if name.startswith(f"{before}."):
                 rest = name.removeprefix(f"{before}.")

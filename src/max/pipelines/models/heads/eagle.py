@@ -190,9 +190,9 @@ class EagleHead(DraftingHead):
         self.draft_index = Weight("draft_index", DType.int64, [config.vocab_size], self.device)
         # embeddings and states side by side
         mixer = self.layers[0].self_attn
-        for name, heads in (
-            ("q_proj", attention.heads), ("k_proj", attention.kv_heads), ("v_proj", attention.kv_heads),
-        ):  # fmt: skip
+        kv_heads = attention.num_key_value_heads
+        heads_of = {"q_proj": attention.num_attention_heads, "k_proj": kv_heads, "v_proj": kv_heads}
+        for name, heads in heads_of.items():
             width = heads * attention.head_dim
             projection = self.linear_cls(
                 2 * size, width, self.dtype, self.device, has_bias=attention.bias
