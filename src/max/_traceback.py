@@ -143,10 +143,12 @@ def install() -> None:
     """Installs the hooks, which call those that were installed before."""
     show, show_of_thread = sys.excepthook, threading.excepthook
 
-    def hook(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+    def hook(
+        exc_type: type[BaseException], error: BaseException, trace: TracebackType | None
+    ) -> None:
         if _is_short() and drop_own_frames(error):
             trace = error.__traceback__
-        show(kind, error, trace)
+        show(exc_type, error, trace)
 
     def thread_hook(arguments: threading.ExceptHookArgs) -> None:
         error = arguments.exc_value
@@ -171,13 +173,13 @@ def _install_in_notebook() -> None:
 
     def show(
         shell: Any,
-        kind: type[BaseException],
+        exc_type: type[BaseException],
         error: BaseException,
         trace: TracebackType | None,
         tb_offset: int | None = None,
     ) -> None:
         if _is_short() and drop_own_frames(error):
             trace = error.__traceback__
-        shell.showtraceback((kind, error, trace), tb_offset=tb_offset)
+        shell.showtraceback((exc_type, error, trace), tb_offset=tb_offset)
 
     shell.set_custom_exc((Exception,), show)

@@ -43,10 +43,8 @@ class CompilationStopped(RuntimeError):
 class _Option(Generic[_T]):
     """An option of one type; what it does is in `apply` of its name, if there is such a method."""
 
-    def __init__(
-        self, kind: type[_T], default: _T, doc: str, choices: tuple[str, ...] = ()
-    ) -> None:
-        self.kind, self.default, self.choices, self.__doc__ = kind, default, choices, doc
+    def __init__(self, cls: type[_T], default: _T, doc: str, choices: tuple[str, ...] = ()) -> None:
+        self.kind, self.default, self.choices, self.__doc__ = cls, default, choices, doc
         self.name = ""
 
     def __set_name__(self, owner: type, name: str) -> None:

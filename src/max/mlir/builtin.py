@@ -243,14 +243,16 @@ class ModuleOp(Operation):
             printer.print_region(self.body)
 
     @staticmethod
-    def adopt(parsed: Operation) -> ModuleOp:
+    def adopt(parsed_module: Operation) -> ModuleOp:
         """The module that xDSL's parser made, with the attributes of this file.
 
         Args:
-            parsed: xDSL's module, which is empty afterwards.
+            parsed_module: xDSL's module, which is empty afterwards.
         """
         module = ModuleOp.create(
-            regions=[parsed.detach_region(0)], attributes=parsed.attributes, location=UNKNOWN_LOC
+            regions=[parsed_module.detach_region(0)],
+            attributes=parsed_module.attributes,
+            location=UNKNOWN_LOC,
         )
         for op in module.walk():
             op.attributes = {name: from_xdsl(attr) for name, attr in op.attributes.items()}

@@ -95,9 +95,9 @@ def _uniform(shape: ShapeLike, device: DeviceRef, seed: int) -> TensorValue:
     return ops.random.uniform(TensorType(DType.float32, shape, device))
 
 
-def _first_rejected(accepted: TensorValue) -> TensorValue:
+def _first_rejected(is_accepted: TensorValue) -> TensorValue:
     """The number of tokens before the first rejected one, int64 ``[batch, 1]``, from bools ``[batch, steps]``."""
-    rejected = ops.cumsum(ops.cast(ops.logical_not(accepted), DType.int64), axis=1)
+    rejected = ops.cumsum(ops.cast(ops.logical_not(is_accepted), DType.int64), axis=1)
     return ops.sum(ops.cast(ops.equal(rejected, 0), DType.int64), axis=1)
 
 

@@ -195,16 +195,16 @@ class InferenceSession:
         results = dict(zip(self._outputs, values, strict=True))
         return [results[name] for name in output_names]
 
-    def _feeds(self, given: Mapping[str, Any]) -> dict[str, Any]:
+    def _feeds(self, given_inputs: Mapping[str, Any]) -> dict[str, Any]:
         feeds: dict[str, Any] = {}
         constants = self._model.graph.constants
-        for name in given:
+        for name in given_inputs:
             if name not in self._inputs and name not in constants:
                 raise ValueError(
                     f"run: no input {name!r}; the inputs are {', '.join(self._inputs)}"
                 )
         for name, type_ in self._inputs.items():
-            value = given.get(name)
+            value = given_inputs.get(name)
             # most inputs are arrays that fit: in a fifth of the time of the checks that name what does not
             if (
                 type(value) is np.ndarray
@@ -213,7 +213,7 @@ class InferenceSession:
             ):
                 feeds[name] = value
                 continue
-            if name not in given and not type_.optional:
+            if name not in given_inputs and not type_.optional:
                 raise ValueError(f"run: the input {name!r} is missing")
             feeds[name] = _inward(name, value, type_)
         return feeds
@@ -344,7 +344,7 @@ def _array(name: str, value: Any, type_: InputType) -> Array:
     return array
 
 
-def _outward(value: Any, stored: str) -> Any:
+def _outward(value: Any, stored_type: str) -> Any:
     if isinstance(value, list):
-        return [_outward(item, stored) for item in value]
-    return value.astype(numpy_of(stored)) if stored and value is not None else value
+        return [_outward(item, stored_type) for item in value]
+    return value.astype(numpy_of(stored_type)) if stored_type and value is not None else value

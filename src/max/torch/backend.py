@@ -64,7 +64,9 @@ class _Support:
         return node.op == "call_function" and (name == "getitem" or name in TABLE.ops)
 
 
-def _compile_module(module: torch.fx.GraphModule, inputs: Sequence[Any], found: Explanation) -> Any:
+def _compile_module(
+    module: torch.fx.GraphModule, inputs: Sequence[Any], explanation: Explanation
+) -> Any:
     """A functional graph, of which the parts that have functions run in MAX."""
     support = _Support()
     missing = [
@@ -74,12 +76,14 @@ def _compile_module(module: torch.fx.GraphModule, inputs: Sequence[Any], found: 
     ]
     on_cpu = all(x.device.type == "cpu" for x in inputs if isinstance(x, torch.Tensor))
     if not on_cpu:
-        found.left.append(("inputs", "", "tensors are on another device than the CPU"))
+        explanation.left.append(("inputs", "", "tensors are on another device than the CPU"))
         return module.forward
     static = _static_places(module)
     if not missing:
-        return found.compiled(module, [i for i, n in enumerate(_places(module)) if n in static])
-    found.left += [(op_name(n), source_line(n), "the op has no function") for n in missing]
+        return explanation.compiled(
+            module, [i for i, n in enumerate(_places(module)) if n in static]
+        )
+    explanation.left += [(op_name(n), source_line(n), "the op has no function") for n in missing]
     partitioner = CapabilityBasedPartitioner(module, support, allows_single_node_partition=True)  # pyright: ignore[reportArgumentType]
     fused = partitioner.partition_and_fuse()
     for name, child in list(fused.named_children()):
@@ -87,7 +91,7 @@ def _compile_module(module: torch.fx.GraphModule, inputs: Sequence[Any], found: 
             (node,) = [n for n in fused.graph.nodes if n.op == "call_module" and n.target == name]
             of_child = [i for i, argument in enumerate(node.args) if argument in static]
             delattr(fused, name)
-            setattr(fused, name, _Module(found.compiled(child, of_child)))  # pyright: ignore[reportArgumentType]
+            setattr(fused, name, _Module(explanation.compiled(child, of_child)))  # pyright: ignore[reportArgumentType]
     fused.recompile()
     return fused.forward
 
@@ -131,7 +135,7 @@ def _warn_of_gradients() -> None:
 
 
 def max_backend(
-    module: torch.fx.GraphModule, inputs: Sequence[Any], found: Explanation | None = None
+    module: torch.fx.GraphModule, inputs: Sequence[Any], explanation: Explanation | None = None
 ) -> Callable[..., Any]:
     """The backend of ``torch.compile(model, backend="max")``.
 
@@ -141,17 +145,17 @@ def max_backend(
     Args:
         module: The graph.
         inputs: Its example inputs.
-        found: Gets what is taken.
+        explanation: Gets what is taken.
 
     Returns:
         What runs the graph.
     """
-    found = Explanation() if found is None else found
+    explanation = Explanation() if explanation is None else explanation
     if torch.is_grad_enabled() and any(getattr(x, "requires_grad", False) for x in inputs):
         _warn_of_gradients()
-        found.left.append(("graph", "", "gradients are needed"))
+        explanation.left.append(("graph", "", "gradients are needed"))
         return module.forward
-    compile_ = partial(_compile_module, found=found)
+    compile_ = partial(_compile_module, found=explanation)
     with torch.no_grad():
         return aot_autograd(fw_compiler=compile_, decompositions=core_aten_decompositions())(
             module, inputs

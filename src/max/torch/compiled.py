@@ -66,8 +66,8 @@ class _Bound:
         return True
 
 
-def _state(position: int, tensor: torch.Tensor) -> _State:
-    return _State(position, id(tensor), tensor._version, tensor.data_ptr())
+def _state(index: int, tensor: torch.Tensor) -> _State:
+    return _State(index, id(tensor), tensor._version, tensor.data_ptr())
 
 
 class _Form:
@@ -80,11 +80,11 @@ class _Form:
     """
 
     def __init__(
-        self, module: torch.fx.GraphModule, kept: list[int] | None, weights: Collection[int]
+        self, module: torch.fx.GraphModule, kept_outputs: list[int] | None, weights: Collection[int]
     ) -> None:
         graph = module.graph
         names = [node.name for node in graph.nodes if node.op == "placeholder"]
-        source = FxReader(graph, module, {}).read("main", kept)
+        source = FxReader(graph, module, {}).read("main", kept_outputs)
         self.weights = sorted(weights)
         self.names = [names[i] for i in self.weights]
         staged = build_graph(source, TorchFramework(), weights=set(self.names))
@@ -140,13 +140,13 @@ class CompiledGraph:
         self,
         module: torch.fx.GraphModule,
         static: Collection[int],
-        taken: Callable[[int], None],
-        left: Left,
+        on_taken: Callable[[int], None],
+        on_left: Left,
     ) -> None:
         self._module = module
         self._static = set(static)
-        self._taken = taken
-        self._left = left
+        self._taken = on_taken
+        self._left = on_left
         self._lock = threading.RLock()
         self._run: Callable[..., Any] | None = None
         self._changes: Counter[int] = Counter()

@@ -93,11 +93,11 @@ def _complete(program: ScriptProgram, inputs: Sequence[Any]) -> list[Any]:
     return [*given, *missing]
 
 
-def _export_program(program: ScriptProgram, given: Sequence[Any], size: int) -> Any:
+def _export_program(program: ScriptProgram, arguments: Sequence[Any], size: int) -> Any:
     named: dict[str, Any] = {}
     args: list[Any] = []
     dynamic: list[Any] = []
-    for argument in given:
+    for argument in arguments:
         if not isinstance(argument, TorchInputSpec):
             args.append(argument)
             dynamic.append(None)
@@ -187,9 +187,9 @@ class ScriptedModule:
             results = [tensor_of(r) for r in model.execute(*map(view_of, tensors))]
             return self._method_result(results, final, out_spec)
 
-    def _compile_call(self, given: Sequence[Any]) -> tuple[Model, dict[str, Any], Any]:
+    def _compile_call(self, arguments: Sequence[Any]) -> tuple[Model, dict[str, Any], Any]:
         try:
-            exported = _export_program(self._program, given, 0)
+            exported = _export_program(self._program, arguments, 0)
         except (ImportFailure, ModelFileError):
             raise
         except Exception as error:
@@ -202,15 +202,15 @@ class ScriptedModule:
         return model, final, exported
 
     def _method_result(
-        self, results: list[torch.Tensor], final: dict[str, Any], exported: Any
+        self, results: list[torch.Tensor], final: dict[str, Any], program: Any
     ) -> Any:
         """The method's result; the state is set."""
-        outputs = [spec.arg for spec in exported.graph_signature.output_specs]
+        outputs = [spec.arg for spec in program.graph_signature.output_specs]
         taken = iter(results)
         # graphs leave out results that are None only
         leaves = [next(taken) if getattr(arg, "value", 0) is not None else None for arg in outputs]
         leaves = [getattr(arg, "value", leaf) for arg, leaf in zip(outputs, leaves, strict=True)]
-        result, tensors = _pytree.tree_unflatten(leaves, exported.call_spec.out_spec)
+        result, tensors = _pytree.tree_unflatten(leaves, program.call_spec.out_spec)
         values = iter(tensors)
         for path in self._program.state:
             value = final[path] if path in final else next(values)

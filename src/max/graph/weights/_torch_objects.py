@@ -205,11 +205,11 @@ def _parameter(data: Any, *_: Any) -> Any:
     return data
 
 
-def _of_type(rebuild: Any, kind: Any, arguments: Any, _: Any) -> Any:
+def _of_type(rebuild: Any, cls: Any, arguments: Any, _: Any) -> Any:
     """``_rebuild_from_type_v2``: a tensor of a subclass, or with attributes; the plain tensor is read."""
     if not isinstance(rebuild, Name) or rebuild.call is None or not isinstance(arguments, tuple):
         raise PickleError(f"a tensor is rebuilt by {description(rebuild)}")
-    plain = isinstance(kind, Name) and kind.path in (
+    plain = isinstance(cls, Name) and cls.path in (
         "torch.Tensor",
         "torch.nn.parameter.Parameter",
     )

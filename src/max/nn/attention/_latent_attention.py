@@ -240,15 +240,15 @@ class LatentAttentionWithRope(Module):
         self._sharding = strategy
 
     def _parts_of(
-        self, rows: Any, columns: Any, replicated: Any
+        self, rows: Any, columns: Any, strategy: Any
     ) -> list[tuple[str, ShardingStrategy | None]]:
         """The strategy of each sublayer."""
         queries = (
             [("q_proj", rows)]
             if self.q_lora_rank is None
-            else [("q_a_proj", replicated), ("q_a_layernorm", replicated), ("q_b_proj", rows)]
+            else [("q_a_proj", strategy), ("q_a_layernorm", strategy), ("q_b_proj", rows)]
         )
-        latents = [("kv_a_proj_with_mqa", replicated), ("kv_a_layernorm", replicated)]
+        latents = [("kv_a_proj_with_mqa", strategy), ("kv_a_layernorm", strategy)]
         return [*queries, *latents, ("kv_b_proj", rows), ("o_proj", columns)]
 
     def shard(self, devices: Iterable[DeviceRef]) -> list[LatentAttentionWithRope]:

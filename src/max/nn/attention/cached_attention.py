@@ -288,10 +288,10 @@ class CachedAttention(Module):
             attended = attended * ops.cast(ops.sigmoid(gates), attended.dtype)
         return self.project_out(attended, x)
 
-    def project_out(self, attended: TensorValue, like: TensorValue) -> TensorValue:
+    def project_out(self, attention_output: TensorValue, like: TensorValue) -> TensorValue:
         """The result ``[total_seq_len, hidden_size]``, of the dtype of the layer's input."""
-        total = attended.shape[0]
-        y = self.o_proj(ops.reshape(attended, [total, self.q_width]))
+        total = attention_output.shape[0]
+        y = self.o_proj(ops.reshape(attention_output, [total, self.q_width]))
         return ops.cast(y, like.dtype)
 
     def per_head(self, y: TensorValue) -> TensorValue:

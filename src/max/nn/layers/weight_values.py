@@ -122,7 +122,7 @@ def _listed_names(names: Sequence[str]) -> str:
 
 
 def state_dict_error(
-    module: str, missing: Sequence[str], unused: Sequence[str], wrong: Sequence[str]
+    module: str, missing: Sequence[str], unused_names: Sequence[str], wrong: Sequence[str]
 ) -> ValueError:
     """The error message that lists all invalid values."""
     parts: list[str] = []
@@ -132,6 +132,6 @@ def state_dict_error(
         parts.append(shown + (f"; and {unlisted} more" if unlisted > 0 else ""))
     if missing:
         parts.append(f"missing: {_listed_names(missing)}")
-    if unused:
-        parts.append(f"not used: {_listed_names(unused)}")
+    if unused_names:
+        parts.append(f"not used: {_listed_names(unused_names)}")
     return ValueError(f"{module}: the state dict does not fit. " + ". ".join(parts))

@@ -460,11 +460,11 @@ def module_dataclass(cls: Any = None, /, *, repr: bool = False, **kwargs: Any) -
         TypeError: The class is not a subclass of `Module`.
     """
 
-    def decorate(decorated: Any) -> Any:
-        if not issubclass(decorated, Module):
-            raise TypeError(f"module_dataclass: {decorated.__name__} is not a subclass of Module")
+    def decorate(cls: Any) -> Any:
+        if not issubclass(cls, Module):
+            raise TypeError(f"module_dataclass: {cls.__name__} is not a subclass of Module")
         # modules compare and hash by identity, because `==` of tensors is element by element
-        dataclass_type = dataclasses.dataclass(decorated, repr=repr, **{"eq": False, **kwargs})
+        dataclass_type = dataclasses.dataclass(cls, repr=repr, **{"eq": False, **kwargs})
         if not repr and "_repr_items" not in vars(dataclass_type):
             setattr(dataclass_type, "_repr_items", _shown_fields)  # noqa: B010  (a class that is not known here)
         return dataclass_type

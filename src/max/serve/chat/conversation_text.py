@@ -152,13 +152,13 @@ def _text_size(values: Sequence[Any]) -> int:
     return size
 
 
-def _for_template(message: dict[str, Any], number: int, model: ServedModel) -> dict[str, Any]:
+def _for_template(message: dict[str, Any], index: int, model: ServedModel) -> dict[str, Any]:
     """A message as the model's chat template expects it."""
     role, use = message.get("role"), model.template_use
     if role not in ROLES:
         raise ApiError(
             f"the role is {short_text(role)}; it must be one of {', '.join(sorted(ROLES))}",
-            param=f"messages.{number}.role",
+            param=f"messages.{index}.role",
         )
     plain = {**message, "content": message.get("content") or ""}
     if role == "developer" and "developer" not in model.template:
@@ -171,7 +171,7 @@ def _for_template(message: dict[str, Any], number: int, model: ServedModel) -> d
     if not calls:
         return plain
     functions = [
-        _function(call, f"messages.{number}.tool_calls.{i}") for i, call in enumerate(calls)
+        _function(call, f"messages.{index}.tool_calls.{i}") for i, call in enumerate(calls)
     ]
     if use.renders_calls:
         plain["tool_calls"] = [

@@ -53,10 +53,10 @@ async def stop(stream_id: str, request: Request) -> Response:
     return json_response({"id": stream_id, "object": "stream.deleted", "deleted": True})
 
 
-async def _wait_started(kept: KeptStream) -> None:
-    while kept.start is None and not kept.ended:
-        await kept.changed.wait()
+async def _wait_started(stream: KeptStream) -> None:
+    while stream.start is None and not stream.ended:
+        await stream.changed.wait()
 
 
-async def _whole(kept: KeptStream) -> bytes:
-    return b"".join([part async for part in kept.body()])
+async def _whole(stream: KeptStream) -> bytes:
+    return b"".join([part async for part in stream.body()])

@@ -28,9 +28,9 @@ class Deployment:
     """
 
     def __init__(
-        self, models: Sequence[DeployedModel], loaded: Callable[[], None] = lambda: None
+        self, models: Sequence[DeployedModel], on_loaded: Callable[[], None] = lambda: None
     ) -> None:
-        self.models, self.loaded = list(models), loaded
+        self.models, self.loaded = list(models), on_loaded
         self._workers: dict[str, Worker] = {}  # the one that was started last for each model
 
     @property

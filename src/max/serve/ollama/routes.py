@@ -137,18 +137,18 @@ def _entry(model: ServedModel) -> dict[str, Any]:
     }
 
 
-def _stored_entry(stored: StoredModel) -> dict[str, Any]:
+def _stored_entry(stored_model: StoredModel) -> dict[str, Any]:
     """The entry of a model that is not loaded."""
-    family, recipe = str(stored.config().get("model_type", "")), _recipe(stored)
+    family, recipe = str(stored_model.config().get("model_type", "")), _recipe(stored_model)
     return {
-        "name": stored.name,
-        "model": stored.name,
-        "modified_at": time_text(stored.modified_at),
-        "size": stored.size,
+        "name": stored_model.name,
+        "model": stored_model.name,
+        "modified_at": time_text(stored_model.modified_at),
+        "size": stored_model.size,
         "digest": "",
         "details": {
             "parent_model": recipe.parent,
-            "format": stored.format,
+            "format": stored_model.format,
             "family": family,
             "families": [family] if family else [],
             "parameter_size": "",
@@ -476,19 +476,19 @@ def _template_options(think: bool | str | None, model: ServedModel) -> dict[str,
     return thinking_options(bool(think), think or None)
 
 
-def _tool(field: dict[str, Any], number: int) -> Tool:
+def _tool(field: dict[str, Any], index: int) -> Tool:
     function = field.get("function")
     if not isinstance(function, dict) or not isinstance(function.get("name"), str):
-        raise ApiError(f"tools.{number}.function has no name", param=f"tools.{number}")
+        raise ApiError(f"tools.{index}.function has no name", param=f"tools.{index}")
     parameters = function.get("parameters") or {"type": "object", "properties": {}}
     if not isinstance(parameters, dict):
-        raise ApiError(f"tools.{number}.function.parameters is no object", param=f"tools.{number}")
+        raise ApiError(f"tools.{index}.function.parameters is no object", param=f"tools.{index}")
     return Tool(function["name"], str(function.get("description") or ""), parameters)
 
 
-def _message(message: dict[str, Any], number: int) -> dict[str, Any]:
+def _message(message: dict[str, Any], index: int) -> dict[str, Any]:
     if message.pop("images", None):
-        raise ApiError("images are not supported: the model takes text", param=f"messages.{number}")
+        raise ApiError("images are not supported: the model takes text", param=f"messages.{index}")
     if thought := message.pop("thinking", None):
         message["reasoning_content"] = thought
     if (name := message.pop("tool_name", None)) is not None:

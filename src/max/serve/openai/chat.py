@@ -370,6 +370,6 @@ class _AnswerEvents:
         return usage(self._job.prompt_tokens, sum(self._tokens.values()))
 
 
-def _choice_of(number: int, delta: dict[str, Any], **more: Any) -> dict[str, Any]:
+def _choice_of(index: int, delta: dict[str, Any], **more: Any) -> dict[str, Any]:
     """The fields of a choice of a chunk."""
-    return {"index": number, "delta": delta, "logprobs": None, "finish_reason": None, **more}
+    return {"index": index, "delta": delta, "logprobs": None, "finish_reason": None, **more}

@@ -326,34 +326,34 @@ class _ChoiceEvents:
         """The events of pieces, with the numbers of their choices."""
         return b"".join([self.event(number, piece) for number, piece in pieces])
 
-    def event(self, number: int, piece: TextPiece) -> bytes:
+    def event(self, index: int, piece: TextPiece) -> bytes:
         """The event of a piece of a choice."""
         plan = self._plan
-        choice = plan.choices[number]
+        choice = plan.choices[index]
         choice.tokens = piece.tokens
         choice.prompt_logs = piece.prompt_logs or choice.prompt_logs
-        first = number not in self._begun
-        self._begun.add(number)
+        first = index not in self._begun
+        self._begun.add(index)
         text = "" if plan.drop_generated else piece.text
         text = choice.prefix + text if first else text
         plain = plan.body.logprobs is None and not plan.body.wants_each_usage
         if plain and piece.finish_reason is None:
-            return encode_json(text).join(self._plain[number])
+            return encode_json(text).join(self._plain[index])
         logs = plan.logprobs(choice, piece.logs, first)
-        fields = self._choice(number, text, logs, piece.finish_reason, piece.stop)
+        fields = self._choice(index, text, logs, piece.finish_reason, piece.stop)
         totals = plan.usage if plan.body.wants_each_usage else None
         return self._chunks.event(fields, totals, len(piece.prompt_logs) > LONG_LOGS)
 
     @staticmethod
     def _choice(
-        number: int,
+        index: int,
         text: str,
         logs: dict[str, Any] | None,
         finish_reason: str | None,
         stop: str | None,
     ) -> dict[str, Any]:
         return {
-            "index": number,
+            "index": index,
             "text": text,
             "logprobs": logs,
             "finish_reason": finish_reason,

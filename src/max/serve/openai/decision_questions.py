@@ -207,11 +207,11 @@ class LabelTokens:
         return found[count] if len(found) > count and found[:count] == before else None
 
 
-def _text(given: str | list[dict[str, Any]], where: str) -> str:
-    if isinstance(given, str):
-        return given
+def _text(content: str | list[dict[str, Any]], where: str) -> str:
+    if isinstance(content, str):
+        return content
     texts: list[str] = []
-    for number, part in enumerate(given):
+    for number, part in enumerate(content):
         match part.get("type"):
             case "input_text" if isinstance(part.get("text"), str):
                 texts.append(part["text"])

@@ -227,12 +227,12 @@ def _prompts(
     return list(zip(model.tokens_of_texts(texts, special=False), found, strict=True))
 
 
-def _plain_input(given: str | list[dict[str, Any]]) -> str | list[dict[str, Any]]:
+def _plain_input(given_input: str | list[dict[str, Any]]) -> str | list[dict[str, Any]]:
     """The input with texts in place of JSON parts."""
-    if isinstance(given, str):
-        return given
+    if isinstance(given_input, str):
+        return given_input
     items: list[dict[str, Any]] = []
-    for item in given:
+    for item in given_input:
         content = item.get("content")
         if isinstance(content, list):
             item = {**item, "content": [_plain_part(part) for part in content]}

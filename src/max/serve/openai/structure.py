@@ -94,15 +94,15 @@ async def compiled_grammar(body: GrammarFields) -> str | None:
     return made.grammar
 
 
-def note_relaxed(made: AnswerGrammar) -> None:
+def note_relaxed(grammar: AnswerGrammar) -> None:
     """Notes for the running request what a grammar does not hold, so that the answer is checked.
 
     Args:
-        made: The grammar.
+        grammar: The grammar.
     """
-    if made.relaxed_keywords:
-        current_request().hints += made.relaxed_keywords
-        current_request().schemas[""] = made.schema
+    if grammar.relaxed_keywords:
+        current_request().hints += grammar.relaxed_keywords
+        current_request().schemas[""] = grammar.schema
 
 
 @dataclass(frozen=True)

@@ -329,15 +329,15 @@ def _pool(
 
     workers: dict[str, Worker] = {}  # the one that was started last for each model
 
-    async def load(stored: StoredModel) -> ServedModel:
-        own, recipe = await asyncio.to_thread(config_values, store, stored)
+    async def load(stored_model: StoredModel) -> ServedModel:
+        own, recipe = await asyncio.to_thread(config_values, store, stored_model)
         worker = replace(shared, config=with_adapter({**shared.config}, own))
 
         def start(worker_settings: WorkerSettings) -> Worker:
-            workers[stored.name] = start_worker(worker_settings)
-            return workers[stored.name]
+            workers[stored_model.name] = start_worker(worker_settings)
+            return workers[stored_model.name]
 
-        model = await load_model(stored.name, settings, worker, start)
+        model = await load_model(stored_model.name, settings, worker, start)
         model.set_recipe(recipe)
         return model
 
@@ -358,8 +358,8 @@ def _loading(worker: Worker) -> str:
     return "" if worker.signs is None else worker.signs.loading
 
 
-async def _load_nothing(stored: StoredModel) -> ServedModel:
-    raise RuntimeError(f"{stored.name}: a server of one model loads no other")
+async def _load_nothing(stored_model: StoredModel) -> ServedModel:
+    raise RuntimeError(f"{stored_model.name}: a server of one model loads no other")
 
 
 @contextlib.contextmanager

@@ -72,7 +72,7 @@ class Infill:
         tokens: Mapping[str, int],
         marks: Marks,
         encode: Callable[[str, bool], list[int]],
-        named: Mapping[str, str] = MappingProxyType({}),
+        named_tokens: Mapping[str, str] = MappingProxyType({}),
     ) -> None:
         self._encode = encode
         self._prefix, self._suffix = tokens[marks.prefix], tokens[marks.suffix]
@@ -80,12 +80,15 @@ class Infill:
         self._files = next(
             (
                 (tokens[a], tokens[b])
-                for a, b in ((named.get("repository", ""), named.get("separator", "")), *_FILES)
+                for a, b in (
+                    (named_tokens.get("repository", ""), named_tokens.get("separator", "")),
+                    *_FILES,
+                )
                 if a in tokens and b in tokens
             ),
             None,
         )
-        names = {*_ENDS, *named.values(), marks.prefix, marks.suffix, marks.middle}
+        names = {*_ENDS, *named_tokens.values(), marks.prefix, marks.suffix, marks.middle}
         self.end_tokens = frozenset(tokens[name] for name in names if name in tokens)
         """Tokens that end the generated text."""
 
@@ -94,19 +97,21 @@ class Infill:
         cls,
         tokens: Mapping[str, int],
         encode: Callable[[str, bool], list[int]],
-        named: Mapping[str, str] = MappingProxyType({}),
+        named_tokens: Mapping[str, str] = MappingProxyType({}),
     ) -> Infill | None:
         """The prompts of a model; None where its vocabulary has no marks.
 
         Args:
             tokens: The vocabulary.
             encode: As for the class.
-            named: The marks that the model's file names: ``prefix``, ``suffix``, ``middle`` and those of the
+            named_tokens: The marks that the model's file names: ``prefix``, ``suffix``, ``middle`` and those of the
                 class. They come before those of the families.
         """
-        if {"prefix", "suffix", "middle"} <= named.keys() and set(named.values()) <= tokens.keys():
-            marks = Marks(named["prefix"], named["suffix"], named["middle"])
-            return cls(tokens, marks, encode, named)
+        if {"prefix", "suffix", "middle"} <= named_tokens.keys() and set(
+            named_tokens.values()
+        ) <= tokens.keys():
+            marks = Marks(named_tokens["prefix"], named_tokens["suffix"], named_tokens["middle"])
+            return cls(tokens, marks, encode, named_tokens)
         for marks in FAMILIES:
             if all(name in tokens for name in (marks.prefix, marks.suffix, marks.middle) if name):
                 return cls(tokens, marks, encode)
@@ -116,7 +121,7 @@ class Infill:
         self,
         prefix: str | Sequence[int],
         suffix: str,
-        written: str = "",
+        prompt_text: str = "",
         files: Sequence[ExtraFile] = (),
     ) -> list[int]:
         """The tokens of a text with a gap.
@@ -124,11 +129,11 @@ class Infill:
         Args:
             prefix: The text before the gap, or its tokens.
             suffix: The text after it.
-            written: The beginning of the generated text.
+            prompt_text: The beginning of the generated text.
             files: Other texts of the project.
         """
         before = self._encode(prefix, False) if isinstance(prefix, str) else list(prefix)
-        after, begun = self._within(suffix), self._within(written)
+        after, begun = self._within(suffix), self._within(prompt_text)
         begin = self._begin()
         context = self._context(files)
         if self._middle is None:
@@ -170,7 +175,7 @@ async def prompt_tokens(
     infill: Infill,
     prefix: str | Sequence[int],
     suffix: str,
-    written: str = "",
+    prompt_text: str = "",
     files: Sequence[ExtraFile] = (),
 ) -> list[int]:
     """As :meth:`Infill.prompt`, but encodes long texts in a thread, as that takes milliseconds.
@@ -179,10 +184,10 @@ async def prompt_tokens(
         infill: The prompts of the model.
         prefix: The text before the gap, or its tokens.
         suffix: The text after it.
-        written: The beginning of the generated text.
+        prompt_text: The beginning of the generated text.
         files: Other texts of the project.
     """
-    texts = [prefix, suffix, written, *(each.text for each in files)]
+    texts = [prefix, suffix, prompt_text, *(each.text for each in files)]
     size = sum(map(len, texts))
     if size > MAX_TEXT:
         raise ApiError(
@@ -190,8 +195,8 @@ async def prompt_tokens(
             code=CONTEXT_LENGTH_EXCEEDED,
         )
     if size > _LONG_TEXT:
-        return await in_body_thread(infill.prompt, prefix, suffix, written, files)
-    return infill.prompt(prefix, suffix, written, files)
+        return await in_body_thread(infill.prompt, prefix, suffix, prompt_text, files)
+    return infill.prompt(prefix, suffix, prompt_text, files)
 
 
 def infill_of(infill: Infill | None, name: str, param: str) -> Infill:

@@ -82,25 +82,25 @@ class Suspects:
             self._turn().leave()
             self._try_next()
 
-    def blame(self, sent: Sequence[OpenRequest], hangs: bool) -> list[OpenRequest]:
+    def blame(self, sent_requests: Sequence[OpenRequest], hangs: bool) -> list[OpenRequest]:
         """Counts the loss of the worker for the requests that may be its cause.
 
         Args:
-            sent: The open requests that it had; they are suspects from now on.
+            sent_requests: The open requests that it had; they are suspects from now on.
             hangs: Whether it is ended because it does not go on.
 
         Returns:
             Those over which too many were lost.
         """
         tried = self._tried
-        blamed = [tried] if tried is not None and tried in sent else list(sent)
+        blamed = [tried] if tried is not None and tried in sent_requests else list(sent_requests)
         if tried is None and self._turn().is_taken:
             blamed = []  # another process has tried one
         elif tried is not None:
             self._turn().leave(has_lost=True)
         for entry in blamed:
             entry.losses += 1
-        for entry in sent:
+        for entry in sent_requests:
             entry.is_suspect, entry.is_sent = True, False
         self._waiting.clear()
         self._tried = None

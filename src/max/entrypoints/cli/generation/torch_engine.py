@@ -86,10 +86,10 @@ class TorchRunner(Runner):
         config = self._load_part(self._transformers.AutoConfig)
         return getattr(config.get_text_config(), "max_position_embeddings", None) or _MOST
 
-    def _load_part(self, kind: Any, **options: Any) -> Any:
+    def _load_part(self, cls: Any, **options: Any) -> Any:
         model = self.config.model_config
         try:
-            return kind.from_pretrained(
+            return cls.from_pretrained(
                 model.model_path,
                 revision=model.huggingface_model_revision or "main",
                 trust_remote_code=model.trust_remote_code,

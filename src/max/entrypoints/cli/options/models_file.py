@@ -190,7 +190,7 @@ class _Entry:
         self,
         fields: dict[str, Any],
         key: str,
-        kind: Callable[[Any], Any],
+        cls: Callable[[Any], Any],
         least: float,
         most: float,
     ) -> Any:
@@ -203,10 +203,10 @@ class _Entry:
             not is_number
             or not math.isfinite(value)
             or not least <= value <= most
-            or kind(value) != value
+            or cls(value) != value
         ):
             raise self._wrong(f"has {key}: {value!r}", f"Give a number from {least:g} to {most:g}.")
-        return kind(value)
+        return cls(value)
 
     def _wrong(self, problem: str, remedy: str) -> CommandError:
         return CommandError(f"{self._path}: {self._where} {problem}", remedy)

@@ -54,26 +54,26 @@ class LayoutRules:
         pieces = re.split(f"([{IDENTIFIER}{NUMBER}])", text)
         return [_FIELDS.get(piece) or json.dumps(piece) for piece in pieces if piece]
 
-    def call(self, number: int, tool: Tool, head: str) -> str:
+    def call(self, index: int, tool: Tool, head: str) -> str:
         """The name of a rule for the call of a tool, from a part of its head on.
 
         Args:
-            number: The number of the tool.
+            index: The number of the tool.
             tool: The tool.
             head: What is left of the head.
         """
         head = self.literal(filled_name(head, tool.name))
         self.rules.append(
-            f"call_{number}: {head} {self._arguments(number, tool)} {self.literal(self._layout.tail)}"
+            f"call_{index}: {head} {self._arguments(index, tool)} {self.literal(self._layout.tail)}"
         )
-        return f"call_{number}"
+        return f"call_{index}"
 
-    def _arguments(self, number: int, tool: Tool) -> str:
+    def _arguments(self, index: int, tool: Tool) -> str:
         match self._layout.style:
             case Style.JSON:
                 return self.json(tool.parameters)
             case Style.TAGGED:
-                return self._tagged_parameters(number, tool.parameters)
+                return self._tagged_parameters(index, tool.parameters)
             case Style.PYTHON:
                 return f'{python_keywords(tool.parameters, self._space)} ")"'
             case Style.BARE:
@@ -86,13 +86,13 @@ class LayoutRules:
     def _json_value(self, schema: dict[str, Any], root: Mapping[str, Any]) -> str:
         return self.json({**definitions(root), **schema})
 
-    def _tagged_parameters(self, number: int, parameters: dict[str, Any]) -> str:
+    def _tagged_parameters(self, index: int, parameters: dict[str, Any]) -> str:
         layout, parts = self._layout, list[str]()
         required = parameters.get("required") or ()
         properties: dict[str, Any] = parameters.get("properties") or {}
         separator = self.literal(layout.value_separator)
         for place, (name, schema) in enumerate(properties.items()):
-            value, text = self._tagged_value(f"{number}_{place}", name, schema, parameters)
+            value, text = self._tagged_value(f"{index}_{place}", name, schema, parameters)
             key_end = layout.key_end if text else layout.other_key_end
             part = f"{self.literal(layout.key + name + key_end)} {value} {separator}"
             parts.append(part if name in required else f"({part})?")
@@ -100,7 +100,7 @@ class LayoutRules:
         # a mark that repeats the key cannot end a value whose key is any name
         if (more or isinstance(more, dict)) and KEY not in layout.value_end:
             key = r"/[^<>\"'=\s]{1,64}/"
-            value = self._text_value(f"{number}_more", layout.value_end)
+            value = self._text_value(f"{index}_more", layout.value_end)
             parts.append(
                 f"({self.literal(layout.key)} {key} {self.literal(layout.key_end)} {value} {separator})*"
             )

@@ -85,21 +85,21 @@ def tools_of_template(render: Render, template: str, ends: Iterable[str] = ()) -
     return TemplateTools(use, format_of_template(template), reasoning)
 
 
-def _with_headers(found: ToolFormat, use: TemplateUse) -> ToolFormat:
+def _with_headers(tool_format: ToolFormat, use: TemplateUse) -> ToolFormat:
     """A format whose grammar writes what begins each message with calls."""
-    if use.channels is None or not use.channels.call or found.layout is None:
-        return found
-    layout = replace(found.layout, opening=use.channels.call, turn=use.channels.turn)
-    return replace(found, layout=layout)
+    if use.channels is None or not use.channels.call or tool_format.layout is None:
+        return tool_format
+    layout = replace(tool_format.layout, opening=use.channels.call, turn=use.channels.turn)
+    return replace(tool_format, layout=layout)
 
 
-def _format(derived: DerivedCalls, template: str) -> ToolFormat | None:
+def _format(derived_calls: DerivedCalls, template: str) -> ToolFormat | None:
     """The format of derived calls; None if text could not be told from them."""
-    layout = derived.layout
+    layout = derived_calls.layout
     found = ToolFormat("template", layout.trigger, layout=layout, syntax="layout")
-    if not derived.name_key:
+    if not derived_calls.name_key:
         return found if distinct(layout.trigger) else None
-    keys = {"name_key": derived.name_key, "arguments_key": derived.arguments_key}
+    keys = {"name_key": derived_calls.name_key, "arguments_key": derived_calls.arguments_key}
     found = replace(found, **keys, syntax="json")
     begin = layout.section + layout.head[: layout.head.index("{")]
     trigger = begin.strip().rstrip("[ \n")
@@ -143,16 +143,16 @@ def reads_back(tool_format: ToolFormat, render: Render, use: TemplateUse) -> boo
 
 
 def same_calls(
-    found: Sequence[tuple[str, str]], calls: Sequence[tuple[str, dict[str, Any]]]
+    found_calls: Sequence[tuple[str, str]], calls: Sequence[tuple[str, dict[str, Any]]]
 ) -> bool:
     """Whether calls that were found are those that were written.
 
     Args:
-        found: Names and JSON texts.
+        found_calls: Names and JSON texts.
         calls: Names and values.
     """
     try:
-        values = [(name, json.loads(text)) for name, text in found]
+        values = [(name, json.loads(text)) for name, text in found_calls]
     except ValueError:
         return False
     return values == list(calls)

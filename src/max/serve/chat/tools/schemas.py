@@ -58,9 +58,9 @@ def tool_grammar(
         ApiError: The schema of a tool that is strict cannot be held.
     """
 
-    def grammar_of(held: Sequence[Tool]) -> str | None:
+    def grammar_of(held_tools: Sequence[Tool]) -> str | None:
         return answer_grammar(
-            held, choice, tool_format, special_tokens, content_grammar, text_marks
+            held_tools, choice, tool_format, special_tokens, content_grammar, text_marks
         )
 
     # nearly always the grammar of all tools can be compiled, and none needs a check of its own
@@ -100,9 +100,9 @@ def _all_held(
     return held, hints
 
 
-def _held_tool(tool: Tool, number: int, check: bool) -> tuple[Tool, list[str]]:
+def _held_tool(tool: Tool, index: int, check: bool) -> tuple[Tool, list[str]]:
     """A tool with the part of its schema that a grammar holds, and what it lacks."""
-    where = f"tools.{number}.function.parameters"
+    where = f"tools.{index}.function.parameters"
     try:
         if tool.strict:
             of_json_schema(tool.parameters)

@@ -74,12 +74,12 @@ class BodyRoute(APIRoute):
         await response(scope, receive, send)
 
 
-async def read_body(request: Request, kind: type[T]) -> T:
+async def read_body(request: Request, schema: type[T]) -> T:
     """The body of a request, whose type the gate has checked; a large one is read in a thread.
 
     Args:
         request: The connection.
-        kind: Its schema.
+        schema: Its schema.
 
     Raises:
         ApiError: It is no JSON, beyond a limit, or does not fit the schema.
@@ -94,41 +94,41 @@ async def read_body(request: Request, kind: type[T]) -> T:
     if not text:
         raise ApiError("the body is missing; give a JSON object", code="missing_body")
     current_request().body_bytes = len(text)
-    return await by_size(_parse_body, text, kind)
+    return await by_size(_parse_body, text, schema)
 
 
-def of_schema(value: Any, kind: type[T]) -> T:
+def of_schema(value: Any, schema: type[T]) -> T:
     """A value with the types of a schema.
 
     Args:
         value: The value, as the JSON reader made it.
-        kind: The schema.
+        schema: The schema.
 
     Raises:
         ApiError: It does not fit.
     """
     try:
-        return _adapter(kind).validate_python(value)
+        return _adapter(schema).validate_python(value)
     except ValidationError as error:
         raise validation_error(error.errors(include_url=False)) from error
 
 
-def _parse_body(text: bytearray, kind: type[T]) -> T:
-    value = read_object(text, _fields_of(kind))
+def _parse_body(text: bytearray, schema: type[T]) -> T:
+    value = read_object(text, _fields_of(schema))
     # the bytes are freed before the values are checked
     text.clear()
-    return of_schema(value, kind)
+    return of_schema(value, schema)
 
 
 @cached_results()
-def _adapter(kind: type[T]) -> TypeAdapter[T]:
-    return TypeAdapter(kind)
+def _adapter(schema: type[T]) -> TypeAdapter[T]:
+    return TypeAdapter(schema)
 
 
 @cached_results()
-def _fields_of(kind: type[Any]) -> frozenset[str] | None:
+def _fields_of(schema: type[Any]) -> frozenset[str] | None:
     """The names of a schema's fields; None where it has no names."""
-    if not (isinstance(kind, type) and issubclass(kind, BaseModel)):
+    if not (isinstance(schema, type) and issubclass(schema, BaseModel)):
         return None
-    fields = cast("type[BaseModel]", kind).model_fields
+    fields = cast("type[BaseModel]", schema).model_fields
     return frozenset(field.alias or name for name, field in fields.items())

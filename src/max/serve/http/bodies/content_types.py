@@ -26,14 +26,16 @@ class ContentTypes:
             browser sends them: Ollama's documentation and clients omit the type.
     """
 
-    def __init__(self, routes: Iterable[BaseRoute] = (), unmarked: Iterable[str] = ()) -> None:
+    def __init__(
+        self, routes: Iterable[BaseRoute] = (), unmarked_paths: Iterable[str] = ()
+    ) -> None:
         changing = ("POST", "PUT", "PATCH", "DELETE")
         self._routes: Sequence[Route] = [
             route
             for route in routes
             if isinstance(route, Route) and any(each in changing for each in route.methods or ())
         ]
-        self._unmarked = frozenset(unmarked)
+        self._unmarked = frozenset(unmarked_paths)
         self._index = RouteIndex(self._routes)
 
     def refusal(self, scope: Scope, headers: Headers) -> ApiError | None:

@@ -43,12 +43,12 @@ _WHOLE_CHARACTERS = re.compile(rb"(?:[^\\]++|\\u[0-9a-fA-F]{4}|\\[^u])*+")
 _ESCAPE = re.compile(rb"\\u[0-9a-fA-F]{4}")
 
 
-def read_object(text: bytes | bytearray, known: Collection[str] | None = None) -> Any:
+def read_object(text: bytes | bytearray, known_names: Collection[str] | None = None) -> Any:
     """The value of a body.
 
     Args:
         text: The body.
-        known: The fields that its route knows; the others together have a limit. None: there is none.
+        known_names: The fields that its route knows; the others together have a limit. None: there is none.
 
     Returns:
         The value: of a long body an object, of a short one any value.
@@ -58,7 +58,7 @@ def read_object(text: bytes | bytearray, known: Collection[str] | None = None) -
     """
     begin = len(_BOM) if text.startswith(_BOM) else 0
     if len(text) > FRAGMENT:
-        return _FragmentReader(text, begin, known).read()
+        return _FragmentReader(text, begin, known_names).read()
     # counts those in texts too: only a text beyond the limit is scanned
     if text.count(b"[") + text.count(b"{") > limits.MAX_DEPTH:
         depths = StructureScanner(text).scan(len(text)).depths
@@ -129,8 +129,8 @@ _LIMITS: dict[str, int] = {
 class _Counts:
     """Counts the values of a body by its fields, against the limits."""
 
-    def __init__(self, text: bytes | bytearray, known: Collection[str] | None) -> None:
-        self._text, self._known = text, known
+    def __init__(self, text: bytes | bytearray, known_names: Collection[str] | None) -> None:
+        self._text, self._known = text, known_names
         self.field: str | None = None
         """The field whose value is being read."""
         self._fields, self._field_begin, self._unknown = 0, 0, 0
@@ -246,10 +246,12 @@ class _FragmentReader:
         known: As for :func:`read_object`.
     """
 
-    def __init__(self, text: bytes | bytearray, begin: int, known: Collection[str] | None) -> None:
+    def __init__(
+        self, text: bytes | bytearray, begin: int, known_names: Collection[str] | None
+    ) -> None:
         self._text, self._at = text, begin
         self._scanner = StructureScanner(text)
-        self._counts = _Counts(text, known)
+        self._counts = _Counts(text, known_names)
         self._pending = NO_STRUCTURE  # of the fragment that is not read yet
         self._string_begin = 0  # of the string that is open at the end of a part
         self._root: Any = None

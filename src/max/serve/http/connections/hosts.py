@@ -30,8 +30,8 @@ class HostRule:
         restricted: Whether other hosts are refused.
     """
 
-    def __init__(self, allowed: Iterable[str] = (), restricted: bool = True) -> None:
-        self._allowed = frozenset(allowed)
+    def __init__(self, allowed_hosts: Iterable[str] = (), restricted: bool = True) -> None:
+        self._allowed = frozenset(allowed_hosts)
         self._addresses = frozenset(filter(None, map(address_of, self._allowed)))
         self._domains = tuple(host for host in self._allowed if host.startswith("."))
         self._restricted = restricted and "*" not in self._allowed

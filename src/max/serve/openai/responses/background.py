@@ -27,8 +27,8 @@ class BackgroundResponse:
         shown: Returns the response with a status, as it is now.
     """
 
-    def __init__(self, client: str, shown: Callable[[str], dict[str, Any]]) -> None:
-        self.client, self._shown = client, shown
+    def __init__(self, client: str, current_response: Callable[[str], dict[str, Any]]) -> None:
+        self.client, self._shown = client, current_response
         self.status = "queued"
         self.task: asyncio.Task[None] | None = None
         self.is_deleted = False
@@ -111,7 +111,7 @@ class BackgroundResponses:
         identifier: str,
         response: BackgroundResponse,
         parts: AsyncGenerator[bytes, None],
-        failed: Callable[[ApiError], bytes],
+        failure_event: Callable[[ApiError], bytes],
         keep: Callable[[dict[str, Any]], None],
     ) -> None:
         """Makes a response in the background, with what the running request holds.
@@ -120,7 +120,7 @@ class BackgroundResponses:
             identifier: Identifies it.
             response: The response.
             parts: Its events; they begin when the first token has come.
-            failed: Makes the event of an error.
+            failure_event: Makes the event of an error.
             keep: Keeps the response where it does not end well; the events' maker keeps others.
         """
         request = current_request()
@@ -129,7 +129,7 @@ class BackgroundResponses:
         request.cleanups = []
         self._responses[identifier] = response
         self._trim()
-        response.task = asyncio.create_task(_make(context, response, parts, failed, keep))
+        response.task = asyncio.create_task(_make(context, response, parts, failure_event, keep))
 
     def delete(self, identifier: str, client: str) -> None:
         """Drops a response, and ends it if it runs."""
@@ -155,7 +155,7 @@ async def _make(
     context: RequestContext,
     response: BackgroundResponse,
     parts: AsyncGenerator[bytes, None],
-    failed: Callable[[ApiError], bytes],
+    failure_event: Callable[[ApiError], bytes],
     keep: Callable[[dict[str, Any]], None],
 ) -> None:
     CURRENT_REQUEST.set(context)
@@ -170,7 +170,7 @@ async def _make(
         if not response.is_deleted:
             keep(response.response())
     except Exception as error:
-        response.add(failed(as_api_error(error)))
+        response.add(failure_event(as_api_error(error)))
         response.status = "failed"
         keep(response.response())
     finally:

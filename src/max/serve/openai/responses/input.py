@@ -17,15 +17,15 @@ _FORM = "summary:"
 _SUMMARY = "The conversation so far, in short:\n"
 
 
-def items_of(given: str | list[dict[str, Any]]) -> list[dict[str, Any]]:
+def items_of(given_input: str | list[dict[str, Any]]) -> list[dict[str, Any]]:
     """The items of an input.
 
     Args:
-        given: A text, or items.
+        given_input: A text, or items.
     """
-    if isinstance(given, str):
-        return [{"type": "message", "role": "user", "content": given}]
-    return given
+    if isinstance(given_input, str):
+        return [{"type": "message", "role": "user", "content": given_input}]
+    return given_input
 
 
 def messages_of(items: str | list[dict[str, Any]]) -> list[dict[str, Any]]:

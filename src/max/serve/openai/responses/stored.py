@@ -54,7 +54,7 @@ def history_of(identifier: str | None, state: ServerState) -> tuple[dict[str, An
 def keeper(
     state: ServerState,
     history: tuple[dict[str, Any], ...],
-    given: str | list[dict[str, Any]],
+    given_input: str | list[dict[str, Any]],
     stores: bool = True,
 ) -> Callable[[dict[str, Any]], None]:
     """A function that keeps a response.
@@ -62,11 +62,11 @@ def keeper(
     Args:
         state: The server.
         history: The items before its input.
-        given: Its input.
+        given_input: Its input.
         stores: Whether later connections may go on with it; False: only the same WebSocket.
     """
     client, of_connection = current_request().client, CONNECTION_RESPONSES.get()
-    inputs = tuple({"id": new_id("item"), **item} for item in items_of(given))
+    inputs = tuple({"id": new_id("item"), **item} for item in items_of(given_input))
     size = len(encode_json(inputs))
 
     def keep(response: dict[str, Any]) -> None:
