@@ -247,6 +247,8 @@ def test_values_that_are_nested_deeply(http: httpx.Client, path: str, fields, de
         "max_tokens": 1,
         **fields(nested(depth)),
     }
+    if path in ("/v1/responses", "/api/chat"):
+        del body["max_tokens"]  # theirs has another name
     if path == "/v1/responses":
         del body["messages"]
     answer = http.post(path, json=body)

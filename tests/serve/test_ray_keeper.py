@@ -14,7 +14,7 @@ import pytest
 
 from max.pipelines.core.exceptions import ConfigError
 from max.serve.remote import ray_keeper
-from max.serve.remote.ray_keeper import kept_cluster, use_token
+from max.serve.remote.ray_keeper import kept_cluster
 from max.serve.routers import lifeline
 
 RAY = """
@@ -28,6 +28,7 @@ def note(name):
 def init(**options):
     assert "address" not in options
     note("init")
+    os.environ["RAY_AUTH_MODE"] = "token"  # as Ray does
     if os.path.exists(f"{folder}/fails"):
         raise RuntimeError("no machine")
 
@@ -45,6 +46,8 @@ def life(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Connection
     (tmp_path / "ray.py").write_text(RAY)
     monkeypatch.setenv("NOTED_CALLS", str(tmp_path))
     monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.setenv("RAY_AUTH_MODE", "")  # so that it is as before in the end
+    monkeypatch.delenv("RAY_AUTH_MODE")
     read, kept = Pipe(duplex=False)
     lifeline.hold(read)
     yield kept
@@ -70,6 +73,7 @@ def test_a_cluster_is_kept_for_the_next_owner(life: Connection, tmp_path: Path) 
     address = kept_cluster(str(tmp_path))
     (keeper,) = calls(tmp_path, "init")
     assert address == f"10.0.0.1:{keeper}" and keeper != os.getpid()
+    assert os.environ["RAY_AUTH_MODE"] == "token"
     assert kept_cluster(str(tmp_path)) == address
     # one that is gone is not joined
     os.kill(keeper, signal.SIGKILL)
@@ -86,32 +90,3 @@ def test_a_cluster_that_cannot_be_started(life: Connection, tmp_path: Path) -> N
     with pytest.raises(ConfigError, match="no Ray cluster can be started"):
         kept_cluster(str(tmp_path))
     assert len(calls(tmp_path, "init")) == 3 and not calls(tmp_path, "shutdown")
-
-
-@pytest.mark.parametrize(
-    ("variables", "has_file", "mode"),
-    [
-        ({}, False, None),
-        ({}, True, "token"),
-        ({"RAY_AUTH_TOKEN": "t"}, False, "token"),
-        ({"RAY_AUTH_TOKEN_PATH": "/there/is/none"}, False, None),
-        ({"RAY_AUTH_MODE": "disabled"}, True, "disabled"),
-    ],
-)
-def test_a_token_that_is_there_is_used(
-    variables: dict[str, str],
-    has_file: bool,
-    mode: str | None,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    for name in ("RAY_AUTH_MODE", "RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH"):
-        monkeypatch.setenv(name, "")  # so that it is as before in the end
-        monkeypatch.delenv(name)
-    for name, value in {**variables, "HOME": str(tmp_path)}.items():
-        monkeypatch.setenv(name, value)
-    if has_file:
-        (tmp_path / ".ray").mkdir()
-        (tmp_path / ".ray" / "auth_token").write_text("t")
-    use_token()
-    assert os.environ.get("RAY_AUTH_MODE") == mode

@@ -25,7 +25,7 @@ from max.serve.remote.cluster import Node
 from max.serve.remote.connections import KEY_BYTES
 from max.serve.remote.cores import ClaimedCores
 from max.serve.remote.host import EngineHost
-from max.serve.remote.ray_keeper import kept_cluster, start_options, use_token
+from max.serve.remote.ray_keeper import kept_cluster, start_options
 from max.serve.remote.worker import RemoteWorker
 from max.serve.routers.address import OWNER_PURPOSES, PURPOSES, DoorAddress
 from max.serve.routers.handover import KnownEngine
@@ -193,7 +193,6 @@ class RayCluster:
         address = settings.address
         if address is None and folder:
             address = kept_cluster(folder)
-        use_token()  # read by the import
         self._ray = ray = _ray()
         started = not ray.is_initialized()
         if started:
@@ -202,8 +201,8 @@ class RayCluster:
             except ConnectionError as error:
                 raise ConfigError(
                     f"there is no Ray cluster at {address!r}: {error}",
-                    "Start one with `ray start --head`, or leave out --ray-address. Where it wants a token, this"
-                    " machine needs the same: ~/.ray/auth_token.",
+                    "Start one with `ray start --head`, or leave out --ray-address. Where it wants a token, set"
+                    " RAY_AUTH_MODE=token, and have the same ~/.ray/auth_token here.",
                 ) from error
         self._started, self._is_closed = started, False
         self._engines: set[_Engine] = set()

@@ -27,7 +27,7 @@ logger = logging.getLogger("max.serve")
 START_S = 120.0
 """The longest time in seconds until a cluster has started."""
 _NAME = "cluster"
-_MOST_ADDRESS_BYTES = 256
+_MODE = "RAY_AUTH_MODE"
 _LOOK_S = 0.1
 _LOCK_S = 2.0
 _MOST_STARTS = 3
@@ -38,16 +38,11 @@ def start_options() -> dict[str, Any]:
     return {"log_to_driver": False, "include_dashboard": False, "logging_level": logging.WARNING}
 
 
-def use_token() -> None:
-    """Lets Ray, which is not imported yet, use a token that is there, as its commands do, but an ``init`` does not."""
-    environment = process_environment()
-    files = (environment.get("RAY_AUTH_TOKEN_PATH"), Path.home() / ".ray" / "auth_token")
-    if environment.get("RAY_AUTH_TOKEN") or any(file and Path(file).is_file() for file in files):
-        set_missing_variables({"RAY_AUTH_MODE": "token"})
-
-
 def kept_cluster(folder: str) -> str:
     """The address of a server's cluster; starts one if none is kept, unless Ray knows one of this machine.
+
+    Sets the variable by which Ray, which is not imported yet, has the cluster's way to prove who asks: a process that
+    starts a cluster sets it itself, and one that joins by an address does not.
 
     Args:
         folder: The folder of the server.
@@ -59,7 +54,10 @@ def kept_cluster(folder: str) -> str:
     end = time.monotonic() + START_S
     process, starts = None, 0
     while time.monotonic() < end:
-        if address := _address(path):
+        if _is_locked(path) and (found := path.read_text().split()):
+            address, *mode = found
+            if mode:
+                set_missing_variables({_MODE: mode[0]})
             return address
         if process is not None and not process.is_alive():
             process = None
@@ -67,6 +65,7 @@ def kept_cluster(folder: str) -> str:
                 break
         if process is None and not _is_locked(path):
             starts += 1
+            path.write_text("")  # that of one that is gone
             process = multiprocessing.get_context("spawn").Process(
                 target=_keep,
                 args=(str(path), lifeline.current_lifeline()),
@@ -79,13 +78,6 @@ def kept_cluster(folder: str) -> str:
         "no Ray cluster can be started on this machine",
         "Start one with `ray start --head`, which says why, and give --ray-address.",
     )
-
-
-def _address(path: Path) -> str:
-    """The address that a process keeps; empty: none is known yet, or its process is gone."""
-    if not _is_locked(path):
-        return ""
-    return path.read_bytes()[:_MOST_ADDRESS_BYTES].decode()
 
 
 def _is_locked(path: Path) -> bool:
@@ -116,20 +108,18 @@ def _keep(path: str, life: Connection) -> None:
         if time.monotonic() > end:
             return  # another process keeps a cluster
         time.sleep(_LOOK_S / 4)
-    os.ftruncate(file, 0)
     import ray  # pyright: ignore[reportMissingImports]
 
     try:
         ray.init(**start_options())
-    except (
-        Exception
-    ) as error:  # a busy machine is too slow for Ray, or a cluster of `ray start` has just ended
+    except Exception as error:  # as on a machine that is too busy for Ray
         logger.error("no Ray cluster is started or joined: %s", error)
         sys.exit(1)
     # an owner that ends in order ends its children; Ray's own handler prints stacks
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
     try:
-        os.pwrite(file, ray.get_runtime_context().gcs_address.encode(), 0)
+        address, mode = ray.get_runtime_context().gcs_address, process_environment().get(_MODE, "")
+        os.pwrite(file, f"{address} {mode}".encode(), 0)
         wait([life])
     finally:
         ray.shutdown()
