@@ -14,6 +14,7 @@ import os
 import sys
 import threading
 import weakref
+from collections import OrderedDict
 from collections.abc import Callable
 from enum import IntEnum
 from functools import wraps
@@ -263,19 +264,23 @@ def refuse_second_use(in_use: object, name: str) -> None:
         frame = frame.f_back
 
 
-_collecting: set[int] = set()
-"""The threads that run a pass of the garbage collector, in releases where `refuse_in_collection` needs them."""
-
-
-def _note_collection(phase: str, info: object) -> None:
-    if phase == "start":
-        _collecting.add(threading.get_ident())
-    else:
-        _collecting.discard(threading.get_ident())
-
+_phases: OrderedDict[str, None] = OrderedDict(start=None, stop=None)
+"""The phases of the garbage collector, the latest last, in releases where `refuse_in_collection` needs them."""
+_passes: dict[str, object] = {}
+"""What the collector told of its latest pass, by phase."""
+_own_passes = threading.local()
+"""The same of the thread that ran it, as attributes."""
 
 if sys.version_info < (3, 12):
-    gc.callbacks.append(_note_collection)
+    # called as `(phase, info)`. No Python code: Python would run signal handlers in it, and drop their exceptions, so
+    # that Ctrl-C would now and then do nothing
+    gc.callbacks += [_phases.move_to_end, _passes.__setitem__, _own_passes.__setattr__]
+
+
+def _collects() -> bool:
+    """Whether this thread runs a pass of the garbage collector."""
+    own = getattr(_own_passes, "start", None)
+    return own is not None and own is _passes["start"] and next(reversed(_phases)) == "start"
 
 
 def refuse_in_collection(name: str) -> None:
@@ -290,7 +295,7 @@ def refuse_in_collection(name: str) -> None:
     Raises:
         RuntimeError: The thread runs a pass of the collector.
     """
-    if threading.get_ident() in _collecting:
+    if _collects():
         raise ReentryError(
             f"{name} is not possible in a finalizer that the garbage collector of Python 3.11 calls, or in what "
             "interrupts it; note what came, and run it later"

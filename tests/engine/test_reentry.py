@@ -536,6 +536,58 @@ def test_a_finalizer_of_the_collector_cannot_build_a_graph():
     assert load_add().execute(np.ones(1, np.float32))[0].to_numpy().tolist() == [2.0]
 
 
+@pytest.mark.skipif(sys.version_info >= (3, 12), reason="the collector runs between instructions")
+def test_only_the_thread_that_collects_is_refused():
+    """Another thread runs while a finalizer waits, and builds a graph."""
+    begun, built = threading.Event(), []
+
+    class Cycle:
+        def __init__(self):
+            self.cycle = self
+
+        def __del__(self):
+            begun.set()
+            thread.join(60)
+
+    def build():
+        begun.wait(60)
+        built.append(load_add(3.5).execute(np.ones(1, np.float32))[0].to_numpy().tolist())
+
+    thread = threading.Thread(target=build)
+    thread.start()
+    Cycle()
+    gc.collect()
+    assert built == [[4.5]]
+
+
+@pytest.mark.skipif(not hasattr(signal, "setitimer"), reason="needs timers")
+def test_no_exception_of_a_signal_handler_is_lost_in_the_collector(monkeypatch):
+    class Stop(Exception):
+        pass
+
+    def stop(*_):
+        raise Stop
+
+    lost, raised, thresholds = [], 0, gc.get_threshold()
+    monkeypatch.setattr(sys, "unraisablehook", lost.append)
+    before = signal.signal(signal.SIGALRM, stop)
+    gc.set_threshold(700, 10, 10)
+    try:
+        for each in range(100):
+            try:
+                signal.setitimer(signal.ITIMER_REAL, 0.0005 + each * 1e-5)
+                for _ in range(200):
+                    list(map(list, [()] * 10_000))  # many objects by one instruction
+                time.sleep(0.1)
+            except Stop:
+                raised += 1
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+        gc.set_threshold(*thresholds)
+    assert raised == 100 and not lost
+
+
 @needs_fork
 def test_finalizers_do_not_run_before_the_locks_of_a_child_are_free():
     """The hooks of other packages make objects, and so may start the garbage collector."""
