@@ -51,6 +51,7 @@ FAMILIES = [
     pytest.param("deepseek_v3", marks=pytest.mark.long),
     pytest.param("deepseek_v32", marks=pytest.mark.long),
     "glm4_moe",
+    "mimo",
     "qwen3_next",
     pytest.param("qwen3_5", marks=pytest.mark.long),
 ]
@@ -63,8 +64,10 @@ def vocabulary() -> int:
 
 def spec_of(family: str) -> Any:
     """A case whose sequences are longer than those of other tests."""
-    spec = CASES[family]
+    spec = CASES["qwen2" if family == "mimo" else family]
     longer: dict[str, Any] = {"max_position_embeddings": LENGTH}
+    if family == "mimo":
+        longer["tie_word_embeddings"] = False
     if family.startswith("qwen"):
         # the layer is like the last one, with attention
         kinds = ["linear_attention", "full_attention"] * 2
@@ -110,6 +113,12 @@ def published_names(family: str, layers: int) -> dict[str, str]:
             "enorm": "mtp.pre_fc_norm_embedding", "hnorm": "mtp.pre_fc_norm_hidden",
             "eh_proj": "mtp.fc", "norm": "mtp.norm", "block": "mtp.layers.0",
         }  # fmt: skip
+    if family == "mimo":
+        stem = "model.mtp_layers.0."
+        return {
+            "enorm": f"{stem}token_layernorm", "hnorm": f"{stem}hidden_layernorm",
+            "eh_proj": f"{stem}input_proj", "norm": f"{stem}final_layernorm", "block": stem[:-1],
+        }  # fmt: skip
     return {
         "enorm": f"{stem}enorm", "hnorm": f"{stem}hnorm", "eh_proj": f"{stem}eh_proj",
         "norm": f"{stem}shared_head.norm", "head": f"{stem}shared_head.head", "block": stem[:-1],
@@ -140,7 +149,7 @@ def made(family: str, guesses: bool = True) -> tuple[Any, Reference]:
             head.eh_proj.weight[:, :size] = torch.eye(size)
             head.eh_proj.weight[:, size:] *= 0.2
             head.norm.weight.copy_(model.model.norm.weight)
-        if guesses or family.startswith("qwen"):
+        if guesses or family.startswith(("qwen", "mimo")):
             head.head.weight.copy_(model.lm_head.weight)
     return model.eval(), head.eval()
 
@@ -165,14 +174,27 @@ def checkpoint(
         for name, value in state.items():
             part, _, rest = name.partition(".")
             if part != "block" and part in names:
+                if part == "eh_proj" and family == "mimo":
+                    # it has the state before the embedding
+                    value = value.roll(value.shape[1] // 2, dims=1)
                 weights[f"{names[part]}.{rest}"] = value.clone()
         stored = {name: value for name, value in saved_block(model, head).items()}
         assert len(stored) == len(last)
         weights |= {f"{names['block']}.{name}": value for name, value in stored.items()}
+        if family == "mimo":
+            # a second layer, which is left out
+            weights |= {
+                name.replace("mtp_layers.0.", "mtp_layers.1."): value + 1
+                for name, value in weights.items()
+                if "mtp_layers.0." in name
+            }
     save_file(weights, file, {"format": "pt"})
     config = json.loads((folder / "config.json").read_text())
     if not family.startswith("qwen"):
         config["num_nextn_predict_layers"] = int(with_head)
+    if family == "mimo":
+        config |= {"architectures": ["MiMoForCausalLM"], "model_type": "mimo"}
+        config["num_nextn_predict_layers"] *= 2
     (folder / "config.json").write_text(json.dumps(config))
     return folder
 

@@ -56,6 +56,7 @@ OWN_ARCHITECTURES = {
     "phi.phi": ("PhiForCausalLM",),
     "phi.phimoe": ("PhiMoEForCausalLM", "PhimoeForCausalLM"),
     "phi.phi3": ("Phi3ForCausalLM",),
+    "qwen.mimo": ("MiMoForCausalLM",),
     "qwen.qwen2": ("Qwen2ForCausalLM",),
     "qwen.qwen3": ("Qwen3ForCausalLM",),
     "falcon.falcon_h1": ("FalconH1ForCausalLM",),

@@ -61,6 +61,27 @@ _TYPES_OF_OWN_CODE: dict[str, dict[str, Any]] = {
         "keys": {"attention_bias": True, "rms_norm_eps": 1e-6, "max_position_embeddings": 2048},
         "names": {"bias": "attention_bias"},
     },
+    # its config class is a Qwen2Config
+    "mimo": {
+        "class": "MiMoForCausalLM",
+        "keys": {
+            "vocab_size": 151936,
+            "hidden_size": 4096,
+            "intermediate_size": 22016,
+            "num_hidden_layers": 32,
+            "num_attention_heads": 32,
+            "num_key_value_heads": 32,
+            "hidden_act": "silu",
+            "max_position_embeddings": 32768,
+            "rms_norm_eps": 1e-6,
+            "tie_word_embeddings": False,
+            "use_sliding_window": False,
+            "sliding_window": 4096,
+            "max_window_layers": 28,
+            "rope_theta": 10000.0,
+            "num_nextn_predict_layers": 0,
+        },
+    },  # fmt: skip
     "RefinedWeb": {
         **_REFINED_WEB,
         "keys": {**_REFINED_WEB["keys"], "new_decoder_architecture": True},
