@@ -477,6 +477,27 @@ SOURCES: dict[str, tuple[str, str]] = {
             mo.output(%y) : ({X}) -> ()""",
         ),
     ),
+    "keep_codes_in_floats": (
+        "keep-codes-in-floats",
+        graph(
+            f"%x: {X}",
+            X,
+            f"""
+            %s = mo.constant() {{value = #mo.dense<f32, [], [3.0]>}} : () -> {ONE}
+            %l = mo.constant() {{value = #mo.dense<f32, [], [0.0]>}} : () -> {ONE}
+            %h = mo.constant() {{value = #mo.dense<f32, [], [255.0]>}} : () -> {ONE}
+            %sb = mo.broadcast_to(%s) : ({ONE}) -> {X}
+            %lb = mo.broadcast_to(%l) : ({ONE}) -> {X}
+            %hb = mo.broadcast_to(%h) : ({ONE}) -> {X}
+            %r = mo.round(%x) : ({X}) -> {X}
+            %a = mo.add(%r, %sb) : ({X}, {X}) -> {X}
+            %b = mo.max(%a, %lb) : ({X}, {X}) -> {X}
+            %c = mo.min(%b, %hb) : ({X}, {X}) -> {X}
+            %q = mo.cast(%c) : ({X}) -> !mo.tensor<[n, 8], ui8, cpu:0>
+            %y = mo.cast(%q) : (!mo.tensor<[n, 8], ui8, cpu:0>) -> {X}
+            mo.output(%y) : ({X}) -> ()""",
+        ),
+    ),
     "fuse_rows": (
         "drop-dead-views",
         graph(

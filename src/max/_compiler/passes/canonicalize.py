@@ -28,7 +28,7 @@ from max.mlir.ops.shape import (
 )
 from max.mlir.ops.spatial import ConvOp
 
-__all__ = ["canonicalize", "insert_before"]
+__all__ = ["canonicalize", "insert_before", "producer", "single_of", "tensor_of"]
 
 Rule = Callable[[MoOp], "SSAValue | None"]
 
@@ -161,7 +161,7 @@ def _gather(op: MoOp) -> SSAValue | None:
 def _slice_at(op: MoOp) -> SSAValue | None:
     """What a gather reads if its index is one constant in range, as a slice; else None."""
     source, index = op.operands
-    number = _single(index)
+    number = single_of(index)
     type_ = source.type
     axis: int = op.attr("axis")
     if number is None or not isinstance(type_, TensorType) or not type_.shape[axis].is_static:
@@ -180,8 +180,12 @@ def _slice_at(op: MoOp) -> SSAValue | None:
     return insert_before(op, build(ReshapeOp, (part,), {}, op.result_types))
 
 
-def _single(value: SSAValue) -> Any:
-    """The element of a constant that has one, seen through reshapes and broadcasts; else None."""
+def single_of(value: SSAValue) -> Any:
+    """The element of a constant that has one, seen through reshapes and broadcasts; else None.
+
+    Args:
+        value: The constant, or a view of it.
+    """
     while isinstance(view := value.owner, MoOp) and view.spec.in_order:
         value = view.operands[0]
     array = constant_of(value.owner)
@@ -236,7 +240,7 @@ def _transfer(op: MoOp) -> SSAValue | None:
 def _pow(op: MoOp) -> SSAValue | None:
     """Small constant powers of floats as products and roots."""
     x, y = op.operands
-    number = _single(y)
+    number = single_of(y)
     type_ = x.type
     if number is None or not isinstance(type_, TensorType) or not type_.dtype.is_float():
         return None
@@ -249,17 +253,23 @@ def _pow(op: MoOp) -> SSAValue | None:
             return insert_before(op, build(MulOp, (insert_before(op, build(MulOp, (x, x))), x)))
         case 0.5 | -0.5 as power:
             # unlike roots, powers of -0.0 are those of 0.0, and powers of -inf those of inf
-            infinite = insert_before(op, build(EqualOp, (x, _tensor_of(op, type_, -math.inf))))
-            base = insert_before(op, build(AddOp, (x, _tensor_of(op, type_, 0.0))))
-            base = (infinite, _tensor_of(op, type_, math.inf), base)
+            infinite = insert_before(op, build(EqualOp, (x, tensor_of(op, type_, -math.inf))))
+            base = insert_before(op, build(AddOp, (x, tensor_of(op, type_, 0.0))))
+            base = (infinite, tensor_of(op, type_, math.inf), base)
             base = insert_before(op, build(SelectOp, base))
             return insert_before(op, build(SqrtOp if power > 0 else RsqrtOp, (base,)))
         case _:
             return None
 
 
-def _tensor_of(op: MoOp, type_: TensorType, number: float) -> SSAValue:
-    """A tensor of one number, before an op."""
+def tensor_of(op: MoOp, type_: TensorType, number: float) -> SSAValue:
+    """A tensor of one number, before an op.
+
+    Args:
+        op: The op.
+        type_: The type of the tensor.
+        number: Its elements.
+    """
     scalar_type = TensorType.get(type_.dtype, (), type_.device)
     attr = {"value": DenseAttr.of(np.asarray(number).astype(type_.dtype.to_numpy()))}
     scalar = insert_before(op, build(ConstantOp, (), attr, (scalar_type,)))
@@ -280,7 +290,7 @@ def _pad(op: MoOp) -> SSAValue | None:
         assert isinstance(value.type, TensorType)
         shape = value.type.shape
         margins = [
-            _tensor_of(
+            tensor_of(
                 op, type_.with_shape([*shape[:axis], amount, *shape[axis + 1 :]]), op.attr("value")
             )
             if amount != 0

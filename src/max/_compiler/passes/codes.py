@@ -1,0 +1,135 @@
+"""Keeps quantized values in floats where a region rounds them to codes and widens the codes again.
+
+A pair of ONNX's `QuantizeLinear` and `DequantizeLinear` is staged as ten ops, of which five go through integers::
+
+    y = round(x / scale) + zero;  code = cast(min(max(y, low), high));  (cast(cast(code) - zero)) * scale
+
+The clipped sum is an integer that float32 holds, so that the casts change nothing but NaN, which becomes the code 0,
+and -0.0. In the middle of a region they take more instructions than the rest.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from xdsl.ir import Block, SSAValue
+
+from max._compiler.mok import RegionOp
+from max._compiler.passes.base import ops_of
+from max._compiler.passes.canonicalize import insert_before, producer, single_of, tensor_of
+from max._compiler.passes.redundant_ops import drop_dead_ops
+from max.dtype import DType
+from max.mlir import MoOp, TensorType, build
+from max.mlir.ops.elementwise import AbsOp, AddOp, CastOp, GreaterOp, MaxOp, MinOp, SelectOp, SubOp
+
+__all__ = ["keep_codes_in_floats"]
+
+CODES = frozenset({DType.int8, DType.uint8})
+LARGEST_ZERO = 1 << 20
+"""The largest zero point: differences from codes of 8 bits are exact in float32."""
+
+
+def keep_codes_in_floats(block: Block) -> None:
+    """Replaces codes that a region makes and widens by the floats that they are."""
+    for region in ops_of(block):
+        if not isinstance(region, RegionOp):
+            continue
+        body = region.regions[0].block
+        changed = False
+        for op in ops_of(body):
+            if type(op) is CastOp and _dtype(op.results[0]) is DType.float32:
+                changed = _replace(op) or changed
+        if changed:
+            drop_dead_ops(body)
+
+
+def _replace(op: MoOp) -> bool:
+    """Replaces the floats of codes less a zero point, if the codes are made of floats; returns whether it did."""
+    codes, zero = op.operands[0], 0
+    difference = producer(codes, SubOp)
+    if difference is not None and _dtype(codes) is DType.int32:
+        number = single_of(difference.operands[1])
+        wide = producer(difference.operands[0], CastOp)
+        if number is None or wide is None:
+            return False
+        codes, zero = wide.operands[0], int(number)
+    made = producer(codes, CastOp)
+    if made is None or _dtype(codes) not in CODES or abs(zero) > LARGEST_ZERO:
+        return False
+    clipped = _clipped(made.operands[0], _dtype(codes))
+    if clipped is None:
+        return False
+    value, low, high = clipped
+    type_ = value.type
+    assert isinstance(type_, TensorType)
+
+    def number_of(x: float) -> SSAValue:
+        return tensor_of(op, type_, x)
+
+    def chosen(condition: SSAValue, a: SSAValue, b: SSAValue) -> SSAValue:
+        return insert_before(op, build(SelectOp, (condition, a, b)))
+
+    # one instruction each, as NaN need not stay
+    more = insert_before(op, build(GreaterOp, (value, number_of(low))))
+    result = chosen(more, value, number_of(low))
+    less = insert_before(op, build(GreaterOp, (number_of(high), result)))
+    result = chosen(less, result, number_of(high))
+    if zero:
+        # NaN is the code 0
+        invalid = insert_before(op, build("mo.is_nan", (value,)))
+        result = chosen(invalid, number_of(0.0), result)
+        result = insert_before(op, build(SubOp, (result, number_of(float(zero)))))
+    else:
+        # and without a zero point so is -0.0
+        size = insert_before(op, build(AbsOp, (value,)))
+        valid = insert_before(op, build(GreaterOp, (size, number_of(0.0))))
+        result = chosen(valid, result, number_of(0.0))
+    op.results[0].replace_all_uses_with(result)
+    op.detach()
+    op.erase()
+    return True
+
+
+def _clipped(value: SSAValue, dtype: DType) -> tuple[SSAValue, float, float] | None:
+    """The integers in float32 that are clipped to limits around 0 and in the range of a dtype, and the limits; else
+    None.
+    """
+    if _dtype(value) is not DType.float32:
+        return None
+    least = producer(value, MinOp)
+    most = producer(least.operands[0], MaxOp) if least is not None else None
+    if least is None or most is None:
+        return None
+    low, high = single_of(most.operands[1]), single_of(least.operands[1])
+    info = np.iinfo(dtype.to_numpy())
+    if low is None or high is None or not info.min <= low <= 0 <= high <= info.max:
+        return None
+    inner = most.operands[0]
+    if not (_is_integer(low) and _is_integer(high) and _has_integers(inner)):
+        return None
+    return inner, float(low), float(high)
+
+
+def _has_integers(value: SSAValue) -> bool:
+    """Whether the finite elements are integers: rounded numbers, and sums of them and an integer."""
+    if _is_rounded(value):
+        return True
+    total = producer(value, AddOp)
+    if total is None or not _is_rounded(total.operands[0]):
+        return False
+    number = single_of(total.operands[1])
+    return number is not None and _is_integer(number) and abs(number) <= LARGEST_ZERO
+
+
+def _is_rounded(value: SSAValue) -> bool:
+    owner = value.owner
+    return isinstance(owner, MoOp) and owner.name == "mo.round"
+
+
+def _is_integer(number: float) -> bool:
+    return float(number).is_integer()
+
+
+def _dtype(value: SSAValue) -> DType:
+    type_ = value.type
+    assert isinstance(type_, TensorType)
+    return type_.dtype
