@@ -37,6 +37,7 @@ STATE = {
     "_reentry.py:_GUARDED": "code that is guarded, by the decorators of its functions",
     "_reentry.py:_passes": "what the garbage collector does now",
     "_reentry.py:_phases": "the same",
+    "_reentry.py:_collects": "whether the garbage collector was on before a fork",
     "_reentry.py:_in_child": "what a forked process calls",
     "_reentry.py:_locks": "all locks, which a forked process makes anew",
     "driver/_device.py:_named_providers": "table: the accelerators of the package",

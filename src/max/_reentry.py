@@ -277,7 +277,7 @@ if sys.version_info < (3, 12):
     gc.callbacks += [_phases.move_to_end, _passes.__setitem__, _own_passes.__setattr__]
 
 
-def _collects() -> bool:
+def _runs_a_pass() -> bool:
     """Whether this thread runs a pass of the garbage collector."""
     own = getattr(_own_passes, "start", None)
     return own is not None and own is _passes["start"] and next(reversed(_phases)) == "start"
@@ -295,7 +295,7 @@ def refuse_in_collection(name: str) -> None:
     Raises:
         RuntimeError: The thread runs a pass of the collector.
     """
-    if _collects():
+    if _runs_a_pass():
         raise ReentryError(
             f"{name} is not possible in a finalizer that the garbage collector of Python 3.11 calls, or in what "
             "interrupts it; note what came, and run it later"
