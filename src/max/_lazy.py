@@ -24,7 +24,10 @@ class _LazyModule(ModuleType):
         # Python reads attributes such as __path__ and __wrapped__ of any module that it sees
         if name.startswith("__") and name != "__version__":
             raise AttributeError(name)
-        return getattr(importlib.import_module(self.__name__), name)
+        module = self.__dict__.get("__module")
+        if module is None:
+            module = self.__dict__["__module"] = importlib.import_module(self.__name__)
+        return getattr(module, name)
 
     def __setattr__(self, name: str, value: object) -> None:
         setattr(importlib.import_module(self.__name__), name, value)

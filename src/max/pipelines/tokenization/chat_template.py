@@ -297,8 +297,21 @@ class _Sizes:
         if value is None or kind is int or kind is float or kind is bool:
             return value
         if kind is dict or isinstance(value, Mapping):
-            pairs = cast("Mapping[Any, Any]", value).items()
-            return {self.plain(key): self.plain(item) for key, item in pairs}
+            copy: dict[Any, Any] = {}
+            for key, item in cast("Mapping[Any, Any]", value).items():
+                # most of both are texts, for which no call is made
+                if type(key) is str:
+                    self.values += 1
+                    self.bytes += len(key)
+                else:
+                    key = self.plain(key)
+                if type(item) is str:
+                    self.values += 1
+                    self.bytes += len(item)
+                    copy[key] = item
+                else:
+                    copy[key] = self.plain(item)
+            return copy
         if isinstance(value, (list, tuple)):
             items = [self.plain(item) for item in cast("list[Any]", value)]
             self.lists.add(id(items))

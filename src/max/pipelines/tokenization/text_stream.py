@@ -77,6 +77,15 @@ class TextStream:
         if self._decode(half) == text:
             self._window = half
 
+    def push_last(self, tokens: Iterable[int]) -> str:
+        """Appends the last tokens, and returns all text that is left, incomplete characters too.
+
+        Args:
+            tokens: The last tokens.
+        """
+        self._window.extend(tokens)
+        return self.finish()
+
     def finish(self) -> str:
         """The text that is held back: incomplete characters."""
         piece = self._decode(self._window)[self._sent :]
@@ -238,14 +247,16 @@ class GeneratedText:
         ended = status is GenerationStatus.END_OF_SEQUENCE
         visible = tokens[:-1] if ended and tokens and tokens[-1] in self._eos else tokens
         prompt_logs: tuple[TokenLog, ...] = ()
+        reason = _REASONS.get(status)
         if log_probabilities is None:
-            text = self._find(self._stream.push(visible))
+            push = self._stream.push if reason is None else self._stream.push_last
+            text = self._find(push(visible))
         else:
             prompt_logs, text = self._push_with_logs(visible, log_probabilities)
-        reason = _REASONS.get(status)
+            if reason is not None and self._search.stop is None:
+                text += self._find(self._stream.finish())
         if reason is not None and self._search.stop is None:
-            text += self._find(self._stream.finish())
-            text += "" if self._search.found else self._search.finish()
+            text += self._search.finish()
         stop = self._search.stop
         if stop is not None:
             reason = "stop"

@@ -243,7 +243,10 @@ def is_kept(scope: Scope) -> bool:
     Args:
         scope: The connection.
     """
-    return any(name == _HEADER for name, _ in scope["headers"])
+    for name, _ in scope["headers"]:
+        if name == _HEADER:
+            return True
+    return False
 
 
 class StreamKeeper:

@@ -8,8 +8,10 @@ import json
 import logging
 import secrets
 import time
+from functools import lru_cache
+from typing import Any
 
-from starlette.datastructures import Headers, MutableHeaders
+from starlette.datastructures import Headers
 from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
@@ -61,6 +63,28 @@ def key_digest(key: str) -> str:
         key: The key.
     """
     return hashlib.sha256(key.encode()).hexdigest()
+
+
+class _IndexedHeaders(Headers):
+    """Headers that are looked up several times, by names in lower case."""
+
+    def __init__(self, scope: Scope) -> None:
+        super().__init__(scope=scope)
+        # the first value of a name comes last, and stays
+        self._values = dict(reversed(scope["headers"]))
+
+    def get(self, key: str, default: Any = None) -> Any:
+        """The first value of a header.
+
+        Args:
+            key: Its name.
+            default: What is returned if it is absent.
+        """
+        value = self._values.get(key.encode("latin-1"))
+        return default if value is None else value.decode("latin-1")
+
+    def __contains__(self, key: object) -> bool:
+        return isinstance(key, str) and key.encode("latin-1") in self._values
 
 
 class Gate:
@@ -117,7 +141,7 @@ class Gate:
         # HEAD as GET, of which the layer below sends no body; Ollama's client starts with HEAD /
         if scope["method"] == "HEAD":
             scope = {**scope, "method": "GET"}
-        headers = Headers(scope=scope)
+        headers = _IndexedHeaders(scope=scope)
         if given_id := headers.get("x-request-id"):
             safe = "".join(c for c in given_id if (c.isascii() and c.isalnum()) or c in "-_.")
             request_id = safe[:128]
@@ -137,14 +161,14 @@ class Gate:
             nonlocal status
             if message["type"] == "http.response.start":
                 status = message["status"]
-                named = MutableHeaders(scope=message)
-                named["X-Request-Id"] = request_id
+                named = [*message.get("headers", ()), (b"x-request-id", request_id.encode())]
                 if context.variant is not None:
-                    named["X-Model-Variant"] = context.variant[1]
+                    named.append((b"x-model-variant", context.variant[1].encode()))
                 # an error says itself what of a request does not fit
                 unknown = scope["state"].get("unknown_fields") if status < 400 else None
                 if warning := context.warning(unknown):
-                    named["Warning"] = warning
+                    named.append((b"warning", warning.encode()))
+                message["headers"] = named
             await send(message)
 
         try:
@@ -153,7 +177,7 @@ class Gate:
             context.close()
             route = scope.get("route")
             path = getattr(route, "path", "other")
-            self._metrics.requests.labels(path, str(status or "closed")).inc()
+            self._metrics.requests_of(path, str(status or "closed")).inc()
             if context.variant is not None:
                 self._metrics.variants.labels(*context.variant, str(status or "closed")).inc()
             if context.trace is not None:
@@ -191,24 +215,21 @@ class Gate:
         is_file = scope["path"].startswith(_FILES)
         limit = _MAX_FILE if is_file else self._settings.max_request_bytes
         key = ""
-        too_long = ApiError(
-            f"the body is longer than {limit} bytes", status=413, code="request_too_large"
-        )
         if self._keys and not is_open(scope["path"]) and scope["method"] != "OPTIONS":
             key = self._client(headers)
             if key is None:
                 await refuse(_wrong_key())
                 return
         # without keys, the engine is shared by address
-        current_request().client = key[:_CLIENT_DIGITS] or (scope.get("client") or ("",))[0]
+        context = current_request()
+        context.client = key[:_CLIENT_DIGITS] or (scope.get("client") or ("",))[0]
         if not self._settings.share_prefixes:
             names = headers.getlist(self._settings.tenant_header)
-            tenant = json.dumps([key, *names]) if key or names else ""
-            current_request().tenant = tenant
-            current_request().prefix_epoch = self._epochs.of(tenant)
+            context.tenant = _tenant(key, tuple(names))
+            context.prefix_epoch = self._epochs.of(context.tenant)
         length = headers.get("content-length", "0")
         if length.isdecimal() and int(length) > limit:
-            await refuse(too_long)
+            await refuse(_too_long(limit))
             return
         if (unread := self._content_types.refusal(scope, headers)) is not None:
             await refuse(unread)
@@ -220,7 +241,7 @@ class Gate:
             message = await receive()
             size = received + len(message.get("body", b""))
             if size > limit:
-                raise HTTPException(413, too_long.message)
+                raise HTTPException(413, _too_long(limit).message)
             if self._bodies is not None and not is_file:
                 self._bodies.grow(received, size)
             received = size
@@ -228,7 +249,7 @@ class Gate:
 
         if self._bodies is not None and not is_file:
             bodies = self._bodies
-            current_request().cleanups.append(lambda: bodies.release(received))
+            context.cleanups.append(lambda: bodies.release(received))
 
         if scope["method"] != "POST":
             await self._app(scope, limited_receive, send)
@@ -252,6 +273,16 @@ class Gate:
             if hmac.compare_digest(client_key.encode(), key)
         ]
         return digests[0] if digests else None
+
+
+def _too_long(limit: int) -> ApiError:
+    return ApiError(f"the body is longer than {limit} bytes", status=413, code="request_too_large")
+
+
+@lru_cache(1024)
+def _tenant(key: str, names: tuple[str, ...]) -> str:
+    """The text that tells a tenant from others."""
+    return json.dumps([key, *names]) if key or names else ""
 
 
 def _wrong_key() -> ApiError:

@@ -224,6 +224,30 @@ def refuse_foreign_pages(request: Request, state: ServerState) -> None:
         raise ApiError(f"web pages of {origin} may not change models", status=403)
 
 
+class JsonResponse(Response):
+    """A response of JSON, whose headers are made at once.
+
+    Args:
+        body: The JSON.
+        status: The status.
+        headers: More headers.
+    """
+
+    media_type = "application/json"
+
+    def __init__(
+        self, body: bytes, status: int = 200, headers: dict[str, str] | None = None
+    ) -> None:
+        if headers:
+            super().__init__(body, status, headers)
+            return
+        self.status_code, self.background, self.body = status, None, body
+        self.raw_headers = [_JSON_TYPE, (b"content-length", b"%d" % len(body))]
+
+
+_JSON_TYPE = (b"content-type", b"application/json")
+
+
 def json_response(
     data: object, status: int = 200, headers: dict[str, str] | None = None
 ) -> Response:
@@ -234,6 +258,4 @@ def json_response(
         status: The status.
         headers: More headers.
     """
-    return Response(
-        msgspec.json.encode(data), status, media_type="application/json", headers=headers
-    )
+    return JsonResponse(msgspec.json.encode(data), status, headers)

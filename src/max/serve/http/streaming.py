@@ -77,15 +77,47 @@ async def unless_left(receive: Receive, work: Coroutine[Any, Any, T]) -> T:
     task = asyncio.ensure_future(work)
     watcher = asyncio.ensure_future(_wait_disconnected(receive))
     try:
-        await asyncio.wait({task, watcher}, return_when=asyncio.FIRST_COMPLETED)
+        await first_done(task, watcher)
         if not task.done():
             raise ClientLeftError
         return task.result()
     finally:
-        for each in (task, watcher):
-            each.cancel()
-        # both have ended before the caller goes on, so that none reads from the connection
-        await asyncio.gather(task, watcher, return_exceptions=True)
+        await _end(task, watcher)
+
+
+async def _end(work: asyncio.Future[Any], watcher: asyncio.Future[None]) -> None:
+    """Ends work, and what watches its client; the work has ended then."""
+    # a cancelled watcher takes nothing more from the connection, so nothing waits for its end
+    watcher.cancel()
+    if not work.done():
+        work.cancel()
+        await asyncio.wait({work})
+
+
+async def first_done(*futures: asyncio.Future[Any], timeout: float | None = None) -> None:
+    """Waits until one of several futures is done, with less around it than `asyncio.wait` has.
+
+    Args:
+        futures: The futures.
+        timeout: The longest time in seconds; None: no limit.
+    """
+    loop = asyncio.get_running_loop()
+    done = loop.create_future()
+
+    def end(future: asyncio.Future[Any] | None) -> None:
+        if not done.done():
+            done.set_result(None)
+
+    for each in futures:
+        each.add_done_callback(end)
+    timer = None if timeout is None else loop.call_later(timeout, end, None)
+    try:
+        await done
+    finally:
+        if timer is not None:
+            timer.cancel()
+        for each in futures:
+            each.remove_done_callback(end)
 
 
 class EventStream(Response):
@@ -132,13 +164,11 @@ class EventStream(Response):
         producer = asyncio.ensure_future(self._produce(scope, send))
         watcher = asyncio.ensure_future(_wait_disconnected(receive))
         try:
-            await asyncio.wait({producer, watcher}, return_when=asyncio.FIRST_COMPLETED)
+            await first_done(producer, watcher)
             if producer.done():
                 producer.result()
         finally:
-            for each in (producer, watcher):
-                each.cancel()
-            await asyncio.gather(producer, watcher, return_exceptions=True)
+            await _end(producer, watcher)
             await self._rest.aclose()
 
     async def _produce(self, scope: Scope, send: Send) -> None:
@@ -210,10 +240,24 @@ class _LateParts:
         await self._rest.aclose()
 
 
-async def _result_within(task: asyncio.Future[T], seconds: float | None) -> T | None:
-    """The result of a task; None if it takes longer."""
-    await asyncio.wait({task}, timeout=seconds)
-    return task.result() if task.done() else None
+async def _result_within(
+    receive: Receive, task: asyncio.Future[T], seconds: float | None
+) -> T | None:
+    """The result of a task, which goes on if that takes longer; None then.
+
+    Raises:
+        ClientLeftError: The client has disconnected before.
+    """
+    watcher = asyncio.ensure_future(_wait_disconnected(receive))
+    try:
+        await first_done(task, watcher, timeout=seconds)
+        if task.done():
+            return task.result()
+        if watcher.done():
+            raise ClientLeftError
+        return None
+    finally:
+        watcher.cancel()
 
 
 async def event_stream(
@@ -243,7 +287,7 @@ async def event_stream(
     try:
         # only such streams have comments, which keep a silent connection open
         patience = KEEP_ALIVE_S if media_type == EVENTS_TYPE else None
-        first = await unless_disconnected(request, _result_within(awaited, patience))
+        first = await _result_within(request.receive, awaited, patience)
     except BaseException:
         await parts.aclose()
         raise

@@ -4,11 +4,31 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 
 from max.serve.errors import ApiError
 from max.serve.models.tallies import KeyCounts, LocalKeyCounts, LocalTally, Tally
+
+_NOTHING = nullcontext()
+
+
+class Held:
+    """What a request holds for the length of a block: without a generator, as each request has several.
+
+    Args:
+        leave: Called at the end with the seconds of the block.
+        clock: Returns monotonic time in seconds.
+    """
+
+    def __init__(self, leave: Callable[[float], None], clock: Callable[[], float]) -> None:
+        self._leave, self._clock, self._begin = leave, clock, clock()
+
+    def __enter__(self) -> None:
+        return None
+
+    def __exit__(self, *error: object) -> None:
+        self._leave(self._clock() - self._begin)
 
 
 class Admission:
@@ -41,8 +61,7 @@ class Admission:
         # of the running requests one ends after this time, on average
         return max(1, math.ceil(seconds / self.running))
 
-    @contextmanager
-    def enter(self, count: int = 1) -> Iterator[None]:
+    def enter(self, count: int = 1) -> Held:
         """Holds places for the length of a block.
 
         Args:
@@ -57,14 +76,13 @@ class Admission:
                 self.retry_after(),
                 "queue_full",
             )
-        begin = time.monotonic()
-        try:
-            yield
-        finally:
+
+        def leave(taken: float) -> None:
             self.tally.add(-count)
-            taken = time.monotonic() - begin
             # a mean in which earlier requests count less and less
             self._seconds = taken if self._seconds is None else 0.8 * self._seconds + 0.2 * taken
+
+        return Held(leave, time.monotonic)
 
 
 class KeyLimits:
@@ -91,8 +109,7 @@ class KeyLimits:
         self._counts = counts or LocalKeyCounts()
         self._seconds: dict[str, float] = {}
 
-    @contextmanager
-    def enter(self, client: str) -> Iterator[None]:
+    def enter(self, client: str) -> AbstractContextManager[None]:
         """Counts a request for the length of a block.
 
         Args:
@@ -102,8 +119,7 @@ class KeyLimits:
             ApiError: Status 429: the key has too many; with the time after which one is accepted.
         """
         if self._max_open is None and self._per_minute is None:
-            yield
-            return
+            return _NOTHING
         with self._counts.hold_lock():
             held = self._counts.open(client)
             if self._max_open is not None and held >= self._max_open:
@@ -117,14 +133,13 @@ class KeyLimits:
             # first, as a request that the rate refuses holds no place
             self._take_token(client)
             self._counts.add_open(client, 1)
-        begin = self._clock()
-        try:
-            yield
-        finally:
-            taken = self._clock() - begin
+
+        def leave(taken: float) -> None:
             mean = self._seconds.get(client, taken)
             self._seconds[client] = 0.8 * mean + 0.2 * taken
             self._counts.add_open(client, -1)
+
+        return Held(leave, self._clock)
 
     def _take_token(self, client: str) -> None:
         if self._per_minute is None:

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import secrets
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import cached_property
+from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 
 from max._dataclass import replaced
@@ -45,6 +47,13 @@ else:
     registry = lazy_module("max.pipelines.registry.registry")
 
 logger = logging.getLogger("max.serve")
+
+_MOST_SAMPLINGS = 256
+"""The sets of sampling parameters that are kept."""
+_sampling_values = attrgetter(
+    "top_k", "top_p", "min_p", "temperature", "frequency_penalty", "presence_penalty", "repetition_penalty",
+    "max_new_tokens", "min_new_tokens", "ignore_eos",
+)  # fmt: skip
 
 
 class ServedModel:
@@ -85,6 +94,7 @@ class ServedModel:
         """The paths of the adapters that are loaded, by name."""
         self.recipe = Recipe()
         """What it was created with; empty: it has only its files."""
+        self._sampling: dict[tuple[Any, ...], SamplingParams] = {}
         self.encodes = False
         """Whether it makes vectors and scores of texts; else it generates text."""
 
@@ -383,7 +393,19 @@ class ServedModel:
         if fields.top_k is None and self.answers.top_k is not None:
             fields = replace(fields, top_k=self.answers.top_k)
         try:
-            return SamplingParams.from_input_and_generation_config(fields, defaults)
+            if fields.logit_bias or fields.stop_token_ids:
+                return SamplingParams.from_input_and_generation_config(fields, defaults)
+            # most requests have one of a few sets of values, besides their seeds
+            values = _sampling_values(fields)
+            if (known := self._sampling.get(values)) is None:
+                plain = replace(fields, seed=0)
+                known = SamplingParams.from_input_and_generation_config(plain, defaults)
+                if len(self._sampling) >= _MOST_SAMPLINGS:
+                    self._sampling.clear()
+                self._sampling[values] = known
+            # by default as in `SamplingParams`
+            seed = secrets.randbits(32) if fields.seed is None else fields.seed
+            return replaced(known, seed=seed)
         except (ValueError, TypeError) as error:
             text = str(error).removeprefix("SamplingParams: ")
             raise ApiError(text, param=text.split(" ", 1)[0]) from error

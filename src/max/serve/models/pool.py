@@ -317,10 +317,11 @@ class ModelPool:
                     del self._entries[name]
 
     async def _ensure_loaded(self, entry: PoolEntry) -> ServedModel:
+        if entry.pinned:
+            # if its engine has stopped, it cannot be started again: requests get that error from it
+            assert entry.model is not None
+            return entry.model
         while entry.status is not ModelStatus.LOADED or entry.model is None:
-            if entry.pinned:  # its worker cannot be started again: the requests get that error
-                assert entry.model is not None
-                return entry.model
             if self._closed:
                 raise EngineUnavailableError("the server shuts down")
             if entry.loading is None:

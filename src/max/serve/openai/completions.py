@@ -18,7 +18,7 @@ from max.pipelines.core.text import utf8_size
 from max.pipelines.tokenization.text_stream import TextPiece, TokenLog
 from max.serve.errors import ApiError
 from max.serve.http.bodies.body import BodyRoute
-from max.serve.http.state import ServerState, state_of
+from max.serve.http.state import JsonResponse, ServerState, state_of
 from max.serve.http.streaming import event_stream, unless_disconnected
 from max.serve.limits import LONG_LOGS, MAX_PROMPTS
 from max.serve.models.model import ServedModel
@@ -168,7 +168,7 @@ async def completions(body: CompletionRequest, request: Request) -> Response:
     if body.stream:
         return await event_stream(request, _stream(plan, state), error_event)
     answer = await unless_disconnected(request, _answer(plan, state))
-    return Response(answer, media_type="application/json")
+    return JsonResponse(answer)
 
 
 async def _plan(body: CompletionRequest, state: ServerState) -> _Plan:

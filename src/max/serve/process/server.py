@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import gc
 import logging
 import signal
 import socket
@@ -37,6 +36,7 @@ from max.serve.process.running import (
     Stop,
     end_gracefully,
     http_server,
+    keep_garbage,
     loop_factory,
     say,
     until_stopped,
@@ -204,8 +204,7 @@ async def _serve(
                     return stop.number
             if guard is not None:
                 guard.ready()
-            # a collection that a large body starts visits its objects only: all of a server's take 50 ms
-            gc.freeze()
+            keep_garbage()
             say(f"Server ready on {_address(settings, listener)} (Press CTRL+C to quit)")
             with _logged_load(settings, pool):
                 await until_stopped(serving, stop)

@@ -9,6 +9,7 @@ import time
 from collections.abc import Awaitable, Callable, Mapping
 from contextvars import ContextVar
 from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import Any
 
 from max.serve.tracing import RequestTrace
@@ -67,10 +68,7 @@ class RequestContext:
         """What tells its cached prefixes from those of other tenants and salts; empty: everyone shares them."""
         if not self.tenant and self.cache_salt is None:
             return ""
-        parts: list[str | int | None] = [self.tenant, self.cache_salt]
-        if self.prefix_epoch:
-            parts.append(self.prefix_epoch)
-        return hashlib.sha256(json.dumps(parts).encode()).hexdigest()
+        return _salt(self.tenant, self.cache_salt, self.prefix_epoch)
 
     @property
     def cached_tokens(self) -> int:
@@ -107,6 +105,14 @@ class RequestContext:
         """Calls the cleanups, the newest first."""
         while self.cleanups:
             self.cleanups.pop()()
+
+
+@lru_cache(1024)
+def _salt(tenant: str, cache_salt: str | None, epoch: int) -> str:
+    parts: list[str | int | None] = [tenant, cache_salt]
+    if epoch:
+        parts.append(epoch)
+    return hashlib.sha256(json.dumps(parts).encode()).hexdigest()
 
 
 CURRENT_REQUEST: ContextVar[RequestContext | None] = ContextVar("request", default=None)

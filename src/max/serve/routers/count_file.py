@@ -8,14 +8,30 @@ the file, which the system frees if its holder dies.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import fcntl
 import mmap
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 from max.serve.models.tallies import Bucket
+
+
+class FileLock:
+    """The lock of the counts of a file, for the length of a block.
+
+    Args:
+        file: The file, open in this process.
+    """
+
+    def __init__(self, file: int) -> None:
+        self._file = file
+
+    def __enter__(self) -> None:
+        fcntl.lockf(self._file, fcntl.LOCK_EX, 1)
+
+    def __exit__(self, *error: object) -> None:
+        fcntl.lockf(self._file, fcntl.LOCK_UN, 1)
 
 
 class CountFile:
@@ -37,18 +53,14 @@ class CountFile:
         size = 8 * (rows * self._columns + 2 * len(keys))
         self._file = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
         os.ftruncate(self._file, size)
+        self._lock = FileLock(self._file)
         memory = mmap.mmap(self._file, size)
         self._counts = memoryview(memory).cast("q")
         self._buckets = memoryview(memory).cast("d")[rows * self._columns :]
 
-    @contextlib.contextmanager
-    def hold_lock(self) -> Iterator[None]:
+    def hold_lock(self) -> FileLock:
         """Keeps other processes from changes for the length of a block, which must not wait for anything."""
-        fcntl.lockf(self._file, fcntl.LOCK_EX, 1)
-        try:
-            yield
-        finally:
-            fcntl.lockf(self._file, fcntl.LOCK_UN, 1)
+        return self._lock
 
     def turn(self, number: int) -> FileTurn:
         """The turn to try a request of a model that may end engines.

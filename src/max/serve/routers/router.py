@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import faulthandler
-import gc
 import logging
 import os
 import signal
@@ -30,6 +29,7 @@ from max.serve.process.running import (
     Stop,
     end_gracefully,
     http_server,
+    keep_garbage,
     loop_factory,
     until_stopped,
     wait_started,
@@ -207,7 +207,7 @@ class _Router:
             if routed.canary_of:
                 canary = Canary(model.name, routed.share, routed.by)
                 self._pool.set_canary(routed.canary_of, canary)
-        gc.freeze()
+        keep_garbage()
         self._is_ready = True
 
     async def _load_model(self, number: int) -> ServedModel:

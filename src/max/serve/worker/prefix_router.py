@@ -234,7 +234,9 @@ class PrefixRouter:
             length: The size of the request in tokens where it has no prompt.
         """
         candidates = list(among)
-        hashes = self._hashes_by_key(candidates, tokens, salt) if self._by_prefix else {}
+        # a prompt without a full page needs no hashes of salts either
+        has_pages = self._by_prefix and len(tokens) >= self.page_size
+        hashes = self._hashes_by_key(candidates, tokens, salt) if has_pages else {}
         # hashes of different keys are different, so each finds replicas of its own
         cached: dict[int, int] = {}
         for pages in hashes.values():
@@ -252,7 +254,7 @@ class PrefixRouter:
             if best < 0 or (load, place.all_open) < least:
                 best, least = number, (load, place.all_open)
         known = min(cached.get(best, 0), most)
-        pages = hashes.get(self._key_of(best, salt), [])
+        pages = hashes.get(self._key_of(best, salt), []) if hashes else []
         route = Route(best, known, (len(tokens) or length) - known, pages)
         places[best].change(1, route.unread)
         self._note(best, pages)
@@ -295,7 +297,7 @@ class PrefixRouter:
         if place is None:
             return
         place.change(-1, 0)
-        if self._by_prefix:
+        if self._by_prefix and len(tokens) >= self.page_size:
             digest = salt.digest(self._key_of(route.replica, salt))
             self._note(route.replica, self._hashes(tokens, digest, route.pages))
 

@@ -8,7 +8,7 @@ from typing import Any, TypeVar, cast
 
 from fastapi.routing import APIRoute
 from pydantic import BaseModel, TypeAdapter, ValidationError
-from starlette.requests import ClientDisconnect, Request
+from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
@@ -86,11 +86,13 @@ async def read_body(request: Request, schema: type[T]) -> T:
         ClientLeftError: The client disconnected before it was complete.
     """
     text = bytearray()
-    try:
-        async for part in request.stream():
-            text += part
-    except ClientDisconnect:
-        raise ClientLeftError from None
+    more = True
+    while more:
+        message = await request.receive()
+        if message["type"] == "http.disconnect":
+            raise ClientLeftError
+        text += message.get("body", b"")
+        more = message.get("more_body", False)
     if not text:
         raise ApiError("the body is missing; give a JSON object", code="missing_body")
     current_request().body_bytes = len(text)

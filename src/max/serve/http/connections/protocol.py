@@ -23,7 +23,7 @@ BODY_S = 60.0
 """The maximum time between two parts of a body."""
 PROBES_S = (0.05, 0.1, 0.2, 0.5, 1.0, 2.0)
 """The seconds between checks whether a client that has closed its half of a connection has closed the other one too."""
-_PROBE = b"HTTP/1.1 100 Continue\r\n\r\n"
+_CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
 
 
 class BoundedProtocol(HttpToolsProtocol):
@@ -82,7 +82,7 @@ class BoundedProtocol(HttpToolsProtocol):
         if not self._running.response_started:
             if self._running.scope["http_version"] != "1.1":
                 return False
-            self.transport.write(_PROBE)
+            self.transport.write(_CONTINUE)
         self._drop_unread()
         self._end(self._last or b"")
         self._look(*PROBES_S)
@@ -183,6 +183,7 @@ class BoundedProtocol(HttpToolsProtocol):
                     host.decode("latin-1")
                 )
             super().on_headers_complete()
+            self.cycle.transport = _HeadJoiner(self.cycle, self.loop)  # type: ignore[assignment]
             if self.parser.get_http_version() == "1.0":
                 self.cycle.send = _ended_by_close(self.cycle)
 
@@ -265,6 +266,48 @@ class BoundedProtocol(HttpToolsProtocol):
             self._running = None
         self._drop_unread()
         self._end(error)
+
+
+class _HeadJoiner:
+    """Stands for the transport of a request until its answer has begun: the head is sent together with what follows it
+    at once, as one packet in place of two.
+
+    Args:
+        cycle: The request.
+        loop: The event loop.
+    """
+
+    def __init__(self, cycle: RequestResponseCycle, loop: asyncio.AbstractEventLoop) -> None:
+        self._cycle, self._loop, self._transport = cycle, loop, cycle.transport
+        self._head = b""
+        self.is_closing = cycle.transport.is_closing
+        """Whether it closes."""
+
+    def write(self, data: bytes) -> None:
+        """Sends data; a head with the next data, or after what runs now.
+
+        Args:
+            data: The data.
+        """
+        if self._head:
+            self._cycle.transport = self._transport
+            self._transport.write(self._head + data)
+            self._head = b""
+        elif data == _CONTINUE:
+            self._transport.write(data)
+        else:
+            self._head = data
+            self._loop.call_soon(self._flush)
+
+    def _flush(self) -> None:
+        """Sends the head, if nothing has followed it."""
+        if self._head:
+            self.write(b"")
+
+    def close(self) -> None:
+        """Closes it."""
+        self._flush()
+        self._transport.close()
 
 
 def _bracket_address(host: str) -> str:
