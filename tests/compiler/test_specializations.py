@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import pytest
@@ -19,6 +20,7 @@ from max.driver import CPU
 from max.dtype import DType
 from max.engine import InferenceSession
 from max.graph import DeviceRef, Graph, TensorType, ops
+from max.mlir.dims import DimExpr
 
 DEVICE = DeviceRef.CPU()
 
@@ -171,3 +173,20 @@ def test_nothing_is_reused_while_kernels_are_dumped(monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(specializations, "dump_log", lambda what: what == "kernels")
     other = ir("a", 1)
     assert kept.get("a", lambda: other) is other
+
+
+def spec(shape: Any, strides: Any, static: Any = None, static_strides: Any = None) -> k.TensorSpec:
+    view = ArgView(DType.bfloat16, shape, strides)
+    return Argument(Pointer(0), view, static, static_strides).spec()
+
+
+def test_which_sizes_are_part_of_the_code() -> None:
+    """Static ones but 0, by which dead code may divide, and those that a launch does not except."""
+    n = DimExpr.symbol("n")
+    found = spec((n, 0, 1, 5), None)
+    assert found == k.TensorSpec(k.bf16, (None, None, 1, 5), None)
+    assert spec((n, 3, 4), (12, 4, 1)).strides == (12, 4, 1)
+    assert spec((n, 3, 4), (n, 0, 1)).strides == (None, 0, 1)
+    chosen = spec((2, 3, 4), (12, 4, 1), (True, False, True), (False, True, False))
+    assert (chosen.shape, chosen.strides) == ((2, None, 4), (None, 4, None))
+    assert spec((2, n), (n, n), (True, True), (True, True)) == spec((2, n), (n, n))

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import struct
+from multiprocessing import connection
+from typing import Any
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -17,6 +21,7 @@ from max.pipelines.core.exceptions import (
     PromptTooLongError,
     UserError,
 )
+from max.pipelines.generation.process.channel import wire
 from max.pipelines.generation.process.commands import GenerationRequest, Sampling
 from max.pipelines.generation.process.events import ErrorInfo
 
@@ -137,3 +142,27 @@ def test_other_errors() -> None:
     assert ErrorInfo.of(MemoryError()) == ErrorInfo("MemoryError", "MemoryError")
     again = ErrorInfo("MemoryError", "no memory").to_exception()
     assert type(again) is RuntimeError and str(again) == "generation failed: no memory"
+
+
+class Long(bytes):
+    """A frame that says how long it is, and has no bytes."""
+
+    length = 0
+
+    def __len__(self) -> int:
+        return self.length
+
+
+@pytest.mark.parametrize("length", [0, 7, 2**31 - 1, 2**31, 2**33])
+def test_the_length_before_a_frame_is_that_of_a_connection(length: int) -> None:
+    """As `multiprocessing` writes it, whose connections read what a socket is sent."""
+    frame, sent = Long(), list[bytes]()
+    frame.length = length
+    writer: Any = object.__new__(connection.Connection)
+    writer._send = lambda data: sent.append(bytes(data))
+    if length <= 7:
+        connection.Connection._send_bytes(writer, bytes(length))  # type: ignore[attr-defined]
+        assert wire(bytes(length)) == b"".join(sent)
+    else:
+        short = struct.pack("!i", length) if length < 2**31 else struct.pack("!iQ", -1, length)
+        assert wire(frame) == short

@@ -215,3 +215,24 @@ def test_files_that_are_being_written_are_not_evicted(tmp_path):
     for index in range(4):
         cache.put("object", f"k{index}", bytes(4000))
     assert [path.name for path in tmp_path.glob(".*.tmp")] == [".fresh.tmp"]
+
+
+def test_a_write_that_fails_leaves_nothing(cache, monkeypatch, caplog):
+    def full(source, target):
+        raise OSError(28, "No space left on device")
+
+    assert cache.put("object", "k", b"old")
+    monkeypatch.setattr(os, "replace", full)
+    assert not cache.put("object", "k", b"new")
+    assert cache.get("object", "k") == b"old"
+    assert [path.name for path in cache.path("object", "k").parent.iterdir()] == ["k"]
+    assert "No space left on device" in caplog.text
+
+
+def test_the_order_of_names_does_not_matter_for_what_is_evicted(tmp_path):
+    cache = Cache(tmp_path, limit_bytes=20_000)
+    for index, key in enumerate(["d", "b", "c", "a", "e"]):
+        cache.put("object", key, bytes(4500))
+        if cache.path("object", key).exists():
+            os.utime(cache.path("object", key), (1000 + index, 1000 + index))
+    assert [key for key in "abcde" if cache.get("object", key)] == ["a", "c", "e"]

@@ -193,7 +193,7 @@ class Cache:
             os.replace(temporary, path)
         except OSError as error:
             with contextlib.suppress(OSError):
-                temporary.unlink(missing_ok=True)
+                temporary.unlink()
             self._warn(error)
             return False
         self.stats.num_written += 1

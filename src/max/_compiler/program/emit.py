@@ -143,29 +143,31 @@ class _Emitter:
     def slot(self, slot: Slot) -> SlotCode:
         """The code of a slot: base, block and offset of a pointer; a constant for a number or a threshold's default."""
         if isinstance(slot, LimitSlot):
-            return self.code_of(BaseLayout.NOTHING, -1, slot.default, -1)
+            return self.code_of(BaseLayout.NOTHING, slot.default)
         if isinstance(slot, Number):
-            return self.code_of(BaseLayout.NOTHING, -1, slot.value, -1)
+            return self.code_of(BaseLayout.NOTHING, slot.value)
         buffer = self.buffers[slot.buffer]
         if buffer.kind == "input":
-            return self.code_of(self.bases.input(int(buffer.name)), -1, slot.offset, -1)
+            return self.code_of(self.bases.input(int(buffer.name)), slot.offset)
         if buffer.kind == "output":
             position = self.outputs[slot.buffer]
-            return self.code_of(self.bases.output(position), -1, slot.offset, -1)
+            return self.code_of(self.bases.output(position), slot.offset)
         if slot.buffer in self.fixed:
-            return self.code_of(BaseLayout.NOTHING, -1, slot.offset, self.fixed[slot.buffer])
+            fixed = self.fixed[slot.buffer]
+            return self.code_of(BaseLayout.NOTHING, slot.offset, fixed=fixed)
         block = self.plan.block_of[slot.buffer]
         arena = self.bases.arena(self.plan.blocks[block].segment)
         # the offset of a static block is part of the constant, and so needs no value
         if block in self.block_offset:
-            code = self.code_of(arena, -1, slot.offset, -1)
+            code = self.code_of(arena, slot.offset)
             return SlotCode(code.value, code.addend + self.block_offset[block])
-        return self.code_of(arena, self.block_number[block], slot.offset, -1)
+        return self.code_of(arena, slot.offset, self.block_number[block])
 
-    def code_of(self, base: int, block: int, size: Size, index: int) -> SlotCode:
+    def code_of(self, base: int, size: Size, block: int = -1, fixed: int = -1) -> SlotCode:
+        """The code of a size behind a base, of a block in an arena, or of a fixed buffer."""
         if isinstance(size, int):
-            return SlotCode(self.value(ValueCode(base, block, 0)), size, index)
-        return SlotCode(self.value(ValueCode(base, block, size)), 0, index)
+            return SlotCode(self.value(ValueCode(base, block, 0)), size, fixed)
+        return SlotCode(self.value(ValueCode(base, block, size)), 0, fixed)
 
 
 def _fixed_buffer(buffer: Buffer) -> FixedBuffer:
