@@ -21,7 +21,13 @@ FEATURES = 5
 TESTS = (np.less_equal, np.less, np.greater_equal, np.greater)
 
 
-def grown(rng: np.random.Generator, leaves: list[int], dtype: Any, modes: int = 4) -> Forest:
+def grown(
+    rng: np.random.Generator,
+    leaves: list[int],
+    dtype: Any,
+    modes: int = 4,
+    features: int = FEATURES,
+) -> Forest:
     """A forest with trees of these numbers of leaves, split at random."""
     rows: list[list[Any]] = []
     roots = []
@@ -36,7 +42,7 @@ def grown(rng: np.random.Generator, leaves: list[int], dtype: Any, modes: int = 
             # limits that elements of rows have
             limit = float(rng.integers(-3, 4)) / 2
             rows[node] = [
-                int(rng.integers(FEATURES)), limit, int(rng.integers(modes)), *children, bool(rng.integers(2)),
+                int(rng.integers(features)), limit, int(rng.integers(modes)), *children, bool(rng.integers(2)),
             ]  # fmt: skip
             ends += children
     columns = list(zip(*rows, strict=True))
@@ -59,13 +65,18 @@ def walked(forest: Forest, x: Any, values: Any) -> Any:
     return out
 
 
-@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+# rows in one vector, in two, and in memory
+@pytest.mark.parametrize(
+    ("dtype", "features"), [(np.float32, 5), (np.float32, 27), (np.float32, 40), (np.float64, 5)]
+)
 @pytest.mark.parametrize(
     ("leaves", "op"),
     [([1, 5, 32], "mo.trees.masks"), ([2, 33, 64], "mo.trees.masks"), ([3, 65, 200], "mo.trees.walk")],
 )  # fmt: skip
-def test_sums(leaves: list[int], op: str, dtype: Any, rng: np.random.Generator) -> None:
-    forest = grown(rng, leaves, dtype)
+def test_sums(
+    leaves: list[int], op: str, dtype: Any, features: int, rng: np.random.Generator
+) -> None:
+    forest = grown(rng, leaves, dtype, features=features)
     values = rng.standard_normal((len(forest.modes), 3)).astype(dtype)
     # each tree has values of one target, or of two neighbors
     present = np.zeros(values.shape, bool)
@@ -75,7 +86,7 @@ def test_sums(leaves: list[int], op: str, dtype: Any, rng: np.random.Generator) 
         present[first:end, at : at + 2] = forest.modes[first:end, None] < 0
     values *= present
     kind = DType.from_numpy(np.dtype(dtype))
-    types = [TensorType(kind, ["rows", FEATURES], DeviceRef.CPU())]
+    types = [TensorType(kind, ["rows", features], DeviceRef.CPU())]
     with Graph("forest", input_types=types) as graph:
         result = sum_leaves(forest, graph.inputs[0].tensor, values, present)
         assert result is not None
@@ -83,7 +94,7 @@ def test_sums(leaves: list[int], op: str, dtype: Any, rng: np.random.Generator) 
     assert op in str(graph)
     model = InferenceSession().load(graph)
     for rows in (0, 1, 4, 7, 65, 200):
-        x = (rng.integers(-4, 5, (rows, FEATURES)) / 2).astype(dtype)
+        x = (rng.integers(-4, 5, (rows, features)) / 2).astype(dtype)
         x[rng.random(x.shape) < 0.1] = np.nan
         want = walked(forest, x, values)
         for got in (model.execute(x)[0].to_numpy(), _interpreter.run(graph, [x])[0]):

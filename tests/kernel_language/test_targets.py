@@ -155,6 +155,43 @@ def test_dot_bf16(name, width):
 
 
 @k.kernel
+def permutations(out: k.Output[k.f32, 1], x: k.Input[k.f32, 1], at: k.Input[k.i32, 1], *, W: int):
+    for j, mask in k.vectors(out.shape[0], W):
+        index = at.load(j, width=W, mask=mask)
+        value = k.permute(x.load(0, width=W), x.load(W, width=W), index)
+        out.store(j, value=value, mask=mask)
+
+
+@pytest.mark.parametrize("width", [1, 2, 4, 8, 16, 32])
+@pytest.mark.parametrize("features", [[], ["avx2"], ["avx512f"], ["avx512f", "avx512vl"]])
+def test_permute(features: list[str], width: int) -> None:
+    """Indices beyond the lanes wrap around, negative ones too; the interpreter agrees."""
+    host = k.host_target()
+    if host.is_x86 and not all(map(host.has, features)):
+        pytest.skip(f"this machine has no {features}")
+    target = k.CPUTarget(frozenset(features), host.triple, "x86-64" if host.is_x86 else "generic")
+    rng = np.random.default_rng(width)
+    x = rng.standard_normal(2 * width, np.float32)
+    index = rng.integers(-300, 300, 101, np.int32)
+    out = np.zeros((2, 101), np.float32)
+    compiled(permutations, [out[0], x, index], {"W": width}, target=target)
+    k.interpret(permutations, [out[1], x, index], {"W": width})
+    np.testing.assert_array_equal(out[0], x[index & (2 * width - 1)])
+    np.testing.assert_array_equal(out[1], out[0])
+
+
+@pytest.mark.parametrize(("dtype", "width"), [(k.f64, 8), (k.f32, 3)])
+def test_permute_of_other_vectors(dtype: k.ScalarType, width: int) -> None:
+    @k.kernel
+    def wrong(out: k.Output, *, W: int):  # type: ignore[no-untyped-def]
+        lanes = k.splat(k.cast(0, out.dtype), W)
+        out.store(0, value=k.permute(lanes, lanes, k.iota(k.i32, W)))
+
+    with pytest.raises(k.KernelError, match=r"k\.permute takes SIMD\[f32, n\] twice"):
+        k.specialize(wrong, [k.TensorSpec(dtype, (None,))], {"W": width}, k.host_target())
+
+
+@k.kernel
 def lookups(out: k.Output[k.u8, 1], table: k.Input[k.u8, 1], index: k.Input[k.u8, 1], *, W: int):
     for j, mask in k.vectors(out.shape[0], W):
         value = k.lookup(table.load(0, width=16), index.load(j, width=W, mask=mask))

@@ -112,7 +112,7 @@ if TYPE_CHECKING:
     popcount = lang.popcount
     count_leading_zeros, count_trailing_zeros = lang.count_leading_zeros, lang.count_trailing_zeros
     reduce_add, reduce_max, reduce_min = lang.reduce_add, lang.reduce_max, lang.reduce_min
-    reduce_mul, lookup = lang.reduce_mul, lang.lookup
+    reduce_mul, lookup, permute = lang.reduce_mul, lang.lookup, lang.permute
     dot_bf16, dot_i8, dot_i16 = lang.dot_bf16, lang.dot_i8, lang.dot_i16
     matrix_tiles, target, tile, vectors = lang.matrix_tiles, lang.target, lang.tile, lang.vectors
     acos, atanh, cos, erf, exp, exp2, fmod = (
@@ -154,8 +154,8 @@ _NAMES = {
     "max.kernel.language.lang": (
         "abs all any max min print round assume brief run_time static_assert static_range unroll bitcast cast "
         "cast_unchecked ceil floor trunc copysign fma sqrt ceildiv isinf isnan concat deinterleave interleave "
-        "iota lookup select shuffle splat popcount count_leading_zeros count_trailing_zeros reduce_add reduce_max "
-        "reduce_min reduce_mul dot_bf16 dot_i8 dot_i16 matrix_tiles target tile vectors"
+        "iota lookup permute select shuffle splat popcount count_leading_zeros count_trailing_zeros reduce_add "
+        "reduce_max reduce_min reduce_mul dot_bf16 dot_i8 dot_i16 matrix_tiles target tile vectors"
     ),
     "max.kernel.language.mathlib": (
         "pow acos atanh cos erf exp exp2 fmod log log1p log2 polynomial rsqrt sigmoid silu sin tanh"

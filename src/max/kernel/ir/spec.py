@@ -39,6 +39,7 @@ from max.kernel.types import (
     bool_,
     f32,
     f64,
+    i32,
     scalar,
     u8,
     vector,
@@ -169,6 +170,13 @@ def _lookup(s: Let) -> bool:
     return table is vector(u8, 16) and index is s.ref.type and index.dtype is u8
 
 
+def _permute(s: Let) -> bool:
+    """Whether a permutation takes two vectors of f32 and an index for each lane of its result."""
+    a, b, index = _types(s)
+    width = a.width
+    return a is b is s.ref.type and a.dtype is f32 and index is vector(i32, width)
+
+
 def _no_args(s: Let) -> bool:
     return not s.args and isinstance(s.attr, int)
 
@@ -205,6 +213,7 @@ OPS: dict[str, tuple[int | None, Rule]] = {
     **dict.fromkeys(("reduce_add", "reduce_mul", "reduce_max", "reduce_min"), (1, _reduction)),
     **dict.fromkeys(("any", "all"), (1, _mask_reduction)),
     "lookup": (2, _lookup),
+    "permute": (3, _permute),
     "dot_bf16": (3, _dot),
     **dict.fromkeys(
         ("dot_i8", "narrow_dot_i8", "signed_dot_i8", "narrow_signed_dot_i8"),

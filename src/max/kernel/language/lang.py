@@ -146,6 +146,18 @@ def lookup(table: Any, index: Any) -> Any:
     return Value(table.data[index.data & 15], table.dtype)
 
 
+def permute(a: Any, b: Any, index: Any) -> Any:
+    """The lanes of ``a`` and ``b``, taken as one vector, at indices of run time: ``vpermi2ps`` where the target has it.
+
+    Args:
+        a: ``SIMD[f32, n]``; ``n`` is a power of two.
+        b: Another one.
+        index: ``SIMD[i32, n]``; only as many of its lower bits count as ``2 * n`` lanes need.
+    """
+    lanes = np.concatenate([a.data, b.data])
+    return Value(lanes[index.data & (len(lanes) - 1)], a.dtype)
+
+
 def reduce_add(x: Any) -> Any:
     """The sum of all lanes, in any order; bf16 and f16 in f32."""
     return v.reduce(np.add, x)

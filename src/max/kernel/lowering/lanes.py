@@ -81,6 +81,16 @@ def lookup(w: Writer, s: Let) -> None:
     w.alias(s, join_lanes(w, results, "i8", piece))
 
 
+def permute(w: Writer, s: Let) -> None:
+    """Lanes of two vectors at indices: ``vpermi2ps``."""
+    a, b, index = s.args
+    width = s.ref.type.width
+    floats, words = vector_name("float", width), vector_name("i32", width)
+    name = f"llvm.x86.avx512.vpermi2var.ps.{32 * width}"
+    operands = [(floats, w.atom(a)), (words, w.atom(index)), (floats, w.atom(b))]
+    w.alias(s, w.call(floats, name, operands))
+
+
 def splat_text(w: Writer, element: str, text: str, width: int) -> str:
     """Broadcasts a scalar to all lanes."""
     first = w.temp(f"insertelement <{width} x {element}> poison, {element} {text}, i64 0")

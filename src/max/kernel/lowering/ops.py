@@ -31,7 +31,7 @@ from max.kernel.lowering.dots import (
     pair_dot_i8,
     signed_dot_i8,
 )
-from max.kernel.lowering.lanes import extract, insert, lookup, select, shuffle, splat
+from max.kernel.lowering.lanes import extract, insert, lookup, permute, select, shuffle, splat
 from max.kernel.lowering.memory import (
     address,
     arg,
@@ -91,6 +91,7 @@ OPS: dict[str, Callable[[Writer, Let], None]] = {
     "ctlz": lambda w, s: count_zeros(w, s, "ctlz"),
     "cttz": lambda w, s: count_zeros(w, s, "cttz"),
     "lookup": lookup,
+    "permute": permute,
     "dot_bf16": dot_bf16,
     "dot_i8": dot_i8,
     "narrow_dot_i8": narrow_dot_i8,

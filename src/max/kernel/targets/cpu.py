@@ -160,6 +160,12 @@ class CPUTarget(LLVMTarget):
             return 32
         return 16 if width % 16 == 0 and self.is_x86 and self.has("ssse3") else 0
 
+    def permutes(self, width: int) -> bool:
+        """Whether one instruction of ``k.permute`` takes vectors of ``width`` lanes."""
+        if width == 16:
+            return self.is_x86 and self.has("avx512f")
+        return width == 8 and self.is_x86 and self.has("avx512vl")
+
     @property
     def signed_bytes(self) -> bool:
         """Whether ``k.dot_i8`` has instructions for signed ``a`` only, as arm64 without ``i8mm``."""

@@ -83,6 +83,10 @@ class Target(ABC):
         """Whether ``k.dot_i8`` has instructions for signed ``a`` only."""
         return False
 
+    def permutes(self, width: int) -> bool:
+        """Whether one instruction of ``k.permute`` takes vectors of ``width`` lanes."""
+        return False
+
     def lookup_lanes(self, width: int) -> int:
         """Bytes that one instruction of ``k.lookup`` takes of ``width``; 0 if there is none."""
         return 0

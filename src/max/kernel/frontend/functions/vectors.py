@@ -25,7 +25,7 @@ from max.kernel.frontend.views.tiles import make_tile
 from max.kernel.frontend.views.views import View, checked_width
 from max.kernel.ir.nodes import Const, Ref
 from max.kernel.language import lang
-from max.kernel.types import BOOL, INDEX, scalar, u8, vector
+from max.kernel.types import BOOL, INDEX, f32, i32, scalar, u8, vector
 
 FUNCTIONS = HandlerTable()
 
@@ -166,6 +166,34 @@ def emit_lookup(fe: Frontend, table: Any, index: Any) -> Any:
         )
         chosen = splat(fe, byte, index.type.width)
         result = fe.b.op("select", (equal, chosen, result), index.type)
+    return result
+
+
+@FUNCTIONS.emits(lang.permute)
+def emit_permute(fe: Frontend, a: Any, b: Any, index: Any) -> Any:
+    """Lanes of two vectors at indices: an instruction of the target, or a selection for each lane."""
+    a, b, index = (as_vector(fe, x, "k.permute") for x in (a, b, index))
+    width = a.type.width
+    if (
+        a.type is not b.type
+        or a.type is not vector(f32, width)
+        or index.type is not vector(i32, width)
+        or width & (width - 1)
+    ):
+        operands = f"{describe(a)}, {describe(b)} and {describe(index)}"
+        fe.fail(
+            "k.permute takes SIMD[f32, n] twice and SIMD[i32, n], n a power of two, got " + operands
+        )
+    if fe.target.permutes(width):
+        return fe.b.op("permute", (a, b, index), a.type)
+    low = fe.b.op("and", (index, coerce(fe, 2 * width - 1, index.type)), index.type)
+    result = a
+    for i in range(2 * width):
+        lane = fe.b.op(
+            "extract", (a if i < width else b, fe.b.const(i % width, INDEX)), scalar(f32)
+        )
+        equal = fe.b.op("eq", (low, coerce(fe, i, index.type)), vector(BOOL.dtype, width))
+        result = fe.b.op("select", (equal, splat(fe, lane, width), result), a.type)
     return result
 
 

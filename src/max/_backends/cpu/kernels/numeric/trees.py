@@ -6,7 +6,8 @@ each; each tree goes over all of its nodes without a branch::
     tree → node → vector of rows:    bits = x[feature] <= limit ? bits : bits & mask
 
 A node costs a load, a comparison and an AND for a vector, whatever leaf the rows reach. Of up to `SINGLE_ROWS` rows
-each is taken by itself, with a vector of nodes: one gather of its features. Walks: each lane goes down the tree of its
+each is taken by itself, with a vector of nodes: one gather of its features, or where two vectors hold the row one
+permutation of them. Walks: each lane goes down the tree of its
 own, a gather for each table and level; for trees with more leaves than bits.
 """
 
@@ -110,10 +111,47 @@ def mask_rows(sums: k.View, columns: k.View, tables: Masks, vectors: int, width:
             add_leaves(sums, leaves, places, first, z, width)
 
 
+class Row(NamedTuple):
+    """A row of features.
+
+    Args:
+        x: Its features.
+        low: The first vector of them, where two vectors hold all; else None.
+        high: The second one.
+    """
+
+    x: Any
+    low: Any
+    high: Any
+
+
+@k.inline
+def row_of(x: k.View, features: int, width: int) -> Any:
+    """A row, in vectors if two hold it and the target permutes them by one instruction."""
+    if features > 2 * width or x.dtype is not k.f32 or not k.target().permutes(width):
+        return Row(x, None, None)
+    lanes = k.iota(k.i64, width)
+    low = x.load(0, width=width, mask=lanes < features)
+    high = k.splat(k.f32(0), width)
+    if features > width:
+        high = x.load(width, width=width, mask=lanes + width < features)
+    return Row(x, low, high)
+
+
+@k.inline
+def and_lanes(v: Any) -> Any:
+    """The AND of all lanes."""
+    for half in k.unroll((32, 16, 8, 4, 2, 1)):
+        if v.width > half:
+            low = k.shuffle(v, None, tuple(range(half)))
+            v = low & k.shuffle(v, None, tuple(range(half, 2 * half)))
+    return v[0]
+
+
 @k.inline
 def nodes_that_fail(
     bits: k.Integer,
-    x: k.View,
+    row: Row,
     tables: Masks,
     tree: k.Integer,
     node: k.Integer,
@@ -124,7 +162,7 @@ def nodes_that_fail(
 
     Args:
         bits: The bits of the leaves so far, a lane for each node.
-        x: The row.
+        row: The row.
         tables: The tables.
         tree: The tree.
         node: The first node.
@@ -132,10 +170,14 @@ def nodes_that_fail(
         width: The nodes.
     """
     feature = tables.features.load(tree, node, width=width, mask=mask)
+    x = row.x
     if k.any((feature < 0) | (feature >= k.i32(x.shape[0]))):
         low, high = k.reduce_min(feature), k.reduce_max(feature)
         raise IndexError("trees: features {} to {}, of {}", low, high, x.shape[0])
-    value = x.gather(feature)
+    if row.low is None:
+        value = x.gather(feature)
+    else:
+        value = k.permute(row.low, row.high, feature)
     limit = tables.limits.load(tree, node, width=width, mask=mask)
     missing = tables.missing.load(tree, node, width=width, mask=mask) != 0
     some = tables.masks.load(tree, node, width=width, mask=mask)
@@ -144,15 +186,12 @@ def nodes_that_fail(
 
 
 @k.inline
-def mask_row(
-    sums: k.View, words: k.View, x: k.View, lane: k.Integer, tables: Masks, width: int
-) -> None:
+def mask_row(sums: k.View, row: Row, lane: k.Integer, tables: Masks, width: int) -> None:
     """Adds the leaves of all trees of one row to the sums `[outputs, rows]`.
 
     Args:
         sums: The sums.
-        words: Memory for a vector of masks.
-        x: The row.
+        row: The row.
         lane: Its place in the sums.
         tables: The tables.
         width: The nodes of a vector.
@@ -165,12 +204,8 @@ def mask_row(
             raise IndexError("trees: {} nodes, of {}", count, masks.shape[1])
         bits = k.splat(~k.cast(0, dtype), width)
         for node, mask in k.vectors(count, width):
-            bits = nodes_that_fail(bits, x, tables, tree, node, mask, width)
-        words.store(0, value=bits)
-        word = words[0]
-        for i in k.static_range(1, width):
-            word = word & words[i]
-        leaf = k.i64(k.count_trailing_zeros(word))
+            bits = nodes_that_fail(bits, row, tables, tree, node, mask, width)
+        leaf = k.i64(k.count_trailing_zeros(and_lanes(bits)))
         if leaf >= weights.shape[1]:
             raise IndexError("trees: leaf {}, of {}", leaf, weights.shape[1])
         first = k.i64(targets[tree])
@@ -220,9 +255,9 @@ def tree_masks(
         count = k.min(rows - start, block)
         clear_sums(sums, width)
         if count <= SINGLE_ROWS:
-            words = ctx.scratch(tables.masks.dtype, (width,))
             for lane in range(count):
-                mask_row(sums, words, x[start + lane], lane, tables, width)
+                row = row_of(x[start + lane], features, width)
+                mask_row(sums, row, lane, tables, width)
         else:
             used = k.select(count > width, k.i64(block), k.i64(width))
             for i in range(used):
