@@ -84,6 +84,10 @@ def test_kubernetes() -> None:
                     port = container.get(probe, {}).get(action, {}).get("port")
                     assert port is None or port in ports
             check_variables({each["name"] for each in container.get("env", ())})
+    # the server joins Ray through the other container of its pod
+    assert head["template"]["spec"]["shareProcessNamespace"] is True
+    for container in head["template"]["spec"]["containers"]:
+        assert {"name": "ray", "mountPath": "/tmp/ray"} in container["volumeMounts"]
     server = head["template"]["spec"]["containers"][1]
     check_serve(["m" if word == "$(MODEL)" else word for word in server["args"]])
     replicas = dict(zip(server["args"], server["args"][1:], strict=False))
