@@ -299,6 +299,10 @@ def test_launches_read_what_was_written_last(guarded: bool) -> None:
         assert compiled.guarded is guarded and (not guarded or not any(compiled.main.static_bytes))
         Processor(writer.flat, compiled).run()
         segments += len(compiled.later)
+        blocks = [sizes for part in (compiled.main, *compiled.later) for _, sizes in part.blocks]
+        assert not guarded or all(len(sizes) == 1 for sizes in blocks), (
+            "each buffer has guard pages"
+        )
         temporary = sum(buffer.kind == "temp" for buffer in writer.flat.buffers)
         reused += temporary > sum(len(sizes) for _, sizes in compiled.main.blocks)
         found = [name for step in writer.flat.host_steps for name in step[1].symbols if name]
@@ -336,11 +340,11 @@ def test_jumps_count_from_the_begin_of_their_segment() -> None:
         return Launch("k", (), (), (), False, "l", flops=3)
 
     flat = Flat(
-        launches=[empty(), empty(), mark(()), empty(), jumping(0), mark(()), empty()],
-        labels=[3, 2, 5],
+        launches=[empty(), empty(), mark(()), empty(), jumping(2), mark(()), empty()],
+        labels=[5, 2, 3],
     )
     flat.host_steps = [
-        (2, HostStep("jump", (), (), DType.bool, target=2)),
+        (2, HostStep("jump", (), (), DType.bool, target=0)),
         (5, HostStep("jump", (), (), DType.bool, target=1)),
     ]
     kernels = {"k": KernelInfo("k", 1, 0, ())}

@@ -6,14 +6,21 @@ import numpy as np
 import pytest
 
 from max._backends.cpu.backend import cpu_backends
-from max._backends.kernel_call import Workspace
+from max._backends.kernel_call import Geometry, Workspace
 from max._backends.regions import ArgView
 from max._compiler.lowering.kernel_tables import Argument, KernelTables
-from max._compiler.lowering.lowered_graph import Buffer, BufferBound, Pointer, UnsupportedOpError
+from max._compiler.lowering.lowered_graph import (
+    Buffer,
+    BufferBound,
+    Number,
+    Pointer,
+    UnsupportedOpError,
+)
 from max._compiler.lowering.placing import Placing
 from max.dtype import DType
 from max.graph import DeviceRef, Graph, TensorType, ops
 from max.mlir import GraphOp, MoOp, ResourceAttr
+from max.mlir.dims import DimExpr
 
 DEVICE = DeviceRef.CPU()
 LARGE = np.arange(4000, dtype=np.float32)
@@ -108,3 +115,21 @@ def test_results_have_memory_of_their_size(placing: Placing) -> None:
     placing.view(view)
     seen, source = placing.place(view.results[0]), placing.place(add.results[0])
     assert seen.buffer == source.buffer and seen.layout == source.layout.transpose([1, 0])
+
+
+def test_ends_of_buffers_and_grids_of_a_launch(placing: Placing) -> None:
+    """A slot may be where a buffer begins or ends; a grid of numbers has numbers."""
+    buffer = placing.buffer(Buffer("temp", 48))
+    slots = (BufferBound(buffer, False), Number(7), BufferBound(buffer, True))
+    one = DimExpr.of(1)
+    placing.launch(
+        ("key", slots),
+        [argument(buffer)],
+        [True],
+        True,
+        "add",
+        geometry=Geometry((one + 2, 4), (32,)),
+    )
+    (launch,) = placing.launches
+    assert launch.slots == (Pointer(buffer, 0), Number(7), Pointer(buffer, 48)) and launch.serial
+    assert launch.geometry == Geometry((3, 4), (32,)) and type(launch.geometry.grid[0]) is int

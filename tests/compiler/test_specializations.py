@@ -190,3 +190,11 @@ def test_which_sizes_are_part_of_the_code() -> None:
     chosen = spec((2, 3, 4), (12, 4, 1), (True, False, True), (False, True, False))
     assert (chosen.shape, chosen.strides) == ((2, None, 4), (None, 4, None))
     assert spec((2, n), (n, n), (True, True), (True, True)) == spec((2, n), (n, n))
+
+
+@pytest.mark.parametrize(("first", "second", "count"), [(50, 50, 2), (50, 51, 3), (40, 1000, 3)])
+def test_one_more_than_the_limit_drops_the_older(first: int, second: int, count: int) -> None:
+    kept, made = Specializations(limit=100), list[str]()
+    for name, length in (("a", first), ("b", second), ("a", first)):
+        kept.get(name, lambda name=name, length=length: made.append(name) or ir(name, length))
+    assert len(made) == count

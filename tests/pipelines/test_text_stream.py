@@ -9,7 +9,7 @@ import pytest
 
 from max.interfaces import GenerationStatus
 from max.pipelines.generation.process.events import TokenLogProbabilities
-from max.pipelines.tokenization.text_stream import GeneratedText, StopStrings, TextStream
+from max.pipelines.tokenization.text_stream import GeneratedText, StopStrings, TextPiece, TextStream
 
 BROKEN = "\ufffd"
 INVISIBLE = 256
@@ -157,3 +157,65 @@ def test_tokens_of_the_prompt_have_no_number_and_no_place() -> None:
         (-1, 0, ((7, -3.0),)), (-1, 0, ((8, -2.0),)),
     ]  # fmt: skip
     assert [(log.token, log.log_probability, log.offset) for log in piece.logs] == [(97, -1.0, 0)]
+
+
+def test_a_stop_text_is_part_of_the_text_if_that_is_asked_for() -> None:
+    for options, text in (({}, "a"), ({"include_stop": True}, "abc")):
+        generated = GeneratedText(Bytes(), (), ["bc"], **options)
+        pieces = [generated.push([byte], GenerationStatus.ACTIVE) for byte in b"abc"]
+        assert "".join(piece.text for piece in pieces) == text
+        assert [piece.finish_reason for piece in pieces] == [None, None, "stop"]
+        assert [piece.stop for piece in pieces] == [None, None, "bc"]
+    assert TextPiece("x").tokens == 0
+
+
+def test_the_first_complete_stop_text_ends_the_text() -> None:
+    """Of those that are complete at one letter the longest, however the text is cut."""
+    rng = random.Random(0)
+    for _ in range(300):
+        text = "".join(rng.choices("ab", k=rng.randrange(12)))
+        stops = ["".join(rng.choices("ab", k=rng.randint(1, 5))) for _ in range(rng.randint(1, 3))]
+        expected, found = text, None
+        for end in range(len(text) + 1):
+            ended = [stop for stop in stops if text[:end].endswith(stop)]
+            if ended:
+                found = max(ended, key=len)
+                expected = text[: end - len(found)]
+                break
+        search, shown, at = StopStrings(stops), "", 0
+        while at < len(text):
+            count = rng.randint(1, 4)
+            shown += search.push(text[at : at + count])
+            at += count
+            # only what may be the begin of a stop text is held back
+            begins = [stop[:size] for stop in stops for size in range(len(stop))]
+            held = max(len(begin) for begin in begins if text[:at].endswith(begin))
+            assert search.found or shown == text[:at][: len(text[:at]) - held]
+        assert shown + search.finish() == expected and search.stop == found
+
+
+def logged(*bytes_: int) -> list[TokenLogProbabilities]:
+    return [
+        TokenLogProbabilities((-9.0, -float(byte)), (((1, -9.0),), ((byte, -1.0),)))
+        for byte in bytes_
+    ]
+
+
+def test_logs_come_with_the_text_in_which_their_tokens_begin() -> None:
+    active, full = GenerationStatus.ACTIVE, GenerationStatus.MAXIMUM_LENGTH
+    generated = GeneratedText(Bytes(), ())
+    first, second = "é".encode()
+    assert generated.push([first], active, logged(first)).logs == ()
+    piece = generated.push([second, 97], active, logged(second, 97))
+    assert [(log.token, log.offset, log.log_probability, log.top) for log in piece.logs] == [
+        (first, 0, -float(first), ((first, -1.0),)), (second, 0, -float(second), ((second, -1.0),)),
+        (97, 1, -97.0, ((97, -1.0),)),
+    ]  # fmt: skip
+    # what is held back comes at the end
+    last = generated.push([first], full, logged(first))
+    assert (last.text, last.finish_reason) == (BROKEN, "length")
+    assert [(log.token, log.offset) for log in last.logs] == [(first, 2)]
+    stopped = GeneratedText(Bytes(), (), ["b"])
+    piece = stopped.push(b"abc", active, logged(*b"abc"))
+    assert (piece.text, piece.stop, piece.tokens) == ("a", "b", 3)
+    assert [log.token for log in piece.logs] == [97]

@@ -58,7 +58,7 @@ class _Emitter:
         self.block_number: dict[int, int] = {}
         self.place_blocks([block for block in plan.blocks if block.segment <= segment])
 
-    def launch(self, launch: Launch, barrier: bool, start: int = 0) -> None:
+    def launch(self, launch: Launch, barrier: bool, start: int) -> None:
         """Adds a launch; `start` is the position of the segment's first one."""
         slots = tuple([self.slot(slot) for slot in launch.slots])
         limit = next(

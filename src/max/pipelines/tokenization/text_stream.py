@@ -117,8 +117,8 @@ class StopStrings:
         Args:
             piece: The new text.
         """
-        if self.found or not self._stops:
-            return "" if self.found else piece
+        if self.found:
+            return ""
         text = self._held + piece
         # by their ends: how the text is cut into pieces must not matter
         matches = [(index + len(s), index, s) for s in self._stops if (index := text.find(s)) >= 0]
@@ -128,7 +128,8 @@ class StopStrings:
             return text[:index]
         keep = 0
         for stop in self._stops:
-            for size in range(min(len(stop) - 1, len(text)), keep, -1):
+            # a whole stop text would have been found
+            for size in range(len(stop), keep, -1):
                 if text.endswith(stop[:size]):
                     keep = size
                     break
