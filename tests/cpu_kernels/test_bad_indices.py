@@ -492,6 +492,19 @@ def sampling() -> Case:
 
 
 @case
+def step_ready() -> Case:
+    def draw(pick: Draw) -> list[Array]:
+        number = st.sampled_from([0, 1, 2, -1, 2**63 - 1, -(2**63)])
+        sizes = [pick(st.sampled_from([1, 1, 1, 1, 0, 2])) for _ in range(2)]
+        return [np.array([pick(number) for _ in range(size)], np.int64) for size in sizes]
+
+    def body(*values: Any) -> Any:
+        return stage_declared("step.ready", values)[0]
+
+    return Case([[(I64, ["s"])], [(I64, ["p"])]], body, draw)
+
+
+@case
 def next_step() -> Case:
     def draw(pick: Draw) -> list[Array]:
         batch, steps = pick(st.integers(0, 3)), pick(st.integers(0, 3))

@@ -530,6 +530,18 @@ CASES: dict[
         [(F32, (1, 9))],
         {},
     ),
+    "step ready": (
+        "mo.step.ready",
+        [np.array([2]), np.array([3])],
+        [(np.uint8, (1,))],
+        {},
+    ),
+    "step not ready": (
+        "mo.step.ready",
+        [np.array([3]), np.array([3])],
+        [(np.uint8, (1,))],
+        {},
+    ),
     "next_step": (
         "mo.next_step.ragged.paged",
         [

@@ -82,6 +82,13 @@ def _sample(
     return np.array(tokens, np.int64)
 
 
+@register("mo.step.ready")
+def _step_ready(steps: Array, prepared: Array) -> Array:
+    if not len(steps) == len(prepared) == 1:
+        raise ValueError("steps and prepared have one element each")
+    return np.array([prepared[0] > steps[0]], np.uint8)
+
+
 @register("mo.next_step.ragged.paged")
 def _next_step(
     next_tokens: Array,

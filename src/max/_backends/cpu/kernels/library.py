@@ -22,6 +22,7 @@ _CPU_FAMILIES: dict[str, str] = {
     "mo.frequencies.update": "generation.frequencies",
     "mo.sample.token": "generation.sampling",
     "mo.penalties": "generation.penalties",
+    "mo.step.ready": "generation.step_ready",
     "mo.next_step.ragged.paged": "generation.next_step",
     "mo.check.counts": "checks",
     "mo.check.offsets": "checks",

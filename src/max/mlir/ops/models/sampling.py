@@ -102,6 +102,30 @@ define(
 )
 
 
+def _ready_types(types: NamedTypes, attrs: Attrs) -> Types:
+    return (TensorType.get(DType.uint8, (1,), types["steps"].device),)
+
+
+define(
+    declare(
+        "mo.step.ready",
+        (
+            Operand("steps", _I64, 1, is_buffer=True),
+            Operand("prepared", _I64, 1, is_buffer=True),
+        ),
+        1,
+        _ready_types,
+        chained=True,
+        takes="buffers steps si64 `[1]`, prepared si64 `[1]`; chain",
+        gives="ui8 `[1]`, chain",
+        doc=(
+            "1 if the host has prepared step `steps`, whose number is below `prepared`; waits for "
+            "that less than a millisecond"
+        ),
+    )
+)
+
+
 def _next_step_types(types: NamedTypes, attrs: Attrs) -> Types:
     pairs = types["max_lengths"]
     if pairs.shape[1:] != pairs.with_shape((2,)).shape:
