@@ -185,11 +185,8 @@ def test_a_bad_temperature_raises_as_on_the_cpu(device: GridDevice) -> None:
         outputs[0].to(CPU())
 
 
-def test_grammars_are_followed_on_the_device(
-    folder: Path, device: GridDevice, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_grammars_are_followed_on_the_device(folder: Path, device: GridDevice) -> None:
     """Masks are tables on the device, and its kernel samples under them."""
-    monkeypatch.setattr("max.pipelines.generation.steps.grammar_steps._PATIENCE_S", 5.0)
     texts: list[list[list[int]]] = []
     for spec in (DeviceSpec.cpu(), DeviceSpec.accelerator(0)):
         pipeline = pipeline_on(folder, spec)

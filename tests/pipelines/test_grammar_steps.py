@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import random
 import threading
+import time
+from collections import deque
 from pathlib import Path
 from typing import Any
 
@@ -20,17 +23,18 @@ from max.pipelines import PIPELINE_REGISTRY, PipelineConfig, TextContext
 from max.pipelines.config.model_config import SamplingConfig
 from max.pipelines.generation.batch_pipeline import limits_of
 from max.pipelines.generation.engine import Engine
-from max.pipelines.generation.steps import grammar_steps
 from max.pipelines.generation.steps.decode_loop import (
     DecodeLoop,
     TokenTables,
     constrained_step_graph,
 )
-from max.pipelines.generation.steps.grammar_steps import GrammarSteps, _KnownMask
+from max.pipelines.generation.steps.grammar_steps import GrammarSteps
 from max.pipelines.generation.steps.step_reader import _ends
 from max.pipelines.sampling.graph import token_sampler
 from max.pipelines.structured import grammar, step_masks
 from max.pipelines.structured.constraint import Constraints
+from max.pipelines.structured.kept_tokens import KeptTokens
+from max.pipelines.structured.step_masks import MaskThread, MaskWork, StepMasks
 from tests.security.test_panics import panic
 
 TINY = Path(__file__).parents[2] / "models" / "tiny-chat"
@@ -65,29 +69,20 @@ def pipeline() -> Any:
     return PIPELINE_REGISTRY.retrieve(config, PipelineTask.TEXT_GENERATION)[1]
 
 
-@pytest.fixture(autouse=True)
-def patient(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A busy machine changes no plan."""
-    monkeypatch.setattr(grammar_steps, "_PATIENCE_S", 5.0)
-
-
 @pytest.fixture
-def followed(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, int]]:
-    """The number of sampled tokens and of valid ones of each request of each call."""
-    counts: list[tuple[int, int]] = []
-    real = GrammarSteps.follow
+def calls(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, bool]]:
+    """The number of steps of each call with grammars, and whether the masks of the last one came too late."""
+    found: list[tuple[int, bool]] = []
+    real = DecodeLoop.run
 
-    def follow(self: Any, run: Any, batch: Any, tokens: Any) -> Any:
-        valid = real(self, run, batch, tokens)
-        counts.extend(
-            (len(a), len(b))
-            for a, b, context in zip(tokens, valid, batch, strict=True)
-            if context.matcher is not None
-        )
-        return valid
+    def run(self: Any, inputs: Any, batch: Any, steps: int, reader: Any, grammars: Any) -> Any:
+        result = real(self, inputs, batch, steps, reader, grammars)
+        if grammars is not None:
+            found.append((len(result.history), bool(result.history[-1].min() < 0)))
+        return result
 
-    monkeypatch.setattr(GrammarSteps, "follow", follow)
-    return counts
+    monkeypatch.setattr(DecodeLoop, "run", run)
+    return found
 
 
 def request(pipeline: Any, number: int, own: str | None, **options: Any) -> TextContext:
@@ -115,13 +110,15 @@ def answers(pipeline: Any, contexts: list[TextContext]) -> list[list[int]]:
     return [*streamed.values()]
 
 
-@pytest.mark.parametrize("seed", range(6))
-def test_they_equal_single_steps(
-    pipeline: Any,
-    followed: list[tuple[int, int]],
-    monkeypatch: pytest.MonkeyPatch,
-    seed: int,
-) -> None:
+def single_steps(pipeline: Any, contexts: list[TextContext]) -> list[list[int]]:
+    """The answers without calls."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(GrammarSteps, "plan", lambda *given: None)
+        return answers(pipeline, contexts)
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_they_equal_single_steps(pipeline: Any, calls: list[tuple[int, bool]], seed: int) -> None:
     draw = random.Random(seed)
     kinds = [(draw.choice(GRAMMARS[1:]), draw.choice(OPTIONS))]
     kinds += [(draw.choice(GRAMMARS), draw.choice(OPTIONS)) for _ in range(seed % 4)]
@@ -132,46 +129,189 @@ def test_they_equal_single_steps(
         return [request(pipeline, n, own, **more) for n, (own, more) in enumerate(kinds)]
 
     found = answers(pipeline, contexts())
-    assert followed or seed == 5  # with penalties there are single steps only
-    monkeypatch.setattr(GrammarSteps, "plan", lambda *given: None)
-    assert answers(pipeline, contexts()) == found
+    assert calls or seed == 5  # with penalties there are single steps only
+    assert single_steps(pipeline, contexts()) == found
 
 
-def test_a_string_takes_several_steps_in_a_call(
-    pipeline: Any, followed: list[tuple[int, int]], monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("pattern", [r"[a-zA-Z0-9 .,\n]{200,}", r"([a-z]{4}[0-9]{3}[A-Z]){9,}"])
+def test_a_call_takes_several_steps_though_masks_change(
+    pipeline: Any, calls: list[tuple[int, bool]], pattern: str
 ) -> None:
-    own = grammar.of_regex(r"[a-zA-Z0-9 .,\n]{200,}")
-    started: list[int] = []
-    real = Constraints.start_next_masks
-
-    def start(self: Any, batch: Any) -> Any:
-        started.append(1)
-        return real(self, batch)
-
-    monkeypatch.setattr(Constraints, "start_next_masks", start)
     for options in OPTIONS[:2]:
-        followed.clear()
-        started.clear()
-        (tokens,) = answers(pipeline, [request(pipeline, 1, own, **options)])
-        assert len(followed) < len(tokens) / 2
-        # the masks after a call of several steps are known
-        assert len(started) <= 1 + sum(sampled == 1 for sampled, _ in followed)
-        # the first tokens and the last ones may change the mask
-        assert sum(valid for _, valid in followed) > 0.9 * sum(count for count, _ in followed)
+        contexts = lambda: [  # noqa: E731
+            request(pipeline, n, grammar.of_regex(pattern), **options)  # noqa: B023
+            for n in range(2)
+        ]
+        # after tokens that may force text the first call ends
+        answers(pipeline, contexts())
+        calls.clear()
+        found = answers(pipeline, contexts())
+        # the others end where a mask came too late, as on a busy machine, or at the last room
+        whole = sum(steps == 5 or late for steps, late in calls)
+        assert whole > 0.7 * len(calls)
+        assert sum(steps for steps, _ in calls) >= len(found[0]) - 1
+        assert single_steps(pipeline, contexts()) == found
 
 
-def test_tokens_after_a_changed_mask_are_dropped(
-    pipeline: Any, followed: list[tuple[int, int]], monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("options", OPTIONS[:2], ids=str)
+def test_masks_that_come_too_late_are_waited_for(
+    pipeline: Any,
+    calls: list[tuple[int, bool]],
+    monkeypatch: pytest.MonkeyPatch,
+    options: dict[str, Any],
 ) -> None:
-    """The masks before each capital letter differ, and what changes a mask is never learned."""
-    monkeypatch.setattr(_KnownMask, "record", lambda *given: None)
-    own = grammar.of_regex(r"([a-z]{24}[A-Z])+")
-    contexts = lambda: [request(pipeline, n, own, temperature=1.0) for n in range(2)]  # noqa: E731
-    found = answers(pipeline, contexts())
-    dropped = sum(sampled > valid for sampled, valid in followed)
-    assert dropped > 0 and all(valid > 0 for _, valid in followed)
-    monkeypatch.setattr(GrammarSteps, "plan", lambda *given: None)
-    assert answers(pipeline, contexts()) == found
+    contexts = lambda: [  # noqa: E731
+        *(request(pipeline, n, GRAMMARS[4], **options) for n in range(2)),
+        request(pipeline, 2, None, temperature=1.0),
+    ]
+    expected = single_steps(pipeline, contexts())
+    real = step_masks.fill
+
+    def slowly(matcher: Any, line: Any) -> None:
+        time.sleep(0.02)
+        real(matcher, line)
+
+    monkeypatch.setattr(step_masks, "fill", slowly)
+    assert answers(pipeline, contexts()) == expected
+    assert any(late for _, late in calls)
+
+
+def test_forced_text_costs_no_step(pipeline: Any, calls: list[tuple[int, bool]]) -> None:
+    """A call ends after a token after which text was forced before, so that the text is appended."""
+    properties = {name: {"type": "boolean"} for name in ("first_name", "second_name", "a_third")}
+    schema = {"type": "object", "properties": properties, "required": [*properties]}
+    context = lambda: request(  # noqa: E731
+        pipeline, 0, grammar.of_json_schema(json.dumps(schema)), temperature=0.0
+    )
+    steps: list[int] = []
+    for plans in (False, True, True):
+        engine = Engine(pipeline, limits_of(pipeline))
+        engine.submit(one := context())
+        with pytest.MonkeyPatch.context() as patch:
+            if not plans:
+                patch.setattr(GrammarSteps, "plan", lambda *given: None)
+            while not engine.idle:
+                engine.step()
+        text = pipeline.tokenizer.decode_now(
+            one.generated_tokens.tolist(), skip_special_tokens=True
+        )
+        assert list(json.loads(text)) == [*properties]
+        steps.append(sum(engine.decode_steps.times.counts))
+    assert calls and steps[2] == steps[0] <= steps[1]
+
+
+class Failing:
+    """A matcher whose mask fails after a number of tokens.
+
+    Args:
+        matcher: Another one.
+        fail: What happens then.
+        left: The number of tokens.
+    """
+
+    def __init__(self, matcher: Any, fail: Any, left: int) -> None:
+        self.matcher, self.fail, self.left = matcher, fail, left
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.matcher, name)
+
+    def deep_copy(self) -> Failing:
+        return Failing(self.matcher.deep_copy(), self.fail, self.left)
+
+    def consume_token(self, token: int) -> bool:
+        self.left -= 1
+        return self.matcher.consume_token(token)
+
+    def unsafe_compute_mask_ptr(self, *given: Any) -> None:
+        if self.left < 1:
+            self.fail()
+        self.matcher.unsafe_compute_mask_ptr(*given)
+
+
+@pytest.mark.parametrize(
+    ("fails", "left"),
+    [("at once", 0), ("at once", 1), ("at once", 2), ("at once", 7), ("slowly", 0), ("slowly", 3)],
+)
+def test_a_mask_that_fails_ends_its_request_alone(
+    pipeline: Any, monkeypatch: pytest.MonkeyPatch, fails: str, left: int
+) -> None:
+    """With the tokens and the message of single steps; the others get the tokens that they have without it."""
+    monkeypatch.setattr(step_masks, "MASK_S", 0.05)
+
+    def run(failing: bool) -> tuple[list[list[int]], list[str]]:
+        go = threading.Event()
+
+        def fail() -> None:
+            if fails == "at once":
+                raise panic()
+            while not go.is_set():
+                hashlib.pbkdf2_hmac("sha256", b"", b"", 9999)  # without Python's lock
+
+        contexts = [request(pipeline, n, GRAMMARS[4], temperature=0.0) for n in range(3)]
+        engine = Engine(pipeline, limits_of(pipeline))
+        for context in contexts:
+            engine.submit(context)
+        engine.step()
+        if failing:
+            contexts[1].set_matcher(Failing(contexts[1].matcher, fail, left))
+        try:
+            while not engine.idle:
+                engine.step()
+        finally:
+            go.set()
+        while pipeline._constraints._thread.overdue:
+            time.sleep(0.001)
+        pipeline.kv_managers[0].pages.check()
+        found = [context.generated_tokens.tolist() for context in contexts]
+        return found, [str(context.failure or "") for context in contexts]
+
+    expected, _ = run(False)
+    found, problems = run(True)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(GrammarSteps, "plan", lambda *given: None)
+        alone, same = run(True)
+    assert found[::2] == expected[::2] and not problems[0] and not problems[2]
+    assert found[1][:left] == expected[1][:left] and len(found[1]) == left + 1 + 1
+    assert problems == same and found[1][:-1] == alone[1][:-1]
+    assert ("take more than" if fails == "slowly" else "package fails") in problems[1]
+
+
+def test_an_error_of_the_thread_fails_the_batch(
+    pipeline: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(self: Any, row: int) -> None:
+        raise RuntimeError("broken thread")
+
+    context = request(pipeline, 0, GRAMMARS[4], temperature=0.0)
+    engine = Engine(pipeline, limits_of(pipeline))
+    engine.submit(context)
+    monkeypatch.setattr("max.pipelines.structured.call_masks._CallWork._find_forced", broken)
+    outcomes = [outcome for _ in range(2) for outcome in engine.step()]
+    assert ["broken thread"] == [str(e) for one in outcomes if (e := getattr(one, "error", None))]
+
+
+def test_what_nobody_waits_for_does_not_hold_up_the_thread(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(step_masks, "MASK_S", 0.05)
+    go, thread = threading.Event(), MaskThread()
+
+    class Slow:
+        def unsafe_compute_mask_ptr(self, *given: Any) -> None:
+            while not go.is_set():
+                pass
+
+    class Quick:
+        def unsafe_compute_mask_ptr(self, *given: Any) -> None:
+            pass
+
+    masks, failed = np.zeros((1, 1), np.int32), list[int]()
+    slow = MaskWork(masks, deque([(Slow(), 0)]))
+    thread.submit(slow)
+    thread.leave(slow)
+    quick = MaskWork(masks, deque([(Quick(), 0)]))
+    StepMasks(thread, quick, lambda row, matcher: failed.append(row)).result()
+    assert quick.finished.is_set() and not failed and thread.overdue == 1
+    go.set()
+    assert slow.finished.wait(60) and thread.overdue == 0
 
 
 @pytest.mark.parametrize(
@@ -180,27 +320,14 @@ def test_tokens_after_a_changed_mask_are_dropped(
     ids=str,
 )
 def test_what_needs_more_than_masks_gets_single_steps(
-    pipeline: Any, followed: list[tuple[int, int]], options: dict[str, Any]
+    pipeline: Any, calls: list[tuple[int, bool]], options: dict[str, Any]
 ) -> None:
     (tokens,) = answers(pipeline, [request(pipeline, 0, GRAMMARS[4], temperature=0.0, **options)])
-    assert tokens and not followed
-
-
-def test_a_slow_mask_is_not_waited_for(pipeline: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    waits: list[float] = []
-    monkeypatch.setattr(
-        "max.pipelines.structured.next_masks.NextMasks.wait",
-        lambda self, seconds: waits.append(seconds) or False,  # pyright: ignore
-    )
-    (tokens,) = answers(
-        pipeline, [request(pipeline, 0, GRAMMARS[4], temperature=0.0, ignore_eos=True)]
-    )
-    # each wait is followed by 16 steps that do not
-    assert len(waits) == -(-(len(tokens) - 1) // 17)
+    assert tokens and not calls
 
 
 def test_masks_of_another_batch_are_not_taken(pipeline: Any) -> None:
-    """A second request joins, and the first one leaves, between look-ahead and step."""
+    """A second request joins, and the first one leaves."""
     own = GRAMMARS[4]
     first, second = (request(pipeline, n, own, temperature=0.0) for n in range(2))
     (alone,) = answers(pipeline, [request(pipeline, 1, own, temperature=0.0)])
@@ -228,6 +355,7 @@ def test_the_graph_samples_under_masks_and_ends_the_run(seed: int) -> None:
     most, done, again = np.array([[1, 9]], np.uint32), np.zeros(1, np.int64), np.ones(1, np.uint8)
     interrupted = np.zeros(1, np.uint8)
     for step in range(5):
+        # the tables of the last step are not complete
         logits = rng.standard_normal((batch, vocabulary)).astype(np.float32)
         if step == 3:
             logits[0] = np.nan
@@ -235,6 +363,7 @@ def test_the_graph_samples_under_masks_and_ends_the_run(seed: int) -> None:
             rng.choice([0.0, 1.0], batch).astype(np.float32), rng.choice([1, 0, 5], batch),
             np.full(batch, 0.9, np.float32), np.full(batch, 0.01, np.float32),
         ]  # fmt: skip
+        prepared = np.array([step + (step != 4)])
         allowed = rng.random((batch, vocabulary)) < 0.3
         allowed[:, 5] = True
         if step == 3:
@@ -242,6 +371,8 @@ def test_the_graph_samples_under_masks_and_ends_the_run(seed: int) -> None:
         kept = rng.random((batch, vocabulary)) < 0.7
         tensors = list(map(Tensor.from_numpy, [logits, *params, seeds.copy(), allowed]))
         (expected,) = (out.to_numpy() for out in sampler.execute(*tensors))
+        if step == 4:
+            expected = np.full(batch, -1)
         interrupted[0] = step == 2
         model.execute(
             *map(
@@ -249,7 +380,7 @@ def test_the_graph_samples_under_masks_and_ends_the_run(seed: int) -> None:
                 [
                     logits, *params, allowed, kept, np.zeros(batch, np.uint64),
                     np.zeros((batch, 0), np.int64), interrupted, tokens, lengths, most, seeds,
-                    history, done, again,
+                    history, done, again, prepared,
                 ],
             )
         )  # fmt: skip
@@ -266,9 +397,11 @@ def test_tables_of_another_shape_are_refused(
 ) -> None:
     real = DecodeLoop.run
 
-    def run(self: Any, inputs: Any, contexts: Any, steps: int, reader: Any, tables: Any) -> Any:
-        table = Tensor.from_numpy(np.ones((batch, vocabulary), np.bool_))
-        return real(self, inputs, contexts, steps, reader, TokenTables(tables.allowed, table))
+    def run(self: Any, inputs: Any, contexts: Any, steps: int, reader: Any, own: Any) -> Any:
+        if own is not None:
+            table = Tensor.from_numpy(np.ones((batch, vocabulary), np.bool_))
+            own = TokenTables(own[0].allowed, table), own[1]
+        return real(self, inputs, contexts, steps, reader, own)
 
     context = request(pipeline, 0, GRAMMARS[4], temperature=0.0)
     engine = Engine(pipeline, limits_of(pipeline))
@@ -286,15 +419,6 @@ def test_the_reader_delivers_no_token_that_may_be_dropped(pipeline: Any) -> None
     assert _ends(free) == frozenset(free.eos_token_ids) and _ends(own) is None
 
 
-def test_recurrent_models_take_single_steps(
-    pipeline: Any, followed: list[tuple[int, int]], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A token that is dropped would stay in their states."""
-    monkeypatch.setattr(pipeline.replicas[0]._grammar_steps, "_repeats", False)
-    answers(pipeline, [request(pipeline, 0, GRAMMARS[4], temperature=0.0)])
-    assert {*followed} == {(1, 1)}
-
-
 def test_ordinary_tokens_are_whole_characters(pipeline: Any) -> None:
     tokenizer = pipeline.tokenizer
     found = Constraints(tokenizer.delegate).ordinary_tokens(tokenizer.eos_token_ids)
@@ -306,100 +430,17 @@ def test_ordinary_tokens_are_whole_characters(pipeline: Any) -> None:
         assert found[token] == (whole and text != "" and not {*'"\\<'} & {*text})
 
 
-@pytest.mark.parametrize("seed", range(3))
-def test_masks_after_tokens_are_those_of_advanced_matchers(pipeline: Any, seed: int) -> None:
-    """Up to the first token that may not follow, and not after the end of the answer."""
-    draw, constraints = random.Random(seed), Constraints(pipeline.tokenizer.delegate)
-    words, vocabulary = constraints.words(), len(pipeline.tokenizer.delegate)
-
-    def mask(matcher: Any) -> np.ndarray:
-        line = np.zeros(words, np.int32)
-        matcher.unsafe_compute_mask_ptr(line.ctypes.data, line.nbytes)
-        return line
-
-    contexts = [request(pipeline, n, draw.choice(GRAMMARS)) for n in range(12)]
-    tokens: list[list[int]] = []
-    expected: list[list[np.ndarray]] = []
-    for context in contexts:
-        constraints.begin(context)
-        own, masks = [], []
-        matcher = None if context.matcher is None else context.matcher.deep_copy()
-        for _ in range(draw.randint(1, 6)):
-            allowed = np.arange(vocabulary)
-            if matcher is not None and draw.random() < 0.9:
-                allowed = np.unpackbits(mask(matcher).view(np.uint8), bitorder="little").nonzero()[
-                    0
-                ]
-            own.append(int(draw.choice(allowed.tolist() or [0])))
-            if matcher is not None and (
-                matcher.consume_token(own[-1]) and own[-1] not in context.eos_token_ids
-            ):
-                masks.append(mask(matcher))
-            else:
-                matcher = None
-        tokens.append(own)
-        expected.append(masks)
-    found = constraints.masks_after(contexts, tokens)
-    assert found.shape == (12, max(map(len, tokens)), words)
-    for row, masks in enumerate(expected):
-        for step, line in enumerate(masks):
-            np.testing.assert_array_equal(found[row, step], line)
-        assert not found[row, len(masks) :].any()
-    # the requests themselves have not moved
-    assert found.tobytes() == constraints.masks_after(contexts, tokens).tobytes()
-
-
-@pytest.mark.parametrize("fails", ["slowly", "at once"])
-def test_masks_after_tokens_that_fail_end_their_request_alone(
-    pipeline: Any, monkeypatch: pytest.MonkeyPatch, fails: str
-) -> None:
-    monkeypatch.setattr(step_masks, "MASK_S", 0.1)
-    go = threading.Event()
-
-    class Failing:
-        def __init__(self, matcher: Any) -> None:
-            self.matcher = matcher
-
-        def __getattr__(self, name: str) -> Any:
-            return getattr(self.matcher, name)
-
-        def deep_copy(self) -> Failing:
-            return Failing(self.matcher.deep_copy())
-
-        def unsafe_compute_mask_ptr_with_draft_token(self, *given: Any) -> None:
-            if fails == "at once":
-                raise panic()
-            while not go.is_set():
-                pass
-
-    constraints = Constraints(pipeline.tokenizer.delegate)
-    contexts = [request(pipeline, n, GRAMMARS[4]) for n in range(3)]
-    for context in contexts:
-        constraints.begin(context)
-    tokens = [[pipeline.tokenizer.encode_now("a")[-1]] * 3 for _ in contexts]
-    expected = constraints.masks_after(contexts, tokens)
-    contexts[1].set_matcher(Failing(contexts[1].matcher))
-    try:
-        found = constraints.masks_after(contexts, tokens)
-    finally:
-        go.set()
-    matchers: list[Any] = [context.matcher for context in contexts]
-    assert [matcher.is_error() for matcher in matchers] == [False, True, False]
-    np.testing.assert_array_equal(found[::2], expected[::2])
-    # afterwards its place has no masks
-    assert not constraints.masks_after(contexts, tokens)[1].any()
-
-
-def test_what_changes_a_mask_is_learned_and_forgotten() -> None:
-    ordinary = np.arange(200) < 100
-    known = _KnownMask(ordinary)
-    known.record(150, True)
-    known.record(7, False)
-    known.record(7, True)
-    assert known.kept[150] and not known.kept[7] and known.kept[8]
-    for token in range(10, 10 + grammar_steps._MOST_KNOWN - 1):
-        known.record(token, False)
-    assert not known.kept[7]
-    known.record(99, False)
-    np.testing.assert_array_equal(known.kept, ordinary)
-    np.testing.assert_array_equal(ordinary, np.arange(200) < 100)
+def test_what_is_known_of_masks_is_bounded(pipeline: Any) -> None:
+    kept = KeptTokens(lambda ends: np.arange(70) < 50 + len(ends), 60)
+    first = kept.after(np.array([1, 2], np.int32), frozenset())
+    np.testing.assert_array_equal(first, np.arange(60) < 50)
+    first[7] = False
+    assert kept.after(np.array([1, 2], np.int32), frozenset()) is first
+    other = kept.after(np.array([1, 2], np.int32), frozenset([4]))
+    np.testing.assert_array_equal(other, np.arange(60) < 51)
+    for number in range(62):
+        kept.after(np.array([1, 3 + number], np.int32), frozenset())
+    assert kept.after(np.array([1, 2], np.int32), frozenset()) is first
+    for number in range(64):
+        kept.after(np.array([2, number], np.int32), frozenset())
+    assert kept.after(np.array([1, 2], np.int32), frozenset())[7]

@@ -36,7 +36,7 @@ from max.pipelines.generation.steps.grammar_steps import GrammarSteps
 from max.pipelines.sampling.sampler import grammar_tokens
 from max.pipelines.structured import grammar, step_masks
 from max.pipelines.structured.compile_threads import MOST_OVERDUE
-from max.pipelines.structured.constraint import unpack_mask
+from max.pipelines.structured.step_masks import unpack_mask
 
 TINY = Path(__file__).parents[2] / "models" / "tiny-chat"
 SCHEMA = {
@@ -306,6 +306,9 @@ def test_masks_that_nothing_ends_take_four_threads_at_most(tiny, monkeypatch) ->
 
         def __getattr__(self, name: str):
             return getattr(self.matcher, name)
+
+        def deep_copy(self) -> Endless:
+            return Endless(self.matcher.deep_copy())
 
         def unsafe_compute_mask_ptr(self, pointer: int, size: int) -> None:
             while not go.is_set():

@@ -24,7 +24,7 @@ from max.pipelines.core.exceptions import InputError, ModelFilesError, UserError
 from max.pipelines.core.native_calls import is_panic, native_calls, quiet_panics
 from max.pipelines.lib.hf_utils import HuggingFaceRepo
 from max.pipelines.lib.registry import PIPELINE_REGISTRY
-from max.pipelines.structured.step_masks import _Work
+from max.pipelines.structured.step_masks import MaskWork
 from max.pipelines.tokenization.hf_tokenizer import HFTokenizer, load_tokenizer
 from max.pipelines.tokenization.text_stream import TextStream
 from tests.pipelines.broken_files import STRANGE, TINY, places
@@ -143,7 +143,7 @@ def test_a_mask_that_panics_fails_its_request_alone() -> None:
                 raise self.error
 
     masks = np.zeros((3, 2), np.int32)
-    work = _Work(masks, deque([(Matcher(None), 0), (Matcher(panic()), 1), (Matcher(None), 2)]))
+    work = MaskWork(masks, deque([(Matcher(None), 0), (Matcher(panic()), 1), (Matcher(None), 2)]))
     work.run()
     assert work.error is None and [row for row, _ in work.panics] == [1]
     assert masks.tolist() == [[0, 0], [-1, -1], [0, 0]]

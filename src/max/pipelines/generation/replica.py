@@ -28,8 +28,12 @@ from max.pipelines.core.text_context import draft_length
 from max.pipelines.generation.batch_pipeline import StepResult
 from max.pipelines.generation.drafts.draft_steps import DraftSteps
 from max.pipelines.generation.drafts.drafted_rows import DraftedRows
-from max.pipelines.generation.steps.decode_loop import DecodeLoop, next_step_model
-from max.pipelines.generation.steps.grammar_steps import GrammarRun, GrammarSteps
+from max.pipelines.generation.steps.decode_loop import (
+    DecodeLoop,
+    TokenTables,
+    next_step_model,
+)
+from max.pipelines.generation.steps.grammar_steps import GrammarSteps
 from max.pipelines.generation.steps.prompt_logits import PromptLogits
 from max.pipelines.generation.steps.reusable_inputs import ReusableInputs
 from max.pipelines.generation.steps.step_reader import StepReader
@@ -45,11 +49,11 @@ from max.pipelines.models.inputs import ModelInputs, ModelOutputs
 from max.pipelines.models.kv_cache import load_cache
 from max.pipelines.models.loading import load_model
 from max.pipelines.models.pipeline_model import PipelineModel, WeightsAdapter
-from max.pipelines.sampling.inputs import SamplingInputs
+from max.pipelines.sampling.inputs import SamplingInputs, is_greedy
 from max.pipelines.sampling.sampler import Sampler, grammar_tokens, needs_sampler
+from max.pipelines.structured.call_masks import CallMasks
 from max.pipelines.structured.constraint import Constraints, is_constrained
-from max.pipelines.structured.next_masks import NextMasks
-from max.pipelines.structured.step_masks import StepMasks
+from max.pipelines.structured.step_masks import Mask, StepMasks
 
 
 class Replica(Generic[TextGenerationContextType]):
@@ -103,9 +107,7 @@ class Replica(Generic[TextGenerationContextType]):
         self.loop = DecodeLoop.of(session, self.model)
         self._grammar_steps: GrammarSteps | None = None
         if self.loop is not None and (vocabulary := self.loop.vocabulary) is not None:
-            self._grammar_steps = GrammarSteps(
-                constraints, vocabulary, self._device, repeats=self.cache.slots is None
-            )
+            self._grammar_steps = GrammarSteps(constraints, self.loop, vocabulary)
         self.reader: StepReader | None = None
         """Delivers the tokens of an execution of several steps while it runs; None: nobody does."""
         self.records_tokens = True
@@ -208,28 +210,25 @@ class Replica(Generic[TextGenerationContextType]):
         if self.drafts is not None:
             self.drafts.drop(batch)
         num_steps = self.reserve(batch, num_steps)
-        loop, run, constrained = self.loop, None, any(map(is_constrained, batch))
+        loop, grammars, constrained = self.loop, None, any(map(is_constrained, batch))
         if loop is not None and loop.usable and not enable_log_probs:
             if constrained and self._grammar_steps is not None:
-                run = self._grammar_steps.plan(batch, num_steps)
-            if run is not None or (
+                grammars = self._grammar_steps.plan(batch)
+            if grammars is not None or (
                 num_steps > 1
                 and not constrained
                 and all(context.active_length == 1 for context in batch)  # no prompts, no drafts
             ):
-                return self._run_loop(loop, batch, num_steps if run is None else run.steps, run)
+                return self._run_loop(loop, batch, num_steps, grammars)
         if constrained:
             num_steps = 1  # the masks of a later step depend on the tokens before it
         rows = None if self.drafts is None else self.drafts.rows(batch)
         drafted = rows is not None
         model = self.prompt_logits.model_of(batch, self.model)
         # computed while the model runs
-        masks: StepMasks | NextMasks | None = None
-        if rows is not None and rows.all_drafted:
-            pass  # nothing would wait for them while the matchers move on
-        elif self._grammar_steps is not None:
-            masks = self._grammar_steps.masks(batch)
-        else:
+        masks: StepMasks | None = None
+        # nothing would wait for those of drafts while the matchers move on
+        if rows is None or not rows.all_drafted:
             masks = self._constraints.start_masks(batch)
         model_inputs = self.inputs(batch, num_steps, model)
         steps: list[npt.NDArray[np.int64]] = []
@@ -304,23 +303,29 @@ class Replica(Generic[TextGenerationContextType]):
         loop: DecodeLoop,
         batch: list[TextGenerationContextType],
         num_steps: int,
-        run: GrammarRun | None = None,
+        grammars: tuple[TokenTables, CallMasks] | None = None,
     ) -> StepResult:
-        """Runs a decoding batch for several steps, or until one of its sequences ends, or a mask may change."""
+        """Runs a decoding batch for several steps, or until one of its sequences ends, or text is forced."""
         begin = time.perf_counter()
         save_states(self.cache.slots, self.cache.states, batch)
         model_inputs = self.inputs(batch, 1)
         if model_inputs.sampling is None:
             model_inputs.update(sampling=SamplingInputs.of(batch, self._device))
-        model_inputs, tokens, chosen = loop.run(
-            model_inputs, batch, num_steps, self.reader, None if run is None else run.tables
+        model_inputs, tokens, chosen, (likeliest, logits, *_) = loop.run(
+            model_inputs, batch, num_steps, self.reader, grammars
         )
-        self._reusable = ReusableInputs.of(batch, model_inputs, tokens, len(chosen))
-        self._measure(batch, None, (), begin, len(chosen))
+        steps = len(chosen)
+        if grammars is not None and (chosen[-1] < 0).any():
+            # the masks of the last step came too late for it
+            masks, own = grammars[1].last(), likeliest if all(map(is_greedy, batch)) else None
+            tokens = self._allowed_tokens(own, logits, batch, steps - 1, masks)
+            chosen[-1] = tokens.to(CPU()).to_numpy()
+        self._reusable = ReusableInputs.of(batch, model_inputs, tokens, steps)
+        self._measure(batch, None, (), begin, steps)
         new_tokens: list[list[int]] = chosen.T.tolist()
-        if run is not None and self._grammar_steps is not None:
-            new_tokens = self._grammar_steps.follow(run, batch, new_tokens)
-        return self._result(batch, new_tokens, len(chosen))
+        if grammars is not None:
+            new_tokens = grammars[1].valid(batch, new_tokens)
+        return self._result(batch, new_tokens, steps)
 
     def _result(
         self,
@@ -344,8 +349,6 @@ class Replica(Generic[TextGenerationContextType]):
             self.cache.step(batch)
         if self.drafts is not None:
             self.drafts.propose(batch)
-        if self._grammar_steps is not None:
-            self._grammar_steps.look_ahead(batch)
         return StepResult(outputs, steps)
 
     def _next_tokens(
@@ -353,14 +356,24 @@ class Replica(Generic[TextGenerationContextType]):
         outputs: ModelOutputs,
         batch: Sequence[TextGenerationContextType],
         step: int,
-        masks: StepMasks | NextMasks | None,
+        masks: StepMasks | None,
     ) -> Tensor:
         """The next tokens of a batch: the graph's, or the sampler's if a request needs it."""
         chosen = outputs.next_tokens
         if chosen is not None and not any(needs_sampler(c, step) for c in batch):
             return chosen
         bitmask = None if masks is None else masks.result()
-        logits = last_logits(outputs)
+        return self._allowed_tokens(chosen, last_logits(outputs), batch, step, bitmask)
+
+    def _allowed_tokens(
+        self,
+        chosen: Tensor | None,
+        logits: Tensor,
+        batch: Sequence[TextGenerationContextType],
+        step: int,
+        bitmask: Mask | None,
+    ) -> Tensor:
+        """The next tokens of a batch, from its logits; `chosen` are those of the graph, without grammars."""
         if chosen is not None and bitmask is not None:
             followed = grammar_tokens(chosen, logits, batch, step, bitmask)
             if followed is not None:
@@ -370,8 +383,6 @@ class Replica(Generic[TextGenerationContextType]):
     def release(self, request_id: RequestID) -> None:
         """Frees the pages of a request; nothing happens if it has none."""
         self.cache.close(request_id)
-        if self._grammar_steps is not None:
-            self._grammar_steps.forget(request_id)
         if self.drafts is not None:
             self.drafts.forget(request_id)
 

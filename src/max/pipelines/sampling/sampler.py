@@ -26,7 +26,8 @@ from max.pipelines.sampling.graph import (
     token_sampler,
 )
 from max.pipelines.sampling.inputs import SamplingInputs, is_greedy
-from max.pipelines.structured.constraint import is_constrained, unpack_mask
+from max.pipelines.structured.constraint import is_constrained
+from max.pipelines.structured.step_masks import unpack_mask
 
 
 def needs_sampler(context: TextGenerationContext, step: int = 0) -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import threading
+from collections import deque
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any, cast
 
@@ -15,9 +16,17 @@ from max.interfaces import GenerationStatus, TextGenerationContext
 from max.pipelines.core.exceptions import GrammarsWaitError, InputError
 from max.pipelines.core.native_calls import native_calls
 from max.pipelines.core.text_context import TextContext
+from max.pipelines.structured.call_masks import CallMasks, CallMemory, FollowedRow
 from max.pipelines.structured.compile_threads import MOST_OVERDUE
-from max.pipelines.structured.next_masks import GrammarPlace, NextMasks
-from max.pipelines.structured.step_masks import Mask, MaskThread, StepMasks, fill
+from max.pipelines.structured.kept_tokens import KeptTokens
+from max.pipelines.structured.step_masks import (
+    MaskThread,
+    MaskWork,
+    StepMasks,
+    fill,
+    forced_tokens,
+    unpack_mask,
+)
 from max.pipelines.structured.validation import first_line, llguidance
 
 if TYPE_CHECKING:
@@ -55,7 +64,8 @@ class Constraints:
     def __init__(self, delegate: Any) -> None:
         self._delegate = delegate
         self._vocabularies: dict[tuple[int, ...], Any] = {}
-        self._lock = threading.Lock()  # guards the vocabularies
+        self._ordinary: dict[frozenset[int], npt.NDArray[np.bool_]] = {}
+        self._lock = threading.RLock()  # guards the above
         self._thread = MaskThread()
 
     def words(self) -> int:
@@ -136,44 +146,35 @@ class Constraints:
         ]
         if not rows:
             return None
-        return StepMasks(self._thread, batch, rows, self.words())
+        masks = np.full((len(batch), self.words()), -1, np.int32)
+        work = MaskWork(masks, deque((batch[row].matcher, row) for row in rows))
+        return StepMasks(self._thread, work, lambda row, own: batch[row].set_matcher(own))
 
-    def start_next_masks(self, batch: Sequence[TextGenerationContext]) -> NextMasks:
-        """Starts to compute the masks of the next step of a batch, which may begin later or not at all.
+    def call_masks(
+        self,
+        batch: Sequence[TextGenerationContext],
+        jumps: Sequence[bool],
+        memory: CallMemory,
+        kept: KeptTokens,
+    ) -> CallMasks:
+        """The masks of the steps of a call, which are computed while it runs.
 
         Args:
             batch: The requests; those with a grammar have a matcher.
+            jumps: Whether tokens that its grammar forces are appended to a request without a step.
+            memory: What the call reads.
+            kept: What is known of the tokens after which a call goes on.
         """
-        matchers: list[Any] = [context.matcher for context in batch]
-        places = [GrammarPlace(None if m is None else m.deep_copy()) for m in matchers]
-        rows = [row for row, place in enumerate(places) if place.matcher is not None]
-        return NextMasks(
-            batch, places, StepMasks(self._thread, cast(Any, places), rows, self.words())
-        )
-
-    def masks_after(
-        self, batch: Sequence[TextGenerationContext], tokens: Sequence[Sequence[int]]
-    ) -> Mask:
-        """The masks after each of some tokens of each request. A request whose masks take too long gets a matcher that
-        refuses its next token.
-
-        Args:
-            batch: The requests, before these tokens.
-            tokens: The tokens of each request, at least one.
-
-        Returns:
-            int32 ``[batch, tokens, words]``: without bits after a token that may not follow, and without a grammar.
-        """
-        after: dict[int, tuple[Any, Sequence[int]]] = {}
+        # the requests follow their tokens after the call
         with _guarded:
-            for row, context in enumerate(batch):
-                if context.matcher is not None and not context.matcher.is_error():
-                    matcher: Any = context.matcher.deep_copy()
-                    if matcher.consume_token(tokens[row][0]):
-                        after[row] = matcher, tokens[row][1:]
-        if not after:
-            return np.zeros((len(batch), max(map(len, tokens)), self.words()), np.int32)
-        return StepMasks(self._thread, batch, [*after], self.words(), after).result()
+            matchers = [
+                None if (m := c.matcher) is None else cast(Any, m).deep_copy() for c in batch
+            ]
+        rows = [
+            FollowedRow(matcher, jump, frozenset(context.eos_token_ids))
+            for context, matcher, jump in zip(batch, matchers, jumps, strict=True)
+        ]
+        return CallMasks(self._thread, rows, memory, kept)
 
     def ordinary_tokens(self, eos: Iterable[int]) -> npt.NDArray[np.bool_]:
         """The tokens that stand in the middle of a text, such as a string of JSON: whole characters, none of which ends
@@ -182,6 +183,13 @@ class Constraints:
         Args:
             eos: The tokens that end the sequences of requests.
         """
+        key = frozenset(eos)
+        with self._lock:
+            if key not in self._ordinary:
+                self._ordinary[key] = self._find_ordinary(key)
+            return self._ordinary[key]
+
+    def _find_ordinary(self, eos: Iterable[int]) -> npt.NDArray[np.bool_]:
         vocabulary, mask = self._vocabulary(eos), np.zeros((1, self.words()), np.int32)
         fill(grammars.matcher_of(vocabulary, grammars.of_regex(_ORDINARY)), mask[0])
         found = unpack_mask(mask, len(self._delegate))[0]
@@ -231,13 +239,10 @@ class Constraints:
         Args:
             context: The request.
         """
-        matcher = context.matcher
-        if matcher is None or matcher.is_error():
+        if (matcher := context.matcher) is None:
             return []
         with _guarded:
-            tokens: list[int] = matcher.compute_ff_tokens()
-        ends = (place for place, token in enumerate(tokens) if token in context.eos_token_ids)
-        return tokens[: next(ends, len(tokens))]
+            return forced_tokens(matcher, context.eos_token_ids)
 
     def _vocabulary(self, eos: Iterable[int]) -> Any:
         """The tokenizer of llguidance with these end tokens; made once."""
@@ -261,23 +266,3 @@ def _json_of(tokenizer: Any) -> str:
 @native_calls("the tokenizer's tokens cannot be constrained", "Ask without a grammar.")
 def _tokenizer(*args: Any, **kwargs: Any) -> Any:
     return llguidance().LLTokenizer(*args, **kwargs)
-
-
-def unpack_mask(masks: Mask, vocabulary: int) -> npt.NDArray[np.bool_]:
-    """Unpacks masks to one byte per token.
-
-    Args:
-        masks: int32 ``[batch, words]``, one bit per token.
-        vocabulary: The width of the logits; tokens beyond the mask are disallowed if the row has a constraint.
-
-    Returns:
-        bool ``[batch, vocabulary]``; True if a token is allowed.
-    """
-    # [batch, words] to [batch, 32 * words]
-    bits = np.unpackbits(masks.view(np.uint8), axis=1, bitorder="little").view(np.bool_)
-    if bits.shape[1] >= vocabulary:
-        return np.ascontiguousarray(bits[:, :vocabulary])
-    # a request without a grammar has a mask of ones, and allows the tokens past the mask too
-    free = (masks == -1).all(axis=1, keepdims=True)
-    unmasked = np.broadcast_to(free, (len(masks), vocabulary - bits.shape[1]))
-    return np.concatenate([bits, unmasked], axis=1)

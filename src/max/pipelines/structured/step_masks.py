@@ -5,14 +5,13 @@ from __future__ import annotations
 import threading
 import time
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Container
 from concurrent.futures import Executor, ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from max.interfaces import TextGenerationContext
 from max.pipelines.core.native_calls import is_panic
 
 MASK_S = 1.0
@@ -55,16 +54,40 @@ def fill(matcher: Any, line: npt.NDArray[np.int32]) -> None:
     matcher.unsafe_compute_mask_ptr(line.ctypes.data, line.nbytes)
 
 
-def fill_after(matcher: Any, tokens: Sequence[int], lines: Mask) -> None:
-    """Computes the masks at a place and after each of some tokens there, in native code that releases the interpreter
-    lock. Lines after the first token that may not follow stay as they are.
+def unpack_mask(masks: Mask, vocabulary: int) -> npt.NDArray[np.bool_]:
+    """Unpacks masks to one byte per token.
 
     Args:
-        matcher: llguidance's matcher, which is at the same place afterwards.
-        tokens: The tokens.
-        lines: Receives the masks ``[tokens + 1, words]``, contiguous.
+        masks: int32 ``[batch, words]``, one bit per token.
+        vocabulary: The width of the logits; tokens beyond the mask are disallowed if the row has a constraint.
+
+    Returns:
+        bool ``[batch, vocabulary]``; True if a token is allowed.
     """
-    matcher.unsafe_compute_mask_ptr_with_draft_token(lines.ctypes.data, lines[0].nbytes, tokens)
+    # [batch, words] to [batch, 32 * words]
+    bits = np.unpackbits(masks.view(np.uint8), axis=1, bitorder="little").view(np.bool_)
+    if bits.shape[1] >= vocabulary:
+        return np.ascontiguousarray(bits[:, :vocabulary])
+    # a request without a grammar has a mask of ones, and allows the tokens past the mask too
+    free = (masks == -1).all(axis=1, keepdims=True)
+    unmasked = np.broadcast_to(free, (len(masks), vocabulary - bits.shape[1]))
+    return np.concatenate([bits, unmasked], axis=1)
+
+
+def forced_tokens(matcher: Any, eos: Container[int]) -> list[int]:
+    """The tokens that a grammar forces next, as the tokenizer writes their text, up to the end of the answer.
+
+    The last characters of a forced text are left out where the tokenizer could join them with what follows.
+
+    Args:
+        matcher: llguidance's matcher.
+        eos: The tokens that end the answer.
+    """
+    if matcher.is_error():
+        return []
+    tokens: list[int] = matcher.compute_ff_tokens()
+    ends = (place for place, token in enumerate(tokens) if token in eos)
+    return tokens[: next(ends, len(tokens))]
 
 
 class MaskThread:
@@ -72,19 +95,31 @@ class MaskThread:
 
     def __init__(self) -> None:
         self._pool = self._new_pool()
-        self._left: list[_Work] = []
+        self._left: list[MaskWork] = []
+        self._unattended: MaskWork | None = None
 
     @staticmethod
     def _new_pool() -> Executor:
         return ThreadPoolExecutor(1, "structured output")
 
-    def submit(self, work: _Work) -> None:
-        """Queues the masks of a step for the thread.
+    def submit(self, work: MaskWork) -> None:
+        """Queues masks for the thread.
 
         Args:
             work: Computes the masks.
         """
+        before, self._unattended = self._unattended, None
+        if before is not None and not before.wait(MASK_S):
+            self.replace(before)
         self._pool.submit(work.run)
+
+    def leave(self, work: MaskWork) -> None:
+        """Leaves the end of a work alone: it does not hold up the next one longer than a mask may take.
+
+        Args:
+            work: What the thread does last.
+        """
+        self._unattended = work
 
     @property
     def overdue(self) -> int:
@@ -92,69 +127,81 @@ class MaskThread:
         self._left = [work for work in self._left if not work.finished.is_set()]
         return len(self._left)
 
-    def replace(self, work: _Work) -> None:
+    def replace(self, work: MaskWork) -> None:
         """Starts a new thread and abandons the current one, as its mask cannot be interrupted.
 
         Args:
-            work: The work of the new thread.
+            work: The work of the current thread.
         """
+        if self._unattended is work:
+            self._unattended = None
+        # under its lock: what the thread writes after a mask is complete or left out
+        with work.lock:
+            work.abandoned = True
         self._left.append(work)
         self._pool.shutdown(wait=False)
         self._pool = self._new_pool()
 
 
-class _Work:
+class MaskWork:
     """The work of a thread: the rows in order.
 
     Args:
-        masks: Receives the masks ``[batch, words]``; with tokens ``[batch, places, words]``.
+        masks: Receives the masks ``[batch, words]``.
         rows: The matchers and their rows.
-        tokens: The tokens of each row, after each of which a mask is computed too; None: one mask for each row.
     """
 
-    def __init__(
-        self,
-        masks: Mask,
-        rows: deque[tuple[Any, int]],
-        tokens: Sequence[Sequence[int]] | None = None,
-    ) -> None:
-        self.masks, self.rows, self.tokens = masks, rows, tokens
+    def __init__(self, masks: Mask, rows: deque[tuple[Any, int]]) -> None:
+        self.masks, self.rows = masks, rows
         self.finished = threading.Event()
         self.lock = threading.Lock()  # guards `row`
         self.row = -1
+        self.abandoned = False
         self.error: BaseException | None = None
         self.panics: list[tuple[int, str]] = []  # rows that fail alone
         self._clock: int | None = None
         self._begin = 0.0
 
     def run(self) -> None:
-        """Fills masks until no row is left; an exception is kept for the caller."""
+        """Fills masks; an exception is kept for the caller."""
         # this thread's own time: other work of the machine makes no mask overdue
         if hasattr(time, "pthread_getcpuclockid"):
             self._clock = time.pthread_getcpuclockid(threading.get_ident())
         try:
-            while True:
-                with self.lock:
-                    if not self.rows:
-                        return
-                    matcher, self.row = self.rows.popleft()
-                    self._begin = self._now()
-                try:
-                    if self.tokens is None:
-                        fill(matcher, self.masks[self.row])
-                    else:
-                        own = self.tokens[self.row]
-                        fill_after(matcher, own, self.masks[self.row, : len(own) + 1])
-                except BaseException as error:
-                    if not is_panic(error):
-                        raise
-                    # a row that allows all, as the matcher that `result` sets refuses the token
-                    self.masks[self.row] = -1
-                    self.panics.append((self.row, str(error)))
+            self.fill()
         except BaseException as error:
             self.error = error
         finally:
             self.finished.set()
+
+    def fill(self) -> None:
+        """Fills masks until no row is left."""
+        while True:
+            with self.lock:
+                if not self.rows:
+                    self.row = -1
+                    return
+                matcher, self.row = self.rows.popleft()
+                self._begin = self._now()
+            try:
+                fill(matcher, self.masks[self.row])
+            except BaseException as error:
+                if not is_panic(error):
+                    raise
+                # a row that allows all, as its request gets a matcher that refuses the token
+                self.masks[self.row] = -1
+                self.panics.append((self.row, str(error)))
+
+    def wait(self, seconds: float) -> bool:
+        """Waits for the end unless a mask takes long; returns whether the work has ended.
+
+        Args:
+            seconds: The time for a mask in seconds, as of `MASK_S`.
+        """
+        while not self.finished.wait(max(seconds - self.seconds(), 0.01)):
+            if self.seconds() > seconds:
+                return False
+        return True
 
     def seconds(self) -> float:
         """The time spent on the current row, in seconds."""
@@ -166,76 +213,47 @@ class _Work:
 
 
 class StepMasks:
-    """The masks of a step that are being computed; or those after each of several tokens.
+    """The masks of a step that are being computed.
 
     Args:
         thread: Computes the masks.
-        batch: The requests.
-        rows: The indices of the requests that have a matcher.
-        words: The number of 32-bit words of a mask.
-        after: For each of these rows a matcher, and the tokens that follow there; None: one mask at the place of each
-            request.
+        work: Its work.
+        fail: Called for each row whose mask cannot be computed, with a matcher that refuses every token.
     """
 
     def __init__(
-        self,
-        thread: MaskThread,
-        batch: Sequence[TextGenerationContext],
-        rows: Sequence[int],
-        words: int,
-        after: Mapping[int, tuple[Any, Sequence[int]]] | None = None,
+        self, thread: MaskThread, work: MaskWork, fail: Callable[[int, OverdueMatcher], None]
     ) -> None:
-        self._thread, self._batch = thread, batch
-        if after is None:
-            masks = np.full((len(batch), words), -1, np.int32)
-            self._limit_s = MASK_S
-            self._work = _Work(masks, deque((batch[row].matcher, row) for row in rows))
-        else:
-            places = max(len(tokens) for _, tokens in after.values()) + 1
-            # no bits are set after a token that may not follow
-            masks = np.zeros((len(batch), places, words), np.int32)
-            self._limit_s = MASK_S * places
-            own = [after[row][1] if row in after else () for row in range(len(batch))]
-            self._work = _Work(masks, deque((after[row][0], row) for row in rows), own)
-        thread.submit(self._work)
-
-    def wait(self, seconds: float) -> bool:
-        """Waits for the masks unless one of them takes long; returns whether they are computed.
-
-        Args:
-            seconds: The time for a mask in seconds, as of `MASK_S`.
-        """
-        work = self._work
-        while not work.finished.wait(max(seconds - work.seconds(), seconds / 4)):
-            if work.seconds() > seconds:
-                return False
-        return True
+        self._thread, self._work, self._fail = thread, work, fail
+        thread.submit(work)
 
     def result(self) -> Mask:
-        """Waits for the masks. A request whose mask takes too long gets a matcher that refuses its next token.
+        """Waits for the masks. A row whose mask takes too long fails.
 
         Returns:
-            int32 ``[batch, words]``, one bit per token; with tokens ``[batch, places, words]``.
+            int32 ``[batch, words]``, one bit per token.
         """
         # read anew in each turn, as `_give_up` replaces it
-        while not (work := self._work).finished.wait(max(self._limit_s - work.seconds(), 0.01)):
-            if work.seconds() > self._limit_s:
-                self._give_up(work)
+        while not (work := self._work).wait(MASK_S):
+            self._give_up(work)
         for row, problem in work.panics:
-            self._batch[row].set_matcher(OverdueMatcher(f"the grammar's package fails: {problem}"))
+            self._fail(row, OverdueMatcher(f"the grammar's package fails: {problem}"))
         if work.error is not None:
             raise work.error
         return work.masks
 
-    def _give_up(self, work: _Work) -> None:
+    def _give_up(self, work: MaskWork) -> None:
         """Fails the row that the thread is computing; a new thread computes the rows after it."""
         with work.lock:
             # the abandoned thread finds no row after its current one
             left, work.rows = work.rows, deque()
             row = work.row
-        self._batch[row].set_matcher(OverdueMatcher())
+        if row < 0:
+            return  # it has ended just now
+        self._fail(row, OverdueMatcher())
         masks = work.masks.copy()  # the abandoned thread still writes to its array
         masks[row] = -1
-        self._work = _Work(masks, left, work.tokens)
+        self._work = MaskWork(masks, left)
+        self._work.panics = work.panics
         self._thread.replace(work)
         self._thread.submit(self._work)

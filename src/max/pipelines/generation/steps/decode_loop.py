@@ -7,6 +7,7 @@ have grammars, that graph also samples the tokens, among those that the masks of
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Sequence
 from itertools import islice
 from typing import Any, NamedTuple
@@ -33,10 +34,11 @@ from max.pipelines.sampling.inputs import (
     sample_tokens,
     sampling_input_types,
 )
+from max.pipelines.structured.call_masks import CallMasks
 
 
 class TokenTables(NamedTuple):
-    """What the grammars of a batch say of each token, the same in all steps of a call.
+    """What the grammars of a batch say of each token, in memory that the host writes while steps run.
 
     Args:
         allowed: Whether a token may follow, bool ``[batch, vocab]``.
@@ -45,6 +47,23 @@ class TokenTables(NamedTuple):
 
     allowed: Tensor
     kept: Tensor
+
+
+class LoopResult(NamedTuple):
+    """The result of a run.
+
+    Args:
+        inputs: The inputs, updated in place.
+        tokens: The tokens of the last step ``[batch]``, which are the input of the next step.
+        history: The tokens of all steps ``[steps, batch]``.
+        outputs: The outputs of the model's graph in the last step: the likeliest tokens ``[batch]`` and the logits
+            ``[batch, vocab]`` if the requests have grammars.
+    """
+
+    inputs: ModelInputs
+    tokens: Tensor
+    history: npt.NDArray[np.int64]
+    outputs: Sequence[Tensor]
 
 
 def _next_step_types(device: DeviceRef) -> list[TensorType | BufferType]:
@@ -85,8 +104,9 @@ def constrained_step_graph(device: DeviceRef) -> Graph:
     `next_step_graph`.
 
     Its inputs: logits float32 ``[batch, vocab]``; temperature, top_k, top_p, min_p as in `SamplingInputs`; those of
-    `TokenTables`; the operands of ``mo.next_step.ragged.paged`` after the tokens. The run ends after a token that is
-    not among the kept ones of its row.
+    `TokenTables`; the operands of ``mo.next_step.ragged.paged`` after the tokens; the number of steps whose tables are
+    complete. The run ends after a token that is not among the kept ones of its row, and after a step without complete
+    tables, whose tokens are negative.
 
     Args:
         device: The device of the model.
@@ -95,20 +115,24 @@ def constrained_step_graph(device: DeviceRef) -> Graph:
     types = [
         TensorType(DType.float32, ["batch", "vocab"], device),
         *sampling_input_types(device)[:-1],
-        table,
+        BufferType(DType.bool, ["batch", "vocab"], device),
         table,
         *_next_step_types(device),
+        BufferType(DType.int64, [1], device),
     ]
     with Graph("constrained_step", input_types=types) as graph:
         inputs = iter(graph.inputs)
-        logits, temperature, top_k, top_p, min_p, allowed, kept = (
-            value.tensor for value in islice(inputs, 7)
-        )
+        logits, temperature, top_k, top_p, min_p = (value.tensor for value in islice(inputs, 5))
+        allowed, kept = next(inputs).buffer, next(inputs).tensor
         first_seeds, ends, interrupted = (value.tensor for value in islice(inputs, 3))
-        changed = [value.buffer for value in inputs]
+        *changed, prepared = (value.buffer for value in inputs)
+        # before the tables are read
+        (ready,) = stage_declared("step.ready", [changed[5], prepared])
         seeds = ops.buffer_load(changed[3])
-        logits = allowed_logits(logits, allowed)
+        logits = allowed_logits(logits, ops.buffer_load(allowed))
         tokens = sample_tokens(logits, temperature, top_k, top_p, min_p, seeds)
+        none = ops.constant(NO_TOKEN, DType.int64, device)
+        tokens = ops.where(ops.cast(ready, DType.bool), tokens, none)
         # a negative token ends the run by itself
         places = ops.unsqueeze(ops.max(tokens, ops.constant(0, DType.int64, device)), -1)
         stays = ops.cast(ops.gather_nd(kept, places, batch_dims=1), DType.int32)
@@ -149,6 +173,7 @@ class DecodeLoop:
         # tensors of one element, as the device reads the first and writes the second while it runs
         self._interrupt_flag, self._interrupted = self._share_memory(DType.uint8, (1,))
         self._again, _ = self._share_memory(DType.uint8, (1,))
+        self._step_s = 0.0  # the time of a step of the last run
 
     def _share_memory(
         self, dtype: DType, shape: tuple[int, ...]
@@ -158,6 +183,19 @@ class DecodeLoop:
         if shared is None:
             raise ValueError(f"{self._device} has no memory that it shares with the host")
         return shared
+
+    def token_tables(
+        self, batch: int, vocabulary: int
+    ) -> tuple[TokenTables, npt.NDArray[np.bool_], npt.NDArray[np.bool_]]:
+        """Makes the tables of a batch, in which no token may follow; and the same memory for the host.
+
+        Args:
+            batch: The number of requests.
+            vocabulary: The number of logits of a token.
+        """
+        allowed, allowed_array = self._share_memory(DType.bool, (batch, vocabulary))
+        kept, kept_array = self._share_memory(DType.bool, (batch, vocabulary))
+        return TokenTables(allowed, kept), allowed_array, kept_array
 
     @staticmethod
     def runs_on(session: InferenceSession, device: Device) -> bool:
@@ -218,23 +256,20 @@ class DecodeLoop:
         batch: Sequence[TextGenerationContext],
         steps: int,
         reader: StepReader | None = None,
-        tables: TokenTables | None = None,
-    ) -> tuple[ModelInputs, Tensor, npt.NDArray[np.int64]]:
+        grammars: tuple[TokenTables, CallMasks] | None = None,
+    ) -> LoopResult:
         """Runs up to a number of steps.
 
-        The run ends early after a step that ends a sequence or whose token is not among the kept ones, and after
-        :meth:`interrupt`.
+        The run ends early after a step that ends a sequence or whose token is not among the kept ones, after one that
+        was not prepared in time, and after :meth:`interrupt`.
 
         Args:
             inputs: The inputs of the first step, made for a single step; they are updated in place.
             batch: The requests in the batch's order; each has one new token, and pages for all steps.
             steps: The maximum number of steps.
             reader: Delivers the tokens of each step while the next one runs.
-            tables: What the grammars of the requests say of tokens; None: no request has a grammar.
-
-        Returns:
-            The inputs; the tokens of the last step ``[batch]``, which are the input of the next step; the tokens of all
-                steps ``[steps, batch]``.
+            grammars: What the grammars of the requests say of tokens, and what computes it; None: no request has a
+                grammar. A step that was not prepared in time is the last one, with negative tokens.
 
         Raises:
             TypeError: The inputs have no paged cache, or no sampling parameters.
@@ -261,11 +296,14 @@ class DecodeLoop:
         ]  # fmt: skip
 
         def after(outputs: list[Tensor]) -> list[Tensor]:
-            own = [outputs[0]] if tables is None else [outputs[1], *list(sampling)[:-1], *tables]
-            return [*own, *read, *changed]
+            if grammars is None:
+                return [outputs[0], *read, *changed]
+            own = [outputs[1], *list(sampling)[:-1], *grammars[0]]
+            return [*own, *read, *changed, prepared_tensor]
 
         loop = self._loop
-        if tables is not None:
+        prepared_tensor, prepared = self._share_memory(DType.int64, (1,))
+        if grammars is not None:
             loop = self.load_constrained()
             # the tokens of the model's own graph are not read: the cheapest ones
             greedy = self._on_device(np.zeros(len(batch), np.float32))
@@ -275,10 +313,21 @@ class DecodeLoop:
         inputs.update(sampling=sampling)
         if reader is not None:
             reader.begin(batch, history)
-        loop.run(model_inputs, after, again)
+        outputs, needed, ran, start = list[Tensor](), 0, 0, time.perf_counter()
+        if grammars is not None:
+            grammars[1].begin(history, prepared, self._step_s)
+        try:
+            outputs = loop.run(model_inputs, after, again)
+            ran = int(done[0])
+            if history[ran - 1].min() < 0:
+                needed = ran
+        finally:
+            if grammars is not None:
+                grammars[1].end(needed)
+        self._step_s = (time.perf_counter() - start) / max(ran, 1)
         # only after the run: an interrupt from before it ends it after its first step
         self._interrupted[0] = 0
-        return inputs, tokens, history[: int(done[0])]
+        return LoopResult(inputs, tokens, history[:ran], outputs)
 
     def _on_device(self, array: npt.NDArray[Any]) -> Tensor:
         return Tensor.from_numpy(array).to(self._device)

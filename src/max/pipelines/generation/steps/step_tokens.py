@@ -30,6 +30,7 @@ __all__ = [
     "append_tokens",
     "bounded_steps",
     "fail_without_logits",
+    "jumps_ahead",
     "last_logits",
     "log_probabilities_of_step",
     "reasoning_limit",
@@ -159,7 +160,7 @@ def append_tokens(
     """
     outputs: dict[RequestID, TextGenerationOutput] = {}
     for row, (context, row_tokens) in enumerate(zip(batch, tokens, strict=True)):
-        jumps = _jumps_ahead(context)
+        jumps = jumps_ahead(context)
         # all are forced that may follow the prompt; later ones were appended with the token before them
         first = constraints.forced_tokens(context)[:1] if jumps else []
         for step, chosen in enumerate(row_tokens):
@@ -185,8 +186,12 @@ def append_tokens(
     return outputs
 
 
-def _jumps_ahead(context: TextGenerationContext) -> bool:
-    """Whether tokens that its grammar forces are appended to a request without a step."""
+def jumps_ahead(context: TextGenerationContext) -> bool:
+    """Whether tokens that its grammar forces are appended to a request without a step.
+
+    Args:
+        context: The request.
+    """
     return (
         isinstance(context, TextContext)
         and context.matcher is not None

@@ -1,0 +1,292 @@
+"""Masks of the steps of a call, each computed in a thread while the model runs its step.
+
+The call and the thread take turns. The call writes the tokens of a step into a row of its history. The thread sees
+them, follows the grammars, writes the tables of the next step, and counts that step as prepared. The call reads the
+tables of prepared steps only. A step that is not prepared when the model has run ends the call, and has no tokens:
+these are sampled afterwards, under the same masks.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from max._dataclass import dataclass
+from max.interfaces import TextGenerationContext
+from max.pipelines.core.native_calls import is_panic
+from max.pipelines.structured.kept_tokens import Flags, KeptTokens
+from max.pipelines.structured.step_masks import (
+    Mask,
+    MaskThread,
+    MaskWork,
+    OverdueMatcher,
+    StepMasks,
+    forced_tokens,
+    unpack_mask,
+)
+
+_FIRST_LOOK, _NEXT_LOOK = 0.75, 0.1
+"""When the thread looks for the tokens of a step, as fractions of a step: after its begin, and from look to look."""
+_SHORTEST_LOOK_S, _LONGEST_LOOK_S = 5e-5, 2e-3
+
+
+class CallMemory:
+    """What a call reads while the thread writes it.
+
+    Args:
+        allowed: Whether a token may follow, ``[batch, vocab]``.
+        kept: Whether a further step may follow a token, ``[batch, vocab]``.
+        words: The number of words of a mask.
+    """
+
+    def __init__(self, allowed: Flags, kept: Flags, words: int) -> None:
+        self.allowed, self.kept, self.words = allowed, kept, words
+        self._masks = np.zeros((len(allowed), words), np.int32)
+        """Those whose tokens are allowed."""
+
+    def allow(self, row: int, mask: npt.NDArray[np.int32]) -> None:
+        """Sets the tokens that may follow in a row.
+
+        Args:
+            row: The row.
+            mask: One bit per token.
+        """
+        if not np.array_equal(self._masks[row], mask):
+            self._masks[row] = mask
+            self.allowed[row] = unpack_mask(mask[None], self.allowed.shape[1])[0]
+
+
+@dataclass
+class FollowedRow:
+    """A request of a call.
+
+    Args:
+        matcher: Its grammar, at its place; None: it has none.
+        jumps: Whether tokens that its grammar forces are appended to it without a step.
+        ends: The tokens that end its answer.
+    """
+
+    matcher: Any
+    jumps: bool
+    ends: frozenset[int]
+
+
+class _CallWork(MaskWork):
+    """The work of the thread during a call.
+
+    Args:
+        rows: The requests.
+        memory: What the call reads.
+        kept: What is known of the tokens after which a call goes on.
+        history: The tokens ``[steps, batch]``, negative until they are sampled.
+        prepared: Receives the number of steps whose tables are complete, ``[1]``.
+        step_s: The expected time of a step in seconds.
+    """
+
+    def __init__(
+        self,
+        rows: Sequence[FollowedRow],
+        memory: CallMemory,
+        kept: KeptTokens,
+        history: npt.NDArray[np.int64],
+        prepared: npt.NDArray[np.int64],
+        step_s: float,
+    ) -> None:
+        super().__init__(np.full((len(rows), memory.words), -1, np.int32), deque())
+        self._requests, self._memory, self._kept = rows, memory, kept
+        self._history, self._prepared, self._step_s = history, prepared, step_s
+        self._kept_after: list[Flags | None] = [None] * len(rows)
+        self._ended = threading.Event()
+        self._needed = len(history)
+        self._forced: dict[int, int] = {}
+        """The next token of each row in which it is forced."""
+        self.step = 0
+        self.failed: dict[int, int] = {}
+        """The steps of rows whose masks could not be computed."""
+
+    def end(self, needed: int) -> None:
+        """Ends the work, after a number of steps at most, of which the call has all tokens but those of the last."""
+        self._needed = needed
+        self._ended.set()
+
+    def fill(self) -> None:
+        """Computes the masks of each step once the tokens before it are sampled."""
+        for row in range(len(self._requests)):
+            self._find_forced(row)
+        while self.step < self._needed:
+            if self.step and not self._follow(self.step - 1):
+                return
+            for row, token in self._forced.items():
+                self.masks[row] = 0
+                self.masks[row].view(np.uint32)[token >> 5] = 1 << (token & 31)
+            with self.lock:
+                self.rows.extend(
+                    (request.matcher, row)
+                    for row, request in enumerate(self._requests)
+                    if request.matcher is not None and row not in self._forced
+                )
+            super().fill()
+            for row, _ in self.panics:
+                if self.failed.setdefault(row, self.step) == self.step:
+                    self._leave(row)
+            # under the lock, as an abandoned thread must not write any more
+            with self.lock:
+                if self.abandoned:
+                    return
+                self._write()
+            # taken anew: other processors see the tables before the number
+            with self.lock:
+                self._prepared[0] = self.step + 1
+            self.step += 1
+
+    def _leave(self, row: int) -> None:
+        """Follows a row no longer: what is sampled there does not count."""
+        self._requests[row].matcher = None
+        self._forced.pop(row, None)
+        self.masks[row] = -1
+
+    def _follow(self, step: int) -> bool:
+        """Waits for the tokens of a step, and follows them; returns False if there are none."""
+        tokens = self._tokens(step)
+        for row, request in enumerate(self._requests if tokens else ()):
+            if request.matcher is None:
+                continue
+            try:
+                follows = request.matcher.consume_token(tokens[row])
+                if follows:
+                    self._find_forced(row)
+            except BaseException as error:
+                if not is_panic(error):
+                    raise
+                follows = False
+            kept = self._kept_after[row]
+            if not follows:
+                self._leave(row)  # the request itself refuses the token too
+            elif kept is not None:
+                kept[tokens[row]] = self._memory.kept[row, tokens[row]] = row not in self._forced
+        return bool(tokens)
+
+    def _tokens(self, step: int) -> list[int]:
+        """The tokens of a step; none if the call has ended before it."""
+        row, wait = self._history[step], self._step_s * _FIRST_LOOK
+        while True:
+            ended = self._ended.is_set()
+            # after the end all tokens are there that ever will be
+            if (not ended or step + 1 < self._needed) and row.min() >= 0:
+                return row.tolist()
+            if ended:
+                return []
+            self._ended.wait(wait)
+            wait = min(max(self._step_s * _NEXT_LOOK, _SHORTEST_LOOK_S), _LONGEST_LOOK_S)
+
+    def _find_forced(self, row: int) -> None:
+        """Finds the next token of a row if it is forced."""
+        self._forced.pop(row, None)
+        request = self._requests[row]
+        if request.matcher is not None and request.jumps:
+            forced = forced_tokens(request.matcher, request.ends)
+            if forced:
+                self._forced[row] = forced[0]
+
+    def _write(self) -> None:
+        """Writes the tables of a step."""
+        memory = self._memory
+        for row, request in enumerate(self._requests):
+            if row in self._forced:
+                # the others that are forced are appended without steps
+                memory.kept[row], self._kept_after[row] = False, None
+            elif request.matcher is None:
+                if self.step == 0 or self._kept_after[row] is not None:
+                    memory.kept[row], self._kept_after[row] = True, None
+            else:
+                kept = self._kept.after(self.masks[row], request.ends)
+                if kept is not self._kept_after[row]:
+                    memory.kept[row], self._kept_after[row] = kept, kept
+            memory.allow(row, self.masks[row])
+
+
+class CallMasks:
+    """The masks of the steps of a call.
+
+    Args:
+        thread: Computes them.
+        rows: The requests; their matchers are changed.
+        memory: What the call reads.
+        kept: What is known of the tokens after which a call goes on.
+    """
+
+    def __init__(
+        self,
+        thread: MaskThread,
+        rows: Sequence[FollowedRow],
+        memory: CallMemory,
+        kept: KeptTokens,
+    ) -> None:
+        self._thread, self._rows, self._memory, self._kept = thread, rows, memory, kept
+        self._work: _CallWork | None = None
+        self._masks: StepMasks | None = None
+        self._failures: dict[int, tuple[int, OverdueMatcher]] = {}
+
+    def begin(
+        self, history: npt.NDArray[np.int64], prepared: npt.NDArray[np.int64], step_s: float
+    ) -> None:
+        """Starts to compute the masks; to be called before the call begins.
+
+        Args:
+            history: Where the call writes the tokens of its steps ``[steps, batch]``, all negative.
+            prepared: Where the call reads how many steps are prepared, ``[1]``: 0. Of this call only, as the thread may
+                still be at work for the last one.
+            step_s: The expected time of a step in seconds.
+        """
+        self._work = _CallWork(self._rows, self._memory, self._kept, history, prepared, step_s)
+        self._masks = StepMasks(self._thread, self._work, self._fail)
+
+    def _fail(self, row: int, matcher: OverdueMatcher) -> None:
+        work = self._work
+        assert work is not None
+        self._failures[row] = work.failed.get(row, work.step), matcher
+
+    def end(self, needed: int = 0) -> None:
+        """Ends the computation; to be called after the call has ended, also by an error.
+
+        Args:
+            needed: The number of steps whose masks are needed: up to the one that has no tokens, if there is one.
+        """
+        if self._work is not None:
+            self._work.end(needed)
+            self._thread.leave(self._work)
+
+    def last(self) -> Mask:
+        """The masks of the last step that is needed, once they are computed.
+
+        Returns:
+            int32 ``[batch, words]``, one bit per token.
+        """
+        assert self._masks is not None
+        return self._masks.result()
+
+    def valid(
+        self, batch: Sequence[TextGenerationContext], tokens: Sequence[Sequence[int]]
+    ) -> list[list[int]]:
+        """The tokens of a call that were sampled under masks. A request without any of them gets a matcher that refuses
+        its next token.
+
+        Args:
+            batch: The requests, before these tokens.
+            tokens: The tokens of each request.
+        """
+        work, found = self._work, [list(own) for own in tokens]
+        assert work is not None
+        for row, problem in work.panics:
+            self._fail(row, OverdueMatcher(f"the grammar's package fails: {problem}"))
+        for row, (step, matcher) in self._failures.items():
+            if step:
+                del found[row][step:]
+            else:
+                batch[row].set_matcher(matcher)
+        return found
