@@ -274,7 +274,7 @@ measure = sys.modules.get("max.engine.tune.threshold_measurement")
 print(json.dumps({
     "specialized": stats.kernels, "recipes": stats.recipes, "modules": stats.modules, "from_disk": stats.from_disk,
     "compiled": jit.stats.compiled, "linked": jit.stats.linked,
-    "measured": 0 if measure is None else measure.stats.measured + measure.stats.given_up,
+    "measured": 0 if measure is None else measure.stats.num_measured + measure.stats.given_up,
     "imported": [*sys.modules], "text": text,
 }))
 """

@@ -294,12 +294,12 @@ def test_a_device_that_is_never_idle_learns_between_executions(monkeypatch) -> N
     for _ in range(idle_measurement.BUSY_OBSERVATIONS):
         assert linked.main.after_run is None
         idle_measurement._idler._measure_between(job)
-    before, count = threshold_measurement.stats.measured, 0
+    before, count = threshold_measurement.stats.num_measured, 0
     while linked.main.after_run is not None:
         np.testing.assert_array_equal(run(model, 3, "float32"), expected)
         count += 1
         assert count < 9 * 8, "a turn has no end"
-    assert threshold_measurement.stats.measured == before + 1 and count > 4
+    assert threshold_measurement.stats.num_measured == before + 1 and count > 4
     (known,) = row_thresholds.process_thresholds._known.values()
     used = known.quality >= row_thresholds.USABLE
     assert limits_of(model) == {known.rows if used else 8}

@@ -299,14 +299,14 @@ def test_readers_and_times(monkeypatch: pytest.MonkeyPatch) -> None:
         streams.attach(stream)
         streams.detach(stream)  # its own connection is open still
         await asyncio.sleep(0.15)
-        assert not stream.stopped.is_set()
+        assert not stream.stop_event.is_set()
         gate.set()
         await client.task
         assert not stream.readers
         streams.attach(stream)
         streams.detach(stream)  # a complete answer stays as long as ever
         await asyncio.sleep(0.1)
-        assert streams.find(ID, "a") is stream and not stream.stopped.is_set()
+        assert streams.find(ID, "a") is stream and not stream.stop_event.is_set()
         await _settled(lambda: not streams._streams)
 
     _run(test)

@@ -101,7 +101,7 @@ def test_times_begin_with_the_arrival_of_the_request() -> None:
     """The first token of a request with a long prompt waits for its tokens, too."""
     metrics = ServerMetrics()
     model: Any = SimpleNamespace(decoder=lambda visible: lambda tokens: "x" * len(tokens))
-    token = CURRENT_REQUEST.set(RequestContext(arrived=time.perf_counter() - 100))
+    token = CURRENT_REQUEST.set(RequestContext(arrival_time=time.perf_counter() - 100))
     try:
         one = _Sequence(model, TextSequence(GenerationRequest("a", (1,), 3)), metrics)
         one.push(TokensGenerated("a", (2,), GenerationStatus.ACTIVE))

@@ -213,7 +213,7 @@ async def run_batch(
         BatchStoppedError: No engine runs any more.
     """
 
-    async def load_nothing(stored: object) -> Any:
+    async def load_nothing(stored_model: object) -> Any:
         raise RuntimeError("a batch has one model")
 
     model = await load_model(settings.served_model_name, settings, worker, start_worker)

@@ -157,7 +157,7 @@ class ServerMetrics:
     @contextmanager
     def request(self) -> Iterator[None]:
         """Measures the time from the arrival of a request to the end of the block."""
-        begin = current_request().arrived
+        begin = current_request().arrival_time
         try:
             yield
         finally:

@@ -29,13 +29,13 @@ class Explanation:
 
     Attributes:
         graphs: The number of graphs that run in MAX.
-        taken: The number of ops that run in MAX.
+        num_taken: The number of ops that run in MAX.
         left: What runs in torch: the op, its line of the source program, and why.
         breaks: Why torch splits the program into several graphs.
     """
 
     graphs: int = 0
-    taken: int = 0
+    num_taken: int = 0
     left: list[tuple[str, str, str]] = field(default_factory=list)
     breaks: list[str] = field(default_factory=list)
 
@@ -45,11 +45,11 @@ class Explanation:
 
     def _take(self, count: int) -> None:
         self.graphs += 1
-        self.taken += count
+        self.num_taken += count
 
     def __str__(self) -> str:
         lines = [
-            f"{self.taken} ops in {self.graphs} graphs run in MAX, {len(self.left)} ops in torch"
+            f"{self.num_taken} ops in {self.graphs} graphs run in MAX, {len(self.left)} ops in torch"
         ]
         lines += [f"  {name} at {where or '?'}: {why}" for name, where, why in self.left]
         lines += [f"  a break of the graph: {reason}" for reason in self.breaks]

@@ -142,7 +142,7 @@ class _Fusion:
 
     def _weighted_sum(self) -> tuple[MoOp, DType | None] | None:
         """The product of the probabilities and the values, if it is their only use, and what casts round them to."""
-        value = self._guarded(self.softmax.results[0])
+        value = self._guarded_probabilities(self.softmax.results[0])
         rounding: DType | None = None
         while value.has_one_use():
             (use,) = value.uses
@@ -162,7 +162,7 @@ class _Fusion:
             value = user.results[0]
         return None
 
-    def _guarded(self, value: SSAValue) -> SSAValue:
+    def _guarded_probabilities(self, value: SSAValue) -> SSAValue:
         """The probabilities after a select of 0 where they are NaN, if that and the test are all that reads them."""
         users = [use.operation for use in value.uses]
         tests = [user for user in users if isinstance(user, MoOp) and user.name == "mo.is_nan"]

@@ -39,7 +39,7 @@ PAUSE = 0.0002
 class MeasureStats:
     """Counts since the process started; tests gate on them."""
 
-    measured: int = 0
+    num_measured: int = 0
     """The number of measured thresholds."""
     given_up: int = 0
     """The number of measurements abandoned because the pool was needed."""
@@ -156,7 +156,7 @@ class Measurement:
             if faster is None:
                 return None
             faster_rows = between if faster else faster_rows
-        stats.measured += 1
+        stats.num_measured += 1
         # the result for the greatest measured number of rows holds for all greater ones
         return Threshold(
             self._limit.maximum if faster_rows == self._max_rows else faster_rows, self._quality

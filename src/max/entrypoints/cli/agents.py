@@ -54,12 +54,12 @@ class ConfigFile:
     Args:
         path: Where it is.
         own_text: The file with nothing but our server.
-        merged: The text of an existing file with our server in it.
+        merge: The text of an existing file with our server in it.
     """
 
     path: Path
     own_text: str
-    merged: Callable[[str], str]
+    merge: Callable[[str], str]
 
 
 @dataclass(frozen=True)
@@ -105,7 +105,7 @@ def written_files(agent: Agent, endpoint: Endpoint) -> Iterator[tuple[Path, Path
     for file in agent.files(endpoint):
         try:
             former = file.path.read_text(encoding="utf-8") if file.path.exists() else None
-            text = file.own_text if former is None else file.merged(former)
+            text = file.own_text if former is None else file.merge(former)
             if text == former:
                 continue
             kept = None if former is None else _back_up(file.path)

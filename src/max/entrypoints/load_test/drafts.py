@@ -53,8 +53,8 @@ class DraftRun:
         plain_s: The seconds of decoding without drafts.
         drafted_s: The seconds with them.
         steps: The number of decoding steps with drafts.
-        drafted: The number of drafted tokens.
-        accepted: The number of right ones.
+        num_drafted: The number of drafted tokens.
+        num_accepted: The number of right ones.
         equal: Whether all answers are equal.
     """
 
@@ -62,8 +62,8 @@ class DraftRun:
     plain_s: float
     drafted_s: float
     steps: int
-    drafted: int
-    accepted: int
+    num_drafted: int
+    num_accepted: int
     equal: bool
 
     def numbers(self) -> dict[str, Any]:
@@ -208,11 +208,11 @@ def draft_table(workload: str, run: DraftRun) -> str:
     """
     rows = {
         "tokens": f"{run.tokens}",
-        "drafted tokens": f"{run.drafted}",
-        "accepted, %": f"{100 * run.accepted / max(run.drafted, 1):.1f}",
+        "drafted tokens": f"{run.num_drafted}",
+        "accepted, %": f"{100 * run.num_accepted / max(run.num_drafted, 1):.1f}",
         "tokens a step": f"{run.tokens / max(run.steps, 1):.2f}",
         "tokens/s without drafts": f"{run.tokens / run.plain_s:.1f}",
-        "tokens/s with drafts": f"{run.tokens / run.drafted_s:.1f}",
+        "tokens/s with drafts": f"{run.tokens / run.num_drafted_s:.1f}",
         "times as fast": f"{run.speedup:.2f}",
         "equal answers": "yes" if run.equal else "no",
     }

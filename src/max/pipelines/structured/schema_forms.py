@@ -204,50 +204,50 @@ class _Writer:
             self._queue.append((name, target, closed))
         return self._names[key]
 
-    def _plain(self, written: dict[str, Any], schema: Mapping[str, Any], path: tuple[str, ...]) -> None:  # fmt: skip
+    def _plain(self, keywords: dict[str, Any], schema: Mapping[str, Any], path: tuple[str, ...]) -> None:  # fmt: skip
         """Keywords of values that are no objects or lists."""
-        kinds = written.get("type")
+        kinds = keywords.get("type")
         listed = kinds if isinstance(kinds, list) else [kinds] if kinds is not None else []
         known = [each for each in listed if isinstance(each, str) and each in TYPES]
         if len(known) != len(listed) or (not known and kinds is not None):
             self._note(path, f"type {json.dumps(kinds)[:80]}")
         if kinds is not None:
-            written.pop("type")
+            keywords.pop("type")
             if known:
-                written["type"] = known if isinstance(kinds, list) else known[0]
-        if "enum" in written and not isinstance(written["enum"], list):
-            written.pop("enum")
+                keywords["type"] = known if isinstance(kinds, list) else known[0]
+        if "enum" in keywords and not isinstance(keywords["enum"], list):
+            keywords.pop("enum")
             self._note(path, "enum")
         # in draft 4 these are flags beside the limit
         for limit, other in (("exclusiveMinimum", "minimum"), ("exclusiveMaximum", "maximum")):
-            if isinstance(written.get(limit), bool):
-                if written.pop(limit) and other in written:
-                    written[limit] = written.pop(other)
+            if isinstance(keywords.get(limit), bool):
+                if keywords.pop(limit) and other in keywords:
+                    keywords[limit] = keywords.pop(other)
         for keyword in ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum"):
-            value = written.get(keyword, 0)
+            value = keywords.get(keyword, 0)
             if isinstance(value, bool) or not isinstance(value, (int, float)):
-                written.pop(keyword)
+                keywords.pop(keyword)
                 self._note(path, keyword)
         for keyword in COUNTS:
-            value = written.get(keyword, 0)
+            value = keywords.get(keyword, 0)
             # JSON has one kind of number, so 2.0 is a count
             if isinstance(value, float) and value.is_integer():
-                written[keyword] = value = int(value)
+                keywords[keyword] = value = int(value)
             if isinstance(value, bool) or not isinstance(value, int) or value < 0:
-                written.pop(keyword)
+                keywords.pop(keyword)
                 self._note(path, keyword)
-        required = written.get("required")
+        required = keywords.get("required")
         if required is not None:
             names = required if isinstance(required, list) else []
             known = [name for name in names if isinstance(name, str)]
             if known != required:
                 self._note(path, "required")
-            written["required"] = list(dict.fromkeys(known))
+            keywords["required"] = list(dict.fromkeys(known))
         divisor = schema.get("multipleOf")
         if divisor is not None:
             count = remainders(divisor)
             if count and self._multiples + count <= MAX_MULTIPLES:
-                written["multipleOf"] = divisor
+                keywords["multipleOf"] = divisor
                 self._multiples += count
             else:
                 self._note(path, f"multipleOf {divisor}"[:80])
@@ -257,15 +257,15 @@ class _Writer:
             if text is None:
                 self._note(path, f"pattern {json.dumps(pattern)[:80]}")
             else:
-                written["pattern"] = text
+                keywords["pattern"] = text
         form = schema.get("format")
         form = _SAME_FORMATS.get(form, form) if isinstance(form, str) else None
         if form in FORMATS:
-            written["format"] = form
+            keywords["format"] = form
 
     def _write_unsupported(
         self,
-        written: dict[str, Any],
+        keywords: dict[str, Any],
         schema: Mapping[str, Any],
         keyword: str,
         path: tuple[str, ...],
@@ -280,20 +280,20 @@ class _Writer:
                 return  # there are only names that fit
         combined = set(schema) & {"contains", "allOf", "anyOf", "oneOf", "if"}
         if keyword == "unevaluatedItems" and not combined:
-            written["items"] = value
+            keywords["items"] = value
             return
-        if keyword == "uniqueItems" and written.get("maxItems", 2) <= 1:
+        if keyword == "uniqueItems" and keywords.get("maxItems", 2) <= 1:
             return
         if keyword == "contains" and with_item(schema) is not None:
             return  # by `_array`
         self._note(path, keyword)
 
     def _object(
-        self, written: dict[str, Any], schema: Mapping[str, Any], path: tuple[str, ...], depth: int, closed: bool
+        self, keywords: dict[str, Any], schema: Mapping[str, Any], path: tuple[str, ...], depth: int, closed: bool
     ) -> None:  # fmt: skip
         properties = schema.get("properties")
         properties = properties if isinstance(properties, Mapping) else {}
-        required = written.get("required", [])
+        required = keywords.get("required", [])
         listed = list(properties)
         optional = [name for name in listed if name not in required]
         if len(optional) > MAX_OPTIONAL_PROPERTIES:
@@ -305,14 +305,14 @@ class _Writer:
         patterns = dict(patterns) if isinstance(patterns, Mapping) else {}
         names = schema.get("propertyNames")
         if isinstance(names, Mapping) and not listed and not patterns:
-            patterns, more = self._properties_by_name(written, names, more, path, depth)
-        if listed or "properties" in written:
-            written["properties"] = {
+            patterns, more = self._properties_by_name(keywords, names, more, path, depth)
+        if listed or "properties" in keywords:
+            keywords["properties"] = {
                 **{
                     name: self.node(properties[name], (*path, "properties", name), depth + 1, True)
                     for name in listed
                 },
-                **written.get("properties", {}),
+                **keywords.get("properties", {}),
             }
         kept: dict[str, Any] = {}
         for pattern, each in patterns.items():
@@ -324,50 +324,50 @@ class _Writer:
                 continue
             kept[text] = self.node(each, (*path, "patternProperties", pattern), depth + 1, True)
         if kept:
-            written["patternProperties"] = kept
+            keywords["patternProperties"] = kept
         if more is not None and not isinstance(more, bool):
             place = (*path, "additionalProperties")
-            written["additionalProperties"] = self.node(more, place, depth + 1, True)
+            keywords["additionalProperties"] = self.node(more, place, depth + 1, True)
         elif more is not None:
-            written["additionalProperties"] = more
+            keywords["additionalProperties"] = more
         elif (
             closed
             and self._closes
             and (listed or kept or "properties" in schema)
             and not combines(schema)
         ):
-            written["additionalProperties"] = False
+            keywords["additionalProperties"] = False
         # a closed object lists what it requires
-        if written.get("additionalProperties") is False:
+        if keywords.get("additionalProperties") is False:
             for name in required:
-                if name not in written.get("properties", {}) and not kept:
-                    written.setdefault("properties", {})[name] = {}
-        self._property_counts(written, path, kept)
+                if name not in keywords.get("properties", {}) and not kept:
+                    keywords.setdefault("properties", {})[name] = {}
+        self._property_counts(keywords, path, kept)
 
     def _property_counts(
-        self, written: dict[str, Any], path: tuple[str, ...], patterns: Mapping[str, Any]
+        self, keywords: dict[str, Any], path: tuple[str, ...], patterns: Mapping[str, Any]
     ) -> None:
         """Limits of the number of properties, which grammars hold only where none is optional."""
-        properties, required = written.get("properties", {}), written.get("required", [])
-        closed = written.get("additionalProperties") is False and not patterns
-        least, most = written.get("minProperties", 0), written.get("maxProperties")
+        properties, required = keywords.get("properties", {}), keywords.get("required", [])
+        closed = keywords.get("additionalProperties") is False and not patterns
+        least, most = keywords.get("minProperties", 0), keywords.get("maxProperties")
         if not properties or (closed and len(properties) == len(required)):
             return
-        written.pop("minProperties", None)
-        written.pop("maxProperties", None)
+        keywords.pop("minProperties", None)
+        keywords.pop("maxProperties", None)
         if least > len(required):
             options = [name for name in properties if name not in required]
             # one more than the required ones: any of the optional ones
             if least == len(required) + 1 and closed and len(options) <= BRANCHES:
                 either = [{"required": [*required, name]} for name in options]
-                written.setdefault("allOf", []).append({"anyOf": either})
+                keywords.setdefault("allOf", []).append({"anyOf": either})
             else:
                 self._note(path, "minProperties")
         if most is not None and not (closed and len(properties) <= most):
             self._note(path, "maxProperties")
 
     def _properties_by_name(
-        self, written: dict[str, Any], names: Mapping[str, Any], more: Any, path: tuple[str, ...], depth: int
+        self, keywords: dict[str, Any], names: Mapping[str, Any], more: Any, path: tuple[str, ...], depth: int
     ) -> tuple[dict[str, Any], Any]:  # fmt: skip
         """Properties whose names have a schema, as patterns or as optional properties."""
         value = {} if more is None or more is True else more
@@ -375,7 +375,7 @@ class _Writer:
         choices = names.get("enum", [names["const"]] if "const" in names else None)
         if isinstance(choices, list) and all(isinstance(each, str) for each in choices):
             if len(choices) <= MAX_OPTIONAL_PROPERTIES:
-                written["properties"] = {
+                keywords["properties"] = {
                     each: self.node(value, (*path, "additionalProperties"), depth + 1, True)
                     for each in choices
                 }
@@ -388,13 +388,13 @@ class _Writer:
         return {}, more
 
     def _array(
-        self, written: dict[str, Any], schema: Mapping[str, Any], path: tuple[str, ...], depth: int
+        self, keywords: dict[str, Any], schema: Mapping[str, Any], path: tuple[str, ...], depth: int
     ) -> None:
         items, prefix = schema.get("items"), schema.get("prefixItems")
         if isinstance(items, list):
             prefix, items = items, schema.get("additionalItems")
         if isinstance(prefix, list):
-            written["prefixItems"] = [
+            keywords["prefixItems"] = [
                 self.node(each, (*path, "prefixItems", str(at)), depth + 1, True)
                 for at, each in enumerate(prefix)
             ]
@@ -404,40 +404,40 @@ class _Writer:
             others = [] if kinds == "array" else [{"type": sorted(TYPES - {"array", "integer"})}]
             place = (*path, "contains")
             nodes = [self.node(each, place, depth + 1, True) for each in (*either, *others)]
-            written.setdefault("allOf", []).append({"anyOf": nodes})
+            keywords.setdefault("allOf", []).append({"anyOf": nodes})
         if items is not None or ("items" in schema and not isinstance(schema["items"], list)):
-            written["items"] = self.node(items, (*path, "items"), depth + 1, True)
+            keywords["items"] = self.node(items, (*path, "items"), depth + 1, True)
 
     def _write_combinations(
-        self, written: dict[str, Any], schema: Mapping[str, Any], path: tuple[str, ...], depth: int, closed: bool
+        self, keywords: dict[str, Any], schema: Mapping[str, Any], path: tuple[str, ...], depth: int, closed: bool
     ) -> None:  # fmt: skip
         members = schema.get("allOf")
         if isinstance(members, list):
-            written.setdefault("allOf", []).extend(
+            keywords.setdefault("allOf", []).extend(
                 self.node(each, (*path, "allOf", str(at)), depth + 1, False)
                 for at, each in enumerate(members)
                 if not is_condition(each)
             )
-            if not written["allOf"]:
-                written.pop("allOf")
+            if not keywords["allOf"]:
+                keywords.pop("allOf")
         choices = schema.get("oneOf")
         if isinstance(choices, list):
             choices = exclusive(choices)
             if self._apart and (each_alone := self._conditions.apart(choices, schema)) is not None:
                 place = (*path, "oneOf")
                 inner = [self.node(each, place, depth + 1, False) for each in each_alone]
-                written.setdefault("allOf", []).append({"anyOf": inner})
+                keywords.setdefault("allOf", []).append({"anyOf": inner})
                 choices = None
         either = schema.get("anyOf")
         for keyword, options in (("anyOf", either), ("oneOf", choices)):
             if not isinstance(options, list) or not options:
                 continue
-            alone = not (written.keys() - {"type"})
+            alone = not (keywords.keys() - {"type"})
             inner = [
                 self.node(each, (*path, keyword, str(at)), depth + 1, closed and alone)
                 for at, each in enumerate(options)
             ]
-            if keyword in written or (keyword == "oneOf" and "anyOf" in written):
-                written.setdefault("allOf", []).append({keyword: inner})
+            if keyword in keywords or (keyword == "oneOf" and "anyOf" in keywords):
+                keywords.setdefault("allOf", []).append({keyword: inner})
             else:
-                written[keyword] = inner
+                keywords[keyword] = inner

@@ -204,13 +204,13 @@ def answer_opening(model: ServedModel, conversation: Conversation, thinks: bool)
     )
 
 
-async def _prompt(model: ServedModel, text: str, kept: int | None) -> list[int]:
+async def _prompt(model: ServedModel, text: str, kept_tokens: int | None) -> list[int]:
     """The tokens of a prompt, or the last of them."""
-    if kept is None:
+    if kept_tokens is None:
         return await model.encode_template(text)
     model.check_text(utf8_size(text), "messages")
     tokens = await by_size(model.all_tokens, text, special=False)
-    return tokens[-kept:]
+    return tokens[-kept_tokens:]
 
 
 def reasoning_budget(

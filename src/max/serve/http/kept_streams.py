@@ -49,8 +49,8 @@ class KeptStream:
         readers: The connections that receive it.
         dropped: Whether its parts were dropped because they took too much memory.
         ended: Whether it is complete, or was stopped.
-        stopped: Set when it must end.
-        changed: Set, and replaced, at each change.
+        stop_event: Set when it must end.
+        change_event: Set, and replaced, at each change.
         timer: Ends or removes it later.
     """
 
@@ -62,14 +62,14 @@ class KeptStream:
     readers: int = 0
     dropped: bool = False
     ended: bool = False
-    stopped: asyncio.Event = field(default_factory=asyncio.Event)
-    changed: asyncio.Event = field(default_factory=asyncio.Event)
+    stop_event: asyncio.Event = field(default_factory=asyncio.Event)
+    change_event: asyncio.Event = field(default_factory=asyncio.Event)
     timer: asyncio.TimerHandle | None = None
 
     def notify(self) -> None:
         """Wakes those that wait for a change."""
         # a new event for the next change, as one that is set stays set
-        changed, self.changed = self.changed, asyncio.Event()
+        changed, self.change_event = self.change_event, asyncio.Event()
         changed.set()
 
     async def body(self) -> AsyncGenerator[bytes, None]:
@@ -77,7 +77,7 @@ class KeptStream:
         sent = 0
         while True:
             # taken before the parts are read, so that a part that comes meanwhile is not missed
-            changed = self.changed
+            changed = self.change_event
             while sent < len(self.parts):
                 sent += 1
                 yield self.parts[sent - 1]
@@ -164,7 +164,7 @@ class KeptStreams:
         """
         stream.readers -= 1
         if not stream.readers and not stream.ended:
-            self._arm(stream, ABANDONED_S, stream.stopped.set)
+            self._arm(stream, ABANDONED_S, stream.stop_event.set)
 
     def add(self, stream: KeptStream, message: Message) -> None:
         """Keeps a message of an answer.
@@ -201,7 +201,7 @@ class KeptStreams:
         Args:
             stream: The answer.
         """
-        stream.stopped.set()
+        stream.stop_event.set()
         if stream.ended:
             self._remove(stream)
 
@@ -322,7 +322,7 @@ class _Connection:
 
     async def _receive(self) -> Message:
         """A part of the request's body; a disconnect only when the answer is stopped."""
-        stopped = asyncio.ensure_future(self._stream.stopped.wait())
+        stopped = asyncio.ensure_future(self._stream.stop_event.wait())
         try:
             if self._connected:
                 source = asyncio.ensure_future(self._source())  # type: ignore[arg-type]

@@ -55,7 +55,7 @@ async def stop(stream_id: str, request: Request) -> Response:
 
 async def _wait_started(stream: KeptStream) -> None:
     while stream.start is None and not stream.ended:
-        await stream.changed.wait()
+        await stream.change_event.wait()
 
 
 async def _whole(stream: KeptStream) -> bytes:

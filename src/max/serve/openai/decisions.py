@@ -135,7 +135,7 @@ async def decisions(body: DecisionsBody, request: Request) -> Response:
         request, _answers(model, state, [reads[:1], reads[1:]] if shared else [reads])
     )
     context = current_request()
-    cached = context.cached.get(reads[0].request.request_id, (0, 0))[1]
+    cached = context.cached_by_request.get(reads[0].request.request_id, (0, 0))[1]
     # the common start counts once
     tokens = sum(len(read.request.tokens) for read in reads) - shared * (len(reads) - 1)
     usage = {

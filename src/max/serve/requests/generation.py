@@ -91,7 +91,7 @@ class _Sequence:
         )
         self._last = time.perf_counter()
         self._context = current_request()
-        self._begin, self._trace = self._context.arrived, self._context.trace
+        self._begin, self._trace = self._context.arrival_time, self._context.trace
         self._arrived = time.time()
         self._started = self._first = 0.0
         metrics.input_tokens.inc(len(sequence.request.tokens))
@@ -99,7 +99,10 @@ class _Sequence:
     def start(self, event: PromptStarted) -> None:
         """Notes when its prompt began to be read, its tokens that were cached, and why no more were."""
         request = self._sequence.request
-        self._context.cached[request.request_id] = (id(request.tokens), event.cached_tokens)
+        self._context.cached_by_request[request.request_id] = (
+            id(request.tokens),
+            event.cached_tokens,
+        )
         if not self._started:
             self._started = max(event.at, self._arrived)
             if event.miss_reason:

@@ -27,7 +27,7 @@ class RequestContext:
         priority: Its priority in the engine; lower comes first.
         cleanups: Called after the response was sent.
         trace: Its spans; None: it is not traced.
-        arrived: When its headers arrived, by `time.perf_counter`.
+        arrival_time: When its headers arrived, by `time.perf_counter`.
         receive: Returns its body, then the disconnect of its client; None: it has no client.
         body_bytes: The size of its body.
         tenant: Those with whom it may share cached prefixes, as a text that tells them apart; empty: everyone.
@@ -40,7 +40,7 @@ class RequestContext:
         adapter: The name of its adapter (LoRA); empty: none.
         adapter_scale: The factor of the adapter's weights.
         variant: The model that it asks for and ``stable`` or ``canary``; None: its model has no canary.
-        cached: For each of its sequences a number of the prompt, and the tokens of it that were in the prefix cache.
+        cached_by_request: For each of its sequences a number of the prompt, and the tokens of it that the cache had.
     """
 
     request_id: str = ""
@@ -48,7 +48,7 @@ class RequestContext:
     priority: int = 0
     cleanups: list[Callable[[], None]] = field(default_factory=list)
     trace: RequestTrace | None = None
-    arrived: float = field(default_factory=time.perf_counter)
+    arrival_time: float = field(default_factory=time.perf_counter)
     receive: Callable[[], Awaitable[Any]] | None = None
     body_bytes: int = 0
     tenant: str = ""
@@ -61,7 +61,7 @@ class RequestContext:
     adapter: str = ""
     adapter_scale: float = 1.0
     variant: tuple[str, str] | None = None
-    cached: dict[str, tuple[int, int]] = field(default_factory=dict)
+    cached_by_request: dict[str, tuple[int, int]] = field(default_factory=dict)
 
     @property
     def prefix_salt(self) -> str:
@@ -74,7 +74,7 @@ class RequestContext:
     def cached_tokens(self) -> int:
         """The tokens of its prompts that were in the prefix cache; a prompt of several sequences counts once."""
         of_prompts: dict[int, int] = {}
-        for prompt, tokens in self.cached.values():
+        for prompt, tokens in self.cached_by_request.values():
             # the sequence that came first has read the prompt, and later ones find it cached
             of_prompts[prompt] = min(tokens, of_prompts.get(prompt, tokens))
         return sum(of_prompts.values())

@@ -61,15 +61,15 @@ class LifeSigns:
         """Starts the thread of the beats, in the worker."""
         threading.Thread(target=self._beat, name="engine heartbeat", daemon=True).start()
 
-    def note_load(self, step: str, done: int, total: int) -> None:
+    def note_load(self, step: str, num_done: int, total: int) -> None:
         """Notes what the worker loads, for the server.
 
         Args:
             step: The step in a few words; empty: the load has ended.
-            done: Its parts that are done.
+            num_done: Its parts that are done.
             total: All its parts; 0: it has none.
         """
-        text = f"{step} {done}/{total}" if total else step
+        text = f"{step} {num_done}/{total}" if total else step
         self._step.value = text.encode("utf-8", "replace")[: _STEP_BYTES - 1]
 
     @property

@@ -29,14 +29,14 @@ class ServePlan:
     Args:
         settings: The settings of the server.
         worker: Those of a worker.
-        deployed: Several models; None: there is one, or none.
+        deployed_models: Several models; None: there is one, or none.
         models_dir: The folder of models that requests ask for; None: the default.
         limits: How many of them are loaded, and for how long.
     """
 
     settings: ServerSettings
     worker: WorkerSettings
-    deployed: list[DeployedModel] | None
+    deployed_models: list[DeployedModel] | None
     models_dir: str | None
     limits: tuple[Any, ...]
 
@@ -74,13 +74,13 @@ def run_plan(plan: ServePlan, listener: socket.socket, guard: Any = None) -> Non
         Exception: It cannot run.
     """
     settings, config = plan.settings, plan.worker.config
-    if plan.deployed is not None:
+    if plan.deployed_models is not None:
         from max.serve.models.deployment import Deployment
         from max.serve.process.server import run_server
 
-        engines = sum(model.replicas for model in plan.deployed)
+        engines = sum(model.replicas for model in plan.deployed_models)
         cluster = _cluster(plan, guard, engines)
-        number = run_server(settings, Deployment(plan.deployed), listener, cluster, guard)
+        number = run_server(settings, Deployment(plan.deployed_models), listener, cluster, guard)
         if number is not None:
             raise stop_error(number)
         return

@@ -1,0 +1,89 @@
+"""Names say what they hold or do: a participle needs its noun (flags and terms of the field are whole without one)."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+SRC = Path(__file__).parents[1] / "src" / "max"
+IRREGULAR = {
+    "alone", "begun", "between", "bound", "broken", "built", "chosen", "done", "drawn", "found", "given", "gone",
+    "held", "hidden", "kept", "known", "lacking", "left", "lost", "made", "meant", "nothing", "only", "seen", "sent",
+    "shown", "spent", "spread", "taken", "together", "told", "written",
+}  # fmt: skip
+VERBS = {"embed", "feed", "proceed", "reseed", "seed", "speed"}
+TERMS = {
+    "aligned", "biased", "chained", "chunked", "compiled", "compressed", "coupled", "embedded", "expected", "fused",
+    "gated", "hidden", "interleaved", "left", "linked", "masked", "normalized", "packed", "padded", "permuted",
+    "pinned", "quantized", "required", "rotated", "searchsorted", "segmented", "signed", "stacked", "tied", "tiled",
+    "transposed", "unpacked",
+}  # fmt: skip
+"""Terms of the field: a packed weight is packed, an operand is the left one; and names of NumPy."""
+DOCUMENTED = {
+    "allocated", "bound", "cancelled", "encoded", "generated", "interleaved", "pinned", "pred", "quantized",
+    "replicated", "traced", "unrealized",
+}  # fmt: skip
+"""Names that the documented API has."""
+MOST = {"definition": 7, "field": 36, "parameter": 34}
+"""The number of such names by kind: lower it when one is renamed, and name new ones by what they hold."""
+
+
+def is_participle(name: str) -> bool:
+    name = name.strip("_")
+    if name in TERMS or name in DOCUMENTED or name in VERBS:
+        return False
+    return name in IRREGULAR or re.fullmatch(r"[a-z]+ed", name) is not None
+
+
+def _is_flag(annotation: ast.expr | None) -> bool:
+    return annotation is not None and ast.unparse(annotation) in ("bool", "bool | None")
+
+
+def participles(tree: ast.AST) -> Iterator[tuple[str, int, str]]:
+    """The definitions, parameters and fields of a file whose name is one participle, with kind and line."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.ClassDef):
+            for item in node.body:
+                if isinstance(item, ast.AnnAssign) and isinstance(item.target, ast.Name):
+                    if not _is_flag(item.annotation) and is_participle(item.target.id):
+                        yield "field", item.lineno, item.target.id
+        if isinstance(node, (ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)):
+            is_predicate = not isinstance(node, ast.ClassDef) and _is_flag(node.returns)
+            if not is_predicate and is_participle(node.name):
+                yield "definition", node.lineno, node.name
+        if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
+            arguments = node.args
+            for argument in arguments.posonlyargs + arguments.args + arguments.kwonlyargs:
+                if not _is_flag(argument.annotation) and is_participle(argument.arg):
+                    yield "parameter", argument.lineno, argument.arg
+
+
+def test_names_are_more_than_a_participle() -> None:
+    counts: Counter[str] = Counter()
+    places: list[str] = []
+    for path in sorted(SRC.rglob("*.py")):
+        for kind, line, name in participles(ast.parse(path.read_text())):
+            counts[kind] += 1
+            places.append(f"{path.relative_to(SRC)}:{line} {kind} {name}")
+    more = [kind for kind, most in MOST.items() if counts[kind] > most]
+    assert not more, "\n".join(place for place in places if place.split()[1] in more)
+
+
+@pytest.mark.parametrize(
+    ("code", "found"),
+    [
+        ("def chosen(): ...", ["definition"]),
+        ("def chosen() -> bool: ...", []),
+        ("def f(given, *, written: int, closed: bool): ...", ["parameter"] * 2),
+        ("class C:\n    measured: int\n    stopped: bool\n    packed: int", ["field"]),
+        ("def chosen_row(given_rows): ...", []),
+        ("def embed(): ...", []),
+    ],
+)
+def test_what_is_a_participle(code: str, found: list[str]) -> None:
+    assert [kind for kind, *_ in participles(ast.parse(code))] == found
