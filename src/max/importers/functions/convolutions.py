@@ -26,10 +26,12 @@ def convolution(
     """A convolution ``[N, C, …]`` with a filter ``[F, C / groups, …]``."""
     n = x.rank - 2
     if any(amount < 0 for pair in pairs for amount in pair):
+        # negative padding cuts, which convolutions cannot
         x = pad_axes(x, [(0, 0), (0, 0), *pairs], "constant", 0)
         pairs = [(0, 0)] * n
     pads = [amount for pair in pairs for amount in pair]
     if n == 1:
+        # a sequence is an image of height 1
         y = convolution(
             ops.unsqueeze(x, 2), ops.unsqueeze(weight, 2), [1, *strides], [1, *dilations], [(0, 0), *pairs], groups
         )  # fmt: skip
@@ -73,6 +75,7 @@ def transposed_convolution(
         groups: The number of groups of channels.
     """
     parts = [
+        # the op has no groups: each is a convolution of its own
         _transposed_convolution(part, w, strides, dilations)
         for part, w in zip(ops.chunk(x, groups, 1), ops.chunk(weight, groups, 0), strict=True)
     ]
@@ -105,7 +108,8 @@ def _transposed_convolution(
         if stride > 1:
             x = insert_zeros(x, axis, stride)
     flipped = weight[(slice(None), slice(None), *[slice(None, None, -1)] * n)]
-    flipped = ops.permute(flipped, [1, 0, *range(2, n + 2)])
+    flipped = ops.permute(flipped, [1, 0, *range(2, n + 2)])  # [F, C, …]
+    # full padding: each element meets all taps
     reach = [d * (int(size) - 1) for d, size in zip(dilations, weight.shape[2:], strict=True)]
     return convolution(x, flipped, [1] * n, dilations, [(r, r) for r in reach], 1)
 
@@ -120,7 +124,7 @@ def insert_zeros(x: TensorValue, axis: int, stride: int) -> TensorValue:
         ops.pad(wide, pads), [*shape[:axis], shape[axis] * stride, *shape[axis + 1 :]]
     )
     index = [slice(None)] * x.rank
-    index[axis] = slice(0, shape[axis] * stride - (stride - 1))
+    index[axis] = slice(0, shape[axis] * stride - (stride - 1))  # no zeros behind the last element
     return wide[tuple(index)]
 
 

@@ -32,18 +32,21 @@ def contract(equation: str, tensors: list[TensorValue]) -> TensorValue:
         ),
         default=0,
     )
+    # letters for the axes of an ellipsis, the same in all terms from the right
     extra = "".join(free[:widest])
     named = [_letters(term, x.rank, extra) for term, x in zip(terms, tensors, strict=True)]
     if arrow:
         result = right.replace("...", extra)
     else:
         joined = "".join(named)
+        # without an arrow: the letters that occur once, in alphabetical order
         result = extra + "".join(
             sorted({c for c in joined if joined.count(c) == 1 and c not in extra})
         )
     current, letters = _diagonal(tensors[0], named[0])
     for index in range(1, len(tensors)):
         other, names = _diagonal(tensors[index], named[index])
+        # the others are summed in this product
         needed = set(result).union(*named[index + 1 :])
         current, letters = _product(current, letters, other, names, needed)
     gone = [axis for axis, letter in enumerate(letters) if letter not in result]
@@ -75,6 +78,7 @@ def _diagonal(x: TensorValue, letters: str) -> tuple[TensorValue, str]:
             order = [axis for axis in range(x.rank) if axis not in (first, second)]
             x = ops.permute(x, [*order, first, second])
             lead = x.shape[:-2]
+            # elements of the diagonal are size + 1 apart
             x = ops.reshape(x, [*lead, size * size])
             places = ops.range(0, size, 1, dtype=DType.int64, device=x.device) * (
                 TensorValue(size) + 1
@@ -90,6 +94,7 @@ def _product(
     """The product of two tensors, summed over letters that nothing else needs: a batched matrix product."""
     only_x = [c for c in a if c not in b and c not in needed_letters]
     only_y = [c for c in b if c not in a and c not in needed_letters]
+    # summed before the product, which then has fewer elements
     x, a = _sum_letters(x, a, only_x)
     y, b = _sum_letters(y, b, only_y)
     batch = [c for c in a if c in b and c in needed_letters]
@@ -98,10 +103,12 @@ def _product(
     sizes: dict[str, Dim] = {}
     for letters, tensor in ((a, x), (b, y)):
         for letter, dim in zip(letters, tensor.shape, strict=True):
+            # an axis of size 1 broadcasts
             if letter not in sizes or sizes[letter] == 1:
                 sizes[letter] = dim
     x = _arrange_axes(x, a, [*batch, *rows, *inner], sizes)
     y = _arrange_axes(y, b, [*batch, *inner, *columns], sizes)
+    # a batched product [batch, rows, inner] @ [batch, inner, columns]
     total = [
         math.prod((sizes[c] for c in group), start=Dim(1))
         for group in (batch, rows, inner, columns)

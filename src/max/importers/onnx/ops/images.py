@@ -62,7 +62,9 @@ def resize(node: Node) -> TensorValue:
     )
     if node.has(1) and plan.transform == "tf_crop_and_resize":
         roi = node.elements(1).astype(np.float64).tolist()
-        plan.crops = [(roi[i], roi[i + len(axes)]) for i in range(len(axes))]
+        plan.crops = [
+            (roi[i], roi[i + len(axes)]) for i in range(len(axes))
+        ]  # all starts, then all ends
     if node.has(3) and any(dim != 0 for dim in node.value(3).shape):
         sizes, scales = _by_size(node, x, axes)
     else:
@@ -70,14 +72,17 @@ def resize(node: Node) -> TensorValue:
         sizes = []
         for axis, scale in zip(axes, scales, strict=True):
             dim = x.shape[axis]
+            # a whole multiple of a size keeps its symbol
             if scale == int(scale) and scale >= 1:
                 sizes.append(dim * int(scale))
             else:
+                # 1e-9: a product that should be whole may lie just below
                 sizes.append(math.floor(node.static(dim) * scale + 1e-9))
     if any(isinstance(size, Dim) and not isinstance(size, StaticDim) for size in sizes):
         whole = list(x.shape)
         for axis, size in zip(axes, sizes, strict=True):
             whole[axis] = Dim(size)
+        # else the positions must be computed here, from sizes as numbers
         if (result := plan.symbolic(x, whole)) is not None:
             return result
         sizes = [node.static(Dim(size)) for size in sizes]
@@ -100,6 +105,7 @@ def _by_size(node: Node, x: TensorValue, axes: Sequence[int]) -> tuple[list[Any]
     if policy == "stretch":
         return [int(new) for new in wanted], ratios
     scale = (min if policy == "not_larger" else max)(ratios)
+    # one scale for all axes, so the sizes that were asked for are bounds only
     return [math.floor(scale * size + 0.5) for size in old], [scale] * len(axes)
 
 
@@ -154,14 +160,19 @@ class _Plan:
         dtype = x.dtype
         wide = x if self.mode == "nearest" or dtype is DType.float64 else ops.cast(x, DType.float32)
         outside: TensorValue | None = None
+        # interpolation is separable: one axis after the other
         for index, (axis, size, scale) in enumerate(zip(axes, sizes, scales, strict=True)):
             if wide.shape[axis] == size and scale == 1.0 and not self.crops:
                 continue
             old = int(wide.shape[axis])
-            places = self._positions(old, int(size), scale, index)
+            places = self._positions(
+                old, int(size), scale, index
+            )  # of new elements, on the old axis
             wide = self._axis(wide, axis, old, places, scale)
             if self.transform == "tf_crop_and_resize":
-                far = (places < 0) | (places > old - 1)
+                far = (places < 0) | (
+                    places > old - 1
+                )  # in this mode the crop may lie beyond the image
                 shape = [-1 if i == axis else 1 for i in range(x.rank)]
                 mask = ops.constant(far.reshape(shape))
                 outside = mask if outside is None else ops.logical_or(outside, mask)
@@ -174,6 +185,7 @@ class _Plan:
     def _positions(self, old: int, new: int, scale: float, index: int) -> Array:
         """The positions of the new elements on the old axis."""
         x = np.arange(new, dtype=np.float64)
+        # the size before it was rounded down: scales, not sizes, place elements
         width = scale * old
         match self.transform:
             case "align_corners":
@@ -190,6 +202,7 @@ class _Plan:
             case "half_pixel":
                 return (x + 0.5) / scale - 0.5
             case "half_pixel_symmetric":
+                # what rounding the size cut off is cut on both sides
                 return old / 2 * (1 - new / width) + (x + 0.5) / scale - 0.5
             case _:
                 raise Unsupported(f"coordinate_transformation_mode is {self.transform!r}")
@@ -203,6 +216,7 @@ class _Plan:
         indices, weights = self._weights(places, scale, old)
         total: TensorValue | None = None
         shape = [len(places) if i == axis else 1 for i in range(x.rank)]
+        # a sum over taps, each a gather of rows with their weights
         for tap in range(indices.shape[1]):
             weight = weights[:, tap].astype(x.dtype.to_numpy()).reshape(shape)
             part = ops.gather(x, ops.constant(np.ascontiguousarray(indices[:, tap])), axis)
@@ -228,7 +242,8 @@ class _Plan:
         """For each new element the indices of old ones and their weights."""
         base = np.floor(places)
         ratio = (places - base)[:, None]
-        reach = 1 if self.mode == "linear" else 2
+        reach = 1 if self.mode == "linear" else 2  # neighbors on each side
+        # a smaller image: the kernel is as wide as a new element, so that each old one counts
         shrink = min(scale, 1.0) if self.antialias else 1.0
         start = math.floor(-reach / shrink) + 1
         taps = np.arange(start, reach - start + 1 if self.antialias else reach + 1)
@@ -238,7 +253,9 @@ class _Plan:
         if self.exclude:
             weights = np.where((indices < 0) | (indices >= old), 0.0, weights)
         if self.exclude or self.antialias:
+            # without some of its taps, or stretched, a kernel no longer sums to 1
             weights = weights / weights.sum(1, keepdims=True)
+        # taps outside repeat the border
         return np.clip(indices, 0, old - 1), weights
 
     def _kernel(self, distance: Array) -> Array:
@@ -283,6 +300,7 @@ def non_max_suppression(node: Node) -> TensorValue:
     overlap: Any = node.tensor(3) if node.has(3) else 0.0
     least: Any = node.tensor(4) if node.has(4) else -math.inf
     if node.attr("center_point_box", 0):
+        # to corners, y before x
         center_x, center_y, width, height = (boxes[:, :, i : i + 1] for i in range(4))
         boxes = ops.concat(
             [center_y - height * 0.5, center_x - width * 0.5, center_y + height * 0.5, center_x + width * 0.5], 2

@@ -47,13 +47,16 @@ def _bounds(node: Node, start: Dim, stop: Dim, step: int, size: Dim) -> slice:
         raise Unsupported("the step is 0")
     if all(isinstance(dim, StaticDim) for dim in (start, stop, size)):
         first, last, _ = slice(int(start), int(stop), step).indices(int(size))
+        # the first element is part of the slice
         if step < 0 and int(stop) < -int(size):
             last = -1
         if (last - first) * step <= 0:
             return slice(0, 0, 1)
+        # -1 would be the last element
         return slice(first, None if last < 0 else last, step)
     if step == 1:
         return slice(_inside(node, start, size, False), _inside(node, stop, size, True))
+    # the whole axis, reversed
     if step == -1 and start == -1 and isinstance(stop, StaticDim) and int(stop) <= -(1 << 31):
         return slice(None, None, -1)
     raise MissingContents(node.source.inputs[0], f"the size {size}")
@@ -68,6 +71,7 @@ def _inside(node: Node, limit: Dim, size: Dim, is_stop: bool) -> Dim:
             return Dim(0)
         if int(limit) < 0:
             return size + limit
+        # a stop beyond a smaller size would have to be clamped
         if int(limit) > 0 and is_stop:
             raise MissingContents(node.source.inputs[0], f"the size {size}")
     return limit
@@ -94,7 +98,9 @@ def gather_nd(node: Node, x: TensorValue, indices: TensorValue) -> TensorValue:
 def _positive_rows(indices: TensorValue, sizes: Any) -> TensorValue:
     """Index vectors whose elements are counted from 0."""
     count = int(indices.shape[-1])
-    limits = ops.cast(ops.shape_to_tensor(list(sizes[:count])), DType.int64)
+    limits = ops.cast(
+        ops.shape_to_tensor(list(sizes[:count])), DType.int64
+    )  # the size of each indexed axis
     wide = ops.cast(indices, DType.int64)
     return ops.where(wide < 0, wide + limits, wide)
 
@@ -141,8 +147,11 @@ def tensor_scatter(
     places = ops.reshape(places, shape)
     if starts is not None:
         rows = [cache.shape[0] if i == 0 else Dim(1) for i in range(cache.rank)]
-        places = places + ops.reshape(ops.cast(starts, DType.int64), rows)
+        places = places + ops.reshape(
+            ops.cast(starts, DType.int64), rows
+        )  # one start for each sequence
     if node.attr("mode", "linear") == "circular":
+        # a ring buffer: rows past the end overwrite the oldest
         places = ops.mod(places, TensorValue(size))
     return ops.scatter(cache, update, ops.broadcast_to(places, update.shape), axis)
 
@@ -164,6 +173,7 @@ def one_hot(node: Node) -> TensorValue:
 @op("NonZero")
 def non_zero(node: Node, x: TensorValue) -> TensorValue:
     mask = x if x.rank else ops.reshape(x, [1])
+    # only a run knows their number
     places = ops.nonzero(mask, node.new_size("nonzero"))
     return ops.permute(places, [1, 0])
 
@@ -192,6 +202,7 @@ def trilu(node: Node) -> TensorValue:
     rows, columns = x.shape[-2:]
     row = ops.reshape(ops.range(0, rows, 1, dtype=DType.int64, device=x.device), [rows, 1])
     column = ops.reshape(ops.range(0, columns, 1, dtype=DType.int64, device=x.device), [1, columns])
+    # of an element from the main diagonal
     distance = column - row
     kept = distance >= k if node.attr("upper", 1) else distance <= k
     return ops.where(kept, x, ops.constant(np.zeros((), x.dtype.to_numpy())))
@@ -223,8 +234,13 @@ def depth_to_space(node: Node, x: TensorValue) -> TensorValue:
     depth = _quotient(node, channels, size**n)
     taps = [size] * n
     if node.attr("mode", "DCR") == "CRD":
+        # CRD: the channel comes before the position within a block
         x = ops.reshape(x, [batch, depth, *taps, *spatial])
-        order = [0, 1, *(axis for i in range(n) for axis in (2 + n + i, 2 + i))]
+        order = [
+            0,
+            1,
+            *(axis for i in range(n) for axis in (2 + n + i, 2 + i)),
+        ]  # each spatial axis, then its tap
     else:
         x = ops.reshape(x, [batch, *taps, depth, *spatial])
         order = [0, 1 + n, *(axis for i in range(n) for axis in (2 + n + i, 1 + i))]
@@ -275,8 +291,10 @@ def determinant(node: Node, x: TensorValue) -> TensorValue:
         step_row = x[:, step : step + 1, :]
         x = ops.where(at_step, pivot_row, ops.where(at_pivot, step_row, x))
         value = pivot_row[:, :, step : step + 1]
+        # an exchange of rows changes the sign
         swapped = ops.where(ops.equal(pivot, step), value, -value)
         result = result * swapped
+        # singular: the determinant is 0 already, whatever follows
         divisor = ops.where(ops.equal(value, 0.0), 1.0, value)
         factor = ops.where(rows > step, x[:, :, step : step + 1] / divisor, 0.0)
         x = x - factor * pivot_row

@@ -22,6 +22,7 @@ from max.importers.values import Imported
 def sizes_array(dims: Sequence[Dim]) -> np.ndarray:
     """Dimensions as known contents."""
     array = np.empty(len(dims), object)
+    # symbols stay expressions, with which folds compute
     array[:] = [int(dim) if isinstance(dim, StaticDim) else dim for dim in dims]
     return array
 
@@ -48,6 +49,7 @@ def reshape(node: Node) -> TensorValue:
         target = [Dim(int(size)) for size in node.attr("shape", [])]
     else:
         target = node.sizes(1)
+    # 0 keeps the operand's size
     if not node.attr("allowzero", 0):
         for axis, dim in enumerate(target):
             if dim == 0:
@@ -80,6 +82,7 @@ def squeeze(node: Node) -> TensorValue:
     x = node.tensor(0)
     axes = node.attr("axes") if node.version < 13 else (node.ints(1) if node.has(1) else None)
     if axes is None:
+        # without axes all of size 1 go: sizes must be known
         axes = [axis for axis in range(x.rank) if node.static(x.shape[axis]) == 1]
     axes = node.axes(axes, x.rank)
     for axis in axes:
@@ -105,6 +108,7 @@ def expand(node: Node) -> TensorValue:
     x = node.tensor(0)
     target = node.sizes(1)
     rank = max(x.rank, len(target))
+    # shapes are aligned at the right
     own = [Dim(1)] * (rank - x.rank) + list(x.shape)
     wanted = [Dim(1)] * (rank - len(target)) + target
     return ops.broadcast_to(
@@ -160,10 +164,12 @@ def split_sizes(node: Node, x: TensorValue, axis: int) -> list[Dim]:
     parts = node.attr("num_outputs", node.num_outputs)
     total = x.shape[axis]
     if not isinstance(total, StaticDim):
+        # a symbolic size can be split if it is a multiple of the parts
         exact = total.expr.exact_quotient(parts)
         if exact is not None:
             return [Dim.from_mlir(exact)] * parts
     total = node.static(total)
+    # equal parts, the last one smaller
     each = -(-total // parts)
     return [Dim(min(each, max(total - each * part, 0))) for part in range(parts)]
 
@@ -217,6 +223,7 @@ def arange(node: Node) -> TensorValue:
         if all(isinstance(n, StaticDim) for n in (start, stop, step)):
             count = max(0, -(-(int(stop) - int(start)) // int(step)))
             return _sequence(node, numbers, Dim(count), dtype)
+        # the size is the stop itself, which may be an expression
         if step == 1 and start == 0:
             return _sequence(node, numbers, stop, dtype)
         raise MissingContents(node.source.inputs[1], "the elements")
@@ -230,6 +237,7 @@ def arange(node: Node) -> TensorValue:
 def _sequence(node: Node, numbers: Sequence[Imported], count: Dim, dtype: DType) -> TensorValue:
     """``start + step * i``, each element rounded once."""
     device = ops.constant(0).device
+    # integers are exact as they are; small floats are computed in float32
     wide = dtype
     if dtype.is_float():
         wide = DType.float64 if dtype is DType.float64 else DType.float32

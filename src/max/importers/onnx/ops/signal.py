@@ -25,6 +25,7 @@ def _roots(size: int, rows: int, sign: float, dtype: DType) -> tuple[TensorValue
     """Real and imaginary parts of the matrix of a transform, ``[rows, size]``: exact angles, rounded once."""
     if size > _LARGEST:
         raise Unsupported(f"a transform of {size} elements; at most {_LARGEST}")
+    # whole turns are left out as integers, before they are rounded
     steps = np.outer(np.arange(rows), np.arange(size)) % max(size, 1)
     angles = sign * 2 * math.pi * steps / max(size, 1)
     real, imaginary = np.cos(angles), np.sin(angles)
@@ -39,8 +40,10 @@ def transform(x: TensorValue, rows: int, sign: float) -> TensorValue:
     real, imaginary = _roots(size, rows, sign, x.dtype)
     y = ops.matmul(real, x)
     z = ops.matmul(imaginary, x)
+    # a real signal: the imaginary part of x is 0
     if x.shape[-1] == 1:
         return ops.concat([y, z], -1)
+    # the complex product (real + i imaginary) (x0 + i x1)
     first = y[..., 0:1] - z[..., 1:2]
     second = y[..., 1:2] + z[..., 0:1]
     return ops.concat([first, second], -1)
@@ -58,13 +61,15 @@ def dft(node: Node) -> TensorValue:
     inverse, onesided = bool(node.attr("inverse", 0)), bool(node.attr("onesided", 0))
     if onesided and inverse:
         return _real_inverse(x, axis, length, node.has(1))
+    # the transformed axis before that of the parts
     order = [i for i in range(x.rank - 1) if i != axis] + [axis, x.rank - 1]
     moved = ops.permute(x, order)
     size = node.static(moved.shape[-2])
     if length != size:
         pairs = [(0, 0)] * moved.rank
-        pairs[-2] = (0, length - size)
+        pairs[-2] = (0, length - size)  # a negative amount cuts
         moved = pad_axes(moved, pairs, "constant", 0)
+    # the other half of a real signal's spectrum is the conjugate of this one
     rows = length // 2 + 1 if onesided else length
     y = transform(moved, rows, 1.0 if inverse else -1.0)
     if inverse:
@@ -92,7 +97,7 @@ def stft(node: Node) -> TensorValue:
         signal = ops.unsqueeze(signal, -1)
     size = node.static(signal.shape[1])
     frames = 1 + (size - length) // step
-    places = np.arange(frames)[:, None] * step + np.arange(length)
+    places = np.arange(frames)[:, None] * step + np.arange(length)  # [frames, length]
     parts = ops.gather(signal, ops.constant(places.astype(np.int64)), 1)
     if window is not None:
         parts = parts * ops.reshape(window, [length, 1])

@@ -39,6 +39,7 @@ def normalizer(node: Node, x: TensorValue) -> TensorValue:
             size = ops.sqrt(ops.sum(x * x, axis))
         case _:
             raise Unsupported(f"norm is {kind!r}")
+    # a norm of 0 leaves its row as it is
     return x / ops.where(ops.equal(size, 0.0), 1.0, size)
 
 
@@ -56,6 +57,7 @@ def imputer(node: Node, x: TensorValue) -> TensorValue:
     )
     missing = (
         ops.is_nan(x)
+        # NaN equals nothing, itself included
         if isinstance(replaced, float) and np.isnan(replaced)
         else ops.equal(x, replaced)
     )
@@ -112,6 +114,7 @@ def label_encoder(node: Node) -> TensorValue:
         raise HostNode("encodes strings between graphs")
     tensor = x.tensor
     result = ops.broadcast_to(ops.constant(np.array(default, values.dtype)), tensor.shape)
+    # a graph compares each element with each key
     if len(keys) > 256:
         raise HostNode("looks up many keys between graphs")
     for key, value in zip(keys, values, strict=True):
@@ -136,6 +139,7 @@ def label_encoder_on_host(node: Node, x: Array) -> Array:
 
 
 def _key(item: Any) -> Any:
+    # a key of a dictionary that equals itself
     return "NaN" if isinstance(item, float) and item != item else item
 
 

@@ -129,6 +129,7 @@ def _add_skip(node: Node, first: int, bias: int) -> TensorValue:
 def skip_layer_norm(node: Node) -> Any:
     total = _add_skip(node, 1, 4)
     gamma = node.tensor(2)
+    # `ops.layer_norm` requires one
     beta = node.tensor(3) if node.has(3) else gamma * 0.0
     return ops.layer_norm(total, gamma, beta, node.attr("epsilon", 1e-5)), None, None, total
 
@@ -169,6 +170,7 @@ def group_norm(node: Node, x: TensorValue, gamma: TensorValue, beta: TensorValue
         raise Unsupported("has channels first")
     size = node.static(channels) // groups
     wide = ops.cast(x, DType.float32)
+    # channels of a group are adjacent
     parts = ops.reshape(wide, [batch, height * width, groups, size])
     centered = parts - over(parts, [1, 3], ops.mean)
     y = centered / ops.sqrt(
@@ -197,20 +199,25 @@ def inverse(node: Node, x: TensorValue) -> TensorValue:
     rows = ops.reshape(ops.range(0, size, 1, dtype=DType.int64, device=x.device), [size, 1])
     for step in range(size):
         column = left[..., step : step + 1]
+        # rows above are done, and are no pivots
         sizes = ops.where(rows >= step, ops.abs(column), -1.0)
         pivot = ops.argmax(sizes, len(lead))
         at_pivot, at_step = ops.equal(rows, pivot), ops.equal(rows, step)
         both = [left, right]
         for index, matrix in enumerate(both):
+            # the pivot's row differs within the batch: a sum over a mask selects it
             pivot_row = ops.sum(ops.where(at_pivot, matrix, 0.0), len(lead))
             step_row = matrix[..., step : step + 1, :]
-            both[index] = ops.where(at_step, pivot_row, ops.where(at_pivot, step_row, matrix))
+            both[index] = ops.where(
+                at_step, pivot_row, ops.where(at_pivot, step_row, matrix)
+            )  # the two rows exchanged
         left, right = both
         value = left[..., step : step + 1, step : step + 1]
         own_left, own_right = (
             left[..., step : step + 1, :] / value,
             right[..., step : step + 1, :] / value,
         )
+        # the column becomes 0 in all rows but the pivot's
         factor = ops.where(at_step, 0.0, left[..., step : step + 1])
         left = ops.where(at_step, own_left, left - factor * own_left)
         right = ops.where(at_step, own_right, right - factor * own_right)

@@ -139,17 +139,22 @@ def matmul_n_bits(node: Node) -> TensorValue:
     if bits not in (2, 4, 8):
         raise Unsupported(f"has {bits} bits; 2, 4 and 8 are supported")
     blocks = -(-inner // block)
-    codes = unpack_codes(ops.reshape(packed, [columns, blocks, block * bits // 8]), bits, block)
+    codes = unpack_codes(
+        ops.reshape(packed, [columns, blocks, block * bits // 8]), bits, block
+    )  # [N, blocks, block]
     values = ops.cast(codes, scales.dtype)
     if node.has(3):
         zero = node.tensor(3)
         if zero.dtype is DType.uint8:
+            # zero points are packed as codes are, each column from a whole byte on
             width = -(-blocks * bits // 8)
             zero = unpack_codes(ops.reshape(zero, [columns, width]), bits, blocks)
         values = values - ops.cast(ops.reshape(zero, [columns, blocks, 1]), scales.dtype)
     else:
+        # without zero points codes are symmetric around half their range
         values = values - float(1 << (bits - 1))
     weight = values * ops.reshape(scales, [columns, blocks, 1])
+    # the last block may be longer than the axis
     weight = ops.reshape(weight, [columns, blocks * block])[:, :inner]
     if node.has(4):
         raise Unsupported("has groups in another order (g_idx)")

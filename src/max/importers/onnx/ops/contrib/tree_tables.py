@@ -62,6 +62,7 @@ def _tests(forest: Forest) -> _Tests | None:
 def _depths(roots: Array, tests: _Tests, inner: Array) -> Array:
     """The steps from each root to the deepest leaf below it; the forest has no cycles."""
     count = len(inner)
+    # pairs of tree and node as one number, as trees may share nodes
     level = np.arange(len(roots)) * count + roots
     depths = np.zeros(len(roots), np.int32)
     steps = 0
@@ -70,6 +71,7 @@ def _depths(roots: Array, tests: _Tests, inner: Array) -> Array:
         depths[trees] = steps
         held = inner[nodes]
         base, nodes = trees[held] * count, nodes[held]
+        # unique: a shared child counts once a level
         level = np.unique(np.concatenate([base + tests.yes[nodes], base + tests.no[nodes]]))
         steps += 1
     return depths
@@ -106,6 +108,7 @@ def _spans(forest: Forest, present: Array, trees: list[Array]) -> tuple[Array, i
         if len(used):
             firsts[i] = used[0]
             width = max(width, int(used[-1] - used[0]) + 1)
+    # moved back where the common width would end behind the last target
     return np.minimum(firsts, present.shape[1] - width).astype(np.int32), width
 
 
@@ -143,10 +146,13 @@ def _masks(
     """The form of masks."""
     order = [np.array(leaves) for leaves, _ in trees]
     firsts, width = _spans(forest, present, order)
+    # one bit for each leaf of the largest tree
     bits = np.uint32 if max(map(len, order)) <= 32 else np.uint64
     full = (1 << (8 * np.dtype(bits).itemsize)) - 1
     shape = (len(trees), max([1, *(len(nodes) for _, nodes in trees)]))
-    tables = [np.zeros(shape, kind) for kind in (np.int32, values.dtype, np.uint8)]
+    tables = [
+        np.zeros(shape, kind) for kind in (np.int32, values.dtype, np.uint8)
+    ]  # feature, limit, flag
     masks = np.full(shape, full, bits)
     weights = np.zeros((len(trees), max(map(len, order)), width), values.dtype)
     for i, (leaves, nodes) in enumerate(trees):
@@ -157,7 +163,9 @@ def _masks(
             ):
                 table[i, : len(nodes)] = source[numbers]
             masks[i, : len(nodes)] = [
-                full & ~((1 << end) - (1 << start)) for _, start, end in nodes
+                # a test that fails clears the leaves below the first child
+                full & ~((1 << end) - (1 << start))
+                for _, start, end in nodes
             ]
         weights[i, : len(leaves)] = values[leaves, firsts[i] : firsts[i] + width]
     counts = np.array([len(nodes) for _, nodes in trees], np.int32)
@@ -172,6 +180,7 @@ def _walks(
     inner = forest.modes >= 0
     leaves = np.flatnonzero(~inner)
     number = np.zeros(len(inner), np.int32)
+    # the row of a leaf in the table of values
     number[leaves] = np.arange(len(leaves))
     # all trees have values for all targets in this form: their leaves would have to be found otherwise
     firsts = np.zeros(len(forest.roots), np.int32)

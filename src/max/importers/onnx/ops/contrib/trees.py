@@ -55,6 +55,7 @@ def _old_forest(node: Node, dtype: Any) -> tuple[Forest, dict[tuple[int, int], i
 
     def successors(name: str) -> Array:
         targets = [index.get((t, n), -1) for t, n in zip(trees, node.attr(name), strict=True)]
+        # a leaf leads to itself, so that shallow trees wait for deep ones
         found = np.where(kinds >= 0, targets, own)
         if (found < 0).any():
             raise ModelFileError(f"{name} names a node that its tree lacks")
@@ -62,6 +63,7 @@ def _old_forest(node: Node, dtype: Any) -> tuple[Forest, dict[tuple[int, int], i
 
     missing = node.attr("nodes_missing_value_tracks_true") or [0] * count
     yes, no = successors("nodes_truenodeids"), successors("nodes_falsenodeids")
+    # the root of a tree is no other node's successor
     targets = set(yes[kinds >= 0].tolist()) | set(no[kinds >= 0].tolist())
     first: dict[int, int] = {}
     for position, tree in enumerate(trees):
@@ -102,6 +104,7 @@ def _weights(
     for place, target, weight in zip(places, ids, weights, strict=True):
         if place not in index or not 0 <= target < count:
             raise ModelFileError(f"{prefix}_ids or {prefix}_nodeids names what the model lacks")
+        # a leaf may name a target several times
         table[index[place], target] += weight
         present[index[place], target] = True
     return Leaves(table, present)
@@ -123,6 +126,7 @@ def _join_trees(forest: Forest, x: TensorValue, weights: Leaves, aggregate: str)
     leaves = forest.leaves(x)
     dense = weights.is_dense(forest.modes < 0)
     if aggregate in ("MIN", "MAX") and not dense:
+        # trees without a value for a target have no say in its extremum
         table = np.where(weights.present, table, np.inf if aggregate == "MIN" else -np.inf)
     parts = ops.gather(ops.constant(table.astype(weights.values.dtype)), leaves, 0)
     shape = [parts.shape[0], parts.shape[2]]
@@ -134,6 +138,7 @@ def _join_trees(forest: Forest, x: TensorValue, weights: Leaves, aggregate: str)
         case "MIN" | "MAX":
             extremum = ops.min(parts, axis=1) if aggregate == "MIN" else ops.max(parts, axis=1)
             y = ops.reshape(extremum, shape)
+            # targets that no tree has a value for
             return y if dense else ops.where(_reached_targets(leaves, weights), y, 0.0)
         case _:
             raise Unsupported(f"aggregate_function is {aggregate!r}")
@@ -170,12 +175,14 @@ def tree_ensemble_classifier(node: Node) -> Any:
     transform = node.attr("post_transform", "NONE")
     ids = set(node.attr("class_ids"))
     if count == 2 and len(ids) == 1:
+        # two classes of which leaves score one: the other's score follows from it
         (only,) = ids
         score = y[:, only : only + 1]
         if base.size == 1:
             score = score + ops.constant(base)
         elif base.size == 2:
             score = score + ops.constant(base[1:])
+        # scores count as probabilities then
         positive = bool((_array(node, "class_weights", dtype) >= 0).all())
         limit = 0.5 if positive else 0.0
         choice = ops.cast(score > limit, DType.int64)
@@ -225,6 +232,7 @@ def _new_forest(node: Node) -> tuple[Forest, int]:
 
     def successors(name: str, flags: str) -> Array:
         places = np.array(node.attr(name), np.int64)
+        # leaves are numbered from 0: here they stand behind the inner nodes
         places = places + inner * np.array(node.attr(flags), np.int64)
         if ((places < 0) | (places >= count)).any():
             raise ModelFileError(f"{name} names a node that the model lacks")

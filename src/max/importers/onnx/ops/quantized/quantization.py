@@ -32,12 +32,15 @@ def align_scale(node: Node, x: TensorValue, scale: TensorValue, index: int) -> T
     block = node.attr("block_size", 0)
     size = node.static(x.shape[axis])
     count = node.static(scale.shape[axis], index)
+    # without the attribute: as many elements as the number of scales leaves
     block = block or -(-size // count)
     wide = ops.unsqueeze(scale, axis + 1)
     shape = list(scale.shape)
+    # each scale as often as its block has elements
     wide = ops.broadcast_to(wide, [*shape[: axis + 1], block, *shape[axis + 1 :]])
     flat = ops.reshape(wide, [*shape[:axis], count * block, *shape[axis + 1 :]])
     cut = [slice(None)] * x.rank
+    # the last block may be shorter
     cut[axis] = slice(0, size)
     return flat[tuple(cut)] if count * block != size else flat
 
@@ -67,9 +70,13 @@ def quantize_linear(node: Node) -> Any:
     x, scale = node.tensor(0), node.tensor(1)
     code = node.attr("output_dtype", 0)
     if not code:
-        code = code_of(node.value(2).dtype, node.value(2).stored_as) if node.has(2) else 2
+        code = (
+            code_of(node.value(2).dtype, node.value(2).stored_as) if node.has(2) else 2
+        )  # 2: uint8
+    # ONNX's numbers of float8 and float4
     if code in (17, 18, 19, 20, 23):
         raise HostNode("quantizes to small floats between graphs")
+    # a quotient of 16 bits would round twice
     wide = ops.cast(x, DType.float32) if x.dtype.is_integral() or x.dtype.size_in_bytes < 4 else x
     quotient = wide / ops.cast(align_scale(node, x, scale, 1), wide.dtype)
     rounded = ops.round(quotient)
@@ -81,6 +88,7 @@ def quantize_linear(node: Node) -> Any:
         moved = rounded - 128.0 if zero is None else rounded + (zero - 128.0)
         lower = saturate(moved, _INT8)
         codes = ops.cast(ops.cast(lower, DType.int32) + 128, DType.uint8)
+        # a product that follows takes the signed bytes
         return Imported(codes, source=Codes(lower, 128))
     rounded = rounded if zero is None else rounded + zero
     return Imported(saturate(rounded, code), stored_as=storage_of(code))
@@ -120,7 +128,9 @@ def _dequantize(node: Node) -> TensorValue:
     if x.dtype.is_integral() and node.has(2):
         zero = align_scale(node, x, ops.cast(node.tensor(2), DType.int32), 2)
         if isinstance(found, Codes):
+            # the signed bytes exist already: the zero point moves with them
             x, zero = found.tensor, zero - found.shift
+        # an exact difference; the product with the scale rounds once
         values = ops.cast(ops.cast(x, DType.int32) - zero, wide)
     else:
         values = ops.cast(x, wide)
@@ -211,6 +221,7 @@ def qlinear_matmul(node: Node) -> TensorValue:
 @op("QLinearConv")
 def qlinear_conv(node: Node) -> TensorValue:
     x, x_scale, x_zero, w, w_scale, w_zero, y_scale, y_zero = (node.tensor(i) for i in range(8))
+    # a node of the image and the filter, as `convolve` expects its operands
     node_of_conv = Node(node.source, [node.operands[0], node.operands[3]], node.walker)
     total = convolve(
         node_of_conv, _subtract_zero_point(x, x_zero), _subtract_zero_point(w, w_zero, 0)
@@ -225,9 +236,11 @@ def qlinear_conv(node: Node) -> TensorValue:
 @op("DynamicQuantizeLinear")
 def dynamic_quantize_linear(node: Node, x: TensorValue) -> Any:
     flat = ops.reshape(x, [-1])
+    # the range includes 0, which must have a code of its own
     high = maximum(ops.reshape(ops.max(flat, axis=0), []), 0.0)
     low = minimum(ops.reshape(ops.min(flat, axis=0), []), 0.0)
     scale = (high - low) / 255.0
+    # all elements are 0
     divisor = ops.where(ops.equal(scale, 0.0), 1.0, scale)
     zero = saturate(ops.round(minimum(maximum(-low / divisor, 0.0), 255.0)), 2)
     codes = saturate(ops.round(x / divisor) + ops.cast(zero, DType.float32), 2)
