@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from max._reentry import refuse_second_use
 from max.driver._memory import Array
 from max.engine._model import Model
-from max.engine.run.addressed_run import run_at
+from max.engine.run.linked_program import run_at
 
 __all__ = ["execute_arrays"]
 

@@ -23,11 +23,10 @@ from max.driver._device import device_named
 from max.driver._memory import ALIGNMENT
 from max.dtype import DType
 from max.engine._tensor_spec import TensorSpec
-from max.engine.run.addressed_run import run_at
 from max.engine.run.arena import Arena, arena_of
 from max.engine.run.captures import Capture, Captures, checked_keys
 from max.engine.run.input_binding import InputBinder, ModelInput
-from max.engine.run.linked_program import Instance, Linked, LinkedProgram, Linker, Runner
+from max.engine.run.linked_program import Instance, Linked, LinkedProgram, Linker, Runner, run_at
 from max.engine.run.output_memory import OutputMemory
 
 if TYPE_CHECKING:

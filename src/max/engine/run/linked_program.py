@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Protocol
 import numpy as np
 import numpy.typing as npt
 
+from max._abi import BaseLayout
 from max._backends import Backends
 from max._compiler.locations import SourceLocations
 from max._compiler.program.code import (
@@ -24,8 +25,16 @@ from max._dataclass import dataclass
 from max._lazy import lazy_module
 from max._reentry import reentrant_lock
 from max._runtime import guard
-from max._runtime.program import Jump, Launch, LaunchGeometry, NativeArray, Program
+from max._runtime.program import (
+    Jump,
+    Launch,
+    LaunchGeometry,
+    NativeArray,
+    Program,
+    packed_words,
+)
 from max.driver import DLPackArray, Tensor
+from max.engine.run.arena import Arena
 from max.engine.run.host_steps import HostSteps, slot_address
 from max.engine.run.small_work import small_work
 from max.mlir.sizes import Size, size_function
@@ -35,7 +44,7 @@ if TYPE_CHECKING:
 else:
     print_options = lazy_module("max.graph.print_options")
 
-__all__ = ["Instance", "Linked", "LinkedProgram", "Linker", "Runner"]
+__all__ = ["Instance", "Linked", "LinkedProgram", "Linker", "Runner", "run_at"]
 
 _NO_LOCATIONS = SourceLocations()
 MAX_INSTANCES = 256
@@ -343,3 +352,25 @@ class Runner(Protocol):
     """Another executor of a model: the interpreter."""
 
     def __call__(self, inputs: Sequence[Tensor]) -> list[Tensor]: ...
+
+
+def run_at(
+    arena: Arena, linked: Linked, instance: Instance, inputs: list[int], outputs: list[int]
+) -> None:
+    """Runs a program of one segment: takes the arena, adds the addresses, waits for the device's queue.
+
+    Args:
+        arena: The memory for temporary buffers.
+        linked: The program.
+        instance: The plan for its sizes.
+        inputs: The addresses of the inputs.
+        outputs: The addresses of the outputs.
+    """
+    if linked.main.empty:
+        return
+    # this frame keeps the memory alive until the run is over
+    address, _memory = arena.take(instance.arena_bytes, instance.holes)
+    bases = BaseLayout.addresses(address, inputs, outputs)
+    linked.main.run(instance, packed_words(bases))
+    if linked.main.waits:
+        linked.main.backend.synchronize()

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from max.experimental import functional as F
-from max.experimental.array_api.operands import pair_of
+from max.experimental.array_api.manipulation import pair_of
 from max.experimental.tensor import Tensor
 from max.experimental.tensors import bits
 

@@ -10,7 +10,7 @@ from max.dtype import DType
 from max.experimental import functional as F
 from max.experimental.array_api.creation import full_like, zeros_like
 from max.experimental.array_api.data_types import UNSIGNED, astype
-from max.experimental.array_api.operands import pair_of
+from max.experimental.array_api.manipulation import pair_of
 from max.experimental.tensor import Tensor
 
 __all__ = [

@@ -9,7 +9,7 @@ from typing import Any
 from max.experimental import functional as F
 from max.experimental.array_api.bits import copysign, signbit
 from max.experimental.array_api.creation import full_like, zeros_like
-from max.experimental.array_api.operands import pair_of
+from max.experimental.array_api.manipulation import pair_of
 from max.experimental.tensor import Tensor
 from max.graph.ops.elementwise.inverse_constants import ARC_TANGENT_P, ARC_TANGENT_Q, LARGE
 

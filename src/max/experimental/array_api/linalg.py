@@ -25,8 +25,7 @@ from max.experimental.array_api.linear_algebra import (
     tensordot,
     vecdot,
 )
-from max.experimental.array_api.manipulation import moveaxis
-from max.experimental.array_api.operands import pair_of
+from max.experimental.array_api.manipulation import moveaxis, pair_of
 from max.experimental.array_api.reductions import count_nonzero, max, min, prod, sum
 from max.experimental.array_api.searching import argsort, take_along_axis
 from max.experimental.tensor import Tensor

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import builtins
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 
 from max.experimental import functional as F
 from max.experimental.array_api.arguments import Axis, axes_of, shape_of
+from max.experimental.array_api.data_types import astype, result_type
 from max.experimental.tensor import Tensor
 
 __all__ = [
@@ -27,6 +29,7 @@ __all__ = [
     "stack",
     "tile",
     "unstack",
+    "pair_of",
 ]
 
 
@@ -147,3 +150,16 @@ def broadcast_arrays(*arrays: Tensor) -> list[Tensor]:
     """Tensors in the shape to which they broadcast."""
     shape = np.broadcast_shapes(*(shape_of(a) for a in arrays))
     return [F.broadcast_to(a, list(shape)) for a in arrays]
+
+
+def pair_of(name: str, x1: Any, x2: Any) -> tuple[Tensor, Tensor]:
+    """Two operands of one dtype and shape; one of them may be a number of Python."""
+    tensor = x1 if isinstance(x1, Tensor) else x2
+    if not isinstance(tensor, Tensor):
+        raise TypeError(f"{name}: neither {x1!r} nor {x2!r} is a Tensor")
+    x1, x2 = (
+        x if isinstance(x, Tensor) else Tensor.constant(x, dtype=tensor.dtype) for x in (x1, x2)
+    )
+    dtype = result_type(x1, x2)
+    first, second = broadcast_arrays(*(astype(x, dtype, copy=False) for x in (x1, x2)))
+    return first, second
