@@ -200,7 +200,7 @@ def test_a_model_loads_after_those_that_stop_have_given_back_their_memory() -> N
     async def test(pool, machine) -> None:
         machine.stops = {"a": asyncio.Event(), "b": asyncio.Event()}
         await asyncio.gather(request(pool, "a", keep_alive=0), request(pool, "b", keep_alive=0))
-        await until(lambda: not pool.loaded())
+        await until(lambda: not pool.loaded_models())
         assert len(machine.loaded) == 2, "both stop"
         last = asyncio.ensure_future(request(pool, "c"))  # 300 of 400, which the machine checks
         await until(lambda: pool._one_load.locked())
@@ -216,7 +216,7 @@ def test_the_model_whose_unload_is_cancelled_stops() -> None:
         await request(pool, "a")
         machine.stops["a"] = asyncio.Event()
         unloading = asyncio.ensure_future(pool.unload("a"))
-        await until(lambda: not pool.loaded())
+        await until(lambda: not pool.loaded_models())
         unloading.cancel()
         await asyncio.gather(unloading, return_exceptions=True)
         machine.stops["a"].set()
@@ -232,7 +232,7 @@ def test_a_model_that_is_deleted_gets_a_request_while_it_stops() -> None:
         await request(pool, "a")
         machine.stops["a"] = asyncio.Event()
         deleting = asyncio.ensure_future(pool.delete("a", lambda: removed.append("a")))
-        await until(lambda: not pool.loaded())
+        await until(lambda: not pool.loaded_models())
         late = asyncio.ensure_future(request(pool, "a", ends))
         await until(lambda: (pool._entries["a"]).users)
         machine.stops["a"].set()
@@ -313,7 +313,7 @@ def test_errors_are_those_of_their_requests() -> None:
 def test_a_stopped_engine_is_loaded_again() -> None:
     async def test(pool, machine) -> None:
         await request(pool, "a")
-        (model,) = pool.loaded()
+        (model,) = pool.loaded_models()
         model.engine.state = EngineState.STOPPED
         assert await request(pool, "a") == "a"
         assert machine.loads == ["a", "a"]
@@ -360,12 +360,12 @@ def test_a_pinned_model_stays_and_the_time_of_others_is_told() -> None:
             await pool.unload("a")
         ends = asyncio.Event()
         busy = asyncio.ensure_future(request(pool, "b", ends, keep_alive=1000.0))
-        await until(lambda: len(pool.loaded()) == 2)
+        await until(lambda: len(pool.loaded_models()) == 2)
         other = await pool.find("b")
         assert pool.loads == 2 and not pool.is_pinned(other.model)
         assert not pool.is_pinned(SimpleNamespace(name="unknown"))
         assert pool.expires_in(other) == 1000.0, "it runs"
-        for model, count in zip(pool.loaded(), (3, 4), strict=True):
+        for model, count in zip(pool.loaded_models(), (3, 4), strict=True):
             model.engine.open_requests = count
         assert pool.open_requests == 7
         ends.set()

@@ -142,7 +142,7 @@ def test_a_model_whose_files_go_while_it_loads_for_nobody() -> None:
         assert "a" in [entry.name for entry in await pool.entries()]
         machine.goes_on.set()
         await until(lambda: machine.loaded)
-        await until(lambda: pool.loaded())
+        await until(lambda: pool.loaded_models())
 
     run(test, idle_timeout_s=-1)  # and the end of `run` finds nothing loaded
 
@@ -227,7 +227,7 @@ def test_a_worker_whose_stop_fails(caplog) -> None:
 
     async def test(pool, machine) -> None:
         await request(pool, "a")
-        (model,) = pool.loaded()
+        (model,) = pool.loaded_models()
         close = model.engine.close
 
         async def fails(**options) -> None:
@@ -275,7 +275,7 @@ def test_a_client_that_leaves_while_its_model_loads(name: str) -> None:
             await client
         assert pool._entries["a"].users == 0
         machine.goes_on.set()
-        await until(lambda: pool.loaded())
+        await until(lambda: pool.loaded_models())
         leaves.clear()
         assert await ask() == "a" and machine.loads == ["a"]
         assert pool._entries["a"].users == 0
