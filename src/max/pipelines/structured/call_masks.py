@@ -30,7 +30,7 @@ from max.pipelines.structured.step_masks import (
     unpack_mask,
 )
 
-_FIRST_LOOK, _NEXT_LOOK = 0.75, 0.1
+_FIRST_LOOK, _NEXT_LOOK = 0.9, 0.1
 """When the thread looks for the tokens of a step, as fractions of a step: after its begin, and from look to look."""
 _SHORTEST_LOOK_S, _LONGEST_LOOK_S = 5e-5, 2e-3
 
@@ -49,16 +49,18 @@ class CallMemory:
         self._masks = np.zeros((len(allowed), words), np.int32)
         """Those whose tokens are allowed."""
 
-    def allow(self, row: int, mask: npt.NDArray[np.int32]) -> None:
-        """Sets the tokens that may follow in a row.
+    def allow(self, row: int, mask: npt.NDArray[np.int32]) -> bool:
+        """Sets the tokens that may follow in a row; returns whether they are others than before.
 
         Args:
             row: The row.
             mask: One bit per token.
         """
-        if not np.array_equal(self._masks[row], mask):
-            self._masks[row] = mask
-            self.allowed[row] = unpack_mask(mask[None], self.allowed.shape[1])[0]
+        if self._masks[row].tobytes() == mask.tobytes():
+            return False
+        self._masks[row] = mask
+        self.allowed[row] = unpack_mask(mask[None], self.allowed.shape[1])[0]
+        return True
 
 
 @dataclass
@@ -197,17 +199,16 @@ class _CallWork(MaskWork):
         """Writes the tables of a step."""
         memory = self._memory
         for row, request in enumerate(self._requests):
+            changed = memory.allow(row, self.masks[row])
             if row in self._forced:
                 # the others that are forced are appended without steps
                 memory.kept[row], self._kept_after[row] = False, None
             elif request.matcher is None:
                 if self.step == 0 or self._kept_after[row] is not None:
                     memory.kept[row], self._kept_after[row] = True, None
-            else:
+            elif changed or self._kept_after[row] is None:
                 kept = self._kept.after(self.masks[row], request.ends)
-                if kept is not self._kept_after[row]:
-                    memory.kept[row], self._kept_after[row] = kept, kept
-            memory.allow(row, self.masks[row])
+                memory.kept[row], self._kept_after[row] = kept, kept
 
 
 class CallMasks:
