@@ -155,7 +155,7 @@ def max_backend(
         _warn_of_gradients()
         explanation.left.append(("graph", "", "gradients are needed"))
         return module.forward
-    compile_ = partial(_compile_module, found=explanation)
+    compile_ = partial(_compile_module, explanation=explanation)
     with torch.no_grad():
         return aot_autograd(fw_compiler=compile_, decompositions=core_aten_decompositions())(
             module, inputs
@@ -177,7 +177,7 @@ def explain(model: Callable[..., Any], *args: Any, **kwargs: Any) -> Explanation
         broken = torch._dynamo.explain(model)(*args, **kwargs)  # pyright: ignore[reportPrivateImportUsage]
         found.breaks = [str(reason.reason).splitlines()[0] for reason in broken.break_reasons]
         torch._dynamo.reset()  # pyright: ignore[reportPrivateImportUsage]
-        torch.compile(model, backend=partial(max_backend, found=found))(*args, **kwargs)
+        torch.compile(model, backend=partial(max_backend, explanation=found))(*args, **kwargs)
     return found
 
 
