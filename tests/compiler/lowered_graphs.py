@@ -255,7 +255,8 @@ class Writer:
         inner = [name for name in callees if not self.graphs[name].outputs[0][1].shape]
         if kind < 0.25 or not callees or (kind > 0.7 and not inner):
             result = self.buffer("temp")
-            steps.append(self.launch([result]))
+            # an input that is written lies at an offset of the caller's buffer
+            steps.append(self.launch([result, 0] if rng.random() < 0.3 else [result]))
             self.visible.append(result)
         elif kind < 0.45:
             self.host_steps()

@@ -82,6 +82,9 @@ def test_blocks_end_at_guard_pages() -> None:
         static = code.static_bytes[code.segment]
         assert len(holes) == len(blocks) + (static == 0)
         assert instance.arena_bytes == holes[-1] + guard.PAGE
+        values = zip(instance.offsets.array, code.values, strict=True)
+        places = [int(offset) for offset, value in values if value.block >= 0]
+        assert not {place // guard.PAGE * guard.PAGE for place in places}.intersection(holes)
         # the result of tanh ends where a page begins
         assert any(
             (offset + m * 8 * 4) in holes
@@ -161,6 +164,7 @@ def test_blocks_follow_one_another(model: Model, program: LinkedProgram, n: int,
         max(0, *[size if isinstance(size, int) else size.evaluate({"n": n, "m": m}) for size in block])
         for _, block in code.blocks
     ]  # fmt: skip
+    assert not program.empty
     instance = program.instance((n, m))
     end = code.static_bytes[0] + sum(-(-size // 64) * 64 for size in sizes)
     assert instance.arena_bytes == end and instance.holes == ()

@@ -275,6 +275,25 @@ def test_programs_that_changed_are_joined_again(session, step) -> None:
     assert taken == [(max(sizes), ())] and sizes[0] > sizes[1]
 
 
+def test_an_arena_has_the_guard_pages_of_both_models(session, step, monkeypatch) -> None:
+    """A page that one of them uses is no guard page."""
+    after, taken = feed(session), list[tuple[int, ...]]()
+    for model, holes in ((step, (0, 4096, 8192)), (after, (4096, 8192, 12288))):
+        monkeypatch.setattr(model._linked.main.instance((5,)), "holes", holes)
+    take = step._arena.take
+
+    def recorded(num_bytes: int, holes: tuple[int, ...]) -> Any:
+        taken.append(holes)
+        return take(num_bytes, ())
+
+    monkeypatch.setattr(step._arena, "take", recorded)
+    state, count, again = np.ones((5, 24), np.float32), np.zeros(1, np.int64), np.zeros(1, np.bool_)
+    given = [Tensor.from_numpy(array) for array in (state, count, again)]
+    flag = Tensor.from_numpy(again.view("u1"))
+    ModelLoop(step, after).run([given[0]], partial(feed_inputs, 1, given), flag)
+    assert [sorted(holes) for holes in taken] == [[4096, 8192]]
+
+
 def test_memory_that_host_and_loop_share(session, step) -> None:
     loop = ModelLoop(step, feed(session))
     shared = loop.share(DType.int32, (2, 3))
