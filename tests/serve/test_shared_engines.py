@@ -276,6 +276,25 @@ def test_routers_follow_engines_that_are_replaced_and_those_that_are_lost() -> N
     run(2, test)
 
 
+def test_the_only_engine_is_replaced_before_a_router_has_the_next_one() -> None:
+    async def test(server: Server) -> None:
+        client = await server.router()
+        (router,) = server.routers
+        (before,), connect_to = client.replicas, router._connect
+
+        def slow(number: int) -> RemoteWorker:
+            time.sleep(0.5)
+            return connect_to(number)
+
+        router._connect = slow  # type: ignore[method-assign]
+        await server.owner.replace_replica(server.owner.replicas[0])
+        assert before not in client.replicas and len(client.replicas) == 1
+        assert await answer(client, "a", 5) == expected((5,), 20)
+        assert before.restarts == 0
+
+    run(1, test)
+
+
 def test_a_router_ends_while_its_engines_are_lost() -> None:
     """As when their owner was killed: nobody starts the next engine."""
 

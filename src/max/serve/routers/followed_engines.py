@@ -140,6 +140,11 @@ class FollowedEngines:
         task.cancel()
         await asyncio.gather(task, return_exceptions=True)
         replica, client = self._replicas.pop(number, None), self._client
+        # its successor may not be connected yet, and a client has at least one replica
+        while client is not None and len(client.replicas) < 2 and not self._ends:
+            await asyncio.sleep(_AGAIN_S / 4)
+        if self._ends:
+            return
         if replica is not None and client is not None and replica in client.replicas:
             await client.remove_replica(replica)
 
