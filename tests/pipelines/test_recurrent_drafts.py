@@ -14,7 +14,6 @@ from max.dtype import DType
 from max.interfaces import PipelineTask, RequestID
 from max.nn.kv_cache import KVCacheParams, RecurrentState
 from max.pipelines import PIPELINE_REGISTRY, PipelineConfig, TextContext
-from max.pipelines.core.exceptions import ConfigError
 from max.pipelines.generation.batch_pipeline import limits_of
 from max.pipelines.generation.drafts.lengths import DraftLengths
 from max.pipelines.generation.engine import Engine
@@ -23,7 +22,6 @@ from max.pipelines.kv_cache.state_slots import OutOfSlotsError, StateSlots
 from tests.architectures.families import CASES, random_model
 from tests.pipelines.test_drafting_heads import LENGTH, vocabulary
 from tests.pipelines.test_drafts import (
-    TINY,
     OracleDrafter,
     always,
     generated,
@@ -140,19 +138,6 @@ def test_a_preempted_request_starts_anew(plain: Any, drafting: Any) -> None:
     assert count == 4
     assert [one.generated_tokens.tolist() for one in contexts] == expected
     checked_slots(drafting)
-
-
-def test_a_draft_model_that_cannot_be(folder: Path, family: str) -> None:
-    if family != "qwen3_5":
-        return
-    with pytest.raises(ConfigError, match="draft model .* has recurrent states"):
-        PIPELINE_REGISTRY.retrieve(
-            PipelineConfig(
-                model_path=str(TINY), draft_model_path=str(folder), max_length=LENGTH,
-                quantization_encoding="float32", draft_quantization_encoding="float32",
-            ),
-            PipelineTask.TEXT_GENERATION,
-        )  # fmt: skip
 
 
 def test_the_number_of_spare_slots() -> None:

@@ -84,6 +84,7 @@ def draft_pipeline_config(config: Any) -> Any:
         device_memory_utilization=cache.device_memory_utilization * own / (weights + own),
         defer_resolve=True,
     )
+    made.is_draft = True
     made.model_config.device_specs = made.model_config.device_specs or model.device_specs[:1]
     # the draft model may have been trained on shorter texts: longer ones are not drafted
     longest = (

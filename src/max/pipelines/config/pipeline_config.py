@@ -299,6 +299,9 @@ class PipelineConfig(StrictConfig):
         """The options of the model that drafts tokens that were given, by the names of `MAXModelConfig`."""
         return dict(self._draft_options)
 
+    is_draft = False
+    """Whether the model drafts the tokens of another one."""
+
     @property
     def drafts_tokens(self) -> bool:
         """Whether tokens are drafted."""

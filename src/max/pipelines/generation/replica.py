@@ -234,7 +234,7 @@ class Replica(Generic[TextGenerationContextType]):
         steps: list[npt.NDArray[np.int64]] = []
         logs: list[list[LogProbabilities | None]] = []
         verified: list[list[int]] = []
-        save_states(self.cache.slots, self.cache.states, batch)
+        self._save_states(batch)
         for step in range(num_steps):
             if model.samples_in_graph and (step or model_inputs.sampling is None):
                 device = self._device
@@ -298,6 +298,11 @@ class Replica(Generic[TextGenerationContextType]):
             accepted = sum(len(own) - 1 for own in verified_tokens if own)
             self.drafts.measure(batch, drafted + sum(again), accepted, begin, steps)
 
+    def _save_states(self, batch: Sequence[TextGenerationContextType]) -> None:
+        # those of a draft model are saved by its drafter
+        if self.records_tokens:
+            save_states(self.cache.slots, self.cache.states, batch)
+
     def _run_loop(
         self,
         loop: DecodeLoop,
@@ -307,7 +312,7 @@ class Replica(Generic[TextGenerationContextType]):
     ) -> StepResult:
         """Runs a decoding batch for several steps, or until one of its sequences ends, or text is forced."""
         begin = time.perf_counter()
-        save_states(self.cache.slots, self.cache.states, batch)
+        self._save_states(batch)
         model_inputs = self.inputs(batch, 1)
         if model_inputs.sampling is None:
             model_inputs.update(sampling=SamplingInputs.of(batch, self._device))

@@ -38,7 +38,6 @@ from max.pipelines.generation.drafts.rejection import (
 from max.pipelines.generation.drafts.vocabularies import check_vocabularies, vocabulary_size
 from max.pipelines.generation.steps.step_tokens import last_logits
 from max.pipelines.generation.text_generation import TextGenerationPipeline
-from max.pipelines.kv_cache.manager import PagedKVCacheManager
 from max.pipelines.models.inputs import ModelInputs, ModelOutputs
 from max.pipelines.models.pipeline_model import PipelineModel, WeightsAdapter
 from max.pipelines.sampling.inputs import SamplingInputs
@@ -95,6 +94,11 @@ class _DraftPipeline(TextGenerationPipeline[TextContext]):
     def model(self) -> PipelineModel[TextContext]:
         """The model."""
         return self.replicas[0].model
+
+    @property
+    def states(self) -> Sequence[Tensor]:
+        """Its recurrent states ``[slots, layers, …]``; empty: it has none."""
+        return self.replicas[0].cache.states
 
 
 class SpeculativeDecodingTextGenerationPipeline(
@@ -484,10 +488,10 @@ def _draft_pipeline(config: PipelineConfig, eos: int, tokenizer: Any) -> _DraftP
     pipeline = _DraftPipeline(
         own, architecture.pipeline_model, eos, architecture.weight_adapters, tokenizer
     )
-    cache = cast(PagedKVCacheManager, pipeline.kv_manager)
-    if cache.slots is not None:
+    slots = pipeline.kv_manager.slots
+    if slots is not None and not slots.spares:
         raise ConfigError(
-            f"the draft model {draft.model_path} has recurrent states, which cannot go back after wrong tokens",
-            "Give one with attention only.",
+            f"the draft model {draft.model_path} has recurrent states, and no memory is left to save one",
+            "Give a smaller --max-length or --max-batch-size.",
         )
     return pipeline

@@ -9,7 +9,7 @@ from max.interfaces import RequestID, TextGenerationContext
 from max.pipelines.core.text_context import draft_length
 from max.pipelines.kv_cache.state_slots import StateSlots
 
-__all__ = ["rewind_states", "save_states"]
+__all__ = ["restore_state", "rewind_states", "save_state", "save_states"]
 
 
 def save_states(
@@ -29,10 +29,44 @@ def save_states(
         if not draft_length(context):
             slots.keep(context.request_id)
             continue
-        slot, spare = slots.save(context.request_id)
-        for state in states:
-            rest = (slice(None),) * (len(state.shape) - 1)
-            state[(spare, *rest)].inplace_copy_from(state[(slot, *rest)])
+        save_state(slots, states, context.request_id)
+
+
+def save_state(slots: StateSlots, states: Sequence[Tensor], request_id: RequestID) -> None:
+    """Saves the state of a request in a spare slot.
+
+    Args:
+        slots: The slots of states.
+        states: The states ``[slots, layers, …]``.
+        request_id: The request, which has a slot.
+
+    Raises:
+        OutOfSlotsError: No spare slot is free.
+    """
+    slot, spare = slots.save(request_id)
+    _copy(states, slot, spare)
+
+
+def restore_state(slots: StateSlots, states: Sequence[Tensor], request_id: RequestID) -> None:
+    """Copies the saved state of a request back, whose slot stays the same: inputs that were made name it.
+
+    Args:
+        slots: The slots of states.
+        states: The states ``[slots, layers, …]``.
+        request_id: The request.
+
+    Raises:
+        KeyError: No state is saved.
+    """
+    slot, spare = slots.saved(request_id)
+    _copy(states, spare, slot)
+    slots.keep(request_id)
+
+
+def _copy(states: Sequence[Tensor], source: int, target: int) -> None:
+    for state in states:
+        rest = (slice(None),) * (len(state.shape) - 1)
+        state[(target, *rest)].inplace_copy_from(state[(source, *rest)])
 
 
 def rewind_states(

@@ -103,6 +103,17 @@ class StateSlots:
         self._saved[request_id] = spare = self._free_spares.pop()
         return slot, spare
 
+    def saved(self, request_id: RequestID) -> tuple[int, int]:
+        """The slot of a request and the spare slot of its saved state.
+
+        Args:
+            request_id: The request.
+
+        Raises:
+            KeyError: No state is saved.
+        """
+        return self.slot(request_id), self._saved[request_id]
+
     def keep(self, request_id: RequestID) -> None:
         """Drops the saved state of a request, if there is one: its own is that of all its processed tokens.
 

@@ -50,7 +50,8 @@ class KVCacheMixin(Protocol):
             available_cache_memory,
             step_tokens=model.pipeline_config.step_tokens,
             host_memory=model.pipeline_config.host_memory(),
-            drafts=model.pipeline_config.drafts_tokens and model.verifies_drafts,
+            drafts=model.pipeline_config.is_draft
+            or (model.pipeline_config.drafts_tokens and model.verifies_drafts),
         )
 
     @classmethod

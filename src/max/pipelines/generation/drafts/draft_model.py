@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+from max.driver import Tensor
 from max.interfaces import (
     RequestID,
     SamplingParams,
@@ -16,6 +17,7 @@ from max.pipelines.core.text_context import TextContext
 from max.pipelines.generation.drafts.drafter import BatchDrafter
 from max.pipelines.kv_cache.page_tables import OutOfPagesError
 from max.pipelines.kv_cache.request_pages import RequestPages
+from max.pipelines.kv_cache.saved_states import restore_state, save_state
 
 __all__ = ["DraftModel", "DraftedText", "ModelDrafter"]
 
@@ -93,6 +95,11 @@ class DraftModel(Protocol):
         """The number of tokens of the longest text."""
         ...
 
+    @property
+    def states(self) -> Sequence[Tensor]:
+        """Its recurrent states ``[slots, layers, …]``; empty: it has none."""
+        ...
+
     def execute(self, inputs: TextGenerationInputs[TextContext]) -> object:
         """Runs a batch; tokens that are not certain stay out of the cached prefixes."""
         ...
@@ -117,6 +124,10 @@ class ModelDrafter(BatchDrafter):
         self._model, self._vocabulary, self._chunk = model, vocabulary, chunk
         # the least recently drafted one first
         self._texts: dict[RequestID, DraftedText] = {}
+        self._saved: dict[RequestID, int] = {}
+        """The numbers of tokens of the recurrent states that were saved before uncertain tokens."""
+        self._stepped: set[RequestID] = set()
+        """The texts whose states a caller's own steps have changed."""
 
     def propose_all(
         self, contexts: Sequence[TextContext], most: Sequence[int]
@@ -133,7 +144,12 @@ class ModelDrafter(BatchDrafter):
         behind = {row: text for row, text in texts.items() if text.active_length > 1}
         self._run([*behind.values()], 1)
         level = [text for row, text in texts.items() if row not in behind]
-        if behind and level:
+        if self._model.states:
+            # after the tokens that are certain
+            self._run(level, 1)
+            saved = [text for text in texts.values() if steps > 1 and self._save(text)]
+            self._run(saved, steps - 1)
+        elif behind and level:
             self._run(level, 1)
             self._run([*texts.values()], steps - 1)
         else:
@@ -157,7 +173,10 @@ class ModelDrafter(BatchDrafter):
         """
         lengths = [context.current_length for context in contexts]
         texts = self._texts_of(contexts, lengths, [steps] * len(contexts))
-        if len(texts) < len(contexts):
+        # the caller's steps change the states
+        saved = not self._model.states or all([self._save(text) for text in texts.values()])
+        self._stepped.update(self._saved.keys() & {text.request_id for text in texts.values()})
+        if len(texts) < len(contexts) or not saved:
             cache = self._model.kv_manager
             raise OutOfPagesError(1, cache.free_pages, cache.total_num_pages)
         return [*texts.values()]
@@ -183,7 +202,48 @@ class ModelDrafter(BatchDrafter):
     def forget(self, request_id: RequestID) -> None:
         """Frees the pages of a request that has ended."""
         if self._texts.pop(request_id, None) is not None:
-            self._model.kv_manager.close(request_id)
+            self._close(request_id)
+
+    def _close(self, request_id: RequestID) -> None:
+        """Frees the pages and the states of a text."""
+        self._saved.pop(request_id, None)
+        self._stepped.discard(request_id)
+        self._model.kv_manager.close(request_id)
+
+    def _save(self, text: DraftedText) -> bool:
+        """Saves the recurrent state of a text whose processed tokens are certain; False if there is no room."""
+        slots = self._model.kv_manager.slots
+        assert slots is not None
+        try:
+            save_state(slots, self._model.states, text.request_id)
+        except OutOfPagesError:
+            return False
+        self._saved[text.request_id] = text.start_idx
+        return True
+
+    def _certain(self, text: DraftedText, held: int, most: int) -> int | None:
+        """How many of the processed tokens of a text its state keeps; None: it cannot go back that far.
+
+        Args:
+            text: The text.
+            held: The number of its processed tokens.
+            most: The number of those that are right.
+        """
+        slots, key = self._model.kv_manager.slots, text.request_id
+        if slots is None:
+            return min(held, most)
+        saved, used = self._saved.pop(key, None), text.request_id in self._stepped
+        self._stepped.discard(key)
+        if held <= most and not used:
+            slots.keep(key)
+            return held
+        if saved is None or saved > most:
+            return None
+        if used:
+            restore_state(slots, self._model.states, key)
+        else:
+            slots.rewind(key, 0)
+        return saved
 
     def _texts_of(
         self, contexts: Sequence[TextContext], lengths: Sequence[int], steps: Sequence[int]
@@ -203,10 +263,10 @@ class ModelDrafter(BatchDrafter):
             text = self._texts.pop(context.request_id, None)
             begin = 0 if text is None else min(text.current_length, len(tokens))
             if not fits or (tokens[begin:] >= self._model.vocabulary).any():
-                self._model.kv_manager.close(context.request_id)
+                self._close(context.request_id)
                 continue
             if text is None or not self._follow(text, context):
-                self._model.kv_manager.close(context.request_id)
+                self._close(context.request_id)
                 text = DraftedText.of(context, self._model.longest)
             # last: the most recently drafted one
             self._texts[context.request_id] = text
@@ -239,7 +299,12 @@ class ModelDrafter(BatchDrafter):
             return False
         if cache.contains(text.request_id):
             # one token at least is read, as its logits are needed
-            cache.keep(text, min(held, common, text.end_idx - 1))
+            length = self._certain(text, held, min(common, text.end_idx - 1))
+            if length is None:
+                return False
+            # a state has no fewer tokens than asked for
+            if cache.keep(text, length) != length and cache.slots is not None:
+                return False
             # only now are its tokens certain, so that other requests may reuse their pages
             cache.step(text)
         return True
