@@ -433,14 +433,22 @@ def test_ordinary_tokens_are_whole_characters(pipeline: Any) -> None:
 def test_what_is_known_of_masks_is_bounded(pipeline: Any) -> None:
     kept = KeptTokens(lambda ends: np.arange(70) < 50 + len(ends), 60)
     first = kept.after(np.array([1, 2], np.int32), frozenset())
-    np.testing.assert_array_equal(first, np.arange(60) < 50)
-    first[7] = False
+    np.testing.assert_array_equal(first.flags, np.arange(60) < 50)
+    first.learn(7, True)
+    first.learn(55, False)
+    assert not first.flags[7] and first.flags[8] and first.flags[55]
     assert kept.after(np.array([1, 2], np.int32), frozenset()) is first
     other = kept.after(np.array([1, 2], np.int32), frozenset([4]))
-    np.testing.assert_array_equal(other, np.arange(60) < 51)
+    np.testing.assert_array_equal(other.flags, np.arange(60) < 51)
+    for token in range(3):
+        assert other.flags[token]
+        other.learn(token, True)
+        assert other.flags[9] == (token < 2)
+    other.learn(9, False)
+    assert other.flags.nonzero()[0].tolist() == [9]
     for number in range(62):
         kept.after(np.array([1, 3 + number], np.int32), frozenset())
     assert kept.after(np.array([1, 2], np.int32), frozenset()) is first
     for number in range(64):
         kept.after(np.array([2, number], np.int32), frozenset())
-    assert kept.after(np.array([1, 2], np.int32), frozenset())[7]
+    assert kept.after(np.array([1, 2], np.int32), frozenset()).flags[7]

@@ -19,7 +19,7 @@ import numpy.typing as npt
 from max._dataclass import dataclass
 from max.interfaces import TextGenerationContext
 from max.pipelines.core.native_calls import is_panic
-from max.pipelines.structured.kept_tokens import Flags, KeptTokens
+from max.pipelines.structured.kept_tokens import Flags, KeptAfter, KeptTokens
 from max.pipelines.structured.step_masks import (
     Mask,
     MaskThread,
@@ -102,7 +102,7 @@ class _CallWork(MaskWork):
         super().__init__(np.full((len(rows), memory.words), -1, np.int32), deque())
         self._requests, self._memory, self._kept = rows, memory, kept
         self._history, self._prepared, self._step_s = history, prepared, step_s
-        self._kept_after: list[Flags | None] = [None] * len(rows)
+        self._kept_after: list[KeptAfter | None] = [None] * len(rows)
         self._ended = threading.Event()
         self._needed = len(history)
         self._forced: dict[int, int] = {}
@@ -120,8 +120,11 @@ class _CallWork(MaskWork):
         """Computes the masks of each step once the tokens before it are sampled."""
         for row in range(len(self._requests)):
             self._find_forced(row)
-        while self.step < self._needed:
+        while True:
+            # also the last tokens, of which something may be learned
             if self.step and not self._follow(self.step - 1):
+                return
+            if self.step >= self._needed:
                 return
             for row, token in self._forced.items():
                 self.masks[row] = 0
@@ -170,7 +173,8 @@ class _CallWork(MaskWork):
             if not follows:
                 self._leave(row)  # the request itself refuses the token too
             elif kept is not None:
-                kept[tokens[row]] = self._memory.kept[row, tokens[row]] = row not in self._forced
+                kept.learn(tokens[row], row in self._forced)
+                self._memory.kept[row] = kept.flags
         return bool(tokens)
 
     def _tokens(self, step: int) -> list[int]:
@@ -179,7 +183,7 @@ class _CallWork(MaskWork):
         while True:
             ended = self._ended.is_set()
             # after the end all tokens are there that ever will be
-            if (not ended or step + 1 < self._needed) and row.min() >= 0:
+            if row.min() >= 0:
                 return row.tolist()
             if ended:
                 return []
@@ -208,7 +212,7 @@ class _CallWork(MaskWork):
                     memory.kept[row], self._kept_after[row] = True, None
             elif changed or self._kept_after[row] is None:
                 kept = self._kept.after(self.masks[row], request.ends)
-                memory.kept[row], self._kept_after[row] = kept, kept
+                memory.kept[row], self._kept_after[row] = kept.flags, kept
 
 
 class CallMasks:

@@ -17,6 +17,35 @@ _MOST_KNOWN = 64
 """The maximum number of masks that something is known of."""
 
 
+_MARGIN = 2
+"""The number of tokens more than of others that force text before all are expected to."""
+
+
+class KeptAfter:
+    """The tokens after which a call goes on under one mask.
+
+    Args:
+        flags: Those without experience, bool ``[vocab]``; changed.
+    """
+
+    def __init__(self, flags: Flags) -> None:
+        self.flags = flags
+        self._forced = self._others = 0
+
+    def learn(self, token: int, forces: bool) -> None:
+        """Notes whether a token forced text.
+
+        Args:
+            token: The token.
+            forces: Whether it did.
+        """
+        self.flags[token] = not forces
+        self._forced, self._others = self._forced + forces, self._others + (not forces)
+        # as the last digit of a date, where each token forces what follows
+        if forces and self._forced > self._others + _MARGIN:
+            self.flags[:] = False
+
+
 class KeptTokens:
     """For each mask, the tokens after which a call goes on.
 
@@ -27,10 +56,10 @@ class KeptTokens:
 
     def __init__(self, ordinary: Callable[[frozenset[int]], Flags], vocabulary: int) -> None:
         self._ordinary, self._vocabulary = ordinary, vocabulary
-        self._known: OrderedDict[tuple[bytes, frozenset[int]], Flags] = OrderedDict()
+        self._known: OrderedDict[tuple[bytes, frozenset[int]], KeptAfter] = OrderedDict()
 
-    def after(self, mask: npt.NDArray[np.int32], ends: frozenset[int]) -> Flags:
-        """The tokens after which a call goes on, bool ``[vocab]``, for the caller to change by what it learns.
+    def after(self, mask: npt.NDArray[np.int32], ends: frozenset[int]) -> KeptAfter:
+        """The tokens after which a call goes on, for the caller to add what it learns.
 
         Args:
             mask: The tokens that may follow, ``[words]``.
@@ -39,8 +68,9 @@ class KeptTokens:
         key = mask.tobytes(), ends
         if (kept := self._known.get(key)) is None:
             found = self._ordinary(ends)[: self._vocabulary]
-            kept = self._known[key] = np.zeros(self._vocabulary, np.bool_)
-            kept[: len(found)] = found
+            flags = np.zeros(self._vocabulary, np.bool_)
+            flags[: len(found)] = found
+            kept = self._known[key] = KeptAfter(flags)
             if len(self._known) > _MOST_KNOWN:
                 self._known.popitem(last=False)
         self._known.move_to_end(key)
