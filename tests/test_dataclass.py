@@ -140,3 +140,21 @@ def test_classes_outside_may_add_attributes_to_frozen_ones() -> None:
     assert vars(loose) == {"extra": 1}
     del loose.extra  # pyright: ignore[reportAttributeAccessIssue]
     assert vars(loose) == {}
+
+
+@pytest.mark.parametrize("frozen", [False, True])
+@pytest.mark.parametrize("decorate", [dataclasses.dataclass, quick.dataclass])
+def test_a_copy_with_other_values(decorate: Callable[..., Any], frozen: bool) -> None:
+    class Pair:
+        x: int
+        tags: list[str] = dataclasses.field(default_factory=list[str])
+
+    kind: Any = decorate(Pair, frozen=frozen)
+    first = kind(1, ["a"])
+    for changes in ({}, {"x": 3}, {"x": 3, "tags": ["b"]}):
+        copied = quick.replaced(first, **changes)
+        assert copied == dataclasses.replace(first, **changes)
+        assert type(copied) is kind and copied is not first
+    assert first == kind(1, ["a"])
+    with pytest.raises(TypeError, match="Pair has no field z"):
+        quick.replaced(first, z=1)

@@ -71,6 +71,7 @@ class Connection(asyncio.Transport):
         super().__init__()
         self.loop, self.received, self.closed_at = loop, b"", None
         self.written_late = b""  # after the server has closed it
+        self.writes: list[bytes] = []
         self.lingers, self.state = False, ServerState()
         config = uvicorn.Config(
             app, ws="none", lifespan="off", log_config=None, access_log=False, timeout_keep_alive=keep_alive
@@ -84,6 +85,7 @@ class Connection(asyncio.Transport):
     def write(self, data: bytes) -> None:
         if self.closed_at is None:
             self.received += data
+            self.writes.append(data)
         else:
             self.written_late += data
 
@@ -398,3 +400,17 @@ def test_a_connection_that_is_closing_is_left_alone(loop) -> None:
         b"POST /9/begun HTTP/1.1\r\nHost: x\r\nConnection: close\r\nContent-Length: 4\r\n\r\nab"
     )
     assert connection.closes() == 9 and connection.statuses() == [200]
+
+
+def test_a_head_is_sent_with_its_body(loop: Loop) -> None:
+    """But it does not wait for a body that comes later."""
+    connection = Connection(loop)
+    for request, parts in ((GET, 1), (GET, 1), (GET.replace(b"/a", b"/5/begun"), 2), (GET, 1)):
+        connection.writes.clear()
+        connection.send(request)
+        assert len(connection.writes) == 1 and connection.writes[0].startswith(b"HTTP/1.1 200")
+        connection.wait_until(loop.time() + 6)
+        written = b"".join(connection.writes)
+        assert written.count(b"HTTP/1.1") == 1
+        # the end of a body of unknown length comes with the body
+        assert len(connection.writes) == parts and written.endswith(b"\r\n0\r\n\r\n")
