@@ -146,8 +146,17 @@ def test_opposites_of_large_automata() -> None:
     """As large as an automaton may be, and larger; there would be a short opposite of each."""
     assert unlike_pattern(r"[^\s\S]" + "a" * 990) is not None
     assert unlike_pattern(r"[^\s\S]" + "a" * 1010) is None
+    # one state for each character, one after the last, and one for other texts
+    assert unlike_pattern("^" + "a" * 30 + "$") is not None
+    assert unlike_pattern("^" + "a" * 31 + "$") is None
     pairs = "|".join(f"[{a}{b}]" for a in "abcdefghij" for b in "klmnopqrst")
     assert unlike_pattern(f"^b({pairs}|{pairs}|{pairs})*x") is None
+
+
+def test_opposites_are_written_in_ascii() -> None:
+    """Letters and digits of other scripts are codes, too."""
+    unlike = unlike_pattern("^[à-ü٣]$")
+    assert unlike is not None and unlike.isascii() and r"\xE0-\xFC\x{663}" in unlike
 
 
 @pytest.mark.parametrize(
