@@ -91,7 +91,7 @@ def run_batch(
             # without one model, the bodies name them
             of_all = runs[0][0]["model_path"] if model or "model_path" in config else ""
             output = stack.enter_context(_open_output(Path(output_file), requests, of_all))
-            left, answered, failed = output.left, len(output.answered), output.failed
+            left, answered, failed = output.unanswered_requests, len(output.answered), output.failed
         if answered:
             click.echo(f"{answered} of {len(requests)} requests have an answer already", err=True)
 
