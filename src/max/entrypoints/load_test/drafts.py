@@ -212,7 +212,7 @@ def draft_table(workload: str, run: DraftRun) -> str:
         "accepted, %": f"{100 * run.num_accepted / max(run.num_drafted, 1):.1f}",
         "tokens a step": f"{run.tokens / max(run.steps, 1):.2f}",
         "tokens/s without drafts": f"{run.tokens / run.plain_s:.1f}",
-        "tokens/s with drafts": f"{run.tokens / run.num_drafted_s:.1f}",
+        "tokens/s with drafts": f"{run.tokens / run.drafted_s:.1f}",
         "times as fast": f"{run.speedup:.2f}",
         "equal answers": "yes" if run.equal else "no",
     }
