@@ -53,8 +53,8 @@ class DraftRun:
         plain_s: The seconds of decoding without drafts.
         drafted_s: The seconds with them.
         steps: The number of decoding steps with drafts.
-        num_drafted: The number of drafted tokens.
-        num_accepted: The number of right ones.
+        drafted: The number of drafted tokens.
+        accepted: The number of right ones.
         equal: Whether all answers are equal.
     """
 
@@ -62,8 +62,8 @@ class DraftRun:
     plain_s: float
     drafted_s: float
     steps: int
-    num_drafted: int
-    num_accepted: int
+    drafted: int
+    accepted: int
     equal: bool
 
     def numbers(self) -> dict[str, Any]:
@@ -208,8 +208,8 @@ def draft_table(workload: str, run: DraftRun) -> str:
     """
     rows = {
         "tokens": f"{run.tokens}",
-        "drafted tokens": f"{run.num_drafted}",
-        "accepted, %": f"{100 * run.num_accepted / max(run.num_drafted, 1):.1f}",
+        "drafted tokens": f"{run.drafted}",
+        "accepted, %": f"{100 * run.accepted / max(run.drafted, 1):.1f}",
         "tokens a step": f"{run.tokens / max(run.steps, 1):.2f}",
         "tokens/s without drafts": f"{run.tokens / run.plain_s:.1f}",
         "tokens/s with drafts": f"{run.tokens / run.drafted_s:.1f}",
