@@ -496,12 +496,14 @@ def step_ready() -> Case:
     def draw(pick: Draw) -> list[Array]:
         number = st.sampled_from([0, 1, 2, -1, 2**63 - 1, -(2**63)])
         sizes = [pick(st.sampled_from([1, 1, 1, 1, 0, 2])) for _ in range(2)]
-        return [np.array([pick(number) for _ in range(size)], np.int64) for size in sizes]
+        numbers = [np.array([pick(number) for _ in range(size)], np.int64) for size in sizes]
+        return [*numbers, np.zeros((2, 3), np.bool_)]
 
     def body(*values: Any) -> Any:
         return stage_declared("step.ready", values)[0]
 
-    return Case([[(I64, ["s"])], [(I64, ["p"])]], body, draw)
+    types = [(I64, ["s"]), (I64, ["p"]), (DType.bool, ["b", "v"])]
+    return Case([[each] for each in types], body, draw)
 
 
 @case

@@ -532,13 +532,13 @@ CASES: dict[
     ),
     "step ready": (
         "mo.step.ready",
-        [np.array([2]), np.array([3])],
+        [np.array([2]), np.array([3]), np.zeros((2, 3), np.bool_)],
         [(np.uint8, (1,))],
         {},
     ),
     "step not ready": (
         "mo.step.ready",
-        [np.array([3]), np.array([3])],
+        [np.array([3]), np.array([3]), np.zeros((2, 3), np.bool_)],
         [(np.uint8, (1,))],
         {},
     ),

@@ -83,7 +83,7 @@ def _sample(
 
 
 @register("mo.step.ready")
-def _step_ready(steps: Array, prepared: Array) -> Array:
+def _step_ready(steps: Array, prepared: Array, allowed: Array) -> Array:
     if not len(steps) == len(prepared) == 1:
         raise ValueError("steps and prepared have one element each")
     return np.array([prepared[0] > steps[0]], np.uint8)

@@ -112,15 +112,17 @@ define(
         (
             Operand("steps", _I64, 1, is_buffer=True),
             Operand("prepared", _I64, 1, is_buffer=True),
+            # [batch, vocabulary]: what the host prepares, so that it is read after the op
+            Operand("allowed", (DType.bool,), 2, is_buffer=True),
         ),
         1,
         _ready_types,
         chained=True,
-        takes="buffers steps si64 `[1]`, prepared si64 `[1]`; chain",
+        takes="buffers steps si64 `[1]`, prepared si64 `[1]`, allowed bool `[batch, vocab]`; chain",
         gives="ui8 `[1]`, chain",
         doc=(
-            "1 if the host has prepared step `steps`, whose number is below `prepared`; waits for "
-            "that less than a millisecond"
+            "1 if the host has prepared the table `allowed` of step `steps`, whose number is below "
+            "`prepared`; waits for that less than a millisecond; the table is read after it"
         ),
     )
 )

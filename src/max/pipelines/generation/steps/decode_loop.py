@@ -127,7 +127,7 @@ def constrained_step_graph(device: DeviceRef) -> Graph:
         first_seeds, ends, interrupted = (value.tensor for value in islice(inputs, 3))
         *changed, prepared = (value.buffer for value in inputs)
         # before the tables are read
-        (ready,) = stage_declared("step.ready", [changed[5], prepared])
+        (ready,) = stage_declared("step.ready", [changed[5], prepared, allowed])
         seeds = ops.buffer_load(changed[3])
         logits = allowed_logits(logits, ops.buffer_load(allowed))
         tokens = sample_tokens(logits, temperature, top_k, top_p, min_p, seeds)

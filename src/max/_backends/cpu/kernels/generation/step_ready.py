@@ -14,8 +14,13 @@ MOST_TURNS = 30_000
 
 
 @k.kernel
-def step_ready(out: k.Output, steps: k.InOut, prepared: k.InOut, ctx: k.Context) -> None:
-    """`out[0]` is 1 if the host has prepared step `steps[0]`: `prepared[0]` is greater. Waits for it a while."""
+def step_ready(
+    out: k.Output, steps: k.InOut, prepared: k.InOut, allowed: k.InOut, ctx: k.Context
+) -> None:
+    """`out[0]` is 1 if the host has prepared step `steps[0]`: `prepared[0]` is greater. Waits for it a while.
+
+    As an operand that may change, `allowed` is not read by any worker before this kernel has ended.
+    """
     for _ in ctx.parallel(1):
         check_size("the result", out.shape[0], 1)
         check_size("steps", steps.shape[0], 1)
