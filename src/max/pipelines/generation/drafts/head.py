@@ -217,8 +217,7 @@ class HeadDrafter(BatchDrafter):
         """Runs steps after the first one; returns the tokens of each row, fewer if the loop has ended early."""
         batch, loop = cast(Sequence[TextGenerationContext], rows), self._loop
         if steps > 1 and loop is not None and loop.usable:
-            _, _, tokens = loop.run(self._inputs(batch), batch, steps)
-            written = tokens.T.tolist()
+            written = loop.run(self._inputs(batch), batch, steps).history.T.tolist()
             for row, own in zip(rows, written, strict=True):
                 row.advance(own[-1], len(own))
             return written
