@@ -22,7 +22,13 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from max import kernel as k
-from max._backends.cpu.kernels.attention.dense_plan import Plan, Scratch, Task, plan_dense
+from max._backends.cpu.kernels.attention.dense_plan import (
+    DenseForm,
+    Plan,
+    Scratch,
+    Task,
+    plan_dense,
+)
 from max._backends.cpu.kernels.attention.dense_rows import attend_in_place, attend_packed
 from max._backends.cpu.kernels.attention.online_softmax import (
     MAX_SPLITS,
@@ -153,7 +159,6 @@ def store_rows(
     splits: k.Value,
     state: RowState,
     p: Plan,
-    guarded: bool,
 ) -> None:
     """Stores the results of a task, or where it is split its sums, maxima and totals.
 
@@ -165,7 +170,6 @@ def store_rows(
         splits: Parts of a task.
         state: The state of its rows.
         p: The plan.
-        guarded: Whether rows whose total is no number above 0 are 0.
     """
     t, group, width = p.plain, task.q.shape[0], task.values.shape[1]
     in_place = task.rows <= p.row_threshold
@@ -186,7 +190,7 @@ def store_rows(
             v = state.sums.load(state_row * p.stride + j, width=t.width) * scale
             if splits > 1:
                 parts.store(part_row, j, value=v, mask=tail)
-            elif task.values.shape[0] > 0 and not (guarded and not state.totals[state_row] > 0):
+            elif task.values.shape[0] > 0 and not (p.guarded and not state.totals[state_row] > 0):
                 out.store(row % group, row // group, j, value=v, mask=tail)
             else:
                 # a sum over no keys is 0, and so is one whose weights are guarded
@@ -203,22 +207,18 @@ def attention_dense(
     parts: k.InOut,
     *masks: k.Input,
     ctx: k.Context,
-    scale: float,
-    fills: tuple[float | None, ...],
-    roundings: tuple[k.ScalarType | None, ...],
-    columns: bool,
-    guarded: bool = False,
+    form: DenseForm,
 ) -> None:
     """`out[b, g, i] = softmax(scale · q[b, g, i] · keys[b] + masks[b, g, i]) · values[b]`, with any number of batch
     axes.
 
-    Keys are `[…, keys, size]`, or with `columns` `[…, size, keys]`.
+    Keys are `[…, keys, size]`, or with `form.columns` `[…, size, keys]`.
     """
     rank = q.rank - 3
     group, size = q.shape[rank], q.shape[rank + 2]
     length, width = values.shape[rank], values.shape[rank + 1]
     dtypes = (q.dtype, keys.dtype, values.dtype, out.dtype)
-    p = plan_dense(ctx.target, dtypes, (size, width), scale, fills, roundings, columns)
+    p = plan_dense(ctx.target, dtypes, (size, width), form)
     max_rows = TASK_ROWS // p.plain.height * p.plain.height
     memory = dense_scratch(max_rows, size, width, p, ctx)
     coordinates = k.tile(k.i64, (max(rank, 1),), fill=0)
@@ -253,7 +253,7 @@ def attention_dense(
             attend_packed(task, memory, ahead, p)
         part = (k.i64(index // blocks) * grid.rows + first) * MAX_SPLITS + split
         target = part_at(out, coordinates, rank)
-        store_rows(target, parts, task, part, grid.splits, memory.state, p, guarded)
+        store_rows(target, parts, task, part, grid.splits, memory.state, p)
 
     if p.matrix_tiles:
         if task_rows > p.row_threshold:
@@ -265,8 +265,8 @@ def attention_dense(
             unflatten(coordinates, batch, q, rank)
             target = part_at(out, coordinates, rank)[row % group, row // group]
             row_parts = parts[(batch * grid.rows + row) * MAX_SPLITS :]  # [splits, width + 2]
-            empty = 0.0 if guarded else float("nan")
-            merge_parts(target, row_parts, grid.splits, p.factor, empty, p.plain.width, guarded)
+            empty = 0.0 if p.guarded else float("nan")
+            merge_parts(target, row_parts, grid.splits, p.factor, empty, p.plain.width, p.guarded)
 
 
 def _lower_attention(
@@ -295,14 +295,14 @@ def _lower_attention(
             for i, mask in enumerate(masks)
         ),
     )
-    params = {
-        "scale": float(attributes["scale"]),
-        "fills": tuple(attributes.get("fills", ())),
-        "roundings": tuple(None if dtype is None else k.scalar_type(dtype) for dtype in roundings),
-        "columns": columns,
-        "guarded": bool(attributes.get("guarded", False)),
-    }
-    return KernelCall(attention_dense, args, params, workspaces=(parts,))
+    form = DenseForm(
+        float(attributes["scale"]),
+        tuple(attributes.get("fills", ())),
+        tuple(None if dtype is None else k.scalar_type(dtype) for dtype in roundings),
+        columns,
+        bool(attributes.get("guarded", False)),
+    )
+    return KernelCall(attention_dense, args, {"form": form}, workspaces=(parts,))
 
 
 LOWERINGS = {"mok.attention": _lower_attention}

@@ -36,6 +36,24 @@ IN_PLACE_PASSES = 4
 """A task reads keys and values in place if its rows take up to this many passes."""
 
 
+class DenseForm(NamedTuple):
+    """The compile-time parameters of the kernel.
+
+    Args:
+        scale: The factor of scores.
+        fills: For each mask None, where it is added, or the value where it is false.
+        roundings: What the scaled scores, the scores after each mask, and the weights are rounded to.
+        columns: Whether keys are `[size, keys]`.
+        guarded: Whether rows whose total is no number above 0 are 0.
+    """
+
+    scale: float
+    fills: tuple[float | None, ...]
+    roundings: tuple[k.ScalarType | None, ...]
+    columns: bool
+    guarded: bool
+
+
 @dataclass(frozen=True)
 class Plan:
     """The compile-time facts of a call.
@@ -56,6 +74,7 @@ class Plan:
         score_dtypes: What the scaled scores and the scores after each mask are rounded to, if to anything.
         weight_dtype: What weights are rounded to, divided by their total; None: they are summed as they are.
         columns: Whether keys are `[size, keys]`.
+        guarded: Whether rows whose total is no number above 0 are 0.
         matrix_tiles: Whether packed operands are multiplied in matrix tiles.
     """
 
@@ -74,6 +93,7 @@ class Plan:
     score_dtypes: tuple[k.ScalarType | None, ...]
     weight_dtype: k.ScalarType | None
     columns: bool
+    guarded: bool
     matrix_tiles: bool
 
     @property
@@ -166,10 +186,7 @@ def plan_dense(
     target: k.Target,
     dtypes: tuple[k.ScalarType, ...],
     sizes: tuple[int, int],
-    scale: float,
-    fills: tuple[float | None, ...],
-    roundings: tuple[k.ScalarType | None, ...],
-    columns: bool,
+    form: DenseForm,
 ) -> Plan:
     """The plan of a call.
 
@@ -177,11 +194,9 @@ def plan_dense(
         target: The target.
         dtypes: Element types of queries, keys, values and the result.
         sizes: Sizes of a query and of a value.
-        scale: The factor of scores.
-        fills: For each mask None, where it is added, or the value where it is false.
-        roundings: What the scaled scores, the scores after each mask, and the weights are rounded to.
-        columns: Whether keys are `[size, keys]`.
+        form: The parameters of the kernel.
     """
+    scale, fills, roundings, columns, guarded = form
     size, width = sizes
     t = tiling(target, k.f32, k.f32)
     # pairs of bf16, else f32; weights are rounded as the graph rounds its probabilities, to the dtype of the result
@@ -215,5 +230,6 @@ def plan_dense(
         score_dtypes=roundings[:-1],
         weight_dtype=roundings[-1],
         columns=columns,
+        guarded=guarded,
         matrix_tiles=matrix_tiles,
     )

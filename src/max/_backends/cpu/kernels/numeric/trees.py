@@ -126,7 +126,7 @@ class Row(NamedTuple):
 
 
 @k.inline
-def row_of(x: k.View, features: int, width: int) -> Any:
+def features_of(x: k.View, features: int, width: int) -> Any:
     """A row, in vectors if two hold it and the target permutes them by one instruction."""
     if features > 2 * width or x.dtype is not k.f32 or not k.target().permutes(width):
         return Row(x, None, None)
@@ -256,7 +256,7 @@ def tree_masks(
         clear_sums(sums, width)
         if count <= SINGLE_ROWS:
             for lane in range(count):
-                row = row_of(x[start + lane], features, width)
+                row = features_of(x[start + lane], features, width)
                 mask_row(sums, row, lane, tables, width)
         else:
             used = k.select(count > width, k.i64(block), k.i64(width))
