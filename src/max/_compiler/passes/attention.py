@@ -30,7 +30,7 @@ from max._compiler.passes.redundant_ops import drop_dead_ops
 from max._dataclass import dataclass
 from max.dtype import DType
 from max.mlir import DimExpr, MoOp, TensorType, build
-from max.mlir.ops.elementwise import AddOp, CastOp, DivOp, MulOp, NotOp, SelectOp
+from max.mlir.ops.elementwise import AddOp, CastOp, DivOp, IsNanOp, MulOp, NotOp, SelectOp
 from max.mlir.ops.reduction import SoftmaxOp
 from max.mlir.ops.shape import BroadcastToOp, ReshapeOp, TransposeOp
 from max.mlir.sizes import Size, Sizes, product
@@ -165,7 +165,7 @@ class _Fusion:
     def _guarded_probabilities(self, value: SSAValue) -> SSAValue:
         """The probabilities after a select of 0 where they are NaN, if that and the test are all that reads them."""
         users = [use.operation for use in value.uses]
-        tests = [user for user in users if isinstance(user, MoOp) and user.name == "mo.is_nan"]
+        tests = [user for user in users if type(user) is IsNanOp]
         selects = [user for user in users if type(user) is SelectOp]
         if not len(users) == 2 == len(tests) + len(selects) or len(tests) != 1:
             return value

@@ -19,7 +19,17 @@ from max._compiler.passes.canonicalize import insert_before, producer, single_of
 from max._compiler.passes.redundant_ops import drop_dead_ops
 from max.dtype import DType
 from max.mlir import MoOp, TensorType, build
-from max.mlir.ops.elementwise import AbsOp, AddOp, CastOp, GreaterOp, MaxOp, MinOp, SelectOp, SubOp
+from max.mlir.ops.elementwise import (
+    AbsOp,
+    AddOp,
+    CastOp,
+    GreaterOp,
+    MaxOp,
+    MinOp,
+    RoundOp,
+    SelectOp,
+    SubOp,
+)
 
 __all__ = ["keep_codes_in_floats"]
 
@@ -121,8 +131,7 @@ def _has_integers(value: SSAValue) -> bool:
 
 
 def _is_rounded(value: SSAValue) -> bool:
-    owner = value.owner
-    return isinstance(owner, MoOp) and owner.name == "mo.round"
+    return producer(value, RoundOp) is not None
 
 
 def _is_integer(number: float) -> bool:
