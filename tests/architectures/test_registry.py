@@ -33,6 +33,8 @@ def test_each_decoder_family_is_compared_with_transformers() -> None:
     compared = {case.architecture for case in CASES.values()}
     # test_llama3; names in files that transformers does not write
     elsewhere = {"LlamaForCausalLM", "MPTForCausalLM", "PhiMoEForCausalLM"}
+    # transformers has no class for it: test_drafting_heads compares with its formula in torch
+    elsewhere |= {"MiMoForCausalLM"}
     # and test_composites
     elsewhere |= {*COMPOSITES}
     modules = OWN_ARCHITECTURES.items()

@@ -72,7 +72,7 @@ def decoder_family(
 
     Model.weight_names = weight_names
     forms = gguf if isinstance(gguf, tuple) else (gguf,)
-    Model.gguf = tuple(replace(form, class_name=name) for form in forms)
+    Model.gguf = tuple(replace(form, class_name=form.class_name or name) for form in forms)
     encodings = (*_FLOATS, *(_BLOCKS if forms else ()))
     _name_classes(name, name.removesuffix("ForCausalLM"), shape.__module__, Config, Model)
     rename = weight_names.from_safetensors

@@ -75,7 +75,8 @@ class GGUFForm:
         write: The metadata that only this family states, or states differently; keys lack the prefix ``name.``.
         split_weights: Separates the weights that files store as metadata, with whole keys, and converts others to those
             that files have.
-        class_name: The name of the class in ``architectures`` of config.json; `decoder_family` sets it.
+        class_name: The name of the class in ``architectures`` of config.json; `decoder_family` sets its own where there
+            is none. With that of another class, files of the form are read as models of that class.
     """
 
     name: str

@@ -38,7 +38,8 @@ ARCHITECTURES = [
         ["XiaomiMiMo/MiMo-7B-RL", "XiaomiMiMo/MiMo-7B-Base"],
         _mimo,
         names=NAMES,
-        gguf=GGUFForm("qwen2", "qwen2"),
+        # llama.cpp has no names for the prediction layers: files are read as Qwen2
+        gguf=GGUFForm("qwen2", "qwen2", class_name="Qwen2ForCausalLM"),
     )
 ]
 """The architectures of this module, for the registry."""
