@@ -142,7 +142,7 @@ def build_app(
         epochs=state.epochs,
         bodies=state.bodies,
         hosts=hosts,
-        content_types=ContentTypes(json_routes, unmarked),
+        content_types=ContentTypes(json_routes, unmarked, blobs.router.routes),
         error_body=error_body,
         counts=state.shared,
     )
