@@ -67,6 +67,7 @@ FUNCTIONS = {
     "_process.py:decorate": "the owner itself",
     "_runtime/program.py:run_error_class": "classes of errors that programs catch",
     "engine/debug_config.py:current": "the options that the program sets",
+    "serve/metrics.py:__init__": "the counters of a server, as its registry has them",
     "torch/_operation.py:_register_operation": "operations, which torch keeps by name",
 }
 """Functions with a cache of `functools` that is not one of `max._process`, each with its reason."""

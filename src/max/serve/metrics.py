@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+import functools
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from functools import lru_cache
 from itertools import accumulate
 
 from prometheus_client import (
@@ -100,7 +100,7 @@ class ServerMetrics:
             ["path", "code"],
             registry=self.registry,
         )
-        self.requests_of = lru_cache(4096)(self.requests.labels)
+        self.requests_of = functools.lru_cache(4096)(self.requests.labels)
         """The counter of a path and a status."""
         self.request_time = self._histogram("request_time", "Time of a generation.")
         self.time_to_first_token = self._histogram("time_to_first_token", "Time to first token.")

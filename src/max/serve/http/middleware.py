@@ -8,13 +8,13 @@ import json
 import logging
 import secrets
 import time
-from functools import lru_cache
 from typing import Any
 
 from starlette.datastructures import Headers
 from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from max._process import cached_results
 from max.serve.errors import ApiError
 from max.serve.http.bodies.content_types import ContentTypes
 from max.serve.http.bodies.open_bodies import OpenBodies
@@ -279,7 +279,7 @@ def _too_long(limit: int) -> ApiError:
     return ApiError(f"the body is longer than {limit} bytes", status=413, code="request_too_large")
 
 
-@lru_cache(1024)
+@cached_results(1024)
 def _tenant(key: str, names: tuple[str, ...]) -> str:
     """The text that tells a tenant from others."""
     return json.dumps([key, *names]) if key or names else ""

@@ -9,9 +9,9 @@ import time
 from collections.abc import Awaitable, Callable, Mapping
 from contextvars import ContextVar
 from dataclasses import dataclass, field
-from functools import lru_cache
 from typing import Any
 
+from max._process import cached_results
 from max.serve.tracing import RequestTrace
 
 _MOST_WARNING = 2000
@@ -107,7 +107,7 @@ class RequestContext:
             self.cleanups.pop()()
 
 
-@lru_cache(1024)
+@cached_results(1024)
 def _salt(tenant: str, cache_salt: str | None, epoch: int) -> str:
     parts: list[str | int | None] = [tenant, cache_salt]
     if epoch:
