@@ -36,7 +36,7 @@ def backends(device: FakeDevice) -> Backends:
 
 
 def fixed(items: Sequence[FixedBuffer], guarded: bool = False) -> Any:
-    return SimpleNamespace(fixed=list(items), guarded=guarded)
+    return SimpleNamespace(fixed_buffers=list(items), guarded=guarded)
 
 
 def memory_of(

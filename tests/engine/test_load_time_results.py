@@ -34,7 +34,9 @@ def code(launches: Sequence[LaunchCode], bounds: Sequence[int] = (), shape: Sequ
 
 def compiled(**parts: Any) -> Any:
     fixed = [FixedBuffer(kind, 10 * (index + 1)) for index, kind in enumerate(KINDS)]
-    return SimpleNamespace(fixed=fixed, **{"main": code([]), "later": [], "once": [], **parts})
+    return SimpleNamespace(
+        fixed_buffers=fixed, **{"main": code([]), "later": [], "once": [], **parts}
+    )
 
 
 def parts(

@@ -59,7 +59,7 @@ VALUES: dict[str, Callable[[int], str]] = {
     "long arguments": lambda n: (
         '[{"role":"assistant","tool_calls":[{"function":{"name":"a","arguments":'
         + json.dumps('{"a":' + repeated("1", n) + "}")
-        + "}}]}]"
+        + '}}]},{"role":"tool","content":"a"}]'
     ),
     "tools": lambda n: numbered(
         '{"type":"function","function":{"name":"f#"},"name":"f#"}', n, "[]"
@@ -120,6 +120,11 @@ def field_names() -> list[str]:
 def body(rng: random.Random, path: str, field: str, value: str) -> bytes:
     """A body of a route with one hostile field, sometimes twice, or with a byte order mark."""
     base = {name: entry for name, entry in BASE.items() if name != field}
+    # elsewhere they are passages for the chat template, or an error
+    if not path.endswith("/rerank"):
+        base.pop("documents", None)
+    if path.startswith("/api/"):
+        base.pop("max_tokens", None)  # not Ollama's
     if path.endswith("tokenize"):
         del base[rng.choice([name for name in ("prompt", "messages") if name in base])]
     members = [f"{json.dumps(name)}:{json.dumps(entry)}" for name, entry in base.items()]

@@ -11,6 +11,7 @@ from types import SimpleNamespace
 import pytest
 
 from max.pipelines.core.exceptions import ModelFilesError
+from max.pipelines.store.created import Recipe
 from max.pipelines.store.local import StoredModel
 from max.serve.errors import ApiError
 from max.serve.models.pool import ModelPool
@@ -69,7 +70,11 @@ class Machine:
         assert self.free() >= 0
         config = SimpleNamespace(kv_cache_config=SimpleNamespace(kv_cache_folder=None))
         return SimpleNamespace(
-            name=stored.name, engine=Engine(self, stored.name), config=config, adapters={}
+            name=stored.name,
+            engine=Engine(self, stored.name),
+            config=config,
+            adapters={},
+            recipe=Recipe(),
         )
 
 
