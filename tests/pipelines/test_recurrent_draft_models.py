@@ -13,10 +13,9 @@ import torch
 
 from max.interfaces import PipelineTask, RequestID, SamplingParams
 from max.pipelines import PIPELINE_REGISTRY, PipelineConfig, TextContext
-from max.pipelines.generation.batch_pipeline import limits_of
-from max.pipelines.generation.engine import Engine
 from max.pipelines.kv_cache.page_tables import OutOfPagesError
 from tests.architectures.llama_harness import relative_error
+from tests.pipelines.test_draft_models import texts
 from tests.pipelines.test_drafting_heads import LENGTH, vocabulary
 from tests.pipelines.test_drafts import TINY, always
 from tests.pipelines.test_recurrent_drafts import FAMILIES, model_of
@@ -73,16 +72,6 @@ def contexts_of(seed: int) -> list[TextContext]:
         )
         for number in range(6)
     ]
-
-
-def texts(pipeline: Any, contexts: list[TextContext]) -> list[list[int]]:
-    engine = Engine(pipeline, limits_of(pipeline))
-    for one in contexts:
-        engine.submit(one)
-    while not engine.idle:
-        engine.step()
-    assert all(one.failure is None for one in contexts)
-    return [one.generated_tokens.tolist() for one in contexts]
 
 
 def released(pipeline: Any) -> None:
