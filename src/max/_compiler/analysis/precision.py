@@ -20,6 +20,10 @@ _WIDE = frozenset({DType.float64, DType.float32, DType.bfloat16, DType.float16})
 """Floats with infinities, NaN and a negative zero, which narrower floats may have."""
 
 
+def _float_limits(dtype: DType) -> Any:
+    return ml_dtypes.finfo(dtype.to_numpy())
+
+
 @cached_results()
 def holds(wide: DType, narrow: DType) -> bool:
     """Whether a conversion from `narrow` to the float `wide` is exact, NaN, infinities and signs of zero included."""
@@ -27,11 +31,11 @@ def holds(wide: DType, narrow: DType) -> bool:
         return True
     if wide not in _WIDE:
         return False
-    outer: Any = ml_dtypes.finfo(wide.to_numpy())
+    outer = _float_limits(wide)
     if not narrow.is_float():
         # the least value of a signed type is a power of two
         return narrow.size_in_bits - narrow.is_signed_integral() <= outer.nmant + 1
-    inner: Any = ml_dtypes.finfo(narrow.to_numpy())
+    inner = _float_limits(narrow)
     return (
         inner.nmant <= outer.nmant
         and float(inner.max) <= float(outer.max)
