@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, cast
 
 import ml_dtypes
 
@@ -21,7 +21,7 @@ _WIDE = frozenset({DType.float64, DType.float32, DType.bfloat16, DType.float16})
 
 
 def _float_limits(dtype: DType) -> Any:
-    return ml_dtypes.finfo(dtype.to_numpy())
+    return cast("Any", ml_dtypes.finfo)(dtype.to_numpy())
 
 
 @cached_results()
