@@ -171,7 +171,7 @@ def test_what_tells_prefixes_apart() -> None:
 
 def test_a_prompt_of_several_sequences_counts_once() -> None:
     context = RequestContext()
-    context.cached = {"a-0": (1, 32), "a-1": (1, 48), "b": (2, 16)}
+    context.cached_by_request = {"a-0": (1, 32), "a-1": (1, 48), "b": (2, 16)}
     assert context.cached_tokens == 48
 
 
