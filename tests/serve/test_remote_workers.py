@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import random
 import socket
 import subprocess
@@ -190,6 +191,25 @@ def test_a_client_without_the_key_is_closed(monkeypatch: pytest.MonkeyPatch) -> 
     own.close()
     with pytest.raises(OSError):
         connect("127.0.0.1", port, KEY, "a")
+
+
+def test_connections_that_nobody_asks_for_end_with_the_socket() -> None:
+    listener = listen("127.0.0.1")
+    port = listener.getsockname()[1]
+    acceptor = Acceptor(listener, KEY)
+    own, late = connect("127.0.0.1", port, KEY, "a"), connect("127.0.0.1", port, KEY, "b")
+    taken = accept(acceptor, ["a"])
+    gc.disable()
+    try:
+        close_listener(listener)
+        del acceptor
+        assert late.poll(10)
+        with pytest.raises((OSError, EOFError)):
+            late.recv_bytes()
+    finally:
+        gc.enable()
+    own.send_bytes(b"x")
+    assert taken[0].recv_bytes() == b"x"
 
 
 def test_signs_of_life() -> None:

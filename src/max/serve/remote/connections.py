@@ -14,6 +14,7 @@ import threading
 from collections.abc import Iterable
 from multiprocessing import AuthenticationError
 from multiprocessing.connection import Connection, answer_challenge, deliver_challenge
+from typing import Any
 
 KEY_BYTES = 32
 """The size of a key."""
@@ -50,7 +51,8 @@ def _family(host: str) -> socket.AddressFamily:
 class Acceptor:
     """Takes the connections of clients that know a key; those of others are closed.
 
-    Clients that are silent hold up nobody: each has a thread, and the next ones wait in the system's queue.
+    Clients that are silent hold up nobody: each has a thread, and the next ones wait in the system's queue. When the
+    socket is closed, so are the connections that nobody has asked for.
 
     Args:
         listener: The socket.
@@ -59,7 +61,11 @@ class Acceptor:
 
     def __init__(self, listener: socket.socket, key: bytes) -> None:
         self._listener, self._key = listener, key
-        self._found: queue.SimpleQueue[tuple[str, Connection] | OSError] = queue.SimpleQueue()
+        self._found: queue.SimpleQueue[tuple[str, Connection] | None] = queue.SimpleQueue()
+        """What nobody has asked for yet; None: the socket was closed."""
+        # no exception is kept: its traceback would keep this object, and so the connections, open
+        self._reason: tuple[Any, ...] | None = None
+        self._lock = threading.Lock()
         self._free = threading.BoundedSemaphore(_MOST_STRANGERS)
         threading.Thread(target=self._take, name="clients", daemon=True).start()
 
@@ -70,9 +76,9 @@ class Acceptor:
             OSError: The socket was closed.
         """
         item = self._found.get()
-        if isinstance(item, OSError):
-            self._found.put(item)  # for later calls
-            raise item
+        if item is None:
+            self._found.put(None)  # for later calls
+            raise OSError(*(self._reason or ()))
         return item
 
     def _take(self) -> None:
@@ -85,13 +91,26 @@ class Acceptor:
                     target=self._prove, args=(accepted,), name="client", daemon=True
                 ).start()
             except (OSError, RuntimeError) as error:  # closed, or no thread can be started
-                self._found.put(error if isinstance(error, OSError) else OSError(str(error)))
+                self._end(error.args)
                 return
+
+    def _end(self, reason: tuple[Any, ...]) -> None:
+        with self._lock:
+            self._reason = reason
+            with contextlib.suppress(queue.Empty):
+                while (item := self._found.get_nowait()) is not None:
+                    item[1].close()
+            self._found.put(None)
 
     def _prove(self, accepted: socket.socket) -> None:
         with self._free, contextlib.suppress(OSError, EOFError, ValueError, AuthenticationError):
             connection = _proven(accepted, self._key, is_client=False)
-            self._found.put((_purpose(connection), connection))
+            purpose = _purpose(connection)
+            with self._lock:
+                if self._reason is None:
+                    self._found.put((purpose, connection))
+                else:
+                    connection.close()
 
 
 def accept(acceptor: Acceptor, purposes: Iterable[str]) -> list[Connection]:
