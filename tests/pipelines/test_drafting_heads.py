@@ -380,7 +380,9 @@ def test_removed_tokens_are_read_again(drafting: Any) -> None:
     engine = Engine(drafting, limits_of(drafting))
     engine.submit(one)
     while one.current_length < 12:
+        assert not engine.idle  # it failed
         engine.step()
+
     (text,) = drafter._texts.values()
     assert text.read == one.current_length - 1
     drafter.rewind(one)
