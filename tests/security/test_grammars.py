@@ -148,6 +148,15 @@ def test_random_schemas(count: int) -> None:
     assert 0 < accepted < count
 
 
+@pytest.mark.parametrize("values", [3, "abc", {"a": 1}, None])
+def test_values_that_are_no_list(values: object) -> None:
+    """Of an ``enum`` below ``not``, whose opposite a grammar would hold."""
+    with pytest.raises(InputError, match="does not hold not"):
+        grammar.of_json_schema({"not": {"enum": values}})
+    with pytest.raises(InputError, match="does not hold not"):
+        grammar.of_json_schema({"not": {"enum": [1], "type": 3}})
+
+
 @pytest.mark.parametrize("pattern", PATTERNS)
 def test_expressions(pattern: str) -> None:
     """CVE-2025-48943."""

@@ -118,7 +118,8 @@ class Opposites:
                 return [_other_type(kinds, base)]
             case "enum" | "const":
                 values = value if keyword == "enum" else [value]
-                return [self._other(values, base, kinds)]
+                # a client may send no list
+                return [self._other(values, base, kinds) if isinstance(values, list) else None]
             case "pattern":
                 known = isinstance(value, str) and self._may_make_automaton()
                 unlike = unlike_pattern(value) if known else None
@@ -177,6 +178,8 @@ class Opposites:
 
     def _other(self, excluded: Sequence[Any], base: Mapping[str, Any], kinds: Any) -> Opposite:
         """All values but a few."""
+        if kinds is not None and not isinstance(kinds, list):
+            return None
         own = self._references.resolve(base)
         if isinstance(own.get("enum"), list):
             return {"enum": [each for each in own["enum"] if not _is_in(each, excluded)]}
