@@ -4,7 +4,11 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 import random
+import re
+import subprocess
+import sys
 import threading
 import time
 from collections import deque
@@ -14,7 +18,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-from max._backends.cpu.kernels.generation import step_ready
 from max.driver import Tensor
 from max.dtype import DType
 from max.engine import InferenceSession
@@ -392,43 +395,26 @@ def test_the_graph_samples_under_masks_and_ends_the_run(seed: int) -> None:
         assert again[0] == (stays and not interrupted[0] and (expected >= 0).all() and step < 4)
 
 
-def test_tables_are_read_after_the_wait_for_them(monkeypatch: pytest.MonkeyPatch) -> None:
-    """No worker reads the table while another one waits: the host writes it late, and then says so."""
-    # seconds, so that the host is never too late
-    monkeypatch.setattr(step_ready, "MOST_TURNS", 10**9)
-    batch, vocabulary, before, after = 4, 50_000, 7, 40_001
-    model = InferenceSession().load(constrained_step_graph(DeviceRef.CPU()))
-    logits = np.zeros((batch, vocabulary), np.float32)
-    logits[:, before] = 1
-    greedy = [
-        np.zeros(batch, np.float32),
-        np.ones(batch, np.int64),
-        *np.zeros((2, batch), np.float32),
-    ]
-    for _ in range(5):
-        allowed = np.zeros((batch, vocabulary), np.bool_)
-        allowed[:, before] = True
-        tokens, prepared, begun = np.full(batch, 3), np.zeros(1, np.int64), threading.Event()
-        arrays = [
-            logits, *greedy, allowed, np.ones_like(allowed), np.zeros(batch, np.uint64),
-            np.zeros((batch, 0), np.int64), np.zeros(1, np.uint8), tokens, np.full(batch, 9, np.uint32),
-            np.array([[1, 9]], np.uint32), np.zeros(batch, np.uint64), np.zeros((2, batch), np.int64),
-            np.zeros(1, np.int64), np.ones(1, np.uint8), prepared,
-        ]  # fmt: skip
-        inputs = list(map(Tensor.from_numpy, arrays))
-
-        def run(inputs: list[Tensor] = inputs, event: threading.Event = begun) -> None:
-            event.set()
-            model.execute(*inputs)
-
-        thread = threading.Thread(target=run)
-        thread.start()
-        begun.wait()
-        time.sleep(5e-3)
-        allowed[:, before], allowed[:, after] = False, True
-        prepared[0] = 1
-        thread.join()
-        assert tokens.tolist() == [after] * batch
+def test_the_table_is_read_after_the_wait_for_it(tmp_path: Path) -> None:
+    """The launch that reads the table of a step has a barrier between it and the wait, which one worker does."""
+    code = (
+        "from max.engine import InferenceSession; from max.graph import DeviceRef\n"
+        "from max.pipelines.generation.steps.decode_loop import constrained_step_graph\n"
+        "InferenceSession().load(constrained_step_graph(DeviceRef.CPU()))"
+    )
+    env = {**os.environ, "MAX_DUMP": "program", "MAX_CACHE_DIR": str(tmp_path)}
+    done = subprocess.run(
+        [sys.executable, "-c", code], env=env, capture_output=True, text=True, timeout=120
+    )
+    assert done.returncode == 0, done.stderr
+    # "   2 |  select(v9, v10, v4, …)": a bar marks a launch that begins after all before it have ended
+    launches = re.findall(r"^ +\d+ (\|?) +([\w.+]+)\((.*)\)$", done.stderr, re.M)
+    names = [name for _, name, _ in launches]
+    wait, read = names.index("step.ready"), names.index("select")
+    assert wait < read and any(bar for bar, _, _ in launches[wait + 1 : read + 1])
+    # the table is the first operand after the numbers of steps
+    table = launches[wait][2].split(", ")[6]
+    assert table in launches[read][2].split(", ")
 
 
 @pytest.mark.parametrize(("batch", "vocabulary"), [(1, 4095), (2, 4096)])
