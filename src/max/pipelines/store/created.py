@@ -101,20 +101,20 @@ class Recipe:
         return [messages[0], *map(dict, self.messages), *messages[1:]] if has_system else whole
 
 
-def sampling_of(recipe: Recipe, given: SamplingParamsInput) -> SamplingParamsInput:
+def sampling_of(recipe: Recipe, request_fields: SamplingParamsInput) -> SamplingParamsInput:
     """The sampling parameters of a request, completed by those of its model.
 
     Args:
         recipe: The recipe of the model.
-        given: Those that the request sets.
+        request_fields: Those that the request sets.
     """
     own: dict[str, Any] = {}
     for name, value in recipe.parameters.items():
-        if name in _SAMPLING and getattr(given, _SAMPLING[name][0]) is None:
+        if name in _SAMPLING and getattr(request_fields, _SAMPLING[name][0]) is None:
             if name == "num_predict" and value <= 0:  # no limit
                 continue
             own[_SAMPLING[name][0]] = value % 2**64 if name == "seed" else value
-    return replace(given, **own) if own else given
+    return replace(request_fields, **own) if own else request_fields
 
 
 def checked_parameters(values: Mapping[str, Any]) -> dict[str, Any]:

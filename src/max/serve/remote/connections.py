@@ -102,9 +102,9 @@ class Acceptor:
                     item[1].close()
             self._found.put(None)
 
-    def _prove(self, accepted: socket.socket) -> None:
+    def _prove(self, client: socket.socket) -> None:
         with self._free, contextlib.suppress(OSError, EOFError, ValueError, AuthenticationError):
-            connection = _proven(accepted, self._key, is_client=False)
+            connection = _proven(client, self._key, is_client=False)
             purpose = _purpose(connection)
             with self._lock:
                 if self._reason is None:
