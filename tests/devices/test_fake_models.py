@@ -11,7 +11,10 @@ import torch
 import transformers
 
 from max.driver import DeviceSpec
+from max.dtype import DType
+from max.graph import DeviceRef, Graph, TensorType
 from max.interfaces import PipelineTask, RequestID, SamplingParams, TextGenerationRequest
+from max.nn.transformer.transformer import last_rows
 from max.pipelines import PIPELINE_REGISTRY, PipelineConfig
 from tests.devices.fake import FakeDevice
 from tests.devices.mixed import watched_devices
@@ -60,6 +63,16 @@ def generate(folder: Path, spec: DeviceSpec) -> list[list[int]]:
         for prompt in PROMPTS
     ]
     return [list(output.tokens) for output in pipeline.generate(requests)]
+
+
+def test_rows_of_several_logits_are_on_the_device() -> None:
+    """The number of logits is in the host's memory, the offsets of rows are not."""
+    device = DeviceRef.GPU()
+    types = [TensorType(DType.uint32, ["n"], device), TensorType(DType.int64, [1], DeviceRef.CPU())]
+    with Graph("rows", input_types=types) as graph:
+        found = last_rows(*(value.tensor for value in graph.inputs))
+        graph.output(*found)
+    assert [each.device for each in found] == [device, device]
 
 
 @pytest.mark.long

@@ -267,6 +267,8 @@ def last_rows(
 
     If a sequence has fewer new tokens, its first token is repeated.
     """
+    # the count is in the host's memory, as the size of the ranges
+    device = input_row_offsets.device
     number = ops.cast(count, DType.int64)[0]
     bounds = ops.cast(input_row_offsets, DType.int64)
     batch = input_row_offsets.shape[0] - 1
@@ -274,9 +276,10 @@ def last_rows(
     steps = ops.range(0, number, 1, out_dim=each, dtype=DType.int64, device=DeviceRef.CPU())
     first = ops.reshape(bounds[:-1], [batch, 1])
     ends = ops.reshape(bounds[1:], [batch, 1])
-    rows = ops.max(ends - number + ops.reshape(steps, [1, each]), first)
+    steps = ops.transfer_to(ops.reshape(steps, [1, each]), device)
+    rows = ops.max(ends - ops.transfer_to(number, device) + steps, first)
     sequences = ops.range(
         0, TensorValue(batch) + 1, 1, out_dim=batch + 1, dtype=DType.int64, device=DeviceRef.CPU()
     )
     offsets = ops.cast(sequences * number, DType.uint32)
-    return ops.reshape(rows, [batch * each]), offsets
+    return ops.reshape(rows, [batch * each]), ops.transfer_to(offsets, device)
