@@ -456,6 +456,17 @@ def test_ordinary_tokens_are_whole_characters(pipeline: Any) -> None:
         assert found[token] == (whole and text != "" and not {*'"\\<'} & {*text})
 
 
+def test_what_is_kept_of_end_tokens_is_bounded(pipeline: Any) -> None:
+    """Requests bring end tokens of their own, and each set has a vocabulary; the one in use is not made again."""
+    tokenizer = pipeline.tokenizer
+    constraints = Constraints(tokenizer.delegate)
+    first = constraints.ordinary_tokens([0])
+    for token in range(1, 40):
+        constraints.ordinary_tokens([0, token])
+        assert constraints.ordinary_tokens([0]) is first
+    assert len(constraints._ordinary) == len(constraints._vocabularies) == 16
+
+
 def test_what_is_known_of_masks_is_bounded(pipeline: Any) -> None:
     kept = KeptTokens(lambda ends: np.arange(70) < 50 + len(ends), 60)
     first = kept.after(np.array([1, 2], np.int32), frozenset())

@@ -5,8 +5,8 @@ from __future__ import annotations
 import logging
 import threading
 from collections import deque
-from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING, Any, cast
+from collections.abc import Callable, Iterable, Sequence
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -52,6 +52,12 @@ def grammar_of(context: TextGenerationContext) -> str | None:
 def is_constrained(context: TextGenerationContext) -> bool:
     """Whether a request has a grammar."""
     return context.json_schema is not None or getattr(context, "grammar", None) is not None
+
+
+_MOST_ENDS = 16
+"""The maximum number of sets of end tokens of which something is kept: requests bring sets of their own."""
+Key = TypeVar("Key")
+Result = TypeVar("Result")
 
 
 class Constraints:
@@ -185,9 +191,7 @@ class Constraints:
         """
         key = frozenset(eos)
         with self._lock:
-            if key not in self._ordinary:
-                self._ordinary[key] = self._find_ordinary(key)
-            return self._ordinary[key]
+            return _recent(self._ordinary, key, lambda: self._find_ordinary(key))
 
     def _find_ordinary(self, eos: Iterable[int]) -> npt.NDArray[np.bool_]:
         vocabulary, mask = self._vocabulary(eos), np.zeros((1, self.words()), np.int32)
@@ -245,16 +249,25 @@ class Constraints:
             return forced_tokens(matcher, context.eos_token_ids)
 
     def _vocabulary(self, eos: Iterable[int]) -> Any:
-        """The tokenizer of llguidance with these end tokens; made once."""
+        """The tokenizer of llguidance with these end tokens; the last ones are kept."""
         key = tuple(sorted(eos))
+
+        def make() -> Any:
+            return _tokenizer(
+                _json_of(self._delegate), n_vocab=len(self._delegate), eos_token=list(key) or None
+            )
+
         with self._lock:
-            if key not in self._vocabularies:
-                self._vocabularies[key] = _tokenizer(
-                    _json_of(self._delegate),
-                    n_vocab=len(self._delegate),
-                    eos_token=list(key) or None,
-                )
-            return self._vocabularies[key]
+            return _recent(self._vocabularies, key, make)
+
+
+def _recent(results: dict[Key, Result], key: Key, make: Callable[[], Result]) -> Result:
+    """The result of a key, made if it is not among the last ones, which stand in the order of their use."""
+    found = results.pop(key) if key in results else make()
+    results[key] = found
+    if len(results) > _MOST_ENDS:
+        del results[next(iter(results))]
+    return found
 
 
 def _json_of(tokenizer: Any) -> str:
