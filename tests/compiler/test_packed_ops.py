@@ -20,6 +20,7 @@ from max._backends.cpu.passes.packed_ops import (
     PackOp,
     ProjectAdaptersOp,
 )
+from max._backends.cpu.passes.winograd_ops import WinogradConvOp, WinogradFilterOp
 from max.dtype import DType
 from max.graph import DeviceRef
 from max.mlir import DimExpr, MoOp, TensorType, build
@@ -130,9 +131,38 @@ def test_filters(
     assert op.results[0].type == conv.results[0].type and flops(op) == flops(conv)
 
 
+def test_filters_of_winograd() -> None:
+    """36 products of each channel and column, in strips of 32 columns; the work is that of the plain convolution."""
+    x, w = values((F32, ("n", "h", 21, 40)), (F32, (3, 3, 40, 70)))
+    attrs = {"stride": (1, 1), "dilation": (1, 1), "padding": (0, 1, 0, 1), "groups": 1}
+    conv = build(ConvOp, (x, w), attrs)
+    filters = WinogradFilterOp.of(w)
+    filters.verify()
+    assert shape(filters) == (F32, ["3", str(36 * 40 * 32)])
+    op = WinogradConvOp.of(conv, filters.results[0])
+    op.verify()
+    assert op.results[0].type == conv.results[0].type and flops(op) == flops(conv)
+    assert op.spec.takes_epilogue
+
+
+def test_the_input_of_a_transformed_filter_has_its_channels() -> None:
+    """The type of the result follows from that of the input, the attributes and `columns`."""
+    x, w, other = values((F32, (2, 20, 21, 40)), (F32, (3, 3, 40, 70)), (F32, (2, 20, 19, 40)))
+    attrs = {"stride": (1, 1), "dilation": (1, 1), "padding": (0, 0, 0, 0), "groups": 1}
+    conv = build(ConvOp, (x, w), attrs)
+    filters = WinogradFilterOp.of(w).results[0]
+    op = WinogradConvOp.of(conv, filters)
+    wrong = WinogradConvOp.create(
+        operands=(other, filters), result_types=op.result_types, attributes=op.attributes
+    )
+    with pytest.raises(VerifyException, match="mok.winograd_conv"):
+        wrong.verify_()
+
+
 @pytest.mark.parametrize(
     ("op", "count"),
     [
+        (WinogradFilterOp, 1), (WinogradConvOp, 2),
         (CodeOp, 1), (PackedMatmulOp, 2), (PackedProductsOp, 2), (GroupedProductsOp, 5), (AdaptedMatmulOp, 9),
         (ProjectAdaptersOp, 8), (AdaptedProductsOp, 6),
     ],
@@ -148,6 +178,7 @@ def test_products_of_one_value_stay_apart() -> None:
     """`merge_products` joins no products across one of another value: their results would be alive longer."""
     ops = (
         PackedMatmulOp, PackedProductsOp, GroupedProductsOp, AdaptedMatmulOp, AdaptedProductsOp, PackedConvOp,
+        WinogradConvOp,
     )  # fmt: skip
     assert all(op.spec.separates for op in ops) and not PackOp.spec.separates
 
@@ -172,5 +203,8 @@ def test_products_with_adapters_pad_the_rank_and_have_a_head_for_each_site() -> 
 
 
 def test_packed_ops_without_uses_are_dropped() -> None:
-    ops = (PackOp, CodeOp, PackedMatmulOp, PackedProductsOp, GroupedProductsOp, AdaptedProductsOp)
-    assert all(op.has_trait(Pure) for op in (*ops, AdaptedMatmulOp, ProjectAdaptersOp))
+    ops = (
+        PackOp, CodeOp, PackedMatmulOp, PackedProductsOp, GroupedProductsOp, AdaptedProductsOp, AdaptedMatmulOp,
+        ProjectAdaptersOp, WinogradFilterOp, WinogradConvOp,
+    )  # fmt: skip
+    assert all(op.has_trait(Pure) for op in ops)

@@ -241,7 +241,8 @@ def test_filters_that_stay(build: Callable[[Value], Any]) -> None:
         (("h", "w", 128), (128, 32), {}, True),
         ((22, 20, 32), (32, 32), {"padding": (1, 1, 1, 1)}, True),
         ((14, 14, 256), (256, 32), {"padding": (1, 1, 1, 1)}, True),
-        # 12 tiles; tiles that lie outside of the image by more than 30 %
+        # 15 tiles; 12 tiles; tiles that lie outside of the image by more than 30 %
+        ((12, 20, 32), (32, 32), {"padding": (1, 1, 1, 1)}, False),
         ((11, 14, 32), (32, 32), {"padding": (1, 1, 1, 1)}, False),
         ((200, 5, 32), (32, 32), {"padding": (1, 1, 1, 1)}, False),
         ((20, 20, 31), (31, 32), {}, False),
@@ -277,6 +278,9 @@ def test_winograd_shares_filters() -> None:
         return ops.conv2d(x, w), ops.conv2d(ops.tanh(x), w)
 
     assert packed(build, shape=image) == ["winograd_filter", *["winograd_conv 32"] * 2]
+    volume = ("n", 9, 24, 24, 32)
+    names = packed(lambda x: ops.conv3d(x, weight(3, 3, 3, 32, 32)), shape=volume)
+    assert names == ["pack_filter", "packed_conv 32"]
     for taps, dtype in (((3, 1), F32), ((3, 3), BF16)):
         names = packed(lambda x: convolved(x, *taps, 32, 32, dtype=dtype), shape=image)  # noqa: B023
         assert names == ["pack_filter", "packed_conv 32"]

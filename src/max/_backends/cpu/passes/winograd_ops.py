@@ -31,11 +31,15 @@ MIN_USED = 0.7
 
 
 def fits_winograd(op: MoOp) -> bool:
-    """Whether a convolution takes less time by Winograd's algorithm: images with 3 × 3 taps side by side, of f32."""
-    x, w = op.operands[0].type, op.operands[1].type
-    assert isinstance(x, TensorType) and isinstance(w, TensorType)
+    """Whether a convolution takes less time by Winograd's algorithm: images with 3 × 3 taps side by side, of f32.
+
+    Args:
+        op: The convolution; the sizes of its filter are static.
+    """
+    w = op.operands[1].type
+    assert isinstance(w, TensorType) and w.static_shape is not None
     shape = w.static_shape
-    if w.dtype is not DType.float32 or x.dtype is not w.dtype or shape is None or len(shape) != 4:
+    if w.dtype is not DType.float32 or len(shape) != 4:
         return False
     if shape[:2] != (3, 3) or op.attr("groups") != 1:
         return False
@@ -44,7 +48,8 @@ def fits_winograd(op: MoOp) -> bool:
     channels, columns = shape[2:]
     if not MIN_CHANNELS <= channels <= MAX_CHANNELS or columns < MIN_CHANNELS:
         return False
-    sizes = shape_of(op.results[0])[1:3]
+    (result,) = op.results
+    sizes = shape_of(result)[1:3]
     known = [(size, -(-size // STEP)) for size in sizes if isinstance(size, int)]
     used = math.prod(size / (STEP * tiles) for size, tiles in known)
     is_small = len(known) == len(sizes) and math.prod(tiles for _, tiles in known) < MIN_TILES
@@ -54,8 +59,8 @@ def fits_winograd(op: MoOp) -> bool:
 def _infer_filter(types: Sequence[Attribute], attrs: Attrs) -> Sequence[Attribute]:
     """The transformed filter: `[strips, PRODUCTS * C * COLUMNS]`."""
     (w,) = types
-    assert isinstance(w, TensorType)
-    *_, channels, columns = w.static_shape or (3, 3, 0, 0)
+    assert isinstance(w, TensorType) and w.static_shape is not None
+    *_, channels, columns = w.static_shape
     return (w.with_shape([-(-columns // COLUMNS), PRODUCTS * channels * COLUMNS]),)
 
 
@@ -86,8 +91,9 @@ def _infer_conv(types: Sequence[Attribute], attrs: Attrs) -> Sequence[Attribute]
 
 def _conv_flops(operands: Sequence[Attribute], results: Sequence[Attribute]) -> DimExpr:
     """Those of the convolution without the algorithm."""
-    channels = cast("TensorType", operands[0]).shape[-1]
-    return cast("TensorType", results[0]).num_elements * 18 * channels
+    x, _ = cast("Sequence[TensorType]", operands)
+    (result,) = cast("Sequence[TensorType]", results)
+    return result.num_elements * 18 * x.shape[-1]
 
 
 @backend_op
@@ -114,7 +120,7 @@ class WinogradConvOp(MoOp):
         assert shape is not None
         return cls.create(
             operands=(conv.operands[0], filters),
-            result_types=[conv.results[0].type],
+            result_types=conv.result_types,
             attributes={**conv.attributes, "columns": to_attr(shape[-1])},
             location=conv.location,
         )
