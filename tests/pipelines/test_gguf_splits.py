@@ -85,3 +85,28 @@ def test_splits_of_llama_cpp(name: str):
         assert " ".join(str(len(TOKENS[i])) for i in ids) == splits[ord(mark) - 97], repr(text)
         compared += 1
     assert compared >= 20
+
+
+@pytest.mark.parametrize("end", ["", "x", "!", "7"])
+def test_runs_of_spaces_in_powers_of_two(end: str):
+    """As llama.cpp cuts them for jais-2: at most 512 spaces, and before other text the last space on its own."""
+    bytes_ = sorted({token for token in TOKENS if len(token) == 1})
+    # a token for each power of two: longer parts than 512 would show
+    runs = ["Ġ" * (1 << power) for power in range(12)]
+    tokens = list(dict.fromkeys([*bytes_, *runs]))
+    metadata = {
+        "tokenizer.ggml.model": "gpt2",
+        "tokenizer.ggml.pre": "jais-2",
+        "tokenizer.ggml.tokens": [*tokens, "<s>"],
+        "tokenizer.ggml.merges": [f"{run} {run}" for run in runs[:-1]],
+        "tokenizer.ggml.bos_token_id": len(tokens),
+    }
+    tokenizer, _, _ = tokenizer_of(SimpleNamespace(metadata=metadata, path="m.gguf"))  # pyright: ignore[reportArgumentType]
+    for count in (1, 2, 3, 7, 100, 511, 512, 513, 1023, 1500, 2048):
+        expected, rest = list[int](), count - bool(end)
+        while rest:
+            expected.append(min(1 << (rest.bit_length() - 1), 512))
+            rest -= expected[-1]
+        expected += [1, 1] if end else []
+        ids = tokenizer.encode(" " * count + end, add_special_tokens=False).ids
+        assert [len(tokens[i]) for i in ids] == expected, count

@@ -107,13 +107,13 @@ _AFMOE_SCRIPTS = (
     "ꩠ-ꩿꧠ-\ua9ff가-\ud7af\u1100-ᇿ]+"
 )
 _AFMOE = (_DIGIT_GROUPS, _AFMOE_SCRIPTS, _DEEPSEEK3[-1])
-# runs of spaces at the end of a part are cut into powers of two, the longest first
+# runs of spaces at the end of a part are cut into powers of two up to 512, the longest first
 _JAIS2 = (
     _WORDS
     + r"|\p{N}{1,3}"
     + _SIGNS
     + r"|\s*[\r\n]+"
-    + "".join(rf"|\s{{{2**power}}}(?!\S)" for power in range(9, -1, -1))
+    + "".join(rf"|\s{{{2**power}}}(?!\S)" for power in range(9, 0, -1))
     + r"|\s"
 )
 _DEFAULT = (r"[\p{P}\$\+<=>\^~\|]+", _GPT2, r"\p{N}+", r"[0-9][0-9][0-9]")
