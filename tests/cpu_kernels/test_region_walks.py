@@ -1,0 +1,251 @@
+"""How the CPU walks regions: the text of kernels for AVX2, the lanes of vectors, and which axes are walked in them.
+
+`test_region_nests.py` runs such kernels. Here are the choices that change no result: blocks, tiles, chunks, vectors.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from max import kernel as k
+from max._backends.cpu import tuning
+from max._backends.cpu.regions import axes
+from max._backends.cpu.regions.nest import write_region
+from max._backends.cpu.regions.vector_width import native_width, vectors_per_step
+from max._backends.regions import Leaf, Literal, Node, RegionSpec, Result, SizeOf, Value
+from max.dtype import DType
+from max.mlir import DimExpr
+from max.mlir.sizes import Sizes, contiguous_strides
+
+pytestmark = pytest.mark.any_target
+
+AVX2 = k.CPUTarget(frozenset({"avx2", "fma"}), "x86_64-unknown-linux-gnu", "x86-64")
+AVX512 = k.CPUTarget(
+    frozenset({"avx2", "avx512f", "avx512bw", "avx512vl"}), "x86_64-unknown-linux-gnu", "x86-64"
+)
+F32, F64, BF16, I8 = DType.float32, DType.float64, DType.bfloat16, DType.int8
+N, M, P = (DimExpr.symbol(name) for name in "nmp")
+
+
+def mapped(dims: Sizes, *leaves: Sizes, dtype: DType = F32, to: Sizes | None = None) -> RegionSpec:
+    """The sum of the first and the last leaf; the result is contiguous if its strides are not given."""
+    values = (*[Leaf(dtype, each) for each in leaves], Node("add", (0, len(leaves) - 1), dtype))
+    return RegionSpec(
+        dims, False, values, (Result(len(leaves), dtype, to or contiguous_strides(dims)),)
+    )
+
+
+def softmax(dims: Sizes, strides: Sizes, dtype: DType = F32) -> RegionSpec:
+    values = (
+        Leaf(dtype, strides),
+        Node("reduce_max", (0,), dtype),
+        Node("sub", (0, 1), dtype),
+        Node("exp", (2,), dtype),
+        Node("reduce_sum", (3,), dtype),
+        Node("div", (3, 4), dtype),
+    )
+    return RegionSpec(dims, True, values, (Result(5, dtype, strides),))
+
+
+def reduced(dims: Sizes, strides: Sizes, to: Sizes, dtype: DType = F32) -> RegionSpec:
+    """The sum of squares, and the product of all elements."""
+    values = (
+        Leaf(dtype, strides),
+        Node("mul", (0, 0), dtype),
+        Node("reduce_sum", (1,), dtype),
+        Node("reduce_mul", (0,), dtype),
+    )
+    return RegionSpec(dims, True, values, (Result(2, dtype, to), Result(3, dtype, to)))
+
+
+def normalized(dims: Sizes, strides: Sizes) -> RegionSpec:
+    """A layer norm without weights, whose deviations are from an exact mean."""
+    values: list[Value] = [Leaf(F32, strides), SizeOf(F32, len(dims) - 1)]
+    values += [
+        Node("reduce_sum", (0,), F32), Node("div", (2, 1), F32), Node("sub", (0, 3), F32),
+        Node("mul", (4, 4), F32), Node("reduce_sum", (5,), F32), Node("div", (6, 1), F32),
+        Literal(F32, 1e-5), Node("add", (7, 8), F32), Node("rsqrt", (9,), F32), Node("mul", (4, 10), F32),
+    ]  # fmt: skip
+    return RegionSpec(dims, True, tuple(values), (Result(11, F32, strides),))
+
+
+def rounded() -> RegionSpec:
+    """Narrow floats: one result as they are rounded, one computed from the rounded value, and a flag."""
+    values = (
+        Leaf(BF16, (1,)),
+        Leaf(BF16, (0,)),
+        Node("mul", (0, 1), BF16),
+        Node("round_to", (2,), BF16),
+        Literal(BF16, 0.5),
+        Node("max", (3, 4), BF16),
+        Node("greater", (5, 0), DType.bool),
+    )
+    results = (Result(3, BF16, (1,)), Result(5, F32, (2,)), Result(6, DType.bool, (1,)))
+    return RegionSpec((N,), False, values, results)
+
+
+def scalar() -> RegionSpec:
+    values = (Leaf(F64, ()), Node("exp", (0,), F64))
+    return RegionSpec((), False, values, (Result(1, F64, ()),))
+
+
+TEXTS: dict[str, Callable[[], RegionSpec]] = {
+    "scalar": scalar,
+    "rounded": rounded,
+    "uncut_row": lambda: mapped((8192,), (1,), (0,)),
+    "blocks": lambda: mapped((3, 8193), (8193, 1), (0, 1), to=(9000, 1)),
+    "whole_vectors": lambda: mapped((N, M * 32), (M * 32, 1), (1, 0)),
+    "transposed_tiles": lambda: mapped((N, M), (M, 1), (1, N)),
+    "transposed_tiles_along_longer_rows": lambda: mapped((P, 300, 40), (12000, 40, 1), (0, 1, 300)),
+    "tiles": lambda: mapped((N, 40), (40, 1), (1, N), dtype=F64),
+    "rows": lambda: softmax((N, 300), (300, 1)),
+    "long_rows": lambda: softmax((N, M), (M, 1), BF16),
+    "sums_of_long_rows": lambda: reduced((N, M), (M, 1), (1, 0)),
+    "columns": lambda: softmax((2, N, M), (N * M, 1, N)),
+    "sums_of_columns": lambda: reduced((300, 500), (1, 300), (1, 0), F64),
+    "shared_row": lambda: softmax((N,), (1,)),
+    "sums_of_a_shared_row": lambda: reduced((40_000,), (1,), (0,)),
+    "one_row": lambda: softmax((32_767,), (1,)),
+    "exact_means": lambda: normalized((N, M), (M, 1)),
+    "exact_means_of_columns": lambda: normalized((40, 64), (1, 40)),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", TEXTS)
+def test_text(name: str, golden: Callable[[str, str], None]) -> None:
+    kernel = write_region(TEXTS[name](), AVX2)
+    views = [f"# {view.dtype.name} {list(map(str, view.shape))}" for view in kernel.args]
+    strides = [
+        "" if view.strides is None else f" strides {list(map(str, view.strides))}"
+        for view in kernel.args
+    ]
+    lines = [view + each for view, each in zip(views, strides, strict=True)]
+    lines.append(f"# scalars {list(map(str, kernel.scalars))}{', one worker' * kernel.serial}")
+    golden("\n".join([*lines, kernel.source]), f"regions/{name}.txt")
+
+
+def test_small_regions_run_on_one_worker() -> None:
+    """Waking others costs more; the text is the same."""
+
+    def serial(*dims: int | DimExpr) -> bool:
+        return write_region(mapped(dims, contiguous_strides(dims)), AVX2).serial
+
+    most = tuning.SERIAL_ELEMENTS
+    assert serial(most) and serial(most // 2, 2) and serial(1) and serial()
+    assert not serial(8, most // 8 + 1) and not serial(N, 1)
+    assert serial(most + 1), "an axis that is not cut is one task"
+
+
+@pytest.mark.parametrize(
+    ("dtypes", "avx2", "avx512"),
+    [
+        ([F32], 8, 16), ([F64], 4, 8), ([BF16], 8, 16), ([BF16, F64], 4, 8), ([I8, F32], 8, 16), ([I8], 16, 32),
+        ([DType.int16], 16, 32), ([DType.bool, I8], 16, 32), ([DType.int64, I8], 4, 8),
+    ],
+)  # fmt: skip
+def test_lanes_of_the_widest_type(dtypes: list[DType], avx2: int, avx512: int) -> None:
+    """Floats of 16 bits are computed in f32; narrow integers take twice the lanes of f32."""
+    for order in (dtypes, dtypes[::-1]):
+        values = tuple(Leaf(dtype, (1,)) for dtype in order)
+        spec = RegionSpec((N,), False, values, (Result(0, order[0], (1,)),))
+        assert [native_width(spec, target) for target in (AVX2, AVX512)] == [avx2, avx512]
+
+
+def chained(reduces: bool, *ops: str, dtype: DType = F32) -> RegionSpec:
+    """Ops of one operand, one after the other; `.` begins anew from the leaf."""
+    values: list[Value] = [Leaf(dtype, (M, 1))]
+    at = 0
+    for op in ops:
+        values.append(Node(op, (at,), dtype) if op != "." else Literal(dtype, 1.0))
+        at = 0 if op == "." else len(values) - 1
+    return RegionSpec((N, M), reduces, tuple(values), (Result(1, dtype, (M, 1)),))
+
+
+@pytest.mark.parametrize(
+    ("spec", "vectors"),
+    [
+        (chained(True, "reduce_sum"), 4),
+        (chained(True, "neg", "abs", "neg", "reduce_sum"), 4),
+        (chained(True, "neg", "abs", "neg", "abs", "reduce_sum"), 2),
+        (chained(False, "neg"), 2),
+        (chained(False, "tanh", "neg", "abs"), 2),
+        (chained(False, "tanh", ".", "exp"), 2),
+        (chained(False, "tanh", "neg", "exp"), 4),
+        (chained(False, "exp", "sigmoid"), 4),
+        (chained(False, "silu", "erf", "gelu"), 4),
+        (chained(False, "exp", "neg", "exp", dtype=BF16), 4),
+        (chained(False, "exp", "neg", "exp", dtype=F64), 2),
+        (chained(True, "exp", "exp", "neg", "neg", "reduce_sum"), 2),
+        (mapped((N, M), (M, 1), (1, N)), 1),
+    ],
+)
+def test_vectors_of_a_step(spec: RegionSpec, vectors: int) -> None:
+    """More accumulators for simple reductions, more chains of long functions, a tile at a time."""
+    assert vectors_per_step(spec, columns=False) == vectors
+    assert vectors_per_step(spec, columns=True) == 4
+
+
+def over(reduces: bool, dims: Sizes, *leaves: Sizes) -> RegionSpec:
+    values = (*[Leaf(F32, each) for each in leaves], Literal(F32, 1.0))
+    return RegionSpec(dims, reduces, values, ())
+
+
+@pytest.mark.parametrize(
+    ("spec", "axis"),
+    [
+        (over(False, (N, 8), (1, N)), None),
+        (over(True, (N, 8), (1, N)), 0),
+        (over(True, (N, 8), (8, 1)), None),
+        (over(True, (N, 8), (1, N), (8, 1)), None),
+        (over(True, (8,), (3,)), None),
+        # read along the reduction, but nowhere in order
+        (over(True, (N, 8), (16, 2)), None),
+        # vectors along axis 1 for two leaves, along axis 0 for one
+        (over(True, (4, 5, 6), (1, 4, 20), (30, 1, 5), (0, 1, 5)), 1),
+        # what does not vary along the reduction has no say
+        (over(True, (4, 5, 6), (1, 4, 20), (5, 1, 0), (5, 1, 0)), 0),
+        (over(True, (4, 5, 6), (1, 4, 20), (30, 1, 5)), 0),
+    ],
+)
+def test_the_axis_of_columns(spec: RegionSpec, axis: int | None) -> None:
+    assert axes.column_axis(spec) == axis
+
+
+@pytest.mark.parametrize(
+    ("spec", "axis", "transposed"),
+    [
+        (over(False, (N, 8), (8, 1)), -1, []),
+        (over(False, (N, 8), (1, 0)), -1, []),
+        (over(False, (N, 8), (16, 2)), -1, []),
+        (over(False, (N, 8), (8, 1), (1, N)), 0, [1]),
+        (over(True, (N, 8), (1, N)), -1, []),
+        (over(False, (4, 5, 6), (30, 1, 5)), 1, [0]),
+        # of two leaves the first decides; the other cannot be transposed along its axis
+        (over(False, (4, 5, 6), (1, 4, 20), (30, 1, 5)), 0, []),
+        (over(False, (4, 5, 6), (1, 4, 20), (1, 0, 4)), 0, [0, 1]),
+        (over(False, (), ()), -1, []),
+    ],
+)
+def test_the_axis_of_tiles(spec: RegionSpec, axis: int, transposed: list[int]) -> None:
+    assert axes.tile_axis(spec) == axis
+    assert axes.transposed_leaves(spec, axis) == transposed
+
+
+def test_tiles_that_are_not_transposed_in_registers() -> None:
+    """Values of 64 bits or of 8, and results that are not written in vectors."""
+    for dtype, found in ((F32, [1]), (BF16, [1]), (DType.int32, [1]), (F64, []), (I8, [])):
+        assert axes.transposed_leaves(mapped((N, M), (M, 1), (1, N), dtype=dtype), 0) == found
+    assert axes.transposed_leaves(mapped((N, M), (M, 1), (1, N), to=(M * 2, 2)), 0) == []
+    assert axes.transposed_leaves(mapped((N, M), (M, 1), (1, N), to=(M + 1, 1)), 0) == [1]
+
+
+@pytest.mark.parametrize(
+    ("rows", "columns", "longer"), [(300, 40, True), (40, 300, False), (40, 40, False)]
+)
+def test_tiles_advance_along_the_longer_rows(rows: int, columns: int, longer: bool) -> None:
+    spec = mapped((rows, columns), (columns, 1), (1, rows))
+    assert axes.reads_longer_rows(spec, [1], 0) == longer
+    for dims in ((rows, M), (N, columns)):
+        assert not axes.reads_longer_rows(mapped(dims, (M, 1), (1, N)), [1], 0)
