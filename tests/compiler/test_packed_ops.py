@@ -152,6 +152,7 @@ def test_the_input_of_a_transformed_filter_has_its_channels() -> None:
     conv = build(ConvOp, (x, w), attrs)
     filters = WinogradFilterOp.of(w).results[0]
     op = WinogradConvOp.of(conv, filters)
+    op.verify_()
     wrong = WinogradConvOp.create(
         operands=(other, filters), result_types=op.result_types, attributes=op.attributes
     )
