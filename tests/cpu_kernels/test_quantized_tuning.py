@@ -53,9 +53,9 @@ def test_more_rows_never_take_fewer_passes() -> None:
 @pytest.mark.parametrize("encoding", FORMATS)
 def test_a_family_has_its_prefetch_distance_and_threshold(encoding: str) -> None:
     form = FORMATS[encoding]
-    default, zen4 = cpu("generic"), cpu("znver4")
+    default, zen4, zen5 = cpu("generic"), cpu("znver4"), cpu("znver5")
     assert tuning_of(default) == tuning_of(cpu("of another family"))
-    for target in (default, zen4):
+    for target in (default, zen4, zen5):
         tiling, tuning = quantized_tiling(target, form), tuning_of(target)
         assert tiling.prefetch_distances == tuning.prefetch_distances
         assert len(tuning.prefetch_distances) == max(GEMV_PASSES)
@@ -63,6 +63,9 @@ def test_a_family_has_its_prefetch_distance_and_threshold(encoding: str) -> None
     assert tuning_of(zen4).prefetch_distances < tuning_of(default).prefetch_distances
     least = tuning_of(default).row_thresholds[form.bits]
     assert tuning_of(zen4).row_thresholds[form.bits] > least
+    # five rows, which verify four drafted tokens, took twice as long as four
+    assert tuning_of(zen5).row_thresholds[form.bits] > 8 * least
+    assert tuning_of(zen5).prefetch_distances == tuning_of(default).prefetch_distances
 
 
 @pytest.mark.parametrize(
