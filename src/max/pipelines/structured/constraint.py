@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import threading
 from collections import deque
@@ -215,13 +216,16 @@ class Constraints:
         matcher = context.matcher
         if matcher is None:
             return
-        # the token that ends the request is no part of the answer
-        if token in context.eos_token_ids and context.is_done and not matcher.is_error():
-            return
+        ends = context.status is GenerationStatus.END_OF_SEQUENCE and token in context.eos_token_ids
         try:
             with _guarded:
+                # the token that ends the request is no part of the answer
+                if ends and not matcher.is_error() and matcher.is_accepting():
+                    return
                 followed = matcher.consume_token(token)
                 problem = "" if followed else first_line(matcher.get_error())
+                if followed and ends and not matcher.is_accepting():
+                    followed, problem = False, f"it needs the end token {token} within the answer"
         except InputError as error:
             followed, problem = False, error.problem
         if not followed:
@@ -250,12 +254,18 @@ class Constraints:
 
     def _vocabulary(self, eos: Iterable[int]) -> Any:
         """The tokenizer of llguidance with these end tokens; the last ones are kept."""
-        key = tuple(sorted(eos))
+        size = len(self._delegate)
+        # configs name end tokens that the tokenizer lacks, which no mask allows
+        key = tuple(sorted(int(token) for token in eos if 0 <= token < size))
 
         def make() -> Any:
-            return _tokenizer(
-                _json_of(self._delegate), n_vocab=len(self._delegate), eos_token=list(key) or None
-            )
+            text = _json_of(self._delegate)
+            made = _tokenizer(text, n_vocab=size, eos_token=list(key) or None)
+            # the text of an end token that is not special could stand within an answer, which would end there
+            if plain := [token for token in key if not made.is_special_token(token)]:
+                marked = _with_special(text, plain)
+                made = _tokenizer(marked, n_vocab=size, eos_token=list(key))
+            return made
 
         with self._lock:
             return _recent(self._vocabularies, key, make)
@@ -274,6 +284,24 @@ def _json_of(tokenizer: Any) -> str:
     """A tokenizer as tokenizer.json has it."""
     own = getattr(tokenizer, "to_json", None)
     return own() if own is not None else tokenizer.backend_tokenizer.to_str()
+
+
+def _with_special(text: str, tokens: Sequence[int]) -> str:
+    """A tokenizer.json in which some tokens are special."""
+    content = json.loads(text)
+    vocabulary = content["model"]["vocab"]  # numbers of texts, or a list of texts with scores
+    texts = (
+        {number: text for text, number in vocabulary.items()}
+        if isinstance(vocabulary, dict)
+        else {number: text for number, (text, _) in enumerate(vocabulary)}
+    )
+    added = {entry["id"]: entry for entry in content["added_tokens"]}
+    flags = dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized"), False)
+    for token in tokens:
+        entry = added.get(token) or {"id": token, "content": texts[token], **flags}
+        added[token] = {**entry, "special": True}
+    content["added_tokens"] = [added[token] for token in sorted(added)]
+    return json.dumps(content)
 
 
 @native_calls("the tokenizer's tokens cannot be constrained", "Ask without a grammar.")
