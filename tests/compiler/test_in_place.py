@@ -177,6 +177,27 @@ def test_an_early_row_result_leaves_the_operands_of_later_ones_alone() -> None:
     assert in_place_pairs(spec, [(other, 0), (out, 0)], [(x, 0)]) == ()
 
 
+def test_a_result_before_the_mean_is_corrected_leaves_the_operand_alone(rng) -> None:
+    """A norm walks its rows once more than its graph says; `shares` of that graph's last walk may overwrite them."""
+    type_ = TensorType(DType.float32, (64, 300), DeviceRef.CPU())
+    with Graph("norm", input_types=[type_]) as graph:
+        # temporaries: of the region's results only `shares` fits into the memory of its operand
+        x = ops.cumsum(graph.inputs[0].tensor, axis=0)
+        mean = ops.mean(x, axis=-1)
+        centered = x - mean
+        normal = centered * ops.rsqrt(ops.mean(centered * centered, axis=-1) + 1e-5)
+        shares = x / ops.sum(x * mean, axis=-1)
+        graph.output(normal.cast(DType.float64), ops.cumsum(shares, axis=0))
+    a = rng.standard_normal((64, 300), np.float32) + 3
+    found, sums = InferenceSession(devices=[CPU()]).load(graph).execute(a)
+    wide = np.cumsum(a.astype(np.float64), axis=0)
+    mean = wide.mean(axis=-1, keepdims=True)
+    expected = (wide - mean) / np.sqrt(wide.var(axis=-1, keepdims=True) + 1e-5)
+    np.testing.assert_allclose(found.to_numpy(), expected, atol=1e-4)
+    expected = np.cumsum(wide / (wide * mean).sum(axis=-1, keepdims=True), axis=0)
+    np.testing.assert_allclose(sums.to_numpy(), expected, rtol=1e-4)
+
+
 def test_a_product_with_its_epilogue_takes_the_memory_of_its_residual() -> None:
     """Temporaries of 64 rows: one for the sum before and the product added to it, unless the product reads that sum."""
     cpu = DeviceRef.CPU()

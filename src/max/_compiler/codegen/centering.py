@@ -38,17 +38,23 @@ def with_exact_centers(spec: RegionSpec, conditional: bool) -> RegionSpec:
     centers = {c: i for i in range(len(spec.values)) if (c := _center(spec, i)) is not None}
     if not centers:
         return spec
-    return _Rewrite(spec, centers, conditional and _may_walk_again(spec, centers)).run()
+    if conditional and not _uses_deviations(spec, centers):
+        corrected = _Rewrite(spec, centers, True).run()
+        # the further walk reads the arguments after results that it does not correct were stored
+        if _stores_last(corrected) or not _stores_last(spec):
+            return corrected
+    return _Rewrite(spec, centers, False).run()
 
 
-def _may_walk_again(spec: RegionSpec, centers: dict[int, int]) -> bool:
-    """Whether rows can be walked again after the sums of squares: no earlier walk stores results, which may overwrite
-    the arguments, and nothing else uses the sum of deviations.
-    """
-    after = max(spec.level[i] for i in centers.values())
-    return all(
-        spec.level[result.value] >= after for result in spec.results if result.strides[-1] != 0
-    ) and not any(
+def _stores_last(spec: RegionSpec) -> bool:
+    """Whether only the last walk stores results along the axis. These may overwrite the arguments."""
+    last = max(spec.level)
+    return all(spec.level[r.value] == last for r in spec.results if r.strides[-1] != 0)
+
+
+def _uses_deviations(spec: RegionSpec, centers: dict[int, int]) -> bool:
+    """Whether a program uses the sum of the deviations from a mean itself."""
+    return any(
         isinstance(value, Node)
         and value.op == "reduce_sum"
         and cast_source(spec, value.args[0]) in centers
