@@ -6,15 +6,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
 
 from max import kernel as k
 from max._backends.cpu import tuning
 from max._backends.cpu.regions import axes
-from max._backends.cpu.regions.nest import write_region
+from max._backends.cpu.regions.nest import write_nest, write_region
 from max._backends.cpu.regions.vector_width import native_width, vectors_per_step
-from max._backends.regions import Leaf, Literal, Node, RegionSpec, Result, SizeOf, Value
+from max._backends.regions import ArgView, Leaf, Literal, Node, RegionSpec, Result, SizeOf, Value
+from max._compiler.codegen.epilogue import write_epilogue, write_part_epilogues
 from max.dtype import DType
 from max.mlir import DimExpr
 from max.mlir.sizes import Sizes, contiguous_strides
@@ -60,15 +62,64 @@ def reduced(dims: Sizes, strides: Sizes, to: Sizes, dtype: DType = F32) -> Regio
     return RegionSpec(dims, True, values, (Result(2, dtype, to), Result(3, dtype, to)))
 
 
-def normalized(dims: Sizes, strides: Sizes) -> RegionSpec:
-    """A layer norm without weights, whose deviations are from an exact mean."""
+def products(dims: Sizes, x: Sizes, y: Sizes) -> RegionSpec:
+    """Sums of the products of two leaves, their greatest one, and sums of the squares of the second leaf."""
+    values = (
+        Leaf(F32, x), Leaf(F32, y), Node("mul", (0, 1), F32), Node("reduce_max", (2,), F32),
+        Node("reduce_sum", (2,), F32), Node("mul", (1, 1), F32), Node("reduce_sum", (5,), F32),
+    )  # fmt: skip
+    return RegionSpec(dims, True, values, tuple(Result(i, F32, (1, 0)) for i in (3, 4, 6)))
+
+
+def two_results(spec: RegionSpec) -> RegionSpec:
+    """A second result that reads the second leaf too: all loads precede the stores."""
+    values = (*spec.values, Node("sub", (0, 1), F32))
+    (result,) = spec.results
+    return replace(spec, values=values, results=(result, replace(result, value=len(values) - 1)))
+
+
+def sums_of_two_types() -> RegionSpec:
+    """Both in pieces of the shorter length, that of f32."""
+    values = (
+        Leaf(F32, (M, 1)), Node("reduce_sum", (0,), F32), Node("cast", (0,), F64),
+        Node("reduce_sum", (2,), F64), Node("reduce_max", (0,), F32),
+    )  # fmt: skip
+    results = (Result(1, F32, (1, 0)), Result(3, F64, (1, 0)), Result(4, F32, (1, 0)))
+    return RegionSpec((N, M), True, values, results)
+
+
+def sums_of_what_is_stored() -> RegionSpec:
+    """One walk, whose stores are not written twice."""
+    values = (Leaf(F32, (M, 1)), Node("exp", (0,), F32), Node("reduce_sum", (1,), F32))
+    results = (Result(1, F32, (M, 1)), Result(2, F32, (1, 0)))
+    return RegionSpec((N, M), True, values, results)
+
+
+def normalized(dims: Sizes, strides: Sizes, late: bool = False, early: bool = False) -> RegionSpec:
+    """A layer norm without weights, whose deviations are from an exact mean.
+
+    Args:
+        dims: The iteration space.
+        strides: Those of the leaf and of the result.
+        late: Whether the region has another result of the last walk, and the means and variances too.
+        early: Whether it has a result of the first walk.
+    """
     values: list[Value] = [Leaf(F32, strides), SizeOf(F32, len(dims) - 1)]
     values += [
         Node("reduce_sum", (0,), F32), Node("div", (2, 1), F32), Node("sub", (0, 3), F32),
         Node("mul", (4, 4), F32), Node("reduce_sum", (5,), F32), Node("div", (6, 1), F32),
         Literal(F32, 1e-5), Node("add", (7, 8), F32), Node("rsqrt", (9,), F32), Node("mul", (4, 10), F32),
     ]  # fmt: skip
-    return RegionSpec(dims, True, tuple(values), (Result(11, F32, strides),))
+    results = [Result(11, F32, strides)]
+    if late:
+        values += [
+            Node("mul", (0, 3), F32), Node("reduce_sum", (12,), F32), Node("div", (0, 13), F32),
+        ]  # fmt: skip
+        results += [Result(14, F32, strides), Result(3, F32, (1, 0)), Result(7, F32, (1, 0))]
+    if early:
+        values.append(Node("neg", (0,), F32))
+        results.append(Result(len(values) - 1, F32, strides))
+    return RegionSpec(dims, True, tuple(values), tuple(results))
 
 
 def rounded() -> RegionSpec:
@@ -97,33 +148,103 @@ TEXTS: dict[str, Callable[[], RegionSpec]] = {
     "uncut_row": lambda: mapped((8192,), (1,), (0,)),
     "blocks": lambda: mapped((3, 8193), (8193, 1), (0, 1), to=(9000, 1)),
     "whole_vectors": lambda: mapped((N, M * 32), (M * 32, 1), (1, 0)),
-    "transposed_tiles": lambda: mapped((N, M), (M, 1), (1, N)),
+    "transposed_tiles": lambda: two_results(mapped((N, M), (M, 1), (1, N))),
     "transposed_tiles_along_longer_rows": lambda: mapped((P, 300, 40), (12000, 40, 1), (0, 1, 300)),
-    "tiles": lambda: mapped((N, 40), (40, 1), (1, N), dtype=F64),
+    "tiles": lambda: mapped((N, 20), (20, 1), (1, N), dtype=F64),
     "rows": lambda: softmax((N, 300), (300, 1)),
     "long_rows": lambda: softmax((N, M), (M, 1), BF16),
     "sums_of_long_rows": lambda: reduced((N, M), (M, 1), (1, 0)),
+    "sums_of_two_types": sums_of_two_types,
+    "sums_of_what_is_stored": sums_of_what_is_stored,
+    "sums_of_products": lambda: products((N, 300), (300, 1), (0, 1)),
+    "sums_of_products_of_columns": lambda: products((N, 60), (1, N), (0, 3)),
+    "sums_of_one_value": lambda: reduced((N, 300), (1, 0), (1, 0)),
     "columns": lambda: softmax((2, N, M), (N * M, 1, N)),
-    "sums_of_columns": lambda: reduced((300, 500), (1, 300), (1, 0), F64),
+    "sums_of_columns": lambda: reduced((200, 4, 500), (1, 200, 800), (4, 1, 0), F64),
     "shared_row": lambda: softmax((N,), (1,)),
-    "sums_of_a_shared_row": lambda: reduced((40_000,), (1,), (0,)),
+    "sums_of_a_shared_row": lambda: reduced((tuning.LONG_ROW,), (1,), (0,)),
     "one_row": lambda: softmax((32_767,), (1,)),
     "exact_means": lambda: normalized((N, M), (M, 1)),
+    "exact_means_beside_a_late_result": lambda: normalized((N, M), (M, 1), late=True),
+    "exact_means_beside_early_results": lambda: normalized((N, M), (M, 1), late=True, early=True),
+    "exact_means_of_a_shared_row": lambda: normalized((N,), (1,)),
     "exact_means_of_columns": lambda: normalized((40, 64), (1, 40)),
 }  # fmt: skip
+
+
+def described(view: ArgView) -> str:
+    strides = "" if view.strides is None else f" strides {list(map(str, view.strides))}"
+    return f"# {view.dtype.name} {list(map(str, view.shape))}{strides}"
 
 
 @pytest.mark.parametrize("name", TEXTS)
 def test_text(name: str, golden: Callable[[str, str], None]) -> None:
     kernel = write_region(TEXTS[name](), AVX2)
-    views = [f"# {view.dtype.name} {list(map(str, view.shape))}" for view in kernel.args]
-    strides = [
-        "" if view.strides is None else f" strides {list(map(str, view.strides))}"
-        for view in kernel.args
-    ]
-    lines = [view + each for view, each in zip(views, strides, strict=True)]
+    lines = [described(view) for view in kernel.args]
     lines.append(f"# scalars {list(map(str, kernel.scalars))}{', one worker' * kernel.serial}")
     golden("\n".join([*lines, kernel.source]), f"regions/{name}.txt")
+
+
+def gated(first: int, dtype: DType = BF16) -> RegionSpec:
+    """Products times a vector, a value of each row and a number, plus a residual.
+
+    Args:
+        first: How many products there are.
+        dtype: The dtype of the result.
+    """
+    leaves = [Leaf(F32, (40, 1))] * first
+    values = (
+        *leaves, Leaf(BF16, (0, 1)), Leaf(F32, (1, 0)), Leaf(F32, (0, 0)), Leaf(BF16, (64, 1)), SizeOf(F32, 1),
+        Node("mul", (first - 1, first), F32), Node("mul", (first + 5, first + 1), F32),
+        Node("mul", (first + 6, first + 2), F32), Node("fma", (first + 7, first + 4, first + 3), F32),
+        Node("round_to", (first + 8,), BF16), Node("add", (first + 9, 0), F32),
+    )  # fmt: skip
+    return RegionSpec((N, 40), False, values, (Result(first + 10, dtype, (40, 1)),))
+
+
+def test_text_of_epilogues(golden: Callable[[str, str], None]) -> None:
+    """Of a kernel with one result, and of one with parts: a product as it is, a product, a pair of products."""
+    constant = RegionSpec(
+        (1, 40), False, (Leaf(F32, (40, 1)), Literal(F32, 2.0)), (Result(1, F32, (40, 1)),)
+    )
+    one = write_epilogue(gated(1))
+    several = write_part_epilogues([None, (gated(1, F32), 1), (gated(2), 2), (constant, 1)])
+    texts: list[str] = []
+    for each in (one, several):
+        texts += [described(view) for view in each.args] + [each.source]
+    golden("\n".join(texts), "regions/epilogues.txt")
+
+
+@pytest.mark.parametrize(
+    ("dtype", "strides", "most"),
+    [
+        (F32, (M, 1), 128 * 32), (BF16, (M, 1), 128 * 32), (F64, (M, 1), 512 * 16), (F32, (1, N), 128),
+        (F64, (1, N), 512),
+    ],
+)  # fmt: skip
+def test_longer_sums_are_added_up_in_pieces(dtype: DType, strides: Sizes, most: int) -> None:
+    """The most elements of a lane, by the lanes of a row."""
+
+    def pieces(size: int | DimExpr, op: str = "reduce_sum") -> bool:
+        values = (Leaf(dtype, strides), Node(op, (0,), dtype))
+        spec = RegionSpec((N, size), True, values, (Result(1, dtype, (1, 0)),))
+        return "pieces" in write_region(spec, AVX2).source
+
+    assert [pieces(most), pieces(most + 1), pieces(M)] == [False, True, True]
+    assert not pieces(M, "reduce_mul") and not pieces(M, "reduce_max")
+
+
+@pytest.mark.parametrize(("size", "steps"), [(0, 16384), (1, 16384), (2, 8192), (300, 54)])
+def test_chunks_of_rows(size: int, steps: int) -> None:
+    """At least 16,384 elements."""
+    source = write_region(reduced((N, size), (size, 1), (1, 0)), AVX2).source
+    assert f"grain=k.max({steps}, " in source
+
+
+@pytest.mark.parametrize("width", [4, 8, 16, 32])
+def test_vectors_that_are_transposed(width: int) -> None:
+    source = write_nest(mapped((N, M), (M, 1), (1, N)), width).source
+    assert ("transpose(" in source) == (width in (8, 16))
 
 
 def test_small_regions_run_on_one_worker() -> None:
@@ -187,6 +308,18 @@ def test_vectors_of_a_step(spec: RegionSpec, vectors: int) -> None:
     assert vectors_per_step(spec, columns=True) == 4
 
 
+@pytest.mark.parametrize("args", [(1, 0), (0, 1)])
+def test_the_longest_chain_counts(args: tuple[int, int]) -> None:
+    values = (
+        Leaf(F32, (1,)),
+        Node("exp", (0,), F32),
+        Node("add", args, F32),
+        Node("tanh", (2,), F32),
+    )
+    spec = RegionSpec((N,), False, values, (Result(3, F32, (1,)),))
+    assert vectors_per_step(spec, columns=False) == 4
+
+
 def over(reduces: bool, dims: Sizes, *leaves: Sizes) -> RegionSpec:
     values = (*[Leaf(F32, each) for each in leaves], Literal(F32, 1.0))
     return RegionSpec(dims, reduces, values, ())
@@ -220,6 +353,7 @@ def test_the_axis_of_columns(spec: RegionSpec, axis: int | None) -> None:
         (over(False, (N, 8), (1, 0)), -1, []),
         (over(False, (N, 8), (16, 2)), -1, []),
         (over(False, (N, 8), (8, 1), (1, N)), 0, [1]),
+        (over(False, (N, 8), (1, N), (1, 0)), 0, [0]),
         (over(True, (N, 8), (1, N)), -1, []),
         (over(False, (4, 5, 6), (30, 1, 5)), 1, [0]),
         # of two leaves the first decides; the other cannot be transposed along its axis
@@ -247,5 +381,22 @@ def test_tiles_that_are_not_transposed_in_registers() -> None:
 def test_tiles_advance_along_the_longer_rows(rows: int, columns: int, longer: bool) -> None:
     spec = mapped((rows, columns), (columns, 1), (1, rows))
     assert axes.reads_longer_rows(spec, [1], 0) == longer
-    for dims in ((rows, M), (N, columns)):
-        assert not axes.reads_longer_rows(mapped(dims, (M, 1), (1, N)), [1], 0)
+    # sizes known at run time only are not compared
+    for n, m in ((rows, M), (N, columns)):
+        assert not axes.reads_longer_rows(mapped((n, m), (m, 1), (1, n)), [1], 0)
+
+
+def test_tiles_advance_along_rows_that_are_longer_than_all_results() -> None:
+    spec = mapped((300, 40), (40, 1), (1, 300))
+    (result,) = spec.results
+    wide = Result(0, F32, (500, 1))
+    for results, longer in (
+        ((result, result), True),
+        ((result, wide), False),
+        ((wide, result), False),
+    ):
+        assert axes.reads_longer_rows(replace(spec, results=results), [1], 0) == longer
+    both = mapped((300, 40), (1, 300), (1, 300))
+    assert axes.reads_longer_rows(both, [0, 1], 0)
+    gaps = replace(both, results=(wide,))
+    assert not axes.reads_longer_rows(gaps, [0, 1], 0)

@@ -60,12 +60,12 @@ def transposed_leaves(spec: RegionSpec, tile_axis: int) -> list[int]:
     """The leaves that are contiguous along the tile axis, if the kernel can transpose all of them in registers; else
     none.
     """
-    if tile_axis < 0 or any(not r.strides or r.strides[-1] != 1 for r in spec.results):
+    if tile_axis < 0 or any(result.strides[-1] != 1 for result in spec.results):
         return []
     strided = [
         (i, v)
         for i, v in enumerate(spec.values)
-        if isinstance(v, Leaf) and v.strides and v.strides[-1] not in (0, 1)
+        if isinstance(v, Leaf) and v.strides[-1] not in (0, 1)
     ]
     # transposes move lanes of 32 bits
     fits = all(

@@ -48,7 +48,7 @@ class _NestWriter:
         self.leaves = [i for i, value in enumerate(spec.values) if isinstance(value, Leaf)]
         rank = len(spec.dims)
         self.last = rank - 1
-        self.lane_axis = -1 if not rank else rank - 1
+        self.lane_axis = rank - 1
         # in columns the reduction axis is written last in the spec; lanes run along the axis before it
         if columns:
             self.lane_axis = rank - 2
@@ -79,7 +79,7 @@ class _NestWriter:
             spec, self.transposed, self.tile_axis
         )
         # the narrowest result decides how many lanes fill a cache line
-        narrowest = min((r.dtype.size_in_bytes for r in spec.results), default=4)
+        narrowest = min(r.dtype.size_in_bytes for r in spec.results)
         self.tile_lanes = tuning.TILE_LINE // narrowest if self.transposed else tuning.TILE_LANES
 
     # arguments ---------------------------------------------------------------------------------
@@ -135,14 +135,9 @@ class _NestWriter:
     def write_level(self, level: int) -> None:
         """The values that need `level` finished reductions: row values first, then one walk of the last axis."""
         spec = self.spec
-        for i, value in enumerate(spec.values):
-            if (
-                not spec.inner[i]
-                and spec.level[i] == level
-                and i not in self.values.names
-                and i not in self.in_branch
-                and not accumulators.is_reduction(value)
-            ):
+        for i in range(len(spec.values)):
+            # reductions of this level were written by the walk before
+            if not spec.inner[i] and spec.level[i] == level and i not in self.in_branch:
                 self.values.value(i)
         inner_results = [
             (position, result)
@@ -249,7 +244,8 @@ class _NestWriter:
         if not sums:
             self.steps(n, results, accumulators)
             return self.sums.finish_all(accumulators)
-        piece = max(self.sums.piece(i) for i in sums)
+        # the shortest: in longer ones the error of a sum in f32 would exceed its bound
+        piece = min(self.sums.piece(i) for i in sums)
         names = {i: self.values.fresh() for i in reductions}
         # a walk with results is not written twice
         if not results and not isinstance(spec.dims[-1], int):
@@ -347,7 +343,6 @@ class _NestWriter:
             self.values.value(result.value)
         for position, result in enumerate(spec.results):
             self.store(position, result)
-        self.values.scope = None
 
     # the nest ----------------------------------------------------------------------------------
 
@@ -448,12 +443,8 @@ class _NestWriter:
             assert isinstance(leaf, Leaf)
             args.append(self.view(leaf.dtype, leaf.strides))
             params.append(f"a{position}: k.Input")
-        blocks = (
-            simplify((spec.dims[self.last] + (tuning.BLOCK - 1)) // tuning.BLOCK)
-            if self.workspaces
-            else 0
-        )
         for position, i in enumerate(self.workspaces):
+            blocks = simplify((spec.dims[self.last] + (tuning.BLOCK - 1)) // tuning.BLOCK)
             dtype = expressions.compute_dtype(spec.values[i].dtype)
             args.append(ArgView(dtype, (blocks,), None))
             params.append(f"w{position}: k.InOut")

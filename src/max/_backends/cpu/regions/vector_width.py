@@ -43,7 +43,7 @@ def _long_functions(spec: RegionSpec) -> int:
     for value in spec.values:
         if isinstance(value, Node):
             is_long = value.op in LONG and compute_dtype(value.dtype) is DType.float32
-            depth.append(max((depth[i] for i in value.args), default=0) + is_long)
+            depth.append(max(depth[i] for i in value.args) + is_long)
         else:
             depth.append(0)
-    return max(depth, default=0)
+    return max(depth)
