@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 from pathlib import Path
 
@@ -163,3 +164,43 @@ def test_a_base_that_is_gone(command_line: CommandLine, models: Path, tmp_path: 
     store = ModelStore(models, hub=False)
     with pytest.raises(ModelFilesError, match="tiny"):
         config_values(store, store.find("x"))
+
+
+def test_a_copy_of_linked_files(command_line: CommandLine, models: Path, tmp_path: Path) -> None:
+    """The hub's cache has relative symbolic links; a copy has the files."""
+    blobs, snapshot = tmp_path / "blobs", models / "linked"
+    blobs.mkdir()
+    snapshot.mkdir()
+    for name in ("config.json", "model.safetensors"):
+        shutil.copyfile(TINY / name, blobs / name)
+        (snapshot / name).symlink_to(os.path.relpath(blobs / name, snapshot))
+    said = command_line("cp", "linked", "org/twin")
+    assert said.code == 0 and "copied linked to org/twin" in said.out
+    shutil.rmtree(snapshot)
+    shutil.rmtree(blobs)
+    store = ModelStore(models, hub=False)
+    twin = store.find("org/twin")
+    for name in ("config.json", "model.safetensors"):
+        assert not (twin.path / name).is_symlink()
+        assert (twin.path / name).read_bytes() == (TINY / name).read_bytes()
+    assert config_values(store, twin)[0] == {"model_path": str(twin.path)}
+    said = command_line("cp", "none", "x")
+    assert said.code != 0 and "no model" in said.err
+    assert sorted(path.name for path in models.iterdir()) == ["org", "tiny"]
+
+
+def test_a_copy_of_a_file_in_parts(command_line: CommandLine, models: Path) -> None:
+    folder = models / "parts"
+    folder.mkdir()
+    for name in ("a-00001-of-00002.gguf", "a-00002-of-00002.gguf", "other.gguf"):
+        (folder / name).write_bytes(name.encode())
+    store = ModelStore(models, hub=False)
+    (name,) = [model.name for model in store.models() if model.path.name.startswith("a-")]
+    assert command_line("cp", name, "whole").code == 0
+    copied = {path.name: path.read_bytes() for path in (models / "whole").glob("*.gguf")}
+    names = ("a-00001-of-00002.gguf", "a-00002-of-00002.gguf")
+    assert copied == {name: name.encode() for name in names}
+    (folder / "a-00002-of-00002.gguf").unlink()
+    said = command_line("cp", name, "half")
+    assert said.code != 0 and "a-00002-of-00002.gguf" in said.err
+    assert not (models / "half").exists() and not (models / ".creating").exists()

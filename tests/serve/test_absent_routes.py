@@ -36,7 +36,7 @@ ABSENT = {
     "/is_sleeping": "--idle-timeout", "/pause": "SIGTERM", "/resume": "SIGTERM", "/server_info": "/version",
     "/collective_rpc": "/models/load", "/update_weights": "/models/load", "/props": "/v1/models",
     "/slots": "/metrics", "/models/sse": "/v1/models", "/tools": "tools",
-    "/api/copy": "/api/create", "/api/push": "max pull",
+    "/api/push": "max pull",
     "/v1/assistants": "/v1/responses", "/v1/fine_tuning/jobs": "folder",
 }  # fmt: skip
 """A route, and a word of what its error says to use instead."""

@@ -18,6 +18,7 @@ from safetensors.numpy import load_file, save_file
 from transformers import AutoTokenizer
 
 from max.pipelines.adapters.reader import read_adapter
+from max.pipelines.store.local import ModelStore
 from tests.adapters.harness import merged, random_whole_weights
 from tests.adapters.tiny_chat import make_adapter, reference
 from tests.serve.conftest import TINY, RunningServer
@@ -216,6 +217,44 @@ def test_a_model_of_uploaded_files(client: ollama.Client, folder: Path) -> None:
         assert (folder / "org" / "copy" / name).read_bytes() == (TINY / name).read_bytes()
     client.delete("org/copy")
     assert not (folder / "org").exists()
+
+
+def test_a_copy_stays_when_its_model_is_deleted(
+    client: ollama.Client, web: httpx.Client, folder: Path, tmp_path: Path
+) -> None:
+    plain = text_of(client, "tiny")
+    assert client.copy("tiny", "twin:v2").status == "success"
+    twin = ModelStore(folder, hub=False).find("twin:v2")
+    weights = twin.path / "model.safetensors"
+    assert weights.read_bytes() == (TINY / "model.safetensors").read_bytes()
+    (folder / "tiny").unlink()
+    try:
+        assert text_of(client, "twin:v2") == plain
+    finally:
+        (folder / "tiny").symlink_to(TINY)
+    # of a created model its recipe too, which changes for itself
+    adapter = make_adapter(tmp_path / "adapter", 5, rank=4, size=0.25)
+    files = {path.name: client.create_blob(path) for path in sorted(adapter.iterdir())}
+    client.create("first", from_="twin:v2", adapters=files, system="Be short.")
+    own = text_of(client, "first")
+    assert client.copy("first:latest", "org/second").status == "success"
+    client.create("first", from_="tiny")
+    assert text_of(client, "org/second") == own != plain
+    assert client.show("org/second").modelfile.splitlines()[1] == "ADAPTER adapter"
+    before = sorted(path.name for path in folder.iterdir())
+    for source, name, status, text in (
+        ("none", "x", 404, "no model"), ("tiny", "tiny", 400, "itself"), ("first", "tiny", 400, "no created model"),
+        ("tiny", "../x", 400, "name"), ("/etc", "x", 400, "name"), ("tiny", "", 400, "missing"),
+    ):  # fmt: skip
+        body = {"source": source, "destination": name}
+        answer = web.post("/api/copy", json=body)
+        assert answer.status_code == status and text in answer.json()["error"], (body, answer.text)
+    headers = {"Origin": "http://elsewhere.example"}
+    refused = web.post("/api/copy", json={"source": "tiny", "destination": "x"}, headers=headers)
+    assert refused.status_code == 403
+    assert sorted(path.name for path in folder.iterdir()) == before
+    for name in ("first", "org/second", "twin:v2"):
+        client.delete(name)
 
 
 def test_bad_creations_change_nothing(

@@ -37,6 +37,7 @@ COMMANDS = {
         "Write a model as a quantized GGUF file.",
     ),
     "pull": ("max.entrypoints.cli.models:pull", "Get a model."),
+    "cp": ("max.entrypoints.cli.models:cp", "Copy a model."),
     "create": ("max.entrypoints.cli.models:create", "Create a model from a Modelfile."),
     "ls": ("max.entrypoints.cli.models:ls", "List the models on this machine."),
     "show": ("max.entrypoints.cli.models:show", "Show a model."),
@@ -75,7 +76,7 @@ COMMANDS = {
 GROUPS = {
     "Text": ("generate", "chat", "run", "encode", "rank"),
     "Server": ("serve", "launch", "ps", "cluster", "run-batch", "benchmark"),
-    "Models": ("pull", "create", "ls", "show", "rm", "list", "quantize", "perplexity"),
+    "Models": ("pull", "create", "ls", "show", "cp", "rm", "list", "quantize", "perplexity"),
     "Models of other frameworks": ("import", "compare"),
     "Machine and compiler": ("doctor", "cache", "warm-cache", "explain"),
 }

@@ -120,6 +120,22 @@ def create(name: str, path: Path, models_dir: Path | None) -> None:
     click.echo(f"created {name} in {store.root}")
 
 
+@click.command("cp", short_help="Copy a model.")
+@click.argument("source", metavar="MODEL", type=ModelType())
+@click.argument("name")
+@models_dir_option
+@log_level_option
+def cp(source: str, name: str, models_dir: Path | None) -> None:
+    """Copy a model of `max ls` to a NAME of its own.
+
+    Its files are linked, not copied, where the file system can; the copy stays when the model is deleted.
+    """
+    store = ModelStore(models_dir)
+    name = checked_name(name.removesuffix(":latest"))
+    creation.copy_model(store, name, store.find(source))()
+    click.echo(f"copied {source} to {name} in {store.root}")
+
+
 def _beside(path: Path, text: str) -> str:
     """A path beside the Modelfile, where there is one of this name; else the text."""
     beside = path.parent / Path(text).expanduser()

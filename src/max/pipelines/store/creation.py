@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import json
 import os
 import re
 import shutil
 import uuid
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from max._lazy import lazy_module
+from max.graph.weights import gguf_parts
 from max.pipelines.core.exceptions import InputError, ModelFilesError, UserError
 from max.pipelines.store.created import MOST_TEXT, RECIPE, Recipe, recipe_of
 from max.pipelines.store.local import ModelStore, StoredModel
@@ -24,7 +26,7 @@ else:
     # it is loaded when an adapter is read
     reader = lazy_module("max.pipelines.adapters.reader")
 
-__all__ = ["ADAPTER_NAME", "config_values", "create", "with_adapter"]
+__all__ = ["ADAPTER_NAME", "config_values", "copy_model", "create", "with_adapter"]
 
 ADAPTER_NAME = "of-modelfile"
 """The name of a created model's adapter in its engine."""
@@ -111,8 +113,7 @@ def create(
         if len(text) > MOST_TEXT:
             raise InputError(f"a text is longer than {MOST_TEXT} characters")
     _check_place(store, name)
-    folder = store.root / ".creating" / uuid.uuid4().hex
-    folder.mkdir(parents=True)
+    folder = _new_folder(store)
     try:
         recipe = _inherit(recipe, source, folder, has_adapter=bool(adapter))
         for file, path in {**_checked_names(weights)}.items():
@@ -131,12 +132,78 @@ def create(
         if template is not None:
             (folder / _TEMPLATE).write_text(template, encoding="utf-8")
             recipe = replace(recipe, has_template=True)
-        (folder / RECIPE).write_text(json.dumps(asdict(recipe), indent=1), encoding="utf-8")
+        _write_recipe(folder, recipe)
     except BaseException as error:
-        shutil.rmtree(folder, ignore_errors=True)
-        if isinstance(error, OSError):
-            raise ModelFilesError(f"the model cannot be written: {error}") from error
-        raise
+        raise _without(folder, error) from error
+    return _placing(store, name, folder)
+
+
+def copy_model(store: ModelStore, name: str, source: StoredModel) -> Callable[[], None]:
+    """Makes a copy of a model ready, which stays when the model is deleted; its files are linked where they can be.
+
+    Args:
+        store: The models.
+        name: The name of the copy, which must be one of a model; an earlier created model of it is replaced at the end.
+        source: The model.
+
+    Returns:
+        Puts the copy in its place; to be called while no request uses a model of its name.
+
+    Raises:
+        UserError: The name is taken by a model that was not created, or the files cannot be copied.
+    """
+    if source.name == name:
+        raise InputError(f"{name} is the name of the model itself")
+    _check_place(store, name)
+    folder = _new_folder(store)
+    try:
+        if source.path.is_file():
+            for file in gguf_parts(source.path.name):
+                _link(source.path.parent / file, folder / file)
+        else:
+            _check_number(source.path.rglob("*"))
+            shutil.copytree(source.path, folder, copy_function=_link, dirs_exist_ok=True)
+        _write_recipe(folder, recipe_of(folder) or Recipe(parent=source.name))
+    except BaseException as error:
+        raise _without(folder, error) from error
+    return _placing(store, name, folder)
+
+
+def _check_number(files: Iterable[Path]) -> None:
+    if sum(1 for _ in itertools.islice(files, _MOST_FILES + 1)) > _MOST_FILES:
+        raise InputError(f"the model has more than {_MOST_FILES} files")
+
+
+def _new_folder(store: ModelStore) -> Path:
+    """A folder for a model that is being made, in the file system of the models."""
+    folder = store.root / ".creating" / uuid.uuid4().hex
+    folder.mkdir(parents=True)
+    return folder
+
+
+def _remove_new(folder: Path) -> None:
+    shutil.rmtree(folder, ignore_errors=True)
+    with contextlib.suppress(OSError):  # other models are being made
+        folder.parent.rmdir()
+
+
+def _write_recipe(folder: Path, recipe: Recipe) -> None:
+    path = folder / RECIPE
+    # it may be a link to the recipe of the source
+    path.unlink(missing_ok=True)
+    path.write_text(json.dumps(asdict(recipe), indent=1), encoding="utf-8")
+
+
+def _without(folder: Path, error: BaseException) -> BaseException:
+    """The error to raise for one that ended the making of a model, whose folder is removed."""
+    _remove_new(folder)
+    if isinstance(error, OSError):  # shutil.Error too
+        return ModelFilesError(f"the model cannot be written: {error}")
+    return error
+
+
+def _placing(store: ModelStore, name: str, folder: Path) -> Callable[[], None]:
+    """A function that moves the folder of a new model to its place."""
 
     def place() -> None:
         try:
@@ -149,9 +216,7 @@ def create(
             folder.rename(target)
             shutil.rmtree(old, ignore_errors=True)
         finally:
-            shutil.rmtree(folder, ignore_errors=True)
-            with contextlib.suppress(OSError):
-                folder.parent.rmdir()
+            _remove_new(folder)
 
     return place
 
@@ -215,7 +280,8 @@ def _has_weights(folder: Path) -> bool:
 def _link(source: str | Path, target: str | Path) -> None:
     """Makes a file without its bytes where the file system can; else copies it."""
     try:
-        os.link(source, target)
+        # a link to a symbolic link would be another one, whose relative path fits its own folder only
+        os.link(os.path.realpath(source), target)
     except FileNotFoundError as error:
         raise UserError(f"there is no file {source}") from error
     except OSError:

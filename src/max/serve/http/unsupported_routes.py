@@ -74,7 +74,6 @@ _REASONS = {
     "/slots": "/metrics has the load; POST /slots/{id}?action=save keeps the cached prefixes in a file",
     "/models/sse": "/v1/models has the status of each model",
     "/tools": "requests bring their own `tools`",
-    "/api/copy": "/api/create with `from` makes a model of another one",
     "/api/push": _OLLAMA,
 }
 """A path, which includes the paths below it, and what to use instead."""

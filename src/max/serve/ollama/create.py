@@ -1,4 +1,4 @@
-"""Ollama's ``/api/create``: a model of another one, with an adapter, a template, a system prompt and parameters."""
+"""Ollama's ``/api/create``, a model of another one with its own adapter, template or parameters, and ``/api/copy``."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from max.pipelines.store.created import (
     checked_parameters,
     checked_template,
 )
-from max.pipelines.store.creation import create
+from max.pipelines.store.creation import copy_model, create
 from max.pipelines.store.local import ModelStore
 from max.pipelines.store.modelfile import Modelfile, modelfile_text, parameters_text
 from max.serve.errors import ApiError, of_user_error, short_text
@@ -30,7 +30,7 @@ from max.serve.models.model import ServedModel
 from max.serve.ollama.blobs import blob_path
 from max.serve.ollama.library import name_of, store_of
 from max.serve.ollama.routes import details, json_line, time_text
-from max.serve.ollama.schemas import CreateBody, ShowBody
+from max.serve.ollama.schemas import CopyBody, CreateBody, ShowBody
 
 router = APIRouter(prefix="/api", tags=["Ollama"])
 
@@ -59,18 +59,43 @@ async def create_model(request: Request) -> Response:
     store = store_of(request, state)
     order = _order(body, store)
     # all that may be wrong is found before the first line
-    try:
-        place = await asyncio.to_thread(_prepare, order, store)
-    except ModelFilesError as error:
-        raise ApiError(f"{error.problem}. {error.remedy}".strip(), status=404) from error
-    except UserError as error:
-        raise of_user_error(error, "model") from error
+    place = await _made_ready(lambda: _prepare(order, store))
     lines = _lines(order, state, place)
     if body.stream is not False:
         return await event_stream(request, lines, _error_line, "application/x-ndjson")
     async for _ in lines:
         pass
     return json_response({"status": "success"})
+
+
+@router.post("/copy")
+async def copy(request: Request) -> Response:
+    """Copies a model; its files take their place once, and the copy stays when the model is deleted.
+
+    Args:
+        request: The connection.
+    """
+    body = await read_body(request, CopyBody)
+    state = state_of(request, body)
+    store = store_of(request, state)
+    source, name = name_of(body.source), name_of(body.destination)
+    place = await _made_ready(lambda: copy_model(store, name, store.find(source)))
+    await state.pool.delete(name, place)
+    return Response(status_code=200)
+
+
+async def _made_ready(make: Callable[[], Callable[[], None]]) -> Callable[[], None]:
+    """What puts a new model in its place, made on another thread.
+
+    Raises:
+        ApiError: 404 if there is no such source, else 400: it does not fit.
+    """
+    try:
+        return await asyncio.to_thread(make)
+    except ModelFilesError as error:
+        raise ApiError(f"{error.problem}. {error.remedy}".strip(), status=404) from error
+    except UserError as error:
+        raise of_user_error(error, "model") from error
 
 
 def _error_line(error: ApiError) -> bytes:

@@ -138,6 +138,13 @@ class CreateBody(StrictBody):
     stream: bool | None = None
 
 
+class CopyBody(StrictBody):
+    """The body of ``/api/copy``."""
+
+    source: Name
+    destination: Name
+
+
 class PullBody(StrictBody):
     """The body of ``/api/pull``."""
 
