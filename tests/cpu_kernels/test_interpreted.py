@@ -685,7 +685,14 @@ CASES: dict[
         "mok.winograd_conv",
         [floats(1, 5, 6, 3), floats(1, PRODUCTS * 3 * 32)],
         [(F32, (1, 5, 5, 4))],
-        {"stride": (1, 1), "dilation": (1, 1), "padding": (1, 1, 1, 0), "groups": 1, "columns": 4},
+        {
+            "stride": (1, 1),
+            "dilation": (1, 1),
+            "padding": (1, 1, 1, 0),
+            "groups": 1,
+            "taps": (3, 3),
+            "columns": 4,
+        },
     ),
     "conv depthwise": (
         "mo.conv",

@@ -26,7 +26,7 @@ def convolve(x: np.ndarray, w: np.ndarray, padding: Padding, **options: Any) -> 
     packed = [(F32, (-(-columns // 32), PRODUCTS * channels * 32))]
     (filters,) = run("mok.winograd_filter", [w], packed, {}, **options)
     shape = (n, high + padding[0] + padding[1] - 2, wide + padding[2] + padding[3] - 2, columns)
-    steps = {"stride": (1, 1), "dilation": (1, 1), "groups": 1, "columns": columns}
+    steps = {"stride": (1, 1), "dilation": (1, 1), "groups": 1, "taps": (3, 3), "columns": columns}
     attributes = {**steps, "padding": padding}
     (result,) = run("mok.winograd_conv", [x, filters], [(F32, shape)], attributes, **options)
     return result

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import cast
+from typing import Any, Self, cast
 
 from xdsl.ir import Attribute, OpTraits, SSAValue
 from xdsl.traits import Pure
@@ -15,7 +15,7 @@ from max.mlir import DimExpr, MoOp, OpSpec, TensorType, to_attr
 from max.mlir.operation import Attrs
 from max.mlir.ops.spatial import ConvOp
 
-__all__ = ["PackFilterOp", "PackedConvOp"]
+__all__ = ["CONV_ATTRIBUTES", "ConvOfFilterOp", "PackFilterOp", "PackedConvOp", "infer_conv"]
 
 
 def _infer_pack_filter(types: Sequence[Attribute], attrs: Attrs) -> Sequence[Attribute]:
@@ -48,15 +48,41 @@ class PackFilterOp(MoOp):
         )
 
 
-def _infer_packed_conv(types: Sequence[Attribute], attrs: Attrs) -> Sequence[Attribute]:
+def infer_conv(types: Sequence[Attribute], attrs: Attrs) -> Sequence[Attribute]:
     """The result type of `mo.conv` with the unpacked filter, whose shape the attributes give."""
-    x, packed = types
-    assert isinstance(x, TensorType) and isinstance(packed, TensorType)
+    x, filters = types
+    assert isinstance(x, TensorType) and isinstance(filters, TensorType)
     channels = x.shape[-1] // int(attrs["groups"])
-    w = packed.with_shape([*map(DimExpr.of, attrs["taps"]), channels, DimExpr.of(attrs["columns"])])
+    taps, columns = map(DimExpr.of, attrs["taps"]), DimExpr.of(attrs["columns"])
+    w = filters.with_shape([*taps, channels, columns])
     infer = ConvOp.spec.infer
     assert infer is not None
     return infer((x, w), attrs)
+
+
+CONV_ATTRIBUTES: dict[str, Any] = {**ConvOp.spec.attributes, "taps": tuple, "columns": int}
+"""Those of `mo.conv`, and the filter's taps along each axis and output channels, which its layout does not show."""
+
+
+class ConvOfFilterOp(MoOp):
+    """`mo.conv` with a filter that was brought into the layout of a kernel at load."""
+
+    @classmethod
+    def of(cls, conv: MoOp, filters: SSAValue) -> Self:
+        """The op for an `mo.conv`, given its filter in the other layout."""
+        shape = cast("TensorType", conv.operands[1].type).static_shape
+        assert shape is not None
+        *taps, _, columns = shape
+        return cls.create(
+            operands=(conv.operands[0], filters),
+            result_types=conv.result_types,
+            attributes={
+                **conv.attributes,
+                "taps": to_attr(tuple(taps)),
+                "columns": to_attr(columns),
+            },
+            location=conv.location,
+        )
 
 
 def _packed_conv_flops(operands: Sequence[Attribute], results: Sequence[Attribute]) -> DimExpr:
@@ -67,35 +93,18 @@ def _packed_conv_flops(operands: Sequence[Attribute], results: Sequence[Attribut
 
 
 @backend_op
-class PackedConvOp(MoOp):
-    """`mo.conv` with a packed filter, which has `taps` along each axis and `columns` output channels."""
+class PackedConvOp(ConvOfFilterOp):
+    """`mo.conv` with a packed filter."""
 
     name = "mok.packed_conv"
     spec = OpSpec(
         "mok.packed_conv",
         (2, 2),
         1,
-        attributes={**ConvOp.spec.attributes, "taps": tuple, "columns": int},
-        infer=_infer_packed_conv,
+        attributes=CONV_ATTRIBUTES,
+        infer=infer_conv,
         flops=_packed_conv_flops,
         takes_epilogue=True,
         separates=True,
     )
     traits = OpTraits(lambda: (Pure(),))
-
-    @classmethod
-    def of(cls, conv: MoOp, packed: SSAValue) -> PackedConvOp:
-        """The op for an `mo.conv`, given its packed filter."""
-        shape = cast("TensorType", conv.operands[1].type).static_shape
-        assert shape is not None
-        *taps, _, columns = shape
-        return cls.create(
-            operands=(conv.operands[0], packed),
-            result_types=[conv.results[0].type],
-            attributes={
-                **conv.attributes,
-                "taps": to_attr(tuple(taps)),
-                "columns": to_attr(columns),
-            },
-            location=conv.location,
-        )

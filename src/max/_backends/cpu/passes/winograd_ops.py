@@ -11,12 +11,12 @@ from xdsl.traits import Pure
 
 from max._backends.cpu.kernels.convolution.winograd import MAX_CHANNELS, PRODUCTS, STEP
 from max._backends.cpu.kernels.tiles.strips import COLUMNS
+from max._backends.cpu.passes.packed_filters import CONV_ATTRIBUTES, ConvOfFilterOp, infer_conv
 from max._compiler.analysis.shapes import shape_of
 from max._compiler.mok import backend_op
 from max.dtype import DType
-from max.mlir import DimExpr, MoOp, OpSpec, TensorType, to_attr
+from max.mlir import DimExpr, MoOp, OpSpec, TensorType
 from max.mlir.operation import Attrs
-from max.mlir.ops.spatial import ConvOp
 
 __all__ = ["WinogradConvOp", "WinogradFilterOp", "fits_winograd"]
 
@@ -78,17 +78,6 @@ class WinogradFilterOp(MoOp):
         return cls.create(operands=(w,), result_types=_infer_filter([w.type], {}))
 
 
-def _infer_conv(types: Sequence[Attribute], attrs: Attrs) -> Sequence[Attribute]:
-    """The result type of `mo.conv` with the filter before its transform."""
-    x, filters = types
-    assert isinstance(x, TensorType) and isinstance(filters, TensorType)
-    three = DimExpr.of(3)
-    w = filters.with_shape([three, three, x.shape[-1], DimExpr.of(attrs["columns"])])
-    infer = ConvOp.spec.infer
-    assert infer is not None
-    return infer((x, w), attrs)
-
-
 def _conv_flops(operands: Sequence[Attribute], results: Sequence[Attribute]) -> DimExpr:
     """Those of the convolution without the algorithm."""
     x, _ = cast("Sequence[TensorType]", operands)
@@ -97,30 +86,18 @@ def _conv_flops(operands: Sequence[Attribute], results: Sequence[Attribute]) -> 
 
 
 @backend_op
-class WinogradConvOp(MoOp):
-    """`mo.conv` with a transformed filter of `columns` output channels."""
+class WinogradConvOp(ConvOfFilterOp):
+    """`mo.conv` with a transformed filter."""
 
     name = "mok.winograd_conv"
     spec = OpSpec(
         "mok.winograd_conv",
         (2, 2),
         1,
-        attributes={**ConvOp.spec.attributes, "columns": int},
-        infer=_infer_conv,
+        attributes=CONV_ATTRIBUTES,
+        infer=infer_conv,
         flops=_conv_flops,
         takes_epilogue=True,
         separates=True,
     )
     traits = OpTraits(lambda: (Pure(),))
-
-    @classmethod
-    def of(cls, conv: MoOp, filters: SSAValue) -> WinogradConvOp:
-        """The op for an `mo.conv`, given its transformed filter."""
-        shape = cast("TensorType", conv.operands[1].type).static_shape
-        assert shape is not None
-        return cls.create(
-            operands=(conv.operands[0], filters),
-            result_types=conv.result_types,
-            attributes={**conv.attributes, "columns": to_attr(shape[-1])},
-            location=conv.location,
-        )

@@ -116,6 +116,50 @@ def positions_of(m: Any) -> Any:
     ]
 
 
+class Square(NamedTuple):
+    """A square of vectors in memory.
+
+    Args:
+        values: The elements, from those of the first vector on.
+        size: Lines and columns.
+        line: Elements from line to line.
+        column: Elements from column to column.
+    """
+
+    values: Any
+    size: int
+    line: Any
+    column: Any
+
+
+@k.inline
+def transform_square(
+    transform: Any, source: Square, target: Square, width: int, mask: Any = None
+) -> None:
+    """Transforms the columns of a square, and then the lines of what they give.
+
+    Args:
+        transform: Computes the vectors of a line or column of the target from those of the source.
+        source: The square.
+        target: Where the results go.
+        width: Lanes of a vector.
+        mask: The lanes to load; those left out are 0.
+    """
+    half = k.tile(k.f32, (target.size, source.size), width=width)
+    for j in k.static_range(source.size):
+        given = [
+            source.values.load(i * source.line + j * source.column, width=width, mask=mask)
+            for i in k.static_range(source.size)
+        ]
+        column = transform(given)
+        for i in k.static_range(target.size):
+            half[i, j] = column[i]
+    for i in k.static_range(target.size):
+        line = transform([half[i, j] for j in k.static_range(source.size)])
+        for j in k.static_range(target.size):
+            target.values.store(i * target.line + j * target.column, value=line[j])
+
+
 @k.inline
 def transform_tile(
     v: k.View, source: k.View, line: k.Value, pixel: k.Integer, step: k.Value, width: int
@@ -131,20 +175,10 @@ def transform_tile(
         width: Lanes of a vector.
     """
     for c, mask in k.vectors(pixel, width):
-        half = k.tile(k.f32, (POINTS, POINTS), width=width)
-        for j in k.static_range(POINTS):
-            d = [
-                source.load(i * line + j * pixel + c, width=width, mask=mask)
-                for i in k.static_range(POINTS)
-            ]
-            column = interpolate_tile(d)
-            for i in k.static_range(POINTS):
-                half[i, j] = column[i]
-        for i in k.static_range(POINTS):
-            row = interpolate_tile([half[i, j] for j in k.static_range(POINTS)])
-            for j in k.static_range(POINTS):
-                # a vector past the last channel ends in the gap
-                v.store((i * POINTS + j) * step + c, value=row[j])
+        pixels = Square(source[c:], POINTS, line, pixel)
+        # a vector past the last channel ends in the gap
+        numbers = Square(v[c:], POINTS, POINTS * step, step)
+        transform_square(interpolate_tile, pixels, numbers, width, mask)
 
 
 @k.inline
@@ -237,21 +271,12 @@ def store_tiles(
 ) -> None:
     """Transforms the sums of tiles `m` `[PRODUCTS, _ROWS, COLUMNS]` to positions, and stores their results."""
     high, wide = im.x.shape[2] + im.padding[2], im.x.shape[3] + im.padding[3]
+    step = _ROWS * COLUMNS
     for tile in range(count):
         for col in range(0, COLUMNS, width):
-            half = k.tile(k.f32, (STEP, POINTS), width=width)
-            for j in k.static_range(POINTS):
-                sums = [
-                    m.load(((i * POINTS + j) * _ROWS + tile) * COLUMNS + col, width=width)
-                    for i in k.static_range(POINTS)
-                ]
-                some = positions_of(sums)
-                for i in k.static_range(STEP):
-                    half[i, j] = some[i]
-            for i in k.static_range(STEP):
-                line = positions_of([half[i, j] for j in k.static_range(POINTS)])
-                for j in k.static_range(STEP):
-                    y.store((i * STEP + j) * COLUMNS + col, value=line[j])
+            sums = Square(m[tile * COLUMNS + col :], POINTS, POINTS * step, step)
+            positions = Square(y[col:], STEP, STEP * COLUMNS, COLUMNS)
+            transform_square(positions_of, sums, positions, width)
         at = tile_place(first + tile, im)
         for i in range(k.min(STEP, high - at.line)):
             row = (at.image * high + at.line + i) * wide + at.column
@@ -318,24 +343,15 @@ def winograd_filter(out: k.Output, weight: k.Input, ctx: k.Context) -> None:
     """`out` `[strips, PRODUCTS * C * COLUMNS]` from `weight` `[1, 3, 3, C, F]`; columns past the last one are 0."""
     width = ctx.target.width(k.f32)
     channels, columns = weight.shape[3], weight.shape[4]
+    flat, step = weight.reshape(weight.size), channels * columns
     for strip, c in ctx.parallel((out.shape[0], channels)):
         target = out[strip, c * COLUMNS :]
         for col in range(0, COLUMNS, width):
             column = strip * COLUMNS + col
             mask = k.iota(k.i64, width) + column < columns
-            half = k.tile(k.f32, (POINTS, 3), width=width)
-            for j in k.static_range(3):
-                g = [
-                    weight.load(0, i, j, c, column, width=width, mask=mask)
-                    for i in k.static_range(3)
-                ]
-                points = evaluated_filter(g)
-                for i in k.static_range(POINTS):
-                    half[i, j] = points[i]
-            for i in k.static_range(POINTS):
-                row = evaluated_filter([half[i, j] for j in k.static_range(3)])
-                for j in k.static_range(POINTS):
-                    target.store((i * POINTS + j) * channels * COLUMNS + col, value=row[j])
+            taps = Square(flat[c * columns + column :], 3, 3 * step, step)
+            numbers = Square(target[col:], POINTS, POINTS * channels * COLUMNS, channels * COLUMNS)
+            transform_square(evaluated_filter, taps, numbers, width, mask)
 
 
 def _lower_filter(
