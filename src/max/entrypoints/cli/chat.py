@@ -97,7 +97,7 @@ class _ModelAnswerer:
         """
         defaults = self._config.model_config.sampling_params_defaults
         self._runner.params = sampling_params_for(sampling, defaults)
-        yield from self._runner.run(self._runner.conversation(messages))
+        yield from self._runner.run(self._runner.context(messages=messages))
 
 
 class _ServerAnswerer:

@@ -124,7 +124,7 @@ def generate(
     else:
         runner = Runner(config, params, grammar, (adapter, lora_scale))
     # reports a prompt that is too long before the model is loaded
-    context = runner.context(prompt, chat)
+    context = runner.prompt_context(prompt, chat)
     encoding = config_of_model.quantization_encoding
     shown = "" if encoding is None else f" ({encoding.value})"
     with progress.stage(f"loading {config_of_model.model_name}{shown}"):
@@ -132,7 +132,7 @@ def generate(
     ready = time.perf_counter() - begin
     for i in range(num_warmups):
         with progress.stage(f"warm-up {i + 1} of {num_warmups}"):
-            for _ in runner.run(runner.context(prompt, chat)):
+            for _ in runner.run(runner.prompt_context(prompt, chat)):
                 pass
             runner.forget()
     progress.close()

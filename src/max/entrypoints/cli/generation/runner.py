@@ -62,36 +62,37 @@ class Runner:
         self._alive.append(self.pipeline)
         self.generation = generation.Generation.of(self.pipeline)
 
-    def context(self, prompt: str, chat: bool) -> TextGenerationContext:
-        """The initial state of a request."""
-        as_chat = chat and self.tokenizer.has_chat_template
-        request = TextGenerationRequest(
-            request_id=RequestID(),
-            model_name=self.config.model_config.model_name,
-            prompt=None if as_chat else prompt,
-            messages=[{"role": "user", "content": prompt}] if as_chat else None,
-            sampling_params=self.params,
-        )
-        if not prompt:
-            raise InputError("the prompt is empty", "Give a text with --prompt.")
-        context = run_async(self.tokenizer.new_context(request))
-        context.grammar = self._grammar
-        context.adapter, context.adapter_scale = self._adapter
-        return context
-
-    def conversation(self, messages: list[Any]) -> TextGenerationContext:
-        """The initial state of a request to answer a conversation.
+    def prompt_context(self, prompt: str, chat: bool) -> TextGenerationContext:
+        """The initial state of a request to continue a text, or to answer it.
 
         Args:
-            messages: The messages, each with role and content.
+            prompt: The text.
+            chat: Whether it is a user's message, where the model has a chat template.
+        """
+        if not prompt:
+            raise InputError("the prompt is empty", "Give a text with --prompt.")
+        if chat and self.tokenizer.has_chat_template:
+            return self.context(messages=[{"role": "user", "content": prompt}])
+        return self.context(prompt)
+
+    def context(
+        self, prompt: str | None = None, messages: list[Any] | None = None
+    ) -> TextGenerationContext:
+        """The initial state of a request.
+
+        Args:
+            prompt: The text to continue.
+            messages: The conversation to answer instead, each message with role and content.
         """
         request = TextGenerationRequest(
             request_id=RequestID(),
             model_name=self.config.model_config.model_name,
+            prompt=prompt,
             messages=messages,
             sampling_params=self.params,
         )
         context = run_async(self.tokenizer.new_context(request))
+        context.grammar = self._grammar
         context.adapter, context.adapter_scale = self._adapter
         return context
 

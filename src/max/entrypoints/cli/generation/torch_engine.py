@@ -101,9 +101,11 @@ class TorchRunner(Runner):
                 "Give a causal language model that the installed version of transformers has.",
             ) from error
 
-    def context(self, prompt: str, chat: bool) -> TextGenerationContext:
+    def context(
+        self, prompt: str | None = None, messages: list[Any] | None = None
+    ) -> TextGenerationContext:
         """The initial state of a request."""
-        context = super().context(prompt, chat)
+        context = super().context(prompt, messages)
         self._length = max(self._length, context.max_length or self._longest)
         return context
 
