@@ -21,7 +21,7 @@ from max.pipelines.core.exceptions import ConfigError
 from max.pipelines.generation.batch_pipeline import limits_of
 from max.pipelines.generation.engine import Engine
 from max.pipelines.generation.steps.step_reader import StepReader
-from max.pipelines.kv_cache.joined_pages import JoinedPages, joined_caches
+from max.pipelines.kv_cache.several_caches import CachesOfModels, caches_of_models
 from max.pipelines.scheduler import ReplicaScheduler, SchedulerLimits, scheduler_of
 
 TINY = Path(__file__).parents[2] / "models" / "tiny-chat"
@@ -195,7 +195,7 @@ def long_request(name: str, tokens: Any) -> TextContext:
 
 def test_a_request_goes_where_few_others_or_its_first_tokens_are(two: Any) -> None:
     two.forget_prefixes()
-    scheduler = scheduler_of(joined_caches(two.kv_managers), limits_of(two))
+    scheduler = scheduler_of(caches_of_models(two.kv_managers), limits_of(two))
     assert isinstance(scheduler, ReplicaScheduler)
 
     def places(*contexts: TextContext) -> list[int]:
@@ -224,10 +224,10 @@ def test_a_request_goes_where_few_others_or_its_first_tokens_are(two: Any) -> No
     scheduler.remove(RequestID("unknown"))
 
 
-def test_joined_caches_of_two_models_with_copies(two: Any) -> None:
-    joined = joined_caches([two.kv_manager, two.kv_manager])
-    assert isinstance(joined, JoinedPages) and len(joined.replicas) == 2
-    assert all(isinstance(each, JoinedPages) for each in joined.replicas)
+def test_caches_of_two_models_with_copies(two: Any) -> None:
+    joined = caches_of_models([two.kv_manager, two.kv_manager])
+    assert isinstance(joined, CachesOfModels) and len(joined.replicas) == 2
+    assert all(isinstance(each, CachesOfModels) for each in joined.replicas)
 
 
 def test_prefixes_of_both_copies_are_stored(tmp_path: Path) -> None:

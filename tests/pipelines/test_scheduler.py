@@ -734,8 +734,7 @@ def test_page_tables_have_one_owner():
     """No file but the scheduler's opens and extends the page tables of its requests."""
     source = Path(max.pipelines.__file__).parent
     owners = {
-        "scheduler/scheduler.py", "kv_cache/request_pages.py", "kv_cache/joined_pages.py",
-        "kv_cache/replicated_pages.py",
+        "scheduler/scheduler.py", "kv_cache/request_pages.py", "kv_cache/several_caches.py",
     }  # fmt: skip
     calls = [
         f"{path.relative_to(source).as_posix()}:{node.lineno} calls {node.func.attr}"

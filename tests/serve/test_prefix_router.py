@@ -12,9 +12,10 @@ from max.pipelines.core.text_context import TextContext
 from max.pipelines.kv_cache.page_changes import Changes, PageChanges
 from max.pipelines.kv_cache.page_manager import PageManager
 from max.pipelines.kv_cache.request_pages import RequestPages
+from max.pipelines.kv_cache.salts import Salt
 from max.pipelines.kv_cache.swap_area import SwapArea
 from max.serve.worker import prefix_router
-from max.serve.worker.prefix_router import QUEUED_TOKENS, SEQUENCE_TOKENS, PrefixRouter, Route, Salt
+from max.serve.worker.prefix_router import QUEUED_TOKENS, SEQUENCE_TOKENS, PrefixRouter, Route
 
 PAGE = 4
 

@@ -17,10 +17,10 @@ import pytest
 from max.interfaces import RequestID
 from max.pipelines.core.context import TextContext
 from max.pipelines.generation.process.commands import GenerationRequest
-from max.pipelines.kv_cache import salt_key
+from max.pipelines.kv_cache import salts
 from max.pipelines.kv_cache.page_manager import PageManager
 from max.pipelines.kv_cache.request_pages import RequestPages
-from max.pipelines.kv_cache.salt_key import KEY_FILE, salt_key_of
+from max.pipelines.kv_cache.salts import KEY_FILE, salt_key_of
 from max.serve.batch import call
 from max.serve.http import prefix_epochs
 from max.serve.http.middleware import Gate
@@ -233,9 +233,9 @@ def test_the_key_of_a_folder(
     assert salt_key_of(tmp_path / "other") != fresh
     # another process writes its key first
     raced = tmp_path / "raced"
-    write = salt_key._write
+    write = salts._write
     monkeypatch.setattr(
-        salt_key, "_write", lambda path, _: (write(path, b"o" * 32), write(path, b"n" * 32))
+        salts, "_write", lambda path, _: (write(path, b"o" * 32), write(path, b"n" * 32))
     )
     assert salt_key_of(raced) == b"o" * 32
     assert not caplog.records

@@ -25,7 +25,7 @@ from max.pipelines.generation.process.events import (
     TokensGenerated,
 )
 from max.pipelines.kv_cache.page_tables import page_hash_of
-from max.pipelines.kv_cache.salt_key import salt_of
+from max.pipelines.kv_cache.salts import Salt
 from max.serve.process.settings import WorkerSettings
 from max.serve.worker.client import EngineClient, EngineState, EngineUnavailableError
 from max.serve.worker.placement import replica_settings
@@ -110,7 +110,7 @@ def test_prompts_follow_the_pages_that_replicas_report() -> None:
         first, second = workers.started
         second.events.put(PagesChanged(hashes(prompt)))
         first.events.put(
-            PagesChanged(hashes(salted, salt_of("", 1.0, "x", b"key")), salt_key=b"key")
+            PagesChanged(hashes(salted, Salt(text="x").digest(b"key")), salt_key=b"key")
         )
         await until(lambda: len(client._router._holders) == 200)
         with client.open([request("a", *prompt), replace(request("b", *salted), cache_salt="x")]):

@@ -27,8 +27,8 @@ from max.interfaces import (
 from max.pipelines.generation.batch_pipeline import BatchPipeline, StepResult
 from max.pipelines.generation.process.events import STEP_BOUNDS_MS, StepTimes
 from max.pipelines.generation.steps.step_reader import StepReader
-from max.pipelines.kv_cache.joined_pages import joined_caches
 from max.pipelines.kv_cache.known_pages import Miss
+from max.pipelines.kv_cache.several_caches import caches_of_models
 from max.pipelines.scheduler import SchedulerLimits, scheduler_of
 
 
@@ -104,7 +104,7 @@ class Engine:
     ) -> None:
         # an engine does not keep the weights of a pipeline that nobody uses in memory
         self._pipeline = weakref.ref(pipeline)
-        self.scheduler = scheduler_of(joined_caches(pipeline.scheduled_caches), limits)
+        self.scheduler = scheduler_of(caches_of_models(pipeline.scheduled_caches), limits)
         self._stepping = False
         self._lock = threading.Lock()  # guards _changes and _started
         self._changes: list[_Submission | RequestID] = []

@@ -29,7 +29,7 @@ from max.pipelines.generation.replica import Replica
 from max.pipelines.generation.steps.step_reader import StepReader
 from max.pipelines.generation.steps.step_tokens import append_tokens
 from max.pipelines.kv_cache.prefix_store import PrefixStore
-from max.pipelines.kv_cache.replicated_pages import replicated_cache
+from max.pipelines.kv_cache.several_caches import caches_of_replicas
 from max.pipelines.models.inputs import ModelInputs
 from max.pipelines.models.pipeline_model import PipelineModel, WeightsAdapter
 from max.pipelines.structured.constraint import Constraints, is_constrained
@@ -117,7 +117,7 @@ class TextGenerationPipeline(
             for devices in model_config.replica_devices
         ]
         """The copies of the model."""
-        self._kv_manager = replicated_cache([replica.cache for replica in self.replicas])
+        self._kv_manager = caches_of_replicas([replica.cache for replica in self.replicas])
         self._prefixes = PrefixStore.of(pipeline_config, self._kv_manager)
 
     @property

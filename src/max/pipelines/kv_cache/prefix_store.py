@@ -35,10 +35,10 @@ from max.pipelines.kv_cache.prefix_journal import (
     journal_path,
     read_journal,
 )
-from max.pipelines.kv_cache.replicated_pages import ReplicatedPages
+from max.pipelines.kv_cache.several_caches import CachesOfReplicas
 
 logger = logging.getLogger("max.pipelines")
-StoredCache: TypeAlias = PagedKVCacheManager | ReplicatedPages
+StoredCache: TypeAlias = PagedKVCacheManager | CachesOfReplicas
 """The cache of a model, or those of its copies: one file has the pages of all."""
 SUFFIX = ".prefixes"
 """The suffix of the files in the folder."""

@@ -18,7 +18,7 @@ from max.pipelines.kv_cache.known_pages import Miss, MissReason
 from max.pipelines.kv_cache.page_changes import Changes, PageChanges
 from max.pipelines.kv_cache.page_manager import PageManager
 from max.pipelines.kv_cache.page_tables import Contents, OutOfPagesError
-from max.pipelines.kv_cache.salt_key import SALT_KEY_BYTES, salt_key_of, salt_of
+from max.pipelines.kv_cache.salts import SALT_KEY_BYTES, Salt, salt_key_of
 from max.pipelines.kv_cache.state_slots import OutOfSlotsError, StateSlots
 
 
@@ -452,9 +452,9 @@ class RequestPages:
         """The digest of a request's adapter, and of those who may share its pages."""
         adapter: str = getattr(context, "adapter", "")
         scale: float = getattr(context, "adapter_scale", 1.0)
-        text: str = getattr(context, "cache_salt", "")
+        salt = Salt(adapter, scale, getattr(context, "cache_salt", ""))
         # the key is made when it is needed first
-        return salt_of(adapter, scale, text, self.salt_key if text else b"")
+        return salt.digest(self.salt_key if salt.needs_key else b"")
 
 
 def _before_image(context: TextGenerationContext, index: int) -> int:

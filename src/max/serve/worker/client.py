@@ -18,9 +18,10 @@ from max.pipelines.generation.process.events import (
     PromptStarted,
     StepTimes,
 )
+from max.pipelines.kv_cache.salts import NO_SALT, Salt
 from max.serve.process.settings import WatchLimits
 from max.serve.worker.engine_state import EngineLostError, EngineState, EngineUnavailableError
-from max.serve.worker.prefix_router import PrefixRouter, Route, Salt
+from max.serve.worker.prefix_router import PrefixRouter, Route
 from max.serve.worker.replica import Replica
 from max.serve.worker.started_worker import Worker, start_in_thread
 from max.serve.worker.subscription import Mailbox, OpenRequest, Subscription, WorkerRequest
@@ -480,7 +481,7 @@ class EngineClient:
         if route is None:
             return
         tokens: Sequence[int] = ()
-        salt = Salt()
+        salt = NO_SALT
         if cached and isinstance(entry.request, GenerationRequest):
             tokens, salt, _ = _prompt_of(entry.request)
             # a later prompt of the conversation begins with the answer, too
@@ -494,4 +495,4 @@ def _prompt_of(request: WorkerRequest) -> tuple[Sequence[int], Salt, int]:
         salt = Salt(request.adapter, request.adapter_scale, request.cache_salt)
         return (*request.tokens, *request.generated_tokens), salt, 0
     # characters, four of which are about one token
-    return (), Salt(), sum(len(text) for text in request.texts) // 4
+    return (), NO_SALT, sum(len(text) for text in request.texts) // 4

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from max.pipelines.kv_cache.salt_key import salt_of
+from max.pipelines.kv_cache.salts import NO_SALT, Salt
 
 SEQUENCE_TOKENS = 64
 """What an open request costs the next one, in tokens to read: its own steps, and its share of each common step."""
@@ -26,29 +26,6 @@ QUEUED_TOKENS = 512
 
 MOST_REPORTED = 1 << 20
 """The pages of a replica that are noted; more can only come from one that reports wrong ones."""
-
-
-@dataclass(frozen=True)
-class Salt:
-    """What the pages of a request depend on besides its tokens.
-
-    Args:
-        adapter: The name of its adapter; empty: none.
-        scale: The factor of the adapter's weights.
-        text: Separates clients that share no pages, by their key and tenant; empty: all share them.
-    """
-
-    adapter: str = ""
-    scale: float = 1.0
-    text: str = ""
-
-    def digest(self, key: bytes) -> bytes:
-        """The digest that the first page's hash depends on.
-
-        Args:
-            key: The key of salts of a replica.
-        """
-        return salt_of(self.adapter, self.scale, self.text, key)
 
 
 @dataclass
@@ -222,7 +199,7 @@ class PrefixRouter:
         self,
         among: Iterable[int],
         tokens: Sequence[int],
-        salt: Salt = Salt(),
+        salt: Salt = NO_SALT,
         length: int = 0,
     ) -> Route:
         """The replica for a request, and notes that the request goes there.
@@ -284,7 +261,7 @@ class PrefixRouter:
             place.change(0, -route.unread)
         route.unread = 0
 
-    def note_end(self, route: Route, tokens: Sequence[int] = (), salt: Salt = Salt()) -> None:
+    def note_end(self, route: Route, tokens: Sequence[int] = (), salt: Salt = NO_SALT) -> None:
         """Notes that a request has ended or has gone to another replica.
 
         Args:
@@ -303,13 +280,13 @@ class PrefixRouter:
 
     def _key_of(self, replica: int, salt: Salt) -> bytes:
         """The key that the hashes of a request in a replica depend on; empty: they are the same in all replicas."""
-        return self._places[replica].salt_key if salt.text else b""
+        return self._places[replica].salt_key if salt.needs_key else b""
 
     def _hashes_by_key(
         self, replicas: Iterable[int], tokens: Sequence[int], salt: Salt
     ) -> dict[bytes, list[bytes]]:
         """The hashes of the full pages of a prompt, by the keys of replicas."""
-        keys = {self._key_of(replica, salt) for replica in replicas} if salt.text else {b""}
+        keys = {self._key_of(replica, salt) for replica in replicas} if salt.needs_key else {b""}
         return {key: self._hashes(tokens, salt.digest(key)) for key in keys}
 
     def _hashes(

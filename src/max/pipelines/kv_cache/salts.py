@@ -1,4 +1,4 @@
-"""The key of the salts of a folder with cached prefixes: the same for all engines that share the folder."""
+"""Salts of pages, and the key of those of a folder with cached prefixes: the same for all engines that share it."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import logging
 import os
 import secrets
 import tempfile
+from dataclasses import dataclass
 from pathlib import Path
 
 logger = logging.getLogger("max.pipelines")
@@ -38,25 +39,45 @@ def salt_key_of(folder: Path) -> bytes:
     return secrets.token_bytes(SALT_KEY_BYTES)
 
 
-def salt_of(adapter: str, scale: float, text: str, key: bytes) -> bytes:
-    """The digest of what the pages of a request depend on besides its tokens.
+@dataclass(frozen=True)
+class Salt:
+    """What the pages of a request depend on besides its tokens.
 
     Args:
         adapter: The name of its adapter; empty: none.
         scale: The factor of the adapter's weights.
         text: Separates clients that share no pages, by their key and tenant; empty: all share them.
-        key: The key of salts; pages of an adapter alone do not depend on it.
     """
-    if adapter and scale != 1.0:
-        adapter = f"{adapter}*{scale!r}"
-    if not (adapter or text):
-        return b""
-    # JSON can hold lone surrogates
-    name = adapter.encode("utf-8", "surrogatepass")
-    # the length tells where the adapter ends and the text begins
-    data = len(name).to_bytes(8, "little") + name + text.encode("utf-8", "surrogatepass")
-    # the key hides API keys and texts; pages of an adapter alone are the same for all engines
-    return hashlib.blake2b(data, digest_size=32, key=key if text else b"").digest()
+
+    adapter: str = ""
+    scale: float = 1.0
+    text: str = ""
+
+    @property
+    def needs_key(self) -> bool:
+        """Whether the digest depends on a key: pages of an adapter alone are the same for all engines."""
+        return bool(self.text)
+
+    def digest(self, key: bytes) -> bytes:
+        """The digest that the first page's hash depends on; empty: pages depend on tokens only.
+
+        Args:
+            key: The key of salts, which hides API keys and texts.
+        """
+        adapter = self.adapter
+        if adapter and self.scale != 1.0:
+            adapter = f"{adapter}*{self.scale!r}"
+        if not (adapter or self.text):
+            return b""
+        # JSON can hold lone surrogates
+        name = adapter.encode("utf-8", "surrogatepass")
+        # the length tells where the adapter ends and the text begins
+        data = len(name).to_bytes(8, "little") + name + self.text.encode("utf-8", "surrogatepass")
+        return hashlib.blake2b(data, digest_size=32, key=key if self.needs_key else b"").digest()
+
+
+NO_SALT = Salt()
+"""Of requests whose pages depend on their tokens only."""
 
 
 def _read(path: Path) -> bytes | None:

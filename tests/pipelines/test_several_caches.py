@@ -11,11 +11,11 @@ from max.interfaces import ImageMetadata
 from max.pipelines.core import TextAndVisionContext, TextContext
 from max.pipelines.generation.batch_pipeline import StepResult
 from max.pipelines.generation.engine import Engine
-from max.pipelines.kv_cache.joined_pages import JoinedPages, joined_caches
 from max.pipelines.kv_cache.page_manager import PageManager
 from max.pipelines.kv_cache.page_pool import PagePool
 from max.pipelines.kv_cache.page_tables import OutOfPagesError
 from max.pipelines.kv_cache.request_pages import RequestPages
+from max.pipelines.kv_cache.several_caches import CachesOfModels, caches_of_models
 from max.pipelines.kv_cache.state_slots import OutOfSlotsError, StateSlots
 from max.pipelines.scheduler import SchedulerLimits, TextScheduler
 from tests.pipelines.counting_pipeline import CountingPipeline, context, expected
@@ -74,7 +74,7 @@ MEMORY = st.builds(
 )
 def test_each_request_gets_what_it_would_get_alone(memories, limits, requests, backs):
     caches = [memory.cache for memory in memories]
-    scheduler = TextScheduler(joined_caches(caches), limits)
+    scheduler = TextScheduler(caches_of_models(caches), limits)
     made = []
     for prompt, new in requests:
         one = TextContext(
@@ -116,13 +116,13 @@ def test_each_request_gets_what_it_would_get_alone(memories, limits, requests, b
 def test_the_pages_of_all_caches():
     small, large = RequestPages(PageManager(3, 2)), RequestPages(PageManager(5, 3))
     with pytest.raises(ValueError, match="expected at least one"):
-        joined_caches([])
-    assert joined_caches([small]) is small
-    pages = joined_caches([small, large])
-    assert isinstance(pages, JoinedPages) and pages.page_size == 2
+        caches_of_models([])
+    assert caches_of_models([small]) is small
+    pages = caches_of_models([small, large])
+    assert isinstance(pages, CachesOfModels) and pages.page_size == 2
     assert (pages.total_num_pages, pages.free_pages, pages.used_pages) == (8, 3, 0)
     assert pages.page_shortage(6, 1) is None and pages.page_shortage(7, 1) == (4, 3)
-    assert joined_caches([large, small]).page_shortage(7, 1) == (4, 3)
+    assert caches_of_models([large, small]).page_shortage(7, 1) == (4, 3)
     one = TextContext(tokens=np.arange(4), max_length=20)
     pages.reserve([one], 1)
     assert (pages.used_pages, pages.free_pages) == (4, 1)
@@ -132,7 +132,7 @@ def test_the_pages_of_all_caches():
         pages.alloc(one, 4)
     assert pages.used_pages == 4, "in all caches or in none"
     with pytest.raises(OutOfPagesError, match="2 more pages are needed, 1 of 3 are free"):
-        joined_caches([large, small]).alloc(one, 4)
+        caches_of_models([large, small]).alloc(one, 4)
     assert pages.used_pages == 4, "whatever their order"
     pages.alloc(one)
     assert pages.used_pages == 4
@@ -146,7 +146,7 @@ def test_the_pages_of_all_caches():
 
 def test_a_cache_without_a_free_slot():
     plain, slots = RequestPages(PageManager(9, 2)), StateSlots(1)
-    pages = joined_caches([plain, RequestPages(PageManager(9, 2), slots)])
+    pages = caches_of_models([plain, RequestPages(PageManager(9, 2), slots)])
     one, other = (TextContext(tokens=np.arange(3), max_length=9) for _ in range(2))
     pages.reserve([one], 1)
     with pytest.raises(OutOfSlotsError):
@@ -157,7 +157,7 @@ def test_a_cache_without_a_free_slot():
 def test_a_prefix_is_reused_as_far_as_all_caches_have_it():
     sizes = (2, 3, 4)
     caches = [RequestPages(PageManager(30, size, True)) for size in sizes]
-    pages = joined_caches(caches)
+    pages = caches_of_models(caches)
     first = TextContext(tokens=np.arange(25), max_length=40)
     pages.reserve([first], 1)
     first.update(7)
@@ -180,7 +180,7 @@ def test_a_prefix_is_reused_as_far_as_all_caches_have_it():
 
 def test_an_image_is_kept_in_all_caches_or_in_none():
     caches = [RequestPages(PageManager(30, size, True)) for size in (4, 6)]
-    pages = joined_caches(caches)
+    pages = caches_of_models(caches)
 
     def asked(tail: int) -> TextAndVisionContext:
         image = ImageMetadata(start_idx=7, end_idx=17, pixel_values=np.zeros(1), image_hash=3)
