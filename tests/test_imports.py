@@ -545,6 +545,30 @@ def test_folders_say_an_order() -> None:
     assert {folder: count for folder, count in counts.items() if count > 20} == {}
 
 
+SMALL = 40
+"""Lines below which a file should be one with a neighbor, unless one of the next rules keeps it."""
+SMALL_BY_DESIGN = {
+    "pipelines/architectures/": "a family is a file, however little it differs from others",
+    "pipelines/lib/": "documented modules, whose names are defined elsewhere",
+    "nn/": "documented modules, most with one layer",
+    "graph/ops/": "documented modules, and names that the face of the ops shows without a load",
+    "_compiler/passes/": "a pass is a file",
+}
+"""The folders whose files may be small, and why."""
+MOST_SMALL = 26
+"""The number of small files elsewhere: those of a use in two packages, and those that are loaded alone."""
+
+
+def test_small_files_are_one_with_a_neighbor() -> None:
+    small = [
+        name
+        for path in FILES
+        if not path.name.startswith("__") and len(path.read_text().splitlines()) < SMALL
+        if not (name := path.relative_to(SRC).as_posix()).startswith((*SMALL_BY_DESIGN,))
+    ]
+    assert len(small) <= MOST_SMALL, "\n".join(small)
+
+
 def test_environment_is_read_in_one_place() -> None:
     readers = [
         str(p.relative_to(SRC))

@@ -34,8 +34,8 @@ from max.serve.models.pool import ModelPool
 from max.serve.models.pool_entry import PoolLimits
 from max.serve.process.running import http_server, keep_garbage, loop_factory
 from max.serve.process.settings import ServerSettings
+from max.serve.routers.count_file import counts_of
 from max.serve.routers.forwarding import Forwarder
-from max.serve.routers.shared_folder import counts_of
 from max.serve.worker.client import EngineClient
 from max.serve.worker.queued_channel import QueuedChannel
 

@@ -1,4 +1,4 @@
-"""Reductions, scans and sorts along an axis."""
+"""Reductions, normalizations, scans and sorts along an axis."""
 
 from __future__ import annotations
 
@@ -122,3 +122,23 @@ def _argsort(frame: Frame, op: MoOp, operands: Sequence[Array]) -> Array:
         # as in top_k: the reversed axis, read backwards, keeps ties in order
         order = x.shape[-1] - 1 - np.argsort(x[..., ::-1], axis=-1, kind="stable")[..., ::-1]
     return np.moveaxis(order, -1, axis)
+
+
+@implements("layer_norm")
+def _layer_norm(frame: Frame, op: MoOp, operands: Sequence[Array]) -> Array:
+    x, gamma, beta = (widen(v) for v in operands)
+    mean = np.mean(x, axis=-1, keepdims=True, dtype=np.float64)
+    centered = (x - mean).astype(x.dtype)
+    variance = total(centered * centered, -1) / x.dtype.type(x.shape[-1])
+    return centered / np.sqrt(variance + x.dtype.type(op.attr("epsilon"))) * gamma + beta
+
+
+@implements("rms_norm")
+def _rms_norm(frame: Frame, op: MoOp, operands: Sequence[Array]) -> Array:
+    x, gamma = (widen(v) for v in operands)
+    scale = gamma + gamma.dtype.type(op.attr("weight_offset"))
+    mean = total(x * x, -1) / x.dtype.type(x.shape[-1])
+    normal = x / np.sqrt(mean + x.dtype.type(op.attr("epsilon")))
+    if not op.attr("multiply_before_cast"):
+        normal = widen(normal.astype(operands[0].dtype))
+    return normal * scale

@@ -12,11 +12,13 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 from max._config import dump_log, flags
 from max._lazy import lazy_module
-from max.kernel.errors import KernelTypeError
-from max.kernel.frontend.compiler import compile_body, new_frontend
+from max.kernel.errors import KernelError, KernelTypeError
 from max.kernel.frontend.division import MAX_SIZE
 from max.kernel.frontend.inlining import evaluate_in
 from max.kernel.frontend.state import Failure, Frame, Frontend
+from max.kernel.frontend.syntax.expressions import EXPRESSIONS
+from max.kernel.frontend.syntax.loops import LOOPS
+from max.kernel.frontend.syntax.statements import STATEMENTS
 from max.kernel.frontend.values import ContextValue, Index
 from max.kernel.frontend.views.memory import memory_of
 from max.kernel.frontend.views.views import View, contiguous_strides
@@ -36,7 +38,7 @@ from max.kernel.ir.nodes import (
 from max.kernel.ir.printer import print_kernel
 from max.kernel.ir.spec import verify
 from max.kernel.language.parameters import OperandRecord, parameter_annotation
-from max.kernel.language.source import Kernel
+from max.kernel.language.source import Kernel, returns_early
 from max.kernel.targets.cpu import host_target
 from max.kernel.targets.target import Target
 from max.kernel.types import (
@@ -75,12 +77,12 @@ def specialize(
         KernelError: The kernel does not compile for these arguments; the message has the source locations.
     """
     target = target or host_target()
-    fe = new_frontend(target, flags.MAX_KERNEL_CHECK)
+    fe = _new_frontend(target, flags.MAX_KERNEL_CHECK)
     fe.name = fn.name
     slots = _Parameters(fe, fn, args, params or {}).bind()
     node = fn.source.node
     assert isinstance(node, ast.FunctionDef)
-    compile_body(fe, node)
+    _compile_body(fe, node)
     body = _freeze(fe.b.scopes[0].body)
     text = print_kernel(body, slots, fe.phases, fe.scratch_bytes, target.name)
     file, line = fn.location
@@ -128,7 +130,7 @@ def check_call(
             operand. The message has the location of the parameter.
     """
     bound = _Parameters(
-        new_frontend(host_target(), 0), fn, [*results, *(spec for spec, _ in operands)], params
+        _new_frontend(host_target(), 0), fn, [*results, *(spec for spec, _ in operands)], params
     )
     bound.bind()
     try:
@@ -161,7 +163,7 @@ def argument_roles(fn: Kernel) -> list[str | None]:
     Raises:
         KernelError: A parameter has no annotation, or one that is not valid for kernels.
     """
-    bound = _Parameters(new_frontend(host_target(), 0), fn, [], {})
+    bound = _Parameters(_new_frontend(host_target(), 0), fn, [], {})
     bound.fe.frame = Frame(fn.source, {}, 0)
     try:
         annotations = [a for p in _positional(fn) for a in _leaves(bound.annotation(p))]
@@ -372,3 +374,25 @@ def _freeze(body: Iterable[Stmt]) -> tuple[Stmt, ...]:
 
 _LEAVES = frozenset({Let, Store, Assign})
 """The most frequent statements; they have no body."""
+
+
+def _new_frontend(target: Target, check: int) -> Frontend:
+    """The state of a compilation for a target, at a level of ``MAX_KERNEL_CHECK``."""
+    return Frontend(target, check, EXPRESSIONS, {**STATEMENTS, **LOOPS})
+
+
+def _compile_body(fe: Frontend, node: ast.FunctionDef) -> None:
+    """Compiles a kernel's body; its parameters must be bound.
+
+    Raises:
+        KernelError: The body has errors; the exception has all of them.
+    """
+    label = fe.b.label() if returns_early(node) else None
+    scope = fe.b.open("branch") if label is not None else None
+    fe.frame.label = label
+    fe.body(node.body)
+    if scope is not None and label is not None:
+        fe.b.close()
+        fe.b.emit(Block(label, tuple(scope.body)))
+    if fe.diagnostics:
+        raise (fe.error_class if len(fe.diagnostics) == 1 else KernelError)(fe.diagnostics)

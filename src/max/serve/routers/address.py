@@ -12,6 +12,8 @@ PURPOSES = ("commands", "beats")
 """The connections of a server: its requests, and the signs of life."""
 OWNER_PURPOSES = ("owner", "beats")
 """The same of a process that becomes the owner of the engine."""
+OWNER = "owner"
+"""The name of the owner's socket file in the folder that the processes of a server share."""
 LINK = "link"
 """The connection of an owner to a router."""
 SIGN = struct.Struct("<d96s")

@@ -14,7 +14,9 @@ import os
 from collections.abc import Sequence
 from pathlib import Path
 
+from max.serve.http.middleware import key_digest
 from max.serve.models.tallies import Bucket
+from max.serve.process.settings import ServerSettings
 
 
 class FileLock:
@@ -202,3 +204,18 @@ class FileTurn:
         self._holders -= 1
         if not self._holders:
             fcntl.lockf(self._file, fcntl.LOCK_UN, 1, self._place)
+
+
+def counts_of(settings: ServerSettings, folder: str, rows: int, row: int, models: int) -> CountFile:
+    """The counts of a server, for one of its processes.
+
+    Args:
+        settings: The settings of the server.
+        folder: Its folder.
+        rows: The rows of the file.
+        row: That of the process.
+        models: The number of models.
+    """
+    # without keys, and on paths that need none, all clients share one limit
+    keys = ["", *map(key_digest, dict.fromkeys(settings.api_keys))]
+    return CountFile(Path(folder) / "counts", rows, row, models, keys)

@@ -36,7 +36,8 @@ from max.serve.process.running import (
 )
 from max.serve.remote.connections import Acceptor, close_listener, listen
 from max.serve.requests.request_context import name_requests_in_logs
-from max.serve.routers.address import LINK
+from max.serve.routers.address import LINK, OWNER
+from max.serve.routers.count_file import counts_of
 from max.serve.routers.followed_engines import FollowedEngines
 from max.serve.routers.forwarding import Forwarder, tunnel
 from max.serve.routers.lifeline import has_ended
@@ -52,7 +53,6 @@ from max.serve.routers.messages import (
     RouterSettings,
 )
 from max.serve.routers.shared_channel import NEXT_OWNER_S
-from max.serve.routers.shared_folder import OWNER, counts_of
 from max.serve.tracing import Tracing
 from max.serve.worker.replica import Replica
 

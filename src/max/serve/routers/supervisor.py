@@ -24,7 +24,8 @@ from max.serve.http.prefix_epochs import PrefixEpochs
 from max.serve.metrics import Counts
 from max.serve.models.model import ServedModel
 from max.serve.process.settings import ServerSettings
-from max.serve.routers.address import DoorAddress
+from max.serve.routers.address import OWNER, DoorAddress
+from max.serve.routers.count_file import counts_of
 from max.serve.routers.handover import Handover, KnownEngine, KnownModel, KnownRouter
 from max.serve.routers.messages import (
     End,
@@ -35,7 +36,6 @@ from max.serve.routers.messages import (
     RouterSettings,
 )
 from max.serve.routers.process import RouterProcess
-from max.serve.routers.shared_folder import OWNER, counts_of
 from max.serve.worker.engine_state import EngineState
 from max.serve.worker.replica import Replica
 from max.serve.worker.started_worker import StartOf

@@ -1,4 +1,7 @@
-"""Collectives. The interpreter has one memory, so every device gets the same array."""
+"""What a device holds: constants, weights, transfers and collectives.
+
+The interpreter has one memory: a transfer moves nothing, and every device gets the same array of a collective.
+"""
 
 from __future__ import annotations
 
@@ -8,6 +11,21 @@ import numpy as np
 
 from max._interpreter.core import Array, Frame, implements
 from max.mlir import MoOp
+
+
+@implements("constant")
+def _constant(frame: Frame, op: MoOp, operands: Sequence[Array]) -> Array:
+    return op.attr("value")
+
+
+@implements("constant.external")
+def _constant_external(frame: Frame, op: MoOp, operands: Sequence[Array]) -> Array:
+    return frame.weight(op.attr("name"), op.results[0].type)
+
+
+@implements("transfer")
+def _transfer(frame: Frame, op: MoOp, operands: Sequence[Array]) -> Array:
+    return operands[0]
 
 
 def _inputs(op: MoOp, operands: Sequence[Array]) -> Sequence[Array]:
