@@ -80,8 +80,9 @@ class Conditions:
                     present = {"required": [name, *needed]}
                 elif isinstance(needed, Mapping):
                     present = _both(present, needed)
+                absent: Any = {"properties": {name: False}}
                 # the condition is void without the property
-                found.append({"anyOf": [{"properties": {name: False}}, present]})
+                found.append(absent if needed is False else {"anyOf": [absent, present]})
         return found, left
 
 

@@ -67,6 +67,8 @@ def merge(first: Mapping[str, Any], second: Mapping[str, Any]) -> dict[str, Any]
         first: A schema.
         second: Another.
     """
+    if _narrows(first, second) or _narrows(second, first):
+        return None
     merged = dict(first)
     for name, value in second.items():
         if name not in merged or merged[name] == value:
@@ -91,6 +93,15 @@ def merge(first: Mapping[str, Any], second: Mapping[str, Any]) -> dict[str, Any]
         if set(merged.get("properties") or ()) - narrow or merged.get("patternProperties"):
             return None
     return merged
+
+
+def _narrows(schema: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
+    """Whether what a schema says of the properties that it does not list holds for some that another one lists."""
+    more = schema.get("additionalProperties")
+    if not isinstance(more, Mapping) or not more:
+        return False
+    unlisted = set(other.get("properties") or ()) - set(schema.get("properties") or ())
+    return bool(unlisted or other.get("patternProperties"))
 
 
 def exclusive(options: list[Any]) -> list[Any]:

@@ -226,7 +226,7 @@ class Opposites:
         for name, each in properties.items():
             if name not in own and base.get("additionalProperties") is False:
                 continue  # there is none
-            other = self.of(each, own.get(name) or {}, depth + 1)
+            other = self.of(each, _inner(own, name), depth + 1)
             if other == _NOTHING or (other is None and name in required):
                 continue  # that the property is missing says enough
             members.append(
