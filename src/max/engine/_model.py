@@ -23,7 +23,7 @@ from max.driver._device import device_named
 from max.driver._memory import ALIGNMENT
 from max.dtype import DType
 from max.engine._tensor_spec import TensorSpec
-from max.engine.run.arena import Arena, arena_of
+from max.engine.run.arena import Arena, ArenaBlock, arena_of
 from max.engine.run.captures import Capture, Captures, checked_keys
 from max.engine.run.input_binding import InputBinder, ModelInput
 from max.engine.run.linked_program import Instance, Linked, LinkedProgram, Linker, Runner, run_at
@@ -318,25 +318,19 @@ class Model:
         bases = np.zeros(layout.count(len(parts)), np.int64)
         bases[layout.inputs] = [tensor._ptr for tensor in inputs]
         # separate arenas: other executions may run between the segments
-        arenas: dict[int, object] = {}
+        arenas: dict[int, tuple[Arena, ArenaBlock]] = {}
         sizes = dict(zip(self._compiled.symbols, symbols, strict=False))
         segment = 0
         while segment < len(parts):
             check_interrupt()
             part = parts[segment]
             instance = part.instance(tuple([sizes.get(name, 0) for name in self._compiled.symbols]))
-            address, arenas[segment] = arena_of(part.backend).fresh(
-                instance.arena_bytes, instance.holes
-            )
-            bases[layout.arena(segment)] = address
+            arena = arena_of(part.backend)
+            arenas[segment] = arena, arena.separate(instance.arena_bytes, instance.holes)
+            bases[layout.arena(segment)] = arenas[segment][1].address
             for index, shape in zip(part.code.outputs, instance.output_shapes, strict=True):
                 if self._given_back[index] < 0 and not bases[layout.output(index)]:
-                    dtype, device = self._output_forms[index]
-                    outputs[index] = (
-                        self._output_memory.tensor(index, shape)
-                        if self._compiled.guarded
-                        else Tensor(dtype, shape, device)
-                    )
+                    outputs[index] = self._output_memory.tensor(index, shape)
                     bases[layout.output(index)] = outputs[index]._ptr
             if not part.empty:
                 part.run(instance, bases.tobytes())
@@ -344,6 +338,8 @@ class Model:
             segment = segment + 1 if following < 0 else following
         for backend in {part.backend for part in parts if part.waits}:
             backend.synchronize()
+        for arena, block in arenas.values():
+            arena.give_back(block)
         return outputs
 
     # weights -----------------------------------------------------------------------------------

@@ -88,8 +88,9 @@ def _run_segments(compiled: Compiled, link: Callable[[ProgramCode], LinkedProgra
     for segment, program in enumerate(programs):
         instance = program.instance((0,) * len(compiled.symbols))
         arena = arena_of(program.backend)
-        bases[layout.arena(segment)], owner = arena.fresh(instance.arena_bytes, instance.holes)
-        owners.append(owner)
+        block = arena.separate(instance.arena_bytes, instance.holes)
+        bases[layout.arena(segment)] = block.address
+        owners.append(block.owner)
         if not program.empty:
             program.run(instance, bases.tobytes())
         program.run_host_steps(instance, bases, {})

@@ -3,13 +3,31 @@
 from __future__ import annotations
 
 import weakref
+from typing import NamedTuple
 
 from max._backends import Backend
 from max._compiler.program.code import ALIGNMENT
 from max._reentry import reentrant_lock
-from max.engine.run.output_memory import trim_all
+from max.engine.run.output_memory import LEAST_KEPT, trim_all, under_pressure
 
-__all__ = ["Arena", "arena_of"]
+__all__ = ["Arena", "ArenaBlock", "arena_of"]
+
+MOST_SPARE = 2
+"""The number of blocks that are kept for programs with several segments."""
+
+
+class ArenaBlock(NamedTuple):
+    """The memory of a segment.
+
+    Args:
+        address: Its address.
+        owner: Keeps the memory alive.
+        size: Its size; 0: it is not used again.
+    """
+
+    address: int
+    owner: object
+    size: int
 
 
 class Arena:
@@ -22,6 +40,7 @@ class Arena:
     def __init__(self, backend: Backend) -> None:
         self._backend = backend
         self._memory = self._make(ALIGNMENT)
+        self._spare: list[ArenaBlock] = []  # the newest one last
 
     def _make(self, size: int) -> tuple[int, object, int]:
         """Allocates a block; returns its address, its owner and its size."""
@@ -49,17 +68,40 @@ class Arena:
                 block = self._memory = self._make(size)
         return block[0], block[1]
 
-    def fresh(self, size: int, holes: tuple[int, ...] = ()) -> tuple[int, object]:
-        """New memory, for a program with several segments: other programs may run between them.
+    def separate(self, size: int, holes: tuple[int, ...] = ()) -> ArenaBlock:
+        """Memory of its own, for a program with several segments: other programs may run between them.
+
+        It is new, or was given back: fresh memory costs a page fault every few KiB.
 
         Args:
             size: The number of bytes.
             holes: As for `take`.
         """
-        return self._backend.allocate(max(size, 1), holes)
+        for _ in range(0 if holes else len(self._spare)):
+            try:
+                # the thread that pops a block owns it
+                block = self._spare.pop()
+            except IndexError:
+                break
+            if block.size >= size:
+                return block
+            # too small: a greater one takes its place
+        memory = self._backend.allocate(max(size, 1), holes)
+        return ArenaBlock(memory.address, memory.owner, 0 if holes else size)
+
+    def give_back(self, block: ArenaBlock) -> None:
+        """Keeps the memory of a segment for further ones, unless it is small or little memory is left.
+
+        Args:
+            block: The memory, which nothing uses any more.
+        """
+        if block.size >= LEAST_KEPT and not under_pressure(block.size):
+            self._spare.append(block)
+            del self._spare[:-MOST_SPARE]
 
     def trim(self) -> None:
         """Frees the memory; a run in progress holds the owner of its memory."""
+        self._spare.clear()
         self._memory = self._make(ALIGNMENT)
 
 
