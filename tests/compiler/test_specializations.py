@@ -159,6 +159,22 @@ def test_the_limit_itself_is_not_too_much() -> None:
     assert made == ["a", "b", "c", "a"]
 
 
+def test_the_limit_without_a_choice() -> None:
+    """Four million characters, of all kernels together."""
+    kept, made = Specializations(), list[str]()
+    million = 1 << 20
+    for name, length in (
+        ("a", 3 * million),
+        ("b", million),
+        ("a", 0),
+        ("b", 0),
+        ("c", 1),
+        ("a", 0),
+    ):
+        kept.get(name, lambda name=name, length=length: made.append(name) or ir(name, length))
+    assert made == ["a", "b", "c", "a"]
+
+
 def test_verified_kernels_are_others() -> None:
     kept, made = Specializations(), list[int]()
     for level in (0, 1, 2, 3, 1, 2):

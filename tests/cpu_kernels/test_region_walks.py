@@ -72,10 +72,11 @@ def products(dims: Sizes, x: Sizes, y: Sizes) -> RegionSpec:
 
 
 def two_results(spec: RegionSpec) -> RegionSpec:
-    """A second result that reads the second leaf too: all loads precede the stores."""
+    """A second, narrow result that reads the second leaf too: all loads precede the stores."""
     values = (*spec.values, Node("sub", (0, 1), F32))
     (result,) = spec.results
-    return replace(spec, values=values, results=(result, replace(result, value=len(values) - 1)))
+    narrow = Result(len(values) - 1, BF16, result.strides)
+    return replace(spec, values=values, results=(result, narrow))
 
 
 def sums_of_two_types() -> RegionSpec:
@@ -102,7 +103,7 @@ def normalized(dims: Sizes, strides: Sizes, late: bool = False, early: bool = Fa
         dims: The iteration space.
         strides: Those of the leaf and of the result.
         late: Whether the region has another result of the last walk, and the means and variances too.
-        early: Whether it has a result of the first walk.
+        early: Whether it has a result of the first walk, which the program selects.
     """
     values: list[Value] = [Leaf(F32, strides), SizeOf(F32, len(dims) - 1)]
     values += [
@@ -117,7 +118,10 @@ def normalized(dims: Sizes, strides: Sizes, late: bool = False, early: bool = Fa
         ]  # fmt: skip
         results += [Result(14, F32, strides), Result(3, F32, (1, 0)), Result(7, F32, (1, 0))]
     if early:
-        values.append(Node("neg", (0,), F32))
+        at = len(values)
+        values += [
+            Node("neg", (0,), F32), Node("greater", (0, at), DType.bool), Node("select", (at + 1, 0, at), F32),
+        ]  # fmt: skip
         results.append(Result(len(values) - 1, F32, strides))
     return RegionSpec(dims, True, tuple(values), tuple(results))
 
@@ -132,8 +136,13 @@ def rounded() -> RegionSpec:
         Literal(BF16, 0.5),
         Node("max", (3, 4), BF16),
         Node("greater", (5, 0), DType.bool),
+        Node("cast", (2,), F32),
+        Node("cast", (7,), DType.float16),
+        Node("add", (8, 3), DType.float16),
     )
-    results = (Result(3, BF16, (1,)), Result(5, F32, (2,)), Result(6, DType.bool, (1,)))
+    results = (
+        Result(3, BF16, (1,)), Result(5, F32, (2,)), Result(6, DType.bool, (1,)), Result(9, DType.float16, (1,)),
+    )  # fmt: skip
     return RegionSpec((N,), False, values, results)
 
 
@@ -160,12 +169,14 @@ TEXTS: dict[str, Callable[[], RegionSpec]] = {
     "sums_of_products_of_columns": lambda: products((N, 60), (1, N), (0, 3)),
     "sums_of_one_value": lambda: reduced((N, 300), (1, 0), (1, 0)),
     "columns": lambda: softmax((2, N, M), (N * M, 1, N)),
+    "short_columns": lambda: softmax((N, 40, 5), (200, 1, 40)),
     "sums_of_columns": lambda: reduced((200, 4, 500), (1, 200, 800), (4, 1, 0), F64),
     "shared_row": lambda: softmax((N,), (1,)),
     "sums_of_a_shared_row": lambda: reduced((tuning.LONG_ROW,), (1,), (0,)),
     "one_row": lambda: softmax((32_767,), (1,)),
     "exact_means": lambda: normalized((N, M), (M, 1)),
     "exact_means_beside_a_late_result": lambda: normalized((N, M), (M, 1), late=True),
+    "exact_means_beside_an_early_result": lambda: normalized((N, M), (M, 1), early=True),
     "exact_means_beside_early_results": lambda: normalized((N, M), (M, 1), late=True, early=True),
     "exact_means_of_a_shared_row": lambda: normalized((N,), (1,)),
     "exact_means_of_columns": lambda: normalized((40, 64), (1, 40)),

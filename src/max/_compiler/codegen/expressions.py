@@ -58,7 +58,6 @@ def literal(value: float | int | bool, dtype: DType) -> str:
 
 def identity(reduction: str, dtype: DType) -> str:
     """The identity element of a reduction, as a scalar."""
-    dtype = compute_dtype(dtype)
     if reduction in ("reduce_sum", "reduce_mul"):
         return literal(reduction == "reduce_mul", dtype)
     greatest = reduction == "reduce_max"

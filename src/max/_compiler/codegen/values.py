@@ -125,7 +125,7 @@ class ValueWriter:
         """
         text = self.value(i)
         narrow, dtype = self._narrow.get(text, (text, None))
-        if dtype is not None and dtype is stored_dtype:
+        if dtype is stored_dtype:
             text = narrow
         return f"k.splat({text}, {self.lanes})" if vector and not self.is_vector(i) else text
 

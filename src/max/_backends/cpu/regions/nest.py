@@ -115,7 +115,7 @@ class _NestWriter:
 
     def view_order(self, axes: list[int]) -> list[int]:
         """The axes of an argument's view: in columns the lane axis comes last, as vectors are loaded along it."""
-        if self.columns and self.lane_axis in axes:
+        if self.lane_axis in axes:
             return [axis for axis in axes if axis != self.lane_axis] + [self.lane_axis]
         return axes
 
@@ -125,7 +125,7 @@ class _NestWriter:
         """Adds the line that stores a result at the current indices, as a vector if it varies along the lane axis."""
         axes = self.view_order([axis for axis, stride in enumerate(result.strides) if stride != 0])
         where = ", ".join(self.index[axis] for axis in axes)
-        lanes = self.lane_axis >= 0 and self.lane_axis in axes
+        lanes = self.lane_axis in axes
         text = self.values.operand(result.value, lanes, result.dtype)
         if lanes:
             self.out.add(f"o{index}.store({where}, value={text}, mask=m)")
@@ -389,7 +389,7 @@ class _NestWriter:
             out.add(f"{self.index[self.lane_axis]} = " + ("start + j" if block else "j"))
         if self.split:
             out.add(f"blocks = ({lanes} + {tuning.BLOCK - 1}) // {tuning.BLOCK}")
-        for level in range(max(spec.level, default=0) + 1):
+        for level in range(max(spec.level) + 1):
             self.write_level(level)
         return self.finish_text(bool(parallel) or self.split)
 
