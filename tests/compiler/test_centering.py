@@ -228,10 +228,49 @@ def test_equal_leaves_of_two_arguments_stay_two() -> None:
     c, _ = deviations(v, "div size")
     other = v.add(Leaf(F32, (M, 1)))
     third = v.add(Leaf(F32, (0, 1)))
+    v.add(Leaf(F32, (1, 0)))
     spread = variance(v, c)
-    spec = v.spec(v.node("add", v.node("mul", c, other), third), size=64, rows=(spread,))
+    spec = v.spec(v.node("add", third, v.node("mul", other, c)), size=64, rows=(spread,))
     leaves = [value for value in with_exact_centers(spec, False).values if isinstance(value, Leaf)]
-    assert leaves == [Leaf(F32, (M, 1)), Leaf(F32, (M, 1)), Leaf(F32, (0, 1))]
+    assert leaves == [Leaf(F32, (M, 1)), Leaf(F32, (M, 1)), Leaf(F32, (0, 1)), Leaf(F32, (1, 0))]
+
+
+def test_products_with_a_corrected_center() -> None:
+    """By a value of the row: two products, one of them once for the row. Others, and earlier ones, stay products."""
+
+    def added(*names: str) -> tuple[int, int]:
+        """The levels, and the multiply-adds of a value along the row, that a region has more with exact means."""
+        v = Values()
+        c, mean = deviations(v, "div size")
+        spread = variance(v, c)
+        results = {
+            "by a row": v.node("mul", c, spread),
+            "by an element": v.node("mul", v.add(Leaf(F32, (M, 1))), v.node("max", c, spread)),
+            "by an element of the center": v.node("mul", c, v.add(Leaf(F32, (M, 1)))),
+            "of the sum": v.node("reduce_max", v.node("mul", c, mean)),
+        }
+        rows = [i for name, i in results.items() if name in names and name == "of the sum"]
+        inner = [i for name, i in results.items() if name in names and i not in rows]
+        spec = v.spec(*inner, size=M, rows=(spread, *rows))
+        # without the values that no result needs
+        rewritten = with_exact_centers(spec, False)
+        needed, todo = set[int](), [result.value for result in rewritten.results]
+        while todo:
+            i = todo.pop()
+            value = rewritten.values[i]
+            if i not in needed and isinstance(value, Node):
+                todo += value.args
+            needed.add(i)
+        products = [
+            i
+            for i in needed
+            if isinstance(v := rewritten.values[i], Node) and v.op == "fma" and rewritten.inner[i]
+        ]
+        return max(rewritten.level[i] for i in needed), len(products)
+
+    assert added() == (2, 0) and added("of the sum") == (2, 0)
+    assert added("by a row") == (2, 1)
+    assert added("by an element") == added("by an element of the center") == (2, 0)
 
 
 def squares(spec: RegionSpec) -> bool:
@@ -273,6 +312,10 @@ def test_what_is_no_variance() -> None:
     assert not built(lambda v, x: v.node("mul", v.node("reduce_sum", x), v.add(SizeOf(F32, 1))))
     assert not built(lambda v, x: v.node("sub", v.node("reduce_sum", x), v.add(SizeOf(F32, 1))))
     assert not built(lambda v, x: v.node("div", v.node("reduce_sum", x), x))
+    other = Leaf(F32, (1, 0))
+    assert not built(lambda v, x: v.node("div", v.node("reduce_sum", x), v.add(other)), size=48)
+    thirds = lambda v: v.node("div", v.literal(1.0), v.literal(3.0))  # noqa: E731
+    assert not built(lambda v, x: v.node("mul", v.node("reduce_sum", x), thirds(v)))
 
     def part(v: Values, x: int, one: float = 1.0, op: str = "div", swap: bool = False) -> int:
         both = [v.literal(one), v.add(SizeOf(F32, 1))]

@@ -15,7 +15,7 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 
-from max._backends.regions import REDUCTIONS, Leaf, Literal, Node, RegionSpec, SizeOf, Value
+from max._backends.regions import Leaf, Literal, Node, RegionSpec, SizeOf, Value
 from max._compiler.codegen.values import cast_source
 from max.dtype import DType
 
@@ -78,7 +78,7 @@ def _center(spec: RegionSpec, i: int) -> int | None:
         return None
     c = cast_source(spec, square.args[0])
     difference = _node(spec, c, "sub")
-    if difference is None or not spec.inner[c] or spec.level[c] != spec.level[i] - 1:
+    if difference is None or not spec.inner[c]:
         return None
     x, mean = difference.args
     return c if _is_mean(spec, cast_source(spec, x), mean) else None
@@ -139,9 +139,9 @@ class _Rewrite:
 
     def run(self) -> RegionSpec:
         spec = self.spec
-        for i, value in enumerate(spec.values):
-            walk = spec.level[i] - (isinstance(value, Node) and value.op in REDUCTIONS)
-            self.copy(i, walk)
+        # all of them, in their order: each leaf is an argument of the kernel
+        for i, level in enumerate(spec.level):
+            self.copy(i, level)
         results = tuple(
             replace(result, value=self.copy(result.value, spec.level[result.value]))
             for result in spec.results
@@ -166,8 +166,8 @@ class _Rewrite:
         """The number of the copy of a value for a walk after that many reductions."""
         value = self.spec.values[i]
         if not isinstance(value, Node) or not self.spec.inner[i]:
-            # values that do not vary along the axis are the same for all walks
-            walk = self.spec.level[i] - (isinstance(value, Node) and value.op in REDUCTIONS)
+            # what does not vary along the axis is the same for all walks; a reduction has the walk before its level
+            walk = self.spec.level[i] - 1
         key = (i, walk)
         if key not in self.copies:
             self.copies[key] = self.copy_value(i, value, walk)
