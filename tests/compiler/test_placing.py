@@ -132,4 +132,7 @@ def test_ends_of_buffers_and_grids_of_a_launch(placing: Placing) -> None:
     )
     (launch,) = placing.launches
     assert launch.slots == (Pointer(buffer, 0), Number(7), Pointer(buffer, 48)) and launch.serial
-    assert launch.geometry == Geometry((3, 4), (32,)) and type(launch.geometry.grid[0]) is int
+    assert (
+        launch.geometry == Geometry((3, 4), (32,), shared_bytes=0)
+        and type(launch.geometry.grid[0]) is int
+    )

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+import operator
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import field
 from typing import Any, Literal
@@ -154,10 +156,7 @@ def product(dims: Sequence[Any]) -> Any:
     Args:
         dims: Ints or symbolic dims.
     """
-    total: Any = 1
-    for dim in dims:
-        total = dim if isinstance(total, int) and total == 1 else total * dim
-    return total
+    return functools.reduce(operator.mul, dims) if dims else 1
 
 
 def around(axis: int, rank: int) -> tuple[Sequence[int], Sequence[int], Sequence[int]]:
