@@ -11,10 +11,18 @@ import pytest
 from xdsl.ir import SSAValue
 
 from max import _interpreter
+from max._backends.cpu.passes import packed_ops
 from max._backends.regions import Leaf, Literal, Node, RegionSpec, SizeOf
+from max._compiler import mok
 from max._compiler.analysis.layout import Layout
 from max._compiler.analysis.shapes import shape_of
-from max._compiler.lowering.region_specs import RegionParts, epilogue_parts, region_parts
+from max._compiler.lowering.region_specs import (
+    RegionParts,
+    epilogue_parts,
+    needed_ops,
+    norm_before,
+    region_parts,
+)
 from max._compiler.mok import RegionOp
 from max._compiler.passes.base import ops_of
 from max._compiler.passes.fuse import fuse
@@ -25,6 +33,7 @@ from max.mlir.sizes import Size
 
 pytestmark = pytest.mark.any_target
 
+assert packed_ops, "the ops of the CPU are part of the dialect once their module is imported"
 CPU = DeviceRef.CPU()
 F32, F64, BF16, F16, I32 = (
     DType.float32, DType.float64, DType.bfloat16, DType.float16, DType.int32,
@@ -214,6 +223,14 @@ def test_norms(shape: tuple[int | str, ...]) -> None:
             )
 
 
+def test_a_norm_whose_scale_is_one_number() -> None:
+    def build(x: Value) -> Value:
+        scale = ops.broadcast_to(ops.constant(2.5, F32, CPU), [6])
+        return ops.rms_norm(x, scale, 1e-2)
+
+    assert any(value == Literal(F32, 2.5) for value in check(build, (F32, (4, 6))).values)
+
+
 @pytest.mark.parametrize("early", [False, True])
 def test_where_a_norm_rounds(early: bool) -> None:
     """Before gamma multiplies it unless the graph says otherwise; f32 has nothing to round."""
@@ -309,6 +326,7 @@ CASTS: dict[str, tuple[Build, DType, list[tuple[str, DType]]]] = {
     "a greatest value": (lambda x: ops.max(x, axis=1).cast(F32), BF16, [("cast", F32)]),
     "a sum": (lambda x: ops.sum(x, 1).cast(F32), BF16, [("round_to", BF16), ("cast", F32)]),
     "one rounding": (lambda x: ops.exp(x).cast(BF16), F64, [("round_to", BF16)]),
+    "to the type of a computation": (lambda x: ops.exp(x).cast(F32), F64, [("cast", F32)]),
     "between narrow types": (
         lambda x: x.cast(F16) * 3.0, BF16, [("cast", F16), ("round_to", F16)],
     ),
@@ -335,8 +353,14 @@ def test_exact_values_that_are_chosen() -> None:
 
     types = [(F32, (3, 8)), (BF16, (3, 8)), (BF16, (3, 8))]
     assert casts_of(check(chosen, *types)) == [("cast", F32)]
-    computed = check(lambda c, x, y: chosen(c, x, ops.exp(y)), *types, rtol=0.02)
-    assert casts_of(computed) == [("round_to", BF16), ("cast", F32)]
+    for build in (
+        lambda c, x, y: chosen(c, x, ops.exp(y)),
+        lambda c, x, y: chosen(c, ops.exp(x), y),
+        lambda c, x, y: ops.max(x, ops.exp(y)).cast(F32) + c,
+        lambda c, x, y: ops.max(ops.exp(x), y).cast(F32) + c,
+    ):
+        computed = check(build, *types, rtol=0.02)
+        assert casts_of(computed) == [("round_to", BF16), ("cast", F32)]
 
 
 def test_a_stored_value_that_others_need_rounded_is_that_value() -> None:
@@ -445,6 +469,71 @@ def test_an_epilogue_of_one_row() -> None:
     operands = [arrays[i] for i in entry_inputs(region)]
     (found,) = evaluated(parts, operands, [arrays[0] @ arrays[1]])
     np.testing.assert_allclose(found.reshape(1, 5), expected, rtol=1e-5, atol=1e-5)
+
+
+PACKED = "!mo.tensor<[2, 128], f32, cpu:0>"
+
+
+def test_an_epilogue_of_the_second_product_as_a_launch_of_its_own() -> None:
+    """The results of a library op are operands -1, -2, …."""
+    x, wide = "!mo.tensor<[n, 4], f32, cpu:0>", "!mo.tensor<[n, 32], f32, cpu:0>"
+    attributes = (
+        '{encoding = "rows", columns = array<i64: 32, 32>, pairs = array<i64>, streamed = false}'
+    )
+    module = mok.parse(
+        f"builtin.module {{ mo.graph @g(%x: {x}, %w: {PACKED}) -> ({wide}, {wide}) {{ "
+        f"%l, %r = mok.packed_products(%x, %w) {attributes} : ({x}, {PACKED}) -> ({wide}, {wide}) "
+        f"%a = mo.exp(%l) : ({wide}) -> {wide} %b = mo.neg(%r) : ({wide}) -> {wide} "
+        f"mo.output(%a, %b) : ({wide}, {wide}) -> () }} }}"
+    )
+    fuse(entry(module).block)
+    (region,) = [op for op in ops_of(entry(module).block) if isinstance(op, RegionOp)]
+    (main,) = [op for op in ops_of(region.block) if op.spec.takes_epilogue]
+    left, right = drawn((F32, ("n", 32)), (F32, ("n", 32)))
+    for number, expected in enumerate((np.exp(left), -right)):
+        parts = region_parts(region, main, only_value=region.results_in_body[number])
+        assert parts.sources == ((-1 - number, 0),)
+        (found,) = evaluated(parts, [right, left])
+        np.testing.assert_allclose(found.reshape(3, 32), expected, rtol=1e-6)
+        first = epilogue_parts(region, main, only_value=region.results_in_body[0])
+        assert first is not None and first.spec.values[1:] == (Node("exp", (0,), F32),)
+        product = main.results[number]
+        fused = epilogue_parts(region, main, [product], region.results_in_body[number])
+        assert fused is not None and fused.sources == ()
+        (found,) = evaluated(fused, [], [(left, right)[number]])
+        np.testing.assert_allclose(found.reshape(3, 32), expected, rtol=1e-6)
+
+
+def test_the_norm_before_a_product() -> None:
+    def norm(build: Callable[[Value, Value], Value], position: int = 0) -> str | None:
+        types = [(F32, (4, 4)), (F32, (4,))]
+        graph = graph_of(lambda x, g: x @ build(x, g) if position else build(x, g) @ x, *types)
+        (main,) = [op for op in ops_of(entry(graph.to_mlir()).block) if op.name == "mo.matmul"]
+        before = norm_before(main)
+        return None if before is None else before.name
+
+    assert norm(lambda x, g: ops.rms_norm(x, g, 1e-5)) == "mo.rms_norm"
+    assert norm(lambda x, g: ops.rms_norm(x, g, 1e-5), position=1) is None
+    assert norm(lambda x, g: ops.layer_norm(x, g, g, 1e-5)) is None
+    assert norm(lambda x, g: x) is None
+    module = graph_of(lambda x: x + 1.0, (F32, (4,))).to_mlir()
+    constants = [op for op in ops_of(entry(module).block) if not op.operands]
+    assert constants and all(norm_before(op) is None for op in constants)
+
+
+def test_ops_that_many_values_need_are_looked_at_once() -> None:
+    """A chain of squares has 2 ** 40 paths."""
+
+    def build(x: Value) -> Value:
+        for _ in range(40):
+            x = x * x
+        return x
+
+    block = entry(graph_of(build, (F32, (4,))).to_mlir()).block
+    *products, output = ops_of(block)
+    assert needed_ops(output.operands[0]) == products and len(products) == 40
+    assert needed_ops(products[2].operands[0]) == products[:2]
+    assert needed_ops(block.args[0]) == []
 
 
 def test_a_sum_that_is_widened_is_not_rounded() -> None:

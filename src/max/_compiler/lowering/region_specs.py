@@ -73,19 +73,15 @@ class _Builder:
         if not self.strip:
             lead = len(self.space) - len(layout.shape)
             assert lead == 0, f"{layout.shape} is not the iteration space {self.space}"
-            return tuple(
-                [0 if d == 1 else s for d, s in zip(layout.shape, layout.strides, strict=True)]
-            )
+            return layout.strides
         pairs = [(d, s) for d, s in zip(layout.shape, layout.strides, strict=True) if d != 1]
         dims, strides = tuple(d for d, _ in pairs), tuple(s for _, s in pairs)
         if self.axis < 0:
             assert dims == self.space, f"{dims} is not the iteration space {self.space}"
             return strides
         outer = len(self.space) - 1
-        # a reduction axis of size 1 is not among the dims
-        if self.space[-1] == 1:
-            return (*strides, 0)
-        if len(dims) == outer:  # does not vary along the reduction axis
+        # does not vary along the reduction axis, or the axis has size 1
+        if len(dims) == outer:
             return (*strides, 0)
         return (*strides[: self.axis], *strides[self.axis + 1 :], strides[self.axis])
 
@@ -139,33 +135,33 @@ class _Builder:
 
     def visit(self, op: MoOp) -> None:
         """Adds an op of the region: a literal for a constant, a layout for a view, nodes for other ops."""
+        (result,) = op.results
         if (array := constant_of(op)) is not None:
+            # all its elements are equal
             dtype = DType.from_numpy(array.dtype)
-            self.numbers[op.results[0]] = self.literal(array.reshape(-1)[0].item(), dtype)
+            self.numbers[result] = self.literal(array.flat[0].item(), dtype)
         elif is_view(op):
-            source = op.operands[0]
+            (source,) = op.operands
             if source in self.numbers:
-                self.numbers[op.results[0]] = self.numbers[source]
+                self.numbers[result] = self.numbers[source]
                 return
             argument, layout = self.layouts[source]
             view = view_layout(op, layout)
             assert view is not None, f"{op.name} in a region has no layout"
-            self.layouts[op.results[0]] = (argument, view)
+            self.layouts[result] = (argument, view)
         elif op.spec.row_flops:
-            self.numbers[op.results[0]] = self.rowwise(op)
+            self.numbers[result] = self.rowwise(op)
         elif type(op) is CastOp:
-            before, after = op.operands[0].type, op.results[0].type
+            (source,) = op.operands
+            before, after = source.type, result.type
             assert isinstance(before, ShapedType) and isinstance(after, ShapedType)
-            value = self.operand(op.operands[0])
-            self.numbers[op.results[0]] = self.cast(value, before.dtype, after.dtype)
+            self.numbers[result] = self.cast(self.operand(source), before.dtype, after.dtype)
         else:
-            result = op.results[0].type
-            assert isinstance(result, ShapedType)
+            type_ = result.type
+            assert isinstance(type_, ShapedType)
             attr = op.attr_or("approximate", "")
             args = [self.operand(v) for v in op.operands]
-            self.numbers[op.results[0]] = self.node(
-                op.name.removeprefix("mo."), args, result.dtype, attr
-            )
+            self.numbers[result] = self.node(op.name.removeprefix("mo."), args, type_.dtype, attr)
 
     def cast(self, value: int, before: DType, after: DType) -> int:
         """A staged conversion: its operand and its result are rounded to their dtypes.
@@ -181,8 +177,7 @@ class _Builder:
 
     def round_value(self, value: int, dtype: DType) -> int:
         """A value of the compute type of `dtype`, rounded to `dtype` unless `dtype` is known to hold it."""
-        exact = self.exact_dtype(value)
-        if exact is not None and holds(dtype, exact):
+        if self.exact_dtype(value) is not None:
             return value
         return self.node("round_to", (value,), dtype)
 
@@ -202,7 +197,8 @@ class _Builder:
         if value.op == "round_to":
             return dtype
         if value.op == "cast":
-            inner = self.exact_dtype(value.args[0])
+            (source,) = value.args
+            inner = self.exact_dtype(source)
             return inner if inner is not None and holds(dtype, inner) else own_dtype
         if value.op in KEEPS:
             # the condition of a select is no value
@@ -213,10 +209,10 @@ class _Builder:
 
     def rowwise(self, op: MoOp) -> int:
         """Softmax, normalizations and reductions as sums, maxima and element-wise nodes."""
+        (result,) = op.results
         x = self.operand(op.operands[0])
-        type_ = op.results[0].type
-        assert isinstance(type_, ShapedType)
-        dtype = type_.dtype
+        assert isinstance(result.type, ShapedType)
+        dtype = result.type.dtype
         match type(op):
             case reduction.ReduceMeanOp:
                 return self.mean(x, dtype)
@@ -243,8 +239,7 @@ class _Builder:
                 return self.node("mul", (scaled, gamma), dtype)
             case _:
                 # products with the inverse of the size: the error of the mean is corrected (codegen/centering.py)
-                size = self.add(SizeOf(dtype, len(self.space) - 1))
-                part = self.node("div", (self.literal(1.0, dtype), size), dtype)
+                part = self.node("div", (self.literal(1.0, dtype), self.size(dtype)), dtype)
                 total = self.node("reduce_sum", (x,), dtype)
                 centered = self.node("sub", (x, self.node("mul", (total, part), dtype)), dtype)
                 squares = self.node("mul", (centered, centered), dtype)
@@ -256,7 +251,11 @@ class _Builder:
 
     def mean(self, x: int, dtype: DType) -> int:
         total = self.node("reduce_sum", (x,), dtype)
-        return self.node("div", (total, self.add(SizeOf(dtype, len(self.space) - 1))), dtype)
+        return self.node("div", (total, self.size(dtype)), dtype)
+
+    def size(self, dtype: DType) -> int:
+        """The number of elements that a reduction combines; the axis gets its number when axes are merged."""
+        return self.add(SizeOf(dtype, self.axis))
 
     def inverse_root(self, x: int, op: MoOp, dtype: DType) -> int:
         shifted = self.node("add", (x, self.literal(op.attr("epsilon"), dtype)), dtype)
@@ -302,7 +301,7 @@ def region_parts(
 def norm_before(main: MoOp) -> MoOp | None:
     """The norm in the body of a library region that the product computes itself, on its left operand."""
     owner = main.operands[0].owner if main.operands else None
-    return owner if isinstance(owner, MoOp) and type(owner) is normalization.RmsNormOp else None
+    return owner if type(owner) is normalization.RmsNormOp else None
 
 
 def needed_ops(value: SSAValue) -> list[MoOp]:
@@ -366,7 +365,7 @@ def epilogue_parts(
     values = tuple(
         replace(v, strides=next(strides)) if isinstance(v, Leaf) else v for v in builder.values
     )
-    value = builder.results_in_body[0]
+    (value,) = builder.results_in_body
     number = builder.result(value)
     type_ = value.type
     assert isinstance(type_, ShapedType)
