@@ -144,9 +144,9 @@ class TextContext:
 
     def _grow(self, length: int) -> None:
         """Grows the array to at least `length` tokens."""
-        size = -(-length // CHUNK_SIZE) * CHUNK_SIZE
         # the array has no room, or is one that a caller gave
         if len(self.tokens) < length or self._size < 0 or self.tokens.dtype != np.int64:
+            size = -(-length // CHUNK_SIZE) * CHUNK_SIZE
             room = np.zeros(max(size, self._size), np.int64)
             room[: self._end_idx] = self.tokens[: self._end_idx]
             self.tokens, self._size = room, len(room)
@@ -421,7 +421,8 @@ class TextContext:
 
     def _append(self, token: int, log_probabilities: LogProbabilities | None) -> None:
         """Adds a token with its log-probabilities, and updates the status."""
-        self._grow(self._end_idx + 1)
+        if len(self.tokens) <= self._end_idx:
+            self._grow(self._end_idx + 1)
         self.tokens[self._end_idx] = token
         if log_probabilities is not None:
             parts, self._chunk_log_probabilities = self._chunk_log_probabilities, []
@@ -442,12 +443,14 @@ class TextContext:
 
     def _ends_with(self, token: int) -> bool:
         """Whether a token that was just added ends the sequence."""
-        generated = self.generated_tokens
-        if len(generated) < self.min_tokens:
+        if self._end_idx - self._prompt_len < self.sampling_params.min_new_tokens:
             return False
         if token in self.eos_token_ids and not self.ignore_eos:
             return True
+        if not self.eos_sequences:
+            return False
         # an empty sequence is none: there is at least one generated token
+        generated = self.generated_tokens
         return any(generated[-len(run) :].tolist() == run for run in self.eos_sequences)
 
     def reset(self) -> None:

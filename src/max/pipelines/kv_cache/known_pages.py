@@ -62,6 +62,7 @@ class _Page(NamedTuple):
 
     tokens: npt.NDArray[np.int64]
     contents: tuple[tuple[int, bytes], ...]
+    first: int
 
 
 class Found(NamedTuple):
@@ -116,7 +117,7 @@ class KnownPages:
         pages = self._children.setdefault(parent, {})
         # equal hashes have equal tokens: only the order of use changes
         if page_hash not in pages:
-            pages[page_hash] = _Page(np.array(tokens, np.int64), contents)
+            pages[page_hash] = _Page(np.array(tokens, np.int64), contents, int(tokens[0]))
             self._parents[page_hash] = parent
         self.touch([page_hash])
         while len(self._parents) > self._most:
@@ -163,10 +164,16 @@ class KnownPages:
         best: bytes | None = None
         length = cached = longest = 0
         ends = False
+        if not len(tokens):
+            return Found(None, 0, 0, 0, bool(pages), False)
+        first = int(tokens[0])
         # newest first: a later page replaces `best` only if it has more in common
         for number, (page_hash, page) in enumerate(reversed(pages.items())):
             if number >= MOST_SIBLINGS:
                 break
+            # most prompts differ in their first token
+            if page.first != first:
+                continue
             common = _common(page, tokens, contents)
             # `ends` is of the pages with the longest start: a longer one voids what shorter ones say
             if common > longest or (common == longest and common):

@@ -362,6 +362,9 @@ class PageManager:
             return
         self.reused_tokens += table.reused_tokens
         table.reused_tokens = 0
+        # a view: the tokens are copied once, when the request ends, instead of once a step
+        table.text = tokens, salt, contents
+        # most steps fill no page
         for index in range(len(table.hashes), len(tokens) // self.page_size):
             parent = table.hashes[-1] if table.hashes else salt
             page_hash = page_hash_of(parent, tokens, index, self.page_size, contents)
@@ -374,11 +377,6 @@ class PageManager:
             for pool, group in zip(self.pools, table.groups, strict=True):
                 if index >= group.returned_pages:
                     pool.share(group.pages[index], page_hash)
-        full, table.tail = len(table.hashes), None
-        if (rest := tokens[full * self.page_size :]).size:
-            parent = table.hashes[-1] if full else salt
-            # a view: the tokens are copied once, when the request ends, instead of once a step
-            table.tail = Tail(parent, rest, contents_within(contents, full, self.page_size))
 
     def truncate(self, request_id: RequestID, length: int) -> int:
         """Removes the last tokens of a request from its tables, and releases the pages after the others.
@@ -417,7 +415,7 @@ class PageManager:
         # these pages are written again, maybe with other tokens
         del table.hashes[kept // size :]
         table.reused_tokens = min(table.reused_tokens, kept)
-        table.tail = None
+        table.text = None
         return kept
 
     def trim(self, request_id: RequestID, length: int) -> None:
@@ -447,8 +445,9 @@ class PageManager:
         """
         table = self._table(request_id)
         del self._tables[request_id]
-        if table.tail is not None and not table.is_forgotten:
-            self._share_tail(table, table.tail)
+        tail = table.tail(self.page_size)
+        if tail is not None and not table.is_forgotten:
+            self._share_tail(table, tail)
         for pool, group in zip(self.pools, table.groups, strict=True):
             # free the last page first, as cached pages are reused in this order and more requests share the start of a
             # prefix

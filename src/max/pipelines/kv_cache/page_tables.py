@@ -68,8 +68,8 @@ class PageTable:
     """A hash per full page; it covers all tokens up to the end of the page."""
     reused_tokens: int = 0
     """Reused tokens that are not yet in the manager's count."""
-    tail: Tail | None = None
-    """The tokens after the last full page that are in the cache."""
+    text: tuple[Tokens, bytes, Contents] | None = None
+    """All tokens that are in the cache, the salt and the contents; None: they are not known."""
     is_forgotten: bool = False
     """Whether the cache was emptied since the table was opened."""
     number: int = 0
@@ -81,6 +81,20 @@ class PageTable:
 
     def __len__(self) -> int:
         return len(self.groups[0].pages)
+
+    def tail(self, page_size: int) -> Tail | None:
+        """The tokens after the last full page that are in the cache; None: there are none.
+
+        Args:
+            page_size: Tokens per page.
+        """
+        if self.text is None:
+            return None
+        (tokens, parent, contents), full = self.text, len(self.hashes)
+        if full:
+            parent = self.hashes[-1]
+        rest = tokens[full * page_size :]
+        return Tail(parent, rest, contents_within(contents, full, page_size)) if rest.size else None
 
 
 def contents_within(
