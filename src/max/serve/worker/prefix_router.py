@@ -13,17 +13,21 @@ import hashlib
 from collections import OrderedDict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from typing import Any, TypeAlias
 
 import numpy as np
+import numpy.typing as npt
 
 from max.pipelines.kv_cache.salts import NO_SALT, Salt
 
+Tokens: TypeAlias = Sequence[int] | npt.NDArray[np.integer[Any]]
 SEQUENCE_TOKENS = 64
 """What an open request costs the next one, in tokens to read: its own steps, and its share of each common step."""
 QUEUED_TOKENS = 512
 """The same for a request that waits until another one ends, as all places of a batch are taken."""
 
 
+_LOAD = 1 << 32  # more than the open requests of a replica
 MOST_REPORTED = 1 << 20
 """The pages of a replica that are noted; more can only come from one that reports wrong ones."""
 
@@ -49,8 +53,11 @@ class Route:
 class _Place:
     """What the router knows of a replica."""
 
+    number: int
     most_pages: int
     slots: int
+    ranks: dict[int, int] = field(repr=False)
+    """Those of all replicas by their numbers; the least loaded one has the least."""
     unread: int = 0
     open: int = 0
     others_unread: int = 0
@@ -63,8 +70,7 @@ class _Place:
     def __post_init__(self) -> None:
         self.load = 0
         """The tokens to read before a new request, with what open requests cost."""
-        self.all_open = 0
-        """The open requests, those that other routers have sent included."""
+        self.weigh()
 
     def change(self, open_requests: int, unread: int) -> None:
         """Adds to the open requests and to the tokens that they have to read; each may be below 0."""
@@ -74,10 +80,12 @@ class _Place:
 
     def weigh(self) -> None:
         """Computes the load."""
-        self.all_open = self.open + self.others_open
-        queued = max(self.all_open + 1 - self.slots, 0)
+        all_open = self.open + self.others_open
+        queued = max(all_open + 1 - self.slots, 0)
         unread = self.unread + self.others_unread
-        self.load = unread + SEQUENCE_TOKENS * self.all_open + QUEUED_TOKENS * queued
+        self.load = unread + SEQUENCE_TOKENS * all_open + QUEUED_TOKENS * queued
+        # of equal loads the one with fewer requests, those of other routers included
+        self.ranks[self.number] = self.load * _LOAD + all_open
 
 
 class PrefixRouter:
@@ -91,6 +99,7 @@ class PrefixRouter:
     def __init__(self, page_size: int = 128, by_prefix: bool = True) -> None:
         self.page_size, self._by_prefix = page_size, by_prefix
         self._places: dict[int, _Place] = {}
+        self._ranks: dict[int, int] = {}
         # a bit for each replica that has a page
         self._holders: dict[bytes, int] = {}
 
@@ -108,7 +117,7 @@ class PrefixRouter:
             slots: The maximum number of requests that it runs at once.
         """
         self.remove(replica)
-        self._places[replica] = _Place(max(pages, 1), max(slots, 1))
+        self._places[replica] = _Place(replica, max(pages, 1), max(slots, 1), self._ranks)
 
     def remove(self, replica: int) -> None:
         """Removes a replica, whose cache is lost; nothing happens if it is unknown.
@@ -118,6 +127,7 @@ class PrefixRouter:
         """
         place = self._places.pop(replica, None)
         if place is not None:
+            del self._ranks[replica]
             self._drop(replica, place.reported.union(place.pages))
 
     def forget(self, replica: int) -> None:
@@ -198,7 +208,7 @@ class PrefixRouter:
     def choose(
         self,
         among: Iterable[int],
-        tokens: Sequence[int],
+        tokens: Tokens,
         salt: Salt = NO_SALT,
         length: int = 0,
     ) -> Route:
@@ -220,20 +230,15 @@ class PrefixRouter:
             cached |= self._cached_tokens(pages)
         # the last token is read in any case, as its logits are needed
         most = max(len(tokens) - 1, 0)
-        best, least = -1, (0, 0)
-        places = self._places
-        for number in candidates:
-            place = places[number]
-            load = place.load
+        ranks = self._ranks.copy() if cached else self._ranks
+        for number, count in cached.items():
             # both are tokens to read: a long queue outweighs a cached prefix
-            if number in cached:
-                load -= min(cached[number], most)
-            if best < 0 or (load, place.all_open) < least:
-                best, least = number, (load, place.all_open)
+            ranks[number] -= min(count, most) * _LOAD
+        best = min(candidates, key=ranks.__getitem__)
         known = min(cached.get(best, 0), most)
         pages = hashes.get(self._key_of(best, salt), []) if hashes else []
         route = Route(best, known, (len(tokens) or length) - known, pages)
-        places[best].change(1, route.unread)
+        self._places[best].change(1, route.unread)
         self._note(best, pages)
         return route
 
@@ -261,7 +266,7 @@ class PrefixRouter:
             place.change(0, -route.unread)
         route.unread = 0
 
-    def note_end(self, route: Route, tokens: Sequence[int] = (), salt: Salt = NO_SALT) -> None:
+    def note_end(self, route: Route, tokens: Tokens = (), salt: Salt = NO_SALT) -> None:
         """Notes that a request has ended or has gone to another replica.
 
         Args:
@@ -283,14 +288,14 @@ class PrefixRouter:
         return self._places[replica].salt_key if salt.needs_key else b""
 
     def _hashes_by_key(
-        self, replicas: Iterable[int], tokens: Sequence[int], salt: Salt
+        self, replicas: Iterable[int], tokens: Tokens, salt: Salt
     ) -> dict[bytes, list[bytes]]:
         """The hashes of the full pages of a prompt, by the keys of replicas."""
         keys = {self._key_of(replica, salt) for replica in replicas} if salt.needs_key else {b""}
         return {key: self._hashes(tokens, salt.digest(key)) for key in keys}
 
     def _hashes(
-        self, tokens: Sequence[int], digest: bytes, first_hashes: Sequence[bytes] = ()
+        self, tokens: Tokens, digest: bytes, first_hashes: Sequence[bytes] = ()
     ) -> list[bytes]:
         """The hashes of the full pages of tokens; each covers all pages before it.
 
