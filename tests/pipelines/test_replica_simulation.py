@@ -6,6 +6,7 @@ import json
 import random
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from max.entrypoints.cli import cli
@@ -13,9 +14,11 @@ from max.entrypoints.load_test.replicas import simulate_replicas
 from max.entrypoints.load_test.traces import BLOCK, read_trace
 from max.pipelines.core import InputError
 from max.pipelines.scheduler import SchedulerLimits
+from max.pipelines.scheduler.scheduler import TextScheduler
 from max.pipelines.scheduler.simulation import (
     Arrival,
     Machine,
+    TokenRanges,
     random_arrivals,
     simulate,
 )
@@ -89,7 +92,8 @@ def test_traces(tmp_path: Path) -> None:
     assert [each.time for each in (first, second, third)] == [0.0, 0.5, 1.5]
     assert len(first.prompt) == 1100 and len(second.prompt) == 1030 and second.output_tokens == 9
     assert first.prompt[: 2 * BLOCK] == second.prompt[: 2 * BLOCK]
-    assert first.prompt[2 * BLOCK] != second.prompt[2 * BLOCK] and third.prompt == first.prompt[:3]
+    assert first.prompt[2 * BLOCK] != second.prompt[2 * BLOCK]
+    assert tuple(third.prompt) == first.prompt[:3]
     assert read_trace(mooncake, 1) == [first]
     azure = tmp_path / "azure.csv"
     azure.write_text(
@@ -143,3 +147,66 @@ def test_the_command(tmp_path: Path) -> None:
     (run,) = json.loads(out.read_text())
     assert run["completed"] == 9 and run["replicas"] == 3 and run["routing"] == "prefix"
     assert run["cached_share"] > 0.7
+
+
+def one_by_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Lets simulations run each decoding step alone."""
+    monkeypatch.setattr(TextScheduler, "steady_steps", lambda self: 0)
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_steps_that_run_at_once_are_those_of_single_steps(
+    seed: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    draw = random.Random(seed)
+    limits = SchedulerLimits(
+        max_batch_size=draw.randint(1, 6),
+        prefill_chunk_size=draw.choice((20, 64, 300)),
+        enable_in_flight_batching=draw.random() < 0.7,
+        mixed_step_ratio=draw.choice((None, 1.5)),
+        max_batch_context_length=draw.choice((None, 400)),
+    )
+    loads = [
+        random_arrivals(50, draw.choice((2.0, 40.0, float("inf"))), 90, 40, 20, 3, seed),
+        tenants(50, 30.0, 64, seed),
+    ]
+    for arrivals in loads:
+        arrivals = [
+            Arrival(each.time, each.prompt, each.output_tokens, each.client, draw.randrange(2))
+            for each in arrivals
+        ]
+        for pages, replicas in ((14, 1), (24, 2), (200, 3)):
+            machine_ = Machine(limits, pages, PAGE, draw.random() < 0.8)
+            at_once = simulate_replicas(machine_, arrivals, replicas)
+            with monkeypatch.context() as patch:
+                one_by_one(patch)
+                single = simulate_replicas(machine_, arrivals, replicas)
+            assert at_once == single
+            if replicas == 1:
+                timelines, preemptions = simulate(machine_, arrivals)
+                assert timelines == single.timelines and preemptions == single.preemptions
+
+
+def test_decoding_steps_run_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Many steps are few batches of the scheduler: a batch for each arrival and end, and for prompts."""
+    batches: list[int | None] = []
+    schedule = TextScheduler.schedule
+
+    def noted(self: TextScheduler, steps: int | None = None) -> object:
+        batches.append(steps)
+        return schedule(self, steps)
+
+    monkeypatch.setattr(TextScheduler, "schedule", noted)
+    simulate(machine(400), random_arrivals(20, 1.0, 60, 200, seed=2))
+    several = [steps for steps in batches if steps is not None]
+    assert sum(several) > 1000 and len(batches) < 100
+
+
+def test_tokens_of_a_prompt_in_runs() -> None:
+    for runs in ((), (range(5, 9),), (range(3), range(-7, -12, -1), range(100, 101))):
+        prompt, plain = TokenRanges(runs), [token for run in runs for token in run]
+        assert len(prompt) == len(plain) and list(prompt) == plain
+        assert prompt[1:6] == tuple(plain[1:6]) and prompt == TokenRanges(runs)
+        array = np.asarray(prompt, np.int64)
+        assert array.dtype == np.int64 and array.tolist() == plain
+    assert TokenRanges((range(3),)) != TokenRanges((range(4),))

@@ -5,11 +5,13 @@ from __future__ import annotations
 import asyncio
 import json
 import random
-import statistics
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, MutableSequence, Sequence
 from dataclasses import dataclass, field
+from itertools import chain
 from typing import Any
+
+import numpy as np
 
 from max.entrypoints.load_test.http_client import Target, error_text, events
 
@@ -78,7 +80,7 @@ class Sample:
     begin: float
     first: float = 0.0
     end: float = 0.0
-    pauses: list[float] = field(default_factory=list)
+    pauses: MutableSequence[float] = field(default_factory=list)
     prompt_tokens: int = 0
     output_tokens: int = 0
     error: str = ""
@@ -190,7 +192,7 @@ def summary(samples: Sequence[Sample], rate: float) -> dict[str, Any]:
         "total_input_tokens": prompt,
         "total_output_tokens": output,
         "ttft_ms": _percentiles([sample.first - sample.begin for sample in good]),
-        "itl_ms": _percentiles([pause for sample in good for pause in sample.pauses]),
+        "itl_ms": _percentiles(chain.from_iterable(sample.pauses for sample in good)),
         "tpot_ms": _percentiles(
             [(s.end - s.first) / (s.output_tokens - 1) for s in good if s.output_tokens > 1]
         ),
@@ -198,18 +200,19 @@ def summary(samples: Sequence[Sample], rate: float) -> dict[str, Any]:
     }
 
 
-def _percentiles(seconds: Sequence[float]) -> dict[str, float]:
-    if not seconds:
+def _percentiles(seconds: Iterable[float]) -> dict[str, float]:
+    # an array: a simulation has tens of millions of times
+    ordered = np.sort(1e3 * np.fromiter(seconds, np.float64))
+    if not len(ordered):
         return {}
-    ordered = sorted(1e3 * value for value in seconds)
 
     def percentile(share: float) -> float:
-        return ordered[min(int(share * len(ordered)), len(ordered) - 1)]
+        return float(ordered[min(int(share * len(ordered)), len(ordered) - 1)])
 
     return {
-        "mean": statistics.fmean(ordered),
-        "median": statistics.median(ordered),
+        "mean": float(ordered.mean()),
+        "median": float(np.median(ordered)),
         "p90": percentile(0.9),
         "p99": percentile(0.99),
-        "max": ordered[-1],
+        "max": percentile(1.0),
     }

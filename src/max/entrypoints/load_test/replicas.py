@@ -7,6 +7,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
+import numpy as np
+import numpy.typing as npt
+
 from max.pipelines.scheduler.simulation import Arrival, Machine, SimulatedEngine, Timeline
 from max.serve.worker.prefix_router import PrefixRouter, Route
 
@@ -34,12 +37,11 @@ class ReplicaNumbers:
 
 
 class _Replica:
-    """A replica, and what the router is told when its running step ends."""
+    """A replica, and the time of its event: the end of its steps that run; None: it is idle."""
 
     def __init__(self, number: int, machine: Machine) -> None:
         self.number, self.engine = number, SimulatedEngine(machine)
-        self.is_queued = False  # whether the next step is among the events
-        self.advanced: list[Timeline] = []
+        self.event: float | None = None
 
 
 def simulate_replicas(
@@ -61,30 +63,33 @@ def simulate_replicas(
     for replica in replicas:
         router.add(replica.number, machine.pages, machine.limits.max_batch_size)
     timelines = [Timeline(arrival) for arrival in arrivals]
-    routes: dict[int, Route] = {}
+    routes: dict[int, tuple[Route, npt.NDArray[np.int64]]] = {}
     shares = [0] * count
     cached = sent = 0
-    events: list[tuple[float, int]] = []  # the ends of steps
+    events: list[tuple[float, int]] = []  # the ends of steps; some run no more, as a request came
 
     def queue(replica: _Replica) -> None:
-        if not replica.is_queued:
-            replica.is_queued = True
-            heapq.heappush(events, (replica.engine.now, replica.number))
+        if replica.event != replica.engine.now:
+            replica.event = replica.engine.now
+            heapq.heappush(events, (replica.event, replica.number))
 
     def run_next() -> None:
-        replica = replicas[heapq.heappop(events)[1]]
-        replica.is_queued = False
-        for timeline in replica.advanced:
-            if (route := routes.get(id(timeline))) is None:
+        time, number = heapq.heappop(events)
+        replica = replicas[number]
+        if time != replica.event:
+            return
+        replica.event = None
+        for timeline in replica.engine.end():
+            if (entry := routes.get(id(timeline))) is None:
                 continue
+            route, tokens = entry
             if len(timeline.tokens) >= timeline.arrival.output_tokens:
                 del routes[id(timeline)]
-                router.note_end(route, timeline.arrival.prompt)
-            else:
+                router.note_end(route, tokens)
+            elif route.unread:
                 router.read(route)
-        replica.advanced = []
         if not replica.engine.is_idle:
-            replica.advanced = replica.engine.step()
+            replica.engine.begin()
             queue(replica)
 
     for timeline in sorted(timelines, key=lambda each: each.arrival.time):
@@ -92,13 +97,14 @@ def simulate_replicas(
         while events and events[0][0] < arrival.time:
             run_next()
         among = (sent % count,) if routing == "round-robin" else range(count)
-        route = router.choose(among, arrival.prompt)
-        routes[id(timeline)] = route
+        prompt = np.asarray(arrival.prompt, np.int64)
+        route = router.choose(among, prompt)
+        routes[id(timeline)] = route, prompt
         cached += route.cached
         shares[route.replica] += 1
         sent += 1
         chosen = replicas[route.replica]
-        chosen.engine.submit(timeline)
+        chosen.engine.submit(timeline, prompt)
         queue(chosen)
     while events:
         run_next()

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import time
+from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
+
+import numpy as np
 
 from max.entrypoints.load_test.measure import Sample, summary
 from max.entrypoints.load_test.replicas import Routing, simulate_replicas
@@ -81,5 +84,5 @@ def run_simulated(
 
 def _sample(timeline: Timeline) -> Sample:
     arrival, tokens = timeline.arrival, timeline.tokens
-    pauses = [later - earlier for earlier, later in zip(tokens, tokens[1:], strict=False)]
+    pauses = array("d", np.diff(tokens).tobytes())
     return Sample(arrival.time, tokens[0], tokens[-1], pauses, len(arrival.prompt), len(tokens))

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, cast
 
 from max.pipelines.core.exceptions import InputError
-from max.pipelines.scheduler.simulation import Arrival
+from max.pipelines.scheduler.simulation import Arrival, TokenRanges
 
 BLOCK = 512
 """The tokens of a block of Mooncake's traces."""
@@ -74,14 +74,16 @@ def _arrival(row: dict[str, Any], number: int) -> Arrival:
     seconds = _seconds(_field(row, _TIMES), "timestamp" in row)
     tokens, output = (_count(_field(row, names)) for names in (_INPUTS, _OUTPUTS))
     hashes = row.get("hash_ids") or []
+    runs: list[range] = []
+    known = 0
+    for block in hashes:
+        first, count = _count(block, least=0) * BLOCK, min(BLOCK, tokens - known)
+        if count > 0:
+            runs.append(range(first, first + count))
+            known += count
     # tokens that no other prompt has: below 0, as blocks are counted from 0
-    prompt = [-number * MOST_TOKENS - i for i in range(tokens)]
-    for place, block in enumerate(hashes):
-        begin = place * BLOCK
-        end = min(begin + BLOCK, tokens)
-        first = _count(block, least=0) * BLOCK
-        prompt[begin:end] = range(first, first + max(end - begin, 0))
-    return Arrival(seconds, tuple(prompt), output)
+    runs.append(range(-number * MOST_TOKENS - known, -number * MOST_TOKENS - tokens, -1))
+    return Arrival(seconds, TokenRanges(tuple(runs)), output)
 
 
 def _field(row: dict[str, Any], names: tuple[str, ...]) -> Any:

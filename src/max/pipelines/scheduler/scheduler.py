@@ -9,6 +9,7 @@ request ends unless requests of a higher priority keep arriving.
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Collection, Iterable
 
 from max.interfaces import BatchType, RequestID, TextGenerationContext, TextGenerationInputs
@@ -45,6 +46,11 @@ class TextScheduler:
     def pages(self) -> RequestPages:
         """The pages of the KV cache, or of all caches."""
         return self._pages
+
+    @property
+    def running_requests(self) -> Collection[TextGenerationContext]:
+        """The requests whose prompts are read, by rank."""
+        return self._running.values()
 
     def __len__(self) -> int:
         return len(self._order)
@@ -135,11 +141,43 @@ class TextScheduler:
         if self._running.get(context.request_id) is context and context.needs_ce:
             self._wait_again(context)
 
-    def schedule(self) -> TextGenerationInputs[TextGenerationContext] | None:
+    def steady_steps(self) -> int:
+        """The number of next steps that give the running requests a token each, and change nothing else.
+
+        No request can join before they have run, none loses its pages, and none reaches its maximum length before the
+        last of them. So they can be scheduled as one if no request is added meanwhile and no token ends one.
+
+        Returns:
+            The number; 0: the next step may read a prompt or preempt a request, or steps are joined by the limits.
+        """
+        limits, running = self._limits, self._running
+        if limits.max_num_steps > 1 or not running or any(map(_is_wide, running.values())):
+            return 0
+        if self._waiting and len(running) < limits.max_batch_size:
+            return 0
+        steps = min(
+            (c.compute_num_available_steps(c.max_length) if c.max_length else 1)
+            for c in running.values()
+        )
+        # the most steps that the free pages suffice for: with each one, more pages are missing
+        if self._pages.fits(running.values(), steps):
+            return steps
+        return bisect_left(
+            range(1, steps), True, key=lambda count: not self._pages.fits(running.values(), count)
+        )
+
+    def schedule(
+        self, steps: int | None = None
+    ) -> TextGenerationInputs[TextGenerationContext] | None:
         """The next batch, with its pages reserved; None if no request is left.
 
         Call :meth:`update` after the batch has run and its contexts are updated.
+
+        Args:
+            steps: The tokens of each running request, at most :meth:`steady_steps`; None: as the limits say.
         """
+        if steps is not None:
+            return _inputs(self._decodable(steps), BatchType.TG, steps)
         # prompts first: a request that waits has no token yet, one that runs has some to show
         prompts = self._prompts()
         if prompts:
@@ -201,10 +239,14 @@ class TextScheduler:
         """The prompts, or chunks of prompts, that the next step reads; their pages are reserved."""
         limits = self._limits
         batch: list[TextGenerationContext] = []
+        if not self._waiting:
+            return batch
         tokens_left, long_left = limits.prefill_chunk_size, self._chunk()
         room = min(limits.max_ce_batch_size, limits.max_batch_size - len(self._running))
         # `max_batch_context_length` bounds running requests and new prompts together
-        context_length = sum(context.current_length for context in self._running.values())
+        context_length = 0
+        if limits.max_batch_context_length is not None:
+            context_length = sum(context.current_length for context in self._running.values())
         for context in list(self._waiting.values()):
             if tokens_left < 1 or len(batch) >= room:
                 break
@@ -296,8 +338,9 @@ class TextScheduler:
                 return self._admit(context, budgets, context_length, joins)
             return self._put_off(context, is_new)
         # keep one free page per request that grows: otherwise one of them would soon preempt this request
-        if is_new and self._pages.free_pages < sum(map(self._grows, self._running.values())):
-            return self._put_off(context, is_new)
+        if is_new and self._pages.free_pages < len(self._running):
+            if self._pages.free_pages < sum(map(self._grows, self._running.values())):
+                return self._put_off(context, is_new)
         return True
 
     def _grows(self, context: TextGenerationContext) -> bool:
