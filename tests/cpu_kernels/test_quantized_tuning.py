@@ -65,7 +65,7 @@ def test_a_family_has_its_prefetch_distance_and_threshold(encoding: str) -> None
     assert tuning_of(zen4).row_thresholds[form.bits] > least
     # five rows, which verify four drafted tokens, took twice as long as four
     assert tuning_of(zen5).row_thresholds[form.bits] > 8 * least
-    assert tuning_of(zen5).prefetch_distances == tuning_of(default).prefetch_distances
+    assert min(tuning_of(zen5).prefetch_distances) > max(tuning_of(default).prefetch_distances)
 
 
 @pytest.mark.parametrize(

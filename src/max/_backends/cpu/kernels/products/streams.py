@@ -9,7 +9,9 @@ __all__ = ["prefetch_stream", "stream_distances"]
 
 _DISTANCES = {
     # docs/log/2026-11-28-granite-rapids.md
-    "sapphirerapids": (1024, 4096)
+    "sapphirerapids": (1024, 4096),
+    # docs/log/2026-11-29-drafts-zen5.md: rows that share a weight are hidden behind its reads
+    "znver5": (4096, 8192),
 }
 """By LLVM's name of the processor: the distances in bytes of prefetches into the L1 and into the L2 cache."""
 

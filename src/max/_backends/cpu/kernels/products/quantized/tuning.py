@@ -75,8 +75,8 @@ _FAMILIES = {
     ("znver4", True): QuantisedTuning(
         (320, 320, 320, 4096), {2: 64, 3: 42, 4: 64, 5: 42, 6: 46, 8: 64}
     ),
-    # docs/log/2026-11-29-drafts-zen5.md: any prefetch distance reads as fast
-    ("znver5", True): QuantisedTuning(_FAR, {2: 64, 3: 42, 4: 64, 5: 64, 6: 64, 8: 64}),
+    # docs/log/2026-11-29-drafts-zen5.md: the more a block computes, the farther ahead lines must be asked for
+    ("znver5", True): QuantisedTuning((8192,) * 4, {2: 64, 3: 42, 4: 64, 5: 64, 6: 64, 8: 64}),
     ("znver4", False): QuantisedTuning(_FAR, {2: 16, 3: 4, 4: 12, 5: 10, 6: 9, 8: 9}),
     # docs/log/2026-11-28-granite-rapids.md: prefetches that bypass the L2 cache reach two fifths of the bandwidth; one
     # stream of a core reaches less of it than two
