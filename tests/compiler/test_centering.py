@@ -206,6 +206,21 @@ def test_programs_that_correct_their_variance_themselves() -> None:
     assert abs(rest).max() < 1e-6
 
 
+def test_reductions_of_a_norm() -> None:
+    """They walk corrected deviations."""
+    v = Values()
+    c, _ = deviations(v, "div size")
+    norm = v.node("div", c, v.node("sqrt", v.node("add", variance(v, c), v.literal(1e-12))))
+    top = v.node("reduce_max", norm)
+    x = rows(64)[:5]
+    wide = x.astype(np.float64)
+    center = wide - wide.mean(-1, keepdims=True)
+    expected = (center / np.sqrt(wide.var(-1, keepdims=True) + 1e-12)).max(-1)
+    for conditional in (False, True):
+        (found,) = evaluated(with_exact_centers(v.spec(rows=(top,)), conditional), x)
+        np.testing.assert_allclose(found[:, 0], expected, atol=2e-3)
+
+
 def test_two_norms_of_one_row() -> None:
     v = Values()
     c, _ = deviations(v, "div size")
@@ -246,7 +261,7 @@ def test_products_with_a_corrected_center() -> None:
         results = {
             "by a row": v.node("mul", c, spread),
             "by an element": v.node("mul", v.add(Leaf(F32, (M, 1))), v.node("max", c, spread)),
-            "by an element of the center": v.node("mul", c, v.add(Leaf(F32, (M, 1)))),
+            "by an element of the center": v.node("mul", c, v.node("add", 0, spread)),
             "of the sum": v.node("reduce_max", v.node("mul", c, mean)),
         }
         rows = [i for name, i in results.items() if name in names and name == "of the sum"]

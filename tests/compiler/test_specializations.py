@@ -3,19 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from contextlib import nullcontext
+from types import SimpleNamespace
+from typing import Any, cast
 
 import numpy as np
 import pytest
 
 from max import kernel as k
 from max._backends.cpu.backend import cpu_backends
+from max._backends.cpu.runtime import kernel_code
+from max._backends.cpu.runtime.executor import Executor
+from max._backends.cpu.runtime.pool import Pool
 from max._backends.regions import ArgView
 from max._compiler.lowering import kernel_tables, specializations
 from max._compiler.lowering.kernel_tables import Argument, KernelTable
-from max._compiler.lowering.lowered_graph import Pointer
+from max._compiler.lowering.lowered_graph import BufferBound, LimitSlot, Number, Pointer
 from max._compiler.lowering.specializations import Specializations
 from max._config import flags
+from max._runtime.program import KernelRunError, Launch, Program
 from max.driver import CPU
 from max.dtype import DType
 from max.engine import InferenceSession
@@ -189,6 +195,126 @@ def test_nothing_is_reused_while_kernels_are_dumped(monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(specializations, "dump_log", lambda what: what == "kernels")
     other = ir("a", 1)
     assert kept.get("a", lambda: other) is other
+
+
+def table_of(**options: bool) -> tuple[KernelTable, list[str]]:
+    """A table of this machine's CPU, and the keys of what its device starts to compile."""
+    (cpu,) = cpu_backends()
+    started = list[str]()
+    backend = cast(Any, SimpleNamespace(target=cpu.target, start=lambda ir: started.append(ir.key)))
+    return KernelTable(backend, **options), started
+
+
+def argument(*shape: Any, strides: Any = None, buffer: int = 0) -> Argument:
+    return Argument(Pointer(buffer), ArgView(DType.float32, shape, strides))
+
+
+@k.kernel
+def with_epilogue(
+    y: k.Output, x: k.Input, *, epilogue: Any = None, power: int = 1, more: float = 0.0
+):
+    for i in range(x.shape[0]):
+        value = x[i] ** power + more
+        if epilogue is None:
+            y[i] = value
+        else:
+            y[i] = epilogue(value)
+
+
+def run_ir(ir: k.KernelIR, *arguments: Any) -> None:
+    """Runs a kernel on arrays, which it writes, and numbers."""
+    entry = kernel_code.compile_kernels([ir], k.host_target())[ir.key]
+    slots = [(0, word) for word in ir.words(arguments)]
+    launch = Launch(entry, slots, phases=ir.phases, serial=True, messages=ir.messages)
+    Executor(Pool(1), Program([launch], 1, ir.scratch_bytes)).run(np.zeros(1, np.int64))
+
+
+def test_a_table_has_each_kernel_once(count: Callable[[], int]) -> None:
+    """Whatever the order of its parameters; with and without an epilogue, the text of which tells them apart."""
+    table, started = table_of()
+    arguments = [argument(DimExpr.symbol("n")), argument(DimExpr.symbol("n"))]
+    texts = [f"def epilogue(v):\n    return v * {factor}\n" for factor in ("2.0", "3.0")]
+
+    def key(text: str | None = None, **params: Any) -> str:
+        return table.library(with_epilogue, arguments, params, text)[0]
+
+    plain = key(power=2, more=1.0)
+    assert key(more=1.0, power=2) == plain and count() == 1
+    assert key(more=2.0, power=2) != plain
+    doubled, tripled = (key(text, power=2) for text in texts)
+    assert [key(text, power=2) for text in texts] == [doubled, tripled] and count() == 4
+    assert len({plain, doubled, tripled}) == 3 and {plain, doubled, tripled} < {*table.irs}
+    assert {*table.irs} == {*table.infos} and not started
+    x = np.arange(5, dtype=np.float32)
+    for name, expected in ((plain, x**2 + 1), (doubled, 2 * x**2), (tripled, 3 * x**2)):
+        y = np.zeros_like(x)
+        run_ir(table.irs[name], y, x)
+        np.testing.assert_array_equal(y, expected)
+
+
+@pytest.mark.parametrize("ahead", [False, True])
+def test_kernels_that_are_compiled_ahead(ahead: bool) -> None:
+    """Each as soon as the table has it, and once."""
+    table, started = table_of(ahead=ahead)
+    first = table.library(with_epilogue, [argument(4), argument(4)], {}, None)[0]
+    assert started == [first] * ahead
+    table.library(with_epilogue, [argument(4), argument(4)], {}, None)
+    second = table.library(with_epilogue, [argument(5), argument(5)], {}, None)[0]
+    assert started == [first, second] * ahead
+
+
+@k.kernel
+def summed(total: k.InOut, x: k.Input, y: k.Output, n: k.i64, ctx: k.Context):
+    y[0] = total[0]
+    total[0] = total[0] + x[n]
+
+
+def test_what_a_kernel_writes() -> None:
+    """The positions of its arguments; numbers and the context are none of them."""
+    table, _ = table_of()
+    assert table.writes(with_epilogue) == {0} and table.writes(summed) == {0, 2}
+    assert table.writes(summed) is table.writes(summed)
+
+
+@pytest.mark.parametrize("exact", [False, True])
+def test_checks_of_numbers(exact: bool) -> None:
+    table, _ = table_of()
+    ir = table.irs[table.check(exact)]
+    assert table.check(exact) == ir.key != table.check(not exact)
+    for actual, required in ((3, 3), (4, 3), (2, 3), (-5, 3), (1 << 40, 3)):
+        fails = actual != required if exact else actual < required
+        error = pytest.raises(KernelRunError, match=f"{actual} where 3 is required")
+        with error if fails else nullcontext():
+            run_ir(ir, np.int64(actual), np.int64(required))
+
+
+def test_slots_of_arguments() -> None:
+    """Addresses, ends of buffers, sizes and strides of views; numbers and limits as they are, then a region's sizes."""
+    n = DimExpr.symbol("n")
+    limit, number = LimitSlot("rows", 4, 9, n), Number(7)
+    view = argument(n, 3, strides=(n * 5, 2), buffer=6)
+    kinds = [
+        (0, "pointer", 0), (0, "begin", 0), (0, "end", 0), (0, "dim", 0), (0, "dim", 1), (0, "stride", 0),
+        (0, "stride", 1), (1, "scalar", 0), (2, "scalar", 0), (3, "scalar", 0), (4, "scalar", 0),
+    ]  # fmt: skip
+    ir = cast(
+        Any,
+        SimpleNamespace(
+            slots=[SimpleNamespace(arg=arg, kind=kind, axis=axis) for arg, kind, axis in kinds]
+        ),
+    )
+    assert KernelTable.slots(ir, [view, limit, number], [n, 8]) == (
+        Pointer(6), BufferBound(6, False), BufferBound(6, True), Number(n), Number(3), Number(n * 5), Number(2),
+        limit, number, Number(n), Number(8),
+    )  # fmt: skip
+
+
+def test_checked_kernels_know_the_ends_of_their_buffers() -> None:
+    with flags.override(MAX_KERNEL_CHECK=2):
+        table, _ = table_of()
+        arguments = [argument(DimExpr.symbol("n"), buffer=buffer) for buffer in (3, 4)]
+        _, slots = table.library(with_epilogue, arguments, {}, None)
+    assert {BufferBound(buffer, end) for buffer in (3, 4) for end in (False, True)} <= {*slots}
 
 
 def spec(shape: Any, strides: Any, static: Any = None, static_strides: Any = None) -> k.TensorSpec:

@@ -167,6 +167,7 @@ TEXTS: dict[str, Callable[[], RegionSpec]] = {
     "sums_of_what_is_stored": sums_of_what_is_stored,
     "sums_of_products": lambda: products((N, 300), (300, 1), (0, 1)),
     "sums_of_products_of_columns": lambda: products((N, 60), (1, N), (0, 3)),
+    "sums_of_integers": lambda: reduced((N, M), (M, 1), (1, 0), DType.int32),
     "sums_of_one_value": lambda: reduced((N, 300), (1, 0), (1, 0)),
     "columns": lambda: softmax((2, N, M), (N * M, 1, N)),
     "short_columns": lambda: softmax((N, 40, 5), (200, 1, 40)),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from max._backends.regions import REDUCTIONS, Node, RegionSpec, Value
+from max._backends.regions import REDUCTIONS, Node, RegionSpec
 from max._compiler.codegen.expressions import KERNEL_NAME, combine, compute_dtype, identity
 from max._compiler.codegen.values import ValueWriter, cast_source
 from max.dtype import DType
@@ -152,6 +152,6 @@ def is_reduction(value: object) -> bool:
     return isinstance(value, Node) and value.op in REDUCTIONS
 
 
-def is_float_sum(node: Value) -> bool:
-    """Whether a value is a sum of floats."""
-    return isinstance(node, Node) and node.op == "reduce_sum" and node.dtype.is_float()
+def is_float_sum(node: Node) -> bool:
+    """Whether a node is a sum of floats."""
+    return node.op == "reduce_sum" and node.dtype.is_float()
