@@ -96,6 +96,15 @@ def sums_of_what_is_stored() -> RegionSpec:
     return RegionSpec((N, M), True, values, results)
 
 
+def sums_of_a_value_of_each_column() -> RegionSpec:
+    """Of a product that does not vary along the axis, beside elements that are read along another one."""
+    values = (
+        Leaf(F32, (1, N)), Leaf(F32, (1, 0)), Node("mul", (1, 1), F32), Node("reduce_sum", (2,), F32),
+        Node("reduce_sum", (0,), F32),
+    )  # fmt: skip
+    return RegionSpec((N, 60), True, values, (Result(3, F32, (1, 0)), Result(4, F32, (1, 0))))
+
+
 def normalized(dims: Sizes, strides: Sizes, late: bool = False, early: bool = False) -> RegionSpec:
     """A layer norm without weights, whose deviations are from an exact mean.
 
@@ -167,6 +176,7 @@ TEXTS: dict[str, Callable[[], RegionSpec]] = {
     "sums_of_what_is_stored": sums_of_what_is_stored,
     "sums_of_products": lambda: products((N, 300), (300, 1), (0, 1)),
     "sums_of_products_of_columns": lambda: products((N, 60), (1, N), (0, 3)),
+    "sums_of_a_value_of_each_column": sums_of_a_value_of_each_column,
     "sums_of_integers": lambda: reduced((N, M), (M, 1), (1, 0), DType.int32),
     "sums_of_one_value": lambda: reduced((N, 300), (1, 0), (1, 0)),
     "columns": lambda: softmax((2, N, M), (N * M, 1, N)),

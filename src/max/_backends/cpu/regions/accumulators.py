@@ -118,10 +118,9 @@ class Accumulators:
         product = self.spec.values[index]
         if not isinstance(product, Node) or product.op != "mul":
             return ()
-        # a product that is written already would be computed twice
+        # a product that is written already, as are all that do not vary along the axis, would be computed twice
         written = index in self.values.names or index in (self.values.scope or {})
-        vector = self.columns or self.values.is_vector(index)
-        return () if written or not vector else product.args
+        return () if written else product.args
 
     def finish_all(self, accumulators: dict[int, str]) -> None:
         """The results of some reductions from their accumulators."""
