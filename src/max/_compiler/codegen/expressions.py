@@ -168,7 +168,7 @@ def expression(op: str, attr: str, operand_dtype: DType, args: Sequence[str]) ->
     Args:
         op: The node's op, a `mo` op without its dialect.
         attr: The node's attribute.
-        operand_dtype: The element type of the first data operand.
+        operand_dtype: The element type of the first operand; no text of a select depends on that of its condition.
         args: The operands, names of one element type and shape.
 
     Raises:

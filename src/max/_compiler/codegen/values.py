@@ -133,8 +133,7 @@ class ValueWriter:
         """The text of a node over the texts of its operands."""
         vector = any(self.is_vector(a) for a in node.args)
         texts = [self.operand(a, vector) for a in node.args]
-        # the first operand of a select is its condition
-        first = self.spec.values[node.args[1] if node.op == "select" else node.args[0]]
+        first = self.spec.values[node.args[0]]
         if node.op == "cast":
             return cast(texts[0], first.dtype, node.dtype)
         if node.op == "round_to":
