@@ -69,6 +69,32 @@ def new_tokens(input_row_offsets: Array, cache_lengths: Array) -> Iterator[tuple
             yield row, sequence, int(cached) + row - begin
 
 
+def tree_positions(ancestors: Array, input_row_offsets: Array, cache_lengths: Array) -> list[int]:
+    """The position of each row in its text: after the cached tokens and its ancestors.
+
+    Args:
+        ancestors: Empty, or for each row the bits of the new rows of its sequence that it sees; 0: all before it.
+        input_row_offsets: The first row of each sequence, checked.
+        cache_lengths: The number of cached tokens of each sequence.
+
+    Raises:
+        ValueError: A row's highest bit is not its own, or there are more or fewer rows.
+    """
+    places: list[int] = []
+    rows = int(input_row_offsets[-1])
+    if len(ancestors) not in (0, rows):
+        raise ValueError(f"ancestors has size {len(ancestors)}, expected {rows}")
+    for row, sequence, position in new_tokens(input_row_offsets, cache_lengths):
+        bits = int(ancestors[row]) if len(ancestors) else 0
+        own = row - int(input_row_offsets[sequence])
+        if bits and bits.bit_length() != own + 1:
+            raise ValueError(
+                f"ancestors of row {own} of sequence {sequence} are {bits}; expected its own bit as the highest"
+            )
+        places.append(position - own + bits.bit_count() - 1 if bits else position)
+    return places
+
+
 def slot_of(lookup_table: Array, blocks: Array, sequence: int, position: int) -> tuple[int, int]:
     """The page of a position, and its index in the page.
 
@@ -139,18 +165,23 @@ def _rope(
     lookup_table: Array,
     max_lengths: Array,
     layer: Array,
+    ancestors: Array | None = None,
     interleaved: bool = True,
     rotates_cache: bool = True,
+    trees: bool = False,
 ) -> Array:
     check_batch(input_row_offsets, len(q), blocks, cache_lengths, lookup_table, layer)
     out = np.empty_like(q)
-    for row, sequence, position in new_tokens(input_row_offsets, cache_lengths):
+    own = np.zeros(0, np.uint64) if ancestors is None else ancestors
+    positions = tree_positions(own, input_row_offsets, cache_lengths)
+    for row, sequence, place in new_tokens(input_row_offsets, cache_lengths):
+        position = positions[row]
         if position >= freqs_cis.shape[0]:
             raise IndexError(
                 f"position {position} of sequence {sequence}; freqs_cis has "
                 f"{freqs_cis.shape[0]} rows"
             )
-        page, slot = slot_of(lookup_table, blocks, sequence, position)
+        page, slot = slot_of(lookup_table, blocks, sequence, place)
         angles = freqs_cis[position]
         out[row] = _rotate(q[row], angles, interleaved)
         if rotates_cache:
@@ -207,11 +238,14 @@ def _attention(
     sinks: bool = False,
     cross: bool = False,
     value_size: int = 0,
+    trees: bool = False,
 ) -> Array:
+    more, ancestors = (more[:-1], more[-1]) if trees else (more, np.zeros(0, np.uint64))
     by_head, key_offsets = (more[:-1], more[-1]) if cross else (more, input_row_offsets)
     if cross:
         check_offsets("kv_input_row_offsets", key_offsets, len(cache_lengths), int(key_offsets[-1]))
     check_batch(input_row_offsets, len(q), blocks, cache_lengths, lookup_table, layer)
+    tree_positions(ancestors, input_row_offsets, cache_lengths)
     heads, head_dim = q.shape[1:]
     # operands with a number per head come in this order; each is optional
     for name, numbers in zip(("sinks", "alibi_slopes")[not sinks :], by_head, strict=False):
@@ -242,6 +276,10 @@ def _attention(
         visible = np.stack(
             [_visible(mask, local_window_size, int(cached) + i, length) for i in range(end - begin)]
         )[:, first:]
+        for i, bits in enumerate(ancestors[begin:end].tolist()):
+            # a mask that is causal begins at key 0
+            for other in range(end - begin if bits else 0):
+                visible[i, int(cached) + other] = bits >> other & 1
         # query heads of one KV head are neighbors: [tokens, kv_heads, group, head_dim]
         queries = q[begin:end].astype(np.float64).reshape(-1, kv_heads, group, head_dim)
         # [kv_heads, group, tokens, keys]

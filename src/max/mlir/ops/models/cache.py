@@ -34,6 +34,14 @@ CACHE = (*BATCH, Operand("max_lengths", _U32, 2, on_any_device=True))
 """The same with the greatest lengths of the batch, as `PagedCacheValues` has them."""
 
 
+def _has_trees(attrs: Attrs) -> bool:
+    return bool(attrs.get("trees", False))
+
+
+ANCESTORS = Operand("ancestors", (DType.uint64,), 1, present=_has_trees)
+"""The new rows of its sequence that each row of a tree of drafted tokens sees, a bit for each."""
+
+
 def check_window(op: str, attrs: Attrs, default: str, masks: tuple[str, ...]) -> None:
     """Checks the mask of an attention op, and its window.
 
@@ -196,19 +204,21 @@ define(
             Operand("freqs_cis", (DType.float32,), 2),
             *CACHE,
             LAYER,
+            ANCESTORS,
         ),
         1,
         _rotated_type,
         chained=True,
-        optional={"interleaved": bool, "rotates_cache": bool},
+        optional={"interleaved": bool, "rotates_cache": bool, "trees": bool},
         takes=(
             "q `[total, heads, head_dim]`, input_row_offsets, freqs_cis f32 `[max_seq, "
-            "rope_dim]` (cos, sin interleaved), kv…, layer_idx, chain"
+            "rope_dim]` (cos, sin interleaved), kv…, layer_idx, [ancestors u64 `[n]`], chain"
         ),
         gives="q, chain",
         doc=(
             "`interleaved`: bool; also rotates in the cache the new K rows, unless "
-            "`rotates_cache` is false"
+            "`rotates_cache` is false; `trees`: whether the operands include ancestors; the position "
+            "of a row that has some is the number of cached tokens and of its ancestors before it"
         ),
     )
 )
@@ -230,6 +240,10 @@ def _check_attended(types: NamedTypes, results: Types, attrs: Attrs) -> None:
     if not 0 <= value_size <= head_dim or (value_size and kv_heads != 1):
         raise ValueError(
             f"{op}: value_size is {value_size}, expected up to {head_dim}, over one key head; there are {kv_heads}"
+        )
+    if _has_trees(attrs) and (attrs.get("mask", "causal") != "causal" or attrs.get("cross", False)):
+        raise ValueError(
+            f"{op}: trees with the mask {attrs.get('mask', 'causal')}; expected causal self attention"
         )
     if not (softcap >= 0 and math.isfinite(softcap)):
         raise ValueError(f"{op}: softcap is {softcap}, expected a finite number from 0")
@@ -263,6 +277,7 @@ define(
             Operand(
                 "kv_input_row_offsets", _U32, 1, present=lambda attrs: attrs.get("cross", False)
             ),
+            ANCESTORS,
         ),
         1,
         result_rule=_check_attended,
@@ -274,11 +289,12 @@ define(
             "sinks": bool,
             "cross": bool,
             "value_size": int,
+            "trees": bool,
         },
         takes=(
             "q `[total, heads, head_dim]`, input_row_offsets, kv…, layer_idx, scale f32 "
             "rank 0, [sinks f32 `[heads]`], [slopes f32 `[heads]`], [key offsets u32 "
-            "`[batch+1]`], chain"
+            "`[batch+1]`], [ancestors u64 `[n]`], chain"
         ),
         gives="out (q's shape, any float dtype), chain",
         doc=(
@@ -286,7 +302,9 @@ define(
             "sliding_window; `local_window_size`; `softcap` (0: none); `sinks`, `cross`: "
             "whether the operands include sinks and key offsets (a sequence's keys are its "
             "cached ones and those of the key offsets); `value_size`: values are the first "
-            "elements of keys (0: values are separate)"
+            "elements of keys (0: values are separate); `trees` (with causal): whether the operands include "
+            "ancestors, for none or all rows; bit `i` says that a row sees new row `i` of its sequence, of up to "
+            "64; 0: it sees all before it"
         ),
     )
 )

@@ -44,7 +44,9 @@ from max._backends.cpu.kernels.attention.online_softmax import (
 )
 from max._backends.cpu.kernels.attention.paged_cache import (
     CACHE_DIMS,
+    BatchRows,
     PagedCache,
+    check_ancestors,
     check_batch,
     layer_of,
     page_of,
@@ -57,6 +59,7 @@ from max._backends.cpu.kernels.attention.paged_plan import (
     Scores,
     Scratch,
     Task,
+    Trees,
     find_piece,
     first_key,
     last_key,
@@ -85,12 +88,14 @@ class Batch(NamedTuple):
         layer: The layer.
         key_offsets: The offsets of the keys that are not counted in the cached lengths; those of the rows but in cross
             attention.
+        ancestors: The rows of its sequence that each row of a tree sees (`check_ancestors`); None: there are no trees.
     """
 
     input_row_offsets: Any
     cache: PagedCache
     layer: Any
     key_offsets: Any
+    ancestors: Any = None
 
 
 class ScoreOperands(NamedTuple):
@@ -224,6 +229,9 @@ def attend(
         key -= key % page_size % KEYS
     last_end = last_key(task.position + task.tokens - 1, task.total, p) + 1
     share = k.ceildiv(last_end - key, splits)
+    trees = None
+    if batch.ancestors is not None:
+        trees = Trees(batch.ancestors, k.i64(batch.cache.cache_lengths[task.sequence]))
     key += split * share
     end = k.min(last_end, key + share)
     while key < end:
@@ -242,7 +250,7 @@ def attend(
         if value_size:
             values = values[:, :value_size]
         ahead = next_keys(task, batch, key + count, last_end, head_dim, p)
-        attend_block(task, keys, values, key, scores, tile_height, memory, p, ahead)
+        attend_block(task, keys, values, key, scores, tile_height, memory, p, ahead, trees)
         key += count
 
 
@@ -295,7 +303,7 @@ def store_task(
 def attention(
     out: k.Output,
     q: k.Input,
-    input_row_offsets: k.Input,
+    batch_rows: BatchRows,
     cache: PagedCache,
     max_lengths: k.Input,
     layer_index: k.Input,
@@ -311,6 +319,7 @@ def attention(
     """
     heads, head_dim = q.shape[1], q.shape[2]
     blocks, value_size = cache.blocks, form.value_size
+    input_row_offsets, ancestors = batch_rows
     scale, sinks, slopes = score_operands
     p = plan_paged(ctx.target, (q.dtype, blocks.dtype), (heads, blocks.shape[4], head_dim), form)
     width = p.plain.width
@@ -336,7 +345,11 @@ def attention(
         query_factor, factor = split_scale(scale[0])
     factor *= LOG2_E
     scores = Scores(query_factor, factor, scale[0], sinks, slopes)
-    batch = Batch(input_row_offsets, cache, layer, key_offsets)
+    branches = None
+    if form.trees:
+        check_ancestors(ancestors, input_row_offsets, q.shape[0])
+        branches = ancestors
+    batch = Batch(input_row_offsets, cache, layer, key_offsets, branches)
     grid = plan_paged_grid(batch, q, p, ctx)
     # tasks that read the cache in place use no matrix tiles
     if p.matrix_tiles:
@@ -375,7 +388,7 @@ def _lower_attention(
     attributes: Mapping[str, Any],
     target: k.Target,
 ) -> KernelCall:
-    """The call for `mo.attention.ragged.paged`; absent sinks, slopes and key offsets are replaced by other operands."""
+    """The call for `mo.attention.ragged.paged`; absent operands are replaced by other ones."""
     q, blocks = operands[0], operands[2]
     mask = attributes.get("mask", "causal")
     window = int(attributes.get("local_window_size", -1))
@@ -383,17 +396,21 @@ def _lower_attention(
     softcap = float(attributes.get("softcap", 0.0))
     has_sinks = bool(attributes.get("sinks", False))
     cross, value_size = bool(attributes.get("cross", False)), int(attributes.get("value_size", 0))
+    trees = bool(attributes.get("trees", False))
     # an absent operand is replaced by another one of a fitting dtype; the kernel does not read it
     count = 8 + has_sinks + (mask == "causal_alibi") + cross
     sinks = 8 if has_sinks else 7
     slopes = 8 + has_sinks if mask == "causal_alibi" else 7
     key_offsets = count - 1 if cross else 1
+    # last, as the declaration has them
+    ancestors = count if trees else 1
     rows = max(SPLIT_ROWS, heads)
     parts = Workspace(DType.float32, (rows * MAX_SPLITS, head_dim + 2))
     args = (
         view("result", 0, results[0]),
         view("operand", 0, q),
         view("operand", 1, operands[1], static=False),
+        view("operand", ancestors, operands[ancestors], static=False),
         view("operand", 2, blocks, static=CACHE_DIMS),
         view("operand", 3, operands[3], static=False),
         view("operand", 4, operands[4], static=False),
@@ -405,7 +422,7 @@ def _lower_attention(
         view("operand", key_offsets, operands[key_offsets], static=False),
         view("workspace", 0, parts),
     )
-    form = AttentionForm(mask, max(window, 1), softcap, has_sinks, value_size, cross)
+    form = AttentionForm(mask, max(window, 1), softcap, has_sinks, value_size, cross, trees)
     return KernelCall(attention, args, {"form": form}, workspaces=(parts,))
 
 

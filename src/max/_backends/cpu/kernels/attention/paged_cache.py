@@ -16,6 +16,8 @@ from max._backends.cpu.kernels.operand_checks import check_offsets, check_size
 
 CACHE_DIMS = (False, True, False, True, True, True)
 """The dims of a cache that are compile-time constants: all but the numbers of pages and of layers."""
+TREE_ROWS = 64
+"""The maximum number of new rows of a sequence that are a tree: the bits of a row's ancestors."""
 
 
 class PagedCache(NamedTuple):
@@ -30,6 +32,18 @@ class PagedCache(NamedTuple):
     blocks: k.InOut
     cache_lengths: k.Input
     lookup_table: k.Input
+
+
+class BatchRows(NamedTuple):
+    """The operands that say what the rows of a batch are.
+
+    Args:
+        input_row_offsets: First row of each sequence, and the number of rows, `[batch + 1]`.
+        ancestors: As in `check_ancestors`; not read where the call has no trees.
+    """
+
+    input_row_offsets: k.Input
+    ancestors: k.Input
 
 
 @k.inline
@@ -88,6 +102,52 @@ def place_of(input_row_offsets: k.View, cache: PagedCache, row: k.Value) -> Any:
     """The sequence of a row of the ragged batch, and the row's position in it; `check_batch` has checked the batch."""
     sequence = sequence_of(input_row_offsets, cache.cache_lengths.size, row)
     return sequence, k.i64(cache.cache_lengths[sequence]) + row - k.i64(input_row_offsets[sequence])
+
+
+@k.inline
+def check_ancestors(ancestors: k.View, input_row_offsets: k.View, rows: k.Value) -> None:
+    """Raises where the ancestors of rows are none: each row of a tree sees itself, and no later row of its sequence.
+
+    Args:
+        ancestors: For each row a bit for each new row of its sequence that it sees, or 0 for a row that sees all rows
+            before it; empty where no sequence has a tree.
+        input_row_offsets: First row of each sequence, and the number of rows, checked by `check_batch`.
+        rows: The number of rows.
+    """
+    if ancestors.shape[0] > 0:
+        check_size("ancestors", ancestors.shape[0], rows)
+        for b in range(input_row_offsets.size - 1):
+            first = k.i64(input_row_offsets[b])
+            for own in range(k.i64(input_row_offsets[b + 1]) - first):
+                mask = ancestors[first + own]
+                if mask != 0:
+                    # bits past the last one would be lost in a shift
+                    if own >= TREE_ROWS or mask >> k.u64(k.min(own, TREE_ROWS - 1)) != 1:
+                        raise ValueError(
+                            "ancestors of row {} of sequence {} are {}; expected its own bit as the highest of {}",
+                            own,
+                            b,
+                            mask,
+                            TREE_ROWS,
+                        )
+
+
+@k.inline
+def tree_position(ancestors: k.View, row: k.Value, position: k.Value, first: k.Value) -> Any:
+    """The position of a row in its text: the number of its ancestors after the cached tokens.
+
+    Args:
+        ancestors: As in `check_ancestors`, which has checked them.
+        row: The row of the ragged batch.
+        position: The place of its key in the sequence.
+        first: The first row of the sequence.
+    """
+    place = k.i64(position)
+    if ancestors.shape[0] > 0:
+        mask = ancestors[row]
+        if mask != 0:
+            place = place - (row - first) + k.i64(k.popcount(mask)) - 1
+    return place
 
 
 @k.inline

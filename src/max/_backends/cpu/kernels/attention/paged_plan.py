@@ -96,6 +96,7 @@ class AttentionForm(NamedTuple):
         sinks: Whether each head has a sink.
         value_size: Elements of a value, where it is the beginning of its key; 0: values are as long as keys.
         cross: Whether a sequence has its own number of keys: then positions may be past the last one.
+        trees: Whether the new rows of a sequence may be a tree.
     """
 
     mask: str
@@ -104,6 +105,7 @@ class AttentionForm(NamedTuple):
     sinks: bool = False
     value_size: int = 0
     cross: bool = False
+    trees: bool = False
 
 
 class Scores(NamedTuple):
@@ -170,6 +172,18 @@ class Task(NamedTuple):
     position: Any
     tokens: Any
     total: Any
+
+
+class Trees(NamedTuple):
+    """What the new rows of a task's sequence see of each other.
+
+    Args:
+        ancestors: As in `paged_cache.check_ancestors`.
+        new_key: The first of the new keys, after the cached ones.
+    """
+
+    ancestors: Any
+    new_key: Any
 
 
 class Piece(NamedTuple):

@@ -21,6 +21,7 @@ from max._backends.cpu.kernels.attention.online_softmax import (
     maximum,
     state_from,
 )
+from max._backends.cpu.kernels.attention.paged_cache import TREE_ROWS
 from max._backends.cpu.kernels.attention.paged_plan import (
     AHEAD,
     KEYS,
@@ -29,6 +30,7 @@ from max._backends.cpu.kernels.attention.paged_plan import (
     Scores,
     Scratch,
     Task,
+    Trees,
     first_key,
     last_key,
     of_height,
@@ -318,6 +320,34 @@ def rescale(
 
 
 @k.inline
+def hide_other_branches(
+    task: Task, key: k.Value, count: k.Integer, trees: Trees, memory: Scratch, p: Plan
+) -> None:
+    """Hides the new keys of a block from the rows of a tree that they are no ancestors of; later ones are hidden by the
+    causal mask.
+
+    Args:
+        task: The task.
+        key: The first key.
+        count: Keys of the block.
+        trees: The ancestors of rows.
+        memory: Scratch memory.
+        p: The plan.
+    """
+    if trees.ancestors.shape[0] > 0:
+        begin = k.max(trees.new_key - key, 0)
+        # rows of trees have no bits for keys after these
+        end = k.min(k.i64(count), trees.new_key + TREE_ROWS - key)
+        for i in range(task.tokens):
+            mask = trees.ancestors[task.row + i]
+            if mask != 0:
+                for j in range(begin, end):
+                    if (mask >> k.u64(key + j - trees.new_key)) & k.u64(1) == 0:
+                        for head in range(p.group):
+                            memory.scores[(i * p.group + head) * KEYS + j] = NEGATIVE_INFINITY
+
+
+@k.inline
 def softmax_block(
     task: Task, key: k.Value, count: k.Integer, factor: k.Value, memory: Scratch, p: Plan
 ) -> None:
@@ -377,7 +407,7 @@ def multiply_by_scales(
 @k.inline
 def attend_block(
     task: Task, keys: k.View, values: k.View, key: k.Value, scores: Scores, tile_height: k.Value, memory: Scratch,
-    p: Plan, ahead: k.View | None = None,
+    p: Plan, ahead: k.View | None = None, trees: Trees | None = None,
 ) -> None:  # fmt: skip
     """Attends with the rows of a task to a block of keys and values.
 
@@ -391,6 +421,7 @@ def attend_block(
         memory: Scratch memory.
         p: The plan.
         ahead: The keys that are read next; None where they are not prefetched.
+        trees: The ancestors of rows; None where no sequence has a tree.
     """
     rows = task.tokens * p.group
     # heights are compile-time numbers: one copy of the code each
@@ -402,6 +433,8 @@ def attend_block(
         multiply_by_scales(memory.key_scales, rows, keys.shape[0], memory, p.plain.width)
     if scales_before_softmax(p):
         rescale(task, key, keys.shape[0], scores, memory, p)
+    if trees is not None:
+        hide_other_branches(task, key, keys.shape[0], trees, memory, p)
     softmax_block(task, key, keys.shape[0], scores.factor, memory, p)
     # after the softmax, whose totals are those of the weights alone
     if p.rounded_cache:

@@ -21,11 +21,14 @@ from max._backends.cpu.kernels.attention.cache_formats import (
 )
 from max._backends.cpu.kernels.attention.paged_cache import (
     CACHE_DIMS,
+    BatchRows,
     PagedCache,
+    check_ancestors,
     check_batch,
     layer_of,
     page_of,
     place_of,
+    tree_position,
 )
 from max._backends.cpu.kernels.operand_checks import check_size
 from max._backends.kernel_call import KernelCall, Operand, view
@@ -69,7 +72,7 @@ def rotate_head(
 def rope(
     out: k.Output,
     q: k.Input,
-    input_row_offsets: k.Input,
+    batch_rows: BatchRows,
     freqs_cis: k.Input[k.f32, 2],
     cache: PagedCache,
     max_lengths: k.Input,
@@ -78,14 +81,16 @@ def rope(
     *,
     interleaved: bool,
     rotates_cache: bool,
+    trees: bool,
 ) -> None:
     """`out[token, head]` is `q[token, head]` rotated by its position's row of `freqs_cis`; with `rotates_cache` new
     keys are rotated in place too.
 
-    Keys of 8 bits are widened, and rounded again.
+    Keys of 8 bits are widened, and rounded again. With `trees` the position of a row is that behind its ancestors.
     """
     width = ctx.target.width(k.f32)
     blocks, _, lookup_table = cache
+    input_row_offsets, ancestors = batch_rows
     rounds = is_rounded(blocks.dtype) or blocks.dtype.name in MAX_FINITE
     # a key of 8 bits is rotated in f32 and rounded once
     key_row = ctx.scratch(k.f32, (q.shape[2] if rounds else 1,))
@@ -94,10 +99,16 @@ def rope(
     check_batch(input_row_offsets, q.shape[0], cache, width, 1)
     for d in k.static_range(3):
         check_size("the result", out.shape[d], q.shape[d])
+    if trees:
+        check_ancestors(ancestors, input_row_offsets, q.shape[0])
     if rotates_cache:
         check_size("a key", blocks.shape[5], cache_row_elements(blocks.dtype, q.shape[2]))
     for token in ctx.parallel(q.shape[0]):
-        sequence, position = place_of(input_row_offsets, cache, token)
+        sequence, place = place_of(input_row_offsets, cache, token)
+        position = k.i64(place)
+        if trees:
+            first = k.i64(input_row_offsets[sequence])
+            position = tree_position(ancestors, token, place, first)
         if position >= freqs_cis.shape[0]:
             raise IndexError(
                 "position {} of sequence {}; freqs_cis has {} rows",
@@ -105,8 +116,8 @@ def rope(
                 sequence,
                 freqs_cis.shape[0],
             )
-        page = page_of(blocks, lookup_table, sequence, position)
-        slot = position % blocks.shape[3]
+        page = page_of(blocks, lookup_table, sequence, place)
+        slot = place % blocks.shape[3]
         angles = freqs_cis[position]
         for head in range(q.shape[1]):
             rotate_head(out[token, head], q[token, head], angles, rotated, interleaved, width)
@@ -129,11 +140,15 @@ def _lower_rope(
 ) -> KernelCall:
     """The call for `mo.rope.ragged.paged`; the queries may be rotated in place."""
     q, freqs_cis, blocks = operands[0], operands[2], operands[3]
+    trees = bool(attributes.get("trees", False))
+    # absent ancestors are replaced by another operand, which the kernel does not read
+    ancestors = 8 if trees else 1
     (out,) = results
     args = (
         view("result", 0, out),
         view("operand", 0, q),
         view("operand", 1, operands[1], static=False),
+        view("operand", ancestors, operands[ancestors], static=False),
         view("operand", 2, freqs_cis, static=(False, True)),
         view("operand", 3, blocks, static=CACHE_DIMS),
         view("operand", 4, operands[4], static=False),
@@ -144,6 +159,7 @@ def _lower_rope(
     params = {
         "interleaved": bool(attributes.get("interleaved", True)),
         "rotates_cache": bool(attributes.get("rotates_cache", True)),
+        "trees": trees,
     }
     return KernelCall(rope, args, params, in_place=((0, 0),))
 
