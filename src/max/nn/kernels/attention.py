@@ -81,8 +81,8 @@ def flash_attention_ragged(
         The attention output, of the queries' shape.
 
     Raises:
-        ValueError: A shape does not fit, the window is missing, the soft cap is negative or not finite, or
-            `alibi_slopes` is given without ``CAUSAL_ALIBI_MASK``.
+        ValueError: A shape does not fit, the window is missing, the soft cap is negative or not finite, `alibi_slopes`
+            is given without ``CAUSAL_ALIBI_MASK``, or the cache has trees and the mask is not ``CAUSAL_MASK``.
         TypeError: A dtype does not fit.
     """
     op = "flash_attention_ragged"
@@ -106,6 +106,10 @@ def flash_attention_ragged(
         raise ValueError(
             f"{op}: alibi_slopes with the mask {mask_variant.name}; CAUSAL_ALIBI_MASK takes them"
         )
+    trees = list[TensorValue]()
+    if kv_collection.ancestors is not None:
+        trees.append(kv_collection.ancestors)
+        parameters["trees"] = True
     return stage_declared(
         "attention.ragged.paged",
         [
@@ -115,6 +119,7 @@ def flash_attention_ragged(
             layer_idx,
             ops.constant(np.array(scale, np.float32), DType.float32, DeviceRef.CPU()),
             *by_head,
+            *trees,
         ],
         parameters,
         [TensorType(out_dtype or input.dtype, input.shape, input.device)],

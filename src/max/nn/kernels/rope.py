@@ -42,7 +42,8 @@ def fused_qk_ragged_rope(
 ) -> TensorValue:
     """Applies RoPE to queries, and in place to the keys of the new tokens in the cache.
 
-    The position of a token is the number of tokens before it in its sequence. Keys in an 8-bit cache are rounded a
+    The position of a token is the number of tokens before it in its sequence, in a tree of drafted tokens those that it
+    sees (`PagedCacheValues.ancestors`). Keys in an 8-bit cache are rounded a
     second time; to avoid it, rotate them with `rotate_ragged` before they are stored.
 
     Args:
@@ -113,6 +114,10 @@ def _rotate(
     parameters: dict[str, bool | int | str | DType],
 ) -> TensorValue:  # fmt: skip
     check_cache(op, kv_params, kv_collection)
+    trees = list[TensorValue]()
+    if kv_collection.ancestors is not None:
+        trees.append(kv_collection.ancestors)
+        parameters = {**parameters, "trees": True}
     return stage_declared(
         "rope.ragged.paged",
         [
@@ -121,6 +126,7 @@ def _rotate(
             ops.cast(freqs_cis, DType.float32),
             *kv_collection,
             layer_idx,
+            *trees,
         ],
         parameters,
     )[0]

@@ -91,6 +91,8 @@ class KVCacheParams:
             the first group.
         num_layers: The number of layers; if set, a page has 128 tokens by default.
         devices: The devices (`DeviceRef`); `n_devices` is their number.
+        verifies_trees: Whether the new tokens of a sequence may be a tree of drafted ones: graphs then take the
+            ancestors of rows (`RaggedKVCacheInputs.ancestors`).
 
     Raises:
         ValueError: The values are inconsistent.
@@ -113,6 +115,7 @@ class KVCacheParams:
     groups: tuple[CacheGroup, ...] = field(default=(), repr=False)
     num_layers: int | None = field(default=None, kw_only=True)
     devices: Sequence[Any] | None = field(default=None, kw_only=True, repr=False)
+    verifies_trees: bool = field(default=False, kw_only=True)
 
     def __post_init__(self) -> None:
         if self.devices is not None:
@@ -174,6 +177,11 @@ class KVCacheParams:
             raise ValueError(
                 "KVCacheParams: enable_prefix_caching is set, and the model has recurrent states, "
                 "which pages of a prefix do not hold"
+            )
+        if self.verifies_trees and (self.states or self.n_devices > 1):
+            raise ValueError(
+                f"KVCacheParams: verifies_trees is set, with {len(self.states)} recurrent states and {self.n_devices} "
+                "devices; trees are for models without states on one device"
             )
         names = [state.name for state in self.states]
         if len(set(names)) < len(names):

@@ -27,6 +27,7 @@ class PagedCacheValues:
         states: The state buffers ``[slots, layers, …]``, in the order of `KVCacheParams.states`.
         groups: The pages and the page table of each further group of layers, in the order of `KVCacheParams.groups`.
         other_blocks: For each group, the pages of further devices; each device holds its own heads of the same tokens.
+        ancestors: The new rows of its sequence that each row of a tree of drafted tokens sees; None: there are none.
     """
 
     kv_blocks: BufferValue
@@ -37,6 +38,7 @@ class PagedCacheValues:
     states: tuple[BufferValue, ...] = ()
     groups: tuple[tuple[BufferValue, TensorValue], ...] = ()
     other_blocks: tuple[tuple[BufferValue, ...], ...] = ()
+    ancestors: TensorValue | None = None
 
     # programs may subscript the class with the types of its fields
     __class_getitem__ = classmethod(GenericAlias)
@@ -81,7 +83,7 @@ class PagedCacheValues:
 
         Raises:
             ValueError: The number of values is wrong: expected four, two more per further group, one more per group and
-                further device, and with states at least two more.
+                further device, and with trees one, with states at least two more.
             TypeError: The first value is not a buffer, or one of the next three is not a tensor.
         """
         if isinstance(values, PagedCacheValues):
@@ -90,10 +92,10 @@ class PagedCacheValues:
         # the first group's pages, a buffer for each device, end at its first tensor
         devices = next((i for i, v in enumerate(fields) if not isinstance(v, BufferValue)), 1)
         num_pages_values = (3 + devices) + (1 + devices) * groups
-        if not devices or len(fields) not in (
-            num_pages_values,
-            *range(num_pages_values + 2, len(fields) + 1),
-        ):
+        more = len(fields) - num_pages_values
+        # one more are the ancestors of rows; a model with states has no trees
+        has_trees = more == 1 and isinstance(fields[-1], TensorValue)
+        if not devices or more < 0 or (more == 1 and not has_trees):
             raise ValueError(f"a paged cache has {num_pages_values} values, got {len(fields)}")
         lengths, table, maxima = (value.tensor for value in fields[devices : devices + 3])
         # three tensors follow the pages of the first group, one page table those of each other
@@ -112,8 +114,10 @@ class PagedCacheValues:
             if devices > 1
             else (),
         )
-        if len(fields) == num_pages_values:
+        if not more:
             return cache
+        if has_trees:
+            return replace(cache, ancestors=fields[-1].tensor)
         slots, *states = fields[num_pages_values:]
         return replace(cache, slots=slots.tensor, states=tuple(s.buffer for s in states))
 
@@ -122,7 +126,8 @@ class PagedCacheValues:
 
     @property
     def values(self) -> list[Value[Any]]:
-        """The values of the first group, those of each further group, then the slots and states if there are any.
+        """The values of the first group, those of each further group, then the slots and states, or the ancestors of
+        rows, if there are any.
 
         The pages of a group are listed by device, the first device first.
         """
@@ -134,7 +139,8 @@ class PagedCacheValues:
             for value in (first_pages, *more, table)
         ]
         states = () if self.slots is None else (self.slots, *self.states)
-        return [blocks, *others[0], *tables, *groups, *states]
+        trees = () if self.ancestors is None else (self.ancestors,)
+        return [blocks, *others[0], *tables, *groups, *states, *trees]
 
     def group(self, index: int) -> PagedCacheValues:
         """The cache of one group of layers, as a separate cache.
@@ -215,6 +221,7 @@ def paged_cache_types(
         BufferType(state.dtype, ["total_num_slots", state.layers, *state.shape], device)
         for state in params.states
     ]
+    trees = [TensorType(DType.uint64, ["tree_rows"], device)] if params.verifies_trees else []
     # page tables share one length, the numbers of pages differ
     table = TensorType(DType.uint32, [batch, "max_num_pages"], device)
     devices = [device, *other_devices]
@@ -230,6 +237,7 @@ def paged_cache_types(
         *groups,
         *slots,
         *states,
+        *trees,
     ]
 
 
@@ -265,9 +273,11 @@ def symbolic_values(params: KVCacheParams) -> PagedCacheValues:
         )
     types: Any = paged_cache_types(params, params.num_layers, devices[0])
     groups, slots = 4 + 2 * len(params.groups), bool(params.states)
+    trees = params.verifies_trees
     return PagedCacheValues(
         *types[:4],
         groups=tuple(zip(types[4:groups:2], types[5:groups:2], strict=True)),
         slots=types[groups] if slots else None,
-        states=tuple(types[groups + 1 :]),
+        states=() if trees else tuple(types[groups + 1 :]),
+        ancestors=types[groups] if trees else None,
     )

@@ -68,6 +68,8 @@ class RaggedKVCacheInputs(KVCacheInputs):
         group_blocks: The pages of further groups of layers, see `KVCacheParams.groups`; the execution changes them.
         group_tables: Their page tables, as ``lookup_table``.
         other_blocks: For each group, the pages of further devices; each device holds its own heads of the same tokens.
+        ancestors: For graphs that verify trees of drafted tokens, uint64: empty, or for each row of the batch a bit for
+            each new row of its sequence that it sees, itself included; 0 for a row that sees all rows before it.
     """
 
     blocks: Tensor
@@ -79,6 +81,7 @@ class RaggedKVCacheInputs(KVCacheInputs):
     group_blocks: Sequence[Tensor] = ()
     group_tables: Sequence[Tensor] = ()
     other_blocks: Sequence[Sequence[Tensor]] = ()
+    ancestors: Tensor | None = None
 
     @property
     def kv_blocks(self) -> Tensor:
@@ -101,6 +104,8 @@ class RaggedKVCacheInputs(KVCacheInputs):
         if self.slots is not None:
             yield self.slots
             yield from self.states
+        if self.ancestors is not None:
+            yield self.ancestors
 
 
 @dataclass
