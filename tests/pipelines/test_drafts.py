@@ -674,17 +674,20 @@ def test_what_cannot_draft() -> None:
         {"speculative_method": None, "num_speculative_tokens": 4, "drafts_tokens": True},
     )()
     model = type("Model", (), {"verifies_drafts": False, "load_drafting_head": lambda self: None})()
-    cache = type("Cache", (), {"slots": None})()
+    params = type("Params", (), {"verifies_trees": False})()
+
+    def cache_of(slots: StateSlots | None) -> object:
+        return type("Cache", (), {"slots": slots, "params": params})()
+
+    cache = cache_of(None)
     assert DraftSteps.of(config, model, None, cache, None) is None
     config.speculative_method = type("Method", (), {"value": "ngram"})()
     with pytest.raises(ConfigError, match="'ngram', and the model gives one token a step"):
         DraftSteps.of(config, model, None, cache, None)
     model.verifies_drafts = True
     with pytest.raises(ConfigError, match="recurrent states, and no memory is left to save one"):
-        DraftSteps.of(config, model, None, type("Cache", (), {"slots": StateSlots(2)})(), None)
-    assert DraftSteps.of(
-        config, model, None, type("Cache", (), {"slots": StateSlots(2, 1)})(), None
-    )
+        DraftSteps.of(config, model, None, cache_of(StateSlots(2)), None)
+    assert DraftSteps.of(config, model, None, cache_of(StateSlots(2, 1)), None)
     assert DraftSteps.of(config, model, None, cache, None).most == 4
     for values in (dict(speculative_method="medusa"), dict(num_speculative_tokens=0)):
         with pytest.raises(ConfigError, match=next(iter(values))):

@@ -17,6 +17,7 @@ from max.interfaces import (
     TextGenerationContext,
     TextGenerationOutput,
 )
+from max.pipelines.core.draft_tree import TREE_ROWS, chain_of, check_tree
 from max.pipelines.core.exceptions import InputError, PromptTooLongError
 from max.pipelines.core.reasoning import ReasoningBudget, ReasoningLimit
 
@@ -118,6 +119,8 @@ class TextContext:
     """The number of last tokens that needed no step, and are processed with the one before them."""
     logged_tokens: tuple[int, ...] = ()
     reusable_tokens: int | None = None
+    _draft_parents: tuple[int, ...] = ()
+    """Of a draft that is no chain (`max.pipelines.core.draft_tree`)."""
 
     def __post_init__(self) -> None:
         self.tokens = np.asarray(self.tokens)
@@ -200,6 +203,11 @@ class TextContext:
     def draft_tokens(self) -> tuple[int, ...]:
         """The drafted tokens that the next step verifies: they may follow those of ``all_tokens``."""
         return self._draft_tokens
+
+    @property
+    def draft_parents(self) -> tuple[int, ...]:
+        """The index of the drafted token before each drafted one; -1: the last token of ``all_tokens``."""
+        return self._draft_parents or chain_of(len(self._draft_tokens))
 
     @property
     def truncations(self) -> int:
@@ -327,16 +335,17 @@ class TextContext:
             self._start_idx, self._active_idx, self._end_idx = before
             raise
 
-    def set_draft(self, tokens: Sequence[int]) -> None:
+    def set_draft(self, tokens: Sequence[int], parents: Sequence[int] | None = None) -> None:
         """Sets the tokens that the next step verifies; the next :meth:`update`, :meth:`truncate` or :meth:`reset` drops
         them.
 
         Args:
             tokens: The tokens; none: the next step gives one token.
+            parents: As `draft_parents`; None: each token follows the one before it.
 
         Raises:
-            ValueError: The next step ends before the end of the prompt, or the sequence has no room for the tokens and
-                for one more.
+            ValueError: The next step ends before the end of the prompt, the sequence has no room for the tokens and for
+                one more, or the parents are none of a tree, or of one with too many rows.
         """
         room = self.max_length - self._end_idx - 1
         if tokens and (self._active_idx < self._end_idx or len(tokens) > room):
@@ -344,7 +353,17 @@ class TextContext:
                 f"request {self.request_id}: {len(tokens)} drafted tokens after token {self._active_idx} of "
                 f"{self._end_idx}; expected at most {room}, after the last token"
             )
-        self._draft_tokens = tuple(tokens)
+        own = () if parents is None else tuple(parents)
+        if parents is not None:
+            check_tree(tokens, own)
+        if own == chain_of(len(tokens)):
+            own = ()
+        rows = self._active_idx - self._start_idx + len(tokens)
+        if own and rows > TREE_ROWS:
+            raise ValueError(
+                f"request {self.request_id}: {rows} new tokens with a tree; expected at most {TREE_ROWS}"
+            )
+        self._draft_tokens, self._draft_parents = tuple(tokens), own
 
     def truncate(self, length: int) -> None:
         """Removes the last tokens, such as those that another process has refused; the generation goes on before them.
@@ -373,7 +392,7 @@ class TextContext:
             self._log_probabilities_data.pop(index, None)
         self._start_idx = min(self._start_idx, length - 1)
         self._active_idx = self._end_idx = self._completion_end_idx = length
-        self._draft_tokens = ()
+        self._draft_tokens = self._draft_parents = ()
         # the next step makes it anew from the tokens that are left
         self._matcher = None
         if self._reasoning_limit is not None:
@@ -393,7 +412,7 @@ class TextContext:
             log_probabilities: Its log-probabilities, if the request includes them; with echo, after those of the
                 prompt or of the chunk.
         """
-        self._draft_tokens = ()
+        self._draft_tokens = self._draft_parents = ()
         # after a chunk the prompt goes on, so that its token is dropped
         if self._active_idx < self._end_idx:
             if self.log_probabilities_echo and log_probabilities is not None:
@@ -456,7 +475,8 @@ class TextContext:
     def reset(self) -> None:
         """Turns all tokens into a prompt to process again, after the request lost its cache pages."""
         self._start_idx, self._active_idx = 0, self._end_idx
-        self._is_initial_prompt, self._draft_tokens, self._jumped_tokens = True, (), 0
+        self._is_initial_prompt, self._jumped_tokens = True, 0
+        self._draft_tokens = self._draft_parents = ()
         self._chunk_log_probabilities = []
 
     def resume(self, tokens: Sequence[int]) -> None:
@@ -511,3 +531,8 @@ class TextContext:
 def draft_length(context: TextGenerationContext) -> int:
     """The number of drafted tokens that the next step of a request verifies; contexts of other classes have none."""
     return len(getattr(context, "_draft_tokens", ()))
+
+
+def tree_parents(context: TextGenerationContext) -> tuple[int, ...]:
+    """The parents of drafted tokens that are no chain; empty: they are one, or there are none."""
+    return getattr(context, "_draft_parents", ())

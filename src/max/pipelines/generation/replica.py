@@ -242,6 +242,7 @@ class Replica(Generic[TextGenerationContextType]):
             outputs = model.execute(model_inputs)
             if rows is not None and self.drafts is not None:
                 verified = self.drafts.verified_tokens(rows, outputs, batch, self._device)
+                rows.keep_branches(self.cache)
             if rows is not None and rows.all_drafted:
                 tokens = Tensor.from_numpy(np.array([own[-1] for own in verified], np.int64))
             else:

@@ -15,10 +15,12 @@ import numpy.typing as npt
 from max._dataclass import dataclass
 from max.driver import CPU, Device, Tensor
 from max.engine import InferenceSession
-from max.interfaces import TextGenerationContext
+from max.interfaces import RequestID, TextGenerationContext
 from max.nn.kv_cache.cache_params import KVCacheParams
 from max.nn.kv_cache.manager import RaggedKVCacheInputs
+from max.pipelines.core.draft_tree import ancestor_bits
 from max.pipelines.core.text import byte_size
+from max.pipelines.core.text_context import tree_parents
 from max.pipelines.kv_cache.memory import (
     group_shapes,
     page_bytes,
@@ -34,6 +36,7 @@ from max.pipelines.kv_cache.prefix_file import PageGroup
 from max.pipelines.kv_cache.request_pages import RequestPages
 from max.pipelines.kv_cache.state_slots import StateSlots
 from max.pipelines.kv_cache.swap_area import SwapArea
+from max.pipelines.kv_cache.token_moves import copy_page, move_tokens
 
 logger = logging.getLogger("max.pipelines")
 
@@ -79,20 +82,6 @@ class _HostPages:
     def restore(self, slot: int, page: int) -> None:
         for blocks, saved in zip(self._blocks, self._slots[slot], strict=True):
             blocks[page, :, :, :, :, :].inplace_copy_from(saved)
-
-
-def _copy_page(blocks: Sequence[Tensor], source: int, target: int, length: int) -> None:
-    """Copies the first tokens of a page of a group of layers on each device."""
-    for block in blocks:
-        device, (pages, kinds, layers, tokens, heads, row) = block.device, block.shape
-        if not device.is_host_unified:
-            block[target, :, :, :, :, :].inplace_copy_from(block[source, :, :, :, :, :])
-            continue
-        # only these tokens: the rest is never read, and to write to memory for the first time takes long
-        sizes = pages, kinds * layers, tokens, heads * row * block.dtype.size_in_bytes
-        memory = device.memory.read(block._ptr, math.prod(sizes))  # pyright: ignore[reportPrivateUsage]
-        content = memory.reshape(sizes)
-        content[target, :, :length] = content[source, :, :length]
 
 
 class _PageContents:
@@ -200,7 +189,7 @@ class PagedKVCacheManager(RequestPages):
         )
         self._host_tables: _HostTables | None = None
         for pool, blocks in zip(self.pages.pools, all_blocks, strict=True):
-            pool.copy = partial(_copy_page, blocks)
+            pool.copy = partial(copy_page, blocks)
         if swap_slots:
             for pool, blocks in zip(self.pages.pools, all_blocks, strict=True):
                 pool.swap = SwapArea(swap_slots, _HostPages(blocks))
@@ -300,7 +289,10 @@ class PagedKVCacheManager(RequestPages):
             the pages, padded with 0; entries for pages that the window has passed hold the number of pages.
             ``max_lengths`` u32 ``[num_steps, 2]``: for each step the maximum number of new tokens of a request, and the
             maximum number of tokens cached before the step. Pages and table of each further group of layers. With
-            recurrent states, their tensors and ``slots`` u32 ``[batch]``.
+            recurrent states, their tensors and ``slots`` u32 ``[batch]``. With trees of drafted tokens, ``ancestors``.
+
+        Raises:
+            ValueError: A request has a tree, and the model verifies none.
         """
         groups = range(len(self.pages.pools))
         # copies, as `advance` compares them with the tables, which grow in place
@@ -335,6 +327,7 @@ class PagedKVCacheManager(RequestPages):
             group_blocks=self.group_blocks,
             group_tables=[self._place(table) for table in lookup_tables[1:]],
             other_blocks=self.other_blocks,
+            ancestors=self._ancestors(batch),
         )
         # on the host the inputs are the arrays themselves, which `advance` overwrites
         if self.device == CPU() and num_steps == 1:
@@ -388,6 +381,37 @@ class PagedKVCacheManager(RequestPages):
             cache_lengths=self._place(lengths),
             max_lengths=inputs.max_lengths[1:, :].contiguous(),
         )
+
+    def _ancestors(self, batch: Sequence[TextGenerationContext]) -> Tensor | None:
+        """The rows of its sequence that each row of a batch sees; see `RaggedKVCacheInputs.ancestors`."""
+        rows: list[int] = []
+        if any(map(tree_parents, batch)):
+            for context in batch:
+                parents = tree_parents(context)
+                certain = context.active_length - len(parents)
+                # 0: a row sees all before it
+                rows += ancestor_bits(certain, parents) if parents else [0] * certain
+        if not self.params.verifies_trees:
+            if rows:
+                raise ValueError("the model verifies no trees of drafted tokens")
+            return None
+        return self._place(np.array(rows, np.uint64))
+
+    def keep_branch(self, request_id: RequestID, begin: int, tokens: Sequence[int]) -> None:
+        """Moves the keys and values of the right tokens of a tree behind each other, in all layers.
+
+        Args:
+            request_id: The request.
+            begin: The position of the first drafted token.
+            tokens: The indices of the right ones among the drafted tokens, each above the one before it.
+        """
+        moves = [(begin + index, begin + to) for to, index in enumerate(tokens) if index != to]
+        if not moves:
+            return
+        tables = self.pages.tables(request_id)
+        for blocks, table in zip(self._all_blocks, tables, strict=True):
+            for block in blocks:
+                move_tokens(block, table, moves)
 
     def _place(self, array: Any) -> Tensor:
         tensor = Tensor.from_numpy(array)

@@ -10,9 +10,10 @@ from max.driver import Device
 from max.interfaces import RequestID, TextGenerationContext
 from max.pipelines.config.enums import SpeculativeMethod
 from max.pipelines.config.pipeline_config import PipelineConfig
+from max.pipelines.core.draft_tree import TREE_ROWS, grown_tree, part_of_tree
 from max.pipelines.core.exceptions import ConfigError
 from max.pipelines.core.native_calls import native_calls
-from max.pipelines.core.text_context import TextContext, draft_length
+from max.pipelines.core.text_context import TextContext, draft_length, tree_parents
 from max.pipelines.generation.drafts.drafted_rows import DraftedRows
 from max.pipelines.generation.drafts.drafter import Drafter, DraftersInTurn
 from max.pipelines.generation.drafts.head import HeadDrafter
@@ -47,6 +48,7 @@ class DraftSteps:
         sampler: Chooses the tokens of rows.
         constraints: The grammars of requests; None: they have none.
         slots: The slots of recurrent states; None: the model has none.
+        trees: Whether steps may verify several continuations of a request.
     """
 
     def __init__(
@@ -56,8 +58,11 @@ class DraftSteps:
         sampler: Sampler,
         constraints: Constraints | None = None,
         slots: StateSlots | None = None,
+        trees: bool = False,
     ) -> None:
         self._drafter, self.most, self._sampler = drafter, most, sampler
+        self.trees = trees
+        """Whether steps may verify several continuations of a request."""
         self._constraints, self._slots = constraints, slots
         self.lengths = DraftLengths(most, reads_again=slots is not None)
         """Chooses the lengths of drafts."""
@@ -113,7 +118,8 @@ class DraftSteps:
         most = config.num_speculative_tokens
         if drafter is None:
             drafter = _drafter_of(config, model, cache)
-        return cls(drafter, most, sampler, constraints, slots)
+        trees = cache.params.verifies_trees
+        return cls(drafter, most, sampler, constraints, slots, trees)
 
     def warm_up(self) -> None:
         """Loads the graph that samples the rows of drafts before the first draft; thread-safe."""
@@ -202,19 +208,51 @@ class DraftSteps:
                 asked = left
             own = [context for context, _ in asked]
             proposed = drafter.propose_all(own, [n for _, n in asked]) if asked else []
-            for context, tokens in zip(own, proposed, strict=True):
-                length = len(tokens)
+            for (context, room), tokens in zip(asked, proposed, strict=True):
                 if not tokens:
                     continue
                 self._drafter.drafted_by(context.request_id, drafter)
-                if not drafter.takes_steps:
-                    kind = self._drafter.kind(context)
-                    length = self.lengths.length(context.request_id, requests, count, length, kind)
-                context.set_draft(_tokens_within_grammar(context, tokens[:length]))
+                if drafter.takes_steps:
+                    context.set_draft(_tokens_within_grammar(context, tokens))
+                else:
+                    self._set_draft(context, drafter, tokens, room, requests, count)
                 count += context.draft_length
             seconds = time.perf_counter() - begin
             self.lengths.record_drafting(count - before, seconds, first_kind)
             left = [(context, room) for context, room in left if not context.draft_length]
+
+    def _set_draft(
+        self,
+        context: TextContext,
+        drafter: Drafter,
+        tokens: Sequence[int],
+        room: int,
+        requests: int,
+        num_drafted: int,
+    ) -> None:
+        """Sets the draft of a request: the beginning of a continuation, or several ones as a tree.
+
+        Args:
+            context: The request.
+            drafter: Proposed the tokens.
+            tokens: The likeliest continuation.
+            room: The maximum number of drafted tokens.
+            requests: The number of requests of the step.
+            num_drafted: The number of tokens that are drafted for others of them.
+        """
+        key, kind = context.request_id, self._drafter.kind(context)
+        # a grammar is followed along one continuation; a row has bits for so many others
+        rows = TREE_ROWS - (context.active_idx - context.start_idx)
+        others = list[Sequence[int]]()
+        if self.trees and context.matcher is None and rows > 1:
+            others = drafter.alternatives(context, room)
+        if not others:
+            length = self.lengths.length(key, requests, num_drafted, len(tokens), kind)
+            context.set_draft(_tokens_within_grammar(context, tokens[:length]))
+            return
+        tree, parents = grown_tree([tokens, *others])
+        kept = self.lengths.kept_of_tree(key, requests, num_drafted, min(room, rows), parents, kind)
+        context.set_draft(*part_of_tree(tree, parents, kept))
 
     def forget(self, request_id: RequestID) -> None:
         """Forgets a request that has ended."""
@@ -255,27 +293,24 @@ class DraftSteps:
         Raises:
             ValueError: The model did not return the logits of the drafted tokens.
         """
-        tokens = rows.choose(outputs, self._sampler, device)
+        rows.choose(outputs, self._sampler, device)
+        tokens: list[list[int]] = [[] for _ in batch]
         for row, context in enumerate(batch):
-            if tokens[row]:
-                right = self._count_right(context, tokens[row])
-                rows.accept(row, right)
-                # and the token after the last right one, which the same rows give
-                del tokens[row][right + 1 :]
+            if rows.counts[row] and isinstance(context, TextContext):
+                self._record(context, rows.accept(row))
+                tokens[row] = rows.tokens(row)
         return tokens
 
-    def _count_right(self, context: TextGenerationContext, chosen_tokens: Sequence[int]) -> int:
-        """The number of drafted tokens that are those that the model chooses."""
-        if not isinstance(context, TextContext) or not context.draft_tokens:
-            return 0
-        draft, right = context.draft_tokens, 0
-        while right < len(draft) and draft[right] == chosen_tokens[right]:
-            right += 1
-        self.count(len(draft), right)
-        kind = self._drafter.kind(context)
-        self.lengths.record_verification(context.request_id, len(draft), right, kind)
-        self._drafter.observe(context, len(draft), right)
-        return right
+    def _record(self, context: TextContext, right_tokens: Sequence[int]) -> None:
+        """Records which drafted tokens of a request were right, by their indices."""
+        drafted, right = context.draft_length, len(right_tokens)
+        self.count(drafted, right)
+        kind, key = self._drafter.kind(context), context.request_id
+        if parents := tree_parents(context):
+            self.lengths.record_tree(key, parents, right_tokens, kind)
+        else:
+            self.lengths.record_verification(key, drafted, right, kind)
+        self._drafter.observe(context, drafted, right)
 
     def measure(
         self,

@@ -1,5 +1,5 @@
-"""The rows of a step that verify drafted tokens: each is its request after some of them, and is sampled as it would be
-there.
+"""The rows of a step that verify drafted tokens: each is its request after some of them, a chain or a branch of a tree,
+and is sampled as it would be there.
 """
 
 from __future__ import annotations
@@ -12,7 +12,9 @@ import numpy.typing as npt
 
 from max.driver import CPU, Device, Tensor
 from max.interfaces import LogProbabilities, TextGenerationContext
+from max.pipelines.core.draft_tree import depths_of, right_path
 from max.pipelines.core.text_context import TextContext, draft_length
+from max.pipelines.kv_cache.manager import PagedKVCacheManager
 from max.pipelines.models.inputs import ModelOutputs
 from max.pipelines.sampling.log_probabilities import of_rows
 from max.pipelines.sampling.sampler import Sampler, needs_sampler
@@ -27,15 +29,16 @@ class _Row:
 
     Args:
         context: The request.
-        count: The number of drafted tokens.
+        tokens: The drafted tokens.
         matcher: Its grammar after these; None: it has none.
     """
 
-    def __init__(self, context: TextContext, count: int, matcher: Any) -> None:
+    def __init__(self, context: TextContext, tokens: Sequence[int], matcher: Any) -> None:
         self._context = context
         self.matcher: Any = matcher
-        self.generated_tokens = np.append(context.generated_tokens, context.draft_tokens[:count])
-        self.active_idx = self.end_idx = context.active_idx + count
+        self.drafted_tokens = tuple(tokens)
+        self.generated_tokens = np.append(context.generated_tokens, self.drafted_tokens)
+        self.active_idx = self.end_idx = context.active_idx + len(tokens)
 
     def set_matcher(self, matcher: object) -> None:
         """Sets the matcher, of a mask that could not be computed."""
@@ -43,7 +46,7 @@ class _Row:
 
     def get_min_token_logit_mask(self, num_steps: int) -> list[npt.NDArray[np.int32]]:
         """The tokens that are forbidden before the minimum length."""
-        count = len(self.generated_tokens) - len(self._context.generated_tokens)
+        count = len(self.drafted_tokens)
         return self._context.get_min_token_logit_mask(count + num_steps)[count:]
 
     def __getattr__(self, name: str) -> Any:
@@ -62,8 +65,14 @@ class DraftedRows:
         self, batch: Sequence[TextGenerationContext], constraints: Constraints | None
     ) -> None:
         self._batch = batch
-        # one before each drafted token, and the one after the last
+        # the one of the last token, and one of each drafted token
         self.counts = [n + 1 if (n := draft_length(context)) else 0 for context in batch]
+        self.depths = [
+            [0, *depths_of(cast(TextContext, context).draft_parents)] if n else list[int]()
+            for context, n in zip(batch, self.counts, strict=True)
+        ]
+        """The number of drafted tokens before each row of a request, and in it."""
+        self._paths: list[list[int]] = [[] for _ in batch]
         drafted = [cast(TextContext, c) for c, n in zip(batch, self.counts, strict=True) if n]
         self._rows: list[_Row] | None = None
         self._masks: StepMasks | None = None
@@ -110,7 +119,7 @@ class DraftedRows:
             tensor = Tensor.from_numpy(self._logits).to(device)
         if self._rows is None:
             contexts = [c for c, n in zip(self._batch, counts, strict=True) for _ in range(n)]
-            steps = [step for n in counts for step in range(n)]
+            steps = [depth for depths in self.depths for depth in depths]
             chosen = sampler.sample_rows(tensor, contexts, steps)
         else:
             bitmask = None if self._masks is None else self._masks.result()
@@ -119,21 +128,46 @@ class DraftedRows:
         self._chosen = [[next(tokens) for _ in range(count)] for count in counts]
         return self._chosen
 
-    def accept(self, row: int, count: int) -> None:
-        """Tells how many tokens of a request are right. If its grammar cannot be followed after these, the request gets
-        the matcher that says so.
+    def accept(self, row: int) -> list[int]:
+        """Finds which drafted tokens of a request are those that the model chooses. If its grammar cannot be followed
+        after these, the request gets the matcher that says so.
 
         Args:
             row: The request's place in the batch.
-            count: The number of right tokens.
+
+        Returns:
+            The indices of the right ones among its drafted tokens, in order.
         """
-        if self._rows is None or not self.counts[row]:
-            return
+        context = cast(TextContext, self._batch[row])
+        right = right_path(context.draft_tokens, context.draft_parents, self._chosen[row])
+        # the row of the last token, then those of the right ones
+        self._paths[row] = path = [0, *(index + 1 for index in right)]
         begin = sum(self.counts[:row])
-        for own in self._rows[begin : begin + count + 1]:
-            if own.matcher is not None and own.matcher.is_error():
-                cast(TextContext, self._batch[row]).set_matcher(own.matcher)
-                return
+        for own in [] if self._rows is None else [self._rows[begin + place] for place in path]:
+            matcher = own.matcher
+            if matcher is not None and matcher.is_error():
+                context.set_matcher(matcher)
+                break
+        return right
+
+    def keep_branches(self, cache: PagedKVCacheManager) -> None:
+        """Moves the keys and values of right tokens to the places behind the certain ones, which those of a chain have.
+
+        Args:
+            cache: The cache.
+        """
+        for context, path in zip(self._batch, self._paths, strict=True):
+            if path:
+                tokens = [place - 1 for place in path[1:]]
+                cache.keep_branch(context.request_id, context.active_idx, tokens)
+
+    def tokens(self, row: int) -> list[int]:
+        """The new tokens of a request: those of its draft that are right, and the one after them.
+
+        Args:
+            row: The request's place in the batch.
+        """
+        return [self._chosen[row][place] for place in self._paths[row]]
 
     def log_probabilities(self, row: int, count: int) -> list[LogProbabilities | None]:
         """The log-probabilities of the new tokens of a request.
@@ -143,13 +177,13 @@ class DraftedRows:
             count: The number of new tokens.
         """
         context = self._batch[row]
-        begin, chosen = sum(self.counts[:row]), self._chosen[row]
+        begin, path, chosen = sum(self.counts[:row]), self._paths[row], self.tokens(row)
         if not context.log_probabilities:
             return [None] * count
         logged = getattr(context, "logged_tokens", ())
         return [
             of_rows(
-                self._logits[begin + step : begin + step + 1],
+                self._logits[begin + path[step] : begin + path[step] + 1],
                 chosen[step : step + 1],
                 context.log_probabilities,
                 logged,
@@ -164,11 +198,13 @@ def _ends_minimum(context: TextContext) -> bool:
 
 
 def _rows_of(context: TextContext) -> list[_Row]:
-    """The rows of a request: before each drafted token, and after the last one."""
-    matcher, rows = context.matcher, list[_Row]()
-    for count in range(len(context.draft_tokens) + 1):
-        if matcher is not None and count:
+    """The rows of a request: of its last token, and of each drafted one."""
+    rows = [_Row(context, (), context.matcher)]
+    for token, parent in zip(context.draft_tokens, context.draft_parents, strict=True):
+        before = rows[parent + 1]
+        matcher = before.matcher
+        if matcher is not None:
             matcher = matcher.deep_copy()
-            matcher.consume_token(context.draft_tokens[count - 1])
-        rows.append(_Row(context, count, matcher))
+            matcher.consume_token(token)
+        rows.append(_Row(context, (*before.drafted_tokens, token), matcher))
     return rows

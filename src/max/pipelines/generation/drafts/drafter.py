@@ -47,6 +47,16 @@ class Drafter(ABC):
             The tokens; none if there is no good guess.
         """
 
+    def alternatives(self, context: TextContext, most: int) -> list[Sequence[int]]:
+        """Other continuations than the one that was proposed last for a request, the likeliest first: a step may verify
+        them as branches of a tree.
+
+        Args:
+            context: The request.
+            most: The maximum number of tokens of each.
+        """
+        return []
+
     def kind(self, context: TextContext) -> int:
         """A number for the kind of the last draft of a request: how many tokens are right is estimated for each kind.
 

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from max._dataclass import dataclass
 from max.interfaces import RequestID
+from max.pipelines.core.draft_tree import LAST_TOKEN, path_outcomes, sibling_ranks
 from max.pipelines.generation.drafts.drafter import KINDS
 
 __all__ = ["DraftLengths", "StepSeconds"]
@@ -12,6 +15,8 @@ LENGTHS = (1, 2, 3, 5, 7, 11, 15, 23, 31)
 """The lengths of drafts, besides the longest that has room: few ones, so that the time of each is measured often."""
 FIRST_SHARE = 0.7
 """The assumed probability of a drafted token to be right before the first draft."""
+FIRST_OTHER_SHARE = 0.1
+"""The assumed probability of a token of another branch to be right, if the token beside it is wrong."""
 PRIOR_TOKENS = 2.0
 """The weight of the share of all requests in that of one request, and of the first one in it, in drafted tokens."""
 FADING = 0.9
@@ -180,8 +185,12 @@ class DraftLengths:
             request_id: The request.
             kind: The kind of the draft.
         """
-        own = self._shares.get(request_id, {}).get(kind) or _Share()
-        return own.mean((self._all.get(kind) or _Share()).mean(FIRST_SHARE))
+        return self._mean(request_id, kind, FIRST_SHARE)
+
+    def _mean(self, request_id: RequestID, key: int, first: float) -> float:
+        """The share of right tokens of a request: of a kind of drafts, or of other branches of it (`~kind`)."""
+        own = self._shares.get(request_id, {}).get(key) or _Share()
+        return own.mean((self._all.get(key) or _Share()).mean(first))
 
     def may_draft(self, requests: int) -> bool:
         """Whether drafts may be tried: their times can be compared with those of plain steps, and there is credit.
@@ -209,24 +218,72 @@ class DraftLengths:
             kind: The kind of the draft.
         """
         most = min(self.most, room)
+        share = self.share(request_id, kind)
+        chances = [share**count for count in range(1, most + 1)]
+        return self._best_count(requests, num_drafted, chances, kind)
+
+    def kept_of_tree(
+        self,
+        request_id: RequestID,
+        requests: int,
+        num_drafted: int,
+        room: int,
+        parents: Sequence[int],
+        kind: int = 0,
+    ) -> list[int]:
+        """The tokens of a tree to draft for a request: the likeliest ones, as many as give the most tokens in a time.
+
+        The first child of a token is right as often as tokens of a chain are; if it is not, another one as often as
+        other ones were.
+
+        Args:
+            request_id: The request.
+            requests: The number of requests of the next step.
+            num_drafted: The number of tokens that are drafted for others of them.
+            room: The maximum number of tokens.
+            parents: The parents of the tokens.
+            kind: The kind of the draft.
+
+        Returns:
+            The indices of the tokens, in order, each with its parent.
+        """
+        share = self.share(request_id, kind)
+        other = self._mean(request_id, ~kind, FIRST_OTHER_SHARE)
+        chances: list[float] = []
+        for parent, rank in zip(parents, sibling_ranks(parents), strict=True):
+            own = share if not rank else (1 - share) * (1 - other) ** (rank - 1) * other
+            chances.append(own if parent == LAST_TOKEN else own * chances[parent])
+        # no token is likelier than its parent, which comes first among equal ones
+        order = sorted(range(len(parents)), key=lambda index: -chances[index])
+        order = order[: min(self.most, room)]
+        count = self._best_count(requests, num_drafted, [chances[index] for index in order], kind)
+        return sorted(order[:count])
+
+    def _best_count(
+        self, requests: int, num_drafted: int, chances: Sequence[float], kind: int
+    ) -> int:
+        """The number of tokens to draft for a request.
+
+        Args:
+            requests: The number of requests of the next step.
+            num_drafted: The number of tokens that are drafted for others of them.
+            chances: The probability of each token to be right, with those before it.
+            kind: The kind of the draft.
+        """
         plain = self.seconds.plain(requests)
         if plain is None or not self.may_draft(requests):
             return 0
-        share, before = (
-            self.share(request_id, kind),
-            self.seconds.of(requests, num_drafted) or plain,
-        )
+        before = self.seconds.of(requests, num_drafted) or plain
         known = self._drafting.get(kind // KINDS)
         drafting = 0.0 if known is None else known.mean
         # a run of drafts makes the execution after it slower, which has to prepare all its inputs
         after = 0.0 if self._run or self._after is None else self._after.mean
         # tokens a second, which a draft must raise
         best, length = (1 + LEAST_GAIN) * requests / plain, 0
-        right, expected = 1.0, 0.0
-        for count in range(1, most + 1):
-            right *= share
+        expected = 0.0
+        for count, right in enumerate(chances, 1):
             expected += right
-            if count not in LENGTHS and count < most:
+            if count not in LENGTHS and count < len(chances):
                 continue
             more = (self.seconds.of(requests, num_drafted + count) or plain) - before
             if self._reads_again:
@@ -248,12 +305,31 @@ class DraftLengths:
             num_accepted: The number of right ones.
             kind: The kind of the draft.
         """
-        tried = min(num_accepted + 1, num_drafted)
+        self._record(request_id, kind, min(num_accepted + 1, num_drafted), num_accepted)
+
+    def record_tree(
+        self, request_id: RequestID, parents: Sequence[int], path: Sequence[int], kind: int = 0
+    ) -> None:
+        """Records which tokens of a tree were right.
+
+        Args:
+            request_id: The request.
+            parents: The parents of the tokens.
+            path: The indices of the right ones.
+            kind: The kind of the draft.
+        """
+        first, others = path_outcomes(parents, path)
+        self._record(request_id, kind, *first)
+        if others[0]:
+            self._record(request_id, ~kind, *others)
+
+    def _record(self, request_id: RequestID, key: int, trials: int, right: int) -> None:
+        """Adds verified tokens to a share of a request, and to that of all."""
         for shares in (self._shares.setdefault(request_id, {}), self._all):
-            share = shares.setdefault(kind, _Share())
+            share = shares.setdefault(key, _Share())
             share.fade(FADING)
-            share.right += num_accepted
-            share.trials += tried
+            share.right += right
+            share.trials += trials
 
     def step(
         self,

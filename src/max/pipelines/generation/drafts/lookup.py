@@ -20,6 +20,8 @@ WINDOW = 16
 """The number of tokens before two places of equal runs that tell which place is more like the end of the text."""
 MOST_PLACES = 32
 """The number of places of the longest run that are compared, the latest ones."""
+MOST_OTHERS = 3
+"""The number of other continuations of a look-up."""
 
 
 class LookupDrafter(Drafter):
@@ -31,6 +33,9 @@ class LookupDrafter(Drafter):
 
     def __init__(self) -> None:
         self._lengths: dict[RequestID, int] = {}  # of the runs of the last drafts
+        self._others: dict[
+            RequestID, list[int]
+        ] = {}  # where other continuations begin, the likeliest first
 
     def kind(self, context: TextContext) -> int:
         """The number of last tokens that were found again."""
@@ -49,17 +54,32 @@ class LookupDrafter(Drafter):
         tokens = context.all_tokens
         # the ends of earlier runs that are equal to the last tokens, for longer and longer runs
         ends = np.flatnonzero(tokens[:-1] == tokens[-1])
-        best, length = ends, 0
+        best, shorter, length = ends, ends[:0], 0
         while ends.size and length < LONGEST_MATCH:
-            best, length = ends, length + 1
+            best, shorter, length = ends, best, length + 1
             # ends are at most len(tokens) - 2, so those that are left have tokens[-1 - length] too
             ends = ends[ends >= length]
             ends = ends[tokens[ends - length] == tokens[-1 - length]]
         if not best.size:
             return ()
         self._lengths[context.request_id] = length
-        begin = _likest(tokens, best[-MOST_PLACES:]) + 1
+        places = _by_likeness(tokens, best[-MOST_PLACES:])
+        # after them those of the runs that are shorter by a token
+        rest = shorter[~np.isin(shorter, best)][-MOST_PLACES:]
+        self._others[context.request_id] = [*(places[1:] + 1), *(_by_likeness(tokens, rest) + 1)]
+        begin = places[0] + 1
         return tokens[begin : begin + most].tolist()
+
+    def alternatives(self, context: TextContext, most: int) -> list[Sequence[int]]:
+        """What followed the last tokens at other places; see `Drafter.alternatives`."""
+        tokens, found = context.all_tokens, list[Sequence[int]]()
+        for begin in self._others.get(context.request_id, ()):
+            other = tokens[begin : begin + most].tolist()
+            if other not in found:
+                found.append(other)
+            if len(found) == MOST_OTHERS:
+                break
+        return found
 
     def observe(self, context: TextContext, num_drafted: int, num_accepted: int) -> None:
         """Does nothing: each look-up reads the text as it is."""
@@ -72,21 +92,22 @@ class LookupDrafter(Drafter):
         """
 
     def forget(self, request_id: RequestID) -> None:
-        """Forgets the kind of a request's drafts."""
+        """Forgets the drafts of a request."""
         self._lengths.pop(request_id, None)
+        self._others.pop(request_id, None)
 
 
-def _likest(tokens: npt.NDArray[Any], ends: npt.NDArray[np.intp]) -> int:
-    """The place whose last tokens are most often among the last tokens of a text; of equal ones the latest.
+def _by_likeness(tokens: npt.NDArray[Any], ends: npt.NDArray[np.intp]) -> npt.NDArray[np.intp]:
+    """Places by how many of their last tokens are among the last tokens of a text, most first; of equal ones the latest
+    first.
 
     Args:
         tokens: The text.
         ends: The places, in order.
     """
-    if len(ends) == 1:
-        return int(ends[0])
+    if len(ends) < 2:
+        return ends
     # [places, WINDOW]: before the start of the text there is no token
     places = ends[:, None] - np.arange(WINDOW)
     equal = np.isin(tokens[np.maximum(places, 0)], tokens[-WINDOW:]) & (places >= 0)
-    counts = equal.sum(1)
-    return int(ends[len(ends) - 1 - counts[::-1].argmax()])
+    return ends[np.lexsort((ends, equal.sum(1)))[::-1]]

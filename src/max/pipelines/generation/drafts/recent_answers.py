@@ -45,6 +45,7 @@ class RecentAnswersDrafter(Drafter):
         self._answers: deque[tuple[str, str, Answer]] = deque()
         self._places: dict[Key, list[tuple[Answer, int]]] = {}
         self._lengths: dict[RequestID, int] = {}  # of the runs of the last drafts
+        self._others: dict[RequestID, list[tuple[Answer, int]]] = {}  # the other places of these
         self.tokens = 0
         """The number of tokens of all kept answers."""
 
@@ -62,9 +63,18 @@ class RecentAnswersDrafter(Drafter):
         if not places:
             return ()
         last = tokens[-LONGEST_MATCH:][::-1]
-        answer, end = max(reversed(places), key=lambda place: _match(last, *place))
-        self._lengths[context.request_id] = _match(last, answer, end)
+        # the longest run first, of equal ones the latest
+        matches = [(_match(last, *place), number) for number, place in enumerate(places)]
+        (length, best), *others = sorted(matches, reverse=True)
+        self._lengths[context.request_id] = length
+        self._others[context.request_id] = [places[number] for _, number in others]
+        answer, end = places[best]
         return answer[end : end + most].tolist()
+
+    def alternatives(self, context: TextContext, most: int) -> list[Sequence[int]]:
+        """What followed at the other places; see `Drafter.alternatives`."""
+        others = self._others.get(context.request_id, ())
+        return [answer[end : end + most].tolist() for answer, end in others]
 
     def kind(self, context: TextContext) -> int:
         """How long the run of last tokens is that was found again: the power of two below its length."""
@@ -113,8 +123,9 @@ class RecentAnswersDrafter(Drafter):
         """
 
     def forget(self, request_id: RequestID) -> None:
-        """Forgets the kind of a request's drafts."""
+        """Forgets the drafts of a request."""
         self._lengths.pop(request_id, None)
+        self._others.pop(request_id, None)
 
     def forget_answers(self) -> None:
         """Forgets all answers."""

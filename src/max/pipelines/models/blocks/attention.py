@@ -144,6 +144,11 @@ class AttentionForm(Mixer):
         return self._needs_rows or self.query_growth is not None
 
     @property
+    def follows_trees(self) -> bool:
+        """See `Mixer.follows_trees`: where only the kernels count positions, and each key counts alike."""
+        return self.window is None and self.alibi_slopes is None and not self.reads_positions
+
+    @property
     def positional_key(self) -> object:
         """See `Mixer.positional_key`."""
         sizes = self.head_dim, self.interleaved, self._needs_rows

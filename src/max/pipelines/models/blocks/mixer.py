@@ -74,6 +74,11 @@ class Mixer:
     """Whether the layer needs the position of each token; the cache kernels count positions themselves."""
 
     @property
+    def follows_trees(self) -> bool:
+        """Whether new tokens may be a tree of drafted ones, whose rows see the cached tokens and their ancestors."""
+        return False
+
+    @property
     def keys(self) -> CachedKeys | None:
         """What the layer stores in the pages of the cache; None: nothing."""
         return None

@@ -271,6 +271,16 @@ class DecoderConfig:
         """The number of layers in the first group of the cache."""
         return len(self.cache.groups[0][1])
 
+    @property
+    def follows_trees(self) -> bool:
+        """Whether new tokens may be a tree of drafted ones. All else drafts single continuations: models with recurrent
+        states, latents, windows, learned positions, or heads that read their hidden states from the cache.
+        """
+        mixers = [block.mixer for block in self.blocks if block.mixer is not None]
+        return not self.learned_positions and not self.stored_states and all(
+            mixer.follows_trees for mixer in mixers
+        )  # fmt: skip
+
     def site(self, kv_params: KVCacheParams, dtype: DType, device: DeviceRef, linear: Any) -> Site:
         """What the layers of blocks need from this model.
 

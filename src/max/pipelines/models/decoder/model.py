@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import TypeVar
 
 import numpy as np
@@ -170,9 +171,11 @@ class DecoderModel(GraphModel[TextContext], KVCacheMixin):
         """The shape of the KV cache of a decoder."""
         dtype = self.kv_cache_config.cache_dtype(self.encoding.cache_dtype)
         rest = len(self.devices), self.kv_cache_config, dtype
-        if not config.stored_states:
-            return self.get_kv_params(self.huggingface_config, *rest)
-        return self._params_of(config, *rest)
+        if config.stored_states:
+            return self._params_of(config, *rest)
+        params = self.get_kv_params(self.huggingface_config, *rest)
+        trees = self._verifies_trees(self.pipeline_config, self.huggingface_config, self.devices)
+        return replace(params, verifies_trees=trees)
 
     def _adapter_shape(self, state_dict: Mapping[str, WeightData]) -> AdapterShape | None:
         """The memory for adapters; None: requests take none.
@@ -434,11 +437,24 @@ class DecoderModel(GraphModel[TextContext], KVCacheMixin):
         own = cls.config_class.from_huggingface(huggingface_config)
         config = config_with_head(own, pipeline_config)
         if config is own:
-            return super().cache_shape(
+            params, layers = super().cache_shape(
                 pipeline_config, huggingface_config, devices, kv_cache_config, cache_dtype
             )
+            trees = cls._verifies_trees(pipeline_config, huggingface_config, devices)
+            return replace(params, verifies_trees=trees), layers
         params = cls._params_of(config, len(devices), kv_cache_config, cache_dtype)
         return params, config.num_cached_layers
+
+    @classmethod
+    def _verifies_trees(
+        cls,
+        pipeline_config: PipelineConfig,
+        huggingface_config: HuggingFaceConfig,
+        devices: Sequence[Device],
+    ) -> bool:
+        """Whether a step may verify trees of drafted tokens."""
+        config = cls.config_class.from_huggingface(huggingface_config)
+        return pipeline_config.drafts_tokens and len(devices) == 1 and config.follows_trees
 
     @classmethod
     def get_num_layers(cls, huggingface_config: HuggingFaceConfig) -> int:
