@@ -48,9 +48,9 @@ def answered(answers: Answers) -> Iterator[None]:
 
     def rows(self: Any, outputs: Any, sampler: Any, device: Any) -> list[list[int]]:
         chosen = choose_rows(self, outputs, sampler, device)
-        for own, context in zip(chosen, self._batch, strict=True):
+        for own, context, depths in zip(chosen, self._batch, self.depths, strict=True):
             begin = len(context.generated_tokens)
-            own[:] = [known(context, begin + number) for number in range(len(own))]
+            own[:] = [known(context, begin + depth) for depth in depths]
         return chosen
 
     Replica._next_tokens, DraftedRows.choose = tokens, rows
@@ -154,23 +154,27 @@ def texts(pipeline: Any, kind: str) -> tuple[Any, list[int]]:
     return encode(text), list(encode(answer, add_special_tokens=False))
 
 
-def look_up(pipeline: Any, kind: str, rounds: int) -> tuple[float, float, float]:
-    """Tokens a second without and with look-up, and tokens a step."""
+def look_up(pipeline: Any, kind: str, rounds: int) -> dict[str, tuple[float, float]]:
+    """Tokens a second and tokens a step without look-up, with single continuations, and with trees."""
     drafts = pipeline.replicas[0].drafts
     prompt, answer = texts(pipeline, kind)
-    plain, fast, steps = [], [], 0
+    speeds: dict[str, list[float]] = {"plain": [], "one continuation": [], "trees": []}
+    steps = dict.fromkeys(speeds, 0)
+    trees = drafts.trees
     for number in range(rounds + 1):
-        for enabled in (False, True):
-            drafts.enabled = enabled
+        for form, own in speeds.items():
+            drafts.enabled, drafts.trees = form != "plain", form == "trees" and trees
             # new drafters: what was answered before is not known
             drafts._drafter = DraftersInTurn([RecentAnswersDrafter(), LookupDrafter()])
             one = request(prompt, len(answer))
             with answered({one.request_id: answer}):
-                seconds, ran = decode(pipeline, one)
+                seconds, steps[form] = decode(pipeline, one)
             if number:
-                (fast if enabled else plain).append(len(answer) / seconds)
-                steps = ran if enabled else steps
-    return statistics.median(plain), statistics.median(fast), len(answer) / steps
+                own.append(len(answer) / seconds)
+    drafts.trees = trees
+    return {
+        form: (statistics.median(own), len(answer) / steps[form]) for form, own in speeds.items()
+    }
 
 
 def draft_model(pipeline: Any, share: float, cost: float, rounds: int) -> tuple[float, float]:
@@ -232,12 +236,14 @@ def main() -> None:
     print("ms of a step by rows:", {count: round(ms, 2) for count, ms in rows.items()}, flush=True)
     print(f"4 rows against 1: {rows[4] / rows[1]:.2f}", flush=True)
     for kind in ("edit", "json"):
-        plain, fast, each = look_up(pipeline, kind, options.rounds)
-        print(
-            f"look-up, {kind}: {plain:.1f} -> {fast:.1f} tokens/s, {fast / plain:.2f} times, "
-            f"{each:.2f} tokens a step",
-            flush=True,
-        )
+        found = look_up(pipeline, kind, options.rounds)
+        plain, _ = found.pop("plain")
+        for form, (fast, each) in found.items():
+            print(
+                f"look-up, {kind}, {form}: {plain:.1f} -> {fast:.1f} tokens/s, {fast / plain:.2f} times, "
+                f"{each:.2f} tokens a step",
+                flush=True,
+            )
     plain, fast = draft_model(pipeline, 0.7, 0.1, options.rounds)
     print(
         f"draft model of a tenth, 0.7: {plain:.1f} -> {fast:.1f}, {fast / plain:.2f} times",
