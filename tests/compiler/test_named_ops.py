@@ -5,14 +5,14 @@ from __future__ import annotations
 import ast
 from pathlib import Path
 
-from max._backends.cpu.passes import packed_filters, packed_ops, winograd_ops
+from max._backends.cpu.passes import int8_filters, packed_filters, packed_ops, winograd_ops
 from max._compiler.mok import MOK
 from max.mlir import OPS
 
 SRC = Path(__file__).parents[2] / "src" / "max"
 PACKED = [
     op.name
-    for module in (packed_filters, packed_ops, winograd_ops)
+    for module in (int8_filters, packed_filters, packed_ops, winograd_ops)
     for op in vars(module).values()
     if hasattr(op, "spec")
 ]
@@ -36,7 +36,8 @@ NAMED = {
     "passes/collectives.py": (3, "the two collectives"),
     "passes/constants.py": (24, "the NumPy function of each op that is folded"),
     "passes/fuse.py": (1, "the norm before a product"),
-    "passes/pack.py": (6, "filters and quantized weights are packed in their own ways"),
+    "passes/int8_filters.py": (4, "a convolution of codes, its padding, and the forms that replace it"),
+    "passes/pack.py": (8, "filters and quantized weights are packed in their own ways"),
     "passes/pack_experts.py": (3, "the two products of experts"),
     "passes/packed_filters.py": (2, "the convolution that one with packed filters extends"),
     "passes/place.py": (2, "a transfer becomes a copy, and a predicate stays in place"),

@@ -286,6 +286,61 @@ def test_winograd_shares_filters() -> None:
         assert names == ["pack_filter", "packed_conv 32"]
 
 
+def codes(x: Value, *filter: int, **options: Any) -> Value:
+    """A convolution of bytes in int32."""
+    return ops.conv2d(x.cast(I32), weight(*filter, dtype=I8).cast(I32), **options)
+
+
+BYTES = replace(CPU_PACKING, int8_filters=True)
+
+
+def test_int8_filters() -> None:
+    """An instruction for four bytes a lane: `int8_conv`; else a product of patches, or of few channels floats."""
+    image = ("n", 6, 7, 20)
+    own = ["pack_int8_filter", "int8_conv 9"]
+    patches = ["pack int8 columns", "packed_matmul int8 columns 9"]
+    for options in ({}, {"stride": (2, 1), "dilation": (1, 2)}, {"padding": (1, 1, 0, 1)}):
+        found = packed(lambda x: codes(x, 3, 2, 20, 9, **options), I8, BYTES, shape=image)  # noqa: B023
+        assert found == own
+    assert packed(lambda x: codes(x, 3, 2, 20, 9), I8, shape=image) == patches
+    few = ("n", 6, 7, 4)
+    assert packed(lambda x: codes(x, 3, 2, 4, 9), I8, BYTES, shape=few) == own
+    assert packed(lambda x: codes(x, 3, 2, 4, 9), I8, shape=few) == ["pack_filter", "packed_conv 9"]
+    # 18 channels are not whole lanes; 64 taps have no bits
+    odd = ("n", 6, 7, 18)
+    assert packed(lambda x: codes(x, 3, 2, 18, 9), I8, BYTES, shape=odd) == patches
+    large = ("n", 20, 20, 20)
+    assert packed(lambda x: codes(x, 8, 8, 20, 9), I8, BYTES, shape=large) == patches
+
+
+def test_int8_filters_that_stay() -> None:
+    image = ("n", 6, 7, 20)
+    assert packed(lambda x: codes(x, 3, 2, 10, 6, groups=2), I8, BYTES, shape=image) == []
+    none = replace(BYTES, int8=False)
+    assert packed(lambda x: codes(x, 3, 2, 20, 6), I8, none, shape=image) == []
+    wraps = packed(lambda x: ops.conv2d(x, weight(3, 2, 20, 6, dtype=I8)), I8, BYTES, shape=image)
+    assert wraps == []
+
+
+@pytest.mark.parametrize("amount", [1, 2, 3])
+def test_padding_of_codes(amount: int) -> None:
+    """A constant around the image is the padding of the convolution, unless a window would see nothing else."""
+    image = (1, 6, 7, 20)
+
+    def build(x: Value) -> Value:
+        return codes(ops.pad(x, (0, 0, amount, 0, 0, amount, 0, 0), value=-5), 3, 3, 20, 6)
+
+    with Graph("g", input_types=[TensorType(I8, image, CPU)]) as graph:
+        graph.output(build(graph.inputs[0].tensor))
+    module = clone_module(graph.to_mlir())
+    pack_weights(entry(module).block, lambda op: True, BYTES)
+    (found,) = (op for op in entry(module).block.ops if op.name == "mok.int8_conv")
+    assert isinstance(found, MoOp)
+    merged = amount < 3
+    assert found.attr("fill") == (-5 if merged else 0)
+    assert tuple(found.attr("padding")) == ((amount, 0, 0, amount) if merged else (0,) * 4)
+
+
 AVX512 = {"avx2", "avx512f", "avx512bw", "avx512vl"}
 
 

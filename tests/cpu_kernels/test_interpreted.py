@@ -675,6 +675,32 @@ CASES: dict[
         for dtype in (F32, BF16, np.float16)
         for padding in (0, 1)
     },
+    "pack_int8_filter": (
+        "mok.pack_int8_filter",
+        [RNG.integers(-128, 128, (2, 1, 4, 35)).astype(np.int8)],
+        [(np.int8, (2, (8 + 4) * 32))],
+        {},
+    ),
+    **{
+        f"int8_conv of {channels} channels": (
+            "mok.int8_conv",
+            [
+                RNG.integers(-128, 128, (1, 3, 4, channels)).astype(np.int8),
+                RNG.integers(-128, 128, (1, (2 * channels + 4) * 32)).astype(np.int8),
+            ],
+            [(np.int32, (1, 4, 2, 5))],
+            {
+                "stride": (1, 2),
+                "dilation": (1, 1),
+                "padding": (1, 1, 0, 0),
+                "groups": 1,
+                "taps": (2, 1),
+                "columns": 5,
+                "fill": -3,
+            },
+        )
+        for channels in (4, 192)
+    },
     "winograd_filter": (
         "mok.winograd_filter",
         [floats(3, 3, 2, 5)],

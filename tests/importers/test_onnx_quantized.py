@@ -77,12 +77,14 @@ def weight(
 def check(model: Any, x: Any, integers: bool = True) -> None:
     """Engine, interpreter and reference differ by a quantum at most; hardly any code differs."""
     graph = from_onnx(model)
-    assert bool(re.search(r"mo\.matmul\([^\n]*si32", str(graph))) is integers
+    assert bool(re.search(r"mo\.(matmul|conv)\([^\n]*si32", str(graph))) is integers
     (want,) = ReferenceEvaluator(model).run(None, {"x": x})
     loaded = InferenceSession().load(graph)
     if integers:
         # the product is one of packed bytes, the rest its epilogue
-        assert any("packed_matmul+" in name for name in loaded.kernel_summaries)
+        assert any(
+            re.search(r"(packed_matmul|int8_conv)\+", name) for name in loaded.kernel_summaries
+        )
     for got in (loaded.execute(x)[0].to_numpy(), _interpreter.run(graph, [x])[0]):
         assert got.dtype == want.dtype
         difference = np.abs(got.astype(int) - want.astype(int))
@@ -93,7 +95,8 @@ def check(model: Any, x: Any, integers: bool = True) -> None:
 @pytest.mark.parametrize("seed", range(8))
 def test_convolutions(seed: int) -> None:
     rng = np.random.default_rng(seed)
-    channels, features = int(rng.integers(16, 40)), int(rng.integers(32, 70))
+    channels = int([3, 8, *rng.integers(16, 40, 6), 64][int(rng.integers(9))])
+    features = int(rng.integers(32, 70))
     taps = [int(n) for n in rng.integers(1, 4, 2)]
     kind = [np.uint8, np.int8][seed % 2]
     zero = int(rng.integers(100, 150)) - (128 if kind is np.int8 else 0)
@@ -141,11 +144,14 @@ def test_what_stays_in_floats(what: str, rng: np.random.Generator) -> None:
     net = Network()
     x = net.dequantized(net.quantized("x", 0.03, 7, np.uint8), 0.03, np.uint8(7))
     if what in ("groups", "few channels"):
-        channels = 4 if what == "few channels" else 32
+        channels = 12 if what == "few channels" else 32
         groups = 2 if what == "groups" else 1
-        codes = net.constant(rng.integers(-9, 9, (32, channels // groups, 3, 3)).astype(np.int8))
+        # of few channels sums of more products than floats hold exactly
+        taps = 11 if what == "few channels" else 3
+        shape_ = (32, channels // groups, taps, taps)
+        codes = net.constant(rng.integers(-9, 9, shape_).astype(np.int8))
         filters = net.dequantized(codes, 0.02, np.int8(0))
-        y, shape = net.node("Conv", x, filters, group=groups), [1, channels, 5, 5]
+        y, shape = net.node("Conv", x, filters, group=groups), [1, channels, taps + 2, taps + 1]
     else:
         codes = net.constant(rng.integers(0, 255, (40, 48)).astype(np.uint8))
         rows = what == "scales of rows"
@@ -154,3 +160,39 @@ def test_what_stays_in_floats(what: str, rng: np.random.Generator) -> None:
     result = net.quantized(y, 0.05, 3, np.uint8)
     model = net.model(shape, result, len(shape), np.uint8)
     check(model, rng.standard_normal(shape).astype(np.float32), integers=False)
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_pooled_codes(seed: int) -> None:
+    """The maxima of dequantized values are those of their codes; codes with the scale of their source are kept."""
+    rng = np.random.default_rng(seed)
+    kind = [np.uint8, np.int8][seed % 2]
+    zero = kind(rng.integers(0, 100))
+    net = Network()
+    x = net.dequantized(net.quantized("x", 0.03, zero, kind), 0.03, zero)
+    attributes = {
+        "kernel_shape": [3, 2], "strides": [int(n) for n in rng.integers(1, 3, 2)],
+        "pads": [int(n) for n in rng.integers(0, 2, 2)] * 2,
+    }  # fmt: skip
+    pooled = net.node("MaxPool", x, **attributes)
+    result = net.quantized(pooled, 0.03 if seed < 3 else 0.05, zero, kind)
+    model = net.model(["n", 5, 8, 7], result, 4, kind)
+    graph = from_onnx(model)
+    assert re.search(r"mo\.max_pool\([^\n]*si8", str(graph))
+    array = rng.standard_normal((2, 5, 8, 7)).astype(np.float32)
+    (want,) = ReferenceEvaluator(model).run(None, {"x": array})
+    for got in (
+        InferenceSession().load(graph).execute(array)[0].to_numpy(),
+        _interpreter.run(graph, [array])[0],
+    ):
+        np.testing.assert_array_equal(got, want)
+
+
+@pytest.mark.parametrize("scale", [-0.03, 1e-38, np.inf])
+def test_what_is_pooled_in_floats(scale: float) -> None:
+    """A negative scale turns the order around; products of unusual ones may all be 0 or infinite."""
+    net = Network()
+    x = net.dequantized(net.quantized("x", 0.03, 3, np.uint8), scale, np.uint8(3))
+    result = net.quantized(net.node("MaxPool", x, kernel_shape=[2, 2]), 0.03, 3, np.uint8)
+    graph = from_onnx(net.model([1, 2, 4, 4], result, 4, np.uint8))
+    assert re.search(r"mo\.max_pool\([^\n]*f32", str(graph))

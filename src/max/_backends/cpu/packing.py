@@ -21,6 +21,7 @@ class Packing:
         filters: Dtypes of filters of convolutions that become strips.
         quantized: Encodings of quantized weights that are packed.
         int8: Whether weights of 8-bit integers are packed.
+        int8_filters: Whether filters of 8-bit integers are; else their convolutions become products.
         min_size: A dense weight with fewer rows or columns is not packed: its panels would be mostly padding.
         streamed_bytes: Packed weights of a graph of at least this size are not expected to stay in caches between
             executions.
@@ -31,6 +32,7 @@ class Packing:
     filters: frozenset[DType] = frozenset()
     quantized: frozenset[str] = frozenset()
     int8: bool = False
+    int8_filters: bool = False
     min_size: int = 8
     streamed_bytes: int = 32 << 20
     coded: Mapping[DType, str] = field(default_factory=dict[DType, str])
@@ -65,4 +67,7 @@ def packing_of(target: k.Target) -> Packing:
         coded[DType.bfloat16] = "coded bfloat16"
     if fast and target.vector_bits >= 512:
         coded[DType.float32] = "coded float32"
-    return replace(CPU_PACKING, coded=coded)
+    # an instruction multiplies four bytes a lane; matrix tiles are faster, and multiply copied patches
+    by_bytes = bool(target.dot_i8_lanes(width)) or target.signed_bytes
+    int8_filters = by_bytes and not target.tile_products
+    return replace(CPU_PACKING, coded=coded, int8_filters=int8_filters)

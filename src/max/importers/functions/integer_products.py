@@ -22,15 +22,21 @@ from max.importers.values import Imported
 Array = npt.NDArray[Any]
 
 __all__ = [
-    "Codes", "Quantized", "centered_codes", "convolved_codes", "multiplied_codes", "permute_source",
-    "quantized_convolution", "quantized_of", "quantized_product", "reshape_source", "signed_codes",
+    "Codes", "Quantized", "centered_codes", "chosen_codes", "codes_of_same", "convolved_codes", "dequantized_tensor",
+    "multiplied_codes", "permute_source", "quantized_convolution", "quantized_of", "quantized_product",
+    "reshape_source", "signed_codes",
 ]  # fmt: skip
 
 _DEEPEST = 1 << 16
 """Elements of a sum of products of bytes that 32 bits hold."""
 _CHANNELS = 16
-"""The least channels of an image whose patches are copied: of fewer, copies of bytes would take longer than floats."""
+"""Images of fewer channels get more of them, up to whole lanes of four bytes."""
+_LANE = 4
+_EXACT = 1 << 10
+"""Elements of a sum of products of bytes that float32 holds exactly."""
 _BYTES = (DType.int8, DType.uint8)
+_USUAL = (1e-30, 1e30)
+"""Scales whose products with codes are normal numbers."""
 
 
 @dataclass(frozen=True)
@@ -186,6 +192,62 @@ def _view_codes(codes: Imported, view: Callable[[TensorValue], TensorValue]) -> 
     return Imported(view(codes.tensor), stored_as=codes.stored_as, source=moved)
 
 
+def chosen_codes(value: Imported, choose: Callable[[TensorValue], TensorValue]) -> Quantized | None:
+    """What elements of a dequantized tensor are as codes; None: in floats.
+
+    Args:
+        value: The tensor.
+        choose: Chooses elements, such as the greatest: which ones does not depend on a positive scale and a zero point.
+    """
+    source, x = quantized_of(value), _left_codes(value)
+    scale = None if source is None else _usual_scale(source.scale)
+    if source is None or x is None or scale is None:
+        return None
+    codes, _, _ = x
+    chosen = choose(codes.tensor)
+    stored = chosen
+    if codes.shift:
+        assert source.codes.dtype is not None
+        stored = ops.cast(ops.cast(chosen, DType.int32) + codes.shift, source.codes.dtype)
+    return Quantized(
+        Imported(stored, source=Codes(chosen, codes.shift)), source.scale, source.zero, 0
+    )
+
+
+def _usual_scale(scale: Imported) -> float | None:
+    """One constant scale whose products with codes neither overflow nor underflow; else None."""
+    numbers = scale.numbers
+    if numbers is None or numbers.size != 1:
+        return None
+    number = float(numbers.reshape(-1)[0])
+    return number if _USUAL[0] < number < _USUAL[1] else None
+
+
+def dequantized_tensor(source: Quantized) -> Imported:
+    """The tensor of codes with one scale."""
+    codes, zero = signed_codes(source.codes), _one(source.zero)
+    assert codes is not None and zero is not None
+    moved = ops.cast(codes.tensor, DType.int32) - (zero - codes.shift)
+    scale = ops.reshape(source.scale.tensor, [])
+    return Imported(ops.cast(moved, DType.float32) * scale, source=source)
+
+
+def codes_of_same(value: Imported, scale: Imported, zero: Imported | None) -> Imported | None:
+    """The codes that a tensor was dequantized from, if their scale and zero point are these: rounding the quotients
+    gives the same codes again.
+    """
+    source = quantized_of(value)
+    if source is None or _left_codes(value) is None:
+        return None
+    one = _usual_scale(source.scale)
+    if one is None or _usual_scale(scale) != one or scale.dtype is not source.scale.dtype:
+        return None
+    # without a zero point the codes are uint8
+    dtype = DType.uint8 if zero is None else zero.dtype
+    same = _one(zero) is not None and _one(zero) == _one(source.zero)
+    return source.codes if same and dtype is source.codes.dtype else None
+
+
 def signed_codes(codes: Imported) -> Codes | None:
     """Codes as signed bytes; None for codes of other sizes."""
     if isinstance(codes.source, Codes):
@@ -231,8 +293,14 @@ def multiplied_codes(x: Codes, zero: int | TensorValue, weight: Array) -> Tensor
         return None
     matrix = ops.constant(np.ascontiguousarray(weight.astype(np.int8)))
     total = ops.matmul(ops.cast(x.tensor, DType.int32), ops.cast(matrix, DType.int32))
+    return _without_zero(total, x, zero, weight.sum(0, dtype=np.int32))
+
+
+def _without_zero(
+    total: TensorValue, x: Codes, zero: int | TensorValue, columns: Array
+) -> TensorValue:
+    """Sums of products of codes, without what their zero point adds; `columns` are the sums of the weights."""
     # sum((x - zero) w) = sum((x - shift) w) + (shift - zero) sum(w): the zero point costs one row
-    columns = weight.sum(0, dtype=np.int32)
     if isinstance(zero, int):
         correction = columns * np.int32(x.shift - zero)
         return total + ops.constant(correction) if correction.any() else total
@@ -261,37 +329,28 @@ def convolved_codes(
     """
     if weight.ndim != 4 or not weight.size:
         return None
-    features, channels, *kernel = weight.shape
+    _, channels, *kernel = weight.shape
     # another number of channels: groups
-    if channels < _CHANNELS or x.tensor.shape[1] != channels:
+    if x.tensor.shape[1] != channels or any(amount < 0 for pair in pairs for amount in pair):
         return None
-    if any(amount < 0 for pair in pairs for amount in pair):
+    # of few channels some kernels compute in floats
+    if channels < _CHANNELS and channels * np.prod(kernel) > _EXACT:
         return None
-    image = ops.permute(x.tensor, [0, 2, 3, 1])  # [N, H, W, C]: the channels of a tap are adjacent
+    filters = weight.astype(np.int8).transpose(2, 3, 1, 0)  # [F, C, R, S] to [R, S, C, F]
+    image = x.tensor
+    if channels < _CHANNELS and (missing := -channels % _LANE):
+        image = pad_axes(image, [(0, 0), (0, missing), (0, 0), (0, 0)], "constant", 0)
+        filters = np.pad(filters, [(0, 0), (0, 0), (0, missing), (0, 0)])
+    image = ops.permute(image, [0, 2, 3, 1])
     if any(amount for pair in pairs for amount in pair):
         # the code that stands for 0
         image = pad_axes(image, [(0, 0), *pairs, (0, 0)], "constant", zero - x.shift)
-    patches = _patches(image, kernel, strides, dilations)
-    # [F, C, R, S] to [R, S, C, F]
-    matrix = weight.transpose(2, 3, 1, 0).reshape(-1, features)
-    total = multiplied_codes(Codes(patches, x.shift), zero, matrix)
+    if kernel == [1, 1] and set(strides) == {1}:
+        total = multiplied_codes(Codes(image, x.shift), zero, filters[0, 0])
+    else:
+        total = ops.conv2d(
+            ops.cast(image, DType.int32), ops.cast(ops.constant(np.ascontiguousarray(filters)), DType.int32),
+            (strides[0], strides[1]), (dilations[0], dilations[1]),
+        )  # fmt: skip
+        total = _without_zero(total, x, zero, filters.sum((0, 1, 2), dtype=np.int32))
     return None if total is None else ops.permute(total, [0, 3, 1, 2])
-
-
-def _patches(
-    image: TensorValue, kernel: Sequence[int], strides: Sequence[int], dilations: Sequence[int]
-) -> TensorValue:
-    """The patches of an image ``[N, H, W, C]``, ``[N, H', W', R * S * C]``."""
-    counts = [
-        (image.shape[1 + i] - dilations[i] * (kernel[i] - 1) - 1) // strides[i] + 1
-        for i in range(2)
-    ]
-    parts: list[TensorValue] = []
-    for tap in np.ndindex(*kernel):
-        index: list[slice] = [slice(None)]
-        for i in range(2):
-            first = tap[i] * dilations[i]
-            # the elements that this tap meets at all places of the result
-            index.append(slice(first, first + (counts[i] - 1) * strides[i] + 1, strides[i]))
-        parts.append(image[(*index, slice(None))])
-    return parts[0] if len(parts) == 1 else ops.concat(parts, 3)

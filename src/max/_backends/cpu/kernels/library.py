@@ -48,6 +48,8 @@ _CPU_FAMILIES: dict[str, str] = {
     "mo.conv_transpose": "convolution.transposed",
     "mok.pack_filter": "convolution.conv",
     "mok.packed_conv": "convolution.conv",
+    "mok.pack_int8_filter": "convolution.int8_conv",
+    "mok.int8_conv": "convolution.int8_conv",
     "mok.winograd_filter": "convolution.winograd",
     "mok.winograd_conv": "convolution.winograd",
     "mo.resize": "images.resize",

@@ -8,6 +8,7 @@ from xdsl.ir import Block, SSAValue
 
 from max._backends.backend import RunsHere
 from max._backends.cpu.packing import NO_PACKING, Packing
+from max._backends.cpu.passes.int8_filters import convolve_codes
 from max._backends.cpu.passes.packed_filters import PackedConvOp, PackFilterOp
 from max._backends.cpu.passes.packed_ops import PackedMatmulOp, PackOp
 from max._backends.cpu.passes.winograd_ops import WinogradConvOp, WinogradFilterOp, fits_winograd
@@ -46,9 +47,17 @@ def pack_weights(block: Block, runs_here: RunsHere, packing: Packing) -> None:
 def _pack(block: Block, candidates: list[MoOp], constant: set[SSAValue], packing: Packing) -> None:
     """Packs the weights of the candidates, all of one device."""
     products = [op for op in candidates if type(op) is not ConvOp]
-    _pack_filters([op for op in candidates if type(op) is ConvOp], constant, packing)
+    convolutions = [op for op in candidates if type(op) is ConvOp]
     if packing.int8:
+        added = _convolve_codes(convolutions, constant, packing)
+        # what they were replaced by
+        convolutions = [op for op in convolutions if op.parent is not None]
+        convolutions += [op for op in added if type(op) is ConvOp]
+        products += [op for op in added if type(op) is not ConvOp]
+        if added:
+            constant = weights_only(ops_of(block))
         _pack_int8([op for op in products if type(op) is not QmatmulOp], constant, packing)
+    _pack_filters(convolutions, constant, packing)
     products = [op for op in products if op.parent is not None]
     # casts to int32 of operands that int8 products now read directly
     drop_dead_ops(block)
@@ -108,6 +117,26 @@ def _pack_int8(products: list[MoOp], constant: set[SSAValue], packing: Packing) 
         op.results[0].replace_all_uses_with(result)
         op.detach()
         op.erase()
+
+
+def _convolve_codes(
+    convolutions: list[MoOp], constant: set[SSAValue], packing: Packing
+) -> list[MoOp]:
+    """Replaces convolutions of int8 operands that are each cast to int32; returns the ops whose weights are yet to be
+    packed.
+    """
+    packed: dict[SSAValue, SSAValue] = {}
+    added: list[MoOp] = []
+    for op in convolutions:
+        x, w = (_int8(value, op.results[0]) for value in op.operands)
+        if x is None or w is None or x in constant or w not in constant:
+            continue
+        if op.operands[0] is x:
+            continue  # a convolution that wraps in 8 bits
+        found = convolve_codes(op, x, w, packing.int8_filters, packed)
+        if found is not None:
+            added.append(found)
+    return added
 
 
 def _int8(value: SSAValue, result: SSAValue) -> SSAValue | None:

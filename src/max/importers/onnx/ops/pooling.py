@@ -10,6 +10,7 @@ import numpy as np
 from max.dtype import DType
 from max.graph import TensorValue, ops
 from max.importers.functions.indexing import pad_axes
+from max.importers.functions.integer_products import chosen_codes, dequantized_tensor
 from max.importers.functions.pooling import Windows, average_pool, max_pool, max_pool_with_places
 from max.importers.functions.reductions import over
 from max.importers.node import Node
@@ -30,7 +31,11 @@ def windows_of(node: Node, x: TensorValue) -> Windows:
 def max_pool_(node: Node, x: TensorValue) -> Any:
     windows = windows_of(node, x)
     if not node.wants(1):
-        return (max_pool(windows, x),)
+        codes = None
+        if windows.is_plain and not windows.ceil:
+            # each window has an element
+            codes = chosen_codes(node.value(0), lambda c: max_pool(windows, c))
+        return (max_pool(windows, x) if codes is None else dequantized_tensor(codes),)
     return max_pool_with_places(windows, x, bool(node.attr("storage_order", 0)))
 
 

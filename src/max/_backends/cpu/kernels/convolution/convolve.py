@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 from max import kernel as k
 from max._backends.cpu.kernels.convolution.filters import Filter
 from max._backends.cpu.kernels.convolution.inputs import padded_sizes
+from max._backends.cpu.kernels.convolution.int8_filters import SIGN_BITS
 from max._backends.cpu.kernels.convolution.patches import (
     LINE,
     MAX_HEIGHT,
@@ -39,6 +40,7 @@ from max._backends.cpu.kernels.products.blocking import (
     tile_heights,
 )
 from max._backends.cpu.kernels.products.dense.panels import COPY_STRIDE, widen_block
+from max._backends.cpu.kernels.products.int8.panels import FOUR
 from max._backends.cpu.kernels.tiles.strips import COLUMNS, Results, prefetch_tile, store_tile
 from max._backends.cpu.kernels.tiles.tiling import Tiling, round_up
 
@@ -146,9 +148,9 @@ def cut_runs(run: k.Value, runs: k.Value) -> Blocks:
 
 @k.inline
 def write_offsets(
-    offsets: k.View, zeros: k.View, layout: Layout, window: Window, t: Tiling
+    offsets: k.View, zeros: k.View, layout: Layout, window: Window, fill: int, t: Tiling
 ) -> None:
-    """Writes the offsets of a patch's runs from its first element, and the zeros for runs in the padding."""
+    """Writes the offsets of a patch's runs from its first element, and what runs in the padding read."""
     pieces, lines = layout.pieces, window.taps[1]
     pixel = layout.pixel // t.pair
     for i in range(layout.runs):
@@ -156,15 +158,17 @@ def write_offsets(
         q, r, s = i // (lines * pieces), i // pieces % lines, i % pieces
         offset = (q * layout.plane + r * layout.line) // t.pair
         offsets[i] = offset + s * window.dilation[2] * pixel
-    # what runs in the padding read, as long as a K block
+    # as long as a K block; bytes are four a lane
+    word = (fill & 0xFF) * 0x01010101
+    lane = word - (1 << 32) if word >> 31 else word
     for i in k.static_range(0, LANES_K, t.width):
-        zeros.store(i, value=k.splat(k.cast(k.i32(0), t.lane), t.width))
+        zeros.store(i, value=k.splat(k.cast(k.i32(lane), t.lane), t.width))
 
 
 @k.inline
 def multiply_strip_of_filter(
-    results: Results, c: k.View, patches: Patches, runs: Runs, strip: k.View, ahead: k.View, task: Task,
-    first: Any, last: Any, t: Tiling,
+    results: Results, c: k.View, patches: Patches, runs: Runs, strip: k.View, initial: k.View | None, ahead: k.View,
+    task: Task, first: Any, last: Any, t: Tiling,
 ) -> None:  # fmt: skip
     """Multiplies the patches of a task by a K block of a strip, tile by tile; after the last K block the results are
     stored.
@@ -175,6 +179,7 @@ def multiply_strip_of_filter(
         patches: The patches.
         runs: The runs of the K block.
         strip: Rows of the strip, flat lanes.
+        initial: What the sums of each column begin with; None: with 0.
         ahead: Rows of a strip that are multiplied next.
         task: The task.
         first: Whether this is the first K block.
@@ -208,6 +213,7 @@ def multiply_strip_of_filter(
                     if half < task.columns:
                         multiply_patches(
                             sums[half:], tile, runs, strip[half:], first,
+                            None if initial is None else initial[half:],
                             ahead[k.min(row // t.height, sharing - 1) * depth * step :]
                             if half == 0
                             else None,
@@ -241,7 +247,7 @@ def group_lanes(
 @k.inline
 def conv_scratch(copied: bool, bounded: bool, widens: bool, t: Tiling, ctx: k.Context) -> Any:
     """The scratch memory of a worker: sums, a widened K block of a strip, copies of patches, and the places of patches
-    and runs.
+    and runs, and sign bits.
 
     Args:
         copied: Whether patches are copied.
@@ -259,12 +265,42 @@ def conv_scratch(copied: bool, bounded: bool, widens: bool, t: Tiling, ctx: k.Co
     valid = ctx.scratch(k.i64, (room if bounded else 1,))
     offsets = ctx.scratch(k.i64, (1 if copied else MAX_RUNS,))
     zeros = ctx.scratch(t.lane, (LANES_K,))
-    return c, wide, copy, starts, valid, offsets, zeros
+    flips = ctx.scratch(k.i32, (t.width,))
+    flips.store(0, value=k.splat(k.i32(SIGN_BITS), t.width))
+    return c, wide, copy, starts, valid, offsets, zeros, flips
+
+
+@k.inline
+def plan_tasks(
+    x: k.View, positions: k.Value, features: k.Value, f: Filter, window: Window, copied: bool, t: Tiling,
+    ctx: k.Context,
+) -> Any:  # fmt: skip
+    """The number of row tiles and of strips of a task.
+
+    Args:
+        x: The input.
+        positions: Positions of the result.
+        features: Columns of a group.
+        f: The packed filter.
+        window: The window.
+        copied: Whether patches are copied.
+        t: The tiling.
+        ctx: The context.
+    """
+    taps = window.taps[0] * window.taps[1] * window.taps[2]
+    # two workers that write codes of one cache line would wait for each other: bytes take several strips
+    few = taps > 1 and t.pair != FOUR
+    small = few and BLOCK_ROWS * f.channels * x.dtype.size <= TASK_BYTES
+    max_sums = k.i64(BLOCK_ROWS * COLUMNS) if small else k.i64(BLOCK_SUMS)
+    workers = k.ceildiv(ctx.num_workers, f.groups)
+    max_rows = COPY_ROWS if copied else BLOCK_ROWS
+    return plan(positions, features, workers, t, max_rows, max_sums, taps)
 
 
 @k.inline
 def convolve(
-    results: Results, x: k.View, padded: k.View, f: Filter, window: Window, mode: str, t: Tiling, ctx: k.Context
+    results: Results, x: k.View, padded: k.View, f: Filter, window: Window, mode: str, t: Tiling, ctx: k.Context,
+    fill: int = 0,
 ) -> None:  # fmt: skip
     """Multiplies patches by strips.
 
@@ -277,19 +313,22 @@ def convolve(
         mode: How patches are read; see `MODES`.
         t: The tiling.
         ctx: The context.
+        fill: What the padding holds.
     """
     out, groups, stored = results.out, f.groups, f.stored
     copied, in_place = mode == "copied", mode == "in_place"
     bounded = in_place and any(window.padding)
     widens = stored.pair != t.pair
     memory = conv_scratch(copied, bounded, widens, t, ctx)
-    c, wide, copy, starts, valid, offsets, zeros = memory
+    c, wide, copy, starts, valid, offsets, zeros, flips = memory
     features = out.shape[4] // groups  # columns of a group
     strips = k.ceildiv(features, COLUMNS)
     positions = out.shape[0] * out.shape[1] * out.shape[2] * out.shape[3]
     all_rows = out.reshape(positions, out.shape[4])  # [positions, F]
     layout = layout_of(x, window, f.channels, groups, mode)
-    strip_lanes = k.ceildiv(layout.size, stored.pair) * COLUMNS
+    # strips of bytes have a line before their rows
+    lead = COLUMNS if t.pair == FOUR else 0
+    strip_lanes = k.ceildiv(layout.size, stored.pair) * COLUMNS + lead
     # copied patches are addressed in elements, others in lanes
     unit = 1 if copied else t.pair
     run, pixel = layout.run // unit, layout.pixel // unit
@@ -297,14 +336,8 @@ def convolve(
     if copied:
         offsets[0] = 0
     else:
-        write_offsets(offsets, zeros, layout, window, t)
-    taps = window.taps[0] * window.taps[1] * window.taps[2]
-    small = taps > 1 and BLOCK_ROWS * f.channels * x.dtype.size <= TASK_BYTES
-    max_sums = k.i64(BLOCK_ROWS * COLUMNS) if small else k.i64(BLOCK_SUMS)
-    tiles, task_strips = plan(
-        positions, features, k.ceildiv(ctx.num_workers, groups), t,
-        COPY_ROWS if copied else BLOCK_ROWS, max_sums, taps,
-    )  # fmt: skip
+        write_offsets(offsets, zeros, layout, window, fill, t)
+    tiles, task_strips = plan_tasks(x, positions, features, f, window, copied, t, ctx)
     block_rows = tiles * t.height
     grid = (groups, k.ceildiv(positions, block_rows), k.ceildiv(strips, task_strips))
     for g, row_block, strip_group in ctx.parallel(grid, grain=1):
@@ -322,7 +355,13 @@ def convolve(
         lanes = copy if copied else left
         tile_starts = None if copied else starts
         patches = Patches(
-            lanes, tile_starts, cut.copy_step, valid if bounded else None, zeros, offsets
+            lanes,
+            tile_starts,
+            cut.copy_step,
+            valid if bounded else None,
+            zeros,
+            offsets,
+            flips if lead else None,
         )
         # the state of a K block is in variables, so that inner loops do not recompute it
         block, first_run, begin, from_row = k.i64(0), k.i64(0), k.i64(0), k.i64(0)
@@ -338,20 +377,21 @@ def convolve(
                     t.pair,
                 )  # fmt: skip
             for strip in range(strip_count):
-                b = f.lanes[first_lane + strip * strip_lanes + from_row * COLUMNS :]
+                whole = f.lanes[first_lane + strip * strip_lanes :]
+                b = whole[lead + from_row * COLUMNS :]
                 if widens:
                     widen_block(wide, b, k.ceildiv(depth, 2), f.dtype, t)
                 # prefetched by the first half of each tile: the next strip, or the next K block of the first one
-                after = (strip + 1) * strip_lanes + from_row * COLUMNS
+                after = (strip + 1) * strip_lanes + lead + from_row * COLUMNS
                 if strip + 1 == strip_count:
-                    after = (from_row + depth * t.pair // stored.pair) * COLUMNS
+                    after = (from_row + depth * t.pair // stored.pair) * COLUMNS + lead
                 column = g * features + (first_strip + strip) * COLUMNS
                 columns = k.min(COLUMNS, features - (first_strip + strip) * COLUMNS)
                 task = Task(first, count, column, columns, strip * block_rows)
                 multiply_strip_of_filter(
                     group_results, c, patches, Runs(first_run, last_run, begin, length),
-                    wide if widens else b, f.lanes[first_lane + after :], task, block == 0,
-                    block == cut.count - 1, t,
+                    wide if widens else b, whole if lead else None, f.lanes[first_lane + after :],
+                    task, block == 0, block == cut.count - 1, t,
                 )  # fmt: skip
             block += 1
             if copied:

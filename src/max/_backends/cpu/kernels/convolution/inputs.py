@@ -28,11 +28,11 @@ def inside(first: k.Value, step: k.Value, taps: k.Value, size: k.Value) -> Any:
 
 
 @k.inline
-def fill_zero(row: k.View, width: int) -> None:
-    """Sets a row to 0."""
-    zero = k.splat(k.cast(k.i32(0), row.dtype), width)
+def fill_row(row: k.View, fill: int, width: int) -> None:
+    """Sets a row to a number."""
+    value = k.splat(k.cast(k.i32(fill), row.dtype), width)
     for j, mask in k.vectors(row.size, width):
-        row.store(j, value=zero, mask=mask)
+        row.store(j, value=value, mask=mask)
 
 
 @k.inline
@@ -44,16 +44,19 @@ def copy_cast(target: k.View, source: k.View, width: int) -> None:
 
 
 @k.inline
-def pad_input(padded: k.View, x: k.View, low: Any, sizes: Any, groups: int, ctx: k.Context) -> None:
-    """Copies `x` `[N, D, H, W, C]` to `[N, groups, *sizes, channels]`, with `low` zeros before each spatial axis.
+def pad_input(
+    padded: k.View, x: k.View, low: Any, sizes: Any, groups: int, ctx: k.Context, fill: int = 0
+) -> None:
+    """Copies `x` `[N, D, H, W, C]` to `[N, groups, *sizes, channels]`, with padding around each spatial axis.
 
     Args:
         padded: The result, flat.
         x: The input.
-        low: For each spatial axis the zeros before it.
+        low: For each spatial axis the padding before it.
         sizes: The sizes of the spatial axes with their padding.
         groups: Groups of channels.
         ctx: The context.
+        fill: What the padding holds.
     """
     width = ctx.target.width(padded.dtype)
     channels = x.shape[4] // groups
@@ -63,12 +66,12 @@ def pad_input(padded: k.View, x: k.View, low: Any, sizes: Any, groups: int, ctx:
         target = padded[at : at + line]
         from_d = d - low[0]
         from_h = h - low[1]
-        # lines in the padding of D or H are zeros as a whole
+        # lines in the padding of D or H have no elements of x
         if from_d >= 0 and from_d < x.shape[1] and from_h >= 0 and from_h < x.shape[2]:
             begin = low[2] * channels
             size = x.shape[3] * channels
-            fill_zero(target[:begin], width)
-            fill_zero(target[begin + size :], width)
+            fill_row(target[:begin], fill, width)
+            fill_row(target[begin + size :], fill, width)
             row = x[n, from_d, from_h]
             if groups == 1:
                 copy_cast(target[begin : begin + size], row.reshape(size), width)
@@ -78,7 +81,7 @@ def pad_input(padded: k.View, x: k.View, low: Any, sizes: Any, groups: int, ctx:
                     pixel = target[begin + w * channels : begin + (w + 1) * channels]
                     copy_cast(pixel, row[w, g * channels :], width)
         else:
-            fill_zero(target, width)
+            fill_row(target, fill, width)
 
 
 @k.inline

@@ -18,6 +18,7 @@ from typing import Any, NamedTuple
 
 from max import kernel as k
 from max._backends.cpu.kernels.convolution.inputs import inside
+from max._backends.cpu.kernels.convolution.int8_filters import add_byte_products
 from max._backends.cpu.kernels.tiles.micro_kernels import add_sums, load_sums, store_sums
 from max._backends.cpu.kernels.tiles.strips import COLUMNS
 from max._backends.cpu.kernels.tiles.tiling import Matrix, Tiling, multiply_add
@@ -96,6 +97,7 @@ class Patches(NamedTuple):
         valid: The bits of the runs that lie in the input; None: all do.
         zeros: What the other runs read.
         offsets: Lanes from the beginning of a patch to each run.
+        flips: Of bytes: the sign bits of a vector; see `int8_filters.add_byte_products`.
     """
 
     lanes: Any
@@ -104,6 +106,7 @@ class Patches(NamedTuple):
     valid: Any
     zeros: Any
     offsets: Any
+    flips: Any = None
 
 
 class Runs(NamedTuple):
@@ -276,9 +279,17 @@ def rows_of_run(patches: Patches, run: k.Integer, begin: k.Value, height: int) -
 
 
 @k.inline
+def add_lane_products(acc: k.SIMD, left: k.SIMD, right: k.SIMD, flips: Any) -> Any:
+    """Adds the products of lanes of patches and of a strip; with flips they are lanes of four bytes."""
+    if flips is not None:
+        return add_byte_products(acc, left, right, flips)
+    return multiply_add(acc, left, right)
+
+
+@k.inline
 def multiply_patches(
-    c: Any, patches: Patches, runs: Runs, b: k.View, first: Any, ahead: k.View | None, step: k.Value, height: int,
-    t: Tiling,
+    c: Any, patches: Patches, runs: Runs, b: k.View, first: Any, initial: k.View | None, ahead: k.View | None,
+    step: k.Value, height: int, t: Tiling,
 ) -> None:  # fmt: skip
     """Multiplies runs of `height` patches by rows of a strip: one register tile.
 
@@ -288,6 +299,7 @@ def multiply_patches(
         runs: The runs of the K block.
         b: Rows of the strip, `COLUMNS` lanes each.
         first: Whether this is the first K block.
+        initial: What the sums of each column begin with; None: with 0.
         ahead: The part of the strip that is multiplied next which this tile prefetches, lanes; None: nothing.
         step: Lanes of it per step.
         height: Positions.
@@ -297,6 +309,10 @@ def multiply_patches(
     if not t.folds:
         if not first:
             load_sums(sums, Matrix(c, COLUMNS), height, 2, t.width)
+        elif initial is not None:
+            # all rows begin with the same
+            load_sums(sums, Matrix(initial, 0), height, 2, t.width)
+    flips = patches.flips.load(0, width=t.width) if patches.flips is not None else None
     for run in range(runs.first, runs.last):
         rows = rows_of_run(patches, run, runs.begin, height)
         # rows of the strip are those of the K block's runs, one after the other
@@ -309,8 +325,8 @@ def multiply_patches(
                 ahead.prefetch((done + n) * step, locality=2)
             for i in k.static_range(height):
                 left = k.splat(rows[i][n], t.width)
-                sums[i, 0] = multiply_add(sums[i, 0], left, low)
-                sums[i, 1] = multiply_add(sums[i, 1], left, high)
+                sums[i, 0] = add_lane_products(sums[i, 0], left, low, flips)
+                sums[i, 1] = add_lane_products(sums[i, 1], left, high, flips)
     if t.folds:
         if not first:
             add_sums(sums, Matrix(c, COLUMNS), height, 2, t.width)

@@ -36,9 +36,9 @@ def pool(
     Taps in the padding do not count, but for a mean with `count_boundary`, for which they are zeros.
     """
     sum_dtype = accumulator_dtype(out.dtype)
-    if mean and not out.dtype.is_float:
-        # a sum of integers may exceed their dtype
-        sum_dtype = k.i64
+    if not out.dtype.is_float:
+        # a sum of integers may exceed their dtype, a maximum does not
+        sum_dtype = k.i64 if mean else out.dtype
     width = ctx.target.width(sum_dtype)
     channels = out.shape[3]
     for n, h in ctx.parallel((out.shape[0], out.shape[1])):

@@ -10,7 +10,7 @@ from max.dtype import DType
 from max.graph import Dim, TensorValue, ops
 from max.graph.ops.elementwise.binary import maximum, minimum
 from max.importers.errors import HostNode
-from max.importers.functions.integer_products import Codes, Quantized
+from max.importers.functions.integer_products import Codes, Quantized, codes_of_same
 from max.importers.node import Node
 from max.importers.onnx.element_types import STORAGE, code_of, dtype_of, storage_of
 from max.importers.onnx.ops.casts import convert_array
@@ -76,6 +76,10 @@ def quantize_linear(node: Node) -> Any:
     # ONNX's numbers of float8 and float4
     if code in (17, 18, 19, 20, 23):
         raise HostNode("quantizes to small floats between graphs")
+    if code in (_UINT8, _INT8):
+        same = codes_of_same(node.value(0), node.value(1), node.value(2) if node.has(2) else None)
+        if same is not None and same.dtype is dtype_of(code):
+            return same
     # a quotient of 16 bits would round twice
     wide = ops.cast(x, DType.float32) if x.dtype.is_integral() or x.dtype.size_in_bytes < 4 else x
     quotient = wide / ops.cast(align_scale(node, x, scale, 1), wide.dtype)
