@@ -329,3 +329,43 @@ def test_a_wide_copy_of_codes_is_computed_where_it_is_used() -> None:
     operands = [rng.standard_normal(shape).astype(np.float32) for shape in ((5, 64), (64, 64))]
     (got,), (want,) = model.execute(*operands), _interpreter.run(graph, operands)
     np.testing.assert_allclose(got.to_numpy(), want, rtol=1e-5, atol=1e-5)
+
+
+def test_a_product_writes_the_codes_that_another_one_needs() -> None:
+    """The codes of the first product are the result of its own epilogue; without codes the second one has it all."""
+    rng = np.random.default_rng(0)
+    types = [TensorType(DType.float32, shape, DEVICE) for shape in (["n", 64], [64, 64], [64, 64])]
+
+    def build(name: str, with_codes: bool) -> Graph:
+        with Graph(name, input_types=types) as graph:
+            x, v, w = (value.tensor for value in graph.inputs)
+            first = ops.round((x @ v) * 4.0)
+            if with_codes:
+                first = ops.cast(ops.cast(first, DType.int8), DType.float32)
+            graph.output(ops.tanh(x @ w + first * 0.25))
+        return graph
+
+    operands = [rng.standard_normal(shape).astype(np.float32) for shape in ((5, 64), (64, 64), (64, 64))]  # fmt: skip
+    for with_codes in (False, True):
+        graph = build("codes" if with_codes else "floats", with_codes)
+        model = SESSION.load(graph)
+        first, second = model.kernel_summaries
+        assert ("round" in first) is with_codes and ("round" in second) is not with_codes
+        (got,), (want,) = model.execute(*operands), _interpreter.run(graph, operands)
+        np.testing.assert_allclose(got.to_numpy(), want, rtol=1e-4, atol=1e-5)
+
+
+def test_codes_that_two_values_use_stay() -> None:
+    """What a product adds to beside its codes stays with the other product."""
+    types = [TensorType(DType.float32, shape, DEVICE) for shape in ([5, 64], [64, 64], [64, 64])]
+    with Graph("shared", input_types=types) as graph:
+        x, v, w = (value.tensor for value in graph.inputs)
+        scaled = (x @ v) * 4.0
+        codes = ops.cast(ops.cast(scaled, DType.int8), DType.float32)
+        graph.output(ops.tanh(x @ w + codes - scaled))
+    rng = np.random.default_rng(0)
+    operands = [rng.standard_normal(shape).astype(np.float32) for shape in ((5, 64), (64, 64), (64, 64))]  # fmt: skip
+    model = SESSION.load(graph)
+    assert len(model.kernel_summaries) == 2
+    (got,), (want,) = model.execute(*operands), _interpreter.run(graph, operands)
+    np.testing.assert_allclose(got.to_numpy(), want, rtol=1e-4, atol=1e-4)

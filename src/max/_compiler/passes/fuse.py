@@ -5,7 +5,8 @@ same iteration space; a reduction or row-wise op joins if the group's values hav
 values meet in one op are merged. A join that would make two groups depend on each other is refused.
 
 Ops that widen a narrow value, such as codes, move to the group that uses the wide one. Afterwards an element-wise group
-that uses a matmul's result element by element becomes the matmul's epilogue. An RMS norm that only a product by packed
+that uses a matmul's result element by element becomes the matmul's epilogue; of a group that uses several of them, what
+makes a narrow value of one is the epilogue of that one. An RMS norm that only a product by packed
 weights uses is computed in the product's kernel.
 """
 
@@ -315,6 +316,58 @@ class Fuser:
             self.group_of[op] = target
         self.launched_together(target.ops)
 
+    def split_narrow(self, groups: list[Group]) -> list[Group]:
+        """Takes from groups that read several products what makes a narrow value, such as codes, of one of them: as its
+        epilogue, it writes the narrow value instead of sums. Returns the groups that were split off.
+        """
+        added: list[Group] = []
+        for group in groups:
+            if group.axis >= 0:
+                continue
+            products = sorted(
+                {v.owner for op in group.ops for v in op.operands if _has_epilogue(v.owner)},
+                key=lambda op: self.position[op],  # pyright: ignore[reportArgumentType]
+            )
+            # the last one has the rest of the group as its epilogue
+            for product_ in products[:-1]:
+                part = self.narrowing(group, product_) if isinstance(product_, MoOp) else []
+                if part and len(part) < len(group.ops):
+                    inside = set(part)
+                    group.ops = [op for op in group.ops if op not in inside]
+                    new = Group(part, group.space, -1)
+                    self.group_of.update(dict.fromkeys(part, new))
+                    added.append(new)
+        return added
+
+    def narrowing(self, group: Group, product_: MoOp) -> list[MoOp]:
+        """The ops of a group that make a narrow value of a product and of nothing else that the group has."""
+        inside = set(group.ops)
+        own: set[MoOp] = set()
+        part: list[MoOp] = []
+        for op in sorted(group.ops, key=self.position.__getitem__):
+            sources = {base_of(v).owner for v in op.operands}
+            used = {o for o in sources if o in inside or _has_epilogue(o)}
+            if not used or not used <= {product_, *own}:
+                continue
+            own.add(op)
+            narrow = min(_dtype(v).size_in_bytes for v in product_.results)
+            if _dtype(op.results[0]).size_in_bytes >= narrow:
+                continue
+            needed = self.needed_of(op, own)
+            inner = [v for o in {*needed, product_} - {op} for v in o.results]
+            if all(u.operation in needed for v in inner for u in v.uses):
+                part = [o for o in own if o in needed]
+        return sorted(part, key=self.position.__getitem__)
+
+    def needed_of(self, op: MoOp, own: Set[MoOp]) -> set[MoOp]:
+        """An op and those of some ops that its value is made of."""
+        needed = {op}  # each op comes after those that it is made of
+        for later in sorted(own, key=self.position.__getitem__, reverse=True):
+            if later in needed:
+                owners = {base_of(v).owner for v in later.operands}
+                needed.update([o for o in own if o in owners])
+        return needed
+
     def join_siblings(self, groups: list[Group]) -> list[Group]:
         """Merges groups over one space that read the same value, which is then loaded once.
 
@@ -386,6 +439,12 @@ class Fuser:
         return numbers in matmul.parts and not self.reaches(starts, {matmul}, self.position[matmul])
 
 
+def _has_epilogue(owner: object) -> bool:
+    return (
+        isinstance(owner, MoOp) and owner.spec.takes_epilogue and not isinstance(owner, ProductsOp)
+    )
+
+
 def _keeps_places(view: MoOp, axis: int) -> bool:
     """Whether a view keeps each element in its place of a group's space, or repeats a row over the reduction axis.
 
@@ -425,6 +484,7 @@ def fuse(block: Block) -> None:
     """Outlines groups of ops into `mok.region`; ops that cannot be fused stay as they are."""
     fuser = Fuser(block)
     groups = fuser.run()
+    groups += fuser.split_narrow(groups)
     epilogues = fuser.attach_epilogues(groups)
     remaining = fuser.join_siblings([group for group in groups if group not in epilogues])
     joined: dict[MoOp, list[MoOp]] = {}
