@@ -50,18 +50,18 @@ def parts(
 
 
 def test_parts_end_where_enough_is_read_for_the_last_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Weights 0, 2, 4 and 5 have 10, 30, 50 and 60 bytes; buffers that are no weights do not count."""
+    """Weights 0, 2, 4 and 5 have 10, 30, 50 and 60 bytes, the constant 3 has 40; results do not count."""
     launches = [launch(0, 1), launch(2, 0, 3), launch(4), launch(2), launch(5)]
-    # 0 after the second launch, 4 after the third
-    assert parts(launches, 60, monkeypatch) == [
-        (3, {0, 2, 4}, {0, 4}), (2, {2, 5}, {2, 5}),
+    # 0 and 3 after the second launch, 4 after the third
+    assert parts(launches, 100, monkeypatch) == [
+        (3, {0, 2, 3, 4}, {0, 3, 4}), (2, {2, 5}, {2, 5}),
     ]  # fmt: skip
-    assert parts(launches, 61, monkeypatch) == [
-        (4, {0, 2, 4}, {0, 2, 4}), (1, {5}, {5}),
+    assert parts(launches, 101, monkeypatch) == [
+        (4, {0, 2, 3, 4}, {0, 2, 3, 4}), (1, {5}, {5}),
     ]  # fmt: skip
-    assert parts(launches, 1000, monkeypatch) == [(5, {0, 2, 4, 5}, {0, 2, 4, 5})]
+    assert parts(launches, 1000, monkeypatch) == [(5, {0, 2, 3, 4, 5}, {0, 2, 3, 4, 5})]
     assert parts(launches, 1, monkeypatch) == [
-        (2, {0, 2}, {0}), (1, {4}, {4}), (1, {2}, {2}), (1, {5}, {5}),
+        (2, {0, 2, 3}, {0, 3}), (1, {4}, {4}), (1, {2}, {2}), (1, {5}, {5}),
     ]  # fmt: skip
 
 
@@ -96,7 +96,7 @@ def test_programs_of_other_devices_run_at_once(
         model, pytest.fail, [], None, None,
         lambda read: calls.append(("prepare", read)), lambda done: calls.append(("drop", done)),
     )  # type: ignore[arg-type]  # fmt: skip
-    dropped = {0, 4} if count == 2 else {0}
+    dropped = {0, 3, 4} if count == 2 else {0}
     used = {0, 1, 2, 3, 4} if count == 2 else {0, 1, 2}
     assert calls == [("prepare", used), ("run", set()), ("drop", dropped)]
 

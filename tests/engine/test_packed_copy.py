@@ -17,7 +17,7 @@ from max._runtime.cache import Cache
 from max.dtype import DType
 from max.engine import InferenceSession
 from max.engine.load import linker, packed_weights
-from max.graph import DeviceRef, Graph, TensorType, Weight
+from max.graph import DeviceRef, Graph, TensorType, Weight, ops
 from max.graph.weights import SafetensorWeights
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="copies are written on Linux only")
@@ -223,3 +223,56 @@ def test_the_cache_of_code_does_not_count_weights(folder: Path) -> None:
     (weights / "copy").write_bytes(b"x" * (1 << 17))
     cache.put("program", "key", b"y" * 100)
     assert cache.get("program", "key") is not None and (weights / "copy").exists()
+
+
+def load_constants(path: Path, offset: int) -> tuple[Any, dict[str, np.ndarray]]:
+    """``x @ w.T + b`` with constants of a mapped file, w from an offset on; and a copy of both."""
+    mapped = np.asarray(np.memmap(path, np.uint8, "r"))
+    w = mapped[offset : offset + ROWS * COLUMNS * 4].view(np.float32).reshape(ROWS, COLUMNS)
+    b = mapped[-ROWS * 4 :].view(np.float32)
+    with Graph("constants", input_types=[TensorType(DType.float32, ["n", COLUMNS], CPU)]) as graph:
+        x = graph.inputs[0].tensor
+        graph.output(x @ ops.transpose(ops.constant(w), 0, 1) + ops.constant(b))
+    return InferenceSession().load(graph), {"w": w.copy(), "b": b.copy()}
+
+
+def write_bytes(path: Path, offset: int, seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    numbers = rng.standard_normal(ROWS * COLUMNS + ROWS).astype(np.float32)
+    path.write_bytes(bytes(offset) + numbers.tobytes())
+
+
+@pytest.mark.parametrize("offset", [0, 1, 6])
+def test_constants_of_mapped_files(folder: Path, offset: int, no_packing: Any) -> None:
+    """Also where they do not begin at whole elements; their contents are not part of the copy's key."""
+    path = folder / "constants"
+    write_bytes(path, offset, 1)
+    model, arrays = load_constants(path, offset)
+    first = result(model, arrays)
+    packed_weights._writer.run()
+    assert len(copies(folder)) == 1
+    write_bytes(path, offset, 2)
+    changed, others = load_constants(path, offset)
+    result(changed, others)
+    assert not np.array_equal(others["w"], arrays["w"])
+    packed_weights._writer.run()
+    assert len(copies(folder)) == 2
+    no_packing()
+    again, arrays = load_constants(path, offset)
+    assert not np.array_equal(result(again, arrays), first)
+
+
+def test_constants_at_any_address_without_a_copy(folder: Path) -> None:
+    """Constants that do not begin at whole elements are copied before kernels read them: for packing, and later."""
+    path = folder / "constants"
+    write_bytes(path, 3, 1)
+    with flags.override(MAX_WEIGHT_CACHE_SIZE=0):
+        model, arrays = load_constants(path, 3)
+        result(model, arrays)
+    mapped = np.asarray(np.memmap(path, np.uint8, "r"))
+    table = mapped[3 : 3 + ROWS * COLUMNS * 4].view(np.float32).reshape(ROWS, COLUMNS)
+    with Graph("rows", input_types=[TensorType(DType.int64, ["n"], CPU)]) as graph:
+        graph.output(ops.gather(ops.constant(table), graph.inputs[0].tensor, 0))
+    rows = np.array([3, 0, 95])
+    (got,) = InferenceSession().load(graph).execute(rows)
+    np.testing.assert_array_equal(got.to_numpy(), table[rows])

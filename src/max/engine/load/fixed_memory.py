@@ -47,6 +47,7 @@ class FixedMemory:
         addresses: The address of each buffer.
         is_computed: Whether the results computed once came from ``packed``.
         casts: The weights to cast into reserved memory, by buffer index.
+        copies: The constants to copy into reserved memory, as kernels expect whole elements at their places.
 
     Raises:
         MemoryError: A device is out of memory.
@@ -63,6 +64,7 @@ class FixedMemory:
     ) -> None:
         self.addresses: list[int] = []
         self.casts: dict[int, weight_files.LaterCast] = {}
+        self.copies: dict[int, Array] = {}
         self._owners: dict[int, object] = {}
         on_host = [backends[item.device].shares_host_memory for item in compiled.fixed_buffers]
         # one allocation for results computed once on the CPU, so that it gets huge pages
@@ -85,7 +87,8 @@ class FixedMemory:
                 value = None
             if isinstance(value, weight_files.LaterCast):
                 if on_host[index] and not compiled.guarded:
-                    self._reserve(index, item, value)
+                    self.casts[index] = value
+                    self._reserve(index, item)
                     continue
                 value = value.now()
             if not on_host[index]:
@@ -95,6 +98,9 @@ class FixedMemory:
                 self.addresses.append(block.ctypes.data)
             elif value is None:
                 self.addresses.append(next(places))
+            elif isinstance(value, np.ndarray) and not value.flags.aligned:
+                self.copies[index] = value
+                self._reserve(index, item)
             else:
                 self._own(index, value)
 
@@ -116,9 +122,15 @@ class FixedMemory:
         """
         self._owners.pop(index, None)
 
-    def _reserve(self, index: int, item: FixedBuffer, value: weight_files.LaterCast) -> None:
-        """Reserves a buffer on the CPU for a weight that is cast later; its pages are not touched yet."""
-        self.casts[index] = value
+    def copy_constant(self, index: int, mapped_files: platform.MappedFiles) -> None:
+        """Copies a constant into its reserved memory, and releases its pages of a mapped file."""
+        source = self.copies.pop(index)
+        target: Any = self._owners[index]
+        target[: source.nbytes] = source.reshape(-1).view(np.uint8)
+        mapped_files.give_back(source.ctypes.data, source.nbytes)
+
+    def _reserve(self, index: int, item: FixedBuffer) -> None:
+        """Reserves a buffer on the CPU that is filled later; its pages are not touched yet."""
         self._owners[index] = block = platform.allocate(item.bytes)
         self.addresses.append(block.ctypes.data)
 

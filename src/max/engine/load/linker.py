@@ -96,7 +96,7 @@ class ModelLinker:
                 self.printing,
             )  # fmt: skip
 
-        if memory.casts or any(part.launches for part in compiled.once):
+        if memory.casts or memory.copies or any(part.launches for part in compiled.once):
             self._compute_once(compiled, link_part, memory)
         if copy is not None and not memory.is_computed:
             copy.write_later(memory.kept_results)
@@ -125,6 +125,8 @@ class ModelLinker:
         def convert(read: Iterable[int]) -> None:
             for index in memory.casts.keys() & read:
                 self.caster.convert(memory.casts.pop(index), memory.addresses[index], mapped)
+            for index in memory.copies.keys() & read:
+                memory.copy_constant(index, mapped)
 
         def drop(indices: Iterable[int]) -> None:
             # buffers that only these programs read must not be kept
@@ -134,7 +136,8 @@ class ModelLinker:
         if memory.is_computed:
             for index in inputs_of(compiled) - needed_later(compiled):
                 memory.casts.pop(index, None)
+                memory.copies.pop(index, None)
                 memory.release(index)
         elif any(part.launches for part in compiled.once):
             run_once(compiled, link, memory.addresses, self.backends, mapped, convert, drop)
-        convert(list(memory.casts))
+        convert([*memory.casts, *memory.copies])

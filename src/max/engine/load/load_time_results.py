@@ -42,14 +42,14 @@ def run_once(
         backends: The devices of the session.
         mapped_files: The mapped files.
         prepare: Called before each part with the indices of the fixed buffers that it reads.
-        drop: Called after each part with the weights that later parts do not read.
+        drop: Called after each part with the weights and constants that later parts do not read.
     """
     needed = needed_later(compiled)
     if len(compiled.once) > 1 or compiled.once[0].device != HOST:
         used = set[int]().union(*(_used_buffers(part) for part in compiled.once))
         prepare(used)
         _run_segments(compiled, link)
-        drop({i for i in used - needed if compiled.fixed_buffers[i].kind == "weight"})
+        drop({i for i in used - needed if compiled.fixed_buffers[i].kind != "kept"})
         return
     (once,) = compiled.once
     arena = arena_of(backends.host)
@@ -101,8 +101,11 @@ def _run_segments(compiled: Compiled, link: Callable[[ProgramCode], LinkedProgra
 def _parts(
     compiled: Compiled, launches: Sequence[LaunchCode]
 ) -> Iterator[tuple[list[LaunchCode], set[int], set[int]]]:
-    """Splits the launches into parts; yields each with the weights that it reads, and those that it reads last."""
-    weights = {i for i, item in enumerate(compiled.fixed_buffers) if item.kind == "weight"}
+    """Splits the launches into parts; yields each with the weights that it reads, and those that it reads last.
+
+    A large constant is a weight too.
+    """
+    weights = {i for i, item in enumerate(compiled.fixed_buffers) if item.kind != "kept"}
     reads = [{s.fixed for s in launch.slots} & weights for launch in launches]
     # a weight is finished at the last launch that reads it
     last = {index: n for n, read in enumerate(reads) for index in read}

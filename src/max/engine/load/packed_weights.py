@@ -50,7 +50,9 @@ Array = np.ndarray[Any, np.dtype[Any]]
 LEAST_BYTES = 32 << 20
 """The least size of a copy: packing less takes little time."""
 MOST_HASHED = 16 << 20
-"""The most bytes of a packed constant: its contents are part of the key."""
+"""The most bytes of a packed constant whose contents are part of the key; others lie in a mapped file."""
+LEAST_IN_FILE = 1 << 12
+"""The least bytes of a constant that is looked for in mapped files: the contents of fewer take less time."""
 WAIT_SECONDS = 10.0
 """The delay between a load and the writing of its copy; copies still waiting are written when the process ends."""
 EXIT_SECONDS = 30.0
@@ -223,16 +225,23 @@ def _sources(
     weights: Mapping[str, Tensor | weight_files.LaterCast],
     constants: Mapping[int, Array],
 ) -> list[str] | None:
-    """The identities of all that is packed: constants by contents, weights by place in a file; None without a file."""
+    """The identities of all that is packed: weights by place in a file, constants too or by contents; None without a
+    file.
+    """
     files = platform.MappedFiles()
     parts: list[str] = []
     for index in sorted(inputs_of(compiled)):
         item = compiled.fixed_buffers[index]
         if item.kind == "constant":
             array = constants[index]
-            if array.nbytes > MOST_HASHED:
-                return None
-            parts.append(f"{index} {content_key(array.tobytes())}")
+            known = None
+            if array.flags.c_contiguous and array.nbytes > LEAST_IN_FILE:
+                known = files.identity(array.ctypes.data, array.nbytes)
+            if known is None:
+                if array.nbytes > MOST_HASHED:
+                    return None
+                known = content_key(array.tobytes())
+            parts.append(f"{index} {array.dtype} {known}")
         elif item.kind == "weight":
             value = weights[item.name]
             stored = value.source if isinstance(value, weight_files.LaterCast) else value

@@ -1,7 +1,7 @@
 """Reads an ONNX file without a second copy of its weights.
 
 A parser of protobuf holds the bytes of the file and of the message at once, and each use of a message's bytes is a copy
-again. Here the large initializers are read into arrays of their own; the message says in their place where they are.
+again. Here the large initializers are arrays of the mapped file; the message says in their place where they are.
 """
 
 from __future__ import annotations
@@ -16,11 +16,15 @@ import numpy.typing as npt
 __all__ = ["MARK", "read_file"]
 
 Bytes = npt.NDArray[np.uint8]
+Place = tuple[int, int]
+"""The first byte in the file, and the number of bytes."""
 
 MARK = "\0array "
 """Begins the location of an initializer's data in `read_file`'s arrays; no path has a zero byte."""
 
 _LARGE = 4096
+_MAPPED = 1 << 16
+"""The least bytes that are mapped: what is read in each run, such as a bias, is seldom as large."""
 _GRAPH, _INITIALIZER, _RAW_DATA, _EXTERNAL_DATA, _DATA_LOCATION = 7, 5, 9, 13, 14
 _SIZES = {1: 8, 5: 4}
 """The bytes of values of fixed size, by wire type."""
@@ -33,58 +37,69 @@ class _Irregular(Exception):
 def read_file(path: Path) -> tuple[bytes, dict[str, Bytes]]:
     """The message of a file without large initializers, and their bytes by the location that the message has for them.
 
+    Most are mapped, and may begin at any address.
+
     Raises:
         OSError: The file cannot be read.
     """
     with path.open("rb") as file:
         try:
-            arrays: dict[str, Bytes] = {}
+            places: dict[str, Place | Bytes] = {}
             size = file.seek(0, 2)
             file.seek(0)
-            return b"".join(_model(file, size, arrays)), arrays
+            data = b"".join(_model(file, size, places))
+            if not places:
+                return data, {}
+            mapped = np.asarray(np.memmap(file, np.uint8, "r"))
+            return data, {
+                name: mapped[place[0] : place[0] + place[1]] if isinstance(place, tuple) else place
+                for name, place in places.items()
+            }
         except _Irregular:
             file.seek(0)
             return file.read(), {}
 
 
-def _model(file: BufferedReader, end: int, arrays: dict[str, Bytes]) -> Iterator[bytes]:
+def _model(file: BufferedReader, end: int, places: dict[str, Place | Bytes]) -> Iterator[bytes]:
     for field, wire in _fields(file, end):
         if field == _GRAPH and wire == 2:
             length = _length(file, end)
-            yield _message(field, b"".join(_graph(file, file.tell() + length, arrays)))
+            yield _message(field, b"".join(_graph(file, file.tell() + length, places)))
         else:
             yield _copy_field(file, end, field, wire)
 
 
-def _graph(file: BufferedReader, end: int, arrays: dict[str, Bytes]) -> Iterator[bytes]:
+def _graph(file: BufferedReader, end: int, places: dict[str, Place | Bytes]) -> Iterator[bytes]:
     for field, wire in _fields(file, end):
         if field == _INITIALIZER and wire == 2:
             length = _length(file, end)
-            yield _message(field, b"".join(_tensor(file, file.tell() + length, arrays)))
+            yield _message(field, b"".join(_tensor(file, file.tell() + length, places)))
         else:
             yield _copy_field(file, end, field, wire)
 
 
-def _tensor(file: BufferedReader, end: int, arrays: dict[str, Bytes]) -> Iterator[bytes]:
-    data: Bytes | None = None
+def _tensor(file: BufferedReader, end: int, places: dict[str, Place | Bytes]) -> Iterator[bytes]:
+    place: Place | Bytes | None = None
     for field, wire in _fields(file, end):
-        if field in (_EXTERNAL_DATA, _DATA_LOCATION) and data is not None:
+        if field in (_EXTERNAL_DATA, _DATA_LOCATION) and place is not None:
             raise _Irregular
         if field != _RAW_DATA or wire != 2:
             yield _copy_field(file, end, field, wire)
             continue
         length = _length(file, end)
-        if data is not None:
+        if place is not None:
             raise _Irregular
         if length < _LARGE:
             yield _message(field, _read(file, length))
             continue
-        data = np.empty(length, np.uint8)
-        if file.readinto(data.data) != length:
-            raise _Irregular
-    if data is not None:
-        location = f"{MARK}{len(arrays)}"
-        arrays[location] = data
+        if length < _MAPPED:
+            place = np.frombuffer(bytearray(_read(file, length)), np.uint8)
+        else:
+            place = file.tell(), length
+            file.seek(length, 1)
+    if place is not None:
+        location = f"{MARK}{len(places)}"
+        places[location] = place
         entry = _message(1, b"location") + _message(2, location.encode())
         yield _message(_EXTERNAL_DATA, entry) + _varint(_DATA_LOCATION << 3) + b"\x01"
 
