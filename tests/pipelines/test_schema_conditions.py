@@ -11,9 +11,11 @@ from typing import Any
 import jsonschema_rs
 import pytest
 
-from max.pipelines.structured.grammar import of_loose_schema
+from max.pipelines.core.exceptions import InputError
+from max.pipelines.structured.grammar import loose_schema, of_json_schema, of_loose_schema
 from max.pipelines.structured.schema_conditions import Conditions
 from max.pipelines.structured.schema_merging import (
+    CONDITIONS,
     combines,
     condition_base,
     disjoint,
@@ -58,7 +60,7 @@ def part_of(draw: random.Random) -> Any:
         True,
         False,
         {"required": names_of(draw)},
-        {"properties": {name: {"const": draw.choice(PARTS)}}},
+        {"properties": {name: draw.choice([False, {"const": draw.choice(PARTS)}])}},
         {"properties": {name: {"enum": draw.sample(PARTS, 2)}}, "required": [name]},
         {"type": draw.choice(["object", "string", "integer"])},
         {"type": "string", "minLength": draw.randint(1, 2)},
@@ -140,6 +142,10 @@ def test_alternatives_that_exclude_each_other() -> None:
             compare({**schema, "oneOf": choices}, {**schema, "anyOf": made})
     assert held > 150
     conditions = Conditions(References({}))
+    # a closed object has no other property whose opposite could be meant
+    closed = {"type": "object", "properties": {"a": {}}, "additionalProperties": False}
+    made = conditions.apart([closed, {"properties": {"b": {"const": 1}, "a": {"const": 1}}}], {})
+    assert made is not None and '"b"' not in json.dumps(made[0]) and '"a"' in json.dumps(made[0])
     for count, made in ((1, False), (2, True), (6, True), (7, False)):
         choices = [{"const": f"{number}"} for number in range(count)]
         assert (conditions.apart(choices, {}) is not None) == made
@@ -156,12 +162,59 @@ def test_objects_in_one() -> None:
             held += 1
             assert fits(made) == fits({"allOf": [first, second]}), (first, second)
     assert held > 300
-    text = {"type": "string"}
-    assert merge({"properties": {"a": text}}, {"properties": {"a": {}}}) == {
-        "properties": {"a": text}
-    }
-    assert merge({"type": "object"}, {"type": "string"}) is None
-    assert merge({"required": "a"}, {"required": ["a"]}) is None
+
+
+def test_keywords_of_two_objects() -> None:
+    text, number = {"type": "string"}, {"type": "integer"}
+    first = {"type": "object", "properties": {"a": text}, "required": ["a"]}
+    before = json.dumps(first)
+    both = {"properties": {"a": {"allOf": [text, number]}, "b": number}, "required": ["a", "b"]}
+    second = {"type": "object", "properties": {"a": number, "b": number}, "required": ["a", "b"]}
+    assert merge(first, second) == {"type": "object", **both}
+    assert json.dumps(first) == before
+    for more in (text, {}, True):
+        assert merge(first, {"properties": {"a": more}}) == first
+    # what says nothing of other properties leaves them to the other object
+    for more in (True, {}, None):
+        one, other = (
+            {"properties": {"a": text}, "additionalProperties": more},
+            {"properties": {"b": text}},
+        )
+        both = {"properties": {"a": text, "b": text}, "additionalProperties": more}
+        assert merge(one, other) == merge(other, one) == both
+    excluded = {"allOf": [text, False]}
+    assert merge(first, {"properties": {"a": False}}) == {**first, "properties": {"a": excluded}}
+    # what has no form of its own is left to the grammar's package
+    for keyword, one, other in (
+        ("type", "object", "string"), ("type", ["object"], ["object", "string"]), ("required", ["a"], "a"),
+        ("additionalProperties", text, {"minLength": 2}), ("required", "a", ["a"]),
+        ("patternProperties", {"^a": text}, {"^a": number}), ("properties", 3, {"a": {}}), ("properties", {"a": {}}, 3),
+    ):  # fmt: skip
+        assert merge({keyword: one}, {keyword: other}) is None, keyword
+
+
+WRONG: list[dict[str, Any]] = [
+    {"allOf": [{"properties": 3}, {"properties": {"a": {}}}]},
+    {"properties": {"a": {}}, "additionalProperties": False, "allOf": [{"properties": 3, "required": ["a"]}]},
+    {"properties": {"a": {}}, "allOf": [{"properties": 3, "additionalProperties": {"type": "string"}}]},
+    {"allOf": [{"required": [[1]]}, {"required": [[2], "a"]}]},
+    {"oneOf": [{"required": [[1]]}, {"required": ["a"]}]},
+    {"oneOf": [{"type": "object", "required": [[]], "properties": {"a": {}}}, {**BASES[2], "required": 3}]},
+    {"type": "object", "not": {"required": [[1]]}},
+    {"type": "object", "not": {"properties": {"a": {"type": "string"}}, "required": 3}},
+    {"properties": {"a": [1]}, "not": {"properties": {"a": {"type": "string"}}}},
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("schema", WRONG, ids=str)
+def test_lists_that_are_none(schema: dict[str, Any]) -> None:
+    """What is no schema is left out, or an error with a message."""
+    grammar, _ = of_loose_schema({"type": "object", **schema})
+    assert grammar
+    try:
+        of_json_schema({"type": "object", **schema})
+    except InputError as error:
+        assert "JSON schema" in str(error)
 
 
 def test_alternatives_that_require_properties() -> None:
@@ -184,11 +237,15 @@ def test_alternatives_that_require_properties() -> None:
         # each alternative has an object
         assert all(any(fits({"type": "object", **each})) for each in made)
     assert held > 15
+    # the order is that of the names, so that equal schemas have equal grammars
+    first = exclusive([{"required": ["z"]}, {"required": [*"hgfedcba"]}])[0]
+    assert [*first["properties"]] == [*"abcdefgh"]
 
 
 def test_kinds_of_members() -> None:
     for schema, condition in (
         (True, False), ({}, False), ({"title": "t"}, False), ({"not": {}}, True), ({"then": {}}, True),
+        (dict.fromkeys((*CONDITIONS, "then", "else"), {}), True),
         ({"if": {}, "then": {}, "title": "t"}, True), ({"not": {}, "type": "object"}, False),
     ):  # fmt: skip
         assert is_condition(schema) == condition, schema
@@ -205,27 +262,106 @@ def test_kinds_of_members() -> None:
         assert disjoint(pattern, dict.fromkeys(others)) == apart, (pattern, others)
 
 
-TEXT = {"type": "string", "maxLength": 3}
+def schema_of(draw: random.Random, depth: int = 0) -> dict[str, Any]:
+    """A schema with conditions, alternatives and members."""
+    schema = dict(draw.choice(BASES))
+
+    def part() -> Any:
+        return schema_of(draw, depth + 1) if depth < 1 and draw.random() < 0.3 else part_of(draw)
+
+    for keyword in draw.sample(
+        ["not", "if", "dependentSchemas", "allOf", "anyOf", "oneOf", "required", "properties"],
+        draw.randint(1, 3),
+    ):
+        match keyword:
+            case "not":
+                schema["not"] = part()
+            case "if":
+                schema |= {
+                    each: part() for each in draw.choice([("if", "then"), ("if", "then", "else")])
+                }
+            case "dependentSchemas":
+                schema[keyword] = {draw.choice(NAMES): part()}
+            case "required":
+                schema[keyword] = names_of(draw)
+            case "properties":
+                schema[keyword] = {name: part() for name in names_of(draw)}
+            case _:
+                schema[keyword] = [part() for _ in range(draw.randint(1, 3))]
+    if draw.random() < 0.2:
+        schema["additionalProperties"] = draw.choice([True, {"type": "string"}])
+    return schema
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_what_a_grammar_holds_fits_the_schema(seed: int) -> None:
+    held = 0
+    for number in range(100):
+        schema = schema_of(random.Random(1000 * seed + number))
+        form = loose_schema(schema)
+        # what a closed object requires is listed, though it excludes that
+        if form.relaxed_keywords or '"additionalProperties": false' in json.dumps(schema):
+            continue
+        held += 1
+        first, second = fits(schema), fits(form.schema)
+        wrong = [
+            value
+            for value, one, other in zip(VALUES, first, second, strict=True)
+            if other and not one
+        ]
+        assert not wrong, (wrong[0], schema, form.schema)
+    assert held > 30
+
+
+A, B = ({"type": "object", "properties": {name: {"type": "string"}}} for name in "ab")
 
 
 @pytest.mark.parametrize(
-    "schema",
+    ("choices", "overlap"),
     [
-        {"type": "object", "properties": {"a": TEXT, "b": TEXT}, "dependentSchemas": {"a": False}},
-        {"type": "object", "properties": {"a": True}, "not": {"properties": {"a": {"type": "string"}}}},
-        {
-            "type": "object",
-            "allOf": [
-                {"properties": {"b": {"type": ["string", "integer"], "maxLength": 2}}, "required": ["b"]},
-                {"properties": {"a": TEXT}, "additionalProperties": TEXT},
-            ],
-        },
+        # open objects with what the other one lists fit both
+        ([A, {**B, "required": ["b"]}], True),
+        ([{**A, "required": ["a"]}, {**B, "required": ["b"]}], False),
+        ([{**A, "required": ["a"]}, {**A, "required": ["b"]}], True),
+        ([{**A, "additionalProperties": False}, {**B, "required": ["b"]}], False),
+        ([{**A, "patternProperties": {"b": {}}}, {**B, "required": ["b"]}], True),
+        ([{**A, "additionalProperties": True}, {**B, "required": ["b"]}], True),
+        # one that lists nothing is open everywhere
+        ([A, {"type": "object", "required": ["b"]}], True),
+        ([A, {"type": "string"}, {"const": 3}], False),
+        ([{"required": ["a"]}, {"required": ["b"]}], False),  # no objects that become closed
+        # the objects within
+        ([{"type": "object", "properties": {"c": {**each, "required": [name]}}, "required": ["c"]}
+          for name, each in (("a", A), ("b", B))], False),
+        ([{"type": "object", "properties": {"c": each}, "required": ["c"]} for each in (A, B)], True),
+        ([{"const": number} for number in range(64)], False),
+        ([{"const": number} for number in range(65)], True),
     ],
-    ids=["a property that excludes all", "the opposite of a property of any value", "other properties"],
 )  # fmt: skip
-def test_texts_of_the_grammar(schema: dict[str, Any]) -> None:
-    from tests.pipelines.test_schema_forms import check
+def test_alternatives_that_overlap_without_other_properties(
+    choices: list[Any], overlap: bool
+) -> None:
+    for order in (choices, choices[::-1]):
+        schema = {"oneOf": order}
+        assert Conditions(References(schema)).may_overlap(order, schema) == overlap
+    # the type may stand around the alternatives
+    if {"type": "object"}.items() <= choices[0].items() and len(choices) == 2:
+        own = [{key: value for key, value in each.items() if key != "type"} for each in choices]
+        schema = {"type": "object", "oneOf": own}
+        assert Conditions(References(schema)).may_overlap(own, schema) == overlap
 
-    grammar, relaxed = of_loose_schema(schema)
-    assert not relaxed
-    check(schema, grammar, "seed", 12)
+
+def test_alternatives_that_overlap_are_named() -> None:
+    """Where they have no opposites; else they exclude each other."""
+    for choices, named in (
+        ([A, {**B, "required": ["b"]}], False),
+        ([{**A, "minProperties": 1}, {**B, "required": ["b"]}], True),
+    ):
+        schema = {"type": "object", "properties": {"x": {"oneOf": choices}}, "required": ["x"]}
+        grammar, relaxed = of_loose_schema(schema)
+        assert relaxed == (("properties.x.oneOf: alternatives overlap",) if named else ())
+        if named:
+            with pytest.raises(InputError, match="properties.x.oneOf: alternatives overlap"):
+                of_json_schema(schema)
+        else:
+            assert of_json_schema(schema) and grammar

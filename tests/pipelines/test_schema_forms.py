@@ -207,6 +207,17 @@ HELD |= {
     },
     "not a begin": {"type": "string", "maxLength": 6, "not": {"pattern": "^_"}},
     "not a text": {"type": "string", "maxLength": 6, "not": {"pattern": r"^[a-z]\dx$"}},
+    "a dependency that excludes": thing(dependentSchemas={"a": False}, required=["b"]),
+    "other properties of a member": {
+        "type": "object",
+        "allOf": [
+            {"properties": {"b": {"type": ["string", "integer"], "maxLength": 2}}, "required": ["b"]},
+            {"properties": {"a": TEXT}, "additionalProperties": TEXT},
+        ],
+    },
+    "overlapping objects": {
+        "type": "object", "oneOf": [{"properties": {"a": TEXT}}, {"properties": {"b": TEXT}, "required": ["b"]}],
+    },
     "not a text, or none": {"type": ["string", "boolean"], "not": {"type": "string", "pattern": "^ab"}},
 }  # fmt: skip
 RELAXED = {

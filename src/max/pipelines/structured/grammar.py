@@ -52,8 +52,11 @@ def of_json_schema(schema: str | Mapping[str, Any] | bool) -> str:
             raise ValueError(f"a grammar does not hold {shortened_list(form.relaxed_keywords)}")
         grammar = _of_form(form.schema, False)
         # a grammar refuses alternatives that overlap: ones that exclude each other may say the same
-        if '"oneOf"' in json.dumps(form.schema) and grammar_problem(grammar) is not None:
+        refused = '"oneOf"' in json.dumps(form.schema) and grammar_problem(grammar) is not None
+        if refused or form.overlap:
             apart = _apart(value, True, form)
+            if apart is None and not refused:
+                raise ValueError(f"a grammar does not hold {form.overlap}: alternatives overlap")
             grammar = grammar if apart is None else _of_form(apart.schema, False)
     except InputError:
         raise
@@ -127,6 +130,8 @@ def _loose_form(text: str) -> GrammarSchema:
             # of what is left, alternatives that overlap are all that may be relaxed
             text = json.dumps(form.schema)
             left = grammar_problem(_of_form(form.schema, False)) if '"oneOf"' in text else None
+            if left is None and form.overlap:
+                left = f"{form.overlap}: alternatives overlap"
             if left is not None and (apart := _apart(value, closed, form)) is not None:
                 return apart
             return GrammarSchema(form.schema, (*form.relaxed_keywords, *([left] if left else [])))
@@ -139,6 +144,8 @@ def _apart(value: Mapping[str, Any], closed: bool, form: GrammarSchema) -> Gramm
     try:
         apart = grammar_schema(value, True, closed, apart=True)
     except (TooLargeSchemaError, RecursionError):
+        return None
+    if apart.overlap:  # an alternative has no opposite
         return None
     grammar = _of_form(apart.schema, False)
     if len(grammar) > MAX_CHARACTERS or grammar_problem(grammar) is not None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from itertools import permutations
 from typing import Any
 
 from max.pipelines.structured.schema_merging import condition_base
@@ -11,6 +12,8 @@ from max.pipelines.structured.schema_references import References
 
 _MOST_APART = 6
 """The maximum number of alternatives that exclude each other by their opposites."""
+_MOST_COMPARED = 64
+"""The maximum number of alternatives that are compared one by one."""
 
 
 class Conditions:
@@ -51,6 +54,24 @@ class Conditions:
                 return None
             made.append({"allOf": [choices[number], *unlike]})
         return made
+
+    def may_overlap(self, choices: Sequence[Any], schema: Mapping[str, Any]) -> bool:
+        """Whether a value of an alternative may fit another one too, though objects of the first one get no other
+        properties than those that it lists.
+
+        Args:
+            choices: The alternatives.
+            schema: The schema around them.
+        """
+        if len(choices) > _MOST_COMPARED:
+            return True
+        kind = {"type": schema["type"]} if "type" in schema else {}
+        parts = [{**kind, **self._references.resolve(c)} for c in choices if isinstance(c, Mapping)]
+        return any(
+            # alternatives that are no objects with properties are compared by the grammar's package
+            "properties" in other and not self._opposites.excludes(other, one, closes=True)
+            for one, other in permutations(parts, 2)
+        )
 
     def alternatives(self, schema: Mapping[str, Any]) -> tuple[list[dict[str, Any]], list[str]]:
         """Schemas that hold what conditions of a schema say, and the keywords of those that they do not hold."""

@@ -48,10 +48,13 @@ class GrammarSchema:
     Args:
         schema: The schema; its references are to its ``$defs``.
         relaxed_keywords: What it lacks of the given one: places and keywords.
+        overlap: The first place of alternatives of ``oneOf`` that exclude each other only with the properties that they
+            list; empty: there is none.
     """
 
     schema: dict[str, Any]
     relaxed_keywords: tuple[str, ...] = ()
+    overlap: str = ""
 
 
 class TooLargeSchemaError(ValueError):
@@ -85,7 +88,7 @@ def grammar_schema(
         root = {} if root else {"enum": []}
     definitions = {name: each for name, each in writer.definitions.items() if each is not None}
     written = {**root, "$defs": definitions} if definitions else root
-    return GrammarSchema(written, tuple(writer.relaxed_keywords))
+    return GrammarSchema(written, tuple(writer.relaxed_keywords), writer.overlap)
 
 
 class _Writer:
@@ -98,6 +101,7 @@ class _Writer:
         self._references = References(root)
         self._conditions = Conditions(self._references)
         self.relaxed_keywords: list[str] = []
+        self.overlap = ""
         self.definitions: dict[str, Any] = {}
         self._names: dict[tuple[int, bool], str] = {}
         self._queue: list[tuple[str, Any, bool]] = []
@@ -433,6 +437,13 @@ class _Writer:
             if not isinstance(options, list) or not options:
                 continue
             alone = not (keywords.keys() - {"type"})
+            if keyword == "oneOf" and closed and alone and self._closes and not self.overlap:
+                # each alternative is closed here, and open where the answer is checked
+                self.overlap = (
+                    ".".join((*path, keyword))
+                    if self._conditions.may_overlap(options, schema)
+                    else ""
+                )
             inner = [
                 self.node(each, (*path, keyword, str(at)), depth + 1, closed and alone)
                 for at, each in enumerate(options)

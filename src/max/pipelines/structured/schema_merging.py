@@ -45,6 +45,17 @@ def condition_base(schema: Mapping[str, Any]) -> dict[str, Any]:
     return {name: schema[name] for name in ("type", "properties", "enum") if name in schema}
 
 
+def names_in(schema: Mapping[str, Any], keyword: str) -> list[str]:
+    """The names of properties that a keyword lists; a client may send no list.
+
+    Args:
+        schema: The schema.
+        keyword: ``properties`` or ``required``.
+    """
+    value = schema.get(keyword)
+    return [n for n in value if isinstance(n, str)] if isinstance(value, (Mapping, list)) else []
+
+
 def combines(schema: Mapping[str, Any]) -> bool:
     """Whether an object may have properties of other schemas that apply to it.
 
@@ -73,24 +84,28 @@ def merge(first: Mapping[str, Any], second: Mapping[str, Any]) -> dict[str, Any]
     for name, value in second.items():
         if name not in merged or merged[name] == value:
             merged[name] = value
-        elif isinstance(value, Mapping) and name == "properties":
+        elif (
+            name == "properties"
+            and isinstance(value, Mapping)
+            and isinstance(merged[name], Mapping)
+        ):
             merged[name] = {**merged[name]}
             for key, schema in value.items():
                 own = merged[name].get(key, schema)
                 same = own == schema or schema in ({}, True)
                 merged[name][key] = own if same else {"allOf": [own, schema]}
         elif name == "required" and isinstance(value, list) and isinstance(merged[name], list):
-            merged[name] = list(dict.fromkeys([*merged[name], *value]))
+            merged[name] = list(dict.fromkeys([*names_in(merged, name), *names_in(second, name)]))
         else:
             return None
     closing = [each.get("additionalProperties") is False for each in (first, second)]
     if any(closing):
         # a closed part admits only its own properties
         narrow = set.intersection(*(
-            set(each.get("properties") or ()) for each, is_closed in zip((first, second), closing, strict=True)
+            set(names_in(each, "properties")) for each, is_closed in zip((first, second), closing, strict=True)
             if is_closed
         ))  # fmt: skip
-        if set(merged.get("properties") or ()) - narrow or merged.get("patternProperties"):
+        if set(names_in(merged, "properties")) - narrow or merged.get("patternProperties"):
             return None
     return merged
 
@@ -100,7 +115,7 @@ def _narrows(schema: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
     more = schema.get("additionalProperties")
     if not isinstance(more, Mapping) or not more:
         return False
-    unlisted = set(other.get("properties") or ()) - set(schema.get("properties") or ())
+    unlisted = {*names_in(other, "properties")} - {*names_in(schema, "properties")}
     return bool(unlisted or other.get("patternProperties"))
 
 
@@ -111,18 +126,18 @@ def exclusive(options: list[Any]) -> list[Any]:
         options: The alternatives.
     """
     names = [
-        set(each["required"])
+        set(names_in(each, "required"))
         for each in options
-        if isinstance(each, Mapping) and set(each) & ASSERTIONS == {"required"} and isinstance(each["required"], list)
+        if isinstance(each, Mapping) and set(each) & ASSERTIONS == {"required"}
     ]  # fmt: skip
-    if len(names) != len(options) or len(options) < 2:
+    if len(names) != len(options):
         return options
     every = set().union(*names)
     exclusive: list[Any] = []
     for option, own in zip(options, names, strict=True):
         if any(other <= own for other in names if other is not own):
             return options
-        excluded = dict.fromkeys(sorted(map(str, every - own)), False)
+        excluded = dict.fromkeys(sorted(every - own), False)
         exclusive.append({**option, "properties": excluded} if excluded else option)
     return exclusive
 
@@ -134,8 +149,8 @@ def disjoint(pattern: str, others: Mapping[str, Any]) -> bool:
         pattern: A pattern.
         others: Others, as keys.
     """
-    begins = [re.match(r"\^([\w-]+)", each) for each in (pattern, *others)]
-    texts = [match[1] for match in begins if match]
+    begins = [re.match(r"\^[\w-]+", each) for each in (pattern, *others)]
+    texts = [match[0] for match in begins if match]
     if len(texts) != len(begins):
         return False
     first, rest = texts[0], texts[1:]

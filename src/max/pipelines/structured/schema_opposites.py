@@ -10,7 +10,7 @@ from max.pipelines.structured.pattern_automata import (
     other_texts,
     unlike_pattern,
 )
-from max.pipelines.structured.schema_merging import ASSERTIONS, POINTERS
+from max.pipelines.structured.schema_merging import ASSERTIONS, POINTERS, names_in
 from max.pipelines.structured.schema_references import References
 
 __all__ = ["Opposites"]
@@ -71,13 +71,14 @@ class Opposites:
             return _NOTHING
         return _any(members)
 
-    def excludes(self, one: Any, other: Any, depth: int = 0) -> bool:
+    def excludes(self, one: Any, other: Any, depth: int = 0, closes: bool = False) -> bool:
         """Whether it is known that no value fits both of two schemas.
 
         Args:
             one: A schema.
             other: Another.
             depth: The number of schemas around them.
+            closes: Whether objects of the other one have the properties that it lists only, unless it says more.
         """
         if one is False or other is False:
             return True
@@ -89,21 +90,19 @@ class Opposites:
         first, second = _choices(one), _choices(other)
         if first is not None and second is not None:
             return not any(_is_in(each, second) for each in first)
-        return _kinds(one) == _kinds(other) == ["object"] and any(
-            self._differs(name, *pair, depth)
-            for pair in ((one, other), (other, one))
-            for name in pair[0].get("required") or ()
-        )
-
-    def _differs(
-        self, name: str, one: Mapping[str, Any], other: Mapping[str, Any], depth: int
-    ) -> bool:
-        """Whether objects of a schema have a property that those of another have not, or have otherwise."""
-        listed = other.get("properties") or {}
-        if name not in listed:
-            closed = other.get("additionalProperties", True) is False
-            return closed and not other.get("patternProperties")
-        return self.excludes((one.get("properties") or {}).get(name), listed[name], depth + 1)
+        if not _kinds(one) == _kinds(other) == ["object"]:
+            return False
+        sides = [_inner(each, "properties") for each in (one, other)]
+        for schema, side in ((one, 1), (other, 0)):
+            for name in names_in(schema, "required"):
+                if name in sides[side]:
+                    first, second = (each.get(name) for each in sides)
+                    if self.excludes(first, second, depth + 1, closes):
+                        return True
+                # a property that the objects of the other schema have not
+                elif _is_closed((one, other)[side], closes and side == 1):
+                    return True
+        return False
 
     def _keyword_opposites(
         self, keyword: str, schema: Mapping[str, Any], base: Mapping[str, Any], kinds: Any, depth: int
@@ -125,7 +124,7 @@ class Opposites:
                 unlike = unlike_pattern(value) if known else None
                 return [{"type": "string", "pattern": unlike} if unlike else None]
             case "required":
-                names = value if isinstance(value, list) else []
+                names = names_in(schema, "required")
                 return [{"type": "object", "properties": {name: False}} for name in names]
             case "properties":
                 return self._other_properties(schema, base, depth)
@@ -133,7 +132,9 @@ class Opposites:
                 if not isinstance(value, Mapping) or "prefixItems" in schema:
                     return [None]
                 other = self.of(value, _inner(base, "items"), depth + 1)
-                return [other and {"type": "array", "contains": other, **_items(base)}]
+                if other is not None:
+                    other = {"type": "array", "contains": other, **_items(base)}
+                return [other]
             case "contains":
                 if schema.get("minContains", 1) != 1 or "maxContains" in schema:
                     return [None]
@@ -217,7 +218,7 @@ class Opposites:
         self, schema: Mapping[str, Any], base: Mapping[str, Any], depth: int
     ) -> list[Opposite]:
         """Objects with another value of a property, or with one that is not listed."""
-        properties, required = schema["properties"], schema.get("required") or ()
+        properties, required = schema["properties"], names_in(schema, "required")
         if not isinstance(properties, Mapping):
             return [None]
         own = base.get("properties")
@@ -229,9 +230,9 @@ class Opposites:
             other = self.of(each, _inner(own, name), depth + 1)
             if other == _NOTHING or (other is None and name in required):
                 continue  # that the property is missing says enough
-            members.append(
-                other and {"type": "object", "properties": {name: other}, "required": [name]}
-            )
+            if other is not None:  # that of False is a schema without keywords
+                other = {"type": "object", "properties": {name: other}, "required": [name]}
+            members.append(other)
         more = schema.get("additionalProperties", True)
         if more is False and "patternProperties" not in schema:
             # objects have no other properties than those that are known
@@ -243,6 +244,13 @@ class Opposites:
         elif more not in (True, {}):
             members.append(None)
         return members
+
+
+def _is_closed(schema: Mapping[str, Any], closes: bool) -> bool:
+    """Whether objects of a schema have the properties that it lists only."""
+    if schema.get("patternProperties"):
+        return False
+    return schema.get("additionalProperties", not (closes and "properties" in schema)) is False
 
 
 def _any(members: list[Opposite]) -> Opposite:
