@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from max._backends.cpu.backend import cpu_backends
-from max._backends.kernel_call import Geometry, Workspace
+from max._backends.kernel_call import Arg, Geometry, Operand, Workspace
 from max._backends.regions import ArgView
 from max._compiler.lowering.kernel_tables import Argument, KernelTables
 from max._compiler.lowering.lowered_graph import (
@@ -16,7 +16,7 @@ from max._compiler.lowering.lowered_graph import (
     Pointer,
     UnsupportedOpError,
 )
-from max._compiler.lowering.placing import Placing
+from max._compiler.lowering.placing import Placing, operand_of
 from max.dtype import DType
 from max.graph import DeviceRef, Graph, TensorType, ops
 from max.mlir import GraphOp, MoOp, ResourceAttr
@@ -74,6 +74,18 @@ def test_a_launch_uses_the_memory_of_its_device_only(placing: Placing, written: 
         placing.launch(
             ("key", ()), [argument(here), argument(there)], [False, written], False, "add"
         )
+
+
+def test_kernels_are_those_of_the_device(placing: Placing) -> None:
+    """Its library lowers an op; the dims of an operand are those of its type."""
+    assert placing.kernels is placing.tables[0]
+    x, n = placing.graph.args[0], DimExpr.symbol("n")
+    operand = operand_of(x)
+    assert operand == Operand(DType.float32, (n,))
+    call = placing.lower_call(
+        "mo.cumsum", [operand], [operand], {"axis": 0, "exclusive": False, "reverse": False}
+    )
+    assert [arg.source for arg in call.args if isinstance(arg, Arg)] == ["result", "operand"]
 
 
 def test_a_value_without_a_place(placing: Placing) -> None:

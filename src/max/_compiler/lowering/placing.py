@@ -146,11 +146,12 @@ class Placing:
 
     def view(self, op: MoOp) -> None:
         """Places the result of a view in its operand's buffer: no launch."""
-        source = self.place(op.operands[0])
+        (operand,), (result,) = op.operands, op.results
+        source = self.place(operand)
         # `materialize` has copied what no strides describe
         layout = view_layout(op, source.layout)
         assert layout is not None, f"{op.name} has no layout"
-        self.places[op.results[0]] = replace(source, layout=layout)
+        self.places[result] = replace(source, layout=layout)
 
     def workspace(self, workspace: Workspace) -> Place:
         """Allocates temporary memory that only one kernel uses."""
