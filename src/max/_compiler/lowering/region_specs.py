@@ -203,7 +203,7 @@ class _Builder:
         if value.op in KEEPS:
             # the condition of a select is no value
             dtypes = {self.exact_dtype(a) for a in value.args[value.op == "select" :]}
-            if all(exact is not None and holds(dtype, exact) for exact in dtypes):
+            if None not in dtypes:
                 return dtypes.pop() if len(dtypes) == 1 else dtype
         return own_dtype
 
@@ -301,7 +301,7 @@ def region_parts(
 def norm_before(main: MoOp) -> MoOp | None:
     """The norm in the body of a library region that the product computes itself, on its left operand."""
     owner = main.operands[0].owner if main.operands else None
-    return owner if type(owner) is normalization.RmsNormOp else None
+    return owner if isinstance(owner, normalization.RmsNormOp) else None
 
 
 def needed_ops(value: SSAValue) -> list[MoOp]:
