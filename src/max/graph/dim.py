@@ -267,6 +267,7 @@ def _to_dim(value: object) -> Dim:
         return value
     if isinstance(value, str):
         return _from_expr(DimExpr.symbol(value))
+    # a bool is an int, but no size
     if isinstance(value, int | np.integer) and not isinstance(value, bool | np.bool_):
         return _from_expr(DimExpr.constant(int(cast(int, value))))
     raise TypeError(

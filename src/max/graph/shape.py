@@ -98,6 +98,7 @@ class Shape(list[Dim]):
         return NotImplemented
 
     def __ne__(self, other: object) -> bool:
+        # the one of list would not ask `__eq__`
         equal = self.__eq__(other)
         return equal if equal is NotImplemented else not equal
 

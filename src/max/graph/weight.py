@@ -76,6 +76,7 @@ class Weight(TensorValue):
         self._sharding: ShardingStrategy | None = None
         self._placeholder = _placeholder
         self._has_alias = _has_alias
+        # the shape counts elements; one of uint8 counts bytes already
         if quantization_encoding is not None and dtype is not DType.uint8:
             self._type = _encoded_type(self._type, quantization_encoding, name)
         if sharding_strategy is not None:
@@ -310,6 +311,7 @@ class _Shard(Weight):
         size = int(dim)
         if encoding is None or axis != rank - 1:
             return axis, strategy.ranges(label, size, self.shard_idx)
+        # blocks stay whole: their elements share a scale
         per_block, block_bytes = encoding.elements_per_block, encoding.block_size
         elements = size // block_bytes * per_block
         ranges = strategy.ranges(label, elements, self.shard_idx, per_block)

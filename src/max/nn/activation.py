@@ -24,6 +24,7 @@ __all__ = [
 
 
 def _squared_relu(x: TensorValue) -> TensorValue:
+    # So et al., "Primer", 2021
     y = ops.relu(x)
     return y * y
 
@@ -36,6 +37,7 @@ def _clip(
 
 def softplus(x: TensorValue) -> TensorValue:
     """``log(1 + exp(x))`` without overflow."""
+    # the exponent is never positive
     return ops.relu(x) + ops.log1p(ops.exp(-ops.abs(x)))
 
 
@@ -60,6 +62,7 @@ ACTIVATIONS: dict[str, Callable[[TensorValue], TensorValue]] = {
     "relu2": _squared_relu,
     "relu6": _clip(ops.relu, 0.0, 6.0),
     "gelu_10": _clip(ops.gelu, -10.0, 10.0),
+    # MobileNetV3: relu6(x + 3) / 6 in place of the sigmoid
     "hardswish": lambda x: x * _clip(ops.relu, 0.0, 6.0)(x + 3.0) * (1 / 6),
     "sqrtsoftplus": lambda x: ops.sqrt(softplus(x)),
     "leaky_relu": lambda x: ops.max(x, x * 0.01),

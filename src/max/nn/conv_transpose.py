@@ -77,6 +77,7 @@ class _ConvTranspose(Module):
         self.stride = _of_length(layer, "stride", stride, 1)
         self.dilation = _of_length(layer, "dilation", dilation, 1)
         self.output_padding = _of_length(layer, "output_padding", output_padding, 0)
+        # before and after the only line, then before and after the sequence
         sides = (0, 0, padding, padding) if isinstance(padding, int) else tuple(padding)
         if len(sides) != 4:
             raise ValueError(f"{layer}: padding is {padding!r}, expected a number, or 4 of them")
@@ -110,6 +111,7 @@ class _ConvTranspose(Module):
         if x.rank != 3:
             raise ValueError(f"{type(self).__name__}: the input is {x!r}, expected rank 3")
         axis = 2 if self.permute else 1
+        # a sequence is an image with one line: [N, 1, L, C], or [N, C, 1, L] with `permute`
         y = ops.conv2d_transpose(
             ops.unsqueeze(x, axis),
             ops.unsqueeze(weight, 2 if self.permute else 0),
@@ -207,6 +209,7 @@ class WeightNormConvTranspose1d(_ConvTranspose):
     def conv(self) -> ConvTranspose1d:
         """A plain layer of the same form, with this layer's bias; its weight is not part of this layer."""
         shape = [int(size) for size in self.weight_v.shape]
+        # [in, out, L] with `permute`, else [L, out, in]
         in_channels, out_channels, length = shape if self.permute else reversed(shape)
         conv = ConvTranspose1d(
             length, in_channels, out_channels, self.weight_v.dtype, self.stride, self.padding, self.dilation,

@@ -106,6 +106,7 @@ class MoE(Module):
         if has_shared_experts and shared_experts_dim < 1:
             raise ValueError(f"{name}: shared experts with shared_experts_dim {shared_experts_dim}")
         if gate_dtype is None:
+            # the scores choose experts: files of quantized models keep the gate in 16 bits
             half = dtype.is_float() and not dtype.is_float8()
             gate_dtype = dtype if half else DType.bfloat16
         self.devices = devices
@@ -158,6 +159,7 @@ class MoE(Module):
         if values[0].rank == 0:
             # one scale per matrix
             return ops.reshape(ops.stack(values), [self.num_experts, len(names)])
+        # [experts * names * rows, columns], then [experts, names * rows, columns]
         rows = ops.concat(values, axis=0)
         count = int(values[0].shape[0]) * len(names)
         return ops.reshape(rows, [self.num_experts, count, *values[0].shape[1:]])
@@ -189,6 +191,7 @@ class MoE(Module):
         check_strategy(type(self).__name__, strategy, "tensor_parallel", "replicate")
         self._sharding = strategy
         replicated = None if strategy is None else ShardingStrategy.replicate(strategy.num_devices)
+        # each device chooses the same experts, and computes its part of each of them
         self.gate.sharding_strategy = replicated
         for mlp in (*self.experts, *([self.shared_experts] if self.has_shared_experts else [])):
             mlp.sharding_strategy = strategy

@@ -97,6 +97,7 @@ def _uniform(shape: ShapeLike, device: DeviceRef, seed: int) -> TensorValue:
 
 def _first_rejected(is_accepted: TensorValue) -> TensorValue:
     """The number of tokens before the first rejected one, int64 ``[batch, 1]``, from bools ``[batch, steps]``."""
+    # positive from the first rejected token on, so the zeros are the tokens before it
     rejected = ops.cumsum(ops.cast(ops.logical_not(is_accepted), DType.int64), axis=1)
     return ops.sum(ops.cast(ops.equal(rejected, 0), DType.int64), axis=1)
 

@@ -39,6 +39,7 @@ class _ReplicatedNorm(Module):
 
     @sharding_strategy.setter
     def sharding_strategy(self, strategy: ShardingStrategy | None) -> None:
+        # the statistics of a row need the whole row: norms are not split over devices
         check_strategy(type(self).__name__, strategy, "replicate")
         self.weight.sharding_strategy = strategy
 
@@ -172,6 +173,7 @@ def layer_norm(
     x: TensorValue, weight: TensorValueLike, bias: TensorValueLike | None, eps: float
 ) -> TensorValue:
     gamma = parameter_for(weight, x)
+    # the op takes a bias in any case
     beta = ops.broadcast_to(
         ops.constant(0, x.dtype, x.device), gamma.shape
     ) if bias is None else parameter_for(bias, x)  # fmt: skip

@@ -195,7 +195,9 @@ class DistributedTransformerBlock(Module):
                     self._attention_parts, normed, caches, freqs_cis, input_row_offsets, strict=True
                 )
             ]
+            # a part is the output of some heads: that of all heads is the sum
             attended = self.allreduce(parts, signal_buffers)
+        # x is whole on each device, so residual sums need no exchange
         hs = [x + y for x, y in zip(xs, attended, strict=True)]
         outputs = forward_sharded_layers(
             self._mlp_parts, forward_sharded_layers(self._mlp_norms, hs)
@@ -306,6 +308,7 @@ class DistributedTransformer(Module):
             rows, starts = last_rows(first, return_n_logits)
             logits = self._logits(hs, rows, signals)
             return ops.gather(logits, ops.cast(starts[1:], DType.int64) - 1, axis=0), logits, starts
+        # the last row of each sequence
         ends = ops.cast(first[1:], DType.int64) - 1
         last = self._logits(hs, ends, signals)
         if self.return_logits is ReturnLogits.ALL:
@@ -339,6 +342,7 @@ class DistributedTransformer(Module):
         for index, layer in enumerate(self.layers):
             layer_idx = ops.constant(np.array(index, np.uint32), DType.uint32, DeviceRef.CPU())
             first = first_of[index]
+            # a subgraph of one call saves no staging
             if first_of.count(first) == 1:
                 hs = layer(layer_idx, hs, signals, caches, freqs, input_row_offsets)
                 continue

@@ -130,6 +130,7 @@ def floor_div(lhs: TensorValueLike, rhs: TensorValueLike) -> TensorValue:
         rhs: The divisor. Integer division by 0 gives 0; of floats the quotient by 0 is infinite or NaN.
     """
     x, y = broadcast_all("floor_div", promote_operands("floor_div", lhs, rhs))
+    # `mo.div` of integers rounds down already
     return stage("floor_div" if x.dtype.is_float() else "div", (x, y))
 
 

@@ -17,6 +17,7 @@ __all__ = [
 
 
 def _indices(op: str, value: TensorValueLike, like: TensorValue) -> TensorValue:
+    # a number or a list gets the device of the tensor
     if not is_weak(value):
         return as_tensor(value)
     if isinstance(value, int):
