@@ -33,4 +33,4 @@ def test_the_chosen_paths_and_the_bandwidth(monkeypatch: pytest.MonkeyPatch) -> 
     for encoding in ("float32", "bfloat16", *FORMATS):
         text = findings[f"weights {encoding}"]["text"]
         assert float(text.split()[0]) > 0 and text.endswith("% of reads")
-    assert 0.01 < float(findings["bandwidth"]["text"].split()[0]) < 10_000
+    assert 0 < float(findings["bandwidth"]["text"].split()[0]) < 10_000

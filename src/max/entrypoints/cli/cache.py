@@ -17,8 +17,8 @@ from max.entrypoints.cli import log_level_option
 from max.entrypoints.cli.errors import CommandError
 from max.entrypoints.cli.options.config_options import GroupedCommand, config_options, set_values
 from max.entrypoints.cli.options.model_names import model_argument, set_model
-from max.entrypoints.cli.progress import size_text
 from max.interfaces import PipelineTask
+from max.pipelines.core.text import byte_size
 
 # loaded when a model is compiled
 if TYPE_CHECKING:
@@ -68,7 +68,7 @@ def ls(as_json: bool) -> None:
         click.echo(f"the cache {cache_dir()} is empty", err=True)
     for folder in folders:
         holds = _HOLDS.get(folder.name, "")
-        size = size_text(folder.size)
+        size = byte_size(folder.size)
         click.echo(f"{folder.name:<11}{size:>11}{folder.files:>8} files  {holds}".rstrip())
 
 
@@ -87,7 +87,7 @@ def clear(kinds: tuple[str, ...]) -> None:
     for name in kinds or folders:
         if name in folders:
             cache_folders.clear_folder(cache_dir(), name)
-            click.echo(f"deleted {name} ({size_text(folders[name].size)})")
+            click.echo(f"deleted {name} ({byte_size(folders[name].size)})")
 
 
 @click.command("warm-cache", cls=GroupedCommand, short_help="Compile a model into the cache.")

@@ -26,11 +26,11 @@ from max.dtype import DType
 from max.engine import InferenceSession
 from max.engine.explain import explain_graph
 from max.entrypoints.cli import log_level_option
-from max.entrypoints.cli.progress import size_text
 from max.entrypoints.load_test import bandwidth
 from max.graph import DeviceRef, Graph, TensorType, TensorValue, Weight, ops
 from max.graph.quantization import QuantizationEncoding
 from max.kernel import host_target
+from max.pipelines.core.text import byte_size
 from max.pipelines.store.local import ModelStore
 from max.pipelines.store.pull import verify
 
@@ -63,7 +63,7 @@ def _system() -> Iterator[Finding]:
     level = "ok" if sys.version_info >= (3, 11) else "error"
     yield Finding("python", level, f"{version}, supremum {__version__}, {platform.platform()}")
     memory = available_memory()
-    text = "unknown" if memory is None else f"{size_text(memory)} available"
+    text = "unknown" if memory is None else f"{byte_size(memory)} available"
     yield Finding("memory", "warning" if memory is not None and memory < 1 << 30 else "ok", text)
 
 
@@ -131,7 +131,7 @@ def _bandwidth() -> Iterator[Finding]:
     """The bandwidth of reading memory with all workers, and what products with weights of each format reach."""
     reads = bandwidth.Reads()
     speeds = sorted((reads.speed() / 1e9 for _ in range(bandwidth.RUNS)), reverse=True)
-    text = f"{speeds[0]:.1f} GB/s of reads, {statistics.median(speeds):.1f} in the median of {len(speeds)}"
+    text = f"{speeds[0]:.3g} GB/s of reads, {statistics.median(speeds):.3g} in the median of {len(speeds)}"
     yield Finding("bandwidth", "ok", text)
     for encoding, speed in bandwidth.measure_formats(reads):
         yield Finding(f"weights {encoding}", "ok", str(speed))
@@ -151,20 +151,20 @@ def _folders() -> Iterator[Finding]:
     except OSError as error:
         yield Finding("models folder", "error", f"{store.root} cannot be written: {error.strerror}")
         return
-    yield Finding("models folder", level, f"{store.root}: {size_text(free)} free")
+    yield Finding("models folder", level, f"{store.root}: {byte_size(free)} free")
     models = store.models()
     for name, size in store.partial_pulls().items():
         text = (
-            f"{size_text(size)} of a pull that has not ended: `max pull {name}` or `max rm {name}`"
+            f"{byte_size(size)} of a pull that has not ended: `max pull {name}` or `max rm {name}`"
         )
         yield Finding(f"partial {name}", "warning", text)
     cached = cache_folders.cache_folders(cache_dir())
-    sizes = ", ".join(f"{folder.name} {size_text(folder.size)}" for folder in cached)
+    sizes = ", ".join(f"{folder.name} {byte_size(folder.size)}" for folder in cached)
     yield Finding("cache", "ok", f"{cache_dir()}: {sizes or 'empty'}")
     left = cache_folders.left_behind(cache_dir() / folder.name for folder in cached)
     if left:
         size = sum(path.stat().st_size for path in left)
-        text = f"{size_text(size)} that killed processes left: the next start deletes them"
+        text = f"{byte_size(size)} that killed processes left: the next start deletes them"
         yield Finding("left in the cache", "warning", text)
     names = ", ".join(m.name for m in models)
     yield Finding(

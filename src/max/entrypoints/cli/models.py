@@ -15,9 +15,10 @@ from max._lazy import lazy_module
 from max.entrypoints.cli import log_level_option
 from max.entrypoints.cli.errors import CommandError
 from max.entrypoints.cli.options.model_names import ModelType
-from max.entrypoints.cli.progress import PullProgress, size_text
+from max.entrypoints.cli.progress import PullProgress
 from max.entrypoints.load_test.http_client import Target
 from max.pipelines.core.exceptions import ModelFilesError
+from max.pipelines.core.text import byte_size
 from max.pipelines.store import created
 from max.pipelines.store.local import ModelStore, StoredModel, checked_name
 from max.pipelines.store.modelfile import Modelfile, read_modelfile
@@ -71,7 +72,7 @@ def pull(source: str, name: str | None, max_size: int | None, models_dir: Path |
     source = short_names(store.root).get(source, source)
     with PullProgress() as progress:
         model = pull_model(open_source(source), store, name, max_size, progress)
-    click.echo(f"{model.name}\t{size_text(model.size)}\t{model.path}")
+    click.echo(f"{model.name}\t{byte_size(model.size)}\t{model.path}")
 
 
 @click.command("create", short_help="Create a model from a Modelfile.")
@@ -183,7 +184,7 @@ def ls(names: bool, as_json: bool, models_dir: Path | None) -> None:
         return
     rows = [("NAME", "SIZE", "FORMAT", "WHERE", "MODIFIED")]
     rows += [
-        (m.name, size_text(m.size), m.format, m.origin, time.strftime("%Y-%m-%d", time.localtime(m.modified_at)))
+        (m.name, byte_size(m.size), m.format, m.origin, time.strftime("%Y-%m-%d", time.localtime(m.modified_at)))
         for m in models
     ]  # fmt: skip
     _print_table(rows)
@@ -236,10 +237,10 @@ def rm(names: tuple[str, ...], models_dir: Path | None) -> None:
     for name, model in zip(names, models, strict=True):
         if model is None:
             store.remove_partial(name)
-            click.echo(f"deleted the partial pull of {name} ({size_text(partial[name])})")
+            click.echo(f"deleted the partial pull of {name} ({byte_size(partial[name])})")
         else:
             store.remove(model.name)
-            click.echo(f"deleted {model.name} ({size_text(model.size)})")
+            click.echo(f"deleted {model.name} ({byte_size(model.size)})")
 
 
 @click.command("ps", short_help="List the models that a server has loaded.")
@@ -271,7 +272,7 @@ def ps(url: str, api_key: str | None, as_json: bool) -> None:
 def _format_fact(key: str, value: Any) -> str:
     """A fact for people."""
     if key == "size":
-        return size_text(value)
+        return byte_size(value)
     if key == "parameters":
         return model_facts.count_text(value)
     if isinstance(value, bool):

@@ -15,23 +15,10 @@ import click
 
 from max._config import terminal_kind
 from max._load_steps import STEPS
+from max.pipelines.core.text import byte_size
 
 _INTERVAL_S = 0.1
 _BAR_WIDTH = 24
-_UNITS = ("B", "KiB", "MiB", "GiB")
-
-
-def size_text(size: float) -> str:
-    """A number of bytes for people.
-
-    Args:
-        size: The bytes.
-    """
-    for unit in _UNITS:
-        if size < 1024:
-            return f"{size:.0f} {unit}" if unit == "B" else f"{size:.1f} {unit}"
-        size /= 1024
-    return f"{size:.1f} TiB"
 
 
 def duration_text(seconds: float) -> str:
@@ -55,12 +42,12 @@ def bar_text(at: int, size: int | None, seconds: float, begin: int = 0) -> str:
     """
     # what an earlier transfer has left does not count
     speed = (at - begin) / seconds if seconds > 0 else 0.0
-    text = size_text(at)
+    text = byte_size(at)
     if size is not None:
         full = _BAR_WIDTH * at // max(size, 1)
-        text = f"{'━' * full}{'╌' * (_BAR_WIDTH - full)} {100 * at // max(size, 1):>3} % {text} of {size_text(size)}"
+        text = f"{'━' * full}{'╌' * (_BAR_WIDTH - full)} {100 * at // max(size, 1):>3} % {text} of {byte_size(size)}"
     if seconds >= 1 and speed:
-        text += f", {size_text(speed)}/s"
+        text += f", {byte_size(speed)}/s"
         if size is not None and size > at:
             text += f", {duration_text((size - at) / speed)} left"
     return text
@@ -161,7 +148,7 @@ class PullProgress:
         if name != self._file:
             self._file, self._began, self._begin = name, time.perf_counter(), at
             if self._line is None:
-                click.echo(name if size is None else f"{name} ({size_text(size)})", err=True)
+                click.echo(name if size is None else f"{name} ({byte_size(size)})", err=True)
         self._text = bar_text(at, size, time.perf_counter() - self._began, self._begin)
         if self._line is not None:
             if at == size:

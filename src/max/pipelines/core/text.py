@@ -64,7 +64,7 @@ def byte_size(count: float) -> str:
     Args:
         count: The number.
     """
-    units = ["B", "KiB", "MiB", "GiB"]
+    units = ["B", "KiB", "MiB", "GiB", "TiB"]
     while count >= 1024 and len(units) > 1:
         count /= 1024
         del units[0]
