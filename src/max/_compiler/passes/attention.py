@@ -119,10 +119,12 @@ class _Fusion:
         q, q_scale = self._source(first.operands[0])
         keys, key_scale = self._source(first.operands[1])
         if not _is_transposed(first):
+            # […, head_dim, keys] in the product, […, keys, head_dim] in the op
             keys = self._matrix_transpose(keys)
         values, _ = self._source(last.operands[1], scaled=False)
         if _is_transposed(last):
             values = self._matrix_transpose(values)
+        # factors of the operands are factors of the product
         scale = scores.scale * q_scale * key_scale
         operands = [self._with_batch_axes(v, batch) for v in (q, keys, values)]
         if not _is_float32(scale) or any(v is None for v in operands):
@@ -205,6 +207,7 @@ class _Fusion:
         if shape_of(value) != shape:
             return None
         if type(op) is AddOp:
+            # either operand may be the scores; the other one is the mask then
             for index in range(2):
                 scores = self._scores(op.operands[index], shape)
                 if scores is not None:
@@ -266,6 +269,7 @@ class _Fusion:
         """A value with the given batch axes: reshaped if its own have as many elements, broadcast if it is a matrix."""
         shape = shape_of(value)
         if len(shape) == 2:
+            # one matrix for the whole batch
             return self._insert(BroadcastToOp, value, (*batch, *shape))
         if product(shape[:-2]) != product(batch):
             return None
@@ -273,6 +277,7 @@ class _Fusion:
 
     def _mask(self, value: SSAValue, negated: bool) -> SSAValue:
         """A mask before it was broadcast to the shape of the scores."""
+        # the kernel repeats masks itself
         while (inner := producer(value, BroadcastToOp)) is not None:
             value = inner.operands[0]
         if negated:
@@ -302,6 +307,7 @@ class _Fusion:
             at = axis - (rank - len(dims))
             if at < 0:
                 return value
+            # an axis of size 1 is repeated over both
             split = (1, 1) if dims[at] == 1 else head_dims
             return self._insert(ReshapeOp, value, (*dims[:at], *split, *dims[at + 1 :]))
 
@@ -322,9 +328,11 @@ class _Fusion:
             perm: tuple[int, ...] = owner.attr("perm")
             order: list[int] = []
             for old in perm:
+                # the merged axis is two axes there, and those behind it are one further
                 order += [axis, axis + 1] if old == axis else [old + (old > axis)]
             return self._transpose(inner, order), perm.index(axis)
         shape, before = shape_of(value), shape_of(source)
+        # [b, kv_heads, group, n, d], where each head is repeated, then [b, heads, n, d]
         if len(before) != len(shape) + 1 or producer(source, BroadcastToOp) is None:
             return None
         axis = next((i for i, dim in enumerate(shape) if dim != before[i]), len(shape) - 1)
@@ -421,6 +429,7 @@ def _number(value: SSAValue) -> float | None:
     array = constant_of(value.owner)
     if array is None or array.size != 1:
         return None
+    # rounded as the casts round it, the innermost first
     for dtype in reversed(dtypes):
         array = array.astype(dtype.to_numpy())
     return float(array.item())

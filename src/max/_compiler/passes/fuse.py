@@ -164,6 +164,7 @@ class Fuser:
         """Whether an op runs over a group's iteration space."""
         if group.size >= MAX_OPS:
             return False
+        # an op on the results of reductions: one value a row
         per_row = axis < 0 <= group.axis and space == group.row_space()
         return (per_row or _one_nest(space, axis, group)) and self.uses_in_place(op, group)
 
@@ -291,6 +292,7 @@ class Fuser:
         """Moves the ops between a narrow output and a wide one to the only group that uses the wide one."""
         users = {self.find(use.operation) for use in value.uses}
         target = users.pop()
+        # a value with several readers would be widened in each of them
         if users or target is None or target is group or target.axis >= 0:
             return
         chain: list[MoOp] = []
@@ -405,6 +407,7 @@ class Fuser:
                 for v in op.results
                 if any(u.operation not in inside for u in v.uses)
             }
+            # an epilogue replaces the one result of its product
             if len(outputs) != 1:
                 continue
             matmuls = {
