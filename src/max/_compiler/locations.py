@@ -61,12 +61,12 @@ class SourceLocations:
         """The text of each op by its number."""
         return [self.describe(number) for number in range(len(self._locations))]
 
-    def describe(self, number: int) -> str:
+    def describe(self, op_number: int) -> str:
         """``file:line`` of an op, with the scope of a profile ``file:line [scope]``.
 
         Empty if the op has no location (a saved graph) or the number is unknown.
         """
-        location = self._locations[number] if 0 <= number < len(self._locations) else None
+        location = self._locations[op_number] if 0 <= op_number < len(self._locations) else None
         if location is None:  # without the import of the dialect, which a warm start does not need
             return ""
         if isinstance(location, str):
@@ -76,7 +76,7 @@ class SourceLocations:
         scope = f" [{location.scope}]" if location.scope else ""
         return f"{location.filename}:{location.line}{scope}"
 
-    def scope(self, number: int) -> str:
+    def scope(self, op_number: int) -> str:
         """The scope of a profile that an op is in; empty if it is in none."""
-        match = _SCOPE.search(self.describe(number))
+        match = _SCOPE.search(self.describe(op_number))
         return match[1] if match else ""

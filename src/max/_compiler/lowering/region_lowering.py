@@ -155,16 +155,16 @@ class RegionLowering:
         self.library_ops.lower_op(main, main, None)
         self.separate_epilogue(op, main, 0)
 
-    def separate_epilogue(self, op: RegionOp, main: MoOp, number: int) -> None:
+    def separate_epilogue(self, op: RegionOp, main: MoOp, result_index: int) -> None:
         """Launches the ops after the library op separately, for one result of the region."""
-        parts = region_parts(op, main, only_value=op.results_in_body[number])
+        parts = region_parts(op, main, only_value=op.results_in_body[result_index])
         operands = [self.placing.place(v) for v in op.operands]
         # negative numbers are the library op's own results
         sources = [
             (self.placing.place(main.results[-1 - index]) if index < 0 else operands[index], offset)
             for index, offset in parts.sources
         ]
-        result = self.placing.allocate(op.results[number])
+        result = self.placing.allocate(op.results[result_index])
         self.nest(parts.spec, [(result, 0)], sources, region_name(op))
 
     def products(self, op: ProductsOp, outer: RegionOp | None = None) -> None:

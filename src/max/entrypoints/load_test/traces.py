@@ -70,7 +70,7 @@ def _json_rows(lines: Iterable[str], path: Path) -> Iterator[dict[str, Any]]:
                 raise InputError(f"{path}: line {number} is no JSON: {error}") from error
 
 
-def _arrival(row: dict[str, Any], number: int) -> Arrival:
+def _arrival(row: dict[str, Any], row_number: int) -> Arrival:
     seconds = _seconds(_field(row, _TIMES), "timestamp" in row)
     tokens, output = (_count(_field(row, names)) for names in (_INPUTS, _OUTPUTS))
     hashes = row.get("hash_ids") or []
@@ -82,7 +82,7 @@ def _arrival(row: dict[str, Any], number: int) -> Arrival:
             runs.append(range(first, first + count))
             known += count
     # tokens that no other prompt has: below 0, as blocks are counted from 0
-    runs.append(range(-number * MOST_TOKENS - known, -number * MOST_TOKENS - tokens, -1))
+    runs.append(range(-row_number * MOST_TOKENS - known, -row_number * MOST_TOKENS - tokens, -1))
     return Arrival(seconds, TokenRanges(tuple(runs)), output)
 
 

@@ -26,21 +26,28 @@ _OF_BOOLS = {"and": ops.logical_and, "or": ops.logical_or, "xor": ops.logical_xo
 
 @k.register(_KERNEL)
 def _bits(
-    out: k.Output, x: k.Input, y: k.Input, ctx: k.Context, *, kind: str, size: int, signed: bool
+    out: k.Output,
+    x: k.Input,
+    y: k.Input,
+    ctx: k.Context,
+    *,
+    operation: str,
+    size: int,
+    signed: bool,
 ) -> None:
     for i in ctx.parallel(out.shape[0]):
-        if kind == "and":
+        if operation == "and":
             out[i] = x[i] & y[i]
-        elif kind == "or":
+        elif operation == "or":
             out[i] = x[i] | y[i]
-        elif kind == "xor":
+        elif operation == "xor":
             out[i] = x[i] ^ y[i]
         else:
             # the kernel language counts places modulo the size
             inside = y[i] < size
             if signed:
                 inside = inside & (y[i] >= 0)
-            if kind == "left":
+            if operation == "left":
                 out[i] = k.select(inside, x[i] << y[i], 0)
             elif signed:
                 # by size - 1: all bits become the sign
@@ -55,17 +62,17 @@ def _cast(out: k.Output, x: k.Input, ctx: k.Context) -> None:
         out[i] = k.bitcast(x[i], out.dtype)
 
 
-def _stage(kind: str, name: str, lhs: TensorValueLike, rhs: TensorValueLike) -> TensorValue:
+def _stage(operation: str, name: str, lhs: TensorValueLike, rhs: TensorValueLike) -> TensorValue:
     x, y = broadcast_all(name, promote_operands(name, lhs, rhs))
     dtype = x.dtype
-    if dtype is DType.bool and kind in _OF_BOOLS:
-        return _OF_BOOLS[kind](x, y)
+    if dtype is DType.bool and operation in _OF_BOOLS:
+        return _OF_BOOLS[operation](x, y)
     if not dtype.is_integral():
-        expected = "bool or an integer type" if kind in _OF_BOOLS else "an integer type"
+        expected = "bool or an integer type" if operation in _OF_BOOLS else "an integer type"
         raise ArgumentError(f"{name}: the operands are {dtype.name}, expected {expected}")
     flat, other = ops.reshape(x, (-1,)), ops.reshape(y, (-1,))
     result = TensorType(dtype, flat.shape, x.device)
-    how = {"kind": kind, "size": dtype.size_in_bits, "signed": dtype.is_signed_integral()}
+    how = {"operation": operation, "size": dtype.size_in_bits, "signed": dtype.is_signed_integral()}
     bits = ops.custom(_KERNEL, x.device, [flat, other], [result], how)[0].tensor
     return ops.reshape(bits, x.shape)
 

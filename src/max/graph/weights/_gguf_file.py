@@ -111,13 +111,13 @@ class _Cursor:
         # tokens of a vocabulary may be incomplete UTF-8 sequences
         return self.data[start : start + length].decode("utf-8", "surrogateescape")
 
-    def value(self, kind: int, depth: int = 0) -> Any:
-        if kind in _SCALARS:
-            return self.scalar(_SCALARS[kind])
-        if kind == _STRING:
+    def value(self, value_type: int, depth: int = 0) -> Any:
+        if value_type in _SCALARS:
+            return self.scalar(_SCALARS[value_type])
+        if value_type == _STRING:
             return self.string()
-        if kind != _ARRAY:
-            raise self.fail(f"a metadata value has the unknown type {kind}")
+        if value_type != _ARRAY:
+            raise self.fail(f"a metadata value has the unknown type {value_type}")
         if depth == _MAX_NESTING:
             raise self.fail("metadata arrays are nested too deeply")
         inner, count = self.scalar("I"), self.scalar("Q")

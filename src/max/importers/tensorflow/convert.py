@@ -76,13 +76,13 @@ def _check_archive(file: Path) -> None:
         raise ModelFileError(f"{file} is no archive of Keras 3: {error}") from error
 
 
-def bytes_of(kind: str, file: Path) -> int:
+def bytes_of(file_format: str, file: Path) -> int:
     """The size of a model's files.
 
     Raises:
         ModelFileError: A SavedModel's folder has a link out of it, or very many files.
     """
-    if kind != "saved_model":
+    if file_format != "saved_model":
         return file.stat().st_size
     total = count = 0
     root = file.resolve()
@@ -98,20 +98,20 @@ def bytes_of(kind: str, file: Path) -> int:
     return total
 
 
-def _convert(kind: str, file: Path, exported_name: str, output: Path) -> None:
+def _convert(file_format: str, file: Path, exported_name: str, output: Path) -> None:
     # TensorFlow ends the process on some damaged files, and its memory is given back this way
     command = [
         sys.executable,
         "-m",
         f"{__package__}.worker",
-        kind,
+        file_format,
         str(file),
         exported_name,
         str(output),
         str(
             _MEMORY
             + _MEMORY_PER_CPU * (os.cpu_count() or 1)
-            + _MEMORY_PER_BYTE * bytes_of(kind, file)
+            + _MEMORY_PER_BYTE * bytes_of(file_format, file)
         ),
     ]
     try:

@@ -40,11 +40,11 @@ def limit_memory(count: int) -> None:
     resource.setrlimit(resource.RLIMIT_DATA, (most, hard))
 
 
-def main(kind: str, path: str, signature: str, output: str, memory: str) -> None:
+def main(file_format: str, path: str, signature: str, output: str, memory: str) -> None:
     """Converts a model.
 
     Args:
-        kind: "saved_model", "keras" or "tflite".
+        file_format: "saved_model", "keras" or "tflite".
         path: The model.
         signature: The name of a signature of a SavedModel.
         output: The ONNX file to write.
@@ -55,7 +55,7 @@ def main(kind: str, path: str, signature: str, output: str, memory: str) -> None
     report = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)
     try:
-        model = _CONVERTERS[kind](path, signature)
+        model = _CONVERTERS[file_format](path, signature)
         with open(output, "wb") as file:
             file.write(model.SerializeToString())
         result: dict[str, Any] = {"problem": None}

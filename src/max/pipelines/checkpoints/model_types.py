@@ -117,8 +117,8 @@ def _table() -> dict[str, dict[str, Any]]:
 
 
 @cached_results()
-def _type(kind: str) -> ModelType | None:
-    entry = _table().get(kind)
+def _type(model_type: str) -> ModelType | None:
+    entry = _table().get(model_type)
     if entry is None:
         return None
     groups: dict[str, list[str]] = {}

@@ -243,13 +243,13 @@ def _experts(config: DecoderConfig, form: GGUFForm) -> dict[str, Any]:
     return values
 
 
-def period_of(name: str, layers: list[bool], kind: str) -> int:
+def period_of(name: str, layers: list[bool], what: str) -> int:
     """The distance between marked layers, the last one of each period.
 
     Args:
         name: llama.cpp's name of the architecture.
         layers: Whether each layer is marked.
-        kind: What they are, for the error.
+        what: What they are, for the error.
 
     Raises:
         ModelFilesError: The distances differ.
@@ -257,7 +257,7 @@ def period_of(name: str, layers: list[bool], kind: str) -> int:
     for step in range(1, len(layers) + 1):
         if all(marked == ((i + 1) % step == 0) for i, marked in enumerate(layers)):
             return step
-    raise refusal_of(name, f"layers with {kind} at uneven distances")
+    raise refusal_of(name, f"layers with {what} at uneven distances")
 
 
 def _recurrence(config: DecoderConfig, form: GGUFForm) -> dict[str, Any]:

@@ -46,14 +46,14 @@ class _Check:
         self._nameless = 0
         self._answered: set[str] = set()
 
-    def begin(self, number: int, calls: Sequence[Any]) -> None:
+    def begin(self, index: int, calls: Sequence[Any]) -> None:
         """A message of another role, with these calls."""
         names = [call.get("id") if isinstance(call, dict) else None for call in calls]
         self._open = OrderedDict.fromkeys(name for name in names if isinstance(name, str))
         self._nameless = sum(not isinstance(name, str) for name in names)
-        self._number, self._answered = number, set()
+        self._number, self._answered = index, set()
 
-    def result(self, number: int, identifier: Any) -> None:
+    def result(self, index: int, identifier: Any) -> None:
         """A message with the result of a call."""
         if isinstance(identifier, str) and identifier in self._open:
             del self._open[identifier]
@@ -64,7 +64,7 @@ class _Check:
             self._nameless -= 1
         elif isinstance(identifier, str):
             raise self._error(
-                number,
+                index,
                 f"is the result of the tool call {short_text(identifier)}, and no message before it has such a "
                 "call",
                 "tool_call_id",
@@ -73,7 +73,7 @@ class _Check:
             self._open.popitem(last=False)
         else:
             raise self._error(
-                number, "is the result of a tool, and no call before it lacks one", "role"
+                index, "is the result of a tool, and no call before it lacks one", "role"
             )
 
     def none_open(self) -> None:
@@ -87,7 +87,7 @@ class _Check:
                 "tool_calls",
             )
 
-    def _error(self, number: int, text: str, name: str) -> ApiError:
+    def _error(self, index: int, text: str, name: str) -> ApiError:
         if self._field != "messages":  # its items have other numbers
             return ApiError(f"{self._field}: a message {text}", param=self._field)
-        return ApiError(f"messages.{number} {text}", param=f"messages.{number}.{name}")
+        return ApiError(f"messages.{index} {text}", param=f"messages.{index}.{name}")

@@ -72,13 +72,13 @@ class Stop(asyncio.Event):
             except NotImplementedError:  # Windows
                 signal.signal(number, lambda n, _: loop.call_soon_threadsafe(self.take, n))
 
-    def take(self, number: int) -> None:
+    def take(self, signal_number: int) -> None:
         """Ends the server; at once, if it is called again.
 
         Args:
-            number: The signal.
+            signal_number: The signal.
         """
-        self.number = self.number or number
+        self.number = self.number or signal_number
         self.set()
 
 

@@ -338,13 +338,13 @@ async def stream_answers(
                 yield deltas
 
 
-def _note_arguments(arguments: dict[int, str], number: int, parts: Sequence[AnswerPart]) -> None:
+def _note_arguments(arguments: dict[int, str], choice: int, parts: Sequence[AnswerPart]) -> None:
     """Keeps the arguments of the last call of an answer."""
     for part in parts:
         if isinstance(part, ToolCallPart):
-            arguments[number] = ""
+            arguments[choice] = ""
         elif isinstance(part, ArgumentsPart):
-            arguments[number] += part.text
+            arguments[choice] += part.text
 
 
 def _is_json(text: str) -> bool:

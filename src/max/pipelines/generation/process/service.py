@@ -220,21 +220,21 @@ class TextWork(Work[Prepared, Event]):
             case KeepPrefixes(number, action, name):
                 return (self._keep(number, action, name),)
 
-    def _keep(self, number: int, action: str, name: str) -> PrefixesKept:
+    def _keep(self, command_number: int, action: str, name: str) -> PrefixesKept:
         """Saves, restores or removes a file of prefixes."""
         self._keeper.stop()
         try:
             tokens, size = self._pipeline.keep_prefixes(action, name)
         except Exception as error:
-            return PrefixesKept(number, error=ErrorInfo.of(error))
-        return PrefixesKept(number, tokens, size)
+            return PrefixesKept(command_number, error=ErrorInfo.of(error))
+        return PrefixesKept(command_number, tokens, size)
 
-    def _unload(self, number: int, name: str) -> Sequence[Event]:
+    def _unload(self, command_number: int, name: str) -> Sequence[Event]:
         """Unloads an adapter; the answer waits for its requests."""
         try:
-            self._unloads[number] = adapters_of(self._pipeline).unload(name)
+            self._unloads[command_number] = adapters_of(self._pipeline).unload(name)
         except Exception as error:
-            return (AdapterChanged(number, ErrorInfo.of(error)),)
+            return (AdapterChanged(command_number, ErrorInfo.of(error)),)
         return self._ended_unloads()
 
     def _ended_unloads(self) -> list[Event]:

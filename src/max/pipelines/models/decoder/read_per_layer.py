@@ -171,9 +171,9 @@ def _heads(keys: ConfigKeys, layer: object, index: int, shape: tuple[int, int]) 
     )
 
 
-def _rope(keys: ConfigKeys, head_dim: int, kind: str, key: str, theta: float) -> RopeConfig:
+def _rope(keys: ConfigKeys, head_dim: int, attention: str, key: str, theta: float) -> RopeConfig:
     """The rotation of one kind of layers."""
-    sections, section = rotation_keys(keys), f"{kind}_attention"
+    sections, section = rotation_keys(keys), f"{attention}_attention"
     if sections is not None and sections.object(section) is not None:
         return RopeConfig.from_keys(keys, section=section, theta=theta)
     return RopeConfig(theta=keys.number(key, over=0, default=theta))

@@ -365,20 +365,22 @@ def layer_numbers(keys: ConfigKeys, key: str, count: int) -> frozenset[int]:
     return frozenset(numbers)
 
 
-def periodic_layers(keys: ConfigKeys, kind: str, period: int, offset: int) -> Callable[[int], bool]:
+def periodic_layers(
+    keys: ConfigKeys, prefix: str, period: int, offset: int
+) -> Callable[[int], bool]:
     """A predicate of the layers that occur once per period.
 
     Args:
         keys: The keys of config.json.
-        kind: The prefix of the keys ``…_layer_period`` and ``…_layer_offset``.
+        prefix: The prefix of the keys ``…_layer_period`` and ``…_layer_offset``.
         period: The period if the file states none.
         offset: The first such layer if the file states none.
 
     Raises:
         ModelFilesError: A value does not fit.
     """
-    period = keys.integer(f"{kind}_layer_period", 1, LARGEST_SIZE, period)
-    offset = keys.integer(f"{kind}_layer_offset", 0, period - 1, offset)
+    period = keys.integer(f"{prefix}_layer_period", 1, LARGEST_SIZE, period)
+    offset = keys.integer(f"{prefix}_layer_offset", 0, period - 1, offset)
     return lambda index: index % period == offset
 
 
