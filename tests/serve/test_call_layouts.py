@@ -86,6 +86,7 @@ LINES = CallLayout(
 )  # fmt: skip
 BARE = CallLayout(f"<call>{NAME}{{", Style.BARE, tail="<end>", value_end="'")
 COUNTED = CallLayout(f"<call>{NAME}<args>", tail=f"<id>{IDENTIFIER}</call>")
+IDENTIFIED = CallLayout(f"<call>{NAME}<id>{IDENTIFIER}<args>", tail="</call>")
 LISTED = CallLayout(f"{NAME}<args>", tail=";", section="<calls>", section_end="</calls>")
 
 
@@ -139,6 +140,11 @@ def read(
         # an identifier after the arguments, which may be left out
         (COUNTED, '<call>run<args>{"a": 1}<id>x-1</call>b', "b", [("run", '{"a": 1}')]),
         (COUNTED, '<call>run<args>{"a": 1}</call>b', "b", [("run", '{"a": 1}')]),
+        # or before them
+        (IDENTIFIED, '<call>run<id>x-1<args>{"a": 1}</call>b', "b", [("run", '{"a": 1}')]),
+        (IDENTIFIED, '<call>run<args>{"a": 1}</call>b', "b", [("run", '{"a": 1}')]),
+        (IDENTIFIED, "<call>run<x>{}", "<call>run<x>{}", []),
+        (IDENTIFIED, "<call><id>x<args>{}", "<call><id>x<args>{}", []),
         (LISTED, "<calls>now<args>{};<calls>now<args>{};</calls>b", "b", [("now", "{}"), ("now", "{}")]),
         (CallLayout(f"{NAME}=", tail=";"), 'run={"a": 1};b', "b", [("run", '{"a": 1}')]),
     ],
@@ -152,6 +158,51 @@ def test_small_layouts(
     for whole in (False, True):
         found, made = read(layout, answer, whole=whole)
         assert (found.strip(), made) == (content, calls), whole
+
+
+@pytest.mark.parametrize(
+    ("answer", "cut", "content"),
+    [
+        # what may be the start of a mark is dropped where the answer was cut off
+        ("a<cal", True, "a"), ("a<ca", True, "a"), ("a<c", True, "a<c"), ("a<", True, "a<"), ("a", True, "a"),
+        ("a<cal", False, "a<cal"), ("a<c", False, "a<c"),
+    ],
+)  # fmt: skip
+def test_the_end_of_a_text(answer: str, cut: bool, content: str) -> None:
+    assert read(JSON, answer, cut) == (content, [])
+    parser = LayoutParser(JSON, TOOLS)
+    parser.push(answer)
+    parser.finish(cut)
+    assert not parser.finish(cut)
+
+
+@pytest.mark.parametrize(
+    ("layout", "answer"),
+    [
+        (JSON, '<calls><call>run<args>{"a": 1}</call></calls>'),
+        (JSON, '<call>run<args>{"a": 1}</call>'),
+        (TAGGED, "<call run><p a>1</p></call>"),
+        (BARE, "<call>run{a:'1'}<end>"),
+        (COUNTED, '<call>run<args>{"a": 1}<id>x-1</call>'),
+        (IDENTIFIED, '<call>run<id>x-1<args>{"a": 1}</call>'),
+    ],
+)
+def test_parts_arrive_with_their_text(layout: CallLayout, answer: str) -> None:
+    """What is known to be a call or a text is not held back until the end of the answer."""
+    parser = LayoutParser(layout, TOOLS)
+    begin = answer.index("run") + 4
+    first = [*parser.push("ab "), *parser.push(answer[:begin])]
+    content = "".join(part.text for part in first if isinstance(part, ContentPart))
+    assert content.strip() == "ab"
+    rest = [*first, *parser.push(answer[begin:] + " so ")]
+    assert [part.name for part in rest if isinstance(part, ToolCallPart)] == ["run"]
+    arguments = "".join(part.text for part in rest if isinstance(part, ArgumentsPart))
+    assert [str(value) for value in json.loads(arguments).values()] == ["1"]
+    text = "".join(
+        part.text for part in [*rest, *parser.push("c")] if isinstance(part, ContentPart)
+    )
+    assert text.split() == ["ab", "so", "c"]
+    assert not parser.finish()
 
 
 def test_names_have_256_characters_at_most() -> None:
