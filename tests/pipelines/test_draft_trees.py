@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import itertools
+from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -32,6 +34,11 @@ from max.pipelines.generation.drafts.lookup import LookupDrafter
 from max.pipelines.generation.drafts.recent_answers import RecentAnswersDrafter
 from max.pipelines.generation.engine import Engine
 from max.pipelines.kv_cache.manager import PagedKVCacheManager
+from max.pipelines.models.blocks.attention import AttentionForm, QueryGrowth
+from max.pipelines.models.blocks.block import Block
+from max.pipelines.models.blocks.mixer import Mixer
+from max.pipelines.models.blocks.rope import RopeConfig
+from max.pipelines.models.decoder.config import DecoderConfig
 from max.pipelines.models.inputs import ModelOutputs
 from tests.pipelines.test_drafts import (
     context,
@@ -539,3 +546,30 @@ def test_other_continuations_in_recent_answers() -> None:
 
 def test_ranks_of_siblings() -> None:
     assert sibling_ranks([-1, 0, -1, -1, 0, 1]) == [0, 0, 1, 2, 1, 0]
+
+
+@pytest.mark.parametrize(
+    ("changes", "follows"),
+    [
+        (dict(), True),
+        (dict(window=64), False),
+        (dict(window=64, chunked=True), False),
+        (dict(alibi_slopes=(0.5, 0.25)), False),
+        (dict(query_growth=QueryGrowth(0.1, 4)), False),
+        (dict(shared_with=0), False),
+    ],
+    ids=str,
+)
+def test_the_rule_for_models(changes: dict[str, Any], follows: bool) -> None:
+    """Trees are for layers whose positions only the kernels count, and whose keys are all in reach."""
+    form = replace(AttentionForm(2, 1, 16, RopeConfig()), **changes)
+    config = DecoderConfig(
+        hidden_size=32, vocab_size=9, norm_eps=1e-5, max_position_embeddings=128, max_seq_len=128,
+        blocks=(Block(AttentionForm(2, 1, 16, RopeConfig()), None), Block(form, None)),
+    )  # fmt: skip
+    assert form.follows_trees is config.follows_trees is follows
+    if follows:
+        assert not replace(config, learned_positions=128).follows_trees
+        assert not replace(config, stored_states=(1,)).follows_trees
+        blocks = (*config.blocks, Block(Mixer(), None))
+        assert not replace(config, blocks=blocks).follows_trees
