@@ -45,7 +45,6 @@ NAMED = {
     "passes/resolve.py": (2, "the ops whose results introduce sizes"),
     "passes/channels.py": (12, "how axes of concats, slices, paddings and broadcasts move; what a constant is"),
     "passes/split.py": (2, "the pattern of rotated halves"),
-    "passes/winograd_ops.py": (2, "the convolution that one with transformed filters extends"),
     "passes/views.py": (1, "a broadcast moves before cheap ops only"),
 }  # fmt: skip
 """For each file how often it names an op of `mo` by its class, other than to create it, and what for."""
