@@ -17,7 +17,7 @@ from max._backends.cpu.runtime.executor import Executor
 from max._backends.cpu.runtime.pool import Pool
 from max._backends.regions import ArgView
 from max._compiler.lowering import kernel_tables, specializations
-from max._compiler.lowering.kernel_tables import Argument, KernelTable
+from max._compiler.lowering.kernel_tables import Argument, KernelTable, KernelTables
 from max._compiler.lowering.lowered_graph import BufferBound, LimitSlot, Number, Pointer
 from max._compiler.lowering.specializations import Specializations
 from max._config import flags
@@ -261,6 +261,10 @@ def test_kernels_that_are_compiled_ahead(ahead: bool) -> None:
     table.library(with_epilogue, [argument(4), argument(4)], {}, None)
     second = table.library(with_epilogue, [argument(5), argument(5)], {}, None)[0]
     assert started == [first, second] * ahead
+    tables = KernelTables(cast(Any, [table.backend]), **({"ahead": True} if ahead else {}))
+    assert [each.backend for each in tables] == [table.backend]
+    third = tables[0].library(with_epilogue, [argument(6), argument(6)], {}, None)[0]
+    assert started == [first, second, third] * ahead
 
 
 @k.kernel
