@@ -3,7 +3,7 @@
 ``python -m benchmarks.router_cost --model DIR`` needs two cores: one for the router, one for clients and engines. A
 request is a chat of a system prompt and one question, or the text of a completion; each question is another one. The
 answer has 16 tokens and comes as one event. `busy`: clients send their next request at once; the CPU time of the
-router's process counts, not the wall's. `paced`: they send some requests a second in all, and the time of an answer is
+router's process counts, not the wall's. `burst`: all clients send at once, and again after all answers. `paced`: they send some requests a second in all, and the time of an answer is
 compared with that of a bare server that sends the same bytes.
 """
 
@@ -18,7 +18,7 @@ import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -64,12 +64,20 @@ class Load:
         count: The number of requests.
         clients: The number of clients.
         rate: The requests a second of all clients; 0: each sends the next one at once.
+        together: Whether all send their next one together, after the last answer.
     """
 
     def __init__(
-        self, port: int, request: bytes, count: int, clients: int, rate: float = 0.0
+        self,
+        port: int,
+        request: bytes,
+        count: int,
+        clients: int,
+        rate: float = 0.0,
+        together: bool = False,
     ) -> None:
         self._port, self._request, self._clients = port, request, clients
+        self._together, self._ready = together, list[Callable[[], None]]()
         self.left, self.pause = count, clients / rate if rate else 0.0
         self.seconds: list[float] = []
         """The times from the requests to the ends of their answers."""
@@ -82,6 +90,21 @@ class Load:
             return None
         self.left -= 1
         return self._request.replace(b"NUMBER", b"%06d" % self.draw.randrange(10**6))
+
+    def send_next(self, send: Callable[[], None]) -> None:
+        """Calls a function that sends a client's next request, when it is time for it."""
+        if self._together:
+            self._ready.append(send)
+            if len(self._ready) < self._clients:
+                return
+            ready, self._ready = self._ready, []
+            for each in ready:
+                # the router has ended what follows the last answers
+                asyncio.get_running_loop().call_later(0.01, each)
+        elif self.pause:
+            asyncio.get_running_loop().call_later(self.draw.expovariate(1 / self.pause), send)
+        else:
+            send()
 
     async def run(self) -> list[float]:
         """Sends the requests, and returns the times of the answers, the shortest first."""
@@ -104,14 +127,13 @@ class _Client(asyncio.Protocol):
         self._answer, self._sent = b"", 0.0
 
     def connection_made(self, transport: Any) -> None:
-        """Begins after some time, so that clients do not send at once.
+        """Sends the first request; of paced clients, after some time.
 
         Args:
             transport: The connection.
         """
         self._transport = transport
-        wait = self._load.draw.random() * self._load.pause
-        asyncio.get_running_loop().call_later(wait, self._send)
+        self._load.send_next(self._send)
 
     def _send(self) -> None:
         request = self._load.next_request()
@@ -131,11 +153,7 @@ class _Client(asyncio.Protocol):
         if not head.startswith(b"HTTP/1.1 200"):
             self._load.error = self._answer.decode()
         self._load.seconds.append(time.perf_counter() - self._sent)
-        pause = self._load.pause and self._load.draw.expovariate(1 / self._load.pause)
-        if pause:
-            asyncio.get_running_loop().call_later(pause, self._send)
-        else:
-            self._send()
+        self._load.send_next(self._send)
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Ends."""
@@ -219,6 +237,10 @@ async def measure(options: argparse.Namespace, pid: int, port: int) -> dict[str,
         best, request = min(found[case]["cpu us"]), request_of(*CASES[case])
         found[case]["requests/CPU s"] = 1e6 / best
         found[case]["median cpu us"] = statistics.median(found[case]["cpu us"])
+        bursts = Load(
+            port, request, options.requests // options.clients * options.clients, options.clients, together=True
+        )  # fmt: skip
+        found[case]["burst ms"] = quantiles(await bursts.run())
         paced = (options.requests, options.clients, options.rate)
         found[case]["paced ms"] = quantiles(await Load(port, request, *paced).run())
         found[case]["direct ms"] = quantiles(await Load(direct_port, request, *paced).run())

@@ -29,7 +29,7 @@ from max.serve.models.model import ServedModel
 from max.serve.models.pool import ModelPool
 from max.serve.models.pool_entry import PoolLimits
 from max.serve.process.settings import ServerSettings
-from max.serve.requests.steps import next_step
+from max.serve.requests.steps import MOST_TOGETHER, next_step
 from max.serve.worker.config import served_config
 from tests.serve.conftest import TINY
 
@@ -53,6 +53,77 @@ def test_requests_pass_a_step_together() -> None:
 
     asyncio.run(all_of_them())
     assert passed == [(step, request) for step in range(3) for request in range(4)]
+
+
+@pytest.mark.parametrize("count", [MOST_TOGETHER, MOST_TOGETHER + 1, 3 * MOST_TOGETHER + 5])
+def test_groups_pass_all_steps_one_after_another(count: int) -> None:
+    """The first answers of many requests leave before the last requests begin."""
+    passed: list[tuple[int, int]] = []
+
+    async def prepare(request: int) -> None:
+        for step in range(4):
+            await next_step(is_first=step == 0)
+            passed.append((step, request))
+
+    async def all_of_them() -> None:
+        await asyncio.gather(*map(prepare, range(count)))
+
+    asyncio.run(all_of_them())
+    groups = [
+        range(begin, min(begin + MOST_TOGETHER, count)) for begin in range(0, count, MOST_TOGETHER)
+    ]
+    assert passed == [(step, request) for group in groups for step in range(4) for request in group]
+
+
+def test_requests_begin_in_the_order_of_their_arrival() -> None:
+    """Each of 50 clients sends its next request at once, while others wait for their turn."""
+    arrived: list[tuple[int, int]] = []
+    begun: list[tuple[int, int]] = []
+
+    async def client(number: int) -> None:
+        for request in range(6):
+            arrived.append((number, request))
+            await next_step(is_first=True)
+            begun.append((number, request))
+            for _ in range((number + request) % 3):
+                await next_step()
+
+    async def all_of_them() -> None:
+        await asyncio.gather(*map(client, range(50)))
+
+    asyncio.run(all_of_them())
+    assert begun == arrived
+
+
+def test_requests_that_leave_take_no_room() -> None:
+    """Clients that disconnect before and after their turn: the others are prepared, and later ones begin at once."""
+    ended: list[int] = []
+
+    async def prepare(request: int) -> None:
+        await next_step(is_first=True)
+        await next_step()
+        ended.append(request)
+
+    async def run(seed: int) -> None:
+        draw = random.Random(seed)
+        tasks = [asyncio.ensure_future(prepare(request)) for request in range(100)]
+        gone: set[int] = set()
+        while not all(task.done() for task in tasks):
+            for request in draw.sample(range(100), 4):
+                if tasks[request].cancel():
+                    gone.add(request)
+            await asyncio.sleep(0)
+        await asyncio.gather(*tasks, return_exceptions=True)
+        assert sorted(ended) == sorted(set(range(100)) - gone) and gone
+        # two turns of the loop, as nobody else is being prepared
+        later = [asyncio.ensure_future(prepare(request)) for request in range(MOST_TOGETHER)]
+        for _ in range(3):
+            await asyncio.sleep(0)
+        assert all(task.done() for task in later)
+
+    for seed in range(8):
+        ended.clear()
+        asyncio.run(run(seed))
 
 
 @pytest.mark.parametrize("seed", range(12))

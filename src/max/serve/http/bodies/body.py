@@ -37,7 +37,7 @@ class BodyRoute(APIRoute):
         endpoint = self.endpoint
 
         async def handle(request: Request) -> Response:
-            await next_step()
+            await next_step(is_first=True)
             body = await read_body(request, kind)
             await next_step()
             return await endpoint(body=body, request=request)
