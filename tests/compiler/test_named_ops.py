@@ -36,7 +36,7 @@ NAMED = {
     "passes/collectives.py": (3, "the two collectives"),
     "passes/constants.py": (24, "the NumPy function of each op that is folded"),
     "passes/fuse.py": (1, "the norm before a product"),
-    "passes/int8_filters.py": (4, "a convolution of codes, its padding, and the forms that replace it"),
+    "passes/int8_filters.py": (2, "a convolution of codes, and the forms that replace it"),
     "passes/pack.py": (8, "filters and quantized weights are packed in their own ways"),
     "passes/pack_experts.py": (3, "the two products of experts"),
     "passes/packed_filters.py": (2, "the convolution that one with packed filters extends"),

@@ -17,6 +17,7 @@ from xdsl.traits import Pure
 
 from max._backends.cpu.kernels.convolution.patches import MAX_TAPS
 from max._backends.cpu.kernels.tiles.strips import COLUMNS
+from max._backends.cpu.passes.packed_filters import CONV_ATTRIBUTES, infer_conv
 from max._compiler.mok import backend_op
 from max._compiler.passes.canonicalize import insert_before, producer
 from max.dtype import DType
@@ -68,14 +69,8 @@ class PackInt8FilterOp(MoOp):
 
 def _infer_conv(types: Sequence[Attribute], attrs: Attrs) -> Sequence[Attribute]:
     """The result type of `mo.conv` with the unpacked filter, in int32."""
-    x, packed = types
-    assert isinstance(x, TensorType) and isinstance(packed, TensorType)
-    taps = map(DimExpr.of, attrs["taps"])
-    w = packed.with_shape([*taps, x.shape[-1], DimExpr.of(attrs["columns"])])
-    infer = ConvOp.spec.infer
-    assert infer is not None
-    wide = [type_.with_dtype(DType.int32) for type_ in (x, w)]
-    return infer(wide, attrs)
+    wide = [cast("TensorType", type_).with_dtype(DType.int32) for type_ in types]
+    return infer_conv(wide, attrs)
 
 
 def _conv_flops(operands: Sequence[Attribute], results: Sequence[Attribute]) -> DimExpr:
@@ -96,7 +91,7 @@ class Int8ConvOp(MoOp):
         "mok.int8_conv",
         (2, 2),
         1,
-        attributes={**ConvOp.spec.attributes, "taps": tuple, "columns": int, "fill": int},
+        attributes={**CONV_ATTRIBUTES, "fill": int},
         infer=_infer_conv,
         flops=_conv_flops,
         takes_epilogue=True,
