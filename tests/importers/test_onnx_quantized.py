@@ -162,6 +162,35 @@ def test_what_stays_in_floats(what: str, rng: np.random.Generator) -> None:
     check(model, rng.standard_normal(shape).astype(np.float32), integers=False)
 
 
+@pytest.mark.parametrize("bias", ["codes", "scalar codes", "another scale", "a zero point"])
+def test_residual_sums(bias: str) -> None:
+    """A bias of codes is added to the sums, and scales are divided at import: kernels have no division."""
+    rng = np.random.default_rng(len(bias))
+    channels, zero = 32, np.uint8(120)
+    net = Network()
+    x = net.dequantized(net.quantized("x", 0.03, 120, np.uint8), 0.03, zero)
+    codes = net.constant(rng.integers(-100, 100, (channels, channels, 3, 3)).astype(np.int8))
+    many = bias != "scalar codes"
+    scale = rng.uniform(0.005, 0.02, channels if many else 1).astype(np.float32)
+    zeros = np.zeros(scale.size, np.int8)
+    filters = net.dequantized(
+        codes, scale if many else scale[0], zeros if many else zeros[0], axis=0
+    )
+    numbers = net.constant(rng.integers(-3000, 3000, channels).astype(np.int32))
+    factors = scale * np.float32(0.06 if bias == "another scale" else 0.03)
+    offsets = np.full(factors.size, bias == "a zero point", np.int32) * 500
+    factor, offset = (factors, offsets) if many else (factors[0], offsets[0])
+    added = net.dequantized(numbers, factor, offset, axis=0)
+    y = net.node("Conv", x, filters, added, pads=[1, 1, 1, 1])
+    inner = net.dequantized(net.quantized(y, 0.3, 90, np.uint8), 0.3, np.uint8(90))
+    result = net.quantized(net.node("Add", inner, x), 0.35, 70, np.uint8)
+    model = net.model(["n", channels, 9, 8], result, 4, np.uint8)
+    check(model, rng.standard_normal((2, channels, 9, 8)).astype(np.float32))
+    names = InferenceSession().load(from_onnx(model)).kernel_summaries
+    (product,) = (name for name in names if re.search(r"(packed_matmul|int8_conv)\+", name))
+    assert product.count("div") == (0 if bias.endswith("codes") else 1)
+
+
 @pytest.mark.parametrize("seed", range(4))
 def test_pooled_codes(seed: int) -> None:
     """The maxima of dequantized values are those of their codes; codes with the scale of their source are kept."""

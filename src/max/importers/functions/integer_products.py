@@ -22,9 +22,9 @@ from max.importers.values import Imported
 Array = npt.NDArray[Any]
 
 __all__ = [
-    "Codes", "Quantized", "centered_codes", "chosen_codes", "codes_of_same", "convolved_codes", "dequantized_tensor",
-    "multiplied_codes", "permute_source", "quantized_convolution", "quantized_of", "quantized_product",
-    "reshape_source", "signed_codes",
+    "Codes", "Quantized", "centered_codes", "chosen_codes", "codes_of_same", "convolved_codes", "convolved_sums",
+    "dequantized_tensor", "left_codes", "multiplied_codes", "permute_source", "quantized_convolution", "quantized_of",
+    "quantized_product", "reshape_source", "signed_codes", "usual_scale",
 ]  # fmt: skip
 
 _DEEPEST = 1 << 16
@@ -95,7 +95,7 @@ def _weight(value: Imported, axis: int) -> tuple[Array, Array] | None:
     return None if weight is None else (weight, scale)
 
 
-def _left_codes(value: Imported) -> tuple[Codes, int, TensorValue] | None:
+def left_codes(value: Imported) -> tuple[Codes, int, TensorValue] | None:
     """The codes of a left operand with one scale, their zero point and the scale."""
     source = quantized_of(value)
     if source is None or source.scale.dtype is not DType.float32:
@@ -123,7 +123,7 @@ def quantized_product(
     """
     if right.rank != 2:
         return None
-    x, weight = _left_codes(left), _weight(right, 0 if transposed else 1)
+    x, weight = left_codes(left), _weight(right, 0 if transposed else 1)
     if x is None or weight is None:
         return None
     numbers, scales = weight
@@ -141,18 +141,32 @@ def quantized_convolution(
     groups: int,
 ) -> TensorValue | None:
     """The convolution of a tensor and a filter that were dequantized, from their codes; None: in floats."""
-    x, weight = _left_codes(image), _weight(filters, 0)
+    found = convolved_sums(image, filters, strides, dilations, pairs, groups)
+    if found is None:
+        return None
+    total, factors, scale = found
+    return ops.cast(total, DType.float32) * (ops.constant(factors) * scale)
+
+
+def convolved_sums(
+    image: Imported,
+    filters: Imported,
+    strides: Sequence[int],
+    dilations: Sequence[int],
+    pairs: Pairs,
+    groups: int,
+) -> tuple[TensorValue, Array, TensorValue] | None:
+    """`quantized_convolution` before its products with scales: the sums, the scales of the filter in a shape that
+    broadcasts with them, and that of the image.
+    """
+    x, weight = left_codes(image), _weight(filters, 0)
     if x is None or weight is None or groups != 1:
         return None
     numbers, scales = weight
     codes, zero, scale = x
     total = convolved_codes(codes, zero, numbers, strides, dilations, pairs)
-    if total is None:
-        return None
-    factors = _row(scales) * scale
-    if scales.size > 1:
-        factors = ops.reshape(factors, [scales.size, 1, 1])
-    return ops.cast(total, DType.float32) * factors
+    shape = [scales.size, 1, 1] if scales.size > 1 else []
+    return None if total is None else (total, scales.reshape(shape), scale)
 
 
 def _row(scales: Array) -> TensorValue:
@@ -199,8 +213,8 @@ def chosen_codes(value: Imported, choose: Callable[[TensorValue], TensorValue]) 
         value: The tensor.
         choose: Chooses elements, such as the greatest: which ones does not depend on a positive scale and a zero point.
     """
-    source, x = quantized_of(value), _left_codes(value)
-    scale = None if source is None else _usual_scale(source.scale)
+    source, x = quantized_of(value), left_codes(value)
+    scale = None if source is None else usual_scale(source.scale)
     if source is None or x is None or scale is None:
         return None
     codes, _, _ = x
@@ -214,7 +228,7 @@ def chosen_codes(value: Imported, choose: Callable[[TensorValue], TensorValue]) 
     )
 
 
-def _usual_scale(scale: Imported) -> float | None:
+def usual_scale(scale: Imported) -> float | None:
     """One constant scale whose products with codes neither overflow nor underflow; else None."""
     numbers = scale.numbers
     if numbers is None or numbers.size != 1:
@@ -237,10 +251,10 @@ def codes_of_same(value: Imported, scale: Imported, zero: Imported | None) -> Im
     gives the same codes again.
     """
     source = quantized_of(value)
-    if source is None or _left_codes(value) is None:
+    if source is None or left_codes(value) is None:
         return None
-    one = _usual_scale(source.scale)
-    if one is None or _usual_scale(scale) != one or scale.dtype is not source.scale.dtype:
+    one = usual_scale(source.scale)
+    if one is None or usual_scale(scale) != one or scale.dtype is not source.scale.dtype:
         return None
     # without a zero point the codes are uint8
     dtype = DType.uint8 if zero is None else zero.dtype

@@ -12,8 +12,10 @@ from max.graph.ops.elementwise.bits import bit_and, bit_or, bit_xor, shift_left,
 from max.graph.ops.staging.broadcasting import broadcast_all
 from max.importers.errors import Unsupported
 from max.importers.functions import mathematics
+from max.importers.functions.scaled_sums import add_scaled
 from max.importers.node import Node
 from max.importers.onnx.table import op
+from max.importers.values import Imported
 
 Binary = Callable[[TensorValue, TensorValue], TensorValue]
 
@@ -24,7 +26,7 @@ def quotient(x: TensorValue, y: TensorValue) -> TensorValue:
 
 
 _SIMPLE: dict[str, Binary] = {
-    "Add": ops.add, "Sub": ops.sub, "Mul": ops.mul, "Div": quotient, "And": ops.logical_and, "Or": ops.logical_or,
+    "Sub": ops.sub, "Mul": ops.mul, "Div": quotient, "And": ops.logical_and, "Or": ops.logical_or,
     "Xor": ops.logical_xor, "Equal": ops.equal, "Greater": ops.greater, "GreaterOrEqual": ops.greater_equal,
     "Less": lambda x, y: ops.greater(y, x), "LessOrEqual": lambda x, y: ops.greater_equal(y, x),
     "Pow": mathematics.power,
@@ -45,6 +47,13 @@ def align_axes(node: Node, x: TensorValue, y: TensorValue) -> TensorValue:
         return y
     behind = x.rank - node.attr("axis") - y.rank
     return ops.reshape(y, [*y.shape, *[1] * behind]) if behind > 0 else y
+
+
+@op("Add")
+def add(node: Node, x: TensorValue, y: TensorValue) -> TensorValue | Imported:
+    total = ops.add(x, align_axes(node, x, y))
+    source = add_scaled(node.value(0), node.value(1)) if node.version >= 7 else None
+    return total if source is None else Imported(total, source=source)
 
 
 for _name, _function in _SIMPLE.items():

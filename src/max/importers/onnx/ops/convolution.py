@@ -18,9 +18,11 @@ from max.importers.functions.convolutions import (
 from max.importers.functions.deformable import deformable_convolution
 from max.importers.functions.indexing import pad_axes
 from max.importers.functions.integer_products import quantized_convolution, quantized_of
+from max.importers.functions.scaled_sums import scaled_convolution
 from max.importers.node import Node
 from max.importers.onnx.ops.windows import paddings, steps
 from max.importers.onnx.table import op
+from max.importers.values import Imported
 
 
 def _taps(node: Node, weight: TensorValue, index: int = 1) -> list[int]:
@@ -28,7 +30,7 @@ def _taps(node: Node, weight: TensorValue, index: int = 1) -> list[int]:
 
 
 @op("Conv")
-def conv(node: Node) -> TensorValue:
+def conv(node: Node) -> TensorValue | Imported:
     weight = node.value(1)
     y = None
     if quantized_of(weight) is not None and weight.rank == 4:
@@ -36,7 +38,12 @@ def conv(node: Node) -> TensorValue:
         strides, dilations = steps(node, "strides", 2), steps(node, "dilations", 2)
         pairs = paddings(node, node.value(0).shape[2:], kernel, strides, dilations)
         groups = node.attr("group", 1)
-        y = quantized_convolution(node.value(0), weight, strides, dilations, pairs, groups)
+        options = strides, dilations, pairs, groups
+        bias = node.value(2) if node.has(2) else None
+        exact = scaled_convolution(node.value(0), weight, bias, *options)
+        if exact is not None:
+            return exact
+        y = quantized_convolution(node.value(0), weight, *options)
     if y is None:
         y = convolve(node, node.tensor(0), node.tensor(1))
     return with_bias(y, node.tensor(2) if node.has(2) else None)

@@ -11,6 +11,7 @@ from max.graph import Dim, TensorValue, ops
 from max.graph.ops.elementwise.binary import maximum, minimum
 from max.importers.errors import HostNode
 from max.importers.functions.integer_products import Codes, Quantized, codes_of_same
+from max.importers.functions.scaled_sums import divide_scaled
 from max.importers.node import Node
 from max.importers.onnx.element_types import STORAGE, code_of, dtype_of, storage_of
 from max.importers.onnx.ops.casts import convert_array
@@ -80,9 +81,11 @@ def quantize_linear(node: Node) -> Any:
         same = codes_of_same(node.value(0), node.value(1), node.value(2) if node.has(2) else None)
         if same is not None and same.dtype is dtype_of(code):
             return same
+    quotient = divide_scaled(node.value(0), node.value(1)) if code in (_UINT8, _INT8) else None
     # a quotient of 16 bits would round twice
     wide = ops.cast(x, DType.float32) if x.dtype.is_integral() or x.dtype.size_in_bytes < 4 else x
-    quotient = wide / ops.cast(align_scale(node, x, scale, 1), wide.dtype)
+    if quotient is None:
+        quotient = wide / ops.cast(align_scale(node, x, scale, 1), wide.dtype)
     rounded = ops.round(quotient)
     zero = None
     if node.has(2):
