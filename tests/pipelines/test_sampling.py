@@ -13,9 +13,10 @@ from max.interfaces import SamplingParams
 from max.pipelines import TextContext
 from max.pipelines.lib.model_config import SamplingConfig
 from max.pipelines.lib.sampling.sampling import penalty_inputs, token_sampler
+from max.pipelines.sampling import sampler as samplers
 from max.pipelines.sampling.graph import bias_inputs
 from max.pipelines.sampling.inputs import SamplingInputs, step_seed
-from max.pipelines.sampling.sampler import masked_logits, needs_masks, needs_sampler
+from max.pipelines.sampling.sampler import Sampler, masked_logits, needs_masks, needs_sampler
 from tests.tolerance import assert_close
 
 torch = pytest.importorskip("torch")
@@ -216,3 +217,41 @@ def test_a_processor_sees_the_row_of_its_request() -> None:
     np.testing.assert_array_equal(seen, [before[1:2]])
     before[1, 2] = 50
     np.testing.assert_array_equal(logits, before)
+
+
+def test_rows_without_a_choice_have_the_tokens_of_the_graph(rng, monkeypatch) -> None:
+    """Greedy rows need no graph, but for logits that are no numbers; the lowest of equal tokens is taken."""
+    config = SamplingConfig(in_dtype=DType.float32, out_dtype=DType.float32)
+    sampler = Sampler(InferenceSession(devices=[CPU()]), CPU(), config)
+    logits = np.round(rng.standard_normal((6, 257)), 1).astype(np.float32)
+    logits[1, 30:] = logits[1].max() + 1  # many equal ones
+    rows, steps = contexts(6, top_k=1), list(range(6))
+    runs: list[int] = []
+    with_graph = Sampler.sample_with
+
+    def counted(self, *operands):
+        runs.append(1)
+        return with_graph(self, *operands)
+
+    monkeypatch.setattr(Sampler, "sample_with", counted)
+
+    def tokens(values: np.ndarray) -> list[int]:
+        return sampler.sample_rows(Tensor.from_numpy(values), rows, steps).to_numpy().tolist()
+
+    def with_a_graph(values: np.ndarray) -> list[int]:
+        inputs = SamplingInputs.of(rows, CPU(), steps)
+        return with_graph(sampler, Tensor.from_numpy(values), inputs).to_numpy().tolist()
+
+    assert tokens(logits) == with_a_graph(logits) and not runs
+    for value in (np.nan, np.inf):
+        odd = logits.copy()
+        odd[2, 7] = value
+        assert tokens(odd) == with_a_graph(odd) and runs.pop()
+    none = logits.copy()
+    none[3] = np.nan
+    assert tokens(none)[3] == -1 and runs.pop()
+    monkeypatch.setattr(samplers, "MOST_ON_HOST", logits.size - 1)
+    assert tokens(logits) == with_a_graph(logits) and runs.pop()
+    monkeypatch.undo()
+    rows[4].sampling_params = SamplingParams(top_k=5, temperature=1.0, seed=3)
+    assert tokens(logits) == with_a_graph(logits)

@@ -9,7 +9,7 @@ from max.interfaces import RequestID
 from max.pipelines.core.draft_tree import LAST_TOKEN, path_outcomes, sibling_ranks
 from max.pipelines.generation.drafts.drafter import KINDS
 
-__all__ = ["DraftLengths", "StepSeconds"]
+__all__ = ["DraftLengths", "DraftingSeconds", "StepSeconds"]
 
 LENGTHS = (1, 2, 3, 5, 7, 11, 15, 23, 31)
 """The lengths of drafts, besides the longest that has room: few ones, so that the time of each is measured often."""
@@ -19,7 +19,7 @@ FIRST_OTHER_SHARE = 0.1
 """The assumed probability of a token of another branch to be right, if the token beside it is wrong."""
 PRIOR_TOKENS = 2.0
 """The weight of the share of all requests in that of one request, and of the first one in it, in drafted tokens."""
-FADING = 0.9
+FADING = 0.95
 """The weight of what earlier drafts of a request have shown, after each draft."""
 FADING_WITHOUT = 0.98
 """The same after each step without a draft, so that a request is tried again."""
@@ -35,6 +35,12 @@ LONGEST_RUN = 64
 """The number of steps with drafts after which a plain one is measured again."""
 LONGEST_REST = 256
 """The number of steps without drafts after which steps with drafts are measured again."""
+COMMON_SHARE = 0.75
+"""The share of the change of a known time that is taken for one of the machine, which other steps share."""
+DRAFTING_FADING = 0.97
+"""The weight of what earlier drafts have shown of the time of drafting, after each draft."""
+LEAST_SPREAD = 0.1
+"""The variance of the lengths of drafts at which their times tell as much as the assumption that tokens take all."""
 FIRST_TIMES = 3
 """The number of first times of a step whose least one counts, as graphs may be compiled in them."""
 
@@ -77,10 +83,20 @@ class StepSeconds:
         """
         table = self._drafted.setdefault(requests, {}) if num_drafted else self._plain
         key = num_drafted or requests
-        if key in table:
-            table[key].add(seconds)
-        else:
+        known = table.get(key)
+        if known is None:
             table[key] = _Seconds(seconds)
+            return
+        before = known.mean
+        known.add(seconds)
+        if known.count <= FIRST_TIMES or not before > 0:
+            return
+        # what is compared was measured at other times: other work and the clock change all of it
+        common = (known.mean / before) ** COMMON_SHARE
+        plain = self._plain.get(requests)
+        for other in (*self._drafted.get(requests, {}).values(), *([plain] if plain else ())):
+            if other is not known:
+                other.mean *= common
 
     def plain(self, requests: int) -> float | None:
         """The duration of a step without drafts; None before two of as many requests were measured.
@@ -130,6 +146,55 @@ class StepSeconds:
             known.count = min(known.count, FIRST_TIMES - 1)
 
 
+class DraftingSeconds:
+    """The durations of drafting: a part for each draft, and one for each token, from a line through recent drafts."""
+
+    def __init__(self) -> None:
+        self._count = 0
+        self._forget()
+
+    def _forget(self) -> None:
+        # weighted sums over drafts: of ones, of the numbers of tokens, of the durations, and of products of these
+        self._weight = self._tokens = self._seconds = self._squares = self._products = 0.0
+
+    def add(self, num_drafted: int, seconds: float) -> None:
+        """Adds a draft.
+
+        Args:
+            num_drafted: The number of its tokens, at least 1.
+            seconds: Its duration.
+        """
+        known = self.of(num_drafted)
+        self._count += 1
+        if 1 < self._count <= FIRST_TIMES:
+            if seconds >= known:
+                return  # graphs may be compiled in first drafts
+            self._forget()
+        elif known:
+            # one slow draft says little: the machine may have been busy
+            seconds = min(seconds, 2 * known)
+        sums = self._weight, self._tokens, self._seconds, self._squares, self._products
+        one = 1.0, num_drafted, seconds, num_drafted**2, num_drafted * seconds
+        self._weight, self._tokens, self._seconds, self._squares, self._products = [
+            DRAFTING_FADING * before + more for before, more in zip(sums, one, strict=True)
+        ]
+
+    def of(self, num_drafted: int) -> float:
+        """The estimated duration of a draft; 0 before one was measured.
+
+        Args:
+            num_drafted: The number of its tokens.
+        """
+        if not self._weight:
+            return 0.0
+        tokens, seconds = self._tokens / self._weight, self._seconds / self._weight
+        spread = self._squares / self._weight - tokens**2
+        shared = self._products / self._weight - tokens * seconds
+        # without drafts of several lengths, all of the time is that of tokens
+        slope = (shared + LEAST_SPREAD * seconds / tokens) / (spread + LEAST_SPREAD)
+        return seconds + min(max(slope, 0.0), seconds / tokens) * (num_drafted - tokens)
+
+
 @dataclass
 class _Share:
     """How many drafted tokens were right.
@@ -170,7 +235,7 @@ class DraftLengths:
         self._shares: dict[RequestID, dict[int, _Share]] = {}
         self._all: dict[int, _Share] = {}
         self._credit: float | None = None
-        self._drafting: dict[int, _Seconds] = {}  # for each drafted token, by drafter
+        self._drafting: dict[int, DraftingSeconds] = {}  # by drafter
         self._spent = 0.0  # for drafting since the last step
         self._run = 0  # steps with drafts since the last plain one
         self._rest = 0  # plain steps since the last one with drafts
@@ -274,8 +339,9 @@ class DraftLengths:
         if plain is None or not self.may_draft(requests):
             return 0
         before = self.seconds.of(requests, num_drafted) or plain
-        known = self._drafting.get(kind // KINDS)
-        drafting = 0.0 if known is None else known.mean
+        drafting = self._drafting.get(kind // KINDS) or DraftingSeconds()
+        # what each draft takes is spent already if another request has one
+        spent = drafting.of(num_drafted) if num_drafted else 0.0
         # a run of drafts makes the execution after it slower, which has to prepare all its inputs
         after = 0.0 if self._run or self._after is None else self._after.mean
         # tokens a second, which a draft must raise
@@ -289,7 +355,9 @@ class DraftLengths:
             if self._reads_again:
                 rows = 1 + round(expected)
                 more += (1 - right) * ((self.seconds.of(requests, rows) or plain) - plain)
-            rate = (requests + expected) / (plain + more + count * drafting + after)
+            rate = (requests + expected) / (
+                plain + more + drafting.of(num_drafted + count) - spent + after
+            )
             if rate > best:
                 best, length = rate, count
         return length
@@ -391,12 +459,9 @@ class DraftLengths:
             if self._credit is not None:
                 self._credit -= seconds  # nothing was found
             return
-        known = self._drafting.get(kind // KINDS)
-        if known is None:
-            known = self._drafting[kind // KINDS] = _Seconds(seconds / num_drafted)
-        else:
-            known.add(seconds / num_drafted)
-        self._spent += num_drafted * known.mean
+        known = self._drafting.setdefault(kind // KINDS, DraftingSeconds())
+        known.add(num_drafted, seconds)
+        self._spent += known.of(num_drafted)
 
     def forget(self, request_id: RequestID) -> None:
         """Forgets a request that has ended."""

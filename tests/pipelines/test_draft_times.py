@@ -1,0 +1,84 @@
+"""Estimates of the times of steps and of drafting, from simulated durations."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from max.pipelines.generation.drafts.lengths import DraftingSeconds, StepSeconds
+
+
+@pytest.mark.parametrize(("once", "each"), [(0.8, 0.4), (0.0, 0.5), (2.0, 0.0)])
+def test_drafting_takes_a_part_once_and_one_for_each_token(once: float, each: float) -> None:
+    times, rng = DraftingSeconds(), np.random.default_rng(0)
+    assert times.of(3) == 0
+    for count in rng.choice([1, 2, 3, 5, 7], 60).tolist():
+        times.add(count, (once + each * count) * rng.uniform(0.97, 1.03))
+    for count in (1, 2, 4, 7, 11):
+        assert times.of(count) == pytest.approx(once + each * count, rel=0.1, abs=0.1)
+
+
+def test_drafts_of_one_length_tell_nothing_of_others() -> None:
+    times = DraftingSeconds()
+    for _ in range(10):
+        times.add(4, 2.0)
+    assert [times.of(count) for count in (1, 4, 8)] == pytest.approx([0.5, 2.0, 4.0])
+
+
+def test_no_token_takes_less_than_nothing() -> None:
+    times = DraftingSeconds()
+    for count, seconds in [(1, 9.0), (2, 5.0), (8, 1.0)] * 9:
+        times.add(count, seconds)
+    values = [times.of(count) for count in range(1, 40)]
+    assert values == sorted(values) and values[0] > 0
+
+
+def test_the_first_drafts_and_slow_ones_count_little() -> None:
+    times = DraftingSeconds()
+    for seconds in (90.0, 2.0, 50.0):  # graphs were compiled
+        times.add(2, seconds)
+    assert times.of(2) == 2.0
+    times.add(2, 1e6)
+    assert times.of(2) <= 4.0
+
+
+def measured(plain: float, drafted: dict[int, float]) -> StepSeconds:
+    """Times that are known of many steps."""
+    times = StepSeconds()
+    for _ in range(8):
+        times.record(1, 0, plain)
+        for count, seconds in drafted.items():
+            times.record(1, count, seconds)
+    return times
+
+
+def test_a_slower_machine_slows_the_steps_that_are_not_measured() -> None:
+    times = measured(10.0, {2: 12.0, 3: 13.0})
+    for _ in range(30):
+        times.record(1, 3, 26.0)  # everything takes twice as long
+    plain, two, three = times.plain(1), times.of(1, 2), times.of(1, 3)
+    assert plain is not None and two is not None and three == pytest.approx(26.0, rel=0.01)
+    assert 15 < plain <= 20 and two / plain == pytest.approx(1.2, rel=0.01)
+    for _ in range(30):
+        times.record(1, 3, 13.0)
+    assert times.plain(1) == pytest.approx(10.0, rel=0.05)
+
+
+def test_steps_of_other_batches_keep_their_times() -> None:
+    times = measured(10.0, {3: 13.0})
+    for _ in range(3):
+        times.record(4, 0, 30.0)
+    for _ in range(20):
+        times.record(1, 0, 20.0)
+    assert times.plain(4) == 30.0
+    assert times.plain(1) == pytest.approx(20.0, rel=0.01)
+
+
+def test_times_that_differ_in_truth_are_told_apart() -> None:
+    """A part of each change stays with its step, so that wrong first times do not last."""
+    times = measured(10.0, {3: 30.0})
+    for _ in range(200):
+        times.record(1, 0, 10.0)
+        times.record(1, 3, 12.0)
+    assert times.of(1, 3) == pytest.approx(12.0, rel=0.05)
+    assert times.plain(1) == pytest.approx(10.0, rel=0.05)
