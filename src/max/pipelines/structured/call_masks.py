@@ -9,6 +9,7 @@ these are sampled afterwards, under the same masks.
 from __future__ import annotations
 
 import threading
+import time
 from collections import deque
 from collections.abc import Sequence
 from typing import Any
@@ -30,9 +31,13 @@ from max.pipelines.structured.step_masks import (
     unpack_mask,
 )
 
-_FIRST_LOOK, _NEXT_LOOK = 0.9, 0.1
-"""When the thread looks for the tokens of a step, as fractions of a step: after its begin, and from look to look."""
-_SHORTEST_LOOK_S, _LONGEST_LOOK_S = 5e-5, 2e-3
+_FIRST_LOOK, _NEXT_LOOK = 31 / 32, 1 / 8
+"""When the thread looks for the tokens of a step, as fractions of a step: after those of the last one were there, and
+from look to look. As it wakes on the cores of the model, few looks count for more than early masks: a first look that
+finds the tokens brings the next one forward, and after four of them one look is too early."""
+_SHORTEST_LOOK_S = 5e-5
+_SLOWER = 1.5
+"""By what the time from look to look grows, for steps that other work of the machine delays."""
 
 
 class CallMemory:
@@ -103,8 +108,10 @@ class _CallWork(MaskWork):
         self._requests, self._memory, self._kept = rows, memory, kept
         self._history, self._prepared, self._step_s = history, prepared, step_s
         self._kept_after: list[KeptAfter | None] = [None] * len(rows)
-        self._ended = threading.Event()
-        self._needed = len(history)
+        # a lock, as a wait for an event takes several times as long
+        self._running, self._has_ended = threading.Lock(), False
+        self._running.acquire()
+        self._needed, self._seen = len(history), time.monotonic()
         self._forced: dict[int, int] = {}
         """The next token of each row in which it is forced."""
         self.step = 0
@@ -114,7 +121,9 @@ class _CallWork(MaskWork):
     def end(self, needed: int) -> None:
         """Ends the work, after a number of steps at most, of which the call has all tokens but those of the last."""
         self._needed = needed
-        self._ended.set()
+        if not self._has_ended:
+            self._has_ended = True
+            self._running.release()
 
     def fill(self) -> None:
         """Computes the masks of each step once the tokens before it are sampled."""
@@ -173,22 +182,29 @@ class _CallWork(MaskWork):
             if not follows:
                 self._leave(row)  # the request itself refuses the token too
             elif kept is not None:
-                kept.learn(tokens[row], row in self._forced)
-                self._memory.kept[row] = kept.flags
+                if kept.learn(tokens[row], row in self._forced):
+                    self._memory.kept[row] = kept.flags
+                else:  # the copy of a whole row takes longer than what the grammar says
+                    self._memory.kept[row, tokens[row]] = kept.flags[tokens[row]]
         return bool(tokens)
 
     def _tokens(self, step: int) -> list[int]:
         """The tokens of a step; none if the call has ended before it."""
-        row, wait = self._history[step], self._step_s * _FIRST_LOOK
+        row, wait = self._history[step], self._step_s * _NEXT_LOOK
+        due = self._seen + self._step_s * _FIRST_LOOK
         while True:
-            ended = self._ended.is_set()
+            ended = self._has_ended
             # after the end all tokens are there that ever will be
-            if row.min() >= 0:
-                return row.tolist()
+            tokens: list[int] = row.tolist()
+            now = time.monotonic()
+            if min(tokens) >= 0:
+                self._seen = now
+                return tokens
             if ended:
                 return []
-            self._ended.wait(wait)
-            wait = min(max(self._step_s * _NEXT_LOOK, _SHORTEST_LOOK_S), _LONGEST_LOOK_S)
+            if now >= due:
+                due, wait = now + max(wait, _SHORTEST_LOOK_S), wait * _SLOWER
+            self._running.acquire(timeout=due - now)
 
     def _find_forced(self, row: int) -> None:
         """Finds the next token of a row if it is forced."""

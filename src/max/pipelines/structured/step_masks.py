@@ -51,7 +51,8 @@ def fill(matcher: Any, line: npt.NDArray[np.int32]) -> None:
         matcher: llguidance's matcher.
         line: Receives the mask, one bit per token.
     """
-    matcher.unsafe_compute_mask_ptr(line.ctypes.data, line.nbytes)
+    # `line.ctypes` runs Python
+    matcher.unsafe_compute_mask_ptr(line.__array_interface__["data"][0], line.nbytes)
 
 
 def unpack_mask(masks: Mask, vocabulary: int) -> npt.NDArray[np.bool_]:
