@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import threading
 import time
+from collections import deque
 from collections.abc import Sequence
 from itertools import islice
 from typing import Any, NamedTuple
@@ -47,6 +48,9 @@ class TokenTables(NamedTuple):
 
     allowed: Tensor
     kept: Tensor
+
+
+_KEPT_TIMES = 4
 
 
 class LoopResult(NamedTuple):
@@ -173,7 +177,8 @@ class DecodeLoop:
         # tensors of one element, as the device reads the first and writes the second while it runs
         self._interrupt_flag, self._interrupted = self._share_memory(DType.uint8, (1,))
         self._again, _ = self._share_memory(DType.uint8, (1,))
-        self._step_s = 0.0  # the time of a step of the last run
+        # the times of a step of the last runs: the shortest one is that of runs that nothing delayed
+        self._step_times = deque[float](maxlen=_KEPT_TIMES)
 
     def _share_memory(
         self, dtype: DType, shape: tuple[int, ...]
@@ -315,7 +320,7 @@ class DecodeLoop:
             reader.begin(batch, history)
         outputs, needed, ran, start = list[Tensor](), 0, 0, time.perf_counter()
         if grammars is not None:
-            grammars[1].begin(history, prepared, self._step_s)
+            grammars[1].begin(history, prepared, min(self._step_times, default=0.0))
         try:
             outputs = loop.run(model_inputs, after, again)
             ran = int(done[0])
@@ -324,7 +329,7 @@ class DecodeLoop:
         finally:
             if grammars is not None:
                 grammars[1].end(needed)
-        self._step_s = (time.perf_counter() - start) / max(ran, 1)
+        self._step_times.append((time.perf_counter() - start) / max(ran, 1))
         # only after the run: an interrupt from before it ends it after its first step
         self._interrupted[0] = 0
         return LoopResult(inputs, tokens, history[:ran], outputs)
