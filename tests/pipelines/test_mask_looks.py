@@ -37,7 +37,12 @@ class Clock:
 def test_few_looks_find_the_tokens_of_a_step_soon(
     monkeypatch: pytest.MonkeyPatch, expected: float
 ) -> None:
-    draw, late, waits, kept = np.random.default_rng(3), list[float](), 0, KeptTokens(np.ones, 9)
+    draw, late, waits, kept = (
+        np.random.default_rng(3),
+        list[float](),
+        0,
+        KeptTokens(lambda ends: np.ones(9, np.bool_), 9),
+    )
     memory = CallMemory(np.zeros((2, 9), np.bool_), np.zeros((2, 9), np.bool_), 1)
     rows = [FollowedRow(None, False, frozenset())] * 2
     for _ in range(20):
@@ -59,7 +64,10 @@ def test_a_step_that_takes_long_is_looked_for_seldom(monkeypatch: pytest.MonkeyP
     clock = Clock(history, [100.0])
     monkeypatch.setattr(call_masks, "time", clock)
     memory = CallMemory(np.zeros((1, 9), np.bool_), np.zeros((1, 9), np.bool_), 1)
-    row, kept = FollowedRow(None, False, frozenset()), KeptTokens(np.ones, 9)
+    row, kept = (
+        FollowedRow(None, False, frozenset()),
+        KeptTokens(lambda ends: np.ones(9, np.bool_), 9),
+    )
     work = _CallWork([row], memory, kept, history, np.zeros(1, np.int64), 1.0)
     monkeypatch.setattr(work, "_running", clock)
     assert work._tokens(0) == [7] and clock.waits < 20 and clock.now < 150

@@ -3,15 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
+from max.pipelines.core.exceptions import InputError
+from max.pipelines.structured.grammar import of_lark
 from max.pipelines.structured.validation import is_regex
 from max.serve.chat.tools.definitions import ChoiceKind, Tool, ToolChoice
 from max.serve.errors import ApiError, short_text
 from max.serve.limits import MAX_TOOLS
 from max.serve.openai.fields import FIRST_ERROR, StrictBody
+from max.serve.openai.lark_patterns import (
+    LarkError,
+    UnheldGrammarError,
+    pattern_of_lark,
+)
 from max.serve.requests.request_context import current_request
 
 
@@ -117,14 +125,47 @@ def custom_tool(field: CustomField, place: str) -> Tool:
     if definition is None or syntax is None:
         raise ApiError(f"{where} is missing", param=where)
     if syntax == "lark":
-        # calls are JSON, in whose texts a grammar of characters does not hold
-        current_request().hints.append(f"{field.name}: its grammar")
-        return Tool.of_text(field.name, f"{field.description or ''}\n{definition}".strip())
+        return _tool_of_lark(field, definition, f"{where}.definition")
     if not is_regex(definition):
         raise ApiError(
             f"{where}.definition is no regular expression: {short_text(definition)}", param=where
         )
     return Tool.of_text(field.name, field.description or "", definition)
+
+
+def _tool_of_lark(field: CustomField, definition: str, where: str) -> Tool:
+    """A tool whose text fits a grammar in Lark's syntax, which the model sees too.
+
+    Args:
+        field: Its fields.
+        definition: The grammar.
+        where: Where it stands.
+
+    Raises:
+        ApiError: It is no grammar.
+    """
+    description = f"{field.description or ''}\n{definition}".strip()
+    hint, pattern = f"{field.name}: its grammar", None
+    try:
+        # calls are JSON, in whose texts only regular expressions can be held
+        pattern, depth = pattern_of_lark(definition)
+        if not is_regex(pattern):
+            raise UnheldGrammarError("its expressions look around, or are wrong")
+        if depth is not None:
+            hint = f"{hint} below {depth + 1} levels of the same rule"
+    except UnheldGrammarError as error:
+        hint, depth, pattern = f"{hint} ({error})", 0, None
+    except LarkError as error:
+        # the variant of the package of grammars has more
+        try:
+            of_lark(definition)
+        except InputError:
+            raise ApiError(f"{where} is no grammar: {error}", param=where) from error
+        hint, depth = f"{hint} ({error})", 0
+    if depth is not None:
+        current_request().hints.append(hint)
+    tool = Tool.of_text(field.name, description, pattern)
+    return replace(tool, shown_parameters=Tool.of_text(field.name, "").parameters)
 
 
 def tools_of(fields: Sequence[ToolField] | None) -> tuple[Tool, ...]:

@@ -23,6 +23,7 @@ class Tool:
         parameters: A JSON schema of its arguments, an object.
         strict: Whether a schema that a grammar cannot hold is an error.
         custom: Whether it takes a text, which is its only argument ``input``.
+        shown_parameters: What the model sees of the parameters; None: all of them.
     """
 
     name: str
@@ -32,6 +33,7 @@ class Tool:
     )
     strict: bool = False
     custom: bool = False
+    shown_parameters: dict[str, Any] | None = field(default=None, hash=False)
 
     @staticmethod
     def of_text(name: str, description: str, pattern: str | None = None) -> Tool:
@@ -53,7 +55,9 @@ class Tool:
         function = {
             "name": self.name,
             "description": self.description,
-            "parameters": self.parameters,
+            "parameters": self.parameters
+            if self.shown_parameters is None
+            else self.shown_parameters,
         }
         return {"type": "function", "function": function}
 

@@ -1,0 +1,180 @@
+"""Grammars in Lark's syntax as expressions: llguidance's parser of a grammar accepts what its expression matches."""
+
+from __future__ import annotations
+
+import random
+import re
+from functools import cache
+from pathlib import Path
+
+import llguidance
+import pytest
+from hypothesis import HealthCheck, given, seed, settings
+from hypothesis import strategies as st
+from tokenizers import Tokenizer
+
+from max.pipelines.structured.validation import is_regex
+from max.serve.openai.lark_patterns import LarkError, UnheldGrammarError, pattern_of_lark
+
+TINY = Path(__file__).parents[2] / "models" / "tiny-chat"
+PATCH = r"""
+// a patch of files
+start: begin_patch hunk+ end_patch
+begin_patch: "*** Begin Patch" LF
+end_patch: "*** End Patch" LF?
+
+hunk: add_hunk | delete_hunk
+    | update_hunk
+add_hunk: "*** Add File: " filename LF add_line+
+delete_hunk: "*** Delete File: " filename LF
+update_hunk: "*** Update File: " filename LF [move] change?
+filename: /[^\n]+/
+add_line: "+" /[^\n]*/ LF -> line
+move: "*** Move to: " filename LF
+change: (context | changed_line)+
+context: ("@@" | "@@ " /[^\n]+/) LF
+changed_line: ("+" | "-" | " ") /[^\n]*/ LF
+%import common.LF
+"""
+SUM = r"""
+?start: expr
+expr: term (SP ADD SP term)* -> add
+    | term
+term: factor (SP "*" SP factor)*
+factor: INT | "(" expr ")"
+SP: " "
+ADD: "+" | "-"
+%import common.INT
+"""
+LISTS = r"""
+start: items
+items: items "," item | item
+item: "a".."f"~2..3 | "x"i ESCAPED | tail
+tail: "<" tail | "." | /\d\/\d/
+ESCAPED: "\t" | "\u00e9\x41" | "\"" "\\"
+"""
+GRAMMARS = {"patch": PATCH, "sum": SUM, "lists": LISTS}
+
+
+@cache
+def read_tokenizer() -> llguidance.LLTokenizer:
+    return llguidance.LLTokenizer(Tokenizer.from_file(str(TINY / "tokenizer.json")).to_str())
+
+
+def accepts(text: str, lark: str) -> bool:
+    """Whether llguidance's parser of a grammar accepts a text."""
+    tokenizer = read_tokenizer()
+    matcher = llguidance.LLMatcher(tokenizer, lark, log_level=0)
+    assert not matcher.is_error(), matcher.get_error()
+    tokens = tokenizer.tokenize_str(text)
+    return matcher.try_consume_tokens(tokens) == len(tokens) and matcher.is_accepting()
+
+
+@pytest.mark.parametrize("name", GRAMMARS)
+def test_texts_of_the_expression_fit_the_grammar(name: str) -> None:
+    pattern = pattern_of_lark(GRAMMARS[name]).pattern
+    found: list[str] = []
+
+    @seed(7)
+    @settings(
+        max_examples=40,
+        database=None,
+        deadline=None,
+        suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
+    )
+    @given(st.from_regex(re.compile(pattern, re.ASCII), fullmatch=True))
+    def draw(text: str) -> None:
+        found.append(text)
+
+    draw()
+    draws = random.Random(5)
+    for text in found:
+        # what the tokenizer cannot write is no text of the model
+        if text.isascii() and "\0" not in text:
+            assert accepts(text, GRAMMARS[name]), text
+            place = draws.randrange(len(text) + 1)
+            changed = text[:place] + draws.choice("+*a\n(~") + text[place + 1 :]
+            # nested deeper, a text fits the grammar and not the expression
+            if name != "sum":
+                assert (re.fullmatch(pattern, changed) is not None) == accepts(
+                    changed, GRAMMARS[name]
+                ), changed
+
+
+@pytest.mark.parametrize(
+    ("name", "depth", "fitting", "others"),
+    [
+        ("patch", None,
+         ["*** Begin Patch\n*** Add File: a b\n+x\n+\n*** End Patch\n",
+          "*** Begin Patch\n*** Update File: a\n*** Move to: b\n@@ f\n-x\n y\n*** Delete File: c\n*** End Patch"],
+         ["*** Begin Patch\n*** End Patch", "*** Begin Patch\n*** Add File: a\n*** End Patch", ""]),
+        ("sum", 2, ["1", "1 + 23 * 4 - 5", "(1 + 2) * 3", "(1 + (2)) * (3 * 4)"], ["1+2", "(1", "1 + ", "()"]),
+        ("lists", None, ["ab", "abc,de,<<<<<<<<.", 'X\t,x\u00e9A,x"\\,1/2'], ["a", "abcd", "ab,", "x", "<", "1\\/2"]),
+    ],
+)  # fmt: skip
+def test_known_texts(name: str, depth: int | None, fitting: list[str], others: list[str]) -> None:
+    found = pattern_of_lark(GRAMMARS[name])
+    assert found.depth == depth
+    for text in fitting:
+        assert re.fullmatch(found.pattern, text), text
+        assert accepts(text, GRAMMARS[name]), text
+    for text in others:
+        assert not re.fullmatch(found.pattern, text), text
+        assert not accepts(text, GRAMMARS[name]), text
+
+
+def test_what_is_ignored_may_stand_after_terminals() -> None:
+    lark = 'start: A+ "!"\nA.2: "a" B\nB: "b"\n%import common.WS -> W\n%ignore W\n%ignore "#"\n'
+    pattern, parsed = pattern_of_lark(lark).pattern, lark.replace("A.2", "A")
+    for text, fits in {"ab!": 1, "ab ab\n\n!": 1, "ab#ab!": 1, "a b!": 0, "ab!x": 0}.items():
+        assert (re.fullmatch(pattern, text) is not None) == accepts(text, parsed) == bool(fits)
+    assert re.fullmatch(pattern, " ab! ") and not re.fullmatch(pattern, "ab##!")
+
+
+def test_signs_of_texts_mean_themselves() -> None:
+    plain = "".join(chr(code) for code in range(32, 127) if chr(code) not in '"\\')
+    lark = 'start: "' + plain + '\\\\" "-".."a"'
+    found = pattern_of_lark(lark).pattern
+    assert is_regex(found)
+    for last, fits in {"-": True, "a": True, "b": False}.items():
+        text = f"{plain}\\{last}"
+        assert (re.fullmatch(found, text) is not None) == fits == accepts(text, lark)
+
+
+@pytest.mark.parametrize(
+    "name", ["INT", "SIGNED_FLOAT", "NUMBER", "ESCAPED_STRING", "CNAME", "WS", "NEWLINE"]
+)
+def test_common_terminals(name: str) -> None:
+    lark = f"start: T\nT: {name}\n%import common.{name}\n"
+    several = pattern_of_lark(lark.replace(f".{name}", f" ({name}, DIGIT)")).pattern
+    pattern, fitting = pattern_of_lark(lark).pattern, 0
+    texts = '0;12;-1.5e+3;1.;.5;1e5;"a\\"b";"\\";_a1;1a; \t;\r\n\n;;a'.split(";")
+    for text in texts:
+        fits = re.fullmatch(pattern, text) is not None
+        fitting += fits
+        assert fits == accepts(text, lark), text
+    assert 0 < fitting < len(texts) and several == pattern
+
+
+@pytest.mark.parametrize(
+    "lark",
+    ["begin: A\nA: \"a\"", "start: a", "start: \"a", "start \"a\"", "start: (\"a\"", "start: \"a\"~3..2",
+     'start: "\\q"', "start: \"z\"..\"a\"", "start: A\nA: \"a\"\nA: \"b\"", "", "start: $"],
+)  # fmt: skip
+def test_what_is_no_grammar_is_an_error(lark: str) -> None:
+    with pytest.raises(LarkError):
+        pattern_of_lark(lark)
+
+
+@pytest.mark.parametrize(
+    "lark",
+    ["start: a{b}", "start: a\n%import python.NAME -> a", "start: /a/i", "start: start \"a\"", "start: a\na: b\nb: a",
+     "start: " + "(" * 200 + '"a"' + ")" * 200, "start: \"a\"" + "?" * 200, 'start: "a"~2000',
+     "start: " + " ".join(f"a{n}" for n in range(1)) + "\n"
+     + "\n".join(f"a{n}: a{n + 1} a{n + 1}" for n in range(60)) + '\na60: "a"',
+     'start: "' + "a" * 70_000 + '"', "start: \"a\"\n%declare B"],
+    ids=range(11),
+)  # fmt: skip
+def test_what_no_expression_holds_is_said_soon(lark: str) -> None:
+    with pytest.raises(UnheldGrammarError):
+        pattern_of_lark(lark)
