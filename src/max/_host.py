@@ -1,5 +1,5 @@
-"""CPUs and memory that this process may use: the machine, cut down by affinity and control groups. Standard library
-only.
+"""CPUs and memory that this process may use: the machine, cut down by affinity and control groups; sizes in messages.
+Standard library only.
 """
 
 from __future__ import annotations
@@ -15,6 +15,20 @@ from pathlib import Path
 from max._dataclass import dataclass
 
 LINUX, MACOS, WINDOWS = (sys.platform == name for name in ("linux", "darwin", "win32"))
+
+
+def byte_size(count: float) -> str:
+    """A number of bytes for a message, in the largest fitting unit: ``1.5 GiB``, ``24 MiB``, ``640 KiB``.
+
+    Args:
+        count: The number.
+    """
+    units = ["B", "KiB", "MiB", "GiB", "TiB"]
+    while count >= 1024 and len(units) > 1:
+        count /= 1024
+        del units[0]
+    text = f"{count:.1f}" if count < 100 else f"{count:.0f}"
+    return f"{text.removesuffix('.0')} {units[0]}"
 
 
 def logical_cpus() -> set[int]:

@@ -10,10 +10,10 @@ from pathlib import Path
 
 import pytest
 
+from max._host import byte_size
 from max._load_steps import STEPS, LoadSteps
 from max.entrypoints.cli import progress
 from max.entrypoints.cli.progress import bar_text, duration_text
-from max.pipelines.core.text import byte_size
 from max.serve.worker.life_signs import LifeSigns
 
 ROOT = Path(__file__).parents[2]

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from max._host import byte_size
 from max.driver import CPU, DeviceSpec
 from max.pipelines import (
     PIPELINE_REGISTRY,
@@ -20,7 +21,6 @@ from max.pipelines import (
 )
 from max.pipelines.config.options import options_of
 from max.pipelines.core import ConfigError, ModelFilesError, UserError
-from max.pipelines.core.text import byte_size
 from max.pipelines.lib.config import AudioGenerationConfig, PrependPromptSpeechTokens
 from max.pipelines.lib.config_enums import PipelineRole
 from max.pipelines.lib.model_config import KVCacheConfig, MAXModelConfig, SamplingConfig

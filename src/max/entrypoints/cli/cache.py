@@ -11,6 +11,7 @@ import click
 
 from max import _cache_folders as cache_folders
 from max._config import cache_dir
+from max._host import byte_size
 from max._lazy import lazy_module
 from max._spelling import did_you_mean
 from max.entrypoints.cli import log_level_option
@@ -18,7 +19,6 @@ from max.entrypoints.cli.errors import CommandError
 from max.entrypoints.cli.options.config_options import GroupedCommand, config_options, set_values
 from max.entrypoints.cli.options.model_names import model_argument, set_model
 from max.interfaces import PipelineTask
-from max.pipelines.core.text import byte_size
 
 # loaded when a model is compiled
 if TYPE_CHECKING:

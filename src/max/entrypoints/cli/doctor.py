@@ -19,7 +19,7 @@ import numpy as np
 
 from max import _cache_folders as cache_folders
 from max._config import cache_dir
-from max._host import available_memory
+from max._host import available_memory, byte_size
 from max._version import __version__
 from max.driver import CPU, Tensor
 from max.dtype import DType
@@ -30,7 +30,6 @@ from max.entrypoints.load_test import bandwidth
 from max.graph import DeviceRef, Graph, TensorType, TensorValue, Weight, ops
 from max.graph.quantization import QuantizationEncoding
 from max.kernel import host_target
-from max.pipelines.core.text import byte_size
 from max.pipelines.store.local import ModelStore
 from max.pipelines.store.pull import verify
 

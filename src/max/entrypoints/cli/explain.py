@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from max import pipelines
+from max._host import byte_size
 from max._lazy import lazy_module
 from max.engine.explain import explain_graph, explanations
 from max.entrypoints.cli import log_level_option
 from max.entrypoints.cli.imported import is_imported
 from max.entrypoints.cli.options.model_names import ModelType, set_model
-from max.pipelines.core.text import byte_size
 
 if TYPE_CHECKING:
     from max import onnx as onnx_models

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from max._host import byte_size
 from max._lazy import lazy_module
 from max.entrypoints.cli import log_level_option
 from max.entrypoints.cli.errors import CommandError
@@ -18,7 +19,6 @@ from max.entrypoints.cli.options.model_names import ModelType
 from max.entrypoints.cli.progress import PullProgress
 from max.entrypoints.load_test.http_client import Target
 from max.pipelines.core.exceptions import ModelFilesError
-from max.pipelines.core.text import byte_size
 from max.pipelines.store import created
 from max.pipelines.store.local import ModelStore, StoredModel, checked_name
 from max.pipelines.store.modelfile import Modelfile, read_modelfile

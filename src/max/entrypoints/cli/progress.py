@@ -14,8 +14,8 @@ from typing import Self
 import click
 
 from max._config import terminal_kind
+from max._host import byte_size
 from max._load_steps import STEPS
-from max.pipelines.core.text import byte_size
 
 _INTERVAL_S = 0.1
 _BAR_WIDTH = 24

@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from max._host import byte_size
 from max._lazy import lazy_module
 from max.entrypoints.cli import log_level_option
 from max.entrypoints.cli.options.config_options import text_of
 from max.entrypoints.cli.options.model_names import ModelType, model_files
 from max.entrypoints.cli.progress import Progress
-from max.pipelines.core.text import byte_size
 
 # loaded when a command runs, not for its help or for completions of a shell
 if TYPE_CHECKING:

@@ -58,20 +58,6 @@ def json_value(text: str | bytes) -> Any:
         raise ValueError("its arrays and objects are nested too deeply") from error
 
 
-def byte_size(count: float) -> str:
-    """A number of bytes for a message, in the largest fitting unit: ``1.5 GiB``, ``24 MiB``, ``640 KiB``.
-
-    Args:
-        count: The number.
-    """
-    units = ["B", "KiB", "MiB", "GiB", "TiB"]
-    while count >= 1024 and len(units) > 1:
-        count /= 1024
-        del units[0]
-    text = f"{count:.1f}" if count < 100 else f"{count:.0f}"
-    return f"{text.removesuffix('.0')} {units[0]}"
-
-
 def shortened_repr(value: object) -> str:
     """The ``repr`` of a value for a message, cut off after 60 characters."""
     if isinstance(value, int) and abs(value) >= 10**_LONGEST:

@@ -13,13 +13,13 @@ import numpy as np
 import numpy.typing as npt
 
 from max._dataclass import dataclass
+from max._host import byte_size
 from max.driver import CPU, Device, Tensor
 from max.engine import InferenceSession
 from max.interfaces import RequestID, TextGenerationContext
 from max.nn.kv_cache.cache_params import KVCacheParams
 from max.nn.kv_cache.manager import RaggedKVCacheInputs
 from max.pipelines.core.draft_tree import ancestor_bits
-from max.pipelines.core.text import byte_size
 from max.pipelines.core.text_context import tree_parents
 from max.pipelines.kv_cache.memory import (
     group_shapes,

@@ -9,8 +9,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from max._host import byte_size
 from max.nn.kv_cache.cache_params import KVCacheParams
-from max.pipelines.core.text import byte_size
 from max.pipelines.kv_cache.page_pool import pages_of
 
 _MOST_SAVED = 8

@@ -6,11 +6,11 @@ from __future__ import annotations
 
 import logging
 
+from max._host import byte_size
 from max.pipelines.checkpoints.encodings import QUANTIZED_KINDS
 from max.pipelines.config.model_config import PLAIN_FLOATS
 from max.pipelines.config.pipeline_config import PipelineConfig
 from max.pipelines.core.exceptions import ConfigError
-from max.pipelines.core.text import byte_size
 from max.pipelines.kv_cache.memory import (
     fitting_length,
     group_shapes,

@@ -6,10 +6,10 @@ import threading
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from max._host import byte_size
 from max.interfaces import TextGenerationContext
 from max.pipelines.config.pipeline_config import PipelineConfig
 from max.pipelines.core.exceptions import UserError
-from max.pipelines.core.text import byte_size
 from max.pipelines.models.pipeline_model import PipelineModel
 
 __all__ = ["PromptLogits", "wants_prompt_logits"]
