@@ -233,7 +233,8 @@ class Copies:
     def save(self, page: int, slot: int) -> None:
         pass
 
-    restore = save
+    def restore(self, slot: int, page: int) -> None:
+        pass
 
 
 def test_a_replica_that_reports_too_much_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
