@@ -331,8 +331,8 @@ def test_a_message_that_cannot_be_encoded_is_its_senders_error() -> None:
     here.send(Shutdown(True))
     assert there.receive() == Shutdown(True)
     here.end_sends()
-    here._thread.join(WAIT_S)
-    assert not here._thread.is_alive()
+    here._sends._thread.join(WAIT_S)
+    assert not here._sends._thread.is_alive()
 
 
 def test_a_channel_without_a_thread_is_no_channel(monkeypatch) -> None:
@@ -357,5 +357,5 @@ def test_a_process_that_cannot_be_started_leaves_no_thread(monkeypatch) -> None:
     with pytest.raises(OSError, match="no process"):
         WorkerProcess(settings)
     (channel,) = made
-    channel._thread.join(WAIT_S)
-    assert not channel._thread.is_alive()
+    channel._sends._thread.join(WAIT_S)
+    assert not channel._sends._thread.is_alive()

@@ -23,8 +23,8 @@ def test_sends_do_not_wait_and_keep_their_order() -> None:
     for number in range(400):
         channel.send((number, b"x" * 10_000))  # far beyond the buffer of a pipe
     assert [there.receive()[0] for _ in range(400)] == list(range(400))
-    thread = channel._thread
-    assert thread is not None and thread.is_alive()
+    thread = channel._sends._thread
+    assert thread.is_alive()
     channel.end_sends()
     thread.join(60)
     assert not thread.is_alive()
@@ -41,8 +41,8 @@ def test_an_end_that_is_closed_is_an_error_of_a_later_send() -> None:
         except OSError:
             break
         assert time.monotonic() < deadline
-    channel._thread.join(60)
-    assert not [each for each in threading.enumerate() if each is channel._thread]
+    channel._sends._thread.join(60)
+    assert not [each for each in threading.enumerate() if each is channel._sends._thread]
     with pytest.raises(OSError):
         channel.send(1)
 
@@ -68,7 +68,7 @@ def test_random_frames_arrive_whole_and_in_order() -> None:
                 time.sleep(0.05)  # all has arrived
         assert reading.result(60) == frames
     channel.close()
-    channel._thread.join(60)
+    channel._sends._thread.join(60)
     with pytest.raises(EOFError):
         there.receive()  # no descriptor of this end is left
 

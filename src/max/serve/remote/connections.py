@@ -151,15 +151,16 @@ def close_listener(listener: socket.socket) -> None:
     listener.close()
 
 
-def shut_down(connection: Connection) -> None:
+def shut_down(connection: Connection, how: int = socket.SHUT_RDWR) -> None:
     """Ends a connection, and with it the calls of other threads that wait for it; its file stays open.
 
     Args:
         connection: The connection.
+        how: Which of its directions end, as for `socket.socket.shutdown`.
     """
     # a close alone does not wake them where the other side is silent
     with contextlib.suppress(OSError), socket.socket(fileno=os.dup(connection.fileno())) as same:
-        same.shutdown(socket.SHUT_RDWR)
+        same.shutdown(how)
 
 
 def connect(host: str, port: int, key: bytes, purpose: str) -> Connection:

@@ -21,14 +21,12 @@ import queue
 import socket
 import threading
 import time
-from collections import deque
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from multiprocessing.connection import Connection
-from os import dup
 from typing import Any
 
-from max.pipelines.generation.process.channel import ConnectionChannel, MessageCodec, wire
+from max.pipelines.generation.process.channel import ConnectionChannel, MessageCodec
 from max.pipelines.generation.process.commands import CancelRequest, GenerationRequest, Shutdown
 from max.pipelines.generation.process.encoder_messages import (
     EncodeRequest,
@@ -48,6 +46,7 @@ from max.pipelines.generation.process.events import (
 )
 from max.serve.remote.connections import shut_down
 from max.serve.routers.lifeline import has_ended
+from max.serve.worker.send_queue import SendQueue
 
 logger = logging.getLogger("max.serve")
 
@@ -377,11 +376,9 @@ class _User:
         """The sum of these."""
         self.told, self.told_at = OthersLoad(), 0.0
         """The load of the others that it was told last, and when."""
-        self._socket = socket.socket(fileno=dup(connection.fileno()))
-        self._backlog: deque[bytes] = deque()
-        self._unread = 0
-        self._filled = threading.Condition()  # guards the two before
-        self._is_closed = self._has_writer = False
+        self._sends = SendQueue(connection, f"to router {number}" if number else "to owner")
+        self._lock = threading.Lock()
+        self._is_closed = False  # guarded by it
 
     def messages(self, name: str) -> Iterator[Any]:
         """Its messages, until it is gone.
@@ -401,53 +398,12 @@ class _User:
             yield from messages
 
     def send(self, messages: Sequence[Any]) -> None:
-        """Sends messages as one frame; what the other side does not take at once is sent by a thread."""
-        data = wire(self._codec.encode(messages))
-        with self._filled:
-            if self._is_closed:
-                return
-            if not self._backlog:
-                try:
-                    data = data[self._socket.send(data, socket.MSG_DONTWAIT) :]
-                except BlockingIOError:
-                    pass
-                except OSError:
-                    return  # the reader finds the end
-            if data:
-                self._queue(data)
-
-    def _queue(self, data: bytes) -> None:
-        """Leaves data to the thread; the lock is held."""
-        self._backlog.append(data)
-        self._unread += len(data)
-        if self._unread > MOST_UNREAD_BYTES:
-            logger.error("a router or the owner does not read; its connection is closed")
-            self._backlog.clear()
-            shut_down(self._connection)
-        elif not self._has_writer:
-            self._has_writer = True
-            threading.Thread(target=self._write, name="router backlog", daemon=True).start()
-        else:
-            self._filled.notify()
-
-    def _write(self) -> None:
-        while True:
-            with self._filled:
-                while not self._backlog and not self._is_closed:
-                    self._filled.wait()
-                if not self._backlog:
-                    return
-                data = self._backlog[0]
-            try:
-                self._socket.sendall(data)
-            except OSError:
-                return  # the reader finds the end
-            with self._filled:
-                if self._backlog:
-                    self._backlog.popleft()
-                    self._unread -= len(data)
-                if not self._backlog:
-                    self._filled.notify_all()  # `flush` waits for an empty backlog
+        """Sends messages as one frame, without a wait; beyond `MOST_UNREAD_BYTES` the connection ends."""
+        with contextlib.suppress(OSError):  # the reader finds the end
+            if self._sends.send(self._codec.encode(messages)) > MOST_UNREAD_BYTES:
+                logger.error("a router or the owner does not read; its connection is closed")
+                self._sends.end()
+                self.end()
 
     def flush(self, timeout: float) -> None:
         """Waits until all was sent.
@@ -455,23 +411,21 @@ class _User:
         Args:
             timeout: The longest time in seconds.
         """
-        with self._filled:
-            self._filled.wait_for(lambda: not self._backlog or self._is_closed, timeout)
+        self._sends.flush(timeout)
 
     def end(self) -> None:
         """Ends the connection after what was sent at once; the reader closes it."""
-        with contextlib.suppress(OSError):
-            self._socket.shutdown(socket.SHUT_RDWR)
+        with self._lock:
+            if not self._is_closed:
+                shut_down(self._connection)
 
     def close(self) -> None:
-        """Closes the connection."""
-        with self._filled:
+        """Closes the connection; what waits to be sent still is."""
+        with self._lock:
             if self._is_closed:
                 return
             self._is_closed = True
-            self._filled.notify_all()
-        # a thread that still reads would keep the connection open; what waits to be sent still is
-        with contextlib.suppress(OSError):
-            self._socket.shutdown(socket.SHUT_RD)
-        self._connection.close()
-        self._socket.close()
+            self._sends.end()
+            # a thread that still reads would keep the connection open
+            shut_down(self._connection, socket.SHUT_RD)
+            self._connection.close()
