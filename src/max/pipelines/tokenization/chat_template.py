@@ -37,6 +37,9 @@ _MOST_ERROR_CHARACTERS = 1000
 _MOST_PATTERN = 256
 _DICT_ATTRIBUTES = frozenset(dir(dict))
 _TEXT_METHODS = frozenset(name for name in dir(str) if name[0] != "_") - {"format", "format_map"}
+_LOOP_VALUES = frozenset(
+    ("depth", "first", "index", "index0", "last", "length", "revindex", "revindex0")
+)
 
 
 class _Generation(Extension):
@@ -173,6 +176,8 @@ class _Environment(ImmutableSandboxedEnvironment):
             return obj[attribute] if attribute in obj else self.undefined(obj=obj, name=attribute)
         if type(obj) is str and attribute in _TEXT_METHODS:
             return getattr(obj, attribute)
+        if type(obj) is LoopContext and attribute in _LOOP_VALUES:
+            return getattr(obj, attribute)
         return super().getattr(obj, attribute)
 
     def is_safe_attribute(self, obj: object, attr: str, value: object) -> bool:
@@ -254,7 +259,10 @@ def compile_template(text: str) -> Template:
             f"the chat template has {len(text)} characters; up to {_MOST_CHARACTERS} fit", remedy
         )
     try:
-        return _environment().from_string(text)
+        template = _environment().from_string(text)
+        # jinja copies them for each rendering; of its chain of two dicts by a loop in Python
+        template.globals = dict(template.globals)
+        return template
     except TemplateError as error:
         line = getattr(error, "lineno", None)
         where = f" (line {line})" if line else ""
