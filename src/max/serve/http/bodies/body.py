@@ -50,14 +50,14 @@ class BodyRoute(APIRoute):
         """Whether its handler has a body."""
         return self._handler is not None
 
-    async def respond(self, request: Request) -> Response:
-        """The response to a request, whose errors are answered by the application's middleware.
+    def respond(self, request: Request) -> Coroutine[Any, Any, Response]:
+        """Makes the response to a request, whose errors are answered by the application's middleware.
 
         Args:
             request: The request, of one of the route's methods; the handler has a body.
         """
         assert self._handler is not None
-        return await self._handler(request)
+        return self._handler(request)
 
     async def handle(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Handles a connection; without the stacks of dependencies, which a route with a body does not have.
