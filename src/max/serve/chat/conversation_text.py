@@ -143,10 +143,11 @@ def _text_size(values: Sequence[Any]) -> int:
         if isinstance(value, str):
             size += utf8_size(value)
         elif isinstance(value, dict):
-            other = isinstance(value.get("role"), str) and isinstance(value.get("content"), list)
-            pending.extend(v for k, v in value.items() if not (other and k == "content"))
-            if other:
-                pending.extend(each for each in value["content"] if each.get("type") == "text")
+            if not (isinstance(value.get("role"), str) and isinstance(value.get("content"), list)):
+                pending += value.values()
+                continue
+            pending.extend(v for k, v in value.items() if k != "content")
+            pending.extend(each for each in value["content"] if each.get("type") == "text")
         elif isinstance(value, list):
             pending.extend(value)
     return size

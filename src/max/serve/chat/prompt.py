@@ -82,11 +82,13 @@ async def prepare(model: ServedModel, conversation: Conversation) -> ChatJob:
     Raises:
         ApiError: It does not fit the model.
     """
-    conversation = replaced(
-        conversation,
-        messages=model.recipe.before(conversation.messages),
-        stops=conversation.stops or model.recipe.stops,
-    )
+    recipe = model.recipe
+    if recipe.system or recipe.messages or recipe.stops:
+        conversation = replaced(
+            conversation,
+            messages=recipe.before(conversation.messages),
+            stops=conversation.stops or recipe.stops,
+        )
     check_tools(conversation.tools, conversation.tool_choice)
     check_replies(conversation.messages, conversation.field)
     may_call = bool(conversation.tools) and conversation.tool_choice.kind is not ChoiceKind.NONE
@@ -159,12 +161,11 @@ async def prepare(model: ServedModel, conversation: Conversation) -> ChatJob:
         marks = (*marks, *model.text_marks)
     # special tokens that stay in the text, as the parsers look for them
     visible = frozenset(model.special_token_ids[m] for m in marks if m in model.special_token_ids)
+    budget = reasoning_budget(model, conversation, thinks, bool(parsed))
+    if (grammar, budget) != (request.grammar, request.reasoning_budget):
+        request = replaced(request, grammar=grammar, reasoning_budget=budget)
     sequence = TextSequence(
-        replaced(
-            request,
-            grammar=grammar,
-            reasoning_budget=reasoning_budget(model, conversation, thinks, bool(parsed)),
-        ),
+        request,
         conversation.stops,
         conversation.include_stop,
         visible,

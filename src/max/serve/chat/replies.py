@@ -48,6 +48,9 @@ class _Check:
 
     def begin(self, index: int, calls: Sequence[Any]) -> None:
         """A message of another role, with these calls."""
+        if not calls:  # as most messages; none is open
+            self._answered.clear()
+            return
         names = [call.get("id") if isinstance(call, dict) else None for call in calls]
         self._open = OrderedDict.fromkeys(name for name in names if isinstance(name, str))
         self._nameless = sum(not isinstance(name, str) for name in names)
