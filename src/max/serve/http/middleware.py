@@ -83,6 +83,15 @@ class _IndexedHeaders(Headers):
         value = self._values.get(key.encode("latin-1"))
         return default if value is None else value.decode("latin-1")
 
+    def getlist(self, key: str) -> list[str]:
+        """All values of a header.
+
+        Args:
+            key: Its name.
+        """
+        # most that are asked for are absent
+        return super().getlist(key) if key.lower() in self else []
+
     def __contains__(self, key: object) -> bool:
         return isinstance(key, str) and key.encode("latin-1") in self._values
 

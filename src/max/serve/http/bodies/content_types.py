@@ -63,10 +63,10 @@ class ContentTypes:
                 return None
         given = headers.getlist("content-type") or [""]
         types = [each.partition(";")[0].strip().lower() for each in given]
+        if not is_file and all(map(_is_json, types)):
+            return None
         from_browser = any(name in headers for name in _BROWSER_HEADERS)
         if is_file and (not from_browser or set(types) == {_BYTES}):
-            return None
-        if not is_file and all(map(_is_json, types)):
             return None
         if scope["path"] in self._unmarked and set(types) <= _UNMARKED and not from_browser:
             return None
