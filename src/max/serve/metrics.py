@@ -5,7 +5,6 @@ from __future__ import annotations
 import functools
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from itertools import accumulate
 
 from prometheus_client import (
@@ -51,6 +50,24 @@ class _StepCollector(Collector):
             buckets = list(zip(bounds, totals, strict=True))
             family.add_metric([kind], buckets, times.milliseconds)
         yield family
+
+
+class _RequestTime:
+    """A block at whose end the time of a request is observed: without a generator, as each request has one.
+
+    Args:
+        times: The histogram.
+        begin: When the request began, by `time.perf_counter`.
+    """
+
+    def __init__(self, times: Histogram, begin: float) -> None:
+        self._times, self._begin = times, begin
+
+    def __enter__(self) -> None:
+        return None
+
+    def __exit__(self, *error: object) -> None:
+        self._times.observe((time.perf_counter() - self._begin) * 1e3)
 
 
 class _SummedRegistry(CollectorRegistry):
@@ -154,14 +171,9 @@ class ServerMetrics:
         """
         self.registry.register(_StepCollector(read))
 
-    @contextmanager
-    def request(self) -> Iterator[None]:
+    def request(self) -> _RequestTime:
         """Measures the time from the arrival of a request to the end of the block."""
-        begin = current_request().arrival_time
-        try:
-            yield
-        finally:
-            self.request_time.observe((time.perf_counter() - begin) * 1e3)
+        return _RequestTime(self.request_time, current_request().arrival_time)
 
     def counts(self) -> Counts:
         """The counters and histograms of this process."""
