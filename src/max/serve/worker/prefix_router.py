@@ -252,7 +252,8 @@ class PrefixRouter:
         place = self._places.get(route.replica)
         if place is not None and route.unread:
             unread = max(route.unread + route.cached - cached, 1)
-            place.change(0, unread - route.unread)
+            if unread != route.unread:
+                place.change(0, unread - route.unread)
             route.unread, route.cached = unread, cached
 
     def read(self, route: Route) -> None:
@@ -262,7 +263,7 @@ class PrefixRouter:
             route: The request.
         """
         place = self._places.get(route.replica)
-        if place is not None:
+        if place is not None and route.unread:
             place.change(0, -route.unread)
         route.unread = 0
 
