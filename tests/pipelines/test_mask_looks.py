@@ -74,3 +74,26 @@ def test_a_step_that_takes_long_is_looked_for_seldom(monkeypatch: pytest.MonkeyP
     monkeypatch.undo()
     work.end(1)
     assert work._tokens(1) == []
+
+
+def test_a_step_has_the_tokens_of_all_rows(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also those whose number is 0."""
+    history = np.full((2, 2), -1, np.int64)
+
+    class Rows(Clock):
+        def acquire(self, timeout: float) -> bool:
+            self.waits, self.now = self.waits + 1, self.now + timeout
+            assert self.waits < 99
+            history[0, 1] = 3
+            if self.now > 2:
+                history[0, 0] = 0
+            return False
+
+    clock = Rows(history, [])
+    monkeypatch.setattr(call_masks, "time", clock)
+    memory = CallMemory(np.zeros((2, 9), np.bool_), np.zeros((2, 9), np.bool_), 1)
+    rows = [FollowedRow(None, False, frozenset())] * 2
+    kept = KeptTokens(lambda ends: np.ones(9, np.bool_), 9)
+    work = _CallWork(rows, memory, kept, history, np.zeros(1, np.int64), 1.0)
+    monkeypatch.setattr(work, "_running", clock)
+    assert work._tokens(0) == [0, 3]

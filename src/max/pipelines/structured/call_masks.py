@@ -182,10 +182,10 @@ class _CallWork(MaskWork):
             if not follows:
                 self._leave(row)  # the request itself refuses the token too
             elif kept is not None:
-                if kept.learn(tokens[row], row in self._forced):
-                    self._memory.kept[row] = kept.flags
-                else:  # the copy of a whole row takes longer than what the grammar says
-                    self._memory.kept[row, tokens[row]] = kept.flags[tokens[row]]
+                forces = row in self._forced
+                kept.learn(tokens[row], forces)
+                if not forces:  # else the tables of the next step have no kept token in the row
+                    self._memory.kept[row, tokens[row]] = True
         return bool(tokens)
 
     def _tokens(self, step: int) -> list[int]:

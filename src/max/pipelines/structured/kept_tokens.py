@@ -32,8 +32,8 @@ class KeptAfter:
         self.flags = flags
         self._forced = self._others = 0
 
-    def learn(self, token: int, forces: bool) -> bool:
-        """Notes whether a token forced text; returns whether the flags of others have changed too.
+    def learn(self, token: int, forces: bool) -> None:
+        """Notes whether a token forced text.
 
         Args:
             token: The token.
@@ -44,8 +44,6 @@ class KeptAfter:
         # as the last digit of a date, where each token forces what follows
         if forces and self._forced > self._others + _MARGIN:
             self.flags[:] = False
-            return True
-        return False
 
 
 class KeptTokens:

@@ -1,0 +1,392 @@
+"""The tables that the thread of masks writes during a call, against sets of sentences that are searched anew."""
+
+from __future__ import annotations
+
+import ctypes
+import random
+import time
+from collections import defaultdict
+from collections.abc import Callable
+from itertools import product
+from threading import Event
+from typing import Any
+
+import numpy as np
+import pytest
+
+from max.pipelines.structured import step_masks
+from max.pipelines.structured.call_masks import CallMasks, CallMemory, FollowedRow
+from max.pipelines.structured.kept_tokens import KeptTokens
+from max.pipelines.structured.step_masks import MaskThread
+from tests.security.test_panics import panic
+
+OTHER = 63
+"""A token that a mask allows beside one that is forced, as another writing of the same text."""
+Sentences = list[tuple[int, ...]]
+
+
+def next_tokens(sentences: Sentences, before: tuple[int, ...]) -> set[int]:
+    """The tokens that follow the first ones of sentences."""
+    place = len(before)
+    return {s[place] for s in sentences if len(s) > place and s[:place] == before}
+
+
+class Matcher:
+    """A grammar of a set of sentences.
+
+    Args:
+        sentences: Their tokens.
+        fails: The number of tokens after which the mask (`mask`) or the next token fails; None: never.
+        mask: Whether the mask fails.
+        error: How it fails.
+    """
+
+    def __init__(
+        self, sentences: Sentences, fails: int | None = None, mask: bool = True,
+        error: BaseException | None = None,
+    ) -> None:  # fmt: skip
+        self.sentences, self.seen = sentences, ()
+        self.fails, self.mask, self.error = fails, mask, error
+
+    def is_error(self) -> bool:
+        return False
+
+    def unsafe_compute_mask_ptr(self, address: int, size: int) -> None:
+        if self.mask and self.fails == len(self.seen):
+            assert self.error is not None
+            raise self.error
+        bits = np.zeros(8 * size, np.uint8)
+        bits[[*allowed_of(self.sentences, self.seen)]] = 1
+        ctypes.memmove(address, np.packbits(bits, bitorder="little").tobytes(), size)
+
+    def consume_token(self, token: int) -> bool:
+        if not self.mask and self.fails == len(self.seen):
+            assert self.error is not None
+            raise self.error
+        if token not in next_tokens(self.sentences, self.seen):
+            return False
+        self.seen = (*self.seen, token)
+        return True
+
+    def compute_ff_tokens(self) -> list[int]:
+        found = list[int]()
+        while len(ways := next_tokens(self.sentences, (*self.seen, *found))) == 1:
+            found += ways
+        return found
+
+
+def allowed_of(sentences: Sentences, before: tuple[int, ...]) -> set[int]:
+    found = next_tokens(sentences, before)
+    return found | {OTHER} if len(found) == 1 else found
+
+
+class Call:
+    """Takes the place of the number of prepared steps: keeps the tables of each step, and samples its tokens.
+
+    Args:
+        memory: What the call reads.
+        tokens: The tokens of each step ``[steps, batch]``.
+        then: Called with the number of prepared steps instead of sampling, if it is given.
+    """
+
+    def __init__(
+        self, memory: CallMemory, tokens: Any, then: Callable[[int], object] | None = None
+    ) -> None:
+        self.memory, self.tokens, self.then = memory, tokens, then
+        self.history = np.full_like(tokens, -1)
+        self.allowed, self.kept = list[Any](), list[Any]()
+
+    def __setitem__(self, place: int, steps: int) -> None:
+        self.allowed.append(self.memory.allowed.copy())
+        self.kept.append(self.memory.kept.copy())
+        assert (place, steps) == (0, len(self.allowed))
+        if self.then is not None:
+            self.then(steps)
+        else:
+            self.history[steps - 1] = self.tokens[steps - 1]
+
+
+def call_of(
+    rows: list[FollowedRow], tokens: Any, vocabulary: int, ordinary: Any
+) -> tuple[CallMasks, Call]:
+    shape = len(rows), vocabulary
+    memory = CallMemory(np.zeros(shape, np.bool_), np.zeros(shape, np.bool_), 2)
+    kept = KeptTokens(lambda ends: ordinary, vocabulary)
+    return CallMasks(MaskThread(), rows, memory, kept), Call(memory, tokens)
+
+
+def run(masks: CallMasks, call: Call, step_s: float = 1e-4) -> Any:
+    prepared: Any = call
+    masks.begin(call.history, prepared, step_s)
+    found = masks.last()
+    masks.end()
+    return found
+
+
+def flags_of(tokens: set[int], vocabulary: int) -> Any:
+    return np.isin(np.arange(vocabulary), [*tokens])
+
+
+def expected_row(
+    sentences: Sentences, jumps: bool, end: int, tokens: list[int], vocabulary: int, ordinary: Any
+) -> tuple[list[Any], list[Any]]:
+    """The tables of a row, from what its grammar says of the tokens before each step."""
+    allowed, kept = list[Any](), list[Any]()
+    known: dict[frozenset[int], Any] = defaultdict(ordinary.copy)
+    counts: dict[frozenset[int], list[int]] = defaultdict(lambda: [0, 0])
+    before, free, learns = (), False, None
+    for step in range(len(tokens)):
+        if step and not free:
+            if tokens[step - 1] in next_tokens(sentences, before):
+                before = (*before, tokens[step - 1])
+            else:
+                free = True
+        ways = next_tokens(sentences, before)
+        forced = not free and jumps and len(ways) == 1 and ways != {end}
+        if learns is not None and not free:
+            known[learns][tokens[step - 1]] = not forced
+            counts[learns][forced] += 1
+            if forced and counts[learns][1] > counts[learns][0] + 2:
+                known[learns][:] = False
+        learns = None
+        if free:
+            allowed.append(np.ones(vocabulary, np.bool_))
+            kept.append(np.ones(vocabulary, np.bool_))
+        elif forced:
+            allowed.append(flags_of(ways, vocabulary))
+            kept.append(np.zeros(vocabulary, np.bool_))
+        else:
+            learns = frozenset(allowed_of(sentences, before))
+            allowed.append(flags_of({*learns}, vocabulary))
+            kept.append(known[learns].copy())
+    return allowed, kept
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_tables_of_random_sentences(seed: int) -> None:
+    draw = random.Random(seed)
+    vocabulary, steps, batch = draw.choice([41, 64, 70]), 24, draw.randint(1, 4)
+    ordinary = np.array([draw.random() < 0.7 for _ in range(vocabulary)])
+    words = [draw.choice([0, 7, 30]), 31, 32, 40][: draw.randint(2, 4)]
+    given, rows, columns = list[Any](), list[FollowedRow](), list[list[int]]()
+    for row in range(batch):
+        end = 1 + row  # rows that share no experience
+        sentences = [
+            (*(draw.choice(words) for _ in range(draw.randint(1, 30))), end) for _ in range(9)
+        ]
+        if (
+            draw.random() < 0.5
+        ):  # the same choice again and again, where most tokens force the next one
+            parts = [(words[0], 33), (words[1], 33) if draw.random() < 0.7 else (words[1],)]
+            sentences = [(*sum(way, ()), end) for way in product(parts, repeat=6)]
+        if draw.random() < 0.5:
+            sentences = [(35, 36, *each) for each in sentences]
+        tokens, before = list[int](), ()
+        for _ in range(steps):
+            ways = sorted(next_tokens(sentences, before))
+            # what is forced is sampled, as its mask allows nothing else
+            follows = len(ways) == 1 or (ways and draw.random() < 0.97)
+            token = draw.choice(ways if follows else words)
+            tokens.append(token)
+            before = (*before, token)
+        jumps, has_grammar = draw.random() < 0.7, row != 2
+        given.append((sentences if has_grammar else None, jumps, end))
+        matcher = Matcher(sentences) if has_grammar else None
+        rows.append(FollowedRow(matcher, jumps, frozenset({end})))
+        columns.append(tokens)
+    masks, call = call_of(rows, np.array(columns).T, vocabulary, ordinary)
+    run(masks, call)
+    assert len(call.allowed) == steps
+    for row, (sentences, jumps, end) in enumerate(given):
+        if sentences is None:
+            allowed = kept = [np.ones(vocabulary, np.bool_)] * steps
+        else:
+            allowed, kept = expected_row(sentences, jumps, end, columns[row], vocabulary, ordinary)
+        np.testing.assert_array_equal(np.array(call.allowed)[:, row], allowed)
+        np.testing.assert_array_equal(np.array(call.kept)[:, row], kept)
+
+
+@pytest.mark.parametrize(
+    ("jumps", "mask", "fails"),
+    # a mask of a token that is forced is not asked for
+    [way for way in product([0, 1], [0, 1], range(4)) if way not in ((1, 1, 2), (1, 1, 3))],
+)
+def test_a_panic_leaves_its_row_alone(jumps: bool, mask: bool, fails: int) -> None:
+    sentences = [(a, b, a, b, 5, 6) for a in (2, 33) for b in (3, 62)]
+    tokens, ordinary = (
+        np.array([[2, 33, 2], [3, 62, 62], [2, 33, 2], [3, 62, 62]]),
+        np.ones(64, np.bool_),
+    )
+    rows = [
+        FollowedRow(Matcher(sentences), False, frozenset({6})),
+        FollowedRow(Matcher(sentences, fails, mask, panic()), jumps, frozenset({7})),
+        FollowedRow(Matcher(sentences), True, frozenset({8})),
+    ]
+    masks, call = call_of(rows, tokens, 64, ordinary)
+    prepared: Any = call
+    masks.begin(call.history, prepared, 1e-4)
+    assert masks._work is not None and masks._work.finished.wait(60)
+    batch: Any = [Request(), Request(), Request()]
+    answer = masks.valid(batch, tokens.T.tolist())  # the masks need not be asked for
+    found = masks.last()
+    masks.end()
+    for row in (0, 2):
+        column = tokens[:, row].tolist()
+        allowed, kept = expected_row(sentences, row == 2, 6 + row, column, 64, ordinary)
+        np.testing.assert_array_equal(np.array(call.allowed)[:, row], allowed)
+        np.testing.assert_array_equal(np.array(call.kept)[:, row], kept)
+    # the mask of a step fails at it, a token after it
+    free = fails + (not mask)
+    for step in range(4):
+        own = (next_tokens if jumps and step >= 2 else allowed_of)(sentences, (*tokens[:step, 1],))
+        expected = np.ones(64, np.bool_) if step >= free else flags_of(own, 64)
+        np.testing.assert_array_equal(call.allowed[step][1], expected)
+    assert rows[1].matcher is None and rows[0].matcher is not None
+    assert (found[1] == -1).all() and not (found[0] == -1).any()
+    if mask and fails == 0:
+        assert answer == tokens.T.tolist()
+        matcher = batch[1].matcher
+        assert matcher is not None and matcher.is_error() and not matcher.consume_token(2)
+        assert "the grammar's package fails: " in matcher.get_error()
+    else:
+        assert answer == [
+            tokens[:, 0].tolist(), tokens[: fails if mask else 4, 1].tolist(), tokens[:, 2].tolist()
+        ]  # fmt: skip
+        assert batch[1].matcher is None
+    assert batch[0].matcher is None and batch[2].matcher is None
+
+
+class Request:
+    """A request that keeps the matcher that it is given."""
+
+    def __init__(self) -> None:
+        self.matcher: Any = None
+
+    def set_matcher(self, matcher: Any) -> None:
+        self.matcher = matcher
+
+
+@pytest.mark.parametrize("mask", [True, False])
+def test_another_error_ends_the_work(mask: bool) -> None:
+    sentences = [(2, 3, 4, 5), (3, 2, 4, 5)]
+    rows = [FollowedRow(Matcher(sentences, 1, mask, KeyError("own")), False, frozenset({5}))]
+    masks, call = call_of(rows, np.array([[2], [3], [4]]), 64, np.ones(64, np.bool_))
+    with pytest.raises(KeyError, match="own"):
+        run(masks, call)
+    assert len(call.allowed) == (1 if mask else 2)
+
+
+@pytest.mark.parametrize("needed", [1, 2, 3])
+@pytest.mark.parametrize(("more", "samples"), [(0, False), (0, True), (2, False)])
+def test_a_call_that_ends_early_needs_no_further_tables(
+    needed: int, more: int, samples: bool
+) -> None:
+    """Whether the step has tokens or not."""
+    sentences = [tuple(draw) for draw in np.random.default_rng(4).integers(2, 9, (50, 9)).tolist()]
+    matcher, tokens = Matcher(sentences), sentences[0]
+    rows = [FollowedRow(matcher, False, frozenset({1}))]
+    masks, call = call_of(rows, np.full((6, 1), 2), 64, np.ones(64, np.bool_))
+
+    def then(steps: int) -> None:
+        if steps == needed:
+            masks.end(needed + more)
+        if steps != needed or samples:
+            call.history[steps - 1] = tokens[steps - 1]
+
+    call.then = then
+    masks.end()  # nothing has begun
+    found = run(masks, call)
+    assert len(call.allowed) == needed and matcher.seen == tokens[: needed - (not samples)]
+    bits = np.unpackbits(found.view(np.uint8), bitorder="little")
+    assert set(np.flatnonzero(bits)) == allowed_of(sentences, tokens[: needed - 1])
+    np.testing.assert_array_equal(call.allowed[-1][0], bits)
+
+
+def test_a_call_that_ends_before_the_thread_begins_has_no_tables() -> None:
+    masks, call = call_of([FollowedRow(None, False, frozenset())], np.ones((3, 1)), 64, None)
+    goes_on = Event()
+    masks._thread._pool.submit(goes_on.wait, 60)
+    prepared: Any = call
+    masks.begin(call.history, prepared, 1.0)
+    masks.end()
+    goes_on.set()
+    assert (masks.last() == -1).all() and not call.allowed
+
+
+def test_the_end_wakes_the_thread() -> None:
+    """It may expect the tokens of the step in hours."""
+    masks, call = call_of([FollowedRow(None, False, frozenset())], np.ones((3, 1)), 64, None)
+    begun = Event()
+    call.then = lambda steps: begun.set()
+    prepared: Any = call
+    masks.begin(call.history, prepared, 1e5)
+    assert begun.wait(60)
+    time.sleep(0.05)  # now the thread waits
+    masks.end(1)
+    masks.last()
+    assert len(call.allowed) == 1
+
+
+def test_what_a_call_leaves_does_not_hold_up_the_next_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A mask that takes long is abandoned then, and its thread writes no tables."""
+    monkeypatch.setattr(step_masks, "MASK_S", 0.05)
+    sentences, goes_on = [(2, 3, 4, 5), (3, 2, 4, 5)], Event()
+
+    class Slow(Matcher):
+        def unsafe_compute_mask_ptr(self, address: int, size: int) -> None:
+            until = time.thread_time() + 20
+            while not goes_on.is_set() and time.thread_time() < until:
+                pass  # the time of the processor counts
+            super().unsafe_compute_mask_ptr(address, size)
+
+    rows = [FollowedRow(Slow(sentences), False, frozenset({5}))]
+    masks, slow = call_of(rows, np.array([[2]]), 64, np.ones(64, np.bool_))
+    prepared: Any = slow
+    masks.begin(slow.history, prepared, 1e-4)
+    left = masks._work
+    masks.end(1)
+    rows = [FollowedRow(Matcher(sentences), False, frozenset({5}))]
+    other, call = call_of(rows, np.array([[2]]), 64, np.ones(64, np.bool_))
+    other._thread = masks._thread
+    run(other, call)
+    assert left is not None and not left.finished.is_set() and len(call.allowed) == 1
+    goes_on.set()
+    assert left.finished.wait(60) and not slow.allowed and not slow.memory.allowed.any()
+
+
+def test_the_same_mask_in_the_next_call() -> None:
+    """The tokens after which a call goes on are those of its own requests."""
+    sentences = [(2, 3, 4, 5), (3, 2, 4, 5)]
+    memory = None
+    for ordinary in (np.arange(64) % 2 == 0, np.arange(64) % 3 == 0):
+        rows = [FollowedRow(Matcher(sentences), False, frozenset({5}))]
+        masks, call = call_of(rows, np.array([[2]]), 64, ordinary)
+        call.memory = masks._memory = memory = memory or call.memory
+        run(masks, call)
+        np.testing.assert_array_equal(call.allowed[0][0], flags_of({2, 3}, 64))
+        np.testing.assert_array_equal(call.kept[0][0], ordinary)
+
+
+def test_whether_a_row_has_other_tokens_than_before() -> None:
+    memory = CallMemory(np.zeros((2, 40), np.bool_), np.zeros((2, 40), np.bool_), 2)
+    for row, mask, changes in [
+        (0, [5, 0], True),
+        (0, [5, 0], False),
+        (1, [5, 0], True),
+        (0, [5, 1], True),
+    ]:
+        assert memory.allow(row, np.array(mask, np.int32)) is changes
+    assert [np.flatnonzero(flags).tolist() for flags in memory.allowed] == [[0, 2, 32], [0, 2]]
+
+
+def test_the_last_tokens_are_learned_from() -> None:
+    """The next call knows what they forced."""
+    sentences = [(2, 3, 4, 5), (6, 7, 8, 5), (6, 9, 8, 5)]
+    found, kept = list[Any](), None
+    for token in (2, 6, 2):
+        rows = [FollowedRow(Matcher(sentences), True, frozenset({5}))]
+        masks, call = call_of(rows, np.array([[token]]), 64, np.ones(64, np.bool_))
+        kept = masks._kept = kept or masks._kept
+        run(masks, call)
+        found.append(np.flatnonzero(~call.kept[0][0]).tolist())
+    assert found == [[], [2], [2]]
