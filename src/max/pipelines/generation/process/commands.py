@@ -47,17 +47,14 @@ class Sampling:
         """
         if params.logits_processors:
             raise ValueError("logits processors cannot be sent to the process of an engine")
-        values = dict(zip(_SAMPLING, _sampling_values(params), strict=True))
-        return replaced(_DEFAULTS, **values, logit_bias=tuple((params.logit_bias or {}).items()))
+        return cls(*_sampling_values(params), logit_bias=tuple((params.logit_bias or {}).items()))
 
     def to_params(self) -> SamplingParams:
         """Creates sampling parameters with these fields."""
         return SamplingParams(**{**asdict(self), "logit_bias": dict(self.logit_bias) or None})
 
 
-_DEFAULTS = Sampling()
-_SAMPLING = tuple(field.name for field in fields(Sampling) if field.name != "logit_bias")
-_sampling_values = attrgetter(*_SAMPLING)
+_sampling_values = attrgetter(*(field.name for field in fields(Sampling)[:-1]))
 
 
 @dataclass(frozen=True)
