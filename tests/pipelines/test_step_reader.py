@@ -22,7 +22,11 @@ from max.pipelines.generation.process.commands import GenerationRequest, Shutdow
 from max.pipelines.generation.process.events import TokensGenerated
 from max.pipelines.generation.process.service import serve
 from max.pipelines.generation.steps import step_reader
-from max.pipelines.generation.steps.step_reader import NO_TOKEN, StepReader
+from max.pipelines.generation.steps.step_reader import (
+    NO_TOKEN,
+    StepReader,
+    _Run,  # pyright: ignore[reportPrivateUsage]
+)
 from max.pipelines.scheduler import SchedulerLimits
 from tests.pipelines.counting_pipeline import CountingPipeline, context, expected
 
@@ -93,6 +97,17 @@ def test_a_row_is_read_when_all_of_it_is_written() -> None:
     threading.Event().wait(0.05)
     assert deliveries.calls == 1, "nothing is delivered after the end"
     reader.close()
+
+
+def test_the_last_row_is_left_to_the_result() -> None:
+    """Also where all rows are written before the first poll."""
+    deliveries = Deliveries()
+    history = np.arange(5)[:, None]
+    run = _Run([context([1], 9)], [frozenset()], history, 0.0)
+    assert StepReader(deliveries)._read(run) and run.last
+    assert list(deliveries.tokens.values()) == [[0, 1, 2, 3]]
+    alone = _Run([context([1], 9)], [frozenset()], history[:1], 0.0)
+    assert not StepReader(deliveries)._read(alone) and alone.last
 
 
 def test_a_row_that_ends_a_sequence_is_not_delivered() -> None:

@@ -127,11 +127,13 @@ def test_writers_and_readers_at_once_see_whole_entries(cache):
     assert [p.name for p in cache.folder.rglob("*") if p.is_file()] == ["same"]
 
 
-def test_default_cache_follows_the_flags(tmp_path):
+def test_default_cache_follows_the_flags(tmp_path, caplog):
+    caplog.set_level(logging.INFO, "max.runtime")
     with flags.override(MAX_CACHE_DIR=tmp_path / "x", MAX_CACHE_SIZE=7):
         assert default_cache().folder == tmp_path / "x"
         assert default_cache().limit_bytes == 7 << 20
         assert default_cache() is default_cache()
+    assert not caplog.records  # no process has left anything
 
 
 def test_content_keys_tell_lists_of_parts_apart():
@@ -139,6 +141,7 @@ def test_content_keys_tell_lists_of_parts_apart():
         content_key(*parts) for parts in (("ab",), ("a", "b"), ("b", "a"), ("", "ab"), ("ab", ""))
     ]
     assert len(set(keys)) == len(keys) and content_key("ab") == content_key(b"ab")
+    assert {len(key) for key in keys} == {40}
 
 
 def test_the_fingerprint_is_stable_between_processes():
@@ -170,6 +173,7 @@ def test_the_sources_of_a_package_are_those_of_all_folders(tmp_path):
         path = tmp_path / name
         path.parent.mkdir(parents=True, exist_ok=True)
         path.touch()
+    (tmp_path / "inner" / "link").symlink_to(tmp_path)  # not followed: there may be no end
     found = sorted(os.path.relpath(path, tmp_path) for path in _sources(str(tmp_path)))
     assert found == ["a.py", "inner/b.py", "inner/deep/c.py"]
 
@@ -192,29 +196,74 @@ def test_only_the_owner_reads_entries(cache):
 
 def test_long_names_and_the_place_of_an_entry(cache):
     """The checksum takes the end of a long name; entries are spread over folders of two characters."""
-    for kind, key in (("k" * 120, "a" * 120), ("object", "b" * 63), ("object", "b" * 64)):
+    names = ("k" * 120, "a" * 120), ("object", "b" * 63), ("object", "b" * 64), ("a.b", "c_d-e")
+    for kind, key in names:
         assert cache.put(kind, key, b"data") and cache.get(kind, key) == b"data"
+    with pytest.raises(ValueError, match="no name of an entry"):
+        cache.path("object", "a" * 121)
     assert cache.path("object", "abcdef") == cache.folder / "object" / "ab" / "abcdef"
     assert cache.limit_bytes == 4 << 30
 
 
-def test_a_hit_renews_an_entry_at_most_once_an_hour(cache):
+def test_an_entry_with_the_end_of_another_name_is_foreign(cache):
+    """The checksum takes the last 64 characters of a name only."""
+    cache.put("object", "a" * 100, b"data")
+    other = cache.path("object", "b" + "a" * 99)
+    other.parent.mkdir(parents=True)
+    other.write_bytes(cache.path("object", "a" * 100).read_bytes())
+    os.chmod(other, 0o600)
+    assert cache.get("object", "b" + "a" * 99) is None and cache.stats.num_damaged == 1
+
+
+def test_an_entry_of_another_format_is_none(cache):
+    cache.put("object", "abc", b"payload")
+    path = cache.path("object", "abc")
+    whole = bytearray(path.read_bytes())
+    assert whole[8:12] == (1).to_bytes(4, "little")
+    whole[8] = 2
+    path.write_bytes(whole)
+    assert cache.get("object", "abc") is None
+
+
+def test_a_hit_renews_an_entry_at_most_once_an_hour(cache, monkeypatch):
     cache.put("object", "k", b"data")
-    path, now = cache.path("object", "k"), time.time()
-    for age, renewed in ((3500, False), (3700, True)):
+    path, now = cache.path("object", "k"), int(time.time())
+    monkeypatch.setattr(time, "time", lambda: float(now))
+    for age, renewed in ((3600, False), (3600.5, True)):
         os.utime(path, (now - age, now - age))
-        cache.get("object", "k")
+        assert cache.get("object", "k") == b"data"
         assert (path.stat().st_mtime > now - 100) == renewed
 
 
-def test_files_that_are_being_written_are_not_evicted(tmp_path):
-    cache, now = Cache(tmp_path, limit_bytes=10_000), time.time()
-    for name, age in (("fresh", 3000), ("stale", 4000)):
+def test_entries_that_fill_the_limit_stay(tmp_path, monkeypatch):
+    """The folder is read for the first entry, and when entries are evicted."""
+    other = Cache(tmp_path / "other")
+    other.put("object", "k0", bytes(100))
+    size = other.path("object", "k0").stat().st_size
+    cache, entries, reads = Cache(tmp_path / "cache", 2 * size), Cache._entries, []
+    monkeypatch.setattr(Cache, "_entries", lambda one: reads.append(one) or entries(one))
+    counts = []
+    for index in range(4):
+        assert cache.put("object", f"k{index}", bytes(100))
+        os.utime(cache.path("object", f"k{index}"), (1000 + index, 1000 + index))
+        counts.append((len(reads), cache.stats.num_evicted))
+    # two are beyond 90 % of the limit
+    assert counts == [(1, 0), (1, 0), (2, 2), (2, 2)]
+    assert [cache.has("object", f"k{index}") for index in range(4)] == [False, False, True, True]
+
+
+def test_files_that_are_being_written_are_not_evicted(tmp_path, monkeypatch):
+    """An old one is, also where the entries that are older still made enough room."""
+    cache, now = Cache(tmp_path, limit_bytes=10_000), int(time.time())
+    for name, age in (("fresh", 3599.5), ("stale", 3600)):
         (tmp_path / f".{name}.tmp").write_bytes(bytes(100))
         os.utime(tmp_path / f".{name}.tmp", (now - age, now - age))
+    monkeypatch.setattr(time, "time", lambda: float(now))
     for index in range(4):
         cache.put("object", f"k{index}", bytes(4000))
+        os.utime(cache.path("object", f"k{index}"), (1000 + index, 1000 + index))
     assert [path.name for path in tmp_path.glob(".*.tmp")] == [".fresh.tmp"]
+    assert cache.stats.num_evicted == 3
 
 
 def test_a_write_that_fails_leaves_nothing(cache, monkeypatch, caplog):
