@@ -50,6 +50,8 @@ END = "{% endif %}{% endfor %}{% if add_generation_prompt %}"
         # the prompt has more than what stands before an answer without calls
         (USER + "{{ '<a><t>' if m.tool_calls else '<a>' }}{{ m.content }}" + CALLS + "</a>" + END
          + "<a><t>{% endif %}", CALL, "</a>"),
+        # the prompt ends before what begins an answer
+        (USER + "<a>{{ m.content }}" + CALLS + "</a>" + END + "{% endif %}", CALL, "</a>"),
         # an answer without calls begins otherwise
         (USER + "{{ '<b>' if m.tool_calls else '<a>' }}{{ m.content }}" + CALLS + "</a>" + END + "{% endif %}",
          "<b>" + CALL, "</a>"),
