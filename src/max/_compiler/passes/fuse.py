@@ -20,13 +20,13 @@ from max._compiler.analysis.shapes import is_view, shape_of, strip
 from max._compiler.codegen.expressions import KERNEL_NAME
 from max._compiler.mok import ProductsOp
 from max._compiler.passes.base import ops_of
+from max._compiler.passes.groups import Group, covers, keeps_places, one_nest
 from max._compiler.passes.materialize import base_of
 from max._compiler.passes.outline import Unit, computed_sizes, rebuild, size_dependencies
-from max._dataclass import dataclass
 from max.dtype import DType
 from max.mlir import MoOp, ShapedType
 from max.mlir.ops.normalization import RmsNormOp
-from max.mlir.sizes import Sizes, nominal, product
+from max.mlir.sizes import Sizes
 
 __all__ = ["fuse"]
 
@@ -35,34 +35,6 @@ MAX_OPS = 96
 
 MAX_WIDENING = 6
 """The most ops that widen a value and move to its user."""
-
-
-@dataclass(eq=False)
-class Group:
-    """Ops that will be one region."""
-
-    ops: list[MoOp]
-    space: Sizes
-    axis: int
-    """The place of the reduction axis in the space; -1 without one."""
-    merged: Group | None = None
-    """The group that this one was merged into."""
-
-    @property
-    def size(self) -> int:
-        """The size in element-wise ops; see `MAX_OPS`."""
-        return sum(op.spec.region_size for op in self.ops)
-
-    def root(self) -> Group:
-        """The group that this one is part of, after merges."""
-        group = self
-        while group.merged is not None:
-            group = group.merged
-        return group
-
-    def row_space(self) -> Sizes:
-        """The space without the reduction axis, for groups with one."""
-        return self.space[: self.axis] + self.space[self.axis + 1 :]
 
 
 def fusable(op: MoOp) -> bool:
@@ -124,7 +96,7 @@ class Fuser:
             chain.append(owner)
             value = owner.operands[0]
         group = self.find(value.owner)
-        if group is None or all(_keeps_places(view, group.axis) for view in chain):
+        if group is None or all(keeps_places(view, group.axis) for view in chain):
             return group
         return None
 
@@ -166,7 +138,7 @@ class Fuser:
             return False
         # an op on the results of reductions: one value a row
         per_row = axis < 0 <= group.axis and space == group.row_space()
-        return (per_row or _one_nest(space, axis, group)) and self.uses_in_place(op, group)
+        return (per_row or one_nest(space, axis, group)) and self.uses_in_place(op, group)
 
     def uses_in_place(self, op: MoOp, group: Group) -> bool:
         """Whether the op uses the operands that the group produces in place: element by element, or as rows."""
@@ -175,7 +147,7 @@ class Fuser:
 
     def compatible(self, a: Group, b: Group) -> bool:
         """Whether two groups can be one region."""
-        return a.size + b.size <= MAX_OPS and _one_nest(a.space, a.axis, b)
+        return a.size + b.size <= MAX_OPS and one_nest(a.space, a.axis, b)
 
     def merge(self, a: Group, b: Group) -> Group:
         """Merges `b` into `a`."""
@@ -310,7 +282,7 @@ class Fuser:
             if last in outputs and _dtype(last).size_in_bytes < _dtype(value).size_in_bytes:
                 break
         added = sum(op.spec.region_size for op in chain)
-        if not _one_nest(group.space, -1, target) or target.size + added > MAX_OPS:
+        if not one_nest(group.space, -1, target) or target.size + added > MAX_OPS:
             return
         group.ops = [op for op in group.ops if op not in chain]
         target.ops = [*reversed(chain), *target.ops]
@@ -380,7 +352,7 @@ class Fuser:
             for op in group.ops:
                 for value in op.operands:
                     base, current = base_of(value), group.root()
-                    if self.find(base.owner) is current or not _covers(base, group.space):
+                    if self.find(base.owner) is current or not covers(base, group.space):
                         continue
                     first = readers.setdefault(base, current).root()
                     if first is current:
@@ -446,41 +418,6 @@ def _has_epilogue(owner: object) -> bool:
     return (
         isinstance(owner, MoOp) and owner.spec.takes_epilogue and not isinstance(owner, ProductsOp)
     )
-
-
-def _keeps_places(view: MoOp, axis: int) -> bool:
-    """Whether a view keeps each element in its place of a group's space, or repeats a row over the reduction axis.
-
-    Args:
-        view: A view of one of the group's values, or a further view of it.
-        axis: The place of the group's reduction axis, or -1.
-    """
-    shape, source = shape_of(view.results[0]), shape_of(view.operands[0])
-    if not view.spec.in_order:
-        return False
-    if strip(shape) == strip(source):
-        return True
-    if len(shape) != len(source):
-        return False
-    # each axis is numbered by the dims other than 1 before it, as the reduction axis of a group is
-    repeated = [
-        len(strip(shape[:axis]))
-        for axis, (a, b) in enumerate(zip(source, shape, strict=True))
-        if a != b
-    ]
-    return repeated == [axis]
-
-
-def _one_nest(space: Sizes, axis: int, group: Group) -> bool:
-    """Whether a group's loop nest runs over a space with a reduction axis, or -1 without one."""
-    if axis >= 0 and group.axis >= 0:
-        return space == group.space and axis == group.axis
-    return strip(space) == strip(group.space)
-
-
-def _covers(value: SSAValue, space: Sizes) -> bool:
-    """Whether a value has as many elements as a space has points, at nominal sizes."""
-    return nominal(product(shape_of(value))) >= nominal(product(space))
 
 
 def fuse(block: Block) -> None:
