@@ -58,6 +58,7 @@ def test_what_waits_is_counted_until_it_is_read(
     sends.flush(WAIT_S)
     reader.join(WAIT_S)
     assert list(map(len, read)) == [1 << 20] * 5
+    assert sends._left_bytes == 0 and sends._thread.daemon
     assert sends.send(b"x") <= 5  # with its length, where the thread sends it
 
 
