@@ -35,8 +35,12 @@ TEXTS = ("bert", "distilbert", "t5-encoder")
 BATCHES: dict[str, tuple[int, ...]] = {
     **dict.fromkeys(IMAGES, (1, 8)),
     "u-net": (1, 8),
+    "yolo-n": (1, 8),
+    "yolo-s": (1, 8),
+    **dict.fromkeys(("detr", "deeplab"), (1,)),
     **dict.fromkeys(TEXTS, (1, 8)),
     "whisper-encoder": (1,),
+    "wav2vec": (1, 8),
     **dict.fromkeys(("crnn", "lstm", "gru", "mlp"), (1, 8)),
     "resnet-50-qdq": (1, 8),
     "bert-qdq": (1, 8),
@@ -52,12 +56,10 @@ LABELS = {
     "openvino": "OpenVINO",
     "lightgbm": "LightGBM",
 }
-HEAD = [
-    "| model | batch | "
-    + " | ".join(f"{label}, ms" for label in LABELS.values())
-    + " | of ONNX Runtime | of the best |",
-    "|" + "---|" * (4 + len(LABELS)),
-]
+WITHOUT_TORCH = ("resnet-50-qdq", "bert-qdq", "trees", "silero-vad")
+"""The models that are no network of torch."""
+TORCH = {"torch": "torch", "inductor": "inductor"}
+"""The labels of the peers that run the network itself, where they are asked for."""
 
 
 def inputs_of(name: str, batch: int) -> dict[str, Any]:
@@ -77,7 +79,8 @@ def inputs_of(name: str, batch: int) -> dict[str, Any]:
         }
     shape = {
         "u-net": (3, 256, 256), "whisper-encoder": (80, 3000), "crnn": (1, 32, 256), "lstm": (200, 128), "gru": (200, 128),
-        "mlp": (784,), "trees": (30,),
+        "mlp": (784,), "trees": (30,), "yolo-n": (3, 640, 640), "yolo-s": (3, 640, 640), "detr": (3, 800, 1088),
+        "deeplab": (3, 520, 520), "wav2vec": (80000,),
     }.get(source, (3, 224, 224))  # fmt: skip
     return {"x": rng.standard_normal((batch, *shape), np.float32)}
 
@@ -94,7 +97,15 @@ def compare(name: str, results: Sequence[Any], expected: Sequence[Any]) -> None:
             raise RuntimeError(f"{name}: relative error {error / np.linalg.norm(want):.2g}")
 
 
-def _start(name: str, folder: Path) -> list[Worker]:
+def _head(labels: Sequence[str]) -> list[str]:
+    columns = " | ".join(f"{label}, ms" for label in labels)
+    return [
+        f"| model | batch | {columns} | of ONNX Runtime | of the best |",
+        "|" + "---|" * (4 + len(labels)),
+    ]
+
+
+def _start(name: str, folder: Path, with_torch: bool) -> list[Worker]:
     """Ours, ONNX Runtime, and the other engines that are installed and can run the model."""
     common = {"model": name, "folder": str(folder)}
     reader = python("onnx")
@@ -105,17 +116,28 @@ def _start(name: str, folder: Path) -> list[Worker]:
         workers.append(Worker("benchmarks.workers.onnx_openvino", python=interpreter, **common))
     if name == "trees" and (interpreter := python("exporters")):
         workers.append(Worker("benchmarks.workers.trees_lightgbm", python=interpreter, **common))
+    if with_torch and name not in WITHOUT_TORCH:
+        interpreter = python("exporters")
+        workers += [
+            Worker(f"benchmarks.workers.network_{peer}", python=interpreter, model=name)
+            for peer in TORCH
+        ]
     return workers
 
 
 def measure(
-    folder: Path, models: Sequence[str] = tuple(BATCHES), runs: int = 5, seconds: float = 0.5
+    folder: Path,
+    models: Sequence[str] = tuple(BATCHES),
+    runs: int = 5,
+    seconds: float = 0.5,
+    with_torch: bool = False,
 ) -> Iterator[str]:
-    """The lines of a table, as they are measured."""
+    """The lines of a table, as they are measured; ``with_torch`` adds torch in eager mode, and compiled by inductor."""
     make_files(folder, models)
-    yield from HEAD
+    labels = {**LABELS, **(TORCH if with_torch else {})}
+    yield from _head(list(labels.values()))
     for name in models:
-        workers = _start(name, folder)
+        workers = _start(name, folder, with_torch)
         for batch in BATCHES[name]:
             with tempfile.TemporaryDirectory() as results:
                 arrays: list[list[Any]] = []
@@ -132,7 +154,7 @@ def measure(
             }
             peers = [samples for label, samples in times.items() if label != "ours"]
             ratios = [ratio(samples, times["ours"]) for samples in (times["onnxruntime"], *peers)]
-            cells = [str(times.get(label, "")) for label in LABELS]
+            cells = [str(times.get(label, "")) for label in labels]
             yield f"| {name} | {batch} | {' | '.join(cells)} | {ratios[0]:.2f} | {min(ratios):.2f} |"
         for worker in workers:
             worker.close()
@@ -152,13 +174,14 @@ def main() -> None:
     parser.add_argument("--models", nargs="+", default=list(BATCHES), choices=list(BATCHES))
     parser.add_argument("--runs", type=int, default=5)
     parser.add_argument("--seconds", type=float, default=0.5, help="of each turn")
+    parser.add_argument("--torch", action="store_true", help="torch and inductor, too")
     default = Path(tempfile.gettempdir()) / f"supremum-bench-{os.getuid()}" / "imported"
     parser.add_argument("--folder", type=Path, default=default, help="where the models are made")
     args = parser.parse_args()
     exit_on_sigterm()
     print(machine())
     rows: list[list[str]] = []
-    for line in measure(args.folder, args.models, args.runs, args.seconds):
+    for line in measure(args.folder, args.models, args.runs, args.seconds, args.torch):
         print(line, flush=True)
         rows.append(line.split("|"))
     means = [math.exp(np.mean([math.log(float(row[i])) for row in rows[2:]])) for i in (-3, -2)]

@@ -28,7 +28,7 @@ def _export(net: Any, name: str, folder: Path) -> None:
     example = inputs_of(name, 2)
     axes: Any = {key: {_batch_axis(name, key): torch.export.Dim("batch")} for key in example}
     torch.onnx.export(
-        net.eval(),
+        net,
         tuple(torch.from_numpy(value) for value in example.values()),
         folder / f"{name}.onnx",
         input_names=list(example),
@@ -45,21 +45,22 @@ def _batch_axis(name: str, key: str) -> int:
 
 def _vision(make: str) -> Callable[[], Any]:
     def build() -> Any:
-        from torch import nn
         from torchvision import models
 
-        net = getattr(models, make)(weights=None)
-        # batch norms of fresh networks are the identity: statistics as of a trained one
-        rng = np.random.default_rng(0)
-        for module in net.modules():
-            if isinstance(module, nn.BatchNorm2d):
-                assert module.running_mean is not None and module.running_var is not None
-                for tensor, low, high in (
-                    (module.running_mean, -0.1, 0.1),
-                    (module.running_var, 0.7, 1.4),
-                ):
-                    tensor.copy_(tensor.new_tensor(rng.uniform(low, high, tensor.shape)))
-        return net
+        from benchmarks.imported_networks import with_statistics
+
+        return with_statistics(getattr(models, make)(weights=None))
+
+    return build
+
+
+def _network(make: str, *arguments: Any) -> Callable[[], Any]:
+    """A network of `benchmarks.imported_networks`, which needs torch."""
+
+    def build() -> Any:
+        from benchmarks import imported_networks
+
+        return getattr(imported_networks, make)(*arguments)
 
     return build
 
@@ -218,10 +219,15 @@ NETWORKS: dict[str, Callable[[], Any]] = {
     "vit-b-16": _vision("vit_b_16"),
     "swin-t": _vision("swin_t"),
     "u-net": _unet,
+    "yolo-n": _network("yolo", 0.25),
+    "yolo-s": _network("yolo", 0.5),
+    "detr": _network("detr"),
+    "deeplab": _network("deeplab"),
     "bert": _transformer("bert"),
     "distilbert": _transformer("distilbert"),
     "t5-encoder": _transformer("t5"),
     "whisper-encoder": _transformer("whisper"),
+    "wav2vec": _network("wav2vec"),
     "crnn": _crnn,
     "lstm": _recurrent("LSTM"),
     "gru": _recurrent("GRU"),
@@ -301,6 +307,15 @@ FILES: dict[str, Callable[[str, Path], None]] = {
 """What other tools write."""
 
 
+def network(name: str) -> Any:
+    """The module of torch that a file is exported from, for inference; each call draws the same weights."""
+    import torch
+
+    torch.manual_seed(0)
+    with torch.no_grad():
+        return NETWORKS[name]().eval()
+
+
 def write(name: str, folder: Path) -> None:
     """Writes a model where it is not there."""
     if (folder / f"{name}.onnx").exists():
@@ -311,9 +326,8 @@ def write(name: str, folder: Path) -> None:
         return
     import torch
 
-    torch.manual_seed(0)
     with torch.no_grad():
-        _export(NETWORKS[name](), name, folder)
+        _export(network(name), name, folder)
 
 
 def main() -> None:

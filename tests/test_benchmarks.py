@@ -15,7 +15,7 @@ import pytest
 import tokenizers
 from tokenizers import Tokenizer
 
-from benchmarks import blocks, generation, matmul, phases, runner
+from benchmarks import blocks, generation, imported, imported_models, matmul, phases, runner
 from benchmarks.__main__ import SECTIONS, beside, geometric_mean, merge, pages, ratios_of, with_seed
 from benchmarks.models import fits
 from benchmarks.random_gguf import SCALES, random_vocabulary, write_random_gguf
@@ -237,3 +237,23 @@ def test_the_phases_name_code_of_the_product() -> None:
     for phase, patterns in phases.PHASES:
         for pattern in patterns:
             assert any(pattern in place for place in places), f"{phase}: nothing matches {pattern}"
+
+
+@pytest.mark.parametrize(("width", "published"), [(0.25, 3_157_200), (0.5, 11_166_560)])
+def test_yolo_has_the_published_parameters(width: float, published: int) -> None:
+    import torch
+
+    from benchmarks.imported_networks import Yolo
+
+    with torch.device("meta"):
+        net = Yolo(width, 64)
+        found = net.eval()(torch.empty(2, 3, 64, 64))
+    # the published count has the 16 fixed weights that average a distribution
+    assert sum(p.numel() for p in net.parameters()) + Yolo.BINS == published
+    assert found.shape == (2, 4 + Yolo.CLASSES, 8 * 8 + 4 * 4 + 2 * 2)
+
+
+def test_each_imported_model_is_written_by_something() -> None:
+    written = {**imported_models.NETWORKS, **imported_models.FILES}
+    assert set(imported.BATCHES) == set(written)
+    assert set(imported.WITHOUT_TORCH) == set(imported_models.FILES)
