@@ -55,7 +55,7 @@ def test_texts_unlike_a_pattern(pattern: str) -> None:
     unlike = unlike_pattern(pattern)
     assert unlike is not None and is_regex(unlike)
     compiled = in_python(unlike)
-    for text in texts(pattern):
+    for text in [*texts(pattern), chr(LAST), f"a{chr(LAST)}"]:
         assert (compiled.fullmatch(text) is not None) is not fits(pattern, text), text
 
 
@@ -102,6 +102,7 @@ def test_random_patterns(seed: int) -> None:
         "^(?!.*foo)[a-z]+$",
         "^(?!(con|ab)$)[a-z]+$",
         "^(?!_)(?=[ab]).*[^-]$",
+        "^ab?$",
     ],
 )
 def test_look_ahead_at_the_begin(pattern: str) -> None:
@@ -134,6 +135,10 @@ def test_patterns_that_are_not_read(pattern: str) -> None:
     assert unlike_pattern(pattern) is None and without_ahead(pattern) is None
 
 
+def test_look_ahead_after_the_begin_is_not_read() -> None:
+    assert without_ahead("^a(?!b)") is None and without_ahead("^(?!b)a(?!b)") is None
+
+
 @pytest.mark.parametrize(
     "pattern",
     ["", "a(?!b)", "(?!a)b", "^(a|(?!b))", "a.{60}b", "^(a{200}){200}$", "((a{99}){99}){99}"],
@@ -151,6 +156,12 @@ def test_opposites_of_large_automata() -> None:
     assert unlike_pattern("^" + "a" * 31 + "$") is None
     pairs = "|".join(f"[{a}{b}]" for a in "abcdefghij" for b in "klmnopqrst")
     assert unlike_pattern(f"^b({pairs}|{pairs}|{pairs})*x") is None
+    # the place of each `a` is a state, though `c` alone tells which texts fit
+    assert unlike_pattern("(a.{4}b)?c") is not None
+    assert unlike_pattern("(a.{5}b)?c") is None
+    # 17 states, each after two others
+    assert unlike_pattern("^[ab]*a[ab]{2}$") is not None
+    assert unlike_pattern("^[ab]*a[ab]{3}$") is None
 
 
 def test_opposites_are_written_in_ascii() -> None:
