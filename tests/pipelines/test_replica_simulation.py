@@ -207,6 +207,8 @@ def test_tokens_of_a_prompt_in_runs() -> None:
         prompt, plain = TokenRanges(runs), [token for run in runs for token in run]
         assert len(prompt) == len(plain) and list(prompt) == plain
         assert prompt[1:6] == tuple(plain[1:6]) and prompt == TokenRanges(runs)
-        array = np.asarray(prompt, np.int64)
-        assert array.dtype == np.int64 and array.tolist() == plain
+        for dtype in (None, np.int64, np.int32):
+            array = np.asarray(prompt, dtype)
+            assert array.dtype == (dtype or np.int64) and array.tolist() == plain
+            assert prompt.__array__(dtype).dtype == array.dtype
     assert TokenRanges((range(3),)) != TokenRanges((range(4),))

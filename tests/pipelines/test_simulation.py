@@ -14,6 +14,8 @@ from max.pipelines.scheduler.simulation import (
     Arrival,
     CostModel,
     Machine,
+    SimulatedEngine,
+    Timeline,
     random_arrivals,
     simulate,
 )
@@ -41,6 +43,20 @@ def test_chunks_and_batches_by_hand() -> None:
     assert b.tokens == pytest.approx(a.tokens)
 
 
+def test_steps_of_one_execution_by_hand() -> None:
+    """They take equal times; a request that has ended is forgotten."""
+    engine, timeline = (
+        SimulatedEngine(machine(max_num_steps=3)),
+        Timeline(Arrival(0, tuple(range(20)), 5)),
+    )
+    engine.submit(timeline)
+    while not engine.is_idle:
+        assert engine._open
+        engine.begin()
+        engine.end()
+    assert timeline.tokens == pytest.approx([3.01, 4.02, 5.03, 6.04, 7.05]) and not engine._open
+
+
 def test_prefixes_are_read_once() -> None:
     prompt = tuple(range(41))
     (first, second), _ = simulate(machine(), [Arrival(0, prompt, 1), Arrival(50, prompt, 1)])
@@ -59,6 +75,31 @@ def test_every_token_is_generated_in_order(rate: float) -> None:
     assert preemptions > 0 or rate != INF
     again, _ = simulate(machine(pages=9, prefill_chunk_size=6), arrivals)
     assert [t.tokens for t in again] == [t.tokens for t in timelines]
+
+
+def test_random_lengths_are_within_half_of_their_mean() -> None:
+    arrivals = random_arrivals(400, INF, 100, 40, seed=5)
+    for mean, lengths in (
+        (100, [len(each.prompt) for each in arrivals]),
+        (40, [each.output_tokens for each in arrivals]),
+    ):
+        assert 0.5 * mean <= min(lengths) < 0.55 * mean and 1.45 * mean < max(lengths) <= 1.5 * mean
+    (least,) = random_arrivals(1, INF, 0, 0)
+    assert len(least.prompt) == least.output_tokens == 1 and least.time == 0
+
+
+def test_random_prompts_share_their_prefix_only() -> None:
+    for prefix in (0, 7):
+        prompts = [list(each.prompt) for each in random_arrivals(30, 2.0, 20, 5, prefix)]
+        assert {tuple(prompt[:prefix]) for prompt in prompts} == {tuple(range(1, prefix + 1))}
+        own = [token for prompt in prompts for token in prompt[prefix:]]
+        assert len(set(own)) == len(own) and min(own) > prefix
+        assert max(map(len, prompts)) > 25
+    plain, of_several = random_arrivals(30, 2.0, 20, 5), random_arrivals(30, 2.0, 20, 5, clients=3)
+    assert {each.client for each in plain} == {"client-0"} and len(
+        {each.client for each in of_several}
+    ) == 3
+    assert all(each.priority == 0 for each in plain)
 
 
 def test_in_flight_batching_shortens_the_longest_pause() -> None:

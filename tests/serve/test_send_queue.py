@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import multiprocessing
+import os
 import random
+import socket
 import threading
 from collections.abc import Iterator
 from multiprocessing.connection import Connection
 
 import pytest
 
+from max.pipelines.generation.process.channel import wire
 from max.serve.worker.send_queue import SendQueue
 
 WAIT_S = 60.0
@@ -100,6 +103,22 @@ def test_a_closed_end_ends_a_thread_without_work() -> None:
         there.close()
         with pytest.raises(OSError):
             sends.send(b"x")
+        sends._thread.join(WAIT_S)
+        assert not sends._thread.is_alive()
+
+
+def test_an_end_that_takes_nothing_gets_a_frame_later() -> None:
+    """Nothing waits, but the buffer is full: the whole frame is left to the thread."""
+    here, there = multiprocessing.Pipe()
+    with here, there:
+        sends, count = SendQueue(here, "test sends"), 0
+        with socket.socket(fileno=os.dup(here.fileno())) as same, pytest.raises(BlockingIOError):
+            while True:
+                same.send(wire(b"x"), socket.MSG_DONTWAIT)  # so few bytes are taken whole or not
+                count += 1
+        assert sends.send(b"later") == len(wire(b"later"))
+        assert [there.recv_bytes() for _ in range(count + 1)] == [b"x"] * count + [b"later"]
+        sends.end()
         sends._thread.join(WAIT_S)
         assert not sends._thread.is_alive()
 
