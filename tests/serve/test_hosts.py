@@ -239,6 +239,7 @@ def test_bodies_that_a_page_may_send_without_asking() -> None:
         "/api/embeddings",
         "/api/show",
         "/api/create",
+        "/api/copy",
     }
     simple = ["text/plain", "text/plain;charset=UTF-8", "multipart/form-data; boundary=x", None,
               "text/plain; application/json", "application/x-www-form-urlencoded", "application/jsonx",
