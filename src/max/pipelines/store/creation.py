@@ -9,7 +9,7 @@ import os
 import re
 import shutil
 import uuid
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -113,8 +113,7 @@ def create(
         if len(text) > MOST_TEXT:
             raise InputError(f"a text is longer than {MOST_TEXT} characters")
     _check_place(store, name)
-    folder = _new_folder(store)
-    try:
+    with _new_folder(store) as folder:
         recipe = _inherit(recipe, source, folder, has_adapter=bool(adapter))
         for file, path in {**_checked_names(weights)}.items():
             _link(path, folder / file)
@@ -133,8 +132,6 @@ def create(
             (folder / _TEMPLATE).write_text(template, encoding="utf-8")
             recipe = replace(recipe, has_template=True)
         _write_recipe(folder, recipe)
-    except BaseException as error:
-        raise _without(folder, error) from error
     return _placing(store, name, folder)
 
 
@@ -155,8 +152,7 @@ def copy_model(store: ModelStore, name: str, source: StoredModel) -> Callable[[]
     if source.name == name:
         raise InputError(f"{name} is the name of the model itself")
     _check_place(store, name)
-    folder = _new_folder(store)
-    try:
+    with _new_folder(store) as folder:
         if source.path.is_file():
             for file in gguf_parts(source.path.name):
                 _link(source.path.parent / file, folder / file)
@@ -164,8 +160,6 @@ def copy_model(store: ModelStore, name: str, source: StoredModel) -> Callable[[]
             _check_number(source.path.rglob("*"))
             shutil.copytree(source.path, folder, copy_function=_link, dirs_exist_ok=True)
         _write_recipe(folder, recipe_of(folder) or Recipe(parent=source.name))
-    except BaseException as error:
-        raise _without(folder, error) from error
     return _placing(store, name, folder)
 
 
@@ -174,11 +168,22 @@ def _check_number(files: Iterable[Path]) -> None:
         raise InputError(f"the model has more than {_MOST_FILES} files")
 
 
-def _new_folder(store: ModelStore) -> Path:
-    """A folder for a model that is being made, in the file system of the models."""
+@contextlib.contextmanager
+def _new_folder(store: ModelStore) -> Iterator[Path]:
+    """A folder for a model that is being made, in the file system of the models; it is removed if that fails.
+
+    Raises:
+        ModelFilesError: The files cannot be written.
+    """
     folder = store.root / ".creating" / uuid.uuid4().hex
     folder.mkdir(parents=True)
-    return folder
+    try:
+        yield folder
+    except BaseException as error:
+        _remove_new(folder)
+        if isinstance(error, OSError):  # shutil.Error too
+            raise ModelFilesError(f"the model cannot be written: {error}") from error
+        raise
 
 
 def _remove_new(folder: Path) -> None:
@@ -192,14 +197,6 @@ def _write_recipe(folder: Path, recipe: Recipe) -> None:
     # it may be a link to the recipe of the source
     path.unlink(missing_ok=True)
     path.write_text(json.dumps(asdict(recipe), indent=1), encoding="utf-8")
-
-
-def _without(folder: Path, error: BaseException) -> BaseException:
-    """The error to raise for one that ended the making of a model, whose folder is removed."""
-    _remove_new(folder)
-    if isinstance(error, OSError):  # shutil.Error too
-        return ModelFilesError(f"the model cannot be written: {error}")
-    return error
 
 
 def _placing(store: ModelStore, name: str, folder: Path) -> Callable[[], None]:
