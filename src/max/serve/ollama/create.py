@@ -28,7 +28,7 @@ from max.serve.http.state import ServerState, json_response, state_of
 from max.serve.http.streaming import event_stream
 from max.serve.models.model import ServedModel
 from max.serve.ollama.blobs import blob_path
-from max.serve.ollama.library import name_of, store_of
+from max.serve.ollama.library import name_of, read_order
 from max.serve.ollama.routes import details, json_line, time_text
 from max.serve.ollama.schemas import CopyBody, CreateBody, ShowBody
 
@@ -54,9 +54,7 @@ async def create_model(request: Request) -> Response:
     Args:
         request: The connection.
     """
-    body = await read_body(request, CreateBody)
-    state = state_of(request, body)
-    store = store_of(request, state)
+    body, state, store = await read_order(request, CreateBody)
     order = _order(body, store)
     # all that may be wrong is found before the first line
     place = await _made_ready(lambda: _prepare(order, store))
@@ -75,9 +73,7 @@ async def copy(request: Request) -> Response:
     Args:
         request: The connection.
     """
-    body = await read_body(request, CopyBody)
-    state = state_of(request, body)
-    store = store_of(request, state)
+    body, state, store = await read_order(request, CopyBody)
     source, name = name_of(body.source), name_of(body.destination)
     place = await _made_ready(lambda: copy_model(store, name, store.find(source)))
     await state.pool.delete(name, place)

@@ -8,7 +8,7 @@ import threading
 from collections.abc import AsyncGenerator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import aclosing
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 from fastapi import APIRouter, Request
 from starlette.responses import Response
@@ -23,6 +23,7 @@ from max.serve.http.state import ServerState, refuse_foreign_pages, state_of
 from max.serve.http.streaming import event_stream, unless_disconnected
 from max.serve.ollama.routes import json_line
 from max.serve.ollama.schemas import DeleteBody, PullBody
+from max.serve.openai.fields import StrictBody
 
 if TYPE_CHECKING:
     from max.pipelines.store import pull as downloads
@@ -31,6 +32,8 @@ else:
     # they load the client of the hub
     downloads = lazy_module("max.pipelines.store.pull")
     sources = lazy_module("max.pipelines.store.sources")
+
+BodyT = TypeVar("BodyT", bound=StrictBody)
 
 router = APIRouter(prefix="/api", tags=["Ollama"])
 
@@ -46,9 +49,7 @@ async def pull(request: Request) -> Response:
     Args:
         request: The connection.
     """
-    body = await read_body(request, PullBody)
-    state = state_of(request, body)
-    store = store_of(request, state)
+    body, state, store = await read_order(request, PullBody)
     name = name_of(body.model or body.name)
     lines = _pull_lines(name, store)
     if body.stream is not False:
@@ -73,9 +74,7 @@ async def delete(request: Request) -> Response:
     Args:
         request: The connection.
     """
-    body = await read_body(request, DeleteBody)
-    state = state_of(request, body)
-    store = store_of(request, state)
+    body, state, store = await read_order(request, DeleteBody)
     name = name_of(body.model or body.name)
     try:
         await state.pool.delete(name, lambda: store.remove(name))
@@ -84,6 +83,23 @@ async def delete(request: Request) -> Response:
     except OSError as error:
         raise ApiError(f"model {name!r} cannot be deleted: {error}", status=500) from error
     return Response(status_code=200)
+
+
+async def read_order(
+    request: Request, schema: type[BodyT]
+) -> tuple[BodyT, ServerState, ModelStore]:
+    """The body of a request to change what is on this machine, the server and its models.
+
+    Args:
+        request: The connection.
+        schema: The schema of the body.
+
+    Raises:
+        ApiError: The body does not fit, the page is foreign, or the server has no folder.
+    """
+    body = await read_body(request, schema)
+    state = state_of(request, body)
+    return body, state, store_of(request, state)
 
 
 def store_of(request: Request, state: ServerState) -> ModelStore:
