@@ -145,25 +145,26 @@ def _tool_of_lark(field: CustomField, definition: str, where: str) -> Tool:
         ApiError: It is no grammar.
     """
     description = f"{field.description or ''}\n{definition}".strip()
-    hint, pattern = f"{field.name}: its grammar", None
+    pattern, unheld = None, ""
     try:
         # calls are JSON, in whose texts only regular expressions can be held
-        pattern, depth = pattern_of_lark(definition)
-        if not is_regex(pattern):
+        held = pattern_of_lark(definition)
+        if not is_regex(held.pattern):
             raise UnheldGrammarError("its expressions look around, or are wrong")
-        if depth is not None:
-            hint = f"{hint} below {depth + 1} levels of the same rule"
+        pattern = held.pattern
+        if held.depth is not None:
+            unheld = f"below {held.depth + 1} levels of the same rule"
     except UnheldGrammarError as error:
-        hint, depth, pattern = f"{hint} ({error})", 0, None
+        unheld = f"({error})"
     except LarkError as error:
         # the variant of the package of grammars has more
         try:
             of_lark(definition)
         except InputError:
             raise ApiError(f"{where} is no grammar: {error}", param=where) from error
-        hint, depth = f"{hint} ({error})", 0
-    if depth is not None:
-        current_request().hints.append(hint)
+        unheld = f"({error})"
+    if unheld:
+        current_request().hints.append(f"{field.name}: its grammar {unheld}")
     tool = Tool.of_text(field.name, description, pattern)
     return replace(tool, shown_parameters=Tool.of_text(field.name, "").parameters)
 
