@@ -90,7 +90,8 @@ class SendQueue:
                 else:
                     self._socket.sendall(frame)
             except OSError as error:
-                self._broken = error
+                with self._changed:
+                    self._broken = error
                 break
             with self._changed:
                 # only now: no later frame may be sent before the end of this one
