@@ -17,7 +17,7 @@ from xdsl.traits import Pure
 
 from max._backends.cpu.kernels.convolution.patches import MAX_TAPS
 from max._backends.cpu.kernels.tiles.strips import COLUMNS
-from max._backends.cpu.passes.packed_filters import CONV_ATTRIBUTES, infer_conv
+from max._backends.cpu.passes.packed_filters import CONV_ATTRIBUTES, ConvOfFilterOp, infer_conv
 from max._compiler.mok import backend_op
 from max._compiler.passes.canonicalize import insert_before, producer
 from max.dtype import DType
@@ -80,11 +80,8 @@ def _conv_flops(operands: Sequence[Attribute], results: Sequence[Attribute]) -> 
 
 
 @backend_op
-class Int8ConvOp(MoOp):
-    """`mo.conv` in int32 of an image of i8 with `fill` around it, and a packed filter of i8.
-
-    The filter has `taps` along each axis and `columns` output channels.
-    """
+class Int8ConvOp(ConvOfFilterOp):
+    """`mo.conv` in int32 of an image of i8 with `fill` around it, and a packed filter of i8."""
 
     name = "mok.int8_conv"
     spec = OpSpec(
@@ -100,30 +97,19 @@ class Int8ConvOp(MoOp):
     traits = OpTraits(lambda: (Pure(),))
 
     @classmethod
-    def of(cls, conv: MoOp, x: SSAValue, w: SSAValue, packed: SSAValue) -> Int8ConvOp:
+    def of_codes(cls, conv: MoOp, x: SSAValue, packed: SSAValue) -> Int8ConvOp:
         """The op for an `mo.conv` of int32.
 
         Args:
             conv: The convolution.
             x: The image, before its cast; a constant padding becomes that of the convolution.
-            w: The filter, before its cast.
             packed: The packed filter.
         """
-        *taps, _, columns = _shape(w)
+        *taps, _, _ = _shape(conv.operands[1])
         window = [(n - 1) * int(d) + 1 for n, d in zip(taps, conv.attr("dilation"), strict=True)]
         image, padding, fill = _split_padding(x, tuple(conv.attr("padding")), window)
-        return cls.create(
-            operands=(image, packed),
-            result_types=[conv.results[0].type],
-            attributes={
-                **conv.attributes,
-                "padding": to_attr(padding),
-                "taps": to_attr(tuple(taps)),
-                "columns": to_attr(columns),
-                "fill": to_attr(fill),
-            },
-            location=conv.location,
-        )
+        attributes = {"padding": to_attr(padding), "fill": to_attr(fill)}
+        return cls.of_image(conv, image, packed, attributes)
 
 
 def _split_padding(
@@ -177,7 +163,7 @@ def convolve_codes(
     if by_bytes and channels % FOUR == 0 and math.prod(taps) <= MAX_TAPS:
         if w not in packed:
             packed[w] = insert_before(op, PackInt8FilterOp.of(w))
-        _replace(op, insert_before(op, Int8ConvOp.of(op, x, w, packed[w])))
+        _replace(op, insert_before(op, Int8ConvOp.of_codes(op, x, packed[w])))
         return None
     depth = math.prod(taps) * channels
     if channels >= PATCH_CHANNELS and not any(op.attr("padding")):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Self, cast
 
 from xdsl.ir import Attribute, OpTraits, SSAValue
@@ -70,16 +70,31 @@ class ConvOfFilterOp(MoOp):
     @classmethod
     def of(cls, conv: MoOp, filters: SSAValue) -> Self:
         """The op for an `mo.conv`, given its filter in the other layout."""
+        return cls.of_image(conv, conv.operands[0], filters, {})
+
+    @classmethod
+    def of_image(
+        cls, conv: MoOp, image: SSAValue, filters: SSAValue, attributes: Mapping[str, Attribute]
+    ) -> Self:
+        """The op for an `mo.conv`, with another image and attributes that the convolution does not have or has changed.
+
+        Args:
+            conv: The convolution.
+            image: The image.
+            filters: The filter in the other layout.
+            attributes: The attributes.
+        """
         shape = cast("TensorType", conv.operands[1].type).static_shape
         assert shape is not None
         *taps, _, columns = shape
         return cls.create(
-            operands=(conv.operands[0], filters),
+            operands=(image, filters),
             result_types=conv.result_types,
             attributes={
                 **conv.attributes,
                 "taps": to_attr(tuple(taps)),
                 "columns": to_attr(columns),
+                **attributes,
             },
             location=conv.location,
         )
