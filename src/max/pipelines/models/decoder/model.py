@@ -174,7 +174,9 @@ class DecoderModel(GraphModel[TextContext], KVCacheMixin):
         if config.stored_states:
             return self._params_of(config, *rest)
         params = self.get_kv_params(self.huggingface_config, *rest)
-        trees = self._verifies_trees(self.pipeline_config, self.huggingface_config, self.devices)
+        # as in `cache_shape`: `config` knows the weights too
+        own = self.config_class.from_huggingface(self.huggingface_config)
+        trees = _verifies_trees(own, self.pipeline_config, self.devices)
         return replace(params, verifies_trees=trees)
 
     def _adapter_shape(self, state_dict: Mapping[str, WeightData]) -> AdapterShape | None:
@@ -440,21 +442,10 @@ class DecoderModel(GraphModel[TextContext], KVCacheMixin):
             params, layers = super().cache_shape(
                 pipeline_config, huggingface_config, devices, kv_cache_config, cache_dtype
             )
-            trees = cls._verifies_trees(pipeline_config, huggingface_config, devices)
+            trees = _verifies_trees(own, pipeline_config, devices)
             return replace(params, verifies_trees=trees), layers
         params = cls._params_of(config, len(devices), kv_cache_config, cache_dtype)
         return params, config.num_cached_layers
-
-    @classmethod
-    def _verifies_trees(
-        cls,
-        pipeline_config: PipelineConfig,
-        huggingface_config: HuggingFaceConfig,
-        devices: Sequence[Device],
-    ) -> bool:
-        """Whether a step may verify trees of drafted tokens."""
-        config = cls.config_class.from_huggingface(huggingface_config)
-        return pipeline_config.drafts_tokens and len(devices) == 1 and config.follows_trees
 
     @classmethod
     def get_num_layers(cls, huggingface_config: HuggingFaceConfig) -> int:
@@ -492,3 +483,10 @@ def _is_interleaved(rope_type: RopeType) -> bool:
             "The scaling of frequencies is set by rope_parameters in config.json.",
         )
     return rope_type is RopeType.normal
+
+
+def _verifies_trees(
+    config: DecoderConfig, pipeline_config: PipelineConfig, devices: Sequence[Device]
+) -> bool:
+    """Whether a step may verify trees of drafted tokens."""
+    return pipeline_config.drafts_tokens and len(devices) == 1 and config.follows_trees
