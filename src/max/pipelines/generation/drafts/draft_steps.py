@@ -241,7 +241,7 @@ class DraftSteps:
             num_drafted: The number of tokens that are drafted for others of them.
         """
         key, kind = context.request_id, self._drafter.kind(context)
-        # a grammar is followed along one continuation; a row has bits for so many others
+        # a grammar is followed along one continuation only; the ancestors of a row are a word of TREE_ROWS bits
         rows = TREE_ROWS - (context.active_idx - context.start_idx)
         others = list[Sequence[int]]()
         if self.trees and context.matcher is None and rows > 1:
