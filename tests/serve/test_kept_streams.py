@@ -325,8 +325,26 @@ def test_a_reader_of_an_answer_that_grows_too_long_is_told(monkeypatch: pytest.M
         await asyncio.sleep(0)
         gate.set()
         await client.task
-        assert await reader == b"a" * 6 and client.body == b"".join(parts)
+        # its text would look complete
+        with pytest.raises(ApiError, match="not kept") as told:
+            await reader
+        assert told.value.status == 410 and client.body == b"".join(parts)
         assert stream.dropped and not stream.parts and streams._bytes == 0
+
+    _run(test)
+
+
+@pytest.mark.parametrize("num_read", [1, 2])
+def test_a_reader_whose_answer_is_removed_is_told_what_it_lacks(num_read: int) -> None:
+    async def test() -> None:
+        streams = KeptStreams()
+        await _Client(_app(streams, [b"a", b"b"])).task
+        stream = streams.find(ID, "a")
+        reader = stream.body()
+        assert [await anext(reader) for _ in range(num_read)] == [b"a", b"b"][:num_read]
+        streams.stop(stream)
+        with pytest.raises(StopAsyncIteration if num_read == 2 else ApiError):
+            await anext(reader)
 
     _run(test)
 

@@ -45,6 +45,7 @@ class KeptStream:
     Attributes:
         start: The message with its status and headers; None: it has not begun.
         parts: The parts of its body.
+        num_parts: Their number, with those that were dropped.
         size: Their bytes.
         readers: The connections that receive it.
         dropped: Whether its parts were dropped because they took too much memory.
@@ -58,6 +59,7 @@ class KeptStream:
     identifier: str
     start: Message | None = None
     parts: list[bytes] = field(default_factory=list)
+    num_parts: int = 0
     size: int = 0
     readers: int = 0
     dropped: bool = False
@@ -73,7 +75,11 @@ class KeptStream:
         changed.set()
 
     async def body(self) -> AsyncGenerator[bytes, None]:
-        """Yields the parts of the body from the first one, until it ends."""
+        """Yields the parts of the body from the first one, until it ends.
+
+        Raises:
+            ApiError: Parts were dropped before they were read: what was read is not the whole.
+        """
         sent = 0
         while True:
             # taken before the parts are read, so that a part that comes meanwhile is not missed
@@ -81,7 +87,14 @@ class KeptStream:
             while sent < len(self.parts):
                 sent += 1
                 yield self.parts[sent - 1]
-            if self.ended or self.dropped:
+            if self.dropped and sent < self.num_parts:
+                raise ApiError(
+                    f"the rest of the stream {short_text(self.identifier)} is not kept: it took too much memory, "
+                    f"was deleted, or ended more than {KEPT_S:.0f} s ago",
+                    status=410,
+                    code="stream_not_found",
+                )
+            if self.ended:
                 return
             await changed.wait()
 
@@ -175,13 +188,10 @@ class KeptStreams:
         """
         if message["type"] == "http.response.start":
             stream.start = message
-        elif not stream.dropped and (part := message.get("body", b"")):
-            stream.parts.append(part)
-            stream.size += len(part)
-            self._bytes += len(part)
-            if stream.size > MOST_BYTES_OF_ONE:
-                self._drop(stream)
-            self._trim()
+        elif part := message.get("body", b""):
+            stream.num_parts += 1
+            if not stream.dropped:
+                self._keep(stream, part)
         stream.notify()
 
     def end(self, stream: KeptStream) -> None:
@@ -214,6 +224,14 @@ class KeptStreams:
             stream.timer.cancel()
             stream.timer = None
 
+    def _keep(self, stream: KeptStream, part: bytes) -> None:
+        stream.parts.append(part)
+        stream.size += len(part)
+        self._bytes += len(part)
+        if stream.size > MOST_BYTES_OF_ONE:
+            self._drop(stream)
+        self._trim()
+
     def _drop(self, stream: KeptStream) -> None:
         self._bytes -= stream.size
         stream.parts, stream.size, stream.dropped = [], 0, True
@@ -233,6 +251,7 @@ class KeptStreams:
             self._remove(stream)
             if len(self._streams) <= MOST_STREAMS and self._bytes <= MOST_BYTES:
                 return
+        # only answers that run are left
         while self._bytes > MOST_BYTES:
             self._drop(max(self._streams.values(), key=lambda each: each.size))
 
@@ -295,6 +314,7 @@ class _Connection:
     ) -> None:
         self._streams, self._stream, self._scope = streams, stream, scope
         self._source, self._target = receive, send
+        # as `EventStream` sends parts of a body: past all middleware
         self._body_target: Send = scope.get("state", {}).get(BODY_SEND, send)
         self._connected = self._has_body = self._whole = False
 
@@ -305,6 +325,7 @@ class _Connection:
         if BODY_SEND in self._scope.get("state", {}):
             self._scope["state"][BODY_SEND] = self._send_body
         current = current_request()
+        # the wait for a model's load looks for a disconnect as well
         if current.receive is not None:
             current.receive = self._receive
         try:
