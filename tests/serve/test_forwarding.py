@@ -12,6 +12,7 @@ import socket
 import tempfile
 from collections.abc import Awaitable, Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import httpx
@@ -211,6 +212,39 @@ def test_a_websocket_goes_on_as_it_comes() -> None:
         writer.close()
 
     run(test)
+
+
+def test_a_websocket_whose_client_does_not_read_fills_no_memory(tmp_path: Path) -> None:
+    part, parts, sent = b"x" * (1 << 20), 32, [0]
+
+    async def write(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"\r\n\r\n")
+        for _ in range(parts):
+            writer.write(part)
+            await writer.drain()
+            sent[0] += 1
+        writer.close()
+
+    async def test() -> None:
+        state = SimpleNamespace(connections=set[Any]())
+        path = str(tmp_path / "owner")
+        protocol: Any = tunnel(path)
+        loop = asyncio.get_running_loop()
+        owner = await asyncio.start_unix_server(write, path)
+        router = await loop.create_server(lambda: protocol(None, state, None), "127.0.0.1", 0)
+        client = await asyncio.open_connection(*router.sockets[0].getsockname())
+        client[1].write(b"GET / HTTP/1.1\r\nHost: x\r\n\r\n")
+        before = -1
+        while before != sent[0] or not before:
+            before = sent[0]
+            await asyncio.sleep(0.2)
+        assert before < parts // 2, "the router holds what its client does not read"
+        assert len(await client[0].read()) == parts * len(part)
+        client[1].close()
+        owner.close()
+        router.close()
+
+    asyncio.run(asyncio.wait_for(test(), 60))
 
 
 def count(path: str, row: int, times: int, keys: list[str]) -> None:

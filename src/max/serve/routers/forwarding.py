@@ -113,6 +113,7 @@ class Forwarder:
                 writer.close()
         except (OSError, h11.RemoteProtocolError) as error:
             logger.error("a request cannot be forwarded: %s", error)
+            # the client sees that its connection breaks, and takes no part for the whole
             if has_begun:
                 raise
             lost = "the server cannot take the request now; send it again later"
@@ -146,6 +147,7 @@ async def _exchange(
 def _head(scope: Scope) -> h11.Request:
     headers = forwarded_headers(scope)
     if any(name == b"transfer-encoding" for name, _ in scope["headers"]):
+        # h11 writes the chunks anew
         headers.append((b"transfer-encoding", b"chunked"))
     target = scope.get("raw_path") or scope["path"].encode()
     if query := scope.get("query_string", b""):
@@ -166,6 +168,7 @@ async def _send_body(
         message = await receive()
         if message["type"] == "http.disconnect":
             return True
+        # after the body only the disconnect can come
         if ended:
             continue
         try:
@@ -264,6 +267,7 @@ class BehindRouters:
         for name, value in known.items():
             if name in ("client", "server") and value is not None:
                 value = tuple(value)
+            # a tunnel does not know the scheme of a WebSocket
             if name != "scheme" or scope["type"] == "http":
                 scope[name] = value
         await self._app(scope, receive, send)
@@ -284,6 +288,8 @@ def tunnel(owner: str) -> type[asyncio.Protocol]:
             self._waiting: list[bytes] | None = []
             self._writer: asyncio.StreamWriter | None = None
             self._task: asyncio.Task[None] | None = None
+            self._writable = asyncio.Event()
+            self._writable.set()
 
         def connection_made(self, transport: Any) -> None:
             self.transport = transport
@@ -307,6 +313,14 @@ def tunnel(owner: str) -> type[asyncio.Protocol]:
         def shutdown(self) -> None:
             """The server stops: the owner ends its side."""
 
+        def pause_writing(self) -> None:
+            """The client does not read: nothing more is read for it."""
+            self._writable.clear()
+
+        def resume_writing(self) -> None:
+            """The client reads again."""
+            self._writable.set()
+
         async def _drain(self, writer: asyncio.StreamWriter) -> None:
             with contextlib.suppress(OSError):
                 await writer.drain()
@@ -320,6 +334,7 @@ def tunnel(owner: str) -> type[asyncio.Protocol]:
                 self._writer, self._waiting = writer, None
                 while data := await reader.read(_READ_BYTES):
                     self.transport.write(data)
+                    await self._writable.wait()
             except OSError as error:
                 logger.error("a connection cannot be forwarded: %s", error)
             finally:
