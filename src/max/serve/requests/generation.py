@@ -103,6 +103,7 @@ class _Sequence:
             id(request.tokens),
             event.cached_tokens,
         )
+        # a request that goes on with another worker starts more than once
         if not self._started:
             self._started = max(event.at, self._arrived)
             if event.miss_reason:
@@ -297,7 +298,7 @@ async def stream_answers(
     # none without custom tools: each chunk of a stream would pass through them
     inputs = [TextInputs(job.custom_tools) for _ in job.sequences if job.custom_tools]
     # of answers that a stop text may end, the arguments of the last call
-    arguments: dict[int, str] = {}
+    arguments: dict[int, list[str]] = {}
     called: set[int] = set()
     stream = generate_choices(job.model, job.sequences, timeout, metrics)
     async with aclosing(stream):
@@ -321,7 +322,7 @@ async def stream_answers(
                         called.add(number)
                 if reason == "stop" and number in called:
                     # a stop text within a call leaves nothing that a client can run
-                    whole = piece.stop is None or _is_json(arguments.get(number, ""))
+                    whole = piece.stop is None or _is_json("".join(arguments.get(number, ())))
                     reason = "tool_calls" if whole else "stop"
                 if parts or piece.logs or piece.prompt_logs or reason is not None:
                     delta = AnswerDelta(
@@ -338,13 +339,16 @@ async def stream_answers(
                 yield deltas
 
 
-def _note_arguments(arguments: dict[int, str], choice: int, parts: Sequence[AnswerPart]) -> None:
+def _note_arguments(
+    arguments: dict[int, list[str]], choice: int, parts: Sequence[AnswerPart]
+) -> None:
     """Keeps the arguments of the last call of an answer."""
     for part in parts:
         if isinstance(part, ToolCallPart):
-            arguments[choice] = ""
+            arguments[choice] = []
         elif isinstance(part, ArgumentsPart):
-            arguments[choice] += part.text
+            # joined at the end: to add to a text would copy it for each token
+            arguments[choice].append(part.text)
 
 
 def _is_json(text: str) -> bool:

@@ -99,6 +99,7 @@ class RequestContext:
             "".join(c if " " <= c <= "~" and c not in '"\\' else "?" for c in text)
             for text in texts
         )
+        # RFC 7234, 5.5: code (299 stays with a cached response), agent, text in quotes
         return ", ".join(f'299 - "{text}"' for text in plain) or None
 
     def close(self) -> None:

@@ -59,6 +59,7 @@ class _TextInput:
         if read and "\ud800" <= read[-1] <= "\udbff":
             # the second half of the character follows
             read, rest = read[:-1], whole.group()[-6:] + rest
+        # a pair of escapes that lacks its last character is the longest rest
         if rest.startswith('"') or len(rest) > len("\\u0000\\u000"):
             self._state = "end"  # also at an escape that JSON does not have
         else:
