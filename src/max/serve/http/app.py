@@ -117,6 +117,7 @@ def build_app(
     if state.settings.web_page and "openai" in served:  # the chat page uses it
         routes += web.router.routes
     index = RouteIndex(list(routes))
+    # routes are searched in their order
     routes.insert(0, index)
     app.add_exception_handler(ApiError, _api_error)
     app.add_exception_handler(ClientLeftError, _client_left)
@@ -146,6 +147,7 @@ def build_app(
         error_body=error_body,
         counts=state.shared,
     )
+    # outside of the gate, so that each message passes it as a request of its own
     return ResponseSockets(gate, gate.refusal, origins, "responses" in served)
 
 

@@ -224,6 +224,7 @@ class Gate:
         is_file = scope["path"].startswith(_FILES)
         limit = _MAX_FILE if is_file else self._settings.max_request_bytes
         key = ""
+        # the preflight request of a browser (CORS) has no key
         if self._keys and not is_open(scope["path"]) and scope["method"] != "OPTIONS":
             key = self._client(headers)
             if key is None:
@@ -260,6 +261,7 @@ class Gate:
             bodies = self._bodies
             context.cleanups.append(lambda: bodies.release(received))
 
+        # the limits of keys count what runs a model
         if scope["method"] != "POST":
             await self._app(scope, limited_receive, send)
             return

@@ -31,6 +31,7 @@ class PrefixEpochs:
             tenant: As `RequestContext.tenant` has it; not empty.
         """
         if tenant not in self._epochs and len(self._epochs) >= _MOST_TENANTS:
+            # above every number in use: no earlier salt comes back
             self._first = max(self._epochs.values()) + 1
             self._epochs.clear()
             return

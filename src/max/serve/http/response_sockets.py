@@ -109,6 +109,7 @@ class _Connection:
         awaited = asyncio.ensure_future(self._receive())
         try:
             while True:
+                # not `wait_for`: a receive that is cancelled could lose a message
                 await asyncio.wait({awaited}, timeout=IDLE_S)
                 if not awaited.done():
                     if self._requests:
@@ -196,6 +197,7 @@ class _Connection:
     async def _send_text(self, text: str, stream: str | None) -> None:
         if stream is not None:
             name = msgspec.json.encode(stream).decode()
+            # an event is an object with fields: the name goes before the first one
             text = f'{{"stream_id":{name},{text[1:]}'
         await self._send({"type": "websocket.send", "text": text})
 
@@ -274,6 +276,7 @@ class _Request:
             return
         self._text += message.get("body", b"")
         if self._status == 200:
+            # a part may hold several events and the begin of another one
             *events, self._text = self._text.split(b"\n\n")
             for event in events:
                 _, mark, data = event.partition(b"data: ")

@@ -123,6 +123,7 @@ class ServerState:
             ApiError: Status 404: no model has this name; 503: it cannot be loaded.
             ClientLeftError: The client disconnected before it was loaded.
         """
+        # no watcher for the usual case, a model that is loaded
         use, receive = self.pool.use(name, keep_alive), current_request().receive
         if receive is None or self.pool.is_ready(name):
             model = await use
@@ -145,6 +146,7 @@ def choose_adapter(model: ServedModel, name: str | None) -> None:
     current = current_request()
     if not current.adapter and name in model.adapters:
         current.adapter = name or ""
+    # a model that was created with an adapter (ADAPTER of a Modelfile) runs with it unless another one is named
     if not current.adapter and model.recipe.has_adapter:
         current.adapter = ADAPTER_NAME
         return

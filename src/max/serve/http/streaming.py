@@ -235,6 +235,7 @@ class _LateParts:
 
     async def aclose(self) -> None:
         if self._first is not None:
+            # `aclose` of a generator raises while a step of it runs
             self._first.cancel()
             await asyncio.gather(self._first, return_exceptions=True)
         await self._rest.aclose()

@@ -31,6 +31,7 @@ class BodyRoute(APIRoute):
 
     def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
         """The handler of requests."""
+        # annotations are texts under `from __future__ import annotations`
         kind = typing.get_type_hints(self.endpoint).get("body")
         if kind is None:
             return super().get_route_handler()

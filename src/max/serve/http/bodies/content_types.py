@@ -52,6 +52,7 @@ class ContentTypes:
             scope: The request.
             headers: Its headers.
         """
+        # RFC 9112, 6.3: a request with neither header has no body
         has_body = headers.get("content-length", "0") != "0" or "transfer-encoding" in headers
         if not has_body:
             return None
@@ -61,6 +62,7 @@ class ContentTypes:
             is_file = _matches(self._files, scope)
             if not is_file and not _matches(self._routes, scope):
                 return None
+        # each of several headers counts, as readers differ in which one they take
         given = headers.getlist("content-type") or [""]
         types = [each.partition(";")[0].strip().lower() for each in given]
         if not is_file and all(map(_is_json, types)):

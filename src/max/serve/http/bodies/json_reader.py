@@ -39,6 +39,7 @@ _BLANK = b" \t\r\n"
 _SPINE = f"\x00{secrets.token_hex(16)}"
 """A name that no body has: of the element of an object that an earlier fragment began."""
 _SPINE_JSON = json.dumps(_SPINE)
+# possessive: a piece that ends within an escape costs no backtracking
 _WHOLE_CHARACTERS = re.compile(rb"(?:[^\\]++|\\u[0-9a-fA-F]{4}|\\[^u])*+")
 _ESCAPE = re.compile(rb"\\u[0-9a-fA-F]{4}")
 
@@ -147,6 +148,7 @@ class _Counts:
         """
         if len(part.depths) and part.depths.max() > limits.MAX_DEPTH:
             deep = int(part.marks[np.argmax(part.depths > limits.MAX_DEPTH)])
+            # the fields before that place, so that the error names the right one
             self._add_fields(pending, part.head(deep), deep)
             raise _too_deep(self.field)
         self._add_fields(pending, part, end)
@@ -195,6 +197,7 @@ class _Counts:
         values = int(np.count_nonzero(part.kinds == COMMA)) + objects + arrays
         if self.field == BIAS_FIELD:
             self._biases += int(np.count_nonzero(part.kinds == COLON))
+            # the colon after the field's own name is counted, too
             if self._biases > limits.MAX_BIASES + 1:
                 raise _too_many(f"entries of {BIAS_FIELD}", limits.MAX_BIASES, self.field)
             texts = 0
@@ -377,6 +380,7 @@ class _FragmentReader:
             return
         for container in self._open:
             if isinstance(container, dict):
+                # the rest of the element that the earlier fragment began
                 inner = value.pop(_SPINE)
                 container.update(value)
             else:

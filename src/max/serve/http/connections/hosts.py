@@ -33,6 +33,7 @@ class HostRule:
     def __init__(self, allowed_hosts: Iterable[str] = (), restricted: bool = True) -> None:
         self._allowed = frozenset(allowed_hosts)
         self._addresses = frozenset(filter(None, map(address_of, self._allowed)))
+        # an entry that begins with a dot stands for every name below that domain
         self._domains = tuple(host for host in self._allowed if host.startswith("."))
         self._restricted = restricted and "*" not in self._allowed
 
@@ -46,6 +47,7 @@ class HostRule:
         """
         listens_on = address_of(address)
         keyless_here = listens_on is not None and listens_on.is_loopback and not settings.api_keys
+        # `host_of` reads Host headers, which write IPv6 addresses in brackets (RFC 3986, 3.2.2)
         own = host_of(f"[{settings.host}]" if ":" in settings.host else settings.host)
         allowed = [*settings.allowed_hosts, *([] if own is None else [own])]
         return cls(allowed, keyless_here or bool(settings.allowed_hosts))
@@ -57,6 +59,7 @@ class HostRule:
             scope: The request.
         """
         given = [value.decode("latin-1") for name, value in scope["headers"] if name == b"host"]
+        # RFC 9112, 3.2: several Host headers, or none in HTTP/1.1, are answered with 400
         if len(given) > 1:
             return _malformed_error(f"the request has {len(given)} Host headers; send one")
         if not given or not given[0].strip():
@@ -67,6 +70,7 @@ class HostRule:
                     "the request has no Host header; send the server's host in it"
                 )
         target = scope.get("state", {}).get(TARGET_HOST)
+        # RFC 9112, 3.2.2: the host of a whole URL replaces the header; both are checked, as links are made from either
         for value in given if target is None else [*given, target]:
             host = host_of(value.strip())
             if host is None:

@@ -36,6 +36,7 @@ async def metrics_listener(settings: ServerSettings, metrics: ServerMetrics) -> 
         return
     try:
         listener = open_socket(replace(settings, port=settings.metrics_port))
+        # with SO_REUSEADDR `bind` may succeed on a port that another process listens on soon; `listen` does not
         listener.listen()
         address = listener.getsockname()[0]
     except OSError as error:

@@ -73,6 +73,7 @@ class BoundedProtocol(HttpToolsProtocol):
         Returns:
             Whether the connection stays open meanwhile.
         """
+        # nothing is left to answer, or the request that runs will never have its whole body
         if not self._answers or (self._in_body and not self.pipeline):
             return False
         # asyncio cannot close one half of TLS, and does not report refused data on Windows
@@ -95,6 +96,7 @@ class BoundedProtocol(HttpToolsProtocol):
             if self.transport.is_closing():
                 return
             connection = self.transport.get_extra_info("socket")
+            # a client that has closed both halves resets the connection when data arrives
             if connection.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR):
                 self.transport.abort()
             elif later:
@@ -124,6 +126,7 @@ class BoundedProtocol(HttpToolsProtocol):
                 self._refuse(431, f"the headers are longer than {MAX_HEAD_BYTES} bytes")
         elif self._in_body:
             self._arm(BODY_S)
+        # set once for a head: a client that sends byte by byte does not renew it
         if self._in_head and self._timer is None:
             self._arm(HEAD_S)
 
@@ -131,13 +134,16 @@ class BoundedProtocol(HttpToolsProtocol):
         try:
             self.parser.feed_data(data)
         except httptools.HttpParserUpgrade as pause:
+            # httptools pauses after the head of CONNECT, too
             if self.parser.get_method() == b"CONNECT":
                 raise httptools.HttpParserError("this is no proxy") from None
             if self._takes_websocket():
                 self._disarm()
+                # uvicorn writes the head anew from the scope, whose method only its `on_headers_complete` sets
                 self.scope["method"] = "GET"
                 self.handle_websocket_upgrade()
                 return
+            # RFC 9110, 7.8: an offer may be ignored; a paused parser reads no body, so another one starts anew
             body = data[pause.args[0] :]
             head = self._head_without_upgrade()
             self.parser = httptools.HttpRequestParser(self)
@@ -158,6 +164,7 @@ class BoundedProtocol(HttpToolsProtocol):
         version = self.parser.get_http_version().encode()
         lines = [self.parser.get_method() + b" " + self.url + b" HTTP/" + version]
         for name, value in self.headers:
+            # RFC 9110, 7.6.1: Connection names the headers of one hop, so their names go with them
             if name == b"connection":
                 tokens = [token.strip().lower() for token in value.split(b",")]
                 value = b", ".join(t for t in tokens if t not in (b"upgrade", b"http2-settings"))
@@ -263,6 +270,7 @@ class BoundedProtocol(HttpToolsProtocol):
         if self._in_body and not self.pipeline:  # the refused request runs already
             if self.cycle.response_started:
                 error = b""
+            # its cycle never completes: `_end` would wait for it
             self._running = None
         self._drop_unread()
         self._end(error)
@@ -293,10 +301,12 @@ class _HeadJoiner:
             self._cycle.transport = self._transport
             self._transport.write(self._head + data)
             self._head = b""
+        # the client sends its body only after it
         elif data == _CONTINUE:
             self._transport.write(data)
         else:
             self._head = data
+            # the head of a stream does not wait for the first event
             self._loop.call_soon(self._flush)
 
     def _flush(self) -> None:
