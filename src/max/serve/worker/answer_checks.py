@@ -78,6 +78,7 @@ class CheckedAnswer:
         """
         if not (self.is_sound and other.is_sound):
             return False
+        # answers of different lengths differ only if what both have is the same: the lengths are compared last
         steps = zip(self.tokens, other.tokens, self.top, other.top, strict=False)
         for own, theirs, top, their_top in steps:
             shared = top.keys() & their_top.keys()

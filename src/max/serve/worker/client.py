@@ -139,6 +139,7 @@ class EngineClient:
         self.replicas.remove(replica)
         self._draining.discard(replica)
         self._takers = None
+        # requests that did not end in time go on elsewhere
         self._move_all({replica})
         self._router.remove(replica.number)
         await replica.close(finish=False, timeout=_STOP_S)
@@ -177,6 +178,7 @@ class EngineClient:
     def state(self) -> EngineState:
         """The state of the engine: that of the replica that is nearest to running requests."""
         states = {replica.state for replica in self.replicas}
+        # requests run while any replica is ready, and may wait while any is to start
         order = (EngineState.READY, EngineState.RESTARTING, EngineState.STARTING)
         return next((state for state in order if state in states), EngineState.STOPPED)
 
@@ -257,6 +259,7 @@ class EngineClient:
             UserError: It cannot be loaded, for a reason that the user can correct.
             RuntimeError: It cannot be loaded.
         """
+        # a copy, as a client may add replicas meanwhile
         for replica in list(self.replicas):
             await replica.wait_ready()
         assert self.ready is not None
@@ -441,6 +444,7 @@ class EngineClient:
         if not self._ready:
             return
         for entry in [each for each in self.entries.values() if each.replica in replicas]:
+            # a worker that was lost took its pages along
             self._leave(entry, cached=False)
             entry.is_sent = False
             try:
@@ -463,8 +467,9 @@ class EngineClient:
         """Sends a request to a replica, or lets it wait for one."""
         ready = self._ready
         if not ready:
+            # there is one, as `open` refuses requests otherwise
             waiting = [replica for replica in self.replicas if replica.waits]
-            entry.replica = min(waiting or self.replicas, key=lambda each: len(self.of(each)))
+            entry.replica = min(waiting, key=lambda each: len(self.of(each)))
             return
         if self.is_single:
             replica = next(iter(ready.values()))

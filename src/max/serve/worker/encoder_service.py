@@ -153,7 +153,9 @@ class EncoderWork(Work[EncoderCommand, EncoderEvent]):
                 return [event for request in requests for event in self._encode([request])]
             begin, events = 0, list[EncoderEvent]()
             for request in requests:
-                part = np.asarray(rows[begin : begin + len(request.texts)], np.float32)
+                part = np.asarray(
+                    rows[begin : begin + len(request.texts)], np.float32
+                )  # [texts of one, size]
                 events.append(TextsEncoded(request.request_id, part))
                 begin += len(request.texts)
             return events

@@ -81,6 +81,7 @@ def run_engine(
     try:
         config, task = served_config(settings.config)
     except Exception as error:
+        # the server waits for a first event, which says why there is no other
         channel.send(EngineStopped(ErrorInfo.of(error)))
         return
     if task is PipelineTask.EMBEDDINGS_GENERATION:

@@ -70,6 +70,7 @@ class LifeSigns:
             total: All its parts; 0: it has none.
         """
         text = f"{step} {num_done}/{total}" if total else step
+        # a reader may see parts of two texts, which people read only
         self._step.value = text.encode("utf-8", "replace")[: _STEP_BYTES - 1]
 
     @property

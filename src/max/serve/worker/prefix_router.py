@@ -309,6 +309,7 @@ class PrefixRouter:
         count = len(tokens) // size
         if len(hashes) >= count:
             return hashes[:count]
+        # 8 bytes a token, as the page manager hashes them
         rest = np.array(tokens[len(hashes) * size : count * size], np.int64).tobytes()
         parent = hashes[-1] if hashes else digest
         step = 8 * size
@@ -326,6 +327,7 @@ class PrefixRouter:
         for count, page in enumerate(pages):
             still = left & self._holders.get(page, 0)
             if count:
+                # those whose cache ends before this page
                 self._take(left & ~still, count, found)
             left = still
             if not left:
@@ -336,6 +338,7 @@ class PrefixRouter:
     def _take(self, replicas: int, pages: int, found: dict[int, int]) -> None:
         """Notes the cached tokens of the replicas of a bit mask, which have the first `pages` pages."""
         while replicas:
+            # the lowest bit that is set
             lowest = replicas & -replicas
             found[lowest.bit_length() - 1] = pages * self.page_size
             replicas ^= lowest

@@ -100,6 +100,7 @@ class WorkerProcess:
 
     def kill(self) -> None:
         """Ends the process at once, and waits for it."""
+        # SIGKILL: a worker ignores SIGTERM, and one that hangs could not act on it
         self._process.kill()
         self._process.join()
         self.channel.end_sends()

@@ -388,6 +388,7 @@ class Replica:
         self, entry: OpenRequest, event: TokensGenerated | RequestFailed | TextsEncoded, ends: bool
     ) -> None:
         """Hands an event to the task of its request."""
+        # first, as the task that wakes may open a request of the same name
         if ends:
             self._requests.end(entry)
         entry.put(event)
@@ -433,6 +434,7 @@ class Replica:
         # before `stats` begins anew, as both sums read it
         self._past_steps = (self.prompt_steps, self.decode_steps)
         self.stats = EngineStats()
+        # a first start that fails tells why; to try it again would only hide that
         if self._state is EngineState.STARTING:
             self._restart = asyncio.ensure_future(self._fail_start(worker))
             return
@@ -459,6 +461,7 @@ class Replica:
 
     async def _start_again(self, worker: Worker) -> None:
         if self._killing is not None:
+            # a hung worker holds its memory and its cores until its end
             await asyncio.wait({self._killing})
         await end_logged(worker)
         logger.error("the worker process has ended (%s); it is started again", worker.exit_reason)

@@ -64,6 +64,7 @@ class SendQueue:
             if self._socket is not None:
                 frame = wire(frame)
                 if not self._left:
+                    # only while none waits: frames keep their order
                     frame = self._rest(self._socket, frame)
             if frame:
                 self._left.append(frame)

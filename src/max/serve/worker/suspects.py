@@ -93,6 +93,7 @@ class Suspects:
             Those over which too many were lost.
         """
         tried = self._tried
+        # the one that was tried ran alone on the worker, so it alone is blamed
         blamed = [tried] if tried is not None and tried in sent_requests else list(sent_requests)
         if tried is None and self._turn().is_taken:
             blamed = []  # another process has tried one
@@ -115,5 +116,6 @@ class Suspects:
                 self._tried = entry = self._waiting.popleft()
                 self._submit(entry)
             else:
+                # another process tells nobody when it leaves its turn
                 asyncio.get_running_loop().call_later(AGAIN_S, self._try_next)
                 return

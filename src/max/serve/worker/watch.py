@@ -48,6 +48,7 @@ class WorkerWatch:
             self._on_loss(f"its process has not run for {silence:.1f} s")
             return
         begin = self._signs.step_begin
+        # a step that was running while this process was stopped counts from its wake on
         step = 0.0 if begin is None else self._looked_at - max(begin, self._runs_since)
         if limits.step_s and step >= limits.step_s:
             self._on_loss(f"a step of the engine has taken {step:.1f} s")
