@@ -41,6 +41,7 @@ class AdoptedProcess:
         self._file = os.pidfd_open(pid)
 
     def __del__(self) -> None:
+        # the constructor may have failed
         if hasattr(self, "_file"):
             os.close(self._file)
 
@@ -54,12 +55,14 @@ class AdoptedProcess:
         Raises:
             OSError: It has ended.
         """
+        # the socket object closes a copy of the descriptor
         with socket.socket(fileno=os.dup(connection.fileno())) as same:
             found = same.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
         return cls(_CREDENTIALS.unpack(found)[0])
 
     def is_alive(self) -> bool:
         """Whether it runs."""
+        # pidfd_open(2): the descriptor is readable once the process has ended
         return not wait([self._file], 0)
 
     def join(self, timeout: float | None = None) -> None:

@@ -30,6 +30,7 @@ class FileLock:
         self._file = file
 
     def __enter__(self) -> None:
+        # such locks are of a process, not of a thread: only its event loop takes them
         fcntl.lockf(self._file, fcntl.LOCK_EX, 1)
 
     def __exit__(self, *error: object) -> None:
@@ -79,6 +80,7 @@ class CountFile:
         Args:
             column: The column.
         """
+        # no lock: each process changes its own row, and 8 aligned bytes are read at once
         return sum(self._counts[column : self._rows * self._columns : self._columns])
 
     def add(self, column: int, count: int) -> None:
@@ -195,12 +197,14 @@ class FileTurn:
     @property
     def is_taken(self) -> bool:
         """Whether another process has it."""
+        # a process can take a lock that it has, so that says nothing about others
         if self._holders or not self.take():
             return not self._holders
         self._leave()
         return False
 
     def _leave(self) -> None:
+        # several replicas of this process may try requests at the same time
         self._holders -= 1
         if not self._holders:
             fcntl.lockf(self._file, fcntl.LOCK_UN, 1, self._place)

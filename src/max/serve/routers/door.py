@@ -46,6 +46,7 @@ class Door:
 
         def close() -> None:
             with contextlib.suppress(OSError):
+                # wakes the thread that waits in `accept`, which `close` does not
                 listener.shutdown(socket.SHUT_RDWR)
             listener.close()
             with contextlib.suppress(OSError):

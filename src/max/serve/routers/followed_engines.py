@@ -37,6 +37,7 @@ class FollowedEngines:
     """
 
     def __init__(self, limits: WatchLimits, is_single: bool, first: int = 0) -> None:
+        # the owner replaces engines; a router only notes their silence
         self._limits = replace(limits, restart_s=0.0, step_s=0.0)
         self._is_single, self._first = is_single, first
         self._doors: dict[int, DoorAddress] = {}
@@ -68,6 +69,7 @@ class FollowedEngines:
         client.close_before(self._close)
         client.start()
         self._replicas[number] = client.replicas[0]
+        # the other engines, of which the owner told meanwhile
         self.tell(self._doors)
         return client
 
@@ -153,6 +155,7 @@ class FollowedEngines:
         last: DoorAddress | None = None
         while True:
             with self._changed:
+                # the address that did not answer: waits for another one, and tries again after some time
                 if self._doors.get(number) == last is not None:
                     self._changed.wait(_AGAIN_S)
                 door = self._doors.get(number)

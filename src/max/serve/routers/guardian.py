@@ -161,6 +161,7 @@ class Guardian:
                 elif was_ready and not found and 0 < self._restart_s < now - heard:
                     logger.error("the process that owns the engines does not respond; it is ended")
                     owner.kill()
+                # `multiprocessing` takes the end of the owner itself
                 _reap(owner.pid)
             owner.join()
             return was_ready, owner.exitcode or 0

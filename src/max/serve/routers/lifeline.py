@@ -50,6 +50,7 @@ def end_with(lifeline: Connection) -> None:
     """
 
     def look() -> None:
+        # nobody writes to it, so it is readable at its end only
         wait([lifeline])
         os.kill(os.getpid(), signal.SIGTERM)
 

@@ -122,6 +122,7 @@ class RouterProcess:
             here.close()
             raise
         finally:
+            # otherwise the pipe would stay open after the end of the process
             there.close()
         self._process = process
         self._link = Link(here, self._take)  # pyright: ignore[reportArgumentType]
@@ -201,6 +202,7 @@ class RouterProcess:
             asyncio.ensure_future(self._end())
             return
         self.answered = time.monotonic()
+        # 0 is no order: the router is ready
         if not message.number:
             self.ready.set()
             self._told()

@@ -176,6 +176,7 @@ class _Router:
 
             async def last_send(message: Any) -> None:
                 if message["type"] == "http.response.start":
+                    # RFC 9112, 9.6: the client sends its next request on another connection, to another router
                     headers = [*message.get("headers", []), (b"connection", b"close")]
                     message = {**message, "headers": headers}
                 await send(message)
@@ -244,6 +245,7 @@ class _Router:
         self._links += 1
         # of an earlier owner nothing is taken any more
         self._link = Link(connection, partial(self._take, self._links))
+        # each owner counts its orders anew
         self._numbers = [0] * len(self._numbers)
         if self._is_ready:
             self._link.send(Reply(0))
@@ -297,6 +299,7 @@ class _Router:
     async def _follow(self, number: int, told: Engines) -> None:
         """Takes what the owner tells of the engines of a model; waits for the requests of those that are no more."""
         place = told.model
+        # orders are obeyed side by side, and a later one may have come first
         if number > self._numbers[place]:
             self._numbers[place], self._told[place] = number, told
             self._engines[place].tell(told.doors)

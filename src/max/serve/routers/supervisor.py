@@ -166,6 +166,7 @@ class Supervisor:
             number: The number of the model.
             replica: The engine, to which no request is sent any more.
         """
+        # routers keep the last engine that they know until there is another one
         if self._doors[number].keys() == {replica.number}:
             return
         self._doors[number].pop(replica.number, None)
@@ -368,6 +369,7 @@ class Supervisor:
         if self._ends or router.retires:
             return
         self.restarts += 1
+        # routers that end at once are started less and less often
         self._early = 0 if time.monotonic() - router.began > _STEADY_S else self._early + 1
         logger.error("router %d has ended (%s); it is started again", number, router.exit_reason)
         self._run(self._start_again())
