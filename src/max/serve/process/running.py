@@ -147,6 +147,7 @@ def http_server(
         log_config=None,
         log_level=share_handlers(),
         access_log=False,
+        # the process starts and ends its parts itself
         lifespan="off",
         ws=sockets,
         ws_max_size=settings.max_request_bytes,
@@ -155,6 +156,7 @@ def http_server(
         ssl_keyfile=settings.tls_key,
         server_header=False,
         date_header=False,
+        # a router that is drained waits a little longer (`router.IDLE_S`)
         timeout_keep_alive=30,
     )
     return QuietServer(config)
@@ -192,6 +194,7 @@ async def end_gracefully(
     if open_requests := pool.open_requests:
         logger.warning("waiting for %d open requests to end", open_requests)
     server.stop()
+    # a second signal sets it again
     stop.clear()
     again = asyncio.ensure_future(stop.wait())
     first = asyncio.FIRST_COMPLETED

@@ -186,6 +186,7 @@ async def _serve(
                 supervisor.excluded = lambda: cluster.excluded_nodes
             state = replace(state, shared=supervisor.counts, routers=supervisor)
             metrics.others = supervisor.others
+            # routers end TLS; between processes of a machine there is none
             plain = replace(settings, tls_certificate=None, tls_key=None)
             own = supervisor.owner
             app = BehindRouters(build_app(state, tracing, hosts))

@@ -85,6 +85,7 @@ class Acceptor:
         while True:
             try:
                 accepted, _ = self._listener.accept()
+                # waits for a free place, which the new thread takes itself
                 with self._free:
                     pass
                 threading.Thread(
@@ -201,6 +202,7 @@ def _proven(connected: socket.socket, key: bytes, is_client: bool) -> Connection
     """The connection of a socket after both sides have proven the key."""
     # a timeout of the system, as `Connection` reads the descriptor without Python's
     seconds = int(CONNECT_S)
+    # `struct timeval` of 64-bit systems: seconds, microseconds
     limit = seconds.to_bytes(8, "little") + bytes(8)
     connected.settimeout(None)
     connected.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, limit)
@@ -208,10 +210,12 @@ def _proven(connected: socket.socket, key: bytes, is_client: bool) -> Connection
         _find_losses(connected)
     connection = Connection(connected.detach())
     try:
+        # as in `multiprocessing`: the side that listens asks first
         for step in (answer_challenge, deliver_challenge)[:: 1 if is_client else -1]:
             step(connection, key)
         with socket.socket(fileno=connection.fileno()) as same:
             same.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, bytes(16))
+            # the descriptor stays that of the connection
             same.detach()
     except BaseException:
         connection.close()

@@ -32,6 +32,7 @@ class ClaimedCores:
         for core in sorted(logical_cpus()):
             if len(cores) == count:
                 break
+            # no link: it could name a file whose lock another program waits for
             file = os.open(folder / str(core), os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o600)
             try:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -47,6 +48,7 @@ class ClaimedCores:
 
     def release(self) -> None:
         """Gives the cores back."""
+        # the end of a file is the end of its lock
         for file in self._files:
             os.close(file)
         self._files.clear()

@@ -49,6 +49,7 @@ class EngineHost:
                 self.close()
             signs = LifeSigns(settings.unhealthy_s)
             send_signs(beats, signs)
+            # the cores were claimed on this machine; those of the settings are the server's
             run_engine(replace(settings, cores=()), commands, signs, door)
         finally:
             self.close()

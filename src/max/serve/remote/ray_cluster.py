@@ -262,6 +262,7 @@ class RayCluster:
         """
         ray, key = self._ray, secrets.token_bytes(KEY_BYTES)
         cpus = cpus or self.cpus
+        # `run` holds a thread of the actor, whose other methods are called meanwhile
         options: dict[str, Any] = {"num_cpus": cpus, "max_restarts": 0, "max_concurrency": 4}
         options |= self._placement(nodes)
         name = f"engine-{secrets.token_hex(8)}" if self._outlives else ""
