@@ -74,6 +74,7 @@ async def load_adapter(body: LoadAdapterBody, request: Request) -> Response:
         raise ApiError(f"{name} is the name of the model", param="lora_name")
     try:
         if body.load_inplace and name in model.adapters:
+            # no request may find the adapter while it is exchanged
             del model.adapters[name]
             await _tell(state, model)
             await model.engine.change_adapter(name, None)
@@ -97,6 +98,7 @@ async def unload_adapter(body: UnloadAdapterBody, request: Request) -> Response:
     refuse_foreign_pages(request, state)
     model = await state.model(body.model)
     _check_enabled(model)
+    # first, so that the wait below ends: no later request uses it
     path = model.adapters.pop(body.lora_name, None)
     if path is None:
         raise adapter_not_found(model, body.lora_name)

@@ -176,6 +176,7 @@ async def _job(body: ChatCompletionRequest, state: ServerState) -> ChatJob:
             stops=body.stops,
             include_stop=bool(body.include_stop_str_in_output),
             count=body.n or 1,
+            # the engine computes log-probabilities only for one likeliest token or more
             log_probabilities=max(body.top_logprobs or 0, body.prompt_logprobs or 0, 1)
             if body.logprobs or body.wants_prompt_logs
             else 0,
@@ -323,6 +324,7 @@ class _AnswerEvents:
         given = delta.parts
         if self._hides_reasoning:
             given = [part for part in given if not isinstance(part, ReasoningPart)]
+        # clients take the role from the first chunk of a choice only
         if choice not in self._tokens:
             self._tokens[choice] = 0
             begin = self._event(choice, {"role": "assistant", "content": ""})

@@ -337,6 +337,7 @@ class _ChoiceEvents:
         text = "" if plan.drop_generated else piece.text
         text = choice.prefix + text if first else text
         plain = plan.body.logprobs is None and not plan.body.wants_each_usage
+        # nearly all events differ in their text only
         if plain and piece.finish_reason is None:
             return encode_json(text).join(self._plain[index])
         logs = plan.logprobs(choice, piece.logs, first)

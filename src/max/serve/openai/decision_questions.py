@@ -191,6 +191,7 @@ class LabelTokens:
                     param=where,
                 )
             tokens.append(token)
+        # options are told apart by one token, as only the first one is predicted
         if len(set(tokens)) < len(tokens):
             raise ApiError(
                 f"{where} has {form.count} options, more than this model has single tokens for their labels; "
@@ -202,6 +203,7 @@ class LabelTokens:
     def _first_token(self, end: str, label: str) -> int | None:
         """The first token of a label after the end of a prompt; None if a token spans both."""
         before = self._model.all_tokens(end, special=False)
+        # encoded together: the token of a label depends on what is before it
         found = self._model.all_tokens(end + label, special=False)
         count = len(before)
         return found[count] if len(found) > count and found[:count] == before else None

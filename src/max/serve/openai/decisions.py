@@ -252,6 +252,7 @@ def _shared_length(prompts: Sequence[list[int]]) -> int:
         return 0
     # in sorted order these two have the shortest common start
     first, last = min(prompts), max(prompts)
+    # the last token of each prompt is its own: its logits are the answer
     limit = min(len(first), len(last)) - 1
     return next((i for i in range(limit) if first[i] != last[i]), limit)
 
@@ -272,6 +273,7 @@ async def _answers(
                         logs[number] = dict(piece.logs[0].top)
         for number, read in enumerate(reads):
             found = [logs[number][token] for token in read.labels]
+            # a softmax over the labels, without the likelihood of all other tokens; exp(0) keeps its sum above 0
             most = max(found)
             weights = [math.exp(value - most) for value in found]
             total = sum(weights)

@@ -97,6 +97,7 @@ def shorten(vectors: Floats, dimensions: int | None) -> Floats:
             param="dimensions",
         )
     cut = vectors[:, :dimensions]
+    # a vector of zeros stays one
     return cut / np.maximum(np.linalg.norm(cut, axis=1, keepdims=True), np.float32(1e-12))
 
 
@@ -166,6 +167,7 @@ async def rerank(body: RerankBody, request: Request) -> Response:
     model = await state.model(body.model)
     documents = [each if isinstance(each, str) else each.text for each in body.documents]
     scores = await unless_disconnected(request, rank_texts(model, state, body.query, documents))
+    # stable: equal documents keep their order
     best = np.argsort(-scores, kind="stable")[: body.top_n].tolist()
     results: list[dict[str, Any]] = [
         {"index": index, "relevance_score": float(scores[index])} for index in best

@@ -25,6 +25,7 @@ class StrictBody(BaseModel):
     def unknown_fields(self) -> str:
         """The unknown fields, separated by commas; the first ones if they are many."""
         extra = self._unknown_names()
+        # a body may have thousands of them
         names = nsmallest(8, extra)
         shortened = [name if len(name) <= 60 else f"{name[:60]}..." for name in names]
         more = [f"and {len(extra) - 8} more"] if len(extra) > 8 else []

@@ -124,8 +124,10 @@ def pattern_of_lark(text: str) -> LarkPattern:
     reader.read()
     if "start" not in reader.rules:
         raise LarkError("there is no rule named start")
+    # such recursion needs no depth: it is unlimited as a repetition
     rules = {name: _without_ends(name, part) for name, part in reader.rules.items()}
     unheld = UnheldGrammarError("its rules stand within themselves without an end")
+    # the deepest that is not too large
     for depth in range(_MOST_DEPTH, -1, -1):
         writer = _Writer(rules, reader.ignored_parts, depth)
         try:
@@ -144,6 +146,7 @@ def _without_ends(name: str, part: _Part) -> _Part:
     choices = part.parts if isinstance(part, _Choice) else (part,)
     sequels = [each.parts if isinstance(each, _Sequel) else (each,) for each in choices]
     own = _Name(name)
+    # `a: a x | y` is `y x*`, and `a: x a | y` is `x* y`
     for at in (0, -1):
         further = [each for each in sequels if len(each) > 1 and each[at] == own]
         rest = [each for each in sequels if not (each and each[at] == own)]
@@ -237,6 +240,7 @@ class _Reader:
     def _rule(self, name: str) -> None:
         if self._peek()[1] == "{":
             raise UnheldGrammarError("it has templates")
+        # a priority, which changes no text
         if self._take("."):
             self._take("-")
             self._next()
@@ -253,6 +257,7 @@ class _Reader:
         parts = [self._sequel()]
         while True:
             ahead = 0
+            # an alternative may begin on a later line
             while self._peek(ahead)[0] == "line":
                 ahead += 1
             if self._peek(ahead) != ("sign", "|"):
@@ -314,6 +319,7 @@ class _Reader:
             return _Text(f"(?:{body})".replace("\\/", "/"))
         part = self._choice()
         self._expect(")" if value == "(" else "]")
+        # in Lark's syntax brackets are optional
         return part if value == "(" else _Repeat(part, "?")
 
 
@@ -411,6 +417,7 @@ class _Writer:
             case _Repeat(inner, times):
                 text = self.write(inner, is_terminal)
                 if text is None:
+                    # a part that goes too deep may still occur no time
                     found = "" if times in ("?", "*") or times.startswith("{0,") else None
                 else:
                     found = f"(?:{text}){times}"
@@ -425,10 +432,12 @@ class _Writer:
     def _name(self, name: str, is_terminal: bool) -> str | None:
         if name not in self._rules:
             raise LarkError(f"there is no rule named {name}")
+        # one use more than the depth of recursion
         if self._open.get(name, 0) > self._depth:
             self.cut = True
             return None
         self._open[name] = self._open.get(name, 0) + 1
+        # in Lark's syntax capitals name terminals, in which nothing is ignored
         own = is_terminal or name.lstrip("_").isupper()
         found = self.write(self._rules[name], own)
         self._open[name] -= 1

@@ -100,6 +100,7 @@ def refuse(body: StrictBody, fields: dict[str, str], where: str = "") -> None:
         neutral, why = _PEER_FIELDS.get(name, ((), ""))
         if why and value not in neutral:
             raise _error(where + name, why)
+        # a field of another route of this server
         if not why and name in _CHOICES:
             raise _error(where + name, _ELSEWHERE)
 

@@ -102,6 +102,7 @@ def note_relaxed(grammar: AnswerGrammar) -> None:
     """
     if grammar.relaxed_keywords:
         current_request().hints += grammar.relaxed_keywords
+        # the empty name is the answer's; others are those of tools
         current_request().schemas[""] = grammar.schema
 
 

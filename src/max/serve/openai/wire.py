@@ -88,6 +88,7 @@ def around_hole(data: object) -> list[bytes]:
     Args:
         data: The data, with :data:`HOLE` in place of the text.
     """
+    # JSON escapes NUL, and no other text of an event has one
     return event(data).split(encode_json(HOLE))
 
 

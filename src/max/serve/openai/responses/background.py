@@ -48,6 +48,7 @@ class BackgroundResponse:
 
     def add(self, data: bytes) -> None:
         """Adds events."""
+        # comments have no number, so a reader that counts events would lose its place
         events = [event + b"\n\n" for event in data.split(b"\n\n") if b"data: " in event]
         self.events += events
         self.size += sum(map(len, events))
@@ -139,6 +140,7 @@ class BackgroundResponses:
         del self._responses[identifier]
         found.is_deleted = True
         if found.task is not None:
+            # after the flag, which keeps the cancelled response from being stored
             found.task.cancel()
 
     def _trim(self) -> None:
@@ -164,6 +166,7 @@ async def _make(
             async for data in stream:
                 response.status = "in_progress"
                 response.add(data)
+        # before the readers wake, which end with it
         response.status = "completed"
     except asyncio.CancelledError:
         response.status = "cancelled"

@@ -196,6 +196,7 @@ def messages_with(
     given: str | list[dict[str, Any]] = body.input or []
     messages = messages_of([*history, *items_of(given)] if history else given)
     if body.instructions:
+        # instructions are those of this request: the history has none of earlier ones
         messages.insert(0, {"role": "system", "content": body.instructions})
     return messages
 

@@ -68,6 +68,7 @@ class ResponseWriter:
         Args:
             status: Its status.
         """
+        # no event ends the open item
         if status in ("cancelled", "failed") and self._open is not None:
             self._open["status"] = "incomplete"
         response = {**self.response(None), "status": status, "output": self._items}

@@ -38,6 +38,7 @@ def history_of(identifier: str | None, state: ServerState) -> tuple[dict[str, An
     if identifier is None:
         return ()
     client, of_connection = current_request().client, CONNECTION_RESPONSES.get()
+    # stored ones first: they outlive the connection
     found = state.responses.find(identifier, client)
     if found is None and of_connection is not None:
         found = of_connection.find(identifier, client)
@@ -137,6 +138,7 @@ async def cancel(response_id: str, request: Request) -> Response:
             )
     elif made.task is not None and not made.ended:
         made.task.cancel()
+        # its end stores the response that is returned
         await asyncio.wait({made.task})
     return json_response(_stored_response(response_id, request).response)
 
@@ -150,6 +152,7 @@ async def delete(response_id: str, request: Request) -> Response:
         request: The connection.
     """
     made = state_of(request).background.find(response_id, current_request().client)
+    # one that runs is not stored yet
     if made is None or made.ended:
         _stored_response(response_id, request)
     state_of(request).background.delete(response_id, current_request().client)

@@ -82,6 +82,7 @@ def _parts(field: ResponseTool, where: str) -> list[tuple[ResponseTool, str]]:
     if not field.name:
         raise ApiError(f"{where}.name is missing", param=f"{where}.name")
     parts: list[tuple[ResponseTool, str]] = []
+    # one more than may be, so that the caller counts too many
     for number, values in enumerate((field.tools or ())[: MAX_TOOLS + 1]):
         part = f"{where}.tools.{number}"
         try:
