@@ -56,6 +56,7 @@ class RequestTrace:
         self._span.set_attribute("http.route", route)
         if status:
             self._span.set_attribute("http.response.status_code", status)
+        # OpenTelemetry's conventions: 4xx is no error of a server's span
         if status >= 500 or not status:
             from opentelemetry.trace import StatusCode
 

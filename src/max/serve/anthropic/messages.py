@@ -258,6 +258,7 @@ class _BlockWriter:
                 block = {"type": "tool_use", "id": call_id, "name": name, "input": {}}
                 return self._begin(f"tool {index}", block)
             case ArgumentsPart(_, text):
+                # a part of the call that is open
                 begin = b""
                 delta = {"type": "input_json_delta", "partial_json": text}
         return begin + _event("content_block_delta", index=self._index, delta=delta)

@@ -194,6 +194,7 @@ def messages_of(body: CountBody) -> list[dict[str, Any]]:
                     arguments = json.dumps(block.get("input") or {}, ensure_ascii=False)
                     function = {"name": block.get("name") or "", "arguments": arguments}
                     calls.append({"id": block.get("id"), "type": "function", "function": function})
+                # results are messages of their own, before what the user says beside them
                 case "tool_result":
                     content = _text(block.get("content") or "", where)
                     plain.append(

@@ -126,6 +126,7 @@ def _text_to_continue(
     text = model.apply_template(messages, tools, {**options, "add_generation_prompt": False})
     # templates may strip the white space around a message
     for shown_text in (content, content.rstrip(), content.strip()):
+        # the last place: an earlier message may have the same text
         at = text.rfind(shown_text)
         if at >= 0:
             return text[: at + len(shown_text)]
@@ -137,6 +138,7 @@ def _text_to_continue(
 
 def _text_size(values: Sequence[Any]) -> int:
     """The bytes of all texts within values; parts of messages that are no text, such as images, count as none."""
+    # a stack, as values may be nested as deep as bodies
     size, pending = 0, list(values)
     while pending:
         value = pending.pop()
@@ -161,6 +163,7 @@ def _for_template(message: dict[str, Any], index: int, model: ServedModel) -> di
             f"the role is {short_text(role)}; it must be one of {', '.join(sorted(ROLES))}",
             param=f"messages.{index}.role",
         )
+    # templates test `content` without a look at null
     plain = {**message, "content": message.get("content") or ""}
     if role == "developer" and "developer" not in model.template:
         plain["role"] = "system"
@@ -249,6 +252,7 @@ def _function(call: Any, param: str) -> tuple[dict[str, Any], dict[str, Any]]:
     if isinstance(arguments, dict):
         return {**function, "arguments": json.dumps(arguments, ensure_ascii=False)}, arguments
     try:
+        # with the limits of bodies: it is a text within one, which had none of its own
         value = read_object(arguments.encode()) if isinstance(arguments, str) else None
         if not isinstance(value, dict):
             raise ValueError

@@ -89,6 +89,7 @@ async def prepare(model: ServedModel, conversation: Conversation) -> ChatJob:
             messages=recipe.before(conversation.messages),
             stops=conversation.stops or recipe.stops,
         )
+    # checks that cost little come before the grammar, which may take seconds
     check_tools(conversation.tools, conversation.tool_choice)
     check_replies(conversation.messages, conversation.field)
     may_call = bool(conversation.tools) and conversation.tool_choice.kind is not ChoiceKind.NONE

@@ -125,6 +125,7 @@ def _part(
     part: dict[str, Any] = {"index": 0, "content": text, "stop": piece.finish_reason is not None}
     if piece.finish_reason is None:
         return part
+    # the three ends that llama.cpp tells apart: a stop text, the limit, an end token
     stop_type = "word" if piece.stop else _STOP_TYPES.get(piece.finish_reason, "eos")
     return {
         **part,

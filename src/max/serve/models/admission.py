@@ -145,6 +145,7 @@ class KeyLimits:
         if self._per_minute is None:
             return
         rate, now = self._per_minute / 60.0, self._clock()
+        # a bucket of less than one token would never let a request pass
         most = max(self._per_minute, 1.0)
         # a new key has a full bucket
         tokens, counted = self._counts.bucket(client) or (most, now)

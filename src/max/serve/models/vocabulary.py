@@ -16,6 +16,7 @@ def _byte_of_character() -> dict[str, int]:
     """The bytes by the characters that byte-level tokenizers write for them."""
     printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     table = {chr(byte): byte for byte in printable}
+    # as in GPT-2: bytes that do not print have the characters from U+0100 on
     others = [byte for byte in range(256) if byte not in printable]
     return table | {chr(256 + i): byte for i, byte in enumerate(others)}
 

@@ -88,6 +88,7 @@ async def _store_body(request: Request, path: Path) -> Response:
     length = request.headers.get("content-length", "")
     if length.isdecimal() and int(length) > free:
         raise _no_space(path.parent)
+    # two clients may upload the same blob at once
     part = path.parent / f"{uuid.uuid4().hex}.part"
     total, size = hashlib.sha256(), 0
     try:

@@ -180,6 +180,7 @@ async def _lines(
     for path in (*order.files.values(), *order.adapters.values()):
         yield json_line({"status": f"using existing layer {path.name.replace('-', ':', 1)}"})
     yield json_line({"status": "writing manifest"})
+    # `delete` runs `place` when no request uses the model of this name
     await state.pool.delete(order.name, place)
     # its files are links to them; another model would upload them again
     for path in (*order.files.values(), *order.adapters.values()):

@@ -193,6 +193,7 @@ async def ps(request: Request) -> Response:
         if entry.model is None:
             continue
         seconds = pool.expires_in(entry)
+        # Ollama's clients read a date in any case
         expires = "9999-12-31T00:00:00Z"
         if seconds is not None:
             expires = time_text(time.time() + seconds)
@@ -416,6 +417,7 @@ async def _lines(
                 calls.add(delta)
             if whole:
                 continue
+            # a client of Ollama takes a call as a whole, never in parts
             piece = calls
             # calls are sent when they are complete: at the end of the answer
             done = deltas[-1].finish_reason is not None
