@@ -40,6 +40,7 @@ class FakeWorker:
     exit_reason = "signal SIGKILL"
     pid = 1
     signs = None
+    is_full = False
 
     def __init__(self) -> None:
         self.channel = self

@@ -28,7 +28,7 @@ from max.serve.http.prefix_epochs import PrefixEpochs
 from max.serve.metrics import ServerMetrics
 from max.serve.process.settings import ServerSettings
 from max.serve.requests.request_context import RequestContext, current_request
-from max.serve.worker.client import _prompt_of
+from max.serve.worker.subscription import prompt_of
 from tests.serve.conftest import TINY, RunningServer
 
 PAGE = 16
@@ -179,7 +179,7 @@ def test_the_router_tells_adapters_and_scales_apart() -> None:
     """Requests share a replica's pages where adapter, scale and salt are equal."""
     ways = [("", 1.0, ""), ("a", 1.0, ""), ("a", 0.5, ""), ("b", 1.0, ""), ("a", 1.0, "s")]
     found = {
-        _prompt_of(GenerationRequest("r", (1, 2), 9, adapter=name, adapter_scale=scale, cache_salt=salt))[1]
+        prompt_of(GenerationRequest("r", (1, 2), 9, adapter=name, adapter_scale=scale, cache_salt=salt))[1]
         for name, scale, salt in ways
     }  # fmt: skip
     assert len(found) == len(ways)

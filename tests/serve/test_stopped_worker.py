@@ -2,17 +2,27 @@
 
 from __future__ import annotations
 
+import asyncio
 import multiprocessing
 import random
 import signal
 import threading
 import time
+from collections.abc import Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
 
 import httpx
 import pytest
 
-from max.pipelines.generation.process.channel import ConnectionChannel
+from max.pipelines.generation.process.channel import ConnectionChannel, MessageCodec
+from max.pipelines.generation.process.commands import (
+    CancelRequest,
+    ForgetPrefixes,
+    GenerationRequest,
+)
+from max.pipelines.generation.process.events import EngineReady, PrefixesForgotten
+from max.serve.worker import answers, queued_channel
+from max.serve.worker.client import EngineClient, EngineUnavailableError
 from max.serve.worker.queued_channel import QueuedChannel
 from tests.serve.conftest import RunningServer
 
@@ -101,3 +111,156 @@ def test_a_stopped_worker(server: RunningServer, http: httpx.Client) -> None:
     while http.get("/load").json()["server_load"]:
         assert time.monotonic() < deadline
         time.sleep(0.05)
+
+
+class UnreadWorker:
+    """A worker that reads only when the test says so, and is not watched."""
+
+    pid, signs, exit_reason = 1, None, "signal SIGKILL"
+
+    def __init__(self) -> None:
+        self._here, self._there = multiprocessing.Pipe()
+        self.channel = QueuedChannel(ConnectionChannel(self._here, MessageCodec()))
+        self.commands: ConnectionChannel = ConnectionChannel(self._there, MessageCodec())
+        self.commands.send(EngineReady(4, 128, 1000))
+
+    def join(self, timeout: float | None = None) -> None: ...
+
+    def kill(self) -> None:
+        self._there.close()
+        self.channel.end_sends()
+
+
+def unread(name: str) -> GenerationRequest:
+    return GenerationRequest(name, (70_000,) * 50_000, 9)  # 250 kB
+
+
+def with_workers(
+    monkeypatch: pytest.MonkeyPatch,
+    count: int,
+    test: Callable[[EngineClient, list[UnreadWorker]], Awaitable[None]],
+) -> None:
+    """Runs a test with a client whose workers may leave 2 MiB unread."""
+    monkeypatch.setattr(queued_channel, "MOST_UNREAD_BYTES", 2 << 20)
+
+    async def whole() -> None:
+        workers = [UnreadWorker() for _ in range(count)]
+        client = EngineClient(UnreadWorker, workers[0])
+        for worker in workers[1:]:
+            client.add_replica(UnreadWorker, worker)
+        client.start()
+        await client.wait_ready()
+        try:
+            await test(client, workers)
+        finally:
+            for worker in workers:
+                worker.kill()
+            await client.close(finish=False)
+
+    asyncio.run(whole())
+
+
+def opened(client: EngineClient, name: str) -> None:
+    """A client that asks, and goes away at once."""
+    with client.open([unread(name)]):
+        pass
+
+
+def fill(client: EngineClient, number: int = 0) -> int:
+    """Asks until a request is refused; the number of those that were taken."""
+    for taken in range(1000):
+        try:
+            opened(client, f"{number}-{taken}")
+        except EngineUnavailableError as error:
+            assert "does not read its requests" in str(error)
+            return taken
+    raise AssertionError("no request is refused")
+
+
+def left(worker: UnreadWorker) -> int:
+    return worker.channel._sends.left_bytes
+
+
+def test_requests_to_a_worker_that_does_not_read_are_bounded(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Also those of clients that went away; once it has read, it gets all that was taken, in order."""
+
+    async def test(client: EngineClient, workers: list[UnreadWorker]) -> None:
+        (worker,) = workers
+        taken = fill(client)
+        assert 2 << 20 < left(worker) < (2 << 20) + 260_000 and 8 <= taken < 20
+        for _ in range(3):
+            with pytest.raises(EngineUnavailableError), client.open([unread("x")]):
+                pass
+            with (
+                pytest.raises(EngineUnavailableError),
+                client.open([unread("x")], on=client.replicas[0]),
+            ):
+                pass
+        assert client.open_requests == 0
+        names = [f"0-{number}" for number in range(taken)]
+        commands = await asyncio.to_thread(lambda: [worker.commands.receive() for _ in names * 2])
+        assert commands == [c for n in names for c in (unread(n), CancelRequest(n))]
+        while left(worker):
+            await asyncio.sleep(0.001)
+        with client.open([unread("later")]):
+            assert await asyncio.to_thread(worker.commands.receive) == unread("later")
+
+    with_workers(monkeypatch, 1, test)
+
+
+def test_other_workers_take_what_one_does_not_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def test(client: EngineClient, workers: list[UnreadWorker]) -> None:
+        silent, other = workers
+        while left(silent) <= 2 << 20:  # as other requests do, whichever the router chooses
+            silent.channel.send(unread("of another"))
+        for number in range(8):
+            with client.open([unread(f"a{number}")]):
+                assert await asyncio.to_thread(other.commands.receive) == unread(f"a{number}")
+            assert await asyncio.to_thread(other.commands.receive) == CancelRequest(f"a{number}")
+        before = left(silent)
+        with client.open([unread("kept")]):
+            assert fill(client, 1) and left(other) > 2 << 20 and left(silent) == before
+            # one that was accepted goes on, whoever reads it
+            await client.remove_replica(client.replicas[1], timeout=0)
+            assert left(silent) > before
+        sent: list[object] = []
+
+        def read() -> None:
+            while sent[-1:] != [CancelRequest("kept")]:
+                sent.append(silent.commands.receive())
+
+        await asyncio.to_thread(read)
+        assert sent[-2] == unread("kept")
+        assert all(command == unread("of another") for command in sent[:-2])
+
+    with_workers(monkeypatch, 2, test)
+
+
+def test_commands_that_are_not_answered_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those of clients that went away count until the worker answers a later one."""
+    monkeypatch.setattr(answers, "MOST_UNANSWERED", 5)
+
+    async def test(client: EngineClient, workers: list[UnreadWorker]) -> None:
+        (worker,) = workers
+        for _ in range(5):
+            with pytest.raises(TimeoutError):
+                await asyncio.wait_for(client.forget_prefixes(), 0.001)
+        with pytest.raises(EngineUnavailableError, match="does not answer"):
+            await client.forget_prefixes()
+        sent = await asyncio.to_thread(lambda: [worker.commands.receive() for _ in range(5)])
+        assert sent == [ForgetPrefixes(number) for number in range(1, 6)]
+        worker.commands.send(PrefixesForgotten(5))
+        asked = None
+        while asked is None:  # until the answer has arrived
+            asked = asyncio.ensure_future(client.forget_prefixes())
+            await asyncio.sleep(0.01)
+            if asked.done():
+                assert isinstance(asked.exception(), EngineUnavailableError)
+                asked = None
+        assert await asyncio.to_thread(worker.commands.receive) == ForgetPrefixes(6)
+        worker.commands.send(PrefixesForgotten(6))
+        await asked
+
+    with_workers(monkeypatch, 1, test)

@@ -13,8 +13,11 @@ from max.pipelines.generation.process.commands import (
     UnloadAdapter,
 )
 from max.pipelines.generation.process.events import AdapterChanged, PrefixesForgotten, PrefixesKept
+from max.serve.worker.engine_state import EngineUnavailableError
 
 _LOST = "the worker process has ended"
+MOST_UNANSWERED = 1000
+"""The commands that a worker may leave without an answer before it gets no further ones."""
 Answer: TypeAlias = PrefixesForgotten | PrefixesKept | AdapterChanged
 
 
@@ -27,7 +30,7 @@ class Answers:
 
     def __init__(self, send: Callable[[Command], None]) -> None:
         self._send = send
-        self._last = 0
+        self._last = self._answered = 0
         self._waiting: dict[int, asyncio.Future[Answer | None]] = {}
 
     @property
@@ -56,7 +59,12 @@ class Answers:
 
         Returns:
             The answer; None: the worker was lost.
+
+        Raises:
+            EngineUnavailableError: `MOST_UNANSWERED` wait, also such that nobody awaits any more.
         """
+        if self._last - self._answered >= MOST_UNANSWERED:
+            raise EngineUnavailableError("the engine does not answer; try again later")
         number, answer = self._last + 1, asyncio.get_running_loop().create_future()
         self._waiting[number] = answer
         try:
@@ -105,12 +113,14 @@ class Answers:
 
     def take(self, event: Answer) -> None:
         """Hands an answer to who awaits it."""
+        self._answered = max(self._answered, event.number)
         answer = self._waiting.get(event.number)
         if answer is not None and not answer.done():
             answer.set_result(event)
 
     def end(self) -> None:
         """Ends all waits, as the worker is lost."""
+        self._answered = self._last
         for answer in self._waiting.values():
             if not answer.done():
                 answer.set_result(None)

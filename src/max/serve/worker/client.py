@@ -18,13 +18,19 @@ from max.pipelines.generation.process.events import (
     PromptStarted,
     StepTimes,
 )
-from max.pipelines.kv_cache.salts import NO_SALT, Salt
+from max.pipelines.kv_cache.salts import NO_SALT
 from max.serve.process.settings import WatchLimits
 from max.serve.worker.engine_state import EngineLostError, EngineState, EngineUnavailableError
 from max.serve.worker.prefix_router import PrefixRouter, Route
 from max.serve.worker.replica import Replica
 from max.serve.worker.started_worker import Worker, start_in_thread
-from max.serve.worker.subscription import Mailbox, OpenRequest, Subscription, WorkerRequest
+from max.serve.worker.subscription import (
+    Mailbox,
+    OpenRequest,
+    Subscription,
+    WorkerRequest,
+    prompt_of,
+)
 from max.serve.worker.suspects import OwnTurn, Turn
 
 __all__ = ["EngineClient", "EngineLostError", "EngineState", "EngineUnavailableError"]
@@ -283,10 +289,11 @@ class EngineClient:
             on: The replica that they are sent to, which is ready; None: the router chooses.
 
         Raises:
-            EngineUnavailableError: No worker runs, and none will be started.
+            EngineUnavailableError: No worker runs and reads its requests, and none will be started.
         """
-        if not any(replica.waits for replica in self.replicas):
-            raise self.replicas[0].refusal
+        takers = self.replicas if on is None else [on]
+        if not any(replica.waits for replica in takers):
+            raise takers[0].refusal
         names = [request.request_id for request in requests]
         if duplicates := [
             name for i, name in enumerate(names) if name in self.entries or name in names[:i]
@@ -465,16 +472,17 @@ class EngineClient:
 
     def _place(self, entry: OpenRequest) -> None:
         """Sends a request to a replica, or lets it wait for one."""
-        ready = self._ready
+        waiting = [replica for replica in self.replicas if replica.waits]
+        # one whose worker does not read gets only what others cannot take, as that was accepted before
+        ready = {number: each for number, each in self._ready.items() if each.waits or not waiting}
         if not ready:
             # there is one, as `open` refuses requests otherwise
-            waiting = [replica for replica in self.replicas if replica.waits]
             entry.replica = min(waiting, key=lambda each: len(self.of(each)))
             return
         if self.is_single:
             replica = next(iter(ready.values()))
         else:
-            tokens, salt, length = _prompt_of(entry.request)
+            tokens, salt, length = prompt_of(entry.request)
             entry.route = self._router.choose(ready, tokens, salt, length)
             replica = ready[entry.route.replica]
         entry.replica = replica
@@ -488,16 +496,7 @@ class EngineClient:
         tokens: Sequence[int] = ()
         salt = NO_SALT
         if cached and isinstance(entry.request, GenerationRequest):
-            tokens, salt, _ = _prompt_of(entry.request)
+            tokens, salt, _ = prompt_of(entry.request)
             # a later prompt of the conversation begins with the answer, too
             tokens = (*tokens, *entry.generated)
         self._router.note_end(route, tokens, salt)
-
-
-def _prompt_of(request: WorkerRequest) -> tuple[Sequence[int], Salt, int]:
-    """The tokens that a request reads, what its pages depend on besides, and its size where it has no tokens."""
-    if isinstance(request, GenerationRequest):
-        salt = Salt(request.adapter, request.adapter_scale, request.cache_salt)
-        return (*request.tokens, *request.generated_tokens), salt, 0
-    # characters, four of which are about one token
-    return (), NO_SALT, sum(len(text) for text in request.texts) // 4

@@ -8,6 +8,9 @@ from typing import Any
 from max.pipelines.generation.process.channel import ConnectionChannel
 from max.serve.worker.send_queue import SendQueue
 
+MOST_UNREAD_BYTES = 256 << 20
+"""The bytes that may wait for the other end before it counts as one that does not read."""
+
 
 class QueuedChannel:
     """A channel that sends by a `SendQueue`, so that a worker that does not read cannot block the event loop.
@@ -50,6 +53,11 @@ class QueuedChannel:
             Exception: The codec cannot encode one: it is the sender's error, and the channel goes on.
         """
         self._sends.send(self._channel.frame(messages))
+
+    @property
+    def is_full(self) -> bool:
+        """Whether more than `MOST_UNREAD_BYTES` wait for the other end; sends still work."""
+        return self._sends.left_bytes > MOST_UNREAD_BYTES
 
     def end_sends(self) -> None:
         """Ends the thread, after the other end was closed."""

@@ -156,15 +156,23 @@ class Replica:
 
     @property
     def waits(self) -> bool:
-        """Whether requests may wait for it: it runs, or starts and has not done so for long."""
-        return self._state is not EngineState.STOPPED and not self._starts_for_long
+        """Whether requests may wait for it: it runs and reads them, or starts and has not done so for long."""
+        return not (self._state is EngineState.STOPPED or self._starts_for_long or self._is_full)
+
+    @property
+    def _is_full(self) -> bool:
+        """Whether the worker does not read, so that what is sent to it only takes memory."""
+        return self.worker is not None and self.worker.channel.is_full
 
     @property
     def refusal(self) -> EngineUnavailableError:
         """Why it takes no request, if none may wait for it."""
         if self._state is EngineState.STOPPED:
             return EngineUnavailableError("the engine has stopped")
-        return EngineUnavailableError(self._start_takes_long)
+        if self._is_full:
+            return EngineUnavailableError("the engine does not read its requests; try again later")
+        since = f"{self._limits.wait_s:g} s; try again later"
+        return EngineUnavailableError(f"the engine has been starting again for more than {since}")
 
     @property
     def prompt_steps(self) -> StepTimes:
@@ -483,14 +491,10 @@ class Replica:
                 self._failed_starts += 1
                 self._error = ErrorInfo.of(error)
 
-    @property
-    def _start_takes_long(self) -> str:
-        return f"the engine has been starting again for more than {self._limits.wait_s:g} s; try again later"
-
     def _end_waiting(self) -> None:
         """Fails the requests that wait for the next worker, and later ones until it is ready."""
         self._starts_for_long = True
-        self._fail_open(EngineUnavailableError(self._start_takes_long))
+        self._fail_open(self.refusal)
 
     def _fail_open(self, error: Exception) -> None:
         for entry in self._requests.of(self):

@@ -110,6 +110,11 @@ class SendQueue:
             self._changed.wait_for(lambda: self._left or self._has_ended or self._broken)
             return self._left[0] if self._left else None
 
+    @property
+    def left_bytes(self) -> int:
+        """The bytes that the other end has not taken yet."""
+        return self._left_bytes
+
     def flush(self, timeout: float) -> None:
         """Waits until all was sent, or the other end is closed.
 

@@ -8,11 +8,11 @@ import logging
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Protocol
 
-from max.pipelines.generation.process.channel import Channel
 from max.serve.process.settings import WorkerSettings
 from max.serve.worker.life_signs import Signs
+from max.serve.worker.queued_channel import QueuedChannel
 
 logger = logging.getLogger("max.serve")
 
@@ -21,7 +21,7 @@ class Worker(Protocol):
     """A started worker process; ``WorkerProcess`` implements it."""
 
     @property
-    def channel(self) -> Channel[Any, Any]:
+    def channel(self) -> QueuedChannel:
         """The server's end of the channel."""
         ...
 

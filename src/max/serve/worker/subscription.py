@@ -24,6 +24,7 @@ from max.pipelines.generation.process.events import (
     RequestFailed,
     TokensGenerated,
 )
+from max.pipelines.kv_cache.salts import NO_SALT, Salt
 from max.serve.worker.prefix_router import Route
 from max.serve.worker.started_worker import Worker
 
@@ -34,6 +35,19 @@ WorkerMessage: TypeAlias = Event | TextsEncoded | OthersLoad | None
 _Item: TypeAlias = "PromptStarted | TokensGenerated | TextsEncoded | RequestFailed | Exception"
 WorkerRequest: TypeAlias = GenerationRequest | EncodeRequest | RankRequest
 """The requests that a worker runs."""
+
+
+def prompt_of(request: WorkerRequest) -> tuple[Sequence[int], Salt, int]:
+    """The tokens that a request reads, what its pages depend on besides, and its size where it has no tokens.
+
+    Args:
+        request: The request.
+    """
+    if isinstance(request, GenerationRequest):
+        salt = Salt(request.adapter, request.adapter_scale, request.cache_salt)
+        return (*request.tokens, *request.generated_tokens), salt, 0
+    # characters, four of which are about one token
+    return (), NO_SALT, sum(len(text) for text in request.texts) // 4
 
 
 class Mailbox:
