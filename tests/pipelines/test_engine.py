@@ -94,6 +94,32 @@ def test_errors_end_their_requests_only():
     assert pipeline.cache.free_pages == 3
 
 
+def test_pages_that_another_engine_holds_are_an_error_until_they_are_free():
+    pipeline = CountingPipeline(pages=4)
+    engine, other = engine_of(pipeline), engine_of(pipeline)
+    held, later = context([1] * (3 * PAGE_SIZE + 1), 2), context([2] * (2 * PAGE_SIZE), 2)
+    other.submit(held)
+    other.step()
+    assert pipeline.cache.free_pages == 0
+    engine.submit(later)
+    for _ in range(2):
+        with pytest.raises(
+            RuntimeError, match="4 pages of the KV cache are used by requests of an"
+        ):
+            engine.step()
+    generation = Generation(pipeline, SchedulerLimits(max_batch_size=4))
+    with pytest.raises(RuntimeError, match="no request can run"):
+        list(generation.stream([context([3] * (2 * PAGE_SIZE), 2)]))
+    assert not len(generation.scheduler)
+    assert [t for o in outcomes_of(other)[held.request_id] for t in o.tokens] == (
+        expected([1] * (3 * PAGE_SIZE + 1), 2)[1:]
+    )
+    assert [t for o in outcomes_of(engine)[later.request_id] for t in o.tokens] == expected(
+        [2] * (2 * PAGE_SIZE), 2
+    )
+    assert pipeline.cache.free_pages == 4
+
+
 def test_an_interrupt_returns_what_came_before_with_the_next_step():
     engine = engine_of(pipeline := CountingPipeline(pages=4))
     ends, goes, refused = context([1], 1), context([2], 3), context([3], 40)

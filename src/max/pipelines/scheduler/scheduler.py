@@ -175,6 +175,9 @@ class TextScheduler:
 
         Args:
             steps: The tokens of each running request, at most :meth:`steady_steps`; None: as the limits say.
+
+        Raises:
+            RuntimeError: Requests of others hold the pages that the first one needs; a later call may succeed.
         """
         if steps is not None:
             return _inputs(self._decodable(steps), BatchType.TG, steps)
@@ -187,6 +190,12 @@ class TextScheduler:
             self._prompt_tokens = sum(context.active_length for context in prompts)
             self._mixed = bool(decoding)
             return _inputs([*decoding, *prompts], BatchType.CE, 1)
+        if self._waiting and not self._running:
+            # no request of this scheduler that comes later holds pages now
+            raise RuntimeError(
+                f"no request can run: {self._pages.used_pages} pages of the KV cache are used by requests of another "
+                "engine; all requests of a pipeline must go through one engine"
+            )
         steps = self._steps()
         batch = self._decodable(steps)
         if batch:
