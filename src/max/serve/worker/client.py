@@ -20,17 +20,12 @@ from max.pipelines.generation.process.events import (
 )
 from max.pipelines.kv_cache.salts import NO_SALT
 from max.serve.process.settings import WatchLimits
+from max.serve.worker import subscription
 from max.serve.worker.engine_state import EngineLostError, EngineState, EngineUnavailableError
 from max.serve.worker.prefix_router import PrefixRouter, Route
 from max.serve.worker.replica import Replica
 from max.serve.worker.started_worker import Worker, start_in_thread
-from max.serve.worker.subscription import (
-    Mailbox,
-    OpenRequest,
-    Subscription,
-    WorkerRequest,
-    prompt_of,
-)
+from max.serve.worker.subscription import Mailbox, OpenRequest, Subscription, WorkerRequest
 from max.serve.worker.suspects import OwnTurn, Turn
 
 __all__ = ["EngineClient", "EngineLostError", "EngineState", "EngineUnavailableError"]
@@ -482,7 +477,7 @@ class EngineClient:
         if self.is_single:
             replica = next(iter(ready.values()))
         else:
-            tokens, salt, length = prompt_of(entry.request)
+            tokens, salt, length = subscription.prompt_of(entry.request)
             entry.route = self._router.choose(ready, tokens, salt, length)
             replica = ready[entry.route.replica]
         entry.replica = replica
@@ -496,7 +491,7 @@ class EngineClient:
         tokens: Sequence[int] = ()
         salt = NO_SALT
         if cached and isinstance(entry.request, GenerationRequest):
-            tokens, salt, _ = prompt_of(entry.request)
+            tokens, salt, _ = subscription.prompt_of(entry.request)
             # a later prompt of the conversation begins with the answer, too
             tokens = (*tokens, *entry.generated)
         self._router.note_end(route, tokens, salt)

@@ -171,8 +171,8 @@ class Replica:
             return EngineUnavailableError("the engine has stopped")
         if self._is_full:
             return EngineUnavailableError("the engine does not read its requests; try again later")
-        since = f"{self._limits.wait_s:g} s; try again later"
-        return EngineUnavailableError(f"the engine has been starting again for more than {since}")
+        since = f"for more than {self._limits.wait_s:g} s; try again later"
+        return EngineUnavailableError(f"the engine has been starting again {since}")
 
     @property
     def prompt_steps(self) -> StepTimes:
@@ -222,10 +222,8 @@ class Replica:
         Raises:
             Exception: It cannot be encoded.
         """
-        if entry.is_suspect:
-            self._suspects.run(entry)
-        else:
-            self._submit(entry)
+        run = self._suspects.run if entry.is_suspect else self._submit
+        run(entry)
 
     def cancel(self, request_id: str) -> None:
         """Ends a request, which is not among the open ones any more.
