@@ -71,6 +71,19 @@ HELD = {
         "type": "object", "additionalProperties": TEXT,
         "propertyNames": {"anyOf": [{"const": "*"}, {"type": "string", "not": {"pattern": "[b-z]"}}]},
     },
+    "names of a list": {
+        "type": "object", "additionalProperties": TEXT, "propertyNames": {"enum": ["a", "ab", "b"], "minLength": 2},
+    },
+    "names of a list and one": {
+        "type": "object", "additionalProperties": TEXT,
+        "propertyNames": {"anyOf": [{"enum": ["a", "b"], "const": "a"}]},
+    },
+    "names of whole lengths": {
+        "type": "object", "additionalProperties": TEXT, "propertyNames": {"minLength": 1.0, "maxLength": 2.0},
+    },
+    "items that are left": {
+        "type": "array", "prefixItems": [TEXT], "unevaluatedItems": {**SMALL, "pattern": "^(?!a)"}, "maxItems": 3,
+    },
     "names that are listed": {"type": "object", "properties": {"ab": TEXT}, "propertyNames": {"minLength": 2}},
 }  # fmt: skip
 

@@ -7,6 +7,7 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
+from max.pipelines.structured.schema_merging import well_formed
 from max.pipelines.structured.schema_references import References
 
 _KINDS: dict[str, type | tuple[type, ...]] = {
@@ -52,6 +53,7 @@ class _Checker:
             return _place(path, "false")
         if not isinstance(schema, Mapping) or depth > _DEPTH:
             return None
+        schema, _ = well_formed(schema)
         reference = schema.get("$ref", schema.get("$dynamicRef"))
         if isinstance(reference, str):
             target = self._references.target(reference, schema)
@@ -71,7 +73,7 @@ class _Checker:
             _is(value, kind) for kind in (kinds if isinstance(kinds, list) else [kinds])
         ):
             return _place(path, "type")
-        if isinstance(schema.get("enum"), list) and _key(value) not in map(_key, schema["enum"]):
+        if "enum" in schema and _key(value) not in map(_key, schema["enum"]):
             return _place(path, "enum")
         if "const" in schema and _key(value) != _key(schema["const"]):
             return _place(path, "const")
@@ -118,9 +120,7 @@ class _Checker:
     ) -> str | None:
         if not isinstance(value, dict):
             return None
-        for name in (
-            schema.get("required") or () if isinstance(schema.get("required"), list) else ()
-        ):
+        for name in schema.get("required", ()):
             if name not in value:
                 return _place((*path, str(name)), "required")
         if not schema.get("minProperties", 0) <= len(value) <= schema.get("maxProperties", len(value)):  # fmt: skip
@@ -153,12 +153,12 @@ class _Checker:
     def _check_combinations(
         self, value: Any, schema: Mapping[str, Any], path: tuple[str, ...], depth: int
     ) -> str | None:
-        for each in schema.get("allOf") or ():
+        for each in schema.get("allOf", ()):
             if found := self.misfit(value, each, path, depth + 1):
                 return found
         for keyword in ("anyOf", "oneOf"):
             options = schema.get(keyword)
-            if isinstance(options, list) and options:
+            if options:
                 count = sum(self._fits(value, each, depth) for each in options)
                 if not count or (keyword == "oneOf" and count > 1):
                     return _place(path, keyword)
@@ -198,7 +198,7 @@ def _is(value: Any, kind: Any) -> bool:
     if kind == "integer":
         whole = isinstance(value, float) and value.is_integer()
         return whole or (isinstance(value, int) and not isinstance(value, bool))
-    if kind not in _KINDS:
+    if not isinstance(kind, str) or kind not in _KINDS:
         return True
     return isinstance(value, _KINDS[kind]) and (kind == "boolean" or not isinstance(value, bool))
 

@@ -30,13 +30,21 @@ from max.pipelines.structured.schema_merging import (
     disjoint,
     exclusive,
     is_condition,
+    well_formed,
 )
-from max.pipelines.structured.schema_names import FORMATS, name_pattern, pattern_for_grammar
+from max.pipelines.structured.schema_names import (
+    FORMATS,
+    listed_texts,
+    name_pattern,
+    pattern_for_grammar,
+)
 from max.pipelines.structured.schema_objects import join_all_of
 from max.pipelines.structured.schema_references import References
 
 TYPES = frozenset(("string", "integer", "number", "boolean", "object", "array", "null"))
 _SAME_FORMATS = {"uuid4": "uuid", "uuid1": "uuid", "uuid5": "uuid", "url": "uri"}
+_WITH_ITEMS = frozenset(("contains", "allOf", "anyOf", "oneOf", "if"))
+"""Keywords that say of items that they are evaluated."""
 _MAX_NODES = 20_000
 _MAX_DEPTH = 120
 
@@ -118,10 +126,8 @@ class _Writer:
         if text not in self.relaxed_keywords and len(self.relaxed_keywords) < 64:
             self.relaxed_keywords.append(text)
 
-    def _pattern(self, pattern: Any) -> str | None:
+    def _pattern(self, pattern: str) -> str | None:
         """A pattern in the grammar's syntax; None if it has none there."""
-        if not isinstance(pattern, str):
-            return None
         self._look_aheads += "(?" in pattern
         return pattern_for_grammar(pattern) if self._look_aheads <= MOST_AUTOMATA else None
 
@@ -142,6 +148,9 @@ class _Writer:
         if not isinstance(schema, Mapping):
             self._note(path, "it is no schema")
             return {}
+        schema, wrong = well_formed(schema)
+        for keyword in wrong:
+            self._note(path, keyword)
         schema = join_all_of(schema, self._references)
         if schema.get("uniqueItems") is True and (lists := self._different(schema)) is not None:
             schema = lists
@@ -183,15 +192,21 @@ class _Writer:
     def _alternatives(self, schema: Mapping[str, Any], path: tuple[str, ...]) -> list[dict[str, Any]]:  # fmt: skip
         """Conditions of a schema, also those that are members of ``allOf``."""
         found: list[dict[str, Any]] = []
-        members = schema.get("allOf") if isinstance(schema.get("allOf"), list) else []
-        for each in (schema, *(member for member in members or () if is_condition(member))):
+        # members that were joined to the schema have no place left
+        members = [((*path, "allOf"), m) for m in schema.get("allOf", ()) if is_condition(m)]
+        for place, each in ((path, schema), *members):
+            each, left = well_formed(each)
             if not set(CONDITIONS) & each.keys():
-                continue
-            known, left = self._conditions.alternatives({**condition_base(schema), **each})
-            left += [] if self._with_conditions else [name for name in CONDITIONS if name in each]
-            found += known if self._with_conditions else []
+                known = []
+            elif self._with_conditions:
+                known, others = self._conditions.alternatives({**condition_base(schema), **each})
+                left += others
+            else:
+                known = []
+                left += [name for name in CONDITIONS if name in each]
+            found += known
             for keyword in left:
-                self._note(path, keyword)
+                self._note(place, keyword)
         return found
 
     def _name_of(self, target: Any, closed: bool, reference: str) -> str:
@@ -219,34 +234,16 @@ class _Writer:
             keywords.pop("type")
             if known:
                 keywords["type"] = known if isinstance(kinds, list) else known[0]
-        if "enum" in keywords and not isinstance(keywords["enum"], list):
-            keywords.pop("enum")
-            self._note(path, "enum")
         # in draft 4 these are flags beside the limit
         for limit, other in (("exclusiveMinimum", "minimum"), ("exclusiveMaximum", "maximum")):
             if isinstance(keywords.get(limit), bool):
                 if keywords.pop(limit) and other in keywords:
                     keywords[limit] = keywords.pop(other)
-        for keyword in ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum"):
-            value = keywords.get(keyword, 0)
-            if isinstance(value, bool) or not isinstance(value, (int, float)):
-                keywords.pop(keyword)
-                self._note(path, keyword)
         for keyword in COUNTS:
-            value = keywords.get(keyword, 0)
-            # JSON has one kind of number, so 2.0 is a count
-            if isinstance(value, float) and value.is_integer():
-                keywords[keyword] = value = int(value)
-            if isinstance(value, bool) or not isinstance(value, int) or value < 0:
-                keywords.pop(keyword)
-                self._note(path, keyword)
-        required = keywords.get("required")
-        if required is not None:
-            names = required if isinstance(required, list) else []
-            known = [name for name in names if isinstance(name, str)]
-            if known != required:
-                self._note(path, "required")
-            keywords["required"] = list(dict.fromkeys(known))
+            if keyword in keywords:
+                keywords[keyword] = int(keywords[keyword])
+        if "required" in keywords:
+            keywords["required"] = list(dict.fromkeys(keywords["required"]))
         divisor = schema.get("multipleOf")
         if divisor is not None:
             count = remainders(divisor)
@@ -262,8 +259,8 @@ class _Writer:
                 self._note(path, f"pattern {json.dumps(pattern)[:80]}")
             else:
                 keywords["pattern"] = text
-        form = schema.get("format")
-        form = _SAME_FORMATS.get(form, form) if isinstance(form, str) else None
+        form = schema.get("format", "")
+        form = _SAME_FORMATS.get(form, form)
         if form in FORMATS:
             keywords["format"] = form
 
@@ -282,10 +279,8 @@ class _Writer:
         if keyword == "propertyNames" and "additionalProperties" not in schema and self._closes:
             if all(misfit(name, value) is None for name in schema.get("properties") or ()):
                 return  # there are only names that fit
-        combined = set(schema) & {"contains", "allOf", "anyOf", "oneOf", "if"}
-        if keyword == "unevaluatedItems" and not combined:
-            keywords["items"] = value
-            return
+        if keyword == "unevaluatedItems" and not schema.keys() & _WITH_ITEMS:
+            return  # by `_array`
         if keyword == "uniqueItems" and keywords.get("maxItems", 2) <= 1:
             return
         if keyword == "contains" and with_item(schema) is not None:
@@ -375,15 +370,14 @@ class _Writer:
     ) -> tuple[dict[str, Any], Any]:  # fmt: skip
         """Properties whose names have a schema, as patterns or as optional properties."""
         value = {} if more is None or more is True else more
-        names = self._references.resolve(names)
-        choices = names.get("enum", [names["const"]] if "const" in names else None)
-        if isinstance(choices, list) and all(isinstance(each, str) for each in choices):
-            if len(choices) <= MAX_OPTIONAL_PROPERTIES:
-                keywords["properties"] = {
-                    each: self.node(value, (*path, "additionalProperties"), depth + 1, True)
-                    for each in choices
-                }
-                return {}, False
+        known, wrong = well_formed(self._references.resolve(names))
+        choices = None if wrong else listed_texts(known)
+        if choices is not None and len(choices) <= MAX_OPTIONAL_PROPERTIES:
+            keywords["properties"] = {
+                each: self.node(value, (*path, "additionalProperties"), depth + 1, True)
+                for each in choices
+            }
+            return {}, False
         pattern = None if more is False else name_pattern(names, self._references)
         if pattern:
             return {pattern: value}, False
@@ -397,6 +391,9 @@ class _Writer:
         items, prefix = schema.get("items"), schema.get("prefixItems")
         if isinstance(items, list):
             prefix, items = items, schema.get("additionalItems")
+        place = (*path, "items")
+        if items is None and not schema.keys() & _WITH_ITEMS:
+            items, place = schema.get("unevaluatedItems"), (*path, "unevaluatedItems")
         if isinstance(prefix, list):
             keywords["prefixItems"] = [
                 self.node(each, (*path, "prefixItems", str(at)), depth + 1, True)
@@ -406,11 +403,12 @@ class _Writer:
             # members of another type may be beside lists
             kinds = schema.get("type")
             others = [] if kinds == "array" else [{"type": sorted(TYPES - {"array", "integer"})}]
-            place = (*path, "contains")
-            nodes = [self.node(each, place, depth + 1, True) for each in (*either, *others)]
+            nodes = [
+                self.node(each, (*path, "contains"), depth + 1, True) for each in (*either, *others)
+            ]
             keywords.setdefault("allOf", []).append({"anyOf": nodes})
-        if items is not None or ("items" in schema and not isinstance(schema["items"], list)):
-            keywords["items"] = self.node(items, (*path, "items"), depth + 1, True)
+        if items is not None:
+            keywords["items"] = self.node(items, place, depth + 1, True)
 
     def _write_combinations(
         self, keywords: dict[str, Any], schema: Mapping[str, Any], path: tuple[str, ...], depth: int, closed: bool

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 KEPT = (
@@ -22,6 +22,67 @@ ASSERTIONS = frozenset((
     *KEPT, *DROPPED, *CONDITIONS, *MERGED, "pattern", "format", "multipleOf", "items", "prefixItems",
     "additionalItems", "allOf", "anyOf", "oneOf", *POINTERS, "then", "else", "minContains", "maxContains",
 ))  # fmt: skip
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool)
+
+
+def _is_count(value: Any) -> bool:
+    # JSON has one kind of number, so 2.0 is a count
+    return _is_number(value) and value >= 0 and value == value // 1
+
+
+def _is_schema(value: Any) -> bool:
+    return isinstance(value, (Mapping, bool))
+
+
+def _is_texts(value: Any) -> bool:
+    return isinstance(value, list) and all(isinstance(each, str) for each in value)
+
+
+def _is_named(value: Any, *kinds: Callable[[Any], bool]) -> bool:
+    """Whether a value is an object of values of some kinds; some clients write an empty one as a list."""
+    if not isinstance(value, Mapping):
+        return value == []
+    return all(any(kind(each) for kind in kinds) for each in value.values())
+
+
+_SHAPES: dict[str, Callable[[Any], bool]] = {
+    **dict.fromkeys(("minimum", "maximum"), _is_number),
+    # in draft 4 these are flags beside the limit
+    **dict.fromkeys(
+        ("exclusiveMinimum", "exclusiveMaximum"), lambda v: isinstance(v, bool) or _is_number(v)
+    ),
+    **dict.fromkeys((*COUNTS, "minContains", "maxContains"), _is_count),
+    "uniqueItems": lambda v: isinstance(v, bool),
+    "multipleOf": lambda v: _is_number(v) and v > 0,
+    **dict.fromkeys(("not", "if", "then", "else", "contains", "propertyNames"), _is_schema),
+    **dict.fromkeys(("unevaluatedItems", "unevaluatedProperties"), _is_schema),
+    **dict.fromkeys(
+        ("enum", "allOf", "anyOf", "oneOf", "prefixItems"), lambda v: isinstance(v, list)
+    ),
+    **dict.fromkeys((*POINTERS, "pattern", "format"), lambda v: isinstance(v, str)),
+    **dict.fromkeys(("properties", "patternProperties"), lambda v: _is_named(v, lambda _: True)),
+    "required": _is_texts,
+    "dependentRequired": lambda v: _is_named(v, _is_texts),
+    "dependentSchemas": lambda v: _is_named(v, _is_schema),
+    "dependencies": lambda v: _is_named(v, _is_texts, _is_schema),
+}
+"""Of what kind the values of keywords are; those that are not listed are looked at where they are read."""
+
+
+def well_formed(schema: Mapping[str, Any]) -> tuple[Mapping[str, Any], list[str]]:
+    """A schema without keywords whose values have the wrong kind, and the names of these; null is no value.
+
+    Args:
+        schema: The schema.
+    """
+    nulls = [k for k, v in schema.items() if v is None and k in ASSERTIONS and k != "const"]
+    wrong = [k for k, v in schema.items() if v is not None and k in _SHAPES and not _SHAPES[k](v)]
+    if not nulls and not wrong:
+        return schema, []
+    return {k: v for k, v in schema.items() if k not in nulls and k not in wrong}, wrong
 
 
 def is_condition(schema: Any) -> bool:

@@ -7,11 +7,12 @@ from collections.abc import Mapping
 from typing import Any
 
 from max.pipelines.structured.pattern_automata import unlike_pattern, without_ahead
-from max.pipelines.structured.schema_merging import ASSERTIONS
+from max.pipelines.structured.schema_check import misfit
+from max.pipelines.structured.schema_merging import ASSERTIONS, well_formed
 from max.pipelines.structured.schema_references import References
 from max.pipelines.structured.validation import is_regex, kept_results
 
-__all__ = ["FORMATS", "name_pattern", "pattern_for_grammar"]
+__all__ = ["FORMATS", "listed_texts", "name_pattern", "pattern_for_grammar"]
 
 FORMATS = frozenset(
     ("date-time", "time", "date", "duration", "email", "hostname", "ipv4", "ipv6", "uuid", "uri")
@@ -37,6 +38,18 @@ def pattern_for_grammar(pattern: str) -> str | None:
     return without_ahead(pattern) if "(?" in pattern else None
 
 
+def listed_texts(schema: Mapping[str, Any]) -> list[str] | None:
+    """The texts that fit a schema; None if it does not list its values.
+
+    Args:
+        schema: The schema.
+    """
+    values = schema.get("enum", [schema["const"]] if "const" in schema else None)
+    if not isinstance(values, list):
+        return None
+    return [each for each in values if isinstance(each, str) and misfit(each, schema) is None]
+
+
 def name_pattern(names: Any, references: References, depth: int = 0) -> str | None:
     """A pattern of the texts that fit a schema; empty if all do, None if there is none.
 
@@ -49,27 +62,26 @@ def name_pattern(names: Any, references: References, depth: int = 0) -> str | No
         return ""
     if not isinstance(names, Mapping) or depth > 8:
         return None
-    names = references.resolve(names)
+    names, wrong = well_formed(references.resolve(names))
+    if wrong:
+        return None
     asserted = set(names) & ASSERTIONS - {"type"}
     if names.get("format") not in FORMATS:
         asserted -= {"format"}
     if names.get("type", "string") != "string":
         return None
-    choices = names.get("enum", [names["const"]] if "const" in names else None)
+    choices = listed_texts(names)
     if asserted == set():
         return ""
-    if (
-        asserted <= {"enum", "const"}
-        and isinstance(choices, list)
-        and len(choices) <= _MOST_CHOICES
-    ):
-        texts = [re.escape(each) for each in choices if isinstance(each, str)]
+    if asserted <= {"enum", "const"} and choices is not None and len(choices) <= _MOST_CHOICES:
+        texts = [re.escape(each) for each in choices]
         return f"^({'|'.join(texts)})$" if texts else None
-    if asserted == {"pattern"} and isinstance(names["pattern"], str):
+    if asserted == {"pattern"}:
         return pattern_for_grammar(names["pattern"])
     if asserted <= {"minLength", "maxLength"}:
-        least, most = names.get("minLength", 0), names.get("maxLength", "")
-        return f"^[\\s\\S]{{{least},{most}}}$" if isinstance(least, int) else None
+        least = int(names.get("minLength", 0))
+        most = int(names["maxLength"]) if "maxLength" in names else ""
+        return f"^[\\s\\S]{{{least},{most}}}$"
     if asserted == {"not"}:
         other = name_pattern(names["not"], references, depth + 1)
         return unlike_pattern(other) if other else None

@@ -12,6 +12,7 @@ from max.pipelines.structured.schema_merging import (
     exclusive,
     is_condition,
     merge,
+    well_formed,
 )
 from max.pipelines.structured.schema_references import References
 
@@ -36,8 +37,10 @@ def join_all_of(
     for member in members:
         if is_condition(member):
             continue
-        target = references.resolve(member) if isinstance(member, Mapping) else None
-        if target is None or "$ref" in target:
+        if not isinstance(member, Mapping):
+            return schema
+        target, wrong = well_formed(references.resolve(member))
+        if wrong or "$ref" in target:
             return schema
         target = join_all_of(target, references, depth + 1)
         if set(target) & ASSERTIONS - MERGED:
@@ -69,8 +72,10 @@ def _spread_alternatives(schema: Mapping[str, Any], references: References) -> M
             options = exclusive(options)
         spread: list[Any] = []
         for option in options:
-            target = references.resolve(option) if isinstance(option, Mapping) else None
-            if target is None or "$ref" in target or set(target) & ASSERTIONS - MERGED:
+            if not isinstance(option, Mapping):
+                break
+            target, wrong = well_formed(references.resolve(option))
+            if wrong or "$ref" in target or set(target) & ASSERTIONS - MERGED:
                 break
             together = merge(own, {name: target[name] for name in MERGED if name in target})
             if together is None:

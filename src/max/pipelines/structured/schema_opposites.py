@@ -10,7 +10,7 @@ from max.pipelines.structured.pattern_automata import (
     other_texts,
     unlike_pattern,
 )
-from max.pipelines.structured.schema_merging import ASSERTIONS, POINTERS, names_in
+from max.pipelines.structured.schema_merging import ASSERTIONS, POINTERS, names_in, well_formed
 from max.pipelines.structured.schema_references import References
 
 __all__ = ["Opposites"]
@@ -59,16 +59,14 @@ class Opposites:
             return _NOTHING if schema else {}
         if not isinstance(schema, Mapping) or depth > _DEPTH:
             return None
-        schema = self._references.resolve(schema)
-        if set(schema) & {*POINTERS}:
+        schema, wrong = well_formed(self._references.resolve(schema))
+        if wrong or set(schema) & {*POINTERS}:
             return None
         members: list[Opposite] = []
         listed = schema.get("type")
         kinds = [listed] if isinstance(listed, str) else listed
         for keyword in sorted(set(schema) & ASSERTIONS - _WITH_OTHERS):
             members += self._keyword_opposites(keyword, schema, base, kinds, depth)
-        if not schema.keys() & ASSERTIONS:
-            return _NOTHING
         return _any(members)
 
     def excludes(self, one: Any, other: Any, depth: int = 0, closes: bool = False) -> bool:
@@ -117,11 +115,9 @@ class Opposites:
                 return [_other_type(kinds, base)]
             case "enum" | "const":
                 values = value if keyword == "enum" else [value]
-                # a client may send no list
-                return [self._other(values, base, kinds) if isinstance(values, list) else None]
+                return [self._other(values, base, kinds)]
             case "pattern":
-                known = isinstance(value, str) and self._may_make_automaton()
-                unlike = unlike_pattern(value) if known else None
+                unlike = unlike_pattern(value) if self._may_make_automaton() else None
                 return [{"type": "string", "pattern": unlike} if unlike else None]
             case "required":
                 names = names_in(schema, "required")
@@ -218,11 +214,8 @@ class Opposites:
         self, schema: Mapping[str, Any], base: Mapping[str, Any], depth: int
     ) -> list[Opposite]:
         """Objects with another value of a property, or with one that is not listed."""
-        properties, required = schema["properties"], names_in(schema, "required")
-        if not isinstance(properties, Mapping):
-            return [None]
-        own = base.get("properties")
-        own = own if isinstance(own, Mapping) else {}
+        properties, required = _inner(schema, "properties"), names_in(schema, "required")
+        own = _inner(base, "properties")
         members: list[Opposite] = []
         for name, each in properties.items():
             if name not in own and base.get("additionalProperties") is False:
@@ -265,7 +258,7 @@ def _any(members: list[Opposite]) -> Opposite:
 
 def _beyond(name: str, value: Any) -> Opposite:
     """The opposite of a bound; no value fits that of a length of zero."""
-    if isinstance(value, bool) or not isinstance(value, (int, float)):
+    if isinstance(value, bool):
         return None
     if name in _BEYOND:
         return {_BEYOND[name]: value}
