@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 import re
+import tracemalloc
 from functools import cache
 from pathlib import Path
 
@@ -178,3 +179,37 @@ def test_what_is_no_grammar_is_an_error(lark: str) -> None:
 def test_what_no_expression_holds_is_said_soon(lark: str) -> None:
     with pytest.raises(UnheldGrammarError):
         pattern_of_lark(lark)
+
+
+def test_what_is_ignored_is_written_once() -> None:
+    """Its names do not count again for each terminal."""
+    chain = "\n".join(f"W{n}: W{n + 1}" for n in range(20))
+    lark = f'start: {" ".join(["A"] * 900)}\nA: "a"\n{chain}\nW20: " "\n%ignore W0\n'
+    found = pattern_of_lark(lark)
+    assert found.depth is None
+    for text, fits in {"a " * 900: 1, "a" * 900: 1, " " + "a" * 900: 1, "a" * 899: 0}.items():
+        assert (re.fullmatch(found.pattern, text) is not None) == bool(fits)
+    for lost in ('start: "a"\n%ignore W', "start: start\n%ignore W"):
+        with pytest.raises(LarkError, match="no rule named W"):
+            pattern_of_lark(lost)
+
+
+@pytest.mark.parametrize(
+    "lark",
+    ['start: {" ".join(t)}\nt: "{a}"', 'start: {"|".join(t)}\nt: "{a}"', 'start: "b"\n{ignored}T: "{a}"'],
+    ids=range(3),
+)  # fmt: skip
+def test_copies_of_a_long_part_take_little_memory(lark: str) -> None:
+    long, names = "a" * 15_000, ["t"] * 3000
+    for sign, value in {
+        '{" ".join(t)}': " ".join(names), '{"|".join(t)}': "|".join(names), "{a}": long,
+        "{ignored}": "%ignore T\n" * 4000,
+    }.items():  # fmt: skip
+        lark = lark.replace(sign, value)
+    tracemalloc.start()
+    try:
+        with pytest.raises(UnheldGrammarError):
+            pattern_of_lark(lark)
+        assert tracemalloc.get_traced_memory()[1] < 32 << 20
+    finally:
+        tracemalloc.stop()

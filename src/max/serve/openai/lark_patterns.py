@@ -129,15 +129,14 @@ def pattern_of_lark(text: str) -> LarkPattern:
     unheld = UnheldGrammarError("its rules stand within themselves without an end")
     # the deepest that is not too large
     for depth in range(_MOST_DEPTH, -1, -1):
-        writer = _Writer(rules, reader.ignored_parts, depth)
         try:
+            writer = _Writer(rules, reader.ignored_parts, depth)
             pattern = writer.write(_Name("start"), False)
         except UnheldGrammarError as error:
             unheld = error
             continue
         if pattern is not None:
-            before = writer.ignored_text() if reader.ignored_parts else ""
-            return LarkPattern(before + pattern, depth if writer.cut else None)
+            return LarkPattern(writer.ignored + pattern, depth if writer.cut else None)
     raise unheld
 
 
@@ -370,21 +369,21 @@ class _Writer:
         rules: The rules and terminals.
         ignored_parts: What may stand between terminals.
         depth: How often a rule may stand within itself.
+
+    Raises:
+        UnheldGrammarError: The expression of what is ignored is too large.
+        LarkError: The grammar has no rule of a name.
     """
 
     def __init__(self, rules: dict[str, _Part], ignored_parts: Sequence[_Part], depth: int) -> None:
-        self._rules, self._ignored_parts, self._depth = rules, ignored_parts, depth
+        self._rules, self._depth = rules, depth
         self._open: dict[str, int] = {}
         self._left, self._nested = _MOST_NODES, 0
         self.cut = False
         """Whether the grammar goes deeper."""
-
-    def ignored_text(self) -> str:
+        ignored = _Repeat(_Choice(tuple(ignored_parts)), "?")
+        self.ignored = (self.write(ignored, True) or "") if ignored_parts else ""
         """What may stand between terminals, once."""
-        parts = [
-            part for each in self._ignored_parts if (part := self.write(each, True)) is not None
-        ]
-        return f"(?:{'|'.join(parts)})?"
 
     def write(self, part: _Part, is_terminal: bool) -> str | None:
         """The expression of a part; None if it goes too deep.
@@ -403,16 +402,14 @@ class _Writer:
         found: str | None
         match part:
             case _Text(pattern):
-                found = self._with_ignored(pattern, is_terminal)
+                found = pattern if is_terminal else pattern + self.ignored
             case _Name(name):
                 found = self._name(name, is_terminal)
             case _Sequel(parts):
-                texts = [self.write(each, is_terminal) for each in parts]
-                whole = [text for text in texts if text is not None]
-                found = "".join(whole) if len(whole) == len(texts) else None
+                whole = self._write_all(parts, is_terminal)
+                found = "".join(whole) if len(whole) == len(parts) else None
             case _Choice(parts):
-                texts = [self.write(each, is_terminal) for each in parts]
-                whole = [text for text in texts if text is not None]
+                whole = self._write_all(parts, is_terminal)
                 found = f"(?:{'|'.join(whole)})" if whole else None
             case _Repeat(inner, times):
                 text = self.write(inner, is_terminal)
@@ -426,8 +423,19 @@ class _Writer:
             raise UnheldGrammarError("it is too large")
         return found
 
-    def _with_ignored(self, pattern: str, is_terminal: bool) -> str:
-        return pattern if is_terminal or not self._ignored_parts else pattern + self.ignored_text()
+    def _write_all(self, parts: Sequence[_Part], is_terminal: bool) -> list[str]:
+        """The expressions of the parts that do not go too deep."""
+        found: list[str] = []
+        size = 0
+        for each in parts:
+            text = self.write(each, is_terminal)
+            if text is not None:
+                found.append(text)
+                size += len(text)
+            # before more of them are held
+            if size > _MOST_CHARACTERS:
+                raise UnheldGrammarError("it is too large")
+        return found
 
     def _name(self, name: str, is_terminal: bool) -> str | None:
         if name not in self._rules:
@@ -443,4 +451,4 @@ class _Writer:
         self._open[name] -= 1
         if found is None or is_terminal or not own:
             return found
-        return self._with_ignored(f"(?:{found})", False)
+        return f"(?:{found}){self.ignored}"
