@@ -247,3 +247,41 @@ def test_a_part_of_a_concatenation_is_not_written_over_its_operand(first: int, r
     (result,) = InferenceSession(devices=[CPU()]).load(graph).execute(a, b, c)
     parts = [np.tanh(b), np.tanh(np.cumsum(a, dtype=np.float64)[:size]), np.tanh(c)]
     np.testing.assert_allclose(result.to_numpy(), np.cumsum(np.concatenate(parts)), atol=1e-2)
+
+
+@pytest.mark.parametrize("op", ["scatter", "scatter_nd", "scatter_add"])
+@pytest.mark.parametrize("form", ["value", "transposed", "other"])
+def test_an_operand_that_a_kernel_reads_elsewhere_too_keeps_its_memory(
+    op: str, form: str, rng: np.random.Generator
+) -> None:
+    """The rows of a value are written over it in another order: it must be whole until the last row is read."""
+    cpu, size = DeviceRef.CPU(), 6
+    kind = TensorType(DType.float32, (size, size), cpu)
+    rows = TensorType(DType.int64, (size, 1 if op == "scatter_nd" else size), cpu)
+    with Graph("own", input_types=[kind, rows]) as graph:
+        x, index = (value.tensor for value in graph.inputs)
+        # sums are launches of their own, whose results are temporaries
+        y = ops.cumsum(x, axis=0)
+        updates = {
+            "value": lambda: y,
+            "transposed": lambda: ops.transpose(y, 0, 1),
+            "other": lambda: ops.cumsum(x, axis=1),
+        }[form]()
+        call = {
+            "scatter": lambda: ops.scatter(y, updates, index, axis=0),
+            "scatter_nd": lambda: ops.scatter_nd(y, updates, index),
+            "scatter_add": lambda: ops.scatter_add(y, updates, index, axis=0),
+        }[op]
+        graph.output(ops.cumsum(call(), axis=0))
+    a = rng.integers(-9, 9, (size, size)).astype(np.float32)
+    order = rng.permutation(size)
+    own = np.cumsum(a, axis=0)
+    read = {"value": own, "transposed": own.T, "other": np.cumsum(a, axis=1)}[form]
+    expected = np.zeros_like(own)
+    expected[order] = read
+    if op == "scatter_add":
+        expected += own
+    given = order[:, None] if op == "scatter_nd" else np.repeat(order[:, None], size, axis=1)
+    model = InferenceSession(devices=[CPU()]).load(graph)
+    (result,) = model.execute(a, np.ascontiguousarray(given.astype(np.int64)))
+    np.testing.assert_array_equal(result.to_numpy(), np.cumsum(expected, axis=0))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -205,6 +206,11 @@ class Placing:
             a.pointer.buffer for a, w in zip(arguments, is_written, strict=True) if not w
         } | set(also_read)
         writes = {a.pointer.buffer for a, w in zip(arguments, is_written, strict=True) if w}
+        # a buffer that several operands are views of may be read at one place after it is written at another
+        num_reads = Counter(
+            a.pointer.buffer for a, w in zip(arguments, is_written, strict=True) if not w
+        )
+        in_place = tuple([pair for pair in in_place if num_reads[pair[1]] == 1])
         # `place-operands` copied all others; a buffer that is written cannot be copied
         elsewhere = {self.lowered.buffers[b].device for b in reads | writes} - {self.device}
         if elsewhere:
