@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from max._abi import BaseLayout
 from max._backends.kernel_call import Geometry
 from max._compiler.lowering.lowered_graph import (
     Buffer,
@@ -28,6 +29,7 @@ from max._compiler.program.code import (
     ProgramCode,
     SlotCode,
     TensorInfo,
+    ValueCode,
     WorkCode,
 )
 from max._compiler.program.emit import emit
@@ -201,6 +203,7 @@ class Processor:
     def segment(self, code: ProgramCode, launches: Sequence[Launch]) -> None:
         self.bases[self.compiled.bases.arena(code.segment)] = self.allocated()
         assert len(code.static_bytes) == code.segment + 1
+        assert code.values[0] == ValueCode(BaseLayout.NOTHING, -1, 0), "value 0 is 0"
         static = [
             b.bytes for b in self.flat.buffers if b.kind == "temp" and isinstance(b.bytes, int)
         ]

@@ -200,11 +200,11 @@ class Pool:
 
     def run_number(self) -> int:
         """Twice the runs begun, less 1 during a run."""
-        return 0 if self._native is None else int(self._words(PoolState.RUN)[0])
+        return 0 if self._native is None else self._words(PoolState.RUN).item()
 
     def caller(self) -> int:
         """The thread that began the last run, as `threading.get_ident` has it."""
-        return int(self._words(PoolState.CALLER).view(np.uint64)[0])
+        return self._words(PoolState.CALLER).view(np.uint64).item()
 
     def nudge(self, run: int, check_signals: bool, interrupt: bool) -> None:
         """Makes the workers of a run call ``max_poll``.
@@ -217,15 +217,15 @@ class Pool:
         if (
             not check_signals
             and not interrupt
-            and not self._words(PoolState.ERROR + ErrorRecord.STATE)[0]
+            and not self._words(PoolState.ERROR + ErrorRecord.STATE).item()
         ):
             return
         native = self.prepare()
         with self._buffers_lock:
             if check_signals:
-                self._words(PoolState.CHECK)[0] = run
+                self._words(PoolState.CHECK)[:] = run
             if interrupt:
-                self._words(PoolState.INTERRUPT)[0] = run
+                self._words(PoolState.INTERRUPT)[:] = run
             native.nudge(self._address)
 
     def close(self) -> None:
@@ -236,8 +236,6 @@ class Pool:
             if locked:
                 self._closed = True
                 self._dismiss()
-                if self._native is not None:
-                    self._words(PoolState.ACTIVE)[0] = 1
         finally:
             if locked:
                 self._lock.release()
@@ -337,16 +335,14 @@ class Pool:
         """Starts the missing worker threads; a closed pool starts none.
 
         Returns:
-            Whether they run; not in a signal handler or a forked child that interrupted this method.
+            Whether they run; not in a closed pool, a signal handler, or a forked child that interrupted this method.
         """
-        if self._closed:
-            return True
-        if self._is_starting:
+        if self._closed or self._is_starting:
             return False
         native = self.prepare()
         try:
             self._is_starting = True
-            if self._words(PoolState.STOP)[0]:
+            if self._words(PoolState.STOP).item():
                 self._new_memory()  # an interrupted `_dismiss` made none
             # a child that is forked from here on has other memory, and another list
             memory = self._memory
@@ -387,7 +383,7 @@ class Pool:
             if self.is_held:
                 # the thread may return to a run, or begin one on the memory that it has in hand
                 POOLS.abandoned.append((self._memory, self._buffers))
-                self._words(PoolState.ACTIVE)[0] = 1
+                self._words(PoolState.ACTIVE)[:] = 1
                 if self.run_number() % 2:
                     self._abandon_run()
             self._new_memory()
@@ -405,7 +401,7 @@ class Pool:
         )
         for place, part in ((PoolState.RAISED_TYPE, RuntimeError), (PoolState.RAISED_VALUE, error)):
             ctypes.pythonapi.Py_IncRef(ctypes.py_object(part))
-            self._words(place)[0] = id(part)
+            self._words(place)[:] = id(part)
         error_words[ErrorRecord.STATE] = ErrorState.INTERRUPTED
         for place in (PoolState.GENERATION, PoolState.FINISHED):
             self._words(place).view(np.uint32)[:1] += 1
