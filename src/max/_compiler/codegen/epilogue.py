@@ -32,6 +32,7 @@ class _Body:
     def __init__(self, spec: RegionSpec, args: list[ArgView], sums: Sequence[str]) -> None:
         self.spec = spec
         self.lines: list[str] = []
+        # axis 1 has the columns of a strip; the sums are its vectors
         self.writer = ValueWriter(spec, self, 1, "v.width", range(len(sums)))
         self.extra: dict[int, int] = {}
         for i, text in enumerate(sums):
@@ -39,8 +40,10 @@ class _Body:
             compute = KERNEL_NAME[compute_dtype(spec.values[i].dtype)]
             self.add(f"{name} = k.cast({text}, k.{compute})")
         for i, value in enumerate(spec.values):
+            # the first values are the sums, which the kernel passes
             if i >= len(sums) and isinstance(value, Leaf):
                 self.extra[i] = len(args)
+                # a vector over rows or columns has one axis only
                 axes = [axis for axis, stride in enumerate(value.strides) if stride != 0]
                 args.append(ArgView.of(spec, value.dtype, value.strides, axes))
         result = spec.results[0]

@@ -53,6 +53,7 @@ def literal(value: float | int | bool, dtype: DType) -> str:
         return f"k.{name}(nan)"
     if math.isinf(number):
         return f"k.{name}({'-' if number < 0 else ''}inf)"
+    # the shortest text that is read as the same number
     return f"k.{name}({number!r})"
 
 

@@ -52,6 +52,7 @@ class LibraryLowering:
             # `resolve_sizes` has checked that the op has a rule, and that each size is a symbol
             rule = op.spec.size_rule
             names = tuple([str(dim) if dim in unknown else "" for dim in result.type.shape])
+            # its bounds count from the end where they are negative, so the host needs the shape
             sliced = rule == "slice"
             bounds = [
                 self.placing.place(on_host(v)) for v in op.operands[0 if rule == "range" else 1 :]
@@ -71,6 +72,7 @@ class LibraryLowering:
         operands = [v for v in values if isinstance(v.type, ShapedType)]
         results = [v for v in outer.results if isinstance(v.type, ShapedType)]
         name = op.name
+        # the library has one product; `transpose_b` is an attribute of it
         if isinstance(op, MatmulOp):
             name = staged.MatmulOp.name
         if not self.placing.backend.library.supports(name):
@@ -281,6 +283,7 @@ def in_place_pairs(
         others: Further operands, which the kernel reads in any order.
     """
     leaves = [v for v in spec.values if isinstance(v, Leaf)]
+    # the first leaves of an epilogue are sums, which are not in memory
     leaves = leaves[len(leaves) - len(sources) :]
     other_buffers = {place.buffer for place in others}
     last = max(spec.level)

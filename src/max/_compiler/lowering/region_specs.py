@@ -285,6 +285,7 @@ def region_parts(
         if op is main:
             for number, result in enumerate(op.results):
                 layout = Layout.contiguous(shape_of(result))
+                # negative: a result of the library op, and no argument of the region
                 builder.layouts[result] = (-1 - number, layout)
         else:
             builder.visit(op)
@@ -353,6 +354,7 @@ def epilogue_parts(
         if other is not op:
             builder.visit(other)
     views = [value.strides for value in builder.values if isinstance(value, Leaf)]
+    # columns stay apart: [rows…, 1] is merged to one axis of rows where strides allow it
     rows, merged = collapse((*shape[:-1], 1), [(*view[:-1], 0) for view in views], keep_last=True)
     if len(rows) > 2:
         return None
@@ -379,6 +381,7 @@ def _collapse_axes(builder: _Builder, results: list[Result]) -> RegionSpec:
     leaves = [value for value in builder.values if isinstance(value, Leaf)]
     views = [leaf.strides for leaf in leaves] + [result.strides for result in results]
     dims, strides = collapse(builder.space, views, keep_last=reduces)
+    # of the leaves first, then of the results, as in `views`
     moved = iter(strides)
     values = tuple(
         replace(value, strides=next(moved))

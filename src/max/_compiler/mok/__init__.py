@@ -95,6 +95,7 @@ def _infer_attention(types: Sequence[Attribute], attrs: Attrs) -> Sequence[Attri
     if len(tensors) != len(types):
         raise TypeError("attention: an operand is no tensor")
     q, keys, values, *masks = tensors
+    # q is [batch…, queries, size], keys and values [batch…, keys, size]
     batch, axis, fills = q.shape[:-2], attrs["axis"], attrs["fills"]
     if len(batch) != q.rank - 2 or not keys.shape[:-2] == values.shape[:-2] == batch:
         raise ValueError(f"attention: the batch axes of {short_types(types[:3])} differ")
@@ -118,6 +119,7 @@ def _infer_attention(types: Sequence[Attribute], attrs: Attrs) -> Sequence[Attri
             raise ValueError(f"attention: {mask.short} does not spread over the scores")
         if (mask.dtype is DType.bool) is (fill is None):
             raise TypeError(f"attention: {mask.short} with the fill {fill}")
+    # where a later transpose moves the queries, so that the kernel writes them there
     shape = (*batch[:axis], q.shape[-2], *batch[axis:], values.shape[-1])
     return (TensorType.get(attrs["dtype"], shape, q.device),)
 
@@ -125,6 +127,7 @@ def _infer_attention(types: Sequence[Attribute], attrs: Attrs) -> Sequence[Attri
 def _attention_flops(operands: Sequence[Attribute], results: Sequence[Attribute]) -> DimExpr:
     """Those of the scores, and of the sums of values."""
     q, keys, values = (cast("TensorType", type_).shape for type_ in operands[:3])
+    # twice, as each element is a multiplication and an addition
     rows = math.prod(q[:-1], start=DimExpr.of(2))
     return rows * keys[-2] * (q[-1] + values[-1])
 

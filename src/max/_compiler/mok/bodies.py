@@ -88,7 +88,13 @@ class RegionOp(BodyOp):
 
     name = "mok.region"
     spec = OpSpec(
-        "mok.region", (0, None), None, attributes={"kind": str}, pure=False, hoistable=False
+        # not pure: equal ops are merged without a look at their bodies
+        "mok.region",
+        (0, None),
+        None,
+        attributes={"kind": str},
+        pure=False,
+        hoistable=False,
     )
     traits = OpTraits(lambda: (IsolatedFromAbove(),))
 

@@ -54,6 +54,7 @@ def parts_of(products: int, pairs: Sequence[int]) -> list[tuple[int, ...]]:
         products: The number of products.
         pairs: The first of each pair.
     """
+    # these are in the part of the product before them
     second = {first + 1 for first in pairs}
     return [(i, i + 1) if i in pairs else (i,) for i in range(products) if i not in second]
 

@@ -88,6 +88,7 @@ def _transpose(op: MoOp) -> SSAValue | None:
         return source
     if (inner := producer(source, TransposeOp)) is not None:
         first: tuple[int, ...] = inner.attr("perm")
+        # axis `i` of the result is axis `perm[i]` of the inner one
         joined = tuple(first[axis] for axis in perm)
         return insert_before(op, build(TransposeOp, inner.operands, {"perm": joined}))
     shape = shape_of(source)
@@ -110,6 +111,7 @@ def _concat(op: MoOp) -> SSAValue | None:
     kept = [v for v in op.operands if shape_of(v)[axis] != 0]
     if len(kept) == 1 and kept[0].type == op.results[0].type:
         return kept[0]
+    # where all are empty, one must stay to be the result
     if len(kept) == len(op.operands) or not kept:
         return None
     return insert_before(op, build(ConcatOp, kept, {"axis": axis}))
@@ -201,6 +203,7 @@ def _conv(op: MoOp) -> SSAValue | None:
         return None
     low, high = pad.attr("low"), pad.attr("high")
     if transpose is not None:
+        # in the order of the convolution's axes
         low, high = ([side[axis] for axis in transpose.attr("perm")] for side in (low, high))
     margins = list(zip(low, high, strict=True))
     if any(not side.is_static or side.value < 0 for pair in margins for side in pair):
@@ -208,6 +211,7 @@ def _conv(op: MoOp) -> SSAValue | None:
     # batches and channels have no padding in a convolution
     if any(side.value for pair in (margins[0], margins[-1]) for side in pair):
         return None
+    # [low, high] of each axis between batches and channels
     padding: list[int] = [*op.attr("padding")]
     for i, pair in enumerate(margins[1:-1]):
         taps, dilation = shape_of(weight)[i], op.attr("dilation")[i]

@@ -47,6 +47,7 @@ def _channels_first(value: SSAValue) -> Perm | None:
         return None
     perm = _perm(transpose)
     rank = len(perm)
+    # [N, H, W, C] to [N, C, H, W], with any number of axes between
     return perm if rank > 2 and perm == (0, rank - 1, *range(1, rank - 1)) else None
 
 
@@ -94,6 +95,7 @@ def _broadcast(anchor: MoOp, op: MoOp, perm: Perm) -> SSAValue:
     rank, inverse = len(perm), _inverse(perm)
     shape = value.type.shape
     if shape:
+        # a broadcast aligns axes at the end: those that are missing come first
         full = (*[DimExpr.of(1)] * (rank - len(shape)), *shape)
         dims = tuple([full[axis] for axis in inverse])
         if len(_long(full)) > 1:
@@ -136,6 +138,7 @@ def _same(op: MoOp, perm: Perm) -> dict[str, Attribute]:
 
 def _moved_axis(op: MoOp, perm: Perm) -> dict[str, Attribute]:
     axis: int = op.attr("axis")
+    # axis `i` of a transpose is axis `perm[i]` of its operand
     return {**op.attributes, "axis": to_attr(perm[axis])}
 
 

@@ -27,6 +27,7 @@ def expand_collectives(block: Block) -> None:
     for op in ops_of(block):
         if type(op) not in (AllreduceOp, AllgatherOp):
             continue
+        # the last operand and the last result are the chain
         types = [result.type for result in op.results[:-1]]
         first = types[0]
         assert isinstance(first, TensorType)
@@ -37,6 +38,7 @@ def expand_collectives(block: Block) -> None:
         for result, type_ in zip(op.results[:-1], types, strict=True):
             assert isinstance(type_, TensorType)
             result.replace_all_uses_with(_on_device_of(op, combined, type_))
+        # the ops that replace it are ordered by their operands, so the chain goes past them
         op.results[-1].replace_all_uses_with(op.operands[-1])
         op.detach()
         op.erase()

@@ -47,6 +47,7 @@ Array = npt.NDArray[Any]
 
 
 def _divide(x: Array, y: Array) -> Array:
+    # integers as the kernels have them: rounded down
     return x / y if x.dtype.kind not in "iu" else np.floor_divide(x, y)
 
 
@@ -97,6 +98,7 @@ def fold_constants(block: Block) -> None:
         args = [constant_of(value.owner) for value in op.operands]
         if any(arg is None for arg in args):
             continue
+        # overflow is infinite and 0/0 is NaN, as in kernels
         with np.errstate(all="ignore"):
             value = _evaluate(op, [arg for arg in args if arg is not None], result.dtype, shape)
         if value is None:

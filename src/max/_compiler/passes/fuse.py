@@ -321,6 +321,7 @@ class Fuser:
         for op in sorted(group.ops, key=self.position.__getitem__):
             sources = {base_of(v).owner for v in op.operands}
             used = {o for o in sources if o in inside or _has_epilogue(o)}
+            # it needs nothing of the product, or another product too
             if not used or not used <= {product_, *own}:
                 continue
             own.add(op)
@@ -329,6 +330,7 @@ class Fuser:
                 continue
             needed = self.needed_of(op, own)
             inner = [v for o in {*needed, product_} - {op} for v in o.results]
+            # no value in between is read elsewhere: it would have to be written as well
             if all(u.operation in needed for v in inner for u in v.uses):
                 part = [o for o in own if o in needed]
         return sorted(part, key=self.position.__getitem__)

@@ -65,6 +65,7 @@ def weights_only(ops: list[MoOp]) -> set[SSAValue]:
 def _worth_keeping(op: MoOp, sources: dict[SSAValue, int]) -> bool:
     """Whether the memory of an op's results is in proportion to the computation that they save."""
     size = sum(_bytes(result) or 0 for result in op.results)
+    # a dict, so that an operand that is used twice counts once
     origin = sum({operand: sources[operand] for operand in op.operands}.values())
     return size <= max(SMALL_BYTES, MAX_GROWTH * origin)
 

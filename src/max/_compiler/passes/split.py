@@ -78,6 +78,7 @@ def _inside(value: SSAValue) -> bool:
 def _tree(root: MoOp) -> list[MoOp]:
     """The element-wise op and the single-use element-wise ops that feed it, users first."""
     tree = [root]
+    # the list grows meanwhile, by the operands of its members
     for op in tree:
         for value in op.operands:
             if _inside(value):

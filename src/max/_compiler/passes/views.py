@@ -34,6 +34,7 @@ def _worthwhile(view: MoOp, source: MoOp) -> bool:
     """Whether moving the view lets ops on both sides of it become one region."""
     if not source.results[0].has_one_use():
         return False
+    # the op would run once for each copy of an element
     if type(view) is BroadcastToOp and not source.spec.cheap:
         return False
     return _feeds_region(view)

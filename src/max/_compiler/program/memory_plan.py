@@ -238,7 +238,7 @@ class _Planner:
             if (
                 written == buffer
                 and self.buffers[read].kind == "temp"
-                # an operand passed twice is read at other positions too
+                # two inputs of a callee may be one buffer here, which it reads at other positions too
                 and launch.reads.count(read) == 1
                 and self.last_use[read] == index
                 and self.buffers[read].bytes == self.buffers[buffer].bytes
