@@ -52,7 +52,11 @@ def step(x: TensorValue, skip: TensorValue, number: int, weight: TensorValue) ->
             rows = ops.constant(np.arange(C * 5, dtype=np.float32).reshape(1, C, 1, 5) / 9)
             return ops.max(x, rows)
         case 8:
-            return x - ops.max(x, 1)
+            return x - ops.max(x, axis=1)
+        case 9:
+            # pixels as one line, and back
+            lines = ops.reshape(x, [x.shape[0], C, 20])
+            return ops.reshape(lines * 0.5 - ops.mean(lines, 2), x.shape)
         case _:
             return ops.where(x > skip, x, 0.25)
 
@@ -82,7 +86,7 @@ def moved(graph: Graph) -> str:
 @pytest.mark.parametrize("seed", range(6))
 def test_random_networks(seed: int) -> None:
     rng = np.random.default_rng(seed)
-    numbers = [int(n) for n in rng.integers(0, 10, 7)]
+    numbers = [int(n) for n in rng.integers(0, 11, 7)]
     graph = network(numbers, "n" if seed % 2 else 2)
     x = rng.standard_normal((2, C, 4, 5)).astype(np.float32)
     weight = (rng.standard_normal((C, C, 3, 3)) / 7).astype(np.float32)
@@ -95,7 +99,7 @@ def test_random_networks(seed: int) -> None:
 
 def test_only_those_of_inputs_and_outputs_stay() -> None:
     """One for the input, one a filter, one for each output."""
-    text = moved(network([1, 2, 0, 1, 3, 4, 2, 0, 9, 5, 6, 8], "n"))
+    text = moved(network([1, 2, 0, 1, 3, 4, 2, 0, 10, 5, 6, 9, 8], "n"))
     perms = re.findall(r"mo\.transpose\(.*?perm = array<i64: ([^>]*)>", text)
     assert perms.count("0, 2, 3, 1") == 1
     assert perms.count("0, 3, 1, 2") == 2
@@ -188,3 +192,56 @@ def test_constants_of_another_shape_are_transposed() -> None:
         graph.output(ops.permute(ops.concat([x, other], 1), [0, 2, 3, 1]))
     text = moved(graph)
     assert text.count("mo.transpose(") == 1 and "-> !mo.tensor<[1, 4, 5, 6], f32" in text
+
+
+def test_lines_as_images_of_height_1() -> None:
+    """Convolutions over lines, between reshapes that add and drop the height."""
+
+    def staged(x: TensorValue) -> TensorValue:
+        n, channels, high, wide = x.shape
+        line = ops.reshape(x, [n, channels, high * wide])
+        line = ops.relu(line - ops.mean(line, 2))
+        return ops.reshape(line, [n, channels, 1, high * wide])
+
+    text = inner(staged)
+    assert "transpose" not in text and "axis = 1" in text
+    assert "!mo.tensor<[n, 20, 6], f32" in text and "!mo.tensor<[n, 1, 20, 6], f32" in text
+
+
+def test_windows_of_images() -> None:
+    """A reshape that splits lines and columns, which another order of the axes follows."""
+    with Graph("windows", input_types=[IMAGE]) as graph:
+        x = ops.permute(graph.inputs[0].tensor, [0, 3, 1, 2])
+        windows = ops.reshape(x, [x.shape[0], C, 2, 2, 5, 1])
+        graph.output(ops.permute(windows, [0, 2, 4, 3, 5, 1]))
+    perms = re.findall(r"mo\.transpose\(.*?perm = array<i64: ([^>]*)>", moved(graph))
+    assert perms == ["0, 1, 3, 2, 4, 5"]
+
+
+@pytest.mark.parametrize(
+    "shape", [["n", 2, 3, 20], ["n", 120], [C, "n", 20], ["n", 20, C], ["n", C * 4, 5]]
+)
+def test_reshapes_of_channels_stay(shape: list[Any]) -> None:
+    """The channels are split, joined with pixels, or elsewhere."""
+    with Graph("reshaped", input_types=[IMAGE]) as graph:
+        x = ops.permute(graph.inputs[0].tensor, [0, 3, 1, 2])
+        graph.output(ops.reshape(x, shape))
+    before = print_module(graph.to_mlir())
+    assert moved(graph) == before
+
+
+@pytest.mark.parametrize("length", [1, 20])
+def test_results_of_reshaped_images(length: int) -> None:
+    """Values move as the reference has them, for one image and for three."""
+    with Graph("lines", input_types=[IMAGE]) as graph:
+        x = ops.permute(graph.inputs[0].tensor, [0, 3, 1, 2])
+        split = ops.reshape(x, [x.shape[0], C, 20 // length, 1, length])
+        graph.output(split - ops.max(split, axis=2), ops.reshape(split, [x.shape[0], C, 5, 4]))
+    model = InferenceSession().load(graph)
+    rng = np.random.default_rng(length)
+    for count in (1, 3):
+        image = rng.standard_normal((count, 4, 5, C)).astype(np.float32)
+        first = image.transpose(0, 3, 1, 2).reshape(count, C, 20 // length, 1, length)
+        got = [value.to_numpy() for value in model.execute(image)]
+        np.testing.assert_array_equal(got[0], first - first.max(2, keepdims=True))
+        np.testing.assert_array_equal(got[1], first.reshape(count, C, 5, 4))

@@ -235,6 +235,21 @@ SOURCES: dict[str, tuple[str, str]] = {
             mo.output(%l, %m) : ({IMAGE}, !mo.tensor<[n, 8, 1, w], {F}>) -> ()""",
         ),
     ),
+    "move_channels_behind_reshapes": (
+        "move-channels",
+        graph(
+            f"%x: {LAST}",
+            f"{LAST}, !mo.tensor<[n, 2, 4, h, w], {F}>",
+            f"""
+            %a = mo.transpose(%x) {{perm = array<i64: 0, 3, 1, 2>}} : ({LAST}) -> {IMAGE}
+            %b = mo.reshape(%a) : ({IMAGE}) -> !mo.tensor<[n, 8, h*w], {F}>
+            %c = mo.relu(%b) : (!mo.tensor<[n, 8, h*w], {F}>) -> !mo.tensor<[n, 8, h*w], {F}>
+            %d = mo.reshape(%c) : (!mo.tensor<[n, 8, h*w], {F}>) -> {IMAGE}
+            %e = mo.transpose(%d) {{perm = array<i64: 0, 2, 3, 1>}} : ({IMAGE}) -> {LAST}
+            %f = mo.reshape(%d) : ({IMAGE}) -> !mo.tensor<[n, 2, 4, h, w], {F}>
+            mo.output(%e, %f) : ({LAST}, !mo.tensor<[n, 2, 4, h, w], {F}>) -> ()""",
+        ),
+    ),
     "split_concats": (
         "split-concats",
         graph(

@@ -3,7 +3,8 @@ them.
 
 Models of other frameworks have images as ``[N, C, H, W]``, kernels as ``[N, H, W, C]``: each convolution is staged
 between two transposes. What lies between convolutions computes in the layout of the kernels after this pass, so that
-the transposes cancel, and biases, activations and sums are epilogues of the kernels.
+the transposes cancel, and biases, activations and sums are epilogues of the kernels. Lines are images of height 1:
+convolutions over them lie between reshapes too.
 """
 
 from __future__ import annotations
@@ -28,6 +29,9 @@ def move_channels(block: Block) -> None:
     for op in ops_of(block):
         if isinstance(op, TransposeOp):
             _cancel(op)
+            continue
+        if isinstance(op, ReshapeOp):
+            _move_reshape(op)
             continue
         rule = _rule(op)
         if rule is None:
@@ -117,6 +121,23 @@ def _reshape(anchor: MoOp, value: SSAValue, shape: tuple[DimExpr, ...]) -> SSAVa
     if value.type.shape == shape:
         return value
     return insert_before(anchor, build(ReshapeOp, (value,), {}, (value.type.with_shape(shape),)))
+
+
+def _move_reshape(op: MoOp) -> None:
+    """Moves a transpose behind a reshape of the axes after the channels, such as one that adds the height of a line."""
+    transpose, result = producer(op.operands[0], TransposeOp), op.results[0].type
+    if transpose is None or _channels_first(op.operands[0]) is None:
+        return
+    source = transpose.results[0].type
+    assert isinstance(source, TensorType) and isinstance(result, TensorType)
+    shape, rank = result.shape, len(result.shape)
+    if rank < 3 or shape[:2] != source.shape[:2]:
+        return
+    images = _reshape(op, transpose.operands[0], (shape[0], *shape[2:], shape[1]))
+    moved = _transpose(op, images, (0, rank - 1, *range(1, rank - 1)))
+    op.results[0].replace_all_uses_with(moved)
+    op.detach()
+    op.erase()
 
 
 Rule = Callable[[MoOp, Perm], dict[str, Attribute]]
