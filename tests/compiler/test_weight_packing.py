@@ -251,7 +251,12 @@ def test_filters_that_stay(build: Callable[[Value], Any]) -> None:
         ((20, 20, 1025), (1025, 32), {}, False),
         ((20, 20, 64), (32, 64), {"groups": 2}, False),
         ((40, 40, 32), (32, 32), {"stride": (2, 2)}, False),
-        ((40, 40, 32), (32, 32), {"dilation": (1, 2)}, False),
+        ((40, 40, 32), (32, 32), {"dilation": (1, 2)}, True),
+        # 17 lines of tiles, 5 of the first of four images; 24, of which 0.46 lie in the image; 1
+        ((65, 65, 32), (32, 32), {"dilation": (4, 4), "padding": (4, 4, 4, 4)}, True),
+        ((65, 65, 32), (32, 32), {"dilation": (12, 12), "padding": (12, 12, 12, 12)}, False),
+        ((65, 65, 32), (32, 32), {"dilation": (80, 80), "padding": (80, 80, 80, 80)}, False),
+        (("h", 40, 32), (32, 32), {"dilation": (1, 2)}, False),
     ],
 )
 def test_winograd(

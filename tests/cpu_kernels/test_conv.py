@@ -137,6 +137,20 @@ def test_padding(taps: tuple[int, int], channels: int, groups: int, dtype: Any) 
         case.check(True, workers=2)
 
 
+@pytest.mark.parametrize("dtype", [np.float32, ml_dtypes.bfloat16, np.int32])
+@pytest.mark.parametrize(
+    ("dilation", "groups", "machine"), [((9, 17), 1, "host"), ((30, 3), 2, "avx2")]
+)
+def test_taps_that_whole_tiles_lack(
+    dilation: tuple[int, int], groups: int, machine: str, dtype: Any
+) -> None:
+    """Wide dilations: some register tiles have all taps, some none of a line or column of taps, others some of it."""
+    padding = (dilation[0], dilation[0] - 2, dilation[1], dilation[1] + 1)
+    case = Case(2, (11, 41), (3, 3), 96, 34, groups, (1, 1), dilation, padding, dtype)
+    case.check(True, workers=2, machine=machine)
+    case.check(False, workers=1, machine=machine)
+
+
 @pytest.mark.parametrize("positions", [1, 3, 12, 13, 16, 17, 25, 27, 49, 98])
 def test_few_positions(positions: int) -> None:
     """Register tiles of all heights."""

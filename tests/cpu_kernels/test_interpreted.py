@@ -707,19 +707,22 @@ CASES: dict[
         [(F32, (1, PRODUCTS * 2 * 32))],
         {},
     ),
-    "winograd_conv": (
-        "mok.winograd_conv",
-        [floats(1, 5, 6, 3), floats(1, PRODUCTS * 3 * 32)],
-        [(F32, (1, 5, 5, 4))],
-        {
-            "stride": (1, 1),
-            "dilation": (1, 1),
-            "padding": (1, 1, 1, 0),
-            "groups": 1,
-            "taps": (3, 3),
-            "columns": 4,
-        },
-    ),
+    **{
+        f"winograd_conv {dilation}": (
+            "mok.winograd_conv",
+            [floats(1, 5, 6, 3), floats(1, PRODUCTS * 3 * 32)],
+            [(F32, (1, 5, 5, 4))],
+            {
+                "stride": (1, 1),
+                "dilation": (dilation, dilation),
+                "padding": (dilation, dilation, dilation, dilation - 1),
+                "groups": 1,
+                "taps": (3, 3),
+                "columns": 4,
+            },
+        )
+        for dilation in (1, 2)
+    },
     "conv depthwise": (
         "mo.conv",
         [floats(1, 5, 9, 6), floats(3, 2, 1, 6)],

@@ -17,27 +17,40 @@ from tests.cpu_kernels.harness import run
 EPSILON = float(np.finfo(np.float32).eps)
 F32 = np.dtype(np.float32)
 Padding = tuple[int, int, int, int]
+Dilation = tuple[int, int]
 
 
-def convolve(x: np.ndarray, w: np.ndarray, padding: Padding, **options: Any) -> np.ndarray:
+def convolve(
+    x: np.ndarray, w: np.ndarray, padding: Padding, dilation: Dilation = (1, 1), **options: Any
+) -> np.ndarray:
     """The result of the kernels."""
     n, high, wide, channels = x.shape
     columns = w.shape[-1]
     packed = [(F32, (-(-columns // 32), PRODUCTS * channels * 32))]
     (filters,) = run("mok.winograd_filter", [w], packed, {}, **options)
-    shape = (n, high + padding[0] + padding[1] - 2, wide + padding[2] + padding[3] - 2, columns)
-    steps = {"stride": (1, 1), "dilation": (1, 1), "groups": 1, "taps": (3, 3), "columns": columns}
+    high += padding[0] + padding[1] - 2 * dilation[0]
+    wide += padding[2] + padding[3] - 2 * dilation[1]
+    shape = (n, high, wide, columns)
+    steps = {
+        "stride": (1, 1),
+        "dilation": dilation,
+        "groups": 1,
+        "taps": (3, 3),
+        "columns": columns,
+    }
     attributes = {**steps, "padding": padding}
     (result,) = run("mok.winograd_conv", [x, filters], [(F32, shape)], attributes, **options)
     return result
 
 
-def expected(x: np.ndarray, w: np.ndarray, padding: Padding) -> np.ndarray:
+def expected(
+    x: np.ndarray, w: np.ndarray, padding: Padding, dilation: Dilation = (1, 1)
+) -> np.ndarray:
     """The convolution in float64."""
     a = torch.from_numpy(x.astype(np.float64)).movedim(-1, 1)
     a = torch.nn.functional.pad(a, (padding[2], padding[3], padding[0], padding[1]))
     b = torch.from_numpy(w.astype(np.float64)).movedim((-1, -2), (0, 1))
-    return torch.nn.functional.conv2d(a, b).movedim(1, -1).numpy()
+    return torch.nn.functional.conv2d(a, b, dilation=dilation).movedim(1, -1).numpy()
 
 
 def operands(x: tuple[int, ...], columns: int, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
@@ -102,6 +115,42 @@ def test_edges() -> None:
         w = operands((1, 1, 1, 32), 32)[1]
         want = expected(x, w, (1, 1, 1, 1))
         np.testing.assert_allclose(convolve(x, w, (1, 1, 1, 1)), want, atol=20 * EPSILON)
+
+
+@settings(max_examples=8, deadline=None)
+@given(
+    sizes=st.tuples(st.integers(1, 2), st.integers(7, 31), st.integers(7, 31)),
+    channels=st.sampled_from((1, 16, 33)),
+    columns=st.sampled_from((7, 45)),
+    # images of every third line that are empty, shorter and longer than a tile
+    where=st.sampled_from(
+        (((2, 2, 2, 2), (2, 2), "host"), ((3, 1, 0, 13), (3, 7), "avx2"), ((9, 9, 1, 1), (9, 1), "host"))
+    ),
+    workers=st.sampled_from((1, 2)),
+)  # fmt: skip
+def test_dilated(
+    sizes: tuple[int, int, int],
+    channels: int,
+    columns: int,
+    where: tuple[Padding, Dilation, str],
+    workers: int,
+) -> None:
+    padding, dilation, machine = where
+    x, w = operands((*sizes, channels), columns)
+    want = expected(x, w, padding, dilation)
+    got = convolve(x, w, padding, dilation, machine=machine, workers=workers)
+    np.testing.assert_allclose(got, want, rtol=0, atol=100 * EPSILON * np.sqrt(9 * channels))
+
+
+@pytest.mark.parametrize(("channels", "bound"), [(128, 12), (512, 24)])
+def test_error_of_dilated(channels: int, bound: int) -> None:
+    """As without a dilation: the sums are those of the images of every fourth pixel."""
+    x, w = operands((1, 33, 30, channels), 32)
+    padding, dilation = (4, 4, 4, 4), (4, 4)
+    want = expected(x, w, padding, dilation)
+    error, size = convolve(x, w, padding, dilation) - want, np.sqrt(np.mean(want**2))
+    assert np.sqrt(np.mean(error**2)) < bound * EPSILON * size
+    assert abs(error).max() < 9 * bound * EPSILON * size
 
 
 def test_too_many_channels() -> None:

@@ -30,6 +30,12 @@ MIN_USED = 0.7
 """The least share of the positions of tiles that lie in the image."""
 
 
+def _axis_tiles(size: int, dilation: int) -> int:
+    """The number of tiles along an axis: those of the images of every `dilation`-th position."""
+    least, longer = divmod(size, dilation)
+    return longer * -(-(least + 1) // STEP) + (dilation - longer) * -(-least // STEP)
+
+
 def fits_winograd(op: MoOp) -> bool:
     """Whether a convolution takes less time by Winograd's algorithm: images with 3 × 3 taps side by side, of f32.
 
@@ -43,14 +49,22 @@ def fits_winograd(op: MoOp) -> bool:
         return False
     if shape[:2] != (3, 3) or op.attr("groups") != 1:
         return False
-    if set(op.attr("stride")) != {1} or set(op.attr("dilation")) != {1}:
+    if set(op.attr("stride")) != {1}:
         return False
     channels, columns = shape[2:]
     if not MIN_CHANNELS <= channels <= MAX_CHANNELS or columns < MIN_CHANNELS:
         return False
     (result,) = op.results
     sizes = shape_of(result)[1:3]
-    known = [(size, -(-size // STEP)) for size in sizes if isinstance(size, int)]
+    dilation: tuple[int, ...] = op.attr("dilation")
+    known = [
+        (size, _axis_tiles(size, step))
+        for size, step in zip(sizes, dilation, strict=True)
+        if isinstance(size, int)
+    ]
+    # tiles of a wide dilation could lie outside of an image of unknown size
+    if len(known) < len(sizes) and set(dilation) != {1}:
+        return False
     used = math.prod(size / (STEP * tiles) for size, tiles in known)
     is_small = len(known) == len(sizes) and math.prod(tiles for _, tiles in known) < MIN_TILES
     return used >= MIN_USED and not is_small

@@ -1,9 +1,10 @@
 """Patches of convolutions: their places in the input, their products, their copies.
 
 A patch is what a filter sees at a position of the result: `[taps…, C]`. Patches with enough channels are read in place.
-Taps in the padding then read zeros: each position has a bit for each tap that says whether it lies in the input. Other
-patches are read from a copy of the input with its padding around it; where their elements do not make whole lanes, K
-blocks of patches are copied from there to scratch memory.
+Taps in the padding then read zeros: each position has a bit for each tap that says whether it lies in the input. Taps
+that no position of a register tile has there are left out, of which wide dilations have many. Other patches are read
+from a copy of the input with its padding around it; where their elements do not make whole lanes, K blocks of patches
+are copied from there to scratch memory.
 
 A patch is a sequence of runs, neighbors in memory: with dilation 1 the taps of a line make one run, else each tap
 does::
@@ -279,6 +280,18 @@ def rows_of_run(patches: Patches, run: k.Integer, begin: k.Value, height: int) -
 
 
 @k.inline
+def used_runs(patches: Patches, height: int) -> Any:
+    """The bits of the runs that some of `height` patches have in the input; None: all are multiplied."""
+    # bytes of the padding are codes, whose products count
+    if patches.valid is None or patches.flips is not None:
+        return None
+    used = patches.valid[0]
+    for i in k.static_range(1, height):
+        used = used | patches.valid[i]
+    return used
+
+
+@k.inline
 def add_lane_products(acc: k.SIMD, left: k.SIMD, right: k.SIMD, flips: Any) -> Any:
     """Adds the products of lanes of patches and of a strip; with flips they are lanes of four bytes."""
     if flips is not None:
@@ -313,11 +326,13 @@ def multiply_patches(
             # all rows begin with the same
             load_sums(sums, Matrix(initial, 0), height, 2, t.width)
     flips = patches.flips.load(0, width=t.width) if patches.flips is not None else None
+    used = used_runs(patches, height)
     for run in range(runs.first, runs.last):
         rows = rows_of_run(patches, run, runs.begin, height)
         # rows of the strip are those of the K block's runs, one after the other
         done = (run - runs.first) * runs.length
-        for n in range(runs.length):
+        length = runs.length if used is None else k.select(used >> run & 1 == 1, runs.length, 0)
+        for n in range(length):
             low = b.load((done + n) * COLUMNS, width=t.width)
             high = b.load((done + n) * COLUMNS + t.width, width=t.width)
             if ahead is not None:

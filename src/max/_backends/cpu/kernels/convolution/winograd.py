@@ -12,6 +12,10 @@ The transforms are evaluations of polynomials and the interpolation of their pro
 for Convolutional Neural Networks", 2016; Toom and Cook's algorithm) at 0, ±√½, ±√2 and ∞. With these points the error
 is about twice that of a sum of products: at 0, ±1, ±2 and ∞ it would be ten times larger.
 
+With a dilation of `d`, the positions whose numbers have the same remainder by `d` are an image of their own, of every
+`d`-th pixel: a tile's lines and columns are then `d` apart. The first of these images may be a line longer than the
+last, so each has as many tiles as it needs.
+
 Cache budget: the transformed input of a task takes at most `INPUT_BYTES`, more than many L2 caches hold with 256
 channels and more: it is read from the L3 cache once for a strip, as the filter is, which is larger than the input of 32
 tiles. Larger tasks read the filter less often. Its sums take 36 × 48 × 128 bytes (216 KB) of the L2 cache. One of the
@@ -54,20 +58,65 @@ ROOM = 16
 _ROWS = MAX_TILES + ROOM
 
 
+class Axis(NamedTuple):
+    """Where tiles lie along an axis of the result, as images of every `dilation`-th position.
+
+    Args:
+        size: Positions.
+        dilation: From a position of a tile to the next.
+        longer: The number of images that have a position more than the others.
+        long: Tiles of such an image.
+        short: Tiles of one of the others.
+        padding: Before the axis of the input.
+    """
+
+    size: Any
+    dilation: int
+    longer: Any
+    long: Any
+    short: Any
+    padding: int
+
+
+@k.inline
+def axis_of(size: k.Value, dilation: int, padding: int) -> Axis:
+    """The tiles of an axis."""
+    least = size // dilation
+    long, short = k.ceildiv(least + 1, STEP), k.ceildiv(least, STEP)
+    return Axis(size, dilation, size % dilation, long, short, padding)
+
+
+@k.inline
+def axis_tiles(axis: Axis) -> Any:
+    """The number of tiles along an axis."""
+    return axis.longer * axis.long + (axis.dilation - axis.longer) * axis.short
+
+
+@k.inline
+def axis_place(tile: k.Value, axis: Axis) -> Any:
+    """The first position of a tile."""
+    if axis.dilation == 1:
+        return tile * STEP
+    behind = tile - axis.longer * axis.long
+    short = k.max(axis.short, 1)
+    # the tiles of the longer images come first
+    image = k.select(behind < 0, tile // axis.long, axis.longer + behind // short)
+    number = k.select(behind < 0, tile % axis.long, behind % short)
+    return image + number * (STEP * axis.dilation)
+
+
 class Image(NamedTuple):
     """Where the tiles of a convolution lie.
 
     Args:
         x: The input `[N, 1, H, W, C]`.
-        down: Tiles of a column.
-        along: Tiles of a line.
-        padding: Before H and before W.
+        lines: The tiles of a column.
+        columns: The tiles of a line.
     """
 
     x: Any
-    down: Any
-    along: Any
-    padding: Any
+    lines: Axis
+    columns: Axis
 
 
 class Place(NamedTuple):
@@ -81,8 +130,9 @@ class Place(NamedTuple):
 @k.inline
 def tile_place(tile: k.Value, im: Image) -> Place:
     """The place of a tile."""
-    line = tile // im.along % im.down * STEP
-    return Place(tile // (im.along * im.down), line, tile % im.along * STEP)
+    down, along = axis_tiles(im.lines), axis_tiles(im.columns)
+    line = axis_place(tile // along % down, im.lines)
+    return Place(tile // (along * down), line, axis_place(tile % along, im.columns))
 
 
 @k.inline
@@ -162,7 +212,13 @@ def transform_square(
 
 @k.inline
 def transform_tile(
-    v: k.View, source: k.View, line: k.Value, pixel: k.Integer, step: k.Value, width: int
+    v: k.View,
+    source: k.View,
+    line: k.Value,
+    pixel: k.Value,
+    channels: k.Integer,
+    step: k.Value,
+    width: int,
 ) -> None:
     """Transforms the channels of a tile.
 
@@ -170,11 +226,12 @@ def transform_tile(
         v: The results, flat: number `p` of channel `c` is `v[p * step + c]`.
         source: The tile's pixels, flat, from the first one on.
         line: Elements from line to line.
-        pixel: Elements from pixel to pixel: the channels.
+        pixel: Elements from pixel to pixel.
+        channels: The channels.
         step: Elements from number to number.
         width: Lanes of a vector.
     """
-    for c, mask in k.vectors(pixel, width):
+    for c, mask in k.vectors(channels, width):
         pixels = Square(source[c:], POINTS, line, pixel)
         # a vector past the last channel ends in the gap
         numbers = Square(v[c:], POINTS, POINTS * step, step)
@@ -190,7 +247,7 @@ def copy_tile(
     zero = k.splat(k.f32(0), width)
     for r in range(POINTS):
         for s in range(POINTS):
-            h, w = top + r, left + s
+            h, w = top + r * im.lines.dilation, left + s * im.columns.dilation
             pixel = patch[(r * POINTS + s) * x.shape[4] :]
             if h >= 0 and h < x.shape[2] and w >= 0 and w < x.shape[3]:
                 for c, mask in k.vectors(x.shape[4], width):
@@ -224,18 +281,22 @@ def transform_input(
     """
     x = im.x
     channels, high, wide = x.shape[4], x.shape[2], x.shape[3]
+    down, along = im.lines.dilation, im.columns.dilation
     flat = x.reshape(x.size)
     for i in range(count):
         at = tile_place(first + i, im)
-        top, left = at.line - im.padding[0], at.column - im.padding[1]
-        inside = (top >= 0) & (left >= 0) & (top + POINTS <= high) & (left + POINTS <= wide)
+        top, left = at.line - im.lines.padding, at.column - im.columns.padding
+        last_line, last_column = top + (POINTS - 1) * down, left + (POINTS - 1) * along
+        inside = (top >= 0) & (left >= 0) & (last_line < high) & (last_column < wide)
         target = v[i * stride :]
         if inside:
             source = flat[((at.image * high + top) * wide + left) * channels :]
-            transform_tile(target, source, wide * channels, channels, count * stride, width)
+            line, pixel = down * wide * channels, along * channels
+            transform_tile(target, source, line, pixel, channels, count * stride, width)
         else:
             copy_tile(patch, im, top, left, at.image, width)
-            transform_tile(target, patch, POINTS * channels, channels, count * stride, width)
+            line = POINTS * channels
+            transform_tile(target, patch, line, channels, channels, count * stride, width)
 
 
 @k.inline
@@ -270,7 +331,8 @@ def store_tiles(
     width: int,
 ) -> None:
     """Transforms the sums of tiles `m` `[PRODUCTS, _ROWS, COLUMNS]` to positions, and stores their results."""
-    high, wide = im.x.shape[2] + im.padding[2], im.x.shape[3] + im.padding[3]
+    high, wide = im.lines.size, im.columns.size
+    down, along = im.lines.dilation, im.columns.dilation
     step = _ROWS * COLUMNS
     for tile in range(count):
         for col in range(0, COLUMNS, width):
@@ -278,10 +340,15 @@ def store_tiles(
             positions = Square(y[col:], STEP, STEP * COLUMNS, COLUMNS)
             transform_square(positions_of, sums, positions, width)
         at = tile_place(first + tile, im)
-        for i in range(k.min(STEP, high - at.line)):
-            row = (at.image * high + at.line + i) * wide + at.column
+        for i in range(k.min(STEP, k.ceildiv(high - at.line, down))):
+            row = (at.image * high + at.line + i * down) * wide + at.column
             positions = y[i * STEP * COLUMNS :]
-            store_tile(results, positions, row, k.min(STEP, wide - at.column), column)
+            count_along = k.min(STEP, k.ceildiv(wide - at.column, along))
+            if along == 1:
+                store_tile(results, positions, row, count_along, column)
+            else:
+                for j in range(count_along):
+                    store_tile(results, positions[j * COLUMNS :], row + j * along, k.i64(1), column)
 
 
 @k.kernel
@@ -292,21 +359,22 @@ def conv_winograd(
     *extra: k.Input,
     ctx: k.Context,
     padding: tuple[int, ...],
+    dilation: tuple[int, ...],
     epilogue: Any = identity,
 ) -> None:
     """`out` `[N, 1, H, W, F]` from `x` `[N, 1, H, W, C]` and a transformed filter `[strips, PRODUCTS * C * COLUMNS]`.
 
-    `padding` is that before H, after H, before W and after W.
+    `padding` is that before H, after H, before W and after W, `dilation` that along H and W.
     """
     t = tiling(ctx.target, k.f32, k.f32)
     width, channels = t.width, x.shape[4]
     high, wide = out.shape[2], out.shape[3]
     rows = out.reshape(out.shape[0] * high * wide, out.shape[4])
     results = Results(rows, extra, epilogue, width)
-    # lines and columns that the result has more than the input
-    grown = (padding[0], padding[2], padding[0] + padding[1] - 2, padding[2] + padding[3] - 2)
-    im = Image(x, k.ceildiv(high, STEP), k.ceildiv(wide, STEP), grown)
-    tiles = out.shape[0] * im.down * im.along
+    lines = axis_of(high, dilation[0], padding[0])
+    columns = axis_of(wide, dilation[1], padding[2])
+    im = Image(x, lines, columns)
+    tiles = out.shape[0] * axis_tiles(lines) * axis_tiles(columns)
     strips = k.ceildiv(out.shape[4], COLUMNS)
     stride = round_up(channels, 16) + GAP
     if channels > MAX_CHANNELS:
@@ -380,8 +448,8 @@ def _lower_conv(
         view("operand", 0, operands[0], image_axes(4), static=False),
         view("operand", 1, operands[1], static=False),
     )
-    padding = tuple(int(n) for n in attributes["padding"])
-    return KernelCall(conv_winograd, args, {"padding": padding}, epilogue=True)
+    params = {name: tuple(int(n) for n in attributes[name]) for name in ("padding", "dilation")}
+    return KernelCall(conv_winograd, args, params, epilogue=True)
 
 
 LOWERINGS = {"mok.winograd_filter": _lower_filter, "mok.winograd_conv": _lower_conv}
