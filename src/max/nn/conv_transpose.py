@@ -229,6 +229,7 @@ class WeightNormConvTranspose1d(_ConvTranspose):
         axes = (1, 2) if self.permute else (0, 1)
         if not self.permute:
             lengths = ops.transpose(lengths, 0, 2)
+        # |v|² of each input channel; the summed axes keep size 1
         square = direction * direction
         for axis in axes:
             square = ops.sum(square, axis=axis)

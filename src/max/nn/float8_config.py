@@ -221,6 +221,7 @@ def parse_float8_config(
 
     def in_float8(part: str, projections: tuple[str, ...]) -> set[int]:
         layers = range(int(huggingface_config.num_hidden_layers))
+        # a part of a layer has one dtype: one projection that is left out takes all along
         return {
             i
             for i in layers
@@ -291,6 +292,7 @@ def _compressed_scales(
     }
     input_kinds = {
         "tensor": Float8ScaleGranularity.TENSOR,
+        # a scale a row of x, which is a column of scales of the shape [groups, rows]
         "token": Float8ScaleGranularity.COLWISE,
         "group": Float8ScaleGranularity.BLOCK,
     }

@@ -179,11 +179,12 @@ class RejectionSampler(Module):
         )
         batch, steps = draft_tokens.shape
         rows = _rows_of_steps(target_logit_offsets, batch, steps)
-        places = ops.stack([rows, ops.cast(draft_tokens, DType.int64)], axis=2)
+        places = ops.stack([rows, ops.cast(draft_tokens, DType.int64)], axis=2)  # [batch, steps, 2]
         of_target = ops.cast(ops.gather_nd(target_logits, places), DType.float32)
         of_draft = ops.cast(draft_logits_for_sampled_tokens, DType.float32) + self.eps
         chance = _uniform([batch, steps], self.device, self.seed)
         count = _first_rejected(ops.greater_equal(of_target / of_draft, chance))
+        # the target has a row after each draft token, the last one included
         return count, ops.gather(ops.reshape(sampled, [-1]), rows[:, :1] + count, axis=0)
 
 
@@ -262,10 +263,12 @@ class RejectionSamplerWithResiduals(Module):
             )
         rows = _rows_of_steps(target_logit_offsets, batch, steps)
         wide = ops.cast(target_logits, DType.float32) / self.temperature
-        p = ops.gather(ops.softmax(wide), rows, axis=0)
+        p = ops.gather(ops.softmax(wide), rows, axis=0)  # [batch, steps, vocab]
+        # [steps, batch, vocab] to [batch, steps, vocab]
         draft = ops.cast(ops.permute(all_draft_logits, [1, 0, 2]), DType.float32)
         q = ops.softmax(draft / self.temperature)
         tokens = ops.unsqueeze(ops.cast(draft_tokens, DType.int64), -1)
+        # the probabilities of the draft's tokens, [batch, steps]
         p_token, q_token = (ops.gather_nd(x, tokens, batch_dims=2) for x in (p, q))
         if rejection_rand is None:
             rejection_rand = _uniform([batch, steps], self.device, self.seed)
@@ -275,6 +278,7 @@ class RejectionSamplerWithResiduals(Module):
         empty = ops.equal(ops.sum(residual, axis=2), 0.0)
         residual = ops.where(empty, p, residual)
         recovered = self._choose(residual, residual_rand, self.seed + 1, [batch, steps, vocab])
+        # the target has one more row than there are draft tokens
         last = ops.gather(wide, ops.reshape(rows[:, -1:] + 1, [batch]), axis=0)
         bonus = self._choose(ops.softmax(last), None, self.seed + 2, [batch, vocab])
         return (

@@ -137,6 +137,7 @@ def _norm_rows(
         multiply_before_cast=multiply_before_cast,
     )
     if columns < size:
+        # the other elements stay, such as the rotated part of a latent
         normalized = ops.concat([normalized, parts[:, :, columns:]], axis=-1)
     rows = ops.reshape(normalized, keys.shape)
     store_rows(kv_params, rows, input_row_offsets, kv_collection, layer_idx, side)

@@ -179,6 +179,7 @@ class Linear(Module):
         if strategy.axis is None or self.weight_scale.rank == 0:
             return replicated
         axis = 0 if strategy.axis in (0, -2) else 1
+        # one scale along the axis that is split serves all parts
         if self.weight_scale.shape[axis] == 1:
             return replicated
         block = self.float8_config.weight_scale.block_size
@@ -241,6 +242,7 @@ class Linear(Module):
                 f"Linear: the input is {x!r}, the weight {weight!r}; the last dimension of the input "
                 "must equal the last one of the weight"
             )
+        # scales are by row: the leading axes become one
         rows = x if x.rank == 2 else ops.reshape(x, (-1, weight.shape[1]))
         spec = config.input_scale
         if self.input_scale is not None:

@@ -70,6 +70,7 @@ class Module(Layer, ABC):
     """Whether the names of the weights leave out the attribute that holds the module."""
 
     def __setattr__(self, name: str, value: Any) -> None:
+        # a part that is replaced keeps its place in the order of the parts
         if not (isinstance(value, Module) and name in vars(self).get("_sublayers", {})):
             self._forget(name)
         if isinstance(value, Module):

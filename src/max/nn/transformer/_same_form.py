@@ -17,6 +17,7 @@ def same_form(x: Module, y: Module) -> bool:
     Attributes that are neither modules nor weights are compared with ``==``; values that cannot be compared count as
     different.
     """
+    # a shared weight keeps its name, which the prefix of a call cannot change
     if type(x) is not type(y) or _shares_weights(x) or _shares_weights(y):
         return False
     return _same_parts(x, y) and _same_weights(x, y) and _same_options(x, y)

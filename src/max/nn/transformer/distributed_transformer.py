@@ -99,6 +99,7 @@ def _caches(values: Sequence[PagedCacheValues | Value[Any]]) -> list[PagedCacheV
         return cast("list[PagedCacheValues]", list(values))
     remaining = iter(cast("Sequence[Value[Any]]", values))
     caches: list[PagedCacheValues] = []
+    # a cache is four values; see `PagedCacheValues`
     while four := take(remaining, 4):
         caches.append(PagedCacheValues.of(four))
     return caches

@@ -104,10 +104,10 @@ class TransformerBlock(Module):
             input_row_offsets=input_row_offsets,
             **kwargs,
         )
-        h = x + self._scale_logits(attended)
-        return h + self._scale_logits(self.mlp(self.post_attention_layernorm(h)))
+        h = x + self._scale_residual(attended)
+        return h + self._scale_residual(self.mlp(self.post_attention_layernorm(h)))
 
-    def _scale_logits(self, x: TensorValue) -> TensorValue:
+    def _scale_residual(self, x: TensorValue) -> TensorValue:
         return x if self.residual_multiplier == 1.0 else x * self.residual_multiplier
 
 
@@ -254,6 +254,7 @@ class Transformer(Module):
 
 def weight_prefix(block: Module, otherwise: str) -> str:
     """The prefix of the names of a block's weights; `otherwise` if no state dict has named them."""
+    # the first weight with a full name tells the prefix of all
     for path, weight in block.raw_state_dict().items():
         if weight.name != path and weight.name.endswith(f".{path}"):
             return weight.name.removesuffix(path)
@@ -277,7 +278,8 @@ def last_rows(
     first = ops.reshape(bounds[:-1], [batch, 1])
     ends = ops.reshape(bounds[1:], [batch, 1])
     steps = ops.transfer_to(ops.reshape(steps, [1, each]), device)
-    rows = ops.max(ends - ops.transfer_to(number, device) + steps, first)
+    rows = ops.max(ends - ops.transfer_to(number, device) + steps, first)  # [batch, each]
+    # each sequence has `number` rows, so that their offsets are its multiples
     sequences = ops.range(
         0, TensorValue(batch) + 1, 1, out_dim=batch + 1, dtype=DType.int64, device=DeviceRef.CPU()
     )
