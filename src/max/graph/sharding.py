@@ -314,6 +314,7 @@ class ShardingStrategy:
         for section, least in zip(self.sections, self._units(), strict=True):
             # neither a head nor an encoded block is divided
             unit = math.lcm(least, block)
+            # sections are proportions, such as numbers of heads of `size // total` elements each
             length = size // total * section
             units = length // unit
             if units * unit != length or units < parts:

@@ -107,6 +107,7 @@ class DeviceRef:
         if id < -1:
             raise ValueError(f"DeviceRef: the id is {id}, expected 0 or more")
         self.device_type = DeviceKind.from_string(device_type)
+        # -1 is the driver's default device, the first one
         self.id = max(id, 0)
 
     @staticmethod

@@ -258,6 +258,7 @@ class _Shard(Weight):
     def original_dtype_and_shape(self) -> tuple[DType, Shape]:
         """The element type and shape of the part before encoding."""
         dtype, shape = self._whole.original_dtype_and_shape
+        # where the shape was given in bytes, it is that of the encoded blocks
         return dtype, self._part_of(shape, in_bytes=list(shape) == list(self._whole.shape))
 
     @property

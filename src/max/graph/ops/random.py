@@ -56,6 +56,7 @@ def set_seed(seed: TensorValueLike = 0) -> None:
     """
     graph = _graph.Graph.current
     if isinstance(seed, int) and not isinstance(seed, bool):
+        # seeds of 64 bits without a sign are taken as well, by their bits
         seed = (seed + (1 << 63)) % (1 << 64) - (1 << 63)
         value = constant(seed, DType.int64, device=DeviceRef.CPU())
     else:

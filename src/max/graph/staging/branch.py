@@ -52,6 +52,7 @@ class Branch(Graph):
         chain = self._block.insert_arg(mlir.ChainType.get(), len(self._block.args))
         self._chains.begin(chain)
         self._num_inputs = len(types)
+        # branches see the sizes of the graph around them
         self._symbols = Symbols(self.name, outer._symbols)
         for value in captures:
             self.capture(value)

@@ -31,6 +31,7 @@ def order_by_symbols(block: Block, later: set[str], graphs: Mapping[str, Block])
     introduced = {op: _introduced_symbols(op) & later for op in ops}
     bound: set[str] = set()
     placed: set[mlir.Operation] = set()
+    # all but the output, which stays last
     waiting, ordered = ops[:-1], list[mlir.Operation]()
     progress = True
     # until nothing moves: an op may wait for a symbol of one that comes later

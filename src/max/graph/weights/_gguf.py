@@ -111,6 +111,7 @@ def _reader_data(tensor: gguf.ReaderTensor) -> npt.NDArray[Any]:
     stored = tensor.tensor_type.name
     data: npt.NDArray[Any] = np.asarray(tensor.data)
     if stored in PLAIN_TYPES:
+        # the reader gives bfloat16 as bytes
         return data.view(PLAIN_TYPES[stored].to_numpy())
     if stored not in BLOCK_TYPES:
         raise WeightsFileError(f"weight {tensor.name!r}: GGUF type {stored} is not known")

@@ -106,6 +106,7 @@ class HierarchicalWeights(ABC):
         return self._prefix
 
     def _at(self, name: str) -> Self:
+        # shallow: all names share the open files and the allocated weights
         other = copy.copy(self)
         other._prefix = name
         return other

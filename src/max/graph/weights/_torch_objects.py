@@ -184,6 +184,7 @@ def _checked_tensor(
     (first,) = _sizes((offset,), "offset")
     if len(sizes) != len(steps):
         raise PickleError(f"a tensor has {len(sizes)} dimensions and {len(steps)} strides")
+    # torch writes a dictionary of flags: `neg` marks a view that negates its storage
     bits: Any = metadata[0] if metadata else None
     flags = cast("dict[Any, Any]", bits) if isinstance(bits, dict) else {}
     return StoredTensor(dtype, sizes, steps, first, storage, flags.get("neg") is True)
@@ -316,6 +317,7 @@ def storage_of(identity: Any) -> Storage:
         raise PickleError(f"the file refers to {description(identity)}, which is no storage")
     (numel,) = _sizes((parts[4],), "storage")
     first, size = 0, numel
+    # a part of another storage, as the format before zip files has them
     if len(parts) == 6 and parts[5] is not None:
         view: Any = parts[5]
         if not isinstance(view, tuple) or len(cast("tuple[Any, ...]", view)) != 3:

@@ -63,6 +63,7 @@ class Bytes:
         Raises:
             PickleError: There is no line end, or the text is damaged.
         """
+        # bounded: a damaged file may have no line end for gigabytes
         window = bytes(self.buffer[self.position : self.position + self._LONGEST_LINE])
         end = window.find(b"\n")
         if end < 0:
@@ -282,11 +283,13 @@ _WITHOUT_ARGUMENT: dict[bytes, _Run] = {
     b"e": lambda machine, _: machine.append_to_list(machine.pop_marked()),
     b"s": lambda machine, _: machine.set_items(machine.pop_many(2)),
     b"u": lambda machine, _: machine.set_items(machine.pop_marked()),
+    # MEMOIZE: the index is the number of values in the memo
     b"\x94": lambda machine, _: machine.remember(len(machine.memo)),
     b"0": lambda machine, _: machine.drop(),
     b"1": lambda machine, _: machine.drop(marked=True),
     b"\x93": lambda machine, _: machine.name(*machine.pop_many(2)),
     b"R": lambda machine, _: machine.call(),
+    # NEWOBJ: a class is called as a function is
     b"\x81": lambda machine, _: machine.call(),
     b"b": lambda machine, _: machine.build(),
     b"Q": lambda machine, _: machine.storage(),
@@ -315,6 +318,7 @@ def interpret(stream: Bytes, on_storage: Callable[[Storage], None] | None = None
     """
     machine = _Machine(on_storage)
     try:
+        # no instruction jumps back, so this bounds the work
         for _ in range(_MOST_INSTRUCTIONS):
             code = stream.read(1)[0]
             if code == _STOP:

@@ -48,6 +48,7 @@ def call(graph: Graph, *args: Value[Any], prefix: str = "") -> list[Value[Any]]:
     outputs = graph.mlir_op.output_types
     attrs = {"callee": mlir.SymbolRefAttr(graph.name), "prefix": prefix}
     has_chain = len(inputs) != len(graph.mlir_op.input_types)
+    # the chain is last, in inputs and outputs
     value_types = outputs[:-1] if has_chain else outputs
     types = [mlir.substitute_type(t, env) for t in value_types]
     stage = current.stage_effect if has_chain else current.stage

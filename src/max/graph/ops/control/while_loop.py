@@ -96,6 +96,7 @@ def _stage_predicate(
                 f"while_loop: the predicate joins more than {_MOST_CONDITIONS} conditions by `and`, `or` and `not`; "
                 "use ops.logical_and and logical_or"
             ) from None
+        # the predicate is staged again for each truth value of this condition
         condition = undecided.condition
     else:
         values = result_values("while_loop", "predicate", result)

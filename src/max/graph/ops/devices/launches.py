@@ -195,6 +195,7 @@ def shard_and_stack(
     before: list[Any] = [slice(None)] * axis
     parts: list[TensorValue] = []
     for number, place in enumerate(places):
+        # the second element of the pair names the size of the slice
         index = [*before, (slice(size * number, size * (number + 1)), size), ...]
         stacked = stack([slice_tensor(x, index) for x in tensors])
         parts.append(transfer_to(stacked, place))

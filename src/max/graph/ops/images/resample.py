@@ -216,6 +216,7 @@ def _filter_windows(x: TensorValue, axis: int, new: Dim, positions: _Positions) 
     center = div(cast(positions.numerators, x.dtype), cast(positions.denominator, x.dtype))
     elements = sequence(0, old, 1, old, dtype=x.dtype, device=x.device)
     old_size, new_size = (cast(TensorValue(dim).to(x.device), x.dtype) for dim in (old, new))
+    # old elements for each new one: a smaller image averages, a larger one interpolates
     reach = maximum(div(old_size, maximum(new_size, 1)), 1)
     # distances from the element before each position: as in the other modes, an empty axis has none and raises
     index = floor_div(positions.numerators, positions.denominator)
@@ -224,4 +225,5 @@ def _filter_windows(x: TensorValue, axis: int, new: Dim, positions: _Positions) 
     distance = abs(sub(steps, reshape(sub(center, before), [1, new])))
     weights = maximum(sub(1, div(distance, reach)), 0)
     weights = div(weights, sum(weights, axis=0))
+    # weights are [old, new]
     return transpose(matmul(transpose(x, axis, -1), weights), axis, -1)

@@ -28,6 +28,7 @@ def _tensors(op: str, values: Iterable[TensorValueLike]) -> list[TensorValue]:
         raise ValueError(f"{op}: expected at least one tensor")
     strong = [as_tensor(v) for v in items if not is_weak(v)]
     if not strong:
+        # numbers and arrays only: the first one gives the dtype
         strong = [as_tensor(items[0])]
         items[0] = strong[0]
     dtype = strong[0].dtype
