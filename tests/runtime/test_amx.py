@@ -44,12 +44,36 @@ def processor(monkeypatch: pytest.MonkeyPatch):
 
 
 def test_products_are_checked(monkeypatch: pytest.MonkeyPatch) -> None:
+    """All rows and columns of both products, by two workers; plain Python's results are NumPy's."""
+    plain, found = k.interpret, list[list[np.ndarray]]()
+
+    def noted(kernel: k.Kernel, arrays: list[np.ndarray], **options: object) -> None:
+        plain(kernel, arrays, **options)
+        found.append([array.copy() for array in arrays])
+
+    monkeypatch.setattr(k, "interpret", noted)
     assert amx_check.products_are_right(HOST) and amx_check.products_are_right(EMULATED)
+    for sums, counts, a, b, x, w in found:
+        # pairs, or fours, of rows lie beside each other
+        factors = b.astype(np.float32).reshape(16, 32, 2).transpose(0, 2, 1).reshape(32, 32)
+        product = 2 * a.astype(np.float32) @ factors
+        np.testing.assert_array_equal(sums, np.tile(product, (2, 1)))
+        factors = w.astype(np.int32).reshape(8, 32, 4).transpose(0, 2, 1).reshape(32, 32)
+        product = x.astype(np.int32).reshape(16, 32) @ factors
+        np.testing.assert_array_equal(counts, np.tile(product, (2, 1)))
+        # no two rows or columns are alike, which could be mistaken for each other
+        for array in (sums[:32], sums[:32].T, counts[:16], counts[:16].T):
+            assert len(np.unique(array, axis=0)) == len(array)
+        assert x.min() < -100 and x.max() > 100 and w.min() < -100 and w.max() > 100
+
+
+@pytest.mark.parametrize(("array", "place"), [(0, (17, 31)), (0, (63, 0)), (1, (17, 31))])
+def test_a_wrong_product_is_found(array: int, place: tuple[int, int], monkeypatch) -> None:
     plain = k.interpret
 
     def wrong(kernel: k.Kernel, arrays: list[np.ndarray], **options: object) -> None:
         plain(kernel, arrays, **options)
-        arrays[1][17, 31] += 1
+        arrays[array][place] += 1
 
     monkeypatch.setattr(k, "interpret", wrong)
     assert not amx_check.products_are_right(EMULATED)

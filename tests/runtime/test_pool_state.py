@@ -38,15 +38,17 @@ def adding(pool: Pool, out: np.ndarray) -> Executor:
 def test_workers_have_the_memory_that_was_reserved(rng: np.random.Generator) -> None:
     """Their own, on lines of their own; it is placed anew only where more is needed."""
     pool, scratch_bytes, num_slots = Pool(3), 0, 0
+    pool.prepare()
+    assert not contexts(pool)[:, Context.SCRATCH_BYTES].any()
     sizes = [(0, 0), *rng.integers(0, 900, (12, 2)).tolist()]
     sizes += [(scratch, 0) for scratch in (1024, 1025)] + [(0, slots) for slots in (1024, 1025)]
     for scratch, slots in sizes:
-        before = pool._buffers[0].ctypes.data if pool._native else 0
-        grows = not before or scratch > scratch_bytes or slots > num_slots
+        before = pool._buffers[0]
+        grows = scratch > scratch_bytes or slots > num_slots
         scratch_bytes, num_slots = max(scratch_bytes, scratch), max(num_slots, slots)
         pool.reserve(scratch, slots)
         rows = contexts(pool)
-        assert (rows.ctypes.data != before) == grows or not before
+        assert (pool._buffers[0] is not before) == grows
         assert rows[:, Context.WORKER].tolist() == [0, 1, 2]
         assert (rows[:, Context.WORKERS] == 3).all()
         assert (rows[:, Context.POOL] == pool._address).all()

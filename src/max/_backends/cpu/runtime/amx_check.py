@@ -30,34 +30,35 @@ def check_products(
 ) -> None:
     """Each worker: 32 rows by 32 columns of bf16, added to the product itself; then 16 rows by 32 columns of bytes.
 
+    What `sums` holds before does not count.
+
     `a` is `[32, 32]`, `b` `[16, 32, 2]`, `x` `[16, 32]` and `w` `[8, 32, 4]`; each worker has 32 rows of `sums` and 16
     of `counts`.
     """
     tiles = k.matrix_tiles(((16, 64),) * 8)
     tiles.configure()
     top = ctx.worker * 32
-    # the second turn loads the sums of the first one
+    # the second turn loads the sums of the first one, each to another tile than the one that still holds it
     for turn in k.static_range(2):
         for i in k.static_range(4):
+            tiles.load((i + turn) % 4, sums, top + i // 2 * 16, i % 2 * 16)
             if turn == 0:
                 tiles.zero(i)
-            else:
-                tiles.load(i, sums, top + i // 2 * 16, i % 2 * 16)
         for half in k.static_range(2):
             tiles.load(4 + half, a, 16 * half, 0)
             tiles.load(6 + half, b, 32 * half, stride=64)
         for i in k.static_range(4):
-            tiles.dot(i, 4 + i // 2, 6 + i % 2, k.bf16)
+            tiles.dot((i + turn) % 4, 4 + i // 2, 6 + i % 2, k.bf16)
         for i in k.static_range(4):
-            tiles.store(i, sums, top + i // 2 * 16, i % 2 * 16)
-    small = k.matrix_tiles(((16, 64), (16, 64), (16, 32), (8, 64), (8, 64)))
+            tiles.store((i + turn) % 4, sums, top + i // 2 * 16, i % 2 * 16)
+    small = k.matrix_tiles(((16, 64), (16, 32), (8, 64), (8, 64)))
     small.configure()
-    small.load(2, x, 0, stride=32)
+    small.load(1, x, 0, stride=32)
     for half in k.static_range(2):
-        small.zero(half)
-        small.load(3 + half, w, 64 * half, stride=128)
-        small.dot(half, 2, 3 + half, k.i8)
-        small.store(half, counts, ctx.worker * 16, 16 * half)
+        small.zero(0)  # the sums of the other half
+        small.load(2 + half, w, 64 * half, stride=128)
+        small.dot(0, 1, 2 + half, k.i8)
+        small.store(0, counts, ctx.worker * 16, 16 * half)
     small.release()
 
 
@@ -78,7 +79,7 @@ def products_are_right(target: k.CPUTarget) -> bool:
 
     def results() -> list[np.ndarray]:
         shapes = ((np.float32, 32), (np.int32, 16))
-        return [np.zeros((_WORKERS * rows, 32), dtype) for dtype, rows in shapes]
+        return [np.full((_WORKERS * rows, 32), 7, dtype) for dtype, rows in shapes]
 
     actual, expected = results(), results()
     k.interpret(check_products, [*expected, *operands], num_workers=_WORKERS, target=target)
