@@ -12,6 +12,7 @@ import pytest
 
 from max import kernel as k
 from max._backends.cpu.runtime import amx, amx_check
+from max._backends.cpu.runtime.llvm_compiler import Compiler, Machine
 from max._config import FlagError, flags
 from max._runtime import platform
 from max._runtime.cache import Cache
@@ -64,7 +65,32 @@ def test_products_are_checked(monkeypatch: pytest.MonkeyPatch) -> None:
         # no two rows or columns are alike, which could be mistaken for each other
         for array in (sums[:32], sums[:32].T, counts[:16], counts[:16].T):
             assert len(np.unique(array, axis=0)) == len(array)
-        assert x.min() < -100 and x.max() > 100 and w.min() < -100 and w.max() > 100
+        # all numbers of 8 bits, and floats whose sums are exact in any order
+        assert {*x.tolist(), *w.tolist()} == {*range(-128, 128)}
+        assert {*a.ravel().tolist()} == {*b.tolist()} == {*range(-8, 9)}
+        assert (a.ravel() != b).any()
+
+
+def test_instructions_of_the_check() -> None:
+    """In LLVM's code for a processor with AMX: two forms of the tiles, which are given back at the end."""
+    features = {*AMX, "avx512f", "avx512bw", "avx512vl", "avx512vnni", "avx512bf16", "avx2", "fma"}
+    target = k.CPUTarget(frozenset(features), "x86_64-unknown-linux-gnu", "sapphirerapids")
+    shapes = (
+        (k.f32, (64, 32)), (k.i32, (32, 32)), (k.bf16, (32, 32)), (k.bf16, (1024,)), (k.i8, (512,)),
+        (k.i8, (1024,)),
+    )  # fmt: skip
+    ir = k.specialize(amx_check.check_products, [k.TensorSpec(*s) for s in shapes], target=target)
+    lines = Compiler(Machine.of(target)).assembly(k.emit_llvm(ir, target)).splitlines()
+    names = [words[0] for words in map(str.split, lines) if words]
+    counts = {
+        name: names.count(name)
+        for name in ("ldtilecfg", "tdpbf16ps", "tdpbssd", "tilestored", "tilerelease")
+    }
+    assert counts == {
+        "ldtilecfg": 2, "tdpbf16ps": 8, "tdpbssd": 2, "tilestored": 10, "tilerelease": 1,
+    }  # fmt: skip
+    last = [name for name in names if name.startswith("tile")][-1]
+    assert last == "tilerelease"
 
 
 @pytest.mark.parametrize(("array", "place"), [(0, (17, 31)), (0, (63, 0)), (1, (17, 31))])

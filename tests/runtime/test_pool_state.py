@@ -15,7 +15,8 @@ from max._backends.cpu.runtime.executor import Executor
 from max._backends.cpu.runtime.pool import IDLE_SPINS, POOLS, RUN_SPINS, YIELD_EVERY, Pool
 from max._host import usable_cpus
 from max._reentry import ReentryError
-from max._runtime import interrupts
+from max._runtime import interrupts, platform
+from max._runtime.daemon_thread import DaemonThread
 from max._runtime.interrupts import InterruptWatch
 from max._runtime.program import Launch, Program
 from tests.runtime.ir_kernels import entry
@@ -35,11 +36,24 @@ def adding(pool: Pool, out: np.ndarray) -> Executor:
     return Executor(pool, Program([launch], 1))
 
 
-def test_workers_have_the_memory_that_was_reserved(rng: np.random.Generator) -> None:
+def test_workers_have_the_memory_that_was_reserved(
+    rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Their own, on lines of their own; it is placed anew only where more is needed."""
+    allocate = platform.allocate
+
+    def used(*sizes: int) -> np.ndarray:
+        memory = allocate(*sizes)
+        memory.view(np.uint8)[:] = 255  # as freed memory may be
+        return memory
+
+    monkeypatch.setattr(platform, "allocate", used)
     pool, scratch_bytes, num_slots = Pool(3), 0, 0
     pool.prepare()
     assert not contexts(pool)[:, Context.SCRATCH_BYTES].any()
+    assert (
+        not contexts(pool)[:, Context.ALERT].any() and not contexts(pool)[:, Context.LAUNCH].any()
+    )
     sizes = [(0, 0), *rng.integers(0, 900, (12, 2)).tolist()]
     sizes += [(scratch, 0) for scratch in (1024, 1025)] + [(0, slots) for slots in (1024, 1025)]
     for scratch, slots in sizes:
@@ -54,6 +68,8 @@ def test_workers_have_the_memory_that_was_reserved(rng: np.random.Generator) -> 
         assert (rows[:, Context.POOL] == pool._address).all()
         assert (rows[:, Context.ERROR] == pool._address + PoolState.ERROR.offset).all()
         assert (rows[:, Context.SCRATCH_BYTES] == scratch_bytes).all()
+        assert (rows[:, Context.BARRIER] == pool.prepare().barrier).all()
+        assert (rows[:, Context.POLL] == pool.prepare().poll).all()
         own = [
             (buffer.ctypes.data, buffer.ctypes.data + buffer.nbytes) for buffer in pool._buffers[1:]
         ]
@@ -66,6 +82,17 @@ def test_workers_have_the_memory_that_was_reserved(rng: np.random.Generator) -> 
             gaps = np.diff(starts) - needed
             assert (gaps >= LINE_PAIR_BYTES).all() and (gaps < 2 * LINE_PAIR_BYTES).all()
     pool.close()
+
+
+@pytest.mark.parametrize("parking", ["auto", "portable"])
+def test_where_workers_park(parking: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    initialized, init = list[tuple[int, str]](), platform.init_parking
+    monkeypatch.setattr(
+        platform, "init_parking", lambda *place: initialized.append(place) or init(*place)
+    )
+    pool = Pool(1, parking)
+    pool.prepare()
+    assert initialized == [(pool._address + PoolState.PARKING.offset, pool.parking)]
 
 
 def test_workers_without_a_core_of_their_own_sleep_early() -> None:
@@ -137,7 +164,7 @@ def test_the_watch_sees_the_runs_of_a_pool(monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.setattr(watch, "wake", lambda: woken.append(True))
     monkeypatch.setattr(interrupts, "WATCH", watch)
     pool, out = Pool(1), np.zeros(1, np.int64)
-    run, seen = adding(pool, out), weakref.WeakKeyDictionary[object, int]()
+    run, seen = adding(pool, out), weakref.WeakKeyDictionary[interrupts.Interruptible, int]()
     assert not watch._look(seen)
     run.run(ZERO)
     assert watch._look(seen) and not watch._look(seen) and len(woken) == 1
@@ -178,7 +205,7 @@ class RecordedPool(Pool):
         super().__init__(count)
 
     @property
-    def _enter(self):
+    def _enter(self):  # pyright: ignore[reportIncompatibleMethodOverride]
         return lambda *words: self.calls.append(bool(words[-1])) or 0
 
     @_enter.setter
@@ -214,6 +241,68 @@ def test_who_takes_part_in_a_run(count: int) -> None:
     pool.close()
     pool.run(0, 0)
     assert calls.pop() == (count > 1) and not pool._threads
+
+
+def test_workers_that_are_being_started(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A signal handler that comes meanwhile runs alone."""
+    pool, start = RecordedPool(3), DaemonThread.start
+    pool.prepare()
+
+    def interrupted(thread: DaemonThread) -> None:
+        pool.run(0, 0)
+        start(thread)
+
+    monkeypatch.setattr(DaemonThread, "start", interrupted)
+    pool.run(0, 0)
+    assert pool.calls == [True, True, False]
+    pool.close()
+
+
+class MovedPool(RecordedPool):
+    """Gets other memory when its threads are read: a child is forked then."""
+
+    reads = 0
+
+    @property
+    def _threads(self) -> list[DaemonThread]:  # pyright: ignore[reportIncompatibleVariableOverride]
+        self.reads -= 1
+        if not self.reads:
+            self._new_memory()
+        return self._list
+
+    @_threads.setter
+    def _threads(self, threads: list[DaemonThread]) -> None:
+        self._list = threads
+
+
+def test_a_child_that_is_forked_while_workers_are_started_runs_alone() -> None:
+    pool = MovedPool(3)
+    pool.prepare()
+    pool.reads = 2  # the second one is in `_start`
+    pool.run(0, 0)
+    assert pool.calls == [True] and not pool._list
+    pool.run(0, 0)
+    assert pool.calls == [True, False] and len(pool._list) == 2
+    pool.close()
+
+
+def test_workers_that_were_ended_half_are_started_anew(monkeypatch: pytest.MonkeyPatch) -> None:
+    pool, out = Pool(3), np.zeros(5, np.int64)
+    run = adding(pool, out)
+    run.run(ZERO)
+    stop = pool.prepare().stop
+
+    def interrupted(address: int) -> None:
+        stop(address)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(pool._native, "stop", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        pool._dismiss()
+    monkeypatch.undo()
+    run.run(ZERO)
+    assert out.tolist() == [2] * 5 and len(pool._threads) == 2
+    pool.close()
 
 
 def test_a_close_that_is_interrupted_leaves_no_run_waiting(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -30,7 +30,7 @@ from max.mlir.ops.models.adapters import LoraAddOp, lora_place_size, lora_place_
 
 __all__ = ["attach_adapters", "insert_adapted", "project_adapters"]
 
-_DTYPES = (DType.float32, DType.bfloat16, DType.float16)
+_DTYPES = {DType.float32, DType.bfloat16, DType.float16}
 
 
 def attach_adapters(block: Block, runs_here: RunsHere) -> None:
@@ -74,11 +74,8 @@ def _product_of(op: MoOp) -> MoOp | None:
     # a product rounds a wide x: its terms are those of the rounded x, too
     if rows != x and _uncast(rows) != x and _uncast(x) != rows:
         return None
-    types = (rows.type, inner.type, y.type)
-    if any(not isinstance(t, TensorType) or t.dtype not in _DTYPES for t in types):
-        return None
-    assert isinstance(rows.type, TensorType)
-    return product if len(rows.type.shape) == 2 else None
+    dtypes = {t.dtype for t in (rows.type, inner.type, y.type) if isinstance(t, TensorType)}
+    return product if dtypes <= _DTYPES else None
 
 
 def _uncast(value: SSAValue) -> SSAValue:
@@ -148,8 +145,7 @@ def _name_next(launches: Sequence[MoOp]) -> None:
     end = max(map(_end, projects), default=0)
     for op, project, later in zip(launches, projects, projects[1:] + projects[:1], strict=True):
         assert isinstance(project, MoOp) and isinstance(later, MoOp)
-        same_place = project.operands[7] == later.operands[7]
-        if not same_place or (later is project and len(launches) > 1):
+        if project.operands[7] != later.operands[7]:
             continue
         max_rank, inputs = project.attr("max_rank"), project.attr("inputs")
         sites: Sequence[tuple[int, int, int]] = project.attr("sites")
