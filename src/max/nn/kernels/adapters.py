@@ -30,13 +30,13 @@ class AdapterRows(NamedTuple):
         order: The row of each position, int32 ``[rows]``; rows without an adapter come last.
         slots: The slot of each position, int32 ``[rows]``; -1: none.
         scales: The scale of each row, float32 ``[rows]``.
-        used: The number of rows with an adapter, int32 ``[1]``.
+        num_adapted: The number of rows with an adapter, int32 ``[1]``.
     """
 
     order: TensorValue
     slots: TensorValue
     scales: TensorValue
-    used: TensorValue
+    num_adapted: TensorValue
 
 
 def adapter_rows(

@@ -146,7 +146,7 @@ class Scratch(NamedTuple):
         key_panels: A block of keys in panels, flat lanes.
         value_panels: A block of values in panels, flat lanes.
         scores: Scores of rows, `keys` of the plan a row, flat.
-        rounded: Weights as bf16, as the scores.
+        rounded_weights: Weights as bf16, as the scores.
         state: The state of all rows.
         tiles: The matrix tiles.
     """
@@ -157,7 +157,7 @@ class Scratch(NamedTuple):
     key_panels: Any
     value_panels: Any
     scores: Any
-    rounded: Any
+    rounded_weights: Any
     state: RowState
     tiles: Any
 

@@ -366,17 +366,17 @@ def multiply_values(
     t, right = p.plain, p.right
     value_lanes = p.keys // right.pair
     # weights as pairs of bf16 in lanes of 32 bits
-    lanes = memory.rounded.view(k.i32) if right.pair == 2 else memory.scores
+    lanes = memory.rounded_weights.view(k.i32) if right.pair == 2 else memory.scores
     size = k.ceildiv(count, right.pair)
     if p.matrix_tiles:
         # weights are 0 up to a multiple of 16 keys, tiles take 32
-        amx_attention.zero_weights_tail(memory.rounded, p.keys, count)
+        amx_attention.zero_weights_tail(memory.rounded_weights, p.keys, count)
     for column in range(0, width, 2 * t.width):
         panel = memory.value_panels[column * value_lanes :]
         c = Matrix(sums[column:], p.stride)
         if p.matrix_tiles:
             steps = k.ceildiv(count, amx_tiles.DEPTH)
-            left = Matrix(memory.rounded, p.keys)
+            left = Matrix(memory.rounded_weights, p.keys)
             amx_attention.multiply_tile_amx(memory.tiles, c, left, panel, steps, first)
         else:
             left = Matrix(lanes, value_lanes)
@@ -429,7 +429,7 @@ def sweep_packed(task: Task, memory: Scratch, ahead: Any, sweep: Sweep, p: Plan)
             # a partial group of four reads padding rows, whose results are not stored
             for i in range(0, k.min(task.rows - top, t.height), 4):
                 scores = memory.scores[i * p.keys :]
-                weights = memory.rounded[i * p.keys :] if p.right.pair == 2 else scores
+                weights = memory.rounded_weights[i * p.keys :] if p.right.pair == 2 else scores
                 row_state = state_from(state, tile * p.state_rows + i)
                 row, part = task.first + top + i, KeyBlock(key, count, task.masks)
                 if p.weight_dtype is None:

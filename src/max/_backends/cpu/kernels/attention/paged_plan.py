@@ -135,7 +135,7 @@ class Scratch(NamedTuple):
         packed: Packed rows, flat lanes.
         panel: A panel of keys or values, flat lanes.
         scores: Scores, `KEYS` a row, flat.
-        rounded: Weights as bf16, as the scores.
+        rounded_weights: Weights as bf16, as the scores.
         key_scales: The scales of a block's keys, `[KEYS]`, where the cache has scales.
         value_scales: Those of its values.
         state: The state of all rows.
@@ -147,7 +147,7 @@ class Scratch(NamedTuple):
     packed: Any
     panel: Any
     scores: Any
-    rounded: Any
+    rounded_weights: Any
     key_scales: Any
     value_scales: Any
     state: RowState

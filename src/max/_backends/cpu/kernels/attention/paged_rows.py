@@ -195,7 +195,7 @@ def add_values_packed(values: k.View, rows: k.Value, memory: Scratch, p: Plan) -
     t, wide, state = p.plain, p.wide, memory.state
     count, head_dim = values.shape[0], values.shape[1]
     # lanes of 32 bits: an f32 weight, or those of two adjacent keys
-    weights = memory.rounded.view(k.i32) if wide.pair == 2 else memory.scores
+    weights = memory.rounded_weights.view(k.i32) if wide.pair == 2 else memory.scores
     if p.matrix_tiles:
         for tile in range(k.ceildiv(rows, t.height)):
             row = tile * t.height
@@ -374,7 +374,7 @@ def softmax_block(
             scores, state = memory.scores[i * KEYS :], state_from(memory.state, i)
             # packed products need pairs of bf16; in place the weights stay f32
             if p.wide.pair == 2 and all_rows > p.row_threshold:
-                rounded = memory.rounded[i * KEYS :]
+                rounded = memory.rounded_weights[i * KEYS :]
                 softmax_visible(scores, rounded, state, low, high, count, factor, rows, p.plain)
             else:
                 softmax_visible(scores, scores, state, low, high, count, factor, rows, p.plain)

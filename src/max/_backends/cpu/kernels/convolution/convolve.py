@@ -315,7 +315,7 @@ def convolve(
         ctx: The context.
         fill: What the padding holds.
     """
-    out, groups, stored = results.out, f.groups, f.stored
+    out, groups, stored = results.out, f.groups, f.strip_tiling
     copied, in_place = mode == "copied", mode == "in_place"
     bounded = in_place and any(window.padding)
     widens = stored.pair != t.pair

@@ -31,14 +31,14 @@ class Filter(NamedTuple):
         dtype: Element type of the filter.
         channels: Channels of a group.
         groups: Groups of channels and columns.
-        stored: The lanes of the strips.
+        strip_tiling: The lanes of the strips.
     """
 
     lanes: Any
     dtype: Any
     channels: Any
     groups: int
-    stored: Tiling
+    strip_tiling: Tiling
 
 
 def conv_tiling(

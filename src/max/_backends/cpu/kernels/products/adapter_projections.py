@@ -78,7 +78,7 @@ def project_task(
 ) -> None:
     """Stores the products with A of the rows of a task, times their scales, and with the first rows of A the heads."""
     most = ROWS if k.target().registers >= 32 else 2
-    used = k.min(task.end, k.i64(adapters.used[0]))
+    used = k.min(task.end, k.i64(adapters.num_adapted[0]))
     at = task.at
     while at < used:
         here = site_at(adapters, at, task.begin, task.index, max_rank)

@@ -42,7 +42,7 @@ class Adapters(NamedTuple):
         order: The row of each position, `[rows]`.
         slots: The slot of each position, `[rows]`.
         scales: The scale of each row, `[rows]`.
-        used: The number of positions that have an adapter, `[1]`.
+        num_adapted: The number of positions that have an adapter, `[1]`.
         place: The first element and the first site of the block, `[2]`.
     """
 
@@ -51,7 +51,7 @@ class Adapters(NamedTuple):
     order: k.Input
     slots: k.Input
     scales: k.Input
-    used: k.Input
+    num_adapted: k.Input
     place: k.Input
 
 
@@ -230,10 +230,10 @@ def check_adapters(adapters: Adapters, rows: k.Value) -> None:
     check_size("order", adapters.order.size, rows)
     check_size("the sorted slots", adapters.slots.size, rows)
     check_size("the scales of rows", adapters.scales.size, rows)
-    check_size("count", adapters.used.size, 1)
+    check_size("count", adapters.num_adapted.size, 1)
     check_size("place", adapters.place.size, 2)
     check_size("forms", adapters.forms.shape[0], adapters.memory.shape[0])
-    count = k.i64(adapters.used[0])
+    count = k.i64(adapters.num_adapted[0])
     if count < 0 or count > rows:
         raise ValueError("count is {}, of {} rows", count, rows)
 
@@ -372,7 +372,7 @@ def add_adapters(
     begin, index = k.i64(adapters.place[0]), k.i64(adapters.place[1])
     begin += of.offset
     index += of.site
-    count = k.i64(adapters.used[0])
+    count = k.i64(adapters.num_adapted[0])
     blocks = k.ceildiv(count, ROWS)
 
     for block, group in ctx.parallel((blocks, k.ceildiv(of.max_rank, RANKS))):

@@ -62,14 +62,14 @@ class KBlock(NamedTuple):
         panel: The panel, flat, from its first column on, with `COLUMNS` columns per lane in k.
         depth: The number of lanes in k.
         first: Whether this is the first K block, which sets the sums instead of adding to them.
-        coded: What the first tile decodes to `panel` while it multiplies; None: the panel is complete.
+        coded_block: What the first tile decodes to `panel` while it multiplies; None: the panel is complete.
     """
 
     rows: Any
     panel: Any
     depth: Any
     first: Any
-    coded: Any = None
+    coded_block: Any = None
 
 
 class PanelStep(NamedTuple):

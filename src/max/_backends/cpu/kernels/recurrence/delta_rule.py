@@ -104,7 +104,7 @@ class Scratch(NamedTuple):
         state: `[key_dim, C]`: a block of the state.
         updates: `[C, C]`: u of each token.
         decays: `[C]`: D of the last token.
-        passed: `[C]`: e.
+        past_decays: `[C]`: e.
     """
 
     rows: Any
@@ -114,7 +114,7 @@ class Scratch(NamedTuple):
     state: Any
     updates: Any
     decays: Any
-    passed: Any
+    past_decays: Any
 
 
 @k.inline
@@ -130,7 +130,7 @@ def delta_scratch(key_dim: int, f: Form, ctx: k.Context) -> Scratch:
         state=ctx.scratch(k.f32, (padded, chunk)),
         updates=ctx.scratch(k.f32, (chunk, chunk)),
         decays=ctx.scratch(k.f32, (chunk,)),
-        passed=ctx.scratch(k.f32, (chunk,)),
+        past_decays=ctx.scratch(k.f32, (chunk,)),
     )
 
 
@@ -222,7 +222,7 @@ def score_chunk(h: Head, first: k.Value, count: k.Integer, memory: Scratch, f: F
     for t in range(count):
         decay = k.exp(k.f32(h.gates[first + t]))
         total *= decay
-        memory.passed[t] = total
+        memory.past_decays[t] = total
         # decays of later tokens are 0: causal mask
         for j in range(0, chunk, width):
             memory.decays.store(j, value=memory.decays.load(j, width=width) * decay)
@@ -245,7 +245,7 @@ def solve(
     """Solves the triangular system for the updates of a block of values, token by token."""
     width = f.width
     for t in range(count):
-        rate, passed = k.f32(h.rates[first + t]), memory.passed[t]
+        rate, passed = k.f32(h.rates[first + t]), memory.past_decays[t]
         sums = k.tile(k.f32, (4,), width=width)
         # e[t] · S₀ᵀ k[t] of each vector of values
         for n in k.static_range(4):
@@ -269,7 +269,7 @@ def advance_block(
     """Computes results and state of a block of values of a chunk."""
     width, key_dim = f.width, h.keys.shape[1]
     chunk = memory.updates.shape[0]
-    last = memory.passed[count - 1]
+    last = memory.past_decays[count - 1]
     for p in range(key_dim):
         for n in k.static_range(4):
             at = column + n * width
@@ -282,7 +282,7 @@ def advance_block(
     results, rows = memory.sums[chunk:], k.ceildiv(count, f.height) * f.height
     for t in range(count):
         for j in range(0, chunk, width):
-            results.store(t, j, value=results.load(t, j, width=width) * memory.passed[t])
+            results.store(t, j, value=results.load(t, j, width=width) * memory.past_decays[t])
     # scores of later tokens are 0, so that all of a row can be multiplied
     scores = memory.scores[chunk : chunk + rows, :count]
     multiply(results, scores, memory.updates[:count], True, f)

@@ -100,8 +100,8 @@ def multiply_rows(
     c: Any, x: KBlock, row: k.Value, height: int, t: Tiling, ahead: k.View, prefetches: k.Value
 ) -> None:
     """Multiplies `height` rows by two vectors of columns: one register tile, a `MultiplyRows`."""
-    if x.coded is not None:
-        if row == 0 and x.coded.active > 0:
+    if x.coded_block is not None:
+        if row == 0 and x.coded_block.active > 0:
             multiply_decoding(c, x, height, t, ahead)
             return
     a = x.rows
@@ -133,7 +133,7 @@ def multiply_decoding(c: Any, x: KBlock, height: int, t: Tiling, ahead: k.View) 
         if not x.first:
             load_sums(sums, Matrix(c, COLUMNS), height, 2, t.width)
     rows = [k.min(k.i64(i), x.rows.last) * x.rows.stride for i in k.static_range(height)]
-    panel, begin = x.coded.panel, x.coded.unit
+    panel, begin = x.coded_block.panel, x.coded_block.unit
     escapes = escapes_of(panel)
     escape = k.i64(0)
     if panel.escapes > 0:
@@ -359,7 +359,7 @@ def gemm_task(
         if decodes_in_tiles(t):
             source = coded_panel(panels, task.strip + strip, size)
             active = k.i64(1) if source.form == CODED else k.i64(0)
-            x = x._replace(coded=CodedBlock(source, begin // UNIT_DEPTH, active))
+            x = x._replace(coded_block=CodedBlock(source, begin // UNIT_DEPTH, active))
         step = PanelStep(x, strip, blocks, n, ahead)
         taller = taller_from(task.rows, t)
         multiply_panel(

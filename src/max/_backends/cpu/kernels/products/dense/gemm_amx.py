@@ -109,7 +109,7 @@ class AmxMemory(NamedTuple):
     sums: Any
     rows: Any
     part: Any
-    decoded: Any
+    decoded_panel: Any
 
 
 @k.inline
@@ -144,8 +144,8 @@ def gemm_task_amx(
             # [steps, lanes, COLUMNS]
             if t.coded:
                 source = coded_panel(panels, task.strip + strip, size)
-                decode_rows(memory.decoded, source, begin, length, pair_tiling(t))
-                panel = memory.decoded.view(k.bf16)
+                decode_rows(memory.decoded_panel, source, begin, length, pair_tiling(t))
+                panel = memory.decoded_panel.view(k.bf16)
             else:
                 panel = panels[task.strip + strip, begin * COLUMNS :]
             ahead = block_ahead(
