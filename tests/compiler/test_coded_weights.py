@@ -78,7 +78,7 @@ def test_streamed_products_read_coded_weights(dtype: DType) -> None:
     encoding = f"coded {dtype.name}"
     backends = cpu_backend.cpu_backends()
     host = backends.host
-    packing = replace(CPU_PACKING, streamed_bytes=1, coded={dtype: encoding})
+    packing = replace(CPU_PACKING, streamed_bytes=1, codings={dtype: encoding})
     host.packing = packing  # pyright: ignore[reportAttributeAccessIssue]
     found = products(gated(dtype), backends)
     assert [name for name, _ in found].count("mok.code") == 2
@@ -104,7 +104,7 @@ def test_the_dtype_of_the_weight_counts(runs_here: bool, streamed: bool, encodin
             %y = mok.packed_matmul(%x, %p) {{{attributes}}} : ({x}, {w}) -> !mo.tensor<[n, 32], f32, cpu:0>
             mo.output(%y) : (!mo.tensor<[n, 32], f32, cpu:0>) -> () }} }}"""
     )
-    packing = replace(CPU_PACKING, coded={DType.bfloat16: "coded bfloat16"})
+    packing = replace(CPU_PACKING, codings={DType.bfloat16: "coded bfloat16"})
     code_weights(entry(module).block, lambda op: runs_here, packing)
     (product,) = [op for op in module.walk() if isinstance(op, PackedMatmulOp)]
     assert product.attr("encoding") == encoding
@@ -119,7 +119,7 @@ def test_equal_results(encoding: str, rows: int, monkeypatch: pytest.MonkeyPatch
     coded_weights = counted(monkeypatch)
     results: list[list[np.ndarray]] = []
     for coded in ({}, {dtype: encoding}):
-        packing = replace(CPU_PACKING, streamed_bytes=1, coded=coded)
+        packing = replace(CPU_PACKING, streamed_bytes=1, codings=coded)
 
         def chosen(_: k.Target, packing: Packing = packing) -> Packing:
             return packing
@@ -149,7 +149,7 @@ def test_experts_read_coded_weights(encoding: str, monkeypatch: pytest.MonkeyPat
         graph.output(product(rows, weight, tuple(groups)))
     results: list[np.ndarray] = []
     for coded in ({}, {dtype: encoding}):
-        packing = replace(CPU_PACKING, streamed_bytes=1, coded=coded)
+        packing = replace(CPU_PACKING, streamed_bytes=1, codings=coded)
 
         def chosen(_: k.Target, packing: Packing = packing) -> Packing:
             return packing
@@ -163,16 +163,16 @@ def test_experts_read_coded_weights(encoding: str, monkeypatch: pytest.MonkeyPat
 
 
 def test_targets() -> None:
-    assert packing_of(target("generic")).coded == {DType.float32: "halved float32"}
-    assert packing_of(target("avx2")).coded == {DType.float32: "halved float32"}
+    assert packing_of(target("generic")).codings == {DType.float32: "halved float32"}
+    assert packing_of(target("avx2")).codings == {DType.float32: "halved float32"}
     names = frozenset({"avx512bw", "avx512bf16", "avx512vbmi"})
     fast = k.CPUTarget(names, "x86_64-unknown-linux-gnu", "znver4")
-    assert packing_of(fast).coded == {
+    assert packing_of(fast).codings == {
         DType.float32: "coded float32",
         DType.bfloat16: "coded bfloat16",
     }
     arm = k.CPUTarget(frozenset({"bf16"}), "aarch64-unknown-linux-gnu", "generic")
-    assert packing_of(arm).coded == {
+    assert packing_of(arm).codings == {
         DType.float32: "halved float32",
         DType.bfloat16: "coded bfloat16",
     }

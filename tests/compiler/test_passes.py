@@ -648,7 +648,7 @@ def backends() -> Iterator[Backends]:
         host = all_backends.host
         assert isinstance(host, CPUBackend)
         # those of any machine
-        host.packing = replace(host.packing, coded={DType.bfloat16: "coded bfloat16"})
+        host.packing = replace(host.packing, codings={DType.bfloat16: "coded bfloat16"})
         yield all_backends
 
 

@@ -363,20 +363,22 @@ AVX512 = {"avx2", "avx512f", "avx512bw", "avx512vl"}
 def test_what_a_processor_decodes_fast(features: set[str], coded: dict[DType, str]) -> None:
     """Codes of a byte need a lookup of a whole vector, and 512 bits or products of pairs."""
     target = k.CPUTarget(frozenset(features), "x86_64-unknown-linux-gnu", "x86-64")
-    assert packing_of(target) == replace(CPU_PACKING, coded=coded)
+    assert packing_of(target) == replace(CPU_PACKING, codings=coded)
 
 
 def test_arm64_decodes_what_has_products_of_pairs() -> None:
     for features, coded in (((), {}), (("bf16",), {BF16: "coded bfloat16"})):
         target = k.CPUTarget(frozenset(features), "aarch64-unknown-linux-gnu", "generic")
-        assert packing_of(target).coded == {F32: "halved float32", **coded}
+        assert packing_of(target).codings == {F32: "halved float32", **coded}
 
 
 def test_kernels_of_other_devices_read_weights_as_they_are() -> None:
     assert Packing() == NO_PACKING and not NO_PACKING.int8 and CPU_PACKING.int8
-    assert not (NO_PACKING.dense or NO_PACKING.filters or NO_PACKING.quantized or NO_PACKING.coded)
+    assert not (
+        NO_PACKING.dense or NO_PACKING.filters or NO_PACKING.quantized or NO_PACKING.codings
+    )
     assert (
         CPU_PACKING.dense == {F32, BF16, DType.float16} == CPU_PACKING.filters
-        and not CPU_PACKING.coded
+        and not CPU_PACKING.codings
     )
     assert NO_PACKING.streamed_bytes == 32 << 20 and NO_PACKING.min_size == 8

@@ -207,7 +207,7 @@ def estimate(*works: tuple[str, DimExpr | int] | None, **changes: Any) -> Callab
 
 
 def test_the_work_that_is_shared_counts() -> None:
-    """Of each launch what exceeds `unshared`, times `weight`; the limit itself is small."""
+    """Of each launch what exceeds `unshared_amount`, times `weight`; the limit itself is small."""
     region = estimate(("region", N))
     assert [region(n) for n in (0, 10, 30, 31)] == [True, True, True, False]
     two = estimate(("region", N), ("region", N), ("other", N * 2))

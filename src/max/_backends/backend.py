@@ -162,7 +162,7 @@ SAMPLING_OPS = ("mo.sample.token", "mo.penalties")
 class Rate(NamedTuple):
     """How long one worker needs for an amount of work."""
 
-    unshared: int
+    unshared_amount: int
     """The amount up to which a launch is not worth sharing, however many launches there are."""
     weight: int
     """The time of each further element, operation or byte."""

@@ -25,7 +25,7 @@ class Packing:
         min_size: A dense weight with fewer rows or columns is not packed: its panels would be mostly padding.
         streamed_bytes: Packed weights of a graph of at least this size are not expected to stay in caches between
             executions.
-        coded: The lossless encodings of streamed dense weights, by dtype; other dtypes are not coded.
+        codings: The lossless encodings of streamed dense weights, by dtype; other dtypes are not coded.
     """
 
     dense: frozenset[DType] = frozenset()
@@ -35,7 +35,7 @@ class Packing:
     int8_filters: bool = False
     min_size: int = 8
     streamed_bytes: int = 32 << 20
-    coded: Mapping[DType, str] = field(default_factory=dict[DType, str])
+    codings: Mapping[DType, str] = field(default_factory=dict[DType, str])
 
 
 NO_PACKING = Packing()
@@ -70,4 +70,4 @@ def packing_of(target: k.Target) -> Packing:
     # an instruction multiplies four bytes a lane; matrix tiles are faster, and multiply copied patches
     by_bytes = bool(target.dot_i8_lanes(width)) or target.signed_bytes
     int8_filters = by_bytes and not target.tile_products
-    return replace(CPU_PACKING, coded=coded, int8_filters=int8_filters)
+    return replace(CPU_PACKING, codings=coded, int8_filters=int8_filters)

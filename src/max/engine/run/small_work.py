@@ -60,4 +60,4 @@ def _never(_: Sequence[int]) -> bool:
 
 def _time(rate: Rate, amount: int) -> int:
     """The part of a launch's time that is worth sharing."""
-    return max(amount - rate.unshared, 0) * rate.weight
+    return max(amount - rate.unshared_amount, 0) * rate.weight

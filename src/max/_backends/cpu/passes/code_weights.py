@@ -53,4 +53,4 @@ def _encoding(op: MoOp, packing: Packing) -> str | None:
     # a packed weight is static, and so is the axis that is summed
     assert isinstance(packed, TensorType) and isinstance(inner, int)
     # those of blocks and of 8-bit integers are bytes, which have no code
-    return packing.coded.get(packed.dtype) if op.attr("streamed") and can_code(inner) else None
+    return packing.codings.get(packed.dtype) if op.attr("streamed") and can_code(inner) else None
