@@ -189,7 +189,7 @@ class Processor:
             starts.append(ends[segment])
             ends[segment] += -(-max(number(size, known) for size in sizes) // 64) * 64
         start = starts[value.block] if value.block >= 0 else 0
-        fixed = self.fixed[slot.fixed] if slot.fixed >= 0 else 0
+        fixed = self.fixed[slot.fixed_buffer] if slot.fixed_buffer >= 0 else 0
         return (
             self.bases[value.base] + start + number(value.size, self.symbols) + slot.addend + fixed
         )

@@ -52,7 +52,7 @@ class CompiledGraph:
 
     graph: graphs.Graph
     module: mlir.ModuleOp
-    saved: Mapping[str, Any]
+    saved_weights: Mapping[str, Any]
     program: Loaded | None = None
 
 

@@ -309,7 +309,7 @@ class InferenceSession:
         if self.debug.ir_output_dir:
             self.debug.write_module(part.graph.name, mlir.print_module(part.module))
         program = None if self._interprets() else self._store.load(part.module)
-        return _compiled.CompiledGraph(part.graph, part.module, part.saved, program)
+        return _compiled.CompiledGraph(part.graph, part.module, part.saved_weights, program)
 
     def _interprets(self) -> bool:
         """Whether models run on the interpreter: on request, or to find the op that yields a NaN."""
@@ -319,7 +319,7 @@ class InferenceSession:
         self, part: _compiled.CompiledGraph, registry: Mapping[str, DLPackArray] | None
     ) -> Model:
         """The model of a graph with the weights of a registry, and those that were saved with it."""
-        registry = {**part.saved, **(registry or {})} if part.saved else registry
+        registry = {**part.saved_weights, **(registry or {})} if part.saved_weights else registry
         if part.program is not None:
             return self._link_model(part.program, registry)
         module, name = part.module, part.graph.name

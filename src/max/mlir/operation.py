@@ -148,7 +148,7 @@ class MoOp(Operation):
 
     spec: ClassVar[OpSpec]
     traits: ClassVar[OpTraits]
-    _verified: tuple[object, ...] | None = None
+    _verified_state: tuple[object, ...] | None = None
     """What the last verification looked at, if the op was right."""
 
     @classmethod
@@ -238,9 +238,11 @@ class MoOp(Operation):
             [v.type for v in self.results],
             [*self.attributes.items()],
         )
-        if looked_at != self._verified or any(isinstance(v, ErasedSSAValue) for v in operands):
+        if looked_at != self._verified_state or any(
+            isinstance(v, ErasedSSAValue) for v in operands
+        ):
             super().verify(verify_nested_ops)
-            self._verified = looked_at
+            self._verified_state = looked_at
 
     def verify_(self) -> None:
         """Checks the op against its `OpSpec`: numbers of operands and results, attributes, and result types."""

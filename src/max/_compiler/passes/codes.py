@@ -65,7 +65,7 @@ def _replace(op: MoOp) -> bool:
     made = producer(codes, CastOp)
     if made is None or _dtype(codes) not in CODES or abs(zero) > LARGEST_ZERO:
         return False
-    clipped = _clipped(made.operands[0], _dtype(codes))
+    clipped = _clipped_integers(made.operands[0], _dtype(codes))
     if clipped is None:
         return False
     value, low, high = clipped
@@ -75,31 +75,31 @@ def _replace(op: MoOp) -> bool:
     def number_of(x: float) -> SSAValue:
         return tensor_of(op, type_, x)
 
-    def chosen(condition: SSAValue, a: SSAValue, b: SSAValue) -> SSAValue:
+    def select(condition: SSAValue, a: SSAValue, b: SSAValue) -> SSAValue:
         return insert_before(op, build(SelectOp, (condition, a, b)))
 
     # one instruction each, as NaN need not stay
     more = insert_before(op, build(GreaterOp, (value, number_of(low))))
-    result = chosen(more, value, number_of(low))
+    result = select(more, value, number_of(low))
     less = insert_before(op, build(GreaterOp, (number_of(high), result)))
-    result = chosen(less, result, number_of(high))
+    result = select(less, result, number_of(high))
     if zero:
         # NaN is the code 0
         invalid = insert_before(op, build("mo.is_nan", (value,)))
-        result = chosen(invalid, number_of(0.0), result)
+        result = select(invalid, number_of(0.0), result)
         result = insert_before(op, build(SubOp, (result, number_of(float(zero)))))
     else:
         # and without a zero point so is -0.0
         size = insert_before(op, build(AbsOp, (value,)))
         valid = insert_before(op, build(GreaterOp, (size, number_of(0.0))))
-        result = chosen(valid, result, number_of(0.0))
+        result = select(valid, result, number_of(0.0))
     op.results[0].replace_all_uses_with(result)
     op.detach()
     op.erase()
     return True
 
 
-def _clipped(value: SSAValue, dtype: DType) -> tuple[SSAValue, float, float] | None:
+def _clipped_integers(value: SSAValue, dtype: DType) -> tuple[SSAValue, float, float] | None:
     """The integers in float32 that are clipped to limits around 0 and in the range of a dtype, and the limits; else
     None.
     """

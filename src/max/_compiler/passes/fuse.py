@@ -128,7 +128,7 @@ class Fuser:
             chosen.ops.append(op)
             self.launched_together(chosen.ops)
             self.group_of[op] = chosen
-        found = [group for group in groups if group.merged is None]
+        found = [group for group in groups if group.merged_into is None]
         self.move_widenings(found)
         return found
 
@@ -155,7 +155,7 @@ class Fuser:
             a.axis, a.space = b.axis, b.space
         a.ops.extend(b.ops)
         self.launched_together(a.ops)
-        b.merged = a
+        b.merged_into = a
         return a
 
     # cycles ------------------------------------------------------------------------------------
@@ -364,7 +364,7 @@ class Fuser:
                         readers[base] = current
                     elif self.compatible(first, current) and not self.would_cycle(first, current):
                         self.merge(first, current)
-        return [group for group in groups if group.merged is None]
+        return [group for group in groups if group.merged_into is None]
 
     # epilogues ---------------------------------------------------------------------------------
 

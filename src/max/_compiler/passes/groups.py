@@ -18,7 +18,7 @@ class Group:
     space: Sizes
     axis: int
     """The place of the reduction axis in the space; -1 without one."""
-    merged: Group | None = None
+    merged_into: Group | None = None
     """The group that this one was merged into."""
 
     @property
@@ -29,8 +29,8 @@ class Group:
     def root(self) -> Group:
         """The group that this one is part of, after merges."""
         group = self
-        while group.merged is not None:
-            group = group.merged
+        while group.merged_into is not None:
+            group = group.merged_into
         return group
 
     def row_space(self) -> Sizes:

@@ -105,7 +105,7 @@ class SlotCode(NamedTuple):
 
     value: int
     addend: int
-    fixed: int = -1
+    fixed_buffer: int = -1
 
 
 class WorkCode(NamedTuple):

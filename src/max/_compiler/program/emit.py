@@ -154,7 +154,7 @@ class _Emitter:
             return self.code_of(self.bases.output(position), slot.offset)
         if slot.buffer in self.fixed:
             fixed = self.fixed[slot.buffer]
-            return self.code_of(BaseLayout.NOTHING, slot.offset, fixed=fixed)
+            return self.code_of(BaseLayout.NOTHING, slot.offset, fixed_buffer=fixed)
         block = self.plan.block_of[slot.buffer]
         arena = self.bases.arena(self.plan.blocks[block].segment)
         # the offset of a static block is part of the constant, and so needs no value
@@ -163,11 +163,11 @@ class _Emitter:
             return SlotCode(code.value, code.addend + self.block_offset[block])
         return self.code_of(arena, slot.offset, self.block_number[block])
 
-    def code_of(self, base: int, size: Size, block: int = -1, fixed: int = -1) -> SlotCode:
+    def code_of(self, base: int, size: Size, block: int = -1, fixed_buffer: int = -1) -> SlotCode:
         """The code of a size behind a base, of a block in an arena, or of a fixed buffer."""
         if isinstance(size, int):
-            return SlotCode(self.value(ValueCode(base, block, 0)), size, fixed)
-        return SlotCode(self.value(ValueCode(base, block, size)), 0, fixed)
+            return SlotCode(self.value(ValueCode(base, block, 0)), size, fixed_buffer)
+        return SlotCode(self.value(ValueCode(base, block, size)), 0, fixed_buffer)
 
 
 def _fixed_buffer(buffer: Buffer) -> FixedBuffer:

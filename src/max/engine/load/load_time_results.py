@@ -106,7 +106,7 @@ def _parts(
     A large constant is a weight too.
     """
     weights = {i for i, item in enumerate(compiled.fixed_buffers) if item.kind != "kept"}
-    reads = [{s.fixed for s in launch.slots} & weights for launch in launches]
+    reads = [{s.fixed_buffer for s in launch.slots} & weights for launch in launches]
     # a weight is finished at the last launch that reads it
     last = {index: n for n, read in enumerate(reads) for index in read}
     part: list[LaunchCode] = []
@@ -128,4 +128,4 @@ def _parts(
 def _used_buffers(code: ProgramCode) -> set[int]:
     slots = [slot for launch in code.launches for slot in launch.slots]
     slots += [slot for item in code.host_steps for slot in (*item.bounds, *item.shape)]
-    return {slot.fixed for slot in slots if slot.fixed >= 0}
+    return {slot.fixed_buffer for slot in slots if slot.fixed_buffer >= 0}

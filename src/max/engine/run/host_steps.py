@@ -34,7 +34,9 @@ def slot_address(slot: SlotCode, fixed_addresses: Sequence[int]) -> tuple[int, i
         slot: The slot of a launch or a host step.
         fixed_addresses: The addresses of the fixed buffers.
     """
-    return slot.value, slot.addend if slot.fixed < 0 else slot.addend + fixed_addresses[slot.fixed]
+    return slot.value, slot.addend if slot.fixed_buffer < 0 else slot.addend + fixed_addresses[
+        slot.fixed_buffer
+    ]
 
 
 class HostSteps:

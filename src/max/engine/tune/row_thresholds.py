@@ -156,7 +156,7 @@ def _sample(compiled: Compiled, launches: Sequence[LaunchCode], tuning: Tuning) 
     sizes = [
         sum(
             compiled.fixed_buffers[fixed].bytes
-            for fixed in {slot.fixed for slot in launch.slots}
+            for fixed in {slot.fixed_buffer for slot in launch.slots}
             if fixed >= 0
         )
         for launch in launches
