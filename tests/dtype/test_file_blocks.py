@@ -185,5 +185,5 @@ def test_every_type_of_the_reference_is_read(tmp_path, rng):
     file = GGUFFile(path)
     for name, expected in arrays.items():
         tensor = file.tensors[name]
-        assert (tensor.stored, tensor.shape) == (name, (3, 256))
+        assert (tensor.type_name, tensor.shape) == (name, (3, 256))
         assert file.read(tensor).tobytes() == expected.tobytes()

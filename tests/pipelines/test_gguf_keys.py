@@ -25,7 +25,9 @@ def metadata(config: dict[str, Any] | None = None, tensors: Any = (), **values: 
         path=Path("m.gguf"),
         metadata={f"a.{key.replace('__', '.')}": value for key, value in values.items()},
         tensors={
-            name: SimpleNamespace(name=name, shape=array.shape, stored="F32" if array.dtype == np.float32 else "Q8_0")
+            name: SimpleNamespace(
+                name=name, shape=array.shape, type_name="F32" if array.dtype == np.float32 else "Q8_0"
+            )
             for name, array in arrays.items()
         },
         read=lambda tensor: arrays[tensor.name],

@@ -78,7 +78,7 @@ class File:
         self.put("per_layer_token_embd.weight", (96, 64))
 
     def put(self, name: str, shape: tuple[int, ...]) -> None:
-        self.tensors[name] = SimpleNamespace(name=name, shape=shape, stored="F32")
+        self.tensors[name] = SimpleNamespace(name=name, shape=shape, type_name="F32")
 
     def read(self, tensor: Any) -> Any:
         return np.zeros([min(size, 8) for size in tensor.shape], np.float32)

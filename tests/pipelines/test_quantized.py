@@ -68,7 +68,7 @@ def files(tmp_path_factory):
 
 def rounding(file: Path):
     """Patches a torch model so that it rounds inputs of products with encoded weights to 8 bits, as the engine does."""
-    stored = {name: tensor.stored for name, tensor in GGUFFile(file).tensors.items()}
+    stored = {name: tensor.type_name for name, tensor in GGUFFile(file).tensors.items()}
 
     def hook(module, args):
         return (torch.from_numpy(rounded_to_8_bits(args[0].numpy())),)
@@ -114,7 +114,7 @@ def decoded_copy(folder: Path, file: Path, target: Path) -> Path:
     for name in list(weights):
         tensor = found.tensors[gguf_name(name)]
         data = found.read(tensor)
-        data = data if tensor.stored in ("F32", "F16") else decode(data, tensor.stored)
+        data = data if tensor.type_name in ("F32", "F16") else decode(data, tensor.type_name)
         if "q_proj" in name or "k_proj" in name:
             rows = data.reshape(-1, dim // 2, 2, data.shape[1]).swapaxes(1, 2)
             data = rows.reshape(data.shape)
@@ -153,7 +153,7 @@ def test_mixed_files(encoding, embedding, changed, tmp_path, rng):
     """Rows whose length is no multiple of the blocks use another encoding, as llama.cpp writes them."""
     folder = dense_llama(tmp_path / "dense", **changed)
     file = write_gguf(folder, tmp_path / "m.gguf", encoding, embedding)
-    stored = {t.stored for t in GGUFFile(file).tensors.values()}
+    stored = {t.type_name for t in GGUFFile(file).tensors.values()}
     assert len(stored) > 2 or encoding == "F16"
     windows = rng.integers(3, 4096, (2, 64)).tolist()
     decoded = decoded_copy(folder, file, tmp_path / "decoded")

@@ -114,7 +114,7 @@ def test_negated_tensors_and_those_without_a_dtype_here(tmp_path: Path) -> None:
     for name, reason in reasons.items():
         with pytest.raises(WeightsFileError, match=f"m.pt: tensor '{name}': .*{reason}"):
             file.read(name)
-    assert {e.stored for n, e in file.entries.items() if n in reasons} == {"?"}
+    assert {e.type_name for n, e in file.entries.items() if n in reasons} == {"?"}
 
 
 def test_big_endian(tmp_path: Path) -> None:

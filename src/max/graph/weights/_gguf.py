@@ -84,7 +84,7 @@ class GGUFWeights(HierarchicalWeights):
     def _read_weight(self, name: str) -> WeightData:
         entry = self._tensors[name]
         if isinstance(entry, Stored):
-            stored, data = entry.tensor.stored, entry.file.read(entry.tensor)
+            stored, data = entry.tensor.type_name, entry.file.read(entry.tensor)
         else:
             stored, data = entry.tensor_type.name, _reader_data(entry)
         if stored in FILE_FORMATS:

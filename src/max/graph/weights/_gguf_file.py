@@ -72,14 +72,14 @@ class GGUFTensor:
 
     Args:
         name: The name.
-        stored: The GGUF name of the type.
+        type_name: The GGUF name of the type.
         shape: The shape in elements, innermost last.
         begin: The offset of the data from the start of the file in bytes.
         nbytes: The size of the data in bytes; None for unsupported types.
     """
 
     name: str
-    stored: str
+    type_name: str
     shape: tuple[int, ...]
     begin: int
     nbytes: int | None
@@ -286,7 +286,7 @@ class GGUFFile:
             if entry.nbytes:
                 end, before = last, entry.name
             placed[entry.name] = GGUFTensor(
-                entry.name, entry.stored, entry.shape, begin, entry.nbytes
+                entry.name, entry.type_name, entry.shape, begin, entry.nbytes
             )
         # in the order of the tensor list, not of the offsets
         return {entry.name: placed[entry.name] for entry in entries}
@@ -305,7 +305,7 @@ class GGUFFile:
         if tensor.nbytes is None:
             supported_types = ", ".join((*BLOCK_TYPES, *PLAIN_TYPES))
             raise WeightsFileError(
-                f"weight {tensor.name!r}: GGUF type {tensor.stored} is not known; expected one of {supported_types}"
+                f"weight {tensor.name!r}: GGUF type {tensor.type_name} is not known; expected one of {supported_types}"
             )
         # access to a mapping beyond the file's end is SIGBUS
         size = self._data.size()
@@ -314,11 +314,11 @@ class GGUFFile:
                 f"{self.path}: the file was cut to {size} bytes after it was opened; weight {tensor.name!r} ends at "
                 f"byte {tensor.begin + tensor.nbytes}"
             )
-        if tensor.stored in PLAIN_TYPES:
-            dtype = PLAIN_TYPES[tensor.stored].to_numpy()
+        if tensor.type_name in PLAIN_TYPES:
+            dtype = PLAIN_TYPES[tensor.type_name].to_numpy()
             count = math.prod(tensor.shape)
             return np.frombuffer(self._data, dtype, count, tensor.begin).reshape(tensor.shape)
-        form = BLOCK_TYPES[tensor.stored]
+        form = BLOCK_TYPES[tensor.type_name]
         shape = (*tensor.shape[:-1], tensor.shape[-1] // form.elements * form.bytes)
         return np.frombuffer(self._data, np.uint8, tensor.nbytes, tensor.begin).reshape(shape)
 

@@ -66,13 +66,13 @@ class TensorEntry:
     """One tensor of a file.
 
     Attributes:
-        stored: The safetensors name of the element type.
+        type_name: The safetensors name of the element type.
         shape: The shape.
         begin: The offset of the data from the start of the file in bytes.
         nbytes: The size of the data in bytes.
     """
 
-    stored: str
+    type_name: str
     shape: tuple[int, ...]
     begin: int
     nbytes: int
@@ -80,7 +80,7 @@ class TensorEntry:
     @property
     def dtype(self) -> DType | None:
         """The DType of the elements; None if no DType has their layout."""
-        return _TYPES[self.stored][1]
+        return _TYPES[self.type_name][1]
 
 
 class SafetensorsFile:
@@ -116,7 +116,7 @@ class SafetensorsFile:
         """
         entry = self.entries[name]
         if entry.dtype is None:
-            raise self._error(f"elements of type {entry.stored} cannot be read", name)
+            raise self._error(f"elements of type {entry.type_name} cannot be read", name)
         # access to a mapping beyond the file's end is SIGBUS
         size = self._mapping.size()
         if size < entry.begin + entry.nbytes:
@@ -160,7 +160,7 @@ class SafetensorsFile:
                 entries[name] = self._entry(name, value, available)
         self._check_places(entries, available, _LENGTH_BYTES + len(text))
         return {
-            name: TensorEntry(e.stored, e.shape, e.begin + _LENGTH_BYTES + len(text), e.nbytes)
+            name: TensorEntry(e.type_name, e.shape, e.begin + _LENGTH_BYTES + len(text), e.nbytes)
             for name, e in entries.items()
         }, metadata
 

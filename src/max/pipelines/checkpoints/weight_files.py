@@ -49,7 +49,7 @@ def read_safetensors_header(path: Path) -> list[TensorEntry]:
     """
     entries = _open_weights(SafetensorsFile, path).entries
     return [
-        TensorEntry(name, e.stored, e.shape, e.begin, e.begin + e.nbytes)
+        TensorEntry(name, e.type_name, e.shape, e.begin, e.begin + e.nbytes)
         for name, e in entries.items()
     ]
 
@@ -64,7 +64,7 @@ def read_gguf_entries(path: Path) -> list[TensorEntry]:
         ModelFilesError: The file is missing, truncated, or not a GGUF file.
     """
     return [
-        TensorEntry(t.name, t.stored, t.shape, t.begin, t.begin + (t.nbytes or 0))
+        TensorEntry(t.name, t.type_name, t.shape, t.begin, t.begin + (t.nbytes or 0))
         for t in open_gguf(path).tensors.values()
     ]
 
@@ -79,7 +79,7 @@ def read_torch_entries(path: Path) -> list[TensorEntry]:
         ModelFilesError: The file is missing, damaged, or contains other objects than tensors.
     """
     entries = _open_weights(TorchFile, path).entries
-    return [TensorEntry(name, e.stored, e.shape, 0, e.nbytes) for name, e in entries.items()]
+    return [TensorEntry(name, e.type_name, e.shape, 0, e.nbytes) for name, e in entries.items()]
 
 
 ENTRY_READERS = {

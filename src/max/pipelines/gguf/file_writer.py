@@ -27,14 +27,14 @@ class GGUFEntry(NamedTuple):
 
     Args:
         name: The name of the tensor.
-        stored: The GGUF name of its type, such as ``Q4_K``.
+        type_name: The GGUF name of its type, such as ``Q4_K``.
         shape: The shape in elements, outermost dimension first.
         nbytes: The bytes of its data.
         data: Returns the data; called when the tensor is written.
     """
 
     name: str
-    stored: str
+    type_name: str
     shape: tuple[int, ...]
     nbytes: int
     data: Callable[[], npt.NDArray[Any]]
@@ -59,7 +59,7 @@ def write_gguf(path: Path, metadata: Mapping[str, object], entries: Sequence[GGU
     for entry in entries:
         # files list the sizes from the last axis to the first
         sizes = struct.pack(f"<I{len(entry.shape)}Q", len(entry.shape), *entry.shape[::-1])
-        kind = struct.pack("<IQ", GGUF_TYPE_NUMBERS[entry.stored], offset)
+        kind = struct.pack("<IQ", GGUF_TYPE_NUMBERS[entry.type_name], offset)
         head.append(_text(entry.name) + sizes + kind)
         offset += _aligned_size(entry.nbytes)
     temporary = path.with_name(f"{path.name}.part")

@@ -243,7 +243,7 @@ class Metadata:
         stored = self.file.tensors.get(tensor)
         shape = None if stored is None else list(stored.shape)
         floats = ("F32", "F16", "BF16", "F64")
-        if stored is None or len(stored.shape) != 1 or stored.stored not in floats:
+        if stored is None or len(stored.shape) != 1 or stored.type_name not in floats:
             raise ModelFilesError(
                 f"{self.file.path}: {tensor} of shape {shape}, expected a list of floats",
                 FOLDER_REMEDY,
