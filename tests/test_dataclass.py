@@ -152,9 +152,9 @@ def test_a_copy_with_other_values(decorate: Callable[..., Any], frozen: bool) ->
     kind: Any = decorate(Pair, frozen=frozen)
     first = kind(1, ["a"])
     for changes in ({}, {"x": 3}, {"x": 3, "tags": ["b"]}):
-        copied = quick.replaced(first, **changes)
+        copied = quick.replace_fields(first, **changes)
         assert copied == dataclasses.replace(first, **changes)
         assert type(copied) is kind and copied is not first
     assert first == kind(1, ["a"])
     with pytest.raises(TypeError, match="Pair has no field z"):
-        quick.replaced(first, z=1)
+        quick.replace_fields(first, z=1)

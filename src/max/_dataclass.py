@@ -14,7 +14,7 @@ from operator import attrgetter
 from reprlib import recursive_repr
 from typing import TYPE_CHECKING, Any, TypeVar
 
-__all__ = ["dataclass", "replaced"]
+__all__ = ["dataclass", "replace_fields"]
 
 Methods = dict[str, Any]
 Instance = TypeVar("Instance")
@@ -65,7 +65,7 @@ else:
     dataclass = _dataclass
 
 
-def replaced(instance: Instance, **changes: object) -> Instance:
+def replace_fields(instance: Instance, **changes: object) -> Instance:
     """A copy with other values of some fields, in a fifth of the time of `dataclasses.replace`.
 
     It copies the attributes as they are: for classes without slots whose ``__init__`` does nothing else.

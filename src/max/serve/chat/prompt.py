@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from max._dataclass import replaced
+from max._dataclass import replace_fields
 from max.interfaces import RequestID, SamplingParams, TextGenerationRequest
 from max.pipelines.core.reasoning import UNLIMITED, ReasoningBudget
 from max.pipelines.core.text import utf8_size
@@ -84,7 +84,7 @@ async def prepare(model: ServedModel, conversation: Conversation) -> ChatJob:
     """
     recipe = model.recipe
     if recipe.system or recipe.messages or recipe.stops:
-        conversation = replaced(
+        conversation = replace_fields(
             conversation,
             messages=recipe.before(conversation.messages),
             stops=conversation.stops or recipe.stops,
@@ -164,7 +164,7 @@ async def prepare(model: ServedModel, conversation: Conversation) -> ChatJob:
     visible = frozenset(model.special_token_ids[m] for m in marks if m in model.special_token_ids)
     budget = reasoning_budget(model, conversation, thinks, bool(parsed))
     if (grammar, budget) != (request.grammar, request.reasoning_budget):
-        request = replaced(request, grammar=grammar, reasoning_budget=budget)
+        request = replace_fields(request, grammar=grammar, reasoning_budget=budget)
     sequence = TextSequence(
         request,
         conversation.stops,

@@ -12,7 +12,7 @@ from functools import cached_property
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 
-from max._dataclass import replaced
+from max._dataclass import replace_fields
 from max._lazy import lazy_module
 from max.interfaces import SamplingParams, SamplingParamsInput, TextGenerationRequest
 from max.pipelines.config.pipeline_config import PipelineConfig
@@ -405,7 +405,7 @@ class ServedModel:
                 self._sampling[values] = known
             # by default as in `SamplingParams`
             seed = secrets.randbits(32) if fields.seed is None else fields.seed
-            return replaced(known, seed=seed)
+            return replace_fields(known, seed=seed)
         except (ValueError, TypeError) as error:
             text = str(error).removeprefix("SamplingParams: ")
             raise ApiError(text, param=text.split(" ", 1)[0]) from error
@@ -458,7 +458,7 @@ class ServedModel:
             }
             if self.tokenizer.validates_contexts:
                 context = await self.tokenizer.new_context(request)
-                return replaced(GenerationRequest.of(context), **values)
+                return replace_fields(GenerationRequest.of(context), **values)
             arguments = await self.tokenizer.new_arguments(request)
             await next_step()
             return GenerationRequest.of_arguments(arguments, **values)

@@ -10,7 +10,7 @@ from contextlib import aclosing
 from dataclasses import dataclass
 from typing import TypeAlias
 
-from max._dataclass import replaced
+from max._dataclass import replace_fields
 from max.pipelines.generation.process.commands import GenerationRequest
 from max.pipelines.generation.process.events import PromptStarted, TokensGenerated
 from max.pipelines.tokenization.text_stream import GeneratedText, TextPiece, TokenLog
@@ -60,12 +60,12 @@ def choices_of(sequence: TextSequence, count: int) -> list[TextSequence]:
     # one seed repeats all choices, each of which has its own
     first = request.sampling
     return [
-        replaced(
+        replace_fields(
             sequence,
-            request=replaced(
+            request=replace_fields(
                 request,
                 request_id=f"{request.request_id}-{i}",
-                sampling=replaced(first, seed=(first.seed + i) % 2**64) if i else first,
+                sampling=replace_fields(first, seed=(first.seed + i) % 2**64) if i else first,
             ),
         )
         for i in range(count)

@@ -9,7 +9,7 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from max._dataclass import dataclass, replaced
+from max._dataclass import dataclass, replace_fields
 from max.interfaces import (
     RequestID,
     SamplingParams,
@@ -160,7 +160,7 @@ class GenerationRequest:
         """
         tokens: list[int] = arguments["tokens"]
         check_prompt(len(tokens), arguments["max_length"])
-        return replaced(
+        return replace_fields(
             _NO_REQUEST,
             tokens=tuple(tokens),
             max_length=arguments["max_length"],
@@ -182,7 +182,7 @@ class GenerationRequest:
         Args:
             grammar: The grammar; None: any text.
         """
-        return self if grammar == self.grammar else replaced(self, grammar=grammar)
+        return self if grammar == self.grammar else replace_fields(self, grammar=grammar)
 
     def resumed_request(self, tokens: Sequence[int]) -> GenerationRequest:
         """The request for the rest of the answer, after the engine that ran it was lost.
@@ -196,13 +196,13 @@ class GenerationRequest:
         if not tokens:
             return self
         # the first tokens came with the prompt's log-probabilities
-        return replaced(
+        return replace_fields(
             self, generated_tokens=(*self.generated_tokens, *tokens), log_probabilities_echo=False
         )
 
     def ending_with(self, tokens: Iterable[int]) -> GenerationRequest:
         """A copy of the request with additional end tokens."""
-        return replaced(self, eos_token_ids=tuple(sorted({*self.eos_token_ids, *tokens})))
+        return replace_fields(self, eos_token_ids=tuple(sorted({*self.eos_token_ids, *tokens})))
 
     def to_context(self) -> TextContext:
         """Creates a new context from this request.
