@@ -53,7 +53,7 @@ def varied(rng: random.Random, given: Any) -> Any:
 
 
 def replay() -> Replay:
-    return Replay(SimpleNamespace(steps=(), followed=(), symbolic=None, conditions=[]))  # type: ignore[arg-type]
+    return Replay(SimpleNamespace(steps=(), followed_steps=(), symbolic=None, conditions=[]))  # type: ignore[arg-type]
 
 
 def test_the_number_of_open_replays_is_bounded() -> None:
@@ -145,7 +145,7 @@ def test_a_nan_matches_itself(nested: bool) -> None:
 @pytest.mark.parametrize("symbol", [Symbol(0), Symbol(0, 3, 2), Symbol(0, 2, -1), Symbol(0, 1, 3)])
 def test_a_number_that_varies_binds_its_symbol_once(symbol: Symbol) -> None:
     def matches(values: list[int], conditions: list[Condition]) -> bool:
-        trace = SimpleNamespace(steps=(), followed=(), symbolic=None, conditions=conditions)
+        trace = SimpleNamespace(steps=(), followed_steps=(), symbolic=None, conditions=conditions)
         followed = Replay(trace)  # type: ignore[arg-type]
         results = [followed.matches(v, VaryingNumber(symbol, int)) for v in values]
         if all(results) and values:

@@ -74,7 +74,7 @@ class Replay(Unsettled):
     )
 
     def __init__(self, trace: Trace) -> None:
-        self._trace, self._steps, self._followed = trace, trace.steps, trace.followed
+        self._trace, self._steps, self._followed = trace, trace.steps, trace.followed_steps
         self.position = 0
         """The number of calls that followed the trace."""
         self.in_use = True
@@ -169,7 +169,7 @@ class Replay(Unsettled):
             or len(targets) != len(trace.targets)
             or any([values[n] is not cell for cell, n in zip(targets, trace.targets, strict=True)])
             or self._held_results() != trace.is_held
-            or any([values[a].storage is not values[b].storage for a, b in trace.shared])
+            or any([values[a].storage is not values[b].storage for a, b in trace.shared_leaves])
         ):
             self.settle()
             return False

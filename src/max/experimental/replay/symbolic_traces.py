@@ -142,7 +142,7 @@ def _stage_trace(trace: Trace, pattern: Pattern, program: SymbolicProgram) -> Tr
         new_steps.append(step._replace(args=args, keywords=keywords, types=tuple(results)))
     return trace._replace(
         steps=tuple(new_steps),
-        followed=tuple([step.followed_part() for step in new_steps]),
+        followed_steps=tuple([step.followed_part() for step in new_steps]),
         conditions=conditions,
         symbolic=program,
     )

@@ -121,7 +121,7 @@ class Trace(NamedTuple):
     """The calls between two values, and the program that computed the second."""
 
     steps: tuple[Step, ...]
-    followed: tuple[Followed, ...]
+    followed_steps: tuple[Followed, ...]
     """The parts of the steps that a replay reads."""
     targets: list[int]
     """The values that were needed."""
@@ -131,7 +131,7 @@ class Trace(NamedTuple):
     """The numbers of the results."""
     leaves: list[int]
     """The value that each input of the program is."""
-    shared: list[tuple[int, int]]
+    shared_leaves: list[tuple[int, int]]
     """Pairs of leaves that must be on the same memory."""
     outputs: list[int]
     """The value that each output of the program is."""
