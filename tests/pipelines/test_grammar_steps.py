@@ -428,7 +428,7 @@ def test_tables_of_another_shape_are_refused(
     def run(self: Any, inputs: Any, contexts: Any, steps: int, reader: Any, own: Any) -> Any:
         if own is not None:
             table = Tensor.from_numpy(np.ones((batch, vocabulary), np.bool_))
-            own = TokenTables(own[0].allowed, table), own[1]
+            own = TokenTables(own[0].allowed_tokens, table), own[1]
         return real(self, inputs, contexts, steps, reader, own)
 
     context = request(pipeline, 0, GRAMMARS[4], temperature=0.0)

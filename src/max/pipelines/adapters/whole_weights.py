@@ -48,7 +48,7 @@ def saved_terms(adapter: Adapter, base: AdapterBase, layout: AdapterLayout) -> S
         AdapterError: A weight has no site that takes it, or does not fit.
     """
     terms = SavedTerms({}, {})
-    renamed = _renamed(adapter, base)
+    renamed = _named_weights(adapter, base)
     norms: dict[Site, dict[str, Array]] = {}
     for name, value in renamed.items():
         new = Tensor.from_dlpack(value.data).to_numpy()
@@ -65,7 +65,7 @@ def saved_terms(adapter: Adapter, base: AdapterBase, layout: AdapterLayout) -> S
         if _equals_base(base, name, new):
             continue
         if site is None or part != "weight" or not site.takes_whole:
-            raise _refused(value.name)
+            raise _refusal(value.name)
         terms.sites[site] = _weight_terms(base, site, new, value.name)
     for site, parts in norms.items():
         changed = _norm_terms(base, site, parts)
@@ -74,7 +74,7 @@ def saved_terms(adapter: Adapter, base: AdapterBase, layout: AdapterLayout) -> S
     return terms
 
 
-def _renamed(adapter: Adapter, base: AdapterBase) -> Mapping[str, WeightData]:
+def _named_weights(adapter: Adapter, base: AdapterBase) -> Mapping[str, WeightData]:
     """The whole weights by the decoder's names.
 
     Raises:
@@ -94,7 +94,7 @@ def _renamed(adapter: Adapter, base: AdapterBase) -> Mapping[str, WeightData]:
         raise AdapterError(f"{adapter.path}: the adapter is for another model: {error}") from error
 
 
-def _refused(tensor: str) -> AdapterError:
+def _refusal(tensor: str) -> AdapterError:
     return AdapterError(
         f"the tensor {tensor!r} replaces a whole weight, which requests cannot choose",
         "With --lora-whole-weights they can choose embedding, output layer and norms of hidden states; max quantize "

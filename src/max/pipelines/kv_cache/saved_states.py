@@ -58,7 +58,7 @@ def restore_state(slots: StateSlots, states: Sequence[Tensor], request_id: Reque
     Raises:
         KeyError: No state is saved.
     """
-    slot, spare = slots.saved(request_id)
+    slot, spare = slots.saved_slots(request_id)
     _copy(states, spare, slot)
     slots.keep(request_id)
 

@@ -103,7 +103,7 @@ class StateSlots:
         self._saved[request_id] = spare = self._free_spares.pop()
         return slot, spare
 
-    def saved(self, request_id: RequestID) -> tuple[int, int]:
+    def saved_slots(self, request_id: RequestID) -> tuple[int, int]:
         """The slot of a request and the spare slot of its saved state.
 
         Args:

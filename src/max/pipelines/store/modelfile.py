@@ -117,7 +117,11 @@ def _commands(text: str) -> Iterator[tuple[int, str, str]]:
             continue
         if not value:
             raise InputError(f"line {number}: {command} has no value")
-        yield number, command, value if command in ("MESSAGE", "PARAMETER") else _unquoted(value)
+        yield (
+            number,
+            command,
+            value if command in ("MESSAGE", "PARAMETER") else _without_quotes(value),
+        )
 
 
 def _split(value: str, line: int, command: str) -> tuple[str, str]:
@@ -128,10 +132,10 @@ def _split(value: str, line: int, command: str) -> tuple[str, str]:
         raise InputError(f"line {line}: {command} needs a name and a value")
     if rest.startswith(_QUOTES):
         return first[0], rest[len(_QUOTES) :]
-    return first[0], _unquoted(rest)
+    return first[0], _without_quotes(rest)
 
 
-def _unquoted(text: str) -> str:
+def _without_quotes(text: str) -> str:
     return text[1:-1] if len(text) > 1 and text[0] == text[-1] == '"' else text
 
 

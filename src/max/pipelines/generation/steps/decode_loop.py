@@ -42,12 +42,12 @@ class TokenTables(NamedTuple):
     """What the grammars of a batch say of each token, in memory that the host writes while steps run.
 
     Args:
-        allowed: Whether a token may follow, bool ``[batch, vocab]``.
-        kept: Whether a further step may follow a token, bool ``[batch, vocab]``.
+        allowed_tokens: Whether a token may follow, bool ``[batch, vocab]``.
+        continuing_tokens: Whether a further step may follow a token, bool ``[batch, vocab]``.
     """
 
-    allowed: Tensor
-    kept: Tensor
+    allowed_tokens: Tensor
+    continuing_tokens: Tensor
 
 
 _KEPT_TIMES = 4
