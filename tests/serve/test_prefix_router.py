@@ -78,8 +78,8 @@ def test_random_requests(seed: int) -> None:
                 }
                 route = router.choose(among, tokens, Salt(text=salt), length)
                 assert costs[route.replica] == min(costs.values())
-                assert route.cached == texts.cached(route.replica, tokens, salt)
-                assert route.unread == (len(tokens) or length) - route.cached
+                assert route.cached_tokens == texts.cached(route.replica, tokens, salt)
+                assert route.unread == (len(tokens) or length) - route.cached_tokens
                 texts.unread[route.replica] += route.unread
                 texts.open[route.replica] += 1
                 texts.note(route.replica, tokens, salt)
@@ -88,7 +88,7 @@ def test_random_requests(seed: int) -> None:
                 route, tokens, _ = draw.choice(running)
                 if route.replica in texts.pages and route.unread:
                     cached, before = draw.randint(0, max(len(tokens) - 1, 0)), route.unread
-                    known = before + route.cached - cached
+                    known = before + route.cached_tokens - cached
                     router.note_start(route, cached)
                     texts.unread[route.replica] += max(known, 1) - before
             case "read" if running:
@@ -120,7 +120,7 @@ def test_random_requests(seed: int) -> None:
             assert router.load(replica) == texts.load(replica)
     for replica in router.replicas:
         router.forget(replica)
-        assert router.choose([replica], starts[0] or (1,), Salt(text="a")).cached == 0
+        assert router.choose([replica], starts[0] or (1,), Salt(text="a")).cached_tokens == 0
     held = sum(min(len(starts[0]) // PAGE, 30) for _ in router.replicas)
     assert len(router._holders) <= held
     for replica in router.replicas:
@@ -144,7 +144,7 @@ def test_an_answer_is_part_of_the_next_prompt() -> None:
     route = router.choose((0, 1), prompt)
     router.note_end(route, prompt + answer)
     turn = router.choose((0, 1), prompt + answer + (8, 9))
-    assert turn.cached == 40 and turn.replica == route.replica
+    assert turn.cached_tokens == 40 and turn.replica == route.replica
 
 
 @pytest.mark.parametrize("seed", range(8))
@@ -162,24 +162,24 @@ def test_reports_of_page_managers(seed: int) -> None:
         salt, number = draw.choice(salts), draw.randrange(2)
         cache = caches[number]
         route = router.choose([number], tokens, salt)
-        assert cache.run(f"r{step}", tokens, salt) == route.cached // PAGE * PAGE
+        assert cache.run(f"r{step}", tokens, salt) == route.cached_tokens // PAGE * PAGE
         router.note_end(route)
         if draw.random() < 0.05:
             cache.pages.forget_prefixes()
         # before the report, what was sent there is expected, and what is lost is not known
         router.note_changes(number, *cache.report())
         for each in range(2):
-            assert router._places[each].reported == caches[each].held
+            assert router._places[each].reported_pages == caches[each].held
         if step == 60:
             for each, other in enumerate(caches):
                 late.add(each, other.pages.total_num_pages, 4)
                 known = router._places[each]
-                late.note_changes(each, known.reported, salt_key=known.salt_key)
+                late.note_changes(each, known.reported_pages, salt_key=known.salt_key)
         elif step > 60:
             late.note_changes(number, *cache.last)
-            assert late._places[number].reported == router._places[number].reported
+            assert late._places[number].reported_pages == router._places[number].reported_pages
     everything = set().union(
-        *(router._places[n].reported | {*router._places[n].pages} for n in (0, 1))
+        *(router._places[n].reported_pages | {*router._places[n].pages} for n in (0, 1))
     )
     assert set(router._holders) == everything
     for number in range(2):

@@ -118,8 +118,8 @@ def test_prompts_follow_the_pages_that_replicas_report() -> None:
         second.events.put(PagesChanged(lost_pages=hashes(prompt)))
         await until(lambda: len(client._router._holders) == 100)
         first.events.put(PagesChanged(hashes(prompt), is_anew=True))
-        await until(lambda: client._router._places[1].reported == set())
-        await until(lambda: len(client._router._places[0].reported) == 100)
+        await until(lambda: client._router._places[1].reported_pages == set())
+        await until(lambda: len(client._router._places[0].reported_pages) == 100)
         with client.open([request("c", *prompt)]):
             assert names(first) == ["b", "c"]
         second.die()

@@ -100,7 +100,7 @@ def simulate_replicas(
         prompt = np.asarray(arrival.prompt, np.int64)
         route = router.choose(among, prompt)
         routes[id(timeline)] = route, prompt
-        cached += route.cached
+        cached += route.cached_tokens
         shares[route.replica] += 1
         sent += 1
         chosen = replicas[route.replica]

@@ -145,7 +145,7 @@ def build_app(
         hosts=hosts,
         content_types=ContentTypes(json_routes, unmarked, blobs.router.routes),
         error_body=error_body,
-        counts=state.shared,
+        counts=state.shared_counts,
     )
     # outside of the gate, so that each message passes it as a request of its own
     return ResponseSockets(gate, gate.refusal, origins, "responses" in served)

@@ -87,8 +87,8 @@ class ServerState:
         epochs: How often each tenant's cached prefixes were dropped.
         streams: The answers that outlive their connection.
         cluster: The machines of the engines; None: this one has all of them.
-        shared: Where bodies and the requests of keys are counted with other processes of the server; None: there are
-            none.
+        shared_counts: Where bodies and the requests of keys are counted with other processes of the server; None:
+            there are none.
         routers: Those processes, in the one that started them; None: there are none.
 
     Attributes:
@@ -104,13 +104,15 @@ class ServerState:
     epochs: PrefixEpochs = field(default_factory=PrefixEpochs)
     streams: KeptStreams = field(default_factory=KeptStreams)
     cluster: Cluster | None = None
-    shared: SharedCounts | None = None
+    shared_counts: SharedCounts | None = None
     routers: Routers | None = None
 
     def __post_init__(self) -> None:
         limit = getattr(self.settings, "max_open_request_bytes", 0)
         most = max(limit, getattr(self.settings, "max_request_bytes", 0))
-        self.bodies = OpenBodies(most, None if self.shared is None else self.shared.bodies)
+        self.bodies = OpenBodies(
+            most, None if self.shared_counts is None else self.shared_counts.bodies
+        )
 
     async def model(self, name: str | None, keep_alive: float | None = None) -> ServedModel:
         """The model of a request, loaded first if it is not.

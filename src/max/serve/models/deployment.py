@@ -24,13 +24,13 @@ class Deployment:
 
     Args:
         models: The models, a canary after its model.
-        loaded: Called when all are loaded, also where that failed.
+        on_loaded: Called when all are loaded, also where that failed.
     """
 
     def __init__(
         self, models: Sequence[DeployedModel], on_loaded: Callable[[], None] = lambda: None
     ) -> None:
-        self.models, self.loaded = list(models), on_loaded
+        self.models, self.on_loaded = list(models), on_loaded
         self._workers: dict[str, Worker] = {}  # the one that was started last for each model
 
     @property

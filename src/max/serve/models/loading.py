@@ -69,7 +69,7 @@ async def load_model(
             engine.add_replica(start, started, each.number)
         if last is not None:
             for replica in engine.replicas:
-                replica.adapters = dict(last.changed)
+                replica.adapters = dict(last.adapter_changes)
         engine.start()
         # the worker loads the weights meanwhile
         model = await model_of(name, settings, worker_settings.config, engine)

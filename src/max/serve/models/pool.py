@@ -310,7 +310,7 @@ class ModelPool:
         async with self._files:
             catalog = await asyncio.to_thread(self._catalog)
             for name, stored in catalog.items():
-                self._entries.setdefault(name, PoolEntry(name, stored)).stored = stored
+                self._entries.setdefault(name, PoolEntry(name, stored)).stored_model = stored
             for name in [name for name in self._entries if name not in catalog]:
                 entry = self._entries[name]
                 if not entry.users and not entry.in_memory:
@@ -340,7 +340,7 @@ class ModelPool:
 
     async def _load_entry(self, entry: PoolEntry) -> None:
         try:
-            stored = entry.stored
+            stored = entry.stored_model
             assert stored is not None
             async with self._one_load:
                 if entry.model is not None:  # a model whose engine has stopped

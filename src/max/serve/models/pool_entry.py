@@ -44,7 +44,7 @@ class PoolEntry:
 
     Args:
         name: Its name.
-        stored: Its files; None for the model that the server was started with.
+        stored_model: Its files; None for the model that the server was started with.
         model: The loaded model.
         pinned: Whether it stays loaded.
         users: Requests that hold it.
@@ -54,7 +54,7 @@ class PoolEntry:
     """
 
     name: str
-    stored: StoredModel | None = None
+    stored_model: StoredModel | None = None
     model: ServedModel | None = None
     pinned: bool = False
     users: int = 0

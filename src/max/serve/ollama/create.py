@@ -197,10 +197,10 @@ async def show(request: Request) -> Response:
     """
     body = await read_body(request, ShowBody)
     model = await state_of(request, body).model(body.model or body.name)
-    return json_response(_shown(model))
+    return json_response(_model_details(model))
 
 
-def _shown(model: ServedModel) -> dict[str, Any]:
+def _model_details(model: ServedModel) -> dict[str, Any]:
     recipe = model.recipe
     modelfile = Modelfile(
         recipe.parent or model.name,

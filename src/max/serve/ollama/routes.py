@@ -175,8 +175,8 @@ async def tags(request: Request) -> Response:
     for entry in await state_of(request).pool.entries():
         if entry.model is not None:
             listed.append(_entry(entry.model))
-        elif entry.stored is not None:
-            listed.append(_stored_entry(entry.stored))
+        elif entry.stored_model is not None:
+            listed.append(_stored_entry(entry.stored_model))
     return json_response({"models": listed})
 
 

@@ -29,7 +29,7 @@ def _entry(entry: PoolEntry) -> dict[str, Any]:
     status: dict[str, Any] = {"value": entry.status.value}
     if entry.status is ModelStatus.FAILED:
         status |= {"failed": True, "error": entry.error}
-    model, stored = entry.model, entry.stored
+    model, stored = entry.model, entry.stored_model
     # of a model that is loaded on demand, both tell about its files, loaded or not
     created, root = 0, entry.name
     if stored is not None:

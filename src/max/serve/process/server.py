@@ -79,12 +79,12 @@ class FirstModel:
     Args:
         settings: The settings of its worker.
         worker: The worker, which loads the model already.
-        loaded: Called when the load has ended, also by an error or a signal.
+        on_loaded: Called when the load has ended, also by an error or a signal.
     """
 
     settings: WorkerSettings
     worker: Worker
-    loaded: Callable[[], None] = lambda: None
+    on_loaded: Callable[[], None] = lambda: None
 
 
 @dataclass(frozen=True)
@@ -184,7 +184,7 @@ async def _serve(
                 state.epochs.set_all(*last.epochs)
             if cluster is not None:
                 supervisor.excluded = lambda: cluster.excluded_nodes
-            state = replace(state, shared=supervisor.counts, routers=supervisor)
+            state = replace(state, shared_counts=supervisor.counts, routers=supervisor)
             metrics.others = supervisor.others
             # routers end TLS; between processes of a machine there is none
             plain = replace(settings, tls_certificate=None, tls_key=None)
@@ -284,7 +284,7 @@ async def _first_load(
     stopped = asyncio.ensure_future(stop.wait())
     try:
         await asyncio.wait({loading, serving, stopped}, return_when=asyncio.FIRST_COMPLETED)
-        first.loaded()
+        first.on_loaded()
         if serving.done():
             await serving
         if not loading.done():

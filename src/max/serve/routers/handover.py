@@ -43,12 +43,12 @@ class KnownModel:
     Args:
         engines: Its engines, but those that end.
         adapters: The adapters that are loaded, by name.
-        changed: The changes of adapters since the start of the server, as ``Replica.adapters``.
+        adapter_changes: The changes of adapters since the start of the server, as ``Replica.adapters``.
     """
 
     engines: tuple[KnownEngine, ...]
     adapters: Mapping[str, str] = field(default_factory=dict)
-    changed: Mapping[str, str | None] = field(default_factory=dict)
+    adapter_changes: Mapping[str, str | None] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -77,14 +77,14 @@ class Handover:
         routers: The routers.
         epochs: How often tenants have dropped their cached prefixes, as ``PrefixEpochs.all``.
         past: The counts of routers that have ended.
-        excluded: The machines of a cluster on which no further engine is started.
+        excluded_nodes: The machines of a cluster on which no further engine is started.
     """
 
     models: tuple[KnownModel, ...] = ()
     routers: tuple[KnownRouter, ...] = ()
     epochs: tuple[int, Mapping[str, int]] = (0, {})
     past: Mapping[Any, float] = field(default_factory=dict)
-    excluded: tuple[str, ...] = ()
+    excluded_nodes: tuple[str, ...] = ()
 
     @classmethod
     def read(cls, folder: str) -> Handover | None:

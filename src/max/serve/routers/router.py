@@ -125,7 +125,9 @@ class _Router:
             settings, routing.folder, routing.rows, routing.row, len(routing.models)
         )
         self._pool = ModelPool(dict, _load_nothing, PoolLimits())
-        self._state = state = ServerState(settings, self._metrics, self._pool, shared=self._counts)
+        self._state = state = ServerState(
+            settings, self._metrics, self._pool, shared_counts=self._counts
+        )
         hosts = HostRule.of(settings, self._listener.getsockname()[0])
         owner = os.path.join(routing.folder, OWNER)
         self._is_ready = False

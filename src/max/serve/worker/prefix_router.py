@@ -38,13 +38,13 @@ class Route:
 
     Args:
         replica: The number of the replica.
-        cached: The tokens of its prompt that the replica should have.
+        cached_tokens: The tokens of its prompt that the replica should have.
         unread: Those that it has to read; 0 after they were read.
         pages: The hashes of the full pages of its prompt.
     """
 
     replica: int
-    cached: int
+    cached_tokens: int
     unread: int
     pages: list[bytes] = field(repr=False)
 
@@ -64,7 +64,7 @@ class _Place:
     others_open: int = 0
     pages: OrderedDict[bytes, None] = field(default_factory=OrderedDict)
     """Those that are expected, the latest ones last."""
-    reported: set[bytes] = field(default_factory=set[bytes])
+    reported_pages: set[bytes] = field(default_factory=set[bytes])
     salt_key: bytes = b""
 
     def __post_init__(self) -> None:
@@ -128,7 +128,7 @@ class PrefixRouter:
         place = self._places.pop(replica, None)
         if place is not None:
             del self._ranks[replica]
-            self._drop(replica, place.reported.union(place.pages))
+            self._drop(replica, place.reported_pages.union(place.pages))
 
     def forget(self, replica: int) -> None:
         """Notes that the cache of a replica was emptied.
@@ -137,9 +137,9 @@ class PrefixRouter:
             replica: Its number.
         """
         place = self._places[replica]
-        self._drop(replica, place.reported.union(place.pages))
+        self._drop(replica, place.reported_pages.union(place.pages))
         place.pages.clear()
-        place.reported.clear()
+        place.reported_pages.clear()
 
     def note_changes(
         self,
@@ -165,16 +165,16 @@ class PrefixRouter:
         place.salt_key = salt_key or place.salt_key
         lost_here: list[bytes] = []
         for page in lost_pages:
-            if page in place.reported or page in place.pages:
-                place.reported.discard(page)
+            if page in place.reported_pages or page in place.pages:
+                place.reported_pages.discard(page)
                 place.pages.pop(page, None)
                 lost_here.append(page)
         self._drop(replica, lost_here)
         for page in new_pages:
-            if len(place.reported) >= MOST_REPORTED:
+            if len(place.reported_pages) >= MOST_REPORTED:
                 break
             place.pages.pop(page, None)
-            place.reported.add(page)
+            place.reported_pages.add(page)
             self._holders[page] = self._holders.get(page, 0) | bit
 
     def load(self, replica: int) -> int:
@@ -251,10 +251,10 @@ class PrefixRouter:
         """
         place = self._places.get(route.replica)
         if place is not None and route.unread:
-            unread = max(route.unread + route.cached - cached, 1)
+            unread = max(route.unread + route.cached_tokens - cached, 1)
             if unread != route.unread:
                 place.change(0, unread - route.unread)
-            route.unread, route.cached = unread, cached
+            route.unread, route.cached_tokens = unread, cached
 
     def read(self, route: Route) -> None:
         """Notes that a prompt was read: the request has its first token.
@@ -349,7 +349,7 @@ class PrefixRouter:
         latest = place.pages
         # the last page first: what follows a page is evicted before it, as in the page manager
         for page in reversed(pages):
-            if page in place.reported:
+            if page in place.reported_pages:
                 continue
             if page in latest:
                 latest.move_to_end(page)

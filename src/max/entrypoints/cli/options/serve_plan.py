@@ -148,7 +148,7 @@ def _cluster(plan: ServePlan, guard: Any = None, replicas: int | None = None) ->
     folder = plan.worker.doors if guard is not None else ""
     cluster = RayCluster(settings.ray, replicas or settings.replicas, folder)
     if guard is not None and guard.last is not None:
-        for node in guard.last.excluded:
+        for node in guard.last.excluded_nodes:
             cluster.exclude(node)
     return cluster
 

@@ -83,13 +83,13 @@ class ToolChoice:
         kind: Whether they are called.
         name: The tool, for ``NAMED``.
         parallel: Whether an answer may have several calls.
-        allowed: The tools that may be called; None: all.
+        allowed_tools: The tools that may be called; None: all.
     """
 
     kind: ChoiceKind = ChoiceKind.AUTO
     name: str = ""
     parallel: bool = True
-    allowed: tuple[str, ...] | None = None
+    allowed_tools: tuple[str, ...] | None = None
 
     def may_call(self, name: str) -> bool:
         """Whether a tool may be called.
@@ -99,7 +99,7 @@ class ToolChoice:
         """
         if self.kind is ChoiceKind.NAMED:
             return name == self.name
-        return self.allowed is None or name in self.allowed
+        return self.allowed_tools is None or name in self.allowed_tools
 
 
 def check_tools(tools: Sequence[Tool], choice: ToolChoice) -> None:
@@ -123,12 +123,12 @@ def check_tools(tools: Sequence[Tool], choice: ToolChoice) -> None:
             raise ApiError(f"there are two tools of the name {name!r}", param="tools")
     if choice.kind in (ChoiceKind.REQUIRED, ChoiceKind.NAMED) and not tools:
         raise ApiError("tool_choice needs tools", param="tool_choice")
-    chosen = [choice.name] if choice.kind is ChoiceKind.NAMED else choice.allowed or ()
+    chosen = [choice.name] if choice.kind is ChoiceKind.NAMED else choice.allowed_tools or ()
     for name in chosen:
         if name not in names:
             raise ApiError(
                 f"tool_choice names {short_text(name)}; the tools are {', '.join(names)}",
                 param="tool_choice",
             )
-    if choice.allowed is not None and not choice.allowed:
+    if choice.allowed_tools is not None and not choice.allowed_tools:
         raise ApiError("tool_choice.allowed_tools lists no tools", param="tool_choice")

@@ -241,11 +241,11 @@ def _layout(
     tagged = _Tags() if unit.style is not Style.TAGGED else _tags(body, unit, none)
     if tagged is None:
         return None
-    after = _without_tail(after.removeprefix(tagged.closed), tail, ends)
+    after = _without_tail(after.removeprefix(tagged.last_value_end), tail, ends)
     section, head, end, separator, section_end = "", before, after, "", ""
     # the text between two calls tells the marks of a call from those of the list
     if len(units) == 2:
-        between = body[unit.end : units[1].begin].removeprefix(tagged.closed)
+        between = body[unit.end : units[1].begin].removeprefix(tagged.last_value_end)
         head = common_end(before, between)
         rest = between[: len(between) - len(head)]
         section = before[: len(before) - len(head)]
@@ -316,7 +316,7 @@ class _Tags:
     other_key_end: str = ""
     value_end: str = ""
     separator: str = ""
-    closed: str = ""
+    last_value_end: str = ""
     """What ends the last value of a call."""
 
 

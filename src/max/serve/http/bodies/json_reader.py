@@ -230,13 +230,13 @@ class _Brackets:
     """Open brackets.
 
     Args:
-        kept: The number of those that earlier fragments have opened.
-        opened: The positions of the others.
+        num_kept: The number of those that earlier fragments have opened.
+        positions: The positions of the others.
         objects: Whether each begins an object.
     """
 
-    kept: int
-    opened: list[int]
+    num_kept: int
+    positions: list[int]
     objects: list[bool]
 
 
@@ -331,8 +331,8 @@ class _FragmentReader:
         # where brackets are closed that were not opened, it raises
         value = _decode_part(self._text, self._at, end, self._prefix(), "" if whole else after)
         self._merge(value)
-        names = [self._name_of(part, at) for at in brackets.opened]
-        del self._open[brackets.kept :]
+        names = [self._name_of(part, at) for at in brackets.positions]
+        del self._open[brackets.num_kept :]
         for name in names:
             self._enter(name)
         self._at, self._pending = end, self._pending.tail(end)
