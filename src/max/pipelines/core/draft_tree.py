@@ -8,18 +8,23 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from max.interfaces import TextGenerationContext
+
 __all__ = [
     "LAST_TOKEN",
     "TREE_ROWS",
     "ancestor_bits",
     "chain_of",
     "check_tree",
+    "checked_parents",
     "depths_of",
+    "draft_length",
     "grown_tree",
     "part_of_tree",
     "path_outcomes",
     "right_path",
     "sibling_ranks",
+    "tree_parents",
 ]
 
 LAST_TOKEN = -1
@@ -58,6 +63,31 @@ def check_tree(tokens: Sequence[int], parents: Sequence[int]) -> None:
         if (parent, token) in seen:
             raise ValueError(f"drafted token {index} is the second {token} after token {parent}")
         seen.add((parent, token))
+
+
+def checked_parents(
+    tokens: Sequence[int], parents: Sequence[int], certain: int, owner: str
+) -> tuple[int, ...]:
+    """The parents of a checked tree of tokens; empty for a chain, which needs none.
+
+    Args:
+        tokens: The tokens.
+        parents: The index of the token before each.
+        certain: The number of certain tokens of the same step.
+        owner: Whose tokens they are, for the error.
+
+    Raises:
+        ValueError: They make no tree, or one with more than `TREE_ROWS` rows.
+    """
+    check_tree(tokens, parents)
+    own = tuple(parents)
+    if own == chain_of(len(own)):
+        return ()
+    if certain + len(own) > TREE_ROWS:
+        raise ValueError(
+            f"{owner}: {certain + len(own)} new tokens with a tree; expected at most {TREE_ROWS}"
+        )
+    return own
 
 
 def depths_of(parents: Sequence[int]) -> list[int]:
@@ -181,3 +211,13 @@ def right_path(
             path.append(index)
             last = index
     return path
+
+
+def draft_length(context: TextGenerationContext) -> int:
+    """The number of drafted tokens that the next step of a request verifies; contexts of other classes have none."""
+    return len(getattr(context, "_draft_tokens", ()))
+
+
+def tree_parents(context: TextGenerationContext) -> tuple[int, ...]:
+    """The parents of drafted tokens that are no chain; empty: they are one, or there are none."""
+    return getattr(context, "_draft_parents", ())

@@ -80,3 +80,19 @@ class WeightsError(ValueError):
 
     `load_model` makes it a `ModelFilesError` that names the model.
     """
+
+
+def check_prompt(tokens: int, max_length: int) -> None:
+    """Refuses a prompt without tokens, and one that leaves no room for a new token.
+
+    Args:
+        tokens: The number of its tokens.
+        max_length: The most tokens of the sequence.
+
+    Raises:
+        InputError: It is refused.
+    """
+    if tokens == 0:
+        raise InputError("the prompt has no tokens", "Give a prompt that is not empty.")
+    if tokens >= max_length:
+        raise PromptTooLongError(tokens, max_length, note=", at least one of them new")

@@ -14,33 +14,17 @@ from max.interfaces import (
     LogProbabilities,
     RequestID,
     SamplingParams,
-    TextGenerationContext,
     TextGenerationOutput,
 )
-from max.pipelines.core.draft_tree import TREE_ROWS, chain_of, check_tree
-from max.pipelines.core.exceptions import InputError, PromptTooLongError
+from max.pipelines.core.draft_tree import chain_of, checked_parents
+from max.pipelines.core.exceptions import InputError, check_prompt
+from max.pipelines.core.log_probabilities import KeptLogProbabilities
 from max.pipelines.core.reasoning import ReasoningBudget, ReasoningLimit
 
 CHUNK_SIZE = 128
 """The token array grows in multiples of this."""
 
 Tokens = npt.NDArray[np.integer[Any]]
-
-
-def check_prompt(tokens: int, max_length: int) -> None:
-    """Refuses a prompt without tokens, and one that leaves no room for a new token.
-
-    Args:
-        tokens: The number of its tokens.
-        max_length: The most tokens of the sequence.
-
-    Raises:
-        InputError: It is refused.
-    """
-    if tokens == 0:
-        raise InputError("the prompt has no tokens", "Give a prompt that is not empty.")
-    if tokens >= max_length:
-        raise PromptTooLongError(tokens, max_length, note=", at least one of them new")
 
 
 @dataclass(kw_only=True)
@@ -99,9 +83,7 @@ class TextContext:
     _completion_start_idx: int = -1
     _completion_end_idx: int = -1
     _prompt_len: int = -1
-    _log_probabilities_data: dict[int, LogProbabilities] = field(default_factory=dict)
-    _chunk_log_probabilities: list[LogProbabilities] = field(default_factory=list)
-    """With echo, those of the chunks of the prompt that were read."""
+    _log_probabilities: KeptLogProbabilities = field(default_factory=KeptLogProbabilities)
     _is_initial_prompt: bool = True
     _draft_offset: int = 0
     target_endpoint: str | None = None
@@ -353,16 +335,10 @@ class TextContext:
                 f"request {self.request_id}: {len(tokens)} drafted tokens after token {self._active_idx} of "
                 f"{self._end_idx}; expected at most {room}, after the last token"
             )
-        own = () if parents is None else tuple(parents)
+        own: tuple[int, ...] = ()
         if parents is not None:
-            check_tree(tokens, own)
-        if own == chain_of(len(tokens)):
-            own = ()
-        rows = self._active_idx - self._start_idx + len(tokens)
-        if own and rows > TREE_ROWS:
-            raise ValueError(
-                f"request {self.request_id}: {rows} new tokens with a tree; expected at most {TREE_ROWS}"
-            )
+            certain = self._active_idx - self._start_idx
+            own = checked_parents(tokens, parents, certain, f"request {self.request_id}")
         self._draft_tokens, self._draft_parents = tuple(tokens), own
 
     def truncate(self, length: int) -> None:
@@ -388,8 +364,7 @@ class TextContext:
             return
         self._truncations += 1
         self._jumped_tokens = 0
-        for index in range(length, self._end_idx):
-            self._log_probabilities_data.pop(index, None)
+        self._log_probabilities.take(length, self._end_idx)
         self._start_idx = min(self._start_idx, length - 1)
         self._active_idx = self._end_idx = self._completion_end_idx = length
         self._draft_tokens = self._draft_parents = ()
@@ -416,7 +391,7 @@ class TextContext:
         # after a chunk the prompt goes on, so that its token is dropped
         if self._active_idx < self._end_idx:
             if self.log_probabilities_echo and log_probabilities is not None:
-                self._chunk_log_probabilities.append(log_probabilities)
+                self._log_probabilities.add_chunk(log_probabilities)
             self._start_idx, self._active_idx = self._active_idx, self._end_idx
             return
         self._append(new_token, log_probabilities)
@@ -444,14 +419,7 @@ class TextContext:
             self._grow(self._end_idx + 1)
         self.tokens[self._end_idx] = token
         if log_probabilities is not None:
-            parts, self._chunk_log_probabilities = self._chunk_log_probabilities, []
-            if parts:
-                parts.append(log_probabilities)
-                log_probabilities = LogProbabilities(
-                    [number for part in parts for number in part.token_log_probabilities],
-                    [top for part in parts for top in part.top_log_probabilities],
-                )
-            self._log_probabilities_data[self._end_idx] = log_probabilities
+            self._log_probabilities.add(self._end_idx, log_probabilities)
         self._end_idx += 1
         self._completion_end_idx = self._end_idx
         self._is_initial_prompt = False
@@ -477,7 +445,7 @@ class TextContext:
         self._start_idx, self._active_idx = 0, self._end_idx
         self._is_initial_prompt, self._jumped_tokens = True, 0
         self._draft_tokens = self._draft_parents = ()
-        self._chunk_log_probabilities = []
+        self._log_probabilities.forget_chunks()
 
     def resume(self, tokens: Sequence[int]) -> None:
         """Goes on with an answer that another process has begun: its tokens are processed with the prompt, and not
@@ -518,21 +486,9 @@ class TextContext:
         """The tokens since the last call."""
         begin, end = self._completion_start_idx, self._completion_end_idx
         self._completion_start_idx = end
-        entries = [self._log_probabilities_data.pop(i, None) for i in range(begin, end)]
-        present = [entry for entry in entries if entry is not None]
         return TextGenerationOutput(
             request_id=self.request_id,
             tokens=self.tokens[begin:end].tolist(),
             final_status=self.status,
-            log_probabilities=present or None,
+            log_probabilities=self._log_probabilities.take(begin, end) or None,
         )
-
-
-def draft_length(context: TextGenerationContext) -> int:
-    """The number of drafted tokens that the next step of a request verifies; contexts of other classes have none."""
-    return len(getattr(context, "_draft_tokens", ()))
-
-
-def tree_parents(context: TextGenerationContext) -> tuple[int, ...]:
-    """The parents of drafted tokens that are no chain; empty: they are one, or there are none."""
-    return getattr(context, "_draft_parents", ())

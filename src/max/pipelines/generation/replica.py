@@ -24,7 +24,7 @@ from max.interfaces import (
 from max.nn.kv_cache.manager import RaggedKVCacheInputs
 from max.nn.transformer.transformer import ReturnLogits
 from max.pipelines.config.pipeline_config import PipelineConfig
-from max.pipelines.core.text_context import draft_length
+from max.pipelines.core.draft_tree import draft_length
 from max.pipelines.generation.batch_pipeline import StepResult
 from max.pipelines.generation.drafts.draft_steps import DraftSteps
 from max.pipelines.generation.drafts.drafted_rows import DraftedRows

@@ -19,8 +19,7 @@ from max.engine import InferenceSession
 from max.interfaces import RequestID, TextGenerationContext
 from max.nn.kv_cache.cache_params import KVCacheParams
 from max.nn.kv_cache.manager import RaggedKVCacheInputs
-from max.pipelines.core.draft_tree import ancestor_bits
-from max.pipelines.core.text_context import tree_parents
+from max.pipelines.core.draft_tree import ancestor_bits, tree_parents
 from max.pipelines.kv_cache.memory import (
     group_shapes,
     page_bytes,

@@ -13,7 +13,8 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from max.interfaces import ImageMetadata, RequestID, TextGenerationContext
-from max.pipelines.core.text_context import TextContext, draft_length
+from max.pipelines.core.draft_tree import draft_length
+from max.pipelines.core.text_context import TextContext
 from max.pipelines.kv_cache.known_pages import Miss, MissReason
 from max.pipelines.kv_cache.page_changes import Changes, PageChanges
 from max.pipelines.kv_cache.page_manager import PageManager

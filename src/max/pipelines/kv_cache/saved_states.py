@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from max.driver import Tensor
 from max.interfaces import RequestID, TextGenerationContext
-from max.pipelines.core.text_context import draft_length
+from max.pipelines.core.draft_tree import draft_length
 from max.pipelines.kv_cache.state_slots import StateSlots
 
 __all__ = ["restore_state", "rewind_states", "save_state", "save_states"]

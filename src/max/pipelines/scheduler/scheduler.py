@@ -13,8 +13,9 @@ from bisect import bisect_left
 from collections.abc import Collection, Iterable
 
 from max.interfaces import BatchType, RequestID, TextGenerationContext, TextGenerationInputs
+from max.pipelines.core.draft_tree import draft_length
 from max.pipelines.core.exceptions import InputError
-from max.pipelines.core.text_context import TextContext, draft_length
+from max.pipelines.core.text_context import TextContext
 from max.pipelines.kv_cache.page_tables import OutOfPagesError
 from max.pipelines.kv_cache.request_pages import RequestPages
 from max.pipelines.scheduler.limits import SchedulerLimits

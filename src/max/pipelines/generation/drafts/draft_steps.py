@@ -10,10 +10,16 @@ from max.driver import Device
 from max.interfaces import RequestID, TextGenerationContext
 from max.pipelines.config.enums import SpeculativeMethod
 from max.pipelines.config.pipeline_config import PipelineConfig
-from max.pipelines.core.draft_tree import TREE_ROWS, grown_tree, part_of_tree
+from max.pipelines.core.draft_tree import (
+    TREE_ROWS,
+    draft_length,
+    grown_tree,
+    part_of_tree,
+    tree_parents,
+)
 from max.pipelines.core.exceptions import ConfigError
 from max.pipelines.core.native_calls import native_calls
-from max.pipelines.core.text_context import TextContext, draft_length, tree_parents
+from max.pipelines.core.text_context import TextContext
 from max.pipelines.generation.drafts.drafted_rows import DraftedRows
 from max.pipelines.generation.drafts.drafter import Drafter, DraftersInTurn
 from max.pipelines.generation.drafts.head import HeadDrafter

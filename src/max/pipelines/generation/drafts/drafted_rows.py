@@ -12,8 +12,8 @@ import numpy.typing as npt
 
 from max.driver import CPU, Device, Tensor
 from max.interfaces import LogProbabilities, TextGenerationContext
-from max.pipelines.core.draft_tree import depths_of, right_path
-from max.pipelines.core.text_context import TextContext, draft_length
+from max.pipelines.core.draft_tree import depths_of, draft_length, right_path
+from max.pipelines.core.text_context import TextContext
 from max.pipelines.kv_cache.manager import PagedKVCacheManager
 from max.pipelines.models.inputs import ModelOutputs
 from max.pipelines.sampling.log_probabilities import of_rows

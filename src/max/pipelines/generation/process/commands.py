@@ -14,8 +14,9 @@ from max.interfaces import (
     RequestID,
     SamplingParams,
 )
+from max.pipelines.core.exceptions import check_prompt
 from max.pipelines.core.reasoning import ReasoningBudget
-from max.pipelines.core.text_context import TextContext, check_prompt
+from max.pipelines.core.text_context import TextContext
 from max.pipelines.core.vision_context import TextAndVisionContext
 
 

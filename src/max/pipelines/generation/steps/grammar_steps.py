@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from max.interfaces import TextGenerationContext
-from max.pipelines.core.text_context import draft_length
+from max.pipelines.core.draft_tree import draft_length
 from max.pipelines.generation.steps.decode_loop import DecodeLoop, TokenTables
 from max.pipelines.generation.steps.step_tokens import jumps_ahead, reasoning_limit
 from max.pipelines.sampling.sampler import changes_logits

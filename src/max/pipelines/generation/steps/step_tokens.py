@@ -16,9 +16,10 @@ from max.interfaces import (
     TextGenerationContext,
     TextGenerationOutput,
 )
+from max.pipelines.core.draft_tree import draft_length
 from max.pipelines.core.exceptions import NotFiniteError
 from max.pipelines.core.reasoning import ReasoningLimit
-from max.pipelines.core.text_context import TextContext, draft_length
+from max.pipelines.core.text_context import TextContext
 from max.pipelines.generation.steps.prompt_logits import wants_prompt_logits
 from max.pipelines.models.inputs import ModelOutputs
 from max.pipelines.sampling.log_probabilities import of_rows
