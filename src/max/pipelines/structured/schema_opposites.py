@@ -10,7 +10,7 @@ from max.pipelines.structured.pattern_automata import (
     other_texts,
     unlike_pattern,
 )
-from max.pipelines.structured.schema_merging import ASSERTIONS, POINTERS, names_in, well_formed
+from max.pipelines.structured.schema_merging import ASSERTIONS, names_in, well_formed
 from max.pipelines.structured.schema_references import References
 
 __all__ = ["Opposites"]
@@ -60,7 +60,7 @@ class Opposites:
         if not isinstance(schema, Mapping) or depth > _DEPTH:
             return None
         schema, wrong = well_formed(self._references.resolve(schema))
-        if wrong or set(schema) & {*POINTERS}:
+        if wrong:
             return None
         members: list[Opposite] = []
         listed = schema.get("type")
@@ -83,12 +83,12 @@ class Opposites:
         if not isinstance(one, Mapping) or not isinstance(other, Mapping) or depth > _DEPTH:
             return False
         one, other = self._references.resolve(one), self._references.resolve(other)
-        if not set(_kinds(one)) & set(_kinds(other)):
+        if not _kinds(one) & _kinds(other):
             return True
         first, second = _choices(one), _choices(other)
         if first is not None and second is not None:
             return not any(_is_in(each, second) for each in first)
-        if not _kinds(one) == _kinds(other) == ["object"]:
+        if not _kinds(one) == _kinds(other) == {"object"}:
             return False
         sides = [_inner(each, "properties") for each in (one, other)]
         for schema, side in ((one, 1), (other, 0)):
@@ -125,7 +125,7 @@ class Opposites:
             case "properties":
                 return self._other_properties(schema, base, depth)
             case "items":
-                if not isinstance(value, Mapping) or "prefixItems" in schema:
+                if not isinstance(value, Mapping):
                     return [None]
                 other = self.of(value, _inner(base, "items"), depth + 1)
                 if other is not None:
@@ -227,7 +227,7 @@ class Opposites:
                 other = {"type": "object", "properties": {name: other}, "required": [name]}
             members.append(other)
         more = schema.get("additionalProperties", True)
-        if more is False and "patternProperties" not in schema:
+        if more is False:
             # objects have no other properties than those that are known
             members += [
                 {"type": "object", "required": [name], "properties": {name: own[name]}}
@@ -250,10 +250,13 @@ def _any(members: list[Opposite]) -> Opposite:
     """One of some schemas; None if one is unknown, or they are many."""
     if None in members or len(members) > _MOST:
         return None
-    known = [each for each in members if each is not None and each != _NOTHING]
-    if not known:
-        return _NOTHING
-    return known[0] if len(known) == 1 else {"anyOf": known}
+    match [each for each in members if each != _NOTHING]:
+        case []:
+            return _NOTHING
+        case [one]:
+            return one
+        case known:
+            return {"anyOf": known}
 
 
 def _beyond(name: str, value: Any) -> Opposite:
@@ -321,14 +324,14 @@ def _is_in(value: Any, values: Sequence[Any]) -> bool:
     return any(_kind_of(value) == _kind_of(each) and value == each for each in values)
 
 
-def _kinds(schema: Mapping[str, Any]) -> list[str]:
+def _kinds(schema: Mapping[str, Any]) -> set[str]:
     """The types that values of a schema may have; an integer is a number."""
     listed = schema.get("type")
     kinds = [listed] if isinstance(listed, str) else listed
     if isinstance(kinds, list):
-        return sorted({"number" if each == "integer" else str(each) for each in kinds})
+        return {"number" if each == "integer" else str(each) for each in kinds}
     choices = _choices(schema)
-    return sorted(_TYPES if choices is None else {_kind_of(each) for each in choices})
+    return set(_TYPES) if choices is None else {_kind_of(each) for each in choices}
 
 
 def _choices(schema: Mapping[str, Any]) -> list[Any] | None:
