@@ -18,7 +18,7 @@ from max.serve.chat.tools.layout import (
     pieces,
     run_end,
 )
-from max.serve.chat.tools.marks import CallParser, ObjectEnd, first_mark, held_length
+from max.serve.chat.tools.marks import CallParser, first_mark, held_length
 from max.serve.chat.tools.pythonic import end_of_call, parsed_call
 from max.serve.chat.tools.values import (
     bare_object,
@@ -58,7 +58,6 @@ class LayoutParser(CallParser):
         self._key, self._value_end = pieces(layout.key), layout.value_end.strip()
         self._schemas = {tool.name: tool.parameters for tool in tools}
         self._state = "text"
-        self._listed = False  # within a list, after its mark
         self._name = ""
         self._keys: list[str] = []
 
@@ -85,13 +84,13 @@ class LayoutParser(CallParser):
                 case "text":
                     self._text(parts)
                 case "head":
-                    self._begin(parts, last)
+                    self._begin(parts)
                 case "arguments":
                     self._arguments(parts, last)
                 case "tail":
-                    self._end(last)
+                    self._end()
                 case _:
-                    self._read_after_call(parts, last)
+                    self._read_after_call()
         except _Wait:
             return False
         return (self._buffer, self._state) != (before, state)
@@ -105,90 +104,77 @@ class LayoutParser(CallParser):
             return
         parts += self._parts.content(self._buffer[: mark[0]])
         self._buffer = self._buffer[mark[0] :]
-        self._state, self._listed = "head", False
+        self._state = "head"
 
-    def _begin(self, parts: list[AnswerPart], last: bool) -> None:
+    def _begin(self, parts: list[AnswerPart]) -> None:
         """At the mark of a list or of a call: reads up to the arguments."""
-        at = 0
-        if self._section and not self._listed:
-            end = self._match(self._section, 0, last)
-            if end is not None:
-                at = end
+        at = self._match(self._section, 0) or 0
         head = None
         for start in range(max(len(self._layout.head_marks), 1)):
             # models may leave out the first marks of a call
-            if (head := self._read_head(at, start, last)) is not None:
+            if (head := self._read_head(at, start)) is not None:
                 break
         if head is None:
             if at:  # a list with something else in it
                 self._buffer, self._state = self._buffer[at:], "text"
                 return
             # a mark without a call is text
-            begun = [len(mark) for mark in self._triggers if self._buffer.startswith(mark)]
-            size = begun[0] if begun else 1
-            parts += self._parts.content(self._buffer[:size])
-            self._buffer, self._state = self._buffer[size:], "text"
+            parts += self._parts.content(self._buffer[:1])
+            self._buffer, self._state = self._buffer[1:], "text"
             return
         self._name, end = head
-        self._listed = bool(self._section)
         self._buffer, self._state = self._buffer[end:], "arguments"
-        self._object, self._keys = ObjectEnd(), []
+        self._keys = []
         parts.append(self._parts.begin(self._name))
 
-    def _read_head(self, at: int, start: int, last: bool) -> tuple[str, int] | None:
+    def _read_head(self, at: int, start: int) -> tuple[str, int] | None:
         """The name of a call and the length of its head from a mark on; None where there is no head."""
         name = ""
-        for number, piece in enumerate(self._head[start:], start):
+        for piece in self._head[start:]:
             if not has_field(piece):
-                end = self._match([piece], at, last)
-                if end is None and name and number + 1 < len(self._head):
+                end = self._match([piece], at)
+                if end is None and name:
                     # models may leave out the call's identifier
-                    end = self._match(self._head[-1:], at, last)
+                    end = self._match(self._head[-1:], at)
                     return None if end is None else (name, end)
                 if end is None:
                     return None
                 at = end
                 continue
-            at = self._space(at, last)
+            at = self._space(at)
             size = run_end(self._buffer[at : at + _MOST_NAME])
-            if at == len(self._buffer):
+            # more of the name may come
+            if at + size == len(self._buffer):
                 raise _Wait
             if not size:
                 return None
-            # more of the name may come
-            if at + size == len(self._buffer) and not last:
-                raise _Wait
             name = name_in(piece, self._buffer[at : at + size]) or name
             at += size
-        if last and at == len(self._buffer) and self._head and has_field(self._head[-1]):
-            raise _Wait  # the name may be cut off
         return (name, at) if name else None
 
-    def _match(self, marks: Sequence[str], at: int, last: bool) -> int | None:
+    def _match(self, marks: Sequence[str], at: int) -> int | None:
         """The end of marks that stand at a place, with any white space around them; None if they do not."""
         for mark in marks:
-            begin = self._space(at, last)
+            begin = self._space(at)
             if self._buffer.startswith(mark, begin):
                 at = begin + len(mark)
-            elif not last and mark.startswith(self._buffer[begin:]):
+            elif mark.startswith(self._buffer[begin:]):
                 raise _Wait
-            elif last and mark.startswith(self._buffer[begin:]):
-                raise _Wait  # the answer ends within the mark
             else:
                 return None
         return at
 
-    def _space(self, at: int, last: bool) -> int:
+    def _space(self, at: int) -> int:
         while at < len(self._buffer) and self._buffer[at].isspace():
             at += 1
-        if at == len(self._buffer) and not last:
+        if at == len(self._buffer):
             raise _Wait
         return at
 
     def _arguments(self, parts: list[AnswerPart], last: bool) -> None:
         match self._layout.style:
             case Style.JSON:
-                self._json(parts, last)
+                self._json(parts)
             case Style.TAGGED:
                 self._read_argument(parts, last)
             case Style.PYTHON:
@@ -196,13 +182,12 @@ class LayoutParser(CallParser):
             case Style.BARE:
                 self._bare(parts)
 
-    def _json(self, parts: list[AnswerPart], last: bool) -> None:
+    def _json(self, parts: list[AnswerPart]) -> None:
         if not self._object.begun:
-            at = self._space(0, last)
-            if self._buffer[at : at + 1] != "{":
-                if at < len(self._buffer):
-                    # no object: the call has no arguments
-                    self._finish_call(parts, {})
+            at = self._space(0)
+            if self._buffer[at] != "{":
+                # no object: the call has no arguments
+                self._finish_call(parts, {})
                 return
             self._buffer = self._buffer[at:]
         if self._take_object(parts):
@@ -211,8 +196,8 @@ class LayoutParser(CallParser):
     def _read_argument(self, parts: list[AnswerPart], last: bool) -> None:
         """One argument, or the end of the call."""
         ends = self._tail or self._section_end
-        ended = ends and self._match(ends[:1], 0, last) is not None
-        end = None if ended else self._match(self._key, 0, last)
+        ended = ends and self._match(ends[:1], 0) is not None
+        end = None if ended else self._match(self._key, 0)
         if end is None:
             # something else than an argument: the call has ended
             parts.append(self._parts.arguments("}" if self._keys else "{}"))
@@ -306,31 +291,31 @@ class LayoutParser(CallParser):
         parts.append(self._parts.arguments(json.dumps(values, ensure_ascii=False)))
         self._state = "tail"
 
-    def _end(self, last: bool) -> None:
+    def _end(self) -> None:
         """After the arguments: the marks that end the call, of which models may leave out some."""
         at = 0
         for mark in self._tail:
             if has_field(mark):
-                begin = self._space(at, last)
+                begin = self._space(at)
                 at = begin + run_end(self._buffer[begin:])
-                if at == len(self._buffer) and not last:
+                if at == len(self._buffer):
                     raise _Wait
                 continue
-            at = self._match([mark], at, last) or at
+            at = self._match([mark], at) or at
         self._buffer, self._state = self._buffer[at:], "between"
 
-    def _read_after_call(self, parts: list[AnswerPart], last: bool) -> None:
+    def _read_after_call(self) -> None:
         """After a call: another one, the end of the list, or text."""
-        end = self._match(self._section_end, 0, last) if self._section_end else None
+        end = self._match(self._section_end, 0) if self._section_end else None
         if end is not None and self._section:
             self._buffer, self._state = self._buffer[end:], "text"
             return
-        at = self._space(0, last)
-        if self._separator and (after := self._match(self._separator, at, last)) is not None:
+        at = self._space(0)
+        if self._separator and (after := self._match(self._separator, at)) is not None:
             at = after
-        begins = self._head if self._listed else []
+        begins = self._head if self._section else []
         if begins and not has_field(begins[0]):
-            if self._match(begins[:1], at, last) is not None:
+            if self._match(begins[:1], at) is not None:
                 self._buffer, self._state = self._buffer[at:], "head"
                 return
         # the head begins with the name, so that a separator alone announces a call
