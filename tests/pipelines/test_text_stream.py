@@ -8,6 +8,7 @@ from collections.abc import Sequence
 import pytest
 
 from max.interfaces import GenerationStatus
+from max.pipelines.core.exceptions import ModelFilesError
 from max.pipelines.generation.process.events import TokenLogProbabilities
 from max.pipelines.tokenization.text_stream import GeneratedText, StopStrings, TextPiece, TextStream
 
@@ -19,12 +20,12 @@ class Bytes:
     """Decodes tokens that are bytes, as byte-level tokenizers do; one token has no text."""
 
     def __init__(self) -> None:
-        self.decoded, self.longest = 0, 0
-        """The number of tokens that were decoded, and the most at once."""
+        self.decoded, self.longest, self.last = 0, 0, 0
+        """The number of tokens that were decoded, the most at once, and that of the last call."""
 
     def __call__(self, tokens: Sequence[int]) -> str:
         self.decoded += len(tokens)
-        self.longest = max(self.longest, len(tokens))
+        self.longest, self.last = max(self.longest, len(tokens)), len(tokens)
         return bytes(token for token in tokens if token != INVISIBLE).decode("utf-8", "replace")
 
 
@@ -50,11 +51,15 @@ def test_each_character_comes_with_its_last_byte(seed: int) -> None:
 def test_few_tokens_are_decoded_again() -> None:
     """The last eight at most, and those of the character that is not complete; shorter windows are not tried often."""
     # whole characters in more than eight bytes
-    for text, longest in {"a": 9, "é": 10, "日": 9, "🙂": 12}.items():
+    for text, longest in {"a": 9, "é": 10, "日": 9, "🙂": 12, "日🙂": 11}.items():
         decode = Bytes()
         stream, data = TextStream(decode), (text * 300).encode()
         assert "".join(stream.push([byte]) for byte in data) == text * 300
         assert decode.longest == longest and decode.decoded < 13 * len(data)
+        # the next token has at least four before it, on which its space may depend
+        for _ in range(10):
+            stream.push(b"a")
+            assert decode.last >= 4
 
 
 def test_a_space_depends_on_the_token_before() -> None:
@@ -120,6 +125,14 @@ def test_an_error_of_the_tokenizer_is_raised() -> None:
         raise ValueError(f"no text for {len(tokens)}")
 
     with pytest.raises(ValueError, match="no text for 2"):
+        TextStream(fails).push([1, 2])
+
+
+def test_an_error_of_no_class_is_one_of_the_model_s_files() -> None:
+    def fails(tokens: Sequence[int]) -> str:
+        raise Exception(f"no piece of {len(tokens)}")
+
+    with pytest.raises(ModelFilesError, match="cannot handle its own tokens: no piece of 2"):
         TextStream(fails).push([1, 2])
 
 
@@ -219,3 +232,38 @@ def test_logs_come_with_the_text_in_which_their_tokens_begin() -> None:
     piece = stopped.push(b"abc", active, logged(*b"abc"))
     assert (piece.text, piece.stop, piece.tokens) == ("a", "b", 3)
     assert [log.token for log in piece.logs] == [97]
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_text_with_and_without_logs(seed: int) -> None:
+    """The text up to the first stop text, in any pieces; each token's log comes with the text that it begins."""
+    rng = random.Random(seed)
+    for _ in range(40):
+        data = "".join(rng.choices("abé日🙂", k=rng.randrange(1, 9))).encode()
+        data = data[: rng.randint(len(data) - 2, len(data))]
+        stops = rng.sample(["ab", "é", "日b", "🙂", "ba", "aa"], rng.randrange(3))
+        include, with_logs, ends = (rng.random() < 0.5 for _ in range(3))
+        text, stop = Bytes()(data), None
+        found = [(text.index(each) + len(each), each) for each in stops if each in text]
+        if found:
+            end, stop = min(found, key=lambda each: (each[0], -len(each[1])))
+            text = text[: end - (0 if include else len(stop))]
+        generated = GeneratedText(Bytes(), {INVISIBLE}, stops, include)
+        tokens, shown, at = [*data, *([INVISIBLE] if ends else [])], "", 0
+        logs: list[tuple[int, int]] = []
+        piece = TextPiece("")
+        while piece.finish_reason is None:
+            pushed = tokens[at : at + rng.randint(1, 4)]
+            at += len(pushed)
+            final = GenerationStatus.END_OF_SEQUENCE if ends else GenerationStatus.MAXIMUM_LENGTH
+            status = GenerationStatus.ACTIVE if at < len(tokens) else final
+            piece = generated.push(pushed, status, logged(*pushed) if with_logs else None)
+            shown += piece.text
+            logs += [(log.token, log.offset) for log in piece.logs]
+            begun = [(byte, len(whole(data[:n]))) for n, byte in enumerate(data[:at])]
+            if piece.finish_reason is None or stop is not None:
+                begun = [each for each in begun if each[1] < len(shown)]
+            assert logs == (begun if with_logs else []), (data, stops)
+        assert (shown, piece.stop) == (text, stop), (data, stops)
+        assert piece.finish_reason == ("stop" if ends or stop is not None else "length")
+        assert piece.tokens == at and (stop is not None or at == len(tokens))

@@ -15,7 +15,7 @@ _BROKEN = "\ufffd"
 _PENDING = 3
 _WINDOW = 8
 # a character has at most four bytes, so a window of one of these sizes begins with a whole character
-_KEPT = range(4, _WINDOW + 1)
+_KEPT = range(4, 8)
 # a longer run of tokens without a whole character is invalid UTF-8, and is neither held back nor kept
 _HOPELESS = 64
 
