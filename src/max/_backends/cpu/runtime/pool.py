@@ -299,7 +299,7 @@ class Pool:
             contexts, words = buffers[0].ctypes.data, self._words(PoolState.CONTEXTS)
             if pool == self._address and sizes == (self._scratch_bytes, self._num_slots):
                 break
-        words[0] = contexts
+        words[:] = contexts
         self._buffers = buffers
 
     def _new_buffers(
