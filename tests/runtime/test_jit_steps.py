@@ -42,7 +42,9 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Cache:
     return cache
 
 
-def test_what_is_started_ahead(new: jit.Jit, cache: Cache, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_is_started_ahead(
+    new: jit.Jit, cache: Cache, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Not what is loaded, started, or on the disk, and nothing where one thread compiles."""
     submitted, prepared = list[str](), list[int]()
     monkeypatch.setattr(
@@ -55,7 +57,9 @@ def test_what_is_started_ahead(new: jit.Jit, cache: Cache, monkeypatch: pytest.M
     assert not submitted
     new.load([loaded])
     monkeypatch.setattr(jit, "_compiles_ahead", lambda: True)
-    new.start(loaded)
+    with monkeypatch.context() as later:
+        later.setattr(jit, "default_cache", lambda: Cache(tmp_path / "empty"))
+        new.start(loaded)
     cache.put("object", new._object_key_of(third), b"data")
     new.start(third)
     assert not submitted
