@@ -8,6 +8,7 @@ import pytest
 
 from max.entrypoints.cli import cli
 from max.entrypoints.cli.errors import report
+from max.pipelines.config.kv_cache_config import KVCacheConfig
 from max.pipelines.core import InputError
 from max.pipelines.scheduler import SchedulerLimits
 from max.pipelines.scheduler.simulation import (
@@ -22,6 +23,12 @@ from max.pipelines.scheduler.simulation import (
 
 COST = CostModel(step=1.0, prompt_token=0.1, sequence=0.01, cached_token=0.0)
 INF = float("inf")
+
+
+def test_pages_are_those_of_a_cache_without_options() -> None:
+    plain, config = Machine(SchedulerLimits(max_batch_size=1), 9), KVCacheConfig()
+    assert plain.page_size == config.kv_cache_page_size
+    assert plain.prefix_caching is config.enable_prefix_caching
 
 
 def machine(pages: int = 1000, **limits) -> Machine:
@@ -84,6 +91,7 @@ def test_random_lengths_are_within_half_of_their_mean() -> None:
         (40, [each.output_tokens for each in arrivals]),
     ):
         assert 0.5 * mean <= min(lengths) < 0.55 * mean and 1.45 * mean < max(lengths) <= 1.5 * mean
+    assert random_arrivals(9, 2.0, 20, 5) == random_arrivals(9, 2.0, 20, 5, seed=0)
     (least,) = random_arrivals(1, INF, 0, 0)
     assert len(least.prompt) == least.output_tokens == 1 and least.time == 0
 
@@ -121,7 +129,9 @@ def pauses(prompt: int, **limits) -> tuple[list[float], list[float]]:
         Arrival(0.4 + k, tuple(range(10**6 * (k + 1), 10**6 * (k + 1) + prompt)), 1)
         for k in range(3)
     ]
-    timelines, _ = simulate(Machine(SchedulerLimits(**{**values, **limits}), cost=cost), arrivals)
+    timelines, _ = simulate(
+        Machine(SchedulerLimits(**{**values, **limits}), 4096, cost=cost), arrivals
+    )
     between = [b - a for t in timelines[:4] for a, b in zip(t.tokens, t.tokens[1:], strict=False)]
     return sorted(between), [t.tokens[0] - t.arrival.time for t in timelines[4:]]
 
@@ -157,7 +167,7 @@ def test_many_that_wait_outweigh_few_that_run() -> None:
         arrivals = [Arrival(0, tuple(range(70)), 900)] + [
             Arrival(0.2, prompt, 1) for prompt in prompts[:waiting]
         ]
-        timelines, _ = simulate(Machine(limits, cost=cost), arrivals)
+        timelines, _ = simulate(Machine(limits, 4096, cost=cost), arrivals)
         return max(t.tokens[0] for t in timelines[1:]) / waiting
 
     assert last(7, 1.8) < 1.5 * last(7, None)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import threading
 import time
+import traceback
 
 import numpy as np
 import pytest
@@ -121,14 +122,23 @@ def test_what_a_signal_handler_raises_is_raised_once() -> None:
     with pytest.raises(LookupError) as caught:
         executor.run(ZERO)
     assert caught.value is error and is_free(pool)
-    try:
+
+    def raise_error() -> None:
         raise error
+
+    try:
+        raise_error()
     except LookupError as again:
         trace = again.__traceback__
     executor = interrupted(pool, [LookupError, error, trace])
     with pytest.raises(LookupError) as caught:
         executor.run(ZERO)
     assert caught.value is error
+    frames = [frame.name for frame in traceback.extract_tb(caught.value.__traceback__)]
+    assert "raise_error" in frames, "where the handler raised it"
+    executor = interrupted(pool, [LookupError])
+    with pytest.raises(LookupError):
+        executor.run(ZERO)
 
 
 def test_the_error_of_a_run_outlives_the_next_run() -> None:

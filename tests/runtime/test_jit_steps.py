@@ -100,12 +100,14 @@ def test_which_thread_compiles(
     found = new.load([unit("alone", 4)])
     assert number(found["alone-4"]["k_alone"]) == 4 and not submitted and not prepared
     assert told == [("compiling kernels", 0, 1)]
-    told.clear()
-    units = [unit(f"several{i}", i) for i in range(3)]
-    found = new.load(units)
-    assert [number(found[each.key][each.exports[0]]) for each in units] == [0, 1, 2]
-    assert len(submitted) == 3 * ahead and len(prepared) == ahead
-    assert told == [("compiling kernels", i, 3) for i in range(3)]
+    for count in (2, 3):
+        for notes in (submitted, prepared, told):
+            notes.clear()
+        units = [unit(f"several{count}{i}", i) for i in range(count)]
+        found = new.load(units)
+        assert [number(found[each.key][each.exports[0]]) for each in units] == [*range(count)]
+        assert len(submitted) == count * ahead and len(prepared) == ahead
+        assert told == [("compiling kernels", i, count) for i in range(count)]
 
 
 def test_the_function_of_the_threads_is_on_the_disk(
@@ -254,6 +256,15 @@ def test_the_end_of_the_process_waits_for_what_runs(monkeypatch: pytest.MonkeyPa
     assert waits.cancelled() and not begun.cancelled()
     (left,) = waited
     assert begun in left
+
+
+def test_a_child_process_has_threads_of_its_own() -> None:
+    threads = jit._CompileThreads()
+    assert threads.pending() == set()
+    first = threads.threads()
+    assert threads.threads() is first and threads.pending() is first.unfinished
+    threads.forget()
+    assert threads.pending() == set() and threads.threads() is not first
 
 
 def test_a_text_that_is_not_known() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import gc
 import threading
 import weakref
@@ -338,7 +339,12 @@ def test_a_close_ends_the_threads_and_gives_the_lock_and_the_memory_back() -> No
     gc.collect()
     assert memory() is None
     free: list[bool] = []
-    thread = threading.Thread(target=lambda: free.append(pool.lock.acquire(timeout=60)))
+
+    def take() -> None:
+        free.append(pool.lock.acquire(timeout=60))
+        pool.lock.release()
+
+    thread = threading.Thread(target=take)
     thread.start()
     thread.join(60)
     assert free == [True]
@@ -414,3 +420,65 @@ def test_a_handler_that_comes_while_memory_is_made(monkeypatch: pytest.MonkeyPat
     rows = contexts(pool)
     assert rows[0, Context.SCRATCH_BYTES] == 3000
     assert (rows[:, Context.POOL] == pool._address).all()
+
+
+def neighbors(pool: Pool, word: PoolState) -> np.ndarray:
+    """The two halves of a word, of which the native code counts in the first."""
+    return pool._words(word).view(np.uint32)
+
+
+def test_a_child_has_new_memory_and_no_threads() -> None:
+    pool = Pool(3)
+    pool._reset_after_fork()
+    assert pool._native is None, "one without memory gets none"
+    pool.prepare()
+    before, abandoned = pool._memory, len(POOLS.abandoned)
+    pool._threads, pool._is_starting, pool._closed = [threading.Thread()], True, True  # type: ignore[list-item]
+    pool._reset_after_fork()
+    assert pool._threads == [] and not pool._is_starting and not pool._closed
+    assert pool._memory is not before and len(POOLS.abandoned) == abandoned
+    assert pool._words(PoolState.ACTIVE).item() == 1
+
+
+@pytest.mark.parametrize(("run", "state"), [(4, 0), (5, 0), (5, ErrorState.FAILED)])
+def test_a_child_that_is_forked_in_a_run(run: int, state: int) -> None:
+    """It returns to the old memory, where it is alone, and its run is ended by an error."""
+    pool = Pool(3)
+    pool.prepare()
+    pool._words(PoolState.ACTIVE)[:] = 3
+    pool._words(PoolState.RUN)[:] = run
+    pool._words(PoolState.ERROR + ErrorRecord.STATE)[:] = state
+    counters = (PoolState.GENERATION, PoolState.FINISHED)
+    for word in counters:
+        neighbors(pool, word)[:] = 41, 9
+    old, rows = (pool._memory, pool._buffers), contexts(pool)
+    words = pool._memory.view(np.int64)
+    with pool.lock:
+        pool._reset_after_fork()
+    kept = POOLS.abandoned.pop()
+    assert kept[0] is old[0] and kept[1] is old[1]  # type: ignore[index]
+    assert pool._memory is not old[0] and words[PoolState.ACTIVE] == 1
+    ends = run == 5 and not state
+    assert words[PoolState.ERROR + ErrorRecord.STATE] == (ErrorState.INTERRUPTED if ends else state)
+    assert rows[:, Context.ALERT].tolist() == [int(ends), 0, 0]
+    for word in counters:
+        assert words[word : word + 1].view(np.uint32).tolist() == [41 + ends, 9]
+    if ends:
+        assert words[PoolState.RAISED_TYPE] == id(RuntimeError)
+        address = int(words[PoolState.RAISED_VALUE])
+        error = ctypes.cast(address, ctypes.py_object).value
+        assert isinstance(error, RuntimeError) and "forked by a signal handler" in str(error)
+        ctypes.pythonapi.Py_DecRef(ctypes.py_object(error))
+    else:
+        assert not words[PoolState.RAISED_TYPE] and not words[PoolState.RAISED_VALUE]
+
+
+def test_a_pool_without_native_code() -> None:
+    with pytest.raises(RuntimeError, match="once `reserve` or `prepare` was called"):
+        Pool(1)._enter(0)
+
+
+def test_a_worker_enters_the_native_code() -> None:
+    memory, calls = np.zeros(8, np.int64), list[tuple[int, int]]()
+    pool_module._work(lambda *words: calls.append(words), memory, 3)
+    assert calls == [(memory.ctypes.data, 3)]

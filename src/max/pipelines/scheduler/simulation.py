@@ -136,7 +136,7 @@ class Machine:
     """
 
     limits: SchedulerLimits
-    pages: int = 4096
+    pages: int
     page_size: int = 128
     prefix_caching: bool = True
     cost: CostModel = CostModel()

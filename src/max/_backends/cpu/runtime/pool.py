@@ -418,7 +418,7 @@ def raise_interruption(error_addresses: Sequence[int], held_error: int) -> None:
     type_, value, trace = error_addresses
     if type_:
         # Python takes the references back, and raises
-        _RESTORE(type_, value or None, trace or None)
+        _RESTORE(type_, value, trace)
     if held_error:
         error: Any = ctypes.cast(held_error, ctypes.py_object).value
         ctypes.pythonapi.Py_DecRef(ctypes.py_object(error))
