@@ -126,6 +126,7 @@ async def call(app: ASGIApp, url: str, body: dict[str, Any]) -> tuple[int, str, 
     headers = [
         (b"content-type", b"application/json"),
         (b"content-length", str(len(data)).encode()),
+        # HTTP/1.1 wants one
         (b"host", b"batch"),
     ]
     scope = {

@@ -84,6 +84,7 @@ class _SummedRegistry(CollectorRegistry):
 
     def collect(self) -> Iterator[Metric]:
         """Makes the metrics."""
+        # without gauges, which tell of the engines: all processes would show the same ones
         left = dict(self._others())
         for family in self._own.collect():
             summed = [
@@ -105,6 +106,7 @@ class ServerMetrics:
     """The metrics of a server; each server has a registry of its own."""
 
     def __init__(self) -> None:
+        # a time of creation for each counter would double the answer
         disable_created_metrics()
         self.registry = CollectorRegistry()
         self.others: Callable[[], Counts] = dict

@@ -112,6 +112,7 @@ async def messages(body: MessagesBody, request: Request) -> Response:
 
 def _input_usage(job: ChatJob) -> dict[str, int]:
     """The tokens of the prompt: those that were read, and those that were in the prefix cache."""
+    # Anthropic's `input_tokens` leave out those that were cached
     cached = current_request().cached_tokens
     return {
         "input_tokens": job.prompt_tokens - cached,
@@ -228,6 +229,7 @@ def _reason(finish_reason: str | None, stop: str | None) -> str:
 def _blocks(answer: Answer) -> list[dict[str, Any]]:
     blocks: list[dict[str, Any]] = []
     if answer.reasoning:
+        # clients send the signature back, which this server has no use for
         blocks.append({"type": "thinking", "thinking": answer.reasoning, "signature": ""})
     if answer.content:
         blocks.append({"type": "text", "text": answer.content})

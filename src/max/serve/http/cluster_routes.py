@@ -162,6 +162,7 @@ async def _of_node(state: ServerState, name: str) -> list[tuple[ServedModel, Rep
     identifier = found[0].identifier
     if all(node.identifier == identifier or not node.is_alive for node in nodes):
         raise ApiError(f"{name!r} is the only machine", param="node")
+    # first, so that no replacement starts there
     state.cluster.exclude(identifier)
     return [
         (model, replica)

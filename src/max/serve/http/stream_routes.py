@@ -29,6 +29,7 @@ async def stream(stream_id: str, request: Request) -> Response:
     streams = state_of(request).streams
     kept = streams.find(stream_id, current_request().client)
     streams.attach(kept)
+    # the response reads it after this function has returned
     current_request().cleanups.append(lambda: streams.detach(kept))
     await unless_disconnected(request, _wait_started(kept))
     if kept.start is None:

@@ -95,6 +95,7 @@ async def _store_body(request: Request, path: Path) -> Response:
         with open(part, "xb") as file:
             waiting = bytearray()
 
+            # in a thread: a MiB takes milliseconds to hash and to write
             def write() -> None:
                 total.update(waiting)
                 file.write(waiting)
@@ -110,6 +111,7 @@ async def _store_body(request: Request, path: Path) -> Response:
             await asyncio.to_thread(write)
         if total.hexdigest() != path.name.removeprefix("sha256-"):
             raise ApiError(f"the body has the digest sha256:{total.hexdigest()}")
+        # in one step: a blob is whole, or not there
         part.replace(path)
     except ClientDisconnect:
         raise ClientLeftError from None

@@ -253,6 +253,7 @@ async def generate(request: Request) -> Response:
     refuse(options, {}, "options.")
     params = model.sampling_params(options.sampling_input())
     grammar = await _compile_format(body.format)
+    # such a prompt has no turns, so its answer has no calls and no reasoning
     if body.raw or infill is not None or not model.template:
         generation = await model.engine_request(
             TextGenerationRequest(

@@ -178,6 +178,7 @@ async def _serve(
         state = ServerState(settings, metrics, pool, store, cluster=cluster)
         add_gauges(metrics, pool)
         if settings.routers > 1 and not isinstance(models, RouterSettings):
+            # before there are routers: clients wait in its queue, and are not refused
             listener.listen(BACKLOG)
             supervisor = _supervisor(settings, models, listener, last)
             if last is not None:
@@ -188,6 +189,7 @@ async def _serve(
             metrics.others = supervisor.others
             # routers end TLS; between processes of a machine there is none
             plain = replace(settings, tls_certificate=None, tls_key=None)
+            # routers listen on the port; this process answers what they hand on
             own = supervisor.owner
             app = BehindRouters(build_app(state, tracing, hosts))
             server = http_server(plain, app, own)
@@ -204,7 +206,9 @@ async def _serve(
                 if not await _first_load(models, loading, server, serving, stop, pool, supervisor):
                     return stop.number
             if guard is not None:
+                # from now on another owner takes over if this one is lost
                 guard.ready()
+            # after the load: what it has made stays for good
             keep_garbage()
             say(f"Server ready on {_address(settings, listener)} (Press CTRL+C to quit)")
             with _logged_load(settings, pool):
@@ -212,6 +216,7 @@ async def _serve(
                 assert stop.number is not None
                 say(f"Server stops: {signal.Signals(stop.number).name}")
                 if supervisor is not None:
+                    # a second signal ends the wait for the routers
                     stop.clear()
                     await supervisor.stop(settings.graceful_timeout_s, stop)
                     # nobody is left to send requests
@@ -307,6 +312,7 @@ async def _first_load(
         return True
     finally:
         stopped.cancel()
+        # no model was pinned: the load has failed, or a signal came first
         if pool.is_starting:
             server.stop()
             await server.close_connections(LAST_WRITES_S)

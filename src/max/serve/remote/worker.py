@@ -45,6 +45,7 @@ class ReceivedSigns:
                 return
             taken, loading = SIGN.unpack(sign)
             now = time.monotonic()
+            # the engine sends a duration, as the clocks of two machines differ
             self.last_beat, self.step_begin = now, None if taken < 0 else now - taken
             self.loading = loading.rstrip(b"\0").decode("utf-8", "replace")
 

@@ -37,6 +37,7 @@ _STATELESS = frozenset(
     )
 )  # fmt: skip
 """The routes that a router answers itself."""
+# RFC 9110, 7.6.1: headers of one hop; h11 frames each hop's body anew
 _OF_CONNECTION = frozenset((b"connection", b"keep-alive", b"transfer-encoding", b"expect", b"te"))
 _READ_BYTES = 64 << 10
 _HEAD_BYTES = 128 << 10

@@ -110,4 +110,5 @@ class Handover:
         """
         new = Path(folder) / f"{_NAME}.new"
         new.write_bytes(pickle.dumps(self))
+        # in one step: an owner that is lost meanwhile leaves a whole file
         os.replace(new, Path(folder) / _NAME)

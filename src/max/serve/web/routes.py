@@ -31,6 +31,7 @@ def _page(name: str) -> Response:
         "Content-Security-Policy": PAGE_POLICY,
         "X-Content-Type-Options": "nosniff",
         "Referrer-Policy": "no-referrer",
+        # a page that opens this one, or is opened by it, gets no handle of its window
         "Cross-Origin-Opener-Policy": "same-origin",
         "Cache-Control": "no-cache",
     }
@@ -71,6 +72,7 @@ async def file_of_pages(of_version: str, name: str, request: Request) -> Respons
         "Cache-Control": caching(of_version),
         "X-Content-Type-Options": "nosniff",
         "Cross-Origin-Resource-Policy": "same-origin",
+        # RFC 9110, 12.5.5: caches keep the plain answer and the compressed one apart
         "Vary": "Accept-Encoding",
     }
     if found.policy:

@@ -65,6 +65,7 @@ class Answers:
         """
         if self._last - self._answered >= MOST_UNANSWERED:
             raise EngineUnavailableError("the engine does not answer; try again later")
+        # `tell` gives the command this number
         number, answer = self._last + 1, asyncio.get_running_loop().create_future()
         self._waiting[number] = answer
         try:

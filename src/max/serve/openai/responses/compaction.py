@@ -62,6 +62,7 @@ async def compact(body: CompactBody, request: Request) -> Response:
     )
     timeout = state.settings.request_timeout_s
     (answer,) = await unless_disconnected(request, collect_answers(job, state.metrics, timeout))
+    # what the user has said stays as it is; the summary stands for all answers
     kept = [
         {"type": "message", "id": new_id("msg"), "status": "completed", **item}
         for item in items

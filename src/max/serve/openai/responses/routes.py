@@ -88,6 +88,7 @@ async def _in_background(
     keep = keeper(state, history, body.input)
     writer = await by_size(ResponseWriter, body, job, keep)
     response = BackgroundResponse(client, writer.current_response)
+    # its first events are there before the first reader
     response.add(writer.waiting())
     parts = _stream(writer, job, state)
     state.background.begin(writer.identifier, response, parts, writer.error_event, keep)
