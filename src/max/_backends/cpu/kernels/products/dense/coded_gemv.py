@@ -49,15 +49,15 @@ class Sums(NamedTuple):
 
 @k.inline
 def add_coded_unit(
-    s: Sums, a: GemvRows, begins: Any, panel: CodedPanel, number: k.Value, t: Tiling
+    s: Sums, a: GemvRows, begins: Any, panel: CodedPanel, unit_index: k.Value, t: Tiling
 ) -> None:
     """Adds the products of a unit without escapes."""
-    unit = panel.bytes[number * UNIT_BYTES :]
+    unit = panel.bytes[unit_index * UNIT_BYTES :]
     words = a.elements.view(k.i32) if t.pair == 2 else a.elements
     sums, rows, vectors, first = s
     prefetch_stream(unit, UNIT_BYTES)
     for step in k.static_range(2):
-        n = 2 * number + step
+        n = 2 * unit_index + step
         for v in k.static_range(0, vectors, 2):
             column = first + v * t.width
             both = decode_step(unit, panel.table, step, column, t)
@@ -77,7 +77,7 @@ def add_coded_unit(
 
 @k.inline
 def add_decoded(
-    s: Sums, a: GemvRows, begins: Any, unit: k.View, number: k.Value, t: Tiling
+    s: Sums, a: GemvRows, begins: Any, unit: k.View, unit_index: k.Value, t: Tiling
 ) -> None:
     """Adds the products of a decoded unit."""
     words = a.elements.view(k.i32) if t.pair == 2 else a.elements
@@ -87,7 +87,7 @@ def add_decoded(
         for v in k.static_range(vectors):
             right = unit.load(n * COLUMNS + first + v * t.width, width=t.width)
             for r in k.static_range(rows):
-                element = words[begins[r] + number * lanes + n]
+                element = words[begins[r] + unit_index * lanes + n]
                 left = k.splat(element if t.pair == 2 else k.f32(element), t.width)
                 sums[r, v] = multiply_add(sums[r, v], left, right)
 

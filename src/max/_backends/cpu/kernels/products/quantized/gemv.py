@@ -136,15 +136,15 @@ def add_packed_block(
 
 @k.inline
 def add_blocks(
-    sums: k.View, q: Rounded, unit: k.View, number: k.Value, begin: k.Integer, end: k.Integer, first: k.Value,
+    sums: k.View, q: Rounded, unit: k.View, unit_index: k.Value, begin: k.Integer, end: k.Integer, first: k.Value,
     rows: int, vectors: int, prefetches: Prefetches, t: QuantizedTiling,
 ) -> None:  # fmt: skip
-    """Adds the products of blocks `[begin, end)` of a unit of a strip, which has index `number`."""
+    """Adds the products of blocks `[begin, end)` of a unit of a strip, which has index `unit_index`."""
     packed_format = t.packed_format
     # all rows share the unpacked elements; with vectors of 4 lanes, registers hold those of only two vectors
     together = min(vectors, 2) if t.width == 4 else vectors
     for inside in range(begin, end):
-        b = number * packed_format.span + inside
+        b = unit_index * packed_format.span + inside
         block = unit[packed_format.halves + inside * packed_format.block_bytes :]
         for v in k.static_range(0, vectors, together):
             numbers = tuple(range(v, v + together))
