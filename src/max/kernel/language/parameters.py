@@ -84,29 +84,29 @@ def _operand_annotation(
 
 
 def _operand_record(
-    kind: Any, name: str, scope: Mapping[str, Any], outer: tuple[type, ...]
+    record: Any, name: str, scope: Mapping[str, Any], outer: tuple[type, ...]
 ) -> OperandRecord:
     """The fields of a NamedTuple of operands with their annotations."""
-    if kind in outer:
-        raise KernelTypeError(f"{name}: the record {kind.__name__} contains itself")
+    if record in outer:
+        raise KernelTypeError(f"{name}: the record {record.__name__} contains itself")
     try:
         try:
-            hints = typing.get_type_hints(kind)
+            hints = typing.get_type_hints(record)
         except NameError:  # the class was defined in a function, next to its kernel
-            hints = typing.get_type_hints(kind, localns=dict(scope))
+            hints = typing.get_type_hints(record, localns=dict(scope))
     except Exception as error:  # any exception of a user's annotation
         raise KernelTypeError(
-            f"{name}: the annotations of {kind.__name__} have no value: {type(error).__name__}: {error}"
+            f"{name}: the annotations of {record.__name__} have no value: {type(error).__name__}: {error}"
         ) from None
     fields: list[tuple[str, Any]] = []
-    for field in kind._fields:
+    for field in record._fields:
         if field not in hints:
             raise KernelTypeError(
                 f"{name}.{field} needs an annotation: k.Input, k.Output, k.InOut or an element type"
             )
         path = f"{name}.{field}"
-        fields.append((field, _operand_annotation(hints[field], path, scope, (*outer, kind))))
-    return OperandRecord(kind, tuple(fields))
+        fields.append((field, _operand_annotation(hints[field], path, scope, (*outer, record))))
+    return OperandRecord(record, tuple(fields))
 
 
 __all__ = ["OperandRecord", "parameter_annotation"]

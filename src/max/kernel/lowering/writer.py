@@ -84,10 +84,10 @@ class Writer:
         return self.temp(f"call {flags}{type} @{intrinsic}({arguments})")
 
     # ***** basic blocks *****
-    def label(self, kind: str) -> str:
+    def label(self, prefix: str) -> str:
         """A new label."""
         self._labels += 1
-        return f"{kind}{self._labels}"
+        return f"{prefix}{self._labels}"
 
     def start(self, label: str) -> None:
         """Begins a basic block."""

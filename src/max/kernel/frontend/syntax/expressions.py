@@ -207,12 +207,12 @@ def _compare(fe: Frontend, node: ast.Compare) -> Any:
     return result
 
 
-def _compare_tuples(fe: Frontend, kind: str, left: Any, right: Any) -> Any:
+def _compare_tuples(fe: Frontend, comparison: str, left: Any, right: Any) -> Any:
     """Equality of two tuples, item by item; other comparisons are for compile-time values."""
-    if kind not in ("eq", "ne") or not (isinstance(left, tuple) and isinstance(right, tuple)):
-        return at_compile_time(fe, kind, left, right)
+    if comparison not in ("eq", "ne") or not (isinstance(left, tuple) and isinstance(right, tuple)):
+        return at_compile_time(fe, comparison, left, right)
     if len(left) != len(right):
-        return kind == "ne"
+        return comparison == "ne"
     equal: Any = True
     for a, b in zip(left, right, strict=True):
         step = binary(fe, "eq", a, b)
@@ -225,7 +225,7 @@ def _compare_tuples(fe: Frontend, kind: str, left: Any, right: Any) -> Any:
         )
     return (
         equal
-        if kind == "eq"
+        if comparison == "eq"
         else fe.b.op("not", (equal,), equal.type)
         if isinstance(equal, Ref)
         else not equal
