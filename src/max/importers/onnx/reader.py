@@ -176,11 +176,11 @@ class GraphReader:
             raise ModelFileError(f"{self._file}: {len(protos)} nodes, more than {_MOST_NODES}")
         return [self._node(node, number, depth) for number, node in enumerate(protos)]
 
-    def _node(self, proto: onnx.NodeProto, number: int, depth: int) -> SourceNode:
+    def _node(self, proto: onnx.NodeProto, index: int, depth: int) -> SourceNode:
         domain = _domain(proto.domain)
         if len(proto.input) > _MOST_INPUTS or len(proto.output) > _MOST_INPUTS:
             raise ModelFileError(
-                f"{self._file}: node {number} has more than {_MOST_INPUTS} operands"
+                f"{self._file}: node {index} has more than {_MOST_INPUTS} operands"
             )
         attributes: dict[str, Any] = {}
         for attribute in proto.attribute:
@@ -192,7 +192,7 @@ class GraphReader:
                 attributes[attribute.name] = value
         return SourceNode(
             proto.op_type, domain, self._opsets.get(domain, 1), tuple(proto.input),
-            tuple(proto.output), attributes, proto.name, number, proto,
+            tuple(proto.output), attributes, proto.name, index, proto,
         )  # fmt: skip
 
     def attribute(self, proto: onnx.AttributeProto, depth: int = 1) -> Any:

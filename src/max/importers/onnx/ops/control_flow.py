@@ -68,11 +68,11 @@ def _loop(node: Node, body: SourceGraph) -> tuple[TensorValue, ...]:
     # whether the loop runs to its limit, so that the size of stacked results is known
     exact = start is None
 
-    def step(number: TensorValue, current: list[TensorValue]) -> Any:
+    def step(iteration: TensorValue, current: list[TensorValue]) -> Any:
         nonlocal exact
         own = current if start is None else current[1:]
         condition = Imported(contents=np.array(True)) if start is None else Imported(current[0])
-        arguments = [Imported(number), condition, *(Imported(tensor) for tensor in own)]
+        arguments = [Imported(iteration), condition, *(Imported(tensor) for tensor in own)]
         keep, *results = node.walker.inner(body, arguments)
         tensors = tensors_of(results)
         following, stacked = tensors[:carried], tensors[carried:]
@@ -200,9 +200,9 @@ def _scan_rows(
 ) -> tuple[list[TensorValue], list[TensorValue]]:
     last = TensorValue(count) - 1
 
-    def step(number: TensorValue, current: list[TensorValue]) -> Any:
+    def step(iteration: TensorValue, current: list[TensorValue]) -> Any:
         rows = [
-            ops.gather(x, last - number if backwards else number, 0)
+            ops.gather(x, last - iteration if backwards else iteration, 0)
             for x, backwards in zip(inputs, reverse, strict=True)
         ]
         arguments = [Imported(tensor) for tensor in (*current, *rows)]

@@ -222,13 +222,13 @@ class _Layer:
     ) -> tuple[TensorValue, list[TensorValue]]:
         """Applies a cell to all steps; the outputs in the order of time, and the last state."""
 
-        def step(number: TensorValue, current: list[TensorValue]) -> Any:
-            row = ops.gather(inputs, number, 0)
+        def step(position: TensorValue, current: list[TensorValue]) -> Any:
+            row = ops.gather(inputs, position, 0)
             following = cell(row, current)
             output = following[0]
             if self.lengths is not None:
                 # behind the end of a sequence its state stays, and its output is 0
-                active = ops.reshape(number < self.lengths, [self.batch, 1])
+                active = ops.reshape(position < self.lengths, [self.batch, 1])
                 following = [
                     ops.where(active, new, old) for new, old in zip(following, current, strict=True)
                 ]

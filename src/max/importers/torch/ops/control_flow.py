@@ -49,7 +49,7 @@ def while_loop(node: Node) -> Any:
         (keeps,) = tensors_of(node.walker.inner(condition, arguments))
         return ops.reshape(keeps, [])
 
-    def step(number: TensorValue, current: list[TensorValue]) -> Any:
+    def step(iteration: TensorValue, current: list[TensorValue]) -> Any:
         arguments = [*(Imported(tensor) for tensor in current), *fixed]
         following = tensors_of(node.walker.inner(body, arguments))
         return check(following), following, []

@@ -125,19 +125,19 @@ def unbind(call: Call, x: TensorValue, dim: int = 0) -> Any:
     return tuple(ops.squeeze(part, axis) for part in parts)
 
 
-def slice_bound(number: Any, size: Dim, default: Any) -> Dim:
+def slice_bound(bound: Any, size: Dim, default: Any) -> Dim:
     """A bound of a slice as a position; of a symbolic size a run checks that it lies within ``[0, size]``."""
-    if number is None:
+    if bound is None:
         return Dim(default)
-    if isinstance(number, int):
-        if number >= 1 << 62:
+    if isinstance(bound, int):
+        if bound >= 1 << 62:
             return size
         try:
             total = int(size)
         except TypeError:
-            return size + number if number < 0 else Dim(number)
-        return Dim(min(max(number + total if number < 0 else number, 0), total))
-    return number
+            return size + bound if bound < 0 else Dim(bound)
+        return Dim(min(max(bound + total if bound < 0 else bound, 0), total))
+    return bound
 
 
 _CLIPPED = re.compile(r"Min\(|Max\(|^u\d+$")

@@ -76,15 +76,15 @@ def extreme(call: Call, name: str, x: Any, y: Any) -> Any:
     return size_of(call, f"{name} of {sorted([str(x), str(y)])}", number)
 
 
-def size_of(call: Call, key: str, number: TensorValue) -> Dim:
+def size_of(call: Call, key: str, size: TensorValue) -> Dim:
     """A number that the run computes as a size: a symbol, the same one for each key in a graph."""
     values = call.node.walker.values
     if key not in values:
         symbol = call.node.new_size("size")
         # what gives the symbol its value where no slice does
-        line = ops.range(0, number, 1, symbol, dtype=DType.int64, device=number.device)
+        line = ops.range(0, size, 1, symbol, dtype=DType.int64, device=size.device)
         values[key] = Imported(contents=np.array(line.shape[0], object))
-        values[f"size {symbol}"] = Imported(number)
+        values[f"size {symbol}"] = Imported(size)
     return values[key].contents.item()
 
 
