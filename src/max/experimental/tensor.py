@@ -455,15 +455,17 @@ class RealizedTensor(Tensor):
         """
         raise StopIteration(self._tensor)
 
-    def throw(self, kind: Any, value: Any = None, traceback: Any = None, /) -> Any:
+    def throw(self, exception: Any, value: Any = None, traceback: Any = None, /) -> Any:
         """Raises an exception in the coroutine, which does not catch it.
 
         Args:
-            kind: The exception, or its class.
-            value: The exception if `kind` is a class.
+            exception: The exception, or its class.
+            value: The exception if `exception` is a class.
             traceback: Its traceback.
         """
-        error = kind if isinstance(kind, BaseException) else (kind() if value is None else value)
+        error = exception
+        if not isinstance(exception, BaseException):
+            error = exception() if value is None else value
         raise error if traceback is None else error.with_traceback(traceback)
 
     def close(self) -> None:

@@ -86,9 +86,9 @@ class Pattern:
         """The number of symbols."""
         return len(self._first)
 
-    def dtype(self, number: int) -> DType:
+    def dtype(self, symbol_number: int) -> DType:
         """The dtype of the values of a symbol: int64 or float64."""
-        return self._dtypes[number]
+        return self._dtypes[symbol_number]
 
     def match(self, details: Details) -> list[int | float] | None:
         """The values of the symbols; None where the details are not in the set."""

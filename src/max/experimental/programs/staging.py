@@ -185,10 +185,10 @@ def stage(
     return Staged(graph, size_symbols, scalar_symbols, structure, values, exact)
 
 
-def _exact_integer(number: Symbol, dtype: DType) -> Condition:
+def _exact_integer(symbol: Symbol, dtype: DType) -> Condition:
     """An integer is exact in a float dtype; a call with another one is staged with it, which is an error."""
     greatest = greatest_integer(dtype)
-    value = DimExpr.symbol(f"s{number.number}") * number.factor + number.offset
+    value = DimExpr.symbol(f"s{symbol.number}") * symbol.factor + symbol.offset
     # squares, as symbols of conditions are never negative
     return Condition.at_least(
         DimExpr.constant(greatest * greatest), value * value, f"an integer beside {dtype.name}"
