@@ -194,13 +194,15 @@ def _place(path: tuple[str, ...], keyword: str) -> str:
     return f"{'.'.join(path)}: {keyword}" if path else keyword
 
 
-def _is(value: Any, kind: Any) -> bool:
-    if kind == "integer":
+def _is(value: Any, type_name: Any) -> bool:
+    if type_name == "integer":
         whole = isinstance(value, float) and value.is_integer()
         return whole or (isinstance(value, int) and not isinstance(value, bool))
-    if not isinstance(kind, str) or kind not in _KINDS:
+    if not isinstance(type_name, str) or type_name not in _KINDS:
         return True
-    return isinstance(value, _KINDS[kind]) and (kind == "boolean" or not isinstance(value, bool))
+    return isinstance(value, _KINDS[type_name]) and (
+        type_name == "boolean" or not isinstance(value, bool)
+    )
 
 
 def _key(value: Any) -> str:

@@ -303,12 +303,14 @@ def _other_numbers(values: Sequence[float]) -> list[Opposite]:
     ]
 
 
-def _may_be(kind: str, base: Mapping[str, Any]) -> bool:
+def _may_be(type_name: str, base: Mapping[str, Any]) -> bool:
     """Whether values of which something is known may have a type."""
     known = base.get("type")
     listed = [known] if isinstance(known, str) else known
     return (
-        not isinstance(listed, list) or kind in listed or (kind == "number" and "integer" in listed)
+        not isinstance(listed, list)
+        or type_name in listed
+        or (type_name == "number" and "integer" in listed)
     )
 
 

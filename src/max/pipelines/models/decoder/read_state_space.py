@@ -337,8 +337,8 @@ def with_kinds(
         recurrence: The form of the recurrent layers.
     """
 
-    def of_kind(kind: LayerKind) -> list[int]:
-        return [index for index, own in enumerate(kinds) if own == kind]
+    def of_kind(layer_kind: LayerKind) -> list[int]:
+        return [index for index, own in enumerate(kinds) if own == layer_kind]
 
     config = config.with_blocks(of_kind("recurrent"), mixer=recurrence)
     return config.with_blocks(of_kind("feed_forward"), mixer=None)
