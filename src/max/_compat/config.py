@@ -298,19 +298,19 @@ def convert_max_config_value(
     raise ValueError(f"{config_class.__name__}.{field_name} is {value!r}, expected {name}{hint}")
 
 
-def _item_type(kind: Any) -> tuple[Any, bool]:
+def _item_type(annotation: Any) -> tuple[Any, bool]:
     """The type of an option's value without None, and whether the field is a list of them."""
-    parts = [part for part in typing.get_args(kind) if part is not type(None)]
-    if typing.get_origin(kind) in (typing.Union, types.UnionType) and len(parts) == 1:
+    parts = [part for part in typing.get_args(annotation) if part is not type(None)]
+    if typing.get_origin(annotation) in (typing.Union, types.UnionType) and len(parts) == 1:
         return _item_type(parts[0])
-    if typing.get_origin(kind) in (list, tuple, set):
+    if typing.get_origin(annotation) in (list, tuple, set):
         return (parts[0] if parts else str), True
-    return kind, False
+    return annotation, False
 
 
-def _converter(config_class: type[MAXConfig], kind: Any, name: str) -> Callable[[Any], Any]:
+def _converter(config_class: type[MAXConfig], annotation: Any, name: str) -> Callable[[Any], Any]:
     def convert(text: Any) -> Any:
-        return convert_max_config_value(config_class, text, kind, name)
+        return convert_max_config_value(config_class, text, annotation, name)
 
-    convert.__name__ = getattr(kind, "__name__", "value")
+    convert.__name__ = getattr(annotation, "__name__", "value")
     return convert

@@ -214,8 +214,8 @@ def _option(
     )
 
 
-def _meta(kind: object) -> str:
-    return {int: "INTEGER", float: "NUMBER", Path: "PATH"}.get(kind, "TEXT")
+def _meta(value_type: object) -> str:
+    return {int: "INTEGER", float: "NUMBER", Path: "PATH"}.get(value_type, "TEXT")
 
 
 def _default_text(default: object) -> str:

@@ -185,21 +185,21 @@ class _ServeProgress:
         self._progress.close()
 
 
-def stop_error(number: int) -> StoppedError:
+def stop_error(signal_number: int) -> StoppedError:
     """The error of a signal that came before the server was ready.
 
     Args:
-        number: The signal.
+        signal_number: The signal.
     """
-    name = signal.Signals(number).name
-    return StoppedError(f"stopped by {name} before the server was ready", 128 + number)
+    name = signal.Signals(signal_number).name
+    return StoppedError(f"stopped by {name} before the server was ready", 128 + signal_number)
 
 
 def say_what_ends_it() -> None:
     """Names the signal that ends the process before the server handles signals, and prints the stacks after a crash."""
 
-    def stop(number: int, frame: FrameType | None) -> None:
-        raise stop_error(number)
+    def stop(signal_number: int, frame: FrameType | None) -> None:
+        raise stop_error(signal_number)
 
     signal.signal(signal.SIGTERM, stop)
     try:
