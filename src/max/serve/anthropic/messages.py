@@ -272,11 +272,11 @@ class _BlockWriter:
         self._kind = None
         return _event("content_block_stop", index=self._index)
 
-    def _begin(self, kind: str, block: dict[str, Any]) -> bytes:
-        if self._kind == kind:
+    def _begin(self, block_type: str, block: dict[str, Any]) -> bytes:
+        if self._kind == block_type:
             return b""
         ended = self.end()
-        self._kind = kind
+        self._kind = block_type
         self._index += 1
         return ended + _event("content_block_start", index=self._index, content_block=block)
 

@@ -65,14 +65,14 @@ class CountFile:
         """Keeps other processes from changes for the length of a block, which must not wait for anything."""
         return self._lock
 
-    def turn(self, number: int) -> FileTurn:
+    def turn(self, model_index: int) -> FileTurn:
         """The turn to try a request of a model that may end engines.
 
         Args:
-            number: The number of the model, from 0.
+            model_index: The number of the model, from 0.
         """
         # the first byte is the lock of the counts
-        return FileTurn(self._file, 1 + number)
+        return FileTurn(self._file, 1 + model_index)
 
     def total(self, column: int) -> int:
         """The sum of a column.
@@ -106,13 +106,13 @@ class CountFile:
         """The bytes of the bodies of open requests."""
         return SharedTally(self, 0)
 
-    def model(self, number: int) -> SharedTally:
+    def model(self, model_index: int) -> SharedTally:
         """The open requests of a model.
 
         Args:
-            number: Its number, from 0.
+            model_index: Its number, from 0.
         """
-        return SharedTally(self, 1 + number)
+        return SharedTally(self, 1 + model_index)
 
     def open(self, client: str) -> int:
         """The open requests of a key."""

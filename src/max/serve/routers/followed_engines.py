@@ -114,34 +114,34 @@ class FollowedEngines:
     async def _close(self) -> None:
         self.close()
 
-    async def _keep(self, number: int) -> None:
+    async def _keep(self, engine: int) -> None:
         """Adds the replica of an engine; again, if the engine is lost before it was ready."""
         client = self._client
         assert client is not None
         while True:
-            replica = self._replicas.get(number)
+            replica = self._replicas.get(engine)
             try:
                 if replica is None or replica.state is EngineState.STOPPED:
-                    start = partial(self._connect, number)
+                    start = partial(self._connect, engine)
                     new = client.add_replica(start, await start_in_thread(start))
                     new.start()
-                    self._replicas[number] = new
+                    self._replicas[engine] = new
                     if replica is not None:
                         await client.remove_replica(replica, timeout=0)
                     replica = new
                 await replica.wait_ready()
                 return  # from now on it waits for its next worker itself
             except Exception as error:
-                if self._ends or number not in self._doors:
+                if self._ends or engine not in self._doors:
                     return
-                logger.warning("engine %d is lost before it was ready: %s", number, error)
+                logger.warning("engine %d is lost before it was ready: %s", engine, error)
                 await asyncio.sleep(_AGAIN_S)
 
-    async def _leave(self, number: int, task: asyncio.Task[None]) -> None:
+    async def _leave(self, engine: int, task: asyncio.Task[None]) -> None:
         """Removes the replica of an engine after its requests have ended."""
         task.cancel()
         await asyncio.gather(task, return_exceptions=True)
-        replica, client = self._replicas.pop(number, None), self._client
+        replica, client = self._replicas.pop(engine, None), self._client
         # its successor may not be connected yet, and a client has at least one replica
         while client is not None and len(client.replicas) < 2 and not self._ends:
             await asyncio.sleep(_AGAIN_S / 4)
@@ -150,17 +150,17 @@ class FollowedEngines:
         if replica is not None and client is not None and replica in client.replicas:
             await client.remove_replica(replica)
 
-    def _connect(self, number: int) -> RemoteWorker:
+    def _connect(self, engine: int) -> RemoteWorker:
         """Connects to an engine; waits for it if it is not there."""
         last: DoorAddress | None = None
         while True:
             with self._changed:
                 # the address that did not answer: waits for another one, and tries again after some time
-                if self._doors.get(number) == last is not None:
+                if self._doors.get(engine) == last is not None:
                     self._changed.wait(_AGAIN_S)
-                door = self._doors.get(number)
+                door = self._doors.get(engine)
                 if self._ends or door is None:
-                    raise ConnectionError(f"there is no engine {number} any more")
+                    raise ConnectionError(f"there is no engine {engine} any more")
             last = door
             try:
                 return RemoteWorker(
@@ -170,10 +170,10 @@ class FollowedEngines:
                     self._limits.unhealthy_s,
                     _ignore,
                     _ignore,
-                    name=f"{number}",
+                    name=f"{engine}",
                 )
             except OSError as error:
-                logger.debug("engine %d does not answer: %s", number, error)
+                logger.debug("engine %d does not answer: %s", engine, error)
 
 
 def _ignore(*arguments: object) -> None:

@@ -166,7 +166,7 @@ class Guardian:
             owner.join()
             return was_ready, owner.exitcode or 0
 
-    def _hand_on(self, number: int, frame: Any) -> None:
+    def _hand_on(self, signal_number: int, frame: Any) -> None:
         """Tells the owner of a signal that ends the server."""
         self._was_told = True
         if self._owner is not None and self._owner.pid is not None:

@@ -213,17 +213,17 @@ class _Router:
         keep_garbage()
         self._is_ready = True
 
-    async def _load_model(self, number: int) -> ServedModel:
-        routed = self._routing.models[number]
-        client = await self._engines[number].client()
+    async def _load_model(self, model_index: int) -> ServedModel:
+        routed = self._routing.models[model_index]
+        client = await self._engines[model_index].client()
         model = await model_of(routed.name, self._settings, routed.config, client)
-        model.admission.tally = self._counts.model(number)
-        client.turn = self._counts.turn(number)
-        if (told := self._told[number]) is not None:
+        model.admission.tally = self._counts.model(model_index)
+        client.turn = self._counts.turn(model_index)
+        if (told := self._told[model_index]) is not None:
             model.adapters = dict(told.adapters)
         client.followers.append(_Places(model))
-        await self._engines[number].wait_connected()
-        self._models[number] = model
+        await self._engines[model_index].wait_connected()
+        self._models[model_index] = model
         return model
 
     def _let_owners_in(self, acceptor: Acceptor) -> None:
@@ -298,12 +298,12 @@ class _Router:
         else:  # it is drained, and the server ends
             asyncio.get_running_loop().call_later(graceful_s, self._stop.take, signal.SIGTERM)
 
-    async def _follow(self, number: int, told: Engines) -> None:
+    async def _follow(self, version: int, told: Engines) -> None:
         """Takes what the owner tells of the engines of a model; waits for the requests of those that are no more."""
         place = told.model
         # orders are obeyed side by side, and a later one may have come first
-        if number > self._numbers[place]:
-            self._numbers[place], self._told[place] = number, told
+        if version > self._numbers[place]:
+            self._numbers[place], self._told[place] = version, told
             self._engines[place].tell(told.doors)
             if (model := self._models[place]) is not None:
                 model.adapters = dict(told.adapters)

@@ -138,14 +138,14 @@ class Supervisor:
             self.engines_changed(number)
         self.note()
 
-    def engines_changed(self, number: int) -> None:
+    def engines_changed(self, model_index: int) -> None:
         """Tells the routers where the engines of a model are now.
 
         Args:
-            number: The number of the model.
+            model_index: The number of the model.
         """
-        replicas = self._served[number].engine.taking
-        known = self._doors[number]
+        replicas = self._served[model_index].engine.taking
+        known = self._doors[model_index]
         doors: dict[int, DoorAddress] = {}
         for replica in replicas:
             # of one that starts again the earlier address stays until the next one is known
@@ -155,23 +155,23 @@ class Supervisor:
             elif replica.number in known:
                 doors[replica.number] = known[replica.number]
         if doors and doors != known:
-            self._doors[number] = doors
-            self._run(self._ask_all(self._engines(number)))
+            self._doors[model_index] = doors
+            self._run(self._ask_all(self._engines(model_index)))
         self.note()
 
-    async def leave(self, number: int, replica: Replica) -> None:
+    async def leave(self, model_index: int, replica: Replica) -> None:
         """Waits until no router has requests of an engine.
 
         Args:
-            number: The number of the model.
+            model_index: The number of the model.
             replica: The engine, to which no request is sent any more.
         """
         # routers keep the last engine that they know until there is another one
-        if self._doors[number].keys() == {replica.number}:
+        if self._doors[model_index].keys() == {replica.number}:
             return
-        self._doors[number].pop(replica.number, None)
+        self._doors[model_index].pop(replica.number, None)
         self.note()
-        await self._ask_all(self._engines(number))
+        await self._ask_all(self._engines(model_index))
 
     async def tell_adapters(self, model: ServedModel) -> None:
         """Waits until requests to any router find the adapters of a model as they are now."""
@@ -300,9 +300,9 @@ class Supervisor:
         except OSError as error:  # the disk is full
             logger.error("the next owner of the engines cannot be told of them: %s", error)
 
-    def _engines(self, number: int) -> Engines:
-        adapters = self._served[number].adapters
-        return Engines(number, dict(self._doors[number]), dict(adapters))
+    def _engines(self, model_index: int) -> Engines:
+        adapters = self._served[model_index].adapters
+        return Engines(model_index, dict(self._doors[model_index]), dict(adapters))
 
     async def _ask_all(self, what: Any) -> None:
         """Waits until all routers have done something, or have ended."""
@@ -344,11 +344,11 @@ class Supervisor:
         self._routers[known.number] = router
         self._tell(router)
 
-    def _process(self, number: int, row: int, door: DoorAddress) -> RouterProcess:
+    def _process(self, router_number: int, row: int, door: DoorAddress) -> RouterProcess:
         settings = RouterSettings(
             self._settings, self._models, self._folder, self._rows, row, self._log_level, door
         )
-        return RouterProcess(settings, self._listener, partial(self._replace_router, number))
+        return RouterProcess(settings, self._listener, partial(self._replace_router, router_number))
 
     def _tell(self, router: RouterProcess) -> None:
         """Tells a router what the others know already."""
@@ -357,9 +357,9 @@ class Supervisor:
                 self._run(router.ask(self._engines(model)))
         self._run(router.ask(self._epochs))
 
-    def _replace_router(self, number: int) -> None:
+    def _replace_router(self, router_number: int) -> None:
         """A router has ended: what it counted is no more open, and another one is started in its place."""
-        router = self._routers.pop(number, None)
+        router = self._routers.pop(router_number, None)
         if router is None:
             return
         self.counts.clear(router.row)
@@ -371,7 +371,9 @@ class Supervisor:
         self.restarts += 1
         # routers that end at once are started less and less often
         self._early = 0 if time.monotonic() - router.began > _STEADY_S else self._early + 1
-        logger.error("router %d has ended (%s); it is started again", number, router.exit_reason)
+        logger.error(
+            "router %d has ended (%s); it is started again", router_number, router.exit_reason
+        )
         self._run(self._start_again())
 
     async def _start_again(self) -> None:

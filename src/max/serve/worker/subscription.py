@@ -57,9 +57,9 @@ class Mailbox:
         self._items: deque[tuple[int, _Item]] = deque()
         self._reader: asyncio.Future[None] | None = None
 
-    def put(self, number: int, item: _Item) -> None:
+    def put(self, index: int, item: _Item) -> None:
         """Adds an event of a request, and wakes the task."""
-        self._items.append((number, item))
+        self._items.append((index, item))
         if self._reader is not None and not self._reader.done():
             self._reader.set_result(None)
 
@@ -268,13 +268,13 @@ class Subscription:
             raise self._error
         return events
 
-    def cancel(self, number: int) -> None:
+    def cancel(self, index: int) -> None:
         """Ends a request, if it has not ended.
 
         Args:
-            number: Its number.
+            index: Its number.
         """
-        self._cancel(self._requests[number].request.request_id)
+        self._cancel(self._requests[index].request.request_id)
 
 
 def _join_tokens(event: TokensGenerated, later: TokensGenerated) -> TokensGenerated:

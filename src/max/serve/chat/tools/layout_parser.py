@@ -251,7 +251,7 @@ class LayoutParser(CallParser):
             at = end
         return None
 
-    def _value(self, key: str, text: str, kind: str) -> Any:
+    def _value(self, key: str, text: str, mark: str) -> Any:
         schema: Mapping[str, Any] = self._schemas.get(self._name) or {}
         properties = schema.get("properties")
         own = properties.get(key) if isinstance(properties, Mapping) else None
@@ -260,7 +260,7 @@ class LayoutParser(CallParser):
             return text[len(_CDATA[0]) : -len(_CDATA[1])]
         # the mark after the key tells texts from other values
         if layout.key_end != layout.other_key_end:
-            is_text = "".join(kind.split()) == "".join(layout.key_end.split())
+            is_text = "".join(mark.split()) == "".join(layout.key_end.split())
             return text if is_text else typed_value(text, types_of(own, schema) - {"string"})
         if KEY in layout.value_end:
             begin, _, end = self._value_end.partition(KEY)

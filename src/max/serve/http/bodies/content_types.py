@@ -85,7 +85,7 @@ def _matches(routes: Sequence[Route], scope: Scope) -> bool:
     return any(route.matches(scope)[0] is Match.FULL for route in routes)
 
 
-def _is_json(kind: str) -> bool:
-    return kind == "application/json" or (
-        kind.startswith("application/") and kind.endswith("+json")
+def _is_json(media_type: str) -> bool:
+    return media_type == "application/json" or (
+        media_type.startswith("application/") and media_type.endswith("+json")
     )

@@ -151,11 +151,11 @@ class ResponseWriter:
             self._keep(response)
         return response
 
-    def event(self, kind: str, **data: object) -> bytes:
+    def event(self, event_type: str, **data: object) -> bytes:
         """An event with the next number."""
         self._sequence += 1
-        full = {"type": kind, "sequence_number": self._sequence, **data}
-        return f"event: {kind}\ndata: ".encode() + encode_json(full) + b"\n\n"
+        full = {"type": event_type, "sequence_number": self._sequence, **data}
+        return f"event: {event_type}\ndata: ".encode() + encode_json(full) + b"\n\n"
 
     def write(self, part: AnswerPart) -> bytes:
         """Adds a part to the items, and makes its events."""
@@ -240,17 +240,17 @@ class ResponseWriter:
     def _place(self, **more: int) -> dict[str, Any]:
         return {"item_id": self._item()["id"], "output_index": len(self._items) - 1, **more}
 
-    def _begin(self, kind: str, call_id: str = "", name: str = "") -> bytes:
-        if self._kind == kind:
+    def _begin(self, item_type: str, call_id: str = "", name: str = "") -> bytes:
+        if self._kind == item_type:
             return b""
         ended = self.end_item()
-        self._kind = kind
+        self._kind = item_type
         part: dict[str, Any] | None = None
         item: dict[str, Any]
-        if kind == "message":
+        if item_type == "message":
             part = {"type": "output_text", "text": "", "annotations": [], "logprobs": []}
             item = {"type": "message", "id": new_id("msg"), "role": "assistant"}
-        elif kind == "reasoning":
+        elif item_type == "reasoning":
             part = {"type": "summary_text" if self._summarizes else "reasoning_text", "text": ""}
             item = {"type": "reasoning", "id": new_id("rs"), "summary": []}
         elif name in self._job.custom_tools:
@@ -261,7 +261,7 @@ class ResponseWriter:
             item |= {**self._tool_name(name), "arguments": ""}
         item["status"] = "in_progress"
         field, index, part_kind = "content", "content_index", "content_part"
-        if kind == "reasoning":
+        if item_type == "reasoning":
             field, index, _, part_kind = self._reasoning_form
         # without its part, which an event of its own adds
         shown = {**item, field: []} if part is not None else {**item}
