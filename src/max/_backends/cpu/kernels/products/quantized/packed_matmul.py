@@ -122,7 +122,7 @@ def default_threshold(target: k.Target, t: QuantizedTiling) -> int:
     return thresholds[t.packed_format.bits]
 
 
-class QuantisedOperands(NamedTuple):
+class QuantizedOperands(NamedTuple):
     """The operands of a product.
 
     Args:
@@ -253,7 +253,7 @@ def gemm_strip(
 
 @k.inline
 def multiply_quantized(
-    results: Results, operands: QuantisedOperands, row_threshold: k.Value, locality: int,
+    results: Results, operands: QuantizedOperands, row_threshold: k.Value, locality: int,
     t: QuantizedTiling, ctx: Any,
 ) -> None:  # fmt: skip
     """The products of a launch; see `qmatmul_packed`."""
@@ -322,7 +322,7 @@ def multiply_quantized(
 @k.kernel
 def qmatmul_packed(
     out: k.Output,
-    operands: QuantisedOperands,
+    operands: QuantizedOperands,
     row_threshold: k.i64,  # pyright: ignore
     *extra: k.InOut,
     ctx: k.Context,
@@ -343,7 +343,7 @@ def qmatmul_packed(
 @k.kernel
 def qmatmul_normalized(
     out: k.Output,
-    operands: QuantisedOperands,
+    operands: QuantizedOperands,
     norm_operands: NormOperands,
     row_threshold: k.i64,  # pyright: ignore
     *extra: k.InOut,
@@ -363,7 +363,7 @@ def qmatmul_normalized(
 @k.kernel
 def qmatmul_adapted(
     out: k.Output,
-    operands: QuantisedOperands,
+    operands: QuantizedOperands,
     terms: Terms,
     row_threshold: k.i64,  # pyright: ignore
     *extra: k.InOut,

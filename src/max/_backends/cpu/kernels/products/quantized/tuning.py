@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 from max import kernel as k
 
-__all__ = ["QuantisedTuning", "tuning_of"]
+__all__ = ["QuantizedTuning", "tuning_of"]
 
 
 ONCE, KEPT = 0, 3
@@ -21,7 +21,7 @@ ONCE, KEPT = 0, 3
 _BITS = (2, 3, 4, 5, 6, 8)
 
 
-class QuantisedTuning(NamedTuple):
+class QuantizedTuning(NamedTuple):
     """The parameters of products with packed quantized weights on a processor family.
 
     Row thresholds are the most rows of the GEMV path, by the bits of an element; they are used when the machine has no
@@ -52,9 +52,9 @@ class QuantisedTuning(NamedTuple):
 _FAR = (4096,) * 4
 _DEFAULTS = {
     # docs/log/2026-11-23-avx512.md (Ice Lake)
-    True: QuantisedTuning(_FAR, dict.fromkeys(_BITS, 4)),
+    True: QuantizedTuning(_FAR, dict.fromkeys(_BITS, 4)),
     # a pass shares unpacking, signs and scales
-    False: QuantisedTuning(_FAR, dict.fromkeys(_BITS, 8)),
+    False: QuantizedTuning(_FAR, dict.fromkeys(_BITS, 8)),
 }
 """By whether a product of bytes is one instruction."""
 _INTEL_SERVERS = (
@@ -72,15 +72,15 @@ _FAMILIES = {
     },
     # docs/log/2026-11-28-zen4.md: the L2 prefetcher follows only a rising stream of misses, which far prefetches break;
     # four rows are limited by arithmetic
-    ("znver4", True): QuantisedTuning(
+    ("znver4", True): QuantizedTuning(
         (320, 320, 320, 4096), {2: 64, 3: 42, 4: 64, 5: 42, 6: 46, 8: 64}
     ),
     # docs/log/2026-11-29-drafts-zen5.md: the more a block computes, the farther ahead lines must be asked for
-    ("znver5", True): QuantisedTuning((8192,) * 4, {2: 64, 3: 42, 4: 64, 5: 64, 6: 64, 8: 64}),
-    ("znver4", False): QuantisedTuning(_FAR, {2: 16, 3: 4, 4: 12, 5: 10, 6: 9, 8: 9}),
+    ("znver5", True): QuantizedTuning((8192,) * 4, {2: 64, 3: 42, 4: 64, 5: 64, 6: 64, 8: 64}),
+    ("znver4", False): QuantizedTuning(_FAR, {2: 16, 3: 4, 4: 12, 5: 10, 6: 9, 8: 9}),
     # docs/log/2026-11-28-granite-rapids.md: prefetches that bypass the L2 cache reach two fifths of the bandwidth; one
     # stream of a core reaches less of it than two
-    ("sapphirerapids", True): QuantisedTuning(
+    ("sapphirerapids", True): QuantizedTuning(
         (1024,) * 4,
         {2: 64, 3: 12, 4: 16, 5: 12, 6: 12, 8: 24},
         {2: 64, 3: 24, 4: 32, 5: 24, 6: 40, 8: 24},
@@ -97,7 +97,7 @@ _FAMILIES = {
 the name of Sapphire Rapids, whatever model a virtual machine reports (`max.kernel.targets.cpu`)."""
 
 
-def tuning_of(target: k.Target) -> QuantisedTuning:
+def tuning_of(target: k.Target) -> QuantizedTuning:
     """The parameters for a target."""
     one = bool(target.dot_i8_lanes(target.width(k.f32)))
     return _FAMILIES.get((getattr(target, "cpu", ""), one), _DEFAULTS[one])

@@ -41,7 +41,7 @@ class QuantizedTiling:
         narrow: Whether a product takes several instructions. Then loops over the words of a block are not unrolled, as
             LLVM would move the loads of all words to their beginning and spill them.
         zero: The zero point for which the zero sums of x account; 0 if elements are multiplied as signed numbers.
-        prefetch_distances: The bytes between a line that is read and the one that is prefetched; see `QuantisedTuning`.
+        prefetch_distances: The bytes between a line that is read and the one that is prefetched; see `QuantizedTuning`.
         far_distance: The distance of additional prefetches into the L2 cache.
         prefetches_bytes: Whether a single row prefetches lines of 8 bits.
         turns: By the rows of a pass: the blocks that are read of a strip before as many of the next one; 0: strips are
