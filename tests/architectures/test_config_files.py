@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 
 from max.nn.transformer import ReturnLogits
 from max.pipelines.checkpoints.huggingface_config import HuggingFaceConfig
-from max.pipelines.models.blocks.side_by_side import SideBySideForm
+from max.pipelines.models.blocks.parallel_hybrid import ParallelHybridForm
 from max.pipelines.models.decoder.config import DecoderConfig
 from max.pipelines.models.decoder.model import DecoderModel
 from tests.architectures.edited_files import ACTIVATIONS, edited
@@ -173,7 +173,7 @@ def comparable(shape: DecoderConfig) -> DecoderConfig:
     """A decoder whose rotations without scaling have no parameters, as their kind does not use them."""
     for index, block in enumerate(shape.blocks):
         mixer = block.mixer
-        mixer = mixer.attention if isinstance(mixer, SideBySideForm) else mixer
+        mixer = mixer.attention if isinstance(mixer, ParallelHybridForm) else mixer
         rope = getattr(mixer, "rope", None)
         if rope is not None and rope.kind == "default":
             shape = shape.with_attention([index], rope=replace(rope, parameters={}))

@@ -16,9 +16,9 @@ from max.pipelines.models.blocks.delta_net import DeltaNetForm
 from max.pipelines.models.blocks.experts import Experts
 from max.pipelines.models.blocks.feed_forward import MLPForm
 from max.pipelines.models.blocks.latent_attention import LatentForm
+from max.pipelines.models.blocks.parallel_hybrid import ParallelHybridForm
 from max.pipelines.models.blocks.rope import RopeConfig
 from max.pipelines.models.blocks.short_conv import ShortConvForm
-from max.pipelines.models.blocks.side_by_side import SideBySideForm
 from max.pipelines.models.blocks.state_space import Mamba2Form, MambaForm
 from max.pipelines.models.decoder.config import DecoderConfig
 
@@ -93,7 +93,7 @@ def _attention(config: DecoderConfig) -> dict[str, Any]:
         return values | ({"attention.q_lora_rank": latent.query_rank} if latent.query_rank else {})
     if attention is None:
         return {"attention.head_count": 0}
-    attends = [isinstance(b.mixer, AttentionForm | SideBySideForm) for b in config.blocks]
+    attends = [isinstance(b.mixer, AttentionForm | ParallelHybridForm) for b in config.blocks]
     heads = one_or_list([attention.num_key_value_heads if yes else 0 for yes in attends])
     if isinstance(config.recurrence, DeltaNetForm):
         # the distance between attention layers is stated instead

@@ -18,8 +18,8 @@ from max.pipelines.gguf.tensor_names import names_in_file, renamed_weight
 from max.pipelines.models.blocks.attention import AttentionForm
 from max.pipelines.models.blocks.delta_net import DeltaNetForm
 from max.pipelines.models.blocks.feed_forward import MLPForm
+from max.pipelines.models.blocks.parallel_hybrid import ParallelHybridForm
 from max.pipelines.models.blocks.rope import RopeConfig
-from max.pipelines.models.blocks.side_by_side import SideBySideForm
 from max.pipelines.models.blocks.state_space import Mamba2Form
 from max.pipelines.models.decoder.config import DecoderConfig
 
@@ -102,7 +102,7 @@ def stored_weights(
                 "Check that config.json and the weight files belong together.",
             )
         result.append(_stored_weight(config, permuted, own_name, parts, name))
-    if _side_by_side(config) is not None and "lm_head.weight" not in weights:
+    if _parallel_hybrid(config) is not None and "lm_head.weight" not in weights:
         # a tied output layer with other factors than the embedding needs a tensor of its own
         parts = [weights["embed_tokens.weight"]]
         result.append(_stored_weight(config, permuted, "lm_head.weight", parts, "output.weight"))
@@ -250,7 +250,7 @@ def neighbors(rows: Array, heads: int) -> Array:
 def model_factor(config: DecoderConfig, own_name: str) -> Array | None:
     """The factor of the model that is multiplied into a weight, as files cannot state it; a column if rows differ."""
     outer, form, mlp = (
-        _side_by_side(config),
+        _parallel_hybrid(config),
         config.first_form(Mamba2Form),
         config.first_form(MLPForm),
     )
@@ -277,10 +277,10 @@ def model_factor(config: DecoderConfig, own_name: str) -> Array | None:
     return None if factor is None else np.asarray(factor, np.float32)
 
 
-def _side_by_side(config: DecoderConfig) -> SideBySideForm | None:
+def _parallel_hybrid(config: DecoderConfig) -> ParallelHybridForm | None:
     """The mixers with attention and a recurrent layer in parallel; None: there are none."""
     mixer = config.blocks[0].mixer
-    return mixer if isinstance(mixer, SideBySideForm) else None
+    return mixer if isinstance(mixer, ParallelHybridForm) else None
 
 
 def _mixer_form(config: DecoderConfig, own_name: str, array: Array) -> Array:

@@ -11,7 +11,7 @@ from max.pipelines.gguf.form import GGUFForm
 from max.pipelines.gguf.metadata import Metadata
 from max.pipelines.gguf.scan_keys import scan_keys
 from max.pipelines.gguf.tensor_names import GGUF_LAYER
-from max.pipelines.models.blocks.side_by_side import SideBySideForm
+from max.pipelines.models.blocks.parallel_hybrid import ParallelHybridForm
 from max.pipelines.models.decoder.config import DecoderConfig
 from max.pipelines.models.decoder.config_values import LARGEST_SIZE, nonzero
 from max.pipelines.models.decoder.read_config import read_decoder, with_biases
@@ -49,7 +49,7 @@ def falcon_h1_decoder(keys: ConfigKeys) -> DecoderConfig:
     config = config.with_mlp(factors=(inner_factor, down_factor))
     attention = replace(config.attention, scale=config.attention.head_dim**-0.5 * factor("key"))
     config = config.with_blocks(
-        mixer=SideBySideForm(attention, replace(form, factors=parts, **own), *outer)
+        mixer=ParallelHybridForm(attention, replace(form, factors=parts, **own), *outer)
     )
     return replace(
         config,

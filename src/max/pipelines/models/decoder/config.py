@@ -20,9 +20,9 @@ from max.pipelines.models.blocks.feed_forward import MLPForm
 from max.pipelines.models.blocks.latent_attention import LatentForm
 from max.pipelines.models.blocks.mixer import Mixer, Site
 from max.pipelines.models.blocks.norms import NormForm
+from max.pipelines.models.blocks.parallel_hybrid import ParallelHybridForm
 from max.pipelines.models.blocks.per_layer import PerLayerInputs
 from max.pipelines.models.blocks.rope import RopeConfig
-from max.pipelines.models.blocks.side_by_side import SideBySideForm
 from max.pipelines.models.decoder.cache_layout import CacheLayout, cache_layout
 
 __all__ = ["NORMED_STATE", "DecoderConfig"]
@@ -127,7 +127,7 @@ class DecoderConfig:
 
     def _forms(self) -> Iterator[object]:
         for block in self.blocks:
-            if isinstance(block.mixer, SideBySideForm):
+            if isinstance(block.mixer, ParallelHybridForm):
                 yield from (block.mixer.attention, block.mixer.recurrent)
             elif block.mixer is not None:
                 yield block.mixer
@@ -178,7 +178,7 @@ class DecoderConfig:
 
         def changed_block(block: Block) -> Block:
             mixer = block.mixer
-            if isinstance(mixer, SideBySideForm):
+            if isinstance(mixer, ParallelHybridForm):
                 own = replace(mixer.attention, **changes)
                 return replace(block, mixer=replace(mixer, attention=own))
             if isinstance(mixer, AttentionForm | LatentForm):

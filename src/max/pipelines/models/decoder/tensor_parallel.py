@@ -26,7 +26,7 @@ from max.pipelines.models.blocks.experts import DecoderExperts
 from max.pipelines.models.blocks.feed_forward import PlainMLP, SparseMLP
 from max.pipelines.models.blocks.gated_block import ExpertsBeside
 from max.pipelines.models.blocks.latent_attention import DecoderLatentAttention
-from max.pipelines.models.blocks.side_by_side import SideBySideLayer
+from max.pipelines.models.blocks.parallel_hybrid import ParallelHybridLayer
 from max.pipelines.models.decoder.decoder import Decoder
 
 __all__ = ["split_over_devices"]
@@ -89,7 +89,7 @@ def _split_block(
     """Splits the sublayers of a block over the devices; `parts` are its copies with shards of the weights."""
     for name, whole in block.sublayers.items():
         own = [part.sublayers[name] for part in parts]
-        if isinstance(whole, SideBySideLayer):
+        if isinstance(whole, ParallelHybridLayer):
             attentions = [layer.sublayers["self_attn"] for layer in own]
             _take_shards(whole.self_attn, attentions, devices)
             whole.split(_SplitAttention(whole.self_attn, attentions, devices))

@@ -12,11 +12,11 @@ from max.nn.layer import Module
 from max.pipelines.models.blocks.attention import AttentionForm
 from max.pipelines.models.blocks.mixer import CachedKeys, Mixer, Site
 
-__all__ = ["SideBySideForm", "SideBySideLayer"]
+__all__ = ["ParallelHybridForm", "ParallelHybridLayer"]
 
 
 @dataclass(frozen=True)
-class SideBySideForm(Mixer):
+class ParallelHybridForm(Mixer):
     """The form of an attention and a recurrent layer with the same input, whose outputs are added.
 
     Args:
@@ -45,12 +45,12 @@ class SideBySideForm(Mixer):
         return self.recurrent.states(layers)
 
     def layer(self, site: Site) -> Module:
-        """A `SideBySideLayer`; see `Mixer.layer`."""
+        """A `ParallelHybridLayer`; see `Mixer.layer`."""
         recurrent = self.recurrent.layer(site)
         factors = self.attention_in, self.attention_out, self.recurrent_out
-        return SideBySideLayer(self.attention.layer(site), recurrent, factors)
+        return ParallelHybridLayer(self.attention.layer(site), recurrent, factors)
 
-    def part(self, count: int, index: int) -> SideBySideForm:
+    def part(self, count: int, index: int) -> ParallelHybridForm:
         """The heads of one device; see `Mixer.part`."""
         return replace(self, attention=self.attention.part(count, index))
 
@@ -73,7 +73,7 @@ class SideBySideForm(Mixer):
         return self.attention.position_inputs(site, positions)
 
 
-class SideBySideLayer(Module):
+class ParallelHybridLayer(Module):
     """The weighted sum of the outputs of an attention and a recurrent layer with the same input.
 
     Weights: those of ``self_attn`` and of ``mixer``.
