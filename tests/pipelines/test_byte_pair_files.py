@@ -9,7 +9,17 @@ from typing import Any
 
 import pytest
 
-from max.pipelines.tokenization.byte_pair_files import byte_characters, tiktoken
+from max.pipelines.tokenization import byte_pair_files
+from max.pipelines.tokenization.byte_pair_files import (
+    byte_characters,
+    cohere,
+    gpt2,
+    qwen2,
+    roberta,
+    roberta_ends,
+    tekken,
+    tiktoken,
+)
 
 LETTERS = [bytes([byte]) for byte in range(256)]
 
@@ -107,3 +117,101 @@ def test_a_character_for_each_byte() -> None:
     assert "".join(part for part, _ in level.pre_tokenize_str(text)) == byte_characters(
         text.encode()
     )
+
+
+def test_merges_are_those_of_transformers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """All halves of a token that are tokens, by the rank of the left one."""
+    converter = pytest.importorskip("transformers.convert_slow_tokenizer").TikTokenConverter
+    tokens = (*LETTERS, b"bc", b"ab", b"cd", b"abcd", b"abc", b"bcd", b"xyz", b"'S")
+    ranks = {token: rank for rank, token in enumerate(tokens)}
+    monkeypatch.setattr(
+        converter, "load_tiktoken_bpe", staticmethod(lambda _: ranks), raising=False
+    )
+    own = converter.__new__(converter)
+    _, expected = own.extract_vocab_merges_from_model("m.tiktoken")
+    tokenizer = tiktoken(written(tmp_path, tokens=tokens), {})
+    found = [tuple(pair) for pair in json.loads(tokenizer.to_str())["model"]["merges"]]
+    assert found == [tuple(pair) for pair in expected] and len(found) > 6
+    # a word that is a token needs no merges; words are split by the model's pattern alone
+    assert tokenizer.encode("xyz").ids == [ranks[b"xyz"]]
+    assert tokenizer.encode("a'S").ids == [97, ranks[b"'S"]]
+
+
+@pytest.mark.parametrize("token", ["YQ=", "Y!Q==", "\u00e9"])
+def test_tokens_that_are_no_base64(token: str, tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="a token is not base64"):
+        tiktoken(written(tmp_path, f"{token} 300"), {})
+    with pytest.raises(ValueError, match="a token is not base64"):
+        tekken(tekken_file([*LETTERS], token_bytes=token))
+
+
+def test_reserved_tokens_are_few(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(byte_pair_files, "_MOST_RESERVED", 4)
+    assert tiktoken(written(tmp_path), added(n261="<x>")).get_vocab_size() == 262
+    with pytest.raises(ValueError, match="but one has the number 262"):
+        tiktoken(written(tmp_path), added(n262="<x>"))
+    assert tiktoken(written(tmp_path, tokens=(b"a",)), {}).get_vocab_size() == 1
+
+
+def tekken_file(tokens: list[bytes], token_bytes: str | None = None, **config: Any) -> dict[str, Any]:  # fmt: skip
+    vocabulary = [{"token_bytes": base64.b64encode(token).decode()} for token in tokens]
+    vocabulary += [] if token_bytes is None else [{"token_bytes": token_bytes}]
+    special = [{"rank": rank, "token_str": f"<{rank}>"} for rank in (2, 0, 1)]
+    return {
+        "config": {"pattern": r"\p{L}+|[^\p{L}]", **config},
+        "vocab": vocabulary, "special_tokens": special,
+    }  # fmt: skip
+
+
+def test_special_tokens_of_tekken_by_rank() -> None:
+    for more, first in (({}, 3), ({"default_num_special_tokens": 5}, 5)):
+        tokenizer = tekken(tekken_file([*LETTERS, b"ab"], **more))
+        assert tokenizer.encode("<1>ab<2>").ids == [1, first + 256, 2]
+        assert (
+            tokenizer.decode([1, first + 256]) == "ab" and tokenizer.get_vocab_size() == first + 257
+        )
+        assert tokenizer.id_to_token(4) == ("<SPECIAL_4>" if first == 5 else byte_characters(b"\x01"))  # fmt: skip
+    assert tekken(tekken_file([*LETTERS, b"ab"], default_vocab_size=259)).get_vocab_size() == 259
+    wrong = tekken_file([*LETTERS])
+    wrong["special_tokens"][0]["rank"] = 3
+    with pytest.raises(ValueError, match="ranks of special tokens"):
+        tekken(wrong)
+
+
+def pair_files(folder: Path) -> tuple[Path, Path]:
+    """Letters, special tokens, and pairs of digits, of spaces and of marks."""
+    texts = ["<s>", "</s>", *map(byte_characters, LETTERS)]
+    pairs = [("1", "2"), ("\u0120", "a"), ("'", "S")]
+    texts += ["".join(pair) for pair in pairs]
+    (folder / "vocab.json").write_text(json.dumps({text: number for number, text in enumerate(texts)}))  # fmt: skip
+    (folder / "merges.txt").write_text("\n".join(map(" ".join, pairs)))
+    return folder / "vocab.json", folder / "merges.txt"
+
+
+def test_files_of_pairs(tmp_path: Path) -> None:
+    files = pair_files(tmp_path)
+    for make, texts in (
+        (gpt2, {"12": ["12"], "a": ["a"], "'S": ["'", "S"]}),
+        (cohere, {"12": ["1", "2"], "a": ["a"]}),
+        (qwen2, {"12": ["1", "2"], "a": ["a"], "'S": ["'S"]}),
+    ):
+        for text, tokens in texts.items():
+            assert make(*files, {}).encode(text).tokens == tokens
+        assert make(*files, {"add_prefix_space": True}).encode("a").tokens == ["\u0120a"]
+        assert make(*files, {"add_prefix_space": False}).decode([0, 1]) == "<s></s>"
+
+
+def test_the_ends_of_roberta(tmp_path: Path) -> None:
+    config = {"cls_token": "<s>", "sep_token": "</s>"}
+    for more, trims, spaced in (
+        ({}, True, False),
+        ({"trim_offsets": False, "add_prefix_space": True}, False, True),
+    ):
+        tokenizer = roberta(*pair_files(tmp_path), {**config, **more})
+        roberta_ends(tokenizer, {**config, **more})
+        made = json.loads(tokenizer.to_str())["post_processor"]
+        assert (made["trim_offsets"], made["add_prefix_space"]) == (trims, spaced)
+        assert (made["cls"], made["sep"]) == (["<s>", 0], ["</s>", 1])
+        encoding = tokenizer.encode(" a")
+        assert encoding.tokens[0] == "<s>" and encoding.tokens[-1] == "</s>"
+        assert encoding.offsets[-2] == ((1, 2) if trims else (0, 2))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import base64
-import binascii
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -115,7 +114,8 @@ def qwen2(vocab: Path, merges: Path, config: Mapping[str, object], pre: str = "q
 
     tokenizer = _pairs(vocab, merges)
     tokenizer.normalizer = normalizers.NFC()
-    _split(tokenizer, SPLITS[pre].patterns[0], _has_prefix(config))
+    (pattern,) = SPLITS[pre].patterns
+    _split(tokenizer, pattern, _has_prefix(config))
     return tokenizer
 
 
@@ -179,7 +179,7 @@ def _ranked_tokenizer(
     for token in sorted(ranks, key=ranks.__getitem__):
         halves = [(token[:at], token[at:]) for at in range(1, len(token))]
         inside = [pair for pair in halves if pair[0] in ranks and pair[1] in ranks]
-        merges += sorted(inside, key=lambda pair: (ranks[pair[0]], ranks[pair[1]]))
+        merges += sorted(inside, key=lambda pair: ranks[pair[0]])
     vocab = {byte_characters(token): rank for token, rank in ranks.items()} | {**special}
     pairs = [(byte_characters(left), byte_characters(right)) for left, right in merges]
     # a word that is a token is not made of its merges, as in tiktoken
@@ -192,7 +192,7 @@ def _ranked_tokenizer(
 def _decoded_bytes(text: str | bytes) -> bytes:
     try:
         return base64.b64decode(text, validate=True)
-    except (binascii.Error, TypeError) as error:
+    except (ValueError, TypeError) as error:
         raise ValueError(f"a token is not base64: {error}") from error
 
 
@@ -202,8 +202,6 @@ def tekken(values: Mapping[str, Any]) -> Tokenizer:
     Args:
         values: The file's object.
     """
-    from tokenizers import AddedToken
-
     config, special = values["config"], values["special_tokens"]
     names = {entry["rank"]: entry["token_str"] for entry in special}
     if sorted(names) != list(range(len(special))):
@@ -218,7 +216,7 @@ def tekken(values: Mapping[str, Any]) -> Tokenizer:
     ranks = {token: rank + len(texts) for rank, token in enumerate(tokens)}
     numbers = {text: number for number, text in enumerate(texts)}
     tokenizer = _ranked_tokenizer(ranks, config["pattern"], numbers)
-    tokenizer.add_special_tokens([AddedToken(text, special=True) for text in texts])
+    tokenizer.add_special_tokens(texts)
     return tokenizer
 
 
@@ -240,8 +238,6 @@ def tiktoken(path: Path, config: Mapping[str, object]) -> Tokenizer:
         path: The file.
         config: The keys of tokenizer_config.json.
     """
-    from tokenizers import AddedToken
-
     name = str(config.get("tokenizer_class"))
     ranks: dict[bytes, int] = {}
     for line in filter(None, path.read_bytes().splitlines()):
@@ -251,7 +247,8 @@ def tiktoken(path: Path, config: Mapping[str, object]) -> Tokenizer:
         ranks[_decoded_bytes(parts[0])] = int(parts[1])
     if not ranks:
         raise ValueError("there are no tokens in it")
-    tokenizer = _ranked_tokenizer(ranks, SPLITS[_PATTERNS.get(name, "llama3")].patterns[0], {})
+    (pattern,) = SPLITS[_PATTERNS.get(name, "llama3")].patterns
+    tokenizer = _ranked_tokenizer(ranks, pattern, {})
     added = {int(n): entry["content"] for n, entry in _added_entries(config).items()}
     # the numbers of tokens have no gaps, so those that nobody names are reserved
     after = range(len(ranks), max(added, default=0) + 1)
@@ -260,7 +257,7 @@ def tiktoken(path: Path, config: Mapping[str, object]) -> Tokenizer:
     texts = [added.get(number, f"<|reserved_token_{number}|>") for number in after]
     # the class has them in its code, and no file names them
     texts += _QWEN_TOKENS if name == "QWenTokenizer" and not texts else ()
-    tokenizer.add_special_tokens([AddedToken(t, special=True, normalized=False) for t in texts])
+    tokenizer.add_special_tokens(texts)
     return tokenizer
 
 
