@@ -89,6 +89,31 @@ LINES = CallLayout(
 BARE = CallLayout(f"<call>{NAME}{{", Style.BARE, tail="<end>", value_end="'")
 COUNTED = CallLayout(f"<call>{NAME}<args>", tail=f"<id>{IDENTIFIER}</call>")
 IDENTIFIED = CallLayout(f"<call>{NAME}<id>{IDENTIFIER}<args>", tail="</call>")
+# with the type of the value after the name; with marks of several parts; with the key in the mark that ends a value
+TYPED = CallLayout(
+    f"<call {NAME}>", Style.TAGGED, tail="</call>", key='<p name="', key_end='" string="true">',
+    other_key_end='" string="false">', value_end="</p>",
+)  # fmt: skip
+PARTED = CallLayout(
+    f"<call {NAME}>", Style.TAGGED, tail="</call>\n<end>", key="<p>\n<k>", key_end="</k>\n=\n<v>",
+    other_key_end="</k>\n=\n<v>", value_end="</v>",
+)  # fmt: skip
+SHORT = CallLayout(
+    f"<call {NAME}>", Style.TAGGED, tail="</call>", key="<", key_end=">", other_key_end=">", value_end=f"</{KEY}>",
+)  # fmt: skip
+UNENDED = CallLayout(
+    f"<call {NAME}>", Style.TAGGED, section="<calls>", section_end="</calls>", key="<", key_end=">", other_key_end=">",
+    value_end=f"</{KEY}>",
+)  # fmt: skip
+EQUALS = CallLayout(
+    f"<call {NAME}>", Style.TAGGED, tail="</call>", key="<p ", key_end="=", other_key_end="=", value_end="</p>",
+)  # fmt: skip
+NUMBERED = CallLayout(f"<call>{NAME}<args>", tail=f"<id>{IDENTIFIER}")
+SEPARATED = CallLayout(f"{NAME}<args>", section="<calls>", section_end="</calls>", separator=",")
+BRIEF = CallLayout(f"<c>{NAME}<args>", tail="</c>", section="<calls>", section_end="</calls>")
+PAIRED = CallLayout(
+    f"<call>{NAME}", tail="</call>", section="<calls>", section_end="</calls>", separator=","
+)
 DOUBLE = CallLayout(f"<tool>\n[fn]{NAME}[args]", tail="</tool>")
 NAMED = CallLayout(f"<call>{NAME}", tail="</call>")
 LISTED = CallLayout(f"{NAME}<args>", tail=";", section="<calls>", section_end="</calls>")
@@ -162,6 +187,36 @@ def read(
         (NAMED, "<call>run", "", []),
         (TAGGED, "<call run><p a>x</p></call><call now><p z>1</p></call>b", "b",
          [("run", '{"a": "x"}'), ("now", '{"z": 1}')]),
+        (TYPED, '<call run><p name="a" string="true">3</p><p name="n" string="false">3</p></call>b', "b",
+         [("run", '{"a": "3", "n": 3}')]),
+        (TYPED, '<call now><p name="x">y" string="true">é</p><p name="é" string="false">["é"]</p></call>', "",
+         [("now", '{"x\\">y": "é", "é": ["é"]}')]),
+        (TYPED, '<call run><p name="a" string="true</p></call>', "", [("run", "")]),
+        (PARTED, "<call run><p><k>a</k> = <v>x</v> y</v> <p> <k>n</k>=<v>3</v></call><end>b", "b",
+         [("run", '{"a": "x</v> y", "n": 3}')]),
+        (PARTED, "<call run><p><k>n</k>=<v>3</v></call>b", "b", [("run", '{"n": 3}')]),
+        (SHORT, "<call run><a>3</a><n>4</n></call>b", "b", [("run", '{"a": "3", "n": 4}')]),
+        (SHORT, "<call now><a><b>1</b></a></call>b", "b", [("now", '{"a": {"b": 1}}')]),
+        (SHORT, "<call run></call>b", "b", [("run", "{}")]),
+        (UNENDED, "<calls><call run><a>3</a></calls>b", "b", [("run", '{"a": "3"}')]),
+        (UNENDED, "<calls><call run></calls>b", "b", [("run", "{}")]),
+        (EQUALS, "<call run><p a</p></call>", "", [("run", "")]),
+        (EQUALS, "<call run><p a=<![CDATA[x</p></call>", "", [("run", '{"a": "<![CDATA[x"}')]),
+        (EQUALS, "<call run><p a=x]]></p></call>", "", [("run", '{"a": "x]]>"}')]),
+        (TAGGED, "<call run><p a>x</p> y", "", [("run", "")]),
+        (BARE, "<call>run{a:'é'}<end>b", "b", [("run", '{"a": "é"}')]),
+        # an identifier ends with what is no part of it, and stands after its mark only
+        (NUMBERED, "<call>run<args>{}<id> x-1 b", "b", [("run", "{}")]),
+        (NUMBERED, "<call>run<args>{} b", "b", [("run", "{}")]),
+        # calls of a list follow each other, with a separator or without; it is text elsewhere
+        (SEPARATED, "<calls>now<args>{}, run<args>{}</calls>b", "b", [("now", "{}"), ("run", "{}")]),
+        (SEPARATED, "<calls>now<args>{} run<args>{}", "run<args>{}", [("now", "{}")]),
+        (BRIEF, "<calls><c>now<args>{}</c> <c>run<args>{}</c></calls>b", "b", [("now", "{}"), ("run", "{}")]),
+        (PAIRED, "<calls><call>now{}</call>,<call>run{}</call></calls>b", "b", [("now", "{}"), ("run", "{}")]),
+        (PAIRED, "<calls><call>now{}</call></calls>,<call>run{}</call>b", ",b", [("now", "{}"), ("run", "{}")]),
+        (PAIRED, "<calls><call>now{}</call>,b", ",b", [("now", "{}")]),
+        (CallLayout(f"<call>{NAME}<args>", tail=";", separator=","), "<call>now<args>{};,<call>run<args>{};b", ",b",
+         [("now", "{}"), ("run", "{}")]),
         (CallLayout(f"{NAME}=", tail=";"), 'run={"a": 1};b', "b", [("run", '{"a": 1}')]),
     ],
 )  # fmt: skip

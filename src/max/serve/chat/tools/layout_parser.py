@@ -242,12 +242,7 @@ class LayoutParser(CallParser):
             after = self._buffer[end:].lstrip()
             if any(after.startswith(each) for each in followers) or (last and not after):
                 return at, end
-            # what follows may still become the mark of an argument or of the end
-            if not last and (not after or any(each.startswith(after) for each in followers)):
-                return None
-            if not followers:
-                return at, end
-            # the mark is part of the value
+            # the mark is part of the value, or what follows it has not come
             at = end
         return None
 
@@ -293,36 +288,37 @@ class LayoutParser(CallParser):
 
     def _end(self) -> None:
         """After the arguments: the marks that end the call, of which models may leave out some."""
-        at = 0
+        at, begun = 0, True
         for mark in self._tail:
-            if has_field(mark):
-                begin = self._space(at)
-                at = begin + run_end(self._buffer[begin:])
+            if not has_field(mark):
+                end = self._match([mark], at)
+                at, begun = end or at, end is not None
+            elif begun:  # an identifier, whose mark is there
+                at = self._space(at)
+                at += run_end(self._buffer[at:])
                 if at == len(self._buffer):
                     raise _Wait
-                continue
-            at = self._match([mark], at) or at
         self._buffer, self._state = self._buffer[at:], "between"
 
     def _read_after_call(self) -> None:
         """After a call: another one, the end of the list, or text."""
         end = self._match(self._section_end, 0) if self._section_end else None
-        if end is not None and self._section:
+        if end is not None:
             self._buffer, self._state = self._buffer[end:], "text"
             return
         at = self._space(0)
-        if self._separator and (after := self._match(self._separator, at)) is not None:
-            at = after
+        after = self._match(self._separator, at) if self._separator else None
+        at = at if after is None else after
         begins = self._head if self._section else []
-        if begins and not has_field(begins[0]):
-            if self._match(begins[:1], at) is not None:
-                self._buffer, self._state = self._buffer[at:], "head"
-                return
-        # the head begins with the name, so that a separator alone announces a call
-        elif begins and self._separator and at:
+        # a separator alone announces a call whose head begins with its name
+        if begins and has_field(begins[0]):
+            follows = after is not None
+        else:
+            follows = bool(begins) and self._match(begins[:1], at) is not None
+        if follows:
             self._buffer, self._state = self._buffer[at:], "head"
-            return
-        self._state = "text"
+        else:
+            self._state = "text"
 
 
 def _key_marks(layout: CallLayout) -> tuple[str, str]:
