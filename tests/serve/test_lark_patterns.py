@@ -213,3 +213,58 @@ def test_copies_of_a_long_part_take_little_memory(lark: str) -> None:
         assert tracemalloc.get_traced_memory()[1] < 32 << 20
     finally:
         tracemalloc.stop()
+
+
+def test_limits_of_grammars() -> None:
+    lark = 'start: "a"\n#'
+    assert pattern_of_lark(lark + "x" * (65_536 - len(lark))).pattern == "a"
+    with pytest.raises(UnheldGrammarError, match="too long"):
+        pattern_of_lark(lark + "x" * (65_537 - len(lark)))
+    for count, held in ((99, True), (100, False)):
+        nested = f'start: {"(" * count}"a"{")" * count}'
+        if held:
+            assert pattern_of_lark(nested).pattern == "a"
+        else:
+            with pytest.raises(UnheldGrammarError, match="nests too deeply"):
+                pattern_of_lark(nested)
+    # the error is that of the least depth
+    with pytest.raises(UnheldGrammarError, match="too large"):
+        pattern_of_lark(f'start: "{"a" * 16_001}"')
+    with pytest.raises(UnheldGrammarError, match="within themselves"):
+        pattern_of_lark('start: "(" start ")"')
+
+
+@pytest.mark.parametrize(
+    ("lark", "depth", "fitting", "others"),
+    [
+        ('start: start | "x"', None, ["x"], ["", "xx"]),
+        ('start: | start "x"', None, ["", "xxx"], ["y"]),
+        ('start: "x" start |', None, ["", "xxx"], ["y"]),
+        ('start: "<" start ">" | "a" "b"', 3, ["ab", "<ab>", "<<<ab>>>"], ["<ab", "a"]),
+        # deeper ones are longer
+        ('start: "<" start ">" | "' + "a" * 6000 + '"', 1, ["<" + "a" * 6000 + ">"], ["<<" + "a" * 6000 + ">>"]),
+        ('start: "<" start ">" start | "' + "a" * 9000 + '"', 0, ["a" * 9000], ["<" + "a" * 9000 + ">"]),
+        ('start: "(" "a"\nother: ")"', None, ["(a"], ["(a)"]),
+    ],
+    ids=range(7),
+)  # fmt: skip
+def test_recursion_and_lines(
+    lark: str, depth: int | None, fitting: list[str], others: list[str]
+) -> None:
+    found = pattern_of_lark(lark)
+    assert found.depth == depth
+    for text in fitting:
+        assert re.fullmatch(found.pattern, text), text
+        assert len(text) > 1000 or accepts(text, lark)
+    for text in others:
+        assert not re.fullmatch(found.pattern, text), text
+        assert len(text) > 1000 or not accepts(text, lark)
+
+
+def test_lines_end_nothing_in_brackets() -> None:
+    found = pattern_of_lark('start: ("a"\n "b") ["c"\n\n"d"]\n').pattern
+    for text, fits in {"ab": True, "abcd": True, "a": False, "abc": False}.items():
+        assert (re.fullmatch(found, text) is not None) is fits
+    for wrong in ('start: "a" )\n"b"', 'start: ("a"\n"b"', 'start: "a"\n"b"'):
+        with pytest.raises(LarkError):
+            pattern_of_lark(wrong)

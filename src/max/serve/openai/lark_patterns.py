@@ -122,8 +122,6 @@ def pattern_of_lark(text: str) -> LarkPattern:
         raise UnheldGrammarError("it is too long")
     reader = _Reader(text)
     reader.read()
-    if "start" not in reader.rules:
-        raise LarkError("there is no rule named start")
     # such recursion needs no depth: it is unlimited as a repetition
     rules = {name: _without_ends(name, part) for name, part in reader.rules.items()}
     unheld = UnheldGrammarError("its rules stand within themselves without an end")
@@ -142,19 +140,22 @@ def pattern_of_lark(text: str) -> LarkPattern:
 
 def _without_ends(name: str, part: _Part) -> _Part:
     """A rule without references to itself at the begin, or at the end, of alternatives."""
-    choices = part.parts if isinstance(part, _Choice) else (part,)
-    sequels = [each.parts if isinstance(each, _Sequel) else (each,) for each in choices]
     own = _Name(name)
+    # that a rule may be itself says nothing
+    choices = [e for e in (part.parts if isinstance(part, _Choice) else (part,)) if e != own] or [
+        own
+    ]
+    sequels = [each.parts if isinstance(each, _Sequel) else (each,) for each in choices]
     # `a: a x | y` is `y x*`, and `a: x a | y` is `x* y`
     for at in (0, -1):
-        further = [each for each in sequels if len(each) > 1 and each[at] == own]
-        rest = [each for each in sequels if not (each and each[at] == own)]
-        if not further or not rest:
+        further = [each for each in sequels if each and each[at] == own]
+        rest = [each for each in sequels if not each or each[at] != own]
+        if not further:
             continue
         inner = tuple(_Sequel(each[1:] if at == 0 else each[:-1]) for each in further)
         first, more = _Choice(tuple(map(_Sequel, rest))), _Repeat(_Choice(inner), "*")
         return _Sequel((first, more) if at == 0 else (more, first))
-    return part
+    return choices[0] if len(choices) == 1 else _Choice(tuple(choices))
 
 
 class _Reader:
@@ -164,12 +165,12 @@ class _Reader:
         self.rules: dict[str, _Part] = {}
         self.ignored_parts: list[_Part] = []
         self._tokens: list[tuple[str, str]] = []
-        at = nested = 0
+        at, nested = 0, 0
         while at < len(text):
             match = _TOKENS.match(text, at)
             if match is None:
                 raise LarkError(f"{text[at : at + 20]!r} is no part of a grammar")
-            kind, value, at = match.lastgroup or "", match.group(), match.end()
+            kind, value, at = str(match.lastgroup), match.group(), match.end()
             nested += (value in ("(", "[")) - (value in (")", "]"))
             # lines end nothing in brackets
             if kind != "space" and not (kind == "line" and nested > 0):
@@ -186,7 +187,7 @@ class _Reader:
         return token
 
     def _take(self, value: str) -> bool:
-        found = self._peek()[1] == value and self._peek()[0] in ("sign", "directive")
+        found = self._peek()[1] == value
         self._at += found
         return found
 
