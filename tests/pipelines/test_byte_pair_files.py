@@ -14,7 +14,9 @@ from max.pipelines.tokenization.byte_pair_files import (
     byte_characters,
     cohere,
     gpt2,
+    gpt_neox,
     qwen2,
+    qwen35,
     roberta,
     roberta_ends,
     tekken,
@@ -47,6 +49,7 @@ def test_tokens_by_rank(tmp_path: Path) -> None:
     tokenizer = tiktoken(written(tmp_path), {})
     assert tokenizer.encode("abcab").ids == [257, 256] and tokenizer.get_vocab_size() == 258
     assert tokenizer.decode([257, 256]) == "abcab"
+    assert tokenizer.encode("é \n").ids == [*"é \n".encode()]
     pair = tokenizer.encode("ab", "a")
     assert (pair.ids, pair.type_ids) == ([256, 97], [0, 1])
 
@@ -199,6 +202,14 @@ def test_files_of_pairs(tmp_path: Path) -> None:
             assert make(*files, {}).encode(text).tokens == tokens
         assert make(*files, {"add_prefix_space": True}).encode("a").tokens == ["\u0120a"]
         assert make(*files, {"add_prefix_space": False}).decode([0, 1]) == "<s></s>"
+    for make, composes in ((gpt2, False), (gpt_neox, True), (cohere, True), (qwen2, True), (qwen35, True)):  # fmt: skip
+        tokens = make(*files, {}).encode("e\u0301").ids
+        assert (tokens == make(*files, {}).encode("\u00e9").ids) is composes
+    # a mark within a word, as Qwen 3.5 has it
+    words = [
+        make(*files, {}).pre_tokenizer.pre_tokenize_str("x\u0301y") for make in (qwen2, qwen35)
+    ]
+    assert [len(each) for each in words] == [2, 1]
 
 
 def test_the_ends_of_roberta(tmp_path: Path) -> None:

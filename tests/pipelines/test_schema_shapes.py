@@ -78,7 +78,7 @@ def test_a_wrong_schema_is_no_error_of_python(seed: int) -> None:
 def test_each_keyword_has_values_of_its_kind(keyword: str) -> None:
     """As the schema of schemas has it, but what `is_of_a_draft` says and what is looked at elsewhere."""
     elsewhere = {"items", "additionalProperties", "additionalItems", "$recursiveRef"}
-    for value in [*VALUES, "#", 7.0, -0.5, -1.0, float(2**60)]:
+    for value in [*VALUES, "#", 7.0, 0.5, -0.5, -1.0, float(2**60)]:
         schema = {keyword: value}
         kept, wrong = well_formed(schema)
         assert kept == ({} if wrong else schema) and (wrong or kept is schema)
@@ -154,3 +154,13 @@ def test_null_and_empty_lists_say_nothing() -> None:
     assert loose_schema(members).schema["properties"].keys() == {"a", "b"}
     for value in ({}, {"a": "b"}, {"a": 3}):
         assert misfit(value, {**part, **absent}) == misfit(value, part)
+
+
+def test_alternatives_are_24_at_most() -> None:
+    for count, held in ((24, True), (25, False)):
+        names = dict.fromkeys((f"p{n}" for n in range(count)), {"type": "string"})
+        one = {"type": "object", "properties": names, "minProperties": 1}
+        assert loose_schema(one).relaxed_keywords == (() if held else ("minProperties",))
+        options = [{"properties": {name: {}}} for name in names]
+        spread = loose_schema({"type": "object", "properties": {"a": {}}, "anyOf": options}).schema
+        assert ("properties" not in spread) is held

@@ -108,6 +108,14 @@ UNENDED = CallLayout(
 EQUALS = CallLayout(
     f"<call {NAME}>", Style.TAGGED, tail="</call>", key="<p ", key_end="=", other_key_end="=", value_end="</p>",
 )  # fmt: skip
+BARELY = CallLayout(
+    f"<call {NAME}>", Style.TAGGED, key="<p ", key_end=">", other_key_end=">", value_end="</p>"
+)
+ENDED = CallLayout(
+    f"<call {NAME}>", Style.TAGGED, tail="</call>\n<end>", key="<", key_end=">", other_key_end=">",
+    value_end=f"</{KEY}>",
+)  # fmt: skip
+PYTHON = CallLayout(f"<call>{NAME}(", Style.PYTHON, tail="<end>")
 NUMBERED = CallLayout(f"<call>{NAME}<args>", tail=f"<id>{IDENTIFIER}")
 SEPARATED = CallLayout(f"{NAME}<args>", section="<calls>", section_end="</calls>", separator=",")
 BRIEF = CallLayout(f"<c>{NAME}<args>", tail="</c>", section="<calls>", section_end="</calls>")
@@ -204,6 +212,10 @@ def read(
         (EQUALS, "<call run><p a=<![CDATA[x</p></call>", "", [("run", '{"a": "<![CDATA[x"}')]),
         (EQUALS, "<call run><p a=x]]></p></call>", "", [("run", '{"a": "x]]>"}')]),
         (TAGGED, "<call run><p a>x</p> y", "", [("run", "")]),
+        (BARELY, "<call run><p a>x</p><p n>3</p>", "", [("run", '{"a": "x", "n": 3')]),
+        (ENDED, "<call run><a>3</a></call>b", "b", [("run", '{"a": "3"}')]),
+        (PYTHON, "<call>run(a='x)', n=3)<end>b", "b", [("run", '{"a": "x)", "n": 3}')]),
+        (PYTHON, "<call>run(a b)<end>b", "b", [("run", "{}")]),
         (BARE, "<call>run{a:'é'}<end>b", "b", [("run", '{"a": "é"}')]),
         # an identifier ends with what is no part of it, and stands after its mark only
         (NUMBERED, "<call>run<args>{}<id> x-1 b", "b", [("run", "{}")]),
