@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from max import kernel as k
-from tests.kernel_language.harness import both, compiled
+from tests.kernel_language.harness import both, compiled, interpreted
 
 SIZES = [0, 1, 7, 8, 9, 15, 16, 17, 31, 33, 97]
 DTYPES = [
@@ -737,7 +737,8 @@ def test_each_index_is_handed_out_once(grain):
     assert (x == 1).all()
 
 
-@pytest.mark.parametrize("workers", [1, 2, 3])
+# of 11 workers some have the same share
+@pytest.mark.parametrize("workers", [1, 2, 3, 11])
 @pytest.mark.parametrize("grain", [0, 5])
 @pytest.mark.parametrize("multiple", [1, 4])
 @pytest.mark.parametrize("total", [0, 1, 7, 23, 1001])
@@ -750,14 +751,41 @@ def test_chunks_are_long_at_first_and_short_at_the_end(total, multiple, grain, w
     """
     given = [np.zeros(total, np.int64), np.int64(grain)]
     ends, _ = both(k.from_source(text, "note", {"k": k}), given, {"multiple": multiple}, workers)
-    share = max(total // (4 * workers), 1)
-    long, short = (grain, grain) if grain else (share, max(share // 4, 1))
-    expected, begin = np.zeros_like(ends), 0
-    while begin < total:
-        size = long if begin < 3 * workers * (-(-long // multiple) * multiple) else short
-        end = total if workers == 1 else min(begin + -(-size // multiple) * multiple, total)
-        expected[begin:end], begin = end, end
+    part = max(total // (4 * workers), 1)
+    long, short = (grain, grain) if grain else (part, max(part // 4, 1))
+
+    def whole(size):
+        return -(-size // multiple) * multiple
+
+    shares = min(workers, 8)
+    share = whole(-(-total // shares))
+    expected = np.zeros_like(ends)
+    for first in range(0, total, max(share, 1)):
+        begin, limit = first, min(first + share, total)
+        while begin < limit:
+            size = whole(long if begin - first < 3 * whole(long) else short)
+            end = total if workers == 1 else min(begin + size, limit)
+            expected[begin:end], begin = end, end
     np.testing.assert_array_equal(ends, expected)
+
+
+@pytest.mark.parametrize(("workers", "chunks"), [(2, 1), (3, 1), (2, 4)])
+def test_workers_begin_with_their_own_share(workers, chunks):
+    """Each worker waits in its first chunk until all have one; what is left goes to any of them."""
+    text = """
+    def note(seen: k.InOut[k.i64, 1], begun: k.InOut[k.i64, 1], ctx: k.Context):
+        for i in ctx.parallel(seen.shape[0], grain=1):
+            seen[i] = ctx.worker
+            begun.atomic_add(0, value=1)
+            turns = k.i64(0)
+            while begun.atomic_add(0, value=0) < ctx.num_workers and turns < 1 << 30:
+                turns += 1
+    """
+    for run in (compiled, interpreted):
+        seen, begun = np.full(workers * chunks, -1), np.zeros(1, np.int64)
+        run(k.from_source(text, "note", {"k": k}), [seen, begun], {}, workers)
+        assert list(seen[::chunks]) == [*range(workers)] and begun[0] == workers * chunks
+        assert set(seen) <= {*range(workers)}
 
 
 def test_one_of_two_views():

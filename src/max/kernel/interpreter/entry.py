@@ -7,6 +7,7 @@ function of the kernel runs over arrays in the same memory, under the debugger i
 from __future__ import annotations
 
 import ctypes
+import functools
 import itertools
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
@@ -69,11 +70,12 @@ class _NativeContext(RunContext):
     def _field(self, field: Context) -> int:
         return int(self.fields[field])
 
-    def _next_chunk(self, phase: int) -> int:
-        """Takes the number of the next chunk of a parallel loop; leaves the kernel if the run was interrupted."""
+    def _next_chunk(self, phase: int, share: int) -> int:
+        """Takes the number of the next chunk of a share; leaves the kernel if the run was interrupted."""
         if self._field(Context.ALERT) and _POLL(self._field(Context.POLL))(self.pointer):
             raise _Left
-        counter = _words(self._field(Context.COUNTERS) + COUNTER_BYTES * phase, 1)
+        counters = self._field(Context.COUNTERS) + COUNTER_BYTES * phase
+        counter = _words(counters + WORD_BYTES * share, 1)
         with _lock:
             number = int(counter[0])
             counter[0] = number + 1
@@ -81,7 +83,9 @@ class _NativeContext(RunContext):
 
     def _chunks(self, total: int, grain: int, multiple: int) -> Iterator[tuple[int, int]]:
         phase = next(self.phase_numbers)
-        yield from self._chunks_of_worker(total, grain, multiple, lambda: self._next_chunk(phase))
+        yield from self._chunks_of_worker(
+            total, grain, multiple, functools.partial(self._next_chunk, phase)
+        )
 
     def barrier(self) -> None:
         _BARRIER(self._field(Context.BARRIER))(self.pointer)

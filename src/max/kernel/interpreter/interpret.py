@@ -19,7 +19,7 @@ import numpy as np
 
 from max._reentry import reentrant_lock
 from max.kernel.errors import KernelTypeError
-from max.kernel.ir.nodes import LONG_SHARE, LONGS, SHORT_SHARE
+from max.kernel.ir.nodes import LONG_SHARE, LONGS, MAX_SHARES, SHORT_SHARE
 from max.kernel.language import lang, values
 from max.kernel.language.parameters import OperandRecord, parameter_annotation
 from max.kernel.language.source import Kernel
@@ -217,7 +217,7 @@ class _Launch:
         self.num_workers = num_workers
         self.barrier = threading.Barrier(num_workers)
         self.lock = threading.Lock()
-        self.counters: dict[int, int] = {}
+        self.counters: dict[tuple[int, int], int] = {}
 
 
 class RunContext:
@@ -232,16 +232,16 @@ class RunContext:
         """The chunks that this worker takes from the next parallel loop, as (begin, end)."""
         phase, launch = next(self._phases), self._launch
 
-        def next_chunk() -> int:
+        def next_chunk(share: int) -> int:
             with launch.lock:
-                number = launch.counters.get(phase, 0)
-                launch.counters[phase] = number + 1
+                number = launch.counters.get((phase, share), 0)
+                launch.counters[phase, share] = number + 1
             return number
 
         yield from self._chunks_of_worker(total, grain, multiple, next_chunk)
 
     def _chunks_of_worker(
-        self, total: int, grain: int, multiple: int, next_chunk: Callable[[], int]
+        self, total: int, grain: int, multiple: int, next_chunk: Callable[[int], int]
     ) -> Iterator[tuple[int, int]]:
         """The chunks that this worker takes, as compiled code cuts them."""
         if total <= 0:
@@ -254,14 +254,22 @@ class RunContext:
         long_size, short_size = (
             -(-size // multiple) * multiple for size in (long_size, short_size)
         )
-        longs = LONGS * self.num_workers
-        while True:
-            number = next_chunk()
-            # long chunks have the first numbers
-            begin = min(number, longs) * long_size + max(number - longs, 0) * short_size
-            if begin >= total:
-                return
-            yield begin, min(begin + (long_size if number < longs else short_size), total)
+        shares = min(self.num_workers, MAX_SHARES)
+        share = -(-total // shares)
+        share = -(-share // multiple) * multiple
+        # its own share first, then those of others
+        for turn in range(shares):
+            number_of_share = (self.worker + turn) % shares
+            first = number_of_share * share
+            limit = min(first + share, total)
+            while first < limit:
+                number = next_chunk(number_of_share)
+                # long chunks have the first numbers
+                begin = first + min(number, LONGS) * long_size
+                begin += max(number - LONGS, 0) * short_size
+                if begin >= limit:
+                    break
+                yield begin, min(begin + (long_size if number < LONGS else short_size), limit)
 
     def parallel(self, shape: Any, grain: Any = 0) -> Iterator[Any]:
         """All indices of this worker's chunks."""

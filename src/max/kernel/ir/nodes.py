@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 from numpy.lib.array_utils import byte_bounds
 
+from max._abi import COUNTER_BYTES, WORD_BYTES
 from max._dataclass import dataclass
 from max._reentry import cached_property
 from max.kernel.types import ScalarType, Type
@@ -152,6 +153,8 @@ LONG_SHARE, LONGS, SHORT_SHARE = 4, 3, 4
 """Chunks by default: long ones of 1 / LONG_SHARE of a worker's share, LONGS of them a worker; then ones shorter by
 SHORT_SHARE.
 """
+MAX_SHARES = COUNTER_BYTES // WORD_BYTES
+"""The maximum number of shares of a parallel loop: their counters are on one cache line."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)

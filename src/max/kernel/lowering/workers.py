@@ -3,7 +3,17 @@
 from __future__ import annotations
 
 from max._abi import COUNTER_BYTES, Context, ErrorRecord, ErrorState, poll_convention
-from max.kernel.ir.nodes import LONG_SHARE, LONGS, SHORT_SHARE, Atom, Barrier, Parallel, Raise, Ref
+from max.kernel.ir.nodes import (
+    LONG_SHARE,
+    LONGS,
+    MAX_SHARES,
+    SHORT_SHARE,
+    Atom,
+    Barrier,
+    Parallel,
+    Raise,
+    Ref,
+)
 from max.kernel.lowering.conversions import to_f32
 from max.kernel.lowering.tiles import leave_tiles
 from max.kernel.lowering.types import llvm_type
@@ -29,61 +39,97 @@ def _error_state(w: Writer) -> tuple[str, str]:
 
 
 def lower_parallel(w: Writer, s: Parallel) -> None:
-    """A loop over chunks that workers take from a shared counter.
+    """A loop over chunks that workers take from shared counters.
 
-    The first `longs` values of the counter are long chunks and the others short ones, so that workers finish at about
-    the same time. A single worker takes the whole range at once, without atomics.
+    Each worker has a share of the range, and a counter of the chunks that were taken from it. It takes those of its own
+    share first, whose data its caches may hold from launches that were shared out alike, and then those that others
+    left. The first chunks of a share are long and the others short, so that workers finish at about the same time. A
+    single worker takes the whole range at once, without atomics.
     """
     total = w.atom(s.total)
     begin, end = f"%v{s.begin.id}", f"%v{s.end.id}"
-    first, fetch, chunk, latch, done = (
-        w.label(k) for k in ("first", "fetch", "chunk", "next", "done")
+    first, several, visit, take, chunk, latch, leave, done = (
+        w.label(k) for k in ("first", "several", "visit", "take", "chunk", "next", "leave", "done")
     )
     workers = context_value(w, Context.WORKERS, "i64")
     single = w.temp(f"icmp eq i64 {workers}, 1")
     some = w.temp(f"icmp sgt i64 {total}, 0")
-    # defined before the branch, as the block of chunks must be dominated by them
-    long, short, longs = _chunk_sizes(w, s, total, workers)
-    counters = context_value(w, Context.COUNTERS, "ptr")
-    counter = w.temp(f"getelementptr inbounds i8, ptr {counters}, i64 {COUNTER_BYTES * s.phase}")
-    w.out(f"br i1 {single}, label %{first}, label %{fetch}")
+    w.out(f"br i1 {single}, label %{first}, label %{several}")
     w.start(first)  # one worker takes all at once, without atomics
     w.out(f"br i1 {some}, label %{chunk}, label %{done}")
-    w.start(fetch)
+    w.start(several)
+    w.out(f"br i1 {some}, label %{visit}, label %{done}")
+    w.start(visit)
+    visited, kept, following = f"%{visit}.share", f"%{chunk}.share", f"%{leave}.share"
+    w.out(f"{visited} = phi i64 [ 0, %{several} ], [ {kept}, %{latch} ], [ {following}, %{leave} ]")
+    # computed for each chunk, from the context: values from before the loop would take registers in its body
+    workers = context_value(w, Context.WORKERS, "i64")
+    long, short = _chunk_sizes(w, s, total, workers)
+    shares, share, own = _shares(w, s, total, workers)
+    counters = context_value(w, Context.COUNTERS, "ptr")
+    counter = w.temp(f"getelementptr inbounds i8, ptr {counters}, i64 {COUNTER_BYTES * s.phase}")
+    turned = w.temp(f"add i64 {own}, {visited}")
+    turned_back = w.temp(f"sub i64 {turned}, {shares}")
+    inside = w.temp(f"icmp ult i64 {turned}, {shares}")
+    which = w.temp(f"select i1 {inside}, i64 {turned}, i64 {turned_back}")
+    base = w.temp(f"mul i64 {which}, {share}")
+    limit = _least(w, w.temp(f"add i64 {base}, {share}"), total)
+    holds = w.temp(f"icmp slt i64 {base}, {limit}")
+    w.out(f"br i1 {holds}, label %{take}, label %{leave}")
+    w.start(take)
+    slot = w.temp(f"getelementptr inbounds i64, ptr {counter}, i64 {which}")
     # monotonic: numbers only have to differ, no other memory depends on their order
-    number = w.temp(f"atomicrmw add ptr {counter}, i64 1 monotonic, align 8")
-    if longs:
-        is_long = w.temp(f"icmp slt i64 {number}, {longs}")
+    number = w.temp(f"atomicrmw add ptr {slot}, i64 1 monotonic, align 8")
+    if short:
+        is_long = w.temp(f"icmp slt i64 {number}, {LONGS}")
         size = w.temp(f"select i1 {is_long}, i64 {long}, i64 {short}")
-        longs_before = w.temp(f"select i1 {is_long}, i64 {number}, i64 {longs}")
+        longs_before = w.temp(f"select i1 {is_long}, i64 {number}, i64 {LONGS}")
         in_longs = w.temp(f"mul i64 {longs_before}, {long}")
         shorts_before = w.temp(f"sub i64 {number}, {longs_before}")
         in_shorts = w.temp(f"mul i64 {shorts_before}, {short}")
-        from_ = w.temp(f"add i64 {in_longs}, {in_shorts}")
+        before = w.temp(f"add i64 {in_longs}, {in_shorts}")
     else:
         size = long
-        from_ = w.temp(f"mul i64 {number}, {long}")
-    more = w.temp(f"icmp slt i64 {from_}, {total}")
-    after = w.temp(f"add i64 {from_}, {size}")
-    inside = w.temp(f"icmp slt i64 {after}, {total}")
-    to = w.temp(f"select i1 {inside}, i64 {after}, i64 {total}")
-    w.out(f"br i1 {more}, label %{chunk}, label %{done}")
+        before = w.temp(f"mul i64 {number}, {long}")
+    from_ = w.temp(f"add i64 {base}, {before}")
+    more = w.temp(f"icmp slt i64 {from_}, {limit}")
+    to = _least(w, w.temp(f"add i64 {from_}, {size}"), limit)
+    w.out(f"br i1 {more}, label %{chunk}, label %{leave}")
+    w.start(leave)
+    w.out(f"{following} = add i64 {visited}, 1")
+    left = w.temp(f"icmp ult i64 {following}, {shares}")
+    w.out(f"br i1 {left}, label %{visit}, label %{done}")
     w.start(chunk)
-    w.out(f"{begin} = phi i64 [ 0, %{first} ], [ {from_}, %{fetch} ]")
-    w.out(f"{end} = phi i64 [ {total}, %{first} ], [ {to}, %{fetch} ]")
+    w.out(f"{kept} = phi i64 [ 0, %{first} ], [ {visited}, %{take} ]")
+    w.out(f"{begin} = phi i64 [ 0, %{first} ], [ {from_}, %{take} ]")
+    w.out(f"{end} = phi i64 [ {total}, %{first} ], [ {to}, %{take} ]")
     if w.body(s.body):
         poll(w)
         w.jump(latch)
     w.start(latch)
-    w.out(f"br i1 {single}, label %{done}, label %{fetch}")
+    w.out(f"br i1 {single}, label %{done}, label %{visit}")
     w.start(done)
 
 
-def _chunk_sizes(w: Writer, s: Parallel, total: str, workers: str) -> tuple[str, str, str]:
-    """The sizes of long and short chunks, and the number of long ones (empty if all chunks have the same size)."""
+def _shares(w: Writer, s: Parallel, total: str, workers: str) -> tuple[str, str, str]:
+    """The number of shares of a range, the size of each, and the share that this worker begins with."""
+    few = w.temp(f"icmp ult i64 {workers}, {MAX_SHARES}")
+    shares = w.temp(f"select i1 {few}, i64 {workers}, i64 {MAX_SHARES}")
+    up = w.temp(f"add i64 {total}, {w.temp(f'sub i64 {shares}, 1')}")
+    share = _whole(w, w.temp(f"udiv i64 {up}, {shares}"), s.multiple)
+    return shares, share, w.temp(f"urem i64 {context_value(w, Context.WORKER, 'i64')}, {shares}")
+
+
+def _least(w: Writer, a: str, b: str) -> str:
+    """The smaller of two numbers."""
+    return w.temp(f"select i1 {w.temp(f'icmp slt i64 {a}, {b}')}, i64 {a}, i64 {b}")
+
+
+def _chunk_sizes(w: Writer, s: Parallel, total: str, workers: str) -> tuple[str, str]:
+    """The sizes of long and short chunks; the latter is empty if all chunks have the same size."""
     grain = w.atom(s.grain)
     if not isinstance(s.grain, Ref) and grain != "0":
-        return _whole(w, grain, s.multiple), "", ""
+        return _whole(w, grain, s.multiple), ""
     parts = w.temp(f"mul i64 {workers}, {LONG_SHARE}")
     long_size = _at_least_one(w, w.temp(f"udiv i64 {total}, {parts}"))
     short_size = _at_least_one(w, w.temp(f"udiv i64 {long_size}, {SHORT_SHARE}"))
@@ -91,8 +137,7 @@ def _chunk_sizes(w: Writer, s: Parallel, total: str, workers: str) -> tuple[str,
         has_grain = w.temp(f"icmp sgt i64 {grain}, 0")
         long_size = w.temp(f"select i1 {has_grain}, i64 {grain}, i64 {long_size}")
         short_size = w.temp(f"select i1 {has_grain}, i64 {grain}, i64 {short_size}")
-    longs = w.temp(f"mul i64 {workers}, {LONGS}")
-    return _whole(w, long_size, s.multiple), _whole(w, short_size, s.multiple), longs
+    return _whole(w, long_size, s.multiple), _whole(w, short_size, s.multiple)
 
 
 def _at_least_one(w: Writer, size: str) -> str:

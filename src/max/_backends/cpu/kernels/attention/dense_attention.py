@@ -239,8 +239,8 @@ def attention_dense(
             part_at(values, coordinates, rank), tuple(part_at(x, coordinates, rank) for x in masks),
             first, k.min(task_rows, grid.rows - first), begin, k.min(length, begin + grid.share),
         )  # fmt: skip
-        # the next task of this worker if all workers progress at the same speed
-        next_index = k.min(k.i64(index) + ctx.num_workers, grid.batches * blocks - 1)
+        # the next task of this worker's share
+        next_index = k.min(k.i64(index) + 1, grid.batches * blocks - 1)
         unflatten(next_coordinates, next_index // blocks, q, rank)
         # row r is query r // group
         next_row = next_index % blocks * task_rows // group

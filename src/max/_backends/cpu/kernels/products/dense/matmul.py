@@ -380,8 +380,8 @@ def matmul(
             row = first * t.height
             task_rows = k.min(last * t.height, rows) - row
             left = PackedRows(packed[batch * packed_size :], tiles, first, last)
-            # workers take strips in turn: the next one of this worker is likely this far
-            ahead = 2 * t.width * ctx.num_workers
+            # the next strip of this worker's share
+            ahead = 2 * t.width
             folds = any_size and size > FOLDED_SIZE
             strip = Strip(right, transpose_b, count, panel, size, block, ahead, folds, part)
             gemm_block(Matrix(c, stride), left, strip, matrix_tiles if in_tiles else None, t)
