@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 from max._dataclass import replace_fields
@@ -95,23 +96,8 @@ async def prepare(model: ServedModel, conversation: Conversation) -> ChatJob:
     may_call = bool(conversation.tools) and conversation.tool_choice.kind is not ChoiceKind.NONE
     tools = conversation.tools if may_call else ()
     # with `--tool-parser none` the template still shows the tools
-    parsed = tools if model.parses_tools else ()
-    tool_format = model.tool_format
-    grammar = conversation.grammar
-    if parsed:
-        found = await in_grammar_thread(
-            tool_grammar,
-            parsed,
-            conversation.tool_choice,
-            tool_format,
-            model.special_token_ids,
-            grammar,
-            model.text_marks,
-        )
-        grammar = found.grammar
-        current_request().hints += found.hints
-        if found.hints:
-            current_request().schemas.update({tool.name: tool.parameters for tool in parsed})
+    parsed_tools = tools if model.parses_tools else ()
+    grammar = await _answer_grammar(model, conversation, parsed_tools)
     if grammar is not None and (
         conversation.sampling.ignore_eos or conversation.sampling.min_new_tokens
     ):
@@ -135,9 +121,8 @@ async def prepare(model: ServedModel, conversation: Conversation) -> ChatJob:
         conversation.template_options,
         conversation.continues,
     )
-    think_marks = model.reasoning_marks
     # the template begins the reasoning itself
-    thinks = model.reasons and text.rstrip().endswith(think_marks[0])
+    thinks = model.reasons and text.rstrip().endswith(model.reasoning_marks[0])
     if not conversation.continues:
         text += answer_opening(model, conversation, thinks)
     await next_step()
@@ -154,36 +139,69 @@ async def prepare(model: ServedModel, conversation: Conversation) -> ChatJob:
         ),
         param="messages",
     )
-    # in harmony all answers have marks
-    marked = bool(parsed) or tool_format.syntax == "harmony"
-    marks = tuple(tool_format.visible(model.special_token_ids)) if marked else ()
-    parses_reasoning = model.reasons and may_reason(conversation)
-    if parses_reasoning or model.channels is not None:
-        marks = (*marks, *model.text_marks)
-    # special tokens that stay in the text, as the parsers look for them
-    visible = frozenset(model.special_token_ids[m] for m in marks if m in model.special_token_ids)
-    budget = reasoning_budget(model, conversation, thinks, bool(parsed))
+    budget = reasoning_budget(model, conversation, thinks, bool(parsed_tools))
     if (grammar, budget) != (request.grammar, request.reasoning_budget):
         request = replace_fields(request, grammar=grammar, reasoning_budget=budget)
     sequence = TextSequence(
         request,
         conversation.stops,
         conversation.include_stop,
-        visible,
+        _visible_tokens(model, conversation, parsed_tools),
     )
 
-    def new_parser() -> AnswerParser:
-        if tool_format.syntax == "harmony" and conversation.grammar is None:
-            return HarmonyParser()
-        if tool_format.syntax == "functionary" and conversation.grammar is None:
-            return parser_of(tool_format, parsed)
-        parser: AnswerParser = parser_of(tool_format, parsed) if parsed else PlainParser()
-        if model.channels is not None and conversation.grammar is None:
-            return ChannelParser(parser, thinks and parses_reasoning, model.channels)
-        return ReasoningParser(parser, thinks, think_marks) if parses_reasoning else parser
-
     custom = frozenset(tool.name for tool in tools if tool.custom)
+    new_parser = partial(_new_parser, model, conversation, parsed_tools, thinks)
     return ChatJob(model, tuple(choices_of(sequence, conversation.count)), new_parser, custom)
+
+
+async def _answer_grammar(
+    model: ServedModel, conversation: Conversation, parsed_tools: tuple[Tool, ...]
+) -> str | None:
+    """The grammar of an answer that may call the parsed tools; notes what of their schemas it does not hold."""
+    if not parsed_tools:
+        return conversation.grammar
+    found = await in_grammar_thread(
+        tool_grammar,
+        parsed_tools,
+        conversation.tool_choice,
+        model.tool_format,
+        model.special_token_ids,
+        conversation.grammar,
+        model.text_marks,
+    )
+    current_request().hints += found.hints
+    if found.hints:
+        current_request().schemas.update({tool.name: tool.parameters for tool in parsed_tools})
+    return found.grammar
+
+
+def _visible_tokens(
+    model: ServedModel, conversation: Conversation, parsed_tools: tuple[Tool, ...]
+) -> frozenset[int]:
+    """The special tokens that stay in the text of an answer, as the parsers look for them."""
+    # in harmony all answers have marks
+    marked = bool(parsed_tools) or model.tool_format.syntax == "harmony"
+    marks = tuple(model.tool_format.visible(model.special_token_ids)) if marked else ()
+    if (model.reasons and may_reason(conversation)) or model.channels is not None:
+        marks = (*marks, *model.text_marks)
+    return frozenset(model.special_token_ids[m] for m in marks if m in model.special_token_ids)
+
+
+def _new_parser(
+    model: ServedModel, conversation: Conversation, parsed_tools: tuple[Tool, ...], thinks: bool
+) -> AnswerParser:
+    """The parser of one answer; `thinks`: the prompt ends in the mark that begins reasoning."""
+    tool_format, channels = model.tool_format, model.channels
+    # an answer with a grammar of the request may begin without a channel or a recipient
+    if conversation.grammar is None and tool_format.syntax == "harmony":
+        return HarmonyParser()
+    if conversation.grammar is None and tool_format.syntax == "functionary":
+        return parser_of(tool_format, parsed_tools)
+    parser: AnswerParser = parser_of(tool_format, parsed_tools) if parsed_tools else PlainParser()
+    parses_reasoning = model.reasons and may_reason(conversation)
+    if conversation.grammar is None and channels is not None:
+        return ChannelParser(parser, thinks and parses_reasoning, channels)
+    return ReasoningParser(parser, thinks, model.reasoning_marks) if parses_reasoning else parser
 
 
 def answer_opening(model: ServedModel, conversation: Conversation, thinks: bool) -> str:

@@ -48,6 +48,7 @@ from max.serve.openai import (
 from max.serve.openai.responses import compaction
 from max.serve.openai.responses import routes as responses
 from max.serve.openai.responses import stored as stored_responses
+from max.serve.process.settings import ServerSettings
 from max.serve.requests.steps import next_step
 from max.serve.tracing import Tracing
 from max.serve.web import routes as web
@@ -67,6 +68,31 @@ def build_app(
         tracing: Traces its requests; None: no traces.
         hosts: The hosts that it answers; None: every host, as no socket listens.
     """
+    app = _application(state)
+    index, content_types = _add_routes(app, state.settings)
+    _add_error_handlers(app)
+    origins = state.settings.cors_origins
+    gate = Gate(
+        # only the stack adds the headers of CORS
+        _Stack(app, None if origins else index),
+        state.settings,
+        state.metrics,
+        tracing,
+        epochs=state.epochs,
+        bodies=state.bodies,
+        hosts=hosts,
+        content_types=content_types,
+        error_body=error_body,
+        counts=state.shared_counts,
+    )
+    # outside of the gate, so that each message passes it as a request of its own
+    return ResponseSockets(
+        gate, gate.refusal, origins, is_served="responses" in state.settings.api_types
+    )
+
+
+def _application(state: ServerState) -> FastAPI:
+    """The application with its middleware, without routes."""
     origins = list(state.settings.cors_origins)
     cors = Middleware(
         CORSMiddleware, allow_origins=origins, allow_methods=["*"], allow_headers=["*"]
@@ -82,6 +108,11 @@ def build_app(
         redoc_url=None,
     )
     app.state.server = state
+    return app
+
+
+def _add_routes(app: FastAPI, settings: ServerSettings) -> tuple[RouteIndex, ContentTypes]:
+    """Adds the routes of the APIs that are served; returns their index, and the types of their bodies."""
     apis = {
         "openai": (tokens, embeddings, chat, completions, decisions),
         "responses": (responses, compaction, stored_responses),
@@ -90,7 +121,7 @@ def build_app(
         "sagemaker": (invocations,),
         "llama.cpp": (infill, slots),
     }
-    served = state.settings.api_types
+    served = settings.api_types
     of_apis = [module for name, api in apis.items() if name in served for module in api]
     modules = (health, models, adapters, cluster_routes, stream_routes, *of_apis)
     routes = app.router.routes
@@ -114,11 +145,15 @@ def build_app(
         if isinstance(each, APIRoute) and each.include_in_schema
     ]
     routes += web.docs_router.routes
-    if state.settings.web_page and "openai" in served:  # the chat page uses it
+    if settings.web_page and "openai" in served:  # the chat page uses it
         routes += web.router.routes
     index = RouteIndex(list(routes))
     # routes are searched in their order
     routes.insert(0, index)
+    return index, ContentTypes(json_routes, unmarked, blobs.router.routes)
+
+
+def _add_error_handlers(app: FastAPI) -> None:
     app.add_exception_handler(ApiError, _api_error)
     app.add_exception_handler(ClientLeftError, _client_left)
     app.add_exception_handler(RequestValidationError, _validation_error)
@@ -134,21 +169,6 @@ def build_app(
     ):
         app.add_exception_handler(expected, _api_error)
     app.add_exception_handler(Exception, _api_error)
-    gate = Gate(
-        # only the stack adds the headers of CORS
-        _Stack(app, None if origins else index),
-        state.settings,
-        state.metrics,
-        tracing,
-        epochs=state.epochs,
-        bodies=state.bodies,
-        hosts=hosts,
-        content_types=ContentTypes(json_routes, unmarked, blobs.router.routes),
-        error_body=error_body,
-        counts=state.shared_counts,
-    )
-    # outside of the gate, so that each message passes it as a request of its own
-    return ResponseSockets(gate, gate.refusal, origins, "responses" in served)
 
 
 class _Stack:

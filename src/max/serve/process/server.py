@@ -157,20 +157,10 @@ async def _serve(
     # a guard hands its signals on
     stop = Stop(settings.graceful_timeout_s, () if guard is None else [signal.SIGTERM])
     last = None if guard is None else guard.last
-    known = () if last is None else last.models
     store = ModelStore(models.models_dir) if isinstance(models, RouterSettings) else None
     start_worker = WorkerProcess if cluster is None else cluster.start_worker
     pool = _pool(settings, models, store, start_worker)
-    loading: asyncio.Future[list[ServedModel]] | None = None
-    if isinstance(models, FirstModel):
-        loading = asyncio.ensure_future(
-            _load_first(settings, models, cluster, known[0] if known else None)
-        )
-        name = settings.served_model_name or str(models.settings.config["model_path"])
-        pool.announce(name, loading, lambda: _loading(models.worker))
-    elif isinstance(models, Deployment):
-        loading = asyncio.ensure_future(models.load(settings, cluster, known))
-        pool.announce(models.name, loading, lambda: models.step)
+    loading = _begin_load(settings, models, cluster, last, pool)
     supervisor = None
     try:
         metrics = ServerMetrics()
@@ -230,6 +220,29 @@ async def _serve(
         if supervisor is not None:
             await supervisor.close()
         await pool.close()
+
+
+def _begin_load(
+    settings: ServerSettings,
+    models: FirstModel | RouterSettings | Deployment,
+    cluster: Cluster | None,
+    last: Handover | None,
+    pool: ModelPool,
+) -> asyncio.Future[list[ServedModel]] | None:
+    """Begins to load the models that the server is started with, of which the pool tells meanwhile; None: none."""
+    known = () if last is None else last.models
+    if isinstance(models, FirstModel):
+        loading = asyncio.ensure_future(
+            _load_first(settings, models, cluster, known[0] if known else None)
+        )
+        name = settings.served_model_name or str(models.settings.config["model_path"])
+        pool.announce(name, loading, lambda: _loading(models.worker))
+        return loading
+    if isinstance(models, Deployment):
+        loading = asyncio.ensure_future(models.load(settings, cluster, known))
+        pool.announce(models.name, loading, lambda: models.step)
+        return loading
+    return None
 
 
 def _supervisor(
