@@ -8,15 +8,17 @@ import time
 from collections import defaultdict
 from collections.abc import Callable
 from itertools import product
-from threading import Event
+from threading import Event, Timer
 from typing import Any
 
 import numpy as np
 import pytest
 
 from max.pipelines.structured import step_masks
-from max.pipelines.structured.call_masks import CallMasks, CallMemory, FollowedRow
+from max.pipelines.structured.call_masks import CallMasks, CallMemory, FollowedRow, ReadyMasks
 from max.pipelines.structured.kept_tokens import KeptTokens
+from max.pipelines.structured.known_masks.string_rules import StringRules
+from max.pipelines.structured.known_masks.string_run import StringRun, TokenTexts
 from max.pipelines.structured.step_masks import MaskThread
 from tests.security.test_panics import panic
 
@@ -390,3 +392,126 @@ def test_the_last_tokens_are_learned_from() -> None:
         run(masks, call)
         found.append(np.flatnonzero(~call.kept[0][0]).tolist())
     assert found == [[], [2], [2]]
+
+
+QUOTE, LETTER, OTHER_LETTER, LONG, HALF, REST = range(6)
+TEXTS = [b'"', b"a", b"b", b"c" * 30, b"\xc3", b"\xa9"]
+
+
+def string_run(*tokens: int, learned: int | None = None, bounds: tuple[int, ...] = ()) -> StringRun:
+    run = StringRun(StringRules(0, bounds), TokenTexts.of(6, TEXTS.__getitem__))
+    for token in tokens:
+        run.advance(token)
+    if learned is not None:
+        run.learn(np.array([learned, 0], np.int32))
+    return run
+
+
+def test_known_masks_take_no_thread() -> None:
+    sentences = [(QUOTE, LETTER)]
+    run = string_run(QUOTE, LETTER, learned=6, bounds=(199,))
+    rows = [
+        FollowedRow(Matcher(sentences), True, frozenset(), run),
+        FollowedRow(None, False, frozenset()),
+    ]
+    memory = CallMemory(np.ones((2, 8), np.bool_), np.zeros((2, 8), np.bool_), 2)
+    thread, prepared, history = MaskThread(), np.zeros(1, np.int64), np.full((5, 2), -1)
+    for _ in range(2):
+        ready = ReadyMasks.of(thread, rows, memory, 5)
+        assert ready is not None
+        ready.begin(history, prepared, 1.0)
+        assert prepared[0] == 5
+        assert memory.allowed.tolist() == [[False, True, True, *[False] * 5], [True] * 8]
+        # neither after the end of the string nor after a long token, and the model has two tokens without a text
+        assert memory.kept.tolist() == [[False, True, True, *[False] * 5], [True] * 8]
+        assert ready.last().tolist() == [[6, 0], [-1, -1]]
+        assert ready.valid([], [[1, 2], [3]]) == [[1, 2], [3]]
+        ready.end(3)
+        memory.keep(1, np.zeros(8, np.bool_))
+    for steps, expected in ((6, True), (7, False)):  # of 24 characters at most, and a token of 30
+        assert (ReadyMasks.of(thread, rows, memory, steps) is not None) is expected
+    for own in (None, string_run(QUOTE, LETTER), string_run(QUOTE, LETTER, QUOTE, learned=6)):
+        rows[1] = FollowedRow(Matcher(sentences), True, frozenset(), own)
+        assert ReadyMasks.of(thread, rows, memory, 1) is None
+
+
+def test_the_thread_has_ended_before_tables_are_written(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It follows the last tokens of a call after the call."""
+    goes_on, waits = Event(), Event()
+
+    class Slow(Matcher):
+        def consume_token(self, token: int) -> bool:
+            waits.set()
+            goes_on.wait(60)
+            return super().consume_token(token)
+
+    sentences = [(LETTER, LETTER), (OTHER_LETTER, LETTER)]
+    rows = [FollowedRow(Slow(sentences), False, frozenset())]
+    masks, call = call_of(rows, np.array([[LETTER]]), 64, np.zeros(64, np.bool_))
+    prepared: Any = call
+    masks.begin(call.history, prepared, 1e-4)
+    masks.end(0)
+    assert waits.wait(60)
+    own = [FollowedRow(None, False, frozenset())]
+    Timer(0.05, goes_on.set).start()
+    assert ReadyMasks.of(masks._thread, own, call.memory, 1) is not None
+    assert masks._work is not None and masks._work.finished.is_set()
+    assert call.memory.kept.all() and call.memory.allowed.all()
+
+
+@pytest.mark.parametrize("jumps", [False, True])
+def test_a_known_mask_is_not_computed_in_a_call(jumps: bool) -> None:
+    """Its matcher follows the tokens once a mask is computed again."""
+    text = [QUOTE, LETTER, LETTER, OTHER_LETTER, HALF, REST, LONG, QUOTE, LETTER]
+    ways = [(*text, LETTER), (*text, QUOTE), (*text[:-1], QUOTE)]
+    # in each place but one, which forces its token, others may follow too
+    ways += [(*text[:n], other) for n in (1, 2, 3, 4, 6, 7) for other in (8, 9)]
+    computed, looked = list[int](), list[int]()
+
+    class Counting(Matcher):
+        def unsafe_compute_mask_ptr(self, address: int, size: int) -> None:
+            computed.append(len(self.seen))
+            super().unsafe_compute_mask_ptr(address, size)
+
+        def compute_ff_tokens(self) -> list[int]:
+            looked.append(len(self.seen))
+            return super().compute_ff_tokens()
+
+    rows = [FollowedRow(Counting(ways), jumps, frozenset(), string_run())]
+    masks, call = call_of(rows, np.array([[token] for token in text]), 64, np.ones(64, np.bool_))
+    run(masks, call)
+    # within the string once, after its first character, and within a character
+    assert computed == ([1, 2, 8] if jumps else [0, 1, 2, 5, 8])
+    assert {*looked} == ({0, 1, 2, 5, 8, 9} if jumps else set())
+    allowed = [{*np.flatnonzero(row[0]).tolist()} for row in call.allowed]
+    inside = allowed_of(ways, (QUOTE, LETTER))
+    assert all(allowed[place] == inside for place in (2, 3, 4, 6, 7))
+    assert allowed[1] == allowed_of(ways, (QUOTE,)) and allowed[8] == {LETTER, QUOTE}
+    assert allowed[5] == ({REST} if jumps else {REST, OTHER})
+    plain = flags_of({LETTER, OTHER_LETTER}, 64).tolist()
+    assert all(call.kept[place][0].tolist() == plain for place in (2, 3, 4, 6, 7))
+    assert call.kept[1][0].all() and call.kept[8][0].all()
+    assert call.kept[5][0].any() is not jumps
+
+
+def test_tables_of_kept_tokens() -> None:
+    memory, flags = (
+        CallMemory(np.zeros((1, 3), np.bool_), np.zeros((1, 3), np.bool_), 1),
+        [True, False],
+    )
+    own = np.array(flags)
+    for value, shared, expected in [
+        (own, True, [True, False, False]),
+        (own, True, [True, False, False]),
+        (True, False, [True, True, True]),
+        (own, True, [True, False, False]),
+        (False, False, [False, False, False]),
+        (own, False, [True, False, False]),
+        (np.array([False, True, True, True]), False, [False, True, True]),
+        (own, True, [True, False, False]),
+    ]:
+        memory.keep(0, value, shared)
+        assert memory.kept[0].tolist() == expected
+    own[:] = False
+    memory.keep(0, own)
+    assert not memory.kept.any()

@@ -157,6 +157,51 @@ def test_a_call_takes_several_steps_though_masks_change(
         assert single_steps(pipeline, contexts()) == found
 
 
+@pytest.mark.parametrize("options", OPTIONS[:3], ids=str)
+def test_few_masks_of_strings_are_computed(
+    pipeline: Any, monkeypatch: pytest.MonkeyPatch, options: dict[str, Any]
+) -> None:
+    """Within a string the mask is known, also beside other texts, and the text is that of single steps."""
+    own = grammar.of_json_schema({"type": "string", "minLength": 300})
+    computed: list[object] = []
+    real = step_masks.fill
+
+    def count(matcher: Any, line: Any) -> None:
+        computed.append(matcher)
+        real(matcher, line)
+
+    for others in ([], [None], [GRAMMARS[5]], [own, GRAMMARS[2]]):
+        contexts = lambda: [  # noqa: E731
+            request(pipeline, n, each, **options)
+            for n, each in enumerate([own, *others])  # noqa: B023
+        ]
+        found = answers(pipeline, contexts())
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(step_masks, "fill", count)
+            computed.clear()
+            assert answers(pipeline, contexts()) == found
+        known = sum(map(len, found[:1])) - len(computed)
+        assert others[1:] or known > 0.6 * len(found[0])
+        assert single_steps(pipeline, contexts()) == found
+
+
+def test_known_masks_are_those_of_the_request(pipeline: Any) -> None:
+    """A request with the number of an earlier one, or whose tokens were removed, does not get its masks."""
+    one = grammar.of_json_schema({"type": "string", "minLength": 300})
+    other = grammar.of_json_schema({"type": "array", "items": {"type": "string", "minLength": 300}})
+    expected = [
+        single_steps(pipeline, [request(pipeline, 0, own, temperature=1.0)]) for own in (one, other)
+    ]
+    for _ in range(2):
+        for own, answer in zip((one, other), expected, strict=True):
+            context = request(pipeline, 0, own, temperature=1.0)
+            engine = Engine(pipeline, limits_of(pipeline))
+            engine.submit(context)
+            while not engine.idle:
+                engine.step()
+            assert [context.generated_tokens.tolist()] == answer
+
+
 @pytest.mark.parametrize("options", OPTIONS[:2], ids=str)
 def test_masks_that_come_too_late_are_waited_for(
     pipeline: Any,

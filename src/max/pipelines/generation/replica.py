@@ -51,7 +51,7 @@ from max.pipelines.models.loading import load_model
 from max.pipelines.models.pipeline_model import PipelineModel, WeightsAdapter
 from max.pipelines.sampling.inputs import SamplingInputs, is_greedy
 from max.pipelines.sampling.sampler import Sampler, grammar_tokens, needs_sampler
-from max.pipelines.structured.call_masks import CallMasks
+from max.pipelines.structured.call_masks import CallMasks, ReadyMasks
 from max.pipelines.structured.constraint import Constraints, is_constrained
 from max.pipelines.structured.step_masks import Mask, StepMasks
 
@@ -213,7 +213,7 @@ class Replica(Generic[TextGenerationContextType]):
         loop, grammars, constrained = self.loop, None, any(map(is_constrained, batch))
         if loop is not None and loop.usable and not enable_log_probs:
             if constrained and self._grammar_steps is not None:
-                grammars = self._grammar_steps.plan(batch)
+                grammars = self._grammar_steps.plan(batch, num_steps)
             if grammars is not None or (
                 num_steps > 1
                 and not constrained
@@ -309,7 +309,7 @@ class Replica(Generic[TextGenerationContextType]):
         loop: DecodeLoop,
         batch: list[TextGenerationContextType],
         num_steps: int,
-        grammars: tuple[TokenTables, CallMasks] | None = None,
+        grammars: tuple[TokenTables, CallMasks | ReadyMasks] | None = None,
     ) -> StepResult:
         """Runs a decoding batch for several steps, or until one of its sequences ends, or text is forced."""
         begin = time.perf_counter()

@@ -21,6 +21,7 @@ from max._dataclass import dataclass
 from max.interfaces import TextGenerationContext
 from max.pipelines.core.native_calls import is_panic
 from max.pipelines.structured.kept_tokens import Flags, KeptAfter, KeptTokens
+from max.pipelines.structured.known_masks.string_run import StringRun
 from max.pipelines.structured.step_masks import (
     Mask,
     MaskThread,
@@ -53,6 +54,8 @@ class CallMemory:
         self.allowed, self.kept, self.words = allowed, kept, words
         self._masks = np.zeros((len(allowed), words), np.int32)
         """Those whose tokens are allowed."""
+        self._flags: list[Flags | None] = [None] * len(allowed)
+        """What each row was set to last; None: to one value."""
 
     def allow(self, row: int, mask: npt.NDArray[np.int32]) -> bool:
         """Sets the tokens that may follow in a row; returns whether they are others than before.
@@ -67,6 +70,22 @@ class CallMemory:
         self.allowed[row] = unpack_mask(mask[None], self.allowed.shape[1])[0]
         return True
 
+    def keep(self, row: int, flags: Flags | bool, shared: bool = False) -> None:
+        """Sets the tokens that a further step may follow in a row.
+
+        Args:
+            row: The row.
+            flags: Whether one may, bool ``[tokens]``, or for all tokens.
+            shared: Whether the flags never change, so that they need not be set again.
+        """
+        if isinstance(flags, bool):
+            self.kept[row], self._flags[row] = flags, None
+        elif not shared or self._flags[row] is not flags:
+            # a model may have more logits than its tokenizer has tokens, or fewer
+            width = min(len(flags), self.kept.shape[1])
+            self.kept[row, :width], self.kept[row, width:] = flags[:width], False
+            self._flags[row] = flags
+
 
 @dataclass
 class FollowedRow:
@@ -76,11 +95,18 @@ class FollowedRow:
         matcher: Its grammar, at its place; None: it has none.
         jumps: Whether tokens that its grammar forces are appended to it without a step.
         ends: The tokens that end its answer.
+        run: Where its text is, also after tokens that the matcher has not followed yet; None: no mask is known.
     """
 
     matcher: Any
     jumps: bool
     ends: frozenset[int]
+    run: StringRun | None = None
+
+    @property
+    def mask(self) -> Mask | None:
+        """The mask of the next token; None if it is to be computed."""
+        return None if self.run is None or self.matcher is None else self.run.mask()
 
 
 class _CallWork(MaskWork):
@@ -114,6 +140,8 @@ class _CallWork(MaskWork):
         self._needed, self._seen = len(history), time.monotonic()
         self._forced: dict[int, int] = {}
         """The next token of each row in which it is forced."""
+        self._unread: list[list[int]] = [[] for _ in rows]
+        """The last tokens of each row, after which its mask is known: its matcher has not followed them yet."""
         self.step = 0
         self.failed: dict[int, int] = {}
         """The steps of rows whose masks could not be computed."""
@@ -138,12 +166,14 @@ class _CallWork(MaskWork):
             for row, token in self._forced.items():
                 self.masks[row] = 0
                 self.masks[row].view(np.uint32)[token >> 5] = 1 << (token & 31)
+            computed = list[tuple[Any, int]]()
+            for row, request in enumerate(self._requests):
+                if (known := request.mask) is not None:
+                    self.masks[row] = known
+                elif request.matcher is not None and row not in self._forced:
+                    computed.append((request.matcher, row))
             with self.lock:
-                self.rows.extend(
-                    (request.matcher, row)
-                    for row, request in enumerate(self._requests)
-                    if request.matcher is not None and row not in self._forced
-                )
+                self.rows.extend(computed)
             super().fill()
             for row, _ in self.panics:
                 if self.failed.setdefault(row, self.step) == self.step:
@@ -152,6 +182,10 @@ class _CallWork(MaskWork):
             with self.lock:
                 if self.abandoned:
                     return
+                for _, row in computed:
+                    request = self._requests[row]
+                    if request.run is not None and request.matcher is not None:
+                        request.run.learn(self.masks[row])
                 self._write()
             # taken anew: other processors see the tables before the number
             with self.lock:
@@ -170,8 +204,16 @@ class _CallWork(MaskWork):
         for row, request in enumerate(self._requests if tokens else ()):
             if request.matcher is None:
                 continue
+            unread = self._unread[row]
+            unread.append(tokens[row])
+            if request.run is not None:
+                request.run.advance(tokens[row])
+                if request.mask is not None:
+                    self._forced.pop(row, None)
+                    continue
             try:
-                follows = request.matcher.consume_token(tokens[row])
+                follows = all(map(request.matcher.consume_token, unread))
+                unread.clear()
                 if follows:
                     self._find_forced(row)
             except BaseException as error:
@@ -222,13 +264,19 @@ class _CallWork(MaskWork):
             changed = memory.allow(row, self.masks[row])
             if row in self._forced:
                 # the others that are forced are appended without steps
-                memory.kept[row], self._kept_after[row] = False, None
+                memory.keep(row, False)
+                self._kept_after[row] = None
             elif request.matcher is None:
                 if self.step == 0 or self._kept_after[row] is not None:
-                    memory.kept[row], self._kept_after[row] = True, None
+                    memory.keep(row, True)
+                    self._kept_after[row] = None
+            elif request.run is not None and request.mask is not None:
+                memory.keep(row, request.run.plain, shared=True)
+                self._kept_after[row] = None
             elif changed or self._kept_after[row] is None:
                 kept = self._kept.after(self.masks[row], request.ends)
-                memory.kept[row], self._kept_after[row] = kept.flags, kept
+                memory.keep(row, kept.flags)
+                self._kept_after[row] = kept
 
 
 class CallMasks:
@@ -311,3 +359,61 @@ class CallMasks:
             else:
                 batch[row].set_matcher(matcher)
         return found
+
+
+class ReadyMasks:
+    """The masks of a call that are known before it and the same in all steps: nothing is computed.
+
+    Args:
+        masks: int32 ``[batch, words]``, one bit per token.
+    """
+
+    def __init__(self, masks: Mask) -> None:
+        self._masks = masks
+
+    @classmethod
+    def of(
+        cls, thread: MaskThread, rows: Sequence[FollowedRow], memory: CallMemory, steps: int
+    ) -> ReadyMasks | None:
+        """Writes the tables of a call; None if the mask of a row is not known, or not for all steps.
+
+        Args:
+            thread: Computes masks, perhaps still those of the last call.
+            rows: The requests.
+            memory: What the call reads.
+            steps: The maximum number of steps.
+        """
+        masks = np.full((len(rows), memory.words), -1, np.int32)
+        for row, request in enumerate(rows):
+            if request.matcher is not None:
+                known = None if request.run is None else request.run.mask(steps)
+                if known is None:
+                    return None
+                masks[row] = known
+        thread.settle()  # it may have learned from the last tokens
+        for row, request in enumerate(rows):
+            memory.allow(row, masks[row])
+            if request.matcher is not None and request.run is not None:
+                memory.keep(row, request.run.plain, shared=True)
+            else:
+                memory.keep(row, True)
+        return cls(masks)
+
+    def begin(
+        self, history: npt.NDArray[np.int64], prepared_steps: npt.NDArray[np.int64], step_s: float
+    ) -> None:
+        """As of `CallMasks`: all steps are prepared."""
+        prepared_steps[0] = len(history)
+
+    def end(self, needed_steps: int = 0) -> None:
+        """As of `CallMasks`: there is nothing to end."""
+
+    def last(self) -> Mask:
+        """As of `CallMasks`."""
+        return self._masks
+
+    def valid(
+        self, batch: Sequence[TextGenerationContext], tokens: Sequence[Sequence[int]]
+    ) -> list[list[int]]:
+        """As of `CallMasks`: all tokens."""
+        return [list(own) for own in tokens]

@@ -7,7 +7,7 @@ import logging
 import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
-from typing import TYPE_CHECKING, Any, TypeVar, cast
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -17,9 +17,11 @@ from max.interfaces import GenerationStatus, TextGenerationContext
 from max.pipelines.core.exceptions import GrammarsWaitError, InputError
 from max.pipelines.core.native_calls import native_calls
 from max.pipelines.core.text_context import TextContext
-from max.pipelines.structured.call_masks import CallMasks, CallMemory, FollowedRow
+from max.pipelines.structured.call_masks import CallMasks, CallMemory, FollowedRow, ReadyMasks
 from max.pipelines.structured.compile_threads import MOST_OVERDUE
 from max.pipelines.structured.kept_tokens import KeptTokens
+from max.pipelines.structured.known_masks.string_rules import string_rules
+from max.pipelines.structured.known_masks.string_run import StringRun, TokenTexts
 from max.pipelines.structured.step_masks import (
     MaskThread,
     MaskWork,
@@ -72,6 +74,7 @@ class Constraints:
         self._delegate = delegate
         self._vocabularies: dict[tuple[int, ...], Any] = {}
         self._ordinary: dict[frozenset[int], npt.NDArray[np.bool_]] = {}
+        self._texts: TokenTexts | None = None
         self._lock = threading.RLock()  # guards the above
         self._thread = MaskThread()
 
@@ -110,6 +113,8 @@ class Constraints:
             )
         matcher = grammars.matcher_of(self._vocabulary(context.eos_token_ids), grammar)
         self._check_beginning(matcher)
+        if string_rules(grammar) is not None:
+            self._token_texts(context.eos_token_ids)  # now, as later a batch would wait
         # a context may bring generated tokens along: the matcher follows them
         for token in context.generated_tokens.tolist():
             matcher.consume_token(token)
@@ -163,25 +168,59 @@ class Constraints:
         jumps: Sequence[bool],
         memory: CallMemory,
         kept: KeptTokens,
-    ) -> CallMasks:
-        """The masks of the steps of a call, which are computed while it runs.
+        runs: Sequence[StringRun | None],
+        steps: int,
+    ) -> CallMasks | ReadyMasks:
+        """The masks of the steps of a call, which are computed while it runs unless all are known.
 
         Args:
             batch: The requests; those with a grammar have a matcher.
             jumps: Whether tokens that its grammar forces are appended to a request without a step.
             memory: What the call reads.
             kept: What is known of the tokens after which a call goes on.
+            runs: Where the text of each request is; None: no mask is known.
+            steps: The maximum number of steps.
         """
+        rows = [
+            FollowedRow(context.matcher, jump, frozenset(context.eos_token_ids), run)
+            for context, jump, run in zip(batch, jumps, runs, strict=True)
+        ]
+        ready = ReadyMasks.of(self._thread, rows, memory, steps)
+        if ready is not None:
+            return ready
         # the requests follow their tokens after the call
         with _guarded:
-            matchers = [
-                None if (m := c.matcher) is None else cast(Any, m).deep_copy() for c in batch
-            ]
-        rows = [
-            FollowedRow(matcher, jump, frozenset(context.eos_token_ids))
-            for context, matcher, jump in zip(batch, matchers, jumps, strict=True)
-        ]
+            for row in rows:
+                row.matcher = None if row.matcher is None else row.matcher.deep_copy()
+                row.run = None if row.run is None else row.run.copy()
         return CallMasks(self._thread, rows, memory, kept)
+
+    def string_run(self, context: TextGenerationContext) -> StringRun | None:
+        """Follows the strings of a request from the start of its answer; None if its grammar has rules of other kinds.
+
+        Args:
+            context: The request.
+        """
+        grammar = grammar_of(context)
+        rules = None if grammar is None else string_rules(grammar)
+        if rules is None:
+            return None
+        return StringRun(rules, self._token_texts(context.eos_token_ids))
+
+    def _token_texts(self, eos: Iterable[int]) -> TokenTexts:
+        with self._lock:
+            if self._texts is None:
+                vocabulary = self._vocabulary(eos)
+
+                def text_of(token: int) -> bytes | None:
+                    return (
+                        None
+                        if vocabulary.is_special_token(token)
+                        else vocabulary.decode_bytes([token])
+                    )
+
+                self._texts = TokenTexts.of(len(self._delegate), text_of)
+            return self._texts
 
     def ordinary_tokens(self, eos: Iterable[int]) -> npt.NDArray[np.bool_]:
         """The tokens that stand in the middle of a text, such as a string of JSON: whole characters, none of which ends

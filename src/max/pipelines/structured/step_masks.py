@@ -109,10 +109,14 @@ class MaskThread:
         Args:
             work: Computes the masks.
         """
+        self.settle()
+        self._pool.submit(work.run)
+
+    def settle(self) -> None:
+        """Waits for the end of the work that was left alone, as long as a mask may take; then it writes no more."""
         before, self._unattended = self._unattended, None
         if before is not None and not before.wait(MASK_S):
             self.replace(before)
-        self._pool.submit(work.run)
 
     def leave(self, work: MaskWork) -> None:
         """Leaves the end of a work alone: it does not hold up the next one longer than a mask may take.

@@ -35,7 +35,7 @@ from max.pipelines.sampling.inputs import (
     sample_tokens,
     sampling_input_types,
 )
-from max.pipelines.structured.call_masks import CallMasks
+from max.pipelines.structured.call_masks import CallMasks, ReadyMasks
 
 
 class TokenTables(NamedTuple):
@@ -261,7 +261,7 @@ class DecodeLoop:
         batch: Sequence[TextGenerationContext],
         steps: int,
         reader: StepReader | None = None,
-        grammars: tuple[TokenTables, CallMasks] | None = None,
+        grammars: tuple[TokenTables, CallMasks | ReadyMasks] | None = None,
     ) -> LoopResult:
         """Runs up to a number of steps.
 

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
-from max.interfaces import TextGenerationContext
+from max.interfaces import RequestID, TextGenerationContext
 from max.pipelines.core.draft_tree import draft_length
 from max.pipelines.generation.steps.decode_loop import DecodeLoop, TokenTables
 from max.pipelines.generation.steps.step_tokens import jumps_ahead, reasoning_limit
 from max.pipelines.sampling.sampler import changes_logits
-from max.pipelines.structured.call_masks import CallMasks, CallMemory
+from max.pipelines.structured.call_masks import CallMasks, CallMemory, ReadyMasks
 from max.pipelines.structured.constraint import Constraints
 from max.pipelines.structured.kept_tokens import KeptTokens
+from max.pipelines.structured.known_masks.string_run import StringRun
+from max.pipelines.structured.step_masks import OverdueMatcher
 
 __all__ = ["GrammarSteps"]
 
@@ -22,6 +24,27 @@ class _Memory(NamedTuple):
 
     tables: TokenTables
     memory: CallMemory
+
+
+class _FollowedText:
+    """How far the text of a request is followed.
+
+    Args:
+        matcher: The matcher of the request, which is another one after tokens were removed.
+        run: Where the text is; None: no mask is known.
+    """
+
+    def __init__(self, matcher: Any, run: StringRun | None) -> None:
+        self.matcher, self.run = matcher, run
+        self._seen = 0
+
+    def follow(self, context: TextGenerationContext) -> None:
+        """Follows the tokens that are new."""
+        if self.run is not None:
+            new = context.generated_tokens[self._seen :].tolist()
+            self._seen += len(new)
+            for token in new:
+                self.run.advance(token)
 
 
 class GrammarSteps:
@@ -38,12 +61,17 @@ class GrammarSteps:
         self._kept = KeptTokens(constraints.ordinary_tokens, vocabulary)
         self._memory: dict[int, _Memory] = {}
         """The last one used, by the size of the batch."""
+        self._texts: dict[RequestID, _FollowedText] = {}
+        """Those of the last batch."""
 
-    def plan(self, batch: Sequence[TextGenerationContext]) -> tuple[TokenTables, CallMasks] | None:
+    def plan(
+        self, batch: Sequence[TextGenerationContext], steps: int
+    ) -> tuple[TokenTables, CallMasks | ReadyMasks] | None:
         """The tables and masks of a call of a decoding batch; None if a request needs another way.
 
         Args:
             batch: The requests, each with one new token.
+            steps: The maximum number of steps.
         """
         if not all(map(_is_plain, batch)) or all(c.matcher is None for c in batch):
             return None
@@ -53,7 +81,24 @@ class GrammarSteps:
             own = _Memory(tables, CallMemory(allowed, kept, words))
             self._memory = {len(batch): own}
         jumps = list(map(jumps_ahead, batch))
-        return own.tables, self._constraints.call_masks(batch, jumps, own.memory, self._kept)
+        masks = self._constraints.call_masks(
+            batch, jumps, own.memory, self._kept, self._runs(batch), steps
+        )
+        return own.tables, masks
+
+    def _runs(self, batch: Sequence[TextGenerationContext]) -> list[StringRun | None]:
+        """Where the text of each request is."""
+        before, self._texts = self._texts, {}
+        for context in batch:
+            own, matcher = before.get(context.request_id), context.matcher
+            if own is None or own.matcher is not matcher:
+                follows = matcher is not None and not isinstance(matcher, OverdueMatcher)
+                own = _FollowedText(
+                    matcher, self._constraints.string_run(context) if follows else None
+                )
+            own.follow(context)
+            self._texts[context.request_id] = own
+        return [self._texts[context.request_id].run for context in batch]
 
 
 def _is_plain(context: TextGenerationContext) -> bool:

@@ -1,0 +1,1 @@
+"""Masks that are known without a computation, as those within a string of JSON."""
