@@ -28,6 +28,7 @@ from max.pipelines.tokenization.added_tokens import (
     special_tokens,
     stated_tokens,
 )
+from max.pipelines.tokenization.shared_starts import has_lines, shared_start
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
@@ -164,16 +165,27 @@ class HFTokenizer:
 
     @tokenizer_calls
     def encode_all(self, texts: Sequence[str], add_special_tokens: bool = True) -> list[list[int]]:
-        """Encodes texts together, without the GIL.
+        """Encodes texts together, without the GIL. What they share at the start is encoded once where that is possible.
 
         Args:
             texts: The texts.
             add_special_tokens: As for :meth:`encode`.
         """
-        encodings = self.backend_tokenizer.encode_batch_fast(
-            list(texts), add_special_tokens=add_special_tokens
-        )
-        return [encoding.ids for encoding in encodings]
+        encode = self.backend_tokenizer.encode_batch_fast
+        place = 0 if add_special_tokens or not self._has_lines else shared_start(texts)
+        if not place:
+            return [
+                encoding.ids
+                for encoding in encode(list(texts), add_special_tokens=add_special_tokens)
+            ]
+        parts = [texts[0], *(text[place:] for text in texts)]
+        first, *ends = [part.ids for part in encode(parts, add_special_tokens=False)]
+        start = first[: len(first) - len(ends[0])]
+        return [start + end for end in ends]
+
+    @cached_property
+    def _has_lines(self) -> bool:
+        return has_lines(self.backend_tokenizer)
 
     def count_tokens(self, text: str, add_special_tokens: bool = True) -> int:
         """The number of a text's tokens.
