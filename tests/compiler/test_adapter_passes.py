@@ -262,6 +262,23 @@ def test_a_launch_of_several_products() -> None:
     assert ops[3].attr("next") == (sum(sizes) - b, sum(sizes) + sizes[0] - b)
 
 
+def test_the_next_block_begins_after_all_sites_of_the_last_launch() -> None:
+    module, sizes = Module(), [lora_place_size(RANK, INNER, size) for size in (40, 96)]
+    values = [
+        module.terms(module.product(module.x, size), module.x, offset, 1)
+        for size, offset in ((40, 0), (96, sizes[0]))
+    ]
+    members = attached(module, *values)
+    merged = insert_adapted(members, module.weight, (), members[0])
+    for op, result in zip(members, merged.results, strict=True):
+        op.results[0].replace_all_uses_with(result)
+        op.detach()
+        op.erase()
+    project_adapters(module.block, lambda op: True)
+    b = lora_place_starts(RANK, INNER, 40)[0]
+    assert merged.attr("next") == (sum(sizes) - b, sum(sizes) + sizes[0] - b)
+
+
 def test_launches_of_other_places_are_not_read_ahead() -> None:
     module = Module()
     first, second, third = adapted(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import dataclasses
 from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
@@ -270,3 +271,7 @@ def test_a_child_process_has_threads_of_its_own() -> None:
 def test_a_text_that_is_not_known() -> None:
     with pytest.raises(jit.AbsentError):
         jit.absent_text()
+
+
+def test_counts_begin_at_zero() -> None:
+    assert set(dataclasses.asdict(jit.JitStats()).values()) == {0}

@@ -43,11 +43,55 @@ def test_code_for_other_machines() -> None:
             assert elf_machine(compiler.compile("twice", TEXT, optimize)) == machine
         with pytest.raises(CompileError, match="the module of bad"):
             compiler.compile("bad", TEXT.replace("i64 %y", "i32 %y"))
+        # LLVM reads it, but a value is used before it is there
+        early = TEXT.replace("%y = add i64 %x, %x", "%y = add i64 %z, %x\n  %z = add i64 %x, %x")
+        with pytest.raises(CompileError, match="dominate"):
+            compiler.compile("early", early)
+
+
+def test_functions_that_must_be_inlined_are() -> None:
+    compiler = Compiler(Machine("x86_64-unknown-linux-gnu", "x86-64", ""))
+    text = """
+define internal i64 @inner(i64 %x) alwaysinline {
+  %y = mul i64 %x, %x
+  ret i64 %y
+}
+define i64 @outer(i64 %x) {
+  %y = call i64 @inner(i64 %x)
+  ret i64 %y
+}
+"""
+    assembly = compiler.assembly(text)
+    assert "imul" in assembly and "call" not in assembly and "outer:" in assembly
+
+
+def test_only_the_code_generators_that_are_needed_are_loaded(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    loaded: list[str] = []
+    with monkeypatch.context() as patches:
+        names = ("initialize_native_target", "initialize_native_asmprinter")
+        for name in names:
+            patches.setattr(llvm, name, lambda name=name: loaded.append(name))
+        llvm_compiler._initialize_host.__wrapped__()
+        assert sorted(loaded) == sorted(names)
+    loaded.clear()
+    for name in ("host", "all"):
+        monkeypatch.setattr(
+            llvm_compiler, f"_initialize_{name}", lambda name=name: loaded.append(name)
+        )
+    triple = llvm.get_process_triple()
+    other = ("aarch64" if triple.startswith("x86_64") else "x86_64") + "-unknown-linux-gnu"
+    llvm.initialize_all_targets()
+    for machine, expected in ((Machine(triple, "", ""), "host"), (Machine(other, "", ""), "all")):
+        llvm_compiler.create_target_machine(machine)
+        assert loaded.pop() == expected and not loaded
 
 
 def test_this_machine(monkeypatch: pytest.MonkeyPatch) -> None:
     """Where LLVM does not tell all features, as on ARM, the system's list counts."""
     of_host = llvm_compiler._host_machine.__wrapped__
+    assert Machine.host() == of_host()
     triple, cpu = llvm.get_process_triple(), llvm.get_host_cpu_name()
     monkeypatch.setattr(platform, "MACHINE", "x86_64")
     assert of_host() == (triple, cpu, llvm.get_host_cpu_features().flatten())

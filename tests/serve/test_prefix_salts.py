@@ -17,10 +17,11 @@ import pytest
 from max.interfaces import RequestID
 from max.pipelines.core.context import TextContext
 from max.pipelines.generation.process.commands import GenerationRequest
+from max.pipelines.generation.process.encoder_messages import EncodeRequest
 from max.pipelines.kv_cache import salts
 from max.pipelines.kv_cache.page_manager import PageManager
 from max.pipelines.kv_cache.request_pages import RequestPages
-from max.pipelines.kv_cache.salts import KEY_FILE, salt_key_of
+from max.pipelines.kv_cache.salts import KEY_FILE, NO_SALT, salt_key_of
 from max.serve.batch import call
 from max.serve.http import prefix_epochs
 from max.serve.http.middleware import Gate
@@ -173,6 +174,13 @@ def test_a_prompt_of_several_sequences_counts_once() -> None:
     context = RequestContext()
     context.cached_by_request = {"a-0": (1, 32), "a-1": (1, 48), "b": (2, 16)}
     assert context.cached_tokens == 48
+
+
+def test_the_size_of_a_prompt() -> None:
+    """Tokens count themselves; of texts, four characters are about one."""
+    tokens, salt, size = prompt_of(GenerationRequest("r", (1, 2), 9, generated_tokens=(3,)))
+    assert (tokens, salt, size) == ((1, 2, 3), NO_SALT, 0)
+    assert prompt_of(EncodeRequest("r", ("a" * 61, "b" * 60))) == ((), NO_SALT, 30)
 
 
 def test_the_router_tells_adapters_and_scales_apart() -> None:
