@@ -299,3 +299,19 @@ def test_messages_that_cannot_be_read_end_a_worker(caplog: pytest.LogCaptureFixt
     assert [record.message for record in caplog.records] == [
         "the messages of the worker process cannot be read"
     ]
+
+
+def test_a_channel_that_is_closed_is_not_read_again() -> None:
+    async def test() -> None:
+        reading = Reading()
+        asked = reading.worker.channel.asked
+        await reading.read([EngineStats()])
+        for _ in range(2):  # the frame and the end
+            assert asked.acquire(timeout=WAIT_S)
+        assert not asked.acquire(timeout=0.1)
+        # if it were asked again, the thread would get this
+        reading.worker.channel.frames.put([EngineStats()])
+        await asyncio.sleep(0.05)
+        assert reading.taken == [EngineStats(), None]
+
+    asyncio.run(test())
