@@ -90,6 +90,10 @@ class PanelStep(NamedTuple):
     ahead: Any
 
 
+SHORT_DEPTH = 64
+"""The depth up to which tiles leave their rows to the hardware's prefetcher: parts of a few steps take longer."""
+
+
 @k.inline
 def prefetch_step(
     ahead: k.View, next_row: k.View, n: k.Value, part_step: k.Value, prefetches: k.Value, height: int, lane: int,
@@ -168,7 +172,7 @@ def multiply_tile_row(
         if half == 0:
             if height != t.height or row == 0:
                 prefetches = k.i64(PANEL)
-            elif step.strip == 0:
+            elif step.strip == 0 and x.depth > SHORT_DEPTH:
                 prefetches = k.i64(ROWS)
         tile = x._replace(panel=x.panel[lane * half :])
         multiply(c[half:], tile, row, height, t, step.ahead, prefetches)
