@@ -242,4 +242,4 @@ OF_26: dict[str, dict[str, str]] = {
         "read_modelopt_quantized_layers resolve_hf_quant_config": _ENCODINGS,
     },
 }
-"""For each module names of later versions, separated by spaces, and what to do instead."""
+"""For each module names of other versions, separated by spaces, and what to do instead."""

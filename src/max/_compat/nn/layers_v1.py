@@ -1,4 +1,4 @@
-"""Layers of graphs without `max.nn.Module`, as earlier versions have them: weights are given to their constructors."""
+"""Layers of graphs without `max.nn.Module`, as 25.x has them: weights are given to their constructors."""
 
 from __future__ import annotations
 

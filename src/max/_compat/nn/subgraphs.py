@@ -1,4 +1,4 @@
-"""Helpers of later versions: parts of a model as subgraphs, and tensors that stay on their device."""
+"""Helpers of 26.x: parts of a model as subgraphs, and tensors that stay on their device."""
 
 from __future__ import annotations
 
