@@ -143,10 +143,10 @@ def stage(
     introduced = {p.number for p in pattern.positions[:end] if isinstance(p, Symbol)}
     size_symbols, scalar_symbols = _uses(steps, pattern, end, introduced)
     # a symbol that is the size of no tensor is bound by an input of that size, never read
-    carriers = [TensorType(DType.uint8, (Dim(f"s{number}"),), _CPU) for number in size_symbols]
+    symbol_inputs = [TensorType(DType.uint8, (Dim(f"s{number}"),), _CPU) for number in size_symbols]
     scalars = [TensorType(pattern.dtype(number), (), _CPU) for number in scalar_symbols]
     bound = [type_ for index, type_ in enumerate(types) if index not in weights]
-    graph = Graph("eager", input_types=[*bound, *carriers, *scalars])
+    graph = Graph("eager", input_types=[*bound, *symbol_inputs, *scalars])
     graph_inputs = [value.tensor for value in graph.inputs]
     values_by_symbol = dict(
         zip(scalar_symbols, graph_inputs[len(graph_inputs) - len(scalars) :], strict=True)
