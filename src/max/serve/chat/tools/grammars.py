@@ -26,6 +26,7 @@ def answer_grammar(
     special_tokens: dict[str, int],
     content_grammar: str | None = None,
     text_marks: Sequence[str] = (),
+    lacks: list[str] | None = None,
 ) -> str | None:
     """The grammar of an answer to a request with tools.
 
@@ -36,6 +37,7 @@ def answer_grammar(
         special_tokens: The special tokens by their texts.
         content_grammar: The grammar of an answer without calls; None: any text.
         text_marks: Special tokens that free text may have, such as those around reasoning.
+        lacks: Receives what the grammar does not hold of the tools' schemas.
 
     Returns:
         The grammar; None if it would allow any text, or calls cannot be distinguished from text. With
@@ -59,7 +61,7 @@ def answer_grammar(
     if layout is not None:
         free = not must and content_grammar is None
         start, rules = layout_rules(
-            layout, called, special_tokens, _SPACE, free, several, text_marks
+            layout, called, special_tokens, _SPACE, free, several, text_marks, lacks
         )
         return _join_rules(start, rules, content_grammar if not must else None)
     objects = " | ".join(f"object_{number}" for number in range(len(called)))

@@ -42,6 +42,12 @@ def keyword_rules(
         comma: What stands between two arguments.
     """
     properties: dict[str, Any] = parameters.get("properties") or {}
+    more = parameters.get("additionalProperties", "properties" not in parameters)
+    if not properties and (more or isinstance(more, dict)):
+        # an object that lists nothing has any arguments
+        value = value_of(more if isinstance(more, dict) else {}, parameters)
+        one = f"/[A-Za-z_][A-Za-z0-9_]{{0,63}}/ {json.dumps(key_end)} {value}"
+        return f"({one} ({json.dumps(comma)} {one})*)?"
     required = [name for name in properties if name in (parameters.get("required") or ())]
 
     def argument(name: str, first: bool) -> str:

@@ -7,6 +7,19 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from max.pipelines.structured.schema_check import misfit
+from max.serve.chat.tools.arguments.alternatives import (
+    alternatives,
+    as_schema,
+    object_alternatives,
+)
+from max.serve.chat.tools.arguments.raw_texts import (
+    LIMITS,
+    has_texts,
+    text_terms,
+    value_forms,
+    without,
+)
 from max.serve.chat.tools.definitions import Tool
 from max.serve.chat.tools.keyword_grammar import definitions, keyword_rules, python_keywords
 from max.serve.chat.tools.layout import IDENTIFIER, KEY, NAME, NUMBER, CallLayout, Style
@@ -14,6 +27,8 @@ from max.serve.chat.tools.values import resolve_schema, types_of
 
 _FIELDS = {IDENTIFIER: "/[a-zA-Z0-9]{9}/", NUMBER: "/[0-9]{1,4}/"}
 _BARE_DEPTH = 6
+_UNHELD_OF_OBJECTS = frozenset(("minProperties", "maxProperties", "patternProperties"))
+_UNHELD_OF_LISTS = frozenset(("prefixItems", "contains", "uniqueItems"))
 
 
 class LayoutRules:
@@ -32,6 +47,9 @@ class LayoutRules:
         self._split = re.compile("|".join(map(re.escape, marks)) or r"(?!)")
         self.rules: list[str] = []
         """The rules so far."""
+        self.lacks: list[str] = []
+        """What the rules do not hold of the tools' schemas."""
+        self._tool = ""
 
     @property
     def trigger(self) -> str:
@@ -69,15 +87,34 @@ class LayoutRules:
         return f"call_{index}"
 
     def _arguments(self, index: int, tool: Tool) -> str:
+        if self._layout.style is Style.JSON:
+            return self.json(tool.parameters)
+        self._tool = tool.name
+        options, lacks = object_alternatives(tool.parameters)
+        self._note("", lacks)
+        bodies = [
+            self._listed_arguments(f"{index}_{number}", {**definitions(tool.parameters), **option})
+            for number, option in enumerate(options)
+        ]
+        return f"({' | '.join(bodies)})" if len(bodies) > 1 else bodies[0]
+
+    def _listed_arguments(self, place: str, parameters: dict[str, Any]) -> str:
+        """The arguments of an object without combinations."""
         match self._layout.style:
-            case Style.JSON:
-                return self.json(tool.parameters)
-            case Style.TAGGED:
-                return self._tagged_parameters(index, tool.parameters)
             case Style.PYTHON:
-                return f'{python_keywords(tool.parameters, self._space)} ")"'
+                return f'{python_keywords(parameters, self._space)} ")"'
             case Style.BARE:
-                return f'{keyword_rules(tool.parameters, "", ":", self._bare_value, ",")} "}}"'
+                return f'{keyword_rules(parameters, "", ":", self._bare_value, ",")} "}}"'
+            case _:
+                return self._tagged_parameters(place, parameters)
+
+    def _note(self, name: str, keywords: Sequence[str]) -> None:
+        """Notes keywords that the rules of the tool do not hold."""
+        place = f"{self._tool}: properties.{name}" if name else self._tool
+        for keyword in keywords:
+            text = f"{place}: {keyword}"
+            if text not in self.lacks:
+                self.lacks.append(text)
 
     def json(self, schema: Mapping[str, Any]) -> str:
         """The JSON texts of a schema."""
@@ -86,84 +123,151 @@ class LayoutRules:
     def _json_value(self, schema: dict[str, Any], root: Mapping[str, Any]) -> str:
         return self.json({**definitions(root), **schema})
 
-    def _tagged_parameters(self, index: int, parameters: dict[str, Any]) -> str:
+    def _tagged_parameters(self, place: str, parameters: dict[str, Any]) -> str:
         layout, parts = self._layout, list[str]()
         required = parameters.get("required") or ()
         properties: dict[str, Any] = parameters.get("properties") or {}
         separator = self.literal(layout.value_separator)
-        for place, (name, schema) in enumerate(properties.items()):
-            value, text = self._tagged_value(f"{index}_{place}", name, schema, parameters)
-            key_end = layout.key_end if text else layout.other_key_end
-            part = f"{self.literal(layout.key + name + key_end)} {value} {separator}"
+        for number, (name, schema) in enumerate(properties.items()):
+            forms = self._tagged_value(f"{place}_{number}", name, schema, parameters)
+            each = [
+                f"{self.literal(layout.key + name + key_end)} {value}" for key_end, value in forms
+            ]
+            part = f"({' | '.join(each)}) {separator}"
             parts.append(part if name in required else f"({part})?")
-        more = parameters.get("additionalProperties")
+        # an object that lists nothing has any arguments
+        more = parameters.get("additionalProperties", "properties" not in parameters)
         # a mark that repeats the key cannot end a value whose key is any name
         if (more or isinstance(more, dict)) and KEY not in layout.value_end:
             key = r"/[^<>\"'=\s]{1,64}/"
-            value = self._text_value(f"{index}_more", layout.value_end)
-            parts.append(
-                f"({self.literal(layout.key)} {key} {self.literal(layout.key_end)} {value} {separator})*"
+            forms = self._tagged_value(
+                f"{place}_{len(properties)}", "", more if isinstance(more, dict) else {}, parameters
             )
+            each = [
+                f"{self.literal(layout.key)} {key} {self.literal(key_end)} {value}"
+                for key_end, value in forms
+            ]
+            parts.append(f"(({' | '.join(each)}) {separator})*")
         return " ".join(parts)
 
     def _tagged_value(
         self, place: str, name: str, schema: Any, root: Mapping[str, Any]
-    ) -> tuple[str, bool]:
-        """A value with the mark that ends it, and whether it is a text."""
-        end = self._layout.value_end.replace(KEY, name)
+    ) -> list[tuple[str, str]]:
+        """What may stand before a value, and the value with the mark that ends it."""
+        layout = self._layout
+        end = layout.value_end.replace(KEY, name)
         types = types_of(schema, root)
         found = resolve_schema(schema, root)
         choices = found.get("enum", [found["const"]] if "const" in found else None)
         if choices and all(isinstance(each, str) and each for each in choices):
             options = " | ".join(self.literal(each) for each in choices)
-            return f"({options}) {self.literal(end)}", True
-        if not types or "string" in types:
-            return self._text_value(place, end), True
-        return f"{self._json_value(schema, root)} {self.literal(end)}", False
+            return [(layout.key_end, f"({options}) {self.literal(end)}")]
+        if types and "string" not in types:
+            return [(layout.other_key_end, f"{self._json_value(schema, root)} {self.literal(end)}")]
+        tells_texts = layout.key_end != layout.other_key_end
+        forms = value_forms(schema, root, self._text_mark(end), tells_texts)
+        self._note(name or "*", forms.lacks)
+        rules: list[tuple[str, str]] = []
+        if forms.terminal != "":
+            rules.append((layout.key_end, self._text_value(place, end, forms.terminal)))
+        if forms.others:
+            value = self._json_value(as_schema(forms.others), root)
+            rules.append((layout.other_key_end, f"{value} {self.literal(end)}"))
+        return rules
 
-    def _text_value(self, place: str, end: str) -> str:
-        """Any text up to a mark."""
+    def _text_mark(self, end: str) -> str:
+        """What of the mark that ends a text may not stand in it."""
+        match = self._split.search(end)
+        if match is not None and not end[: match.start()].strip():
+            return match[0]
+        return (end[: match.start()] if match else end).strip()
+
+    def _text_value(self, place: str, end: str, terminal: str | None) -> str:
+        """A text of a terminal, or any, up to a mark."""
+        text = "TEXT" if terminal is None else f"HELD_{place}"
         match = self._split.search(end)
         # no text holds a special token, so the text before one needs no lazy rule
         if match is not None and not end[: match.start()].strip():
-            rest = self.literal(end[match.start() :])
-            return f"TEXT {rest}"
+            if terminal is not None:
+                # one terminal with the space before the mark, which a text may end with too
+                self.rules.append(f"{text}: ({terminal}) {json.dumps(end[: match.start()])}")
+            return f"{text} {self.literal(end[match.start() :])}"
+        if terminal is not None:
+            self.rules.append(f"{text}: {terminal}")
         mark = end[: match.start()] if match else end
-        self.rules.append(f"text_{place}[lazy]: TEXT {json.dumps(mark)}")
+        self.rules.append(f"text_{place}[lazy]: {text} {json.dumps(mark)}")
         return f"text_{place} {self.literal(end[len(mark) :])}"
 
-    def _bare_value(self, schema: dict[str, Any], root: Mapping[str, Any], depth: int = 0) -> str:
+    def _bare_value(self, schema: Any, root: Mapping[str, Any], depth: int = 0) -> str:
         """A value in an object whose keys have no quotes."""
-        mark = self.literal(self._layout.value_end)
-        found = resolve_schema(schema, root)
-        choices = found.get("enum", [found["const"]] if "const" in found else None)
-        if choices:
-            return f"({' | '.join(self._bare_literal(each) for each in choices)})"
-        types = types_of(schema, root)
-        options: list[str] = []
-        if "string" in types or not types:
-            options.append(f"{mark} {self._bare_text()} {mark}")
-        options += [
-            self.json({"type": kind}) for kind in ("integer", "number", "boolean", "null") if kind in types
-        ]  # fmt: skip
-        if "object" in types and depth < _BARE_DEPTH:
-            inner = keyword_rules(
-                found, "", ":", lambda s, r: self._bare_value(s, root, depth + 1), ","
-            )
-            options.append(f'"{{" {inner} "}}"')
-        if "array" in types and depth < _BARE_DEPTH:
-            items = found.get("items")
-            item = self._bare_value(
-                items if isinstance(items, dict) else {"type": "string"}, root, depth + 1
-            )
-            options.append(f'"[" ({item} ("," {item})*)? "]"')
-        return f"({' | '.join(options)})" if options else f"{mark} {self._bare_text()} {mark}"
+        options = alternatives(schema, root)
+        if options is None:
+            self._note("", ["all but the types of its arguments"])
+            options = [{"type": sorted(types_of(schema, root)) or "string"}]
+        rules = [rule for each in options for rule in self._bare_rules(each, root, depth)]
+        # nothing else is left where objects are nested too deeply
+        return f"({' | '.join(dict.fromkeys(rules))})" if rules else '"null"'
 
-    def _bare_text(self) -> str:
-        if self._layout.value_end in self._special:
-            return "TEXT"
-        # there is no look-ahead: a text ends at the first character of the mark
-        return f"/[^{re.escape(self._layout.value_end[0])}]*/"
+    def _bare_rules(self, option: dict[str, Any], root: Mapping[str, Any], depth: int) -> list[str]:
+        """The values of a schema without combinations."""
+        if "enum" in option:
+            rest = {key: option[key] for key in option if key not in ("enum", "pattern")}
+            return [
+                self._bare_literal(each) for each in option["enum"] if misfit(each, rest) is None
+            ]
+        kinds = option.get("type", "string")
+        rules: list[str] = []
+        for kind in kinds if isinstance(kinds, list) else [kinds]:
+            if kind == "string":
+                rules.append(self._bare_text(option))
+            elif kind == "object" and depth < _BARE_DEPTH:
+                self._note("", sorted(option.keys() & _UNHELD_OF_OBJECTS))
+                inner = keyword_rules(
+                    {**option, **definitions(root)},
+                    "",
+                    ":",
+                    lambda s, r: self._bare_value(s, r, depth + 1),
+                    ",",
+                )
+                rules.append(f'"{{" {inner} "}}"')
+            elif kind == "array" and depth < _BARE_DEPTH:
+                rules.append(self._bare_list(option, root, depth))
+            elif kind not in ("object", "array"):
+                own = {key: option[key] for key in option if key in LIMITS}
+                rules.append(self._json_value({**own, "type": kind}, root))
+        return rules
+
+    def _bare_list(self, option: dict[str, Any], root: Mapping[str, Any], depth: int) -> str:
+        self._note("", sorted(option.keys() & _UNHELD_OF_LISTS))
+        items = option.get("items", True)
+        if items is False:
+            return '"[]"'
+        item = self._bare_value({"type": "string"} if items in (True, {}) else items, root, depth + 1)  # fmt: skip
+        least, most = option.get("minItems", 0), option.get("maxItems")
+        if most == 0:
+            return '"[]"'
+        times = f"{{{max(least - 1, 0)},{'' if most is None else most - 1}}}"
+        rule = f'"[" {item} ("," {item}){times} "]"'
+        return rule if least else f'("[]" | {rule})'
+
+    def _bare_text(self, option: dict[str, Any]) -> str:
+        """A text between two marks."""
+        end = self._layout.value_end
+        mark = self.literal(end)
+        terms, lacks = text_terms(option)
+        self._note("", lacks)
+        special = end in self._special
+        if not terms:
+            # there is no look-ahead: a text ends at the first character of the mark
+            return f"{mark} {'TEXT' if special else f'/[^{re.escape(end[0])}]*/'} {mark}"
+        terms.append(without(end if special else end[0]))
+        terminal = " & ".join(terms)
+        if not has_texts(terminal):
+            self._note("", ["what its texts are"])
+            return self._bare_text({})
+        name = f"HELD_{len(self.rules)}"
+        self.rules.append(f"{name}: {terminal}")
+        return f"{mark} {name} {mark}"
 
     def _bare_literal(self, value: Any) -> str:
         mark = self._layout.value_end
@@ -203,6 +307,7 @@ def layout_rules(
     free: bool,
     several: bool,
     text_marks: Sequence[str] = (),
+    lacks: list[str] | None = None,
 ) -> tuple[str, list[str]]:
     """The start and the rules of an answer with calls.
 
@@ -214,8 +319,10 @@ def layout_rules(
         free: Whether the answer is any text until the mark of a call.
         several: Whether it may have several calls.
         text_marks: Special tokens that free text may have, such as those around reasoning.
+        lacks: Receives what the rules do not hold of the tools' schemas.
     """
     writer = LayoutRules(layout, special, space)
+    writer.lacks = [] if lacks is None else lacks
     several = several and layout.several
     trigger = writer.trigger
     whole = (layout.section or layout.head).lstrip()

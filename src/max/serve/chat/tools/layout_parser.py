@@ -6,6 +6,7 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from max.serve.chat.tools.arguments.alternatives import argument_schema
 from max.serve.chat.tools.definitions import Tool
 from max.serve.chat.tools.layout import (
     KEY,
@@ -248,8 +249,7 @@ class LayoutParser(CallParser):
 
     def _value(self, key: str, text: str, mark: str) -> Any:
         schema: Mapping[str, Any] = self._schemas.get(self._name) or {}
-        properties = schema.get("properties")
-        own = properties.get(key) if isinstance(properties, Mapping) else None
+        own = argument_schema(schema, key)
         layout = self._layout
         if text.startswith(_CDATA[0]) and text.endswith(_CDATA[1]):
             return text[len(_CDATA[0]) : -len(_CDATA[1])]

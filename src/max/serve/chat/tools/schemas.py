@@ -18,7 +18,7 @@ from max.pipelines.structured.grammar import (
 from max.serve.chat.tools.definitions import ChoiceKind, Tool, ToolChoice
 from max.serve.chat.tools.formats import ToolFormat
 from max.serve.chat.tools.grammars import answer_grammar
-from max.serve.errors import of_user_error
+from max.serve.errors import ApiError, of_user_error
 
 _ANY_OBJECT = {"type": "object"}
 
@@ -58,9 +58,12 @@ def tool_grammar(
         ApiError: The schema of a tool that is strict cannot be held.
     """
 
+    lacks: list[str] = []
+
     def grammar_of(held_tools: Sequence[Tool]) -> str | None:
+        lacks.clear()
         return answer_grammar(
-            held_tools, choice, tool_format, special_tokens, content_grammar, text_marks
+            held_tools, choice, tool_format, special_tokens, content_grammar, text_marks, lacks
         )
 
     # nearly always the grammar of all tools can be compiled, and none needs a check of its own
@@ -69,7 +72,8 @@ def tool_grammar(
     if grammar is None:
         return ToolGrammar(None)
     if len(grammar) <= MAX_CHARACTERS and grammar_problem(grammar) is None:
-        return ToolGrammar(grammar, tuple(hints))
+        _refuse_strict(tools, lacks)
+        return ToolGrammar(grammar, (*hints, *lacks))
     held, hints = _all_held(tools, choice, check=True)
     while True:
         grammar = grammar_of(held)
@@ -77,13 +81,26 @@ def tool_grammar(
             return ToolGrammar(None)
         problem = "it is too long" if len(grammar) > MAX_CHARACTERS else grammar_problem(grammar)
         if problem is None:
-            return ToolGrammar(grammar, tuple(hints))
+            _refuse_strict(tools, lacks)
+            return ToolGrammar(grammar, (*hints, *lacks))
         # one schema after another loses all but its type, the largest first
         largest = max(range(len(held)), key=lambda at: len(json.dumps(held[at].parameters)))
         if held[largest].parameters == _ANY_OBJECT:
             return ToolGrammar(content_grammar, (*hints, f"tools: all schemas ({problem})"))
         hints.append(f"{held[largest].name}: all but the type ({problem})")
         held[largest] = replace(held[largest], parameters=_ANY_OBJECT)
+
+
+def _refuse_strict(tools: Sequence[Tool], lacks: Sequence[str]) -> None:
+    """Raises an error if what calls in the model's format do not hold is of a strict tool."""
+    for number, tool in enumerate(tools):
+        own = [each for each in lacks if tool.strict and each.startswith(f"{tool.name}: ")]
+        if own:
+            raise ApiError(
+                f"the tool {tool.name} is strict, and calls in the format of this model cannot hold "
+                f"{shortened_list([each.partition(': ')[2] for each in own])}; leave out strict or these keywords",
+                param=f"tools.{number}.function.parameters",
+            )
 
 
 def _all_held(
