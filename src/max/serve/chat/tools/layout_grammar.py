@@ -50,6 +50,7 @@ class LayoutRules:
         self.lacks: list[str] = []
         """What the rules do not hold of the tools' schemas."""
         self._tool = ""
+        self._value_rules: dict[str, str] = {}
 
     @property
     def trigger(self) -> str:
@@ -121,7 +122,8 @@ class LayoutRules:
         return f"%json {json.dumps({**schema, 'x-guidance': self._space})}"
 
     def _json_value(self, schema: dict[str, Any], root: Mapping[str, Any]) -> str:
-        return self.json({**definitions(root), **schema})
+        more = definitions(root) if '"$ref"' in json.dumps(schema) else {}
+        return self.json({**more, **schema})
 
     def _tagged_parameters(self, place: str, parameters: dict[str, Any]) -> str:
         layout, parts = self._layout, list[str]()
@@ -199,7 +201,16 @@ class LayoutRules:
         return f"text_{place} {self.literal(end[len(mark) :])}"
 
     def _bare_value(self, schema: Any, root: Mapping[str, Any], depth: int = 0) -> str:
-        """A value in an object whose keys have no quotes."""
+        """The name of the rule of a value in an object whose keys have no quotes."""
+        # one rule for all values of a schema, which may also stand within itself
+        key = f"{self._tool} {json.dumps(schema)}"
+        name = self._value_rules.get(key)
+        if name is None:
+            name = self._value_rules[key] = f"value_{len(self._value_rules)}"
+            self.rules.append(f"{name}: {self._bare_body(schema, root, depth)}")
+        return name
+
+    def _bare_body(self, schema: Any, root: Mapping[str, Any], depth: int) -> str:
         options = alternatives(schema, root)
         if options is None:
             self._note("", ["all but the types of its arguments"])
@@ -234,7 +245,7 @@ class LayoutRules:
                 rules.append(self._bare_list(option, root, depth))
             elif kind not in ("object", "array"):
                 own = {key: option[key] for key in option if key in LIMITS}
-                rules.append(self._json_value({**own, "type": kind}, root))
+                rules.append(self.json({**own, "type": kind}))
         return rules
 
     def _bare_list(self, option: dict[str, Any], root: Mapping[str, Any], depth: int) -> str:
