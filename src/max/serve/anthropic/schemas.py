@@ -190,6 +190,8 @@ def messages_of(body: CountBody) -> list[dict[str, Any]]:
                     thoughts.append(block.get("thinking") or "")
                 case "redacted_thinking":
                     pass  # its text is another server's secret
+                case "document":
+                    texts.append(_document_text(block, where))
                 case "tool_use":
                     arguments = json.dumps(block.get("input") or {}, ensure_ascii=False)
                     function = {"name": block.get("name") or "", "arguments": arguments}
@@ -209,12 +211,29 @@ def messages_of(body: CountBody) -> list[dict[str, Any]]:
                         f"{where} has a block of type {short_text(other)}; the model takes text",
                         param=where,
                     )
-        if texts or calls:
+        if texts or calls or any(thoughts):
             converted: dict[str, Any] = {"role": role, "content": "\n".join(texts)}
             if any(thoughts):
                 converted["reasoning_content"] = "\n".join(thoughts)
             plain.append({**converted, "tool_calls": calls} if calls else converted)
     return plain
+
+
+def _document_text(block: Block, where: str) -> str:
+    """The text of a document, after its title and what is said of it."""
+    citations, source = block.get("citations"), block.get("source")
+    if isinstance(citations, dict) and citations.get("enabled"):
+        raise ApiError(
+            f"{where} has a document with citations, which no model makes here", param=where
+        )
+    kind = source.get("type") if isinstance(source, dict) else source
+    if not isinstance(source, dict) or kind not in ("text", "content"):
+        raise ApiError(
+            f"{where} has a document of type {short_text(kind)}; the model takes text", param=where
+        )
+    text = _text(source.get("data" if kind == "text" else "content"), where)
+    heads = (block.get("title"), block.get("context"))
+    return "\n".join([*(head for head in heads if isinstance(head, str) and head), text])
 
 
 def _text(content: Any, where: str) -> str:

@@ -112,6 +112,8 @@ def _text_to_continue(
     options: dict[str, Any],
 ) -> str:
     """The text of a conversation up to the end of the last message, which is the assistant's."""
+    if not messages:
+        raise ApiError("there is no message that can be continued", param="messages")
     last = messages[-1]
     content = last["content"] if isinstance(last["content"], str) else _join_texts(last["content"])
     if last["role"] != "assistant" or last.get("tool_calls"):
@@ -158,7 +160,7 @@ def _text_size(values: Sequence[Any]) -> int:
 def _for_template(message: dict[str, Any], index: int, model: ServedModel) -> dict[str, Any]:
     """A message as the model's chat template expects it."""
     role, use = message.get("role"), model.template_use
-    if role not in ROLES:
+    if not isinstance(role, str) or role not in ROLES:
         raise ApiError(
             f"the role is {short_text(role)}; it must be one of {', '.join(sorted(ROLES))}",
             param=f"messages.{index}.role",

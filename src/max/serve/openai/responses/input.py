@@ -71,9 +71,15 @@ def messages_of(items: str | list[dict[str, Any]]) -> list[dict[str, Any]]:
                 )
             case "reasoning":
                 # of another server's, which is encrypted, there is at most a summary
+                parts = item.get("content") or []
+                if not isinstance(parts, list):
+                    raise ApiError(
+                        f"{where}.content is {short_text(parts)}; expected a list of parts",
+                        param=f"{where}.content",
+                    )
                 thoughts += [
                     part["text"]
-                    for part in item.get("content") or ()
+                    for part in parts
                     if isinstance(part, dict) and isinstance(part.get("text"), str)
                 ]
             case "compaction":
