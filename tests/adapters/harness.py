@@ -16,8 +16,8 @@ from transformers.pytorch_utils import Conv1D
 from max.dtype import DType
 from max.pipelines.adapters.adapter import Adapter
 from max.pipelines.adapters.base import base_of
+from max.pipelines.adapters.layout import AdapterLayout, AdapterShape
 from max.pipelines.adapters.placement import packed_terms, site_terms
-from max.pipelines.adapters.sites import AdapterLayout, AdapterShape
 from max.pipelines.models.decoder.model import DecoderModel
 from tests.architectures.families import CASES, architecture, config_file, transformers_model
 from tests.architectures.llama_harness import Server, weights_of
@@ -155,7 +155,7 @@ class AdapterServer(Server):
         self.layout = AdapterLayout.of(decoder, shape)
         self.base = base_of(self.architecture, self.config, self.weights, is_gguf=self.gguf)
         memory = np.full((slots, self.layout.elements), np.nan, shape.dtype.to_numpy())
-        self.adapters = memory, np.zeros((slots, len(self.layout.sites), 2), np.int32)
+        self.adapters = memory, np.zeros((slots, self.layout.count, 2), np.int32)
 
     def place(self, slot: int, adapter: Adapter) -> None:
         """Puts an adapter into a slot."""

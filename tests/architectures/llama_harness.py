@@ -20,7 +20,7 @@ from max.graph import DeviceRef
 from max.graph.weights import WeightData
 from max.interfaces import TextGenerationOutput
 from max.nn.transformer import ReturnLogits
-from max.pipelines.adapters.sites import AdapterShape
+from max.pipelines.adapters.layout import AdapterShape
 from max.pipelines.architectures.llama3.model import Llama3Model
 from max.pipelines.generation.engine import Engine
 from max.pipelines.gguf.tensor_names import decoder_weights

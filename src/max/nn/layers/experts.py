@@ -10,10 +10,15 @@ from max.graph.quantization import QuantizationEncoding
 from max.nn.kernels.experts import grouped_matmul_ragged, moe_create_indices
 from max.nn.layer import Layer
 
-__all__ = ["Activation", "ExpertProduct", "run_experts", "swiglu"]
+__all__ = ["Activation", "ExpertProduct", "RowChange", "run_experts", "swiglu"]
 
 Activation = Callable[..., TensorValue]
 """Maps the outputs of the gate and up projections, or of up only, to the input of the down projection."""
+
+RowChange = Callable[[int, TensorValue, TensorValue], TensorValue]
+"""Changes products of experts, such as by adding the terms of adapters; called with the number of the projection (down
+is the last one), its rows and their products.
+"""
 
 
 def swiglu(gate: TensorValue, up: TensorValue) -> TensorValue:
@@ -70,6 +75,7 @@ def run_experts(
     weights_first: bool = False,
     gate_up_encoding: QuantizationEncoding | tuple[QuantizationEncoding | None, ...] | None = None,
     down_encoding: QuantizationEncoding | None = None,
+    change: Callable[[TensorValue, TensorValue], RowChange] | None = None,
 ) -> TensorValue:
     """The weighted sum of the outputs of the experts chosen for each token.
 
@@ -88,6 +94,8 @@ def run_experts(
         gate_up_encoding: The encoding of the gate and up projections, or one encoding per weight of a tuple; None: not
             encoded.
         down_encoding: The encoding of the down projection.
+        change: Called with the token and the expert of each row; it returns what changes the products before their
+            biases are added. None: nothing does.
 
     Returns:
         ``[tokens, hidden_dim]``, of the dtype of `x`.
@@ -112,13 +120,18 @@ def run_experts(
 
     of_rows = ops.gather(chosen, index, axis=0)
 
+    changed = None if change is None else change(index // int(count), of_rows)
+
     def product(
+        number: int,
         v: TensorValue,
         weight: TensorValue,
         bias: TensorValue | None,
         encoding: QuantizationEncoding | None,
     ) -> TensorValue:
         y = ExpertProduct(weight, encoding)(v, of_rows, starts, ids, stats)
+        if changed is not None:
+            y = changed(number, v, y)
         if bias is None:
             return y
         return y + ops.cast(ops.gather(bias, of_rows, axis=0), y.dtype)
@@ -138,16 +151,19 @@ def run_experts(
             else (gate_up_encoding,) * len(gate_up)
         )
         projected = [
-            product(rows, weight, bias, encoding)
-            for weight, bias, encoding in zip(gate_up, biases, encodings, strict=True)
+            product(number, rows, weight, bias, encoding)
+            for number, (weight, bias, encoding) in enumerate(
+                zip(gate_up, biases, encodings, strict=True)
+            )
         ]
     else:
         if isinstance(gate_up_bias, tuple) or isinstance(gate_up_encoding, tuple):
             raise ValueError("run_experts: a tuple of biases or encodings for one gate_up weight")
-        both = product(rows, gate_up, gate_up_bias, gate_up_encoding)
+        both = product(0, rows, gate_up, gate_up_bias, gate_up_encoding)
         width = int(both.shape[1]) // 2
         projected = [both[:, :width], both[:, width:]]
-    y = product(activation(*projected), down, down_bias, down_encoding)
+    last = len(gate_up) if isinstance(gate_up, tuple) else 1
+    y = product(last, activation(*projected), down, down_bias, down_encoding)
     y = ops.gather(y, ops.cast(restored, DType.int64), axis=0)
     wide = ops.cast(y, DType.float32)
     if not weights_first:

@@ -39,8 +39,8 @@ class LowRank:
 
     Args:
         tensor: The name of the tensor A in the file, for messages.
-        a: ``[rank, inputs]``.
-        b: ``[outputs, rank]``.
+        a: ``[rank, inputs]``; of all experts ``[experts, rank, inputs]``.
+        b: ``[outputs, rank]``; of all experts ``[experts, outputs, rank]``.
         scale: The factor of the product.
         is_table: Whether the module looks up rows of a table; its inputs are the table's rows.
         magnitude: The lengths of the changed weight's rows (of a table: its columns), ``[outputs]``; None: not DoRA.
@@ -58,7 +58,7 @@ class LowRank:
     @property
     def rank(self) -> int:
         """The rank."""
-        return int(self.a.shape[0])
+        return int(self.a.shape[-2])
 
 
 @dataclass(frozen=True)

@@ -14,9 +14,9 @@ from max._dataclass import dataclass
 from max.driver import Tensor
 from max.interfaces import RequestID
 from max.pipelines.adapters.adapter import Adapter, AdapterError, Array
+from max.pipelines.adapters.layout import AdapterLayout, AdapterShape
 from max.pipelines.adapters.placement import packed_terms, site_terms
 from max.pipelines.adapters.reader import read_adapter
-from max.pipelines.adapters.sites import AdapterLayout, AdapterShape
 from max.pipelines.adapters.terms import AdapterBase
 from max.pipelines.core.exceptions import InputError
 from max.pipelines.kv_cache.page_tables import OutOfPagesError
@@ -98,7 +98,7 @@ class LoRAManager:
         # pages are mapped on first use: slots without an adapter take no memory
         self.memory = Tensor.zeros((shape.slots, layout.elements), shape.dtype)
         self._memory = self.memory.to_numpy()
-        self._forms = np.zeros((shape.slots, len(layout.sites), 2), np.int32)
+        self._forms = np.zeros((shape.slots, layout.count, 2), np.int32)
         self.forms = Tensor.from_numpy(self._forms)
         self._lock = threading.RLock()  # guards all below, not the reading of files
         self._by_name: dict[str, _Loaded] = {}
@@ -117,9 +117,13 @@ class LoRAManager:
     def total_bytes(self) -> int:
         """The bytes that adapters of the greatest rank take in all slots, up to `EXPECTED` of them.
 
-        Tables of tokens, which few adapters change, are not counted.
+        Tables of tokens and experts, which few adapters change, are not counted.
         """
-        sizes = {site.name: (site.inputs + site.columns) for site in self.layout.sites.values()}
+        sizes = {
+            site.name: (site.inputs + site.columns)
+            for site in self.layout.sites.values()
+            if site.expert is None
+        }
         # norms have no matrices
         norms = {s.name for s in self.layout.sites.values() if s.norm_offset is not None}
         inner = sum(size for name, size in sizes.items() if "." in name and name not in norms)
@@ -278,7 +282,7 @@ class LoRAManager:
         """Reads an adapter and checks it against the model."""
         adapter = read_adapter(path, self.shape.max_rank)
         parts: list[tuple[int, Array]] = []
-        forms = np.zeros((len(self.layout.sites), 2), np.int32)
+        forms = np.zeros((self.layout.count, 2), np.int32)
         for site, terms in site_terms(adapter, self.base, self.layout):
             parts += packed_terms(site, terms, self._memory.dtype)
             forms[site.index] = terms.rank, terms.has_vectors

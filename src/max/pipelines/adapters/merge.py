@@ -60,6 +60,17 @@ def merged_weights(
         return name
 
     for module, low_rank in adapter.modules.items():
+        if low_rank.a.ndim == 3:
+            own = names.own_name(module)
+            stored = module if module in stored_weights else by_own_name.get(own)
+            if stored is None:
+                raise AdapterError(
+                    f"the tensor {low_rank.tensor!r} cannot be merged: the model has no {module}; its experts have "
+                    "weights of their own"
+                )
+            turned = names.own_name(stored).endswith(names.transposed_weights)
+            merged[stored] = _with_experts(stored_weights[stored], low_rank, turned)
+            continue
         name = name_of(module, low_rank.tensor)
         value = stored_weights[name]
         turned = low_rank.is_table or names.own_name(name).endswith(names.transposed_weights)
@@ -141,6 +152,22 @@ def _with_low_rank(
         lengths = np.linalg.norm(new.astype(np.float64), axis=1).astype(np.float32)
         new *= (low_rank.magnitude.astype(np.float32) / lengths)[:, None]
     return new
+
+
+def _with_experts(value: WeightData, low_rank: LowRank, turned: bool) -> WeightData:
+    """A weight of all experts, ``[experts, inputs, outputs]`` if it is `turned`, with the change of a parameter."""
+    a, b = low_rank.a.astype(np.float32), low_rank.b.astype(np.float32)
+    weight = _floats(value)
+    change = np.float32(low_rank.scale) * (b @ a)
+    own = np.swapaxes(weight, 1, 2) if turned else weight
+    # versions of PEFT differ in which dimension has the inputs
+    if change.shape != own.shape:
+        change = np.swapaxes(change, 1, 2)
+    if change.shape != own.shape:
+        raise AdapterError(
+            f"the tensor {low_rank.tensor!r} is for {[*change.shape]}; the weight is {[*own.shape]}"
+        )
+    return _as_stored(weight + (np.swapaxes(change, 1, 2) if turned else change), value)
 
 
 def _as_stored(values: npt.NDArray[np.floating[Any]], like: WeightData) -> WeightData:

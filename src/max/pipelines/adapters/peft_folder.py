@@ -27,6 +27,7 @@ from max.pipelines.adapters.adapter import (
     digest_of,
     regular_file,
 )
+from max.pipelines.adapters.experts import experts_matrices, parameter_of
 
 __all__ = ["CONFIG", "read_peft"]
 
@@ -41,13 +42,15 @@ _KINDS = {
 """The ends of tensors' names."""
 _UNSUPPORTED = (
     "layer_replication", "alora_invocation_tokens", "arrow_config", "use_qalora", "trainable_token_indices",
-    "target_parameters", "use_bdlora",
+    "use_bdlora",
 )  # fmt: skip
 """Options whose adapters compute something else."""
 # text, classes, groups and alternatives; repetitions only of single characters, so that matching takes linear time
 _PATTERN = re.compile(r"[\w.\-|()^$\[\]\\:?*+]{1,256}")
 _REPEATED_GROUP = re.compile(r"\)[*+?{]|[*+?][*+]")
 _MOST_REPEATS = 2
+_EXPERTS = ".experts"
+"""The end of the names of modules whose parameters have the weights of all experts."""
 _MOST_PATTERNS = 4096
 
 
@@ -58,15 +61,20 @@ class _Config:
     rank: int
     alpha: float
     alphas: tuple[tuple[str, float], ...]
-    ranks: bool
+    ranks: tuple[tuple[str, float], ...]
     root: bool
     dora: bool
     base: str
+    parameters: tuple[str, ...]
 
     def scale(self, module: str, rank: int) -> float:
         """The factor of a module's product."""
         alpha = next((value for key, value in self.alphas if _matches(key, module)), self.alpha)
         return alpha / math.sqrt(rank) if self.root else alpha / rank
+
+    def rank_of(self, module: str) -> int:
+        """The rank that the file states for a module or parameter."""
+        return int(next((n for key, n in self.ranks if _matches(key, module)), self.rank))
 
 
 def read_peft(folder: Path, max_rank: int) -> Adapter:
@@ -91,7 +99,8 @@ def read_peft(folder: Path, max_rank: int) -> Adapter:
         raise AdapterError(f"the adapter's weights cannot be read: {error}") from error
     if not 0 < len(tensors) <= MAX_TENSORS:
         raise AdapterError(f"{path} has {len(tensors)} tensors, expected 1 to {MAX_TENSORS}")
-    parts: dict[str, dict[str, tuple[str, Array]]] = {}
+    # by module, and the number of wrappers of a parameter that are around the one of the tensors
+    parts: dict[tuple[str, int], dict[str, tuple[str, Array]]] = {}
     saved: dict[str, Array] = {}
     for name, weight in tensors.items():
         data = weight.data()
@@ -99,13 +108,24 @@ def read_peft(folder: Path, max_rank: int) -> Adapter:
             raise AdapterError(f"the tensor {name!r} is {data.dtype.name}, expected floats")
         values: Array = Tensor.from_dlpack(data.data).to_numpy()
         module, kind = _module_of(name)
+        depth = 0
+        if config.parameters and module.endswith(_EXPERTS):
+            depth = name.split(".").count("base_layer")
+        key = module, depth
         if kind is None:
             saved[module] = values
-        elif kind in parts.setdefault(module, {}):
+        elif kind in parts.setdefault(key, {}):
             raise AdapterError(f"the tensor {name!r} is there twice, by another name")
         else:
-            parts[module][kind] = (name, values)
-    modules = {module: _low_rank(module, own, config, max_rank) for module, own in parts.items()}
+            parts[key][kind] = (name, values)
+    modules: dict[str, LowRank] = {}
+    for (module, depth), own in parts.items():
+        if config.parameters and module.endswith(_EXPERTS):
+            levels = sum(other == module for other, _ in parts)
+            module = parameter_of(module, depth, levels, config.parameters)
+            modules[module] = _of_experts(module, own, config, max_rank)
+        else:
+            modules[module] = _low_rank(module, own, config, max_rank)
     for name, values in saved.items():
         check_finite(name, values)
     digest = digest_of([config_path, path])
@@ -133,15 +153,25 @@ def _read_config(path: Path) -> _Config:
         raise AdapterError(f"{path}: r is {str(rank)[:40]}, expected an integer of 1 or more")
     alpha = _number(path, "lora_alpha", values.get("lora_alpha", 8))
     alphas = _patterns(path, "alpha_pattern", values)
-    _ = _patterns(path, "rank_pattern", values)
+    ranks = _patterns(path, "rank_pattern", values)
+    parameters = values.get("target_parameters") or []
+    if (
+        not isinstance(parameters, list)
+        or len(parameters) > _MOST_PATTERNS
+        or any(not isinstance(name, str) for name in parameters)
+    ):
+        raise AdapterError(
+            f"{path}: target_parameters is no list of at most {_MOST_PATTERNS} names"
+        )
     return _Config(
         rank,
         alpha,
         tuple(alphas.items()),
-        bool(values.get("rank_pattern")),
+        tuple(ranks.items()),
         bool(values.get("use_rslora")),
         bool(values.get("use_dora")),
         str(values.get("base_model_name_or_path") or "")[:256],
+        tuple(parameters),
     )
 
 
@@ -182,7 +212,7 @@ def _number(path: Path, key: str, value: object) -> float:
 
 def _module_of(name: str) -> tuple[str, str | None]:
     """The module of a tensor and its part; for a whole weight its own name, and None."""
-    plain = name.removeprefix(_PREFIX).replace(".base_layer.", ".")
+    plain = ".".join(part for part in name.removeprefix(_PREFIX).split(".") if part != "base_layer")
     # of an adapter that was not renamed when it was saved
     for end, kind in _KINDS.items():
         first, _, last = end.partition(".")
@@ -210,11 +240,7 @@ def _low_rank(
             "[outputs, rank]"
         )
     rank = a.shape[0]
-    if rank > max_rank:
-        raise AdapterError(
-            f"the tensor {name!r} has rank {rank}, above {max_rank}",
-            "Give a greater --max-lora-rank.",
-        )
+    _check_rank(name, rank, max_rank)
     if rank != config.rank and not config.ranks:
         raise AdapterError(
             f"the tensor {name!r} has rank {rank}, and {CONFIG} states {config.rank}"
@@ -235,3 +261,31 @@ def _low_rank(
     check_finite(name, a)
     check_finite(name_b, b)
     return LowRank(name, a, b, config.scale(module, rank), is_table, **vectors)
+
+
+def _of_experts(
+    parameter: str, parts: Mapping[str, tuple[str, Array]], config: _Config, max_rank: int
+) -> LowRank:
+    """Checks the tensors of a parameter that holds all experts of a layer, and joins them."""
+    if parts.keys() != {"a", "b"} or config.dora:
+        name = next(iter(parts.values()))[0]
+        raise AdapterError(
+            f"the tensor {name!r}: a parameter of experts has A and B, no DoRA and no bias"
+        )
+    (name, a), (name_b, b) = parts["a"], parts["b"]
+    rank = config.rank_of(parameter)
+    if rank < 1:
+        raise AdapterError(f"rank_pattern states the rank {rank} for {parameter!r}")
+    _check_rank(name, rank, max_rank)
+    check_finite(name, a)
+    check_finite(name_b, b)
+    of_experts = experts_matrices(a, b, rank, (name, name_b))
+    return LowRank(name, *of_experts, config.scale(parameter, rank))
+
+
+def _check_rank(name: str, rank: int, max_rank: int) -> None:
+    if rank > max_rank:
+        raise AdapterError(
+            f"the tensor {name!r} has rank {rank}, above {max_rank}",
+            "Give a greater --max-lora-rank.",
+        )

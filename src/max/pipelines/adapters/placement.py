@@ -13,7 +13,8 @@ from max._lazy import lazy_module
 from max.driver import Tensor
 from max.graph.weights import WeightData
 from max.pipelines.adapters.adapter import Adapter, AdapterError, Array
-from max.pipelines.adapters.sites import AdapterLayout, Site
+from max.pipelines.adapters.experts import expert_of, experts_name, matrices_of, turned_experts
+from max.pipelines.adapters.layout import AdapterLayout, Site
 from max.pipelines.adapters.terms import AdapterBase, Floats, SiteTerms
 from max.pipelines.adapters.whole_weights import saved_terms
 from max.pipelines.core.exceptions import WeightsError
@@ -47,6 +48,7 @@ def site_terms(
     Raises:
         AdapterError: A tensor has no site, or does not fit it.
     """
+    adapter = turned_experts(adapter, base)
     places = _places(adapter, base, layout)
     saved = saved_terms(adapter, base, layout)
     extra_biases = saved.biases
@@ -56,7 +58,7 @@ def site_terms(
         yield site, replace(terms, shift=extra_biases.pop(site.name, terms.shift))
     for site, (module, rows) in places.items():
         low_rank = adapter.modules[module]
-        a, b = low_rank.a.astype(np.float32), low_rank.b.astype(np.float32)[rows]
+        a, b = matrices_of(low_rank, site.expert, rows)
         if low_rank.is_table != site.is_table:
             kind = "a table" if site.is_table else "a linear layer"
             raise AdapterError(
@@ -91,13 +93,21 @@ def _places(
     """For each site that an adapter changes the module and the rows of its B."""
     modules = list(adapter.modules)
     probes: dict[str, WeightData] = {}
+    experts: dict[str, WeightData] = {}
     for number, module in enumerate(modules):
-        low_rank, name = adapter.modules[module], f"{module}.weight"
+        low_rank = adapter.modules[module]
+        name = f"{module}.weight"
         # each row has its own number: renaming and splitting show where it goes
-        count = low_rank.a.shape[1] if low_rank.is_table else low_rank.b.shape[0]
+        count = low_rank.a.shape[1] if low_rank.is_table else low_rank.b.shape[-2]
         if count >= _SHIFT:
             raise AdapterError(f"the tensor {low_rank.tensor!r} has {count} rows, too many")
         probe = (number * _SHIFT + np.arange(count, dtype=np.float64))[:, None]
+        if low_rank.a.ndim == 3:
+            # in the decoder's form: checkpoints may have other names for them
+            name = experts_name(base.names.own_name(module), layout)
+            stacked = np.repeat(probe[None], len(low_rank.a), axis=0)
+            experts[name] = WeightData.from_numpy(stacked, name)
+            continue
         if not adapter.is_gguf and base.names.own_name(name).endswith(
             base.names.transposed_weights
         ):
@@ -113,34 +123,35 @@ def _places(
         else:
             renamed = base.rename(probes)
         config = replace(base.config, qkv_layout="rows" if adapter.is_gguf else base.qkv_layout)
-        split = split_fused(config, renamed)
+        split = split_fused(config, {**renamed, **experts})
     except (WeightsError, KeyError, IndexError) as error:
         raise AdapterError(f"{adapter.path}: the adapter is for another model: {error}") from error
     places: dict[Site, tuple[str, npt.NDArray[np.int64]]] = {}
     placed: set[str] = set()
     for name, value in split.items():
-        site = layout.sites.get(name.removesuffix(".weight"))
+        stem = name.removesuffix(".weight")
         array = Tensor.from_dlpack(value.data).to_numpy()
-        if (
-            site is None
-            or not name.endswith(".weight")
-            or array.ndim != 2
-            or array.dtype != np.float64
-        ):
+        if not name.endswith(".weight") or array.ndim not in (2, 3) or array.dtype != np.float64:
             continue
-        numbers = array[:, 0].astype(np.int64)
-        module = modules[int(numbers[0]) // _SHIFT]
-        low_rank = adapter.modules[module]
-        rows = np.arange(low_rank.b.shape[0]) if low_rank.is_table else numbers % _SHIFT
-        if array.shape[1] != 1 or (numbers // _SHIFT != numbers[0] // _SHIFT).any():
-            raise AdapterError(f"the tensor {low_rank.tensor!r} does not fit {site.name}")
-        places[site] = module, rows
-        placed.add(module)
+        stacked = array.ndim == 3
+        for position, part in enumerate(array if stacked else array[None]):
+            numbers = part[:, 0].astype(np.int64)
+            module = modules[int(numbers[0]) // _SHIFT]
+            low_rank = adapter.modules[module]
+            expert = expert_of(module, position) if stacked else None
+            site = layout.sites.get(stem if expert is None else f"{stem}.{expert}")
+            if site is None:
+                continue
+            rows = np.arange(low_rank.b.shape[0]) if low_rank.is_table else numbers % _SHIFT
+            if part.shape[1] != 1 or (numbers // _SHIFT != numbers[0] // _SHIFT).any():
+                raise AdapterError(f"the tensor {low_rank.tensor!r} does not fit {site.name}")
+            places[site] = module, rows
+            placed.add(module)
     for module in modules:
         if module not in placed:
             raise AdapterError(
                 f"the tensor {adapter.modules[module].tensor!r} cannot be applied: the model has no linear layer of "
-                "its own for it (experts, routers and other parts take no adapters)"
+                "its own for it (routers and other parts take no adapters)"
             )
     return places
 

@@ -1,178 +1,26 @@
-"""The products of a decoder that adapters may change, and their places in the memory of an adapter."""
+"""The products of a decoder that adapters may change, in the graph that is staged."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from dataclasses import replace
+from typing import Any
 
 import numpy as np
 
 from max._dataclass import dataclass
-from max._lazy import lazy_module
 from max.dtype import DType
 from max.graph import DeviceRef, Dim, TensorType, TensorValue, Type, ops
 from max.nn.kernels.adapters import AdapterRows, adapter_rows, add_adapters
+from max.nn.kernels.ragged import group_of_rows
 from max.nn.layer import Module
-from max.nn.layers.embedding import Embedding
-from max.nn.layers.gptq_linear import GPTQLinear
+from max.nn.layers.experts import RowChange
 from max.nn.layers.linear import Linear
-from max.nn.layers.norm import LayerNorm, RMSNorm
-from max.pipelines.models.blocks.norms import PlainLayerNorm
+from max.pipelines.adapters.layout import AdapterLayout, AdapterShape, ExpertPlaces, Site
+from max.pipelines.models.blocks.experts import DecoderExperts
 
-# loaded when a decoder with adapters is staged
-if TYPE_CHECKING:
-    from max.mlir.ops.models import adapters as adapter_ops
-else:
-    adapter_ops = lazy_module("max.mlir.ops.models.adapters")
-
-__all__ = ["AdapterLayout", "AdapterShape", "AdapterSites", "AdaptedBlock", "Site", "adapter_types"]
-
-TABLES = ("embed_tokens",)
-"""The tables that adapters may change."""
-WHOLE = (*TABLES, "lm_head")
-"""The layers whose whole weights adapters may replace, beside norms."""
-NORMS = (RMSNorm, LayerNorm, PlainLayerNorm)
-ABSORBED = ("kv_b_proj", "gate_score")
-"""Projections whose weights the layers multiply with other weights: an adapter would have no place to be added."""
-
-
-@dataclass(frozen=True)
-class AdapterShape:
-    """The memory for adapters.
-
-    Args:
-        slots: The number of adapters that steps can use at once.
-        max_rank: The bound of their rank.
-        dtype: The dtype of their matrices.
-        whole: Whether they may replace the whole weights of embedding, output layer and norms.
-    """
-
-    slots: int
-    max_rank: int
-    dtype: DType
-    whole: bool = False
-
-
-@dataclass(frozen=True)
-class Site:
-    """A product that adapters may change.
-
-    Args:
-        name: The name of its layer, such as ``layers.3.mlp.up_proj``.
-        inputs: The number of inputs; of a table of rows, the number of rows.
-        columns: The number of outputs.
-        is_table: Whether it looks up rows of a table.
-        index: Its index among all sites.
-        offset: The first element of its place in the memory of an adapter.
-        max_rank: The bound of the rank.
-        norm_offset: Of a norm what it adds to its weight; None: it is none.
-        takes_whole: Whether a change of full rank fits.
-    """
-
-    name: str
-    inputs: int
-    columns: int
-    is_table: bool
-    index: int
-    offset: int
-    max_rank: int
-    norm_offset: float | None = None
-    takes_whole: bool = False
-
-
-class AdapterLayout:
-    """All sites of a decoder.
-
-    Args:
-        sites: The sites, by index.
-        places: The first element and the first site of each block; the last place is that of the sites outside.
-        elements: The number of elements of an adapter's memory.
-    """
-
-    def __init__(
-        self, sites: Sequence[Site], places: Sequence[tuple[int, int]], elements: int
-    ) -> None:
-        self.sites = {site.name: site for site in sites}
-        self.places, self.elements = tuple(places), elements
-
-    @classmethod
-    def of(cls, model: Module, shape: AdapterShape) -> AdapterLayout:
-        """The sites of a decoder: the linear layers of its blocks and those outside of them, and the embedding.
-
-        Args:
-            model: The decoder.
-            shape: The memory for adapters.
-        """
-        found: dict[str, list[tuple[str, Module]]] = {}
-        tables = {
-            name: sizes_of(module)[1]
-            for name, module in ((p.removesuffix("."), m) for p, m in model.named_modules())
-            if name in TABLES and isinstance(module, Embedding)
-        }
-        hidden = next(iter(tables.values()), 0)
-        for prefix, module in model.named_modules():
-            name = prefix.removesuffix(".")
-            if shape.whole and isinstance(module, NORMS) and _norm_size(module) == hidden:
-                parts = name.split(".")
-                found.setdefault(parts[1] if parts[0] == "layers" else "", []).append(
-                    (name, module)
-                )
-                continue
-            if not isinstance(module, Linear | Embedding):
-                continue
-            parts = name.split(".")
-            if parts[-1] in ABSORBED:
-                continue
-            if parts[0] == "layers" and isinstance(module, Linear):
-                found.setdefault(parts[1], []).append((name, module))
-            elif parts[0] != "layers" and (isinstance(module, Linear) or name in TABLES):
-                found.setdefault("", []).append((name, module))
-        sites: list[Site] = []
-        places: list[tuple[int, int]] = []
-        offset = 0
-        blocks = sorted((key for key in found if key), key=int)
-        count = 1 + max(map(int, blocks), default=-1)
-        for key in [*map(str, range(count)), ""]:
-            places.append((offset, len(sites)))
-            for name, module in found.get(key, []):
-                site = _site(name, module, len(sites), offset, shape)
-                sites.append(site)
-                offset += adapter_ops.lora_place_size(site.max_rank, site.inputs, site.columns)
-        return cls(sites, places, offset)
-
-
-def _site(name: str, module: Module, index: int, offset: int, shape: AdapterShape) -> Site:
-    if isinstance(module, NORMS):
-        size = _norm_size(module)
-        added = float(getattr(module, "weight_offset", getattr(module, "offset", 0.0)))
-        # its terms are a gain and a shift, without matrices
-        return Site(name, size, size, False, index, offset, 1, added)
-    inputs, columns = sizes_of(module)
-    is_table, rank = isinstance(module, Embedding), shape.max_rank
-    whole = shape.whole and name in WHOLE
-    if whole:
-        rank = max(rank, columns if is_table else inputs)
-    return Site(name, inputs, columns, is_table, index, offset, rank, takes_whole=whole)
-
-
-def _norm_size(module: RMSNorm | LayerNorm | PlainLayerNorm) -> int:
-    """The size of a norm's rows; 0 where it has no weight."""
-    return 0 if module.weight is None else int(module.weight.shape[0])
-
-
-def sizes_of(module: Module) -> tuple[int, int]:
-    """The numbers of inputs and outputs of a linear layer, or of rows and columns of a table."""
-    if isinstance(module, GPTQLinear):
-        packed = 32 // module.quantization_config.bits
-        return int(module.qweight.shape[0]) * packed, int(module.qweight.shape[1])
-    assert isinstance(module, Linear | Embedding)
-    weight = module.weight
-    rows, columns = (int(dim) for dim in weight.shape)
-    encoding = weight.quantization_encoding
-    if encoding is not None:
-        columns = columns // encoding.block_size * encoding.elements_per_block
-    return (rows, columns) if isinstance(module, Embedding) else (columns, rows)
+__all__ = ["AdapterSites", "AdaptedBlock", "adapter_types"]
 
 
 def adapter_types(
@@ -188,7 +36,7 @@ def adapter_types(
     """
     return [
         TensorType(shape.dtype, [shape.slots, layout.elements], device),
-        TensorType(DType.int32, [shape.slots, len(layout.sites), 2], device),
+        TensorType(DType.int32, [shape.slots, layout.count, 2], device),
         TensorType(DType.int32, [batch], device),
         TensorType(DType.float32, [batch], device),
     ]
@@ -196,16 +44,35 @@ def adapter_types(
 
 @dataclass(frozen=True)
 class _Batch:
-    """The values of adapters in the graph that is staged."""
+    """The values of adapters in the graph that is staged.
+
+    Args:
+        memory: The adapters.
+        forms: The form of each site in each slot.
+        rows: The rows by slot.
+        place: The place of the block.
+        expert_place: Its place in a share of an expert; empty: there are no experts.
+        slots: The slot of each row; empty: there are no experts.
+    """
 
     memory: TensorValue
     forms: TensorValue
     rows: AdapterRows
     place: TensorValue
+    expert_place: tuple[TensorValue, ...] = ()
+    slots: tuple[TensorValue, ...] = ()
+
+    @classmethod
+    def of(cls, values: Sequence[TensorValue]) -> _Batch:
+        """The batch with these `values`."""
+        memory, forms, *rows = values[:6]
+        return cls(
+            memory, forms, AdapterRows(*rows), values[6], tuple(values[7:8]), tuple(values[8:])
+        )
 
     @property
     def values(self) -> list[TensorValue]:
-        return [self.memory, self.forms, *self.rows, self.place]
+        return [self.memory, self.forms, *self.rows, self.place, *self.expert_place, *self.slots]
 
 
 class AdapterSites:
@@ -219,12 +86,16 @@ class AdapterSites:
     def __init__(self, model: Module, shape: AdapterShape) -> None:
         self.layout, self.shape = AdapterLayout.of(model, shape), shape
         self.used: set[str] = set()
-        """The names of the sites that were staged, of one block for all blocks of the same form."""
+        """The forms of the sites that were staged."""
         self._batch: _Batch | None = None
         self._inputs: tuple[TensorValue, ...] = ()
         modules = {prefix.removesuffix("."): module for prefix, module in model.named_modules()}
         for site in self.layout.sites.values():
-            self._attach(site, modules[site.name])
+            if site.expert is None:
+                self._attach(site, modules[site.name])
+        for name, module in modules.items():
+            if isinstance(module, DecoderExperts) and self.layout.experts is not None:
+                self._attach_experts(name, module, self.layout.experts)
 
     def _attach(self, site: Site, module: Module) -> None:
         first = site.name.split(".")
@@ -235,7 +106,7 @@ class AdapterSites:
             batch = self._batch
             if batch is None:
                 raise RuntimeError(f"{site.name}: the adapters of the batch are not set")
-            self.used.add(site.name)
+            self.used.add(site.form)
             if site.norm_offset is not None:
                 x = y
             if site.is_table:
@@ -258,6 +129,59 @@ class AdapterSites:
         else:
             module.change_outputs(change)
 
+    def _attach_experts(self, name: str, module: DecoderExperts, experts: ExpertPlaces) -> None:
+        """Makes the products of a block's experts take adapters: an expert of a slot is a slot of its own."""
+        sites = [self.layout.sites[f"{name}.experts.{p}.0"] for p in module.projections]
+        block = int(name.split(".")[1])
+        start, index = (
+            own + experts.first * size
+            for own, size in zip(
+                experts.places[block], (experts.elements, experts.sites), strict=True
+            )
+        )
+        slots = self.shape.slots * experts.shares
+
+        def change_of(tokens: TensorValue, chosen: TensorValue) -> RowChange:
+            batch = self._batch
+            if batch is None:
+                raise RuntimeError(f"{name}: the adapters of the batch are not set")
+            own = ops.gather(batch.slots[0], tokens, axis=0)
+            share = own * experts.shares + (ops.cast(chosen, DType.int32) + experts.first)
+            none = ops.constant(-1, DType.int32, own.device)
+            count = tokens.shape[0]
+            each = ops.range(
+                0, TensorValue(count) + 1, 1, out_dim=count + 1, dtype=DType.int64, device=own.device
+            )  # fmt: skip
+            rows = adapter_rows(
+                ops.where(ops.greater_equal(own, 0), share, none),
+                ops.gather(batch.rows.scales, tokens, axis=0),
+                ops.cast(each, DType.uint32),
+                count,
+                slots,
+            )
+            memory = ops.reshape(batch.memory, [slots, experts.elements])
+            forms = ops.reshape(batch.forms, [slots, experts.sites, 2])
+
+            def change(number: int, x: TensorValue, y: TensorValue) -> TensorValue:
+                site = sites[number]
+                self.used.add(site.form)
+                return add_adapters(
+                    y,
+                    x,
+                    memory,
+                    forms,
+                    rows,
+                    batch.expert_place[0],
+                    max_rank=site.max_rank,
+                    inputs=site.inputs,
+                    site=site.index - index,
+                    offset=site.offset - start,
+                )
+
+            return change
+
+        module.change_products(change_of)
+
     def begin(self, inputs: Sequence[TensorValue], offsets: TensorValue, rows: Dim) -> None:
         """Sets the adapters of a batch, for the layers outside of blocks.
 
@@ -269,7 +193,10 @@ class AdapterSites:
         self._inputs = tuple(inputs)
         memory, forms, slots, scales = inputs
         sorted_rows = adapter_rows(slots, scales, offsets, rows, self.shape.slots)
-        self._batch = _Batch(memory, forms, sorted_rows, self.place(-1))
+        of_rows = ()
+        if self.layout.experts is not None:
+            of_rows = (ops.gather(slots, group_of_rows(rows, offsets), axis=0),)
+        self._batch = _Batch(memory, forms, sorted_rows, self.place(-1), (), of_rows)
 
     def place(self, block: int) -> TensorValue:
         """The first element and the first site of a block, in the graph.
@@ -284,7 +211,13 @@ class AdapterSites:
     def of_block(self, block: int) -> list[TensorValue]:
         """The inputs of a block, for `AdaptedBlock`."""
         assert self._batch is not None
-        return [*self._batch.values[:-1], self.place(block)]
+        experts = self.layout.experts
+        own = ()
+        if experts is not None:
+            # blocks without experts of their own take the same inputs
+            place = np.array(experts.places.get(block, (0, 0)), np.int64)
+            own = (ops.constant(place, DType.int64, DeviceRef.CPU()),)
+        return replace(self._batch, place=self.place(block), expert_place=own).values
 
     @contextmanager
     def batch(self, values: Sequence[TensorValue]) -> Iterator[None]:
@@ -293,8 +226,7 @@ class AdapterSites:
         Args:
             values: As `of_block` returns them.
         """
-        memory, forms, *rows, place = values
-        before, self._batch = self._batch, _Batch(memory, forms, AdapterRows(*rows), place)
+        before, self._batch = self._batch, _Batch.of(values)
         try:
             yield
         finally:
@@ -323,16 +255,9 @@ class AdapterSites:
 
     def check_used(self) -> None:
         """Raises RuntimeError if a layer's weight is read without the layer being called."""
-        forms = {_without_index(name) for name in self.used}
-        missing = [name for name in self.layout.sites if _without_index(name) not in forms]
+        missing = [site.name for site in self.layout.sites.values() if site.form not in self.used]
         if missing:
             raise RuntimeError(f"adapters: {missing[0]} is not called in the graph")
-
-
-def _without_index(name: str) -> str:
-    """The name of a site without the index of its block."""
-    parts = name.split(".")
-    return ".".join([*parts[:1], *parts[2:]]) if parts[0] == "layers" else name
 
 
 class AdaptedBlock(Module):

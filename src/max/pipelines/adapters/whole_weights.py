@@ -15,7 +15,7 @@ from max._dataclass import dataclass
 from max.driver import Tensor
 from max.graph.weights import WeightData
 from max.pipelines.adapters.adapter import Adapter, AdapterError, Array
-from max.pipelines.adapters.sites import AdapterLayout, Site
+from max.pipelines.adapters.layout import AdapterLayout, Site
 from max.pipelines.adapters.terms import AdapterBase, Floats, SiteTerms
 from max.pipelines.core.exceptions import WeightsError
 from max.pipelines.models.decoder.fused_weights import split_fused

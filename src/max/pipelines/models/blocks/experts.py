@@ -11,6 +11,7 @@ from max.graph import TensorValue, Weight, ops
 from max.nn.activation import ACTIVATIONS
 from max.nn.clamp import clamp
 from max.nn.layer import Layer, Module
+from max.nn.layers.experts import RowChange
 from max.nn.layers.linear import Linear
 from max.nn.layers.mlp import MLP
 from max.nn.moe import ExpertRouting, RoutedMoEGate, run_experts
@@ -101,6 +102,10 @@ class DecoderExperts(Module):
     Args:
         experts: The experts of a layer.
         site: What the layer needs from its model.
+
+    Attributes:
+        count: The number of experts.
+        projections: Inputs and outputs of the projections of an expert, by name.
     """
 
     def __init__(self, experts: Experts, site: Site) -> None:
@@ -122,9 +127,16 @@ class DecoderExperts(Module):
             bias = Weight(f"{name}.bias", dtype, [count, rows], device) if experts.bias else None
             return Weight(f"{name}.weight", dtype, [count, rows, columns], device), bias
 
+        self._change: Callable[[TensorValue, TensorValue], RowChange] | None = None
         latent, bias = experts.latent_size, experts.latent_bias
         # experts of latents are narrower: the routing still reads the whole hidden state
         width = hidden_size if latent is None else latent
+        self.count = count
+        self.projections = {
+            **({"gate_proj": (width, size)} if gated else {}),
+            "up_proj": (width, size),
+            "down_proj": (size, width),
+        }
         self.gate_proj: Weight | None = None
         self.gate_proj_bias: Weight | None = None
         if gated:
@@ -152,6 +164,14 @@ class DecoderExperts(Module):
             )
         if experts.shared_gate:
             self.shared_gate = Linear(hidden_size, 1, dtype, device)
+
+    def change_products(self, change: Callable[[TensorValue, TensorValue], RowChange]) -> None:
+        """Changes the experts' products; see `run_experts`.
+
+        Args:
+            change: Called with the token and the expert of each row.
+        """
+        self._change = change
 
     def __call__(self, x: TensorValue) -> TensorValue:
         """The result, of x's shape and dtype.
@@ -194,6 +214,7 @@ class DecoderExperts(Module):
             weights_first=self.weights_first,
             gate_up_encoding=tuple(p.quantization_encoding for p in projections),
             down_encoding=self.down_proj.quantization_encoding,
+            change=self._change,
         )
 
     def _activation(self, gate: TensorValue, up: TensorValue | None = None) -> TensorValue:

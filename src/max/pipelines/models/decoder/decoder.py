@@ -24,7 +24,8 @@ from max.nn.layers.linear import Linear
 from max.nn.transformer import ReturnLogits, Transformer
 from max.nn.transformer._same_form import groups_of_same_form
 from max.nn.transformer.transformer import weight_prefix
-from max.pipelines.adapters.sites import AdaptedBlock, AdapterShape, AdapterSites
+from max.pipelines.adapters.layout import AdapterShape
+from max.pipelines.adapters.sites import AdaptedBlock, AdapterSites
 from max.pipelines.models.blocks.alternating import AlternatingStates
 from max.pipelines.models.blocks.attention import AttentionForm
 from max.pipelines.models.blocks.block import Block, DecoderBlock

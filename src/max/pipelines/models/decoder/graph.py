@@ -49,7 +49,8 @@ from max.graph import DeviceRef, Dim, Graph, TensorType, TensorValue, Type
 from max.graph.weights import WeightData
 from max.nn.kv_cache import KVCacheParams, PagedCacheValues, paged_cache_types
 from max.nn.transformer import ReturnLogits
-from max.pipelines.adapters.sites import AdapterShape, AdapterSites, adapter_types
+from max.pipelines.adapters.layout import AdapterShape
+from max.pipelines.adapters.sites import AdapterSites, adapter_types
 from max.pipelines.models.decoder.config import DecoderConfig
 from max.pipelines.models.decoder.decoder import Decoder
 from max.pipelines.models.decoder.gptq import is_gptq

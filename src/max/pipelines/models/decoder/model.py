@@ -18,8 +18,8 @@ from max.nn.kv_cache.cache_params import KVCacheParams
 from max.nn.kv_cache.manager import KVCacheInputs
 from max.nn.transformer import ReturnLogits
 from max.pipelines.adapters.base import base_of
+from max.pipelines.adapters.layout import AdapterLayout, AdapterShape
 from max.pipelines.adapters.manager import LoRAManager
-from max.pipelines.adapters.sites import AdapterLayout, AdapterShape
 from max.pipelines.checkpoints.huggingface_config import HuggingFaceConfig
 from max.pipelines.config.enums import RopeType
 from max.pipelines.config.kv_cache_config import KVCacheConfig
