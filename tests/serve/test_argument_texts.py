@@ -16,8 +16,17 @@ import jsonschema_rs
 import llguidance
 import pytest
 
-from max.serve.chat.tools.arguments.alternatives import alternatives, argument_schema
-from max.serve.chat.tools.arguments.raw_texts import FORMATS, has_texts, whole_pattern
+from max.serve.chat.tools.arguments.alternatives import (
+    alternatives,
+    argument_schema,
+    object_alternatives,
+)
+from max.serve.chat.tools.arguments.raw_texts import (
+    FORMATS,
+    has_texts,
+    value_forms,
+    whole_pattern,
+)
 from max.serve.chat.tools.definitions import ChoiceKind, Tool, ToolChoice
 from max.serve.chat.tools.formats import FORMATS as NAMED
 from max.serve.chat.tools.parser import parser_of
@@ -392,3 +401,48 @@ def test_named_formats_hold_expressions_too() -> None:
         parts = [*parser.push(answer), *parser.finish()]
         text = "".join(part.text for part in parts if isinstance(part, ArgumentsPart))
         assert re.fullmatch("[a-c]{2}'?\"?", json.loads(text)["input"])
+
+
+def test_what_a_terminal_of_texts_leaves_out() -> None:
+    def takes(schema: dict[str, Any], text: str, tells_texts: bool = False) -> bool:
+        terminal = value_forms(schema, {}, "</p>", tells_texts).terminal
+        assert terminal
+        matcher = llguidance.LLMatcher(
+            BYTES, f"%llguidance {{}}\nstart: T\nT: {terminal}", log_level=0
+        )
+        return (
+            matcher.try_consume_tokens(list(text.encode())) == len(text) and matcher.is_accepting()
+        )
+
+    short = {"type": "string", "maxLength": 9}
+    assert takes(short, "a<b>") and not takes(short, "a</p>b")
+    # a text in quotes would be read without them, and one in brackets as a list
+    either = {"type": ["string", "null"], "maxLength": 9}
+    assert takes(short, '"a"') and takes(either, "[1]") and not takes(either, ' "a"')
+    assert takes(either, '"a"', tells_texts=True)
+    lists = {"anyOf": [short, {"type": "array", "items": {"type": "null"}}]}
+    assert not takes(lists, "[1]") and takes(lists, "a[1]")
+    assert not takes({"enum": ["a", "</p>"]}, "</p>")
+
+
+def test_texts_between_marks_in_bare_objects_have_none() -> None:
+    parameters = of_value({"type": "string", "pattern": "^[a<]{2}$"})
+    found = grammar_of("bare", parameters).grammar
+    assert found is not None
+    for text, fits_it in (("aa", True), ("a<", False), ("<a", False)):
+        answer = f"<|tool_call>call:run{{v:<|'|>{text}<|'|>}}<tool_call|>"
+        matcher = llguidance.LLMatcher(BYTES, found, log_level=0)
+        consumed = matcher.try_consume_tokens(list(answer.encode()))
+        assert (consumed == len(answer) and matcher.is_accepting()) is fits_it, text
+
+
+def test_a_property_that_one_part_closes_is_left_out() -> None:
+    closed = {"properties": {"a": {}}, "additionalProperties": False}
+    other = {"properties": {"a": {"type": "null"}, "b": {}}}
+    for parts in ([closed, other], [other, closed]):
+        (option,), lacks = object_alternatives({"type": "object", "allOf": parts})
+        assert option["properties"] == {"a": {"type": "null"}} and lacks == []
+    nothing, _ = object_alternatives(
+        {"allOf": [{**closed, "required": ["a"]}, {"properties": {"a": False}}]}
+    )
+    assert nothing == [{}]
