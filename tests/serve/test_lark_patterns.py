@@ -268,3 +268,81 @@ def test_lines_end_nothing_in_brackets() -> None:
     for wrong in ('start: "a" )\n"b"', 'start: ("a"\n"b"', 'start: "a"\n"b"'):
         with pytest.raises(LarkError):
             pattern_of_lark(wrong)
+
+
+@pytest.mark.parametrize(
+    "lark",
+    ['start: "a" %ignore "b"', 'start: "a"~b', 'start: "ab".."c"', 'start: "a".."bc"', 'start: "a"..""',
+     'start: "\\U00110000"', 'start: "a" | "b" other: "c"', 'start: "a"~'],
+)  # fmt: skip
+def test_more_that_is_no_grammar(lark: str) -> None:
+    with pytest.raises(LarkError):
+        pattern_of_lark(lark)
+
+
+@pytest.mark.parametrize(
+    ("lark", "text"),
+    [
+        ('start{x}: "a"', "it has templates"), ('start: a{"b"}\na{x}: x', "it has templates"),
+        ("start: INT\n%import python.INT", "imports python.INT"),
+        ("start: X\n%import common.X", "imports common.X"),
+        ('start: "a"~1001', "more than 1000 times"), ('start: "a"~1..99999', "more than 1000 times"),
+        ('start: "a"' + "?" * 101, "nests too deeply"), ('start: "a"i.."b"', "case of a range"),
+        ('start: "a".."b"i', "case of a range"), ('start: "a"..b', "case of a range"), ('start: "a"..', "of a range"),
+    ],
+)  # fmt: skip
+def test_what_is_not_held_is_named(lark: str, text: str) -> None:
+    with pytest.raises((UnheldGrammarError, LarkError), match=text):
+        pattern_of_lark(lark)
+
+
+@pytest.mark.parametrize(
+    ("lark", "fitting", "others"),
+    [
+        ('start: A\nA.-2: "a"', ["a"], ["b"]),
+        ("start: NUM\n%import common.INT -> NUM", ["12"], ["a"]),
+        ("start: INT DIGIT\n%import common (INT, DIGIT)", ["12"], ["a", "1"]),
+        ('start: "a" |\n "b"', ["a", "b"], ["ab"]),
+        ("start: " + '("a") ' * 150, ["a" * 150], ["a" * 149]),
+        ('start: "a"~1000', ["a" * 1000], ["a" * 999, "a" * 1001]),
+        ('start: "a"~2..2 "b"~0..1', ["aa", "aab"], ["a", "aabb"]),
+        ('start: "a"' + "?" * 20, ["", "a"], ["aa"]),
+        ('start: ["a"] ("b")', ["ab", "b"], ["a"]),
+        ('start: "c".."c" "\\U0001f642" "\\U0010ffff" "\\u00e9" "\\x41"',
+         ["c\U0001f642\U0010ffff\u00e9A"], ["d\U0001f642\U0010ffff\u00e9A"]),
+        ('start: "\\x1f\\x20\\x7f\\x7e" "sS1"i', ["\x1f \x7f~ss1", "\x1f \x7f~SS1"], ["\x1f \x7f~ss2"]),
+        # what goes too deep is left out where it may be missing
+        ('start: "a" (other "b")?\nother: "(" start ")" | other "c" other', ["a"], ["b"]),
+        ('start: "a" (other "b")~0..2\nother: other "c" other', ["a"], ["ab"]),
+        ('start: "a" (other "b")*\nother: other "c" other', ["a"], ["ab"]),
+        # names in capitals are terminals, in which nothing is ignored
+        ('start: a B\na: "a" "a"\n_B: "b" "b"\nB: _B\n%ignore " "', ["aabb", " a a bb "], ["aab b"]),
+    ],
+    ids=range(15),
+)  # fmt: skip
+def test_parts_of_grammars(lark: str, fitting: list[str], others: list[str]) -> None:
+    found = pattern_of_lark(lark).pattern
+    assert is_regex(found)
+    for text in fitting:
+        assert re.fullmatch(found, text), text
+    for text in others:
+        assert not re.fullmatch(found, text), text
+
+
+def test_controls_are_written_as_numbers() -> None:
+    """All other characters as they are, or behind a backslash."""
+    for code in range(128):
+        found = pattern_of_lark(f'start: "\\x{code:02x}"').pattern
+        assert re.fullmatch(found, chr(code)) and is_regex(found)
+        assert found.isprintable()
+        assert (len(found) == 4) is (code < 32 or code == 127)
+
+
+def test_sizes_of_expressions() -> None:
+    for size in (16_000, 16_001):
+        for lark in (f'start: "{"a" * size}"', f'start: "{"a" * 8000}" "{"b" * (size - 8000)}"'):
+            if size == 16_000:
+                assert len(pattern_of_lark(lark).pattern) == size
+            else:
+                with pytest.raises(UnheldGrammarError, match="too large"):
+                    pattern_of_lark(lark)

@@ -142,9 +142,7 @@ def _without_ends(name: str, part: _Part) -> _Part:
     """A rule without references to itself at the begin, or at the end, of alternatives."""
     own = _Name(name)
     # that a rule may be itself says nothing
-    choices = [e for e in (part.parts if isinstance(part, _Choice) else (part,)) if e != own] or [
-        own
-    ]
+    choices = [e for e in (part.parts if isinstance(part, _Choice) else (part,)) if e != own]
     sequels = [each.parts if isinstance(each, _Sequel) else (each,) for each in choices]
     # `a: a x | y` is `y x*`, and `a: x a | y` is `x* y`
     for at in (0, -1):
@@ -155,7 +153,7 @@ def _without_ends(name: str, part: _Part) -> _Part:
         inner = tuple(_Sequel(each[1:] if at == 0 else each[:-1]) for each in further)
         first, more = _Choice(tuple(map(_Sequel, rest))), _Repeat(_Choice(inner), "*")
         return _Sequel((first, more) if at == 0 else (more, first))
-    return choices[0] if len(choices) == 1 else _Choice(tuple(choices))
+    return choices.pop() if len(choices) == 1 else _Choice(tuple(choices))
 
 
 class _Reader:
@@ -278,7 +276,7 @@ class _Reader:
 
     def _repetition(self) -> _Part:
         part, signs = self._atom(), 0
-        while self._peek()[1] in ("?", "*", "+", "~") and self._peek()[0] == "sign":
+        while self._peek()[1] in ("?", "*", "+", "~"):
             sign, signs = self._next()[1], signs + 1
             if signs > _MOST_NESTED:
                 raise UnheldGrammarError("it nests too deeply")
@@ -295,7 +293,8 @@ class _Reader:
         kind, value = self._next()
         if kind != "number":
             raise LarkError(f"{value!r} is no number")
-        if len(value) > 4 or int(value) > _MOST_TIMES:
+        # longer numbers are not read
+        if len(value) > len(str(_MOST_TIMES)) or int(value) > _MOST_TIMES:
             raise UnheldGrammarError(f"it repeats more than {_MOST_TIMES} times")
         return int(value)
 
@@ -325,7 +324,7 @@ class _Reader:
 
 def _content(text: str) -> str:
     """The characters of a text in quotes."""
-    if not text.endswith('"') or len(text) < 2:
+    if not text.endswith('"'):
         raise UnheldGrammarError(f"{text} ignores the case of a range")
 
     def character(match: re.Match[str]) -> str:
