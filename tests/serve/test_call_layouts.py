@@ -115,6 +115,10 @@ ENDED = CallLayout(
     f"<call {NAME}>", Style.TAGGED, tail="</call>\n<end>", key="<", key_end=">", other_key_end=">",
     value_end=f"</{KEY}>",
 )  # fmt: skip
+LISTING = CallLayout(
+    f"<call {NAME}>", Style.TAGGED, tail="</call>", key="<args>\n<", key_end=">", other_key_end=">",
+    value_end=f"</{KEY}>",
+)  # fmt: skip
 PYTHON = CallLayout(f"<call>{NAME}(", Style.PYTHON, tail="<end>")
 NUMBERED = CallLayout(f"<call>{NAME}<args>", tail=f"<id>{IDENTIFIER}")
 SEPARATED = CallLayout(f"{NAME}<args>", section="<calls>", section_end="</calls>", separator=",")
@@ -214,6 +218,7 @@ def read(
         (TAGGED, "<call run><p a>x</p> y", "", [("run", "")]),
         (BARELY, "<call run><p a>x</p><p n>3</p>", "", [("run", '{"a": "x", "n": 3')]),
         (ENDED, "<call run><a>3</a></call>b", "b", [("run", '{"a": "3"}')]),
+        (LISTING, "<call now><args><a><b>1</b></a></call>b", "b", [("now", '{"a": {"b": 1}}')]),
         (PYTHON, "<call>run(a='x)', n=3)<end>b", "b", [("run", '{"a": "x)", "n": 3}')]),
         (PYTHON, "<call>run(a b)<end>b", "b", [("run", "{}")]),
         (BARE, "<call>run{a:'é'}<end>b", "b", [("run", '{"a": "é"}')]),

@@ -259,7 +259,7 @@ class LayoutParser(CallParser):
             return text if is_text else typed_value(text, types_of(own, schema) - {"string"})
         if KEY in layout.value_end:
             begin, _, end = self._value_end.partition(KEY)
-            return element_value(text, own, schema, (self._key[0], begin, end))
+            return element_value(text, own, schema, (self._key[-1], begin, end))
         return typed_value(text, types_of(own, schema))
 
     def _python(self, parts: list[AnswerPart]) -> None:
