@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import sys
 import threading
 import time
 import traceback
@@ -118,10 +119,14 @@ def test_what_a_signal_handler_raises_is_raised_once() -> None:
     executor = interrupted(pool, [])
     with pytest.raises(ExecutionInterrupted, match="its event was set"):
         executor.run(ZERO)
-    executor = interrupted(pool, [], held=error)
-    with pytest.raises(LookupError) as caught:
-        executor.run(ZERO)
-    assert caught.value is error and is_free(pool)
+    executor, counts = interrupted(pool, [], held=error), list[int]()
+    for _ in range(3):
+        with pytest.raises(LookupError) as caught:
+            executor.run(ZERO)
+        assert caught.value is error and is_free(pool)
+        error.__traceback__ = None
+        counts.append(sys.getrefcount(error))
+    assert counts[1] == counts[2], "the reference of the native code is given back"
 
     def raise_error() -> None:
         raise error

@@ -334,7 +334,7 @@ def test_a_close_ends_the_threads_and_gives_the_lock_and_the_memory_back() -> No
     threads, memory = list(pool._threads), weakref.ref(pool._memory)
     assert len(threads) == 2
     pool.close()
-    assert not pool._threads and all(thread.join(60) for thread in threads)
+    assert not pool._threads and not any(thread.is_alive() for thread in threads)
     del threads
     gc.collect()
     assert memory() is None
