@@ -48,8 +48,9 @@ def lower_parallel(w: Writer, s: Parallel) -> None:
     """
     total = w.atom(s.total)
     begin, end = f"%v{s.begin.id}", f"%v{s.end.id}"
-    first, several, visit, take, chunk, latch, leave, done = (
-        w.label(k) for k in ("first", "several", "visit", "take", "chunk", "next", "leave", "done")
+    first, several, visit, take, chunk, latch, drained, done = (
+        w.label(k)
+        for k in ("first", "several", "visit", "take", "chunk", "next", "drained", "done")
     )
     workers = context_value(w, Context.WORKERS, "i64")
     single = w.temp(f"icmp eq i64 {workers}, 1")
@@ -60,8 +61,10 @@ def lower_parallel(w: Writer, s: Parallel) -> None:
     w.start(several)
     w.out(f"br i1 {some}, label %{visit}, label %{done}")
     w.start(visit)
-    visited, kept, following = f"%{visit}.share", f"%{chunk}.share", f"%{leave}.share"
-    w.out(f"{visited} = phi i64 [ 0, %{several} ], [ {kept}, %{latch} ], [ {following}, %{leave} ]")
+    visited, kept, following = f"%{visit}.share", f"%{chunk}.share", f"%{drained}.share"
+    w.out(
+        f"{visited} = phi i64 [ 0, %{several} ], [ {kept}, %{latch} ], [ {following}, %{drained} ]"
+    )
     # computed for each chunk, from the context: values from before the loop would take registers in its body
     workers = context_value(w, Context.WORKERS, "i64")
     long, short = _chunk_sizes(w, s, total, workers)
@@ -75,7 +78,7 @@ def lower_parallel(w: Writer, s: Parallel) -> None:
     base = w.temp(f"mul i64 {which}, {share}")
     limit = _least(w, w.temp(f"add i64 {base}, {share}"), total)
     holds = w.temp(f"icmp slt i64 {base}, {limit}")
-    w.out(f"br i1 {holds}, label %{take}, label %{leave}")
+    w.out(f"br i1 {holds}, label %{take}, label %{drained}")
     w.start(take)
     slot = w.temp(f"getelementptr inbounds i64, ptr {counter}, i64 {which}")
     # monotonic: numbers only have to differ, no other memory depends on their order
@@ -94,8 +97,8 @@ def lower_parallel(w: Writer, s: Parallel) -> None:
     from_ = w.temp(f"add i64 {base}, {before}")
     more = w.temp(f"icmp slt i64 {from_}, {limit}")
     to = _least(w, w.temp(f"add i64 {from_}, {size}"), limit)
-    w.out(f"br i1 {more}, label %{chunk}, label %{leave}")
-    w.start(leave)
+    w.out(f"br i1 {more}, label %{chunk}, label %{drained}")
+    w.start(drained)
     w.out(f"{following} = add i64 {visited}, 1")
     left = w.temp(f"icmp ult i64 {following}, {shares}")
     w.out(f"br i1 {left}, label %{visit}, label %{done}")
