@@ -53,6 +53,31 @@ def test_vectors_at_all_sizes(n, width, workers):
     np.testing.assert_allclose(out, 2.5 * x + y, rtol=1e-5, atol=1e-6)
 
 
+@k.inline
+def raise_to(out: k.View, i: k.Integer, least: k.Integer) -> None:
+    """Returns early where nothing is to be done."""
+    if out[i] >= least:
+        return
+    out[i] = least
+
+
+@k.kernel
+def parallel_loop_and_scopes(out: k.Output, ctx: k.Context):
+    for i in ctx.parallel(out.shape[0]):
+        raise_to(out, i, 2)
+    ctx.barrier()
+    for i in ctx.parallel(out.shape[0]):
+        for n in k.static_range(20):
+            raise_to(out, i, n - i)
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_parallel_loops_beside_scopes_that_are_left_early(workers):
+    """Blocks of both have names and numbers, of counts of their own."""
+    out, *_ = both(parallel_loop_and_scopes, [np.zeros(37, np.int64)], {}, workers)
+    np.testing.assert_array_equal(out, np.maximum(2, 19 - np.arange(37)))
+
+
 @pytest.mark.parametrize("static", [False, True])
 @pytest.mark.parametrize("dtype", FLOATS, ids=lambda d: np.dtype(d).name)
 def test_narrow_floats_are_computed_in_f32(dtype, static):
