@@ -131,7 +131,7 @@ async def run_router(model: str, port: int, cores: set[int]) -> None:
         served.admission.tally = counts.model(0)
         pool = ModelPool(dict, _load_nothing, PoolLimits())
         pool.pin(served)
-        state = ServerState(settings, ServerMetrics(), pool, shared=counts)
+        state = ServerState(settings, ServerMetrics(), pool, shared_counts=counts)
         app = build_app(state, None, HostRule.of(settings, "127.0.0.1"))
         listener = socket.create_server(("127.0.0.1", port))
         forwarder = Forwarder(app, os.path.join(folder, "owner"), lambda: True, error_body)
