@@ -6,6 +6,7 @@ import asyncio
 import queue
 import sys
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from types import FrameType
@@ -54,6 +55,10 @@ class FakeWorker:
         self.commands.append(message)
         if isinstance(message, Shutdown):
             self.die()
+
+    def send_soon(self, message, loop) -> None:
+        with suppress(OSError):
+            self.send(message)
 
     def receive(self):
         event = self.events.get()

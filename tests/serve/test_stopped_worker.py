@@ -83,6 +83,69 @@ def test_random_frames_arrive_whole_and_in_order() -> None:
         there.receive()  # no descriptor of this end is left
 
 
+def test_frames_of_one_turn_are_sent_together_and_in_order() -> None:
+    here, there = map(ConnectionChannel, multiprocessing.Pipe())
+    channel, draw = QueuedChannel(here), random.Random(5)
+    calls: list[int] = []
+    send = channel._sends.send
+    channel._sends.send = lambda *frames: calls.append(len(frames)) or send(*frames)  # type: ignore[method-assign]
+
+    async def turns(*counts: int) -> list[object]:
+        """Turns of the loop in which so many messages are sent soon, and one at once after a negative number."""
+        sent: list[object] = []
+        for count in counts:
+            for _ in range(abs(count)):
+                sent.append((len(sent), draw.randbytes(draw.choice((1, 3000)))))
+                channel.send_soon(sent[-1], asyncio.get_running_loop())
+            if count < 0:
+                sent.append("now")
+                channel.send("now")
+            await asyncio.sleep(0)
+        return sent
+
+    with ThreadPoolExecutor(1) as pool:
+        counts = [3, 1, -2, 0, 16, -16, *(draw.randint(-9, 9) for _ in range(20))]
+        expected = sum(map(abs, counts)) + sum(count < 0 for count in counts)
+        reading = pool.submit(lambda: [there.receive() for _ in range(expected)])
+        assert asyncio.run(turns(*counts)) == reading.result(60)
+    assert calls == [abs(count) + (count < 0) for count in counts if count]
+    # many bytes do not wait for the end of the turn, as they count as unread only once they are sent
+    calls.clear()
+    loop = asyncio.new_event_loop()
+    for size in (60_000, 4_000, 4_000, 90_000):
+        channel.send_soon(b"x" * size, loop)
+    assert calls == [3, 1] and [len(there.receive()) for _ in calls] == [60_000, 4_000]
+    loop.run_until_complete(asyncio.sleep(0))  # the calls of the turn find nothing
+    loop.close()
+    assert calls == [3, 1]
+    channel.close()
+
+
+def test_a_message_that_cannot_be_encoded_harms_no_other_of_its_turn() -> None:
+    here, there = multiprocessing.Pipe()
+    channel = QueuedChannel(ConnectionChannel(here, MessageCodec()))
+    received = ConnectionChannel[CancelRequest, CancelRequest](there, MessageCodec())
+
+    async def whole() -> None:
+        loop = asyncio.get_running_loop()
+        channel.send_soon(CancelRequest("a"), loop)
+        with pytest.raises(TypeError, match="no message"):
+            channel.send_soon({1}, loop)
+        channel.send_soon(CancelRequest("b"), loop)
+        await asyncio.sleep(0)
+        assert [received.receive() for _ in "ab"] == [CancelRequest("a"), CancelRequest("b")]
+        there.close()
+        # whoever receives finds the end; a send at once still tells it
+        for _ in range(3):
+            channel.send_soon(CancelRequest("c"), loop)
+            await asyncio.sleep(0)
+        with pytest.raises(OSError):
+            channel.send(CancelRequest("d"))
+
+    asyncio.run(whole())
+    channel.close()
+
+
 def test_a_stopped_worker(server: RunningServer, http: httpx.Client) -> None:
     """Its requests wait, all else is answered, and it goes on where it was."""
     body = {"prompt": [[5] * 480] * 128, "max_tokens": 1, "temperature": 0}

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 from collections.abc import Callable, Mapping
 from typing import Protocol
@@ -403,9 +402,8 @@ class Replica:
 
     def _send(self, command: Command | EncodeRequest | RankRequest) -> None:
         if self.worker is not None:
-            # the reader finds the reason, and ends the open requests
-            with contextlib.suppress(OSError):
-                self.worker.channel.send(command)
+            # if it has ended, the reader finds that, and ends the open requests
+            self.worker.channel.send_soon(command, self._loop)
 
     def _replace(self, worker: Worker, reason: str) -> None:
         """Ends a worker that does not go on; its channel may never be closed, so nothing waits for that."""

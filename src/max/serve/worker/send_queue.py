@@ -44,11 +44,11 @@ class SendQueue:
                 self._socket.close()
             raise OSError(errno.EAGAIN, str(error)) from error
 
-    def send(self, frame: bytes) -> int:
-        """Sends a frame; thread-safe, and nothing happens after :meth:`end`.
+    def send(self, *frames: bytes) -> int:
+        """Sends frames; thread-safe, and nothing happens after :meth:`end`.
 
         Args:
-            frame: The frame.
+            frames: The frames.
 
         Returns:
             The bytes that the other end has not taken yet.
@@ -62,13 +62,14 @@ class SendQueue:
             if self._has_ended:
                 return 0
             if self._socket is not None:
-                frame = wire(frame)
+                data = b"".join(map(wire, frames))
                 if not self._left:
                     # only while none waits: frames keep their order
-                    frame = self._rest(self._socket, frame)
-            if frame:
-                self._left.append(frame)
-                self._left_bytes += len(frame)
+                    data = self._rest(self._socket, data)
+                frames = (data,) if data else ()
+            if frames:
+                self._left.extend(frames)
+                self._left_bytes += sum(map(len, frames))
                 self._changed.notify_all()
             return self._left_bytes
 
