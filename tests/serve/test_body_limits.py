@@ -107,7 +107,9 @@ def paths_of(app: Any) -> list[tuple[str, str]]:
     return sorted(found)
 
 
-async def send(app: Any, method: str, path: str, sent: bytes) -> tuple[int, bytes]:
+async def send(
+    app: Any, method: str, path: str, sent: bytes, has_length: bool = True
+) -> tuple[int, bytes]:
     """Sends a request as a socket would, in parts of 64 KiB; the client stays."""
     parts = [sent[at : at + 65536] for at in range(0, len(sent), 65536)] or [b""]
     status, answer = 0, b""
@@ -125,7 +127,9 @@ async def send(app: Any, method: str, path: str, sent: bytes) -> tuple[int, byte
         status = message.get("status", status)
         answer += message.get("body", b"")
 
-    headers = [(b"content-type", b"application/json"), (b"content-length", str(len(sent)).encode())]
+    headers = [(b"content-type", b"application/json")]
+    if has_length:
+        headers.append((b"content-length", str(len(sent)).encode()))
     scope = {
         "type": "http", "asgi": {"version": "3.0"}, "http_version": "1.1", "method": method, "scheme": "http",
         "path": path, "raw_path": path.encode(), "query_string": b"", "root_path": "", "headers": headers,
@@ -299,3 +303,32 @@ def check_memory(apps: list[Any], seed: int, size: int, count: int) -> None:
 @pytest.mark.parametrize("size", [1_000_000, 10_000_000])
 def test_memory_of_many_bodies(apps: list[Any], size: int) -> None:
     check_memory(apps, seed=size, size=size, count=6)
+
+
+def test_a_body_without_a_length_gets_the_same_error() -> None:
+    """On every route, so in the form of each API: whether its header or its bytes show that it is too long."""
+    settings = ServerSettings(max_request_bytes=100_000)
+    app = build_app(ServerState(settings, ServerMetrics(), ModelPool(dict, no_model, PoolLimits())))
+    sent = b'{"model": "' + b"x" * 200_000 + b'"}'
+
+    compared = set[str]()
+
+    async def run() -> None:
+        for method, path in paths_of(app):
+            told = await send(app, method, path, sent)
+            found = await send(app, method, path, sent, has_length=False)
+            assert told[0] == 413, path
+            if found[0] in (200, 501):  # a route that reads no body
+                continue
+            compared.add(path)
+            assert found == told, path
+            error = json.loads(found[1])["error"]
+            if path.startswith("/v1/messages"):
+                assert error["type"] == "request_too_large"
+            elif path.startswith("/api/"):
+                assert "100000 bytes" in error
+            else:
+                assert error["code"] == "request_too_large" and "100000 bytes" in error["message"]
+
+    asyncio.run(run())
+    assert {"/v1/responses", "/v1/messages", "/api/chat", "/infill"} <= compared

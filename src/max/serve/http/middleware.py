@@ -11,7 +11,6 @@ import time
 from typing import Any
 
 from starlette.datastructures import Headers
-from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from max._process import cached_results
@@ -251,7 +250,7 @@ class Gate:
             message = await receive()
             size = received + len(message.get("body", b""))
             if size > limit:
-                raise HTTPException(413, _too_long(limit).message)
+                raise _too_long(limit)
             if self._bodies is not None and not is_file:
                 self._bodies.grow(received, size)
             received = size
