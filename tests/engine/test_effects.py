@@ -94,6 +94,39 @@ def test_a_buffer_through_subgraphs(load: Load, session: InferenceSession) -> No
     assert held.tolist() == [4, 8, 12] and out.to_numpy().tolist() == [40, 80, 120]
 
 
+@pytest.mark.parametrize("depth", [1, 2])
+def test_one_buffer_that_a_subgraph_has_as_two(session: InferenceSession, depth: int) -> None:
+    """What it loads from one is as it was, though it stores to the other; also through a call in between."""
+    types = [buffer(2, 3), buffer(2, 3), tensor(2, 3)]
+    with Graph("same", input_types=types) as graph:
+        callee = None
+        for level in range(depth):
+            with graph.add_subgraph(f"exchange{level}", input_types=types) as sub:
+                one, other = sub.inputs[0].buffer, sub.inputs[1].buffer
+                new = sub.inputs[2].tensor
+                if callee is None:
+                    old = one[...]
+                    other[:, ::2] = new[:, ::2]
+                else:
+                    (result,) = ops.call(callee, one, other, new)
+                    old = result.tensor
+                sub.output(old)
+            callee = sub
+        assert callee is not None
+        held, _, given = graph.inputs
+        (old,) = ops.call(callee, held, held, given)
+        graph.output(old.tensor, held.buffer[...])
+    before, new = np.arange(6, dtype=np.float32).reshape(2, 3), np.full((2, 3), -1, np.float32)
+    after = before.copy()
+    after[:, ::2] = new[:, ::2]
+    held = before.copy()
+    results = session.load(graph).execute(held, np.zeros_like(held), new)
+    for got, want in zip(
+        [*[r.to_numpy() for r in results], held], [before, after, after], strict=True
+    ):
+        np.testing.assert_array_equal(got, want)
+
+
 def test_swap_through_buffers(load: Load) -> None:
     def swap(a, b):
         x, y = a[...], b[...]

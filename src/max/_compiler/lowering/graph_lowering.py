@@ -326,10 +326,15 @@ class GraphLowering:
         """The buffer itself if no later op uses it, else a copy."""
         value = op.operands[0]
         place = self.placing.place(value)
+        same = {value}
+        inputs = self.placing.graph.args
+        # a call may pass one buffer as several; an execution of the entry may not
+        if isinstance(self.placing.graph, SubgraphOp) and value in inputs:
+            same.update(other for other in inputs if isinstance(other.type, BufferType))
         used_later = False
         current = op.next_op
         while current is not None:
-            touches = value in current.operands
+            touches = not same.isdisjoint(current.operands)
             if touches and type(current) not in (BufferLoadOp, OutputOp):
                 used_later = True
                 break
