@@ -8,7 +8,8 @@ import stat
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, ClassVar
 
 import httpx
 import numpy as np
@@ -27,8 +28,9 @@ from max.serve.http import prefix_epochs
 from max.serve.http.middleware import Gate
 from max.serve.http.prefix_epochs import PrefixEpochs
 from max.serve.metrics import ServerMetrics
+from max.serve.models.model import ServedModel
 from max.serve.process.settings import ServerSettings
-from max.serve.requests.request_context import RequestContext, current_request
+from max.serve.requests.request_context import CURRENT_REQUEST, RequestContext, current_request
 from max.serve.worker.subscription import prompt_of
 from tests.serve.conftest import TINY, RunningServer
 
@@ -284,3 +286,30 @@ def test_very_many_tenants_that_drop_their_prefixes_take_bounded_memory(
         epochs.drop(name)
         assert epochs.of(name) > before and len(epochs._epochs) <= 50
         seen[name] = epochs.of(name)
+
+
+def test_known_parts_of_chats_are_shared_as_pages_are() -> None:
+    """Who shares no pages learns from no time of the tokenizer either what others have sent."""
+
+    class Tokenizer:
+        salts: ClassVar[list[str]] = []
+
+        async def encode_ids(self, text: str, special: bool, salt: str) -> list[int]:
+            assert text == "<|a|>the" and not special
+            self.salts.append(salt)
+            return [7]
+
+    model: Any = SimpleNamespace(check_text=lambda *_: None, tokenizer=Tokenizer())
+    contexts = [
+        RequestContext(),
+        *(RequestContext(tenant=name, prefix_epoch=epoch) for name in "ab" for epoch in (0, 1)),
+        RequestContext(cache_salt="a"),
+    ]
+    for context in contexts:
+        token = CURRENT_REQUEST.set(context)
+        try:
+            assert asyncio.run(ServedModel.encode_template(model, "<|a|>the")) == [7]
+        finally:
+            CURRENT_REQUEST.reset(token)
+    assert Tokenizer.salts == [context.prefix_salt for context in contexts]
+    assert len(set(Tokenizer.salts)) == len(contexts)

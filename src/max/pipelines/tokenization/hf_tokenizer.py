@@ -11,6 +11,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cached_property, partial
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -28,6 +29,7 @@ from max.pipelines.tokenization.added_tokens import (
     special_tokens,
     stated_tokens,
 )
+from max.pipelines.tokenization.known_parts import KnownParts
 from max.pipelines.tokenization.shared_starts import has_lines, shared_start
 
 if TYPE_CHECKING:
@@ -146,18 +148,26 @@ class HFTokenizer:
         return self.backend_tokenizer.token_to_id(token)
 
     def encode(
-        self, text: str, add_special_tokens: bool = True, most: int | None = None
-    ) -> list[int]:
+        self, text: str, add_special_tokens: bool = True, most: int | None = None, salt: str | None = None
+    ) -> list[int]:  # fmt: skip
         """Encodes a text.
 
         Args:
             text: The text.
             add_special_tokens: Whether to add the begin and end tokens of the model's config.
             most: The maximum number of tokens; None: no limit.
+            salt: Where no begin and end tokens are added, who shares known parts; None: nobody.
 
         Raises:
             PromptTooLongError: It has more tokens. They are not made: of millions, that takes 100 ms with the GIL.
         """
+        if salt is not None and not add_special_tokens:
+            parts = self._known_parts.encode(text, salt)
+            size = sum(map(len, parts))
+            if parts:
+                if most is not None and size > most:
+                    raise PromptTooLongError(size, most)
+                return list(chain.from_iterable(parts))
         encoding = self._encoding(text, add_special_tokens)
         if most is not None and len(encoding) > most:
             raise PromptTooLongError(len(encoding), most)
@@ -182,6 +192,11 @@ class HFTokenizer:
         first, *ends = [part.ids for part in encode(parts, add_special_tokens=False)]
         start = first[: len(first) - len(ends[0])]
         return [start + end for end in ends]
+
+    @cached_property
+    @tokenizer_calls
+    def _known_parts(self) -> KnownParts:
+        return KnownParts(self.backend_tokenizer)
 
     @cached_property
     def _has_lines(self) -> bool:

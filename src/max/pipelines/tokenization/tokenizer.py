@@ -262,12 +262,13 @@ class TextTokenizer(PipelineTokenizer[TextContext, Tokens, TextGenerationRequest
         self.check_tokens(tokens, of_text=False)
         return tokens
 
-    def ids_now(self, prompt: str, add_special_tokens: bool = True) -> list[int]:
+    def ids_now(self, prompt: str, special: bool = True, salt: str | None = None) -> list[int]:
         """Encodes a text as :meth:`encode_now` does.
 
         Args:
             prompt: The text.
-            add_special_tokens: Whether to add begin and end tokens.
+            special: Whether to add begin and end tokens.
+            salt: As for :meth:`HFTokenizer.encode`.
 
         Raises:
             InputError: It is longer than the model's context, or is not UTF-8.
@@ -275,9 +276,9 @@ class TextTokenizer(PipelineTokenizer[TextContext, Tokens, TextGenerationRequest
         if isinstance(self.delegate, HFTokenizer):
             # a text that cannot fit is refused before it is encoded, which may take a minute
             self._check_length(self.delegate.fewest_tokens(prompt), at_least=True)
-            ids = self.delegate.encode(utf8(prompt), add_special_tokens, most=self.max_length)
+            ids = self.delegate.encode(utf8(prompt), special, self.max_length, salt)
         else:
-            ids = self._ids(prompt, add_special_tokens)
+            ids = self._ids(prompt, special)
         self._check_length(len(ids))
         self._check_ids(ids, of_text=True)
         return ids
@@ -335,19 +336,17 @@ class TextTokenizer(PipelineTokenizer[TextContext, Tokens, TextGenerationRequest
             return await run_with_default_executor(self.encode_now, prompt, add_special_tokens)
         return self.encode_now(prompt, add_special_tokens)
 
-    async def encode_ids(self, prompt: str, add_special_tokens: bool = True) -> list[int]:
-        """Encodes a text as :meth:`encode` does.
-
-        Args:
-            prompt: The text.
-            add_special_tokens: Whether to add begin and end tokens.
+    async def encode_ids(
+        self, prompt: str, special: bool = True, salt: str | None = None
+    ) -> list[int]:
+        """Encodes a text as :meth:`ids_now` does, a long one in a thread.
 
         Raises:
             InputError: It is longer than the model's context.
         """
         if len(prompt) > _LONG:
-            return await run_with_default_executor(self.ids_now, prompt, add_special_tokens)
-        return self.ids_now(prompt, add_special_tokens)
+            return await run_with_default_executor(self.ids_now, prompt, special, salt)
+        return self.ids_now(prompt, special, salt)
 
     def decode_now(self, tokens: Sequence[int] | Tokens, **kwargs: object) -> str:
         """Decodes tokens, in this thread.

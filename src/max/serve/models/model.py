@@ -360,7 +360,9 @@ class ServedModel:
         """
         self.check_text(utf8_size(text), "messages")
         try:
-            return await self.tokenizer.encode_ids(text, add_special_tokens=False)
+            # with whom its pages in the caches are shared
+            salt = current_request().prefix_salt
+            return await self.tokenizer.encode_ids(text, special=False, salt=salt)
         except ValueError as error:
             raise of_user_error(error, "messages") from error
 
