@@ -100,7 +100,7 @@ class LibraryLowering:
             outers = [self.placing.place(v) for v in outer.operands]
             sources = [(outers[index], offset) for index, offset in epilogue.sources]
             results_at = [(place, 0) for place in outputs]
-            in_place = in_place_pairs(epilogue.spec, results_at, sources, places)
+            in_place = in_place_pairs(epilogue.spec, results_at, sources)
         flops, label = op_flops(op, results), name.partition(".")[2]
         work = WorkCode("product", flops) if flops != 0 else None
         if isinstance(outer, RegionOp):
@@ -272,20 +272,19 @@ def in_place_pairs(
     spec: RegionSpec,
     results: Sequence[tuple[Place, Size]],
     sources: Sequence[tuple[Place, Size]],
-    others: Sequence[Place] = (),
 ) -> tuple[tuple[int, int], ...]:
     """Pairs of result and operand buffers that may share memory, as each element is read before it is written.
+
+    They may if no other operand is a view of the buffer: `Placing.launch` leaves out the others.
 
     Args:
         spec: The region. In an epilogue the first leaf, the kernel's own result, has no source.
         results: The places of the results, each with an offset in elements.
         sources: The places of the leaves, likewise.
-        others: Further operands, which the kernel reads in any order.
     """
     leaves = [v for v in spec.values if isinstance(v, Leaf)]
     # the first leaves of an epilogue are sums, which are not in memory
     leaves = leaves[len(leaves) - len(sources) :]
-    other_buffers = {place.buffer for place in others}
     last = max(spec.level)
     # each level walks the row again: an earlier one must not overwrite operands of a later one
     if any(spec.level[r.value] != last and r.strides[-1] != 0 for r in spec.results):
@@ -295,14 +294,12 @@ def in_place_pairs(
         if target.layout.offset != 0 or target_offset != 0:
             continue  # a part of a larger value: its element positions differ from those of a source
         for leaf, (source, offset) in zip(leaves, sources, strict=True):
-            read_once = sum(place.buffer == source.buffer for place, _ in sources) == 1
-            read_once = read_once and source.buffer not in other_buffers
             whole = source.layout.is_contiguous and source.layout.offset == 0 and offset == 0
             same_elements = (
                 leaf.strides == result.strides
                 and leaf.dtype.size_in_bytes == result.dtype.size_in_bytes
             )
-            if read_once and whole and same_elements:
+            if whole and same_elements:
                 pairs.append((target.buffer, source.buffer))
     return tuple(pairs)
 

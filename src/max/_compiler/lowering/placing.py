@@ -190,7 +190,7 @@ class Placing:
             is_written: For each tensor whether the kernel writes it, else it reads it.
             serial: Whether one worker runs the launch.
             name: The name in errors and profiles.
-            in_place: Pairs (written, read) of buffers that may share memory.
+            in_place: Pairs (written, read) of buffers that may share memory if no other operand is in the second.
             also_read: Written buffers that the kernel also reads.
             parts: Buffers of which the kernel writes a part that no other launch writes.
             flops: The number of arithmetic operations; 0 if unknown.
@@ -202,15 +202,9 @@ class Placing:
         """
         key, slots = kernel
         # barriers and the memory plan follow from what a launch reads and writes
-        reads = {
-            a.pointer.buffer for a, w in zip(arguments, is_written, strict=True) if not w
-        } | set(also_read)
+        read = [a.pointer.buffer for a, w in zip(arguments, is_written, strict=True) if not w]
+        reads = {*read, *also_read}
         writes = {a.pointer.buffer for a, w in zip(arguments, is_written, strict=True) if w}
-        # a buffer that several operands are views of may be read at one place after it is written at another
-        num_reads = Counter(
-            a.pointer.buffer for a, w in zip(arguments, is_written, strict=True) if not w
-        )
-        in_place = tuple([pair for pair in in_place if num_reads[pair[1]] == 1])
         # `place-operands` copied all others; a buffer that is written cannot be copied
         elsewhere = {self.lowered.buffers[b].device for b in reads | writes} - {self.device}
         if elsewhere:
@@ -228,7 +222,7 @@ class Placing:
                 writes=tuple(sorted(writes)),
                 serial=serial,
                 name=name,
-                in_place=in_place,
+                in_place=pairs_read_once(in_place, read),
                 parts=tuple(parts),
                 flops=flops,
                 staged_op=self.staged_op,
@@ -244,3 +238,18 @@ def operand_of(value: SSAValue) -> Operand:
     type_ = value.type
     assert isinstance(type_, ShapedType)
     return Operand(type_.dtype, shape_of(value))
+
+
+def pairs_read_once(
+    pairs: Iterable[tuple[int, int]], read: Sequence[int]
+) -> tuple[tuple[int, int], ...]:
+    """The pairs (written, read) of buffers whose operand a kernel reads at one place only.
+
+    A buffer that several operands are views of may be read at one place after it is written at another.
+
+    Args:
+        pairs: The pairs of buffers that may share memory if nothing else reads the second.
+        read: The buffer of each operand that the kernel reads.
+    """
+    count = Counter(read)
+    return tuple([pair for pair in pairs if count[pair[1]] == 1])

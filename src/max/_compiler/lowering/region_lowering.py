@@ -194,14 +194,8 @@ class RegionLowering:
         in_place: list[tuple[int, int]] = []
         for number, job in enumerate(jobs):
             if job.epilogue is not None:
-                # a result may share memory only with what no other part's epilogue reads
-                others = [
-                    place for n, views in enumerate(read) if n != number for place, _ in views
-                ]
                 target = (outputs[number][0], 0)
-                in_place += in_place_pairs(
-                    job.epilogue.spec, [target], read[number], [*places, *others]
-                )
+                in_place += in_place_pairs(job.epilogue.spec, [target], read[number])
         flops = op_flops(op, op.results)
         work = WorkCode("product", flops)
         if outer is not None:
