@@ -13,6 +13,7 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 import pytest
+import torch
 
 from max import _interpreter
 from max import kernel as k
@@ -22,6 +23,8 @@ from max.engine import InferenceSession
 from max.experimental import functional as F
 from max.experimental.tensor import Tensor
 from max.graph import DeviceRef, Graph, TensorType, ops
+from max.graph.ops.elementwise import inverse
+from max.nn import activation
 from tests.kernel_language.harness import compiled, interpreted
 
 SESSION = InferenceSession(devices=[CPU()])
@@ -225,3 +228,45 @@ def test_functions_of_pairs(dtype):
         for got in on_graph(lambda a, b, f=function: f(a, b), x, y):
             # zeros of both signs compare equal, either may be the greater one
             check(np.abs(got), np.abs(want), 1, x, y)
+
+
+def torch_array(x: np.ndarray) -> torch.Tensor:
+    """An array in float64: what torch computes of it is exact beside results of narrower types."""
+    return torch.from_numpy(x.astype(np.float64))
+
+
+TORCH: dict[str, tuple[Callable[..., Any], Callable[[torch.Tensor], torch.Tensor], float]] = {
+    # with the error in units in the last place where results are not near 0
+    "softplus": (activation.softplus, lambda x: torch.logaddexp(x, torch.zeros_like(x)), 4),
+    "expm1": (inverse.expm1, torch.expm1, 8),
+    "sinh": (inverse.sinh, torch.sinh, 8),
+    "cosh": (inverse.cosh, torch.cosh, 8),
+    "asinh": (inverse.asinh, torch.asinh, 8),
+    "acosh": (inverse.acosh, torch.acosh, 8),
+    "atan": (inverse.atan, torch.atan, 8),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=lambda d: np.dtype(d).name)
+def test_functions_as_torch_has_them(dtype):
+    """Also of numbers near which an exponential overflows; in vectors and in the lanes after the last one."""
+    limits = ml_dtypes.finfo(dtype)
+    last = math.log(float(limits.max))
+    near = np.array([last - 0.02, last - 0.5, 0.9 * last, 40.0, 20.5, 14.0, -14.0, -40.0, -last])
+    x = np.concatenate([specials(dtype), near.astype(dtype)])
+    # apart from where results are near 0
+    x = x[~((x.astype(np.float64) < -2) & (x.astype(np.float64) > -13))]
+    wants = [function(torch_array(x)).numpy() for _, function, _ in TORCH.values()]
+    for order in (slice(None), slice(None, None, -1)):
+        given = np.ascontiguousarray(x[order])
+
+        def build(v: Any) -> Any:
+            return ops.concat([function(v) for function, _, _ in TORCH.values()])
+
+        tensor = Tensor.from_dlpack(from_array(given))
+        eager = as_array(F.functional(build)(tensor).realize.driver_tensor).view(dtype)
+        for got in [*on_graph(build, given), eager]:
+            for part, want, (_, _, units) in zip(
+                got.reshape(len(TORCH), -1), wants, TORCH.values(), strict=True
+            ):
+                check(part, want[order], units, given)

@@ -22,7 +22,6 @@ __all__ = [
     "clip",
     "conj",
     "cos",
-    "cosh",
     "divide",
     "equal",
     "exp",
@@ -223,13 +222,6 @@ def logaddexp(x1: Any, x2: Any, /) -> Tensor:
 def tan(x: Tensor, /) -> Tensor:
     """The tangent."""
     return F.sin(x) / F.cos(x)
-
-
-def cosh(x: Tensor, /) -> Tensor:
-    """The hyperbolic cosine."""
-    # e**|x| / 2, which overflows later than e**|x|
-    half = F.exp(F.abs(x) - math.log(2))
-    return half + 0.25 / half
 
 
 def where(condition: Tensor, x1: Any, x2: Any, /) -> Tensor:

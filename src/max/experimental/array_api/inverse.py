@@ -12,9 +12,10 @@ from max.experimental.array_api.manipulation import pair_of
 from max.experimental.tensor import Tensor
 from max.graph.ops.elementwise import inverse
 
-__all__ = ["acosh", "asin", "asinh", "atan", "atan2", "expm1", "hypot", "sinh"]
+__all__ = ["acosh", "asin", "asinh", "atan", "atan2", "cosh", "expm1", "hypot", "sinh"]
 
-expm1, sinh = F.functional(inverse.expm1), F.functional(inverse.sinh)
+expm1 = F.functional(inverse.expm1)
+sinh, cosh = F.functional(inverse.sinh), F.functional(inverse.cosh)
 asin, atan = F.functional(inverse.asin), F.functional(inverse.atan)
 asinh, acosh = F.functional(inverse.asinh), F.functional(inverse.acosh)
 

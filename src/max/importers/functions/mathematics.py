@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import math
-
 from max.dtype import DType
 from max.graph import TensorValue, ops
 from max.graph.ops.elementwise.binary import maximum, minimum
@@ -14,6 +12,7 @@ from max.graph.ops.elementwise.inverse import (
     asin,
     asinh,
     atan,
+    cosh,
     expm1,
     is_negative,
     sinh,
@@ -32,13 +31,6 @@ def sign(x: TensorValue) -> TensorValue:
         return minimum(x, 1)
     result = ops.where(x > 0, 1, ops.where(x < 0, -1, x))
     return ops.cast(result, x.dtype)
-
-
-def cosh(x: TensorValue) -> TensorValue:
-    """The hyperbolic cosine."""
-    wide = ops.abs(as_wide(x))
-    half = ops.exp(wide - math.log(2))
-    return as_type_of(half + 0.25 / half, x)
 
 
 def tan(x: TensorValue) -> TensorValue:

@@ -13,7 +13,7 @@ from max.graph import TensorValue, ops
 from max.graph.ops.elementwise.binary import minimum
 
 __all__ = [
-    "acosh", "as_type_of", "asin", "asinh", "atan", "expm1", "is_negative", "sinh", "as_wide", "with_sign",
+    "acosh", "as_type_of", "asin", "asinh", "atan", "cosh", "expm1", "is_negative", "sinh", "as_wide", "with_sign",
 ]  # fmt: skip
 
 _ARC_TANGENT_P = (
@@ -72,10 +72,23 @@ def expm1(x: TensorValue, /) -> TensorValue:
     small = ops.equal(power_, 1.0)
     divisor = ops.log(ops.where(small, 2.0, power_))
     # where exp rounds to 1, expm1 is x to its last digit
-    result = ops.where(small, wide, minus_one * wide / divisor)
+    # the product of the first two would overflow before the result
+    result = ops.where(small, wide, minus_one * (wide / divisor))
     # where exp is infinite or 0, the quotient would be NaN or 0
     ends = ops.logical_or(ops.is_inf(power_), ops.equal(minus_one, -1.0))
     return as_type_of(ops.where(ends, minus_one, result), x)
+
+
+def _half_exp(size: TensorValue) -> TensorValue:
+    """``exp(size) / 2`` of sizes from 0 on, which overflows only where the half does."""
+    root = ops.exp(0.5 * size)
+    return 0.5 * root * root
+
+
+def cosh(x: TensorValue, /) -> TensorValue:
+    """The hyperbolic cosine."""
+    half = _half_exp(ops.abs(as_wide(x)))
+    return as_type_of(half + 0.25 / half, x)
 
 
 def sinh(x: TensorValue, /) -> TensorValue:
@@ -83,9 +96,8 @@ def sinh(x: TensorValue, /) -> TensorValue:
     wide = as_wide(x)
     size = ops.abs(wide)
     small = expm1(minimum(size, 20.0))
-    # beyond 20, e**-x is lost beside e**x; e**(x - ln 2) overflows later than e**x / 2
-    large = ops.exp(size - math.log(2))
-    result = ops.where(size > 20.0, large, 0.5 * (small + small / (small + 1.0)))
+    # beyond 20, e**-x is lost beside e**x
+    result = ops.where(size > 20.0, _half_exp(size), 0.5 * (small + small / (small + 1.0)))
     return as_type_of(ops.where(ops.is_nan(wide), wide, with_sign(result, wide)), x)
 
 
