@@ -237,7 +237,11 @@ def torch_array(x: np.ndarray) -> torch.Tensor:
 
 TORCH: dict[str, tuple[Callable[..., Any], Callable[[torch.Tensor], torch.Tensor], float]] = {
     # with the error in units in the last place where results are not near 0
+    "gelu": (ops.gelu, torch.nn.functional.gelu, 16),
+    "gelu_tanh": (lambda x: ops.gelu(x, "tanh"), lambda x: torch.nn.functional.gelu(x, approximate="tanh"), 64),
+    "silu": (ops.silu, torch.nn.functional.silu, 64),
     "softplus": (activation.softplus, lambda x: torch.logaddexp(x, torch.zeros_like(x)), 4),
+    "relu": (ops.relu, torch.relu, 0),
     "expm1": (inverse.expm1, torch.expm1, 8),
     "sinh": (inverse.sinh, torch.sinh, 8),
     "cosh": (inverse.cosh, torch.cosh, 8),

@@ -47,7 +47,8 @@ _UNARY: dict[str, Callable[[Array], Array]] = {
     "ceil": np.ceil,
     "round": np.rint,
     "trunc": np.trunc,
-    "relu": lambda x: np.maximum(x, x.dtype.type(0)),
+    # -0 and NaN stay
+    "relu": lambda x: np.where(x < 0, x.dtype.type(0), x),
     "sigmoid": sigmoid,
     "silu": lambda x: x * sigmoid(x),
     "not": np.logical_not,

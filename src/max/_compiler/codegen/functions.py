@@ -20,13 +20,14 @@ __all__ = [
 def gelu(x: Any) -> Any:
     """``x * Phi(x)``.
 
-    In f32 it is ``max(x, 0) - |x| Phi(-|x|)``. The logarithm of Phi(-t) is a polynomial: a weighted minimax fit on [0,
-    6] that decreases beyond. Error: 4 units in the last place above 0, relative 4e-7 down to -2 and 3e-6 down to -5.
+    In f32 it is ``max(x, 0) - |x| Phi(-|x|)``; NaN of -infinity and -0 below -14, as the product would be. The
+    logarithm of Phi(-t) is a polynomial: a weighted minimax fit on [0, 6] that decreases beyond. Error: 4 units in the
+    last place above 0, relative 4e-7 down to -2 and 3e-6 down to -5.
     """
     if x.dtype is k.f64:
         return 0.5 * x * (1.0 + k.erf(x * 0.7071067811865476))
     else:
-        # Phi(-14) is 0 in f32; the clamp also avoids infinity * 0
+        # Phi(-14) is 0 in f32; the clamp also avoids infinity * 0 above 0
         t = k.min(k.abs(x), 14.0)
         log_tail = k.polynomial(
             t,
@@ -42,7 +43,8 @@ def gelu(x: Any) -> Any:
             -0.7978896498680115,
             -0.6931471228599548,
         )
-        return k.fma(-t, k.exp(log_tail), k.max(x, 0.0))
+        # -0 below 0, and NaN of -infinity
+        return k.fma(-t, k.exp(log_tail), k.select(x < 0, x * 0.0, x))
 
 
 @k.inline
