@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from itertools import permutations
+from itertools import permutations, zip_longest
 from math import perm
 from typing import Any
 
 from max.pipelines.structured.schema_check import misfit
-from max.pipelines.structured.schema_merging import ASSERTIONS
+from max.pipelines.structured.schema_merging import ASSERTIONS, well_formed
 
-__all__ = ["different_items", "with_item"]
+__all__ = ["different_items", "with_item", "with_items_of"]
+
+_ITEMS = frozenset(("type", "items", "prefixItems", "minItems", "maxItems", "unevaluatedItems"))
 
 _MOST_LISTS = 120
 """The maximum number of lists that are written out."""
@@ -84,6 +86,40 @@ def with_item(schema: Mapping[str, Any]) -> list[dict[str, Any]] | None:
         }
         for place in range(min(most, _MOST_PLACES))
     ]
+
+
+def with_items_of(schema: Mapping[str, Any], target: Any) -> dict[str, Any] | None:
+    """Lists of which a reference says which items are evaluated, as one schema; None if they have no such form.
+
+    Args:
+        schema: The schema, with ``unevaluatedItems`` and without its reference.
+        target: The schema to which it refers.
+    """
+    if not isinstance(target, Mapping):
+        return dict(schema) if target is True else None
+    other, wrong = well_formed(target)
+    other = {name: value for name, value in other.items() if name in ASSERTIONS}
+    if wrong or (schema.keys() | other.keys()) - _ITEMS or "unevaluatedItems" in other:
+        return None
+    pairs = ((schema, other), (other, schema))
+    if any("items" in one and "prefixItems" in two for one, two in pairs):
+        return None
+    both = schema.keys() & other.keys()
+    if any(isinstance(each.get("items"), list) for each in (schema, other)):
+        return None
+    if "type" in both and schema["type"] != other["type"]:
+        return None
+    made = {**other, **schema}
+    if "minItems" in both:
+        made["minItems"] = max(schema["minItems"], other["minItems"])
+    if "maxItems" in both:
+        made["maxItems"] = min(schema["maxItems"], other["maxItems"])
+    if "items" in both:
+        made["items"] = {"allOf": [other["items"], schema["items"]]}
+    if "prefixItems" in both:
+        pairs = zip_longest(other["prefixItems"], schema["prefixItems"], fillvalue=True)
+        made["prefixItems"] = [{"allOf": list(pair)} for pair in pairs]
+    return made
 
 
 def _same(one: Any, other: Any) -> bool:

@@ -9,7 +9,7 @@ from typing import Any
 
 from max._dataclass import dataclass
 from max.pipelines.structured.pattern_automata import MOST_AUTOMATA
-from max.pipelines.structured.schema_arrays import different_items, with_item
+from max.pipelines.structured.schema_arrays import different_items, with_item, with_items_of
 from max.pipelines.structured.schema_check import misfit
 from max.pipelines.structured.schema_conditions import Conditions
 from max.pipelines.structured.schema_limits import (
@@ -38,7 +38,7 @@ from max.pipelines.structured.schema_names import (
     name_pattern,
     pattern_for_grammar,
 )
-from max.pipelines.structured.schema_objects import join_all_of
+from max.pipelines.structured.schema_objects import join_all_of, without_unevaluated
 from max.pipelines.structured.schema_references import References
 
 TYPES = frozenset(("string", "integer", "number", "boolean", "object", "array", "null"))
@@ -151,6 +151,8 @@ class _Writer:
         schema, wrong = well_formed(schema)
         for keyword in wrong:
             self._note(path, keyword)
+        if "unevaluatedProperties" in schema:
+            schema = self._write_evaluated(schema, path, depth)
         schema = join_all_of(schema, self._references)
         if schema.get("uniqueItems") is True and (lists := self._different(schema)) is not None:
             schema = lists
@@ -161,6 +163,12 @@ class _Writer:
             if target is None:
                 self._note(path, f"$ref to {reference}")
                 return self.node(others, path, depth + 1, closed)
+            if "unevaluatedItems" in others:
+                found = self._references.resolve(target) if isinstance(target, Mapping) else target
+                if (lists := with_items_of(others, found)) is not None:
+                    return self.node(lists, path, depth + 1, closed)
+                self._note(path, "unevaluatedItems")
+                others.pop("unevaluatedItems")
             alone = not others
             written = {"$ref": f"#/$defs/{self._name_of(target, closed and alone, reference)}"}
             if alone:
@@ -169,8 +177,8 @@ class _Writer:
         written = {key: schema[key] for key in KEPT if key in schema}
         self._plain(written, schema, path)
         for keyword in DROPPED:
-            unset = (None,) if keyword == "unevaluatedItems" else (None, False)
-            if schema.get(keyword) not in unset:
+            unset = None if keyword == "unevaluatedItems" else False
+            if schema.get(keyword) not in (None, unset):
                 self._write_unsupported(written, schema, keyword, path)
         conditions = self._alternatives(schema, path)
         self._object(written, schema, path, depth, closed)
@@ -181,6 +189,20 @@ class _Writer:
                 self.node(each, path, depth + 1, False) for each in conditions
             )
         return written
+
+    def _write_evaluated(
+        self, schema: Mapping[str, Any], path: tuple[str, ...], depth: int
+    ) -> Mapping[str, Any]:
+        """An object that says of all properties which are evaluated."""
+        rest = {k: v for k, v in schema.items() if k != "unevaluatedProperties"}
+        more = schema["unevaluatedProperties"]
+        if more in (True, {}) or "additionalProperties" in schema:
+            self.node(more, (*path, "unevaluatedProperties"), depth + 1, True)  # whether it is one
+            return {"additionalProperties": True, **rest}
+        written = without_unevaluated(schema, self._references)
+        if written is None:
+            self._note(path, "unevaluatedProperties")
+        return rest if written is None else written
 
     def _different(self, schema: Mapping[str, Any]) -> Mapping[str, Any] | None:
         """Lists of different items, written out; None if they cannot be."""
@@ -299,7 +321,7 @@ class _Writer:
             self._note(path, f"the properties after the first {MAX_OPTIONAL_PROPERTIES} optional ones")  # fmt: skip
             left = set(optional[MAX_OPTIONAL_PROPERTIES:])
             listed = [name for name in listed if name not in left]
-        more = schema.get("additionalProperties", schema.get("unevaluatedProperties"))
+        more = schema.get("additionalProperties")
         patterns = schema.get("patternProperties")
         patterns = dict(patterns) if isinstance(patterns, Mapping) else {}
         names = schema.get("propertyNames")

@@ -19,6 +19,8 @@ Opposite: TypeAlias = "dict[str, Any] | None"
 _TYPES = ("string", "number", "boolean", "object", "array", "null")
 _MOST = 24
 _DEPTH = 12
+_MOST_STEPS = 4096
+"""The maximum number of schemas that are looked at, as references to a schema from within have many paths."""
 _NOTHING: dict[str, Any] = {"enum": []}
 _BOUNDS = {
     "minLength": "string", "maxLength": "string", "minimum": "number", "maximum": "number",
@@ -45,7 +47,11 @@ class Opposites:
 
     def __init__(self, references: References) -> None:
         self._references = references
-        self._automata = 0
+        self._automata = self._steps = 0
+
+    def _may_go_on(self, depth: int) -> bool:
+        self._steps += 1
+        return depth <= _DEPTH and self._steps <= _MOST_STEPS
 
     def of(self, schema: Any, base: Mapping[str, Any], depth: int = 0) -> Opposite:
         """A schema that fits only values that another does not fit; None where there is none.
@@ -57,7 +63,7 @@ class Opposites:
         """
         if isinstance(schema, bool):
             return _NOTHING if schema else {}
-        if not isinstance(schema, Mapping) or depth > _DEPTH:
+        if not isinstance(schema, Mapping) or not self._may_go_on(depth):
             return None
         schema, wrong = well_formed(self._references.resolve(schema))
         if wrong:
@@ -80,7 +86,9 @@ class Opposites:
         """
         if one is False or other is False:
             return True
-        if not isinstance(one, Mapping) or not isinstance(other, Mapping) or depth > _DEPTH:
+        if not isinstance(one, Mapping) or not isinstance(other, Mapping):
+            return False
+        if not self._may_go_on(depth):
             return False
         one, other = self._references.resolve(one), self._references.resolve(other)
         if not _kinds(one) & _kinds(other):

@@ -18,6 +18,8 @@ class References:
 
     def __init__(self, root: Mapping[str, Any]) -> None:
         self._root = root
+        self.joins: dict[int, tuple[Mapping[str, Any], Mapping[str, Any]]] = {}
+        """Schemas, by their identity, and the same with their members of ``allOf`` as one object."""
         self._named: dict[str, Any] = {}
         self._resource: dict[int, Any] = {}  # the schema with an identifier around a node
         self._index()
