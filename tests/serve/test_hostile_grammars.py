@@ -63,7 +63,7 @@ BAD: dict[str, Callable[[dict[str, Any], random.Random], object]] = {
     "properties": lambda node, r: node.update(
         type="object", properties={f"p{i}": {"type": "string"} for i in range(r.randrange(600, 1200))}, required=[]),
     "required": lambda node, r: node.update(type="object", required=r.choice(["name", 3, [7]])),
-    "items": lambda node, r: node.update(type="array", items=r.choice([3, "x", None])),
+    "items": lambda node, r: node.update(type="array", items=r.choice([3, "x", [7]])),
     "enum": lambda node, r: node.update(enum=r.choice([3, {}, "ab"])),
     "unknown": lambda node, r: node.update(type="array", items={"type": "string"}, uniqueItems=True),
     "depth": lambda node, r: _nest(node),

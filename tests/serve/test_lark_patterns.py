@@ -288,7 +288,8 @@ def test_more_that_is_no_grammar(lark: str) -> None:
         ("start: X\n%import common.X", "imports common.X"),
         ('start: "a"~1001', "more than 1000 times"), ('start: "a"~1..99999', "more than 1000 times"),
         ('start: "a"' + "?" * 101, "nests too deeply"), ('start: "a"i.."b"', "case of a range"),
-        ('start: "a".."b"i', "case of a range"), ('start: "a"..b', "case of a range"), ('start: "a"..', "of a range"),
+        ('start: "a".."b"i', "case of a range"), ('start: "a"..b', "no last character"),
+        ('start: "a"..', "no last character"),
     ],
 )  # fmt: skip
 def test_what_is_not_held_is_named(lark: str, text: str) -> None:

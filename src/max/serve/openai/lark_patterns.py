@@ -307,7 +307,10 @@ class _Reader:
         if kind == "text":
             if not self._take(".."):
                 return _Text(_literal(value))
-            low, high = _content(value), _content(self._next()[1])
+            kind, last = self._next()
+            if kind != "text":
+                raise LarkError(f"{value}.. has no last character")
+            low, high = _content(value), _content(last)
             if len(low) != 1 or len(high) != 1 or low > high:
                 raise LarkError(f"{value} begins no range of characters")
             return _Text(f"[{_escape(low)}-{_escape(high)}]")
