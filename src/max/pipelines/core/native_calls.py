@@ -33,7 +33,7 @@ class native_calls(ContextDecorator):
     Args:
         problem: What is wrong then; the message of the panic follows it.
         remedy: What to do.
-        kind: The class of the error.
+        cls: The class of the error.
     """
 
     def __init__(
