@@ -10,7 +10,6 @@ import httpx
 import openai
 import pytest
 
-from max.serve.openai.responses.store import MOST_BYTES, ResponseStore, StoredResponse
 from tests.serve.test_tools import ASK
 
 WEATHER = {
@@ -416,16 +415,6 @@ def test_responses_with_calls_go_on(client: openai.OpenAI) -> None:
     assert second.status in ("completed", "incomplete")
     with pytest.raises(openai.BadRequestError, match="no result of it"):
         client.responses.create(**options, input="y", previous_response_id=first.id)
-
-
-def test_old_responses_are_dropped() -> None:
-    store = ResponseStore()
-    for number in range(10):
-        stored = StoredResponse("a", (), (), {"output": []}, MOST_BYTES // 4)
-        store.put(f"r{number}", stored)
-    assert [n for n in range(10) if store.find(f"r{n}", "a")] == [6, 7, 8, 9]
-    assert store.find("r9", "b") is None and not store.delete("r9", "b")
-    assert store.delete("r9", "a") and not store.delete("r9", "a")
 
 
 @pytest.mark.parametrize("thinking", [None, {"type": "adaptive"}, {"type": "disabled"}])

@@ -18,7 +18,13 @@ from max.serve.openai.peer_fields import refuse
 from max.serve.openai.responses.background import BackgroundResponse
 from max.serve.openai.responses.body import REFUSED, ResponsesBody, job_of, messages_with, own_tools
 from max.serve.openai.responses.events import ResponseWriter
-from max.serve.openai.responses.stored import CONNECTION_RESPONSES, history_of, keeper
+from max.serve.openai.responses.store import StoredResponse
+from max.serve.openai.responses.stored import (
+    CONNECTION_RESPONSES,
+    history_of,
+    keeper,
+    previous_response,
+)
 from max.serve.requests.generation import AnswerDelta, ChatJob
 from max.serve.requests.request_context import current_request
 from max.serve.requests.threads import by_size
@@ -52,14 +58,14 @@ async def responses(body: ResponsesBody, request: Request) -> Response:
         request: The connection.
     """
     state = state_of(request, body)
-    history = history_of(body.previous_response_id, state)
-    job = await job_of(body, state, history)
+    previous = previous_response(body.previous_response_id, state)
+    job = await job_of(body, state, () if previous is None else previous.items)
     keep: Callable[[dict[str, Any]], None] | None = None
     stores = body.store is not False
     if body.background:
-        return await _in_background(body, job, state, history, request)
+        return await _in_background(body, job, state, previous, request)
     if stores or CONNECTION_RESPONSES.get() is not None:
-        keep = keeper(state, history, body.input, stores)
+        keep = keeper(state, previous, body.input, stores)
     writer = await by_size(ResponseWriter, body, job, keep)
     if body.stream:
         return await event_stream(
@@ -74,7 +80,7 @@ async def _in_background(
     body: ResponsesBody,
     job: ChatJob,
     state: ServerState,
-    history: tuple[dict[str, Any], ...],
+    previous: StoredResponse | None,
     request: Request,
 ) -> Response:
     """Begins a response that goes on without the connection; answers with it as it is now, or with its events."""
@@ -85,7 +91,7 @@ async def _in_background(
         )
     client = current_request().client
     state.background.check(client)
-    keep = keeper(state, history, body.input)
+    keep = keeper(state, previous, body.input)
     writer = await by_size(ResponseWriter, body, job, keep)
     response = BackgroundResponse(client, writer.current_response)
     # its first events are there before the first reader

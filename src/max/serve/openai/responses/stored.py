@@ -35,8 +35,22 @@ def history_of(identifier: str | None, state: ServerState) -> tuple[dict[str, An
     Raises:
         ApiError: It is not kept.
     """
+    previous = previous_response(identifier, state)
+    return () if previous is None else previous.items
+
+
+def previous_response(identifier: str | None, state: ServerState) -> StoredResponse | None:
+    """The response that a request goes on with; None where there is none.
+
+    Args:
+        identifier: Identifies the response.
+        state: The server.
+
+    Raises:
+        ApiError: It is not kept.
+    """
     if identifier is None:
-        return ()
+        return None
     client, of_connection = current_request().client, CONNECTION_RESPONSES.get()
     # stored ones first: they outlive the connection
     found = state.responses.find(identifier, client)
@@ -49,12 +63,12 @@ def history_of(identifier: str | None, state: ServerState) -> tuple[dict[str, An
             param="previous_response_id",
             code="previous_response_not_found",
         )
-    return found.items
+    return found
 
 
 def keeper(
     state: ServerState,
-    history: tuple[dict[str, Any], ...],
+    previous: StoredResponse | None,
     given_input: str | list[dict[str, Any]],
     stores: bool = True,
 ) -> Callable[[dict[str, Any]], None]:
@@ -62,7 +76,7 @@ def keeper(
 
     Args:
         state: The server.
-        history: The items before its input.
+        previous: The response that it goes on with.
         given_input: Its input.
         stores: Whether later connections may go on with it; False: only the same WebSocket.
     """
@@ -72,7 +86,7 @@ def keeper(
 
     def keep(response: dict[str, Any]) -> None:
         data = encode_json(response)
-        stored = StoredResponse(client, history, inputs, response, size + len(data))
+        stored = StoredResponse(client, previous, inputs, response, size + len(data))
         if stores:
             state.responses.put(response["id"], stored)
         elif of_connection is not None:
