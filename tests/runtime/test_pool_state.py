@@ -482,3 +482,11 @@ def test_a_worker_enters_the_native_code() -> None:
     memory, calls = np.zeros(8, np.int64), list[tuple[int, int]]()
     pool_module._work(lambda *words: calls.append(words), memory, 3)
     assert calls == [(memory.ctypes.data, 3)]
+
+
+@pytest.mark.parametrize("count", [1, 3])
+def test_a_pool_that_was_not_prepared_says_so(count: int) -> None:
+    pool = Pool(count)
+    assert pool._address == 0
+    with pool.lock, pytest.raises(RuntimeError, match="`reserve` or `prepare`"):
+        pool.run(0, 0, alone=True)

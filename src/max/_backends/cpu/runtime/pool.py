@@ -104,6 +104,7 @@ class Pool:
         self.num_threads = num_threads
         self.parking = platform.parking_mode(parking)
         self._native: _Functions | None = None
+        self._address = 0
         # `_native.run`, without the look-up of an attribute in each run
         self._enter: Callable[..., int] = _not_prepared
         self._scratch_bytes = 0
