@@ -77,7 +77,7 @@ class Arena:
             size: The number of bytes.
             holes: As for `take`.
         """
-        for _ in range(0 if holes else len(self._spare)):
+        while not holes:
             try:
                 # the thread that pops a block owns it
                 block = self._spare.pop()
