@@ -124,13 +124,139 @@ def wide(x: Value) -> Value:
     return ops.cast(ops.min(ops.max(ops.round(x), number(0.0)), number(250.0)), DType.int16)
 
 
-@pytest.mark.parametrize(
-    "build", [unclipped, not_rounded, beyond, with_fraction, moved_by_a_fraction, positive, wide]
-)
+def not_clipped_below(x: Value) -> Value:
+    return ops.cast(ops.min(ops.round(x), number(250.0)), DType.uint8)
+
+
+def not_clipped_above(x: Value) -> Value:
+    return ops.cast(ops.max(ops.round(x), number(0.0)), DType.uint8)
+
+
+def clipped(x: Value, low: Value, high: Value) -> Value:
+    return ops.cast(ops.min(ops.max(ops.round(x), low), high), DType.uint8)
+
+
+def unknown_low(x: Value) -> Value:
+    return clipped(x, ops.abs(x), number(250.0))
+
+
+def unknown_high(x: Value) -> Value:
+    return clipped(x, number(0.0), ops.abs(ops.round(x)))
+
+
+def low_fraction(x: Value) -> Value:
+    codes = ops.min(ops.max(ops.round(x), number(-0.5)), number(9.0))
+    return ops.cast(codes, DType.int8)
+
+
+def high_fraction(x: Value) -> Value:
+    return clipped(x, number(0.0), number(250.5))
+
+
+def from_one(x: Value) -> Value:
+    return clipped(x, number(1.0), number(250.0))
+
+
+def up_to_minus_one(x: Value) -> Value:
+    codes = ops.min(ops.max(ops.round(x), number(-9.0)), number(-1.0))
+    return ops.cast(codes, DType.int8)
+
+
+def beyond_above(x: Value) -> Value:
+    return clipped(x, number(0.0), number(256.0))
+
+
+def moved_and_not_rounded(x: Value) -> Value:
+    return ops.cast(ops.min(ops.max(x + 3.0, number(0.0)), number(250.0)), DType.uint8)
+
+
+def moved_by_an_unknown_number(x: Value) -> Value:
+    moved = ops.round(x) + ops.abs(x)
+    return ops.cast(ops.min(ops.max(moved, number(0.0)), number(250.0)), DType.uint8)
+
+
+def moved_far(x: Value) -> Value:
+    moved = ops.round(x) + number(float((1 << 20) + 1))
+    return ops.cast(ops.min(ops.max(moved, number(0.0)), number(250.0)), DType.uint8)
+
+
+def of_halves(x: Value) -> Value:
+    halves = ops.round(ops.cast(x, DType.float16))
+    low, high = number(0.0, DType.float16), number(250.0, DType.float16)
+    return ops.cast(ops.min(ops.max(halves, low), high), DType.uint8)
+
+
+def computed(x: Value) -> Value:
+    codes = ops.cast(x > 0.0, DType.uint8)
+    return codes + codes
+
+
+OTHERS = [unclipped, not_rounded, beyond, with_fraction, moved_by_a_fraction, positive, wide]
+OTHERS += [not_clipped_below, not_clipped_above, unknown_low, unknown_high, low_fraction]
+OTHERS += [high_fraction, from_one, up_to_minus_one, beyond_above, moved_and_not_rounded]
+OTHERS += [moved_by_an_unknown_number, moved_far, of_halves, computed]
+
+
+@pytest.mark.parametrize("build", OTHERS)
 @pytest.mark.parametrize("zero", [0, 7])
 def test_other_casts_stay(build: Callable[[Value], Value], zero: int) -> None:
     (launch,) = check(lambda x: (dequantized(build(x), 0.5, zero),))
     assert launch.count("cast") >= 2
+
+
+def differences_of_16_bits(x: Value) -> Value:
+    """They wrap."""
+    codes = quantized(x, 0.5, 0, DType.uint8)
+    return ops.cast(ops.cast(codes, DType.int16) - number(-32_700, DType.int16), F32)
+
+
+def less_an_unknown_number(x: Value) -> Value:
+    codes = quantized(x, 0.5, 0, DType.uint8)
+    return ops.cast(ops.cast(codes, I32) - ops.cast(ops.abs(codes), I32), F32)
+
+
+def difference_of_sums(x: Value) -> Value:
+    codes = ops.cast(quantized(x, 0.5, 0, DType.uint8), I32)
+    return ops.cast((codes + codes) - number(3, I32), F32)
+
+
+def number_of_32_bits(x: Value) -> Value:
+    return ops.cast(ops.cast(quantized(x, 0.5, 0, DType.uint8), I32), F32)
+
+
+@pytest.mark.parametrize(
+    "build",
+    [differences_of_16_bits, less_an_unknown_number, difference_of_sums, number_of_32_bits],
+)
+def test_other_differences_stay(build: Callable[[Value], Value]) -> None:
+    (launch,) = check(lambda x: (build(x),))
+    assert launch.count("cast") >= 3
+
+
+@pytest.mark.parametrize(("low", "high"), [(-128.0, 0.0), (0.0, 127.0), (0.0, 0.0)])
+def test_limits_at_zero(low: float, high: float) -> None:
+    def build(x: Value) -> tuple[Value, ...]:
+        codes = ops.min(ops.max(ops.round(x), number(low)), number(high))
+        return (ops.cast(ops.cast(codes, DType.int8), F32) * 0.5,)
+
+    (launch,) = check(build)
+    assert "cast" not in launch
+
+
+@pytest.mark.parametrize("zero", [1 << 20, -(1 << 20)])
+def test_the_largest_zero_points(zero: int) -> None:
+    """Of codes and of the floats that become codes."""
+    (launch,) = check(
+        lambda x: (
+            dequantized(quantized(x, 0.5, 0, DType.uint8), 0.5, zero),
+            dequantized(quantized(x, 0.5, -zero, DType.uint8), 0.5, 3),
+        )
+    )
+    assert "cast" not in launch
+    (launch,) = check(
+        lambda x: (dequantized(quantized(x, 0.5, 0, DType.uint8), 0.5, zero + zero // (1 << 20)),)
+    )
+    assert launch.count("cast") == 3
 
 
 def test_differences_that_floats_do_not_hold_stay() -> None:

@@ -386,8 +386,9 @@ def check_kernel(device: int, exact: bool) -> str:
 
 
 def programs(count: int) -> Iterator[tuple[Writer, str, tuple[bool, bool]]]:
-    # a branch of a device in one of the host, before a check; a choice by a value of another device, within one
-    for seed in (*range(count), 244, 293):
+    # a branch of a device in one of the host, before a check; a choice by a value of another device, within one; a loop
+    # of a device in a step of the host, before a check
+    for seed in (*range(count), 244, 293, 544):
         writer = Writer(seed)
         yield writer, writer.write(3 + seed % 3), (seed % 2 > 0, seed % 5 > 0)
 

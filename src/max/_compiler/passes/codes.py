@@ -43,31 +43,29 @@ def keep_codes_in_floats(block: Block) -> None:
     for region in ops_of(block):
         if not isinstance(region, RegionOp):
             continue
-        body = region.regions[0].block
-        changed = False
+        body = region.block
         for op in ops_of(body):
             if type(op) is CastOp and _dtype(op.results[0]) is DType.float32:
-                changed = _replace(op) or changed
-        if changed:
-            drop_dead_ops(body)
+                _replace(op)
+        drop_dead_ops(body)
 
 
-def _replace(op: MoOp) -> bool:
-    """Replaces the floats of codes less a zero point, if the codes are made of floats; returns whether it did."""
+def _replace(op: MoOp) -> None:
+    """Replaces the floats of codes less a zero point, if the codes are made of floats."""
     codes, zero = op.operands[0], 0
     difference = producer(codes, SubOp)
     if difference is not None and _dtype(codes) is DType.int32:
         number = single_of(difference.operands[1])
         wide = producer(difference.operands[0], CastOp)
         if number is None or wide is None:
-            return False
+            return
         codes, zero = wide.operands[0], int(number)
     made = producer(codes, CastOp)
     if made is None or _dtype(codes) not in CODES or abs(zero) > LARGEST_ZERO:
-        return False
+        return
     clipped = _clipped_integers(made.operands[0], _dtype(codes))
     if clipped is None:
-        return False
+        return
     value, low, high = clipped
     type_ = value.type
     assert isinstance(type_, TensorType)
@@ -96,7 +94,6 @@ def _replace(op: MoOp) -> bool:
     op.results[0].replace_all_uses_with(result)
     op.detach()
     op.erase()
-    return True
 
 
 def _clipped_integers(value: SSAValue, dtype: DType) -> tuple[SSAValue, float, float] | None:
@@ -106,8 +103,10 @@ def _clipped_integers(value: SSAValue, dtype: DType) -> tuple[SSAValue, float, f
     if _dtype(value) is not DType.float32:
         return None
     least = producer(value, MinOp)
-    most = producer(least.operands[0], MaxOp) if least is not None else None
-    if least is None or most is None:
+    if least is None:
+        return None
+    most = producer(least.operands[0], MaxOp)
+    if most is None:
         return None
     low, high = single_of(most.operands[1]), single_of(least.operands[1])
     info = np.iinfo(dtype.to_numpy())
