@@ -15,6 +15,7 @@ from max.driver import CPU, Tensor
 from max.dtype import DType
 from max.engine import InferenceSession
 from max.engine.load.weight_casts import Caster
+from max.engine.load.weights import WeightInfo, bind_weights
 from max.graph import DeviceRef, Graph, TensorType, Weight, ops
 from max.graph.weights import LaterCast, WeightData
 from tests.engine.conftest import DEVICE, tensor
@@ -293,6 +294,55 @@ def test_casts_that_kernels_carry_out(
     stored = whole[:, ::2] if strided else whole
     weight = LaterCast(stored, target, lambda: pytest.fail("read"))
     assert Caster.takes(weight) == takes
+
+
+@pytest.mark.parametrize("takes", [True, False, None])
+def test_what_is_cast_later_is_not_read(takes: bool | None) -> None:
+    """Unless the caller does not cast such weights, or its type is not the declared one."""
+    array = np.linspace(-3, 3, 6, dtype=np.float32)
+    expected = array.astype(np.float16)
+    reads: list[str] = []
+
+    def read() -> Any:
+        reads.append("read")
+        return Tensor.from_numpy(expected)
+
+    value = LaterCast(Tensor.from_numpy(array), DType.float16, read)
+    asked: list[object] = []
+    casts = None if takes is None else lambda each: bool(asked.append(each)) or takes
+    (bound,) = bind_weights(
+        "m", {"w": WeightInfo("w", DType.float16, (6,))}, {"w": value}, casts
+    ).values()
+    assert asked == [] if takes is None else asked == [value]
+    if takes:
+        assert bound is value and not reads
+    else:
+        assert isinstance(bound, Tensor) and reads
+        np.testing.assert_array_equal(bound.to_numpy(), expected)
+    for wrong in (WeightInfo("w", DType.float16, (5,)), WeightInfo("w", DType.bfloat16, (6,))):
+        with pytest.raises(ValueError, match=r"'w' is float16\[6\], expected w: "):
+            bind_weights("m", {"w": wrong}, {"w": value}, lambda each: True)
+
+
+def test_declarations_that_are_no_weights(session: InferenceSession) -> None:
+    with Graph("symbolic", input_types=[]) as graph:
+        graph.output(ops.constant_external("w", tensor("n", 3)) + 1.0)
+    with pytest.raises(ValueError, match=r"weight 'w' is .*n.*; the shape of a weight must be sta"):
+        session.load(graph, weights_registry={"w": W})
+    with Graph("twice", input_types=[]) as graph:
+        first = ops.constant_external("w", tensor(4, 3))
+        same = ops.constant_external("w", tensor(4, 3))
+        graph.output(first + same)
+    (result,) = session.load(graph, weights_registry={"w": W}).execute()
+    np.testing.assert_array_equal(result.to_numpy(), 2 * W)
+    with Graph("types", input_types=[]) as graph:
+        for shape in ((4, 3), (3, 4)):
+            sums = ops.sum(ops.constant_external("w", tensor(*shape)))
+        graph.output(sums)
+    with pytest.raises(
+        ValueError, match=r"two weights of one name, w: float32\[4, 3\] and w: floa"
+    ):
+        session.load(graph, weights_registry={"w": W})
 
 
 def test_pages_of_a_file_are_given_back_after_a_cast(session: InferenceSession) -> None:

@@ -116,8 +116,8 @@ def bind_weights(
             raise TypeError(f"{model}: weight {name!r}: {error}") from error
         if tensor.dtype is not info.dtype or tensor.shape != info.shape:
             problems.append(f"{name!r} is {tensor.dtype.name}{list(tensor.shape)}, expected {info}")
-            continue
-        tensors[name] = tensor if tensor.is_contiguous else tensor.contiguous()
+        else:
+            tensors[name] = tensor if tensor.is_contiguous else tensor.contiguous()
     if problems:
         if unknown := [str(name) for name in registry if name not in declared_weights]:
             problems.append(f"{len(unknown)} that the graph does not have: {_names(unknown)}")

@@ -184,7 +184,7 @@ class InputBinder:
         if not bound.startswith("sizes"):
             return check
         index, axis = (
-            int(part.split("]")[0]) for part in bound.removeprefix("sizes").split("[")[1:3]
+            int(part.split("]")[0]) for part in bound.removeprefix("sizes").split("[")[1:]
         )
         dim = self.inputs[index].shape[axis]
         name = None if isinstance(dim, int) else dim.symbol_name
@@ -299,8 +299,8 @@ class InputBinder:
                     f"{self.what(index)}: got a tensor on {tensor.device.label}:{tensor.device.id}; move it with "
                     ".to(device) first"
                 )
-        elif hasattr(arg, "__dlpack__") or isinstance(arg, np.ndarray):
-            if info.mutable and is_negated(cast("object", arg)):
+        elif hasattr(arg, "__dlpack__"):
+            if info.mutable and is_negated(arg):
                 raise ArgumentError(
                     f"{self.what(index)}: its memory holds the negated elements (torch's negative bit), so that it "
                     "cannot be written in place; pass tensor.resolve_neg()"
