@@ -86,3 +86,15 @@ def test_a_page_that_is_not_full_is_forgotten_with_its_content() -> None:
         pool.share(held[0], A)
         pool.drop(held[0])
         assert pool.cached_contents() == [(A, held[0])]
+
+
+def test_pages_that_were_written_are_taken_first_after_a_reset() -> None:
+    pool = PagePool(9)
+    pages = [pool.take() for _ in range(4)]
+    for page in pages[1:]:
+        pool.share(page, bytes([page]))
+        pool.drop(page)
+    pool.forget()
+    pool.check(pages[:1])
+    # in the order of their release, then those that nobody had
+    assert [pool.take() for _ in range(8)] == [*pages[1:], *(set(range(9)) - set(pages))]

@@ -260,6 +260,10 @@ class PagePool:
         self._page_of_hash.clear()
         self._hash_of_page.clear()
         self._partial.clear()
+        # memory that was written before is allocated first: the first write to memory takes long
+        self._free = OrderedDict.fromkeys(
+            sorted(self._free, key=lambda page: not self._takes[page])
+        )
         if self.changes is not None:
             self.changes.forget()
         if self.swap is not None:
