@@ -65,24 +65,31 @@ def walked(forest: Forest, x: Any, values: Any) -> Any:
     return out
 
 
-# rows in one vector, in two, and in memory
+# rows in one vector, in two, and in memory; sums in a register, and in memory
 @pytest.mark.parametrize(
-    ("dtype", "features"), [(np.float32, 5), (np.float32, 27), (np.float32, 40), (np.float64, 5)]
+    ("dtype", "features", "outputs"),
+    [(np.float32, 5, 3), (np.float32, 27, 1), (np.float32, 40, 3), (np.float64, 5, 1)],
 )
 @pytest.mark.parametrize(
     ("leaves", "op"),
     [([1, 5, 32], "mo.trees.masks"), ([2, 33, 64], "mo.trees.masks"), ([3, 65, 200], "mo.trees.walk")],
 )  # fmt: skip
 def test_sums(
-    leaves: list[int], op: str, dtype: Any, features: int, rng: np.random.Generator
+    leaves: list[int],
+    op: str,
+    dtype: Any,
+    features: int,
+    outputs: int,
+    rng: np.random.Generator,
 ) -> None:
     forest = grown(rng, leaves, dtype, features=features)
-    values = rng.standard_normal((len(forest.modes), 3)).astype(dtype)
+    values = rng.standard_normal((len(forest.modes), outputs)).astype(dtype)
     # each tree has values of one target, or of two neighbors
     present = np.zeros(values.shape, bool)
     for first, end, at in zip(
         forest.roots, [*forest.roots[1:], len(values)], (2, 0, 1), strict=True
     ):
+        at = min(at, outputs - 1)
         present[first:end, at : at + 2] = forest.modes[first:end, None] < 0
     values *= present
     kind = DType.from_numpy(np.dtype(dtype))

@@ -198,6 +198,9 @@ def mask_row(sums: k.View, row: Row, lane: k.Integer, tables: Masks, width: int)
     """
     masks, counts, weights, targets = tables[3:]
     dtype = masks.dtype
+    # one sum stays in a register: each would wait for the store of the one before
+    is_single = sums.shape[0] == 1 and weights.shape[2] == 1
+    total = sums[0, lane]
     for tree in range(masks.shape[0]):
         count = k.i64(counts[tree])
         if count < 0 or count > masks.shape[1]:
@@ -208,9 +211,14 @@ def mask_row(sums: k.View, row: Row, lane: k.Integer, tables: Masks, width: int)
         leaf = k.i64(k.count_trailing_zeros(and_lanes(bits)))
         if leaf >= weights.shape[1]:
             raise IndexError("trees: leaf {}, of {}", leaf, weights.shape[1])
-        first = k.i64(targets[tree])
-        for j in range(weights.shape[2]):
-            sums[first + j, lane] = sums[first + j, lane] + weights[tree, leaf, j]
+        if is_single:
+            total = total + weights[tree, leaf, 0]
+        else:
+            first = k.i64(targets[tree])
+            for j in range(weights.shape[2]):
+                sums[first + j, lane] = sums[first + j, lane] + weights[tree, leaf, j]
+    if is_single:
+        sums[0, lane] = total
 
 
 @k.inline
