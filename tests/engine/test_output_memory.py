@@ -185,7 +185,7 @@ def test_readings_hold_for_a_while(process: Process) -> None:
 def test_arrays_of_outputs(process: Process, size: int) -> None:
     memory = one(DType.float32)
     for _ in range(9):
-        place, array = memory.array(0, (1, size))
+        (place,), (array,) = memory.arrays([(1, size)])
         assert array.shape == (1, size) and array.dtype == np.float32
         assert place == address(array) and not place % ALIGNMENT
         array[...] = 3
@@ -198,7 +198,7 @@ def test_outputs_between_guard_pages(process: Process) -> None:
     for size in (3, LEAST_KEPT):
         tensor = memory.tensor(0, (size,))
         assert (tensor._ptr + size) % 4096 == 0 or tensor._ptr % 4096 == 0
-        place, array = memory.array(0, (size,))
+        (place,), (array,) = memory.arrays([(size,)])
         assert (place + size) % 4096 == 0 or place % 4096 == 0
         assert array.shape == (size,)
     assert kept(memory) == []
@@ -211,5 +211,5 @@ def test_outputs_of_other_devices(process: Process) -> None:
             tensor = memory.tensor(0, (size,))
             assert tensor.device is Accelerator(0) and tensor.shape == (size,)
             with pytest.raises((ValueError, BufferError), match="gpu:0"):
-                memory.array(0, (size,))
+                memory.arrays([(size,)])
         assert kept(memory) == []

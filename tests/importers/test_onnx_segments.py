@@ -144,3 +144,102 @@ def test_sizes_of_one_name_may_differ():
         x, y, z = (rng.standard_normal(shape).astype(np.float32) for shape in shapes)
         (got,) = session.run(None, {"x": x, "y": y, "z": z})
         np.testing.assert_allclose(got, x @ y + z, 1e-4, 1e-5)
+
+
+WHOLE = """m (float[n, 3] x, float[n, 3] y) => (float[n, 3] d, float[n, 3] s) {
+  s = Add (x, y)
+  d = Sub (x, y)
+}"""
+
+
+def matrix(rows, seed=0):
+    return np.random.default_rng(seed).standard_normal((rows, 3)).astype(np.float32)
+
+
+@pytest.mark.parametrize(
+    "form", ["plain", "strided", "frozen", "list", "columns", "subclass", "keys in any order"]
+)
+def test_a_model_of_one_graph_takes_what_any_model_takes(form):
+    session = session_of(WHOLE)
+    for rows in (2, 5, 0, 2):
+        x, y = matrix(rows), matrix(rows, 1)
+        given = x
+        match form:
+            case "strided":
+                given = np.repeat(x, 2, 1)[:, ::2]
+            case "frozen":
+                given = x.copy()
+                given.flags.writeable = False
+            case "list":
+                given = x.tolist() if rows else x
+            case "columns":
+                given = np.asfortranarray(x)
+            case "subclass":
+                given = x.view(np.recarray)
+        feed = {"y": y, "x": given} if form == "keys in any order" else {"x": given, "y": y}
+        difference, total = session.run(None, feed)
+        np.testing.assert_array_equal(difference, x - y)
+        np.testing.assert_array_equal(total, x + y)
+
+
+def test_a_model_of_one_graph_returns_the_outputs_that_are_named():
+    session = session_of(WHOLE)
+    for rows in (2, 3):
+        feed = {"x": matrix(rows), "y": matrix(rows, 1)}
+        total, difference, again = session.run(("s", "d", "s"), feed)
+        np.testing.assert_array_equal(total, feed["x"] + feed["y"])
+        np.testing.assert_array_equal(again, total)
+        np.testing.assert_array_equal(difference, feed["x"] - feed["y"])
+        with pytest.raises(ValueError, match="no output 't'"):
+            session.run(["s", "t"], feed)
+
+
+@pytest.mark.parametrize(
+    ("feed", "message"),
+    [
+        ({"x": matrix(2)}, "'y' is missing"),
+        ({"x": matrix(2), "z": matrix(2)}, "no input 'z'"),
+        ({"x": matrix(2), "y": matrix(2), "z": matrix(2)}, "no input 'z'"),
+        ({"x": matrix(2), "y": matrix(2).astype(np.float64)}, "element type float64"),
+        ({"x": matrix(2), "y": matrix(2)[:, :2].copy()}, r"shape \[2, 2\]"),
+        ({"x": matrix(2), "y": matrix(2)[0]}, r"shape \[3\]"),
+        ({"x": matrix(2), "y": None}, "'y' is None"),
+    ],
+)  # fmt: skip
+def test_a_model_of_one_graph_refuses_what_any_model_refuses(feed, message):
+    session = session_of(WHOLE)
+    right = {"x": matrix(2), "y": matrix(2, 1)}
+    for _ in range(2):
+        # the same before the model is compiled, and after
+        with pytest.raises(ValueError, match=message):
+            session.run(None, feed)
+        np.testing.assert_array_equal(session.run(["s"], right)[0], right["x"] + right["y"])
+
+
+def test_sizes_of_one_name_that_differ_end_the_whole_graph():
+    """Broadcasting by ONNX's rules, after the graph for all sizes took equal ones."""
+    session = session_of(WHOLE)
+    for x_rows, y_rows in ((3, 3), (3, 1), (4, 4), (1, 5), (3, 3)):
+        feed = {"x": matrix(x_rows), "y": matrix(y_rows, 1)}
+        difference, total = session.run(None, feed)
+        np.testing.assert_array_equal(difference, feed["x"] - feed["y"])
+        np.testing.assert_array_equal(total, feed["x"] + feed["y"])
+
+
+@pytest.mark.parametrize("text", [
+    "m (float[n] x, float[n] unused) => (float[n] t) { t = Tanh (x) }",
+    "m (float[n] x, float[n] unused) => (float[n] t, float[n] x) { t = Tanh (x) }",
+])  # fmt: skip
+def test_inputs_that_no_node_reads_are_checked(text):
+    session = session_of(text)
+    for size in (2, 3):
+        x = vector(size)
+        results = session.run(None, {"x": x, "unused": x})
+        np.testing.assert_allclose(results[0], np.tanh(x), 1e-5, 1e-6)
+        if len(results) > 1:
+            np.testing.assert_array_equal(results[1], x)
+        for wrong in (x.astype(np.float64), x[None]):
+            with pytest.raises(ValueError, match="'unused'"):
+                session.run(None, {"x": x, "unused": wrong})
+        with pytest.raises(ValueError, match="'unused' is missing"):
+            session.run(None, {"x": x})

@@ -43,10 +43,11 @@ def address(array: Array) -> int:
 
 def owned_address(array: Any) -> int:
     """`address` of a writable, contiguous array, in a quarter of the time."""
-    return ctypes.addressof(_NO_CHARS.from_buffer(array))
+    return ctypes.addressof(NO_CHARS.from_buffer(array))
 
 
-_NO_CHARS = ctypes.c_char * 0
+NO_CHARS = ctypes.c_char * 0
+"""A view of no elements of a buffer: it has the buffer's address."""
 
 
 class DeviceMemory(ABC):
@@ -123,7 +124,7 @@ def allocate_bytes(nbytes: int) -> tuple[int, object]:
         MemoryError, ValueError: The host has less.
     """
     owner: Any = np.empty(nbytes + ALIGNMENT, np.uint8)
-    return -(-ctypes.addressof(_NO_CHARS.from_buffer(owner)) // ALIGNMENT) * ALIGNMENT, owner
+    return -(-ctypes.addressof(NO_CHARS.from_buffer(owner)) // ALIGNMENT) * ALIGNMENT, owner
 
 
 def _zeroed_huge_pages(nbytes: int) -> Array:

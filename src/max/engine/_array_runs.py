@@ -3,15 +3,15 @@
 # pyright: reportPrivateUsage=false
 from __future__ import annotations
 
-import threading
 from collections.abc import Sequence
+from threading import get_ident
 
 from max._reentry import refuse_second_use
 from max.driver._memory import Array
 from max.engine._model import Model
 from max.engine.run.linked_program import run_at
 
-__all__ = ["execute_arrays"]
+__all__ = ["execute_arrays", "execute_fitting_arrays"]
 
 
 def execute_arrays(model: Model, arrays: Sequence[Array]) -> list[Array]:
@@ -27,22 +27,36 @@ def execute_arrays(model: Model, arrays: Sequence[Array]) -> list[Array]:
     Raises:
         As `Model.execute`.
     """
+    results = execute_fitting_arrays(model, arrays)
+    return [t.to_numpy() for t in model.execute(*arrays)] if results is None else results
+
+
+def execute_fitting_arrays(model: Model, arrays: Sequence[Array]) -> list[Array] | None:
+    """`execute_arrays` of arrays that fit as they are; None: nothing was run, and `Model.execute` must see to them.
+
+    Args:
+        model: The model.
+        arrays: Its inputs; they may be anything.
+
+    Raises:
+        As `Model.execute`.
+    """
     linked = model._linked
-    if linked is not None and not linked.later:
-        # `exclusively`, without the time of a call
-        in_use, thread = model._in_use, threading.get_ident()
-        if thread in in_use:
-            refuse_second_use(in_use, model._compiled.name)
-        try:
-            in_use.add(thread)
-            bound = model._binder.bind_arrays(arrays)
-            if bound is not None:
-                pointers, symbols = bound
-                instance = linked.main.instance(symbols)
-                memory = model._output_memory
-                results = [memory.array(i, s) for i, s in enumerate(instance.output_shapes)]
-                run_at(model._arena, linked, instance, pointers, [each[0] for each in results])
-                return [array for _, array in results]
-        finally:
-            in_use.discard(thread)
-    return [tensor.to_numpy() for tensor in model.execute(*arrays)]
+    if linked is None or linked.later:
+        return None
+    # `exclusively`, without the time of a call
+    in_use, thread = model._in_use, get_ident()
+    if thread in in_use:
+        refuse_second_use(in_use, model._compiled.name)
+    try:
+        in_use.add(thread)
+        bound = model._binder.bind_arrays(arrays)
+        if bound is None:
+            return None
+        pointers, symbols = bound
+        instance = linked.main.instance(symbols)
+        addresses, results = model._output_memory.arrays(instance.output_shapes)
+        run_at(model._arena, linked, instance, pointers, addresses)
+        return results
+    finally:
+        in_use.discard(thread)

@@ -10,10 +10,13 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 
-from max.engine import InferenceSession
+from max.engine import InferenceSession, Model
+from max.engine._array_runs import execute_fitting_arrays
 from max.importers.build import constants_of
 from max.importers.errors import ImportFailure
 from max.importers.node import Node
@@ -24,6 +27,8 @@ from max.importers.values import Imported
 from max.importers.walk import Framework, Walker
 
 __all__ = ["HostCall", "Program"]
+
+Array = npt.NDArray[Any]
 
 _MOST_SEGMENTS = 64
 """Segments that a point keeps; the one that was not used for the longest time is dropped."""
@@ -75,6 +80,20 @@ def _shared_sizes(source: SourceGraph) -> list[tuple[str, list[tuple[int, str]]]
     return [(name, places) for name, places in shared if places]
 
 
+class _Whole(NamedTuple):
+    """A model that is one graph, of all of its inputs, for all sizes.
+
+    Attributes:
+        model: The compiled graph.
+        inputs: The names of the inputs, in the order of the graph's.
+        outputs: For each output of the model the number of the graph's.
+    """
+
+    model: Model
+    inputs: tuple[str, ...]
+    outputs: tuple[int, ...]
+
+
 class Program:
     """A model that is staged while it runs.
 
@@ -102,6 +121,7 @@ class Program:
         self._bodies: dict[int, Program] = {}
         self._shared = _shared_sizes(source)
         self._start = Point(source.nodes, constants_of(source), source, is_symbolic=can)
+        self._whole: _Whole | None = None
 
     def run(self, feeds: Mapping[str, Concrete]) -> list[Concrete]:
         """Executes the model.
@@ -126,10 +146,50 @@ class Program:
             if segment.host is not None:
                 self._host(segment.host, env)
             if segment.following is None:
+                if point is self._start:
+                    self._whole = self._whole_of(segment)
                 return [env[name] for name, _ in self.source.outputs]
             point = segment.following
             for name in env.keys() - point.live:
                 del env[name]
+
+    def run_whole(self, feeds: Mapping[str, object]) -> list[Array] | None:
+        """Executes a model that is one graph with inputs that fit it as they are, without what other models need.
+
+        Args:
+            feeds: The values of inputs; they may be anything.
+
+        Returns:
+            The values of the outputs; None: nothing was executed, and `run` must see to it.
+        """
+        whole = self._whole
+        if whole is None or len(feeds) != len(whole.inputs):
+            return None
+        try:
+            arrays: Any = [feeds[name] for name in whole.inputs]
+        except KeyError:
+            return None
+        # the graph has the declared types, and takes no others
+        results = execute_fitting_arrays(whole.model, arrays)
+        return None if results is None else [results[i] for i in whole.outputs]
+
+    def _whole_of(self, segment: Segment) -> _Whole | None:
+        """What `run_whole` needs, where the first segment is all there is."""
+        start, model = self._start, segment.model
+        names = tuple([name for name, index in segment.arguments if index is None])
+        results = [segment.results.get(name) for name, _ in self.source.outputs]
+        numbers = tuple([number for number in results if isinstance(number, int)])
+        if (
+            model is None
+            or not start.is_symbolic
+            or start.structural
+            or segment.host is not None
+            or sorted(names) != sorted(name for name, _ in self.source.inputs)
+            or len(names) != len(segment.arguments)
+            or len(numbers) != len(results)
+        ):
+            return None
+        return _Whole(model, names, numbers)
 
     def _fits(self, feeds: Mapping[str, Concrete]) -> bool:
         """Whether dynamic sizes of one name are equal, as symbols are: not all exporters see to it."""

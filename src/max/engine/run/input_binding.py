@@ -4,8 +4,10 @@
 # pyright: reportPrivateUsage=false
 from __future__ import annotations
 
+import ctypes
 import math
 from collections.abc import Callable, Mapping, Sequence
+from functools import cached_property
 from typing import Any, cast
 
 import numpy as np
@@ -15,7 +17,7 @@ from max._errors import ArgumentError, ForeignTypeError
 from max.driver import DLPackArray, Tensor
 from max.driver._device import device_named
 from max.driver._dlpack import is_negated
-from max.driver._memory import Array, owned_address
+from max.driver._memory import NO_CHARS, Array
 from max.dtype import DType
 
 __all__ = ["InputBinder", "ModelInput"]
@@ -23,8 +25,7 @@ __all__ = ["InputBinder", "ModelInput"]
 ModelInput = DLPackArray | np.generic | float
 """An input of a model: a tensor, another DLPack array, or a number for rank 0."""
 
-_PLAIN = 0x1 | 0x100 | 0x400
-"""NumPy's flags of contiguous, aligned, writable arrays."""
+_BoundArrays = tuple[list[int], tuple[int, ...]]
 MOST_PAIRS = 64
 """The most pairs of a mutable and another input that generated code compares."""
 
@@ -59,15 +60,27 @@ class InputBinder:
         self.devices = [device_named(*info.device) for info in inputs]
         self.memories = [device.memory for device in self.devices]
         self._bind = self._make_bind()
-        self._numpy_dtypes = self._dtypes_of_arrays()
         self._written = [i for i, info in enumerate(inputs) if info.mutable]
         self._overlap = self._make_overlap() if self._written else None
 
     def _make_bind(self) -> Callable[[list[tuple[int, ...]]], tuple[int, ...] | None]:
         """A function from shapes to the values of the symbols, or None where a shape does not fit."""
-        lines = ["def bind(shapes):"]
-        if self.inputs:
-            lines.append(f"    {', '.join(f's{i}' for i in range(len(self.inputs)))}, = shapes")
+        lines, values = self._bind_lines()
+        names = "".join(f"s{i}, " for i in range(len(self.inputs)))
+        start = [f"    {names}= shapes"] if names else []
+        return self._generated(["def bind(shapes):", *start, *lines, f"    return {values}"])[
+            "bind"
+        ]
+
+    def _generated(self, lines: Sequence[str], **scope: object) -> dict[str, Any]:
+        """The names that lines define; they read the declared shapes as `sizes`."""
+        scope["sizes"] = [info.shape for info in self.inputs]
+        exec(compile("\n".join(lines), "<bind>", "exec"), scope)
+        return scope
+
+    def _bind_lines(self) -> tuple[list[str], str]:
+        """Lines that compare the shapes `s0`, `s1`, …, and return None where one does not fit; the symbols' values."""
+        lines: list[str] = []
         variables: dict[str, str] = {}
         checks: list[str] = []
         for index, info in enumerate(self.inputs):
@@ -89,16 +102,12 @@ class InputBinder:
             lines.append(f"    env = {{{env}}}")
         if checks:
             lines.append(f"    if {' or '.join(checks)}: return None")
-        values = ", ".join(variables.get(name, "0") for name in self.symbols)
-        lines.append(f"    return ({values}{',' if len(self.symbols) == 1 else ''})")
         if missing:
             raise ValueError(
                 f"{self.model}: the sizes of {', '.join(missing)} do not follow from the inputs; "
                 "each symbolic dimension must be a whole dimension of an input"
             )
-        scope: dict[str, Any] = {"sizes": [info.shape for info in self.inputs]}
-        exec(compile("\n".join(lines), "<bind>", "exec"), scope)
-        return scope["bind"]
+        return lines, f"({''.join(f'{variables[name]}, ' for name in self.symbols)})"
 
     def _make_overlap(self) -> Callable[[list[Tensor]], bool]:
         """Generates a function that tests whether a mutable input may share memory with another input."""
@@ -238,26 +247,33 @@ class InputBinder:
         )
         return found if plain else None
 
-    def bind_arrays(self, arrays: Sequence[Array]) -> tuple[list[int], tuple[int, ...]] | None:
-        """The addresses of NumPy arrays that fit as they are, and the symbols; None: `bind` must see to them.
+    @cached_property
+    def bind_arrays(self) -> Callable[[Sequence[Array]], _BoundArrays | None]:
+        """A function from NumPy arrays to their addresses and the symbols, or None where `bind` must see to them.
 
-        Args:
-            arrays: The inputs. The caller keeps them alive as long as it uses the addresses.
+        It takes arrays that fit as they are; the caller keeps them alive as long as it uses the addresses.
         """
-        dtypes = self._numpy_dtypes
-        if dtypes is None or len(arrays) != len(dtypes):
-            return None
-        pointers: list[int] = []
-        for array, dtype in zip(arrays, dtypes, strict=True):
-            if (
-                type(array) is not np.ndarray
-                or array.dtype is not dtype
-                or array.flags.num & _PLAIN != _PLAIN
-            ):
-                return None
-            pointers.append(owned_address(array))
-        values = self._bind([array.shape for array in arrays])
-        return None if values is None else (pointers, values)
+        dtypes = self._dtypes_of_arrays()
+        if dtypes is None:
+            return lambda arrays: None
+        arrays = [f"a{i}" for i in range(len(dtypes))]
+        names = "".join(f"{name}, " for name in arrays)
+        lines = ["def bind(arrays):", f"    if len(arrays) != {len(arrays)}: return None"]
+        lines += [f"    {names}= arrays"] if names else []
+        for i, name in enumerate(arrays):
+            # carray: contiguous, aligned and writable
+            lines += [
+                f"    if type({name}) is not ndarray or {name}.dtype is not d{i} or not {name}.flags.carray:",
+                "        return None",
+                f"    s{i} = {name}.shape",
+            ]
+        checks, values = self._bind_lines()
+        addresses = ", ".join(f"address_of(memory_of({name}))" for name in arrays)
+        lines += [*checks, f"    return [{addresses}], {values}"]
+        scope = {f"d{i}": dtype for i, dtype in enumerate(dtypes)}
+        return self._generated(
+            lines, ndarray=np.ndarray, address_of=ctypes.addressof, memory_of=NO_CHARS.from_buffer, **scope
+        )["bind"]  # fmt: skip
 
     def what(self, index: int) -> str:
         """Describes an input for messages: its name and type."""

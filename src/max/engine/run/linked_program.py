@@ -366,11 +366,11 @@ def run_at(
         inputs: The addresses of the inputs.
         outputs: The addresses of the outputs.
     """
-    if linked.main.empty:
+    main = linked.main
+    if main.empty:
         return
     # this frame keeps the memory alive until the run is over
     address, _memory = arena.take(instance.arena_bytes, instance.holes)
-    bases = BaseLayout.addresses(address, inputs, outputs)
-    linked.main.run(instance, packed_words(bases))
-    if linked.main.waits:
-        linked.main.backend.synchronize()
+    main.run(instance, packed_words(BaseLayout.addresses(address, inputs, outputs)))
+    if main.waits:
+        main.backend.synchronize()

@@ -7,6 +7,7 @@ Fresh memory costs a page fault every few KiB or MiB, which for large outputs ex
 # pyright: reportPrivateUsage=false
 from __future__ import annotations
 
+import ctypes
 import logging
 import math
 import sys
@@ -23,13 +24,14 @@ from max._host import SystemMemory, system_memory
 from max._reentry import reentrant_lock
 from max._runtime import guard, platform
 from max.driver import Device, Tensor
-from max.driver._memory import ALIGNMENT, Array, address, allocate_bytes, owned_address
+from max.driver._memory import ALIGNMENT, NO_CHARS, Array, address, allocate_bytes
 from max.dtype import DType
 
 __all__ = ["OutputMemory", "kept_blocks", "trim_all", "under_pressure"]
 
 logger = logging.getLogger("max.engine")
 
+_BYTES = np.dtype(np.uint8)
 LEAST_KEPT = 64 << 10
 """The minimum size of a kept block; the process' allocator is fast for smaller ones."""
 KEPT_PER_OUTPUT = 2
@@ -106,25 +108,31 @@ class OutputMemory:
         start = -(-address(block) // ALIGNMENT) * ALIGNMENT
         return Tensor._wrap(start, dtype, shape, owner=block, target=device)
 
-    def array(self, index: int, shape: tuple[int, ...]) -> tuple[int, Array]:
-        """The address of `tensor`'s memory, and a NumPy array of it.
+    def arrays(self, shapes: Sequence[tuple[int, ...]]) -> tuple[list[int], list[Array]]:
+        """The addresses of `tensor`'s memory for all outputs, and NumPy arrays of it.
 
         Args:
-            index: The index of the output.
-            shape: Its shape.
+            shapes: The shapes of the outputs.
 
         Raises:
             MemoryError: The device is out of memory.
         """
-        numpy, itemsize = self._numpy[index]
-        nbytes = math.prod(shape) * itemsize
-        if numpy is None or nbytes >= LEAST_KEPT:
-            tensor = self.tensor(index, shape)
-            return tensor._ptr, tensor.to_numpy()
-        memory: Any = np.empty(nbytes + ALIGNMENT, np.uint8)
-        start = owned_address(memory)
-        offset = -start % ALIGNMENT
-        return start + offset, np.ndarray(shape, numpy, memory, offset)
+        pointers: list[int] = []
+        arrays: list[Array] = []
+        for index, shape in enumerate(shapes):
+            numpy, itemsize = self._numpy[index]
+            nbytes = math.prod(shape) * itemsize
+            if numpy is None or nbytes >= LEAST_KEPT:
+                tensor = self.tensor(index, shape)
+                pointers.append(tensor._ptr)
+                arrays.append(tensor.to_numpy())
+                continue
+            memory: Any = np.empty(nbytes + ALIGNMENT, _BYTES)
+            start = ctypes.addressof(NO_CHARS.from_buffer(memory))
+            offset = -start % ALIGNMENT
+            pointers.append(start + offset)
+            arrays.append(np.ndarray(shape, numpy, memory, offset))
+        return pointers, arrays
 
     def _fresh(
         self, index: int, dtype: DType, shape: tuple[int, ...], device: Device, nbytes: int

@@ -172,7 +172,19 @@ class Executor:
         Raises:
             KernelRunError: See `run`.
         """
-        self._run(bases, index.address, offsets.address, alone)
+        # `_run`, without the time of two calls
+        pool = self.pool
+        if pools.POOLS.several:
+            self._run(bases, index.address, offsets.address, alone)
+            return
+        with pool.lock:
+            state = pool.run(
+                self._address, bases, index.address, offsets.address, alone or self._serial
+            )
+            self.runs += 1
+            record = self._error_record(state) if state else None
+        if record is not None:
+            raise self._error(record)
 
     def _run(self, bases: int | bytes, index: int | None, offsets: int | None, alone: bool) -> None:
         """Runs with the arguments of the native function `max_run`.
@@ -192,14 +204,16 @@ class Executor:
     def _run_locked(
         self, bases: int | bytes, index: int | None, offsets: int | None, alone: bool
     ) -> npt.NDArray[np.int64] | None:
-        """Runs, the pool's lock held; returns the error record of a failed run."""
-        failed = self.pool.run(self._address, bases, index, offsets, alone or self._serial)
+        """Runs, the pool's lock held; returns the error record of a run that failed."""
+        state = self.pool.run(self._address, bases, index, offsets, alone or self._serial)
         self.runs += 1
-        if not failed:
-            return None
+        return self._error_record(state) if state else None
+
+    def _error_record(self, state: int) -> npt.NDArray[np.int64]:
+        """The error record of a run that ended in a state other than 0, the pool's lock held."""
         # copied: a later run may overwrite it
         record = self._code[ProgramHeader.ERROR :][: ErrorRecord.END].copy()
-        if failed == ErrorState.INTERRUPTED:
+        if state == ErrorState.INTERRUPTED:
             raised = self._code[ProgramHeader.RAISED :][:RAISED_WORDS]
             words, raised[:] = [int(word) for word in raised], 0
             pools.raise_interruption(words, int(record[ErrorRecord.VALUES]))
