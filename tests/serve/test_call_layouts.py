@@ -216,6 +216,9 @@ def read(
         (EQUALS, "<call run><p a=<![CDATA[x</p></call>", "", [("run", '{"a": "<![CDATA[x"}')]),
         (EQUALS, "<call run><p a=x]]></p></call>", "", [("run", '{"a": "x]]>"}')]),
         (TAGGED, "<call run><p a>x</p> y", "", [("run", "")]),
+        # where nothing ends calls, any text does
+        (BARELY, "<call run><p a>x</p> b", "b", [("run", '{"a": "x"}')]),
+        (BARELY, "<call run><p a>x</p> b <call now>c", "bc", [("run", '{"a": "x"}'), ("now", "{}")]),
         (BARELY, "<call run><p a>x</p><p n>3</p>", "", [("run", '{"a": "x", "n": 3')]),
         (ENDED, "<call run><a>3</a></call>b", "b", [("run", '{"a": "3"}')]),
         (LISTING, "<call now><args><a><b>1</b></a></call>b", "b", [("now", '{"a": {"b": 1}}')]),

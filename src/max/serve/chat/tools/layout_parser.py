@@ -234,10 +234,13 @@ class LayoutParser(CallParser):
         self._buffer = self._buffer[finish[1] :]
 
     def _value_finish(self, begin: int, key: str, last: bool) -> tuple[int, int] | None:
-        """Where a value ends, and its mark: at a mark that an argument or the end of the call follows."""
+        """Where a value ends, and its mark: at a mark that an argument or the end of the call follows, which any text
+        may be if nothing ends calls."""
         mark = self._value_end.replace(KEY, key)
         at = begin
         followers = [each[0] for each in (self._key, self._tail, self._section_end) if each]
+        if not (self._tail or self._section_end):
+            followers = [""]
         while (at := self._buffer.find(mark, at)) >= 0:
             end = at + len(mark)
             after = self._buffer[end:].lstrip()
