@@ -205,6 +205,8 @@ def test_sets_of_characters() -> None:
         "[^a-c]",
         "[b-b]",
         r"[\b]",
+        r"[\n-\r]",
+        *(rf"\{sign}" for sign in "nrtfv0"),
         ".",
     ):
         ranges = characters(pattern)
@@ -228,7 +230,7 @@ def test_sets_of_characters() -> None:
     "pattern",
     [r"\ud7ff", r"\ue000", r"\u{10ffff}", "a{256}", "a{0,256}", "(?P<n>a)", "(?<n>a)", "(?:a)", "[a-z&]", "a{2}?",
      "[-a]",
-     "[a-]", r"[\]]"],
+     "[a-]", r"[\]]", r"\u{10ffff}*"],
 )  # fmt: skip
 def test_patterns_at_the_limits_are_read(pattern: str) -> None:
     read_pattern(pattern)
@@ -237,7 +239,8 @@ def test_patterns_at_the_limits_are_read(pattern: str) -> None:
 @pytest.mark.parametrize(
     "pattern",
     [r"\ud800", r"\udfff", r"\u{110000}", "a{257}", "a{1,257}", "a+*", "a{2}{3}", "a{x}", "a{1,y}", "a{1", "(?<!a)b",
-     "(?<=a)b", "(?#c)", "[[a]]", "[a&&b]", r"[a-\d]", "(?=a)*", "$+", "(?<n", "[a", "a|)"],
+     "(?<=a)b", "(?#c)", "[[a]]", "[a&&b]", r"[a-\d]", r"[+-\d]", r"[\d-\x{7f}]", r"[+-\w]",
+     "(?<=a>b)c", "(?<!a>b)c", "(?=a)*", "$+", "(?<n", "[a", "a|)"],
 )  # fmt: skip
 def test_patterns_beyond_the_limits_are_not(pattern: str) -> None:
     with pytest.raises(PatternError):

@@ -153,11 +153,11 @@ class _Reader:
         if (least, most) == (1, 1):
             return part
         if isinstance(part, Ahead) or (
-            isinstance(part, Characters) and part.ranges[-1:] > ((LAST, 0),)
+            isinstance(part, Characters) and part.ranges[-1:] > ((LAST, LAST),)
         ):
             raise PatternError("a place is repeated")
         self._take("?")
-        if self.rest[:1] in tuple("*+?{") or max(least, most or 0) > _MOST_TIMES:
+        if max(least, most or 0) > _MOST_TIMES:
             raise PatternError("a part is repeated too often")
         return Repeat(part, least, most)
 
@@ -260,14 +260,10 @@ class _Reader:
             if self._text.startswith("-", self._at) and self.rest[1:2] not in ("", "]"):
                 self._at += 1
                 high = self._member()
-                if (
-                    len(low) != 1
-                    or len(high) != 1
-                    or low[0][0] > high[0][1]
-                    or low[0][0] != low[0][1]
-                ):
+                # a kind of characters, such as digits, is no end of a range
+                if low > high or any(len(e) != 1 or e[0][0] != e[0][1] for e in (low, high)):
                     raise PatternError("a range is wrong")
-                found.append((low[0][0], high[0][1]))
+                found.append((low[0][0], high[0][0]))
             else:
                 found += low
         made = merge_ranges(found)
