@@ -10,6 +10,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any, cast
 
+import gguf
 import numpy as np
 import pytest
 
@@ -314,6 +315,19 @@ def test_what_files_leave_out_is_refused(case: str, options: dict[str, Any], mes
     config = model.config_class.from_huggingface(config_file(random_model(spec, 1)))
     with pytest.raises(ModelFilesError, match=message):
         decoder_metadata(config, model.gguf[0])
+
+
+@pytest.mark.parametrize(
+    ("case", "code"), [("glm4_moe", "SIGMOID"), ("dots1", "SIGMOID"), ("deepseek_v2_lite", "SOFTMAX")]
+)  # fmt: skip
+def test_codes_of_routers(case: str, code: str) -> None:
+    """As the gguf package lists them."""
+    spec = spec_of(case)
+    model = architecture_named(spec.architecture).pipeline_model
+    assert issubclass(model, DecoderModel)
+    config = model.config_class.from_huggingface(config_file(random_model(spec, 1)))
+    written = decoder_metadata(config, model.gguf[0])
+    assert written["expert_gating_func"] == gguf.ExpertGatingFuncType[code]
 
 
 @pytest.mark.parametrize("case", ["gemma3n_gguf", "lfm2", "mamba2", "nemotron_h", "qwen3_next"])

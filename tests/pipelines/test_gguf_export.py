@@ -67,6 +67,10 @@ def test_weights(kind, tmp_path, session):
     folder = folder_of(tmp_path / "m", "Llama", tie_word_embeddings=False)
     export_gguf(folder, tmp_path / "m.gguf", kind, session)
     reader, values = read(tmp_path / "m.gguf")
+    names = {"f32": "ALL_F32", "q4_k": "MOSTLY_Q4_K_M", "q5_k": "MOSTLY_Q5_K_M"}
+    stated = gguf.LlamaFileType[names.get(kind, f"MOSTLY_{kind.upper()}")]
+    assert reader.fields["general.file_type"].contents() == stated
+    assert reader.fields["general.quantization_version"].contents() == gguf.GGML_QUANT_VERSION
     types = {t.name: t.tensor_type.name for t in reader.tensors}
     assert types["blk.0.attn_v.weight"] == kind.upper()
     of_tokens = {"q4_0": "Q6_K", "q4_k": "Q6_K", "q5_k": "Q6_K"}.get(kind, kind.upper())

@@ -311,6 +311,9 @@ def test_unigrams(tmp_path):
     same = sum(ours.encode(text) == folder.encode(text).ids for text in texts())
     assert same >= len(texts()) - 1
     assert ours.encode("a b")[-1] == 1
+    for text in texts():
+        ids = folder.encode(text).ids
+        assert ours.decode(ids, True) == folder.decode(ids)
 
 
 @pytest.mark.parametrize("lowers", [True, False])
@@ -451,6 +454,32 @@ def test_the_unknown_token_of_unigrams_is_the_first_if_none_is_stated():
         assert tokenizer.encode("aß").ids == [2, number]
 
 
+@pytest.mark.parametrize("model", ["llama", "t5"])
+def test_a_text_begins_with_a_space_if_none_is_stated(model):
+    """As llama.cpp reads SentencePiece's vocabularies."""
+    values = {"scores": np.array([0.0, -1, -2, -3]), "add_bos_token": False, "add_eos_token": False}
+    for stated, number in (
+        ({}, 1),
+        ({"add_space_prefix": True}, 1),
+        ({"add_space_prefix": False}, 2),
+    ):
+        tokenizer, _ = tokenizer_with(model, ["<unk>", "▁a", "a", "▁"], **values, **stated)
+        assert tokenizer.encode("a").ids == [number]
+
+
+def test_an_unknown_token_in_a_text_of_bytes():
+    """Bytes know all texts, so that its characters are none but where SentencePiece's spaces are used."""
+    alphabet = pre_tokenizers.ByteLevel.alphabet()
+    kinds = np.array([KIND.NORMAL] * 256 + [KIND.UNKNOWN])
+    tokenizer, _ = tokenizer_with(
+        "gpt2", [*alphabet, "<u>"], merges=[], pre="gpt-2", token_type=kinds
+    )
+    assert tokenizer.encode("a<u>").ids == [alphabet.index(each) for each in "a<u>"]
+    spaced, _ = tokenizer_with("gpt2", ["a", "▁", "<u>"], merges=[], pre="gemma4", add_bos_token=False,
+                               token_type=np.array([KIND.NORMAL, KIND.NORMAL, KIND.UNKNOWN]))  # fmt: skip
+    assert spaced.encode("a<u>a").ids == [0, 2, 0]
+
+
 def test_other_models_have_no_spaced_pairs():
     """`pre` names the splits of pairs; a file of another model may state it too."""
     texts_ = ["[UNK]", "[CLS]", "[SEP]", "▁a", "▁b"]
@@ -459,6 +488,18 @@ def test_other_models_have_no_spaced_pairs():
         "bert", texts_, token_type=kinds, pre="gemma4", unknown_token_id=0
     )
     assert tokenizer.encode("a b", add_special_tokens=False).ids == [3, 4]
+
+
+def test_whether_words_end_with_a_separator():
+    """Keys as the gguf package names them; WordPiece has one if the file does not say it."""
+    keys = gguf.Keys.Tokenizer
+    separator, adds = (key.removeprefix("tokenizer.ggml.") for key in (keys.SEP_ID, keys.ADD_SEP))
+    texts_ = ["[UNK]", "[CLS]", "[SEP]", "▁a"]
+    kinds = np.array([KIND.CONTROL] * 3 + [KIND.NORMAL])
+    values = {"token_type": kinds, "unknown_token_id": 0, "bos_token_id": 1, separator: 2}
+    for stated, ends in (({}, [2]), ({adds: True}, [2]), ({adds: False}, [])):
+        tokenizer, _ = tokenizer_with("bert", texts_, **values, **stated)
+        assert tokenizer.encode("a").ids == [1, 3, *ends]
 
 
 @pytest.mark.parametrize("pre", SPACED_PAIRS)
