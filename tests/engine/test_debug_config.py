@@ -77,6 +77,17 @@ def test_nan_check_of_other_floats(dtype: DType, debug: DebugConfig) -> None:
         model(ops.sqrt, vector(dtype)).execute(x)
 
 
+def test_nan_check_names_the_first_of_several_places(debug: DebugConfig) -> None:
+    """Integers and bools, which have none, pass."""
+    debug.nan_check = True
+    rows = TensorType(DType.float32, ["n", 2], CPU_REF)
+    checked = model(lambda x: ops.sqrt(x * ops.cast(ops.cast(x > -9.0, DType.int8), x.dtype)), rows)
+    with pytest.raises(
+        ValueError, match=r"sqrt: 3 of float32 \[3, 2\] are NaN, the first at \[1, 0\];"
+    ):
+        checked.execute(np.array([[1, 2], [-1, -2], [-3, 4]], np.float32))
+
+
 def test_options(debug: DebugConfig, tmp_path: Path) -> None:
     assert InferenceSession.debug is InferenceSession(devices=[CPU()]).debug is debug
     debug.sensible_mode = True

@@ -51,6 +51,6 @@ def raise_for_nans(op: mlir.MoOp, operands: _Arrays, results: _Arrays) -> None:
 
 def _nans(array: npt.NDArray[Any]) -> npt.NDArray[np.int64]:
     """The indices of the NaNs, one row per NaN."""
-    if array.dtype.kind in "biu" or not DType.from_numpy(array.dtype).is_float():
+    if not DType.from_numpy(array.dtype).is_float():
         return np.empty((0, 0), np.int64)
     return np.argwhere(np.isnan(array))
