@@ -12,10 +12,12 @@ import pytest
 import torch
 
 from max._config import flags
-from max.driver import CPU, Tensor
+from max._interpreter import printing
+from max.driver import CPU, Accelerator, Tensor
 from max.dtype import DType
 from max.engine import InferenceSession, Model, TensorSpec
-from max.graph import DeviceRef, Graph, TensorType, ops
+from max.graph import BufferType, DeviceRef, Graph, TensorType, ops
+from tests.devices.fake import fake_devices
 from tests.engine.conftest import DEVICE, buffer, tensor
 from tests.tolerance import assert_close
 
@@ -212,6 +214,30 @@ def test_interpreted_model(load: Load) -> None:
 def _interpreted(x, b):
     b[...] = x * 2
     return ops.softmax(x)
+
+
+def test_interpreted_buffers_of_another_device() -> None:
+    """They are written there; tensors are shown as before, and NaN is no error."""
+    with fake_devices(1), flags.override(MAX_INTERPRET=1):
+        there = DeviceRef.GPU(0)
+        types = [TensorType(DType.float32, ["n"], there), BufferType(DType.float32, ["n"], there)]
+        with Graph("interpreted", input_types=types) as graph:
+            x, b = graph.inputs[0].tensor, graph.inputs[1].buffer
+            b[...] = x * 2.0
+            graph.output(ops.sqrt(x))
+        model = InferenceSession(devices=[CPU(), Accelerator(0)]).load(graph)
+        shown = printing.CURRENT.get()
+        array = np.array([1, -1], np.float32)
+        x, b = (Tensor.from_numpy(each).to(Accelerator(0)) for each in (array, 0 * array))
+        with np.errstate(invalid="ignore"):
+            (out,) = model.execute(x, b)
+        assert printing.CURRENT.get() is shown
+        assert out.device is Accelerator(0)
+        np.testing.assert_array_equal(out.to(CPU()).to_numpy(), [1, np.nan])
+        assert b.to(CPU()).to_numpy().tolist() == [2, -2]
+        assert x.to(CPU()).to_numpy().tolist() == [1, -1]
+        with pytest.raises(RuntimeError, match="an interpreted model cannot be captured"):
+            model.capture(1, x, b)
 
 
 def test_session_settings() -> None:

@@ -84,7 +84,7 @@ def interpreted_model(
     weights: Mapping[str, Tensor],
     arena: Arena,
     printing: PrintOptions,
-    nan_check: bool = False,
+    nan_check: bool,
 ) -> Model:
     """A model that runs on the interpreter.
 
