@@ -43,7 +43,7 @@ NAMED = {
     "passes/place.py": (2, "a transfer becomes a copy, and a predicate stays in place"),
     "passes/redundant_ops.py": (1, "the load of a buffer"),
     "passes/resolve.py": (2, "the ops whose results introduce sizes"),
-    "passes/channels.py": (14, "how axes of concats, slices, paddings, reshapes and broadcasts move; what a constant is"),
+    "passes/channels.py": (14, "how axes of concats, slices, paddings, reshapes, broadcasts move; what a constant is"),
     "passes/split.py": (2, "the pattern of rotated halves"),
     "passes/views.py": (1, "a broadcast moves before cheap ops only"),
 }  # fmt: skip

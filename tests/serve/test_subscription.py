@@ -24,7 +24,13 @@ from max.pipelines.generation.process.events import (
     TokensGenerated,
 )
 from max.serve.worker.prefix_router import Route
-from max.serve.worker.subscription import EventReader, Mailbox, OpenRequest, Subscription
+from max.serve.worker.subscription import (
+    EventReader,
+    Mailbox,
+    OpenRequest,
+    Subscription,
+    _join_tokens,
+)
 
 ACTIVE, FULL = GenerationStatus.ACTIVE, GenerationStatus.MAXIMUM_LENGTH
 WAIT_S = 60.0
@@ -315,3 +321,15 @@ def test_a_channel_that_is_closed_is_not_read_again() -> None:
         assert reading.taken == [EngineStats(), None]
 
     asyncio.run(test())
+
+
+@pytest.mark.parametrize("first", [None, ("a",), ("a", "b")])
+@pytest.mark.parametrize("second", [None, ("c",)])
+def test_log_probabilities_of_joined_events(first: Any, second: Any) -> None:
+    """Those of either event are kept, in order."""
+    status = GenerationStatus.ACTIVE
+    events = [TokensGenerated("r", (1,), status, each) for each in (first, second)]
+    joined = _join_tokens(*events)
+    both = [*(first or ()), *(second or ())]
+    assert joined.tokens == (1, 1)
+    assert joined.log_probabilities == (tuple(both) if both else None)
