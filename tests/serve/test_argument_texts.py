@@ -16,6 +16,7 @@ import jsonschema_rs
 import llguidance
 import pytest
 
+from max.serve.chat.run import ToolCall
 from max.serve.chat.tools.arguments.alternatives import (
     alternatives,
     argument_schema,
@@ -272,6 +273,30 @@ def test_schemas_of_packages_as_arguments() -> None:
                     wrong.append(f"{name}: {json.dumps(values)[:300]}")
         print(f"{style}: {held} held, {named} named")
         assert held and named < 10 and not wrong, wrong
+
+
+@pytest.mark.parametrize("style", [*STYLES, "hermes"])
+def test_numbers_beyond_floating_point_stay_as_texts(style: str) -> None:
+    """JSON has no infinite number: neither the arguments nor the object that is made of them have one."""
+
+    def parameters(**values: Any) -> dict[str, Any]:
+        lists = {"o": {"type": "array", "items": values, "minItems": 2, "maxItems": 2}}
+        return of_value(values) | {"properties": {"v": values, **lists}, "required": ["v", "o"]}
+
+    answer = written(
+        grammar_of(style, parameters(const=77)).grammar or "", random.Random(2), most=2000
+    )
+    assert answer is not None and answer.count("77") == 3
+    for number, value in (("1e999", "1e999"), ("-2E400", "-2E400"), ("1e30", 1e30)):
+        tools = [Tool("run", "", parameters(type="number"))]
+        parser = parser_of(found_of(TEMPLATES[style]).format, tools)
+        parts = [*parser.push(answer.replace("77", number)), *parser.finish()]
+        text = "".join(part.text for part in parts if isinstance(part, ArgumentsPart))
+        assert "Infinity" not in text and "NaN" not in text
+        call = ToolCall("c", "run", text)
+        assert call.parsed_arguments() == {"v": value, "o": [value] * 2}
+        if style != "hermes":  # which has the arguments as they were written
+            assert json.loads(text) == {"v": value, "o": [value] * 2}
 
 
 @pytest.mark.parametrize("style", STYLES)

@@ -58,6 +58,27 @@ def json_value(text: str | bytes) -> Any:
         raise ValueError("its arrays and objects are nested too deeply") from error
 
 
+def finite_json_value(text: str | bytes) -> Any:
+    """The value of a JSON text, which JSON can hold again: a number beyond floating point stays as its text.
+
+    Args:
+        text: The text.
+
+    Raises:
+        ValueError: It is no JSON, or its arrays and objects are nested too deeply.
+    """
+
+    def number(digits: str) -> float | str:
+        value = float(digits)
+        return value if math.isfinite(value) else digits
+
+    try:
+        # Python reads `NaN` and `Infinity` too
+        return json.loads(text, parse_float=number, parse_constant=str)
+    except RecursionError as error:
+        raise ValueError("its arrays and objects are nested too deeply") from error
+
+
 def shortened_repr(value: object) -> str:
     """The ``repr`` of a value for a message, cut off after 60 characters."""
     if isinstance(value, int) and abs(value) >= 10**_LONGEST:

@@ -7,7 +7,7 @@ from contextlib import aclosing
 from dataclasses import dataclass, field
 from typing import Any
 
-from max.pipelines.core.text import json_value
+from max.pipelines.core.text import finite_json_value, json_value
 from max.pipelines.structured.schema_check import misfit
 from max.pipelines.tokenization.text_stream import TokenLog
 from max.serve.metrics import ServerMetrics
@@ -39,7 +39,7 @@ class ToolCall:
     def parsed_arguments(self) -> dict[str, Any]:
         """The arguments as an object; empty if the length limit cut them off."""
         try:
-            value = json_value(self.arguments)
+            value = finite_json_value(self.arguments)
         except ValueError:
             return {}
         return value if isinstance(value, dict) else {}

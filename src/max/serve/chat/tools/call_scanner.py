@@ -6,7 +6,7 @@ import json
 import re
 from typing import Any
 
-from max.pipelines.core.text import json_value
+from max.pipelines.core.text import finite_json_value
 
 ARGUMENT_KEYS = ("arguments", "parameters")
 NAME_KEYS = ("name", "tool_name")
@@ -179,6 +179,6 @@ class CallScanner:
 
 def _load_json(text: str) -> Any:
     try:
-        return json_value(text)
+        return finite_json_value(text)
     except ValueError:
         return None

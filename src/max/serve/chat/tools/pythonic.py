@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import json
+import math
 import re
 from collections.abc import Sequence
 from typing import Any
@@ -127,12 +128,13 @@ def end_of_call(text: str) -> int | None:
 def parsed_call(text: str) -> tuple[str, dict[str, Any]] | None:
     """The name and the arguments of a call; None if the text is not a call."""
     try:
-        node = ast.parse(_one_line(text.strip()), mode="eval").body
+        source = _one_line(text.strip())
+        node = ast.parse(source, mode="eval").body
         if not isinstance(node, ast.Call) or node.args:
             return None
         if not all(keyword.arg for keyword in node.keywords):
             return None
-        values = {str(keyword.arg): _value(keyword.value) for keyword in node.keywords}
+        values = {str(keyword.arg): _value(keyword.value, source) for keyword in node.keywords}
         json.dumps(values, allow_nan=False)
         return ast.unparse(node.func), values
     except (SyntaxError, ValueError, TypeError, RecursionError, MemoryError):
@@ -156,15 +158,18 @@ def _one_line(text: str) -> str:
     return written
 
 
-def _value(node: ast.expr) -> Any:
+def _value(node: ast.expr, source: str) -> Any:
     if isinstance(node, ast.Name) and node.id in _CONSTANTS:
         return _CONSTANTS[node.id]
     if isinstance(node, ast.List | ast.Tuple):
-        return [_value(each) for each in node.elts]
+        return [_value(each, source) for each in node.elts]
     if isinstance(node, ast.Dict):
         return {
-            str(ast.literal_eval(key)): _value(value)
+            str(ast.literal_eval(key)): _value(value, source)
             for key, value in zip(node.keys, node.values, strict=True)
             if key is not None
         }
-    return ast.literal_eval(node)
+    value = ast.literal_eval(node)
+    if isinstance(value, float) and not math.isfinite(value):
+        return ast.get_source_segment(source, node)  # JSON has no such number
+    return value

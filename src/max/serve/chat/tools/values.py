@@ -7,7 +7,7 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-from max.pipelines.core.text import json_value
+from max.pipelines.core.text import finite_json_value
 
 _TYPES = {
     "string": str, "integer": int, "number": (int, float), "boolean": bool, "object": dict, "array": list,
@@ -97,7 +97,7 @@ def literal(text: str) -> Any:
     if bare in _WORDS:
         return _WORDS[bare]
     try:
-        return json_value(bare)
+        return finite_json_value(bare)
     except ValueError:
         pass
     # only what may be a list, an object or a quoted text is worth the parser
