@@ -9,13 +9,16 @@ import socket
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import closing, suppress
+from contextlib import closing, contextmanager, suppress
 from itertools import pairwise
+from typing import Any
 
 import httpx
 import pytest
 import uvicorn
+from fastapi import FastAPI
 
+from max.serve.http.app import _add_error_handlers
 from max.serve.http.connections import protocol
 from max.serve.http.connections.protocol import BoundedProtocol
 from max.serve.http.connections.quiet_server import QuietServer
@@ -40,23 +43,32 @@ async def echo(scope, receive, send) -> None:
     await send({"type": "http.response.body", "body": text})
 
 
-@pytest.fixture(scope="module")
-def address() -> Iterator[tuple[str, int]]:
-    patch = pytest.MonkeyPatch()
-    patch.setattr(protocol, "HEAD_S", 1.0)
-    patch.setattr(protocol, "BODY_S", 1.0)
+@contextmanager
+def serving(app: Any) -> Iterator[tuple[str, int]]:
+    """The address at which an application is served meanwhile."""
     listener = socket.create_server(("127.0.0.1", 0))
     config = uvicorn.Config(
-        echo, http=BoundedProtocol, ws="none", lifespan="off", log_config=None, date_header=False, access_log=False
+        app, http=BoundedProtocol, ws="none", lifespan="off", log_config=None, date_header=False, access_log=False
     )  # fmt: skip
     server = QuietServer(config)
     loop = asyncio.new_event_loop()
     thread = threading.Thread(target=lambda: loop.run_until_complete(server.serve([listener])))
     thread.start()
-    yield listener.getsockname()
-    loop.call_soon_threadsafe(server.stop)
-    thread.join(30)
-    loop.close()
+    try:
+        yield listener.getsockname()
+    finally:
+        loop.call_soon_threadsafe(server.stop)
+        thread.join(30)
+        loop.close()
+
+
+@pytest.fixture(scope="module")
+def address() -> Iterator[tuple[str, int]]:
+    patch = pytest.MonkeyPatch()
+    patch.setattr(protocol, "HEAD_S", 1.0)
+    patch.setattr(protocol, "BODY_S", 1.0)
+    with serving(echo) as found:
+        yield found
     patch.undo()
 
 
@@ -209,3 +221,26 @@ def test_an_answer_under_way_is_not_cut(address) -> None:
         assert client.get("/a").status_code == 200
         time.sleep(1.3)
         assert client.get("/b").json()[1] == "/b"
+
+
+def test_an_answer_after_which_the_connection_ends_says_so() -> None:
+    """An unexpected error: a client that keeps connections does not send its next request on this one."""
+    app = FastAPI()
+    _add_error_handlers(app)
+
+    @app.get("/fails")
+    def fails() -> None:
+        raise ZeroDivisionError
+
+    @app.get("/waits")
+    def waits() -> None:
+        raise TimeoutError("too late")
+
+    with serving(app) as address:
+        statuses, received, closed = exchange(address, b"GET /fails HTTP/1.1\r\nHost: x\r\n\r\n")
+        assert statuses == [500] and b"connection: close" in received.lower()
+        assert b"internal_error" in received
+        with httpx.Client(base_url="http://{}:{}".format(*address)) as client:
+            answers = [client.get(path) for path in ("/waits", "/fails", "/waits", "/fails")]
+        assert [each.status_code for each in answers] == [504, 500] * 2
+        assert [each.headers.get("connection") for each in answers] == [None, "close"] * 2

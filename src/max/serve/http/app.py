@@ -158,7 +158,7 @@ def _add_error_handlers(app: FastAPI) -> None:
     app.add_exception_handler(ClientLeftError, _client_left)
     app.add_exception_handler(RequestValidationError, _validation_error)
     app.add_exception_handler(HTTPException, _http_error)
-    # other errors are logged with a traceback, and their connection is closed
+    # other errors are logged with a traceback, and their connection is closed, as the answer says
     for expected in (
         UserError,
         EngineLostError,
@@ -168,7 +168,7 @@ def _add_error_handlers(app: FastAPI) -> None:
         UnicodeEncodeError,
     ):
         app.add_exception_handler(expected, _api_error)
-    app.add_exception_handler(Exception, _api_error)
+    app.add_exception_handler(Exception, _unexpected)
 
 
 class _Stack:
@@ -231,6 +231,13 @@ def error_body(path: str, error: ApiError) -> Mapping[str, Any]:
 
 async def _api_error(request: Request, error: Exception) -> Response:
     return error_response(request, as_api_error(error))
+
+
+async def _unexpected(request: Request, error: Exception) -> Response:
+    response = error_response(request, as_api_error(error))
+    # Starlette raises the error again after it, and uvicorn then closes the connection
+    response.headers["connection"] = "close"
+    return response
 
 
 async def _client_left(request: Request, error: Exception) -> Response:
