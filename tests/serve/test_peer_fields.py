@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from max.serve.errors import ApiError
+from max.serve.ollama.schemas import OllamaOptions
 from max.serve.openai.chat import ChatCompletionRequest
 from max.serve.openai.fields import StrictBody
 from max.serve.openai.peer_fields import refuse
@@ -168,3 +169,82 @@ def test_a_part_is_named_with_its_place() -> None:
     with pytest.raises(ApiError) as caught:
         refuse(Part(length_penalty=1.5), {}, "part.")
     assert caught.value.param == "part.length_penalty"
+
+
+TOOL = {"name": "now", "input_schema": {"type": "object", "properties": {}}}
+EDITS = [{"type": "clear_tool_uses_20250919"}]
+
+
+@pytest.mark.parametrize(
+    ("path", "more", "named"),
+    [
+        (CHAT, {"reasoning_effort": "bogus"}, "reasoning_effort"),
+        (CHAT, {"reasoning": {"effort": "bogus"}}, "reasoning.effort"),
+        (RESPONSES, {"reasoning": {"effort": "bogus"}}, "reasoning.effort"),
+        (CLAUDE, {"output_config": {"effort": "bogus"}}, "output_config.effort"),
+        (CLAUDE, {"context_management": {"edits": EDITS}}, "context_management.edits.0"),
+        (CLAUDE, {"thinking": {"type": "adaptive", "display": "bogus"}}, "thinking.display"),
+        (CLAUDE, {"tools": [{**TOOL, "allowed_callers": ["code_execution"]}]}, "allowed_callers"),
+        (CLAUDE, {"guided_regex": "a"}, "guided_regex"),
+        (CLAUDE, {"stop": ["a"]}, "stop"),
+        (CHAT, {"context_management": [{"type": "compaction"}]}, "context_management"),
+        (CHAT, {"previous_response_id": "resp-1"}, "previous_response_id"),
+        *((path, {"format": "json"}, "format") for path in (CHAT, COMPLETIONS, RESPONSES, CLAUDE)),
+        *((path, {"system": "Be brief."}, "system") for path in (CHAT, RESPONSES, OLLAMA)),
+        *((path, {"response_format": {"type": "json_object"}}, "response_format") for path in (RESPONSES, CLAUDE)),
+        (RESPONSES, {"guided_json": {"type": "object"}}, "guided_json"),
+        (RESPONSES, {"reasoning_effort": "low"}, "reasoning_effort"),
+        (COMPLETIONS, {"instructions": "Be brief."}, "instructions"),
+        (GENERATE, {"raw": True, "system": "Be brief."}, "system"),
+        (GENERATE, {"think": "bogus"}, "think"),
+    ],
+)  # fmt: skip
+def test_values_that_cannot_be_followed(http, path: str, more: dict[str, Any], named: str) -> None:
+    answer = ask(http, path, more)
+    assert answer.status_code == 400 and named in answer.text, answer.text
+
+
+@pytest.mark.parametrize(
+    ("path", "more", "named"),
+    [
+        (CHAT, {"reasoning_effort": "high"}, "reasoning_effort"),
+        (CHAT, {"enable_thinking": True}, "thinking"),
+        (CHAT, {"stream_options": {"shape": 1}, "stream": True}, "stream_options.shape"),
+        (RESPONSES, {"text": {"verbosity": "low"}}, "text.verbosity"),
+        (CLAUDE, {"output_config": {"task_budget": {"type": "tokens"}}}, "output_config.task_budget"),
+        (CLAUDE, {"tools": [TOOL, {**TOOL, "name": "a", "defer_loading": True}]}, "tools.1.defer_loading"),
+        (OLLAMA, {"options": {"repeat_last_n": 64}}, "options.repeat_last_n"),
+        (GENERATE, {"options": {"repeat_last_n": 64}}, "options.repeat_last_n"),
+    ],
+)  # fmt: skip
+def test_hints_that_have_no_effect_are_named(
+    http, path: str, more: dict[str, Any], named: str
+) -> None:
+    answer = ask(http, path, more)
+    assert answer.status_code == 200, answer.text
+    assert named in answer.headers["warning"]
+
+
+@pytest.mark.parametrize(
+    ("path", "more"),
+    [
+        (CHAT, {"reasoning_effort": "none"}),
+        (CHAT, {"enable_thinking": False}),
+        (CLAUDE, {"context_management": {"edits": [{"type": "clear_thinking_20251015", "keep": "all"}]}}),
+        (CLAUDE, {"tools": [{**TOOL, "allowed_callers": ["direct"]}]}),
+        (CLAUDE, {"thinking": {"type": "disabled", "display": "omitted"}}),
+        (OLLAMA, {"options": {"repeat_last_n": 0}}),
+    ],
+)  # fmt: skip
+def test_what_is_followed_needs_no_warning(http, path: str, more: dict[str, Any]) -> None:
+    answer = ask(http, path, more)
+    assert answer.status_code == 200, answer.text
+    assert "warning" not in answer.headers
+
+
+def test_penalties_of_no_last_tokens_are_none() -> None:
+    penalties = {"repeat_penalty": 1.5, "presence_penalty": 1.0, "frequency_penalty": 0.5}
+    for last, wanted in ((0, (1.0, 0.0, 0.0)), (-1, (1.5, 1.0, 0.5)), (64, (1.5, 1.0, 0.5))):
+        made = OllamaOptions.model_validate({**penalties, "repeat_last_n": last}).sampling_input()
+        found = (made.repetition_penalty, made.presence_penalty, made.frequency_penalty)
+        assert found == wanted

@@ -94,7 +94,7 @@ async def messages(body: MessagesBody, request: Request) -> Response:
     head = {"id": new_id("msg"), "type": "message", "role": "assistant", "model": job.model.name}
     if body.stream:
         # clients count the time since the last event; a comment would be none
-        stream = _stream(job, head, state)
+        stream = _stream(job, head, state, _shows_thoughts(body))
         return await event_stream(request, stream, _error_event, waiting=_ping)
     timeout = state.settings.request_timeout_s
     answers = await unless_disconnected(request, collect_answers(job, state.metrics, timeout))
@@ -102,7 +102,7 @@ async def messages(body: MessagesBody, request: Request) -> Response:
     return json_response(
         {
             **head,
-            "content": _blocks(answer),
+            "content": _blocks(answer, _shows_thoughts(body)),
             "stop_reason": _reason(answer.finish_reason, answer.stop),
             "stop_sequence": answer.stop,
             "usage": {**_input_usage(job), "output_tokens": answer.tokens},
@@ -226,11 +226,16 @@ def _reason(finish_reason: str | None, stop: str | None) -> str:
     return _REASONS.get(finish_reason or "", "end_turn")
 
 
-def _blocks(answer: Answer) -> list[dict[str, Any]]:
+def _shows_thoughts(body: MessagesBody) -> bool:
+    return body.thinking is None or body.thinking.display != "omitted"
+
+
+def _blocks(answer: Answer, shows_thoughts: bool) -> list[dict[str, Any]]:
     blocks: list[dict[str, Any]] = []
     if answer.reasoning:
         # clients send the signature back, which this server has no use for
-        blocks.append({"type": "thinking", "thinking": answer.reasoning, "signature": ""})
+        thought = answer.reasoning if shows_thoughts else ""
+        blocks.append({"type": "thinking", "thinking": thought, "signature": ""})
     if answer.content:
         blocks.append({"type": "text", "text": answer.content})
     for call in answer.tool_calls:
@@ -240,9 +245,14 @@ def _blocks(answer: Answer) -> list[dict[str, Any]]:
 
 
 class _BlockWriter:
-    """Writes the events of one answer's blocks, each with a start and an end."""
+    """Writes the events of one answer's blocks, each with a start and an end.
 
-    def __init__(self) -> None:
+    Args:
+        shows_thoughts: Whether blocks of reasoning have its text.
+    """
+
+    def __init__(self, shows_thoughts: bool) -> None:
+        self._shows_thoughts = shows_thoughts
         self._index = -1
         self._kind: str | None = None
 
@@ -255,6 +265,8 @@ class _BlockWriter:
             case ReasoningPart(text):
                 block = {"type": "thinking", "thinking": "", "signature": ""}
                 begin = self._begin("thinking", block)
+                if not self._shows_thoughts:
+                    return begin
                 delta = {"type": "thinking_delta", "thinking": text}
             case ToolCallPart(index, call_id, name):
                 block = {"type": "tool_use", "id": call_id, "name": name, "input": {}}
@@ -281,8 +293,10 @@ class _BlockWriter:
         return ended + _event("content_block_start", index=self._index, content_block=block)
 
 
-def _stream(job: ChatJob, head: dict[str, Any], state: ServerState) -> AsyncGenerator[bytes, None]:
-    writer = _BlockWriter()
+def _stream(
+    job: ChatJob, head: dict[str, Any], state: ServerState, shows_thoughts: bool
+) -> AsyncGenerator[bytes, None]:
+    writer = _BlockWriter(shows_thoughts)
 
     def begin() -> bytes:
         usage = {**_input_usage(job), "output_tokens": 0}

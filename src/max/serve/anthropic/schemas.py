@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from typing import Annotated, Any, Literal, NotRequired
 
 from pydantic import ConfigDict, Field, with_config
 from typing_extensions import TypedDict
 
+from max.serve.chat.reasoning import Effort
 from max.serve.chat.tools.definitions import ChoiceKind, Tool, ToolChoice
 from max.serve.errors import ApiError, short_text
 from max.serve.limits import MAX_MESSAGES, MAX_TOOLS
@@ -47,6 +49,7 @@ class ToolBody(StrictBody):
     input_schema: dict[str, Any] | None = None
     strict: bool | None = None
     type: str | None = None
+    allowed_callers: Annotated[list[str], Field(max_length=64), FIRST_ERROR] | None = None
 
 
 class ToolChoiceBody(StrictBody):
@@ -70,14 +73,28 @@ class OutputConfig(StrictBody):
     """The format of an answer, and how much effort it takes."""
 
     format: OutputFormat | None = None
-    effort: str | None = None
+    effort: Effort | None = None
 
 
 class ThinkingBody(StrictBody):
-    """Whether an answer begins with reasoning."""
+    """Whether an answer begins with reasoning, and whether the client gets its text."""
 
     type: Literal["enabled", "disabled", "adaptive"]
     budget_tokens: Any = None
+    display: Literal["summarized", "omitted"] | None = None
+
+
+class ContextEdit(StrictBody):
+    """What is taken out of a long conversation."""
+
+    type: str
+    keep: Any = None
+
+
+class ContextManagement(StrictBody):
+    """The changes of a conversation before the model reads it."""
+
+    edits: Annotated[list[ContextEdit], Field(max_length=64), FIRST_ERROR] = []
 
 
 class CountBody(StrictBody):
@@ -91,7 +108,7 @@ class CountBody(StrictBody):
     thinking: ThinkingBody | None = None
     output_format: OutputFormat | None = None
     output_config: OutputConfig | None = None
-    context_management: dict[str, Any] | None = None
+    context_management: ContextManagement | None = None
     cache_control: dict[str, Any] | None = None
 
     @property
@@ -131,6 +148,11 @@ def tools_of(body: CountBody) -> tuple[Tool, ...]:
                 "with an input_schema",
                 param=f"tools.{number}.type",
             )
+        if tool.allowed_callers is not None and "direct" not in tool.allowed_callers:
+            raise ApiError(
+                f"tools.{number}.allowed_callers has no 'direct'; this server runs no code that could call the tool",
+                param=f"tools.{number}.allowed_callers",
+            )
         schema = tool.input_schema or {"type": "object", "properties": {}}
         tools.append(Tool(tool.name, tool.description or "", schema, bool(tool.strict)))
     return tuple(tools)
@@ -161,6 +183,27 @@ def choice_of(body: CountBody) -> ToolChoice:
     return ToolChoice(kinds[choice.type], "", several)
 
 
+def check_edits(body: CountBody) -> None:
+    """Checks that the conversation is read as it is: what a client lets clear is cleared, or an error.
+
+    Args:
+        body: The request.
+
+    Raises:
+        ApiError: Something is to be taken out of it.
+    """
+    edits = body.context_management.edits if body.context_management else ()
+    for number, edit in enumerate(edits):
+        if edit.type.startswith("clear_thinking") and edit.keep == "all":
+            continue
+        raise ApiError(
+            f"context_management.edits.{number} is {short_text(edit.type)}; this server takes nothing out of a "
+            "conversation: it reads clear_thinking with keep 'all', send shorter messages instead of others",
+            param=f"context_management.edits.{number}",
+            code="unsupported_parameter",
+        )
+
+
 def messages_of(body: CountBody) -> list[dict[str, Any]]:
     """The messages of a request, with OpenAI's fields.
 
@@ -168,8 +211,9 @@ def messages_of(body: CountBody) -> list[dict[str, Any]]:
         body: The request.
 
     Raises:
-        ApiError: A block is not text, and not of tools.
+        ApiError: A block is not text, and not of tools; something is to be taken out.
     """
+    check_edits(body)
     plain: list[dict[str, Any]] = []
     if body.system:
         plain.append({"role": "system", "content": _text(body.system, "system")})
@@ -190,8 +234,14 @@ def messages_of(body: CountBody) -> list[dict[str, Any]]:
                     thoughts.append(block.get("thinking") or "")
                 case "redacted_thinking":
                     pass  # its text is another server's secret
-                case "document":
-                    texts.append(_document_text(block, where))
+                case "document" | "search_result":
+                    texts.append(_block_text(block, where))
+                case "compaction":
+                    # stands for all that comes before it; without a summary it changes nothing
+                    if isinstance(summary := block.get("content"), str) and summary:
+                        texts, thoughts, calls = [], [], []
+                        plain = [each for each in plain if each["role"] == "system"]
+                        plain.append({"role": "user", "content": _SUMMARY + summary})
                 case "tool_use":
                     arguments = json.dumps(block.get("input") or {}, ensure_ascii=False)
                     function = {"name": block.get("name") or "", "arguments": arguments}
@@ -219,13 +269,38 @@ def messages_of(body: CountBody) -> list[dict[str, Any]]:
     return plain
 
 
-def _document_text(block: Block, where: str) -> str:
-    """The text of a document, after its title and what is said of it."""
-    citations, source = block.get("citations"), block.get("source")
+_SUMMARY = "The conversation so far, in short:\n"
+
+
+def _block_text(block: Mapping[str, Any], where: str) -> str:
+    """The text of a block of text, a document or a search result, with its title and where it is from."""
+    kind, text = block.get("type"), block.get("text")
+    if kind == "document":
+        return _document_text(block, where)
+    if kind == "search_result":
+        _refuse_citations(block, where)
+        heads = (block.get("title"), block.get("source"))
+        content = _text(block.get("content"), where)
+        return "\n".join([*(head for head in heads if isinstance(head, str) and head), content])
+    if kind != "text" or not isinstance(text, str):
+        raise ApiError(
+            f"{where} has a block of type {short_text(kind)}; the model takes text", param=where
+        )
+    return text
+
+
+def _refuse_citations(block: Mapping[str, Any], where: str) -> None:
+    citations = block.get("citations")
     if isinstance(citations, dict) and citations.get("enabled"):
         raise ApiError(
-            f"{where} has a document with citations, which no model makes here", param=where
+            f"{where} has a {block['type']} with citations, which no model makes here", param=where
         )
+
+
+def _document_text(block: Mapping[str, Any], where: str) -> str:
+    """The text of a document, after its title and what is said of it."""
+    _refuse_citations(block, where)
+    source = block.get("source")
     kind = source.get("type") if isinstance(source, dict) else source
     if not isinstance(source, dict) or kind not in ("text", "content"):
         raise ApiError(
@@ -241,13 +316,5 @@ def _text(content: Any, where: str) -> str:
         return content
     if not isinstance(content, list):
         raise ApiError(f"{where} is {short_text(content)}; expected a text, or blocks", param=where)
-    texts: list[str] = []
-    for block in content:
-        is_block = isinstance(block, dict)
-        kind, text = (block.get("type"), block.get("text")) if is_block else (block, None)
-        if kind != "text" or not isinstance(text, str):
-            raise ApiError(
-                f"{where} has a block of type {short_text(kind)}; the model takes text", param=where
-            )
-        texts.append(text)
-    return "\n".join(texts)
+    blocks = (each if isinstance(each, dict) else {"type": each} for each in content)
+    return "\n".join(_block_text(block, where) for block in blocks)

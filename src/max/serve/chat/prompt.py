@@ -113,6 +113,7 @@ async def prepare(model: ServedModel, conversation: Conversation) -> ChatJob:
             param="messages",
             code=CONTEXT_LENGTH_EXCEEDED,
         )
+    _note_unread(model, conversation.template_options)
     await next_step()
     text = await conversation_text(
         model,
@@ -152,6 +153,19 @@ async def prepare(model: ServedModel, conversation: Conversation) -> ChatJob:
     custom = frozenset(tool.name for tool in tools if tool.custom)
     new_parser = partial(_new_parser, model, conversation, parsed_tools, thinks)
     return ChatJob(model, tuple(choices_of(sequence, conversation.count)), new_parser, custom)
+
+
+def _note_unread(model: ServedModel, options: dict[str, Any]) -> None:
+    """Notes hints on reasoning that the chat template does not read, for a header of the response."""
+    template, unread = model.template, current_request().unread
+    thinks = options.get("enable_thinking")
+    switches = "enable_thinking" in template or "thinking" in template
+    # a model that does not mark reasoning need not be told to leave it out
+    if not switches and (thinks is True or (thinks is False and model.marks_reasoning)):
+        unread.append("thinking")
+    effort = options.get("reasoning_effort")
+    if effort not in (None, "none") and "reasoning_effort" not in template:
+        unread.append("reasoning_effort")
 
 
 async def _answer_grammar(

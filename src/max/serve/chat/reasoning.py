@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Literal, TypeAlias
 
 from max.serve.chat.tools.marks import held_length
 from max.serve.requests.parts import AnswerParser, AnswerPart, ReasoningPart
 
 BEGIN, END = "<think>", "</think>"
+Effort: TypeAlias = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
+"""How much an answer is thought about."""
 
 
 def thinking_options(thinks: bool | None, effort: str | None = None) -> dict[str, Any]:

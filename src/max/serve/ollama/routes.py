@@ -216,6 +216,7 @@ async def chat(request: Request) -> Response:
         return _load_response(head, body.keep_alive, _chat_part)
     options = body.options or OllamaOptions()
     refuse(options, {}, "options.")
+    options.note_unread()
     tools = tuple(_tool(each, i) for i, each in enumerate(body.tools or ()))
     conversation = Conversation(
         request_id=new_id("ollama"),
@@ -252,9 +253,15 @@ async def generate(request: Request) -> Response:
     options = body.options or OllamaOptions()
     refuse(options, {}, "options.")
     params = model.sampling_params(options.sampling_input())
+    options.note_unread()
     grammar = await _compile_format(body.format)
     # such a prompt has no turns, so its answer has no calls and no reasoning
     if body.raw or infill is not None or not model.template:
+        if body.system or body.think:
+            raise ApiError(
+                "system and think need the chat template, which is not applied to this prompt",
+                param="system" if body.system else "think",
+            )
         generation = await model.engine_request(
             TextGenerationRequest(
                 request_id=RequestID(new_id("ollama")),

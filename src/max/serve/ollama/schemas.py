@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
 from typing import Annotated, Any, Literal, NotRequired
 
 from pydantic import ConfigDict, Field, with_config
 from typing_extensions import TypedDict
 
 from max.interfaces import SamplingParamsInput
+from max.serve.chat.reasoning import Effort
 from max.serve.limits import MAX_INPUTS, MAX_MESSAGES, MAX_TOOLS
 from max.serve.openai.fields import FIRST_ERROR, Name, Objects, Stop, StrictBody
 from max.serve.openai.sampling_fields import LlamaSamplingFields
+from max.serve.requests.request_context import current_request
 
 
 class OllamaOptions(LlamaSamplingFields):
@@ -36,7 +37,17 @@ class OllamaOptions(LlamaSamplingFields):
     def sampling_input(self) -> SamplingParamsInput:
         """The sampling parameters that are set."""
         # -1 and -2 stand for no limit
-        return self.sampling_with(self.num_predict)
+        sampling = self.sampling_with(self.num_predict)
+        # 0 turns the penalties off
+        if self.repeat_last_n == 0:
+            sampling.repetition_penalty = 1.0
+            sampling.presence_penalty = sampling.frequency_penalty = 0.0
+        return sampling
+
+    def note_unread(self) -> None:
+        """Notes what has no effect, for a header of the response: penalties see the whole text."""
+        if self.repeat_last_n not in (None, 0, -1):
+            current_request().unread.append("options.repeat_last_n")
 
 
 @with_config(ConfigDict(extra="allow", strict=True))
@@ -56,10 +67,6 @@ class OptionsBody(StrictBody):
 
     options: OllamaOptions | None = None
 
-    def _unknown_names(self) -> Collection[str]:
-        options = self.options.model_extra if self.options else None
-        return [*(self.model_extra or {}), *(f"options.{name}" for name in options or {})]
-
 
 class ChatBody(OptionsBody):
     """The body of ``/api/chat``."""
@@ -69,7 +76,7 @@ class ChatBody(OptionsBody):
     tools: Annotated[list[dict[str, Any]], Field(max_length=MAX_TOOLS), FIRST_ERROR] | None = None
     format: Literal["json", ""] | dict[str, Any] | None = None
     stream: bool | None = None
-    think: bool | str | None = None
+    think: bool | Effort | Literal[""] | None = None
     keep_alive: float | str | None = None
     logprobs: bool | None = None
     top_logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
@@ -86,7 +93,7 @@ class GenerateBody(OptionsBody):
     images: Annotated[list[str], FIRST_ERROR] | None = None
     format: Literal["json", ""] | dict[str, Any] | None = None
     stream: bool | None = None
-    think: bool | str | None = None
+    think: bool | Effort | Literal[""] | None = None
     keep_alive: float | str | None = None
     logprobs: bool | None = None
     top_logprobs: Annotated[int, Field(ge=0, le=20)] | None = None

@@ -32,7 +32,15 @@ class StrictBody(BaseModel):
         return ", ".join(shortened + more)
 
     def _unknown_names(self) -> Collection[str]:
-        return self.model_extra or {}
+        names = [*(self.model_extra or {})]
+        # of objects within, with their place; messages stay dictionaries, whose further fields the template gets
+        for field, value in self.__dict__.items():
+            items = value if isinstance(value, list) else (value,)
+            if items and isinstance(items[0], StrictBody):
+                for index, item in enumerate(items):
+                    place = f"{field}.{index}" if items is value else field
+                    names += [f"{place}.{name}" for name in item._unknown_names()]
+        return names
 
 
 class StreamOptions(StrictBody):

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from max.serve.errors import ApiError
 from max.serve.openai.fields import SamplingFields, StrictBody
+from max.serve.openai.reasoning_fields import ReasoningFields
+from max.serve.openai.structure import GrammarFields
 
 _BEAMS = "answers are sampled or greedy, without beam search"
 _PROCESSORS = "requests bring no code; give logit_bias or a grammar"
@@ -62,10 +64,26 @@ _PEER_FIELDS: dict[str, tuple[tuple[object, ...], str]] = {
     "num_beams": ((1,), _BEAMS),
     "suppress_tokens": ((), "give logit_bias"),
     # of other routes
+    "context_management": (
+        (),
+        "this server takes nothing out of a conversation; see /v1/responses/compact",
+    ),
+    "conversation": ((), "conversations are not stored; send the earlier messages"),
+    "format": ((), "give response_format"),
+    "instructions": ((), "give a message of the role system"),
     "logprobs": ((False, 0), _ELSEWHERE),
     "max_completion_tokens": ((), "give max_tokens"),
     "max_output_tokens": ((), "give max_tokens"),
+    "options": ((), "give its fields beside the others"),
+    "output_config": ((), _ELSEWHERE),
+    "previous_response_id": ((), "/v1/responses keeps responses; send the earlier messages"),
+    "raw": ((False,), _ELSEWHERE),
     "response_format": (({"type": "text"},), _ELSEWHERE),
+    "stop_sequences": ((), "give stop"),
+    "suffix": ((), "/v1/completions and /api/generate have it"),
+    "system": ((), "give a message of the role system"),
+    "text": ((), "give response_format"),
+    "think": ((), "give reasoning_effort or enable_thinking"),
     "tools": ((), "this route has no tools"),
     "top_logprobs": ((0,), _ELSEWHERE),
     # Anthropic's
@@ -76,7 +94,11 @@ _PEER_FIELDS: dict[str, tuple[tuple[object, ...], str]] = {
 
 _EMPTY = (None, "", [], {})
 _HINTS = frozenset(("model", "user", "priority", "stream", "stream_options"))
-_CHOICES = SamplingFields.model_fields.keys() - _HINTS
+_CHOICES = (
+    SamplingFields.model_fields.keys()
+    | GrammarFields.model_fields.keys()
+    | ReasoningFields.model_fields.keys()
+) - _HINTS
 """Fields that choose tokens: a route that lacks one of them does not ignore it."""
 
 

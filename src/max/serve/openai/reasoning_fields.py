@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
-from max.serve.chat.reasoning import thinking_options
+from max.serve.chat.reasoning import Effort, thinking_options
 from max.serve.openai.fields import StrictBody
 
 _Budget = Annotated[int, Field(ge=-1, lt=2**31)]
@@ -22,7 +22,7 @@ class ThinkingField(StrictBody):
 class ReasoningField(StrictBody):
     """As OpenRouter's API sets reasoning."""
 
-    effort: str | None = None
+    effort: Effort | None = None
     max_tokens: _Budget | None = None
     enabled: bool | None = None
     exclude: bool | None = None
@@ -31,7 +31,7 @@ class ReasoningField(StrictBody):
 class ReasoningFields(StrictBody):
     """The fields of a request."""
 
-    reasoning_effort: str | None = None
+    reasoning_effort: Effort | None = None
     thinking: ThinkingField | None = None
     # of Qwen's API
     enable_thinking: bool | None = None

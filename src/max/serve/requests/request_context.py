@@ -37,6 +37,7 @@ class RequestContext:
         schemas: Schemas that the grammar does not hold as a whole, by tools; that of the answer's text has no name.
         misfits: What in its answer does not fit these schemas.
         left_out: Types of tools that this server does not run, and that the model was not told of.
+        unread: Fields that are hints, and that its model cannot follow.
         adapter: The name of its adapter (LoRA); empty: none.
         adapter_scale: The factor of the adapter's weights.
         variant: The model that it asks for and ``stable`` or ``canary``; None: its model has no canary.
@@ -58,6 +59,7 @@ class RequestContext:
     schemas: dict[str, Mapping[str, Any]] = field(default_factory=dict)
     misfits: list[str] = field(default_factory=list)
     left_out: list[str] = field(default_factory=list)
+    unread: list[str] = field(default_factory=list)
     adapter: str = ""
     adapter_scale: float = 1.0
     variant: tuple[str, str] | None = None
@@ -86,6 +88,8 @@ class RequestContext:
             unknown_fields: The unknown fields of the body.
         """
         texts = [f"unknown fields are ignored: {unknown_fields}"] if unknown_fields else []
+        if self.unread:
+            texts.append(f"fields have no effect on this model: {', '.join(self.unread)}")
         if self.left_out:
             kinds = ", ".join(dict.fromkeys(self.left_out))
             texts.append(

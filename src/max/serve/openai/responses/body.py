@@ -9,7 +9,7 @@ from pydantic import ConfigDict, Field
 
 from max.interfaces import SamplingParamsInput
 from max.serve.chat.prompt import Conversation, prepare
-from max.serve.chat.reasoning import thinking_options
+from max.serve.chat.reasoning import Effort, thinking_options
 from max.serve.chat.tools.definitions import ChoiceKind, Tool, ToolChoice
 from max.serve.errors import ApiError
 from max.serve.http.state import ServerState
@@ -53,16 +53,15 @@ class TextFormat(StrictBody):
 
 
 class TextField(StrictBody):
-    """The format of the text, and its verbosity."""
+    """The format of the text."""
 
     format: TextFormat | None = None
-    verbosity: str | None = None
 
 
 class Reasoning(StrictBody):
     """How much an answer is thought about, and what is shown of it."""
 
-    effort: str | None = None
+    effort: Effort | None = None
     summary: Literal["auto", "concise", "detailed", "none"] | None = None
 
 
