@@ -51,7 +51,7 @@ def ask(http, path: str, more: dict[str, Any]):
         (COMPLETIONS, {"top_logprobs": 2}),
         (RESPONSES, {"stop": ["a"]}),
         (RESPONSES, {"n": 2}),
-        (RESPONSES, {"include": ["message.output_text.logprobs"]}),
+        (RESPONSES, {"include": ["everything"]}),
         (CLAUDE, {"mcp_servers": [{"url": "http://127.0.0.1"}]}),
         (CLAUDE, {"seed": 1}),
         (CLAUDE, {"tool_choice": {"type": "any"}}),

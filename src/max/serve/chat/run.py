@@ -45,6 +45,28 @@ class ToolCall:
         return value if isinstance(value, dict) else {}
 
 
+class TextLogs:
+    """Finds the log-probabilities of the text of an answer among those of all its tokens.
+
+    A token belongs to the next part that is certain: the parsers hold text back that may begin a mark.
+    """
+
+    def __init__(self) -> None:
+        self._waiting: list[TokenLog] = []
+
+    def next_logs(self, delta: AnswerDelta) -> list[TokenLog]:
+        """The log-probabilities that come with the text of new parts.
+
+        Args:
+            delta: The parts.
+        """
+        self._waiting += delta.logs
+        if not delta.parts:
+            return []
+        found, self._waiting = self._waiting, []
+        return found if isinstance(delta.parts[-1], ContentPart) else []
+
+
 @dataclass
 class Answer:
     """A whole answer.
@@ -58,6 +80,7 @@ class Answer:
         finish_reason: Why it ended.
         stop: The stop text that ended it.
         prompt_logs: The log-probabilities of the prompt's tokens from the second.
+        text_logs: The log-probabilities of the tokens of the content.
     """
 
     content: str = ""
@@ -68,6 +91,8 @@ class Answer:
     finish_reason: str = "stop"
     stop: str | None = None
     prompt_logs: tuple[TokenLog, ...] = ()
+    text_logs: list[TokenLog] = field(default_factory=list)
+    _finder: TextLogs = field(default_factory=TextLogs, repr=False, compare=False)
 
     def add(self, delta: AnswerDelta) -> None:
         """Adds new parts.
@@ -86,6 +111,7 @@ class Answer:
                 case ArgumentsPart(index, text):
                     self.tool_calls[index].arguments += text
         self.logs += delta.logs
+        self.text_logs += self._finder.next_logs(delta)
         self.prompt_logs = delta.prompt_logs or self.prompt_logs
         self.tokens, self.stop = delta.tokens, delta.stop
         self.finish_reason = delta.finish_reason or self.finish_reason
@@ -98,6 +124,7 @@ async def stream_events(
     begin: Callable[[], bytes],
     write: Callable[[AnswerPart], bytes],
     end: Callable[[AnswerDelta], bytes],
+    note: Callable[[AnswerDelta], None] | None = None,
 ) -> AsyncGenerator[bytes, None]:
     """The events of a stream of one answer.
 
@@ -108,6 +135,7 @@ async def stream_events(
         begin: Makes the events before the answer; called with the first part of it, with which they are sent.
         write: Makes the events of a part.
         end: Makes the events of the end, of the last delta.
+        note: Called with each delta before its parts are written.
     """
     async with aclosing(stream_answers(job, timeout, metrics)) as stream:
         begun = False
@@ -115,6 +143,8 @@ async def stream_events(
             # not before the first part, as an earlier error has a status instead of events
             data, begun = b"" if begun else begin(), True
             for delta in deltas:
+                if note is not None:
+                    note(delta)
                 data += b"".join(map(write, delta.parts))
                 if delta.finish_reason is not None:
                     data += end(delta)

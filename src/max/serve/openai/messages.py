@@ -38,5 +38,22 @@ ChatMessages = Annotated[
 
 
 def plain_messages(messages: list[ChatMessage]) -> list[dict[str, Any]]:
-    """The messages as dictionaries of any fields."""
-    return [dict(message) for message in messages]
+    """The messages as dictionaries of any fields; refusals of the assistant are texts."""
+    return [
+        _without_refusal(dict(message)) if message["role"] == "assistant" else dict(message)
+        for message in messages
+    ]
+
+
+def _without_refusal(message: dict[str, Any]) -> dict[str, Any]:
+    refusal, content = message.pop("refusal", None), message.get("content")
+    if isinstance(content, list):
+        message["content"] = [
+            {"type": "text", "text": part["refusal"]}
+            if part["type"] == "refusal" and isinstance(part.get("refusal"), str)
+            else part
+            for part in content
+        ]
+    elif not content and isinstance(refusal, str):
+        message["content"] = refusal
+    return message

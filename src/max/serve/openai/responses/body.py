@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, TypeAlias
 
 from pydantic import ConfigDict, Field
 
@@ -11,7 +11,6 @@ from max.interfaces import SamplingParamsInput
 from max.serve.chat.prompt import Conversation, prepare
 from max.serve.chat.reasoning import Effort, thinking_options
 from max.serve.chat.tools.definitions import ChoiceKind, Tool, ToolChoice
-from max.serve.errors import ApiError
 from max.serve.http.state import ServerState
 from max.serve.limits import MAX_MESSAGES, MAX_TOOLS
 from max.serve.openai.fields import FIRST_ERROR, CacheSalt, Name, StrictBody
@@ -31,6 +30,14 @@ REFUSED = {
 
 
 _LOGS = "message.output_text.logprobs"
+Included: TypeAlias = Literal[
+    "message.output_text.logprobs",
+    # the content of reasoning is never encrypted, and the others are of tools that this server does not run
+    "reasoning.encrypted_content", "code_interpreter_call.outputs", "computer_call_output.output.image_url",
+    "file_search_call.results", "message.input_image.image_url", "web_search_call.action.sources",
+    "web_search_call.results",
+]  # fmt: skip
+"""What answers may have besides."""
 
 
 class NamedTool(StrictBody):
@@ -109,7 +116,8 @@ class ResponsesBody(StrictBody):
     # accepted without effect
     metadata: dict[str, Any] | None = None
     store: bool | None = None
-    include: Annotated[list[str], Field(max_length=64), FIRST_ERROR] | None = None
+    include: Annotated[list[Included], Field(max_length=64), FIRST_ERROR] | None = None
+    top_logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
     reasoning: Reasoning | None = None
     truncation: Literal["auto", "disabled"] | None = None
     user: str | None = None
@@ -122,6 +130,11 @@ class ResponsesBody(StrictBody):
     conversation: Any = None
     prompt: dict[str, Any] | None = None
     background: bool | None = None
+
+    @property
+    def wants_logs(self) -> bool:
+        """Whether texts have log-probabilities."""
+        return _LOGS in (self.include or ()) or bool(self.top_logprobs)
 
 
 async def job_of(
@@ -139,12 +152,6 @@ async def job_of(
     """
     model = await state.model(body.model)
     refuse(body, REFUSED)
-    if _LOGS in (body.include or ()):
-        raise ApiError(
-            f"include has {_LOGS!r}, and this route has no log-probabilities; /v1/chat/completions has them",
-            param="include",
-            code="unsupported_parameter",
-        )
     sampling = SamplingParamsInput(
         temperature=body.temperature,
         top_p=body.top_p,
@@ -174,6 +181,8 @@ async def job_of(
             tools=tools,
             tool_choice=choice,
             grammar=await compiled_grammar(_grammar_fields(body)),
+            # the engine computes log-probabilities only for one likeliest token or more
+            log_probabilities=max(body.top_logprobs or 0, 1) if body.wants_logs else 0,
             template_options=_template_options(body),
             field="input",
         ),

@@ -18,7 +18,7 @@ from max.serve.http.streaming import unless_disconnected
 from max.serve.openai.responses.body import CompactBody, messages_with
 from max.serve.openai.responses.events import usage_of
 from max.serve.openai.responses.input import items_of, packed_summary
-from max.serve.openai.responses.stored import history_of
+from max.serve.openai.responses.stored import history_of, resolve_references
 from max.serve.openai.wire import new_id
 from max.serve.requests.threads import by_size
 
@@ -42,6 +42,7 @@ async def compact(body: CompactBody, request: Request) -> Response:
     """
     state = state_of(request, body)
     history = history_of(body.previous_response_id, state)
+    resolve_references(body, state)
     items = [*history, *items_of(body.input or [])]
     if not items:
         raise ApiError(

@@ -8,13 +8,14 @@ from typing import Any
 
 import msgspec
 
-from max.serve.chat.run import Answer
+from max.pipelines.tokenization.text_stream import TokenLog
+from max.serve.chat.run import Answer, TextLogs
 from max.serve.errors import ApiError
 from max.serve.openai.fields import StrictBody
 from max.serve.openai.responses.body import ResponsesBody
 from max.serve.openai.responses.tools import tools_of
-from max.serve.openai.wire import encode_json, new_id
-from max.serve.requests.generation import ChatJob
+from max.serve.openai.wire import chat_logprobs, encode_json, new_id
+from max.serve.requests.generation import AnswerDelta, ChatJob
 from max.serve.requests.parts import (
     AnswerPart,
     ArgumentsPart,
@@ -52,6 +53,9 @@ class ResponseWriter:
             "none",
         )
         self._is_created = False
+        self._text_logs = TextLogs()
+        self._logs: list[TokenLog] = []
+        """The log-probabilities of the next text."""
         self._error: dict[str, Any] | None = None
         tools = [{"strict": None, **(_plain(tool) or {})} for tool in body.tools or ()]
         self._tools = msgspec.Raw(encode_json(tools))
@@ -76,10 +80,19 @@ class ResponseWriter:
 
     def whole(self, answer: Answer) -> dict[str, Any]:
         """The object of a whole answer."""
+        self._logs = answer.text_logs
         for part in _parts_of(answer):
             self.write(part)
         self.end_item(answer.finish_reason)
         return self.response(answer.finish_reason, answer.tokens)
+
+    def note_logs(self, delta: AnswerDelta) -> None:
+        """Notes the log-probabilities of parts that are written next.
+
+        Args:
+            delta: The parts.
+        """
+        self._logs = self._text_logs.next_logs(delta)
 
     def waiting(self) -> bytes:
         """The events of a response that has been waiting for its first token for long."""
@@ -138,6 +151,7 @@ class ResponseWriter:
             "background": self._body.background is True,
             "temperature": body.temperature,
             "top_p": body.top_p,
+            "top_logprobs": body.top_logprobs or 0,
             "text": {"format": _plain(body.text.format if body.text else None) or {"type": "text"}},
             "tool_choice": _plain(choice) if isinstance(choice, StrictBody) else choice or "auto",
             "tools": self._tools,
@@ -164,9 +178,11 @@ class ResponseWriter:
                 begin = self._begin("message")
                 item = self._item()
                 item["content"][0]["text"] += text
+                logs = self._next_logs()
+                item["content"][0]["logprobs"] += logs
                 place = self._place(content_index=0)
                 return begin + self.event(
-                    "response.output_text.delta", **place, delta=text, logprobs=[]
+                    "response.output_text.delta", **place, delta=text, logprobs=logs
                 )
             case ReasoningPart(text):
                 begin = self._begin("reasoning")
@@ -208,7 +224,12 @@ class ResponseWriter:
         else:
             (part,) = item["content"]
             place["content_index"] = 0
-            data = self.event("response.output_text.done", **place, text=part["text"], logprobs=[])
+            data = self.event(
+                "response.output_text.done",
+                **place,
+                text=part["text"],
+                logprobs=part["logprobs"],
+            )
             data += self.event("response.content_part.done", **place, part=part)
         data += self.event(
             "response.output_item.done", output_index=len(self._items) - 1, item=item
@@ -225,6 +246,13 @@ class ResponseWriter:
         if self._summarizes:
             return "summary", "summary_index", "reasoning_summary_text", "reasoning_summary_part"
         return "content", "content_index", "reasoning_text", "content_part"
+
+    def _next_logs(self) -> list[dict[str, Any]]:
+        logs, self._logs = self._logs, []
+        if not logs or not self._body.wants_logs:
+            return []
+        top, vocabulary = self._body.top_logprobs or 0, self._job.model.vocabulary
+        return chat_logprobs(logs, top, vocabulary)["content"]
 
     def _tool_name(self, name: str) -> dict[str, str]:
         """The name of a called tool, with its namespace if it has one."""
@@ -266,7 +294,8 @@ class ResponseWriter:
         # without its part, which an event of its own adds
         shown = {**item, field: []} if part is not None else {**item}
         if part is not None:
-            item[field] = [part]
+            # the item's part grows, that of the event does not
+            item[field] = [{name: [] if value == [] else value for name, value in part.items()}]
         self._open = item
         self._items.append(item)
         data = ended + self.event(

@@ -5,15 +5,19 @@ from __future__ import annotations
 import base64
 import binascii
 import json
+from collections.abc import Iterator
 from typing import Any
 
 import msgspec
 
 from max.serve.errors import ApiError, short_text
+from max.serve.openai.responses.hosted_calls import HOSTED, function_items
 from max.serve.openai.responses.tools import full_name
 
 _FORM = "summary:"
 """Begins what an item holds. The text is not secret: it is the client's own conversation."""
+_TEXT_PARTS = {"input_text": "text", "output_text": "text", "text": "text", "refusal": "refusal"}
+"""The types of parts of a content, and their fields with the text."""
 _SUMMARY = "The conversation so far, in short:\n"
 
 
@@ -41,8 +45,7 @@ def messages_of(items: str | list[dict[str, Any]]) -> list[dict[str, Any]]:
         return [{"role": "user", "content": items}]
     messages: list[dict[str, Any]] = []
     thoughts: list[str] = []
-    for number, item in enumerate(items):
-        where = f"input.{number}"
+    for where, item in _plain_items(items):
         match item.get("type", "message"):
             case "message":
                 role, content = item.get("role"), _text(item.get("content"), f"{where}.content")
@@ -87,11 +90,22 @@ def messages_of(items: str | list[dict[str, Any]]) -> list[dict[str, Any]]:
                 messages = _one_message_of_the_user(messages, text)
             case other:
                 raise ApiError(
-                    f"{where}.type is {short_text(other)}; expected message, function_call, "
+                    f"{where}.type is {short_text(other)}; expected message, item_reference, function_call, "
                     "function_call_output, custom_tool_call, custom_tool_call_output, reasoning or compaction",
                     param=f"{where}.type",
                 )
     return messages
+
+
+def _plain_items(items: list[dict[str, Any]]) -> Iterator[tuple[str, dict[str, Any]]]:
+    """The items, each with its place; calls that others run as calls of functions."""
+    for number, item in enumerate(items):
+        where, kind = f"input.{number}", item.get("type")
+        if not isinstance(kind, str) or kind not in HOSTED:
+            yield where, item
+            continue
+        for each in function_items(item, where):
+            yield where, each
 
 
 def _one_message_of_the_user(messages: list[dict[str, Any]], summary: str) -> list[dict[str, Any]]:
@@ -118,13 +132,14 @@ def _text(content: object, where: str) -> str:
     texts: list[str] = []
     for part in content:
         kind = part.get("type") if isinstance(part, dict) else None
-        if kind not in ("input_text", "output_text", "text") or not isinstance(
-            part.get("text"), str
-        ):
+        text = (
+            part.get(_TEXT_PARTS[kind]) if isinstance(kind, str) and kind in _TEXT_PARTS else None
+        )
+        if not isinstance(text, str):
             raise ApiError(
                 f"{where} has a part of type {short_text(kind)}; the model takes text", param=where
             )
-        texts.append(part["text"])
+        texts.append(text)
     return "\n".join(texts)
 
 

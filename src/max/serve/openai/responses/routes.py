@@ -24,6 +24,7 @@ from max.serve.openai.responses.stored import (
     history_of,
     keeper,
     previous_response,
+    resolve_references,
 )
 from max.serve.requests.generation import AnswerDelta, ChatJob
 from max.serve.requests.request_context import current_request
@@ -43,6 +44,7 @@ async def input_tokens(body: ResponsesBody, request: Request) -> Response:
     state = state_of(request, body)
     model = await state.model(body.model)
     refuse(body, REFUSED)
+    resolve_references(body, state)
     tools = () if body.tool_choice == "none" else own_tools(body)
     messages = await by_size(messages_with, body, history_of(body.previous_response_id, state))
     count = await prompt_tokens(model, messages, tools)
@@ -59,6 +61,7 @@ async def responses(body: ResponsesBody, request: Request) -> Response:
     """
     state = state_of(request, body)
     previous = previous_response(body.previous_response_id, state)
+    resolve_references(body, state)
     job = await job_of(body, state, () if previous is None else previous.items)
     keep: Callable[[dict[str, Any]], None] | None = None
     stores = body.store is not False
@@ -112,4 +115,6 @@ def _stream(
         return data + writer.event(f"response.{response['status']}", response=response)
 
     timeout = state.settings.request_timeout_s
-    return stream_events(job, timeout, state.metrics, writer.begin, writer.write, end)
+    return stream_events(
+        job, timeout, state.metrics, writer.begin, writer.write, end, writer.note_logs
+    )

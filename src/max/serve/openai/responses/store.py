@@ -47,6 +47,12 @@ class StoredResponse:
         responses = reversed(list(self.chain()))
         return tuple([i for each in responses for i in (*each.inputs, *each.response["output"])])
 
+    def named_items(self) -> Iterator[tuple[tuple[str, str], dict[str, Any]]]:
+        """The items of its input and of the response, each after its client and identifier."""
+        for item in (*self.inputs, *self.response["output"]):
+            if isinstance(identifier := item.get("id"), str):
+                yield (self.client, identifier), item
+
 
 class ResponseStore:
     """The latest responses; the oldest ones are dropped where they take too much memory.
@@ -63,6 +69,8 @@ class ResponseStore:
         self._responses: OrderedDict[str, StoredResponse] = OrderedDict()
         # how many others keep a response alive: the table, and those that go on with it
         self._holders: Counter[StoredResponse] = Counter()
+        self._items: dict[tuple[str, str], dict[str, Any]] = {}
+        """The items of inputs and responses, by their client and identifier."""
         self._bytes = 0
 
     def put(self, identifier: str, response: StoredResponse) -> None:
@@ -77,6 +85,7 @@ class ResponseStore:
         if sum(each.size for each in response.chain()) > self._most_bytes:
             return
         self._responses[identifier] = response
+        self._items.update(response.named_items())
         for each in response.chain():
             self._holders[each] += 1
             if self._holders[each] > 1:
@@ -111,9 +120,22 @@ class ResponseStore:
         self._drop(identifier)
         return True
 
+    def find_item(self, identifier: str, client: str) -> dict[str, Any] | None:
+        """An item of a client's responses or their inputs; None if it is not kept.
+
+        Args:
+            identifier: Identifies it.
+            client: The client.
+        """
+        return self._items.get((client, identifier))
+
     def _drop(self, identifier: str) -> None:
         """Removes a response from the table, and from the count what nothing keeps alive without it."""
         dropped = self._responses.pop(identifier, None)
+        for key, item in () if dropped is None else dropped.named_items():
+            # a later response may have an item of the same name
+            if self._items.get(key) is item:
+                del self._items[key]
         for each in () if dropped is None else dropped.chain():
             self._holders[each] -= 1
             if self._holders[each]:

@@ -14,6 +14,7 @@ from max.serve.errors import ApiError, short_text
 from max.serve.http.bodies.body import BodyRoute
 from max.serve.http.state import ServerState, json_response, state_of
 from max.serve.http.streaming import event_stream
+from max.serve.openai.responses.body import CompactBody, ResponsesBody
 from max.serve.openai.responses.input import items_of
 from max.serve.openai.responses.store import ResponseStore, StoredResponse
 from max.serve.openai.wire import encode_json, error_event, new_id
@@ -21,6 +22,7 @@ from max.serve.requests.request_context import current_request
 
 router = APIRouter(prefix="/v1/responses", tags=["OpenAI"], route_class=BodyRoute)
 _MOST_ITEMS = 100
+_REFERENCE = "item_reference"
 CONNECTION_RESPONSES: ContextVar[ResponseStore | None] = ContextVar("responses", default=None)
 """The responses of the running WebSocket that are not stored; None: the request has a connection of HTTP."""
 
@@ -64,6 +66,39 @@ def previous_response(identifier: str | None, state: ServerState) -> StoredRespo
             code="previous_response_not_found",
         )
     return found
+
+
+def resolve_references(body: ResponsesBody | CompactBody, state: ServerState) -> None:
+    """Puts the items to which the input of a request refers in the places of these references.
+
+    Args:
+        body: The request.
+        state: The server.
+
+    Raises:
+        ApiError: An item is not kept, or there are two references to it.
+    """
+    if body.input is None or isinstance(body.input, str):
+        return
+    client, of_connection, seen = current_request().client, CONNECTION_RESPONSES.get(), set[str]()
+    for number, item in enumerate(body.input):
+        # OpenAI's client may leave the type out
+        if item.get("type", _REFERENCE if item.keys() == {"id"} else None) != _REFERENCE:
+            continue
+        where, identifier = f"input.{number}.id", item.get("id")
+        found = None
+        if isinstance(identifier, str):
+            found = state.responses.find_item(identifier, client)
+            if found is None and of_connection is not None:
+                found = of_connection.find_item(identifier, client)
+        # each at most once, so that the input is no longer than what is kept
+        if found is None or identifier in seen:
+            why = "it is given twice" if found is not None else "no such item is kept"
+            raise ApiError(
+                f"{where} is {short_text(identifier)}: {why}; send the item itself", param=where
+            )
+        seen.add(str(identifier))
+        body.input[number] = found
 
 
 def keeper(
