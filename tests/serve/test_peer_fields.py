@@ -248,3 +248,20 @@ def test_penalties_of_no_last_tokens_are_none() -> None:
         made = OllamaOptions.model_validate({**penalties, "repeat_last_n": last}).sampling_input()
         found = (made.repetition_penalty, made.presence_penalty, made.frequency_penalty)
         assert found == wanted
+
+
+@pytest.mark.parametrize("limit", [2**31, 2**63, 2**64, 10**30])
+def test_limits_beyond_the_context_are_those_of_the_context(http, limit: int) -> None:
+    names = {path: "max_tokens" for path in (CHAT, COMPLETIONS, CLAUDE)}
+    names[RESPONSES] = "max_output_tokens"
+    for path, name in names.items():
+        answer = ask(http, path, {name: limit} | ({"stop": ["."]} if path == COMPLETIONS else {}))
+        assert answer.status_code == 200 and "Oslo" in answer.text, answer.text
+    for path in (OLLAMA, GENERATE):
+        answer = ask(http, path, {"options": {"temperature": 0, "num_predict": limit}})
+        assert answer.status_code == 200 and "Oslo" in answer.text, answer.text
+    # without an end the context ends the answer
+    length = http.get("/v1/models").json()["data"][0]["max_model_len"]
+    body = {"max_tokens": limit, "ignore_eos": True, "prompt": [5] * (length - 20)}
+    usage = ask(http, COMPLETIONS, body).json()["usage"]
+    assert usage["completion_tokens"] == 20
