@@ -168,7 +168,7 @@ def _add_error_handlers(app: FastAPI) -> None:
         UnicodeEncodeError,
     ):
         app.add_exception_handler(expected, _api_error)
-    app.add_exception_handler(Exception, _unexpected)
+    app.add_exception_handler(Exception, _unexpected_error)
 
 
 class _Stack:
@@ -233,7 +233,7 @@ async def _api_error(request: Request, error: Exception) -> Response:
     return error_response(request, as_api_error(error))
 
 
-async def _unexpected(request: Request, error: Exception) -> Response:
+async def _unexpected_error(request: Request, error: Exception) -> Response:
     response = error_response(request, as_api_error(error))
     # Starlette raises the error again after it, and uvicorn then closes the connection
     response.headers["connection"] = "close"
