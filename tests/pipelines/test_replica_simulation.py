@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import json
+import operator
 import random
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from max.entrypoints.cli import cli
-from max.entrypoints.load_test.replicas import simulate_replicas
+from max.entrypoints.load_test.replicas import run_replicas, simulate_replicas
+from max.entrypoints.load_test.simulated import SimulatedLoad, run_simulated
 from max.entrypoints.load_test.traces import BLOCK, read_trace
 from max.pipelines.core import InputError
 from max.pipelines.scheduler import SchedulerLimits
@@ -18,6 +21,7 @@ from max.pipelines.scheduler.scheduler import TextScheduler
 from max.pipelines.scheduler.simulation import (
     Arrival,
     Machine,
+    Timeline,
     TokenRanges,
     random_arrivals,
     simulate,
@@ -52,6 +56,44 @@ def test_one_replica_is_an_engine(routing) -> None:
         done = simulate_replicas(machine(pages), arrivals, 1, routing)
         assert [each.tokens for each in done.timelines] == [each.tokens for each in alone]
         assert done.preemptions == preemptions and done.shares == [60]
+
+
+def test_requests_are_not_kept_after_their_end() -> None:
+    arrivals = random_arrivals(300, 60.0, 90, 12, 40, clients=3, seed=5)
+    kept = simulate_replicas(machine(90), arrivals, 4)
+    ended: list[Timeline] = []
+    done = run_replicas(machine(90), map(Timeline, arrivals), 4, note_end=ended.append)
+    assert done == replace(kept, timelines=[])
+    key = operator.attrgetter("arrival.time")
+    assert [each.tokens for each in sorted(ended, key=key)] == [
+        each.tokens for each in kept.timelines
+    ]
+    assert [each.tokens[-1] for each in ended] == sorted(each.tokens[-1] for each in ended)
+
+
+def test_numbers_of_a_simulation_are_those_of_its_requests() -> None:
+    """Of random requests, which are made one after another, and of a trace whose times are in no order."""
+    arrivals = random_arrivals(120, 40.0, 90, 12, 20, clients=2, seed=9)
+    done = simulate_replicas(machine(90), arrivals, 3, "load")
+    tokens = [np.array(each.tokens) for each in done.timelines]
+    for trace in (None, random.Random(1).sample(arrivals, len(arrivals))):
+        load = SimulatedLoad(120, 90, 20, 12, clients=2, seed=9, trace=trace)
+        run = run_simulated(machine(90), load, 40.0, 3, "load")
+        assert run["completed"] == 120 and run["failed"] == 0
+        assert (
+            run["total_input_tokens"] == done.prompt_tokens == sum(len(a.prompt) for a in arrivals)
+        )
+        assert run["total_output_tokens"] == sum(map(len, tokens))
+        assert run["duration_s"] == max(each[-1] for each in tokens) - arrivals[0].time
+        first = [each[0] - arrival.time for each, arrival in zip(tokens, arrivals, strict=True)]
+        assert run["ttft_ms"]["mean"] == pytest.approx(1e3 * np.mean(first))
+        assert run["ttft_ms"]["max"] == pytest.approx(1e3 * max(first))
+        pauses = np.concatenate([np.diff(each) for each in tokens])
+        assert run["itl_ms"]["median"] == pytest.approx(1e3 * np.median(pauses))
+        each_token = [(each[-1] - each[0]) / (len(each) - 1) for each in tokens if len(each) > 1]
+        assert run["tpot_ms"]["mean"] == pytest.approx(1e3 * np.mean(each_token))
+        whole = [each[-1] - arrival.time for each, arrival in zip(tokens, arrivals, strict=True)]
+        assert run["latency_ms"]["median"] == pytest.approx(1e3 * np.median(whole))
 
 
 def test_prefixes_stay_where_they_are_cached() -> None:

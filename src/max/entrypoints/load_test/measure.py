@@ -6,14 +6,12 @@ import asyncio
 import json
 import random
 import time
-from collections.abc import Iterable, MutableSequence, Sequence
+from collections.abc import Iterable, MutableSequence
 from dataclasses import dataclass, field
-from itertools import chain
 from typing import Any
 
-import numpy as np
-
 from max.entrypoints.load_test.http_client import Target, error_text, events
+from max.entrypoints.load_test.times import Times
 
 _LETTERS = "abcdefghijklmnopqrstuvwxyz"
 
@@ -164,55 +162,67 @@ async def measure(
     return list(await asyncio.gather(*tasks))
 
 
-def summary(samples: Sequence[Sample], rate: float) -> dict[str, Any]:
+class Totals:
+    """The numbers of a run, in a bounded memory however many requests it has."""
+
+    def __init__(self) -> None:
+        self._begin, self._end = float("inf"), 0.0
+        self._completed = self._prompt = self._output = 0
+        self._errors: dict[str, int] = {}
+        self._first, self._pauses, self._per_token, self._whole = (Times() for _ in range(4))
+
+    def add(self, sample: Sample) -> None:
+        """Adds a request that has ended.
+
+        Args:
+            sample: The request.
+        """
+        if sample.error:
+            self._errors[sample.error] = self._errors.get(sample.error, 0) + 1
+            return
+        self._completed += 1
+        self._begin, self._end = min(self._begin, sample.begin), max(self._end, sample.end)
+        self._prompt += sample.prompt_tokens
+        self._output += sample.output_tokens
+        self._first.add([sample.first - sample.begin])
+        self._pauses.add(sample.pauses)
+        if sample.output_tokens > 1:
+            self._per_token.add([(sample.end - sample.first) / (sample.output_tokens - 1)])
+        self._whole.add([sample.end - sample.begin])
+
+    def numbers(self, rate: float) -> dict[str, Any]:
+        """The numbers; times in milliseconds.
+
+        Args:
+            rate: The rate of the run.
+        """
+        seconds = max(self._end - self._begin, 1e-9)
+        return {
+            "request_rate": "inf" if rate == float("inf") else rate,
+            "completed": self._completed,
+            "failed": sum(self._errors.values()),
+            "errors": self._errors,
+            "duration_s": seconds,
+            "request_throughput": self._completed / seconds,
+            "output_throughput": self._output / seconds,
+            "total_token_throughput": (self._output + self._prompt) / seconds,
+            "total_input_tokens": self._prompt,
+            "total_output_tokens": self._output,
+            "ttft_ms": self._first.percentiles(),
+            "itl_ms": self._pauses.percentiles(),
+            "tpot_ms": self._per_token.percentiles(),
+            "latency_ms": self._whole.percentiles(),
+        }
+
+
+def summary(samples: Iterable[Sample], rate: float) -> dict[str, Any]:
     """The numbers of a run; times in milliseconds.
 
     Args:
         samples: Its requests.
         rate: Its rate.
     """
-    good = [sample for sample in samples if not sample.error]
-    seconds = max((s.end for s in good), default=0.0) - min((s.begin for s in good), default=0.0)
-    seconds = max(seconds, 1e-9)
-    output = sum(sample.output_tokens for sample in good)
-    prompt = sum(sample.prompt_tokens for sample in good)
-    errors: dict[str, int] = {}
+    totals = Totals()
     for sample in samples:
-        if sample.error:
-            errors[sample.error] = errors.get(sample.error, 0) + 1
-    return {
-        "request_rate": "inf" if rate == float("inf") else rate,
-        "completed": len(good),
-        "failed": len(samples) - len(good),
-        "errors": errors,
-        "duration_s": seconds,
-        "request_throughput": len(good) / seconds,
-        "output_throughput": output / seconds,
-        "total_token_throughput": (output + prompt) / seconds,
-        "total_input_tokens": prompt,
-        "total_output_tokens": output,
-        "ttft_ms": _percentiles([sample.first - sample.begin for sample in good]),
-        "itl_ms": _percentiles(chain.from_iterable(sample.pauses for sample in good)),
-        "tpot_ms": _percentiles(
-            [(s.end - s.first) / (s.output_tokens - 1) for s in good if s.output_tokens > 1]
-        ),
-        "latency_ms": _percentiles([sample.end - sample.begin for sample in good]),
-    }
-
-
-def _percentiles(seconds: Iterable[float]) -> dict[str, float]:
-    # an array: a simulation has tens of millions of times
-    ordered = np.sort(1e3 * np.fromiter(seconds, np.float64))
-    if not len(ordered):
-        return {}
-
-    def percentile(share: float) -> float:
-        return float(ordered[min(int(share * len(ordered)), len(ordered) - 1)])
-
-    return {
-        "mean": float(ordered.mean()),
-        "median": float(np.median(ordered)),
-        "p90": percentile(0.9),
-        "p99": percentile(0.99),
-        "max": percentile(1.0),
-    }
+        totals.add(sample)
+    return totals.numbers(rate)

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import heapq
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
 from typing import Literal, TypeAlias
 
 import numpy as np
@@ -58,14 +58,41 @@ def simulate_replicas(
     Raises:
         InputError: A request needs more pages than a cache has.
     """
+    timelines = [Timeline(arrival) for arrival in arrivals]
+    coming = sorted(timelines, key=lambda each: each.arrival.time)
+    numbers = run_replicas(machine, coming, count, routing)
+    return replace(numbers, timelines=timelines)
+
+
+def run_replicas(
+    machine: Machine,
+    timelines: Iterable[Timeline],
+    count: int,
+    routing: Routing = "prefix",
+    note_end: Callable[[Timeline], None] = lambda _: None,
+) -> ReplicaNumbers:
+    """As :func:`simulate_replicas`, but keeps no request after its end.
+
+    Args:
+        machine: The machine of each replica.
+        timelines: The requests in the order in which they arrive, without tokens.
+        count: The number of replicas.
+        routing: How they are routed.
+        note_end: Called with each request that has ended.
+
+    Returns:
+        The numbers without the requests.
+
+    Raises:
+        InputError: A request needs more pages than a cache has.
+    """
     router = PrefixRouter(machine.page_size, by_prefix=machine.prefix_caching and routing != "load")
     replicas = [_Replica(number, machine) for number in range(count)]
     for replica in replicas:
         router.add(replica.number, machine.pages, machine.limits.max_batch_size)
-    timelines = [Timeline(arrival) for arrival in arrivals]
     routes: dict[int, tuple[Route, npt.NDArray[np.int64]]] = {}
     shares = [0] * count
-    cached = sent = 0
+    cached = sent = prompt_tokens = 0
     events: list[tuple[float, int]] = []  # the ends of steps; some run no more, as a request came
 
     def queue(replica: _Replica) -> None:
@@ -86,13 +113,14 @@ def simulate_replicas(
             if len(timeline.tokens) >= timeline.arrival.output_tokens:
                 del routes[id(timeline)]
                 router.note_end(route, tokens)
+                note_end(timeline)
             elif route.unread:
                 router.read(route)
         if not replica.engine.is_idle:
             replica.engine.begin()
             queue(replica)
 
-    for timeline in sorted(timelines, key=lambda each: each.arrival.time):
+    for timeline in timelines:
         arrival = timeline.arrival
         while events and events[0][0] < arrival.time:
             run_next()
@@ -101,6 +129,7 @@ def simulate_replicas(
         route = router.choose(among, prompt)
         routes[id(timeline)] = route, prompt
         cached += route.cached_tokens
+        prompt_tokens += len(prompt)
         shares[route.replica] += 1
         sent += 1
         chosen = replicas[route.replica]
@@ -109,9 +138,9 @@ def simulate_replicas(
     while events:
         run_next()
     return ReplicaNumbers(
-        timelines,
+        [],
         sum(replica.engine.preemptions for replica in replicas),
         cached,
-        sum(len(arrival.prompt) for arrival in arrivals),
+        prompt_tokens,
         shares,
     )

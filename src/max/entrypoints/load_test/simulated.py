@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import time
 from array import array
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
-from max.entrypoints.load_test.measure import Sample, summary
-from max.entrypoints.load_test.replicas import Routing, simulate_replicas
-from max.pipelines.scheduler.simulation import Arrival, Machine, Timeline, random_arrivals
+from max.entrypoints.load_test.measure import Sample, Totals
+from max.entrypoints.load_test.replicas import Routing, run_replicas
+from max.pipelines.scheduler.simulation import Arrival, Machine, Timeline, each_random_arrival
 
 
 @dataclass(frozen=True)
@@ -60,20 +60,26 @@ def run_simulated(
     Raises:
         InputError: A request does not fit the cache.
     """
-    arrivals = load.trace or random_arrivals(
-        load.count,
-        rate,
-        load.prompt_tokens,
-        load.output_tokens,
-        load.prefix_tokens,
-        load.clients,
-        load.seed,
+    arrivals: Iterable[Arrival]
+    if load.trace:
+        arrivals = sorted(load.trace, key=lambda each: each.time)
+    else:
+        arrivals = each_random_arrival(
+            load.count,
+            rate,
+            load.prompt_tokens,
+            load.output_tokens,
+            load.prefix_tokens,
+            load.clients,
+            load.seed,
+        )
+    totals, begin = Totals(), time.perf_counter()
+    done = run_replicas(
+        machine, map(Timeline, arrivals), replicas, routing, lambda each: totals.add(_sample(each))
     )
-    begin = time.perf_counter()
-    done = simulate_replicas(machine, arrivals, replicas, routing)
     taken = time.perf_counter() - begin
     return {
-        **summary([_sample(timeline) for timeline in done.timelines], rate),
+        **totals.numbers(rate),
         "preemptions": done.preemptions,
         "replicas": replicas,
         "routing": routing,

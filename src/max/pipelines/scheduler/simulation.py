@@ -326,12 +326,26 @@ def random_arrivals(
         clients: The number of clients that send requests.
         seed: The seed of the random numbers.
     """
+    return list(
+        each_random_arrival(count, rate, prompt_tokens, output_tokens, prefix_tokens, clients, seed)
+    )
+
+
+def each_random_arrival(
+    count: int,
+    rate: float,
+    prompt_tokens: int,
+    output_tokens: int,
+    prefix_tokens: int = 0,
+    clients: int = 1,
+    seed: int = 0,
+) -> Iterator[Arrival]:
+    """The requests of :func:`random_arrivals` one after another, as many need much memory together."""
     numbers = random.Random(seed)
 
     def around(mean: int) -> int:
         return max(round(mean * numbers.uniform(0.5, 1.5)), 1)
 
-    arrivals: list[Arrival] = []
     now = 0.0
     for number in range(count):
         own_tokens = max(around(prompt_tokens) - prefix_tokens, 1)
@@ -339,7 +353,6 @@ def random_arrivals(
         begin = (number + 1) * 100_003
         prompt = TokenRanges((range(1, prefix_tokens + 1), range(begin, begin + own_tokens)))
         client = f"client-{numbers.randrange(clients)}"
-        arrivals.append(Arrival(now, prompt, around(output_tokens), client))
+        yield Arrival(now, prompt, around(output_tokens), client)
         if rate != float("inf"):
             now += numbers.expovariate(rate)
-    return arrivals

@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 import threading
 from array import array
+from collections import OrderedDict
 from collections.abc import Sequence
 from typing import Any
 
@@ -34,7 +35,7 @@ class KnownParts:
 
     def __init__(self, tokenizer: Any) -> None:
         self._tokenizer, self._pattern = tokenizer, _pattern_of(tokenizer)
-        self._parts: dict[tuple[str, str], array[int]] = {}
+        self._parts: OrderedDict[tuple[str, str], array[int]] = OrderedDict()
         self._bytes = 0
         self._lock = threading.Lock()  # guards the two before
 
@@ -76,9 +77,9 @@ class KnownParts:
         parts, found = self._parts, dict[tuple[str, str], "array[int]"]()
         with self._lock:
             for key in keys:
-                tokens = parts.pop(key, None)
-                if tokens is not None:
-                    parts[key] = found[key] = tokens
+                if (tokens := parts.get(key)) is not None:
+                    parts.move_to_end(key)
+                    found[key] = tokens
         return found
 
     def _keep(self, new: dict[tuple[str, str], array[int]]) -> None:
@@ -91,8 +92,7 @@ class KnownParts:
                 self._parts[key] = tokens
                 self._bytes += size
             while self._bytes > MOST_BYTES:
-                oldest = next(iter(self._parts))
-                self._bytes -= _size(oldest, self._parts.pop(oldest))
+                self._bytes -= _size(*self._parts.popitem(last=False))
 
 
 def _size(key: tuple[str, str], tokens: array[int]) -> int:
