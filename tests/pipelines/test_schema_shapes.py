@@ -164,3 +164,43 @@ def test_alternatives_are_24_at_most() -> None:
         options = [{"properties": {name: {}}} for name in names]
         spread = loose_schema({"type": "object", "properties": {"a": {}}, "anyOf": options}).schema
         assert ("properties" not in spread) is held
+
+
+def some_check(draw: random.Random) -> dict[str, Any]:
+    """A schema of a few keywords, whose meaning all drafts share but for bounds that are flags."""
+    number = draw.randint(0, 3)
+    return draw.choice([
+        {"minimum": number}, {"maximum": number}, {"exclusiveMinimum": number}, {"exclusiveMaximum": number},
+        {"multipleOf": draw.randint(1, 3)}, {"minLength": number}, {"maxLength": number}, {"minItems": number},
+        {"maxItems": number}, {"minProperties": number}, {"maxProperties": number}, {"uniqueItems": True},
+        {"enum": draw.sample([0, 1, True, "a", [1], None], 3)}, {"const": draw.choice([0, 1, False])},
+        {"contains": {"const": 1}}, {"contains": {"const": 1}, "minContains": number, "maxContains": 2},
+        {"dependentRequired": {"a": ["b"]}}, {"dependentSchemas": {"a": {"required": ["b"]}}}, {"pattern": "^a"},
+        {"type": draw.sample(["integer", "number", "string", "boolean", "null", "array", "object"], 2)},
+        {"prefixItems": [{"const": 1}], "items": {"type": "string"}}, {"propertyNames": {"const": "a"}},
+        {"properties": {"a": {"minimum": number}}, "additionalProperties": draw.choice([True, False, {"const": 1}])},
+    ])  # fmt: skip
+
+
+def test_what_does_not_fit_is_found() -> None:
+    """As another package finds it, also in the bounds of draft 4."""
+    values = [
+        *range(5), 1.0, 2.5, 2**70, 3 * 2**70, 9.0, True, False, None, "", "a", "ab", "baa", [], [1], [1, 1], [1, True],
+        [1, "a"], [1, 1, 1],
+        [2, "a", "a"], {}, {"a": 1}, {"a": 3, "b": 1}, {"b": 2}, {"a": 1, "b": 1, "c": 1},
+    ]  # fmt: skip
+    for seed in range(400):
+        draw = random.Random(seed)
+        schema = {**some_check(draw), **some_check(draw)}
+        if draw.random() < 0.3:
+            schema = {draw.choice(["allOf", "anyOf", "oneOf"]): [schema, some_check(draw)]}
+        elif draw.random() < 0.2:
+            schema = {"if": some_check(draw), "then": schema, "else": some_check(draw)}
+        checks = [(schema, jsonschema_rs.validator_for({**DRAFT, **schema}))]
+        limits = {"minimum": 1, "maximum": 3, "exclusiveMinimum": draw.random() < 0.5}
+        limits["exclusiveMaximum"] = not limits["exclusiveMinimum"]
+        checks.append((limits, jsonschema_rs.Draft4Validator(limits)))
+        for own, validator in checks:
+            for value in values:
+                assert (misfit(value, own) is None) == validator.is_valid(value), (own, value)
+    assert misfit(7, {"multipleOf": 10**400}) and not misfit(1.5, {"multipleOf": 10**400})

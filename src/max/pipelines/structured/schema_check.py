@@ -15,6 +15,7 @@ _KINDS: dict[str, type | tuple[type, ...]] = {
 }  # fmt: skip
 _APPLIED = {"allOf", "anyOf", "oneOf", "if", "not", "$ref", "dependentSchemas"}
 _DEPTH = 64
+_EXACT = 2**53
 _PATTERN = 256
 _TEXT = 4096
 
@@ -84,10 +85,11 @@ class _Checker:
                 return _place(path, "pattern")
         if isinstance(value, (int, float)) and not isinstance(value, bool):
             divisor = schema.get("multipleOf")
-            # larger floats are not exact integers
-            whole = value == round(value) if abs(value) < 1e15 else False
-            if isinstance(divisor, int) and divisor > 0 and whole and int(value) % divisor:
-                return _place(path, "multipleOf")
+            # larger floats are not exact
+            if isinstance(divisor, int):
+                exact = isinstance(value, int) or max(abs(value), divisor) < _EXACT
+                if exact and value % divisor:
+                    return _place(path, "multipleOf")
             if any(_is_beyond(value, schema, name) for name in _BOUNDS):
                 return _place(path, "bounds")
         return None
