@@ -8,11 +8,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import field
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from max._dataclass import dataclass
+from max._lazy import lazy_module
 from max.graph.weights import WeightData
-from max.pipelines.gguf.metadata import Metadata
+
+if TYPE_CHECKING:
+    from max.pipelines.gguf import metadata as gguf_metadata
+else:
+    gguf_metadata = lazy_module("max.pipelines.gguf.metadata")
 
 __all__ = ["ExpertKeys", "GGUFForm", "Weights"]
 
@@ -89,7 +94,7 @@ class GGUFForm:
     needs_epsilon: bool = True
     hybrid: bool = False
     by_layer: tuple[str, ...] = ()
-    read: Callable[[Metadata], dict[str, Any]] | None = None
+    read: Callable[[gguf_metadata.Metadata], dict[str, Any]] | None = None
     top: Mapping[str, str] = field(default_factory=dict)
     layer: Mapping[str, str] = field(default_factory=dict)
     alternative: Mapping[str, str] = field(default_factory=dict)

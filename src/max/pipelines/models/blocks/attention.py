@@ -18,7 +18,7 @@ from max.nn.kernels.rope import rotate_pairs
 from max.nn.kv_cache.cache_values import PagedCacheValues
 from max.nn.layer import Module
 from max.nn.rotary_embedding import RotaryEmbedding
-from max.pipelines.models.blocks.mixer import CachedKeys, Mixer, Site
+from max.pipelines.models.blocks.mixer import AttentionMixer, CachedKeys, Site
 from max.pipelines.models.blocks.norms import HeadNorm, QKNorm, norm_layer, unit_rms
 from max.pipelines.models.blocks.rope import RopeConfig
 
@@ -41,7 +41,7 @@ class QueryGrowth:
 
 
 @dataclass(frozen=True)
-class AttentionForm(Mixer):
+class AttentionForm(AttentionMixer):
     """The form of causal self-attention.
 
     Args:
@@ -112,6 +112,12 @@ class AttentionForm(Mixer):
     def layer(self, site: Site) -> Module:
         """A `DecoderAttention`; see `Mixer.layer`."""
         return DecoderAttention(self, site)
+
+    def in_gguf(self) -> AttentionForm:
+        """The form of the weights in GGUF files, whose norms have their offsets added; see `Mixer.in_gguf`."""
+        if (norm := self.qk_norm) is None:
+            return self
+        return replace(self, qk_norm=replace(norm, form=replace(norm.form, offset=0.0)))
 
     def part(self, count: int, index: int) -> AttentionForm:
         """The heads of one device; see `Mixer.part`."""

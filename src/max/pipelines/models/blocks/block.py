@@ -4,16 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import replace
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
 from max._dataclass import dataclass
+from max._lazy import lazy_module
 from max.graph import TensorValue
 from max.nn.kv_cache.cache_values import PagedCacheValues
 from max.nn.layer import Layer, Module
-from max.pipelines.models.blocks.experts import Experts
 from max.pipelines.models.blocks.feed_forward import MLPForm
 from max.pipelines.models.blocks.mixer import Mixer, Site
 from max.pipelines.models.blocks.norms import norm_layer
+
+if TYPE_CHECKING:
+    from max.pipelines.models.blocks import experts as expert_blocks
+else:
+    expert_blocks = lazy_module("max.pipelines.models.blocks.experts")
 
 __all__ = ["NORM_PLACES", "Block", "DecoderBlock"]
 
@@ -49,7 +54,7 @@ class Block:
     """
 
     mixer: Mixer | None
-    feed_forward: MLPForm | Experts | None
+    feed_forward: MLPForm | expert_blocks.Experts | None
     norms: tuple[str, ...] = ("attention_input", "mlp_input")
     parallel: bool = False
     residual_multiplier: float = 1.0
@@ -86,7 +91,7 @@ class Block:
         )
 
     @property
-    def feed_forwards(self) -> tuple[MLPForm | Experts, ...]:
+    def feed_forwards(self) -> tuple[MLPForm | expert_blocks.Experts, ...]:
         """All feed-forward layers of the block."""
         return () if self.feed_forward is None else (self.feed_forward,)
 
@@ -108,7 +113,9 @@ class Block:
         return None if self.mixer is None else self.mixer.part(count, index)
 
     def _with_feed_forwards(
-        self, change: Callable[[MLPForm | Experts], MLPForm | Experts], mixer: Mixer | None
+        self,
+        change: Callable[[MLPForm | expert_blocks.Experts], MLPForm | expert_blocks.Experts],
+        mixer: Mixer | None,
     ) -> Self:
         """A copy with another mixer and changed feed-forward layers."""
         own = self.feed_forward

@@ -12,14 +12,14 @@ from max.nn.kv_cache.cache_values import PagedCacheValues
 from max.nn.layer import Module
 from max.nn.layers.linear import Linear
 from max.nn.rotary_embedding import RotaryEmbedding
-from max.pipelines.models.blocks.mixer import CachedKeys, Mixer, Site
+from max.pipelines.models.blocks.mixer import AttentionMixer, CachedKeys, Site
 from max.pipelines.models.blocks.rope import RopeConfig
 
 __all__ = ["DecoderLatentAttention", "LatentForm"]
 
 
 @dataclass(frozen=True)
-class LatentForm(Mixer):
+class LatentForm(AttentionMixer):
     """The sizes of latent attention (https://arxiv.org/abs/2405.04434).
 
     Args:
@@ -44,7 +44,7 @@ class LatentForm(Mixer):
     rotated_dim: int
     value_dim: int
     bias: bool = False
-    rope: RopeConfig = RopeConfig()
+    rope: RopeConfig = RopeConfig()  # pyright: ignore[reportIncompatibleVariableOverride]
     interleaved: bool = True
     scale: float | None = None
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import NamedTuple, Self
+from dataclasses import replace
+from typing import Any, NamedTuple, Self
 
 from max._dataclass import dataclass
 from max.dtype import DType
@@ -12,8 +13,9 @@ from max.nn.kv_cache import KVCacheParams, RecurrentState
 from max.nn.layer import Module
 from max.nn.layers.linear import Linear
 from max.pipelines.models.blocks.norms import NormForm
+from max.pipelines.models.blocks.rope import RopeConfig
 
-__all__ = ["CachedKeys", "Mixer", "Site"]
+__all__ = ["AttentionMixer", "CachedKeys", "Mixer", "Site"]
 
 
 @dataclass(frozen=True)
@@ -113,6 +115,23 @@ class Mixer:
         """
         return self
 
+    @property
+    def mixers(self) -> tuple[Mixer, ...]:
+        """The mixers that it consists of: itself, or those that it joins."""
+        return (self,)
+
+    def with_attention(self, **changes: Any) -> Mixer:
+        """A copy with changed fields of its attention; itself if it has none.
+
+        Args:
+            changes: The fields.
+        """
+        return self
+
+    def in_gguf(self) -> Mixer:
+        """The form of the weights in GGUF files."""
+        return self
+
     def split_problem(self, count: int) -> str | None:
         """What cannot be split over a number of devices; None: nothing.
 
@@ -134,3 +153,14 @@ class Mixer:
             positions: The position of each token, int64 ``[total_seq_len]``, if a layer of the model reads them.
         """
         return []
+
+
+class AttentionMixer(Mixer):
+    """The base of the forms of attention: the number of query heads, and the rotation; None: heads are not rotated."""
+
+    num_attention_heads: int
+    rope: RopeConfig | None
+
+    def with_attention(self, **changes: Any) -> Self:
+        """See `Mixer.with_attention`."""
+        return replace(self, **changes)  # pyright: ignore[reportArgumentType]

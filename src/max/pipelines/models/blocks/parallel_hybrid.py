@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from typing import Any
 
 from max._dataclass import dataclass
 from max.graph import TensorValue
@@ -49,6 +50,15 @@ class ParallelHybridForm(Mixer):
         recurrent = self.recurrent.layer(site)
         factors = self.attention_in, self.attention_out, self.recurrent_out
         return ParallelHybridLayer(self.attention.layer(site), recurrent, factors)
+
+    @property
+    def mixers(self) -> tuple[Mixer, ...]:
+        """The attention and the recurrent layer; see `Mixer.mixers`."""
+        return self.attention, self.recurrent
+
+    def with_attention(self, **changes: Any) -> ParallelHybridForm:
+        """See `Mixer.with_attention`."""
+        return replace(self, attention=replace(self.attention, **changes))
 
     def part(self, count: int, index: int) -> ParallelHybridForm:
         """The heads of one device; see `Mixer.part`."""

@@ -4,26 +4,31 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass, fields, replace
-from typing import Any, Literal, Self, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, Self, TypeVar
 
+from max._lazy import lazy_module
 from max.dtype import DType
 from max.graph import DeviceRef
 from max.graph.quantization import QuantizationConfig
 from max.nn.kv_cache import CacheGroup, KVCacheParams, RecurrentState
 from max.pipelines.checkpoints.config_keys import ConfigKeys
 from max.pipelines.core.exceptions import ConfigError
-from max.pipelines.models.blocks.alternating import Alternating
 from max.pipelines.models.blocks.attention import AttentionForm
 from max.pipelines.models.blocks.block import Block
-from max.pipelines.models.blocks.experts import Experts
 from max.pipelines.models.blocks.feed_forward import MLPForm
-from max.pipelines.models.blocks.latent_attention import LatentForm
-from max.pipelines.models.blocks.mixer import Mixer, Site
+from max.pipelines.models.blocks.mixer import AttentionMixer, Mixer, Site
 from max.pipelines.models.blocks.norms import NormForm
-from max.pipelines.models.blocks.parallel_hybrid import ParallelHybridForm
-from max.pipelines.models.blocks.per_layer import PerLayerInputs
 from max.pipelines.models.blocks.rope import RopeConfig
 from max.pipelines.models.decoder.cache_layout import CacheLayout, cache_layout
+
+if TYPE_CHECKING:
+    from max.pipelines.models.blocks import alternating as alternating_blocks
+    from max.pipelines.models.blocks import experts as expert_blocks
+    from max.pipelines.models.blocks import per_layer as layer_vectors
+else:
+    alternating_blocks = lazy_module("max.pipelines.models.blocks.alternating")
+    expert_blocks = lazy_module("max.pipelines.models.blocks.experts")
+    layer_vectors = lazy_module("max.pipelines.models.blocks.per_layer")
 
 __all__ = ["NORMED_STATE", "DecoderConfig"]
 
@@ -87,8 +92,8 @@ class DecoderConfig:
     embedding_multiplier: float = 1.0
     rounds_multiplier: bool = False
     embedding_norm: bool = False
-    per_layer_inputs: PerLayerInputs | None = None
-    alternating: Alternating | None = None
+    per_layer_inputs: layer_vectors.PerLayerInputs | None = None
+    alternating: alternating_blocks.Alternating | None = None
     tie_word_embeddings: bool = False
     output_bias: bool = False
     logits_scaling: float = 1.0
@@ -127,10 +132,8 @@ class DecoderConfig:
 
     def _forms(self) -> Iterator[object]:
         for block in self.blocks:
-            if isinstance(block.mixer, ParallelHybridForm):
-                yield from (block.mixer.attention, block.mixer.recurrent)
-            elif block.mixer is not None:
-                yield block.mixer
+            if block.mixer is not None:
+                yield from block.mixer.mixers
             yield from block.feed_forwards
 
     @property
@@ -151,10 +154,14 @@ class DecoderConfig:
         return next((form for form in self.every(Mixer) if form.states(1)), None)
 
     @property
+    def has_latents(self) -> bool:
+        """Whether layers cache latents in place of keys and values."""
+        return any(form.keys is not None and form.keys.is_latent for form in self.every(Mixer))
+
+    @property
     def ropes(self) -> list[RopeConfig]:
         """The rotations of all layers."""
-        forms = self.every(Mixer)
-        ropes = (form.rope for form in forms if isinstance(form, AttentionForm | LatentForm))
+        ropes = (form.rope for form in self.every(AttentionMixer))
         return [rope for rope in ropes if rope is not None]
 
     # copies ---------------------------------------------------------------------------------------
@@ -173,17 +180,12 @@ class DecoderConfig:
 
         Args:
             layers: The blocks; None: all.
-            changes: The fields of `AttentionForm`, or of `LatentForm` in blocks that have one.
+            changes: The fields of `AttentionForm`, or of `latent_attention.LatentForm` in blocks that have one.
         """
 
         def changed_block(block: Block) -> Block:
             mixer = block.mixer
-            if isinstance(mixer, ParallelHybridForm):
-                own = replace(mixer.attention, **changes)
-                return replace(block, mixer=replace(mixer, attention=own))
-            if isinstance(mixer, AttentionForm | LatentForm):
-                return replace(block, mixer=replace(mixer, **changes))
-            return block
+            return block if mixer is None else replace(block, mixer=mixer.with_attention(**changes))
 
         return self._with(layers, changed_block)
 
@@ -203,7 +205,9 @@ class DecoderConfig:
 
         return self._with(layers, changed_block)
 
-    def with_experts(self, experts: Experts, dense_layers: Collection[int] = ()) -> Self:
+    def with_experts(
+        self, experts: expert_blocks.Experts, dense_layers: Collection[int] = ()
+    ) -> Self:
         """A copy with experts in place of MLPs; they have the activation and the gates of these.
 
         Args:
@@ -372,9 +376,7 @@ class DecoderConfig:
         """
         problem = self._split_problem(count)
         if problem is not None:
-            forms = [
-                form for form in self.every(Mixer) if isinstance(form, AttentionForm | LatentForm)
-            ]
+            forms = self.every(AttentionMixer)
             most = max((form.num_attention_heads for form in forms), default=1)
             counts = [n for n in range(2, most + 1) if self._split_problem(n) is None]
             remedy = f"This model can be split over {' or '.join(map(str, counts))} devices."

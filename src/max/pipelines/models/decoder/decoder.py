@@ -9,10 +9,11 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 
+from max._lazy import lazy_module
 from max.dtype import DType
 from max.graph import DeviceRef, Dim, Graph, TensorValue, ops
 from max.nn.kernels.cache import store_rows
@@ -24,16 +25,22 @@ from max.nn.layers.linear import Linear
 from max.nn.transformer import ReturnLogits, Transformer
 from max.nn.transformer._same_form import groups_of_same_form
 from max.nn.transformer.transformer import weight_prefix
-from max.pipelines.adapters.layout import AdapterShape
-from max.pipelines.adapters.sites import AdaptedBlock, AdapterSites
-from max.pipelines.models.blocks.alternating import AlternatingStates
 from max.pipelines.models.blocks.attention import AttentionForm
 from max.pipelines.models.blocks.block import Block, DecoderBlock
 from max.pipelines.models.blocks.mixer import Mixer, Site
 from max.pipelines.models.blocks.norms import norm_layer
-from max.pipelines.models.blocks.per_layer import PerLayerEmbeddings, rounded_factor
 from max.pipelines.models.blocks.rope import RopeConfig
 from max.pipelines.models.decoder.config import NORMED_STATE, DecoderConfig
+
+if TYPE_CHECKING:
+    from max.pipelines.adapters import layout as adapter_layout
+    from max.pipelines.adapters import sites
+    from max.pipelines.models.blocks import alternating, per_layer
+else:
+    sites = lazy_module("max.pipelines.adapters.sites")
+    alternating = lazy_module("max.pipelines.models.blocks.alternating")
+    per_layer = lazy_module("max.pipelines.models.blocks.per_layer")
+    adapter_layout = lazy_module("max.pipelines.adapters.layout")
 
 __all__ = ["Decoder"]
 
@@ -90,7 +97,7 @@ class Decoder(Transformer):
             output.set_shared_weight("weight", embedding.weight)
         factor = config.embedding_multiplier
         if config.rounds_multiplier:
-            factor = rounded_factor(factor, dtype)
+            factor = per_layer.rounded_factor(factor, dtype)
         # the base takes heads, which a model without attention lacks
         attention = config.first_form(AttentionForm) or AttentionForm(1, 1, 2)
         super().__init__(
@@ -119,11 +126,11 @@ class Decoder(Transformer):
         if config.embedding_norm:
             self.embed_norm = self.make_norm()
         if config.per_layer_inputs is not None:
-            self.per_layer = PerLayerEmbeddings(
+            self.per_layer = per_layer.PerLayerEmbeddings(
                 config.per_layer_inputs, config.num_layers, config.hidden_size, config.norm_eps, dtype, self.device
             )  # fmt: skip
         if config.alternating is not None:
-            self.states = AlternatingStates(
+            self.states = alternating.AlternatingStates(
                 config.alternating, config.hidden_size, dtype, self.device
             )
         if config.joins_states:
@@ -135,15 +142,15 @@ class Decoder(Transformer):
             self.project_in = Linear(width, config.hidden_size, dtype, self.device)
             self.project_out = Linear(config.hidden_size, width, dtype, self.device)
         self._output: Callable[[TensorValue], TensorValue] | None = None
-        self._adapters: AdapterSites | None = None
+        self._adapters: sites.AdapterSites | None = None
 
-    def take_adapters(self, shape: AdapterShape) -> AdapterSites:
+    def take_adapters(self, shape: adapter_layout.AdapterShape) -> sites.AdapterSites:
         """Makes the products of the model take adapters; its calls then need them.
 
         Args:
             shape: The memory for adapters.
         """
-        self._adapters = AdapterSites(self, shape)
+        self._adapters = sites.AdapterSites(self, shape)
         return self._adapters
 
     def _sites(self, kv_params: KVCacheParams) -> list[Site]:
@@ -274,7 +281,7 @@ class Decoder(Transformer):
             block: Module = layer
             adapters = list[TensorValue]()
             if self._adapters is not None:
-                block = AdaptedBlock(layer, self._adapters)
+                block = sites.AdaptedBlock(layer, self._adapters)
                 adapters = self._adapters.of_block(index)
             further = [adapters] if adapters else list[list[TensorValue]]()
             # a subgraph that is called once saves no staging

@@ -3,23 +3,28 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import ml_dtypes
 import numpy as np
 import numpy.typing as npt
 
+from max._lazy import lazy_module
 from max.driver import Tensor
 from max.dtype.blocks import decode
 from max.graph.shape import Shape
 from max.graph.weights import WeightData
 from max.pipelines.core.exceptions import WeightsError
 from max.pipelines.models.blocks.attention import AttentionForm
-from max.pipelines.models.blocks.delta_net import DeltaNetForm
-from max.pipelines.models.blocks.experts import Experts
 from max.pipelines.models.blocks.feed_forward import XIELU_PARAMETERS, MLPForm
-from max.pipelines.models.blocks.latent_attention import LatentForm
 from max.pipelines.models.decoder.config import DecoderConfig
+
+if TYPE_CHECKING:
+    from max.pipelines.models.blocks import delta_net
+    from max.pipelines.models.blocks import experts as expert_blocks
+else:
+    delta_net = lazy_module("max.pipelines.models.blocks.delta_net")
+    expert_blocks = lazy_module("max.pipelines.models.blocks.experts")
 
 __all__ = ["split_fused"]
 
@@ -44,7 +49,7 @@ def split_fused(
     Raises:
         WeightsError: A fused weight has an unexpected number of rows.
     """
-    attention, delta = config.first_form(AttentionForm), config.first_form(DeltaNetForm)
+    attention = config.first_form(AttentionForm)
     q = kv = 0
     if attention is not None:
         q, kv = (
@@ -62,6 +67,7 @@ def split_fused(
                 rows = _rows_of_heads(attention)
             bounds = {"q_proj": (0, q), "k_proj": (q, q + kv), "v_proj": (q + kv, q + 2 * kv)}
         elif projection in ("in_proj_qkvz", "in_proj_ba"):
+            delta = config.first_form(delta_net.DeltaNetForm)
             # the layer may have the fused projections itself
             if delta is None or delta.fused:
                 split[name] = value
@@ -80,9 +86,12 @@ def split_fused(
             continue
         elif projection == "gate_up_proj":
             # a shared MLP has a size of its own
-            experts, mlp = config.first_form(Experts), config.first_form(MLPForm)
-            if experts is not None and layer.endswith(".shared"):
-                inner = experts.shared_size
+            shared = None
+            if layer.endswith(".shared"):
+                shared = config.first_form(expert_blocks.Experts)
+            mlp = config.first_form(MLPForm)
+            if shared is not None:
+                inner = shared.shared_size
             else:
                 inner = 0 if mlp is None else mlp.size
             _check_rows(name, value, 2 * inner)
@@ -102,7 +111,7 @@ def split_fused(
             key = f"layers.{index}.mlp.act_fn.{part}"
             # from config.json, unless the checkpoint has them
             split.setdefault(key, WeightData.from_numpy(np.array([value], np.float32), key))
-    return split if config.first_form(LatentForm) is None else _joined_latents(split)
+    return _joined_latents(split) if config.has_latents else split
 
 
 def _part(name: str, array: Array, fused: WeightData) -> WeightData:
@@ -117,7 +126,7 @@ def _experts_halves(
     config: DecoderConfig, name: str, value: WeightData
 ) -> Iterator[tuple[str, Array]]:
     """The rows of gate and up projections of all experts, ``[experts, size, …]``."""
-    experts = config.first_form(Experts)
+    experts = config.first_form(expert_blocks.Experts)
     expected = [] if experts is None else [experts.count, 2 * experts.size]
     if experts is None or [int(size) for size in value.shape[:2]] != expected:
         raise WeightsError(f"{name} is {list(value.shape)}, the model takes {[*expected, '…']}")

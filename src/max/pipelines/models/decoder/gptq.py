@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING
 
 import numpy as np
 
+from max._lazy import lazy_module
 from max.driver import Tensor
 from max.dtype import DType
 from max.graph import DeviceRef
@@ -15,8 +17,12 @@ from max.nn.layers.gptq_linear import GPTQLinear
 from max.nn.layers.linear import Linear
 from max.pipelines.checkpoints.config_keys import ConfigKeys
 from max.pipelines.checkpoints.huggingface_config import HuggingFaceConfig
-from max.pipelines.checkpoints.quantized_formats import CONVERTED_METHODS, METHODS
 from max.pipelines.core.exceptions import ModelFilesError
+
+if TYPE_CHECKING:
+    from max.pipelines.checkpoints import quantized_formats
+else:
+    quantized_formats = lazy_module("max.pipelines.checkpoints.quantized_formats")
 
 __all__ = ["gptq_linear", "gptq_v1", "is_gptq", "read_quantization", "stores_plain_zeros"]
 
@@ -38,13 +44,13 @@ def read_quantization(keys: ConfigKeys) -> QuantizationConfig | None:
     if section is None:
         return None
     method = section.value("quant_method")
-    if method not in METHODS:
+    if method not in quantized_formats.METHODS:
         raise ModelFilesError(
-            section.error("quant_method", f"one of {', '.join(METHODS)}").problem,
+            section.error("quant_method", f"one of {', '.join(quantized_formats.METHODS)}").problem,
             "Take the model in one of these forms, or the one in floats, which --quantize encodes.",
         )
     # their weights are floats or blocks when the decoder sees them
-    if method in CONVERTED_METHODS:
+    if method in quantized_formats.CONVERTED_METHODS:
         return None
     group = section.integer("group_size", -1, LARGEST_GROUP, 128)
     if group == 0:

@@ -49,8 +49,6 @@ from max.graph import DeviceRef, Dim, Graph, TensorType, TensorValue, Type
 from max.graph.weights import WeightData
 from max.nn.kv_cache import KVCacheParams, PagedCacheValues, paged_cache_types
 from max.nn.transformer import ReturnLogits
-from max.pipelines.adapters.layout import AdapterShape
-from max.pipelines.adapters.sites import AdapterSites, adapter_types
 from max.pipelines.models.decoder.config import DecoderConfig
 from max.pipelines.models.decoder.decoder import Decoder
 from max.pipelines.models.decoder.gptq import is_gptq
@@ -59,9 +57,13 @@ from max.pipelines.models.decoder.weights import is_quantized, quantized_decoder
 from max.pipelines.sampling.inputs import sample_tokens, sampling_input_types
 
 if TYPE_CHECKING:
+    from max.pipelines.adapters import layout as adapter_layout
+    from max.pipelines.adapters import sites
     from max.pipelines.models.decoder import tensor_parallel
 else:
+    sites = lazy_module("max.pipelines.adapters.sites")
     tensor_parallel = lazy_module("max.pipelines.models.decoder.tensor_parallel")
+    adapter_layout = lazy_module("max.pipelines.adapters.layout")
 
 __all__ = ["build_graph", "input_types", "load_decoder_graph"]
 
@@ -73,7 +75,7 @@ def input_types(
     *,
     devices: Sequence[DeviceRef] = (),
     with_embeddings: bool = False,
-    adapters: AdapterSites | None = None,
+    adapters: sites.AdapterSites | None = None,
 ) -> StepRecord[Type[Any]]:
     """The types of the graph's inputs, by their names.
 
@@ -101,7 +103,7 @@ def input_types(
         sampling=sampling_input_types(device, "batch") if with_sampling else (),
         adapters=()
         if adapters is None
-        else adapter_types(adapters.layout, adapters.shape, device, "batch"),
+        else sites.adapter_types(adapters.layout, adapters.shape, device, "batch"),
     )
 
 
@@ -117,7 +119,7 @@ def build_graph(
     use_subgraphs: bool = True,
     state_dict: Mapping[str, WeightData] | None = None,
     with_embeddings: bool = False,
-    adapters: AdapterShape | None = None,
+    adapters: adapter_layout.AdapterShape | None = None,
 ) -> Graph:
     """The graph of a decoder; see the module's documentation for its inputs and outputs.
 
@@ -223,7 +225,7 @@ def load_decoder_graph(
     devices: Sequence[Device],
     with_sampling: bool,
     use_subgraphs: bool = True,
-    adapters: AdapterShape | None = None,
+    adapters: adapter_layout.AdapterShape | None = None,
 ) -> Model:
     """Stages, compiles and loads the graph of a decoder.
 

@@ -5,10 +5,11 @@ from __future__ import annotations
 import copy
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 import numpy as np
 
+from max._lazy import lazy_module
 from max.driver import Device, Tensor
 from max.dtype import DType
 from max.engine import InferenceSession, Model
@@ -17,16 +18,12 @@ from max.graph.weights import WeightData, WeightsFormat
 from max.nn.kv_cache.cache_params import KVCacheParams
 from max.nn.kv_cache.manager import KVCacheInputs
 from max.nn.transformer import ReturnLogits
-from max.pipelines.adapters.base import base_of
-from max.pipelines.adapters.layout import AdapterLayout, AdapterShape
-from max.pipelines.adapters.manager import LoRAManager
 from max.pipelines.checkpoints.huggingface_config import HuggingFaceConfig
 from max.pipelines.config.enums import RopeType
 from max.pipelines.config.kv_cache_config import KVCacheConfig
 from max.pipelines.config.pipeline_config import PipelineConfig
 from max.pipelines.core import TextContext
 from max.pipelines.core.exceptions import ConfigError
-from max.pipelines.gguf.form import GGUFForm
 from max.pipelines.models.decoder.config import DecoderConfig
 from max.pipelines.models.decoder.decoder import Decoder
 from max.pipelines.models.decoder.fused_weights import split_fused
@@ -40,6 +37,17 @@ from max.pipelines.models.heads.choice import HeadSource, config_with_head, head
 from max.pipelines.models.inputs import ModelInputs, ModelOutputs, ragged_tokens
 from max.pipelines.models.kv_cache import KVCacheMixin
 from max.pipelines.models.pipeline_model import PipelineModel
+
+if TYPE_CHECKING:
+    from max.pipelines.adapters import base as adapter_base
+    from max.pipelines.adapters import layout as adapter_layout
+    from max.pipelines.adapters import manager as adapter_manager
+    from max.pipelines.gguf import form as gguf_form
+else:
+    adapter_base = lazy_module("max.pipelines.adapters.base")
+    adapter_layout = lazy_module("max.pipelines.adapters.layout")
+    adapter_manager = lazy_module("max.pipelines.adapters.manager")
+    gguf_form = lazy_module("max.pipelines.gguf.form")
 
 __all__ = ["DecoderInputs", "DecoderModel"]
 
@@ -88,11 +96,11 @@ class DecoderModel(GraphModel[TextContext], KVCacheMixin):
     weight_names: WeightNames = WeightNames()
     """Renames the weights of a checkpoint if the architecture is registered without adapters."""
 
-    _adapters: LoRAManager | None = None
+    _adapters: adapter_manager.LoRAManager | None = None
 
     _head: HeadSource | None = None
 
-    gguf: tuple[GGUFForm, ...] = ()
+    gguf: tuple[gguf_form.GGUFForm, ...] = ()
     """The forms of the architecture in GGUF files; the first one has the names of all."""
 
     def load_model(self, session: InferenceSession) -> Model:
@@ -117,14 +125,16 @@ class DecoderModel(GraphModel[TextContext], KVCacheMixin):
         state_dict = split_fused(config, state_dict)
         if shape is not None:
             decoder = self.decoder_class(config, params, DType.float32)
-            base = base_of(
+            base = adapter_base.base_of(
                 type(self),
                 config,
                 state_dict,
                 is_gguf=self.pipeline_config.model_config.weights_format is WeightsFormat.gguf,
                 qkv_layout=self.config_class.from_huggingface(self.huggingface_config).qkv_layout,
             )
-            self._adapters = LoRAManager(base, AdapterLayout.of(decoder, shape), shape)
+            self._adapters = adapter_manager.LoRAManager(
+                base, adapter_layout.AdapterLayout.of(decoder, shape), shape
+            )
         self.samples_in_graph = sampling_device(session, self.devices[0]) == self.devices[0]
         if config.stored_states:
             self._head, more = head_source(config, self.pipeline_config, state_dict)
@@ -179,7 +189,9 @@ class DecoderModel(GraphModel[TextContext], KVCacheMixin):
         trees = _verifies_trees(own, self.pipeline_config, self.devices)
         return replace(params, verifies_trees=trees)
 
-    def _adapter_shape(self, state_dict: Mapping[str, WeightData]) -> AdapterShape | None:
+    def _adapter_shape(
+        self, state_dict: Mapping[str, WeightData]
+    ) -> adapter_layout.AdapterShape | None:
         """The memory for adapters; None: requests take none.
 
         Raises:
@@ -196,12 +208,12 @@ class DecoderModel(GraphModel[TextContext], KVCacheMixin):
         # adapters of packed weights are not packed
         dtype = DType.bfloat16 if is_quantized(state_dict) else self.dtype
         dtype = dtype if dtype in (DType.float32, DType.float16) else DType.bfloat16
-        return AdapterShape(
+        return adapter_layout.AdapterShape(
             options.max_num_loras, options.max_lora_rank, dtype, options.lora_whole_weights
         )
 
     @property
-    def lora_manager(self) -> LoRAManager | None:
+    def lora_manager(self) -> adapter_manager.LoRAManager | None:
         """See `PipelineModel.lora_manager`."""
         return self._adapters
 

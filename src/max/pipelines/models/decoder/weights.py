@@ -17,9 +17,7 @@ from max.nn.kv_cache import KVCacheParams
 from max.nn.layers.linear import Linear
 from max.nn.transformer import ReturnLogits
 from max.pipelines.core.exceptions import WeightsError
-from max.pipelines.models.blocks.attention import AttentionForm
 from max.pipelines.models.blocks.block import Block
-from max.pipelines.models.blocks.delta_net import DeltaNetForm
 from max.pipelines.models.decoder.config import DecoderConfig
 from max.pipelines.models.decoder.decoder import Decoder
 from max.pipelines.models.decoder.gptq import gptq_linear, is_gptq, without_trivial_groups
@@ -234,13 +232,7 @@ def gguf_layout(
     def stored_block(block: Block) -> Block:
         """The block with the weights of a file: sums of norms and their offsets, other rows."""
         mixer = block.mixer
-        if isinstance(mixer, DeltaNetForm):
-            return replace(block, mixer=mixer.in_gguf())
-        if isinstance(mixer, AttentionForm) and mixer.qk_norm is not None:
-            spec = mixer.qk_norm
-            own = replace(spec, form=replace(spec.form, offset=0.0))
-            return replace(block, mixer=replace(mixer, qk_norm=own))
-        return block
+        return block if mixer is None else replace(block, mixer=mixer.in_gguf())
 
     config = replace(
         config,

@@ -4,13 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
+from max._lazy import lazy_module
 from max.graph.weights import WeightData
 from max.pipelines.config.enums import SpeculativeMethod
 from max.pipelines.config.pipeline_config import PipelineConfig
 from max.pipelines.models.decoder.config import DecoderConfig
-from max.pipelines.models.heads import eagle, prediction
-from max.pipelines.models.heads.head import DraftingHead
+
+if TYPE_CHECKING:
+    from max.pipelines.models.heads import eagle, head, prediction
+else:
+    eagle = lazy_module("max.pipelines.models.heads.eagle")
+    prediction = lazy_module("max.pipelines.models.heads.prediction")
+    head = lazy_module("max.pipelines.models.heads.head")
 
 __all__ = ["HeadSource", "config_with_head", "head_source"]
 
@@ -25,7 +32,7 @@ class HeadSource:
         weights: Its weights by its names.
     """
 
-    kind: type[DraftingHead]
+    kind: type[head.DraftingHead]
     config: DecoderConfig
     weights: Mapping[str, WeightData]
 
@@ -42,6 +49,8 @@ def config_with_head(config: DecoderConfig, pipeline: PipelineConfig) -> Decoder
     """
     if pipeline.speculative_method is SpeculativeMethod.eagle3:
         return eagle.with_eagle(config, pipeline)
+    if not pipeline.drafts_tokens:
+        return config
     return prediction.with_head(config) if prediction.drafts_by_head(config, pipeline) else config
 
 

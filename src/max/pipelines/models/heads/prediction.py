@@ -14,9 +14,8 @@ from max.nn.kv_cache.cache_values import PagedCacheValues
 from max.pipelines.config.enums import SpeculativeMethod
 from max.pipelines.config.pipeline_config import PipelineConfig
 from max.pipelines.core.exceptions import ConfigError
-from max.pipelines.models.blocks.attention import AttentionForm
 from max.pipelines.models.blocks.block import Block
-from max.pipelines.models.blocks.latent_attention import LatentForm
+from max.pipelines.models.blocks.mixer import AttentionMixer
 from max.pipelines.models.decoder.config import NORMED_STATE, DecoderConfig
 from max.pipelines.models.decoder.weight_names import PREDICTION_LAYER
 from max.pipelines.models.heads.head import DraftingHead, why_no_states
@@ -47,8 +46,7 @@ def prediction_block(config: DecoderConfig) -> Block | None:
     Args:
         config: The shape of the model.
     """
-    attends = (AttentionForm, LatentForm)
-    own = (block for block in reversed(config.blocks) if isinstance(block.mixer, attends))
+    own = (block for block in reversed(config.blocks) if isinstance(block.mixer, AttentionMixer))
     return next((block for block in own if block.mixer and block.mixer.source is None), None)
 
 
