@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+from max._lazy import lazy_module
 from max._process import cached_results
 from max.graph.weights import WeightsFormat
 from max.interfaces import SamplingParamsGenerationConfigDefaults
@@ -14,7 +15,11 @@ from max.pipelines.checkpoints.model_files import read_json
 from max.pipelines.checkpoints.model_types import CLASS_ALIASES, class_of
 from max.pipelines.checkpoints.weight_files import open_gguf
 from max.pipelines.core.exceptions import ModelFilesError
-from max.pipelines.gguf.reader import config_of
+
+if TYPE_CHECKING:
+    from max.pipelines.gguf import reader as gguf_reader
+else:
+    gguf_reader = lazy_module("max.pipelines.gguf.reader")
 
 
 class MissingKeyError(AttributeError):
@@ -72,7 +77,7 @@ class HuggingFaceConfig:
         """
         path = repo.file("config.json")
         if path is None and repo.gguf_file is not None:
-            return cls(config_of(open_gguf(repo.gguf_file)), str(repo.repo_id))
+            return cls(gguf_reader.config_of(open_gguf(repo.gguf_file)), str(repo.repo_id))
         if path is None:
             raise ModelFilesError(
                 f"{repo.repo_id} has no config.json", _remedy_without_config(repo)

@@ -6,8 +6,9 @@ import logging
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
+from max._lazy import lazy_module
 from max._spelling import did_you_mean
 from max.driver import Device, DeviceSpec, load_devices, scan_available_devices
 from max.dtype import DType
@@ -25,7 +26,6 @@ from max.pipelines.checkpoints.huggingface_config import (
     sampling_defaults,
 )
 from max.pipelines.checkpoints.model_files import read_json
-from max.pipelines.checkpoints.quantized_formats import CONVERTED_METHODS
 from max.pipelines.checkpoints.weight_files import (
     ENTRY_READERS,
     bytes_of,
@@ -37,6 +37,11 @@ from max.pipelines.config.enums import RopeType
 from max.pipelines.config.kv_cache_config import KVCacheConfig
 from max.pipelines.config.options import StrictConfig, option, options_of
 from max.pipelines.core.exceptions import ConfigError, ModelFilesError
+
+if TYPE_CHECKING:
+    from max.pipelines.checkpoints import quantized_formats
+else:
+    quantized_formats = lazy_module("max.pipelines.checkpoints.quantized_formats")
 
 logger = logging.getLogger("max.pipelines")
 
@@ -358,7 +363,10 @@ class MAXModelConfig(StrictConfig):
             return encoding_of([e for p in paths for e in read(p)]) if read is not None else None
         section = self.huggingface_config.quantization
         stated_dtype = self.huggingface_config.checkpoint_dtype
-        if section is not None and section.get("quant_method") in CONVERTED_METHODS:
+        if (
+            section is not None
+            and section.get("quant_method") in quantized_formats.CONVERTED_METHODS
+        ):
             # blocks take the place of the weights, and the others are of the stated dtype
             plain = SupportedEncoding.of_dtype(stated_dtype) if stated_dtype else None
             return plain if plain in PLAIN_FLOATS else SupportedEncoding.bfloat16

@@ -5,8 +5,9 @@ from __future__ import annotations
 import weakref
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+from max._lazy import lazy_module
 from max.interfaces import (
     Pipeline,
     RequestID,
@@ -14,13 +15,18 @@ from max.interfaces import (
     TextGenerationInputs,
     TextGenerationOutput,
 )
-from max.pipelines.adapters.manager import LoRAManager
 from max.pipelines.config.pipeline_config import PipelineConfig
 from max.pipelines.core import ConfigError
 from max.pipelines.generation.steps.step_reader import StepReader
-from max.pipelines.kv_cache.prefix_store import PrefixStore, PrefixWrite
 from max.pipelines.kv_cache.request_pages import RequestPages
 from max.pipelines.scheduler import SchedulerLimits
+
+if TYPE_CHECKING:
+    from max.pipelines.adapters import manager as adapter_manager
+    from max.pipelines.kv_cache import prefix_store as prefix_stores
+else:
+    adapter_manager = lazy_module("max.pipelines.adapters.manager")
+    prefix_stores = lazy_module("max.pipelines.kv_cache.prefix_store")
 
 MAX_SECONDS = 0.04
 """The time limit in seconds of an execution of several steps, if the configuration leaves their number open. It keeps
@@ -122,7 +128,7 @@ class BatchPipeline(
         """Builds state that requests share before the first one arrives; thread-safe, even while a batch runs."""
 
     @property
-    def lora_manager(self) -> LoRAManager | None:
+    def lora_manager(self) -> adapter_manager.LoRAManager | None:
         """The adapters that requests may name; None, as by default: requests take none."""
         return None
 
@@ -132,7 +138,7 @@ class BatchPipeline(
         return 0, 0
 
     @property
-    def prefix_store(self) -> PrefixStore | None:
+    def prefix_store(self) -> prefix_stores.PrefixStore | None:
         """The files of cached prefixes; None, as by default: prefixes are not stored."""
         return None
 
@@ -146,7 +152,7 @@ class BatchPipeline(
         if self.prefix_store is not None:
             self.prefix_store.save()
 
-    def new_prefixes(self) -> PrefixWrite | None:
+    def new_prefixes(self) -> prefix_stores.PrefixWrite | None:
         """The cached prefixes that are not stored yet, to be written by another thread; called between two batches.
 
         None if there are none, or if they are not stored.

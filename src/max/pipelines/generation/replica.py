@@ -6,11 +6,12 @@ import time
 from collections.abc import Collection, Sequence
 from contextlib import ExitStack
 from functools import partial
-from typing import Any, Generic, cast
+from typing import TYPE_CHECKING, Any, Generic, cast
 
 import numpy as np
 import numpy.typing as npt
 
+from max._lazy import lazy_module
 from max.driver import CPU, Device, Tensor
 from max.engine import InferenceSession
 from max.engine.load.staged_graphs import while_compiling
@@ -26,8 +27,6 @@ from max.nn.transformer.transformer import ReturnLogits
 from max.pipelines.config.pipeline_config import PipelineConfig
 from max.pipelines.core.draft_tree import draft_length
 from max.pipelines.generation.batch_pipeline import StepResult
-from max.pipelines.generation.drafts.draft_steps import DraftSteps
-from max.pipelines.generation.drafts.drafted_rows import DraftedRows
 from max.pipelines.generation.steps.decode_loop import (
     DecodeLoop,
     TokenTables,
@@ -51,9 +50,16 @@ from max.pipelines.models.loading import load_model
 from max.pipelines.models.pipeline_model import PipelineModel, WeightsAdapter
 from max.pipelines.sampling.inputs import SamplingInputs, is_greedy
 from max.pipelines.sampling.sampler import Sampler, grammar_tokens, needs_sampler
-from max.pipelines.structured.call_masks import CallMasks, ReadyMasks
 from max.pipelines.structured.constraint import Constraints, is_constrained
 from max.pipelines.structured.step_masks import Mask, StepMasks
+
+if TYPE_CHECKING:
+    from max.pipelines.generation.drafts import draft_steps, drafted_rows
+    from max.pipelines.structured import call_masks
+else:
+    draft_steps = lazy_module("max.pipelines.generation.drafts.draft_steps")
+    drafted_rows = lazy_module("max.pipelines.generation.drafts.drafted_rows")
+    call_masks = lazy_module("max.pipelines.structured.call_masks")
 
 
 class Replica(Generic[TextGenerationContextType]):
@@ -103,7 +109,11 @@ class Replica(Generic[TextGenerationContextType]):
         self.cache = load_cache(self.model, config, session, available)
         self.cache.adapters = self.adapters
         self._sampler = Sampler(session, self._device, config.sampling_config)
-        self.drafts = DraftSteps.of(config, self.model, self._sampler, self.cache, constraints)
+        self.drafts: draft_steps.DraftSteps | None = None
+        if config.drafts_tokens:
+            self.drafts = draft_steps.DraftSteps.of(
+                config, self.model, self._sampler, self.cache, constraints
+            )
         self.loop = DecodeLoop.of(session, self.model)
         self._grammar_steps: GrammarSteps | None = None
         if self.loop is not None and (vocabulary := self.loop.vocabulary) is not None:
@@ -283,7 +293,7 @@ class Replica(Generic[TextGenerationContextType]):
     def _measure(
         self,
         batch: Sequence[TextGenerationContextType],
-        rows: DraftedRows | None,
+        rows: drafted_rows.DraftedRows | None,
         verified_tokens: Sequence[Sequence[int]],
         begin: float,
         steps: int,
@@ -309,7 +319,7 @@ class Replica(Generic[TextGenerationContextType]):
         loop: DecodeLoop,
         batch: list[TextGenerationContextType],
         num_steps: int,
-        grammars: tuple[TokenTables, CallMasks | ReadyMasks] | None = None,
+        grammars: tuple[TokenTables, call_masks.CallMasks | call_masks.ReadyMasks] | None = None,
     ) -> StepResult:
         """Runs a decoding batch for several steps, or until one of its sequences ends, or text is forced."""
         begin = time.perf_counter()
@@ -394,7 +404,7 @@ class Replica(Generic[TextGenerationContextType]):
 
 
 def _logs_of_drafts(
-    rows: DraftedRows,
+    rows: drafted_rows.DraftedRows,
     tokens: Sequence[Sequence[int]],
     others: Sequence[LogProbabilities | None],
 ) -> list[list[LogProbabilities | None]]:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import importlib.util
-from typing import Any, Generic
+from typing import TYPE_CHECKING, Any, Generic
 
 import numpy as np
 import numpy.typing as npt
 
 from max._dataclass import dataclass
+from max._lazy import lazy_module
 from max.engine import InferenceSession
 from max.graph.weights import WeightsFormat
 from max.interfaces import (
@@ -20,7 +21,6 @@ from max.interfaces import (
     TextGenerationOutput,
     TextGenerationRequest,
 )
-from max.pipelines.adapters.manager import LoRAManager
 from max.pipelines.config.pipeline_config import PipelineConfig
 from max.pipelines.core.exceptions import ConfigError
 from max.pipelines.generation.batch_pipeline import BatchPipeline, StepResult
@@ -28,12 +28,18 @@ from max.pipelines.generation.mixin import GenerateMixin
 from max.pipelines.generation.replica import Replica
 from max.pipelines.generation.steps.step_reader import StepReader
 from max.pipelines.generation.steps.step_tokens import append_tokens
-from max.pipelines.kv_cache.prefix_store import PrefixStore
 from max.pipelines.kv_cache.several_caches import caches_of_replicas
 from max.pipelines.models.inputs import ModelInputs
 from max.pipelines.models.pipeline_model import PipelineModel, WeightsAdapter
 from max.pipelines.structured.constraint import Constraints, is_constrained
 from max.pipelines.tokenization.tokenizer import TextTokenizer
+
+if TYPE_CHECKING:
+    from max.pipelines.adapters import manager as adapter_manager
+    from max.pipelines.kv_cache import prefix_store as prefix_stores
+else:
+    prefix_stores = lazy_module("max.pipelines.kv_cache.prefix_store")
+    adapter_manager = lazy_module("max.pipelines.adapters.manager")
 
 
 @dataclass
@@ -118,7 +124,9 @@ class TextGenerationPipeline(
         ]
         """The copies of the model."""
         self._kv_manager = caches_of_replicas([replica.cache for replica in self.replicas])
-        self._prefixes = PrefixStore.of(pipeline_config, self._kv_manager)
+        self._prefixes: prefix_stores.PrefixStore | None = None
+        if pipeline_config.kv_cache_config.kv_cache_folder is not None:
+            self._prefixes = prefix_stores.PrefixStore.of(pipeline_config, self._kv_manager)
 
     @property
     def pipeline_config(self) -> PipelineConfig:
@@ -151,12 +159,12 @@ class TextGenerationPipeline(
         return sum(each.drafted for each in drafts), sum(each.accepted for each in drafts)
 
     @property
-    def prefix_store(self) -> PrefixStore | None:
+    def prefix_store(self) -> prefix_stores.PrefixStore | None:
         """The files of cached prefixes; None if the configuration has no folder for them."""
         return self._prefixes
 
     @property
-    def lora_manager(self) -> LoRAManager | None:
+    def lora_manager(self) -> adapter_manager.LoRAManager | None:
         """The adapters; None: requests take none."""
         return self.replicas[0].adapters
 

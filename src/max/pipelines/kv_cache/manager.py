@@ -7,13 +7,14 @@ import math
 from collections.abc import Collection, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
 
 from max._dataclass import dataclass
 from max._host import byte_size
+from max._lazy import lazy_module
 from max.driver import CPU, Device, Tensor
 from max.engine import InferenceSession
 from max.interfaces import RequestID, TextGenerationContext
@@ -31,11 +32,15 @@ from max.pipelines.kv_cache.memory import (
 )
 from max.pipelines.kv_cache.page_manager import PageManager
 from max.pipelines.kv_cache.page_pool import PagePool
-from max.pipelines.kv_cache.prefix_file import PageGroup
 from max.pipelines.kv_cache.request_pages import RequestPages
-from max.pipelines.kv_cache.state_slots import StateSlots
-from max.pipelines.kv_cache.swap_area import SwapArea
 from max.pipelines.kv_cache.token_moves import copy_page, move_tokens
+
+if TYPE_CHECKING:
+    from max.pipelines.kv_cache import prefix_file, state_slots, swap_area
+else:
+    prefix_file = lazy_module("max.pipelines.kv_cache.prefix_file")
+    state_slots = lazy_module("max.pipelines.kv_cache.state_slots")
+    swap_area = lazy_module("max.pipelines.kv_cache.swap_area")
 
 logger = logging.getLogger("max.pipelines")
 
@@ -168,7 +173,7 @@ class PagedKVCacheManager(RequestPages):
                 params.window,
                 more=[PagePool(*group) for group in zip(counts[1:], windows, strict=True)],
             ),
-            StateSlots(max_batch_size, spare_slots) if params.states else None,
+            state_slots.StateSlots(max_batch_size, spare_slots) if params.states else None,
         )
         groups = group_shapes(params, num_layers)
         # for each group its pages on each device
@@ -191,7 +196,7 @@ class PagedKVCacheManager(RequestPages):
             pool.copy = partial(copy_page, blocks)
         if swap_slots:
             for pool, blocks in zip(self.pages.pools, all_blocks, strict=True):
-                pool.swap = SwapArea(swap_slots, _HostPages(blocks))
+                pool.swap = swap_area.SwapArea(swap_slots, _HostPages(blocks))
             logger.info("KV cache: up to %d pages are swapped to the host", swap_slots)
         for group, count in zip(groups, counts, strict=True):
             logger.info(
@@ -221,7 +226,7 @@ class PagedKVCacheManager(RequestPages):
 
     def cached_prefixes(
         self, most_bytes: int, stored_hashes: Sequence[Collection[bytes]] | None = None
-    ) -> list[PageGroup]:
+    ) -> list[prefix_file.PageGroup]:
         """The pages whose contents may serve a request; if they do not all fit, the most recently used ones.
 
         Another thread may read their contents while batches run; if a page is overwritten meanwhile, its contents are
@@ -233,7 +238,7 @@ class PagedKVCacheManager(RequestPages):
         """
         sizes = self.page_sizes()
         max_pages = most_bytes // sum(sizes)
-        groups: list[PageGroup] = []
+        groups: list[prefix_file.PageGroup] = []
         for number, (pool, blocks, size) in enumerate(
             zip(self.pages.pools, self._all_blocks, sizes, strict=True)
         ):
@@ -241,7 +246,9 @@ class PagedKVCacheManager(RequestPages):
             cached = [entry for entry in pool.with_content() if entry[0] not in left_out]
             cached = cached[-max_pages:] if max_pages else []
             contents = _PageContents(pool, blocks, [page for _, page in cached])
-            groups.append(PageGroup(size, [page_hash for page_hash, _ in cached], contents))
+            groups.append(
+                prefix_file.PageGroup(size, [page_hash for page_hash, _ in cached], contents)
+            )
         return groups
 
     def fill_page(self, group: int, page_hash: bytes, content: bytes) -> bool:

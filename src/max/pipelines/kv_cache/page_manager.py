@@ -13,7 +13,9 @@ each group has cached the pages of the prefix's last window::
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
+from max._lazy import lazy_module
 from max.interfaces import RequestID
 from max.pipelines.kv_cache.known_pages import Found, KnownPages, Miss
 from max.pipelines.kv_cache.page_pool import PagePool, pages_of
@@ -29,7 +31,11 @@ from max.pipelines.kv_cache.page_tables import (
     tail_hash_of,
 )  # fmt: skip
 from max.pipelines.kv_cache.prefix_lookup import PrefixLookup
-from max.pipelines.kv_cache.swap_area import SwapArea
+
+if TYPE_CHECKING:
+    from max.pipelines.kv_cache import swap_area
+else:
+    swap_area = lazy_module("max.pipelines.kv_cache.swap_area")
 
 
 class PageManager:
@@ -53,7 +59,7 @@ class PageManager:
         page_size: int,
         enable_prefix_caching: bool = False,
         window: int | None = None,
-        swap: SwapArea | None = None,
+        swap: swap_area.SwapArea | None = None,
         more: Sequence[PagePool] = (),
     ) -> None:
         if num_pages < 1 or page_size < 1:
@@ -77,7 +83,7 @@ class PageManager:
         return self.pools[0].num_pages
 
     @property
-    def swap(self) -> SwapArea | None:
+    def swap(self) -> swap_area.SwapArea | None:
         """The swap area of the first group."""
         return self.pools[0].swap
 

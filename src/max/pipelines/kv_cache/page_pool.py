@@ -17,9 +17,15 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
 
+from max._lazy import lazy_module
 from max.pipelines.kv_cache.page_changes import PageChanges
-from max.pipelines.kv_cache.swap_area import SwapArea
+
+if TYPE_CHECKING:
+    from max.pipelines.kv_cache import swap_area
+else:
+    swap_area = lazy_module("max.pipelines.kv_cache.swap_area")
 
 
 def pages_of(length: int, page_size: int) -> int:
@@ -45,7 +51,7 @@ class PagePool:
     """
 
     def __init__(
-        self, num_pages: int, window: int | None = None, swap: SwapArea | None = None
+        self, num_pages: int, window: int | None = None, swap: swap_area.SwapArea | None = None
     ) -> None:
         if num_pages < 1:
             raise ValueError(f"PagePool: {num_pages} pages; expected at least 1")

@@ -10,8 +10,9 @@ import secrets
 from collections.abc import Iterable, Sequence
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
+from max._lazy import lazy_module
 from max.interfaces import ImageMetadata, RequestID, TextGenerationContext
 from max.pipelines.core.draft_tree import draft_length
 from max.pipelines.core.text_context import TextContext
@@ -20,7 +21,11 @@ from max.pipelines.kv_cache.page_changes import Changes, PageChanges
 from max.pipelines.kv_cache.page_manager import PageManager
 from max.pipelines.kv_cache.page_tables import Contents, OutOfPagesError
 from max.pipelines.kv_cache.salts import SALT_KEY_BYTES, Salt, salt_key_of
-from max.pipelines.kv_cache.state_slots import OutOfSlotsError, StateSlots
+
+if TYPE_CHECKING:
+    from max.pipelines.kv_cache import state_slots
+else:
+    state_slots = lazy_module("max.pipelines.kv_cache.state_slots")
 
 
 class AdapterSlots(Protocol):
@@ -56,7 +61,7 @@ class RequestPages:
         ValueError: Prefixes are cached although the model has recurrent states, which pages do not store.
     """
 
-    def __init__(self, pages: PageManager, slots: StateSlots | None = None) -> None:
+    def __init__(self, pages: PageManager, slots: state_slots.StateSlots | None = None) -> None:
         if slots is not None and pages.enable_prefix_caching:
             raise ValueError("RequestPages: pages of a prefix do not hold recurrent states")
         self.pages, self.slots = pages, slots
@@ -382,7 +387,7 @@ class RequestPages:
             try:
                 self.slots.claim(own_id)
             # both or neither: a table without a slot would never run
-            except OutOfSlotsError:
+            except state_slots.OutOfSlotsError:
                 self.pages.release(own_id)
                 raise
         if own_id is not request_id:

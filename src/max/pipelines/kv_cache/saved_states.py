@@ -3,17 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
+from max._lazy import lazy_module
 from max.driver import Tensor
 from max.interfaces import RequestID, TextGenerationContext
 from max.pipelines.core.draft_tree import draft_length
-from max.pipelines.kv_cache.state_slots import StateSlots
+
+if TYPE_CHECKING:
+    from max.pipelines.kv_cache import state_slots
+else:
+    state_slots = lazy_module("max.pipelines.kv_cache.state_slots")
 
 __all__ = ["restore_state", "rewind_states", "save_state", "save_states"]
 
 
 def save_states(
-    slots: StateSlots | None, states: Sequence[Tensor], batch: Sequence[TextGenerationContext]
+    slots: state_slots.StateSlots | None,
+    states: Sequence[Tensor],
+    batch: Sequence[TextGenerationContext],
 ) -> None:
     """Saves the states of requests with drafts before the step that verifies these, and says that the states of the
     others will be those of all their processed tokens.
@@ -32,7 +40,9 @@ def save_states(
         save_state(slots, states, context.request_id)
 
 
-def save_state(slots: StateSlots, states: Sequence[Tensor], request_id: RequestID) -> None:
+def save_state(
+    slots: state_slots.StateSlots, states: Sequence[Tensor], request_id: RequestID
+) -> None:
     """Saves the state of a request in a spare slot.
 
     Args:
@@ -47,7 +57,9 @@ def save_state(slots: StateSlots, states: Sequence[Tensor], request_id: RequestI
     _copy(states, slot, spare)
 
 
-def restore_state(slots: StateSlots, states: Sequence[Tensor], request_id: RequestID) -> None:
+def restore_state(
+    slots: state_slots.StateSlots, states: Sequence[Tensor], request_id: RequestID
+) -> None:
     """Copies the saved state of a request back, whose slot stays the same: inputs that were made name it.
 
     Args:
@@ -70,7 +82,7 @@ def _copy(states: Sequence[Tensor], source: int, target: int) -> None:
 
 
 def rewind_states(
-    slots: StateSlots | None,
+    slots: state_slots.StateSlots | None,
     batch: Sequence[TextGenerationContext],
     tokens: Sequence[Sequence[int]],
 ) -> set[RequestID]:

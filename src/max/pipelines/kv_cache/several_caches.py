@@ -8,8 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import replace
-from typing import Generic, TypeVar
+from typing import TYPE_CHECKING, Generic, TypeVar
 
+from max._lazy import lazy_module
 from max.interfaces import RequestID, TextGenerationContext
 from max.nn.kv_cache.cache_params import KVCacheParams
 from max.nn.kv_cache.manager import RaggedKVCacheInputs
@@ -17,8 +18,12 @@ from max.pipelines.kv_cache.known_pages import Miss
 from max.pipelines.kv_cache.manager import PagedKVCacheManager
 from max.pipelines.kv_cache.page_changes import Changes
 from max.pipelines.kv_cache.page_tables import OutOfPagesError
-from max.pipelines.kv_cache.prefix_file import PageGroup
 from max.pipelines.kv_cache.request_pages import RequestPages
+
+if TYPE_CHECKING:
+    from max.pipelines.kv_cache import prefix_file
+else:
+    prefix_file = lazy_module("max.pipelines.kv_cache.prefix_file")
 
 CacheT = TypeVar("CacheT", bound=RequestPages)
 
@@ -343,14 +348,14 @@ class CachesOfReplicas(SeveralCaches[PagedKVCacheManager]):
 
     def cached_prefixes(
         self, most_bytes: int, stored_hashes: Sequence[Collection[bytes]] | None = None
-    ) -> list[PageGroup]:
+    ) -> list[prefix_file.PageGroup]:
         """The pages whose contents may serve a request, of all groups of the first copy, then of the next one.
 
         Args:
             most_bytes: The maximum size of all pages, in bytes, which the copies share equally.
             stored_hashes: For each group the hashes to leave out; None: no hash.
         """
-        groups: list[PageGroup] = []
+        groups: list[prefix_file.PageGroup] = []
         for cache in self._caches:
             end = len(groups) + cache.num_groups
             own = stored_hashes[len(groups) : end] if stored_hashes else None

@@ -17,11 +17,7 @@ from max.interfaces import GenerationStatus, TextGenerationContext
 from max.pipelines.core.exceptions import GrammarsWaitError, InputError
 from max.pipelines.core.native_calls import native_calls
 from max.pipelines.core.text_context import TextContext
-from max.pipelines.structured.call_masks import CallMasks, CallMemory, FollowedRow, ReadyMasks
-from max.pipelines.structured.compile_threads import MOST_OVERDUE
 from max.pipelines.structured.kept_tokens import KeptTokens
-from max.pipelines.structured.known_masks.string_rules import string_rules
-from max.pipelines.structured.known_masks.string_run import StringRun, TokenTexts
 from max.pipelines.structured.step_masks import (
     MaskThread,
     MaskWork,
@@ -33,8 +29,14 @@ from max.pipelines.structured.step_masks import (
 from max.pipelines.structured.validation import first_line, llguidance
 
 if TYPE_CHECKING:
+    from max.pipelines.structured import call_masks, compile_threads
     from max.pipelines.structured import grammar as grammars
+    from max.pipelines.structured.known_masks import string_rules, string_run
 else:
+    call_masks = lazy_module("max.pipelines.structured.call_masks")
+    compile_threads = lazy_module("max.pipelines.structured.compile_threads")
+    string_rules = lazy_module("max.pipelines.structured.known_masks.string_rules")
+    string_run = lazy_module("max.pipelines.structured.known_masks.string_run")
     grammars = lazy_module("max.pipelines.structured.grammar")  # not before the first grammar
 
 _guarded = native_calls(
@@ -74,7 +76,7 @@ class Constraints:
         self._delegate = delegate
         self._vocabularies: dict[tuple[int, ...], Any] = {}
         self._ordinary: dict[frozenset[int], npt.NDArray[np.bool_]] = {}
-        self._texts: TokenTexts | None = None
+        self._texts: string_run.TokenTexts | None = None
         self._lock = threading.RLock()  # guards the above
         self._thread = MaskThread()
 
@@ -106,14 +108,14 @@ class Constraints:
         grammar = grammar_of(context)
         if context.matcher is not None or grammar is None:
             return
-        if self._thread.overdue >= MOST_OVERDUE:
+        if self._thread.overdue >= compile_threads.MOST_OVERDUE:
             raise GrammarsWaitError(
                 "the grammars of earlier requests take too long to follow, and nothing ends them",
                 "Try again later.",
             )
         matcher = grammars.matcher_of(self._vocabulary(context.eos_token_ids), grammar)
         self._check_beginning(matcher)
-        if string_rules(grammar) is not None:
+        if string_rules.string_rules(grammar) is not None:
             self._token_texts(context.eos_token_ids)  # now, as later a batch would wait
         # a context may bring generated tokens along: the matcher follows them
         for token in context.generated_tokens.tolist():
@@ -166,11 +168,11 @@ class Constraints:
         self,
         batch: Sequence[TextGenerationContext],
         jumps: Sequence[bool],
-        memory: CallMemory,
+        memory: call_masks.CallMemory,
         kept: KeptTokens,
-        runs: Sequence[StringRun | None],
+        runs: Sequence[string_run.StringRun | None],
         steps: int,
-    ) -> CallMasks | ReadyMasks:
+    ) -> call_masks.CallMasks | call_masks.ReadyMasks:
         """The masks of the steps of a call, which are computed while it runs unless all are known.
 
         Args:
@@ -182,10 +184,10 @@ class Constraints:
             steps: The maximum number of steps.
         """
         rows = [
-            FollowedRow(context.matcher, jump, frozenset(context.eos_token_ids), run)
+            call_masks.FollowedRow(context.matcher, jump, frozenset(context.eos_token_ids), run)
             for context, jump, run in zip(batch, jumps, runs, strict=True)
         ]
-        ready = ReadyMasks.of(self._thread, rows, memory, steps)
+        ready = call_masks.ReadyMasks.of(self._thread, rows, memory, steps)
         if ready is not None:
             return ready
         # the requests follow their tokens after the call
@@ -193,21 +195,21 @@ class Constraints:
             for row in rows:
                 row.matcher = None if row.matcher is None else row.matcher.deep_copy()
                 row.run = None if row.run is None else row.run.copy()
-        return CallMasks(self._thread, rows, memory, kept)
+        return call_masks.CallMasks(self._thread, rows, memory, kept)
 
-    def string_run(self, context: TextGenerationContext) -> StringRun | None:
+    def string_run(self, context: TextGenerationContext) -> string_run.StringRun | None:
         """Follows the strings of a request from the start of its answer; None if its grammar has rules of other kinds.
 
         Args:
             context: The request.
         """
         grammar = grammar_of(context)
-        rules = None if grammar is None else string_rules(grammar)
+        rules = None if grammar is None else string_rules.string_rules(grammar)
         if rules is None:
             return None
-        return StringRun(rules, self._token_texts(context.eos_token_ids))
+        return string_run.StringRun(rules, self._token_texts(context.eos_token_ids))
 
-    def _token_texts(self, eos: Iterable[int]) -> TokenTexts:
+    def _token_texts(self, eos: Iterable[int]) -> string_run.TokenTexts:
         with self._lock:
             if self._texts is None:
                 vocabulary = self._vocabulary(eos)
@@ -219,7 +221,7 @@ class Constraints:
                         else vocabulary.decode_bytes([token])
                     )
 
-                self._texts = TokenTexts.of(len(self._delegate), text_of)
+                self._texts = string_run.TokenTexts.of(len(self._delegate), text_of)
             return self._texts
 
     def ordinary_tokens(self, eos: Iterable[int]) -> npt.NDArray[np.bool_]:

@@ -6,13 +6,18 @@ import re
 from collections.abc import Callable
 from functools import wraps
 from types import ModuleType
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
+from max._lazy import lazy_module
 from max._process import cached_results
 from max.pipelines.core.exceptions import ConfigError, InputError
 from max.pipelines.core.native_calls import native_calls
 from max.pipelines.core.text import utf8
-from max.pipelines.structured.deep_stack import on_deep_stack
+
+if TYPE_CHECKING:
+    from max.pipelines.structured import deep_stack
+else:
+    deep_stack = lazy_module("max.pipelines.structured.deep_stack")
 
 MAX_CHARACTERS = 256 << 10
 """The maximum length of a grammar. llguidance recurses over nested rules: up to 750 bytes of stack per character."""
@@ -149,4 +154,4 @@ def _problem(grammar: str) -> str:
     validate = guarded(llguidance().LLMatcher.validate_grammar)
     if len(grammar) <= INLINE_CHARACTERS:
         return validate(grammar)
-    return on_deep_stack(lambda: validate(grammar))
+    return deep_stack.on_deep_stack(lambda: validate(grammar))

@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+from max._lazy import lazy_module
 from max.graph.weights import WeightData
 from max.pipelines.gguf.form import GGUFForm
-from max.pipelines.gguf.tensor_names import decoder_weights
 from max.pipelines.models.decoder.weight_names import WeightNames
+
+if TYPE_CHECKING:
+    from max.pipelines.gguf import tensor_names
+else:
+    tensor_names = lazy_module("max.pipelines.gguf.tensor_names")
 
 __all__ = ["convert_gguf_state_dict", "convert_safetensor_state_dict"]
 
@@ -46,4 +51,4 @@ def convert_gguf_state_dict(
     Raises:
         WeightsError: The file has a weight that the architecture lacks.
     """
-    return decoder_weights(LLAMA_GGUF, state_dict)
+    return tensor_names.decoder_weights(LLAMA_GGUF, state_dict)

@@ -11,11 +11,12 @@ import time
 from collections import deque
 from collections.abc import Sequence
 from itertools import islice
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
+from max._lazy import lazy_module
 from max.driver import Device, Tensor
 from max.dtype import DType
 from max.engine import InferenceSession, Model
@@ -35,7 +36,11 @@ from max.pipelines.sampling.inputs import (
     sample_tokens,
     sampling_input_types,
 )
-from max.pipelines.structured.call_masks import CallMasks, ReadyMasks
+
+if TYPE_CHECKING:
+    from max.pipelines.structured import call_masks
+else:
+    call_masks = lazy_module("max.pipelines.structured.call_masks")
 
 
 class TokenTables(NamedTuple):
@@ -261,7 +266,7 @@ class DecodeLoop:
         batch: Sequence[TextGenerationContext],
         steps: int,
         reader: StepReader | None = None,
-        grammars: tuple[TokenTables, CallMasks | ReadyMasks] | None = None,
+        grammars: tuple[TokenTables, call_masks.CallMasks | call_masks.ReadyMasks] | None = None,
     ) -> LoopResult:
         """Runs up to a number of steps.
 

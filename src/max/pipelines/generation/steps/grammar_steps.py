@@ -3,18 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
+from max._lazy import lazy_module
 from max.interfaces import RequestID, TextGenerationContext
 from max.pipelines.core.draft_tree import draft_length
 from max.pipelines.generation.steps.decode_loop import DecodeLoop, TokenTables
 from max.pipelines.generation.steps.step_tokens import jumps_ahead, reasoning_limit
 from max.pipelines.sampling.sampler import changes_logits
-from max.pipelines.structured.call_masks import CallMasks, CallMemory, ReadyMasks
 from max.pipelines.structured.constraint import Constraints
 from max.pipelines.structured.kept_tokens import KeptTokens
-from max.pipelines.structured.known_masks.string_run import StringRun
 from max.pipelines.structured.step_masks import OverdueMatcher
+
+if TYPE_CHECKING:
+    from max.pipelines.structured import call_masks
+    from max.pipelines.structured.known_masks import string_run
+else:
+    call_masks = lazy_module("max.pipelines.structured.call_masks")
+    string_run = lazy_module("max.pipelines.structured.known_masks.string_run")
 
 __all__ = ["GrammarSteps"]
 
@@ -23,7 +29,7 @@ class _Memory(NamedTuple):
     """The tables of a batch, for the loop and for the thread that writes them."""
 
     tables: TokenTables
-    memory: CallMemory
+    memory: call_masks.CallMemory
 
 
 class _FollowedText:
@@ -34,7 +40,7 @@ class _FollowedText:
         run: Where the text is; None: no mask is known.
     """
 
-    def __init__(self, matcher: Any, run: StringRun | None) -> None:
+    def __init__(self, matcher: Any, run: string_run.StringRun | None) -> None:
         self.matcher, self.run = matcher, run
         self._seen = 0
 
@@ -66,7 +72,7 @@ class GrammarSteps:
 
     def plan(
         self, batch: Sequence[TextGenerationContext], steps: int
-    ) -> tuple[TokenTables, CallMasks | ReadyMasks] | None:
+    ) -> tuple[TokenTables, call_masks.CallMasks | call_masks.ReadyMasks] | None:
         """The tables and masks of a call of a decoding batch; None if a request needs another way.
 
         Args:
@@ -78,7 +84,7 @@ class GrammarSteps:
         if (own := self._memory.get(len(batch))) is None:
             tables, allowed, kept = self._loop.token_tables(len(batch), self._vocabulary)
             words = max(self._constraints.words(), 1)
-            own = _Memory(tables, CallMemory(allowed, kept, words))
+            own = _Memory(tables, call_masks.CallMemory(allowed, kept, words))
             self._memory = {len(batch): own}
         jumps = list(map(jumps_ahead, batch))
         masks = self._constraints.call_masks(
@@ -86,7 +92,7 @@ class GrammarSteps:
         )
         return own.tables, masks
 
-    def _runs(self, batch: Sequence[TextGenerationContext]) -> list[StringRun | None]:
+    def _runs(self, batch: Sequence[TextGenerationContext]) -> list[string_run.StringRun | None]:
         """Where the text of each request is."""
         before, self._texts = self._texts, {}
         for context in batch:

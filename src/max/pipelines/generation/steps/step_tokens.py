@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Container, Sequence
-from typing import cast
+from typing import TYPE_CHECKING, cast
 
 import numpy as np
 import numpy.typing as npt
 
+from max._lazy import lazy_module
 from max.driver import CPU, Tensor
 from max.interfaces import (
     GenerationStatus,
@@ -22,10 +23,14 @@ from max.pipelines.core.reasoning import ReasoningLimit
 from max.pipelines.core.text_context import TextContext
 from max.pipelines.generation.steps.prompt_logits import wants_prompt_logits
 from max.pipelines.models.inputs import ModelOutputs
-from max.pipelines.sampling.log_probabilities import of_rows
 from max.pipelines.sampling.sampler import changes_logits
 from max.pipelines.structured.constraint import Constraints
 from max.pipelines.tokenization.tokenizer import TextTokenizer
+
+if TYPE_CHECKING:
+    from max.pipelines.sampling import log_probabilities
+else:
+    log_probabilities = lazy_module("max.pipelines.sampling.log_probabilities")
 
 __all__ = [
     "append_tokens",
@@ -79,7 +84,7 @@ def log_probabilities_of_step(
                 chosen = [int(context.all_tokens[context.active_idx])]
             chosen = [*context.next_tokens[1:].tolist(), *chosen]
         logged = getattr(context, "logged_tokens", ())
-        entries.append(of_rows(rows, chosen, context.log_probabilities, logged))
+        entries.append(log_probabilities.of_rows(rows, chosen, context.log_probabilities, logged))
     return entries
 
 
