@@ -140,6 +140,14 @@ def test_what_stands_before_each_tag_belongs_to_it() -> None:
     assert layout.value_end + layout.key == "</p>|<p="
 
 
+def test_a_mark_that_is_all_that_ends_a_value_stays_with_it() -> None:
+    """It stands before each tag, too; without it a parser would look for an empty text."""
+    layout = layout_of(tags("#", f"<{{{{ k }}}}={VALUE}#", "</t>", "<tool={{ c.name }}#</t>"))
+    assert layout is not None and layout.style is Style.TAGGED
+    assert (layout.head, layout.key, layout.value_end) == (f"<tool={NAME}#", "<", "#")
+    assert layout.tail == "</t>"
+
+
 @pytest.mark.parametrize(("before", "between"), [("", ","), (" ", ", ")])
 def test_bare_keys_and_texts_between_marks(before: str, between: str) -> None:
     layout = layout_of(

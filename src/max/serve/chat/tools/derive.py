@@ -347,10 +347,12 @@ def _tags(body: str, unit: _Unit, none: str | None) -> _Tags | None:
     if ends[0] != ends[1] or not ends[0].strip():
         return None
     value_end = ends[0].rstrip()
-    if (shared := common_end(head, value_end)).strip():
+    shared = common_end(head, value_end)
+    own_end = value_end[: len(value_end) - len(shared)]
+    # a mark that is all that ends a value stays with it: a parser would look for nothing
+    if shared.strip() and own_end.strip():
         # what stands before each tag belongs to the tag
-        head, key = head[: len(head) - len(shared)], shared + key
-        value_end = value_end[: len(value_end) - len(shared)]
+        head, key, value_end = head[: len(head) - len(shared)], shared + key, own_end
     closed = value_end.replace(KEY, probe.KEYS[2])
     separator = ends[0][len(ends[0].rstrip()) :]
     return _Tags(head, key, key_end, other_key_end, value_end, separator, closed)
