@@ -215,6 +215,15 @@ def test_no_end_before_the_minimum():
     assert c.is_done
 
 
+def test_log_probabilities_that_a_context_is_made_with_are_returned():
+    entry = LogProbabilities([-0.5], [{1: -0.5}])
+    first = context(log_probabilities=1)
+    c = context(log_probabilities=1, _log_probabilities_data={first.current_length: entry})
+    c.update(1)
+    output = c.to_generation_output()
+    assert output.tokens == [1] and output.log_probabilities == [entry]
+
+
 def test_log_probabilities_come_with_their_tokens():
     c = context(log_probabilities=1)
     logs = [LogProbabilities([-0.1 * i], [{i: -0.1 * i}]) for i in range(3)]

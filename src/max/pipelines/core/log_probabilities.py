@@ -9,10 +9,13 @@ from max.interfaces import LogProbabilities
 
 @dataclass
 class KeptLogProbabilities:
-    """Log-probabilities of tokens that were not returned yet."""
+    """Log-probabilities of tokens that were not returned yet.
 
-    _by_token: dict[int, LogProbabilities] = field(default_factory=dict[int, LogProbabilities])
-    """Those of generated tokens, by their index in the sequence."""
+    Args:
+        by_token: Those of generated tokens, by their index in the sequence; changed in place.
+    """
+
+    by_token: dict[int, LogProbabilities]
     _chunks: list[LogProbabilities] = field(default_factory=list[LogProbabilities])
     """With echo, those of the chunks of the prompt that were read: they are returned with the first token."""
 
@@ -37,7 +40,7 @@ class KeptLogProbabilities:
                 [number for part in parts for number in part.token_log_probabilities],
                 [top for part in parts for top in part.top_log_probabilities],
             )
-        self._by_token[index] = entry
+        self.by_token[index] = entry
 
     def take(self, begin: int, end: int) -> list[LogProbabilities]:
         """Removes those of tokens, and returns them.
@@ -46,7 +49,7 @@ class KeptLogProbabilities:
             begin: The index of the first token.
             end: One past the last one.
         """
-        entries = [self._by_token.pop(index, None) for index in range(begin, end)]
+        entries = [self.by_token.pop(index, None) for index in range(begin, end)]
         return [entry for entry in entries if entry is not None]
 
     def forget_chunks(self) -> None:

@@ -83,7 +83,7 @@ class TextContext:
     _completion_start_idx: int = -1
     _completion_end_idx: int = -1
     _prompt_len: int = -1
-    _log_probabilities: KeptLogProbabilities = field(default_factory=KeptLogProbabilities)
+    _log_probabilities_data: dict[int, LogProbabilities] = field(default_factory=dict)
     _is_initial_prompt: bool = True
     _draft_offset: int = 0
     target_endpoint: str | None = None
@@ -103,9 +103,11 @@ class TextContext:
     reusable_tokens: int | None = None
     _draft_parents: tuple[int, ...] = ()
     """Of a draft that is no chain (`max.pipelines.core.draft_tree`)."""
+    _log_probabilities: KeptLogProbabilities = field(init=False)
 
     def __post_init__(self) -> None:
         self.tokens = np.asarray(self.tokens)
+        self._log_probabilities = KeptLogProbabilities(self._log_probabilities_data)
         if self.reasoning_budget is not None and self._reasoning_limit is None:
             self._reasoning_limit = ReasoningLimit(self.reasoning_budget)
         if self.tokens.ndim != 1:
