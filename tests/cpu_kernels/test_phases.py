@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import itertools
 import time
+from collections import defaultdict
 from collections.abc import Iterator
 from typing import Any
 
@@ -59,8 +60,10 @@ def test_a_late_worker(name: str, late: int, first: int, monkeypatch: pytest.Mon
         def _chunks(self, total: int, grain: int, multiple: int) -> Iterator[tuple[int, int]]:
             if (next(self._phases) + first) % self.num_workers == self.worker:
                 self._wait()
+                numbers = defaultdict[int, Iterator[int]](itertools.count)
+                # all shares
                 yield from self._chunks_of_worker(
-                    total, grain, multiple, itertools.count().__next__
+                    total, grain, multiple, lambda share: next(numbers[share])
                 )
 
         def barrier(self) -> None:
