@@ -132,7 +132,11 @@ def test_requests_of_routers_outlive_the_owner(engine: Guarded) -> None:
     assert begin + tokens_of(router, "routers") == expected((7, 8, 9), 200)
     # its name is free again, and the request of the lost owner does not run
     following.send(request("owners", 20))
-    assert tokens_of(following, "owners") == expected((7, 8, 9), 20)
+    tokens = tokens_of(following, "owners")
+    # the end of the lost owner's request comes first where its loss is noticed after the other one came
+    if len(tokens) < 20:
+        tokens = tokens_of(following, "owners")
+    assert tokens == expected((7, 8, 9), 20)
     while (stats := read(following, EngineStats)).running + stats.waiting:
         pass
     following.send(Shutdown(True))
