@@ -81,6 +81,8 @@ def test_a_call(
     page.click("#close-settings")
     page.send('call time {"zone": "Oslo"}')
     page.wait("document.querySelector('.call .decide')")
+    # the call is drawn before the question has the focus
+    page.wait("/wants to call/.test(document.querySelector('#announcer').textContent)")
     names = [each["function"]["name"] for each in model.requests[0]["tools"]]
     assert names == ["time", "day"]
     assert '"zone": "Oslo"' in page.text(".call") and server.url in page.text(".call")
