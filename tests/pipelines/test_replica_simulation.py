@@ -7,6 +7,7 @@ import operator
 import random
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -16,14 +17,13 @@ from max.entrypoints.load_test.replicas import run_replicas, simulate_replicas
 from max.entrypoints.load_test.simulated import SimulatedLoad, run_simulated
 from max.entrypoints.load_test.traces import BLOCK, read_trace
 from max.pipelines.core import InputError
-from max.pipelines.scheduler import SchedulerLimits
+from max.pipelines.scheduler import SchedulerLimits, simulation
 from max.pipelines.scheduler.scheduler import TextScheduler
 from max.pipelines.scheduler.simulation import (
     Arrival,
     Machine,
     Timeline,
     TokenRanges,
-    random_arrivals,
     simulate,
 )
 
@@ -31,6 +31,10 @@ PAGE = 16
 LIMITS = SchedulerLimits(
     max_batch_size=8, prefill_chunk_size=128, enable_in_flight_batching=True, max_num_steps=1
 )
+
+
+def random_arrivals(*args: Any, **options: Any) -> list[Arrival]:
+    return list(simulation.random_arrivals(*args, **options))
 
 
 def machine(pages: int) -> Machine:

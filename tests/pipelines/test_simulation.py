@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from typing import Any
 
 import pytest
 
@@ -10,19 +11,22 @@ from max.entrypoints.cli import cli
 from max.entrypoints.cli.errors import report
 from max.pipelines.config.kv_cache_config import KVCacheConfig
 from max.pipelines.core import InputError
-from max.pipelines.scheduler import SchedulerLimits
+from max.pipelines.scheduler import SchedulerLimits, simulation
 from max.pipelines.scheduler.simulation import (
     Arrival,
     CostModel,
     Machine,
     SimulatedEngine,
     Timeline,
-    random_arrivals,
     simulate,
 )
 
 COST = CostModel(step=1.0, prompt_token=0.1, sequence=0.01, cached_token=0.0)
 INF = float("inf")
+
+
+def random_arrivals(*args: Any, **options: Any) -> list[Arrival]:
+    return list(simulation.random_arrivals(*args, **options))
 
 
 def test_pages_are_those_of_a_cache_without_options() -> None:

@@ -12,7 +12,7 @@ import numpy as np
 
 from max.entrypoints.load_test.measure import Sample, Totals
 from max.entrypoints.load_test.replicas import Routing, run_replicas
-from max.pipelines.scheduler.simulation import Arrival, Machine, Timeline, each_random_arrival
+from max.pipelines.scheduler.simulation import Arrival, Machine, Timeline, random_arrivals
 
 
 @dataclass(frozen=True)
@@ -64,7 +64,7 @@ def run_simulated(
     if load.trace:
         arrivals = sorted(load.trace, key=lambda each: each.time)
     else:
-        arrivals = each_random_arrival(
+        arrivals = random_arrivals(
             load.count,
             rate,
             load.prompt_tokens,

@@ -314,8 +314,8 @@ def random_arrivals(
     prefix_tokens: int = 0,
     clients: int = 1,
     seed: int = 0,
-) -> list[Arrival]:
-    """Requests with random arrival times and lengths.
+) -> Iterator[Arrival]:
+    """Yields requests with random arrival times and lengths: a million of them at once would need much memory.
 
     Args:
         count: The number of requests.
@@ -326,21 +326,6 @@ def random_arrivals(
         clients: The number of clients that send requests.
         seed: The seed of the random numbers.
     """
-    return list(
-        each_random_arrival(count, rate, prompt_tokens, output_tokens, prefix_tokens, clients, seed)
-    )
-
-
-def each_random_arrival(
-    count: int,
-    rate: float,
-    prompt_tokens: int,
-    output_tokens: int,
-    prefix_tokens: int = 0,
-    clients: int = 1,
-    seed: int = 0,
-) -> Iterator[Arrival]:
-    """The requests of :func:`random_arrivals` one after another, as many need much memory together."""
     numbers = random.Random(seed)
 
     def around(mean: int) -> int:
