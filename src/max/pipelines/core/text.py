@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from collections.abc import Callable
 from typing import Any
 
 from max.pipelines.core.exceptions import InputError
@@ -52,10 +53,7 @@ def json_value(text: str | bytes) -> Any:
     Raises:
         ValueError: It is no JSON, or its arrays and objects are nested too deeply.
     """
-    try:
-        return json.loads(text)
-    except RecursionError as error:
-        raise ValueError("its arrays and objects are nested too deeply") from error
+    return _load(text)
 
 
 def finite_json_value(text: str | bytes) -> Any:
@@ -72,9 +70,17 @@ def finite_json_value(text: str | bytes) -> Any:
         value = float(digits)
         return value if math.isfinite(value) else digits
 
+    # Python reads `NaN` and `Infinity` too
+    return _load(text, parse_float=number, parse_constant=str)
+
+
+def _load(
+    text: str | bytes,
+    parse_float: Callable[[str], Any] | None = None,
+    parse_constant: Callable[[str], Any] | None = None,
+) -> Any:
     try:
-        # Python reads `NaN` and `Infinity` too
-        return json.loads(text, parse_float=number, parse_constant=str)
+        return json.loads(text, parse_float=parse_float, parse_constant=parse_constant)
     except RecursionError as error:
         raise ValueError("its arrays and objects are nested too deeply") from error
 
