@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Annotated, Any, Literal, NotRequired
 
 from pydantic import ConfigDict, Field, with_config
 from typing_extensions import TypedDict
 
+from max.serve.chat.conversation_text import SUMMARY
 from max.serve.chat.reasoning import Effort
 from max.serve.chat.tools.definitions import ChoiceKind, Tool, ToolChoice
 from max.serve.errors import ApiError, short_text
@@ -241,7 +242,7 @@ def messages_of(body: CountBody) -> list[dict[str, Any]]:
                     if isinstance(summary := block.get("content"), str) and summary:
                         texts, thoughts, calls = [], [], []
                         plain = [each for each in plain if each["role"] == "system"]
-                        plain.append({"role": "user", "content": _SUMMARY + summary})
+                        plain.append({"role": "user", "content": SUMMARY + summary})
                 case "tool_use":
                     arguments = json.dumps(block.get("input") or {}, ensure_ascii=False)
                     function = {"name": block.get("name") or "", "arguments": arguments}
@@ -269,9 +270,6 @@ def messages_of(body: CountBody) -> list[dict[str, Any]]:
     return plain
 
 
-_SUMMARY = "The conversation so far, in short:\n"
-
-
 def _block_text(block: Mapping[str, Any], where: str) -> str:
     """The text of a block of text, a document or a search result, with its title and where it is from."""
     kind, text = block.get("type"), block.get("text")
@@ -279,9 +277,8 @@ def _block_text(block: Mapping[str, Any], where: str) -> str:
         return _document_text(block, where)
     if kind == "search_result":
         _refuse_citations(block, where)
-        heads = (block.get("title"), block.get("source"))
-        content = _text(block.get("content"), where)
-        return "\n".join([*(head for head in heads if isinstance(head, str) and head), content])
+        heads = block.get("title"), block.get("source")
+        return _with_heads(heads, _text(block.get("content"), where))
     if kind != "text" or not isinstance(text, str):
         raise ApiError(
             f"{where} has a block of type {short_text(kind)}; the model takes text", param=where
@@ -307,7 +304,11 @@ def _document_text(block: Mapping[str, Any], where: str) -> str:
             f"{where} has a document of type {short_text(kind)}; the model takes text", param=where
         )
     text = _text(source.get("data" if kind == "text" else "content"), where)
-    heads = (block.get("title"), block.get("context"))
+    return _with_heads((block.get("title"), block.get("context")), text)
+
+
+def _with_heads(heads: Iterable[Any], text: str) -> str:
+    """A text after those heads that are texts, each on a line."""
     return "\n".join([*(head for head in heads if isinstance(head, str) and head), text])
 
 

@@ -17,6 +17,8 @@ from max.serve.models.model import ServedModel
 from max.serve.requests.threads import by_size, in_body_thread
 
 ROLES = frozenset({"system", "developer", "user", "assistant", "tool", "function"})
+SUMMARY = "The conversation so far, in short:\n"
+"""Begins a message that stands for all earlier ones."""
 _MANY = 32
 """Up to this number of messages and tools, formatting takes less than a millisecond."""
 

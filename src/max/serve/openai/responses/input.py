@@ -10,6 +10,7 @@ from typing import Any
 
 import msgspec
 
+from max.serve.chat.conversation_text import SUMMARY
 from max.serve.errors import ApiError, short_text
 from max.serve.openai.responses.hosted_calls import HOSTED, function_items
 from max.serve.openai.responses.tools import full_name
@@ -18,7 +19,6 @@ _FORM = "summary:"
 """Begins what an item holds. The text is not secret: it is the client's own conversation."""
 _TEXT_PARTS = {"input_text": "text", "output_text": "text", "text": "text", "refusal": "refusal"}
 """The types of parts of a content, and their fields with the text."""
-_SUMMARY = "The conversation so far, in short:\n"
 
 
 def items_of(given_input: str | list[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -86,7 +86,7 @@ def messages_of(items: str | list[dict[str, Any]]) -> list[dict[str, Any]]:
                     if isinstance(part, dict) and isinstance(part.get("text"), str)
                 ]
             case "compaction":
-                text = _SUMMARY + _summary_in(item, where)
+                text = SUMMARY + _summary_in(item, where)
                 messages = _one_message_of_the_user(messages, text)
             case other:
                 raise ApiError(
