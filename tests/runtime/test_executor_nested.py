@@ -1,4 +1,4 @@
-"""Runs inside runs, and runs that a signal ended: who waits for whom, and what is raised."""
+"""Runs within runs, and runs that a signal ended: the order in which they wait, and the errors that they raise."""
 
 from __future__ import annotations
 

@@ -289,7 +289,7 @@ def test_very_many_tenants_that_drop_their_prefixes_take_bounded_memory(
 
 
 def test_known_parts_of_chats_are_shared_as_pages_are() -> None:
-    """Who shares no pages learns from no time of the tokenizer either what others have sent."""
+    """Requests that share no cached pages share no remembered parts: the tokenizer's time tells nothing of others."""
 
     class Tokenizer:
         salts: ClassVar[list[str]] = []

@@ -91,7 +91,7 @@ def test_frames_of_one_turn_are_sent_together_and_in_order() -> None:
     channel._sends.send = lambda *frames: calls.append(len(frames)) or send(*frames)  # type: ignore[method-assign]
 
     async def turns(*counts: int) -> list[object]:
-        """Turns of the loop in which so many messages are sent soon, and one at once after a negative number."""
+        """Sends `abs(count)` messages by `send_soon` in each turn of the loop; after a negative count one by `send`."""
         sent: list[object] = []
         for count in counts:
             for _ in range(abs(count)):

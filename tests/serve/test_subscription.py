@@ -242,7 +242,7 @@ def test_the_loop_wakes_once_for_frames_that_wait() -> None:
         for event in events:
             assert channel.asked.acquire(timeout=WAIT_S)
             channel.frames.put([event])
-        # the reader asks for the next frame once it has scheduled the events of the last one
+        # the reader takes the next frame after it has scheduled the events of the one before
         assert channel.asked.acquire(timeout=WAIT_S)
         channel.asked.release()
         assert not taken

@@ -156,7 +156,8 @@ class HFTokenizer:
             text: The text.
             add_special_tokens: Whether to add the begin and end tokens of the model's config.
             most: The maximum number of tokens; None: no limit.
-            salt: Where no begin and end tokens are added, who shares known parts; None: nobody.
+            salt: Requests with the same salt share the remembered parts of chats; None: nothing is remembered. It
+                has no effect where begin and end tokens are added.
 
         Raises:
             PromptTooLongError: It has more tokens. They are not made: of millions, that takes 100 ms with the GIL.
