@@ -7,7 +7,9 @@ from pathlib import Path
 import ml_dtypes
 import numpy as np
 import pytest
+from safetensors.numpy import save_file
 
+from max._config import flags
 from max.driver import CPU
 from max.dtype import DType
 from max.engine import InferenceSession
@@ -122,6 +124,26 @@ def test_missing_constants_are_an_error(graph: Graph, tmp_path: Path) -> None:
         RuntimeError, match=r"model\.constants\.safetensors is missing; it holds the"
     ):
         InferenceSession(devices=[CPU()]).load(tmp_path / "model.mo")
+
+
+def test_small_constants_of_a_file_are_read_at_each_load(tmp_path: Path) -> None:
+    """The compiler folds them into code, which the disk keeps by the graph's key."""
+    kind = TensorType(DType.float32, [100], DeviceRef.CPU())
+    with Graph("small", input_types=[kind]) as graph:
+        table = ops.constant(np.ones(100, np.float32), DType.float32, DeviceRef.CPU())
+        graph.output(graph.inputs[0].tensor * table)
+    graph.save(tmp_path / "model.mo")
+    # as another program may write it: one element, still in the file of constants
+    path = tmp_path / "model.mo"
+    path.write_text(path.read_text().replace("[100]", "[1]"))
+    with flags.override(MAX_CACHE_DIR=tmp_path / "cache", MAX_CHECK=1):
+        for value in (2.0, 3.0):
+            save_file(
+                {"constant_0": np.array([value], np.float32)},
+                tmp_path / "model.constants.safetensors",
+            )
+            model = InferenceSession(devices=[CPU()]).load(path)
+            assert model.execute(np.ones(1, np.float32))[0].to_numpy().tolist() == [value]
 
 
 @pytest.mark.parametrize("what", ["weights", "constants"])

@@ -23,6 +23,7 @@ from max._runtime.reserve import Reserve
 from max.driver import Tensor
 from max.dtype import DType
 from max.engine import InferenceSession
+from max.engine.debug_config import PrintStyle
 from max.engine.load import program_store, staged_graphs
 from max.engine.load.staged_graphs import describe_staging, load_staged_graph, while_compiling
 from max.graph import DeviceRef, Graph, TensorType, Weight, ops
@@ -305,16 +306,11 @@ def test_errors_of_kernels_name_the_line_that_staged_the_op() -> None:
     assert texts[0] == texts[1] and stats.recipes == recipes + 1
 
 
-class Color(Enum):
-    RED = "red"
-    BLUE = "blue"
-
-
 def test_different_values_have_different_descriptions() -> None:
     values: list[Any] = [
         None, True, 1, 1.0, "1", b"1", "None", [], [1], [[1]], (), [1, 1], "1,1", ["1,1"], [None], {"a": 1}, {"a": 2},
-        {"b": 1}, ["a", 1], {1}, {1, 2}, frozenset(), Color.RED, Color.BLUE, DType.float32, DType.bfloat16,
-        Llama3Config, 0.1,
+        {"b": 1}, ["a", 1], {1}, {1, 2}, frozenset(), PrintStyle.COMPACT, PrintStyle.NONE, DType.float32,
+        DType.bfloat16, Llama3Config, 0.1,
         np.nextafter(0.1, 1).item(), RopeConfig(), RopeConfig(theta=1.0), RopeConfig(parameters={"factor": 2}),
     ]  # fmt: skip
     texts = [program_store.describe(value) for value in values]
@@ -328,8 +324,23 @@ class Foreign:
     x: int = 1
 
 
+class Color(Enum):
+    RED = "red"
+
+
 @pytest.mark.parametrize(
-    "value", [object(), Foreign(), Foreign, [Foreign()], {"a": object()}, np.ones(1), {object()}]
+    "value",
+    [
+        object(),
+        Foreign(),
+        Foreign,
+        [Foreign()],
+        {"a": object()},
+        np.ones(1),
+        {object()},
+        Color.RED,
+        Color,
+    ],
 )
 def test_values_of_unknown_kinds_have_none(value: Any) -> None:
     assert program_store.describe(value) is None

@@ -63,6 +63,21 @@ def test_large_constants_count_by_name() -> None:
     assert of("a", 1.0) == of("a", 2.0) != of("b", 1.0)
 
 
+def test_small_resources_count_by_their_elements() -> None:
+    """A file may hold any constant apart; the compiler folds small ones into code."""
+
+    def of(value: float, size: int, name: str = "c") -> str:
+        kind = f"!mo.tensor<[{size}], f32, cpu:0>"
+        constant = f'mo.constant() {{value = #mo.resource<"{name}">}} : () -> {kind}'
+        text = f"mo.graph @g() {{ %c = {constant} mo.output(%c) : ({kind}) -> () }}"
+        return mlir.key_text(mlir.parse_module(text, {name: np.full(size, value, np.float32)}))
+
+    for size in (1, mlir.INLINE_LIMIT):
+        assert of(1.0, size) == of(1.0, size)
+        assert len({of(1.0, size), of(2.0, size), of(1.0, size, "d")}) == 3
+    assert of(1.0, mlir.INLINE_LIMIT + 1) == of(2.0, mlir.INLINE_LIMIT + 1)
+
+
 @pytest.mark.parametrize("path", GOLDEN[:: max(1, len(GOLDEN) // 20)], ids=lambda path: path.stem)
 def test_modules_that_print_alike_have_one_key(path: Path) -> None:
     module = mlir.parse_module(path.read_text(), _Any())

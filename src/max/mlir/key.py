@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 from xdsl.ir import Attribute, Data, Operation, Region, SSAValue
 
+from max.mlir.attributes import INLINE_LIMIT, DenseAttr, ResourceAttr
 from max.mlir.builtin import ArrayAttr, DictionaryAttr, PlainAttr
 
 if TYPE_CHECKING:
@@ -19,8 +20,8 @@ __all__ = ["key_text"]
 def key_text(module: Operation) -> str:
     """The ops of a module, their operands, attributes, types and regions, as text.
 
-    Modules have equal texts if and only if they print alike, apart from locations and names of values: constants with
-    more than `INLINE_LIMIT` elements by their names only.
+    Modules have equal texts if and only if they print alike, apart from locations and names of values, and their small
+    resources have equal elements: constants with more than `INLINE_LIMIT` elements count by their names only.
     """
     writer = _Writer()
     writer.op(module)
@@ -74,6 +75,9 @@ def _attribute(attr: Attribute) -> str:
             value = [(key, _attribute(item)) for key, item in attr.data]
         case PlainAttr():
             value = attr.data
+        case ResourceAttr() if attr.array.size <= INLINE_LIMIT:
+            # a file may hold small constants apart: the compiler reads their elements as those of others
+            value = [attr.key, _attribute(DenseAttr.of(attr.array))]
         case Data():
             # as the printer writes it
             parameter = _Parameter()

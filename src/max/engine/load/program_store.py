@@ -54,7 +54,7 @@ MOST_CONSTANTS = 128 << 20
 CACHE_FLAGS = frozenset({"MAX_CACHE_DIR", "MAX_CACHE_SIZE", "MAX_WEIGHT_CACHE_SIZE"})
 """Flags for the folders and sizes of caches, which do not affect code."""
 
-CODE_PACKAGES = ("_compiler", "_backends", "kernel", "mlir", "_runtime")
+CODE_PACKAGES = ("_compiler", "_backends", "kernel", "mlir", "_runtime", "dtype")
 """The packages whose source determines the code of a module."""
 
 
@@ -257,7 +257,8 @@ def describe(value: object) -> str | None:
             mappings of them.
     """
     if isinstance(value, Enum):
-        return f"{type(value).__module__}.{type(value).__qualname__}.{value.name}"
+        name = describe(type(value))
+        return None if name is None else f"{name}.{value.name}"
     if value is None or type(value) in (bool, int, float, str, bytes):
         return repr(value)
     if isinstance(value, type):
