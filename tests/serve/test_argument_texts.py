@@ -314,7 +314,7 @@ def test_what_is_not_held_is_named(style: str) -> None:
         (hint,) = hints({"type": "string", "pattern": f"^a{re.escape(end)}b$"})
         assert hint.startswith("run: ") and "texts" in hint
     assert "run" in hints({"type": "string", "pattern": r"(?<=a)b"})[0]
-    mixed = {"type": ["string", "integer"], "minimum": 3, "maxLength": 2}
+    mixed = {"type": ["string", "integer"], "multipleOf": 7, "maxLength": 2}
     assert bool(hints(mixed)) is (tagged and style != "typed")
     # names of any pattern are said by JSON alone
     assert any(
@@ -324,7 +324,7 @@ def test_what_is_not_held_is_named(style: str) -> None:
 
 
 def test_a_strict_tool_that_a_layout_does_not_hold_is_refused() -> None:
-    value = {"type": ["string", "integer"], "minimum": 3, "maxLength": 2}
+    value = {"type": ["string", "integer"], "multipleOf": 7, "maxLength": 2}
     parameters = {
         "type": "object",
         "properties": {"v": value},
@@ -332,7 +332,7 @@ def test_a_strict_tool_that_a_layout_does_not_hold_is_refused() -> None:
         "additionalProperties": False,
     }
     assert grammar_of("hermes", parameters, strict=True).hints == ()
-    with pytest.raises(ApiError, match="run is strict.*properties.v: minimum") as error:
+    with pytest.raises(ApiError, match="run is strict.*properties.v: multipleOf") as error:
         grammar_of("parameters", parameters, strict=True)
     assert error.value.param == "tools.0.function.parameters"
 

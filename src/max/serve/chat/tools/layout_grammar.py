@@ -13,8 +13,8 @@ from max.serve.chat.tools.arguments.alternatives import (
     as_schema,
     object_alternatives,
 )
+from max.serve.chat.tools.arguments.number_texts import LIMITS
 from max.serve.chat.tools.arguments.raw_texts import (
-    LIMITS,
     has_texts,
     text_terms,
     value_forms,

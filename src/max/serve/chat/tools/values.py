@@ -62,6 +62,11 @@ def _type_of(value: Any) -> str:
     return next((name for name, kind in _TYPES.items() if isinstance(value, kind)), "null")
 
 
+def _allowed(value: Any, types: frozenset[str]) -> bool:
+    kind = _type_of(value)
+    return kind in types or (kind == "integer" and "number" in types)
+
+
 def typed_value(text: str, types: frozenset[str]) -> Any:
     """The value that a text between tags stands for.
 
@@ -75,7 +80,7 @@ def typed_value(text: str, types: frozenset[str]) -> Any:
     if value is _NO_VALUE:
         return text
     # a literal of a type that is not allowed is a text
-    if "string" in types and _type_of(value) not in types:
+    if "string" in types and not _allowed(value, types):
         return text
     if types == {"integer"} and isinstance(value, float) and value.is_integer():
         return int(value)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 from max._dataclass import dataclass
@@ -21,6 +21,7 @@ from max.pipelines.structured.pattern_syntax import (
 from max.pipelines.structured.schema_check import misfit
 from max.pipelines.structured.validation import guarded, is_regex, kept_results, llguidance
 from max.serve.chat.tools.arguments.alternatives import alternatives
+from max.serve.chat.tools.arguments.number_texts import WORDS, number_patterns
 from max.serve.chat.tools.values import typed_value, types_of
 
 _DATE = (
@@ -47,16 +48,22 @@ FORMATS = {
 }  # fmt: skip
 """Patterns of texts that have a format; others may have it too."""
 _ANY = r"[\s\S]*"
-_INTEGER = "-?(0|[1-9][0-9]{0,15})"
-_WORDS = {
-    "null": "null",
-    "boolean": "true|false",
-    "integer": _INTEGER,
-    "number": rf"{_INTEGER}(\.[0-9]{{1,16}})?([eE][+-]?[0-9]{{1,3}})?",
-}
 _TEXT_KEYWORDS = frozenset(("pattern", "format", "minLength", "maxLength"))
-LIMITS = frozenset(("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf"))
-"""Keywords of numbers."""
+_SPACE = (
+    r"[\t-\r\x1c-\x20\x85\xa0\x{1680}\x{2000}-\x{200a}\x{2028}\x{2029}\x{202f}\x{205f}\x{3000}]*"
+)
+_NUMBER = r"-?[0-9]+(\.[0-9]+)?"
+_READINGS = {
+    "null": "null|None",
+    "boolean": "true|false|True|False",
+    "integer": "-?[0-9]+",
+    "number": rf"{_NUMBER}([eE][+-]?[0-9]+)?",
+    "array": rf"[\[(]{_ANY}",
+    "object": rf"[{{]{_ANY}",
+}
+"""Patterns of all texts that may be read as values of the types that are no texts, without white space around them."""
+_CHANGED = rf"['\"]{_ANY}|NaN|-?Infinity|{_NUMBER}[eE][+-]?[0-9]{{3,}}"
+"""Texts that lose their quotes, or the space around them, where a value need not be a text."""
 
 
 @dataclass(frozen=True)
@@ -90,14 +97,13 @@ def value_forms(schema: Any, root: Mapping[str, Any], mark: str, tells_texts: bo
     for option in options:
         writer.add(option)
     lacks = tuple(dict.fromkeys(writer.lacks))
-    if writer.takes_any:
+    terms = writer.terms()
+    if terms is None:
         # lists and objects that fit any schema are among the texts
-        if tells_texts or all(each.keys() <= {"type"} for each in writer.others):
-            return ValueForms(None, tuple(writer.others) if tells_texts else (), lacks)
-        writer.terms = [writer.unlike(("[", "{"))]
-    if not writer.terms:
+        return ValueForms(None, tuple(writer.others) if tells_texts else (), lacks)
+    if not terms:
         return ValueForms("", tuple(writer.others), lacks)
-    terminal = f"({' | '.join(writer.terms)}) & {without(mark)}"
+    terminal = f"({' | '.join(terms)}) & {without(mark)}"
     if not has_texts(terminal):
         return ValueForms(None, lacks=(*lacks, "what its texts are"))
     return ValueForms(terminal, tuple(writer.others), lacks)
@@ -107,16 +113,43 @@ class _FormWriter:
     """Collects the forms of a value.
 
     Args:
-        types: The types that it may have.
+        types: The types as which its texts are read; empty: any.
         tells_texts: Whether marks tell texts from other values.
     """
 
     def __init__(self, types: frozenset[str], tells_texts: bool) -> None:
-        self._types, self._tells_texts = types, tells_texts
-        self.terms: list[str] = []
+        self._tells_texts = tells_texts
+        self._types = types
+        self._texts: list[str] = []
+        self._words: list[str] = []
+        self._free: set[str] = set()
         self.others: list[dict[str, Any]] = []
         self.lacks: list[str] = []
-        self.takes_any = False
+
+    def terms(self) -> list[str] | None:
+        """Expressions of which one matches each value that stands as it is; None if any text does."""
+        read = (
+            []
+            if self._tells_texts or self._types == {"string"}
+            else sorted(self._types or _READINGS)
+        )
+        held = [kind for kind in read if kind in _READINGS and kind not in self._free]
+        takes_any = "" in self._texts
+        if takes_any and not held:
+            return None
+        if not self._texts:
+            return self._words
+        unlike = [_READINGS[kind] for kind in held]
+        if read:
+            # brackets may be around any value, and what begins like a list is left to the grammar of lists
+            unlike.append(rf"\({_ANY}")
+            unlike += [_READINGS[kind] for kind in ("array", "object") if kind in self._free]
+        if read and not takes_any:
+            unlike.append(_CHANGED)
+        texts = f"({' | '.join(dict.fromkeys(filter(None, self._texts)))})" if not takes_any else ""
+        either = "|".join(unlike)
+        others = f"~{expression(f'{_SPACE}({either}){_SPACE}')}" if unlike else ""
+        return [" & ".join(filter(None, (texts, others))), *self._words]
 
     def add(self, option: dict[str, Any]) -> None:
         """Adds the values of one of its alternatives.
@@ -127,36 +160,24 @@ class _FormWriter:
         if "enum" in option:
             self._choices(option)
             return
-        kinds = option.get("type", "string" if option.keys() & _TEXT_KEYWORDS else [])
-        kinds = kinds if isinstance(kinds, list) else [kinds]
-        if "string" in kinds or not kinds:
-            terms, lacks = text_terms(option)
-            self.lacks += lacks
-            self.takes_any |= not terms
-            if terms and self._types != {"string"} and not self._tells_texts:
-                starts = ("[",) * ("array" in self._types) + ("{",) * ("object" in self._types)
-                terms.append(self.unlike(starts))
-            self.terms += [" & ".join(terms)] if terms else []
-        for kind in kinds:
+        kinds = option.get("type", ("string", *_READINGS))
+        for kind in [kinds] if isinstance(kinds, str) else kinds:
             if kind == "string":
+                terms, lacks = text_terms(option)
+                self.lacks += lacks
+                self._texts.append(" & ".join(terms))
                 continue
             own = {key: option[key] for key in option if key not in _TEXT_KEYWORDS}
-            if self._tells_texts or kind not in _WORDS:
+            if not own.keys() - {"type"}:
+                self._free |= {"integer", "number"} if kind == "number" else {kind}
+            if self._tells_texts or kind in ("array", "object"):
                 self.others.append({**own, "type": kind})
+            elif kind in ("integer", "number"):
+                patterns, lacks = number_patterns(own, kind == "integer")
+                self._words.append(" & ".join(map(expression, patterns)))
+                self.lacks += lacks
             else:
-                self.terms.append(expression(_WORDS[kind]))
-                self.lacks += sorted(own.keys() & LIMITS)
-
-    def unlike(self, starts: Sequence[str]) -> str:
-        """The texts that are not read as something else, if that may begin with some characters.
-
-        Args:
-            starts: These characters, beside quotes.
-        """
-        # texts in quotes lose them where a value need not be a text
-        characters = re.escape("".join(("'", '"', "(", *starts)))
-        begin = rf"[ \t\r\n]*[{characters}]"
-        return f"~{expression(begin + _ANY)}"
+                self._words.append(expression(WORDS[kind]))
 
     def _choices(self, option: Mapping[str, Any]) -> None:
         rest = {key: option[key] for key in option if key not in ("enum", "pattern")}
@@ -168,7 +189,7 @@ class _FormWriter:
                 continue
             text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
             if self._tells_texts or typed_value(text, self._types) == value:
-                self.terms.append(json.dumps(text))
+                self._words.append(json.dumps(text))
             else:
                 self.lacks.append("enum")
 

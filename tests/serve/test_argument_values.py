@@ -1,0 +1,158 @@
+"""Values in layouts that mark no types: a text that the grammar takes is read as a value that fits the schema."""
+
+from __future__ import annotations
+
+import json
+import random
+import re
+from typing import Any
+
+import jsonschema_rs
+import llguidance
+import pytest
+
+from max.serve.chat.tools.arguments.number_texts import number_patterns
+from max.serve.chat.tools.arguments.raw_texts import value_forms
+from max.serve.chat.tools.values import typed_value, types_of
+
+BYTES = llguidance.LLTokenizer("byte")
+BOUNDS = ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum")
+NUMBERS = (0, 0.0, -0.5, 1, 9, 10, 99, 100, 1e3, -7, 12.25, 909, -0.07, 1.05, 2999.9)
+
+
+def limits_of(numbers: random.Random, divisors: tuple[float, ...]) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for keyword in BOUNDS:
+        if numbers.random() < 0.35:
+            found[keyword] = numbers.choice([
+                *NUMBERS, numbers.randrange(-40, 40), numbers.randrange(-4000, 4000), numbers.randrange(400) / 100,
+            ])  # fmt: skip
+    if divisors and numbers.random() < 0.3:
+        found["multipleOf"] = numbers.choice(divisors)
+    return found
+
+
+def number_text(numbers: random.Random) -> str:
+    whole = numbers.choice(
+        [numbers.randrange(20), numbers.randrange(4000), 0, numbers.randrange(10**12)]
+    )
+    digits = numbers.choice(["", "", ".0", ".00", ".5", ".25", f".{numbers.randrange(100):02}"])
+    return f"{numbers.choice(['', '-'])}{whole}{digits}"
+
+
+@pytest.mark.parametrize("whole", [True, False])
+def test_patterns_of_numbers_match_those_within_the_limits(whole: bool) -> None:
+    numbers, count = random.Random(whole), 0
+    for _ in range(400):
+        limits = limits_of(numbers, (1, 2, 3, 5, 7, 8, 10, 25, 100, 0.1, 0.01, 0.5, 2.5))
+        patterns, lacks = number_patterns(limits, whole)
+        assert set(lacks) <= {"multipleOf"}
+        held = {key: value for key, value in limits.items() if key not in lacks}
+        schema = {"type": "integer" if whole else "number", **held}
+        for _ in range(30):
+            text = number_text(numbers)
+            found = all(re.fullmatch(pattern, text) for pattern in patterns)
+            fits = jsonschema_rs.is_valid(schema, json.loads(text)) and not (whole and "." in text)
+            count += found
+            assert fits or not found, (schema, text)
+            # multiples are written in one way
+            if "multipleOf" not in held or ("." not in text and text != "-0"):
+                assert found or not fits, (schema, text)
+    assert count > 1000
+
+
+def test_which_multiples_have_a_pattern() -> None:
+    def lacks(limits: dict[str, Any], whole: bool = True) -> list[str]:
+        return number_patterns(limits, whole)[1]
+
+    assert lacks({"multipleOf": 7}) == lacks({"multipleOf": 7, "minimum": 0}) == ["multipleOf"]
+    assert lacks({"multipleOf": 7, "minimum": 0, "maximum": 7 * 199}) == []
+    assert lacks({"multipleOf": 7, "minimum": 0, "maximum": 7 * 200}) == ["multipleOf"]
+    assert lacks({"multipleOf": 125}) == [] and lacks({"multipleOf": 16}) == ["multipleOf"]
+    assert (
+        lacks({"multipleOf": 0.5}, False) == ["multipleOf"]
+        and lacks({"multipleOf": 0.001}, False) == []
+    )
+    assert lacks({"minimum": 0.1234567890123456}, False) == ["minimum"]
+    assert lacks({"minimum": 123456789012345}) == [] and lacks({"minimum": 1234567890123456}) == [
+        "minimum"
+    ]
+
+
+def test_numbers_with_limits_differ_as_floats() -> None:
+    """1.0000000000000001 is read as 1."""
+    patterns, _ = number_patterns({"exclusiveMinimum": 1}, False)
+    for text, fits in (
+        ("1.00000000000001", True), ("1.0000000000000001", False), ("1.000000000000001", False), ("2.0", True),
+        ("9007199254740993", True), ("900719925474099.5", False), ("90071992547409.5", True),
+    ):  # fmt: skip
+        assert all(re.fullmatch(pattern, text) for pattern in patterns) is fits, text
+
+
+def value_schema(numbers: random.Random) -> dict[str, Any]:
+    """A schema of a text or something else."""
+    kinds = ["string", "integer", "number", "boolean", "null", "array", "object"]
+    text = numbers.choice([
+        {}, {}, {"maxLength": 2}, {"pattern": "^[0-9a-e.]+$"}, {"minLength": 3}, {"pattern": "[1tN]"},
+        {"pattern": "^\\s"},
+    ])  # fmt: skip
+    limits = limits_of(numbers, (2, 5, 10))
+    choices = [
+        {"enum": numbers.sample([1, 2.5, "x", "12", True, None, "true", ""], 3)},
+        {"const": False},
+    ]
+    match numbers.randrange(4):
+        case 0:
+            chosen = numbers.sample(kinds[1:], numbers.randrange(1, 3))
+            return {"type": ["string", *chosen], **text, **limits}
+        case 1:
+            kind = numbers.choice(("integer", "number"))
+            return {"anyOf": [{"type": "string", **text}, {"type": kind, **limits}]}
+        case 2:
+            other = numbers.choice(
+                [*choices, {"type": "boolean"}, {"type": "array", "items": {"type": "null"}}]
+            )
+            return {"anyOf": [{"type": "string", **text}, other, {"type": "integer", **limits}]}
+        case _:
+            return {**text, **limits}
+
+
+TEXTS = (
+    "", "a", "ab", "true", " true", "True", "null\n", "None", "x", "12", " 12", "12 ", "\u00a012", "'1'", '"1"', "(1)",
+    "[null]", "[1]", "{}", "['a']", "{'a': 1}", "1e2", "-1E+3", "1e999", " 1e999", "NaN", " NaN", "- 1", "+1", "01",
+    "1.", ".5", "1_0", "tab\t", '"a" b', "1,2", "(1, 2)",
+)  # fmt: skip
+
+
+def test_texts_are_read_as_values_that_fit() -> None:
+    numbers, taken, left = random.Random(7), 0, 0
+    for _ in range(60):
+        schema = value_schema(numbers)
+        forms = value_forms(schema, {}, "</p>", tells_texts=False)
+        if forms.lacks:
+            continue
+        types = types_of(schema, {})
+        terminal = r"/[\s\S]*/" if forms.terminal is None else forms.terminal
+        whole = llguidance.LLMatcher(
+            BYTES, f"%llguidance {{}}\nstart: T\nT: {terminal or '/x/ & /y/'}", log_level=0
+        )
+        for text in [*numbers.sample(TEXTS, 12), *(number_text(numbers) for _ in range(6))]:
+            matcher = whole.deep_copy()
+            data = list(text.encode())
+            found = matcher.try_consume_tokens(data) == len(data) and matcher.is_accepting()
+            value = typed_value(text, types)
+            fits = jsonschema_rs.is_valid(schema, value)
+            assert fits or not found, (schema, text, value)
+            # numbers and plain texts have one form; multiples too
+            if (
+                fits
+                and re.fullmatch(r"-?[1-9][0-9]*(\.[0-9]*[1-9])?|[abx]+", text)
+                and value is not None
+            ):
+                assert found or (isinstance(value, float) and "multipleOf" in schema), (
+                    schema,
+                    text,
+                    value,
+                )
+            taken, left = taken + found, left + (not found)
+    assert taken > 200 and left > 200
