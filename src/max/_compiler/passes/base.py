@@ -129,7 +129,8 @@ def ops_of(block: Block) -> list[MoOp]:
 
 def constant_of(op: object) -> npt.NDArray[Any] | None:
     """The elements of a `mo.constant`, else None."""
-    if not isinstance(op, MoOp) or type(op) is not ConstantOp:
+    if type(op) is not ConstantOp:
         return None
+    assert isinstance(op, MoOp)
     value = op.attributes["value"]
     return value.array if isinstance(value, DenseAttr | ResourceAttr) else None
