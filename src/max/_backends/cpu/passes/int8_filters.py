@@ -125,12 +125,12 @@ def _split_padding(
     """
     unchanged = (x, padding, 0)
     pad = producer(x, PadOp)
-    if pad is None or any(padding) or pad.attr("mode") != "constant":
+    if pad is None or any(padding):
         return unchanged
     margins: list[tuple[DimExpr, DimExpr]] = list(
         zip(pad.attr("low"), pad.attr("high"), strict=True)
     )
-    if any(not side.is_static or side.value < 0 for pair in margins for side in pair):
+    if not all(side.is_static for pair in margins for side in pair):
         return unchanged
     amounts = [[side.value for side in pair] for pair in margins]
     if any(amounts[0]) or any(amounts[-1]):
