@@ -155,31 +155,12 @@ def _add_experts(writer: gguf.GGUFWriter, config: Any) -> None:
             add(value)
 
 
-def write(
-    path: Path,
-    model: Any,
-    arch: str,
-    extra: Callable[[gguf.GGUFWriter], None],
-    change: Callable[[dict[str, Array], Any], dict[str, Array]] | None = None,
-    kinds: Mapping[str, str] | None = None,
-) -> dict[str, Array]:
-    """Writes a float32 file.
-
-    Args:
-        path: The file.
-        model: A model of transformers.
-        arch: llama.cpp's name of its architecture.
-        extra: Writes metadata that the family has besides the sizes.
-        change: Changes the weights, by names of transformers, before they are written.
-        kinds: The types of quantized tensors, by the part of their names in a layer.
-
-    Returns:
-        The values of the quantized tensors, by their names in the file.
-    """
+def writer_of(
+    model: Any, arch: str, extra: Callable[[gguf.GGUFWriter], None], path: Path = Path("unused")
+) -> tuple[gguf.GGUFWriter, Any]:
+    """A writer with a model's metadata, and the model's config; see `write`."""
     config = copy.deepcopy(model.config)
     config.allow_global_per_layer_attribute_access = True
-    number = next(key for key, name in gguf.MODEL_ARCH_NAMES.items() if name == arch)
-    names = gguf.get_tensor_name_map(number, config.num_hidden_layers)
     writer = gguf.GGUFWriter(str(path), arch)
     writer.add_block_count(config.num_hidden_layers)
     writer.add_embedding_length(config.hidden_size)
@@ -231,6 +212,33 @@ def write(
         writer.add_sliding_window(sliding)
     _add_experts(writer, config)
     extra(writer)
+    return writer, config
+
+
+def write(
+    path: Path,
+    model: Any,
+    arch: str,
+    extra: Callable[[gguf.GGUFWriter], None],
+    change: Callable[[dict[str, Array], Any], dict[str, Array]] | None = None,
+    kinds: Mapping[str, str] | None = None,
+) -> dict[str, Array]:
+    """Writes a float32 file.
+
+    Args:
+        path: The file.
+        model: A model of transformers.
+        arch: llama.cpp's name of its architecture.
+        extra: Writes metadata that the family has besides the sizes.
+        change: Changes the weights, by names of transformers, before they are written.
+        kinds: The types of quantized tensors, by the part of their names in a layer.
+
+    Returns:
+        The values of the quantized tensors, by their names in the file.
+    """
+    writer, config = writer_of(model, arch, extra, path)
+    number = next(key for key, name in gguf.MODEL_ARCH_NAMES.items() if name == arch)
+    names = gguf.get_tensor_name_map(number, config.num_hidden_layers)
     tied = config.tie_word_embeddings
     state = {n: np.ascontiguousarray(v.numpy()) for n, v in model.state_dict().items()}
     state = _experts(_stacked(state), config)
