@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-import threading
 from collections.abc import Callable
 from copy import copy
 from dataclasses import dataclass, fields, is_dataclass
@@ -147,19 +146,8 @@ def test_packed_weights_lie_in_memory_that_was_requested_before(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(reserve, "LEAST_BYTES", 1)
-    made: list[Reserve] = []
-
-    class Kept(Reserve):
-        def __init__(self, num_bytes: int) -> None:
-            super().__init__(num_bytes)
-            made.append(self)
-            self.sizes = [num_bytes]
-
-        def take(self, num_bytes: int) -> np.ndarray:
-            self.sizes.append(num_bytes)
-            return super().take(num_bytes)
-
-    monkeypatch.setattr(staged_graphs, "Reserve", Kept)
+    made: list[Kept] = []
+    monkeypatch.setattr(staged_graphs, "Reserve", lambda num_bytes: Kept(num_bytes, made))
     values = large(3)
     x = np.random.default_rng(4).standard_normal((7, 640), np.float32)
     w, b = (Tensor.from_dlpack(values[k].data).to_numpy() for k in "wb")
@@ -170,9 +158,82 @@ def test_packed_weights_lie_in_memory_that_was_requested_before(
     # the second load finds the recipe and compiles nothing
     (one,) = made
     assert one.sizes == [641 * 512 * 4, 640 * 512 * 4]
-    with pytest.raises(ZeroDivisionError):
-        load_staged_graph(InferenceSession(), "failing", values, lambda: 1 // 0)
-    assert not [t for t in threading.enumerate() if t.name == "max-reserve"]
+
+
+class Kept(Reserve):
+    """Reserved memory that keeps what was asked of it."""
+
+    def __init__(self, num_bytes: int, made: list[Kept]) -> None:
+        super().__init__(num_bytes)
+        made.append(self)
+        self.sizes = [num_bytes]
+        self.num_closed = 0
+
+    def take(self, num_bytes: int) -> np.ndarray:
+        self.sizes.append(num_bytes)
+        return super().take(num_bytes)
+
+    def close(self) -> None:
+        self.num_closed += 1
+        super().close()
+
+
+def test_memory_is_requested_in_the_dtype_of_the_model_and_given_back_after_errors(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    made: list[Kept] = []
+    monkeypatch.setattr(staged_graphs, "Reserve", lambda num_bytes: Kept(num_bytes, made))
+    arrays = {
+        "wide": np.zeros(5, np.float64),
+        "same": np.zeros((3, 2), np.float32),
+        "half": np.zeros(7, np.float16),
+    }
+    values = {name: WeightData.from_numpy(array, name) for name, array in arrays.items()}
+    values["codes"] = WeightData.from_numpy(np.zeros(11, np.int64), "codes")
+    values["later"] = WeightData.from_numpy(np.zeros(13, np.float64), "later").cast_at_load(
+        DType.float16
+    )
+
+    def fail() -> Any:
+        raise KeyError("staging")
+
+    for dtype in (None, DType.float32, DType.bfloat16):
+        with pytest.raises(KeyError):
+            load_staged_graph(InferenceSession(), "failing", values, fail, dtype)
+    # narrower floats stay as they are, and so do codes
+    floats = {
+        None: 5 * 8 + 6 * 4 + 7 * 2 + 13 * 8,
+        DType.float32: (5 + 6 + 13) * 4 + 7 * 2,
+        DType.bfloat16: 31 * 2,
+    }
+    assert [each.sizes for each in made] == [[size + 11 * 8] for size in floats.values()]
+    assert all(each.num_closed for each in made)
+
+
+def test_devices_of_a_staged_graph_are_those_of_the_session() -> None:
+    def stage() -> tuple[Graph, dict[str, Any]]:
+        with Graph("far", input_types=[TensorType(DType.float32, [2], DeviceRef.GPU(7))]) as graph:
+            graph.output(graph.inputs[0])
+        return graph, {}
+
+    with pytest.raises(ValueError, match="input 0 of far is on gpu:7, the session has cpu:0"):
+        load_staged_graph(InferenceSession(), "far", {}, stage)
+
+
+def test_modules_are_written_where_the_debugging_options_ask_for_them(tmp_path: Path) -> None:
+    """Also those whose program is on the disk."""
+    table = np.ones((4, 5), np.float32)
+    session = InferenceSession()
+    folder = tmp_path / "modules"
+    before = session.debug.ir_output_dir
+    try:
+        for directory in ("", str(folder), str(folder)):
+            session.debug.ir_output_dir = directory
+            (folder / "affine.mlir").unlink(missing_ok=True)
+            load(weights(1), "text", table=table)
+            assert (folder / "affine.mlir").exists() == bool(directory)
+    finally:
+        session.debug.ir_output_dir = before
 
 
 def test_work_is_done_once_while_the_first_program_compiles() -> None:
@@ -233,10 +294,11 @@ def test_no_description_and_the_interpreter_stage_at_each_load() -> None:
     recipes = stats.recipes
     for _ in range(2):
         load(weights(1), None)
+    modules, from_disk = stats.modules, stats.from_disk
     with flags.override(MAX_INTERPRET=True):
         for _ in range(2):
             load(weights(1), "text")
-    assert stats.recipes == recipes
+    assert (stats.recipes, stats.modules, stats.from_disk) == (recipes, modules, from_disk)
 
 
 def test_values_that_are_no_weights_leave_no_recipe() -> None:
@@ -399,12 +461,18 @@ def test_kinds_of_weights_are_described() -> None:
     ]
     assert None not in texts and len({*texts}) == len(texts)
     assert describe_staging([], weights(2)) == texts[0]
-    # elements with a smaller alignment
-    block = np.zeros(64, np.uint8)
-    start = -block.ctypes.data % 64
-    shifted = WeightData.from_numpy(block[start % 32 + 1 :][:8], "w")
-    aligned = WeightData.from_numpy(np.zeros(8, np.uint8), "w")
-    assert describe_staging([], {"w": shifted}) != describe_staging([], {"w": aligned})
+    # staging may lay out elements by their alignment, up to that of cache lines
+    block = np.zeros(512, np.uint8)
+    start = -block.ctypes.data % 256
+    by_offset = [
+        describe_staging([], {"w": WeightData.from_numpy(block[start + offset :][:8], "w")})
+        for offset in (1, 2, 4, 8, 16, 32, 64, 128)
+    ]
+    assert len({*by_offset}) == 7 and by_offset[-1] == by_offset[-2] != by_offset[-3]
+    assert (
+        describe_staging([], {"w": WeightData.from_numpy(block[start + 3 :][:8], "w")})
+        == by_offset[0]
+    )
 
 
 def test_keys_do_not_depend_on_the_order_of_sets() -> None:

@@ -74,12 +74,12 @@ def load_staged_graph(
         sources = None if graph.kernel_libraries_paths else _sources(registry, weights)
         return staged, sources
 
-    if description is None or session._interprets():
+    if session._interprets() or session.debug.ir_output_dir:
         graph, registry = stage()
         return session.load(graph, weights_registry=registry)
     try:
         loaded = session._store.load_staged_graph(description, module)
-        if not registry and loaded.note:
+        if loaded.note:
             sources = cast("dict[str, _Source]", loaded.note)
             registry = {
                 name: _value(weights[source.name], source) for name, source in sources.items()
