@@ -151,7 +151,7 @@ class Measurement:
             else:
                 slower_rows, rows = rows, rows // 2
         between = (faster_rows + slower_rows) // 2
-        if faster_rows < between < slower_rows <= self._max_rows:
+        if faster_rows < between and slower_rows <= self._max_rows:
             faster = yield from self._few_is_faster(between)
             if faster is None:
                 return None
