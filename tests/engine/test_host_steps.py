@@ -16,7 +16,6 @@ from max._compiler.program.code import HostStepCode, SlotCode
 from max.dtype import DType
 from max.engine.run import host_steps
 from max.engine.run.host_steps import (
-    MOST_ELEMENTS,
     HostSteps,
     range_size,
     slice_sizes,
@@ -25,6 +24,8 @@ from max.engine.run.host_steps import (
 
 pytestmark = pytest.mark.any_target
 
+MOST_ELEMENTS = 1 << 47
+"""Addresses have 47 bits."""
 AT = 1000
 """The address of the bytes of a memory."""
 
@@ -34,9 +35,11 @@ class Memory:
 
     def __init__(self, data: np.ndarray) -> None:
         self.bytes = data.reshape(-1).view(np.uint8).copy()
+        self.reads: list[int] = []
 
     def read(self, address: int, num_bytes: int) -> np.ndarray:
         assert 0 <= address - AT and address - AT + num_bytes <= self.bytes.size
+        self.reads.append(num_bytes)
         return self.bytes[address - AT :][:num_bytes]
 
 
@@ -155,14 +158,14 @@ def test_sizes_are_read_from_the_device_and_the_slot_of_each_bound() -> None:
     assert steps([read], [first, second], (0, AT - 12)).run(VALUES, found) == -1
     assert found == {"n": len(range(2, 40, 1))}
     # a size as it is, for all of its symbols
-    read = code("size", (SlotCode(1, 8),), symbols=("a", "", "b"), dtype=DType.int32, devices=(1,))
+    read = code("count", (SlotCode(1, 8),), symbols=("a", "", "b"), dtype=DType.int32, devices=(1,))
     assert steps([read], [first, second]).run(VALUES, found) == -1
     assert found == {"n": 38, "a": 60, "b": 60}
 
 
 def test_branches_and_jumps_name_the_next_segment() -> None:
     memory = Memory(np.array([0, 1, 2, 0xFF], np.uint8))
-    later = code("size", (SlotCode(1, 2),), symbols=("n",), dtype=DType.uint8)
+    later = code("count", (SlotCode(1, 2),), symbols=("n",), dtype=DType.uint8)
     for offset, expected in ((0, 4), (1, -1), (2, -1), (3, -1)):
         found: dict[str, int] = {}
         # a predicate has one byte, whatever the dtype of the step
@@ -182,7 +185,7 @@ def test_copies_are_between_the_memories_of_the_devices(monkeypatch: pytest.Monk
     copy = code(
         "copy", (SlotCode(1, 3), SlotCode(2, 4, 1)), shape=(SlotCode(3, 10),), devices=(1, 0)
     )
-    later = code("size", (SlotCode(1, 0),), symbols=("n",))
+    later = code("count", (SlotCode(1, 0),), symbols=("n",))
     found: dict[str, int] = {}
     assert steps([copy, later], [target, source], (0, 100)).run(VALUES, found) == -1
     assert calls == [(target, 5 + 4 + 100, source, AT + 3, 7 + 10)] and found == {"n": 0}
@@ -208,3 +211,5 @@ def test_prints_show_all_elements(monkeypatch: pytest.MonkeyPatch) -> None:
     assert steps(codes, [memory]).run(VALUES, found) == -1 and not found
     rows = [[2.0, 3.0, 4.0, 5.0, 6.0], [7.0, 8.0, 9.0, 10.0, 11.0]]
     assert shown == ["text", ("m", rows, "style"), ("scalar", 2.0, "style"), ("empty", [], "style")]
+    # devices read at least an element
+    assert memory.reads == [40, 4, 4]

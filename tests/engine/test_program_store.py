@@ -162,6 +162,15 @@ def test_flags_that_change_a_program_change_its_key() -> None:
     assert set(VALUES) - changed == {"MAX_DUMP", "MAX_KERNEL_INTERPRET"}
 
 
+def test_programs_that_were_verified_at_another_level_are_others() -> None:
+    """From 2 on the level says what was verified on the way; below it, the same is verified on each load."""
+    by_level: list[str | None] = []
+    for level in range(4):
+        with flags.override(MAX_CHECK=level):
+            by_level.append(keys()[0])
+    assert None not in by_level and by_level[0] == by_level[1] and len(set(by_level)) == 3
+
+
 def test_flags_count_in_the_keys_of_recipes() -> None:
     for name, values in VALUES.items():
         with_values: list[str | None] = []

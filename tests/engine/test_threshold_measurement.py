@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Generator, Mapping, Sequence
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -298,10 +299,9 @@ def prepared(
     ]  # fmt: skip
     limit = LimitCode(1, "x", 240, SlotCode(0, addend))
     arguments = (SlotCode(1, 0), SlotCode(0, 99), *(SlotCode(value, 0) for value in slots))
-    launches = [
-        LaunchCode("kernel", arguments, False, False, name, limit=limit)
-        for name in ("first", "second")
-    ]
+    first = LaunchCode("kernel", arguments, False, False, "first", limit=limit)
+    lower = LimitCode(0, "x", 50, SlotCode(1, 0))
+    launches = [first, replace(first, name="second", limit=lower)]
     # the threshold and its slot are those of the first launch
     other = LaunchCode("kernel", (SlotCode(0, 5), SlotCode(0, 7)), False, False, "other")
     main = ProgramCode(

@@ -228,7 +228,7 @@ class ProgramStore:
         values = [
             # `repr` of a set has another order in each process
             f"{name}={describe(flag.get()) or repr(flag.get())}"
-            for name, flag in sorted(flags.declared_flags().items())
+            for name, flag in flags.declared_flags().items()
             if name not in CACHE_FLAGS
         ]
         return content_key(

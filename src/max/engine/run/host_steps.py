@@ -77,17 +77,16 @@ class HostSteps:
             ValueError: A range or slice has a step of 0, or a range has bounds without a size.
         """
         for code in self._steps:
-            if code.rule == "cut":
-                continue
-            if code.rule == "jump":
-                return code.target
+            is_jump = code.rule == "jump"
             if code.rule == "if_zero":
-                if not self._read(code, 0, values, 1, DType.uint8)[0]:
-                    return code.target
+                is_jump = not self._read(code, 0, values, 1, DType.uint8).item()
+            if is_jump:
+                return code.target
+            if code.rule in ("cut", "if_zero"):
                 continue
             shape = [self._value(slot, values) for slot in code.shape]
             if code.rule == "copy":
-                self._copy(code, values, shape[0])
+                self._copy(code, values, *shape)
                 continue
             if code.rule == "print":
                 self._print(code, shape, values)
@@ -100,7 +99,8 @@ class HostSteps:
             elif code.rule == "range":
                 sizes = [range_size(*bounds)]
             else:
-                sizes = [bounds[0].item()] * len(code.symbols)
+                (size,) = bounds
+                sizes = [size.item()] * len(code.symbols)
             sizes_of.update({n: s for n, s in zip(code.symbols, sizes, strict=True) if n})
         return -1
 
@@ -145,7 +145,7 @@ def range_size(start: npt.NDArray[Any], stop: npt.NDArray[Any], step: npt.NDArra
     Raises:
         ValueError: The step is 0, a bound is NaN, or the number of elements is infinite or over `MOST_ELEMENTS`.
     """
-    first, last, by = start[0].item(), stop[0].item(), step[0].item()
+    first, last, by = start.item(), stop.item(), step.item()
     if by == 0:
         raise ValueError("range: the step is 0")
     if isinstance(first, float):

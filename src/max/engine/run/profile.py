@@ -217,8 +217,10 @@ def _trace(programs: Iterable[LinkedProgram]) -> list[dict[str, Any]]:
             if launch.barrier:
                 rows.append((arrived, began, "wait", "barrier"))
             rows.append((began, ended, launch.name + program.scope_of(launch), "kernel"))
+    if not rows:
+        return []
     rows.sort()
-    first = rows[0][0] if rows else 0
+    first = rows[0][0]
     return [
         {
             "name": name, "cat": kind, "ph": "X", "pid": 0, "tid": 0,
@@ -248,9 +250,7 @@ class _ExitProfile:
         _fill(profile, [(program, None) for program in self._programs])
         log = logging.getLogger("max.profile")
         if not log.hasHandlers():
-            handler = logging.StreamHandler()
-            handler.setFormatter(logging.Formatter("%(message)s"))
-            log.addHandler(handler)
+            log.addHandler(logging.StreamHandler())
         log.setLevel(logging.INFO)
         log.info("%s", profile)
 
