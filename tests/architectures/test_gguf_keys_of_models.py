@@ -12,12 +12,21 @@ import pytest
 
 from max.pipelines.core.exceptions import ModelFilesError
 from max.pipelines.gguf.form import GGUFForm
-from max.pipelines.gguf.metadata_writer import decoder_metadata
+from max.pipelines.gguf.metadata_writer import decoder_metadata, one_or_list, period_of
+from max.pipelines.models.blocks.attention import AttentionForm
 from max.pipelines.models.blocks.experts import Experts
+from max.pipelines.models.blocks.feed_forward import MLPForm
 from max.pipelines.models.decoder.config import DecoderConfig
 from max.pipelines.models.decoder.model import DecoderModel
 from tests.architectures import gguf_files
-from tests.architectures.families import CASES, Case, architecture_named, config_file, random_model
+from tests.architectures.families import (
+    CASES,
+    LONGEST,
+    Case,
+    architecture_named,
+    config_file,
+    random_model,
+)
 from tests.architectures.test_gguf_decoders import FILES
 from tests.architectures.test_gguf_written import MAGNITUDE, spec_of
 
@@ -35,6 +44,7 @@ NORMALIZED: dict[str, Any] = {"expert_weights_norm": True, "expert_weights_scale
 
 MORE: dict[str, dict[str, Any]] = {
     "arcee": {"rope.scaling.attn_factor": 0.7 / (0.1 * math.log(4.0) + 1.0)},
+    "deepseek_v3_gguf": {"attention.head_count_kv": 1},
     "dots1": {"expert_gating_func": SIGMOID},
     "ernie4_5_moe": NORMALIZED,
     "gemma3_plain": {"rope.freq_base_swa": 10000.0},
@@ -98,9 +108,7 @@ def test_keys_are_those_of_the_gguf_package(case: str) -> None:
         if shared := expected.get("expert_shared_count"):
             expected.setdefault("expert_shared_feed_forward_length", shared * width)
     assert form.name == arch
-    ours = decoder_metadata(config, form)
-    ours = {key: value for key, value in ours.items() if key != UNSTATED.get(case)}
-    assert stored(ours) == stored(expected | MORE.get(case, {}))
+    assert stored(decoder_metadata(config, form)) == stored(expected | MORE.get(case, {}))
 
 
 def ssm(taps: int, inner: int, state: int, rank: int, groups: int | None = None) -> dict[str, Any]:
@@ -159,6 +167,7 @@ def yarn(case: str, **rope: Any) -> dict[str, Any]:
     """The keys of a rotation's scaling."""
     spec = spec_of(case)
     parameters = {**spec.options["rope_parameters"], **rope}
+    parameters = {key: value for key, value in parameters.items() if value is not None}
     values = written(replace(spec, options=spec.options | {"rope_parameters": parameters}))
     return {k.removeprefix("rope.scaling."): v for k, v in values.items() if "scaling" in k}
 
@@ -185,7 +194,15 @@ def test_keys_of_yarn() -> None:
         stated | {"yarn_log_multiplier": 0.11}
     )
     assert yarn("ministral3", **MAGNITUDE) == pytest.approx(stated | {"attn_factor": both / unit})
+    # families without the multiplier state what is left, and a scale alone has no effect
     one = {**MAGNITUDE, "mscale": 1.0}
+    left = stated | {"attn_factor": 1 / magnitude(4.0, 1.1)}
+    assert yarn("arcee", **one, attention_factor=None) == pytest.approx(left)
+    assert yarn("ministral3", **(one | {"mscale_all_dim": None})) == pytest.approx(stated)
+    length = {"original_max_position_embeddings": None}
+    assert yarn("arcee", **length, attention_factor=None) == pytest.approx(
+        stated | {"original_context_length": LONGEST}
+    )
     assert yarn("ministral3", **one) == pytest.approx(stated | {"yarn_log_multiplier": 1.1})
 
 
@@ -206,8 +223,97 @@ def test_windows() -> None:
     assert values[pattern] == [kind == "sliding_attention" for kind in others]
 
 
-def test_other_shapes_are_refused() -> None:
+def test_sizes_by_layer() -> None:
+    assert one_or_list([5]) == 5 and one_or_list([5, 5]) == 5 and one_or_list([5, 6]) == [5, 6]
+    _, config, form = described(spec_of("minimax_m2"))
+    mlp = described(CASES["qwen2"])[1].blocks[0].feed_forward
+    assert isinstance(mlp, MLPForm)
+    config = config.with_blocks([0], feed_forward=replace(mlp, size=9))
+    values = decoder_metadata(config.with_blocks([1], feed_forward=replace(mlp, size=11)), form)
+    # layers with experts have that of the largest MLP
+    assert values["feed_forward_length"] == [9, 11, 11]
+    plain = decoder_metadata(config.with_blocks([1, 2], feed_forward=None), form)
+    assert plain["feed_forward_length"] == [9, 0, 0] and "expert_count" not in plain
+
+
+@pytest.mark.parametrize(
+    ("layers", "period"),
+    [
+        ([True], 1),
+        ([True, True], 1),
+        ([False, True], 2),
+        ([False, True, False], 2),
+        ([False, False, True], 3),
+        ([False], None),
+        ([False, False], None),
+        ([True, False], None),
+        ([False, True, True], None),
+        ([False, True, False, False], None),
+    ],
+)
+def test_distances_between_layers(layers: list[bool], period: int | None) -> None:
+    if period is not None:
+        assert period_of("qwen35", layers, "attention") == period
+        return
+    with pytest.raises(ModelFilesError, match="of qwen35 .* layers with attention at uneven"):
+        period_of("qwen35", layers, "attention")
+
+
+def test_experts_beside_mlps() -> None:
+    """Their routing is that of the family, and all layers have them."""
+    _, config, form = described(spec_of("gemma4_experts"))
+    count = config.first_form(Experts)
+    assert count is not None
+    expected = {
+        "expert_count": count.count,
+        "expert_used_count": count.per_token,
+        "expert_feed_forward_length": count.size,
+    }
+    for shape in (config, config.with_blocks([0], experts_beside=None)):
+        values = decoder_metadata(shape, form)
+        assert {k: v for k, v in values.items() if "expert" in k or "dense" in k} == expected
+
+
+@pytest.mark.parametrize("groups", [1, 2, 3])
+def test_groups_of_experts(groups: int) -> None:
+    _, config, form = described(spec_of("minimax_m2"))
+    experts = config.blocks[0].feed_forward
+    assert isinstance(experts, Experts)
+    routing = replace(experts.routing, groups=groups, chosen_groups=1)
+    shape = config.with_blocks([0, 1, 2], feed_forward=replace(experts, routing=routing))
+    values = decoder_metadata(shape, form)
+    found = {k: v for k, v in values.items() if "group" in k}
+    stated = {"expert_group_count": groups, "expert_group_used_count": 1}
+    assert found == (stated if groups > 1 else {})
+
+
+@pytest.mark.parametrize("longest", [2**31 - 2, 2**31 - 1, 2**31, 2**62])
+def test_contexts_fit_an_integer_of_32_bits(longest: int) -> None:
     _, config, form = described(CASES["qwen2"])
+    values = decoder_metadata(replace(config, max_position_embeddings=longest), form)
+    assert values["context_length"] == min(longest, 0x7FFFFFFF)
+
+
+def test_families_that_state_their_windows_always_do() -> None:
+    spec = spec_of("olmo3")
+    kinds = [*["sliding_attention"] * 3, "full_attention"]
+    options = spec.options | {"layer_types": kinds, "num_hidden_layers": 4}
+    values = written(replace(spec, options=options))
+    assert values["attention.sliding_window_pattern"] == [True, True, True, False]
+
+
+def test_other_shapes_are_refused() -> None:
+    _, config, form = described(spec_of("gemma3_plain"))
+    (place, block), *_ = [
+        (i, block)
+        for i, block in enumerate(config.blocks)
+        if isinstance(block.mixer, AttentionForm) and block.mixer.window is not None
+    ]
+    assert isinstance(block.mixer, AttentionForm) and block.mixer.rope is not None
+    rope = replace(block.mixer.rope, kind="linear", parameters={"factor": 2.0})
+    changed = config.with_blocks([place], mixer=replace(block.mixer, rope=rope))
+    with pytest.raises(ModelFilesError, match="a window, which scale their rotation by linear"):
+        decoder_metadata(changed, form)
     dynamic = replace(
         CASES["qwen2"],
         options={

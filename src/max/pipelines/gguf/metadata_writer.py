@@ -138,11 +138,12 @@ def _rotation(config: DecoderConfig, form: GGUFForm) -> dict[str, Any]:
     attentions = config.every(AttentionForm)
     # files state the rotation of layers without a window first
     attentions.sort(key=lambda attention: attention.window is not None)
-    rotated = next((own for own in attentions if own.rope is not None), None)
+    ropes = [(own.rope, own.head_dim) for own in attentions if own.rope is not None]
     if latent is not None:
         rope, dim = latent.rope, latent.rotated_dim
-    elif rotated is not None and rotated.rope is not None:
-        rope, dim = rotated.rope, rotated.rope.rotated_dim or rotated.head_dim
+    elif ropes:
+        rope, head_dim = ropes[0]
+        dim = rope.rotated_dim or head_dim
     else:
         return {}
     if rope.kind == "dynamic" and rope.parameters["alpha"] is None:
@@ -153,7 +154,7 @@ def _rotation(config: DecoderConfig, form: GGUFForm) -> dict[str, Any]:
         "rope.freq_base": float(rope.base(dim, config.max_position_embeddings)),
         "rope.dimension_count": dim,
     }
-    local = next((own.rope for own in attentions if own.rope not in (None, rope)), None)
+    local = next((other for other, _ in ropes if other != rope), None)
     if local is not None:
         if local.kind != "default":
             raise refusal_of(
