@@ -171,6 +171,8 @@ def test_records(backends: Backends, monkeypatch: pytest.MonkeyPatch, ticks: lis
 
 def test_times_and_counts(backends: Backends, ticks: list[int]) -> None:
     """Each phase counts once, and the time of passes as theirs only."""
+    new = counts.CompileStats()
+    assert (new.modules, new.from_disk, new.recipes, new.kernels, new.seconds) == (0, 0, 0, 0, {})
     stats = counts.stats
     module = mok.parse(SOURCE)
     text = print_module(module)
