@@ -38,6 +38,7 @@ from max.pipelines.sampling.graph import token_sampler
 from max.pipelines.structured import grammar, step_masks
 from max.pipelines.structured.constraint import Constraints
 from max.pipelines.structured.kept_tokens import KeptTokens
+from max.pipelines.structured.known_masks import string_rules
 from max.pipelines.structured.step_masks import MaskThread, MaskWork, StepMasks
 from tests.security.test_panics import panic
 
@@ -47,6 +48,14 @@ LISTS = {
     "type": "array", "minItems": 2, "maxItems": 6,
     "items": {"anyOf": [{"type": "string", "maxLength": 9}, {"type": "integer"}]},
 }  # fmt: skip
+LONG = {"type": "string", "minLength": 60}
+OBJECTS = {
+    "type": "array", "minItems": 3,
+    "items": {
+        "type": "object", "required": ["name", "kind"],
+        "properties": {"name": {"type": "string", "minLength": 9}, "kind": {"enum": ["a", "bc"]}},
+    },
+}  # fmt: skip
 GRAMMARS = [
     None,
     grammar.of_json_schema(json.dumps(STRING)),
@@ -55,6 +64,8 @@ GRAMMARS = [
     grammar.of_regex(r"(.|\n)*"),
     grammar.of_regex(r"[0-9]{3}[a-z]{4,9}"),
     grammar.of_choices(["yes it is", "no", "ja"]),
+    grammar.of_json_schema(json.dumps(LONG)),
+    grammar.of_json_schema(json.dumps(OBJECTS)),
 ]
 OPTIONS: list[dict[str, Any]] = [
     {"temperature": 0.0},
@@ -115,17 +126,20 @@ def answers(pipeline: Any, contexts: list[TextContext]) -> list[list[int]]:
 
 
 def single_steps(pipeline: Any, contexts: list[TextContext]) -> list[list[int]]:
-    """The answers without calls."""
+    """The answers without calls, and with matchers that follow each token at once."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(GrammarSteps, "plan", lambda *given: None)
+        patch.setattr(string_rules, "string_rules", lambda own: None)
         return answers(pipeline, contexts)
 
 
-@pytest.mark.parametrize("seed", range(8))
+@pytest.mark.parametrize("seed", range(12))
 def test_they_equal_single_steps(pipeline: Any, calls: list[tuple[int, bool]], seed: int) -> None:
     draw = random.Random(seed)
     kinds = [(draw.choice(GRAMMARS[1:]), draw.choice(OPTIONS))]
     kinds += [(draw.choice(GRAMMARS), draw.choice(OPTIONS)) for _ in range(seed % 4)]
+    if seed >= 8:  # strings, in which masks are known
+        kinds = [(draw.choice(GRAMMARS[-2:]), more) for _, more in kinds]
     if seed == 5:
         kinds.append((GRAMMARS[1], {"temperature": 0.0, "repetition_penalty": 1.2}))
 

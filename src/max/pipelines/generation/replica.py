@@ -331,7 +331,7 @@ class Replica(Generic[TextGenerationContextType]):
             model_inputs, batch, num_steps, self.reader, grammars
         )
         steps = len(chosen)
-        if grammars is not None and (chosen[-1] < 0).any():
+        if grammars is not None and min(chosen[-1].tolist()) < 0:
             # the masks of the last step came too late for it
             masks, own = grammars[1].last(), likeliest if all(map(is_greedy, batch)) else None
             tokens = self._allowed_tokens(own, logits, batch, steps - 1, masks)

@@ -52,18 +52,26 @@ class CallMemory:
 
     def __init__(self, allowed: Flags, kept: Flags, words: int) -> None:
         self.allowed, self.kept, self.words = allowed, kept, words
+        self.all_tokens = np.full(words, -1, np.int32)
+        """The mask that allows all."""
         self._masks = np.zeros((len(allowed), words), np.int32)
         """Those whose tokens are allowed."""
         self._flags: list[Flags | None] = [None] * len(allowed)
         """What each row was set to last; None: to one value."""
+        self._shared: list[Mask | None] = [None] * len(allowed)
+        """The mask that each row was set to last; None: to one that changes."""
 
-    def allow(self, row: int, mask: npt.NDArray[np.int32]) -> bool:
+    def allow(self, row: int, mask: Mask, shared: bool = False) -> bool:
         """Sets the tokens that may follow in a row; returns whether they are others than before.
 
         Args:
             row: The row.
             mask: One bit per token.
+            shared: Whether the mask never changes, so that it need not be compared.
         """
+        if shared and self._shared[row] is mask:
+            return False
+        self._shared[row] = mask if shared else None
         if self._masks[row].tobytes() == mask.tobytes():
             return False
         self._masks[row] = mask
@@ -365,10 +373,10 @@ class ReadyMasks:
     """The masks of a call that are known before it and the same in all steps: nothing is computed.
 
     Args:
-        masks: int32 ``[batch, words]``, one bit per token.
+        masks: That of each row, one bit per token.
     """
 
-    def __init__(self, masks: Mask) -> None:
+    def __init__(self, masks: Sequence[Mask]) -> None:
         self._masks = masks
 
     @classmethod
@@ -383,16 +391,16 @@ class ReadyMasks:
             memory: What the call reads.
             steps: The maximum number of steps.
         """
-        masks = np.full((len(rows), memory.words), -1, np.int32)
-        for row, request in enumerate(rows):
-            if request.matcher is not None:
-                known = None if request.run is None else request.run.mask(steps)
-                if known is None:
-                    return None
-                masks[row] = known
+        masks = list[Mask]()
+        for request in rows:
+            if request.matcher is None:
+                known = memory.all_tokens
+            elif request.run is None or (known := request.run.mask(steps)) is None:
+                return None
+            masks.append(known)
         thread.settle()  # it may have learned from the last tokens
         for row, request in enumerate(rows):
-            memory.allow(row, masks[row])
+            memory.allow(row, masks[row], shared=True)
             if request.matcher is not None and request.run is not None:
                 memory.keep(row, request.run.plain, shared=True)
             else:
@@ -410,7 +418,7 @@ class ReadyMasks:
 
     def last(self) -> Mask:
         """As of `CallMasks`."""
-        return self._masks
+        return np.stack(self._masks)
 
     def valid(
         self, batch: Sequence[TextGenerationContext], tokens: Sequence[Sequence[int]]

@@ -31,10 +31,11 @@ from max.pipelines.structured.validation import first_line, llguidance
 if TYPE_CHECKING:
     from max.pipelines.structured import call_masks, compile_threads
     from max.pipelines.structured import grammar as grammars
-    from max.pipelines.structured.known_masks import string_rules, string_run
+    from max.pipelines.structured.known_masks import late_matcher, string_rules, string_run
 else:
     call_masks = lazy_module("max.pipelines.structured.call_masks")
     compile_threads = lazy_module("max.pipelines.structured.compile_threads")
+    late_matcher = lazy_module("max.pipelines.structured.known_masks.late_matcher")
     string_rules = lazy_module("max.pipelines.structured.known_masks.string_rules")
     string_run = lazy_module("max.pipelines.structured.known_masks.string_run")
     grammars = lazy_module("max.pipelines.structured.grammar")  # not before the first grammar
@@ -115,8 +116,10 @@ class Constraints:
             )
         matcher = grammars.matcher_of(self._vocabulary(context.eos_token_ids), grammar)
         self._check_beginning(matcher)
-        if string_rules.string_rules(grammar) is not None:
-            self._token_texts(context.eos_token_ids)  # now, as later a batch would wait
+        rules = string_rules.string_rules(grammar)
+        if rules is not None:
+            run = string_run.StringRun(rules, self._token_texts(context.eos_token_ids))
+            matcher = late_matcher.LateMatcher(matcher, run)
         # a context may bring generated tokens along: the matcher follows them
         for token in context.generated_tokens.tolist():
             matcher.consume_token(token)
@@ -170,7 +173,6 @@ class Constraints:
         jumps: Sequence[bool],
         memory: call_masks.CallMemory,
         kept: KeptTokens,
-        runs: Sequence[string_run.StringRun | None],
         steps: int,
     ) -> call_masks.CallMasks | call_masks.ReadyMasks:
         """The masks of the steps of a call, which are computed while it runs unless all are known.
@@ -180,12 +182,16 @@ class Constraints:
             jumps: Whether tokens that its grammar forces are appended to a request without a step.
             memory: What the call reads.
             kept: What is known of the tokens after which a call goes on.
-            runs: Where the text of each request is; None: no mask is known.
             steps: The maximum number of steps.
         """
         rows = [
-            call_masks.FollowedRow(context.matcher, jump, frozenset(context.eos_token_ids), run)
-            for context, jump, run in zip(batch, jumps, runs, strict=True)
+            call_masks.FollowedRow(
+                context.matcher,
+                jump,
+                frozenset(context.eos_token_ids),
+                getattr(context.matcher, "run", None),
+            )
+            for context, jump in zip(batch, jumps, strict=True)
         ]
         ready = call_masks.ReadyMasks.of(self._thread, rows, memory, steps)
         if ready is not None:
@@ -196,18 +202,6 @@ class Constraints:
                 row.matcher = None if row.matcher is None else row.matcher.deep_copy()
                 row.run = None if row.run is None else row.run.copy()
         return call_masks.CallMasks(self._thread, rows, memory, kept)
-
-    def string_run(self, context: TextGenerationContext) -> string_run.StringRun | None:
-        """Follows the strings of a request from the start of its answer; None if its grammar has rules of other kinds.
-
-        Args:
-            context: The request.
-        """
-        grammar = grammar_of(context)
-        rules = None if grammar is None else string_rules.string_rules(grammar)
-        if rules is None:
-            return None
-        return string_run.StringRun(rules, self._token_texts(context.eos_token_ids))
 
     def _token_texts(self, eos: Iterable[int]) -> string_run.TokenTexts:
         with self._lock:
@@ -279,6 +273,18 @@ class Constraints:
                     f"the answer's grammar cannot be followed: {problem}",
                     "Give one with fewer alternatives at the same place.",
                 )
+
+    @staticmethod
+    def take_plain(context: TextGenerationContext, tokens: Sequence[int]) -> bool:
+        """Advances the matcher of a request by tokens if the grammar is known to allow each, and to force nothing after
+        it; else returns False, and leaves the matcher where it is.
+
+        Args:
+            context: The request.
+            tokens: The tokens.
+        """
+        take = getattr(context.matcher, "take_plain", None)
+        return take is not None and take(tokens)
 
     def forced_tokens(self, context: TextGenerationContext) -> list[int]:
         """The tokens that the grammar of a request forces next, as the tokenizer writes their text.

@@ -87,6 +87,8 @@ def forced_tokens(matcher: Any, eos: Container[int]) -> list[int]:
     if matcher.is_error():
         return []
     tokens: list[int] = matcher.compute_ff_tokens()
+    if not tokens:
+        return tokens
     ends = (place for place, token in enumerate(tokens) if token in eos)
     return tokens[: next(ends, len(tokens))]
 

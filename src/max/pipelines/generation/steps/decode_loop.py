@@ -329,7 +329,7 @@ class DecodeLoop:
         try:
             outputs = loop.run(model_inputs, after, again)
             ran = int(done[0])
-            if history[ran - 1].min() < 0:
+            if min(history[ran - 1].tolist()) < 0:
                 needed = ran
         finally:
             if grammars is not None:

@@ -3,24 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from max._lazy import lazy_module
-from max.interfaces import RequestID, TextGenerationContext
+from max.interfaces import TextGenerationContext
 from max.pipelines.core.draft_tree import draft_length
 from max.pipelines.generation.steps.decode_loop import DecodeLoop, TokenTables
 from max.pipelines.generation.steps.step_tokens import jumps_ahead, reasoning_limit
 from max.pipelines.sampling.sampler import changes_logits
 from max.pipelines.structured.constraint import Constraints
 from max.pipelines.structured.kept_tokens import KeptTokens
-from max.pipelines.structured.step_masks import OverdueMatcher
 
 if TYPE_CHECKING:
     from max.pipelines.structured import call_masks
-    from max.pipelines.structured.known_masks import string_run
 else:
     call_masks = lazy_module("max.pipelines.structured.call_masks")
-    string_run = lazy_module("max.pipelines.structured.known_masks.string_run")
 
 __all__ = ["GrammarSteps"]
 
@@ -30,27 +27,6 @@ class _Memory(NamedTuple):
 
     tables: TokenTables
     memory: call_masks.CallMemory
-
-
-class _FollowedText:
-    """How far the text of a request is followed.
-
-    Args:
-        matcher: The matcher of the request, which is another one after tokens were removed.
-        run: Where the text is; None: no mask is known.
-    """
-
-    def __init__(self, matcher: Any, run: string_run.StringRun | None) -> None:
-        self.matcher, self.run = matcher, run
-        self._seen = 0
-
-    def follow(self, context: TextGenerationContext) -> None:
-        """Follows the tokens that are new."""
-        if self.run is not None:
-            new = context.generated_tokens[self._seen :].tolist()
-            self._seen += len(new)
-            for token in new:
-                self.run.advance(token)
 
 
 class GrammarSteps:
@@ -67,8 +43,6 @@ class GrammarSteps:
         self._kept = KeptTokens(constraints.ordinary_tokens, vocabulary)
         self._memory: dict[int, _Memory] = {}
         """The last one used, by the size of the batch."""
-        self._texts: dict[RequestID, _FollowedText] = {}
-        """Those of the last batch."""
 
     def plan(
         self, batch: Sequence[TextGenerationContext], steps: int
@@ -87,24 +61,8 @@ class GrammarSteps:
             own = _Memory(tables, call_masks.CallMemory(allowed, kept, words))
             self._memory = {len(batch): own}
         jumps = list(map(jumps_ahead, batch))
-        masks = self._constraints.call_masks(
-            batch, jumps, own.memory, self._kept, self._runs(batch), steps
-        )
+        masks = self._constraints.call_masks(batch, jumps, own.memory, self._kept, steps)
         return own.tables, masks
-
-    def _runs(self, batch: Sequence[TextGenerationContext]) -> list[string_run.StringRun | None]:
-        """Where the text of each request is."""
-        before, self._texts = self._texts, {}
-        for context in batch:
-            own, matcher = before.get(context.request_id), context.matcher
-            if own is None or own.matcher is not matcher:
-                follows = matcher is not None and not isinstance(matcher, OverdueMatcher)
-                own = _FollowedText(
-                    matcher, self._constraints.string_run(context) if follows else None
-                )
-            own.follow(context)
-            self._texts[context.request_id] = own
-        return [self._texts[context.request_id].run for context in batch]
 
 
 def _is_plain(context: TextGenerationContext) -> bool:

@@ -168,7 +168,8 @@ def append_tokens(
     for row, (context, row_tokens) in enumerate(zip(batch, tokens, strict=True)):
         jumps = jumps_ahead(context)
         # all are forced that may follow the prompt; later ones were appended with the token before them
-        first = constraints.forced_tokens(context)[:1] if jumps else []
+        known = jumps and constraints.take_plain(context, row_tokens)
+        first = constraints.forced_tokens(context)[:1] if jumps and not known else []
         for step, chosen in enumerate(row_tokens):
             if context.is_done:
                 break
@@ -183,8 +184,8 @@ def append_tokens(
                 context.jump_ahead(token, log)
             else:
                 context.update(token, log)
-            if context.end_idx == chunk:
-                continue  # the token followed a chunk and was dropped
+            if known or context.end_idx == chunk:
+                continue  # nothing to follow, or the token followed a chunk and was dropped
             constraints.advance(context, token)
             if jumps and _jump_ahead(context, constraints, row_tokens[step + 1 :], token != chosen):
                 break

@@ -9,7 +9,7 @@ whole character, until a token could reach one of the bounds.
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import numpy.typing as npt
@@ -103,6 +103,23 @@ class StringRun:
         else:
             for byte in text:
                 self._read(byte)
+
+    def advance_plain(self, tokens: Sequence[int]) -> bool:
+        """Follows tokens if a known mask allows each, and is the same after each; else returns False, and follows none.
+
+        Args:
+            tokens: The tokens.
+        """
+        mask, lengths, characters = self.mask(len(tokens)), self._tokens.lengths, 0
+        if mask is None:
+            return False
+        for token in tokens:
+            length = lengths[token] if 0 <= token < len(lengths) else 0
+            if not 0 < length <= MOST_CHARACTERS or not mask.item(token >> 5) >> (token & 31) & 1:
+                return False
+            characters += length
+        self._characters += characters
+        return True
 
     def _read(self, byte: int) -> None:
         if not self._inside:
